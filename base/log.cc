@@ -1,0 +1,105 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/rotating_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
+
+namespace muster {
+namespace {
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+const char* Name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
+  }
+  return "info";
+}
+
+class SpdlogLogger : public Logger {
+ public:
+  SpdlogLogger(spdlog::sink_ptr sink, LogLevel level) : logger_("muster", std::move(sink)) {
+    logger_.set_level(ToSpdlog(level));
+    logger_.set_pattern("%v");
+    logger_.flush_on(spdlog::level::debug);
+  }
+
+  void Write(LogLevel level, absl::string_view message, Fields fields) override {
+    if (!logger_.should_log(ToSpdlog(level))) return;
+    nlohmann::ordered_json line;
+    line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
+    line["level"] = Name(level);
+    line["message"] = std::string(message);
+    for (const LogField& field : fields) {
+      std::visit([&](const auto& value) { line[std::string(field.key)] = value; }, field.value);
+    }
+    // Bytes that are not UTF-8 (a user's path, say) are replaced, never thrown over.
+    logger_.log(ToSpdlog(level),
+                line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
+
+ private:
+  spdlog::logger logger_;
+};
+
+class DiscardLogger : public Logger {
+ public:
+  void Write(LogLevel, absl::string_view, Fields) override {}
+};
+
+}  // namespace
+
+std::shared_ptr<Logger> Logger::ToStderr(LogLevel level) {
+  return std::make_shared<SpdlogLogger>(std::make_shared<spdlog::sinks::stderr_sink_mt>(), level);
+}
+
+absl::StatusOr<std::shared_ptr<Logger>> Logger::ToFile(const std::string& path, LogLevel level,
+                                                       int64_t bytes_max, int files_max) {
+  try {
+    auto sink = std::make_shared<spdlog::sinks::rotating_file_sink_mt>(
+        path, static_cast<size_t>(bytes_max), static_cast<size_t>(files_max));
+    return std::make_shared<SpdlogLogger>(std::move(sink), level);
+  } catch (const spdlog::spdlog_ex& error) {
+    return absl::UnavailableError(absl::StrCat("cannot open log file ", path, ": ", error.what()));
+  }
+}
+
+std::shared_ptr<Logger> Logger::Discard() { return std::make_shared<DiscardLogger>(); }
+
+absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text) {
+  if (text == "debug") return LogLevel::kDebug;
+  if (text == "info") return LogLevel::kInfo;
+  if (text == "warning") return LogLevel::kWarning;
+  if (text == "error") return LogLevel::kError;
+  return absl::InvalidArgumentError(
+      absl::StrCat("log level '", text, "' is not one of debug, info, warning, error"));
+}
+
+}  // namespace muster

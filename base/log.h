@@ -1,0 +1,66 @@
+// Structured JSON-lines logging. A Logger is built in main.cc and passed; there is no global one.
+#ifndef MUSTER_BASE_LOG_H_
+#define MUSTER_BASE_LOG_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <variant>
+#include "absl/strings/string_view.h"
+
+#include "absl/status/statusor.h"
+
+namespace muster {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+struct LogField {
+  absl::string_view key;
+  std::variant<std::string, int64_t, double, bool> value;
+
+  LogField(absl::string_view k, absl::string_view v) : key(k), value(std::string(v)) {}
+  LogField(absl::string_view k, const std::string& v) : key(k), value(v) {}
+  LogField(absl::string_view k, const char* v) : key(k), value(std::string(v)) {}
+  LogField(absl::string_view k, bool v) : key(k), value(v) {}
+  LogField(absl::string_view k, int v) : key(k), value(static_cast<int64_t>(v)) {}
+  LogField(absl::string_view k, int64_t v) : key(k), value(v) {}
+  LogField(absl::string_view k, uint64_t v) : key(k), value(static_cast<int64_t>(v)) {}
+  LogField(absl::string_view k, double v) : key(k), value(v) {}
+};
+
+// Thread-safe. Each call writes one line: {"time":..., "level":..., "message":..., fields...}.
+class Logger {
+ public:
+  using Fields = std::initializer_list<LogField>;
+
+  // Lines at or above `level` go to stderr.
+  static std::shared_ptr<Logger> ToStderr(LogLevel level);
+  // Lines go to `path`, rotated at `bytes_max`, keeping `files_max` old files.
+  static absl::StatusOr<std::shared_ptr<Logger>> ToFile(const std::string& path, LogLevel level,
+                                                        int64_t bytes_max, int files_max);
+  static std::shared_ptr<Logger> Discard();
+
+  virtual ~Logger() = default;
+  virtual void Write(LogLevel level, absl::string_view message, Fields fields) = 0;
+
+  void Debug(absl::string_view message, Fields fields = {}) {
+    Write(LogLevel::kDebug, message, fields);
+  }
+  void Info(absl::string_view message, Fields fields = {}) {
+    Write(LogLevel::kInfo, message, fields);
+  }
+  void Warning(absl::string_view message, Fields fields = {}) {
+    Write(LogLevel::kWarning, message, fields);
+  }
+  void Error(absl::string_view message, Fields fields = {}) {
+    Write(LogLevel::kError, message, fields);
+  }
+};
+
+// "debug", "info", "warning" or "error"; anything else is kInvalidArgument.
+absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text);
+
+}  // namespace muster
+
+#endif  // MUSTER_BASE_LOG_H_

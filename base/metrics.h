@@ -1,0 +1,79 @@
+// The metrics seam: code holds Counter/Gauge/Histogram references; main.cc decides whether they end
+// in Prometheus or nowhere. Names follow Prometheus conventions (unit last, _total for counters).
+#ifndef MUSTER_BASE_METRICS_H_
+#define MUSTER_BASE_METRICS_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+#include "absl/strings/string_view.h"
+
+#include "absl/status/statusor.h"
+
+namespace muster::metrics {
+
+using Labels = std::map<std::string, std::string>;
+
+class Counter {
+ public:
+  virtual ~Counter() = default;
+  virtual void Increment(double by = 1) = 0;  // Requires: by >= 0
+};
+class Gauge {
+ public:
+  virtual ~Gauge() = default;
+  virtual void Set(double value) = 0;
+};
+class Histogram {
+ public:
+  virtual ~Histogram() = default;
+  virtual void Observe(double value) = 0;
+};
+
+enum class Kind { kCounter, kGauge, kHistogram };
+
+// One metric family, declared once as a constant beside the code that feeds it and listed in that
+// component's catalogue, from which docs/metrics.md is written.
+struct Family {
+  Kind kind;
+  absl::string_view name;
+  absl::string_view help;
+  std::vector<absl::string_view> labels;  // label names, in order
+  std::vector<double> buckets = {};       // histograms: ascending upper bounds
+};
+
+// Thread-safe; the returned references live as long as the registry. Asking twice for the same
+// family and labels gives the same object. Label values are in the order of Family::labels.
+class Registry {
+ public:
+  virtual ~Registry() = default;
+  virtual Counter& GetCounter(const Family& family,
+                              const std::vector<std::string>& labels = {}) = 0;
+  virtual Gauge& GetGauge(const Family& family, const std::vector<std::string>& labels = {}) = 0;
+  virtual Histogram& GetHistogram(const Family& family,
+                                  const std::vector<std::string>& labels = {}) = 0;
+  // Forgets one gauge or counter series (a job that ended); its reference must not be used again.
+  virtual void Remove(const Family& family, const std::vector<std::string>& labels) = 0;
+};
+
+// Counts nothing: for tests and simulation.
+std::unique_ptr<Registry> DiscardRegistry();
+
+// A Prometheus registry with its HTTP endpoint at /metrics.
+class PrometheusServer {
+ public:
+  virtual ~PrometheusServer() = default;
+  virtual Registry& registry() = 0;
+  // HOST:PORT with the port that was bound.
+  virtual std::string address() const = 0;
+  // `address` is HOST:PORT, port 0 = the system picks. kInvalidArgument or kUnavailable (in use).
+  static absl::StatusOr<std::unique_ptr<PrometheusServer>> Start(const std::string& address);
+};
+
+// A Markdown table of a catalogue (name, type, labels, meaning).
+std::string DescribeFamilies(const std::vector<const Family*>& families);
+
+}  // namespace muster::metrics
+
+#endif  // MUSTER_BASE_METRICS_H_

@@ -1,0 +1,51 @@
+# Every third-party library, found once. The rule of who may link which is in docs/architecture.md
+# and checked by tests/tidy.
+
+find_package(Threads REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC CONFIG REQUIRED)
+find_package(absl CONFIG REQUIRED)
+find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(spdlog CONFIG REQUIRED)
+find_package(yaml-cpp CONFIG REQUIRED)
+find_package(CLI11 CONFIG REQUIRED)
+find_package(nlohmann_json CONFIG REQUIRED)
+find_package(RocksDB CONFIG REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+
+# Libraries whose CMake packages ask for more than we use (oneDNN's wants OpenCL) or that have none.
+function(muster_import name library header)
+  find_library(MUSTER_${name}_LIBRARY ${library} REQUIRED)
+  find_path(MUSTER_${name}_INCLUDE ${header} REQUIRED)
+  add_library(muster_${name} UNKNOWN IMPORTED GLOBAL)
+  set_target_properties(muster_${name} PROPERTIES
+    IMPORTED_LOCATION ${MUSTER_${name}_LIBRARY}
+    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES ${MUSTER_${name}_INCLUDE})
+  add_library(muster::${name} ALIAS muster_${name})
+endfunction()
+muster_import(gloo gloo gloo/context.h)
+muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
+
+if(MUSTER_TESTS)
+  find_package(GTest REQUIRED)
+  find_package(benchmark REQUIRED)
+endif()
+
+set(MUSTER_HAVE_CUDA OFF)
+if(NOT MUSTER_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
+    set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_ARCHITECTURES ${MUSTER_CUDA_ARCHITECTURES})
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    find_package(CUDAToolkit REQUIRED)
+    set(MUSTER_HAVE_CUDA ON)
+  elseif(MUSTER_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MUSTER_CUDA=ON, but no CUDA compiler was found")
+  endif()
+endif()
+message(STATUS "Muster: CUDA engine ${MUSTER_HAVE_CUDA}")

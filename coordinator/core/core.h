@@ -1,0 +1,139 @@
+// The coordinator's core: a deterministic state machine on one thread. An event and a time go in,
+// an output comes out: a batch that must be durable first, then actions that others can see.
+// It does no I/O, reads no clock, takes no lock; its randomness is a seeded Rng.
+#ifndef MUSTER_COORDINATOR_CORE_CORE_H_
+#define MUSTER_COORDINATOR_CORE_CORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/rng.h"
+#include "coordinator/store/store.h"
+#include "muster/v1/job.pb.h"
+#include "muster/v1/session.pb.h"
+#include "muster/v1/spec.pb.h"
+
+namespace muster::coordinator {
+
+// Chosen by the shell; names one open stream of a daemon. Never reused by a coordinator process.
+using SessionId = StrongId<struct SessionIdTag, uint64_t>;
+// Chosen by the shell; names one waiting caller.
+using CallId = StrongId<struct CallIdTag, uint64_t>;
+
+struct CoreConfig {
+  absl::Duration heartbeat_interval = absl::Milliseconds(500);
+  // No message for this long: the worker is UNREACHABLE (an event, a metric; training goes on).
+  absl::Duration unreachable_after = absl::Seconds(3);
+  // No message for this long: LOST, its attempts are given up and restarted elsewhere.
+  absl::Duration lost_after = absl::Seconds(30);
+  // After a restart of the coordinator workers get this long to return before they count as lost.
+  absl::Duration stop_grace = absl::Seconds(10);
+  // No rank of a training attempt finished a step for this long: HANG. Also bounds bootstrapping.
+  absl::Duration progress_timeout = absl::Minutes(10);
+};
+
+// ---- events -------------------------------------------------------------------------------------
+struct SubmitEvent {
+  CallId call;
+  v1::JobSpec spec;  // validated and normalised by proto/spec (the shell did; the core trusts it)
+  std::string request_id;
+};
+struct CancelEvent {
+  CallId call;
+  std::string job;  // name or id
+};
+struct SessionOpened {  // Hello
+  SessionId session;
+  Incarnation incarnation;
+  v1::Hello hello;
+};
+struct SessionMessage {
+  SessionId session;
+  v1::FromWorker message;  // anything but hello and log
+};
+struct SessionClosed {
+  SessionId session;
+};
+struct TimerFired {};
+using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
+                               SessionClosed, TimerFired>;
+
+// ---- actions: carried out in order, after the batch is durable
+// -------------------------------------
+struct ReplyAction {
+  CallId call;
+  absl::Status status;
+  v1::Job job;
+  bool existed = false;
+};
+struct SendAction {
+  SessionId session;
+  v1::FromCoordinator message;  // the shell fills in cluster_id and leader_term
+};
+struct CloseAction {
+  SessionId session;
+  absl::Status status;
+};
+// Call Handle(TimerFired) at this time or later. Only the newest counts.
+struct TimerAction {
+  absl::Time at;
+};
+// Tell watchers: a job row changed (progress included) or events were appended.
+struct JobChanged {
+  JobId job;
+};
+struct EventAppended {
+  v1::Event event;
+};
+// For metrics: one observation that the state alone does not show.
+struct Measured {
+  enum class What { kQueueWait, kDetectFailure, kRecover, kCheckpointSave, kPlacement } what;
+  double seconds;
+};
+using CoreAction = std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged,
+                                EventAppended, Measured>;
+
+struct CoreOutput {
+  Batch batch;
+  std::vector<CoreAction> actions;
+};
+
+// Thread: one. Bound: limits.h.
+class Core {
+ public:
+  // Rebuilds the state from what is durable and starts a new leader term. The output must be
+  // carried out before any event is handled. kDataLoss names the row that cannot be read.
+  static absl::StatusOr<std::unique_ptr<Core>> Recover(const CoreConfig& config, Store& store,
+                                                       Rng rng, absl::Time now, CoreOutput* output);
+  virtual ~Core() = default;
+
+  virtual CoreOutput Handle(const CoreEvent& event, absl::Time now) = 0;
+
+  // ---- reads, for replies and metrics; state includes changes whose batch is still being synced,
+  // so the shell answers reads from a copy taken after the sync (see shell.h).
+  virtual uint64_t leader_term() const = 0;
+  virtual const std::string& cluster_id() const = 0;
+  // By id, else the newest of that name. kNotFound names the nearest job name.
+  virtual absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const = 0;
+  // Newest first by submit sequence; `before` is exclusive, 0 = from the newest.
+  virtual std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const = 0;
+  virtual std::vector<v1::Worker> ListWorkers() const = 0;
+  virtual uint64_t last_event_sequence() const = 0;
+  // Which worker holds this rank's log (also of ended attempts, while known).
+  virtual absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const = 0;
+  virtual std::optional<SessionId> SessionOf(const WorkerId& worker) const = 0;
+  // Broken invariants, for the simulator; empty when sound.
+  virtual std::vector<std::string> CheckInvariants() const = 0;
+};
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_CORE_H_

@@ -1,0 +1,67 @@
+// Placement as a pure function: the live loop, `muster plan`, `explain`, replay and the simulator
+// call the same one.
+#ifndef MUSTER_COORDINATOR_SCHEDULER_SCHEDULER_H_
+#define MUSTER_COORDINATOR_SCHEDULER_SCHEDULER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "muster/v1/job.pb.h"
+
+namespace muster::coordinator {
+
+struct SlotView {
+  std::string device;  // "cpu:0"
+  v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
+  bool free = false;
+};
+struct WorkerView {
+  WorkerId id;
+  bool ready = false;           // reachable; others take no new ranks
+  std::vector<SlotView> slots;  // in device order
+};
+struct ClusterView {
+  std::vector<WorkerView> workers;  // ordered by id
+};
+struct WaitingJob {
+  JobId id;
+  std::string name;
+  std::string queue;
+  int32_t priority = 0;
+  uint64_t submit_sequence = 0;
+  int32_t ranks = 0;
+  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  absl::Time not_before = absl::InfinitePast();  // back-off
+};
+struct SchedulePolicy {
+  // Strict: a job that does not fit holds back everything behind it in its queue.
+  bool strict_fifo = true;
+};
+
+struct Decision {
+  JobId job;
+  std::vector<v1::Placement> placements;  // rank 0..ranks-1, dense
+};
+struct Explanation {
+  JobId job;
+  std::string text;  // why it waits, with numbers, and the cheapest change that would start it
+};
+struct Schedule {
+  std::vector<Decision> decisions;              // in the order to carry out
+  std::vector<Explanation> explanations;        // one per job that stays
+  absl::Time wake_at = absl::InfiniteFuture();  // earliest back-off that ends
+};
+
+// FIFO by (priority descending, submit_sequence); all-or-nothing gangs; a gang takes the fewest
+// workers, and among those the ones it leaves fullest. Ranks are numbered worker by worker in
+// device order. Deterministic: equal inputs give equal outputs.
+Schedule Plan(const ClusterView& cluster, const std::vector<WaitingJob>& queue,
+              const SchedulePolicy& policy, absl::Time now);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_SCHEDULER_SCHEDULER_H_

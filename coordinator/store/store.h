@@ -1,0 +1,93 @@
+// The coordinator's durable state: an ordered map of keys to values with atomic batches.
+#ifndef MUSTER_COORDINATOR_STORE_STORE_H_
+#define MUSTER_COORDINATOR_STORE_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace muster::coordinator {
+
+// Column families. Key formats are in core/schema.h.
+enum class Table : uint8_t {
+  kMeta,      // cluster id, schema version, leader term
+  kJobs,      // job id -> JobRecord
+  kEvents,    // sequence (big endian) -> Event
+  kWorkers,   // name -> Worker
+  kKeyValue,  // (job, epoch, key) -> bytes
+  kRequests,  // request id -> job id
+  kTableCount,
+};
+const char* Name(Table table);
+
+// One atomic change. Later entries win over earlier ones for the same key.
+struct Batch {
+  struct Change {
+    Table table;
+    std::string key;
+    std::optional<std::string> value;  // absent = delete
+  };
+  std::vector<Change> changes;
+
+  void Put(Table table, std::string key, std::string value) {
+    changes.push_back({table, std::move(key), std::move(value)});
+  }
+  void Delete(Table table, std::string key) {
+    changes.push_back({table, std::move(key), std::nullopt});
+  }
+  bool empty() const { return changes.empty(); }
+};
+
+// Write is called from one thread; Scan and Get from any.
+class Store {
+ public:
+  virtual ~Store() = default;
+  // Applies the batches in order, atomically each, and syncs once at the end (group commit): after
+  // OK all are durable. On error (kUnavailable) none may be assumed lost or kept; the store refuses
+  // every later write.
+  virtual absl::Status Write(const std::vector<Batch>& batches) = 0;
+  virtual absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) = 0;
+  // In key order from `begin` (inclusive) to `end` (exclusive, empty = no bound), until `visit`
+  // returns false.
+  virtual absl::Status Scan(
+      Table table, const std::string& begin, const std::string& end,
+      absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) = 0;
+};
+
+constexpr uint32_t kSchemaVersion = 1;
+
+struct StoreIdentity {
+  std::string cluster_id;
+  uint32_t schema_version = kSchemaVersion;
+};
+
+// Opens or creates DIR. kFailedPrecondition: the directory belongs to another cluster than
+// `expected_cluster_id` (when not empty), or was written by a newer schema. kUnavailable: locked by
+// a running coordinator, or I/O error; each names the directory.
+absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& directory,
+                                                        const std::string& expected_cluster_id,
+                                                        const std::string& new_cluster_id);
+
+// In memory. Crash() forgets batches of a Write whose sync was made to fail or that was cut short.
+class MemoryStore : public Store {
+ public:
+  ~MemoryStore() override = default;
+  // Batches written with WriteUnsynced are visible but not durable until the next Write or Sync.
+  virtual absl::Status WriteUnsynced(const std::vector<Batch>& batches) = 0;
+  virtual void Sync() = 0;
+  // Back to the last synced state.
+  virtual void Crash() = 0;
+  virtual void FailWrites(bool fail) = 0;
+  static std::unique_ptr<MemoryStore> Make(const std::string& cluster_id);
+};
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_STORE_STORE_H_

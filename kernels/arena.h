@@ -1,0 +1,47 @@
+// Memory of a step, planned once: nothing is allocated while training.
+#ifndef MUSTER_KERNELS_ARENA_H_
+#define MUSTER_KERNELS_ARENA_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace muster::kernels {
+
+// Two passes over the same code: while planning, Take() hands out addresses in an imaginary buffer
+// and adds up; after Commit() the same sequence of Take() calls gives views of one real buffer.
+// Marks make a stack of it (backward scratch reuses what forward released). Sizes per category are
+// what `muster plan` shows. Single-threaded.
+class Arena {
+ public:
+  // 256-byte aligned. `category` e.g. "activations", "scratch", "logits".
+  Tensor Take(absl::string_view category, DType dtype, std::initializer_list<int64_t> shape);
+
+  int64_t Mark() const { return offset_; }
+  // Everything taken since `mark` may be handed out again.
+  void ReleaseTo(int64_t mark);
+
+  // Allocates the peak; restarts the sequence. kResourceExhausted from the device.
+  absl::Status Commit(Device& device);
+  bool planning() const { return buffer_ == nullptr; }
+  int64_t peak_bytes() const { return peak_; }
+  const std::map<std::string, int64_t>& bytes_by_category() const { return by_category_; }
+
+ private:
+  int64_t offset_ = 0;
+  int64_t peak_ = 0;
+  std::map<std::string, int64_t> by_category_;
+  std::unique_ptr<Buffer> buffer_;
+};
+
+}  // namespace muster::kernels
+
+#endif  // MUSTER_KERNELS_ARENA_H_

@@ -1,0 +1,169 @@
+// Every op of the engine. Each is enqueued on a stream and runs on that stream's device: the host
+// implementation stands in <op>_cpu.cc, the CUDA one in <op>.cu, the choice in dispatch.cc.
+//
+// Shapes: T tokens (batch x sequence, flattened), B batch, S sequence, C width, V vocabulary
+// padded, H heads, G key/value heads, D head width, K/N inputs/outputs of a linear layer. Weights
+// are [out, in] row-major. Statistics, losses and gradients of parameters are fp32; a
+// "+=" after a name says that the op adds to what is there.
+// Requires (CHECKed, they are our own invariants): shapes agree, dtypes as stated, tensors
+// contiguous unless strides are mentioned. "act" is fp32, bf16 or fp16, one of them per call.
+// Determinism: every op gives the same bits for the same inputs, whatever the number of threads.
+#ifndef MUSTER_KERNELS_OPS_H_
+#define MUSTER_KERNELS_OPS_H_
+
+#include <cstdint>
+
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace muster::kernels {
+
+// ---- memory ------------------------------------------------------------------------------------
+void Zero(Stream& stream, Tensor out);
+void Copy(Stream& stream, Tensor from, Tensor to);  // same dtype and elements; host/device any
+void Cast(Stream& stream, Tensor from, Tensor to);  // between fp32, bf16, fp16
+// y += alpha * x, fp32.
+void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
+void Scale(Stream& stream, float alpha, Tensor x);
+
+// ---- embedding (embedding.h in GPT-2: token + learned position) ---------------------------------
+// out[t] = wte[tokens[t]] + wpe[t % S]. tokens [T] i32 in [0, V); wte [V,C], wpe [S,C] or empty.
+void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
+                      Tensor out);
+// d_wte += , d_wpe += (either may be empty). Each row is summed in order of t: no atomics.
+void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+                       Tensor d_wpe);
+
+// ---- layer norm, with the residual addition in front of it fused
+// ----------------------------------- x = residual + branch when `branch` is given (x is written to
+// `sum`), else x = residual. y = (x - mean) * rstd * gamma + beta; mean, rstd [T] fp32.
+struct LayerNormForwardArgs {
+  Tensor residual;  // [T,C] act
+  Tensor branch;    // [T,C] act or empty
+  Tensor sum;       // [T,C] act or empty; may alias residual
+  Tensor gamma;     // [C]
+  Tensor beta;      // [C]
+  Tensor y;         // [T,C] act
+  Tensor mean;      // [T] fp32
+  Tensor rstd;      // [T] fp32
+  float epsilon = 1e-5f;
+};
+void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
+struct LayerNormBackwardArgs {
+  Tensor dy;      // [T,C] act
+  Tensor x;       // [T,C] act: the normalised input (sum)
+  Tensor gamma;   // [C]
+  Tensor mean;    // [T]
+  Tensor rstd;    // [T]
+  Tensor dx;      // [T,C] act; += : the gradient that flows along the residual is already there
+  Tensor dgamma;  // [C] fp32 +=
+  Tensor dbeta;   // [C] fp32 +=
+};
+void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
+
+// ---- linear
+// --------------------------------------------------------------------------------------- y =
+// epilogue(x W^T + bias). kGelu also writes the pre-activation to `pre` (kept for backward).
+enum class Epilogue { kNone, kGelu };
+struct LinearForwardArgs {
+  Tensor x;     // [T,K] act
+  Tensor w;     // [N,K] act
+  Tensor bias;  // [N] act or empty
+  Tensor y;     // [T,N] act
+  Epilogue epilogue = Epilogue::kNone;
+  Tensor pre;  // [T,N] act, with kGelu
+};
+void LinearForward(Stream& stream, const LinearForwardArgs& args);
+// dx = dy W (then times gelu'(pre) when `pre` is given: the epilogue of the layer in front, whose
+// output x was); dw += dy^T x; dbias += column sums of dy.
+struct LinearBackwardArgs {
+  Tensor dy;     // [T,N] act
+  Tensor x;      // [T,K] act
+  Tensor w;      // [N,K] act
+  Tensor dx;     // [T,K] act or empty (first layer)
+  Tensor pre;    // [T,K] act or empty
+  Tensor dw;     // [N,K] fp32 +=
+  Tensor dbias;  // [N] fp32 += or empty
+};
+void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
+
+// GELU, tanh form (Hendrycks and Gimpel, arXiv 1606.08415).
+void GeluForward(Stream& stream, Tensor x, Tensor y);
+void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx);  // dx = ; may alias dy
+
+// ---- attention
+// -------------------------------------------------------------------------------------- Causal
+// softmax(q k^T * scale) v per head, computed in tiles without the S x S matrix in memory
+// (FlashAttention-2, arXiv 2307.08691). Head h reads key/value head h / (H/G).
+// q, out [B,S,H,D], k, v [B,S,G,D], all with strides (packed QKV needs no copy; the last dimension
+// is dense); lse [B,H,S] fp32: log of the softmax denominator, for backward.
+struct AttentionArgs {
+  Tensor q, k, v, out, lse;
+  float scale = 0;  // 0 = 1/sqrt(D)
+  bool causal = true;
+};
+void AttentionForward(Stream& stream, const AttentionArgs& args);
+struct AttentionBackwardArgs {
+  AttentionArgs forward;
+  Tensor dout;        // as out
+  Tensor dq, dk, dv;  // as q, k, v; written
+  Tensor delta;       // [B,H,S] fp32 scratch: row sums of dout * out
+};
+void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+
+// ---- loss
+// ---------------------------------------------------------------------------------------------
+// losses[t] = logsumexp(z[t, :vocab]) - z[t, target]; 0 where target < 0 (masked). With
+// `write_gradient` the logits are overwritten by scale * (softmax - onehot) (0 where masked and in
+// the padding).
+struct CrossEntropyArgs {
+  Tensor logits;      // [T,V] act
+  Tensor targets;     // [T] i32, < 0 = masked
+  Tensor losses;      // [T] fp32
+  int64_t vocab = 0;  // real columns, <= V
+  float scale = 1;    // 1 / unmasked tokens of the global batch
+  bool write_gradient = true;
+};
+void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
+// out[0] (+)= sum of x, fp32, in a fixed order.
+void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
+
+// ---- optimiser
+// ------------------------------------------------------------------------------------------ out[0]
+// (+)= sum of squares of x (fp32), in a fixed order, accumulated in double.
+void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
+
+// Scalars of a step, in device memory, so that no step waits for the host.
+struct StepScalars {
+  float learning_rate;
+  float beta1_correction;  // 1 - beta1^step
+  float beta2_correction;
+  float gradient_scale;  // clip coefficient; multiplied into every gradient
+  int32_t skip;          // 1: the step is not applied (overflow)
+};
+// gradient_scale = min(1, clip_norm / (norm + 1e-6)), 1 when clip_norm is 0; skip when the norm is
+// not finite. square_sum [1] fp32 in, norm [1] fp32 out.
+void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
+                     StepScalars* scalars);
+// AdamW (arXiv 1711.05101) over n elements of flat storage, fp32 state.
+struct AdamWArgs {
+  Tensor parameter;  // [n] fp32 master, updated
+  Tensor gradient;   // [n] fp32
+  Tensor m, v;       // [n] fp32, updated
+  Tensor copy;       // [n] bf16/fp16 copy of the parameter, or empty
+  float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0;
+  const StepScalars* scalars = nullptr;  // device memory
+};
+void AdamW(Stream& stream, const AdamWArgs& args);
+
+// ---- random
+// ----------------------------------------------------------------------------------------------
+// out[i] = mean + stddev * normal(seed, stream_id, first + i): Philox4x32-10 (Salmon et al., SC
+// 2011) by global element index and Box-Muller, so the value of an element does not depend on the
+// layout. fp32, host tensors only (initial weights).
+void FillNormal(Tensor out, uint64_t seed, uint64_t stream_id, int64_t first, float mean,
+                float stddev);
+
+}  // namespace muster::kernels
+
+#endif  // MUSTER_KERNELS_OPS_H_

@@ -1,0 +1,87 @@
+// The communicator seam: collectives among the ranks of a group. `local` (threads of one process),
+// Gloo (processes on CPUs) and NCCL (GPUs) pass one contract suite.
+#ifndef MUSTER_PARALLEL_COMM_COMMUNICATOR_H_
+#define MUSTER_PARALLEL_COMM_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace muster::parallel {
+
+enum class ReduceOp { kSum, kMax, kMin };
+
+// All ranks of the group must make the same calls in the same order with the same sizes. Calls are
+// enqueued on `stream` and return at once (an eager host stream runs them inside the call); errors
+// fail the stream: kUnavailable when a peer vanished, kAborted after Abort(), kDeadlineExceeded,
+// each naming the operation, the group and this rank. After an error the communicator is unusable.
+// Sums are made in rank order (fp32 accumulation), so all ranks get the same bits on every run.
+// One thread enqueues at a time.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;  // "world", "dp", ...
+
+  // In place. fp32 (also bf16, fp16, i32, i64 where the backend has them).
+  virtual void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
+  // data has size() equal parts; afterwards part rank() holds the sum, the others are undefined.
+  virtual void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
+  // data has size() equal parts; part rank() is the input, afterwards all parts are filled.
+  virtual void AllGather(kernels::Stream& stream, kernels::Tensor data) = 0;
+  virtual void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) = 0;
+  // Part i of `in` goes to rank i; part j of `out` comes from rank j.
+  virtual void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) = 0;
+  // Matching pairs; messages between two ranks keep their order.
+  virtual void Send(kernels::Stream& stream, kernels::Tensor data, int to) = 0;
+  virtual void Receive(kernels::Stream& stream, kernels::Tensor data, int from) = 0;
+  // Sends and receives enqueued between the two run together: neither side has to go first.
+  virtual void GroupBegin() = 0;
+  virtual void GroupEnd(kernels::Stream& stream) = 0;
+  virtual absl::Status Barrier() = 0;  // blocks the host
+
+  // Ranks with the same color form a group, ordered by (key, rank). Every rank of this group calls
+  // it, in the same global order.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                              const std::string& name) = 0;
+  // From any thread: ends running and later calls with kAborted, also those that wait for a peer.
+  virtual void Abort(absl::Status why) = 0;
+  // Bytes this rank has sent so far, by the algorithm's volume, for tests of communication volume.
+  virtual int64_t bytes_sent() const = 0;
+};
+
+// Where ranks of one attempt find each other; served by the coordinator, scoped by (job, epoch).
+// Thread-safe.
+class KeyValueStore {
+ public:
+  virtual ~KeyValueStore() = default;
+  virtual absl::Status Put(const std::string& key, const std::string& value) = 0;
+  // Waits for the key; kDeadlineExceeded, or kAborted when the attempt has ended.
+  virtual absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) = 0;
+};
+
+// `size` communicators for `size` threads of this process.
+std::vector<std::unique_ptr<Communicator>> MakeLocalCommunicators(int size, absl::Duration timeout);
+
+struct GlooOptions {
+  std::string interface_address = "127.0.0.1";  // to listen on
+  absl::Duration connect_timeout = absl::Seconds(60);
+  absl::Duration operation_timeout = absl::Minutes(5);
+};
+// Blocks until all `size` ranks have met through `store`.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(KeyValueStore& store, int rank,
+                                                                   int size,
+                                                                   const GlooOptions& options);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_COMM_COMMUNICATOR_H_
