@@ -1,0 +1,163 @@
+"""House rules that a compiler does not check: who includes whom, line length, leftovers, documentation
+that comes from the code."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = None
+SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+PRODUCT = ("base", "proto", "coordinator", "worker", "kernels", "parallel", "cli")
+
+# Folder -> folders of ours that it may include. The longest matching prefix counts.
+MAY_INCLUDE = {
+    "base": {"base"},
+    "proto": {"base", "proto"},
+    "kernels": {"base", "kernels"},
+    "parallel/mesh": {"base", "parallel/mesh"},
+    "parallel/plan": {"base", "parallel/mesh", "parallel/plan"},
+    "parallel/data": {"base", "parallel/data"},
+    "parallel": {"base", "kernels", "parallel"},
+    "coordinator": {"base", "proto", "coordinator", "parallel/mesh", "parallel/plan"},
+    "worker/agent": {"base", "proto", "worker/agent"},
+    "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank"},
+    # docs/decisions/0001: the pure data library serves `muster data`.
+    "cli": {"base", "proto", "cli", "parallel/mesh", "parallel/plan", "parallel/data"},
+}
+
+# Third-party header pattern -> path patterns that may include it.
+ONLY_IN = {
+    r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/agent/|worker/rank/daemon_client|cli/)",
+    r"^rocksdb/": r"^coordinator/store/",
+    r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/nccl)",
+    r"^nccl": r"^parallel/comm/nccl",
+    r"^prometheus/": r"^base/metrics_prometheus\.cc$",
+    r"^gloo/": r"^parallel/comm/gloo",
+    r"^(oneapi/|dnnl)": r"^kernels/",
+    r"^yaml-cpp/": r"^(proto/spec|cli)/",
+    r"^CLI/": r"^(cli/|coordinator/main\.cc|worker/agent/main\.cc|worker/rank/main\.cc)",
+    r"^spdlog/": r"^base/log\.cc$",
+    r"^(ranges|format|source_location)$": r"^$",
+}
+TESTS_MAY = r"^tests/"
+
+
+def tracked(*folders):
+    names = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, check=True, capture_output=True,
+                           text=True).stdout.splitlines()
+    return [pathlib.Path(name) for name in names]
+
+
+def sources(*folders):
+    return [path for path in tracked(*folders) if path.suffix in SOURCE_SUFFIXES]
+
+
+def includes(path):
+    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s+[<"]([^>"]+)[>"]', line)
+        if match:
+            yield number, match.group(1)
+
+
+def owner(path):
+    prefixes = [folder for folder in MAY_INCLUDE if str(path).startswith(folder + "/")]
+    return max(prefixes, key=len, default=None)
+
+
+class Tidy(unittest.TestCase):
+    def test_folders_include_only_what_the_architecture_allows(self):
+        wrong = []
+        for path in sources(*PRODUCT):
+            allowed = MAY_INCLUDE[owner(path)]
+            for number, header in includes(path):
+                first = header.split("/")[0]
+                if header.startswith("muster/v1/"):
+                    header, first = "proto/" + header, "proto"
+                if first not in PRODUCT + ("tests", "deploy"):
+                    continue
+                if not any(header.startswith(folder + "/") for folder in allowed):
+                    wrong.append(f"{path}:{number} includes {header}")
+        self.assertEqual(wrong, [])
+
+    def test_third_party_headers_stay_behind_their_seams(self):
+        wrong = []
+        for path in sources(*PRODUCT):
+            for number, header in includes(path):
+                for pattern, where in ONLY_IN.items():
+                    if re.search(pattern, header) and not re.search(where, str(path)):
+                        wrong.append(f"{path}:{number} includes {header}")
+        self.assertEqual(wrong, [])
+
+    def test_every_header_has_its_own_guard(self):
+        wrong = []
+        for path in sources(*PRODUCT, "tests"):
+            if path.suffix not in (".h", ".cuh"):
+                continue
+            guard = "MUSTER_" + re.sub(r"[^A-Za-z0-9]", "_", str(path)).upper() + "_"
+            if f"#ifndef {guard}\n#define {guard}\n" not in (ROOT / path).read_text():
+                wrong.append(f"{path}: expected guard {guard}")
+        self.assertEqual(wrong, [])
+
+    def test_lines_are_at_most_100_columns(self):
+        wrong = []
+        for path in sources(*PRODUCT, "tests"):
+            for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+                if len(line) > 100 and "http" not in line:
+                    wrong.append(f"{path}:{number}: {len(line)} columns")
+        self.assertEqual(wrong, [])
+
+    def test_nothing_unfinished_is_left_behind(self):
+        leftovers = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+        wrong = [f"{path}:{number}"
+                 for path in tracked(*PRODUCT, "tests", "docs", "deploy", "examples")
+                 if path.suffix in SOURCE_SUFFIXES | {".md", ".proto", ".yaml", ".py"}
+                 and path.name != "tidy_test.py"
+                 for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+                 if leftovers.search(line)]
+        self.assertEqual(wrong, [])
+
+    def test_core_code_reads_no_clock_and_starts_no_thread(self):
+        banned = re.compile(r"absl::Now\(|std::thread|std::chrono|absl::Mutex|SleepFor|getenv|rand\(")
+        wrong = [f"{path}:{number}"
+                 for path in sources("coordinator/core", "coordinator/scheduler")
+                 + [p for p in sources("worker/agent") if "agent_core" in p.name]
+                 for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+                 if banned.search(line.split("//")[0])]
+        self.assertEqual(wrong, [])
+
+    def test_tests_do_not_sleep(self):
+        banned = re.compile(r"\b(SleepFor|sleep_for|usleep|nanosleep|sleep)\s*\(")
+        wrong = [f"{path}:{number}" for path in sources("tests")
+                 for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+                 if banned.search(line.split("//")[0])]
+        self.assertEqual(wrong, [])
+
+    def test_docs_metrics_matches_the_catalogues(self):
+        text = (ROOT / "docs/metrics.md").read_text()
+        for name in ("muster-coordinator", "muster-worker", "muster-rank"):
+            described = subprocess.run([str(BIN / name), "--describe-metrics"], check=True,
+                                       capture_output=True, text=True).stdout
+            self.assertIn(described, text, f"run ./dev docs: {name} differs from docs/metrics.md")
+
+    def test_the_repository_names_no_private_path(self):
+        private = re.compile(r"(?<![\w.$}])/(work|farm|opt/torch)/")
+        wrong = []
+        for path in tracked():
+            try:
+                text = (ROOT / path).read_text()
+            except UnicodeDecodeError:
+                continue
+            if path.name != "tidy_test.py" and private.search(text):
+                wrong.append(str(path))
+        self.assertEqual(wrong, [])
+
+
+if __name__ == "__main__":
+    if "--bin" in sys.argv:
+        at = sys.argv.index("--bin")
+        BIN = pathlib.Path(sys.argv[at + 1])
+        del sys.argv[at:at + 2]
+    unittest.main()
