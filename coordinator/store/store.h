@@ -55,35 +55,36 @@ class Store {
   virtual absl::Status Write(const std::vector<Batch>& batches) = 0;
   virtual absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) = 0;
   // In key order from `begin` (inclusive) to `end` (exclusive, empty = no bound), until `visit`
-  // returns false.
+  // returns false. kDataLoss: a row cannot be read.
   virtual absl::Status Scan(
       Table table, const std::string& begin, const std::string& end,
       absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) = 0;
 };
 
+// A store knows whose it is from its first moment: these rows of kMeta are written before any
+// other, as text.
 constexpr uint32_t kSchemaVersion = 1;
+constexpr char kMetaSchemaVersion[] = "schema_version";
+constexpr char kMetaClusterId[] = "cluster_id";
 
-struct StoreIdentity {
-  std::string cluster_id;
-  uint32_t schema_version = kSchemaVersion;
-};
-
-// Opens or creates DIR. kFailedPrecondition: the directory belongs to another cluster than
+// Opens or creates `directory`. A new one belongs to `expected_cluster_id`, or when that is empty
+// to `new_cluster_id`. kFailedPrecondition: the directory belongs to another cluster than
 // `expected_cluster_id` (when not empty), or was written by a newer schema. kUnavailable: locked by
-// a running coordinator, or I/O error; each names the directory.
+// a running coordinator, or I/O error. kDataLoss: damaged. Each names the directory.
 absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& directory,
                                                         const std::string& expected_cluster_id,
                                                         const std::string& new_cluster_id);
 
-// In memory. Crash() forgets batches of a Write whose sync was made to fail or that was cut short.
+// In memory, for tests and simulation: it can lose what was not synced.
 class MemoryStore : public Store {
  public:
   ~MemoryStore() override = default;
   // Batches written with WriteUnsynced are visible but not durable until the next Write or Sync.
   virtual absl::Status WriteUnsynced(const std::vector<Batch>& batches) = 0;
   virtual void Sync() = 0;
-  // Back to the last synced state.
+  // Back to the last synced state, as a new process would find it (and able to write again).
   virtual void Crash() = 0;
+  // While set, writes change nothing and fail; the store stays broken until Crash().
   virtual void FailWrites(bool fail) = 0;
   static std::unique_ptr<MemoryStore> Make(const std::string& cluster_id);
 };

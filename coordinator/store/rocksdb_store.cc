@@ -1,0 +1,203 @@
+// The only file that knows RocksDB. One column family per Table; every Write is one synced
+// WriteBatch, so several transitions share one fsync (group commit).
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/options.h>
+#include <rocksdb/write_batch.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdarg>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/store/store.h"
+
+namespace muster::coordinator {
+namespace {
+
+constexpr size_t kTables = static_cast<size_t>(Table::kTableCount);
+
+absl::Status FromRocksDb(const rocksdb::Status& status, const std::string& directory) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string message = absl::StrCat("store ", directory, ": ", status.ToString());
+  if (status.IsCorruption()) return absl::DataLossError(message);
+  return absl::UnavailableError(message);
+}
+
+class RocksDbStore : public Store {
+ public:
+  RocksDbStore(std::string directory, std::unique_ptr<rocksdb::DB> db,
+               std::vector<rocksdb::ColumnFamilyHandle*> handles)
+      : directory_(std::move(directory)), db_(std::move(db)), handles_(std::move(handles)) {
+    for (rocksdb::ColumnFamilyHandle* handle : handles_) {
+      for (size_t i = 0; i < kTables; ++i) {
+        if (handle->GetName() == Name(static_cast<Table>(i))) tables_[i] = handle;
+      }
+    }
+  }
+
+  ~RocksDbStore() override {
+    for (rocksdb::ColumnFamilyHandle* handle : handles_) {
+      db_->DestroyColumnFamilyHandle(handle);
+    }
+  }
+
+  absl::Status Write(const std::vector<Batch>& batches) override {
+    if (broken_) {
+      return absl::UnavailableError(
+          absl::StrCat("store ", directory_, ": an earlier write failed; restart the coordinator"));
+    }
+    rocksdb::WriteBatch group;
+    for (const Batch& batch : batches) {
+      for (const Batch::Change& change : batch.changes) {
+        const rocksdb::Status added =
+            change.value.has_value() ? group.Put(HandleOf(change.table), change.key, *change.value)
+                                     : group.Delete(HandleOf(change.table), change.key);
+        if (!added.ok()) return Break(added);
+      }
+    }
+    rocksdb::WriteOptions options;
+    options.sync = true;
+    const rocksdb::Status written = db_->Write(options, &group);
+    return written.ok() ? absl::OkStatus() : Break(written);
+  }
+
+  absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) override {
+    std::string value;
+    const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), HandleOf(table), key, &value);
+    if (status.IsNotFound()) return std::optional<std::string>();
+    RETURN_IF_ERROR(FromRocksDb(status, directory_));
+    return std::optional<std::string>(std::move(value));
+  }
+
+  absl::Status Scan(
+      Table table, const std::string& begin, const std::string& end,
+      absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) override {
+    rocksdb::ReadOptions options;
+    const rocksdb::Slice bound(end);
+    if (!end.empty()) options.iterate_upper_bound = &bound;
+    const std::unique_ptr<rocksdb::Iterator> row(db_->NewIterator(options, HandleOf(table)));
+    for (row->Seek(begin); row->Valid(); row->Next()) {
+      if (!visit(row->key().ToString(), row->value().ToString())) break;
+    }
+    return FromRocksDb(row->status(), directory_);
+  }
+
+  // Writes the identity into a new directory, or compares the one found.
+  absl::Status Identify(const std::string& expected_cluster_id, const std::string& new_cluster_id) {
+    ASSIGN_OR_RETURN(const std::optional<std::string> version,
+                     Get(Table::kMeta, kMetaSchemaVersion));
+    ASSIGN_OR_RETURN(const std::optional<std::string> cluster, Get(Table::kMeta, kMetaClusterId));
+    if (!version.has_value() && !cluster.has_value()) {
+      Batch identity;
+      identity.Put(Table::kMeta, kMetaSchemaVersion, absl::StrCat(kSchemaVersion));
+      identity.Put(Table::kMeta, kMetaClusterId,
+                   expected_cluster_id.empty() ? new_cluster_id : expected_cluster_id);
+      return Write({identity});
+    }
+    uint32_t found = 0;
+    if (!version.has_value() || !cluster.has_value() || !absl::SimpleAtoi(*version, &found)) {
+      return absl::DataLossError(absl::StrCat("store ", directory_,
+                                              ": no readable schema version and cluster id; "
+                                              "restore it from a backup"));
+    }
+    if (found > kSchemaVersion) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "store ", directory_, ": written with schema ", found, ", this coordinator reads up to ",
+          kSchemaVersion, "; start the newer version of muster-coordinator"));
+    }
+    if (!expected_cluster_id.empty() && *cluster != expected_cluster_id) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("store ", directory_, ": belongs to cluster ", *cluster, ", not to ",
+                       expected_cluster_id, "; check --data-dir and --cluster-id"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  rocksdb::ColumnFamilyHandle* HandleOf(Table table) const {
+    return tables_[static_cast<size_t>(table)];
+  }
+
+  absl::Status Break(const rocksdb::Status& status) {
+    broken_ = true;
+    return absl::UnavailableError(
+        absl::StrCat("store ", directory_, ": cannot write: ", status.ToString()));
+  }
+
+  const std::string directory_;
+  const std::unique_ptr<rocksdb::DB> db_;
+  const std::vector<rocksdb::ColumnFamilyHandle*> handles_;  // freed before db_
+  std::array<rocksdb::ColumnFamilyHandle*, kTables> tables_ = {};
+  // RocksDB can resume after some errors, but a write whose fate is unknown must end this process.
+  std::atomic<bool> broken_ = false;
+};
+
+// RocksDB's own log is off: on a full disk its file logger fails an assertion and takes the process
+// down before the failed write can be reported. What matters comes back as a Status.
+class NoLog : public rocksdb::Logger {
+ public:
+  using rocksdb::Logger::Logv;
+  void Logv(const char*, va_list) override {}
+};
+
+rocksdb::DBOptions DatabaseOptions() {
+  rocksdb::DBOptions options;
+  options.create_if_missing = true;
+  options.create_missing_column_families = true;
+  options.paranoid_checks = true;
+  // A torn last record was never acknowledged; any other damage must be seen, not skipped.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  options.max_total_wal_size = 64 << 20;  // bounds the replay at start
+  options.max_background_jobs = 2;
+  options.info_log = std::make_shared<NoLog>();
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& directory,
+                                                        const std::string& expected_cluster_id,
+                                                        const std::string& new_cluster_id) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("store ", directory, ": cannot create the directory: ", error.message()));
+  }
+  const rocksdb::DBOptions options = DatabaseOptions();
+  // A newer schema may have more column families; all are opened so that its version can be read.
+  std::vector<std::string> names;
+  if (!rocksdb::DB::ListColumnFamilies(options, directory, &names).ok()) names.clear();
+  for (size_t i = 0; i < kTables; ++i) names.push_back(Name(static_cast<Table>(i)));
+  names.push_back(rocksdb::kDefaultColumnFamilyName);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+
+  rocksdb::ColumnFamilyOptions family;
+  family.write_buffer_size = 16 << 20;
+  std::vector<rocksdb::ColumnFamilyDescriptor> families;
+  for (const std::string& name : names) families.emplace_back(name, family);
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  rocksdb::DB* opened = nullptr;
+  const rocksdb::Status status = rocksdb::DB::Open(options, directory, families, &handles, &opened);
+  if (!status.ok()) {
+    if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
+      return absl::UnavailableError(absl::StrCat(
+          "store ", directory, ": in use by a running coordinator (", status.ToString(), ")"));
+    }
+    return FromRocksDb(status, directory);
+  }
+  auto store = std::make_unique<RocksDbStore>(directory, std::unique_ptr<rocksdb::DB>(opened),
+                                              std::move(handles));
+  RETURN_IF_ERROR(store->Identify(expected_cluster_id, new_cluster_id));
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+}  // namespace muster::coordinator

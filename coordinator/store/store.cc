@@ -1,0 +1,25 @@
+#include "coordinator/store/store.h"
+
+namespace muster::coordinator {
+
+const char* Name(Table table) {
+  switch (table) {
+    case Table::kMeta:
+      return "meta";
+    case Table::kJobs:
+      return "jobs";
+    case Table::kEvents:
+      return "events";
+    case Table::kWorkers:
+      return "workers";
+    case Table::kKeyValue:
+      return "key_value";
+    case Table::kRequests:
+      return "requests";
+    case Table::kTableCount:
+      break;
+  }
+  return "unknown";
+}
+
+}  // namespace muster::coordinator
