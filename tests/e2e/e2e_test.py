@@ -1,0 +1,387 @@
+"""The whole product as its users meet it: real processes on loopback, killed at will.
+
+Every test drives the CLI alone. Waiting is polling with a deadline; nothing sleeps for a fixed time.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from cluster import Cluster, alive, is_final, kill
+
+BIN = None
+STEPS = 400
+EVERY = 20
+
+SPEC = """\
+name: {name}
+priority: {priority}
+engine:
+  model: {{family: gpt2, layers: 2, hidden: 64, heads: 2, vocab: 256, sequence_length: 64}}
+  data:
+    train: [{{path: data/text.train}}]
+    validation: [{{path: data/text.validation}}]
+  training:
+    steps: {steps}
+    global_batch: 16
+    micro_batch: 4
+    seed: 7
+    optimizer: {{adamw: {{lr: 1.0e-3}}}}
+    schedule: {{cosine: {{warmup_steps: 10, min_lr: 1.0e-4}}}}
+    evaluate_every: 200
+    evaluate_samples: 64
+resources: {{device: cpu, ranks: {ranks}}}
+checkpoint: {{path: checkpoints/{name}, every_steps: {every}, keep: 2}}
+restart: {{max_failures: 5, backoff: {{initial: 100ms, max: 1s}}}}
+"""
+
+
+class Scene(unittest.TestCase):
+    """A fresh cluster in a fresh directory per test."""
+
+    workers = 2
+    slots = 2
+
+    def setUp(self):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="muster-e2e-"))
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.cluster = Cluster(BIN, self.directory / "home", cwd=self.directory,
+                               workers=self.workers, slots=self.slots)
+        # Real prose with structure to learn: the sources of these tests.
+        text = b"".join(path.read_bytes()
+                        for path in sorted(pathlib.Path(__file__).parents[2].glob("**/*.md"))
+                        if "build" not in path.parts)
+        (self.directory / "text").write_bytes(text)
+        self.cluster.run("data", "tokenize", "--input", self.directory / "text", "--output",
+                         self.directory / "data/text", "--tokenizer", "bytes", "--split",
+                         "train=0.9,validation=0.1")
+        self.cluster.up()
+        self.addCleanup(self.leave_nothing)
+
+    def leave_nothing(self):
+        status = self.cluster.status()
+        pids = [status["coordinator"]["pid"]] + [worker["pid"] for worker in status["workers"]]
+        self.cluster.down()
+        left = [pid for pid in pids if pid and alive(pid)]
+        left += processes_under(self.directory)
+        self.assertEqual(left, [], "processes left running")
+
+    def spec(self, name="tiny", steps=STEPS, ranks=2, priority=50, **replace):
+        text = SPEC.format(name=name, steps=steps, ranks=ranks, priority=priority, every=EVERY)
+        for old, new in replace.get("edits", []):
+            self.assertIn(old, text)
+            text = text.replace(old, new)
+        path = self.directory / f"{name}.yaml"
+        path.write_text(text)
+        return path
+
+    def submit(self, name="tiny", **options):
+        self.cluster.run("submit", self.spec(name, **options))
+        return name
+
+    def training(self, name="tiny", step=EVERY + 5):
+        """The job once it trains and has a checkpoint to fall back to."""
+        return self.cluster.wait_for(
+            name, f"{name} past step {step}",
+            lambda job: (job["step"] >= step and job["lastCommittedStep"] > 0 and
+                         job["state"] == "running" and all(r["pid"] for r in job["ranks"])) or
+            is_final(job))
+
+    def events(self, name):
+        return self.cluster.json("events", name)
+
+
+def processes_under(directory):
+    """Pids of processes with a command line or working directory inside `directory`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            if str(directory) in command and alive(entry.name):
+                found.append((entry.name, command.replace("\0", " ")[:200]))
+        except OSError:
+            pass
+    return found
+
+
+class MainPath(Scene):
+    def test_job_trains_to_the_end_and_every_view_shows_it(self):
+        watched = self.cluster.run("submit", self.spec(), "--watch", check=False)
+        self.assertEqual(watched.returncode, 0, watched.stdout + watched.stderr)
+        job = self.cluster.job("tiny")
+        for field in ("name", "state", "epoch", "attempts", "step", "steps", "trainLoss",
+                      "validationLoss", "tokensPerSecond", "lastCommittedStep", "causes", "ranks"):
+            self.assertIn(field, job)
+        self.assertEqual(job["state"], "succeeded")
+        self.assertEqual((job["step"], job["steps"], job["attempts"], job["epoch"]),
+                         (STEPS, STEPS, 1, 1))
+        self.assertEqual(job["lastCommittedStep"], STEPS)
+        self.assertLess(job["trainLoss"], 4.5)
+        self.assertGreater(job["validationLoss"], 0)
+        self.assertEqual([end["cause"] for end in job["causes"]], ["completed"])
+        self.assertEqual({(r["rank"], r["worker"]) for r in job["ranks"]},
+                         {(0, job["ranks"][0]["worker"]), (1, job["ranks"][0]["worker"])},
+                         "a gang of two packs onto one worker of two slots")
+
+        log = self.cluster.run("logs", "tiny", "--rank", 1).stdout
+        self.assertIn(str(STEPS), log)
+        self.assertIn("tiny", self.cluster.run("describe", "job", "tiny").stdout)
+        self.assertIn("worker-1", self.cluster.run("get", "workers").stdout)
+        kept = [c for c in self.cluster.json("checkpoints", "tiny") if not c.get("removed")]
+        self.assertEqual([c["step"] for c in kept], [STEPS - EVERY, STEPS])
+        self.assertTrue(all(pathlib.Path(c["path"]).is_dir() for c in kept))
+        sample = self.cluster.run("sample", "tiny", "--prompt", "The ", "--tokens", 40, "--seed", 3)
+        again = self.cluster.run("sample", "tiny", "--prompt", "The ", "--tokens", 40, "--seed", 3)
+        self.assertIn("The ", sample.stdout)
+        self.assertEqual(sample.stdout, again.stdout)
+        sequences = [event["sequence"] for event in self.events("tiny")]
+        self.assertEqual(sequences, sorted(set(sequences)))
+
+    def test_same_seed_gives_the_same_curve_and_one_rank_agrees_with_two(self):
+        curves = []
+        for name, ranks in (("first", 2), ("second", 2), ("alone", 1)):
+            self.submit(name, steps=60, ranks=ranks)
+            job = self.cluster.finish(name)
+            self.assertEqual(job["state"], "succeeded", job)
+            curves.append([(p["step"], p["trainLoss"]) for p in job["losses"]])
+        self.assertEqual(curves[0][-1], curves[1][-1])
+        self.assertEqual(dict(curves[0]).keys() & dict(curves[1]).keys(), dict(curves[0]).keys())
+        self.assertEqual(curves[0], curves[1])
+        alone = dict(curves[2])
+        for step, loss in curves[0]:
+            if step in alone:
+                self.assertAlmostEqual(loss / alone[step], 1, delta=1e-6)
+
+    def test_resubmission_with_the_same_request_id_makes_no_second_job(self):
+        spec = self.spec(steps=5)
+        for _ in range(2):
+            self.cluster.run("submit", spec, "--request-id", "once")
+        self.cluster.finish("tiny")
+        self.assertEqual(len(self.cluster.json("get", "jobs")), 1)
+
+
+class Failures(Scene):
+    def undisturbed(self):
+        self.submit("calm")
+        return self.cluster.finish("calm")
+
+    def assert_recovered(self, job, calm, attempts):
+        self.assertEqual(job["state"], "succeeded", json.dumps(job, indent=1))
+        self.assertEqual(job["attempts"], attempts)
+        self.assertEqual((job["trainLoss"], job["validationLoss"]),
+                         (calm["trainLoss"], calm["validationLoss"]))
+        for end in job["causes"][:-1]:
+            resumed = [e for e in self.events("tiny")
+                       if e["kind"] == "checkpoint_committed" and e["step"] <= end["step"]]
+            self.assertTrue(resumed)
+            self.assertLessEqual(end["step"] - resumed[-1]["step"], EVERY)
+
+    def test_killed_rank_is_noticed_at_once_and_costs_at_most_one_interval(self):
+        calm = self.undisturbed()
+        self.submit()
+        before = self.training()
+        killed = time.time()
+        kill(before["ranks"][1]["pid"])
+        job = self.cluster.wait_for("tiny", "the failure is seen",
+                                    lambda j: j["epoch"] > before["epoch"] or j["causes"])
+        noticed = self.cluster.poll("the exit event", lambda: self.events("tiny"), lambda events: any(
+            e["kind"] == "rank_exited" for e in events))
+        exit_event = next(e for e in noticed if e["kind"] == "rank_exited")
+        self.assertLess(timestamp(exit_event["time"]) - killed, 1.0, "noticed within a second")
+        job = self.cluster.finish("tiny")
+        self.assert_recovered(job, calm, attempts=2)
+        self.assertEqual(job["causes"][0]["cause"], "crash")
+        self.assertEqual(job["causes"][0]["rank"], 1)
+        self.assertIn("9", job["causes"][0]["message"])
+
+    def test_killed_gang_recovers(self):
+        calm = self.undisturbed()
+        self.submit()
+        for rank in self.training()["ranks"]:
+            kill(rank["pid"])
+        self.assert_recovered(self.cluster.finish("tiny"), calm, attempts=2)
+
+    def test_killed_daemon_costs_no_attempt_when_it_returns(self):
+        calm = self.undisturbed()
+        self.submit()
+        before = self.training()
+        name = before["ranks"][0]["worker"]
+        kill(next(w["pid"] for w in self.cluster.status()["workers"] if w["name"] == name))
+        killed = time.time()
+        workers = self.cluster.poll("the worker counts as unreachable",
+                                    lambda: self.cluster.json("get", "workers"),
+                                    lambda ws: any(w["name"] == name and w["state"] != "ready"
+                                                   for w in ws), 10)
+        self.assertTrue(workers)
+        self.assertLess(time.time() - killed, 5.0)
+        self.cluster.up()
+        job = self.cluster.finish("tiny")
+        self.assert_recovered(job, calm, attempts=1)
+
+    def test_killed_coordinator_costs_no_step(self):
+        calm = self.undisturbed()
+        self.submit()
+        before = self.training()
+        kill(self.cluster.status()["coordinator"]["pid"])
+        self.assertTrue(all(alive(rank["pid"]) for rank in before["ranks"]))
+        refused = self.cluster.run("get", "jobs", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.cluster.up()
+        after = self.cluster.wait_for("tiny", "the coordinator serves", lambda j: True)
+        self.assertEqual(after["epoch"], before["epoch"])
+        self.assertEqual([r["pid"] for r in after["ranks"]], [r["pid"] for r in before["ranks"]])
+        job = self.cluster.finish("tiny")
+        self.assert_recovered(job, calm, attempts=1)
+
+    def test_everything_killed_and_started_again_finishes(self):
+        calm = self.undisturbed()
+        self.submit()
+        before = self.training()
+        status = self.cluster.status()
+        for pid in ([rank["pid"] for rank in before["ranks"]] + [status["coordinator"]["pid"]] +
+                    [worker["pid"] for worker in status["workers"]]):
+            kill(pid)
+        self.cluster.up()
+        self.assert_recovered(self.cluster.finish("tiny"), calm, attempts=2)
+
+    def test_damaged_checkpoint_is_skipped_for_the_one_before(self):
+        self.submit(steps=20 * STEPS)
+        self.training(step=3 * EVERY)
+        # Stop the world at a known point: with the coordinator away nothing restarts meanwhile.
+        kill(self.cluster.status()["coordinator"]["pid"])
+        for rank in self.cluster_ranks():
+            kill(rank)
+        newest = sorted((self.directory / "checkpoints/tiny").glob("*/step-*"))[-1]
+        shard = sorted(newest.glob("*.safetensors"))[0]
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        self.cluster.up()
+        events = self.cluster.poll(
+            "a damaged checkpoint is reported", lambda: self.events("tiny"),
+            lambda events: any(e["kind"] == "checkpoint_damaged" for e in events))
+        damaged = next(e for e in events if e["kind"] == "checkpoint_damaged")
+        self.assertIn(shard.name, damaged["message"])
+        job = self.cluster.wait_for("tiny", "training goes on",
+                                    lambda j: j["step"] > damaged["step"] + EVERY)
+        self.assertEqual(job["attempts"], 2)
+        self.cluster.run("cancel", "tiny")
+        self.assertEqual(self.cluster.finish("tiny")["state"], "cancelled")
+
+    def cluster_ranks(self):
+        return [pid for pid, command in processes_under(self.directory) if "--assignment" in command
+                and "shim" not in command]
+
+
+class Queueing(Scene):
+    workers = 1
+    slots = 2
+
+    def test_waiting_jobs_say_why_and_start_by_priority(self):
+        self.submit("holder", steps=100 * STEPS)
+        self.training("holder", step=1)
+        self.submit("low", steps=5, priority=10)
+        self.submit("high", steps=5, priority=90)
+        self.submit("huge", steps=5, ranks=64, priority=1, edits=[("global_batch: 16",
+                                                                   "global_batch: 256")])
+        waiting = self.cluster.wait_for("huge", "an explanation", lambda j: j["waiting"])
+        self.assertIn("64", waiting["waiting"])
+        self.assertIn("2", self.cluster.wait_for("low", "an explanation",
+                                                 lambda j: j["waiting"])["waiting"])
+        self.cluster.run("cancel", "holder")
+        high = self.cluster.finish("high")
+        low = self.cluster.finish("low")
+        self.assertLess(timestamp(high["started"]), timestamp(low["started"]))
+        self.assertEqual(self.cluster.job("huge")["state"], "queued")
+        self.cluster.run("cancel", "huge")
+        self.assertEqual(self.cluster.finish("huge")["state"], "cancelled")
+
+
+class BadInput(Scene):
+    def refuse(self, *arguments, code=1):
+        result = self.cluster.run(*arguments, check=False)
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+    def test_bad_specs_are_refused_with_field_and_reason_and_make_no_job(self):
+        for edits, expected in [
+                ([("heads: 2", "heads: 5")], "engine.model.heads"),
+                ([("heads: 2", "haeds: 2")], "heads"),
+                ([("steps: 400", "steps: -1")], "engine.training.steps"),
+                ([("ranks: 2", "ranks: 0")], "resources.ranks"),
+                ([("seed: 7", "seed: seven")], "engine.training.seed"),
+        ]:
+            self.assertIn(expected, self.refuse("submit", self.spec(edits=edits)))
+        long_name = self.spec(edits=[("name: tiny\n", f"name: {'x' * 500000}\n")])
+        self.assertLess(len(self.refuse("submit", long_name)), 2000)
+        self.assertEqual(self.cluster.json("get", "jobs"), [])
+        self.refuse("get", "job", "tiny")
+        self.refuse("frobnicate", code=2)
+
+    def test_missing_data_fails_the_job_without_retries(self):
+        out = self.refuse("submit", "--watch",
+                          self.spec(edits=[("data/text.train", "data/absent")]))
+        self.assertIn("absent", out)
+        job = self.cluster.job("tiny")
+        self.assertEqual((job["state"], job["attempts"]), ("failed", 1))
+        self.assertEqual(job["causes"][0]["cause"], "data")
+
+    def test_corrupt_index_and_unwritable_checkpoints_name_the_path(self):
+        index = self.directory / "data/text.train.idx"
+        good = index.read_bytes()
+        index.write_bytes(good[:40])
+        self.assertIn("text.train.idx", self.refuse("submit", "--watch", self.spec("corrupt")))
+        self.assertEqual(self.cluster.job("corrupt")["causes"][0]["cause"], "data")
+        index.write_bytes(good)
+        (self.directory / "file").write_text("not a directory")
+        spec = self.spec("unwritable", edits=[("path: checkpoints/unwritable", "path: file/x")])
+        self.assertIn("file/x", self.refuse("submit", "--watch", spec))
+        self.assertEqual(self.cluster.job("unwritable")["causes"][0]["cause"], "storage")
+
+    def test_garbage_on_the_port_kills_nothing(self):
+        host, port = self.cluster.status()["coordinator"]["address"].rsplit(":", 1)
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"PRI * HTTP/2.0\r\n\r\nSM"):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(garbage)
+        self.submit(steps=5)
+        self.assertEqual(self.cluster.finish("tiny")["state"], "succeeded")
+
+
+class Metrics(Scene):
+    def test_every_process_serves_the_documented_metrics(self):
+        import urllib.request
+        self.submit(steps=20 * STEPS)
+        self.training()
+        status = self.cluster.status()
+        for process, address in [("coordinator", status["coordinator"]["metrics"])] + [
+                ("worker", worker["metrics"]) for worker in status["workers"]]:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+                body = reply.read().decode()
+            self.assertIn(f"muster_{process}_", body)
+        self.cluster.run("cancel", "tiny")
+        self.cluster.finish("tiny")
+
+
+def timestamp(text):
+    """Seconds since 1970 of a protobuf JSON timestamp (up to nanoseconds, ends in Z)."""
+    from datetime import datetime, timezone
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    seconds = datetime.strptime(whole, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc).timestamp()
+    return seconds + float("0." + (fraction or "0"))
+
+
+if __name__ == "__main__":
+    if "--bin" in sys.argv:
+        at = sys.argv.index("--bin")
+        BIN = pathlib.Path(sys.argv[at + 1]).resolve()
+        del sys.argv[at:at + 2]
+    unittest.main(verbosity=2)
