@@ -1,0 +1,148 @@
+// Checkpoints: every tensor saved as boxes under a layout-free name, so that any mesh can load what
+// any other saved.
+//
+//   ROOT/<job id>/step-00000150.e3/rank-00000.safetensors   one shard per rank that holds anything
+//                                  rank-00001.safetensors
+//                                  manifest.json            written last: its presence = complete
+//
+// A save is durable in this order: each rank writes its shard under a temporary name, syncs it and
+// renames it; the shards' records meet at rank 0; rank 0 writes the manifest the same way. So at no
+// point is there a manifest over missing data, whatever process dies when. The epoch in the name
+// keeps a fenced attempt from writing into a newer one's directory.
+//
+// The manifest is {"crc32c":"<8 hex digits>","manifest":<body>}\n, where the checksum covers the
+// bytes of <body>, a JSON object: format, version, job, epoch, step, consumed_samples, mesh,
+// numbers, texts, shards (file, bytes, header_bytes, header_crc32c) and tensors (dtype, shape and
+// pieces: shard, byte range in the file, offset, extent, crc32c). Shards are plain safetensors
+// files that other tools read; a piece that is not its whole tensor is called "name[0:96, 32:64]".
+//
+// Status codes: kDataLoss for damage (flipped byte, truncated or missing shard, garbled manifest,
+// pieces that overlap or leave a gap), always with file, tensor and offsets; kNotFound for no
+// manifest; kInvalidArgument for a caller's mistake; and FileSystem's.
+#ifndef MUSTER_PARALLEL_CHECKPOINT_CHECKPOINT_H_
+#define MUSTER_PARALLEL_CHECKPOINT_CHECKPOINT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/file_system.h"
+#include "base/ids.h"
+#include "kernels/tensor.h"
+#include "parallel/checkpoint/box.h"
+
+namespace muster::parallel {
+
+struct CheckpointId {
+  JobId job;
+  int64_t step = 0;
+  Epoch epoch;
+  friend bool operator==(const CheckpointId&, const CheckpointId&) = default;
+};
+
+// ROOT/<job id>/step-<8 digits>.e<epoch>
+std::string CheckpointDirectory(const std::string& root, const CheckpointId& id);
+
+// What a checkpoint holds beside tensors.
+struct CheckpointState {
+  CheckpointId id;
+  int64_t consumed_samples = 0;
+  std::map<std::string, int64_t> mesh;      // degrees by axis name, for people: loading ignores it
+  std::map<std::string, int64_t> integers;  // optimizer step, seeds, fingerprints...
+  std::map<std::string, double> numbers;    // finite; kept to the last bit
+  std::map<std::string, std::string> texts;
+};
+
+// One box of one tensor, to be saved. `data` is its contiguous row-major storage in host memory.
+struct SavePiece {
+  std::string tensor;  // layout-free, e.g. "optimizer.m.blocks.3.mlp.up.weight"
+  kernels::DType dtype = kernels::DType::kF32;
+  std::vector<int64_t> shape;  // of the whole tensor
+  Box box;
+  const void* data = nullptr;
+};
+
+struct SaveResult {
+  std::string directory;
+  int64_t bytes = 0;              // all files of the checkpoint
+  std::string manifest_checksum;  // CRC32C of the manifest file
+};
+
+// Brings one text per rank together: returns all of them in rank order, on every rank. Called
+// exactly once per save, also when this rank's part failed, so that nobody waits for ever.
+using GatherTexts =
+    absl::AnyInvocable<absl::StatusOr<std::vector<std::string>>(const std::string&)>;
+
+// Every rank of the job calls it with its own pieces; together they must cover each tensor exactly
+// once (replicas are saved by one of their holders). Blocks until everything, the manifest
+// included, is durable on rank 0, and the own shard on the others; the result is complete on rank
+// 0, elsewhere `manifest_checksum` is empty. When any rank failed, all return its error and there
+// is no manifest. kAlreadyExists when the directory has a manifest already. Any thread; `data` must
+// not change meanwhile.
+absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
+                                          const CheckpointState& state, int rank,
+                                          absl::Span<const SavePiece> pieces, GatherTexts gather);
+
+struct TensorInfo {
+  kernels::DType dtype = kernels::DType::kF32;
+  std::vector<int64_t> shape;
+};
+
+enum class Verify {
+  kSizes,  // manifest checksum, that pieces tile their tensors, and the size of every shard
+  kFull,   // also every byte of every shard
+};
+
+// One checkpoint, opened for reading. Read() may be called from several threads.
+class CheckpointReader {
+ public:
+  // `manifest_checksum` (CRC32C of the file, from the coordinator's record) may be empty.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(
+      FileSystem& files, const std::string& directory, Verify verify,
+      const std::string& manifest_checksum = "");
+  virtual ~CheckpointReader() = default;
+
+  virtual const std::string& directory() const = 0;
+  virtual const CheckpointState& state() const = 0;
+  virtual const std::map<std::string, TensorInfo>& tensors() const = 0;
+  // Fills `out` (row-major, box.elements() elements) from the saved pieces that `box` meets. Every
+  // piece's checksum is verified before the first byte of it is used. kNotFound for a tensor that
+  // was not saved, kInvalidArgument for another dtype or a box outside the tensor.
+  virtual absl::Status Read(const std::string& tensor, kernels::DType dtype, const Box& box,
+                            void* out) = 0;
+  // Reads every byte of every shard and checks it.
+  virtual absl::Status VerifyAll() = 0;
+};
+
+struct CheckpointEntry {
+  CheckpointId id;
+  std::string directory;
+  bool complete = false;  // has a manifest
+};
+// The checkpoint directories of a job, by step, then epoch; none is OK. Other names are ignored.
+absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(FileSystem& files,
+                                                             const std::string& root,
+                                                             const JobId& job);
+
+// The manifest goes first, durably, so that a crash meanwhile leaves no manifest over missing data.
+// Missing is OK.
+absl::Status RemoveCheckpoint(FileSystem& files, const std::string& root, const CheckpointId& id);
+
+// Removes what `keep` (the coordinator's committed checkpoints) does not list, as far as the caller
+// may: directories of earlier epochs, and those of `epoch` with a smaller step than its newest kept
+// one. A newer attempt's and a save under way are never touched. Returns what was removed.
+absl::StatusOr<std::vector<CheckpointId>> PruneCheckpoints(FileSystem& files,
+                                                           const std::string& root,
+                                                           const JobId& job, Epoch epoch,
+                                                           absl::Span<const CheckpointId> keep);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_CHECKPOINT_CHECKPOINT_H_

@@ -1,0 +1,39 @@
+// What the host backends of Communicator have in common: how data is cut into parts, how parts are
+// reduced in rank order, and what an algorithm sends. Pure.
+#ifndef MUSTER_PARALLEL_COMM_COLLECTIVE_PLAN_H_
+#define MUSTER_PARALLEL_COMM_COLLECTIVE_PLAN_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/tensor.h"
+#include "parallel/comm/communicator.h"
+
+namespace muster::parallel {
+
+// Elements [begin, end) of a tensor.
+struct PartRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t count() const { return end - begin; }
+};
+
+// Part `part` of `elements` cut into `parts` as even as whole cache lines (16 elements) allow; the
+// last ones may be shorter or empty.
+PartRange PartOf(int64_t elements, int parts, int part);
+
+// An all-reduce of at most this many bytes sends everything to everyone (one round trip) instead of
+// reduce-scatter and all-gather (two). The bits are the same.
+inline constexpr int64_t kOneRoundBytesMax = 8192;
+
+// Bytes that rank `rank` sends.
+int64_t AllReduceBytes(int64_t elements, int64_t element_bytes, int size, int rank);
+
+// out[i] = op over inputs[0][i], inputs[1][i], ... in that order. Floating-point sums accumulate in
+// fp32, rounded once at the end (to nearest even). `out` may alias any of the inputs.
+void ReduceInOrder(absl::Span<const void* const> inputs, kernels::DType dtype, ReduceOp op,
+                   int64_t count, void* out);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_COMM_COLLECTIVE_PLAN_H_
