@@ -280,27 +280,36 @@ class AgentCore {
 
   // Takes what Desired says about one attempt; Converge acts on it.
   void Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired);
+  void Refuse(const AttemptKey& key, Attempt& attempt, v1::Cause cause, const std::string& why);
   std::string WhyRefuse(const v1::DesiredAttempt& desired) const;
   void CompleteAssignment(const AttemptKey& key, v1::RankAssignment& assignment) const;
   // One step from what is held towards what is wanted, for every attempt; safe to call at any time.
   void Converge();
   void ConvergeAttempt(const AttemptKey& key, Attempt& attempt);
-  void StopRankProcess(const RankKey& key, const Attempt& attempt, Rank& rank);
+  void StopRank(const RankKey& key, const Attempt& attempt, Rank& rank);
+  void EnterExited(const RankKey& key, Rank& rank);
   bool DeviceBusy(const std::string& device) const;
   void EndCalls(const AttemptKey& key, absl::string_view why);
-  void AbortCall(CallId call, const std::string& why);
+  void Fail(CallId call, absl::Status status);
 
   Rank* Find(const RankKey& key);
   Attempt* FindAttempt(const AttemptKey& key);
+  // kAborted: this daemon does not hold the caller's attempt, or is ending it as stale.
   absl::StatusOr<Attempt*> Authorize(const v1::RankIdentity& identity);
   bool HasUnsentCommits(const AttemptKey& key) const;
 
-  void Persist(const AttemptKey& key, const Attempt& attempt);
-  void SendCommits(bool only_due);
+  void PersistAttempt(const AttemptKey& key);
+  void SendCommits();
   void SendObserved();
+  void SendGet(const GetKey& key, const PendingGet& get);
   void Send(v1::FromWorker message);
   void Reply(CallId call, RankResponse response);
-  void Finish(AgentOutput& output);
+  template <typename Action>
+  void Act(Action action) {
+    output_->actions.push_back(std::move(action));
+  }
+  absl::Time NextDeadline() const;
+  void Finish();
 
   const AgentConfig config_;
   v1::StoredCluster cluster_;
@@ -314,15 +323,17 @@ class AgentCore {
   std::optional<SessionId> session_;
   bool welcomed_ = false;
   absl::Time welcome_deadline_ = absl::InfiniteFuture();
-  uint64_t applied_revision_ = 0;  // of this session
+  std::optional<uint64_t> applied_revision_;  // of this session
   absl::Duration heartbeat_interval_;
   absl::Time observed_at_ = absl::InfinitePast();
-  bool state_changed_ = false;     // send Observed at once
-  bool progress_changed_ = false;  // send it within progress_interval
+  absl::Time armed_ = absl::InfiniteFuture();  // the newest ArmTimer
+  bool state_changed_ = false;                 // send Observed at once
+  bool progress_changed_ = false;              // send it within progress_interval
 
+  // The rest lives for one Handle.
   absl::Time now_;
-  AgentOutput* output_ = nullptr;  // during Handle
-  absl::Time armed_ = absl::InfiniteFuture();
+  std::set<AttemptKey> dirty_;  // to persist
+  AgentOutput* output_ = nullptr;
 };
 
 }  // namespace muster::worker
