@@ -33,7 +33,7 @@ struct DaemonClientOptions {
   static DaemonClientOptions From(const v1::RankAssignment& assignment);
 };
 
-// Thread-safe. Owns its threads: one reports, one delivers commits and notices in order.
+// Thread-safe. Owns its threads: one reports, one delivers commits and one notices, each in order.
 class DaemonClient : public parallel::KeyValueStore {
  public:
   // Connects lazily: OK also while no daemon listens. kInvalidArgument: no socket in the options.
