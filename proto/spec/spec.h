@@ -1,5 +1,9 @@
 // From text to a JobSpec that can be run: strict parsing, defaults, checks. Every field is found by
 // walking the messages of spec.proto, so a new field needs no parser change.
+//
+// Two libraries: muster_spec holds ApplyDefaults, FindProblems and Validate (Protobuf alone; the
+// coordinator links it), muster_spec_parse holds Parse, Load and ToYaml (yaml-cpp; the CLI links
+// it). Everything here is pure and thread-safe.
 #ifndef MUSTER_PROTO_SPEC_SPEC_H_
 #define MUSTER_PROTO_SPEC_SPEC_H_
 
@@ -12,22 +16,39 @@
 
 namespace muster::spec {
 
+// A field and what is wrong with it. `path` is written as in the spec: "engine.data.train[0].path".
+struct Problem {
+  std::string path;
+  std::string message;
+};
+
 // YAML or JSON text (JSON is read as YAML). kInvalidArgument: every problem found, one per line, as
 // "FILE:LINE:COLUMN: engine.model.heads: expected a whole number, got 'six'", unknown fields with
 // the nearest valid name. `file` is used in messages only. `overrides` are
-// "engine.training.steps=100"; the value is YAML; an override wins over the file. At most 1 MiB of
-// text, nesting 64.
+// "engine.training.steps=100" or "engine.data.train[0].path=data/x"; the value is YAML, `null`
+// removes the field; an override wins over the file. At most 1 MiB of text, nesting 64, and 100,000
+// values after aliases are expanded.
 absl::StatusOr<v1::JobSpec> Parse(const std::string& text, const std::string& file,
                                   const std::vector<std::string>& overrides);
+
+// Parse, then the rules of Validate, so that broken rules are reported with their line as well.
+// An empty working_directory is set to `working_directory`. Defaults are checked, not filled in.
+absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& file,
+                                 const std::vector<std::string>& overrides,
+                                 const std::string& working_directory);
 
 // Fills in every default that spec.proto documents. Idempotent.
 void ApplyDefaults(v1::JobSpec& spec);
 
-// After ApplyDefaults. kInvalidArgument names each wrong field, its value and the rule, e.g.
-// "engine.model.heads: 5 does not divide hidden (192)". Pure; needs no cluster.
+// After ApplyDefaults: each broken rule, e.g. {"engine.model.heads", "5 does not divide hidden
+// (192)"}. Looks at no file and no cluster. Long values are not echoed whole.
+std::vector<Problem> FindProblems(const v1::JobSpec& spec);
+
+// FindProblems as a status: kInvalidArgument with one "path: message" per line.
 absl::Status Validate(const v1::JobSpec& spec);
 
-// The spec as YAML in file order of the fields; Parse(ToYaml(s)) == s.
+// The spec as YAML in file order of the fields; Parse(ToYaml(s)) == s for every s that Validate
+// accepts.
 std::string ToYaml(const v1::JobSpec& spec);
 
 }  // namespace muster::spec

@@ -1,0 +1,87 @@
+#include <algorithm>
+
+#include "google/protobuf/util/time_util.h"
+#include "proto/spec/spec.h"
+
+namespace muster::spec {
+namespace {
+
+using google::protobuf::Duration;
+using google::protobuf::util::TimeUtil;
+
+constexpr int32_t kPriority = 50;
+constexpr double kWeight = 1.0;
+constexpr double kWeightDecay = 0.1;
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.95;
+constexpr double kEps = 1e-8;
+constexpr double kClipNorm = 1.0;
+constexpr int32_t kKeep = 2;
+constexpr int32_t kMaxFailures = 3;
+constexpr int64_t kBackoffInitialSeconds = 1;
+constexpr int64_t kBackoffMaxSeconds = 60;
+
+void DefaultSources(google::protobuf::RepeatedPtrField<v1::DataSource>* sources) {
+  for (v1::DataSource& source : *sources) {
+    if (!source.has_weight()) source.set_weight(kWeight);
+  }
+}
+
+void DefaultTraining(v1::TrainingSpec& training) {
+  if (training.precision() == v1::PRECISION_UNSPECIFIED) training.set_precision(v1::PRECISION_FP32);
+  if (training.optimizer().has_adamw()) {
+    v1::AdamWSpec& adamw = *training.mutable_optimizer()->mutable_adamw();
+    if (!adamw.has_weight_decay()) adamw.set_weight_decay(kWeightDecay);
+    if (adamw.betas().empty()) {
+      adamw.add_betas(kBeta1);
+      adamw.add_betas(kBeta2);
+    }
+    if (!adamw.has_eps()) adamw.set_eps(kEps);
+    if (!adamw.has_clip_norm()) adamw.set_clip_norm(kClipNorm);
+  }
+  v1::ScheduleSpec& schedule = *training.mutable_schedule();
+  if (schedule.kind_case() == v1::ScheduleSpec::KIND_NOT_SET) schedule.mutable_constant();
+}
+
+void DefaultRestart(v1::RestartSpec& restart) {
+  if (!restart.has_max_failures()) restart.set_max_failures(kMaxFailures);
+  v1::BackoffSpec& backoff = *restart.mutable_backoff();
+  // A lone initial or max moves the other's default, so that one of them alone is never refused.
+  const Duration initial = TimeUtil::SecondsToDuration(kBackoffInitialSeconds);
+  const Duration max = TimeUtil::SecondsToDuration(kBackoffMaxSeconds);
+  if (!backoff.has_initial()) {
+    *backoff.mutable_initial() =
+        backoff.has_max() && backoff.max() < initial ? backoff.max() : initial;
+  }
+  if (!backoff.has_max()) {
+    *backoff.mutable_max() = max < backoff.initial() ? backoff.initial() : max;
+  }
+}
+
+}  // namespace
+
+void ApplyDefaults(v1::JobSpec& spec) {
+  if (spec.queue().empty()) spec.set_queue("default");
+  if (!spec.has_priority()) spec.set_priority(kPriority);
+  v1::ResourceSpec& resources = *spec.mutable_resources();
+  if (resources.device() == v1::DEVICE_KIND_UNSPECIFIED) {
+    resources.set_device(v1::DEVICE_KIND_CPU);
+  }
+  // An absent engine stays absent, for Validate to name.
+  if (spec.has_engine()) {
+    v1::EngineSpec& engine = *spec.mutable_engine();
+    if (engine.has_data()) {
+      DefaultSources(engine.mutable_data()->mutable_train());
+      DefaultSources(engine.mutable_data()->mutable_validation());
+    }
+    if (engine.has_training()) DefaultTraining(*engine.mutable_training());
+    // The data degree is the only one so far, so it takes all ranks.
+    v1::ParallelSpec& parallel = *engine.mutable_parallel();
+    if (parallel.data() == 0) parallel.set_data(resources.ranks());
+  }
+  if (spec.has_checkpoint() && spec.checkpoint().keep() == 0)
+    spec.mutable_checkpoint()->set_keep(kKeep);
+  DefaultRestart(*spec.mutable_restart());
+}
+
+}  // namespace muster::spec

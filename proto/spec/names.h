@@ -1,0 +1,45 @@
+// How messages are spelled for people: short enum names ("running" for JOB_STATE_RUNNING) and the
+// nearest valid name to a misspelt one. Protobuf alone.
+#ifndef MUSTER_PROTO_SPEC_NAMES_H_
+#define MUSTER_PROTO_SPEC_NAMES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/generated_enum_reflection.h"
+
+namespace muster::spec {
+
+// The value's name in lower case without the prefix that its enum's name gives all values:
+// DEVICE_KIND_CPU of DeviceKind is "cpu".
+std::string ShortEnumName(const google::protobuf::EnumValueDescriptor& value);
+
+// The same for a generated enum; a number that the enum does not know is written as a number.
+template <typename Enum>
+std::string EnumName(Enum value) {
+  const auto* found =
+      google::protobuf::GetEnumDescriptor<Enum>()->FindValueByNumber(static_cast<int>(value));
+  return found == nullptr ? std::to_string(static_cast<int>(value)) : ShortEnumName(*found);
+}
+
+// The value with that short name, or null. "unspecified" is never found.
+const google::protobuf::EnumValueDescriptor* FindEnumValue(
+    const google::protobuf::EnumDescriptor& descriptor, const std::string& short_name);
+
+// The short names that may be written, in order of number.
+std::vector<std::string> EnumNames(const google::protobuf::EnumDescriptor& descriptor);
+
+// The candidate with the smallest edit distance (insertions, deletions, substitutions and swaps of
+// neighbours; case, '-' and '_' do not count), or "" when none is close enough to be what was
+// meant.
+std::string NearestName(absl::string_view name, const std::vector<std::string>& candidates);
+
+// At most `length_max` bytes of `text` in single quotes, cut at a character, control characters
+// escaped; says how long a longer one is: 'aaaa...' (10485760 bytes).
+std::string Quoted(absl::string_view text, size_t length_max = 80);
+
+}  // namespace muster::spec
+
+#endif  // MUSTER_PROTO_SPEC_NAMES_H_

@@ -1,0 +1,389 @@
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "google/protobuf/unknown_field_set.h"
+#include "proto/spec/names.h"
+#include "proto/spec/spec.h"
+
+namespace muster::spec {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr size_t kNameLengthMax = 63;
+constexpr size_t kPathBytesMax = 4096;
+constexpr int64_t kLayersMax = 1024;
+constexpr int64_t kHiddenMax = 1 << 20;
+constexpr int64_t kRanksMax = 65536;
+constexpr int kSourcesMax = 4096;
+constexpr int kLabelsMax = 32;
+constexpr size_t kLabelBytesMax = 63;
+constexpr size_t kProblemsMax = 100;
+
+bool IsName(const std::string& name) {
+  if (name.empty() || name.size() > kNameLengthMax) return false;
+  if (!absl::ascii_islower(name.front()) || name.back() == '-') return false;
+  for (char c : name) {
+    if (!absl::ascii_islower(c) && !absl::ascii_isdigit(c) && c != '-') return false;
+  }
+  return true;
+}
+
+// a * b, or nothing when it does not fit. Requires: a, b >= 0.
+bool MultiplyOverflows(int64_t a, int64_t b, int64_t* product) {
+  return __builtin_mul_overflow(a, b, product);
+}
+
+// Collects problems; each method judges one part of the spec.
+class Judge {
+ public:
+  std::vector<Problem> Run(const v1::JobSpec& spec) {
+    Known(spec, "");
+    Head(spec);
+    if (!spec.has_engine()) {
+      Add("engine", "required: says what to train");
+    } else {
+      Engine(spec);
+    }
+    Resources(spec.resources());
+    if (spec.has_checkpoint()) Checkpoint(spec);
+    Restart(spec.restart());
+    if (problems_.size() > kProblemsMax) problems_.resize(kProblemsMax);
+    return std::move(problems_);
+  }
+
+ private:
+  template <typename... Parts>
+  void Add(std::string path, const Parts&... parts) {
+    problems_.push_back({std::move(path), absl::StrCat(parts...)});
+  }
+
+  // Enum numbers and fields that this build has no name for come from a newer client: to ignore
+  // them would be to run something else than was asked for.
+  void Known(const Message& message, const std::string& path) {
+    const auto& reflection = *message.GetReflection();
+    const std::string prefix = path.empty() ? "" : path + ".";
+    if (!reflection.GetUnknownFields(message).empty()) {
+      Add(path.empty() ? "spec" : path, "has a field with number ",
+          reflection.GetUnknownFields(message).field(0).number(),
+          ", which this version does not know; the client is newer than the coordinator");
+    }
+    std::vector<const FieldDescriptor*> fields;
+    reflection.ListFields(message, &fields);
+    for (const FieldDescriptor* field : fields) {
+      if (field->is_map()) continue;
+      const std::string field_path = prefix + field->name();
+      if (field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM && !field->is_repeated()) {
+        const int number = reflection.GetEnumValue(message, field);
+        if (field->enum_type()->FindValueByNumber(number) == nullptr) {
+          Add(field_path, "unknown value ", number, "; expected ",
+              absl::StrJoin(EnumNames(*field->enum_type()), ", "));
+        }
+      }
+      if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+      if (!field->is_repeated()) {
+        Known(reflection.GetMessage(message, field), field_path);
+        continue;
+      }
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        Known(reflection.GetRepeatedMessage(message, field, i),
+              absl::StrCat(field_path, "[", i, "]"));
+      }
+    }
+  }
+
+  // One whole number in [low, high].
+  bool InRange(const std::string& path, int64_t value, int64_t low,
+               int64_t high = std::numeric_limits<int64_t>::max()) {
+    if (value >= low && value <= high) return true;
+    if (high == std::numeric_limits<int64_t>::max() ||
+        high == std::numeric_limits<int32_t>::max()) {
+      Add(path, value == 0 ? "required; " : absl::StrCat(value, " is too small; "), "at least ",
+          low);
+    } else {
+      Add(path, value == 0 ? "required" : absl::StrCat(value, " is out of range"), "; ", low,
+          " to ", high);
+    }
+    return false;
+  }
+
+  bool NotNegative(const std::string& path, int64_t value) {
+    if (value >= 0) return true;
+    Add(path, value, " is negative");
+    return false;
+  }
+
+  bool Finite(const std::string& path, double value) {
+    if (std::isfinite(value)) return true;
+    Add(path, value, " is not a finite number");
+    return false;
+  }
+  bool NotNegative(const std::string& path, double value) {
+    if (!Finite(path, value)) return false;
+    if (value >= 0) return true;
+    Add(path, value, " is negative");
+    return false;
+  }
+  bool Positive(const std::string& path, double value) {
+    if (!Finite(path, value)) return false;
+    if (value > 0) return true;
+    Add(path, value, " is not larger than 0");
+    return false;
+  }
+
+  void Path(const std::string& path, const std::string& value, const v1::JobSpec& spec) {
+    if (value.empty()) {
+      Add(path, "required");
+      return;
+    }
+    if (!PathText(path, value)) return;
+    if (value[0] != '/' && spec.working_directory().empty()) {
+      Add(path, Quoted(value), " is relative, but working_directory is not set");
+    }
+  }
+
+  bool PathText(const std::string& path, const std::string& value) {
+    if (value.size() > kPathBytesMax) {
+      Add(path, Quoted(value), " is longer than ", kPathBytesMax, " bytes");
+      return false;
+    }
+    for (char c : value) {
+      if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
+        Add(path, Quoted(value), " contains a control character");
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void Head(const v1::JobSpec& spec) {
+    if (spec.name().empty()) {
+      Add("name", "required");
+    } else if (!IsName(spec.name())) {
+      Add("name", Quoted(spec.name()),
+          " is not a job name: 1-63 characters of [a-z0-9-], starting with a letter, not ending "
+          "with '-'");
+    }
+    if (spec.queue() != "default") {
+      Add("queue", "there is no queue ", Quoted(spec.queue()), "; the only one is 'default'");
+    }
+    if (spec.priority() < 0 || spec.priority() > 100) {
+      Add("priority", spec.priority(), " is out of range; 0 to 100");
+    }
+    if (!spec.working_directory().empty() &&
+        PathText("working_directory", spec.working_directory()) &&
+        spec.working_directory()[0] != '/') {
+      Add("working_directory", Quoted(spec.working_directory()), " is not an absolute path");
+    }
+    if (spec.labels_size() > kLabelsMax) {
+      Add("labels", spec.labels_size(), " labels; at most ", kLabelsMax);
+      return;
+    }
+    for (const auto& [name, value] : spec.labels()) {
+      if (name.empty()) {
+        Add("labels", "a label without a name");
+      } else if (name.size() > kLabelBytesMax) {
+        Add("labels", "the name ", Quoted(name), " is longer than ", kLabelBytesMax, " bytes");
+      }
+      if (value.size() > kLabelBytesMax) {
+        Add(absl::StrCat("labels.", name.substr(0, kLabelBytesMax)), Quoted(value),
+            " is longer than ", kLabelBytesMax, " bytes");
+      }
+    }
+  }
+
+  void Engine(const v1::JobSpec& spec) {
+    const v1::EngineSpec& engine = spec.engine();
+    if (engine.has_model()) {
+      Model(engine.model());
+    } else {
+      Add("engine.model", "required");
+    }
+    Sources("engine.data.train", engine.data().train(), spec);
+    if (engine.data().train().empty()) Add("engine.data.train", "required: at least one data set");
+    Sources("engine.data.validation", engine.data().validation(), spec);
+    Parallel(spec);
+    if (engine.has_training()) {
+      Training(spec);
+    } else {
+      Add("engine.training", "required");
+    }
+  }
+
+  void Model(const v1::ModelSpec& model) {
+    if (model.family() == v1::MODEL_FAMILY_UNSPECIFIED) {
+      Add("engine.model.family", "required; one of ",
+          absl::StrJoin(EnumNames(*v1::ModelFamily_descriptor()), ", "));
+    }
+    InRange("engine.model.layers", model.layers(), 1, kLayersMax);
+    const bool hidden = InRange("engine.model.hidden", model.hidden(), 1, kHiddenMax);
+    const bool heads = InRange("engine.model.heads", model.heads(), 1);
+    if (hidden && heads && model.hidden() % model.heads() != 0) {
+      Add("engine.model.heads", model.heads(), " does not divide hidden (", model.hidden(), ")");
+    }
+    InRange("engine.model.vocab", model.vocab(), 1);
+    InRange("engine.model.sequence_length", model.sequence_length(), 1);
+  }
+
+  void Sources(const std::string& path,
+               const google::protobuf::RepeatedPtrField<v1::DataSource>& sources,
+               const v1::JobSpec& spec) {
+    if (sources.size() > kSourcesMax) {
+      Add(path, sources.size(), " data sets; at most ", kSourcesMax);
+      return;
+    }
+    for (int i = 0; i < sources.size(); ++i) {
+      const std::string source = absl::StrCat(path, "[", i, "]");
+      Path(source + ".path", sources[i].path(), spec);
+      Positive(source + ".weight", sources[i].weight());
+    }
+  }
+
+  void Parallel(const v1::JobSpec& spec) {
+    const v1::ParallelSpec& parallel = spec.engine().parallel();
+    NotNegative("engine.parallel.bucket_bytes", parallel.bucket_bytes());
+    const int32_t ranks = spec.resources().ranks();
+    if (ranks < 1) return;  // named by Resources
+    if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
+    if (parallel.data() != ranks) {
+      Add("resources.ranks", ranks, " ranks, but the degrees of engine.parallel multiply to ",
+          parallel.data(), " (data ", parallel.data(), ")");
+    }
+  }
+
+  void Training(const v1::JobSpec& spec) {
+    const v1::TrainingSpec& training = spec.engine().training();
+    const bool steps = InRange("engine.training.steps", training.steps(), 1);
+    const bool global = InRange("engine.training.global_batch", training.global_batch(), 1);
+    const bool micro = InRange("engine.training.micro_batch", training.micro_batch(), 1);
+    const int64_t data = spec.engine().parallel().data();
+    if (global && micro && data >= 1) {
+      int64_t unit = 0;
+      if (MultiplyOverflows(training.micro_batch(), data, &unit) ||
+          training.global_batch() % unit != 0) {
+        Add("engine.training.global_batch", training.global_batch(),
+            " is not a multiple of micro_batch x data (", training.micro_batch(), " x ", data, ")");
+      }
+    }
+    int64_t tokens = 0;
+    const int64_t length = spec.engine().model().sequence_length();
+    if (steps && global && length >= 1 &&
+        (MultiplyOverflows(training.global_batch(), length, &tokens) ||
+         MultiplyOverflows(tokens, training.steps(), &tokens))) {
+      Add("engine.training.steps", "steps x global_batch x sequence_length (", training.steps(),
+          " x ", training.global_batch(), " x ", length, ") is too large to count the tokens");
+    }
+    if (training.precision() == v1::PRECISION_BF16 &&
+        spec.resources().device() != v1::DEVICE_KIND_CUDA) {
+      Add("engine.training.precision", "bf16 needs resources.device: cuda");
+    }
+    NotNegative("engine.training.evaluate_every", training.evaluate_every());
+    NotNegative("engine.training.evaluate_samples", training.evaluate_samples());
+    if (training.optimizer().has_adamw()) {
+      AdamW(training.optimizer().adamw());
+      Schedule(training);
+    } else {
+      Add("engine.training.optimizer", "required; adamw is the one there is");
+    }
+  }
+
+  void AdamW(const v1::AdamWSpec& adamw) {
+    const std::string path = "engine.training.optimizer.adamw.";
+    Positive(path + "lr", adamw.lr());
+    NotNegative(path + "weight_decay", adamw.weight_decay());
+    Positive(path + "eps", adamw.eps());
+    NotNegative(path + "clip_norm", adamw.clip_norm());
+    if (adamw.betas_size() != 2) {
+      Add(path + "betas", adamw.betas_size(), " values; expected two, [beta1, beta2]");
+      return;
+    }
+    for (int i = 0; i < adamw.betas_size(); ++i) {
+      const std::string beta = absl::StrCat(path, "betas[", i, "]");
+      if (!Finite(beta, adamw.betas(i))) continue;
+      if (adamw.betas(i) < 0 || adamw.betas(i) >= 1) {
+        Add(beta, adamw.betas(i), " is out of range; 0 to less than 1");
+      }
+    }
+  }
+
+  void Schedule(const v1::TrainingSpec& training) {
+    const v1::ScheduleSpec& schedule = training.schedule();
+    const std::string path = "engine.training.schedule.";
+    if (schedule.has_constant()) {
+      NotNegative(path + "constant.warmup_steps", schedule.constant().warmup_steps());
+    }
+    if (!schedule.has_cosine() && !schedule.has_linear()) return;
+    const std::string kind = path + (schedule.has_cosine() ? "cosine." : "linear.");
+    const v1::DecaySpec& decay = schedule.has_cosine() ? schedule.cosine() : schedule.linear();
+    const double lr = training.optimizer().adamw().lr();
+    const bool warmup = NotNegative(kind + "warmup_steps", decay.warmup_steps());
+    if (NotNegative(kind + "min_lr", decay.min_lr()) && std::isfinite(lr) && decay.min_lr() > lr) {
+      Add(kind + "min_lr", decay.min_lr(), " is larger than lr (", lr, ")");
+    }
+    if (NotNegative(kind + "decay_steps", decay.decay_steps()) && warmup &&
+        decay.decay_steps() > 0 && decay.decay_steps() <= decay.warmup_steps()) {
+      Add(kind + "decay_steps", decay.decay_steps(), " is not larger than warmup_steps (",
+          decay.warmup_steps(), ")");
+    }
+  }
+
+  void Resources(const v1::ResourceSpec& resources) {
+    InRange("resources.ranks", resources.ranks(), 1, kRanksMax);
+    NotNegative("resources.threads_per_rank", static_cast<int64_t>(resources.threads_per_rank()));
+  }
+
+  void Checkpoint(const v1::JobSpec& spec) {
+    Path("checkpoint.path", spec.checkpoint().path(), spec);
+    InRange("checkpoint.every_steps", spec.checkpoint().every_steps(), 1);
+    InRange("checkpoint.keep", spec.checkpoint().keep(), 1);
+  }
+
+  // The duration, or nothing (and reported) when it is not one from 0 to 24 hours.
+  bool BackoffDuration(const std::string& path, const google::protobuf::Duration& proto,
+                       absl::Duration* duration) {
+    constexpr int32_t kNanosMax = 999'999'999;
+    *duration = absl::Seconds(proto.seconds()) + absl::Nanoseconds(proto.nanos());
+    const bool well_formed = proto.nanos() >= -kNanosMax && proto.nanos() <= kNanosMax &&
+                             (proto.seconds() >= 0 || proto.nanos() <= 0) &&
+                             (proto.seconds() <= 0 || proto.nanos() >= 0);
+    if (well_formed && *duration >= absl::ZeroDuration() && *duration <= absl::Hours(24)) {
+      return true;
+    }
+    Add(path, absl::FormatDuration(*duration), " is out of range; 0s to 24h");
+    return false;
+  }
+
+  void Restart(const v1::RestartSpec& restart) {
+    NotNegative("restart.max_failures", static_cast<int64_t>(restart.max_failures()));
+    absl::Duration initial, max;
+    const bool initial_ok =
+        BackoffDuration("restart.backoff.initial", restart.backoff().initial(), &initial);
+    const bool max_ok = BackoffDuration("restart.backoff.max", restart.backoff().max(), &max);
+    if (initial_ok && max_ok && initial > max) {
+      Add("restart.backoff.initial", absl::FormatDuration(initial), " is longer than max (",
+          absl::FormatDuration(max), ")");
+    }
+  }
+
+  std::vector<Problem> problems_;
+};
+
+}  // namespace
+
+std::vector<Problem> FindProblems(const v1::JobSpec& spec) { return Judge().Run(spec); }
+
+absl::Status Validate(const v1::JobSpec& spec) {
+  const std::vector<Problem> problems = FindProblems(spec);
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrJoin(problems, "\n", [](std::string* out, const Problem& problem) {
+        absl::StrAppend(out, problem.path, ": ", problem.message);
+      }));
+}
+
+}  // namespace muster::spec

@@ -1,0 +1,234 @@
+#include <gmock/gmock.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "proto/spec/spec.h"
+#include "tests/proto/example_spec.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::spec {
+namespace {
+
+using ::google::protobuf::util::MessageDifferencer;
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+
+v1::JobSpec Example() {
+  v1::JobSpec spec = *Parse(kExample, "example", {});
+  ApplyDefaults(spec);
+  return spec;
+}
+
+TEST(SpecDefaults, SmallestSpec_GetsEveryDocumentedDefault) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(R"(
+name: a
+engine:
+  model: {family: gpt2, layers: 1, hidden: 8, heads: 2, vocab: 4, sequence_length: 16}
+  data: {train: [{path: /d}]}
+  training: {steps: 1, global_batch: 4, micro_batch: 1, optimizer: {adamw: {lr: 1}}}
+resources: {ranks: 4}
+checkpoint: {path: /c, every_steps: 1}
+)",
+                                               "f", {}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+  EXPECT_EQ(spec.queue(), "default");
+  EXPECT_EQ(spec.priority(), 50);
+  EXPECT_EQ(spec.engine().data().train(0).weight(), 1.0);
+  EXPECT_EQ(spec.engine().training().precision(), v1::PRECISION_FP32);
+  const v1::AdamWSpec& adamw = spec.engine().training().optimizer().adamw();
+  EXPECT_EQ(adamw.weight_decay(), 0.1);
+  EXPECT_THAT(adamw.betas(), ::testing::ElementsAre(0.9, 0.95));
+  EXPECT_EQ(adamw.eps(), 1e-8);
+  EXPECT_EQ(adamw.clip_norm(), 1.0);
+  EXPECT_TRUE(spec.engine().training().schedule().has_constant());
+  EXPECT_EQ(spec.engine().parallel().data(), 4);
+  EXPECT_EQ(spec.resources().device(), v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(spec.checkpoint().keep(), 2);
+  EXPECT_EQ(spec.restart().max_failures(), 3);
+  EXPECT_EQ(spec.restart().backoff().initial().seconds(), 1);
+  EXPECT_EQ(spec.restart().backoff().max().seconds(), 60);
+
+  v1::JobSpec again = spec;
+  ApplyDefaults(again);
+  EXPECT_TRUE(MessageDifferencer::Equals(spec, again));
+}
+
+TEST(SpecDefaults, WrittenZeros_AreKept) {
+  v1::JobSpec spec;
+  spec.set_priority(0);
+  spec.mutable_restart()->set_max_failures(0);
+  auto* adamw = spec.mutable_engine()->mutable_training()->mutable_optimizer()->mutable_adamw();
+  adamw->set_weight_decay(0);
+  adamw->set_clip_norm(0);
+  ApplyDefaults(spec);
+  EXPECT_EQ(spec.priority(), 0);
+  EXPECT_EQ(spec.restart().max_failures(), 0);
+  EXPECT_EQ(adamw->weight_decay(), 0);
+  EXPECT_EQ(adamw->clip_norm(), 0);
+}
+
+TEST(SpecDefaults, LoneBackoffLimit_MovesTheOther) {
+  for (const char* text : {"{max: 100ms}", "{initial: 2m}"}) {
+    ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                         Parse(kExample, "f", {absl::StrCat("restart.backoff=", text)}));
+    ApplyDefaults(spec);
+    EXPECT_OK(Validate(spec)) << text;
+  }
+}
+
+TEST(SpecValidate, EmptySpec_NamesWhatIsRequired) {
+  v1::JobSpec spec;
+  ApplyDefaults(spec);
+  const absl::Status status = Validate(spec);
+  for (const char* path : {"name: required", "engine: required", "resources.ranks: required"}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(path)));
+  }
+}
+
+struct Bad {
+  const char* override_text;
+  const char* message;
+};
+class SpecValidateBad : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(SpecValidateBad, Override_IsRefusedByNameValueAndRule) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {GetParam().override_text}));
+  ApplyDefaults(spec);
+  EXPECT_THAT(Validate(spec),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(GetParam().message)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, SpecValidateBad,
+    ::testing::Values(
+        Bad{"name=Upper", "name: 'Upper' is not a job name: 1-63 characters of [a-z0-9-]"},
+        Bad{"name=1a", "name: '1a'"}, Bad{"name=a-", "name: 'a-'"}, Bad{"name=a_b", "name: "},
+        Bad{"name=a234567890123456789012345678901234567890123456789012345678901234", "name: "},
+        Bad{"name='../x'", "name: '../x'"}, Bad{"queue=gold", "there is no queue 'gold'"},
+        Bad{"priority=101", "priority: 101 is out of range; 0 to 100"},
+        Bad{"priority=-1", "priority: -1"}, Bad{"engine.model=null", "engine.model: required"},
+        Bad{"engine.model.family=null", "engine.model.family: required; one of gpt2"},
+        Bad{"engine.model.layers=0", "engine.model.layers: required; 1 to 1024"},
+        Bad{"engine.model.layers=-6", "-6 is out of range; 1 to 1024"},
+        Bad{"engine.model.layers=1025", "1025 is out of range"},
+        Bad{"engine.model.hidden=1048577", "engine.model.hidden: 1048577 is out of range"},
+        Bad{"engine.model.heads=5", "engine.model.heads: 5 does not divide hidden (192)"},
+        Bad{"engine.model.heads=-6", "-6 is too small; at least 1"},
+        Bad{"engine.model.vocab=0", "engine.model.vocab: required; at least 1"},
+        Bad{"engine.model.sequence_length=-1", "engine.model.sequence_length: -1 is too small"},
+        Bad{"engine.data=null", "engine.data.train: required: at least one data set"},
+        Bad{"engine.data.train=[]", "engine.data.train: required"},
+        Bad{"engine.data.train[0].path=null", "engine.data.train[0].path: required"},
+        Bad{"engine.data.train[0].path=\"a\\tb\"", "contains a control character"},
+        Bad{"engine.data.train[0].weight=0", "weight: 0 is not larger than 0"},
+        Bad{"engine.data.validation[0].weight=-2", "validation[0].weight: -2 is not larger"},
+        Bad{"engine.training=null", "engine.training: required"},
+        Bad{"engine.training.steps=0", "engine.training.steps: required; at least 1"},
+        Bad{"engine.training.steps=-5", "engine.training.steps: -5 is too small"},
+        Bad{"engine.training.steps=9223372036854775807", "too large to count the tokens"},
+        Bad{"engine.training.global_batch=24",
+            "24 is not a multiple of micro_batch x data (8 x 2)"},
+        Bad{"engine.training.micro_batch=9223372036854775807", "is not a multiple of"},
+        Bad{"engine.training.micro_batch=0", "engine.training.micro_batch: required"},
+        Bad{"engine.training.precision=bf16", "bf16 needs resources.device: cuda"},
+        Bad{"engine.training.evaluate_every=-1", "evaluate_every: -1 is negative"},
+        Bad{"engine.training.evaluate_samples=-1", "evaluate_samples: -1 is negative"},
+        Bad{"engine.training.optimizer=null", "engine.training.optimizer: required"},
+        Bad{"engine.training.optimizer.adamw.lr=0", "lr: 0 is not larger than 0"},
+        Bad{"engine.training.optimizer.adamw.weight_decay=-1", "weight_decay: -1 is negative"},
+        Bad{"engine.training.optimizer.adamw.betas=[0.9]", "1 values; expected two"},
+        Bad{"engine.training.optimizer.adamw.betas=[0.9, 1]", "betas[1]: 1 is out of range"},
+        Bad{"engine.training.optimizer.adamw.betas=[-0.1, 0.9]", "betas[0]: -0.1 is out of range"},
+        Bad{"engine.training.optimizer.adamw.eps=0", "eps: 0 is not larger than 0"},
+        Bad{"engine.training.optimizer.adamw.clip_norm=-1", "clip_norm: -1 is negative"},
+        Bad{"engine.training.schedule.cosine.warmup_steps=-1", "warmup_steps: -1 is negative"},
+        Bad{"engine.training.schedule.cosine.min_lr=0.01",
+            "min_lr: 0.01 is larger than lr (0.001)"},
+        Bad{"engine.training.schedule.linear.min_lr=-1", "linear.min_lr: -1 is negative"},
+        Bad{"engine.training.schedule.cosine.decay_steps=50", "50 is not larger than warmup_steps"},
+        Bad{"engine.training.schedule.constant.warmup_steps=-1", "warmup_steps: -1 is negative"},
+        Bad{"engine.parallel.data=3", "2 ranks, but the degrees of engine.parallel multiply to 3"},
+        Bad{"engine.parallel.data=-2", "engine.parallel.data: -2 is too small"},
+        Bad{"engine.parallel.bucket_bytes=-1", "bucket_bytes: -1 is negative"},
+        Bad{"resources.ranks=65537", "resources.ranks: 65537 is out of range; 1 to 65536"},
+        Bad{"resources.threads_per_rank=-1", "threads_per_rank: -1 is negative"},
+        Bad{"checkpoint.path=null", "checkpoint.path: required"},
+        Bad{"checkpoint.every_steps=0", "checkpoint.every_steps: required; at least 1"},
+        Bad{"checkpoint.keep=-1", "checkpoint.keep: -1 is too small"},
+        Bad{"restart.max_failures=-1", "restart.max_failures: -1 is negative"},
+        Bad{"restart.backoff.initial=-1s", "initial: -1s is out of range; 0s to 24h"},
+        Bad{"restart.backoff.max=25h", "max: 25h is out of range"},
+        Bad{"restart.backoff.initial=1m", "initial: 1m is longer than max (30s)"},
+        Bad{"working_directory=a/b", "working_directory: 'a/b' is not an absolute path"},
+        Bad{"working_directory=null", "'data/kjv.train' is relative, but working_directory"},
+        Bad{"labels={'': x}", "a label without a name"},
+        Bad{"labels.a=a234567890123456789012345678901234567890123456789012345678901234",
+            "labels.a: "}));
+
+// What text cannot say but the wire can.
+TEST(SpecValidate, NumbersThatTextCannotHold_AreRefused) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  const std::pair<std::function<void(v1::JobSpec&)>, const char*> table[] = {
+      {[&](auto& s) { s.mutable_engine()->mutable_data()->mutable_train(0)->set_weight(nan); },
+       "weight: nan is not a finite number"},
+      {[&](auto& s) {
+         s.mutable_engine()->mutable_training()->mutable_optimizer()->mutable_adamw()->set_lr(
+             infinity);
+       },
+       "lr: inf is not a finite number"},
+      {[&](auto& s) {
+         s.mutable_engine()->mutable_training()->mutable_optimizer()->mutable_adamw()->set_betas(
+             0, nan);
+       },
+       "betas[0]: nan"},
+      {[&](auto& s) {
+         s.mutable_engine()->mutable_training()->mutable_schedule()->mutable_cosine()->set_min_lr(
+             nan);
+       },
+       "min_lr: nan"},
+      {[&](auto& s) { s.mutable_resources()->set_device(static_cast<v1::DeviceKind>(9)); },
+       "resources.device: unknown value 9; expected cpu, cuda"},
+      {[&](auto& s) { s.mutable_restart()->mutable_backoff()->mutable_max()->set_nanos(-1); },
+       "restart.backoff.max: "},
+      {[&](auto& s) {
+         s.mutable_restart()->mutable_backoff()->mutable_max()->set_seconds(
+             std::numeric_limits<int64_t>::min());
+       },
+       "is out of range; 0s to 24h"},
+      {[&](auto& s) { s.GetReflection()->MutableUnknownFields(&s)->AddVarint(77, 1); },
+       "has a field with number 77, which this version does not know"},
+      {[&](auto& s) {
+         for (int i = 0; i < 33; ++i) (*s.mutable_labels())[absl::StrCat("l", i)] = "x";
+       },
+       "labels: 35 labels; at most 32"},
+  };
+  for (const auto& [bend, message] : table) {
+    v1::JobSpec spec = Example();
+    ASSERT_OK(Validate(spec));
+    bend(spec);
+    EXPECT_THAT(Validate(spec), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  }
+}
+
+TEST(SpecValidate, TenMegabyteName_IsNotEchoedWhole) {
+  v1::JobSpec spec = Example();
+  spec.set_name(std::string(10 << 20, 'a'));
+  const absl::Status status = Validate(spec);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("(10485760 bytes)")));
+  EXPECT_LT(status.message().size(), 500u);
+}
+
+TEST(SpecValidate, WarmupLongerThanTheRun_IsAllowed) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {"engine.training.steps=10"}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+}
+
+}  // namespace
+}  // namespace muster::spec
