@@ -19,7 +19,8 @@ namespace muster::kernels {
 // Two passes over the same code: while planning, Take() hands out addresses in an imaginary buffer
 // and adds up; after Commit() the same sequence of Take() calls gives views of one real buffer.
 // Marks make a stack of it (backward scratch reuses what forward released). Sizes per category are
-// what `muster plan` shows. Single-threaded.
+// what `muster plan` shows. Views taken while planning must not be read or written: run no op then.
+// Single-threaded.
 class Arena {
  public:
   // 256-byte aligned. `category` e.g. "activations", "scratch", "logits".
@@ -33,12 +34,21 @@ class Arena {
   absl::Status Commit(Device& device);
   bool planning() const { return buffer_ == nullptr; }
   int64_t peak_bytes() const { return peak_; }
+  // The most that was live at once, per category. The sum is at least peak_bytes().
   const std::map<std::string, int64_t>& bytes_by_category() const { return by_category_; }
 
  private:
+  struct Taken {
+    int64_t begin;
+    int64_t bytes;
+    std::string category;
+  };
+
   int64_t offset_ = 0;
   int64_t peak_ = 0;
   std::map<std::string, int64_t> by_category_;
+  std::vector<Taken> taken_;  // planning only, a stack
+  std::map<std::string, int64_t> live_by_category_;
   std::unique_ptr<Buffer> buffer_;
 };
 

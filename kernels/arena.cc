@@ -1,0 +1,67 @@
+#include "kernels/arena.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace muster::kernels {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+// Views handed out while planning point here: not null (so that they are not "empty"), and nothing
+// may be read or written through them.
+constexpr uintptr_t kPlanningBase = 4096;
+
+}  // namespace
+
+Tensor Arena::Take(absl::string_view category, DType dtype, std::initializer_list<int64_t> shape) {
+  const int64_t begin = offset_;
+  const int64_t bytes =
+      (Tensor(nullptr, dtype, shape).elements() * SizeOf(dtype) + kAlignment - 1) / kAlignment *
+      kAlignment;
+  offset_ += bytes;
+  if (planning()) {
+    peak_ = std::max(peak_, offset_);
+    const std::string name(category);
+    taken_.push_back({begin, bytes, name});
+    int64_t& live = live_by_category_[name];
+    live += bytes;
+    int64_t& most = by_category_[name];
+    most = std::max(most, live);
+    return Tensor(reinterpret_cast<void*>(kPlanningBase + begin), dtype, shape);
+  }
+  CHECK_LE(offset_, peak_) << "the arena was planned for less: " << std::string(category) << " "
+                           << Tensor(nullptr, dtype, shape).ToString()
+                           << "; planning and running must take the same sequence";
+  return Tensor(static_cast<char*>(buffer_->data()) + begin, dtype, shape);
+}
+
+void Arena::ReleaseTo(int64_t mark) {
+  CHECK(mark >= 0 && mark <= offset_) << "mark " << mark << " of an arena at " << offset_;
+  offset_ = mark;
+  while (!taken_.empty() && taken_.back().begin >= mark) {
+    live_by_category_[taken_.back().category] -= taken_.back().bytes;
+    taken_.pop_back();
+  }
+}
+
+absl::Status Arena::Commit(Device& device) {
+  CHECK(planning()) << "the arena is committed already";
+  absl::StatusOr<std::unique_ptr<Buffer>> buffer = device.Allocate(std::max(peak_, kAlignment));
+  if (!buffer.ok()) {
+    std::string what = absl::StrCat("the memory of a step (", peak_, " bytes:");
+    for (const auto& [category, bytes] : by_category_)
+      absl::StrAppend(&what, " ", category, " ", bytes);
+    return Annotate(buffer.status(), what + ")");
+  }
+  buffer_ = *std::move(buffer);
+  offset_ = 0;
+  taken_.clear();
+  live_by_category_.clear();
+  return absl::OkStatus();
+}
+
+}  // namespace muster::kernels

@@ -1,0 +1,200 @@
+#include "kernels/check_args.h"
+
+#include <initializer_list>
+
+#include "base/check.h"
+
+namespace muster::kernels {
+namespace {
+
+bool IsActivation(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+// Contiguous, of this dtype and shape.
+void CheckIs(const char* name, const Tensor& x, DType dtype, std::initializer_list<int64_t> shape) {
+  const Tensor expected(nullptr, dtype, shape);
+  bool same = x.dtype() == dtype && x.rank() == expected.rank() && x.contiguous();
+  for (int i = 0; same && i < x.rank(); ++i) same = x.dim(i) == expected.dim(i);
+  CHECK(same) << name << " is " << x.ToString() << (x.contiguous() ? "" : " with gaps")
+              << ", expected " << expected.ToString();
+}
+
+void CheckIsOrEmpty(const char* name, const Tensor& x, DType dtype,
+                    std::initializer_list<int64_t> shape) {
+  if (!x.empty()) CheckIs(name, x, dtype, shape);
+}
+
+// [B,S,heads,D] with any strides but a dense last dimension.
+void CheckHeads(const char* name, const Tensor& x, DType dtype, int64_t batch, int64_t sequence,
+                int64_t heads, int64_t width) {
+  CHECK(x.rank() == 4 && x.dtype() == dtype && x.dim(0) == batch && x.dim(1) == sequence &&
+        x.dim(2) == heads && x.dim(3) == width && (x.stride(3) == 1 || width == 1))
+      << name << " is " << x.ToString() << ", expected "
+      << Tensor(nullptr, dtype, {batch, sequence, heads, width}).ToString()
+      << " with a dense last dimension";
+}
+
+}  // namespace
+
+void CheckCopy(const Tensor& from, const Tensor& to) {
+  CHECK(from.dtype() == to.dtype() && from.elements() == to.elements() && from.contiguous() &&
+        to.contiguous())
+      << from.ToString() << " to " << to.ToString();
+}
+
+void CheckCast(const Tensor& from, const Tensor& to) {
+  CHECK(IsActivation(from.dtype()) && IsActivation(to.dtype()) &&
+        from.elements() == to.elements() && from.contiguous() && to.contiguous())
+      << from.ToString() << " to " << to.ToString();
+}
+
+void CheckFp32(const Tensor& x) {
+  CHECK(x.dtype() == DType::kF32 && x.contiguous()) << x.ToString();
+}
+
+void CheckSameFp32(const Tensor& x, const Tensor& y) {
+  CheckFp32(x);
+  CheckFp32(y);
+  CHECK_EQ(x.elements(), y.elements());
+}
+
+void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, int64_t sequence,
+                    const Tensor& out) {
+  CHECK_EQ(out.rank(), 2);
+  const int64_t t = out.dim(0), c = out.dim(1);
+  CheckIs("out", out, out.dtype(), {t, c});
+  CheckIs("tokens", tokens, DType::kI32, {t});
+  CHECK(sequence > 0 && t % sequence == 0) << t << " tokens in sequences of " << sequence;
+  if (!wte.empty()) {
+    CHECK(wte.rank() == 2 && wte.dim(1) == c && wte.contiguous()) << "wte is " << wte.ToString();
+  }
+  if (!wpe.empty()) {
+    CHECK(wpe.rank() == 2 && wpe.dim(0) >= sequence && wpe.dim(1) == c && wpe.contiguous())
+        << "wpe is " << wpe.ToString();
+  }
+}
+
+void CheckLayerNorm(const LayerNormForwardArgs& args) {
+  CHECK_EQ(args.residual.rank(), 2);
+  const DType act = args.residual.dtype();
+  const int64_t t = args.residual.dim(0), c = args.residual.dim(1);
+  CheckIs("residual", args.residual, act, {t, c});
+  CheckIsOrEmpty("branch", args.branch, act, {t, c});
+  CheckIsOrEmpty("sum", args.sum, act, {t, c});
+  CHECK(args.branch.empty() || !args.sum.empty()) << "a branch needs a sum to be written to";
+  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
+  CheckIs("beta", args.beta, args.gamma.dtype(), {c});
+  CheckIs("y", args.y, act, {t, c});
+  CheckIs("mean", args.mean, DType::kF32, {t});
+  CheckIs("rstd", args.rstd, DType::kF32, {t});
+}
+
+void CheckLayerNorm(const LayerNormBackwardArgs& args) {
+  CHECK_EQ(args.x.rank(), 2);
+  const DType act = args.x.dtype();
+  const int64_t t = args.x.dim(0), c = args.x.dim(1);
+  CheckIs("x", args.x, act, {t, c});
+  CheckIs("dy", args.dy, act, {t, c});
+  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
+  CheckIs("mean", args.mean, DType::kF32, {t});
+  CheckIs("rstd", args.rstd, DType::kF32, {t});
+  CheckIs("dx", args.dx, act, {t, c});
+  CheckIs("dgamma", args.dgamma, DType::kF32, {c});
+  CheckIs("dbeta", args.dbeta, DType::kF32, {c});
+  CHECK(args.dx.data() != args.dy.data() && args.dx.data() != args.x.data())
+      << "dx is added to and cannot alias dy or x";
+}
+
+void CheckLinear(const LinearForwardArgs& args) {
+  CHECK(args.x.rank() == 2 && args.w.rank() == 2);
+  const DType act = args.x.dtype();
+  const int64_t t = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0);
+  CheckIs("x", args.x, act, {t, k});
+  CheckIs("w", args.w, act, {n, k});
+  CheckIsOrEmpty("bias", args.bias, act, {n});
+  CheckIs("y", args.y, act, {t, n});
+  if (args.epilogue == Epilogue::kGelu) {
+    CheckIs("pre", args.pre, act, {t, n});
+  } else {
+    CHECK(args.pre.empty()) << "pre is written with kGelu only";
+  }
+}
+
+void CheckLinear(const LinearBackwardArgs& args) {
+  CHECK(args.x.rank() == 2 && args.dy.rank() == 2);
+  const DType act = args.x.dtype();
+  const int64_t t = args.x.dim(0), k = args.x.dim(1), n = args.dy.dim(1);
+  CheckIs("dy", args.dy, act, {t, n});
+  CheckIs("x", args.x, act, {t, k});
+  CheckIs("w", args.w, act, {n, k});
+  CheckIsOrEmpty("dx", args.dx, act, {t, k});
+  CheckIsOrEmpty("pre", args.pre, act, {t, k});
+  CheckIs("dw", args.dw, DType::kF32, {n, k});
+  CheckIsOrEmpty("dbias", args.dbias, DType::kF32, {n});
+  if (!args.dx.empty()) {
+    CHECK(args.dx.data() != args.x.data() && args.dx.data() != args.dy.data() &&
+          args.dx.data() != args.pre.data())
+        << "dx cannot alias an input";
+  }
+}
+
+void CheckGelu(const Tensor& x, const Tensor& y) {
+  CHECK(IsActivation(x.dtype()) && x.dtype() == y.dtype() && x.elements() == y.elements() &&
+        x.contiguous() && y.contiguous())
+      << x.ToString() << " to " << y.ToString();
+}
+
+void CheckAttention(const AttentionArgs& args) {
+  CHECK(args.q.rank() == 4 && args.k.rank() == 4);
+  const DType act = args.q.dtype();
+  const int64_t b = args.q.dim(0), s = args.q.dim(1), h = args.q.dim(2), d = args.q.dim(3);
+  const int64_t keys = args.k.dim(1), g = args.k.dim(2);
+  CHECK(g > 0 && h % g == 0) << h << " heads over " << g << " key/value heads";
+  CHECK(!args.causal || keys == s) << "causal attention of " << s << " queries over " << keys;
+  CheckHeads("q", args.q, act, b, s, h, d);
+  CheckHeads("k", args.k, act, b, keys, g, d);
+  CheckHeads("v", args.v, act, b, keys, g, d);
+  CheckHeads("out", args.out, act, b, s, h, d);
+  CheckIs("lse", args.lse, DType::kF32, {b, h, s});
+}
+
+void CheckAttention(const AttentionBackwardArgs& args) {
+  CheckAttention(args.forward);
+  const Tensor& q = args.forward.q;
+  const Tensor& k = args.forward.k;
+  CheckHeads("dout", args.dout, q.dtype(), q.dim(0), q.dim(1), q.dim(2), q.dim(3));
+  CheckHeads("dq", args.dq, q.dtype(), q.dim(0), q.dim(1), q.dim(2), q.dim(3));
+  CheckHeads("dk", args.dk, k.dtype(), k.dim(0), k.dim(1), k.dim(2), k.dim(3));
+  CheckHeads("dv", args.dv, k.dtype(), k.dim(0), k.dim(1), k.dim(2), k.dim(3));
+  CheckIs("delta", args.delta, DType::kF32, {q.dim(0), q.dim(2), q.dim(1)});
+}
+
+void CheckCrossEntropy(const CrossEntropyArgs& args) {
+  CHECK_EQ(args.logits.rank(), 2);
+  const int64_t t = args.logits.dim(0), v = args.logits.dim(1);
+  CheckIs("logits", args.logits, args.logits.dtype(), {t, v});
+  CheckIs("targets", args.targets, DType::kI32, {t});
+  CheckIs("losses", args.losses, DType::kF32, {t});
+  CHECK(args.vocab > 0 && args.vocab <= v) << "vocab " << args.vocab << " of " << v << " columns";
+}
+
+void CheckReduction(const Tensor& x, const Tensor& out) {
+  CheckFp32(x);
+  CheckFp32(out);
+  CHECK_GE(out.elements(), 1);
+}
+
+void CheckAdamW(const AdamWArgs& args) {
+  CheckSameFp32(args.parameter, args.gradient);
+  CheckSameFp32(args.parameter, args.m);
+  CheckSameFp32(args.parameter, args.v);
+  if (!args.copy.empty()) {
+    CHECK(IsActivation(args.copy.dtype()) && args.copy.dtype() != DType::kF32 &&
+          args.copy.contiguous() && args.copy.elements() == args.parameter.elements())
+        << "copy is " << args.copy.ToString() << " of " << args.parameter.ToString();
+  }
+  CHECK(args.scalars != nullptr);
+}
+
+}  // namespace muster::kernels

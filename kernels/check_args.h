@@ -1,0 +1,32 @@
+// The requirements of ops.h that hold on every device: shapes agree, dtypes are as stated, tensors
+// are contiguous where they must be. A violation is a bug of the caller and ends the process.
+#ifndef MUSTER_KERNELS_CHECK_ARGS_H_
+#define MUSTER_KERNELS_CHECK_ARGS_H_
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace muster::kernels {
+
+void CheckCopy(const Tensor& from, const Tensor& to);
+void CheckCast(const Tensor& from, const Tensor& to);
+void CheckFp32(const Tensor& x);
+void CheckSameFp32(const Tensor& x, const Tensor& y);
+void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, int64_t sequence,
+                    const Tensor& out);
+void CheckLayerNorm(const LayerNormForwardArgs& args);
+void CheckLayerNorm(const LayerNormBackwardArgs& args);
+void CheckLinear(const LinearForwardArgs& args);
+void CheckLinear(const LinearBackwardArgs& args);
+void CheckGelu(const Tensor& x, const Tensor& y);
+void CheckAttention(const AttentionArgs& args);
+void CheckAttention(const AttentionBackwardArgs& args);
+void CheckCrossEntropy(const CrossEntropyArgs& args);
+void CheckReduction(const Tensor& x, const Tensor& out);
+void CheckAdamW(const AdamWArgs& args);
+
+}  // namespace muster::kernels
+
+#endif  // MUSTER_KERNELS_CHECK_ARGS_H_

@@ -1,0 +1,147 @@
+// Every public op: checks the arguments, then picks the host or the CUDA twin by the stream's
+// device.
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "kernels/check_args.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "kernels/ops_cpu.h"
+#include "kernels/tensor.h"
+
+#ifdef MUSTER_KERNELS_CUDA
+#include "kernels/ops_cuda.h"
+#define MUSTER_DISPATCH(op, ...)                     \
+  if (stream.device().kind() == DeviceKind::kCuda) { \
+    cuda::op(stream, __VA_ARGS__);                   \
+  } else {                                           \
+    cpu::op(stream, __VA_ARGS__);                    \
+  }
+#else
+#define MUSTER_DISPATCH(op, ...)                                                \
+  CHECK(stream.device().kind() == DeviceKind::kCpu)                             \
+      << #op " was called on a stream of " << stream.device().name()            \
+      << ", but this build has no CUDA engine (configure with MUSTER_CUDA=ON)"; \
+  cpu::op(stream, __VA_ARGS__)
+#endif
+
+namespace muster::kernels {
+
+void Zero(Stream& stream, Tensor out) {
+  CHECK(out.contiguous()) << out.ToString();
+  MUSTER_DISPATCH(Zero, out);
+}
+
+void Copy(Stream& stream, Tensor from, Tensor to) {
+  CheckCopy(from, to);
+  MUSTER_DISPATCH(Copy, from, to);
+}
+
+void Cast(Stream& stream, Tensor from, Tensor to) {
+  CheckCast(from, to);
+  MUSTER_DISPATCH(Cast, from, to);
+}
+
+void Axpy(Stream& stream, float alpha, Tensor x, Tensor y) {
+  CheckSameFp32(x, y);
+  MUSTER_DISPATCH(Axpy, alpha, x, y);
+}
+
+void Scale(Stream& stream, float alpha, Tensor x) {
+  CheckFp32(x);
+  MUSTER_DISPATCH(Scale, alpha, x);
+}
+
+void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
+                      Tensor out) {
+  CHECK(!wte.empty());
+  CheckEmbedding(tokens, wte, wpe, sequence, out);
+  MUSTER_DISPATCH(EmbeddingForward, tokens, wte, wpe, sequence, out);
+}
+
+void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+                       Tensor d_wpe) {
+  CheckEmbedding(tokens, d_wte, d_wpe, sequence, dout);
+  MUSTER_DISPATCH(EmbeddingBackward, tokens, dout, sequence, d_wte, d_wpe);
+}
+
+void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
+  CheckLayerNorm(args);
+  MUSTER_DISPATCH(LayerNormForward, args);
+}
+
+void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
+  CheckLayerNorm(args);
+  MUSTER_DISPATCH(LayerNormBackward, args);
+}
+
+void LinearForward(Stream& stream, const LinearForwardArgs& args) {
+  CheckLinear(args);
+  MUSTER_DISPATCH(LinearForward, args);
+}
+
+void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
+  CheckLinear(args);
+  MUSTER_DISPATCH(LinearBackward, args);
+}
+
+void GeluForward(Stream& stream, Tensor x, Tensor y) {
+  CheckGelu(x, y);
+  MUSTER_DISPATCH(GeluForward, x, y);
+}
+
+void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx) {
+  CheckGelu(x, dy);
+  CheckGelu(x, dx);
+  MUSTER_DISPATCH(GeluBackward, x, dy, dx);
+}
+
+void AttentionForward(Stream& stream, const AttentionArgs& args) {
+  CheckAttention(args);
+  MUSTER_DISPATCH(AttentionForward, args);
+}
+
+void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
+  CheckAttention(args);
+  MUSTER_DISPATCH(AttentionBackward, args);
+}
+
+void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
+  CheckCrossEntropy(args);
+  MUSTER_DISPATCH(CrossEntropy, args);
+}
+
+void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  CheckReduction(x, out);
+  MUSTER_DISPATCH(Sum, x, out, accumulate);
+}
+
+void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  CheckReduction(x, out);
+  MUSTER_DISPATCH(SumSquares, x, out, accumulate);
+}
+
+void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
+                     StepScalars* scalars) {
+  CheckReduction(square_sum, norm);
+  CHECK(scalars != nullptr);
+  MUSTER_DISPATCH(ClipCoefficient, square_sum, clip_norm, norm, scalars);
+}
+
+void AdamW(Stream& stream, const AdamWArgs& args) {
+  CheckAdamW(args);
+  MUSTER_DISPATCH(AdamW, args);
+}
+
+#ifndef MUSTER_KERNELS_CUDA
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
+  return absl::UnimplementedError(absl::StrCat(
+      "cuda:", ordinal, ": this build has no CUDA engine (configure with MUSTER_CUDA=ON)"));
+}
+#endif
+
+}  // namespace muster::kernels

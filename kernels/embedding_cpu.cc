@@ -1,0 +1,64 @@
+// Token and position embedding on the host.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/host_device.h"
+#include "kernels/ops_cpu.h"
+#include "kernels/simd/loops.h"
+
+namespace muster::kernels::cpu {
+namespace {
+
+constexpr int64_t kRows = 32;
+constexpr int64_t kColumns = 64;
+
+}  // namespace
+
+void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
+                      Tensor out) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const Loops& loops = ChooseLoops();
+    const int64_t t = out.dim(0), c = out.dim(1), vocab = wte.dim(0);
+    const int32_t* ids = tokens.as<int32_t>();
+    pool.Run((t + kRows - 1) / kRows, [&](int64_t chunk) {
+      for (int64_t row = chunk * kRows; row < std::min(t, (chunk + 1) * kRows); ++row) {
+        CHECK(ids[row] >= 0 && ids[row] < vocab) << "token " << ids[row] << " at " << row;
+        const float* token = wte.f32() + ids[row] * c;
+        float* to = out.f32() + row * c;
+        if (wpe.empty()) {
+          std::memcpy(to, token, c * sizeof(float));
+        } else {
+          loops.add(c, token, wpe.f32() + row % sequence * c, to);
+        }
+      }
+    });
+  });
+}
+
+// Threads own columns, so every row of the gradients is summed in the order of t.
+void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+                       Tensor d_wpe) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const Loops& loops = ChooseLoops();
+    const int64_t t = dout.dim(0), c = dout.dim(1);
+    const int32_t* ids = tokens.as<int32_t>();
+    pool.Run((c + kColumns - 1) / kColumns, [&](int64_t chunk) {
+      const int64_t begin = chunk * kColumns;
+      const int64_t count = std::min(kColumns, c - begin);
+      for (int64_t row = 0; row < t; ++row) {
+        const float* from = dout.f32() + row * c + begin;
+        if (!d_wte.empty()) {
+          CHECK(ids[row] >= 0 && ids[row] < d_wte.dim(0)) << "token " << ids[row] << " at " << row;
+          loops.axpy(count, 1.0f, from, d_wte.f32() + ids[row] * c + begin);
+        }
+        if (!d_wpe.empty()) {
+          loops.axpy(count, 1.0f, from, d_wpe.f32() + row % sequence * c + begin);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace muster::kernels::cpu

@@ -1,0 +1,40 @@
+// The CUDA twins of ops.h, with the same meaning and arguments; called by dispatch.cc alone, which
+// has checked the arguments (check_args.h).
+#ifndef MUSTER_KERNELS_OPS_CUDA_H_
+#define MUSTER_KERNELS_OPS_CUDA_H_
+
+#include <cstdint>
+
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace muster::kernels::cuda {
+
+void Zero(Stream& stream, Tensor out);
+void Copy(Stream& stream, Tensor from, Tensor to);
+void Cast(Stream& stream, Tensor from, Tensor to);
+void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
+void Scale(Stream& stream, float alpha, Tensor x);
+void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
+                      Tensor out);
+void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+                       Tensor d_wpe);
+void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
+void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
+void LinearForward(Stream& stream, const LinearForwardArgs& args);
+void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
+void GeluForward(Stream& stream, Tensor x, Tensor y);
+void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx);
+void AttentionForward(Stream& stream, const AttentionArgs& args);
+void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
+void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
+void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
+void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
+                     StepScalars* scalars);
+void AdamW(Stream& stream, const AdamWArgs& args);
+
+}  // namespace muster::kernels::cuda
+
+#endif  // MUSTER_KERNELS_OPS_CUDA_H_

@@ -1,0 +1,83 @@
+// Sums in a fixed order, the clip coefficient and AdamW on the host. All are one pass over memory.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "base/check.h"
+#include "kernels/device.h"
+#include "kernels/host_device.h"
+#include "kernels/low_precision.h"
+#include "kernels/ops_cpu.h"
+#include "kernels/simd/loops.h"
+
+namespace muster::kernels::cpu {
+namespace {
+
+constexpr int64_t kChunkElements = 32 * 1024;
+constexpr int64_t kPartials = 256;
+
+// Sums `x` in at most kPartials pieces whose borders depend on the length alone.
+void Reduce(ThreadPool& pool, const Tensor& x, const Tensor& out, bool accumulate,
+            double (*sum)(int64_t, const float*)) {
+  const int64_t n = x.elements();
+  const int64_t piece = std::max(kChunkElements, (n + kPartials - 1) / kPartials);
+  const int64_t pieces = (n + piece - 1) / piece;
+  std::array<double, kPartials> partial{};
+  pool.Run(pieces, [&](int64_t i) {
+    partial[i] = sum(std::min(piece, n - i * piece), x.f32() + i * piece);
+  });
+  double total = accumulate ? out.f32()[0] : 0.0;
+  for (int64_t i = 0; i < pieces; ++i) total += partial[i];
+  out.f32()[0] = static_cast<float>(total);
+}
+
+}  // namespace
+
+void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  EnqueueOnHost(stream,
+                [=](ThreadPool& pool) { Reduce(pool, x, out, accumulate, ChooseLoops().sum); });
+}
+
+void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    Reduce(pool, x, out, accumulate, ChooseLoops().sum_squares);
+  });
+}
+
+void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
+                     StepScalars* scalars) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const float value = std::sqrt(square_sum.f32()[0]);
+    norm.f32()[0] = value;
+    scalars->gradient_scale = clip_norm > 0 ? std::min(1.0f, clip_norm / (value + 1e-6f)) : 1.0f;
+    scalars->skip = std::isfinite(value) ? 0 : 1;
+  });
+}
+
+void AdamW(Stream& stream, const AdamWArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& pool) {
+    const StepScalars& scalars = *args.scalars;
+    if (scalars.skip != 0) return;
+    const AdamWStep step = {.beta1 = args.beta1,
+                            .beta2 = args.beta2,
+                            .epsilon = args.epsilon,
+                            .gradient_scale = scalars.gradient_scale,
+                            .step_size = scalars.learning_rate / scalars.beta1_correction,
+                            .v_scale = 1.0f / std::sqrt(scalars.beta2_correction),
+                            .decay_scale = 1.0f - scalars.learning_rate * args.weight_decay};
+    const Loops& loops = ChooseLoops();
+    const int64_t n = args.parameter.elements();
+    pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
+      const int64_t begin = chunk * kChunkElements;
+      const int64_t count = std::min(kChunkElements, n - begin);
+      const float* parameter = args.parameter.f32();
+      loops.adamw(count, step, args.gradient.f32() + begin, args.parameter.f32() + begin,
+                  args.m.f32() + begin, args.v.f32() + begin);
+      if (args.copy.empty()) return;
+      for (int64_t i = begin; i < begin + count; ++i) WriteFloat(args.copy, i, parameter[i]);
+    });
+  });
+}
+
+}  // namespace muster::kernels::cpu
