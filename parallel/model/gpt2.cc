@@ -1,0 +1,411 @@
+#include "parallel/model/gpt2.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "kernels/ops.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Arena;
+using kernels::DType;
+using kernels::Tensor;
+
+constexpr float kStddev = 0.02f;
+
+ParameterId AddMatrix(ParameterRegistry& registry, const std::string& name, int64_t rows,
+                      int64_t columns, float stddev, int64_t storage_rows = 0) {
+  Parameter parameter;
+  parameter.name = name;
+  parameter.global_shape = {rows, columns};
+  parameter.storage_rows = storage_rows;
+  parameter.weight_decay = true;
+  parameter.initializer = Initializer::kNormal;
+  parameter.stddev = stddev;
+  return registry.Add(std::move(parameter));
+}
+
+ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int64_t size,
+                      Initializer initializer) {
+  Parameter parameter;
+  parameter.name = name;
+  parameter.global_shape = {size};
+  parameter.initializer = initializer;
+  return registry.Add(std::move(parameter));
+}
+
+struct Norm {
+  ParameterId weight;
+  ParameterId bias;
+};
+Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width) {
+  // Two statements: the order of registration is the order of storage.
+  const ParameterId weight =
+      AddVector(registry, name + ".weight", width, Initializer::kOnes);
+  return {weight, AddVector(registry, name + ".bias", width, Initializer::kZeros)};
+}
+
+struct Linear {
+  ParameterId weight;
+  ParameterId bias;
+};
+Linear AddLinear(ParameterRegistry& registry, const std::string& name, int64_t outputs,
+                 int64_t inputs, float stddev) {
+  const ParameterId weight =
+      AddMatrix(registry, name + ".weight", outputs, inputs, stddev);
+  return {weight, AddVector(registry, name + ".bias", outputs, Initializer::kZeros)};
+}
+
+void Ready(const Pass& pass, ParameterId parameter) {
+  if (pass.listener != nullptr) pass.listener->GradientReady(parameter);
+}
+
+// The normalised input and what its backward needs.
+struct NormSaved {
+  Tensor x, y, mean, rstd;
+
+  static NormSaved Take(Arena& arena, int64_t tokens, int64_t width) {
+    NormSaved saved;
+    saved.x = arena.Take("activations", DType::kF32, {tokens, width});
+    saved.y = arena.Take("activations", DType::kF32, {tokens, width});
+    saved.mean = arena.Take("activations", DType::kF32, {tokens});
+    saved.rstd = arena.Take("activations", DType::kF32, {tokens});
+    return saved;
+  }
+};
+
+// x = residual + branch becomes the new residual stream; y is its norm.
+void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved) {
+  kernels::LayerNormForwardArgs args;
+  args.residual = flow.residual;
+  args.branch = flow.branch;
+  args.sum = flow.branch.empty() ? Tensor() : saved.x;
+  args.gamma = pass.weights[norm.weight];
+  args.beta = pass.weights[norm.bias];
+  args.y = saved.y;
+  args.mean = saved.mean;
+  args.rstd = saved.rstd;
+  kernels::LayerNormForward(pass.stream, args);
+  if (!flow.branch.empty()) flow.residual = saved.x;
+  flow.branch = Tensor();
+}
+
+// d_hidden += the gradient through the norm.
+void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
+                  Tensor d_hidden) {
+  kernels::LayerNormBackwardArgs args;
+  args.dy = dy;
+  args.x = x;
+  args.gamma = pass.weights[norm.weight];
+  args.mean = saved.mean;
+  args.rstd = saved.rstd;
+  args.dx = d_hidden;
+  args.dgamma = (*pass.gradients)[norm.weight];
+  args.dbeta = (*pass.gradients)[norm.bias];
+  kernels::LayerNormBackward(pass.stream, args);
+  Ready(pass, norm.bias);
+  Ready(pass, norm.weight);
+}
+
+void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y,
+                   Tensor pre = Tensor()) {
+  kernels::LinearForwardArgs args;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  args.bias = pass.weights[linear.bias];
+  args.y = y;
+  args.epilogue = pre.empty() ? kernels::Epilogue::kNone : kernels::Epilogue::kGelu;
+  args.pre = pre;
+  kernels::LinearForward(pass.stream, args);
+}
+
+void LinearBackward(const Pass& pass, const Linear& linear, Tensor dy, Tensor x, Tensor dx,
+                    Tensor pre = Tensor()) {
+  kernels::LinearBackwardArgs args;
+  args.dy = dy;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  args.dx = dx;
+  args.pre = pre;
+  args.dw = (*pass.gradients)[linear.weight];
+  args.dbias = (*pass.gradients)[linear.bias];
+  kernels::LinearBackward(pass.stream, args);
+  Ready(pass, linear.bias);
+  Ready(pass, linear.weight);
+}
+
+// ---- embedding ---------------------------------------------------------------------------------
+
+class EmbeddingBlock : public Block {
+ public:
+  EmbeddingBlock(ParameterRegistry& registry, const Gpt2Config& config)
+      : hidden_(config.hidden),
+        token_(AddMatrix(registry, "embedding.token.weight", config.vocab, config.hidden, kStddev,
+                         VocabStorage(config.vocab))),
+        position_(AddMatrix(registry, "embedding.position.weight", config.sequence_length,
+                            config.hidden, kStddev)) {}
+
+  ParameterId token() const { return token_; }
+  const std::string& name() const override { return name_; }
+
+  std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
+    auto saved = std::make_unique<EmbeddingSaved>();
+    saved->out = arena.Take("activations", DType::kF32, {shape.tokens(), hidden_});
+    return saved;
+  }
+  void TakeScratch(Arena&, const BatchShape&, Saved&) const override {}
+
+  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<EmbeddingSaved&>(base);
+    kernels::EmbeddingForward(pass.stream, flow.tokens, pass.weights[token_],
+                              pass.weights[position_].Rows(0, flow.shape.sequence),
+                              flow.shape.sequence, saved.out);
+    flow.residual = saved.out;
+  }
+
+  void Backward(const Pass& pass, Flow& flow, Saved&) const override {
+    kernels::EmbeddingBackward(pass.stream, flow.tokens, flow.d_hidden, flow.shape.sequence,
+                               (*pass.gradients)[token_],
+                               (*pass.gradients)[position_].Rows(0, flow.shape.sequence));
+    Ready(pass, position_);
+    // The head has added its part long before: the table is complete only now.
+    Ready(pass, token_);
+  }
+
+ private:
+  struct EmbeddingSaved : Saved {
+    Tensor out;
+  };
+  const std::string name_ = "embedding";
+  int64_t hidden_;
+  ParameterId token_;
+  ParameterId position_;
+};
+
+// ---- transformer block -------------------------------------------------------------------------
+
+class TransformerBlock : public Block {
+ public:
+  TransformerBlock(ParameterRegistry& registry, const Gpt2Config& config, int64_t index)
+      : name_(absl::StrCat("blocks.", index)), hidden_(config.hidden), heads_(config.heads) {
+    const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
+    const int64_t c = config.hidden;
+    norm1_ = AddNorm(registry, name_ + ".norm1", c);
+    qkv_ = AddLinear(registry, name_ + ".attention.qkv", 3 * c, c, kStddev);
+    output_ = AddLinear(registry, name_ + ".attention.output", c, c, residual);
+    norm2_ = AddNorm(registry, name_ + ".norm2", c);
+    up_ = AddLinear(registry, name_ + ".mlp.up", 4 * c, c, kStddev);
+    down_ = AddLinear(registry, name_ + ".mlp.down", c, 4 * c, residual);
+  }
+
+  const std::string& name() const override { return name_; }
+
+  std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
+    const int64_t t = shape.tokens(), c = hidden_;
+    auto saved = std::make_unique<TransformerSaved>();
+    saved->norm1 = NormSaved::Take(arena, t, c);
+    saved->qkv = arena.Take("activations", DType::kF32, {t, 3 * c});
+    saved->attention = arena.Take("activations", DType::kF32, {t, c});
+    saved->lse =
+        arena.Take("activations", DType::kF32, {shape.batch, heads_, shape.sequence});
+    saved->norm2 = NormSaved::Take(arena, t, c);
+    saved->pre = arena.Take("activations", DType::kF32, {t, 4 * c});
+    saved->up = arena.Take("activations", DType::kF32, {t, 4 * c});
+    return saved;
+  }
+
+  void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
+    auto& saved = static_cast<TransformerSaved&>(base);
+    const int64_t t = shape.tokens(), c = hidden_;
+    saved.d_small = arena.Take("scratch", DType::kF32, {t, c});
+    // The MLP's and the attention's backward follow each other: 4C serves both.
+    const int64_t mark = arena.Mark();
+    saved.d_up = arena.Take("scratch", DType::kF32, {t, 4 * c});
+    arena.ReleaseTo(mark);
+    saved.d_qkv = arena.Take("scratch", DType::kF32, {t, 3 * c});
+    saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, heads_, shape.sequence});
+  }
+
+  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<TransformerSaved&>(base);
+    NormForward(pass, norm1_, flow, saved.norm1);
+    saved.x1 = flow.residual;
+    LinearForward(pass, qkv_, saved.norm1.y, saved.qkv);
+    kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
+    LinearForward(pass, output_, saved.attention, flow.branch_storage);
+    flow.branch = flow.branch_storage;
+    NormForward(pass, norm2_, flow, saved.norm2);
+    LinearForward(pass, up_, saved.norm2.y, saved.up, saved.pre);
+    LinearForward(pass, down_, saved.up, flow.branch_storage);
+    flow.branch = flow.branch_storage;
+  }
+
+  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<TransformerSaved&>(base);
+    LinearBackward(pass, down_, flow.d_hidden, saved.up, saved.d_up, saved.pre);
+    LinearBackward(pass, up_, saved.d_up, saved.norm2.y, saved.d_small);
+    NormBackward(pass, norm2_, saved.d_small, saved.norm2.x, saved.norm2, flow.d_hidden);
+
+    LinearBackward(pass, output_, flow.d_hidden, saved.attention, saved.d_small);
+    kernels::AttentionBackwardArgs args;
+    args.forward = Attention(flow.shape, saved);
+    args.dout = Heads(saved.d_small, flow.shape, 0, hidden_);
+    args.dq = Heads(saved.d_qkv, flow.shape, 0, 3 * hidden_);
+    args.dk = Heads(saved.d_qkv, flow.shape, 1, 3 * hidden_);
+    args.dv = Heads(saved.d_qkv, flow.shape, 2, 3 * hidden_);
+    args.delta = saved.delta;
+    kernels::AttentionBackward(pass.stream, args);
+    LinearBackward(pass, qkv_, saved.d_qkv, saved.norm1.y, saved.d_small);
+    NormBackward(pass, norm1_, saved.d_small, saved.x1, saved.norm1, flow.d_hidden);
+  }
+
+ private:
+  struct TransformerSaved : Saved {
+    NormSaved norm1, norm2;
+    Tensor x1;  // input of norm1: norm1.x, or the embedding's output in the first block
+    Tensor qkv, attention, lse, pre, up;
+    Tensor d_small, d_up, d_qkv, delta;  // scratch
+  };
+
+  // Part `part` of a packed [T, width] tensor as [B,S,H,D].
+  Tensor Heads(Tensor packed, const BatchShape& shape, int64_t part, int64_t width) const {
+    const int64_t depth = hidden_ / heads_;
+    return Tensor(packed.f32() + part * hidden_, DType::kF32,
+                  {shape.batch, shape.sequence, heads_, depth},
+                  {shape.sequence * width, width, depth, 1});
+  }
+  kernels::AttentionArgs Attention(const BatchShape& shape, const TransformerSaved& saved) const {
+    kernels::AttentionArgs args;
+    args.q = Heads(saved.qkv, shape, 0, 3 * hidden_);
+    args.k = Heads(saved.qkv, shape, 1, 3 * hidden_);
+    args.v = Heads(saved.qkv, shape, 2, 3 * hidden_);
+    args.out = Heads(saved.attention, shape, 0, hidden_);
+    args.lse = saved.lse;
+    return args;
+  }
+
+  std::string name_;
+  int64_t hidden_;
+  int64_t heads_;
+  Norm norm1_, norm2_;
+  Linear qkv_, output_, up_, down_;
+};
+
+// ---- head --------------------------------------------------------------------------------------
+
+class HeadBlock : public Block {
+ public:
+  HeadBlock(ParameterRegistry& registry, const Gpt2Config& config, ParameterId token)
+      : hidden_(config.hidden),
+        vocab_(config.vocab),
+        norm_(AddNorm(registry, "norm", config.hidden)),
+        token_(token) {}
+
+  const std::string& name() const override { return name_; }
+
+  std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
+    auto saved = std::make_unique<HeadSaved>();
+    saved->norm = NormSaved::Take(arena, shape.tokens(), hidden_);
+    saved->logits =
+        arena.Take("logits", DType::kF32, {shape.tokens(), VocabStorage(vocab_)});
+    saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
+    return saved;
+  }
+  void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
+    static_cast<HeadSaved&>(base).d_small =
+        arena.Take("scratch", DType::kF32, {shape.tokens(), hidden_});
+  }
+
+  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<HeadSaved&>(base);
+    NormForward(pass, norm_, flow, saved.norm);
+    kernels::LinearForwardArgs args;
+    args.x = saved.norm.y;
+    args.w = pass.weights[token_];
+    args.y = saved.logits;
+    kernels::LinearForward(pass.stream, args);
+    flow.logits = saved.logits;
+    flow.losses = saved.losses;
+    if (pass.head == HeadMode::kLogits) return;
+    kernels::CrossEntropyArgs loss;
+    loss.logits = saved.logits;
+    loss.targets = flow.targets;
+    loss.losses = saved.losses;
+    loss.vocab = vocab_;
+    loss.scale = pass.loss_scale;
+    loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
+    kernels::CrossEntropy(pass.stream, loss);
+  }
+
+  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<HeadSaved&>(base);
+    kernels::LinearBackwardArgs args;
+    args.dy = saved.logits;
+    args.x = saved.norm.y;
+    args.w = pass.weights[token_];
+    args.dx = saved.d_small;
+    args.dw = (*pass.gradients)[token_];
+    kernels::LinearBackward(pass.stream, args);
+    kernels::Zero(pass.stream, flow.d_hidden);
+    NormBackward(pass, norm_, saved.d_small, saved.norm.x, saved.norm, flow.d_hidden);
+  }
+
+ private:
+  struct HeadSaved : Saved {
+    NormSaved norm;
+    Tensor logits, losses;
+    Tensor d_small;  // scratch
+  };
+  const std::string name_ = "head";
+  int64_t hidden_;
+  int64_t vocab_;
+  Norm norm_;
+  ParameterId token_;
+};
+
+}  // namespace
+
+int64_t ParameterCount(const Gpt2Config& config) {
+  const int64_t c = config.hidden, l = config.layers;
+  return 12 * l * c * c + 13 * l * c + (config.vocab + config.sequence_length + 2) * c;
+}
+
+int64_t TrainingFlopsPerToken(const Gpt2Config& config) {
+  const int64_t c = config.hidden, l = config.layers;
+  return 6 * (12 * l * c * c + config.vocab * c) + 6 * l * config.sequence_length * c;
+}
+
+int64_t VocabStorage(int64_t vocab) {
+  const int64_t multiple = vocab >= 4096 ? 128 : 16;
+  return (vocab + multiple - 1) / multiple * multiple;
+}
+
+std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
+  CHECK(config.layers > 0 && config.hidden > 0 && config.heads > 0 && config.vocab > 0 &&
+        config.sequence_length > 0);
+  CHECK_EQ(config.hidden % config.heads, 0);
+  auto registry = std::make_unique<ParameterRegistry>();
+  std::vector<std::unique_ptr<Block>> blocks;
+  auto embedding = std::make_unique<EmbeddingBlock>(*registry, config);
+  const ParameterId token = embedding->token();
+  blocks.push_back(std::move(embedding));
+  for (int64_t i = 0; i < config.layers; ++i) {
+    blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, i));
+  }
+  blocks.push_back(std::make_unique<HeadBlock>(*registry, config, token));
+  CHECK_EQ(registry->elements(), ParameterCount(config));
+  Model::Shape shape;
+  shape.hidden = config.hidden;
+  shape.vocab = config.vocab;
+  shape.vocab_storage = VocabStorage(config.vocab);
+  shape.sequence_max = config.sequence_length;
+  return std::make_unique<Model>(shape, std::move(registry), std::move(blocks),
+                                 TrainingFlopsPerToken(config));
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,139 @@
+// A model is a list of blocks with explicit Forward and Backward over memory that is planned once.
+//
+// Memory of one micro-batch (a Workspace), taken from an Arena by category:
+//   "inputs"       tokens and targets, i32
+//   "activations"  what each block keeps from Forward for Backward
+//   "logits"       of the head; the loss overwrites them by their gradient
+//   "scratch"      shared by all blocks: the pending branch, the gradient of the hidden state, and
+//                  the largest need of one block's Backward
+// Nothing is allocated in a step. A pipeline stage is a contiguous range of the blocks; several
+// micro-batches in flight are several workspaces.
+//
+// The hidden state travels as (residual, branch): the stream and the last branch not yet added to
+// it, because the addition is fused into the norm that follows. Both have the same gradient, so one
+// tensor carries it back.
+#ifndef MUSTER_PARALLEL_MODEL_MODEL_H_
+#define MUSTER_PARALLEL_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+#include "parallel/model/parameters.h"
+
+namespace muster::parallel {
+
+// Samples x tokens of one forward pass.
+struct BatchShape {
+  int64_t batch = 0;
+  int64_t sequence = 0;
+  int64_t tokens() const { return batch * sequence; }
+};
+
+// What flows through the blocks in one pass. Shapes: T = tokens, C = hidden width, V = stored rows
+// of the vocabulary.
+struct Flow {
+  BatchShape shape;
+  kernels::Tensor tokens;   // [T] i32
+  kernels::Tensor targets;  // [T] i32, < 0 = masked
+  kernels::Tensor residual;  // [T,C]
+  kernels::Tensor branch;    // [T,C], empty in front of the first block
+  kernels::Tensor branch_storage;  // [T,C] scratch that blocks write their branch to
+  kernels::Tensor d_hidden;        // [T,C] gradient of residual and of branch
+  kernels::Tensor logits;          // [T,V]
+  kernels::Tensor losses;          // [T] fp32, 0 where masked
+};
+
+enum class HeadMode {
+  kLogits,           // logits only; targets are not read
+  kLoss,             // losses, logits are destroyed
+  kLossAndGradient,  // losses and the gradient of the logits, in their place
+};
+
+// Told by Backward when the last addition to a parameter's gradient has been enqueued.
+class GradientListener {
+ public:
+  virtual ~GradientListener() = default;
+  virtual void GradientReady(ParameterId parameter) = 0;
+};
+
+// The stream and the parameters of one pass. Views must outlive the call.
+struct Pass {
+  kernels::Stream& stream;
+  const ParameterViews& weights;
+  HeadMode head = HeadMode::kLossAndGradient;
+  float loss_scale = 1;  // multiplied into the gradient of every token's loss
+  // Backward: gradients are added to these; the listener may be null.
+  const ParameterViews* gradients = nullptr;
+  GradientListener* listener = nullptr;
+};
+
+// Single-threaded. Parameters are registered by the constructors.
+class Block {
+ public:
+  // What one micro-batch leaves behind in this block for Backward.
+  struct Saved {
+    virtual ~Saved() = default;
+  };
+
+  virtual ~Block() = default;
+  virtual const std::string& name() const = 0;
+  // Takes what must live from Forward to Backward.
+  virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena, const BatchShape& shape) const = 0;
+  // Takes what only lives inside one call of Backward; views are kept in `saved`.
+  virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
+  virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+  // Reads and updates flow.d_hidden (the head writes it first).
+  virtual void Backward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+};
+
+// The memory of one micro-batch. Views of an arena; move-only.
+struct Workspace {
+  Flow flow;
+  std::vector<std::unique_ptr<Block::Saved>> saved;  // per block
+};
+
+// Owns the blocks and the registry. Const after construction; any number of workspaces.
+class Model {
+ public:
+  struct Shape {
+    int64_t hidden = 0;
+    int64_t vocab = 0;          // real tokens
+    int64_t vocab_storage = 0;  // rows of the table and columns of the logits
+    int64_t sequence_max = 0;   // longest context
+  };
+
+  Model(Shape shape, std::unique_ptr<ParameterRegistry> parameters,
+        std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token);
+
+  const Shape& shape() const { return shape_; }
+  const ParameterRegistry& parameters() const { return *parameters_; }
+  // Multiply-adds count two: 6 per weight of a matrix product (forward, both gradients), plus
+  // attention with its causal half only. For sequences of sequence_max tokens.
+  int64_t training_flops_per_token() const { return flops_per_token_; }
+
+  // The same Take() sequence on each call: once while the arena plans, once after Commit().
+  // Requires: shape.sequence <= sequence_max.
+  Workspace TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) const;
+
+  // Tokens (and targets) are in workspace.flow.
+  void Forward(const Pass& pass, Workspace& workspace) const;
+  // Requires: the last Forward with this workspace was kLossAndGradient. Adds to pass.gradients.
+  void Backward(const Pass& pass, Workspace& workspace) const;
+
+ private:
+  Shape shape_;
+  std::unique_ptr<ParameterRegistry> parameters_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  int64_t flops_per_token_;
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_MODEL_H_
