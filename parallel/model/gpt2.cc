@@ -45,8 +45,7 @@ struct Norm {
 };
 Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width) {
   // Two statements: the order of registration is the order of storage.
-  const ParameterId weight =
-      AddVector(registry, name + ".weight", width, Initializer::kOnes);
+  const ParameterId weight = AddVector(registry, name + ".weight", width, Initializer::kOnes);
   return {weight, AddVector(registry, name + ".bias", width, Initializer::kZeros)};
 }
 
@@ -56,8 +55,7 @@ struct Linear {
 };
 Linear AddLinear(ParameterRegistry& registry, const std::string& name, int64_t outputs,
                  int64_t inputs, float stddev) {
-  const ParameterId weight =
-      AddMatrix(registry, name + ".weight", outputs, inputs, stddev);
+  const ParameterId weight = AddMatrix(registry, name + ".weight", outputs, inputs, stddev);
   return {weight, AddVector(registry, name + ".bias", outputs, Initializer::kZeros)};
 }
 
@@ -211,8 +209,7 @@ class TransformerBlock : public Block {
     saved->norm1 = NormSaved::Take(arena, t, c);
     saved->qkv = arena.Take("activations", DType::kF32, {t, 3 * c});
     saved->attention = arena.Take("activations", DType::kF32, {t, c});
-    saved->lse =
-        arena.Take("activations", DType::kF32, {shape.batch, heads_, shape.sequence});
+    saved->lse = arena.Take("activations", DType::kF32, {shape.batch, heads_, shape.sequence});
     saved->norm2 = NormSaved::Take(arena, t, c);
     saved->pre = arena.Take("activations", DType::kF32, {t, 4 * c});
     saved->up = arena.Take("activations", DType::kF32, {t, 4 * c});
@@ -311,8 +308,7 @@ class HeadBlock : public Block {
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<HeadSaved>();
     saved->norm = NormSaved::Take(arena, shape.tokens(), hidden_);
-    saved->logits =
-        arena.Take("logits", DType::kF32, {shape.tokens(), VocabStorage(vocab_)});
+    saved->logits = arena.Take("logits", DType::kF32, {shape.tokens(), VocabStorage(vocab_)});
     saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
     return saved;
   }
@@ -404,8 +400,14 @@ std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
   shape.vocab = config.vocab;
   shape.vocab_storage = VocabStorage(config.vocab);
   shape.sequence_max = config.sequence_length;
-  return std::make_unique<Model>(shape, std::move(registry), std::move(blocks),
-                                 TrainingFlopsPerToken(config));
+  ModelDescription description = {"gpt2",
+                                  {{"layers", config.layers},
+                                   {"hidden", config.hidden},
+                                   {"heads", config.heads},
+                                   {"vocab", config.vocab},
+                                   {"sequence_length", config.sequence_length}}};
+  return std::make_unique<Model>(std::move(description), shape, std::move(registry),
+                                 std::move(blocks), TrainingFlopsPerToken(config));
 }
 
 }  // namespace muster::parallel

@@ -11,9 +11,9 @@
 // Initial values: weights normal(0, 0.02), those that write to the residual stream (output, down)
 // normal(0, 0.02 / sqrt(2L)), biases 0, norm weights 1. Weight decay on the 2-D weights.
 //
-// Kept for backward per token and block: x1, y1, attention out, x2, y2 (C each), qkv (3C), the MLP's
-// pre-activation and activation (4C each), and five statistics: (16 C + H + 4) fp32. Scratch of
-// Backward: 5 C + H per token, once. Logits: V per token.
+// Kept for backward per token and block: x1, y1, attention out, x2, y2 (C each), qkv (3C), the
+// MLP's pre-activation and activation (4C each), and five statistics: (16 C + H + 4) fp32. Scratch
+// of Backward: 5 C + H per token, once. Logits: V per token.
 //
 // Training FLOPs per token: 6 (12 L C^2 + V C) + 6 L S C.
 #ifndef MUSTER_PARALLEL_MODEL_GPT2_H_

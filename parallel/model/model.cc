@@ -8,9 +8,11 @@ namespace muster::parallel {
 
 using kernels::DType;
 
-Model::Model(Shape shape, std::unique_ptr<ParameterRegistry> parameters,
+Model::Model(ModelDescription description, Shape shape,
+             std::unique_ptr<ParameterRegistry> parameters,
              std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token)
-    : shape_(shape),
+    : description_(std::move(description)),
+      shape_(shape),
       parameters_(std::move(parameters)),
       blocks_(std::move(blocks)),
       flops_per_token_(flops_per_token) {}

@@ -16,6 +16,7 @@
 #define MUSTER_PARALLEL_MODEL_MODEL_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,12 @@
 
 namespace muster::parallel {
 
+// A model as plain names and numbers: what a checkpoint keeps so that it can be rebuilt from it.
+struct ModelDescription {
+  std::string family;                    // "gpt2"
+  std::map<std::string, int64_t> sizes;  // "layers", "hidden", ...
+};
+
 // Samples x tokens of one forward pass.
 struct BatchShape {
   int64_t batch = 0;
@@ -40,10 +47,10 @@ struct BatchShape {
 // of the vocabulary.
 struct Flow {
   BatchShape shape;
-  kernels::Tensor tokens;   // [T] i32
-  kernels::Tensor targets;  // [T] i32, < 0 = masked
-  kernels::Tensor residual;  // [T,C]
-  kernels::Tensor branch;    // [T,C], empty in front of the first block
+  kernels::Tensor tokens;          // [T] i32
+  kernels::Tensor targets;         // [T] i32, < 0 = masked
+  kernels::Tensor residual;        // [T,C]
+  kernels::Tensor branch;          // [T,C], empty in front of the first block
   kernels::Tensor branch_storage;  // [T,C] scratch that blocks write their branch to
   kernels::Tensor d_hidden;        // [T,C] gradient of residual and of branch
   kernels::Tensor logits;          // [T,V]
@@ -85,7 +92,8 @@ class Block {
   virtual ~Block() = default;
   virtual const std::string& name() const = 0;
   // Takes what must live from Forward to Backward.
-  virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena, const BatchShape& shape) const = 0;
+  virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena,
+                                           const BatchShape& shape) const = 0;
   // Takes what only lives inside one call of Backward; views are kept in `saved`.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
@@ -109,9 +117,10 @@ class Model {
     int64_t sequence_max = 0;   // longest context
   };
 
-  Model(Shape shape, std::unique_ptr<ParameterRegistry> parameters,
+  Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,
         std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token);
 
+  const ModelDescription& description() const { return description_; }
   const Shape& shape() const { return shape_; }
   const ParameterRegistry& parameters() const { return *parameters_; }
   // Multiply-adds count two: 6 per weight of a matrix product (forward, both gradients), plus
@@ -128,11 +137,15 @@ class Model {
   void Backward(const Pass& pass, Workspace& workspace) const;
 
  private:
+  ModelDescription description_;
   Shape shape_;
   std::unique_ptr<ParameterRegistry> parameters_;
   std::vector<std::unique_ptr<Block>> blocks_;
   int64_t flops_per_token_;
 };
+
+// kInvalidArgument names the unknown family, or the size that is missing, unknown or impossible.
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description);
 
 }  // namespace muster::parallel
 

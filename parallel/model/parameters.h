@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/tensor.h"
+#include "parallel/checkpoint/box.h"
 
 namespace muster::parallel {
 
@@ -22,9 +23,8 @@ struct Parameter {
   std::string name;
   std::vector<int64_t> global_shape;
   // This rank's part of it; all of it unless an axis is sharded.
-  std::vector<int64_t> offset;
-  std::vector<int64_t> extent;
-  // Rows of storage, >= extent[0]: the rows behind are padding, which starts as zero and has no
+  Box box;
+  // Rows of storage, >= box.extent[0]: the rows behind are padding, which starts as zero and has no
   // gradient, so it stays zero. It is not part of a checkpoint.
   int64_t storage_rows = 0;
   bool weight_decay = false;  // 2-D weights only
@@ -40,7 +40,7 @@ struct Parameter {
 // only afterwards.
 class ParameterRegistry {
  public:
-  // Fills in offset, extent and storage_rows when empty. Requires: the name is new.
+  // Fills in box and storage_rows when empty. Requires: the name is new.
   ParameterId Add(Parameter parameter);
   const Parameter& at(ParameterId id) const { return parameters_[id]; }
   int size() const { return static_cast<int>(parameters_.size()); }

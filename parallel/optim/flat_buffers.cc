@@ -21,9 +21,9 @@ ParameterViews FlatBuffers::Views(kernels::Buffer& buffer) const {
     const Parameter& parameter = registry_.at(id);
     float* data = static_cast<float*>(buffer.data()) + layout_.offset(id);
     tensors.push_back(
-        parameter.extent.size() == 1
+        parameter.box.extent.size() == 1
             ? Tensor(data, DType::kF32, {parameter.storage_rows})
-            : Tensor(data, DType::kF32, {parameter.storage_rows, parameter.extent[1]}));
+            : Tensor(data, DType::kF32, {parameter.storage_rows, parameter.box.extent[1]}));
   }
   return ParameterViews(std::move(tensors));
 }
@@ -32,9 +32,11 @@ int64_t FlatBuffers::Bytes(const FlatLayout& layout, int gradient_levels) {
   return layout.elements() * static_cast<int64_t>(sizeof(float)) * (3 + gradient_levels);
 }
 
-absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(
-    kernels::Device& device, kernels::Stream& stream, const ParameterRegistry& registry,
-    const FlatLayout& layout, int gradient_levels, uint64_t seed) {
+absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& device,
+                                                               kernels::Stream& stream,
+                                                               const ParameterRegistry& registry,
+                                                               const FlatLayout& layout,
+                                                               int gradient_levels, uint64_t seed) {
   std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout));
   const int64_t bytes = layout.elements() * static_cast<int64_t>(sizeof(float));
   const FlatRange all = {0, layout.elements()};
@@ -59,18 +61,25 @@ absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(
     flat->gradients_.push_back(std::move(gradients));
   }
   flat->parameter_views_ = flat->Views(*flat->parameter_);
-  for (ParameterId id = 0; id < registry.size(); ++id) {
-    const Parameter& parameter = registry.at(id);
-    std::vector<float> values(parameter.storage_elements());
-    Initialize(parameter, seed, values.data());
-    const int64_t begin = layout.offset(id);
-    kernels::Copy(stream,
-                  Tensor(values.data(), DType::kF32, {parameter.storage_elements()}),
-                  flat->parameter({begin, begin + parameter.storage_elements()}));
+  RETURN_IF_ERROR(flat->Initialize(stream, seed));
+  return flat;
+}
+
+absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
+  const FlatRange all = {0, layout_.elements()};
+  kernels::Zero(stream, m(all));
+  kernels::Zero(stream, v(all));
+  for (ParameterId id = 0; id < registry_.size(); ++id) {
+    std::vector<float> values(registry_.at(id).storage_elements());
+    parallel::Initialize(registry_.at(id), seed, values.data());
+    const int64_t begin = layout_.offset(id);
+    const int64_t size = static_cast<int64_t>(values.size());
+    kernels::Copy(stream, Tensor(values.data(), DType::kF32, {size}),
+                  parameter({begin, begin + size}));
     // `values` must live until the copy has run.
     RETURN_IF_ERROR(stream.Synchronize());
   }
-  return flat;
+  return absl::OkStatus();
 }
 
 }  // namespace muster::parallel

@@ -26,6 +26,8 @@ class FlatBuffers {
                                                            const ParameterRegistry& registry,
                                                            const FlatLayout& layout,
                                                            int gradient_levels, uint64_t seed);
+  // Back to the initial values: parameters from the seed, moments zero.
+  absl::Status Initialize(kernels::Stream& stream, uint64_t seed);
   // What Make() will ask the device for.
   static int64_t Bytes(const FlatLayout& layout, int gradient_levels);
 

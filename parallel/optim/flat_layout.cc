@@ -17,8 +17,7 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 
 }  // namespace
 
-FlatLayout::FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes,
-                       int data_parallel)
+FlatLayout::FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes, int data_parallel)
     : parameters_(parameters),
       data_parallel_(data_parallel),
       offsets_(parameters.size()),
@@ -38,8 +37,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes
   };
   for (ParameterId id = parameters.size() - 1; id >= 0; --id) {
     // Relative to the bucket: its start need not be a multiple of 64 for odd dp.
-    offsets_[id] =
-        bucket.range.begin + RoundUp(end - bucket.range.begin, kParameterAlignment);
+    offsets_[id] = bucket.range.begin + RoundUp(end - bucket.range.begin, kParameterAlignment);
     bucket_of_[id] = static_cast<int>(buckets_.size());
     bucket.parameters.push_back(id);
     end = offsets_[id] + parameters.at(id).storage_elements();

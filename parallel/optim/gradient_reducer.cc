@@ -65,8 +65,7 @@ void GradientReducer::GradientReady(ParameterId parameter) {
 
 void GradientReducer::Merge(int target, const FlatRange& range) {
   for (int level = level_; level > target; --level) {
-    kernels::Axpy(compute_, 1.0f, flat_.gradient(level, range),
-                  flat_.gradient(level - 1, range));
+    kernels::Axpy(compute_, 1.0f, flat_.gradient(level, range), flat_.gradient(level - 1, range));
   }
 }
 

@@ -37,9 +37,11 @@ class GradientReducer : public GradientListener {
   static int Levels(int64_t micro_batches);
 
   // `communication` is a threaded stream (host) or a high-priority one (CUDA).
-  static absl::StatusOr<std::unique_ptr<GradientReducer>> Make(
-      FlatBuffers& flat, Communicator& communicator, kernels::Stream& compute,
-      kernels::Stream& communication, bool overlap);
+  static absl::StatusOr<std::unique_ptr<GradientReducer>> Make(FlatBuffers& flat,
+                                                               Communicator& communicator,
+                                                               kernels::Stream& compute,
+                                                               kernels::Stream& communication,
+                                                               bool overlap);
 
   // Requires: the layout has Levels(micro_batches) gradient levels.
   void BeginStep(int64_t micro_batches);

@@ -25,8 +25,7 @@ struct AdamWConfig {
 // the host. Single-threaded.
 class Optimizer {
  public:
-  static absl::StatusOr<std::unique_ptr<Optimizer>> Make(FlatBuffers& flat,
-                                                         kernels::Device& device,
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Make(FlatBuffers& flat, kernels::Device& device,
                                                          const AdamWConfig& config);
 
   // Enqueues the norm over all parameters (each once) and the clip coefficient.

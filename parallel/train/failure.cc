@@ -10,21 +10,28 @@ namespace {
 
 constexpr char kPayload[] = "muster/failure-domain";
 constexpr std::array<FailureDomain, 7> kDomains = {
-    FailureDomain::kUnknown,       FailureDomain::kData,    FailureDomain::kStorage,
-    FailureDomain::kMemory,        FailureDomain::kCommunication,
-    FailureDomain::kNumeric,       FailureDomain::kConfiguration};
+    FailureDomain::kUnknown,      FailureDomain::kData,          FailureDomain::kStorage,
+    FailureDomain::kMemory,       FailureDomain::kCommunication, FailureDomain::kNumeric,
+    FailureDomain::kConfiguration};
 
 }  // namespace
 
 absl::string_view Name(FailureDomain domain) {
   switch (domain) {
-    case FailureDomain::kUnknown: return "unknown";
-    case FailureDomain::kData: return "data";
-    case FailureDomain::kStorage: return "storage";
-    case FailureDomain::kMemory: return "memory";
-    case FailureDomain::kCommunication: return "communication";
-    case FailureDomain::kNumeric: return "numeric";
-    case FailureDomain::kConfiguration: return "configuration";
+    case FailureDomain::kUnknown:
+      return "unknown";
+    case FailureDomain::kData:
+      return "data";
+    case FailureDomain::kStorage:
+      return "storage";
+    case FailureDomain::kMemory:
+      return "memory";
+    case FailureDomain::kCommunication:
+      return "communication";
+    case FailureDomain::kNumeric:
+      return "numeric";
+    case FailureDomain::kConfiguration:
+      return "configuration";
   }
   return "unknown";
 }
