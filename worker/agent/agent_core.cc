@@ -18,24 +18,11 @@ constexpr char kClusterRecord[] = "cluster";
 constexpr char kAttemptPrefix[] = "attempt.";
 constexpr char kCommitPrefix[] = "commit.";
 
-// Job ids become file names; whatever could leave a directory is written as %XX.
-std::string FileName(const AttemptKey& key) {
-  std::string name;
-  for (const char c : key.job.value()) {
-    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_') {
-      name.push_back(c);
-    } else {
-      absl::StrAppendFormat(&name, "%%%02X", static_cast<unsigned char>(c));
-    }
-  }
-  return absl::StrCat(name, ".e", key.epoch.value());
-}
-
 std::string AttemptRecordName(const AttemptKey& key) {
-  return absl::StrCat(kAttemptPrefix, FileName(key));
+  return absl::StrCat(kAttemptPrefix, DirectoryName(key));
 }
 std::string CommitRecordName(const AttemptKey& key, int64_t step) {
-  return absl::StrCat(kCommitPrefix, FileName(key), ".", step);
+  return absl::StrCat(kCommitPrefix, DirectoryName(key), ".", step);
 }
 
 template <typename Message>
@@ -81,6 +68,22 @@ std::string ToString(const AttemptKey& key) {
 }
 std::string ToString(const RankKey& key) {
   return absl::StrCat(ToString(key.attempt), " rank ", key.rank);
+}
+
+std::string DirectoryName(const AttemptKey& key) {
+  std::string name;
+  for (const char c : key.job.value()) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_') {
+      name.push_back(c);
+    } else {
+      absl::StrAppendFormat(&name, "%%%02X", static_cast<unsigned char>(c));
+    }
+  }
+  return absl::StrCat(name, ".e", key.epoch.value());
+}
+
+std::string RunDirectoryName(const RankKey& key) {
+  return absl::StrCat(DirectoryName(key.attempt), "/rank-", key.rank);
 }
 
 // ---- recovery -----------------------------------------------------------------------------------
@@ -361,8 +364,8 @@ void AgentCore::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& as
   assignment.set_job_id(key.job.value());
   assignment.set_epoch(key.epoch.value());
   assignment.set_daemon_socket(config_.rank_socket);
-  assignment.set_run_directory(
-      absl::StrCat(config_.attempts_directory, "/", FileName(key), "/rank-", assignment.rank()));
+  assignment.set_run_directory(absl::StrCat(config_.attempts_directory, "/", DirectoryName(key),
+                                            "/rank-", assignment.rank()));
   assignment.set_worker(config_.hello.worker());
   assignment.set_metrics_address("127.0.0.1:0");
   if (assignment.threads() <= 0) {
@@ -875,6 +878,20 @@ AgentSummary AgentCore::Summary() const {
     }
   }
   return summary;
+}
+
+std::set<std::string> AgentCore::HeldDirectories() const {
+  std::set<std::string> names;
+  for (const auto& [key, attempt] : attempts_) names.insert(DirectoryName(key));
+  return names;
+}
+
+std::optional<v1::RankExit> AgentCore::ExitOf(const RankKey& key) const {
+  const auto attempt = attempts_.find(key.attempt);
+  if (attempt == attempts_.end()) return std::nullopt;
+  const auto rank = attempt->second.ranks.find(key.rank);
+  if (rank == attempt->second.ranks.end() || !rank->second.stored.has_exit()) return std::nullopt;
+  return rank->second.stored.exit();
 }
 
 std::vector<std::string> AgentCore::CheckInvariants() const {

@@ -50,6 +50,10 @@ struct RankKey {
 // "gpt-kjv-x7k2p epoch 3 rank 1", for messages.
 std::string ToString(const AttemptKey& key);
 std::string ToString(const RankKey& key);
+// "<job id>.e<epoch>", safe as a file name whatever the id holds.
+std::string DirectoryName(const AttemptKey& key);
+// "<job id>.e<epoch>/rank-<n>", under AgentConfig::attempts_directory.
+std::string RunDirectoryName(const RankKey& key);
 
 struct AgentConfig {
   v1::Hello hello;  // all but cluster_id and observed: who this daemon is and what it offers
@@ -213,6 +217,10 @@ class AgentCore {
   const std::string& cluster_id() const { return cluster_.cluster_id(); }
   uint64_t leader_term() const { return cluster_.leader_term(); }
   bool Holds(const AttemptKey& key) const { return attempts_.count(key) > 0; }
+  // DirectoryName of every attempt that is held.
+  std::set<std::string> HeldDirectories() const;
+  // Absent before the rank has ended, or when it is not held.
+  std::optional<v1::RankExit> ExitOf(const RankKey& key) const;
   // Broken invariants, for tests and the simulator; empty when sound.
   std::vector<std::string> CheckInvariants() const;
 

@@ -1,0 +1,320 @@
+#include "worker/agent/daemon.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "worker/agent/limits.h"
+#include "worker/agent/log_files.h"
+#include "worker/agent/machine.h"
+#include "worker/agent/metrics.h"
+#include "worker/agent/proc.h"
+#include "worker/agent/run_files.h"
+
+namespace muster::worker {
+namespace {
+
+constexpr absl::Duration kMeasureLogsEvery = absl::Seconds(10);
+constexpr absl::Duration kKillPatience = absl::Seconds(5);
+
+absl::Status CheckOptions(const DaemonOptions& options) {
+  const bool plain = std::all_of(options.name.begin(), options.name.end(), [](char c) {
+    return absl::ascii_islower(static_cast<unsigned char>(c)) ||
+           absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '-' || c == '.';
+  });
+  if (options.name.empty() || options.name.size() > 63 || !plain) {
+    return absl::InvalidArgumentError(absl::StrCat("worker name '", options.name.substr(0, 80),
+                                                   "' is not 1-63 characters of [a-z0-9-.]"));
+  }
+  if (options.slots < 0 || options.slots > 4096) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slots: ", options.slots, " is not between 0 and 4096"));
+  }
+  if (options.coordinator.empty()) {
+    return absl::InvalidArgumentError("no coordinator address was given");
+  }
+  return absl::OkStatus();
+}
+
+std::string LowerName(const std::string& enum_name, size_t prefix) {
+  return absl::AsciiStrToLower(enum_name.substr(prefix));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, const Clock& clock,
+                                                      metrics::Registry& metrics,
+                                                      std::shared_ptr<Logger> log) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(std::unique_ptr<StateDirectory> state,
+                   StateDirectory::Open(options.state_directory));
+  ASSIGN_OR_RETURN(const auto records, state->ReadRecords());
+  std::unique_ptr<Daemon> daemon(
+      new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state)));
+  AgentOutput recovered;
+  ASSIGN_OR_RETURN(daemon->core_,
+                   AgentCore::Recover(daemon->Config(), records, daemon->Now(), &recovered));
+  Daemon* const self = daemon.get();
+  self->loop_ = std::make_unique<ThreadLoop>(clock);
+  self->host_ = ProcessHost::Start(
+      {self->state_->attempts(), self->options_.shim_binary, self->options_.rank_binary,
+       self->options_.rank_command, self->options_.log, self->options_.name},
+      clock, self->log_, [self](AgentEvent event) { self->Post(std::move(event)); });
+  self->loop_->Post([self, recovered = std::move(recovered)]() mutable {
+    self->CarryOut(std::move(recovered));
+    self->UpdateGauges();
+    self->MeasureLogs();
+    self->host_->Prune(self->core_->HeldDirectories());
+  });
+  ASSIGN_OR_RETURN(self->server_, RankServer::Start(self->socket(), [self](AgentEvent event) {
+                     self->Post(std::move(event));
+                   }));
+  SessionEvents events;
+  events.up = [self](SessionId session) {
+    self->metrics_.GetCounter(kDials).Increment();
+    self->Handle(SessionUp{session});
+  };
+  events.message = [self](SessionId session, v1::FromCoordinator message) {
+    self->OnMessage(session, std::move(message));
+  };
+  events.down = [self](SessionId session, absl::Status) { self->Handle(SessionDown{session}); };
+  self->session_ =
+      SessionClient::Make({self->options_.coordinator}, *self->loop_,
+                          Rng(self->incarnation_.value()), self->log_, std::move(events));
+  self->loop_->Post([self] { self->session_->Start(); });
+  return daemon;
+}
+
+Daemon::Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
+               std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state)
+    : options_(std::move(options)),
+      clock_(clock),
+      metrics_(metrics),
+      log_(std::move(log)),
+      // Later starts get larger numbers, as long as the wall clock does not go back.
+      incarnation_(static_cast<uint64_t>(absl::ToUnixMicros(clock.Now()))),
+      state_(std::move(state)) {}
+
+Daemon::~Daemon() {
+  if (session_ != nullptr) session_->Stop();
+  // The loop goes first, so that no event is handled while its targets go away.
+  if (loop_ != nullptr) loop_->Stop();
+  session_.reset();
+  server_.reset();
+  host_.reset();
+}
+
+AgentConfig Daemon::Config() const {
+  AgentConfig config;
+  config.hello.set_worker(options_.name);
+  config.hello.set_boot_id(BootId());
+  config.hello.set_host(HostName());
+  config.hello.set_pid(::getpid());
+  config.hello.set_version(options_.version);
+  config.hello.set_metrics_address(options_.metrics_address);
+  for (v1::Device& device : CpuSlots(options_.slots)) {
+    *config.hello.add_devices() = std::move(device);
+  }
+  config.incarnation = incarnation_;
+  config.rank_socket = state_->socket();
+  config.attempts_directory = state_->attempts();
+  config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, options_.slots));
+  config.stop_grace = options_.stop_grace;
+  return config;
+}
+
+void Daemon::EndRanks() {
+  absl::Notification marked;
+  loop_->Post([this, &marked] {
+    ending_ranks_ = true;
+    marked.Notify();
+  });
+  marked.WaitForNotification();
+  host_->EndAll(options_.stop_grace, kKillPatience);
+  absl::Notification handled;
+  loop_->Post([&handled] { handled.Notify(); });
+  handled.WaitForNotification();
+}
+
+// ---- events -------------------------------------------------------------------------------------
+
+void Daemon::Post(AgentEvent event) {
+  loop_->Post([this, event = std::move(event)]() mutable { Handle(std::move(event)); });
+}
+
+void Daemon::Handle(AgentEvent event) {
+  if (failed_) return;
+  if (auto* exited = std::get_if<RankExited>(&event);
+      exited != nullptr && ending_ranks_ && exited->exit.signal() != 0) {
+    exited->exit.set_cause(v1::CAUSE_PREEMPTED);
+    exited->exit.set_message(
+        absl::StrCat("worker ", options_.name, " was stopped along with its ranks"));
+  }
+  AgentOutput output = core_->Handle(event, Now());
+  Note(event);
+  CarryOut(std::move(output));
+  UpdateGauges();
+}
+
+// Counts and logs what people want to know of.
+void Daemon::Note(const AgentEvent& event) {
+  if (const auto* started = std::get_if<RankStarted>(&event)) {
+    const bool found_again = attaching_.erase(started->rank) > 0;
+    metrics_.GetCounter(found_again ? kReattached : kRankStarts).Increment();
+    log_->Info(found_again ? "found a rank again" : "started a rank",
+               {{"rank", ToString(started->rank)}, {"pid", started->pid}});
+  } else if (const auto* exited = std::get_if<RankExited>(&event)) {
+    attaching_.erase(exited->rank);
+    const std::optional<v1::RankExit> exit = core_->ExitOf(exited->rank);
+    if (!exit.has_value()) return;
+    const std::string cause = LowerName(v1::Cause_Name(exit->cause()), sizeof("CAUSE"));
+    metrics_.GetCounter(kRankExits, {cause}).Increment();
+    log_->Info("a rank ended",
+               {{"rank", ToString(exited->rank)}, {"cause", cause}, {"why", exit->message()}});
+  } else if (const auto* prepared = std::get_if<AttemptPrepared>(&event)) {
+    if (prepared->status.ok()) return;
+    metrics_.GetCounter(kRefusals).Increment();
+    log_->Warning("refused an attempt",
+                  {{"attempt", ToString(prepared->attempt)}, {"why", prepared->status.ToString()}});
+  } else if (const auto* not_started = std::get_if<RankNotStarted>(&event)) {
+    attaching_.erase(not_started->rank);
+    if (not_started->why.ok()) return;
+    metrics_.GetCounter(kRefusals).Increment();
+    log_->Warning("could not start a rank",
+                  {{"rank", ToString(not_started->rank)}, {"why", not_started->why.ToString()}});
+  }
+}
+
+void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
+  if (message.has_log()) {
+    v1::FromWorker reply;
+    reply.set_incarnation(incarnation_.value());
+    *reply.mutable_log() = ReadLogFor(message.log());
+    session_->Send(session, std::move(reply));
+    return;
+  }
+  if (message.has_welcome()) {
+    metrics_.GetCounter(kSessions).Increment();
+    log_->Info("the coordinator welcomed this worker",
+               {{"cluster", message.cluster_id()},
+                {"leader_term", static_cast<int64_t>(message.leader_term())}});
+  }
+  Handle(CoordinatorMessage{session, std::move(message)});
+}
+
+v1::LogReply Daemon::ReadLogFor(const v1::LogRequest& request) const {
+  v1::LogReply reply;
+  reply.set_request(request.request());
+  const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
+  const std::string run_directory = absl::StrCat(state_->attempts(), "/", RunDirectoryName(key));
+  // Looked at before the log: bytes written before the exit are then seen.
+  const bool closed = ReadShimExit(run_directory).has_value();
+  const int64_t length = request.length_max() > 0
+                             ? std::min(request.length_max(), kLogReplyBytesMax)
+                             : kLogReplyBytesMax;
+  absl::StatusOr<LogPiece> piece = ReadLog(run_directory + kLogDirectory, request.offset(), length);
+  if (!piece.ok()) {
+    const bool soon = core_->Holds(key.attempt) && !closed;  // it has not written yet
+    if (soon && absl::IsNotFound(piece.status())) {
+      reply.set_end(true);
+      return reply;
+    }
+    reply.set_status_code(static_cast<int>(piece.status().code()));
+    reply.set_status_message(absl::StrCat("log of ", ToString(key), " on worker ", options_.name,
+                                          ": ", std::string(piece.status().message())));
+    return reply;
+  }
+  reply.set_offset(piece->offset);
+  reply.set_end(piece->end);
+  reply.set_closed(closed);
+  *reply.mutable_data() = std::move(piece->data);
+  return reply;
+}
+
+// ---- actions ------------------------------------------------------------------------------------
+
+void Daemon::CarryOut(AgentOutput output) {
+  if (!output.records.empty()) {
+    const absl::Duration start = clock_.Monotonic();
+    const absl::Status status = state_->Write(output.records);
+    if (!status.ok()) {
+      failed_ = true;
+      log_->Error("the daemon's state cannot be made durable; stopping (ranks train on)",
+                  {{"error", status.ToString()}});
+      if (options_.on_fatal) options_.on_fatal(status);
+      return;
+    }
+    metrics_.GetHistogram(kPersistSeconds)
+        .Observe(absl::ToDoubleSeconds(clock_.Monotonic() - start));
+  }
+  for (AgentAction& action : output.actions) {
+    std::visit([this](auto& a) { Carry(std::move(a)); }, action);
+  }
+}
+
+void Daemon::Carry(StartRank action) { host_->Carry(std::move(action)); }
+
+void Daemon::Carry(AttachRank action) {
+  attaching_.insert(action.rank);
+  host_->Carry(std::move(action));
+}
+
+void Daemon::Carry(SendToCoordinator action) {
+  session_->Send(action.session, std::move(action.message));
+}
+
+void Daemon::Carry(Reconnect action) {
+  log_->Warning("leaving a session", {{"why", action.reason}});
+  session_->Reconnect(action.session);
+}
+
+void Daemon::Carry(ArmTimer action) {
+  const uint64_t timer = ++timer_;
+  loop_->PostAfter(std::max(absl::ZeroDuration(), action.at - Now()), [this, timer] {
+    if (timer == timer_) Handle(TimerFired{});
+  });
+}
+
+// ---- metrics ------------------------------------------------------------------------------------
+
+void Daemon::UpdateGauges() {
+  const AgentSummary summary = core_->Summary();
+  metrics_.GetGauge(kSlots).Set(options_.slots);
+  metrics_.GetGauge(kSlotsUsed).Set(summary.slots_used);
+  metrics_.GetGauge(kAttempts).Set(summary.attempts);
+  metrics_.GetGauge(kSessionUp).Set(summary.session_welcomed ? 1 : 0);
+  metrics_.GetGauge(kCommitsPending).Set(summary.commits_pending);
+  metrics_.GetGauge(kKeyValuePending).Set(summary.key_value_pending);
+  for (int state = v1::RANK_STATE_ASSIGNED; state <= v1::RANK_STATE_RELEASED; ++state) {
+    const auto rank_state = static_cast<v1::RankState>(state);
+    const auto count = summary.ranks.find(rank_state);
+    metrics_.GetGauge(kRanks, {LowerName(v1::RankState_Name(rank_state), sizeof("RANK_STATE"))})
+        .Set(count == summary.ranks.end() ? 0 : count->second);
+  }
+}
+
+void Daemon::MeasureLogs() {
+  namespace fs = std::filesystem;
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::directory_iterator attempt(state_->attempts(), error), end; !error && attempt != end;
+       attempt.increment(error)) {
+    std::error_code inner;
+    for (fs::directory_iterator rank(attempt->path(), inner); !inner && rank != end;
+         rank.increment(inner)) {
+      bytes += LogBytesKept(rank->path().string() + kLogDirectory);
+    }
+  }
+  metrics_.GetGauge(kLogBytes).Set(static_cast<double>(bytes));
+  loop_->PostAfter(kMeasureLogsEvery, [this] { MeasureLogs(); });
+}
+
+}  // namespace muster::worker

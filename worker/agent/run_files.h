@@ -1,0 +1,32 @@
+// The files in a rank's run directory, ATTEMPTS/<job id>.e<epoch>/rank-<n>/.
+#ifndef MUSTER_WORKER_AGENT_RUN_FILES_H_
+#define MUSTER_WORKER_AGENT_RUN_FILES_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "muster/v1/agent.pb.h"
+#include "muster/v1/rank.pb.h"
+
+namespace muster::worker {
+
+constexpr char kAssignmentFile[] = "/assignment.pb";
+constexpr char kShimFile[] = "/shim.json";
+constexpr char kShimExitFile[] = "/exit.json";
+constexpr char kRankExitFile[] = "/exit.pb";
+constexpr char kShimLockFile[] = "/shim.lock";
+constexpr char kShimErrorFile[] = "/shim.log";  // the shim's own complaints
+constexpr char kLogDirectory[] = "/log";
+
+// Absent when the file is missing or not whole (they are written atomically).
+std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);
+std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory);
+std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory);
+
+absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);
+absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit);
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_AGENT_RUN_FILES_H_

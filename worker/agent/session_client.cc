@@ -1,0 +1,257 @@
+#include "worker/agent/session_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "muster/v1/worker_service.grpc.pb.h"
+#include "worker/agent/limits.h"
+
+namespace muster::worker {
+namespace {
+
+constexpr char kFilePrefix[] = "file:";
+
+absl::StatusOr<std::string> ResolveAddress(const std::string& coordinator) {
+  if (!absl::StartsWith(coordinator, kFilePrefix)) return coordinator;
+  const std::string path = coordinator.substr(sizeof(kFilePrefix) - 1);
+  ASSIGN_OR_RETURN(std::string address, PosixFileSystem()->Read(path));
+  absl::StripAsciiWhitespace(&address);
+  if (address.empty()) {
+    return absl::UnavailableError(absl::StrCat("the address file ", path, " is empty"));
+  }
+  return address;
+}
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& address, absl::Duration dead_peer_timeout) {
+  grpc::ChannelArguments arguments;
+  // Every dial is a real one: no shared connection, no back-off of the channel's own.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
+  // Heartbeats are traffic enough for TCP's user timeout to see a dead peer. gRPC sets that timeout
+  // only when keepalive is on, hence an interval at which hardly a ping is ever sent.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(absl::Hours(24))));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(dead_peer_timeout)));
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// One stream. Owns itself from Start until OnDone, after which `down` is the last callback.
+class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator> {
+ public:
+  using Received = std::function<void(v1::FromCoordinator)>;
+  using Ended = std::function<void(absl::Status)>;
+
+  Stream(std::shared_ptr<grpc::Channel> channel, Received received, Ended ended)
+      : stub_(v1::WorkerService::NewStub(std::move(channel))),
+        received_(std::move(received)),
+        ended_(std::move(ended)) {}
+
+  void Start() {
+    stub_->async()->Session(&context_, this);
+    // Held until Cancel or the first failed operation: Write may be called from outside until then.
+    AddHold();
+    StartRead(&incoming_);
+    StartCall();
+  }
+
+  void Write(v1::FromWorker message) {
+    absl::MutexLock lock(&mutex_);
+    if (ending_) return;
+    outgoing_.push_back(std::move(message));
+    if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+  }
+
+  void Cancel() {
+    context_.TryCancel();
+    End();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return End();
+    received_(std::move(incoming_));
+    incoming_ = v1::FromCoordinator();
+    StartRead(&incoming_);
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) return End();
+    absl::MutexLock lock(&mutex_);
+    outgoing_.pop_front();
+    if (!ending_ && !outgoing_.empty()) StartWrite(&outgoing_.front());
+  }
+  void OnDone(const grpc::Status& status) override {
+    ended_(
+        absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
+    delete this;
+  }
+
+ private:
+  void End() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ending_) return;
+      ending_ = true;
+    }
+    context_.TryCancel();
+    RemoveHold();
+  }
+
+  grpc::ClientContext context_;
+  std::unique_ptr<v1::WorkerService::Stub> stub_;
+  const Received received_;
+  const Ended ended_;
+  v1::FromCoordinator incoming_;
+  absl::Mutex mutex_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<v1::FromWorker> outgoing_ ABSL_GUARDED_BY(mutex_);
+};
+
+class GrpcSessionClient : public SessionClient {
+ public:
+  GrpcSessionClient(SessionClientOptions options, Loop& loop, Rng rng, std::shared_ptr<Logger> log,
+                    SessionEvents events)
+      : options_(std::move(options)),
+        loop_(loop),
+        rng_(rng),
+        log_(std::move(log)),
+        events_(std::move(events)),
+        backoff_(options_.backoff_initial) {}
+
+  ~GrpcSessionClient() override {
+    absl::MutexLock lock(&mutex_);
+    CHECK(stopped_ && open_streams_ == 0) << "a session client is stopped before it is destroyed";
+  }
+
+  void Start() override { Connect(); }
+
+  void Send(SessionId session, v1::FromWorker message) override {
+    absl::MutexLock lock(&mutex_);
+    if (stream_ != nullptr && session == session_) stream_->Write(std::move(message));
+  }
+
+  void Reconnect(SessionId session) override {
+    absl::MutexLock lock(&mutex_);
+    if (stream_ != nullptr && session == session_) stream_->Cancel();
+  }
+
+  void Stop() override {
+    CHECK(!loop_.OnLoop());
+    absl::MutexLock lock(&mutex_);
+    stopped_ = true;
+    if (stream_ != nullptr) stream_->Cancel();
+    auto closed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return open_streams_ == 0; };
+    mutex_.Await(absl::Condition(&closed));
+  }
+
+ private:
+  void Connect() {
+    absl::StatusOr<std::string> address = ResolveAddress(options_.coordinator);
+    if (!address.ok()) {
+      LogFailure(address.status());
+      return ConnectLater();
+    }
+    SessionId session;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopped_) return;
+      session_ = session = SessionId(++last_session_);
+      ++open_streams_;
+      stream_ = new Stream(
+          Dial(*address, options_.dead_peer_timeout),
+          [this, session](v1::FromCoordinator message) {
+            loop_.Post([this, session, message = std::move(message)]() mutable {
+              OnMessage(session, std::move(message));
+            });
+          },
+          [this, session](absl::Status status) { OnEnded(session, std::move(status)); });
+      stream_->Start();
+    }
+    events_.up(session);
+  }
+
+  void OnMessage(SessionId session, v1::FromCoordinator message) {
+    if (IsStopped()) return;
+    if (message.has_welcome()) {
+      backoff_ = options_.backoff_initial;
+      last_failure_.clear();
+    }
+    events_.message(session, std::move(message));
+  }
+
+  // On a thread of gRPC; the stream is about to be gone.
+  void OnEnded(SessionId session, absl::Status status) {
+    absl::MutexLock lock(&mutex_);
+    stream_ = nullptr;
+    if (!stopped_) {
+      loop_.Post([this, session, status = std::move(status)] {
+        if (IsStopped()) return;
+        LogFailure(status);
+        events_.down(session, status);
+        ConnectLater();
+      });
+    }
+    --open_streams_;  // last: Stop may return once this is zero
+  }
+
+  void ConnectLater() {
+    const absl::Duration delay = backoff_ * (0.5 + 0.5 * rng_.Uniform());
+    backoff_ = std::min(backoff_ * 2, options_.backoff_max);
+    loop_.PostAfter(delay, [this] {
+      if (!IsStopped()) Connect();
+    });
+  }
+
+  // A coordinator that is away for an hour makes one line, not thousands.
+  void LogFailure(const absl::Status& status) {
+    const std::string text = status.ToString();
+    if (text == last_failure_) return;
+    last_failure_ = text;
+    log_->Warning("no session with the coordinator; ranks train on",
+                  {{"coordinator", options_.coordinator}, {"error", text}});
+  }
+
+  bool IsStopped() {
+    absl::MutexLock lock(&mutex_);
+    return stopped_;
+  }
+
+  const SessionClientOptions options_;
+  Loop& loop_;
+  Rng rng_;
+  const std::shared_ptr<Logger> log_;
+  const SessionEvents events_;
+  absl::Duration backoff_;
+  std::string last_failure_;
+  uint64_t last_session_ = 0;
+
+  absl::Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  int open_streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  SessionId session_ ABSL_GUARDED_BY(mutex_);
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // deletes itself after OnEnded
+};
+
+}  // namespace
+
+std::unique_ptr<SessionClient> SessionClient::Make(SessionClientOptions options, Loop& loop,
+                                                   Rng rng, std::shared_ptr<Logger> log,
+                                                   SessionEvents events) {
+  return std::make_unique<GrpcSessionClient>(std::move(options), loop, rng, std::move(log),
+                                             std::move(events));
+}
+
+}  // namespace muster::worker
