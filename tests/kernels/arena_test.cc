@@ -1,0 +1,81 @@
+#include "kernels/arena.h"
+
+#include <cstring>
+#include <vector>
+
+#include "tests/kernels/support.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::kernels {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Host;
+using ::testing::Pair;
+
+// A small step: activations stay, scratch of forward is used again by backward.
+std::vector<Tensor> Step(Arena& arena) {
+  std::vector<Tensor> views;
+  views.push_back(arena.Take("activations", DType::kF32, {10, 10}));
+  const int64_t mark = arena.Mark();
+  views.push_back(arena.Take("scratch", DType::kF32, {64}));
+  views.push_back(arena.Take("scratch", DType::kI32, {64}));
+  arena.ReleaseTo(mark);
+  views.push_back(arena.Take("scratch", DType::kBF16, {64}));
+  return views;
+}
+
+TEST(Arena, PlanThenCommit_SameSequence_GivesSameLayoutInRealMemory) {
+  Host host(1);
+  Arena arena;
+  EXPECT_TRUE(arena.planning());
+  const std::vector<Tensor> planned = Step(arena);
+  EXPECT_FALSE(planned[0].empty());
+  EXPECT_EQ(arena.peak_bytes(), 512 + 256 + 256);
+  EXPECT_THAT(arena.bytes_by_category(),
+              ElementsAre(Pair("activations", 512), Pair("scratch", 512)));
+  ASSERT_OK(arena.Commit(*host.device));
+  EXPECT_FALSE(arena.planning());
+  const std::vector<Tensor> real = Step(arena);
+  for (size_t i = 0; i < real.size(); ++i) {
+    EXPECT_EQ(real[i].ToString(), planned[i].ToString());
+    EXPECT_EQ(static_cast<char*>(real[i].data()) - static_cast<char*>(real[0].data()),
+              static_cast<char*>(planned[i].data()) - static_cast<char*>(planned[0].data()));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(real[i].data()) % 256, 0u);
+    std::memset(real[i].data(), 0, real[i].bytes());
+  }
+  EXPECT_EQ(real[1].data(), real[3].data());
+}
+
+TEST(Arena, NextStep_AfterReleaseToZero_GivesTheSameViews) {
+  Host host(1);
+  Arena arena;
+  Step(arena);
+  ASSERT_OK(arena.Commit(*host.device));
+  const std::vector<Tensor> first = Step(arena);
+  arena.ReleaseTo(0);
+  const std::vector<Tensor> second = Step(arena);
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(first[i].data(), second[i].data());
+}
+
+TEST(Arena, Commit_MoreThanThereIs_NamesTheCategories) {
+  Host host(1);
+  Arena arena;
+  arena.Take("logits", DType::kF32, {1 << 20, 1 << 20, 1 << 8});
+  EXPECT_THAT(arena.Commit(*host.device),
+              ::muster::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                          HasSubstr("logits 1125899906842624")));
+}
+
+TEST(ArenaDeathTest, Take_MoreThanPlanned_EndsTheProcess) {
+  Host host(1);
+  Arena arena;
+  arena.Take("a", DType::kF32, {64});
+  ASSERT_OK(arena.Commit(*host.device));
+  arena.Take("a", DType::kF32, {64});
+  EXPECT_DEATH(arena.Take("late", DType::kF32, {1}), "planned for less: late");
+}
+
+}  // namespace
+}  // namespace muster::kernels

@@ -1,0 +1,160 @@
+#include <cmath>
+
+#include "kernels/ops.h"
+#include "tests/kernels/support.h"
+
+namespace muster::kernels {
+namespace {
+
+using testing::Doubles;
+using testing::ExpectClose;
+using testing::Floats;
+using testing::Host;
+using testing::Random;
+using testing::View;
+
+struct Shape {
+  int64_t batch, sequence, heads, key_heads, width;
+  bool causal = true;
+  double scale = 0;
+  int64_t packed() const { return (heads + 2 * key_heads) * width; }
+  int64_t tokens() const { return batch * sequence; }
+};
+
+// Packed QKV [B,S,(H + 2G) D] to out [B,S,H,D], and lse [B,H,S].
+Doubles Reference(const Shape& s, const Doubles& qkv, Doubles* lse) {
+  Doubles out(s.tokens() * s.heads * s.width);
+  const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(s.width));
+  if (lse != nullptr) lse->resize(s.tokens() * s.heads);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t g = h / (s.heads / s.key_heads);
+      for (int64_t i = 0; i < s.sequence; ++i) {
+        const double* q = &qkv[(b * s.sequence + i) * s.packed() + h * s.width];
+        const int64_t keys = s.causal ? i + 1 : s.sequence;
+        Doubles scores(keys);
+        double most = -1e300, sum = 0;
+        for (int64_t j = 0; j < keys; ++j) {
+          const double* k = &qkv[(b * s.sequence + j) * s.packed() + (s.heads + g) * s.width];
+          for (int64_t d = 0; d < s.width; ++d) scores[j] += scale * q[d] * k[d];
+          most = std::max(most, scores[j]);
+        }
+        for (int64_t j = 0; j < keys; ++j) sum += std::exp(scores[j] - most);
+        for (int64_t j = 0; j < keys; ++j) {
+          const double* v =
+              &qkv[(b * s.sequence + j) * s.packed() + (s.heads + s.key_heads + g) * s.width];
+          double* to = &out[((b * s.sequence + i) * s.heads + h) * s.width];
+          for (int64_t d = 0; d < s.width; ++d) to[d] += std::exp(scores[j] - most) / sum * v[d];
+        }
+        if (lse != nullptr) (*lse)[(b * s.heads + h) * s.sequence + i] = most + std::log(sum);
+      }
+    }
+  }
+  return out;
+}
+
+Tensor Heads(Floats& packed, const Shape& s, int64_t first, int64_t heads) {
+  return Tensor(packed.data() + first * s.width, DType::kF32, {s.batch, s.sequence, heads, s.width},
+                {s.sequence * s.packed(), s.packed(), s.width, 1});
+}
+
+AttentionArgs Args(const Shape& s, Floats& qkv, Floats& out, Floats& lse) {
+  return {.q = Heads(qkv, s, 0, s.heads),
+          .k = Heads(qkv, s, s.heads, s.key_heads),
+          .v = Heads(qkv, s, s.heads + s.key_heads, s.key_heads),
+          .out = View(out, {s.batch, s.sequence, s.heads, s.width}),
+          .lse = View(lse, {s.batch, s.heads, s.sequence}),
+          .scale = static_cast<float>(s.scale),
+          .causal = s.causal};
+}
+
+struct Result {
+  Floats out, lse, dqkv;
+};
+
+Result RunBoth(const Shape& s, Floats qkv, Floats dout) {
+  Host host;
+  Result r = {Floats(s.tokens() * s.heads * s.width), Floats(s.tokens() * s.heads),
+              Floats(qkv.size(), 1e30f)};
+  Floats delta(r.lse.size());
+  const AttentionArgs forward = Args(s, qkv, r.out, r.lse);
+  AttentionForward(*host.stream, forward);
+  if (dout.empty()) return r;
+  AttentionBackward(*host.stream, {.forward = forward,
+                                   .dout = View(dout, {s.batch, s.sequence, s.heads, s.width}),
+                                   .dq = Heads(r.dqkv, s, 0, s.heads),
+                                   .dk = Heads(r.dqkv, s, s.heads, s.key_heads),
+                                   .dv = Heads(r.dqkv, s, s.heads + s.key_heads, s.key_heads),
+                                   .delta = View(delta, {s.batch, s.heads, s.sequence})});
+  return r;
+}
+
+TEST(Attention, Forward_ShapesAcrossTilesAndGroups_MatchesFloat64) {
+  for (const Shape& s : std::vector<Shape>{{1, 1, 1, 1, 1},
+                                           {2, 7, 3, 3, 5},
+                                           {1, 128, 2, 2, 16},
+                                           {1, 129, 4, 2, 8},
+                                           {2, 300, 4, 1, 16},
+                                           {1, 150, 2, 1, 24, false},
+                                           {1, 40, 2, 2, 64, true, 0.3}}) {
+    SCOPED_TRACE(::testing::Message() << "S " << s.sequence << " H " << s.heads);
+    const Floats qkv = Random(s.tokens() * s.packed(), 1);
+    Doubles lse;
+    const Doubles out = Reference(s, testing::Wide(qkv), &lse);
+    const Result result = RunBoth(s, qkv, {});
+    ExpectClose(result.out, out, 1e-5, "out");
+    ExpectClose(result.lse, lse, 1e-5, "lse");
+  }
+}
+
+TEST(Attention, Forward_HugeScores_StayFinite) {
+  const Shape s = {1, 140, 2, 2, 8};
+  const Floats qkv = Random(s.tokens() * s.packed(), 1, 30);
+  Doubles lse;
+  const Doubles out = Reference(s, testing::Wide(qkv), &lse);
+  const Result result = RunBoth(s, qkv, {});
+  ExpectClose(result.out, out, 1e-3, "out");
+  ExpectClose(result.lse, lse, 1e-5, "lse");
+}
+
+TEST(Attention, Backward_SmallShapes_MatchesFiniteDifferences) {
+  for (const Shape& s : std::vector<Shape>{
+           {2, 5, 2, 2, 3}, {1, 9, 4, 2, 4}, {1, 6, 3, 1, 5, false}, {1, 7, 2, 2, 4, true, 0.7}}) {
+    SCOPED_TRACE(::testing::Message() << "S " << s.sequence << " H " << s.heads);
+    const Floats qkv = Random(s.tokens() * s.packed(), 1);
+    const Floats dout = Random(s.tokens() * s.heads * s.width, 2);
+    Doubles x = testing::Wide(qkv);
+    const Doubles expected =
+        testing::NumericGradient(x, [&] { return testing::DotOf(Reference(s, x, nullptr), dout); });
+    ExpectClose(RunBoth(s, qkv, dout).dqkv, expected, 2e-5, "dqkv");
+  }
+}
+
+TEST(Attention, Backward_SeveralTiles_MatchesFiniteDifferencesAlongDirections) {
+  for (const Shape& s : std::vector<Shape>{{1, 300, 2, 2, 8}, {1, 257, 4, 2, 8, false}}) {
+    const Floats qkv = Random(s.tokens() * s.packed(), 1);
+    const Floats dout = Random(s.tokens() * s.heads * s.width, 2);
+    const Floats dqkv = RunBoth(s, qkv, dout).dqkv;
+    for (int direction = 0; direction < 6; ++direction) {
+      // One token each, so that every tile is seen on its own.
+      const int64_t token = direction * (s.tokens() - 1) / 5;
+      const Floats step = Random(s.packed(), 100 + direction);
+      Doubles above = testing::Wide(qkv), below = above;
+      double expected_scale = 0, actual = 0;
+      for (int64_t i = 0; i < s.packed(); ++i) {
+        above[token * s.packed() + i] += 1e-5 * step[i];
+        below[token * s.packed() + i] -= 1e-5 * step[i];
+        const double term = static_cast<double>(step[i]) * dqkv[token * s.packed() + i];
+        actual += term;
+        expected_scale += std::abs(term);
+      }
+      const double expected = (testing::DotOf(Reference(s, above, nullptr), dout) -
+                               testing::DotOf(Reference(s, below, nullptr), dout)) /
+                              2e-5;
+      EXPECT_NEAR(actual, expected, 2e-5 * expected_scale + 1e-6) << "token " << token;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::kernels
