@@ -25,9 +25,14 @@ PartRange PartOf(int64_t elements, int parts, int part);
 // An all-reduce of at most this many bytes sends everything to everyone (one round trip) instead of
 // reduce-scatter and all-gather (two). The bits are the same.
 inline constexpr int64_t kOneRoundBytesMax = 8192;
+// A broadcast among more than two ranks of more than this many bytes is a scatter followed by an
+// all-gather, so that the root does not send everything to everyone.
+inline constexpr int64_t kFlatBroadcastBytesMax = 65536;
+bool BroadcastsInParts(int64_t bytes, int size);
 
-// Bytes that rank `rank` sends.
+// Bytes that rank `rank` sends in an all-reduce, and in a broadcast, of this much.
 int64_t AllReduceBytes(int64_t elements, int64_t element_bytes, int size, int rank);
+int64_t BroadcastBytes(int64_t elements, int64_t element_bytes, int size, int rank, int root);
 
 // out[i] = op over inputs[0][i], inputs[1][i], ... in that order. Floating-point sums accumulate in
 // fp32, rounded once at the end (to nearest even). `out` may alias any of the inputs.

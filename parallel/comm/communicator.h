@@ -73,11 +73,14 @@ class KeyValueStore {
 std::vector<std::unique_ptr<Communicator>> MakeLocalCommunicators(int size, absl::Duration timeout);
 
 struct GlooOptions {
-  std::string interface_address = "127.0.0.1";  // to listen on
+  std::string interface_address = "127.0.0.1";  // numeric; to listen on
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration operation_timeout = absl::Minutes(5);
 };
-// Blocks until all `size` ranks have met through `store`.
+// Blocks until all `size` ranks have met through `store`, which is not used afterwards.
+// kUnavailable, kDeadlineExceeded, kInvalidArgument (address), or the store's status. Groups from
+// Split share the connections and their fate: an error or Abort in one ends them all. Ignores
+// SIGPIPE from now on, unless the process handles it.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(KeyValueStore& store, int rank,
                                                                    int size,
                                                                    const GlooOptions& options);

@@ -1,0 +1,35 @@
+#include "parallel/comm/gather_texts.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/status_macros.h"
+#include "kernels/tensor.h"
+
+namespace muster::parallel {
+
+absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
+                                                     kernels::Stream& stream,
+                                                     const std::string& text) {
+  const int64_t size = communicator.size();
+  std::vector<int64_t> lengths(static_cast<size_t>(size));
+  lengths[static_cast<size_t>(communicator.rank())] = static_cast<int64_t>(text.size());
+  communicator.AllGather(stream, kernels::Tensor(lengths.data(), kernels::DType::kI64, {size}));
+  RETURN_IF_ERROR(stream.Synchronize());
+
+  const int64_t longest = std::max<int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
+  std::string all(static_cast<size_t>(size * longest), '\0');
+  all.replace(static_cast<size_t>(communicator.rank() * longest), text.size(), text);
+  communicator.AllGather(stream,
+                         kernels::Tensor(all.data(), kernels::DType::kU8, {size * longest}));
+  RETURN_IF_ERROR(stream.Synchronize());
+
+  std::vector<std::string> texts;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    texts.push_back(all.substr(static_cast<size_t>(rank * longest),
+                               static_cast<size_t>(lengths[static_cast<size_t>(rank)])));
+  }
+  return texts;
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,777 @@
+// Ranks as processes on CPUs. Gloo (https://github.com/facebookincubator/gloo) gives rendezvous,
+// TCP connections between every two ranks and tagged messages; the algorithms are ours, because
+// sums must be made in rank order to give the same bits whatever the layout of the wire.
+//
+// All-reduce: every rank sends part j of its data to rank j, which adds the parts in rank order and
+// sends the sum to everyone; in segments, so that adding overlaps with the wire. Messages are
+// received in place; only the parts to be added need scratch.
+//
+// A tag names (group, call, step), so calls on different streams and groups share the connections
+// without meeting each other's messages. Groups made by Split share fate: an error or Abort in one
+// ends them all and closes the connections, which is how the peers notice within milliseconds.
+#include <arpa/inet.h>
+#include <gloo/common/error.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/comm/collective_plan.h"
+#include "parallel/comm/communicator.h"
+
+namespace muster::parallel {
+namespace {
+
+using gloo::transport::UnboundBuffer;
+using kernels::Stream;
+using kernels::Tensor;
+
+constexpr int64_t kSegmentBytes = int64_t{1} << 20;
+// Steps of one call: segments of two rounds fit.
+constexpr int kStepBits = 16;
+constexpr int kGroupsMax = (1 << 15) - 1;
+constexpr uint64_t kWatchTag = uint64_t{kGroupsMax} << 49;
+constexpr int64_t kSegmentsMax = int64_t{1} << (kStepBits - 1);
+
+// Gloo asks its store by exceptions and without a deadline for the whole meeting.
+class RendezvousStore : public gloo::rendezvous::Store {
+ public:
+  RendezvousStore(KeyValueStore& store, std::string prefix, absl::Time deadline)
+      : store_(store), prefix_(std::move(prefix)), deadline_(deadline) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    Check(store_.Put(prefix_ + key, std::string(data.begin(), data.end())));
+  }
+  std::vector<char> get(const std::string& key) override {
+    absl::StatusOr<std::string> value =
+        store_.Get(prefix_ + key, std::max(deadline_ - absl::Now(), absl::Milliseconds(1)));
+    Check(value.status());
+    return std::vector<char>(value->begin(), value->end());
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) get(key);
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Check(absl::Status status) {
+    if (status.ok()) return;
+    status_ = std::move(status);
+    throw gloo::IoException(std::string(status_.message()));
+  }
+
+  KeyValueStore& store_;
+  const std::string prefix_;
+  const absl::Time deadline_;
+  absl::Status status_;
+};
+
+// The connections of this rank; shared by every group that came from one MakeGlooCommunicator.
+//
+// Gloo 0.5 does not tell a receiver whose message breaks off in the middle. So a thread per peer
+// waits for a message that never comes, of which Gloo does report the loss, and wakes whoever waits
+// for that peer.
+class Connections {
+ public:
+  Connections(std::shared_ptr<gloo::rendezvous::Context> context, absl::Duration timeout)
+      : context_(std::move(context)), timeout_(timeout) {
+    if (context_ == nullptr) return;
+    for (int peer = 0; peer < context_->size; ++peer) {
+      if (peer != context_->rank) watches_.push_back(std::make_unique<Watch>(*this, peer));
+    }
+  }
+  ~Connections() {
+    watches_.clear();
+    CHECK(active_.empty()) << "a call is still under way";
+  }
+
+  gloo::Context& context() { return *context_; }
+  absl::Duration timeout() const { return timeout_; }
+
+  // While registered, the end of these connections, and the loss of `peer` (a rank of the
+  // connections), wake whoever waits for the buffer.
+  absl::Status Register(UnboundBuffer* buffer, int peer) {
+    absl::MutexLock lock(&mutex_);
+    if (!ended_.ok()) return ended_;
+    active_[buffer] = peer;
+    if (lost_.contains(peer)) Wake(buffer);
+    return absl::OkStatus();
+  }
+  void Unregister(UnboundBuffer* buffer) {
+    absl::MutexLock lock(&mutex_);
+    active_.erase(buffer);
+  }
+  absl::Status ended() {
+    absl::MutexLock lock(&mutex_);
+    return ended_;
+  }
+  // The first reason stays; returns it.
+  absl::Status End(absl::Status why) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!ended_.ok()) return ended_;
+      ended_ = why;
+      for (const auto& [buffer, peer] : active_) Wake(buffer);
+    }
+    if (context_ == nullptr) return why;
+    try {
+      context_->closeConnections();
+    } catch (const std::exception&) {
+      // They are as closed as they can be; the reason for closing them is what counts.
+    }
+    return why;
+  }
+
+  // Group numbers only need to differ between groups that share a connection.
+  int next_group() {
+    absl::MutexLock lock(&mutex_);
+    return next_group_;
+  }
+  void set_next_group(int next) {
+    absl::MutexLock lock(&mutex_);
+    next_group_ = std::max(next_group_, next);
+  }
+
+ private:
+  class Watch {
+   public:
+    Watch(Connections& owner, int peer)
+        : buffer_(owner.context().createUnboundBuffer(&byte_, sizeof(byte_))) {
+      thread_ = std::thread([this, &owner, peer] {
+        try {
+          buffer_->recv(peer, kWatchTag);
+          // False = told to stop by the destructor.
+          if (!buffer_->waitRecv(nullptr, std::chrono::hours(24 * 3650))) return;
+        } catch (const std::exception&) {
+          // The waiting call says which connection it was; Gloo's text adds nothing to that.
+        }
+        owner.Lose(peer);
+      });
+    }
+    ~Watch() {
+      buffer_->abortWaitRecv();
+      thread_.join();
+    }
+
+   private:
+    char byte_ = 0;
+    std::unique_ptr<UnboundBuffer> buffer_;
+    std::thread thread_;
+  };
+
+  static void Wake(UnboundBuffer* buffer) {
+    buffer->abortWaitRecv();
+    buffer->abortWaitSend();
+  }
+  void Lose(int peer) {
+    absl::MutexLock lock(&mutex_);
+    lost_.insert(peer);
+    for (const auto& [buffer, buffer_peer] : active_) {
+      if (buffer_peer == peer) Wake(buffer);
+    }
+  }
+
+  const std::shared_ptr<gloo::rendezvous::Context> context_;  // null for a single rank
+  const absl::Duration timeout_;
+  absl::Mutex mutex_;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  std::map<UnboundBuffer*, int> active_ ABSL_GUARDED_BY(mutex_);
+  std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
+  int next_group_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::vector<std::unique_ptr<Watch>> watches_;  // last: their threads use what is above
+};
+
+// Memory for parts to be added, kept from call to call so that no step allocates.
+class Scratch {
+ public:
+  using Memory = std::vector<char>;
+  // At least `bytes`.
+  Memory Take(int64_t bytes) {
+    Memory memory;
+    {
+      absl::MutexLock lock(&mutex_);
+      memory.swap(idle_);
+    }
+    if (static_cast<int64_t>(memory.size()) < bytes) memory.resize(static_cast<size_t>(bytes));
+    return memory;
+  }
+  void Return(Memory memory) {
+    absl::MutexLock lock(&mutex_);
+    if (memory.size() > idle_.size()) idle_.swap(memory);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  Memory idle_ ABSL_GUARDED_BY(mutex_);
+};
+
+// One rank's side of a group; shared by the communicator and the work it has enqueued.
+struct Member {
+  std::shared_ptr<Connections> connections;
+  std::string name;
+  std::vector<int> members;  // by rank in the group: rank in the connections
+  int rank = 0;
+  int group = 0;
+  std::atomic<int64_t> bytes_sent{0};
+  Scratch scratch;
+
+  int size() const { return static_cast<int>(members.size()); }
+  int Peer(int r) const { return members[static_cast<size_t>(r)]; }
+};
+
+// The messages of one call. Everything posted is waited for or given up by the destructor's end.
+class Exchange {
+ public:
+  Exchange(Member& member, std::string what, uint64_t tag)
+      : member_(member),
+        what_(std::move(what)),
+        tag_(tag),
+        deadline_(absl::Now() + member.connections->timeout()) {}
+  ~Exchange() {
+    for (Transfer& transfer : transfers_) member_.connections->Unregister(transfer.buffer.get());
+    transfers_.clear();  // from here on Gloo writes to none of our memory
+    member_.scratch.Return(std::move(scratch_));
+  }
+  // Once per call: memory that lives as long as the messages may be written to.
+  char* TakeScratch(int64_t bytes) {
+    scratch_ = member_.scratch.Take(bytes);
+    return scratch_.data();
+  }
+
+  // Post a message of step `step`; nothing for no bytes. After an error later calls do nothing, and
+  // the waits return it.
+  void Send(int to, int64_t step, const void* data, int64_t bytes) {
+    member_.bytes_sent.fetch_add(bytes, std::memory_order_relaxed);
+    Post(to, step, const_cast<void*>(data), bytes, /*sends=*/true);
+  }
+  // Returns an index for Wait.
+  size_t Receive(int from, int64_t step, void* data, int64_t bytes) {
+    Post(from, step, data, bytes, /*sends=*/false);
+    return transfers_.empty() ? 0 : transfers_.size() - 1;
+  }
+  absl::Status Wait(size_t index) {
+    if (status_.ok() && index < transfers_.size()) Finish(transfers_[index]);
+    return status_;
+  }
+  absl::Status WaitAll() {
+    for (Transfer& transfer : transfers_) {
+      if (!status_.ok()) break;
+      Finish(transfer);
+    }
+    return status_;
+  }
+
+ private:
+  struct Transfer {
+    std::unique_ptr<UnboundBuffer> buffer;
+    int peer = 0;  // rank in the group
+    bool sends = false;
+    bool done = false;
+  };
+
+  void Post(int peer, int64_t step, void* data, int64_t bytes, bool sends) {
+    if (!status_.ok() || bytes == 0) return;
+    try {
+      Transfer transfer{
+          member_.connections->context().createUnboundBuffer(data, static_cast<size_t>(bytes)),
+          peer, sends, false};
+      status_ = member_.connections->Register(transfer.buffer.get(), member_.Peer(peer));
+      if (!status_.ok()) return;
+      transfers_.push_back(std::move(transfer));
+      UnboundBuffer& buffer = *transfers_.back().buffer;
+      const uint64_t tag = tag_ | static_cast<uint64_t>(step);
+      if (sends) {
+        buffer.send(member_.Peer(peer), tag);
+      } else {
+        buffer.recv(member_.Peer(peer), tag);
+      }
+    } catch (const std::exception& error) {
+      Fail(peer, error.what());
+    }
+  }
+
+  void Finish(Transfer& transfer) {
+    if (transfer.done) return;
+    const absl::Duration left = std::max(deadline_ - absl::Now(), absl::Milliseconds(1));
+    std::chrono::milliseconds timeout(std::max<int64_t>(1, absl::ToInt64Milliseconds(left)));
+    try {
+      while (!(transfer.done = transfer.sends ? transfer.buffer->waitSend(timeout)
+                                              : transfer.buffer->waitRecv(timeout))) {
+        // Woken up: by the end of all connections, or by the loss of this peer, whose last message
+        // may be here all the same.
+        status_ = member_.connections->ended();
+        if (!status_.ok()) return;
+        timeout = std::chrono::milliseconds(1);
+      }
+    } catch (const std::exception& error) {
+      Fail(transfer.peer, error.what());
+    }
+  }
+
+  void Fail(int peer, const std::string& error) {
+    const std::string where = absl::StrCat(what_, " of group ", member_.name, ", rank ",
+                                           member_.rank, " of ", member_.size(), ": ");
+    const absl::Status why =
+        absl::Now() >= deadline_
+            ? absl::DeadlineExceededError(absl::StrCat(
+                  where, "waited ", absl::FormatDuration(member_.connections->timeout()),
+                  " for rank ", peer))
+            : absl::UnavailableError(
+                  absl::StrCat(where, "lost the connection to rank ", peer, ": ", error));
+    status_ = member_.connections->End(why);
+  }
+
+  Member& member_;
+  const std::string what_;
+  const uint64_t tag_;
+  const absl::Time deadline_;
+  Scratch::Memory scratch_;
+  std::vector<Transfer> transfers_;
+  absl::Status status_;
+};
+
+char* At(const Tensor& tensor, int64_t element) {
+  return static_cast<char*>(tensor.data()) + element * SizeOf(tensor.dtype());
+}
+
+// The reduction of `part` of `data`, whose steps count from 0; afterwards `data` holds it there.
+// `ready` is called with each finished range.
+template <typename Parts, typename Ready>
+absl::Status ReduceParts(Member& member, Exchange& exchange, Tensor data, ReduceOp op, Parts parts,
+                         int64_t segment, Ready ready) {
+  const int64_t width = SizeOf(data.dtype());
+  const PartRange own = parts(member.rank);
+  const int peers = member.size() - 1;
+  // Segment-major, one row per peer: the memory of a segment stays together.
+  char* scratch = exchange.TakeScratch(own.count() * peers * width);
+  std::vector<size_t> received;
+  for (int64_t begin = 0, step = 0; begin < own.count(); begin += segment, ++step) {
+    const int64_t count = std::min(segment, own.count() - begin);
+    char* row = scratch + begin * peers * width;
+    for (int rank = 0; rank < member.size(); ++rank) {
+      if (rank == member.rank) continue;
+      received.push_back(exchange.Receive(rank, step, row, count * width));
+      row += count * width;
+    }
+  }
+  // Each rank starts with another peer, so that not all of them send to rank 0 first.
+  for (int hop = 1; hop < member.size(); ++hop) {
+    const int rank = (member.rank + hop) % member.size();
+    const PartRange part = parts(rank);
+    for (int64_t begin = 0, step = 0; begin < part.count(); begin += segment, ++step) {
+      const int64_t count = std::min(segment, part.count() - begin);
+      exchange.Send(rank, step, At(data, part.begin + begin), count * width);
+    }
+  }
+  size_t next = 0;
+  for (int64_t begin = 0; begin < own.count(); begin += segment) {
+    const int64_t count = std::min(segment, own.count() - begin);
+    const char* row = scratch + begin * peers * width;
+    std::vector<const void*> inputs;
+    for (int rank = 0; rank < member.size(); ++rank) {
+      if (rank == member.rank) {
+        inputs.push_back(At(data, own.begin + begin));
+        continue;
+      }
+      RETURN_IF_ERROR(exchange.Wait(received[next++]));
+      inputs.push_back(row);
+      row += count * width;
+    }
+    ReduceInOrder(inputs, data.dtype(), op, count, At(data, own.begin + begin));
+    ready(own.begin + begin, count);
+  }
+  return absl::OkStatus();
+}
+
+// Elements per segment, so that the largest part has few enough of them.
+int64_t SegmentOf(int64_t part_elements, int64_t width) {
+  return std::max(kSegmentBytes / width, (part_elements + kSegmentsMax - 1) / kSegmentsMax);
+}
+
+absl::Status AllReduceInTwoRounds(Member& member, Exchange& exchange, Tensor data, ReduceOp op) {
+  const int64_t width = SizeOf(data.dtype());
+  auto parts = [&](int rank) { return PartOf(data.elements(), member.size(), rank); };
+  const int64_t segment = SegmentOf(parts(0).count(), width);
+  // The sums of the others may be received over what they are still to be sent: a segment comes
+  // back only after its owner has all of it.
+  for (int rank = 0; rank < member.size(); ++rank) {
+    if (rank == member.rank) continue;
+    const PartRange part = parts(rank);
+    for (int64_t begin = 0, step = kSegmentsMax; begin < part.count(); begin += segment, ++step) {
+      const int64_t count = std::min(segment, part.count() - begin);
+      exchange.Receive(rank, step, At(data, part.begin + begin), count * width);
+    }
+  }
+  const int64_t own_begin = parts(member.rank).begin;
+  RETURN_IF_ERROR(
+      ReduceParts(member, exchange, data, op, parts, segment, [&](int64_t begin, int64_t count) {
+        const int64_t step = kSegmentsMax + (begin - own_begin) / segment;
+        for (int hop = 1; hop < member.size(); ++hop) {
+          exchange.Send((member.rank + hop) % member.size(), step, At(data, begin), count * width);
+        }
+      }));
+  return exchange.WaitAll();
+}
+
+absl::Status AllReduceInOneRound(Member& member, Exchange& exchange, Tensor data, ReduceOp op) {
+  // Row r is rank r's data; our own is copied, since the result is written over `data`.
+  char* table = exchange.TakeScratch(data.bytes() * member.size());
+  char* own = table + member.rank * data.bytes();
+  std::memcpy(own, data.data(), static_cast<size_t>(data.bytes()));
+  std::vector<const void*> inputs;
+  for (int rank = 0; rank < member.size(); ++rank) {
+    char* row = table + rank * data.bytes();
+    inputs.push_back(row);
+    if (rank == member.rank) continue;
+    exchange.Receive(rank, 0, row, data.bytes());
+    exchange.Send(rank, 0, own, data.bytes());
+  }
+  RETURN_IF_ERROR(exchange.WaitAll());
+  ReduceInOrder(inputs, data.dtype(), op, data.elements(), data.data());
+  return absl::OkStatus();
+}
+
+absl::Status BroadcastFrom(Member& member, Exchange& exchange, Tensor data, int root) {
+  const int64_t width = SizeOf(data.dtype());
+  if (!BroadcastsInParts(data.bytes(), member.size())) {
+    if (member.rank != root) {
+      exchange.Receive(root, 0, data.data(), data.bytes());
+      return exchange.WaitAll();
+    }
+    for (int rank = 0; rank < member.size(); ++rank) {
+      if (rank != root) exchange.Send(rank, 0, data.data(), data.bytes());
+    }
+    return exchange.WaitAll();
+  }
+  // Step 0: the root gives rank j part j. Step 1: every rank gives its part to all but the root.
+  auto part_of = [&](int rank) { return PartOf(data.elements(), member.size(), rank); };
+  const PartRange own = part_of(member.rank);
+  size_t first = 0;
+  if (member.rank != root) {
+    first = exchange.Receive(root, 0, At(data, own.begin), own.count() * width);
+    for (int rank = 0; rank < member.size(); ++rank) {
+      if (rank == member.rank) continue;
+      exchange.Receive(rank, 1, At(data, part_of(rank).begin), part_of(rank).count() * width);
+    }
+    if (own.count() > 0) RETURN_IF_ERROR(exchange.Wait(first));
+  }
+  for (int rank = 0; rank < member.size(); ++rank) {
+    if (rank == member.rank || rank == root) continue;
+    if (member.rank == root) {
+      exchange.Send(rank, 0, At(data, part_of(rank).begin), part_of(rank).count() * width);
+    }
+    exchange.Send(rank, 1, At(data, own.begin), own.count() * width);
+  }
+  return exchange.WaitAll();
+}
+
+class GlooCommunicator : public Communicator {
+ public:
+  explicit GlooCommunicator(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+
+  int rank() const override { return member_->rank; }
+  int size() const override { return member_->size(); }
+  const std::string& name() const override { return member_->name; }
+  int64_t bytes_sent() const override { return member_->bytes_sent; }
+
+  void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
+    CHECK(data.contiguous());
+    Enqueue(stream, absl::StrCat("all-reduce of ", data.ToString()),
+            [data, op](Member& member, Exchange& exchange) {
+              return data.bytes() <= kOneRoundBytesMax
+                         ? AllReduceInOneRound(member, exchange, data, op)
+                         : AllReduceInTwoRounds(member, exchange, data, op);
+            });
+  }
+  void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
+    const int64_t part = EqualPart(data);
+    Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()),
+            [data, op, part](Member& member, Exchange& exchange) {
+              auto parts = [&](int rank) { return PartRange{part * rank, part * (rank + 1)}; };
+              RETURN_IF_ERROR(ReduceParts(member, exchange, data, op, parts,
+                                          SegmentOf(part, SizeOf(data.dtype())),
+                                          [](int64_t, int64_t) {}));
+              return exchange.WaitAll();
+            });
+  }
+  void AllGather(Stream& stream, Tensor data) override {
+    const int64_t part = EqualPart(data);
+    Enqueue(stream, absl::StrCat("all-gather of ", data.ToString()),
+            [data, part](Member& member, Exchange& exchange) {
+              const int64_t bytes = part * SizeOf(data.dtype());
+              for (int hop = 1; hop < member.size(); ++hop) {
+                const int from = (member.rank + member.size() - hop) % member.size();
+                exchange.Receive(from, 0, At(data, part * from), bytes);
+              }
+              for (int hop = 1; hop < member.size(); ++hop) {
+                exchange.Send((member.rank + hop) % member.size(), 0, At(data, part * member.rank),
+                              bytes);
+              }
+              return exchange.WaitAll();
+            });
+  }
+  void Broadcast(Stream& stream, Tensor data, int root) override {
+    CHECK(data.contiguous());
+    CHECK(root >= 0 && root < size()) << "root " << root << " of " << size();
+    Enqueue(stream, absl::StrCat("broadcast of ", data.ToString(), " from rank ", root),
+            [data, root](Member& member, Exchange& exchange) {
+              return BroadcastFrom(member, exchange, data, root);
+            });
+  }
+  void AllToAll(Stream& stream, Tensor in, Tensor out) override {
+    const int64_t part = EqualPart(in);
+    CHECK(out.contiguous());
+    CHECK_EQ(in.bytes(), out.bytes());
+    CHECK(in.data() != out.data()) << "an all-to-all in place";
+    Enqueue(stream, absl::StrCat("all-to-all of ", in.ToString()),
+            [in, out, part](Member& member, Exchange& exchange) {
+              const int64_t bytes = part * SizeOf(in.dtype());
+              for (int hop = 1; hop < member.size(); ++hop) {
+                const int from = (member.rank + member.size() - hop) % member.size();
+                exchange.Receive(from, 0, At(out, part * from), bytes);
+              }
+              for (int hop = 1; hop < member.size(); ++hop) {
+                const int to = (member.rank + hop) % member.size();
+                exchange.Send(to, 0, At(in, part * to), bytes);
+              }
+              if (bytes > 0) {
+                std::memcpy(At(out, part * member.rank), At(in, part * member.rank),
+                            static_cast<size_t>(bytes));
+              }
+              return exchange.WaitAll();
+            });
+  }
+
+  void Send(Stream& stream, Tensor data, int to) override {
+    CheckPeer(data, to);
+    pending_.push_back({data, to, sent_to_[to]++, true});
+    if (!grouping_) FlushTransfers(stream);
+  }
+  void Receive(Stream& stream, Tensor data, int from) override {
+    CheckPeer(data, from);
+    pending_.push_back({data, from, received_from_[from]++, false});
+    if (!grouping_) FlushTransfers(stream);
+  }
+  void GroupBegin() override {
+    CHECK(!grouping_) << "GroupBegin twice";
+    grouping_ = true;
+  }
+  void GroupEnd(Stream& stream) override {
+    CHECK(grouping_) << "GroupEnd without GroupBegin";
+    grouping_ = false;
+    FlushTransfers(stream);
+  }
+
+  absl::Status Barrier() override {
+    int32_t nothing = 0;
+    return GatherHere("barrier", &nothing, 1);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override;
+  void Abort(absl::Status why) override {
+    // An earlier end keeps its reason.
+    (void)member_->connections->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
+  }
+
+ private:
+  struct PointToPoint {
+    Tensor data;
+    int peer = 0;
+    uint64_t number = 0;
+    bool sends = false;
+  };
+
+  // Bits from the top: group 15, point-to-point 1, number of the call 32, step 16.
+  uint64_t Tag(bool point_to_point, uint64_t number) const {
+    return static_cast<uint64_t>(member_->group) << 49 | uint64_t{point_to_point} << 48 |
+           (number & 0xFFFFFFFF) << kStepBits;
+  }
+  int64_t EqualPart(const Tensor& data) {
+    CHECK(data.contiguous());
+    CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
+    return data.elements() / size();
+  }
+  void CheckPeer(const Tensor& data, int peer) {
+    CHECK(data.contiguous());
+    CHECK(peer >= 0 && peer < size() && peer != rank()) << "peer " << peer << " of " << size();
+  }
+
+  template <typename Body>
+  static absl::Status Run(Member& member, const std::string& what, uint64_t tag, Body& body) {
+    RETURN_IF_ERROR(member.connections->ended());
+    if (member.size() == 1) return absl::OkStatus();
+    Exchange exchange(member, what, tag);
+    return body(member, exchange);
+  }
+  template <typename Body>
+  void Enqueue(Stream& stream, std::string call, Body body) {
+    CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
+    const uint64_t number = calls_++;
+    stream.Enqueue([member = member_, &stream, tag = Tag(false, number), body,
+                    what = absl::StrCat(call, " (call ", number, ")")]() mutable {
+      absl::Status status = Run(*member, what, tag, body);
+      if (!status.ok()) stream.Fail(std::move(status));
+    });
+  }
+  void FlushTransfers(Stream& stream) {
+    CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
+    stream.Enqueue([member = member_, &stream, transfers = std::exchange(pending_, {}),
+                    tag = Tag(true, 0)] {
+      auto body = [&](Member& m, Exchange& exchange) {
+        for (const PointToPoint& transfer : transfers) {
+          const int64_t step = static_cast<int64_t>((transfer.number & 0xFFFFFFFF) << kStepBits);
+          if (transfer.sends) {
+            exchange.Send(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
+          } else {
+            exchange.Receive(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
+          }
+        }
+        return exchange.WaitAll();
+      };
+      absl::Status status = Run(*member, "send and receive", tag, body);
+      if (!status.ok()) stream.Fail(std::move(status));
+    });
+  }
+
+  // Gathers `count` numbers of every rank into values[rank * count], on the calling thread.
+  absl::Status GatherHere(const std::string& call, int32_t* values, int count,
+                          std::vector<int32_t>* all = nullptr) {
+    std::vector<int32_t> table(static_cast<size_t>(size() * count));
+    std::copy(values, values + count, table.begin() + rank() * count);
+    const uint64_t number = calls_++;
+    auto body = [&](Member& member, Exchange& exchange) {
+      const int64_t bytes = count * static_cast<int64_t>(sizeof(int32_t));
+      for (int peer = 0; peer < member.size(); ++peer) {
+        if (peer == member.rank) continue;
+        exchange.Receive(peer, 0, table.data() + peer * count, bytes);
+        exchange.Send(peer, 0, table.data() + member.rank * count, bytes);
+      }
+      return exchange.WaitAll();
+    };
+    RETURN_IF_ERROR(
+        Run(*member_, absl::StrCat(call, " (call ", number, ")"), Tag(false, number), body));
+    if (all != nullptr) *all = std::move(table);
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<Member> member_;
+  uint64_t calls_ = 0;
+  std::map<int, uint64_t> sent_to_;
+  std::map<int, uint64_t> received_from_;
+  bool grouping_ = false;
+  std::vector<PointToPoint> pending_;
+};
+
+absl::StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::Split(int color, int key,
+                                                                      const std::string& name) {
+  int32_t mine[3] = {color, key, member_->connections->next_group()};
+  std::vector<int32_t> all;
+  RETURN_IF_ERROR(GatherHere("split", mine, 3, &all));
+  auto child = std::make_shared<Member>();
+  child->connections = member_->connections;
+  child->name = name;
+  std::vector<std::pair<int, int>> order;  // (key, rank)
+  for (int peer = 0; peer < size(); ++peer) {
+    const int32_t* row = all.data() + peer * 3;
+    if (row[0] == color) order.emplace_back(row[1], peer);
+    child->group = std::max(child->group, row[2]);
+  }
+  CHECK_LT(child->group, kGroupsMax) << "groups of one attempt";
+  member_->connections->set_next_group(child->group + 1);
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (order[i].second == rank()) child->rank = static_cast<int>(i);
+    child->members.push_back(member_->Peer(order[i].second));
+  }
+  return std::make_unique<GlooCommunicator>(std::move(child));
+}
+
+absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> Connect(KeyValueStore& store, int rank,
+                                                                   int size,
+                                                                   const GlooOptions& options) {
+  // A name would be looked up, which may take minutes and find another machine.
+  in6_addr unused;
+  if (inet_pton(AF_INET, options.interface_address.c_str(), &unused) != 1 &&
+      inet_pton(AF_INET6, options.interface_address.c_str(), &unused) != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", options.interface_address, "' is no numeric IP address to listen on"));
+  }
+  std::shared_ptr<gloo::transport::Device> device;
+  try {
+    gloo::transport::tcp::attr attributes(options.interface_address.c_str());
+    device = gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot listen on ", options.interface_address, ": ", error.what()));
+  }
+  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  RendezvousStore rendezvous(store, "comm/world/", deadline);
+  const std::string where = absl::StrCat("meeting of ", size, " ranks, rank ", rank, ": ");
+  try {
+    auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    // Gloo lets a connection take five times this.
+    context->setTimeout(std::chrono::milliseconds(
+        std::max<int64_t>(1, absl::ToInt64Milliseconds(options.connect_timeout / 5))));
+    context->connectFullMesh(rendezvous, device);
+    return context;
+  } catch (const std::exception& error) {
+    if (!rendezvous.status().ok()) return Annotate(rendezvous.status(), where);
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(where, "not complete after ",
+                                                      absl::FormatDuration(options.connect_timeout),
+                                                      ": ", error.what()));
+    }
+    return absl::UnavailableError(absl::StrCat(where, error.what()));
+  }
+}
+
+// Writing to a connection whose peer has died raises SIGPIPE, whose default action ends the
+// process; Gloo leaves that to its caller.
+void IgnoreBrokenPipes() {
+  struct sigaction current;
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(KeyValueStore& store, int rank,
+                                                                   int size,
+                                                                   const GlooOptions& options) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", size));
+  }
+  std::shared_ptr<gloo::rendezvous::Context> context;
+  if (size > 1) {
+    IgnoreBrokenPipes();
+    ASSIGN_OR_RETURN(context, Connect(store, rank, size, options));
+  }
+  auto member = std::make_shared<Member>();
+  member->connections = std::make_shared<Connections>(context, options.operation_timeout);
+  member->name = "world";
+  member->rank = rank;
+  for (int peer = 0; peer < size; ++peer) member->members.push_back(peer);
+  return std::make_unique<GlooCommunicator>(std::move(member));
+}
+
+}  // namespace muster::parallel

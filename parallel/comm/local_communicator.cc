@@ -1,0 +1,525 @@
+// Ranks as threads of one process. Each collective is a meeting: the ranks lay their pointers on
+// the table, wait for each other, read each other's memory, and wait again before anyone leaves.
+//
+// A rank that gives up must not return (and free its memory) while another still reads it;
+// `readers` counts those, and a meeting that has failed lets nobody start to read.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/comm/collective_plan.h"
+#include "parallel/comm/communicator.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Stream;
+using kernels::Tensor;
+
+// All communicators that came from one MakeLocalCommunicators.
+struct Family {
+  explicit Family(int size) : ended(static_cast<size_t>(size)) {}
+  absl::Mutex mutex;
+  // By rank of the whole family: why that rank takes part in nothing any more.
+  std::vector<absl::Status> ended ABSL_GUARDED_BY(mutex);
+};
+
+// One collective under way. Guarded by Family::mutex but for what `table` points to.
+struct Meeting {
+  struct Seat {
+    Tensor in;
+    Tensor out;
+    int phases = 0;  // how often this rank has arrived
+    int color = 0;   // of Split
+    int key = 0;
+  };
+  explicit Meeting(size_t size) : table(size) {}
+  std::vector<Seat> table;
+  std::string call;  // what the first to arrive asked for; the others must ask for the same
+  int readers = 0;
+  int left = 0;
+  bool failed = false;
+  std::map<int, std::shared_ptr<struct Group>> children;  // of Split, by color
+};
+
+struct Message {
+  const void* data = nullptr;
+  int64_t bytes = -1;  // -1 = the sender has not come yet
+  bool reading = false;
+  bool taken = false;
+  bool failed = false;
+};
+
+struct Group {
+  Group(std::shared_ptr<Family> f, std::string n, std::vector<int> m, absl::Duration t)
+      : family(std::move(f)),
+        name(std::move(n)),
+        members(std::move(m)),
+        timeout(t),
+        departed(members.size()) {}
+  int size() const { return static_cast<int>(members.size()); }
+
+  const std::shared_ptr<Family> family;
+  const std::string name;
+  const std::vector<int> members;  // ranks in the family
+  const absl::Duration timeout;
+  std::vector<bool> departed ABSL_GUARDED_BY(family->mutex);
+  std::map<uint64_t, Meeting> meetings ABSL_GUARDED_BY(family->mutex);  // by number of the call
+  // By (from, to, how many before it).
+  std::map<std::tuple<int, int, uint64_t>, Message> messages ABSL_GUARDED_BY(family->mutex);
+};
+
+char* PartData(const Tensor& tensor, PartRange part) {
+  return static_cast<char*>(tensor.data()) + part.begin * SizeOf(tensor.dtype());
+}
+void CopyPart(const Tensor& from, const Tensor& to, PartRange part) {
+  if (part.count() == 0) return;
+  std::memcpy(PartData(to, part), PartData(from, part),
+              static_cast<size_t>(part.count() * SizeOf(to.dtype())));
+}
+
+// One rank's side of a group; shared by the communicator and the work it has enqueued.
+class Member {
+ public:
+  Member(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+  Group& group() { return *group_; }
+  int rank() const { return rank_; }
+
+  // Runs `body` between the first meeting of all ranks and the last. `body` may call Phase().
+  // `call` describes what must agree between the ranks.
+  template <typename Body>
+  absl::Status Meet(uint64_t number, const std::string& call, Tensor in, Tensor out, Body body) {
+    const std::string what = absl::StrCat(call, " (call ", number, ")");
+    Meeting* meeting = nullptr;
+    {
+      absl::MutexLock lock(&family().mutex);
+      meeting = &group_->meetings.try_emplace(number, group_->members.size()).first->second;
+      if (meeting->call.empty()) meeting->call = call;
+      if (meeting->call != call) {
+        return Give(*meeting, absl::InvalidArgumentError(
+                                  absl::StrCat(Where(what), "another rank calls ", meeting->call)));
+      }
+      meeting->table[Index()].in = in;
+      meeting->table[Index()].out = out;
+      RETURN_IF_ERROR(Arrive(*meeting, what));
+    }
+    RETURN_IF_ERROR(body(*meeting, what));
+    RETURN_IF_ERROR(Phase(*meeting, what));
+    absl::MutexLock lock(&family().mutex);
+    --meeting->readers;
+    if (++meeting->left == group_->size()) group_->meetings.erase(number);
+    return absl::OkStatus();
+  }
+
+  // Everyone has finished reading what the previous phase offered.
+  absl::Status Phase(Meeting& meeting, const std::string& what) {
+    absl::MutexLock lock(&family().mutex);
+    --meeting.readers;
+    return Arrive(meeting, what);
+  }
+
+  absl::Status Transfer(const std::vector<std::pair<int, Tensor>>& sends,
+                        const std::vector<uint64_t>& send_numbers,
+                        const std::vector<std::pair<int, Tensor>>& receives,
+                        const std::vector<uint64_t>& receive_numbers);
+
+  absl::StatusOr<std::shared_ptr<Group>> Split(uint64_t number, int color, int key,
+                                               const std::string& name, int* rank_in_child);
+
+  void End(absl::Status why) {
+    absl::MutexLock lock(&family().mutex);
+    if (MyEnd().ok()) MyEnd() = std::move(why);
+  }
+  void Depart() {
+    absl::MutexLock lock(&family().mutex);
+    group_->departed[Index()] = true;
+  }
+
+ private:
+  Family& family() { return *group_->family; }
+  size_t Index() const { return static_cast<size_t>(rank_); }
+  absl::Status& EndOf(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+    return family().ended[static_cast<size_t>(group_->members[static_cast<size_t>(rank)])];
+  }
+  absl::Status& MyEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) { return EndOf(rank_); }
+  std::string Where(const std::string& what) {
+    return absl::StrCat(what, " of group ", group_->name, ", rank ", rank_, " of ", group_->size(),
+                        ": ");
+  }
+  // Why `rank` will not come, if so.
+  absl::Status Gone(int rank, const std::string& what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+    if (!EndOf(rank).ok()) {
+      return absl::UnavailableError(
+          absl::StrCat(Where(what), "rank ", rank, " has stopped: ", EndOf(rank).message()));
+    }
+    if (group_->departed[static_cast<size_t>(rank)]) {
+      return absl::UnavailableError(absl::StrCat(Where(what), "rank ", rank, " has left"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Waits for all ranks to come this far. On success this rank counts as a reader.
+  absl::Status Arrive(Meeting& meeting, const std::string& what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+    const int phase = ++meeting.table[Index()].phases;
+    absl::Status why = MyEnd();
+    std::vector<int> missing;
+    auto settled = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      missing.clear();
+      for (int rank = 0; rank < group_->size(); ++rank) {
+        if (meeting.table[static_cast<size_t>(rank)].phases < phase) missing.push_back(rank);
+      }
+      if (meeting.failed) return true;
+      if (missing.empty()) return true;
+      if (why = MyEnd(); !why.ok()) return true;
+      for (int rank : missing) {
+        if (why = Gone(rank, what); !why.ok()) return true;
+      }
+      return false;
+    };
+    if (why.ok() && !family().mutex.AwaitWithTimeout(absl::Condition(&settled), group_->timeout)) {
+      why = absl::DeadlineExceededError(absl::StrCat(Where(what), "waited ",
+                                                     absl::FormatDuration(group_->timeout),
+                                                     " for rank ", absl::StrJoin(missing, ", ")));
+    }
+    if (why.ok() && meeting.failed) {
+      why = MyEnd();
+      for (int rank = 0; why.ok() && rank < group_->size(); ++rank) why = Gone(rank, what);
+      if (why.ok()) why = absl::UnavailableError(absl::StrCat(Where(what), "a peer has given up"));
+    }
+    if (!why.ok()) return Give(meeting, why);
+    ++meeting.readers;
+    return absl::OkStatus();
+  }
+
+  // This rank gives up: nobody starts to read its memory any more, and it waits for those who do.
+  absl::Status Give(Meeting& meeting, absl::Status why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+    meeting.failed = true;
+    if (MyEnd().ok()) MyEnd() = why;
+    auto unread = [&] { return meeting.readers == 0; };
+    family().mutex.Await(absl::Condition(&unread));
+    return why;
+  }
+
+  absl::Status Take(Message& message, const std::string& what, const Tensor& to);
+
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+};
+
+// The receiver's side of one message.
+absl::Status Member::Take(Message& message, const std::string& what, const Tensor& to) {
+  {
+    absl::MutexLock lock(&family().mutex);
+    if (message.failed) {
+      return absl::UnavailableError(absl::StrCat(Where(what), "the sender has given up"));
+    }
+    if (message.bytes != to.bytes()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(Where(what), "expected ", to.bytes(), " bytes, was sent ", message.bytes));
+    }
+    message.reading = true;
+  }
+  if (to.bytes() > 0) std::memcpy(to.data(), message.data, static_cast<size_t>(to.bytes()));
+  absl::MutexLock lock(&family().mutex);
+  message.reading = false;
+  message.taken = true;
+  return absl::OkStatus();
+}
+
+absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
+                              const std::vector<uint64_t>& send_numbers,
+                              const std::vector<std::pair<int, Tensor>>& receives,
+                              const std::vector<uint64_t>& receive_numbers) {
+  const absl::Time deadline = absl::Now() + group_->timeout;
+  // Waits until `done`; the other side is `peer`.
+  auto wait = [&](const std::string& what, int peer,
+                  auto done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+    absl::Status why;
+    auto settled = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      if (done()) return true;
+      why = MyEnd();
+      if (why.ok()) why = Gone(peer, what);
+      return !why.ok();
+    };
+    if (!family().mutex.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
+      why = absl::DeadlineExceededError(absl::StrCat(
+          Where(what), "waited ", absl::FormatDuration(group_->timeout), " for rank ", peer));
+    }
+    return why;
+  };
+
+  absl::Status result;
+  std::vector<Message*> posted;
+  {
+    absl::MutexLock lock(&family().mutex);
+    result = MyEnd();
+    for (size_t i = 0; result.ok() && i < sends.size(); ++i) {
+      Message& message = group_->messages[{rank_, sends[i].first, send_numbers[i]}];
+      message.data = sends[i].second.data();
+      message.bytes = sends[i].second.bytes();
+      posted.push_back(&message);
+    }
+  }
+  for (size_t i = 0; result.ok() && i < receives.size(); ++i) {
+    const std::string what = absl::StrCat("receive from rank ", receives[i].first);
+    Message* message = nullptr;
+    {
+      absl::MutexLock lock(&family().mutex);
+      message = &group_->messages[{receives[i].first, rank_, receive_numbers[i]}];
+      result = wait(what, receives[i].first, [&] { return message->bytes >= 0; });
+    }
+    if (result.ok()) result = Take(*message, what, receives[i].second);
+  }
+  absl::MutexLock lock(&family().mutex);
+  for (size_t i = 0; result.ok() && i < posted.size(); ++i) {
+    Message* message = posted[i];
+    result = wait(absl::StrCat("send to rank ", sends[i].first), sends[i].first,
+                  [&] { return message->taken; });
+  }
+  if (!result.ok() && MyEnd().ok()) MyEnd() = result;
+  for (size_t i = 0; i < posted.size(); ++i) {
+    Message* message = posted[i];
+    if (!message->taken) {
+      message->failed = true;
+      auto unread = [&] { return !message->reading; };
+      family().mutex.Await(absl::Condition(&unread));
+    } else {
+      group_->messages.erase({rank_, sends[i].first, send_numbers[i]});
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<std::shared_ptr<Group>> Member::Split(uint64_t number, int color, int key,
+                                                     const std::string& name, int* rank_in_child) {
+  std::shared_ptr<Group> child;
+  auto body = [&](Meeting& meeting, const std::string& what) -> absl::Status {
+    {
+      absl::MutexLock lock(&family().mutex);
+      meeting.table[Index()].color = color;
+      meeting.table[Index()].key = key;
+    }
+    RETURN_IF_ERROR(Phase(meeting, what));
+    absl::MutexLock lock(&family().mutex);
+    std::vector<std::pair<int, int>> order;  // (key, rank)
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      const Meeting::Seat& seat = meeting.table[static_cast<size_t>(rank)];
+      if (seat.color == color) order.emplace_back(seat.key, rank);
+    }
+    std::sort(order.begin(), order.end());
+    std::vector<int> members;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (order[i].second == rank_) *rank_in_child = static_cast<int>(i);
+      members.push_back(group_->members[static_cast<size_t>(order[i].second)]);
+    }
+    std::shared_ptr<Group>& shared = meeting.children[color];
+    if (shared == nullptr) {
+      shared = std::make_shared<Group>(group_->family, name, members, group_->timeout);
+    }
+    child = shared;
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(Meet(number, "split", Tensor(), Tensor(), body));
+  return child;
+}
+
+class LocalCommunicator : public Communicator {
+ public:
+  LocalCommunicator(std::shared_ptr<Group> group, int rank)
+      : member_(std::make_shared<Member>(std::move(group), rank)) {}
+  ~LocalCommunicator() override { member_->Depart(); }
+
+  int rank() const override { return member_->rank(); }
+  int size() const override { return member_->group().size(); }
+  const std::string& name() const override { return member_->group().name; }
+  int64_t bytes_sent() const override { return bytes_sent_; }
+
+  void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
+    bytes_sent_ += AllReduceBytes(data.elements(), SizeOf(data.dtype()), size(), rank());
+    Enqueue(stream, absl::StrCat("all-reduce of ", data.ToString()), data, data,
+            [data, op](Member& member, Meeting& meeting, const std::string& what) {
+              const int size = member.group().size();
+              const PartRange own = PartOf(data.elements(), size, member.rank());
+              Reduce(meeting, own, op, data);
+              RETURN_IF_ERROR(member.Phase(meeting, what));
+              for (int rank = 0; rank < size; ++rank) {
+                if (rank == member.rank()) continue;
+                CopyPart(meeting.table[static_cast<size_t>(rank)].in, data,
+                         PartOf(data.elements(), size, rank));
+              }
+              return absl::OkStatus();
+            });
+  }
+  void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
+    const int64_t part = EqualPart(data);
+    bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
+    Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()), data, data,
+            [data, op, part](Member& member, Meeting& meeting, const std::string&) {
+              Reduce(meeting, {part * member.rank(), part * (member.rank() + 1)}, op, data);
+              return absl::OkStatus();
+            });
+  }
+  void AllGather(Stream& stream, Tensor data) override {
+    const int64_t part = EqualPart(data);
+    bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
+    Enqueue(stream, absl::StrCat("all-gather of ", data.ToString()), data, data,
+            [data, part](Member& member, Meeting& meeting, const std::string&) {
+              for (int rank = 0; rank < member.group().size(); ++rank) {
+                if (rank == member.rank()) continue;
+                CopyPart(meeting.table[static_cast<size_t>(rank)].in, data,
+                         {part * rank, part * (rank + 1)});
+              }
+              return absl::OkStatus();
+            });
+  }
+  void Broadcast(Stream& stream, Tensor data, int root) override {
+    CHECK(root >= 0 && root < size()) << "root " << root << " of " << size();
+    bytes_sent_ += BroadcastBytes(data.elements(), SizeOf(data.dtype()), size(), rank(), root);
+    Enqueue(stream, absl::StrCat("broadcast of ", data.ToString(), " from rank ", root), data, data,
+            [data, root](Member& member, Meeting& meeting, const std::string&) {
+              if (member.rank() != root) {
+                CopyPart(meeting.table[static_cast<size_t>(root)].in, data, {0, data.elements()});
+              }
+              return absl::OkStatus();
+            });
+  }
+  void AllToAll(Stream& stream, Tensor in, Tensor out) override {
+    const int64_t part = EqualPart(in);
+    CHECK_EQ(in.bytes(), out.bytes());
+    CHECK(in.data() != out.data()) << "an all-to-all in place";
+    bytes_sent_ += part * (size() - 1) * SizeOf(in.dtype());
+    Enqueue(stream, absl::StrCat("all-to-all of ", in.ToString()), in, out,
+            [out, part](Member& member, Meeting& meeting, const std::string&) {
+              for (int rank = 0; rank < member.group().size(); ++rank) {
+                const Tensor& from = meeting.table[static_cast<size_t>(rank)].in;
+                std::memcpy(PartData(out, {part * rank, 0}),
+                            PartData(from, {part * member.rank(), 0}),
+                            static_cast<size_t>(part * SizeOf(out.dtype())));
+              }
+              return absl::OkStatus();
+            });
+  }
+
+  void Send(Stream& stream, Tensor data, int to) override {
+    CheckPeer(data, to);
+    bytes_sent_ += data.bytes();
+    pending_.sends.emplace_back(to, data);
+    pending_.send_numbers.push_back(sent_to_[to]++);
+    if (!grouping_) FlushTransfers(stream);
+  }
+  void Receive(Stream& stream, Tensor data, int from) override {
+    CheckPeer(data, from);
+    pending_.receives.emplace_back(from, data);
+    pending_.receive_numbers.push_back(received_from_[from]++);
+    if (!grouping_) FlushTransfers(stream);
+  }
+  void GroupBegin() override {
+    CHECK(!grouping_) << "GroupBegin twice";
+    grouping_ = true;
+  }
+  void GroupEnd(Stream& stream) override {
+    CHECK(grouping_) << "GroupEnd without GroupBegin";
+    grouping_ = false;
+    FlushTransfers(stream);
+  }
+
+  absl::Status Barrier() override {
+    return member_->Meet(calls_++, "barrier", Tensor(), Tensor(),
+                         [](Meeting&, const std::string&) { return absl::OkStatus(); });
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override {
+    int rank_in_child = 0;
+    ASSIGN_OR_RETURN(std::shared_ptr<Group> child,
+                     member_->Split(calls_++, color, key, name, &rank_in_child));
+    return std::make_unique<LocalCommunicator>(std::move(child), rank_in_child);
+  }
+  void Abort(absl::Status why) override {
+    member_->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
+  }
+
+ private:
+  struct Transfers {
+    std::vector<std::pair<int, Tensor>> sends;
+    std::vector<uint64_t> send_numbers;
+    std::vector<std::pair<int, Tensor>> receives;
+    std::vector<uint64_t> receive_numbers;
+  };
+
+  static void Reduce(Meeting& meeting, PartRange part, ReduceOp op, const Tensor& data) {
+    if (part.count() == 0) return;
+    std::vector<const void*> inputs;
+    for (const Meeting::Seat& seat : meeting.table) inputs.push_back(PartData(seat.in, part));
+    ReduceInOrder(inputs, data.dtype(), op, part.count(), PartData(data, part));
+  }
+  int64_t EqualPart(const Tensor& data) {
+    CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
+    return data.elements() / size();
+  }
+  void CheckPeer(const Tensor& data, int peer) {
+    CHECK(data.contiguous());
+    CHECK(peer >= 0 && peer < size() && peer != rank()) << "peer " << peer << " of " << size();
+  }
+  template <typename Body>
+  void Enqueue(Stream& stream, std::string call, Tensor in, Tensor out, Body body) {
+    CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
+    CHECK(in.contiguous() && out.contiguous());
+    const uint64_t number = calls_++;
+    stream.Enqueue([member = member_, &stream, number, call = std::move(call), in, out, body] {
+      absl::Status status = member->Meet(
+          number, call, in, out,
+          [&](Meeting& meeting, const std::string& what) { return body(*member, meeting, what); });
+      if (!status.ok()) stream.Fail(std::move(status));
+    });
+  }
+  void FlushTransfers(Stream& stream) {
+    CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
+    stream.Enqueue([member = member_, &stream, transfers = std::exchange(pending_, {})] {
+      absl::Status status = member->Transfer(transfers.sends, transfers.send_numbers,
+                                             transfers.receives, transfers.receive_numbers);
+      if (!status.ok()) stream.Fail(std::move(status));
+    });
+  }
+
+  const std::shared_ptr<Member> member_;
+  uint64_t calls_ = 0;
+  std::map<int, uint64_t> sent_to_;
+  std::map<int, uint64_t> received_from_;
+  bool grouping_ = false;
+  Transfers pending_;
+  int64_t bytes_sent_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> MakeLocalCommunicators(int size,
+                                                                  absl::Duration timeout) {
+  CHECK_GE(size, 1);
+  std::vector<int> everyone;
+  for (int rank = 0; rank < size; ++rank) everyone.push_back(rank);
+  auto group = std::make_shared<Group>(std::make_shared<Family>(size), "world", everyone, timeout);
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (int rank = 0; rank < size; ++rank) {
+    communicators.push_back(std::make_unique<LocalCommunicator>(group, rank));
+  }
+  return communicators;
+}
+
+}  // namespace muster::parallel
