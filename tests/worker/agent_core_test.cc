@@ -459,7 +459,7 @@ TEST_F(AgentCoreTest, Commit_Asked_IsDurableBeforeTheReplyAndTheSend) {
   EXPECT_EQ(SentOf(v1::FromWorker::kCommit).commit().checkpoint().step(), 50);
 }
 
-TEST_F(AgentCoreTest, Commit_WithoutSession_GoesOutBeforeTheExitIsTold) {
+TEST_F(AgentCoreTest, Commit_WithoutSession_IsDecidedBeforeTheExitIsTold) {
   RunRank();
   Report("training", 50);
   Disconnect();
@@ -477,7 +477,29 @@ TEST_F(AgentCoreTest, Commit_WithoutSession_GoesOutBeforeTheExitIsTold) {
   welcome.mutable_welcome();
   Receive(welcome);
   EXPECT_THAT(Sent(), ElementsAre("commit", "observed"));
+  EXPECT_FALSE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
+  v1::FromCoordinator verdict = Message();
+  verdict.mutable_verdict()->set_job_id("job-a");
+  verdict.mutable_verdict()->set_epoch(3);
+  verdict.mutable_verdict()->set_step(50);
+  Receive(verdict);
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
   EXPECT_TRUE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
+}
+
+TEST_F(AgentCoreTest, CommitLeftInTheRunDirectory_IsSentBeforeTheExitIsTold) {
+  RunRank();
+  Report("training", 50);
+  v1::CheckpointRecord left;
+  left.set_step(50);
+  RankExited exited{kRank0, 4711};
+  exited.exit.set_cause(v1::CAUSE_CRASH);
+  exited.exit.set_signal(9);
+  exited.commits.push_back(left);
+  Do(exited);
+  EXPECT_THAT(Sent(), ElementsAre("commit", "observed"));
+  EXPECT_EQ(records_.count("commit.job-a.e3.50"), 1u);
+  EXPECT_FALSE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
 }
 
 TEST_F(AgentCoreTest, Commit_WithoutVerdict_IsRepeatedUntilOneComes) {

@@ -270,6 +270,7 @@ void AgentCore::OnKeyValueReply(const v1::KeyValueReply& reply) {
 void AgentCore::OnVerdict(const v1::CheckpointVerdict& verdict) {
   const AttemptKey key = KeyOf(verdict);
   if (commits_.erase({key, verdict.step()}) == 0) return;
+  state_changed_ = true;  // an exit may have waited for this
   output_->records.push_back({CommitRecordName(key, verdict.step()), std::nullopt});
   Attempt* attempt = FindAttempt(key);
   if (attempt == nullptr || verdict.status_code() != 0) return;
@@ -484,6 +485,7 @@ void AgentCore::On(const RankStarted& event) {
   rank->attaching = false;
   rank->stored.set_state(v1::STORED_RANK_STATE_RUNNING);
   rank->stored.set_pid(event.pid);
+  AddCommits(event.rank, event.commits);
   PersistAttempt(event.rank.attempt);
 }
 
@@ -522,6 +524,7 @@ void AgentCore::On(const RankExited& event) {
   }
   if (event.progress.has_value()) rank->progress = *event.progress;
   *rank->stored.mutable_progress() = rank->progress;
+  AddCommits(event.rank, event.commits);
   EnterExited(event.rank, *rank);
 }
 
@@ -649,13 +652,29 @@ void AgentCore::Serve(CallId call, const v1::CommitRequest& request) {
   if (commits_.size() >= kCommitsMax) {
     return Fail(call, absl::UnavailableError("too many commits wait for a verdict; try again"));
   }
-  PendingCommit& pending = commits_[{key, step}];
-  pending.commit.set_job_id(request.identity().job_id());
-  pending.commit.set_epoch(request.identity().epoch());
-  *pending.commit.mutable_checkpoint() = request.checkpoint();
-  pending.commit.mutable_checkpoint()->set_epoch(request.identity().epoch());
-  output_->records.push_back({CommitRecordName(key, step), pending.commit.SerializeAsString()});
+  AddCommit(key, request.checkpoint());
   Reply(call, v1::CommitResponse());
+  if (welcomed_) SendCommits();
+}
+
+void AgentCore::AddCommit(const AttemptKey& key, const v1::CheckpointRecord& checkpoint) {
+  PendingCommit& pending = commits_[{key, checkpoint.step()}];
+  pending.commit.set_job_id(key.job.value());
+  pending.commit.set_epoch(key.epoch.value());
+  *pending.commit.mutable_checkpoint() = checkpoint;
+  pending.commit.mutable_checkpoint()->set_epoch(key.epoch.value());
+  output_->records.push_back(
+      {CommitRecordName(key, checkpoint.step()), pending.commit.SerializeAsString()});
+}
+
+void AgentCore::AddCommits(const RankKey& key, const std::vector<v1::CheckpointRecord>& commits) {
+  const Attempt* attempt = FindAttempt(key.attempt);
+  for (const v1::CheckpointRecord& checkpoint : commits) {
+    // What was answered before is not asked again; the bound holds whatever the directory says.
+    if (checkpoint.step() <= attempt->stored.last_committed_step()) continue;
+    if (commits_.count({key.attempt, checkpoint.step()}) > 0) continue;
+    if (commits_.size() < kCommitsMax) AddCommit(key.attempt, checkpoint);
+  }
   if (welcomed_) SendCommits();
 }
 
@@ -727,12 +746,9 @@ AgentCore::Attempt* AgentCore::FindAttempt(const AttemptKey& key) {
   return attempt == attempts_.end() ? nullptr : &attempt->second;
 }
 
-bool AgentCore::HasUnsentCommits(const AttemptKey& key) const {
-  for (auto it = commits_.lower_bound({key, INT64_MIN});
-       it != commits_.end() && it->first.first == key; ++it) {
-    if (!it->second.sent_at.has_value()) return true;
-  }
-  return false;
+bool AgentCore::HasPendingCommits(const AttemptKey& key) const {
+  const auto first = commits_.lower_bound({key, INT64_MIN});
+  return first != commits_.end() && first->first.first == key;
 }
 
 // Every change of an attempt that others may see is durable, so this also wakes the reporter.
@@ -771,7 +787,7 @@ v1::Observed AgentCore::Observe() const {
     out.set_epoch(key.epoch.value());
     out.set_refusal(attempt.stored.refusal());
     out.set_refusal_cause(attempt.stored.refusal_cause());
-    const bool hide_exits = HasUnsentCommits(key);
+    const bool hide_exits = HasPendingCommits(key);
     for (const auto& [number, rank] : attempt.ranks) {
       v1::ObservedRank& row = *out.add_ranks();
       row.set_rank(number);

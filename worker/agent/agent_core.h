@@ -95,6 +95,8 @@ struct AttemptPrepared {  // answer to PrepareAttempt
 struct RankStarted {
   RankKey rank;
   int64_t pid = 0;
+  // Commit requests that the rank left in its run directory while no daemon took them.
+  std::vector<v1::CheckpointRecord> commits = {};
 };
 struct RankNotStarted {
   RankKey rank;
@@ -105,7 +107,8 @@ struct RankExited {  // after RankStarted, or in its place when it ended before 
   RankKey rank;
   int64_t pid = 0;
   v1::RankExit exit;
-  std::optional<v1::RankProgress> progress;  // from the rank's own exit report
+  std::optional<v1::RankProgress> progress;        // from the rank's own exit report
+  std::vector<v1::CheckpointRecord> commits = {};  // as in RankStarted
 };
 struct ReleaseProven {  // answer to VerifyRelease: no process of the rank is left
   RankKey rank;
@@ -304,7 +307,9 @@ class AgentCore {
   Attempt* FindAttempt(const AttemptKey& key);
   // kAborted: this daemon does not hold the caller's attempt, or is ending it as stale.
   absl::StatusOr<Attempt*> Authorize(const v1::RankIdentity& identity);
-  bool HasUnsentCommits(const AttemptKey& key) const;
+  void AddCommit(const AttemptKey& key, const v1::CheckpointRecord& checkpoint);
+  void AddCommits(const RankKey& key, const std::vector<v1::CheckpointRecord>& commits);
+  bool HasPendingCommits(const AttemptKey& key) const;
 
   void PersistAttempt(const AttemptKey& key);
   void SendCommits();

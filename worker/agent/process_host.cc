@@ -421,7 +421,7 @@ void Host::Attach(const RankKey& key) {
   process.watch = next_watch_++;
   watches_[process.watch] = key;
   Watch(process.rank.get(), process.watch);
-  post_(RankStarted{key, rank_pid});
+  post_(RankStarted{key, rank_pid, ReadCommitRequests(run_directory)});
 }
 
 // The rank has ended; its shim is about to say how.
@@ -443,6 +443,7 @@ void Host::AwaitEnd(const RankKey& key) {
 void Host::Bury(const RankKey& key, const std::string& boot_id, pid_t rank_pid) {
   RankExited event{key, rank_pid};
   event.exit = Explain(key, rank_pid, boot_id, &event.progress);
+  event.commits = ReadCommitRequests(RunDirectory(key));
   post_(std::move(event));
 }
 

@@ -2,7 +2,12 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <cstdint>
+#include <map>
+#include <memory>
+
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "base/file_system.h"
 
 namespace muster::worker {
@@ -46,6 +51,27 @@ std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_dire
   v1::RankExitReport report;
   if (!bytes.ok() || !report.ParseFromString(*bytes)) return std::nullopt;
   return report;
+}
+
+std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  const std::string directory = run_directory + kCommitDirectory;
+  const absl::StatusOr<std::vector<std::string>> names = files->List(directory);
+  std::map<int64_t, v1::CheckpointRecord> by_step;
+  if (names.ok()) {
+    for (const std::string& name : *names) {
+      if (!absl::EndsWith(name, ".pb")) continue;
+      const absl::StatusOr<std::string> bytes = files->Read(directory + "/" + name);
+      v1::CommitRequest request;
+      if (!bytes.ok() || !request.ParseFromString(*bytes)) continue;
+      if (request.checkpoint().step() > 0) {
+        by_step[request.checkpoint().step()] = request.checkpoint();
+      }
+    }
+  }
+  std::vector<v1::CheckpointRecord> commits;
+  for (auto& [step, checkpoint] : by_step) commits.push_back(std::move(checkpoint));
+  return commits;
 }
 
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "muster/v1/agent.pb.h"
@@ -18,11 +19,15 @@ constexpr char kRankExitFile[] = "/exit.pb";
 constexpr char kShimLockFile[] = "/shim.lock";
 constexpr char kShimErrorFile[] = "/shim.log";  // the shim's own complaints
 constexpr char kLogDirectory[] = "/log";
+constexpr char kCommitDirectory[] = "/commits";
 
 // Absent when the file is missing or not whole (they are written atomically).
 std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);
 std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory);
 std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory);
+// Commit requests that the rank left (RUN_DIR/commits/<step>.pb), by step; unreadable ones are not
+// whole and are skipped.
+std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory);
 
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);
 absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit);

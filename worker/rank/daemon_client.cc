@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/file_system.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 
 namespace muster::worker {
@@ -86,9 +87,20 @@ class GrpcDaemonClient : public DaemonClient {
     v1::CommitRequest request;
     *request.mutable_identity() = Identity();
     *request.mutable_checkpoint() = checkpoint;
-    Enqueue(kCommits, [this, request](grpc::ClientContext& context) {
+    std::string file;
+    if (!options_.run_directory.empty()) {
+      const std::string directory = options_.run_directory + "/commits";
+      file = absl::StrCat(directory, "/", checkpoint.step(), ".pb");
+      absl::Status written = files_->MakeDirectory(directory);
+      if (written.ok()) written = files_->WriteAtomically(file, request.SerializeAsString());
+      // A full disk leaves the delivery below, which is all that is needed while the daemon is up.
+      if (!written.ok()) file.clear();
+    }
+    Enqueue(kCommits, [this, request, file](grpc::ClientContext& context) {
       v1::CommitResponse response;
-      return stub_->Commit(&context, request, &response);
+      const grpc::Status status = stub_->Commit(&context, request, &response);
+      if (status.ok() && !file.empty()) files_->RemoveFile(file).IgnoreError();
+      return status;
     });
   }
   void Notify(const v1::DamagedCheckpoint& damaged) override {
@@ -314,6 +326,7 @@ class GrpcDaemonClient : public DaemonClient {
   DaemonClientOptions options_;
   std::unique_ptr<v1::RankService::Stub> stub_;
   std::atomic<bool> stop_requested_{false};
+  const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::atomic<int64_t> last_committed_step_{0};
 
   mutable absl::Mutex mutex_;
@@ -338,6 +351,7 @@ DaemonClientOptions DaemonClientOptions::From(const v1::RankAssignment& assignme
   options.epoch = assignment.epoch();
   options.rank = assignment.rank();
   options.socket = assignment.daemon_socket();
+  options.run_directory = assignment.run_directory();
   return options;
 }
 

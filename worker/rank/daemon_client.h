@@ -25,6 +25,8 @@ struct DaemonClientOptions {
   uint64_t epoch = 0;
   int32_t rank = 0;
   std::string socket;  // RankAssignment.daemon_socket
+  // RankAssignment.run_directory; empty = commits are not kept on disk (tests).
+  std::string run_directory;
   absl::Duration report_interval = absl::Milliseconds(200);
   absl::Duration retry_interval = absl::Milliseconds(100);  // while the daemon is away
   // The attempt has ended: called at most once, on a thread of the client. The message says why.
@@ -52,7 +54,9 @@ class DaemonClient : public parallel::KeyValueStore {
   // The daemon has answered that this attempt is over.
   virtual bool aborted() const = 0;
 
-  // Queues a request; it is repeated until the daemon has stored it durably. Never blocks.
+  // Leaves the request in the run directory, synced, where a daemon that is away now finds it even
+  // if this process dies; then queues it, to be repeated until the daemon has stored it. Blocks for
+  // one small synced write, so that no later step can finish before the request is safe.
   virtual void Commit(const v1::CheckpointRecord& checkpoint) = 0;
   virtual void Notify(const v1::DamagedCheckpoint& damaged) = 0;
   virtual void Notify(const v1::RemovedCheckpoint& removed) = 0;
