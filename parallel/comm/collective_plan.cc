@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 
@@ -82,34 +83,51 @@ void Accumulate(ReduceOp op, const A* next, int64_t count, A* sum) {
   }
 }
 
+// Reduces inputs 0, 1, ... of one block like a binary counter: subtrees of equal size merge at
+// once. `load` brings input k to the given level; the result is in level 0.
+template <typename A, typename Load>
+void ReduceTree(size_t inputs, ReduceOp op, int64_t count, A* levels, Load load) {
+  int64_t depth = 0;
+  const auto level = [&](int64_t i) { return levels + i * kBlock; };
+  const auto merge = [&] {
+    Accumulate(op, level(depth - 1), count, level(depth - 2));
+    --depth;
+  };
+  for (size_t k = 0; k < inputs; ++k) {
+    load(k, level(depth));
+    ++depth;
+    for (size_t bits = k; (bits & 1) != 0; bits >>= 1) merge();
+  }
+  while (depth > 1) merge();
+}
+
+// One more than the digits of `inputs`: the next input is loaded before subtrees merge.
+size_t Levels(size_t inputs) { return static_cast<size_t>(std::bit_width(inputs)) + 1; }
+
 // fp32 storage, and integers: the accumulator has the type of the storage.
 template <typename T>
 void ReduceDirect(absl::Span<const void* const> inputs, ReduceOp op, int64_t count, T* out) {
-  T sum[kBlock];
+  std::vector<T> levels(Levels(inputs.size()) * kBlock);
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t block = std::min(kBlock, count - begin);
-    std::memcpy(sum, static_cast<const T*>(inputs[0]) + begin,
-                static_cast<size_t>(block) * sizeof(T));
-    for (size_t k = 1; k < inputs.size(); ++k) {
-      Accumulate(op, static_cast<const T*>(inputs[k]) + begin, block, sum);
-    }
-    std::memcpy(out + begin, sum, static_cast<size_t>(block) * sizeof(T));
+    const size_t bytes = static_cast<size_t>(block) * sizeof(T);
+    ReduceTree(inputs.size(), op, block, levels.data(), [&](size_t k, T* to) {
+      std::memcpy(to, static_cast<const T*>(inputs[k]) + begin, bytes);
+    });
+    std::memcpy(out + begin, levels.data(), bytes);
   }
 }
 
 template <typename T>
 void ReduceHalf(absl::Span<const void* const> inputs, ReduceOp op, int64_t count, T* out) {
-  float sum[kBlock];
-  float next[kBlock];
+  std::vector<float> levels(Levels(inputs.size()) * kBlock);
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t block = std::min(kBlock, count - begin);
-    for (size_t k = 0; k < inputs.size(); ++k) {
+    ReduceTree(inputs.size(), op, block, levels.data(), [&](size_t k, float* to) {
       const T* input = static_cast<const T*>(inputs[k]) + begin;
-      float* to = k == 0 ? sum : next;
       for (int64_t i = 0; i < block; ++i) to[i] = ToFloat(input[i]);
-      if (k > 0) Accumulate(op, next, block, sum);
-    }
-    for (int64_t i = 0; i < block; ++i) out[begin + i] = FromFloat<T>(sum[i]);
+    });
+    for (int64_t i = 0; i < block; ++i) out[begin + i] = FromFloat<T>(levels[i]);
   }
 }
 
@@ -139,8 +157,8 @@ int64_t BroadcastBytes(int64_t elements, int64_t element_bytes, int size, int ra
   return (rank == root ? elements - own + own * (size - 1) : own * (size - 2)) * element_bytes;
 }
 
-void ReduceInOrder(absl::Span<const void* const> inputs, kernels::DType dtype, ReduceOp op,
-                   int64_t count, void* out) {
+void ReduceAsTree(absl::Span<const void* const> inputs, kernels::DType dtype, ReduceOp op,
+                  int64_t count, void* out) {
   CHECK(!inputs.empty());
   switch (dtype) {
     case kernels::DType::kF32:

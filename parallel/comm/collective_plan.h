@@ -1,5 +1,5 @@
 // What the host backends of Communicator have in common: how data is cut into parts, how parts are
-// reduced in rank order, and what an algorithm sends. Pure.
+// reduced in a fixed order, and what an algorithm sends. Pure.
 #ifndef MUSTER_PARALLEL_COMM_COLLECTIVE_PLAN_H_
 #define MUSTER_PARALLEL_COMM_COLLECTIVE_PLAN_H_
 
@@ -34,9 +34,10 @@ bool BroadcastsInParts(int64_t bytes, int size);
 int64_t AllReduceBytes(int64_t elements, int64_t element_bytes, int size, int rank);
 int64_t BroadcastBytes(int64_t elements, int64_t element_bytes, int size, int rank, int root);
 
-// out[i] = op over inputs[0][i], inputs[1][i], ... in that order. Floating-point sums accumulate in
-// fp32, rounded once at the end (to nearest even). `out` may alias any of the inputs.
-void ReduceInOrder(absl::Span<const void* const> inputs, kernels::DType dtype, ReduceOp op,
+// out[i] = op over inputs[0][i], inputs[1][i], ..., as one binary tree whose leaves stand in that
+// order: ((0 1) (2 3)) ((4 5) 6). Floating-point sums accumulate in fp32 and are rounded to storage
+// once at the end (to nearest even). `out` may alias any of the inputs.
+void ReduceAsTree(absl::Span<const void* const> inputs, kernels::DType dtype, ReduceOp op,
                    int64_t count, void* out);
 
 }  // namespace muster::parallel

@@ -1,10 +1,10 @@
 // Ranks as processes on CPUs. Gloo (https://github.com/facebookincubator/gloo) gives rendezvous,
 // TCP connections between every two ranks and tagged messages; the algorithms are ours, because
-// sums must be made in rank order to give the same bits whatever the layout of the wire.
+// sums must be made in one order to give the same bits whatever the layout of the wire.
 //
-// All-reduce: every rank sends part j of its data to rank j, which adds the parts in rank order and
-// sends the sum to everyone; in segments, so that adding overlaps with the wire. Messages are
-// received in place; only the parts to be added need scratch.
+// All-reduce: every rank sends part j of its data to rank j, which adds them as a tree over the
+// ranks and sends the sum to everyone; in segments, so that adding overlaps with the wire. Messages
+// are received in place; only the parts to be added need scratch.
 //
 // A tag names (group, call, step), so calls on different streams and groups share the connections
 // without meeting each other's messages. Groups made by Split share fate: an error or Abort in one
@@ -396,7 +396,7 @@ absl::Status ReduceParts(Member& member, Exchange& exchange, Tensor data, Reduce
       inputs.push_back(row);
       row += count * width;
     }
-    ReduceInOrder(inputs, data.dtype(), op, count, At(data, own.begin + begin));
+    ReduceAsTree(inputs, data.dtype(), op, count, At(data, own.begin + begin));
     ready(own.begin + begin, count);
   }
   return absl::OkStatus();
@@ -446,7 +446,7 @@ absl::Status AllReduceInOneRound(Member& member, Exchange& exchange, Tensor data
     exchange.Send(rank, 0, own, data.bytes());
   }
   RETURN_IF_ERROR(exchange.WaitAll());
-  ReduceInOrder(inputs, data.dtype(), op, data.elements(), data.data());
+  ReduceAsTree(inputs, data.dtype(), op, data.elements(), data.data());
   return absl::OkStatus();
 }
 

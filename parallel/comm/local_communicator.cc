@@ -467,7 +467,7 @@ class LocalCommunicator : public Communicator {
     if (part.count() == 0) return;
     std::vector<const void*> inputs;
     for (const Meeting::Seat& seat : meeting.table) inputs.push_back(PartData(seat.in, part));
-    ReduceInOrder(inputs, data.dtype(), op, part.count(), PartData(data, part));
+    ReduceAsTree(inputs, data.dtype(), op, part.count(), PartData(data, part));
   }
   int64_t EqualPart(const Tensor& data) {
     CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
