@@ -32,11 +32,13 @@ struct CoreConfig {
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
   // No message for this long: the worker is UNREACHABLE (an event, a metric; training goes on).
   absl::Duration unreachable_after = absl::Seconds(3);
-  // No message for this long: LOST, its attempts are given up and restarted elsewhere.
+  // No message for this long: LOST, its attempts are given up and restarted elsewhere. After a
+  // restart of the coordinator the count starts again, so that workers can return.
   absl::Duration lost_after = absl::Seconds(30);
-  // After a restart of the coordinator workers get this long to return before they count as lost.
+  // From SIGTERM to SIGKILL when ranks are ended.
   absl::Duration stop_grace = absl::Seconds(10);
-  // No rank of a training attempt finished a step for this long: HANG. Also bounds bootstrapping.
+  // No rank of a training attempt finished a step or changed its phase for this long: HANG. Also
+  // bounds bootstrapping.
   absl::Duration progress_timeout = absl::Minutes(10);
 };
 
@@ -66,8 +68,7 @@ struct TimerFired {};
 using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
                                SessionClosed, TimerFired>;
 
-// ---- actions: carried out in order, after the batch is durable
-// -------------------------------------
+// ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
   CallId call;
   absl::Status status;
@@ -78,6 +79,7 @@ struct SendAction {
   SessionId session;
   v1::FromCoordinator message;  // the shell fills in cluster_id and leader_term
 };
+// Of a session that is already gone: nothing to do.
 struct CloseAction {
   SessionId session;
   absl::Status status;

@@ -18,11 +18,13 @@ struct SlotView {
   std::string device;  // "cpu:0"
   v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
   bool free = false;
+  std::string held_by = {};  // name of the job that holds it; for explanations only
 };
 struct WorkerView {
   WorkerId id;
-  bool ready = false;           // reachable; others take no new ranks
-  std::vector<SlotView> slots;  // in device order
+  bool ready = false;               // others take no new ranks
+  std::string unready_reason = {};  // "is unreachable"; for explanations only
+  std::vector<SlotView> slots;      // in device order
 };
 struct ClusterView {
   std::vector<WorkerView> workers;  // ordered by id
@@ -38,7 +40,8 @@ struct WaitingJob {
   absl::Time not_before = absl::InfinitePast();  // back-off
 };
 struct SchedulePolicy {
-  // Strict: a job that does not fit holds back everything behind it in its queue.
+  // Strict: a job that does not fit holds back everything behind it in its queue, so that large
+  // gangs do not starve. A job that waits for the end of its back-off holds back nothing.
   bool strict_fifo = true;
 };
 
@@ -57,8 +60,10 @@ struct Schedule {
 };
 
 // FIFO by (priority descending, submit_sequence); all-or-nothing gangs; a gang takes the fewest
-// workers, and among those the ones it leaves fullest. Ranks are numbered worker by worker in
-// device order. Deterministic: equal inputs give equal outputs.
+// workers that can hold it, chosen one by one: the one with the fewest free slots with which the
+// gang still fits on that many (best fit, so the slots left over stay together). Ranks are numbered
+// worker by worker in order of id, then in device order.
+// Pure: equal inputs give equal outputs. O(jobs placed x workers x log workers). Thread: any.
 Schedule Plan(const ClusterView& cluster, const std::vector<WaitingJob>& queue,
               const SchedulePolicy& policy, absl::Time now);
 

@@ -1,0 +1,165 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/core_impl.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/progress.h"
+
+namespace muster::coordinator {
+namespace {
+
+bool Sound(const v1::CheckpointRecord& record) { return !record.damaged() && !record.removed(); }
+
+v1::CheckpointRecord* FindCheckpoint(v1::Job& job, int64_t step, uint64_t epoch) {
+  for (v1::CheckpointRecord& record : *job.mutable_checkpoints()) {
+    if (record.step() == step && record.epoch() == epoch) return &record;
+  }
+  return nullptr;
+}
+
+// Those that nothing can be restored from go first, oldest first.
+void TrimCheckpoints(v1::Job& job) {
+  while (job.checkpoints_size() > kCheckpointRecordsMax) {
+    int victim = 0;
+    for (int i = 0; i < job.checkpoints_size(); ++i) {
+      if (!Sound(job.checkpoints(i))) {
+        victim = i;
+        break;
+      }
+    }
+    job.mutable_checkpoints()->DeleteSubrange(victim, 1);
+  }
+}
+
+}  // namespace
+
+std::vector<v1::CheckpointRecord> RestoreCandidates(const v1::Job& job) {
+  std::vector<v1::CheckpointRecord> out;
+  for (const v1::CheckpointRecord& record : job.checkpoints()) {
+    if (Sound(record)) out.push_back(record);
+  }
+  std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) {
+    return std::make_pair(a.step(), a.epoch()) > std::make_pair(b.step(), b.epoch());
+  });
+  if (out.size() > kRestoreCandidatesMax) out.resize(kRestoreCandidatesMax);
+  return out;
+}
+
+void CoreImpl::UpdateCommitted(JobEntry& job) {
+  int64_t newest = 0;
+  for (const v1::CheckpointRecord& record : job.job().checkpoints()) {
+    if (Sound(record)) newest = std::max(newest, record.step());
+  }
+  job.job().set_last_committed_step(newest);
+  // What a damaged checkpoint took away must be earned again, and counts as an advance then.
+  job.record.set_committed_step_at_attempt_start(
+      std::min(job.record.committed_step_at_attempt_start(), newest));
+}
+
+absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
+  JobEntry* job = jobs_.Find(JobId(commit.job_id()));
+  const int64_t step = commit.checkpoint().step();
+  const std::string what = absl::StrCat("job ", commit.job_id(), " epoch ", commit.epoch(),
+                                        ": checkpoint of step ", step);
+  if (job == nullptr) return absl::AbortedError(absl::StrCat(what, ": no such job"));
+  if (const v1::CheckpointRecord* known = FindCheckpoint(job->job(), step, commit.epoch())) {
+    if (known->manifest_checksum() == commit.checkpoint().manifest_checksum()) {
+      return absl::OkStatus();  // repeated, its verdict was lost
+    }
+    return absl::AlreadyExistsError(absl::StrCat(what, " is committed with manifest ",
+                                                 known->manifest_checksum(), ", not ",
+                                                 commit.checkpoint().manifest_checksum()));
+  }
+  if (!job->record.has_attempt() || job->epoch().value() != commit.epoch()) {
+    const std::string why = absl::StrCat(
+        what, " is refused: ",
+        job->record.has_attempt() ? absl::StrCat("epoch ", job->epoch().value(), " is current")
+                                  : std::string("the attempt has ended"));
+    if (job->refused.size() < kCheckpointRecordsMax &&
+        job->refused.emplace(commit.epoch(), step).second) {
+      v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_REFUSED);
+      row.set_epoch(commit.epoch());
+      row.set_step(step);
+      row.set_message(why);
+      turn.Log(std::move(row));
+    }
+    return absl::AbortedError(why);
+  }
+  if (step <= 0) return absl::InvalidArgumentError(absl::StrCat(what, ": steps start at 1"));
+  v1::Job& shown = job->job();
+  v1::CheckpointRecord& record = *shown.add_checkpoints();
+  record = commit.checkpoint();
+  record.set_epoch(commit.epoch());
+  record.set_damaged(false);
+  record.set_removed(false);
+  *record.mutable_committed() = ToProto(turn.now());
+  const double seconds = record.seconds();
+  const std::string path = record.path();
+  TrimCheckpoints(shown);
+  UpdateCommitted(*job);
+  v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_COMMITTED);
+  row.set_step(step);
+  row.set_message(absl::StrCat("checkpoint of step ", step, " in ", path));
+  turn.Log(std::move(row));
+  turn.Persist(job->id());
+  turn.Act(Measured{Measured::What::kCheckpointSave, seconds});
+  return absl::OkStatus();
+}
+
+void CoreImpl::Commit(SessionId session, const v1::CheckpointCommit& commit, Turn& turn) {
+  const absl::Status status = Accept(commit, turn);
+  SendAction send;
+  send.session = session;
+  v1::CheckpointVerdict& verdict = *send.message.mutable_verdict();
+  verdict.set_job_id(commit.job_id());
+  verdict.set_epoch(commit.epoch());
+  verdict.set_step(commit.checkpoint().step());
+  verdict.set_status_code(static_cast<int32_t>(status.code()));
+  verdict.set_status_message(std::string(status.message()));
+  turn.Act(std::move(send));
+}
+
+void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn) {
+  JobEntry* job = jobs_.Find(JobId(notice.job_id()));
+  if (job == nullptr) return;
+  if (notice.has_removed()) {
+    // A fact about the disk, whoever reports it.
+    v1::CheckpointRecord* record =
+        FindCheckpoint(job->job(), notice.removed().step(), notice.removed().epoch());
+    if (record == nullptr || record->removed()) return;
+    record->set_removed(true);
+    UpdateCommitted(*job);
+    turn.Persist(job->id());
+    return;
+  }
+  // The rest is the word of a rank, which counts while its attempt does.
+  if (!job->record.has_attempt() || job->epoch().value() != notice.epoch()) return;
+  if (notice.has_evaluation()) {
+    Evaluated(*job, notice.evaluation().step(), notice.evaluation().loss(), turn);
+  } else if (notice.has_damaged()) {
+    const v1::CheckpointRecord& damaged = notice.damaged().checkpoint();
+    v1::CheckpointRecord* record = FindCheckpoint(job->job(), damaged.step(), damaged.epoch());
+    if (record == nullptr || record->damaged()) return;
+    record->set_damaged(true);
+    UpdateCommitted(*job);
+    v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_DAMAGED);
+    row.set_step(damaged.step());
+    row.set_rank(notice.rank());
+    row.set_worker(worker.row.name());
+    row.set_message(absl::StrCat("checkpoint of step ", damaged.step(), " in ", record->path(),
+                                 " cannot be used: ", Bounded(notice.damaged().reason())));
+    turn.Log(std::move(row));
+    turn.Persist(job->id());
+  }
+}
+
+void CoreImpl::Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn) {
+  if (step <= 0 || !AddEvaluation(step, loss, job.job())) return;
+  v1::Event row = About(job, v1::EVENT_KIND_EVALUATION);
+  row.set_step(step);
+  row.set_message(absl::StrCat("validation loss ", loss, " at step ", step));
+  turn.Log(std::move(row));
+  turn.Persist(job.id());
+}
+
+}  // namespace muster::coordinator

@@ -1,0 +1,323 @@
+#include "coordinator/core/core_impl.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "coordinator/core/causes.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/schema.h"
+
+namespace muster::coordinator {
+
+absl::StatusOr<std::unique_ptr<Core>> Core::Recover(const CoreConfig& config, Store& store, Rng rng,
+                                                    absl::Time now, CoreOutput* output) {
+  auto core = std::make_unique<CoreImpl>(config, rng);
+  RETURN_IF_ERROR(core->Load(store, now));
+  *output = core->Start(now);
+  return core;
+}
+
+absl::Status CoreImpl::Load(Store& store, absl::Time now) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> cluster,
+                   store.Get(Table::kMeta, kMetaClusterId));
+  if (!cluster.has_value()) return absl::DataLossError("the store does not say whose it is");
+  cluster_id_ = *cluster;
+  ASSIGN_OR_RETURN(const std::optional<std::string> term,
+                   store.Get(Table::kMeta, schema::kLeaderTerm));
+  if (term.has_value()) {
+    ASSIGN_OR_RETURN(leader_term_, schema::DecodeU64(*term));
+  }
+  ASSIGN_OR_RETURN(const std::optional<std::string> last,
+                   store.Get(Table::kMeta, schema::kLastEvent));
+  if (last.has_value()) {
+    ASSIGN_OR_RETURN(const uint64_t sequence, schema::DecodeU64(*last));
+    log_.Recover(sequence);
+  }
+  absl::Status row_status;
+  RETURN_IF_ERROR(
+      store.Scan(Table::kWorkers, "", "", [&](const std::string& key, const std::string& value) {
+        v1::Worker row;
+        row_status = schema::Parse(Table::kWorkers, key, value, row);
+        if (row_status.ok()) workers_.Recover(std::move(row), now);
+        return row_status.ok();
+      }));
+  RETURN_IF_ERROR(row_status);
+  RETURN_IF_ERROR(LoadJobs(store, now));
+  return LoadKeyValue(store);
+}
+
+absl::Status CoreImpl::LoadJobs(Store& store, absl::Time now) {
+  // In order of submission, as they were added.
+  std::map<uint64_t, v1::JobRecord> records;
+  absl::Status row_status;
+  RETURN_IF_ERROR(
+      store.Scan(Table::kJobs, "", "", [&](const std::string& key, const std::string& value) {
+        v1::JobRecord record;
+        row_status = schema::Parse(Table::kJobs, key, value, record);
+        const uint64_t sequence = record.submit_sequence();
+        if (row_status.ok()) records[sequence] = std::move(record);
+        return row_status.ok();
+      }));
+  RETURN_IF_ERROR(row_status);
+  for (auto& [sequence, record] : records) jobs_.Recover(std::move(record));
+  for (auto& [id, job] : jobs_.entries()) {
+    job.queued_at = job.attempt_since = job.progress_at = job.persisted_at = now;
+    if (!job.record.has_attempt()) continue;
+    const v1::Attempt& attempt = job.record.attempt();
+    job.progress.resize(static_cast<size_t>(attempt.placements_size()));
+    for (const v1::Placement& placement : attempt.placements()) {
+      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+        return absl::DataLossError(absl::StrCat("job ", id.value(), " is placed on worker ",
+                                                placement.worker(), ", which has no row"));
+      }
+      if (job.job().ranks(placement.rank()).state() >= v1::RANK_STATE_RELEASED &&
+          !IsUp(attempt.state())) {
+        continue;
+      }
+      workers_.Hold(placement, id, Epoch(attempt.epoch()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CoreImpl::LoadKeyValue(Store& store) {
+  absl::Status row_status;
+  RETURN_IF_ERROR(
+      store.Scan(Table::kKeyValue, "", "", [&](const std::string& key, const std::string& value) {
+        const auto decoded = schema::DecodeKeyValueKey(key);
+        row_status = decoded.status();
+        if (row_status.ok()) values_.Recover(*decoded, value);
+        return row_status.ok();
+      }));
+  return row_status;
+}
+
+CoreOutput CoreImpl::Start(absl::Time now) {
+  Turn turn(now, log_);
+  ++leader_term_;
+  turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
+  v1::Event event;
+  event.set_kind(v1::EVENT_KIND_COORDINATOR_STARTED);
+  event.set_rank(-1);
+  event.set_message(
+      absl::StrCat("coordinator of cluster ", cluster_id_, " started, leader term ", leader_term_));
+  turn.Log(std::move(event));
+  for (const auto& [id, worker] : workers_.entries()) {
+    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
+    deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
+  }
+  for (const auto& [sequence, id] : jobs_.live()) {
+    if (!jobs_.Find(id)->record.has_attempt()) continue;
+    deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+  }
+  turn.Reschedule();
+  Settle(turn);
+  return turn.Finish();
+}
+
+CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
+  Turn turn(now, log_);
+  std::visit([&](const auto& e) { On(e, turn); }, event);
+  Settle(turn);
+  return turn.Finish();
+}
+
+void CoreImpl::Settle(Turn& turn) {
+  for (const DeadlineKey& due : deadlines_.TakeDue(turn.now())) {
+    switch (due.kind) {
+      case DeadlineKey::Kind::kWorker:
+        if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
+          CheckWorker(*worker, turn);
+        }
+        break;
+      case DeadlineKey::Kind::kAttempt:
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckDeadlines(*job, turn);
+        break;
+      case DeadlineKey::Kind::kSchedule:
+        turn.Reschedule();
+        break;
+    }
+  }
+  while (turn.TakeReschedule()) Schedule(turn);
+  for (const WorkerId& id : turn.redirect()) {
+    WorkerEntry* worker = workers_.Find(id);
+    if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
+  }
+  PersistJobs(turn);
+  if (deadlines_.next() != armed_) {
+    armed_ = deadlines_.next();
+    // An InfiniteFuture disarms.
+    turn.Act(TimerAction{armed_});
+  }
+}
+
+void CoreImpl::PersistJobs(Turn& turn) {
+  std::set<JobId> rows = turn.persist();
+  for (const JobId& id : turn.progressed()) {
+    JobEntry* job = jobs_.Find(id);
+    if (job == nullptr) continue;
+    job->unsaved_progress = true;
+    if (turn.now() - job->persisted_at >= kProgressPersistInterval) rows.insert(id);
+  }
+  std::set<JobId> changed = turn.progressed();
+  for (const JobId& id : rows) {
+    JobEntry* job = jobs_.Find(id);
+    if (job == nullptr) continue;  // ended so long ago that it was forgotten in this very turn
+    turn.batch().Put(Table::kJobs, id.value(), schema::Serialize(job->record));
+    job->persisted_at = turn.now();
+    job->unsaved_progress = false;
+    changed.insert(id);
+  }
+  for (const JobId& id : changed) turn.Act(JobChanged{id});
+}
+
+// ---- reads --------------------------------------------------------------------------------------
+
+absl::StatusOr<v1::Job> CoreImpl::GetJob(const std::string& name_or_id) const {
+  ASSIGN_OR_RETURN(const JobEntry* job, jobs_.Resolve(name_or_id));
+  return job->job();
+}
+
+std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* next) const {
+  std::vector<v1::Job> out;
+  const auto& all = jobs_.by_sequence();
+  auto it = before == 0 ? all.end() : all.lower_bound(before);
+  *next = 0;
+  while (it != all.begin() && static_cast<int>(out.size()) < limit) {
+    --it;
+    out.push_back(jobs_.Find(it->second)->job());
+    *next = it == all.begin() ? 0 : it->first;
+  }
+  return out;
+}
+
+std::vector<v1::Worker> CoreImpl::ListWorkers() const {
+  std::vector<v1::Worker> out;
+  for (const auto& [id, worker] : workers_.entries()) {
+    v1::Worker row = worker.row;
+    *row.mutable_last_heard() = ToProto(worker.last_heard);
+    row.set_slots(row.devices_size());
+    int free = 0;
+    for (const v1::Device& device : row.devices()) {
+      if (worker.Ready() && worker.held.count(device.name()) == 0) ++free;
+    }
+    row.set_slots_free(free);
+    std::set<std::string> names;
+    for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->job().name());
+    for (const std::string& name : names) row.add_jobs(name);
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
+absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int rank) const {
+  const JobEntry* job = jobs_.Find(id);
+  if (job == nullptr) return absl::NotFoundError(absl::StrCat("no job has the id ", id.value()));
+  if (epoch.value() == 0) epoch = job->epoch();
+  if (epoch.value() == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id.value(), " has not started any rank yet"));
+  }
+  std::vector<const v1::Attempt*> attempts;
+  if (job->record.has_attempt()) attempts.push_back(&job->record.attempt());
+  for (const v1::Attempt& past : job->record.past_attempts()) attempts.push_back(&past);
+  for (const v1::Attempt* attempt : attempts) {
+    if (attempt->epoch() != epoch.value()) continue;
+    if (rank < 0 || rank >= attempt->placements_size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "job ", id.value(), " has ranks 0 to ", attempt->placements_size() - 1, ", not ", rank));
+    }
+    return WorkerId(attempt->placements(rank).worker());
+  }
+  return absl::NotFoundError(absl::StrCat("job ", id.value(), ": nothing is known of epoch ",
+                                          epoch.value(), "; its newest is ", job->epoch().value()));
+}
+
+std::optional<SessionId> CoreImpl::SessionOf(const WorkerId& id) const {
+  const WorkerEntry* worker = workers_.Find(id);
+  return worker == nullptr ? std::nullopt : worker->session;
+}
+
+// ---- invariants ---------------------------------------------------------------------------------
+
+void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken) const {
+  const v1::Job& job = entry.job();
+  const auto claim = [&](bool holds, absl::string_view what) {
+    if (!holds) broken.push_back(absl::StrCat("job ", job.id(), ": ", what));
+  };
+  const bool attempt = entry.record.has_attempt();
+  const v1::AttemptState state = entry.record.attempt().state();
+  switch (job.state()) {
+    case v1::JOB_STATE_QUEUED:
+      claim(!attempt, "queued with a live attempt");
+      break;
+    case v1::JOB_STATE_PLACING:
+      claim(attempt && state == v1::ATTEMPT_STATE_ALLOCATED, "placing without an allocation");
+      break;
+    case v1::JOB_STATE_STARTING:
+      claim(attempt && state == v1::ATTEMPT_STATE_BOOTSTRAPPING, "starting, not bootstrapping");
+      break;
+    case v1::JOB_STATE_RUNNING:
+      claim(attempt && (state == v1::ATTEMPT_STATE_TRAINING ||
+                        (state == v1::ATTEMPT_STATE_STOPPING &&
+                         entry.record.attempt().stop_cause() == v1::CAUSE_COMPLETED)),
+            "running without a training attempt");
+      break;
+    case v1::JOB_STATE_RECOVERING:
+      claim(!attempt || state == v1::ATTEMPT_STATE_STOPPING, "recovering with a live attempt");
+      break;
+    case v1::JOB_STATE_STOPPING:
+      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING, "stopping without an attempt");
+      break;
+    case v1::JOB_STATE_SUCCEEDED:
+    case v1::JOB_STATE_FAILED:
+    case v1::JOB_STATE_CANCELLED:
+      claim(!attempt, "ended with a live attempt");
+      break;
+    default:
+      claim(false, absl::StrCat("state ", StateName(job.state())));
+  }
+  if (!attempt) return;
+  const v1::Attempt& live = entry.record.attempt();
+  claim(live.epoch() == job.epoch(), "attempt of another epoch");
+  claim(live.placements_size() == job.spec().resources().ranks(), "a gang that is not whole");
+  claim(job.ranks_size() == live.placements_size(), "rank map and placements differ");
+  for (int rank = 0; rank < live.placements_size(); ++rank) {
+    claim(live.placements(rank).rank() == rank, "ranks are not dense");
+    const bool gone = job.ranks(rank).state() >= v1::RANK_STATE_RELEASED;
+    const bool held = workers_.Holds(live.placements(rank), entry.id(), Epoch(live.epoch()));
+    claim(held == (IsUp(live.state()) || !gone),
+          absl::StrCat(
+              "rank ", rank,
+              held ? " holds a slot that it released" : " has lost its slot without a release"));
+  }
+}
+
+std::vector<std::string> CoreImpl::CheckInvariants() const {
+  std::vector<std::string> broken;
+  for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
+  for (const auto& [id, worker] : workers_.entries()) {
+    for (const auto& [device, holder] : worker.held) {
+      const JobEntry* job = jobs_.Find(holder.job);
+      if (job == nullptr || !job->record.has_attempt() ||
+          job->record.attempt().epoch() != holder.epoch.value()) {
+        broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
+                                      holder.job.value(), " epoch ", holder.epoch.value(),
+                                      ", which is not live"));
+      }
+    }
+  }
+  for (const auto& [job_id, epoch] : values_.Epochs()) {
+    const JobEntry* job = jobs_.Find(job_id);
+    if (job == nullptr || !job->record.has_attempt() || job->epoch() != epoch ||
+        !IsUp(job->record.attempt().state())) {
+      broken.push_back(absl::StrCat("job ", job_id.value(), ": bootstrap keys of epoch ",
+                                    epoch.value(), " outlived it"));
+    }
+  }
+  return broken;
+}
+
+}  // namespace muster::coordinator

@@ -1,0 +1,126 @@
+// The parts of the core put together. Private to coordinator/core.
+//
+// core_impl.cc        recovery, dispatch, what every turn ends with, reads
+// core_jobs.cc        submit, cancel, schedule, job transitions
+// core_attempts.cc    one attempt from allocation to release
+// core_workers.cc     sessions, Observed, Desired, lost workers
+// core_checkpoints.cc commits and notices about checkpoints
+#ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
+#define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/deadlines.h"
+#include "coordinator/core/job_machine.h"
+#include "coordinator/core/jobs.h"
+#include "coordinator/core/key_value.h"
+#include "coordinator/core/turn.h"
+#include "coordinator/core/workers.h"
+
+namespace muster::coordinator {
+
+class CoreImpl : public Core {
+ public:
+  CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {}
+
+  absl::Status Load(Store& store, absl::Time now);
+  CoreOutput Start(absl::Time now);
+
+  CoreOutput Handle(const CoreEvent& event, absl::Time now) override;
+  uint64_t leader_term() const override { return leader_term_; }
+  const std::string& cluster_id() const override { return cluster_id_; }
+  absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override;
+  std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const override;
+  std::vector<v1::Worker> ListWorkers() const override;
+  uint64_t last_event_sequence() const override { return log_.last_sequence(); }
+  absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
+  std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
+  std::vector<std::string> CheckInvariants() const override;
+
+ private:
+  // ---- core_impl.cc
+  absl::Status LoadJobs(Store& store, absl::Time now);
+  absl::Status LoadKeyValue(Store& store);
+  void Settle(Turn& turn);
+  void PersistJobs(Turn& turn);
+  void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
+
+  // ---- core_jobs.cc
+  void On(const SubmitEvent& event, Turn& turn);
+  void On(const CancelEvent& event, Turn& turn);
+  void On(const TimerFired& event, Turn& turn) {}
+  JobId NewJobId(const std::string& name);
+  void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
+  void Schedule(Turn& turn);
+  static v1::Event About(const JobEntry& job, v1::EventKind kind);
+
+  // ---- core_attempts.cc
+  void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
+  void Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn);
+  void ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& rank,
+                 Turn& turn);
+  void ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress, Turn& turn);
+  // Moves the attempt on as far as what is known of its ranks allows.
+  void Advance(JobEntry& job, Turn& turn);
+  void CheckExits(JobEntry& job, Turn& turn);
+  void CheckDeadlines(JobEntry& job, Turn& turn);
+  struct StopReason {
+    v1::Cause cause;
+    std::string message;
+    int32_t rank = -1;
+  };
+  void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
+  void FreeReleased(JobEntry& job, Turn& turn);
+  void Release(JobEntry& job, Turn& turn);
+  v1::AttemptEnd EndOf(JobEntry& job, Turn& turn) const;
+  void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
+  bool AnyWorkerAway(const JobEntry& job) const;
+
+  // ---- core_workers.cc
+  void On(const SessionOpened& event, Turn& turn);
+  void On(const SessionMessage& event, Turn& turn);
+  void On(const SessionClosed& event, Turn& turn);
+  absl::Status CheckHello(const SessionOpened& event) const;
+  void Join(WorkerEntry& worker, const SessionOpened& event, bool known, Turn& turn);
+  void Heard(WorkerEntry& worker, Turn& turn);
+  void CheckWorker(WorkerEntry& worker, Turn& turn);
+  void Lose(WorkerEntry& worker, Turn& turn);
+  void GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn);
+  void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
+  void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
+  void SendDesired(WorkerEntry& worker, Turn& turn);
+  v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
+  // The job whose current attempt this is and of which no stop was decided; else nullptr.
+  JobEntry* FindUp(const std::string& job_id, uint64_t epoch);
+
+  // ---- core_checkpoints.cc
+  void Commit(SessionId session, const v1::CheckpointCommit& commit, Turn& turn);
+  absl::Status Accept(const v1::CheckpointCommit& commit, Turn& turn);
+  void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
+  void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
+  static void UpdateCommitted(JobEntry& job);
+
+  const CoreConfig config_;
+  Rng rng_;
+  std::string cluster_id_;
+  uint64_t leader_term_ = 0;
+  EventLog log_;
+  JobTable jobs_;
+  WorkerTable workers_;
+  KeyValue values_;
+  Deadlines deadlines_;
+  absl::Time armed_ = absl::InfiniteFuture();  // the newest TimerAction
+};
+
+// Restore candidates: committed, sound, kept; newest first.
+std::vector<v1::CheckpointRecord> RestoreCandidates(const v1::Job& job);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_CORE_IMPL_H_

@@ -1,0 +1,173 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "coordinator/core/causes.h"
+#include "coordinator/core/core_impl.h"
+#include "coordinator/core/limits.h"
+
+namespace muster::coordinator {
+
+v1::Event CoreImpl::About(const JobEntry& job, v1::EventKind kind) {
+  v1::Event event;
+  event.set_kind(kind);
+  event.set_job_id(job.job().id());
+  event.set_job_name(job.job().name());
+  event.set_epoch(job.job().epoch());
+  event.set_rank(-1);
+  event.set_step(job.job().step());
+  return event;
+}
+
+JobId CoreImpl::NewJobId(const std::string& name) {
+  while (true) {
+    JobId id(absl::StrCat(name, "-", rng_.Letters(5)));
+    if (jobs_.Find(id) == nullptr) return id;
+  }
+}
+
+void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  if (event.request_id.size() > kRequestIdBytesMax) {
+    reply.status = absl::InvalidArgumentError(absl::StrCat("request_id: ", event.request_id.size(),
+                                                           " bytes; at most ", kRequestIdBytesMax));
+    turn.Act(std::move(reply));
+    return;
+  }
+  if (JobEntry* first = event.request_id.empty() ? nullptr : jobs_.FindRequest(event.request_id)) {
+    reply.job = first->job();
+    reply.existed = true;
+    turn.Act(std::move(reply));
+    return;
+  }
+  const JobEntry* live = jobs_.FindLive(event.spec.name());
+  if (live != nullptr) {
+    reply.status = absl::AlreadyExistsError(absl::StrCat(
+        "name: job ", live->job().id(), " of this name is ", StateName(live->job().state()),
+        "; cancel it with `muster cancel ", event.spec.name(), "` or choose another name"));
+    turn.Act(std::move(reply));
+    return;
+  }
+  if (jobs_.live_count() >= kLiveJobsMax) {
+    reply.status = absl::ResourceExhaustedError(
+        absl::StrCat("the cluster has its most unfinished jobs, ", kLiveJobsMax));
+    turn.Act(std::move(reply));
+    return;
+  }
+  v1::JobRecord record;
+  record.set_request_id(event.request_id);
+  record.set_submit_sequence(jobs_.NextSequence());
+  v1::Job& job = *record.mutable_job();
+  job.set_id(NewJobId(event.spec.name()).value());
+  job.set_name(event.spec.name());
+  job.set_state(v1::JOB_STATE_PENDING);
+  *job.mutable_spec() = event.spec;
+  job.set_steps(event.spec.engine().training().steps());
+  *job.mutable_submitted() = ToProto(turn.now());
+  JobEntry& entry = jobs_.Add(std::move(record));
+  entry.queued_at = entry.persisted_at = turn.now();
+  const JobId id = entry.id();
+  if (!event.request_id.empty()) {
+    turn.batch().Put(Table::kRequests, event.request_id, id.value());
+  }
+  v1::Event accepted = About(entry, v1::EVENT_KIND_JOB_STATE);
+  accepted.set_to(StateName(v1::JOB_STATE_PENDING));
+  accepted.set_message("accepted");
+  turn.Log(std::move(accepted));
+  turn.Persist(id);
+  Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", event.spec.queue()), turn);
+  turn.Reschedule();
+  while (turn.TakeReschedule()) Schedule(turn);  // so that the reply says why it waits
+  reply.job = entry.job();
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const CancelEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<const JobEntry*> found = jobs_.Resolve(event.job);
+  if (!found.ok()) {
+    reply.status = found.status();
+    turn.Act(std::move(reply));
+    return;
+  }
+  JobEntry& job = *jobs_.Find((*found)->id());
+  const std::string why = "cancelled by a user";
+  if (job.live() && job.job().state() != v1::JOB_STATE_STOPPING) {
+    if (!job.record.has_attempt()) {
+      job.job().set_message(why);
+      Transition(job, JobEvent::kCancelIdle, why, turn);
+      turn.Reschedule();
+    } else if (IsUp(job.record.attempt().state())) {
+      Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
+    } else if (job.record.after_release() != v1::JOB_STATE_SUCCEEDED) {
+      // Its attempt is being released for another reason; one that has trained all its steps is
+      // past being cancelled.
+      job.record.set_after_release(v1::JOB_STATE_CANCELLED);
+      Transition(job, JobEvent::kCancel, why, turn);
+    }
+  }
+  reply.job = job.job();
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn) {
+  const v1::JobState from = job.job().state();
+  const v1::JobState to = Next(from, event);
+  CHECK(to != v1::JOB_STATE_UNSPECIFIED)
+      << "job " << job.id() << ": no transition from " << StateName(from) << " by event "
+      << static_cast<int>(event);
+  job.job().set_state(to);
+  if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.job().clear_waiting();
+  if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
+  v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
+  row.set_from(StateName(from));
+  row.set_to(StateName(to));
+  row.set_message(why);
+  turn.Log(std::move(row));
+  turn.Persist(job.id());
+  if (IsFinal(to)) {
+    *job.job().mutable_ended() = ToProto(turn.now());
+    jobs_.Ended(job, turn);
+  }
+}
+
+void CoreImpl::Schedule(Turn& turn) {
+  std::vector<WaitingJob> queue;
+  std::map<JobId, std::string> names;
+  for (const auto& [sequence, id] : jobs_.live()) {
+    JobEntry& job = *jobs_.Find(id);
+    names[id] = job.job().name();
+    if (job.record.has_attempt()) continue;
+    const absl::Time not_before =
+        job.record.has_not_before() ? FromProto(job.record.not_before()) : absl::InfinitePast();
+    if (job.job().state() == v1::JOB_STATE_RECOVERING && not_before <= turn.now()) {
+      Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
+    }
+    WaitingJob waiting;
+    waiting.id = id;
+    waiting.name = job.job().name();
+    waiting.queue = job.job().spec().queue();
+    waiting.priority = job.job().spec().priority();
+    waiting.submit_sequence = sequence;
+    waiting.ranks = job.job().spec().resources().ranks();
+    waiting.device = job.job().spec().resources().device();
+    waiting.not_before = not_before;
+    queue.push_back(std::move(waiting));
+  }
+  const muster::coordinator::Schedule schedule =
+      Plan(workers_.View(names), queue, SchedulePolicy(), turn.now());
+  for (const Decision& decision : schedule.decisions) {
+    Allocate(*jobs_.Find(decision.job), decision.placements, turn);
+  }
+  for (const Explanation& explanation : schedule.explanations) {
+    JobEntry& job = *jobs_.Find(explanation.job);
+    if (job.job().waiting() == explanation.text) continue;
+    job.job().set_waiting(explanation.text);
+    turn.Progressed(explanation.job);
+  }
+  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, schedule.wake_at);
+}
+
+}  // namespace muster::coordinator

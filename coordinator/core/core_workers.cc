@@ -1,0 +1,441 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/causes.h"
+#include "coordinator/core/core_impl.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/schema.h"
+
+namespace muster::coordinator {
+namespace {
+
+v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message) {
+  v1::Event event;
+  event.set_kind(kind);
+  event.set_worker(worker);
+  event.set_rank(-1);
+  event.set_message(std::move(message));
+  return event;
+}
+
+DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
+  return {DeadlineKey::Kind::kWorker, worker.row.name()};
+}
+
+bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
+  return std::any_of(
+      attempt.ranks().begin(), attempt.ranks().end(),
+      [](const v1::ObservedRank& rank) { return rank.state() < v1::RANK_STATE_RELEASED; });
+}
+
+}  // namespace
+
+// ---- sessions -----------------------------------------------------------------------------------
+
+absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
+  const v1::Hello& hello = event.hello;
+  if (hello.worker().empty() || hello.worker().size() > kWorkerNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("worker name of ", hello.worker().size(),
+                                                   " bytes; allowed are 1-", kWorkerNameBytesMax));
+  }
+  const std::string who = absl::StrCat("worker ", hello.worker(), ": ");
+  if (!hello.cluster_id().empty() && hello.cluster_id() != cluster_id_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        who, "its state directory belongs to cluster ", hello.cluster_id(), ", this is cluster ",
+        cluster_id_, "; use the other coordinator's address or another state directory"));
+  }
+  if (hello.devices_size() > kDevicesPerWorkerMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, hello.devices_size(), " devices; at most ", kDevicesPerWorkerMax));
+  }
+  std::set<std::string> names;
+  for (const v1::Device& device : hello.devices()) {
+    if (device.name().empty() || !names.insert(device.name()).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(who, "device name '", device.name(), "' is empty or not unique"));
+    }
+  }
+  const WorkerEntry* known = workers_.Find(WorkerId(hello.worker()));
+  if (known != nullptr && event.incarnation.value() < known->row.incarnation()) {
+    return absl::AbortedError(absl::StrCat(who, "incarnation ", event.incarnation.value(),
+                                           " was replaced by ", known->row.incarnation(),
+                                           "; is the name used by two daemons?"));
+  }
+  return absl::OkStatus();
+}
+
+void CoreImpl::On(const SessionOpened& event, Turn& turn) {
+  if (const absl::Status status = CheckHello(event); !status.ok()) {
+    turn.Act(CloseAction{event.session, status});
+    return;
+  }
+  const WorkerId id(event.hello.worker());
+  const bool known = workers_.Find(id) != nullptr;
+  const absl::StatusOr<WorkerEntry*> added = workers_.Add(id, turn.batch());
+  if (!added.ok()) {
+    turn.Act(CloseAction{event.session, added.status()});
+    return;
+  }
+  WorkerEntry& worker = **added;
+  if (worker.session.has_value()) {
+    values_.DropSession(*worker.session);
+    turn.Act(CloseAction{
+        *worker.session,
+        absl::AbortedError(absl::StrCat("worker ", id.value(), " has opened a newer stream"))});
+  }
+  workers_.OpenSession(worker, event.session);
+  Join(worker, event, known, turn);
+  SendAction send;
+  send.session = event.session;
+  send.message.mutable_welcome()->set_heartbeat_interval_ms(
+      absl::ToInt64Milliseconds(config_.heartbeat_interval));
+  turn.Act(std::move(send));
+  Apply(worker, event.hello.observed(), /*hello=*/true, turn);
+  turn.Redirect(id);
+  turn.Reschedule();
+}
+
+void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known, Turn& turn) {
+  const v1::Worker before = worker.row;
+  const v1::Hello& hello = event.hello;
+  v1::Worker& row = worker.row;
+  row.set_state(v1::WORKER_STATE_READY);
+  row.set_host(hello.host());
+  row.set_pid(hello.pid());
+  row.set_version(hello.version());
+  row.set_metrics_address(hello.metrics_address());
+  row.set_incarnation(event.incarnation.value());
+  *row.mutable_devices() = hello.devices();
+  row.set_slots(hello.devices_size());
+  worker.last_heard = turn.now();
+  deadlines_.Set(WorkerDeadline(worker), turn.now() + config_.unreachable_after);
+  if (!known) {
+    turn.Log(AboutWorker(row.name(), v1::EVENT_KIND_WORKER_JOINED,
+                         absl::StrCat("worker ", row.name(), " on host ", row.host(),
+                                      " joined with ", row.slots(), " slot(s)")));
+  } else if (before.state() != v1::WORKER_STATE_READY ||
+             before.incarnation() != row.incarnation()) {
+    turn.Log(AboutWorker(
+        row.name(), v1::EVENT_KIND_WORKER_RETURNED,
+        absl::StrCat("worker ", row.name(), " is back",
+                     before.incarnation() != row.incarnation() ? ", its daemon was restarted" : "",
+                     before.state() == v1::WORKER_STATE_LOST ? ", after it was given up" : "")));
+  }
+  if (!known || schema::Serialize(before) != schema::Serialize(row)) {
+    WorkerTable::Persist(worker, turn);
+  }
+}
+
+void CoreImpl::On(const SessionMessage& event, Turn& turn) {
+  WorkerEntry* worker = workers_.FindSession(event.session);
+  if (worker == nullptr) {
+    turn.Act(CloseAction{event.session, absl::AbortedError("this stream is not open any more")});
+    return;
+  }
+  if (event.message.incarnation() != worker->row.incarnation()) {
+    turn.Act(CloseAction{
+        event.session,
+        absl::AbortedError(absl::StrCat("worker ", worker->row.name(),
+                                        ": a message of incarnation ", event.message.incarnation(),
+                                        " on a stream of ", worker->row.incarnation()))});
+    values_.DropSession(event.session);
+    workers_.CloseSession(*worker);
+    return;
+  }
+  Heard(*worker, turn);
+  const v1::FromWorker& message = event.message;
+  switch (message.kind_case()) {
+    case v1::FromWorker::kObserved:
+      Apply(*worker, message.observed(), /*hello=*/false, turn);
+      break;
+    case v1::FromWorker::kPut:
+      if (FindUp(message.put().job_id(), message.put().epoch()) != nullptr) {
+        values_.Put(event.session, message.put(), turn);
+      } else {
+        KeyValue::Reply(event.session, message.put().request(),
+                        absl::AbortedError(absl::StrCat("job ", message.put().job_id(), ": epoch ",
+                                                        message.put().epoch(), " has ended")),
+                        "", turn);
+      }
+      break;
+    case v1::FromWorker::kGet:
+      if (FindUp(message.get().job_id(), message.get().epoch()) != nullptr) {
+        values_.Get(event.session, message.get(), turn);
+      } else {
+        KeyValue::Reply(event.session, message.get().request(),
+                        absl::AbortedError(absl::StrCat("job ", message.get().job_id(), ": epoch ",
+                                                        message.get().epoch(), " has ended")),
+                        "", turn);
+      }
+      break;
+    case v1::FromWorker::kCommit:
+      Commit(event.session, message.commit(), turn);
+      break;
+    case v1::FromWorker::kNotice:
+      Notice(*worker, message.notice(), turn);
+      break;
+    case v1::FromWorker::kHello:
+    case v1::FromWorker::kLog:
+    case v1::FromWorker::KIND_NOT_SET:
+      break;
+  }
+}
+
+void CoreImpl::On(const SessionClosed& event, Turn& turn) {
+  WorkerEntry* worker = workers_.FindSession(event.session);
+  if (worker == nullptr) return;
+  values_.DropSession(event.session);
+  workers_.CloseSession(*worker);
+  turn.Reschedule();  // for the explanations
+}
+
+void CoreImpl::Heard(WorkerEntry& worker, Turn& turn) {
+  worker.last_heard = turn.now();
+  if (worker.row.state() == v1::WORKER_STATE_READY) return;
+  worker.row.set_state(v1::WORKER_STATE_READY);
+  turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_RETURNED,
+                       absl::StrCat("worker ", worker.row.name(), " is heard again")));
+  WorkerTable::Persist(worker, turn);
+  deadlines_.Set(WorkerDeadline(worker), turn.now() + config_.unreachable_after);
+  turn.Reschedule();
+}
+
+// ---- silence ------------------------------------------------------------------------------------
+
+void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
+  if (worker.row.state() == v1::WORKER_STATE_LOST) return;
+  const absl::Duration silent = turn.now() - worker.last_heard;
+  if (silent >= config_.lost_after) {
+    Lose(worker, turn);
+    return;
+  }
+  if (silent < config_.unreachable_after) {
+    deadlines_.Set(WorkerDeadline(worker), worker.last_heard + config_.unreachable_after);
+    return;
+  }
+  if (worker.row.state() == v1::WORKER_STATE_READY) {
+    worker.row.set_state(v1::WORKER_STATE_UNREACHABLE);
+    turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_UNREACHABLE,
+                         absl::StrCat("worker ", worker.row.name(), " was not heard for ",
+                                      absl::FormatDuration(silent), "; its ranks may train on")));
+    WorkerTable::Persist(worker, turn);
+    turn.Act(Measured{Measured::What::kDetectFailure, absl::ToDoubleSeconds(silent)});
+    turn.Reschedule();
+  }
+  deadlines_.Set(WorkerDeadline(worker), worker.last_heard + config_.lost_after);
+}
+
+void CoreImpl::Lose(WorkerEntry& worker, Turn& turn) {
+  const std::string text =
+      absl::StrCat("worker ", worker.row.name(), " was not heard for ",
+                   absl::FormatDuration(turn.now() - worker.last_heard), " and is given up");
+  worker.row.set_state(v1::WORKER_STATE_LOST);
+  worker.strangers.clear();
+  turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, text));
+  WorkerTable::Persist(worker, turn);
+  for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), turn);
+  if (worker.session.has_value()) {
+    // What still arrives on this stream was sent before; only a new Hello tells what is held now.
+    turn.Act(CloseAction{*worker.session, absl::UnavailableError(text)});
+    values_.DropSession(*worker.session);
+    workers_.CloseSession(worker);
+  }
+  turn.Reschedule();
+}
+
+void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
+  v1::Attempt& attempt = *job.record.mutable_attempt();
+  std::vector<int32_t> ranks;
+  for (const v1::Placement& placement : attempt.placements()) {
+    if (placement.worker() == worker.row.name() &&
+        workers_.Holds(placement, job.id(), job.epoch())) {
+      ranks.push_back(placement.rank());
+    }
+  }
+  const std::string why =
+      absl::StrCat("worker ", worker.row.name(), " with rank ", ranks.front(), " was lost");
+  for (const int32_t rank : ranks) {
+    job.job().mutable_ranks(rank)->set_state(v1::RANK_STATE_LOST);
+  }
+  turn.Persist(job.id());
+  if (IsUp(attempt.state())) {
+    Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
+    return;
+  }
+  if (IsSymptom(attempt.stop_cause())) {
+    // The collectives of its peers failed because this worker died: now the cause is known.
+    attempt.set_stop_message(absl::StrCat(why, "; before: ", attempt.stop_message()));
+    attempt.set_stop_cause(v1::CAUSE_WORKER_LOST);
+    attempt.set_stop_rank(ranks.front());
+  }
+  FreeReleased(job, turn);
+}
+
+// ---- observed -----------------------------------------------------------------------------------
+
+void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn) {
+  const std::string& name = worker.row.name();
+  std::set<JobId> absent = worker.Jobs();
+  std::set<std::string> strangers;
+  for (const v1::ObservedAttempt& attempt : observed.attempts()) {
+    const JobId id(attempt.job_id());
+    JobEntry* job = worker.Jobs().count(id) > 0 ? jobs_.Find(id) : nullptr;
+    if (job == nullptr || job->epoch().value() != attempt.epoch()) {
+      if (HoldsProcesses(attempt)) {
+        strangers.insert(absl::StrCat("job ", attempt.job_id(), " epoch ", attempt.epoch()));
+      }
+      continue;
+    }
+    absent.erase(id);
+    for (const v1::ObservedRank& rank : attempt.ranks()) ApplyRank(*job, name, rank, turn);
+    if (!attempt.refusal().empty() && IsUp(job->record.attempt().state())) {
+      const v1::Cause cause = attempt.refusal_cause() == v1::CAUSE_UNSPECIFIED
+                                  ? v1::CAUSE_LAUNCH
+                                  : attempt.refusal_cause();
+      Stop(*job, {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal()))}, turn);
+      continue;
+    }
+    Advance(*job, turn);
+  }
+  for (const JobId& id : absent) {
+    // Advancing another job cannot release this one.
+    ApplyAbsent(worker, *jobs_.Find(id), observed.applied_revision(), hello, turn);
+  }
+  if (strangers != worker.strangers) {
+    worker.strangers = std::move(strangers);
+    turn.Reschedule();
+  }
+  // A Desired may be lost without its stream being lost.
+  if (!hello && observed.applied_revision() < worker.desired.revision() &&
+      turn.now() >= worker.desired_sent_at + 2 * config_.heartbeat_interval) {
+    worker.desired_sent_at = turn.now();
+    SendAction send;
+    send.session = *worker.session;
+    *send.message.mutable_desired() = worker.desired;
+    turn.Act(std::move(send));
+  }
+}
+
+// The daemon does not hold this attempt. That proves something only when it must have known of it.
+void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
+                           Turn& turn) {
+  const v1::AttemptState state = job.record.attempt().state();
+  const auto listed = worker.listed.find(job.id());
+  const bool current = listed != worker.listed.end() && listed->second.epoch == job.epoch();
+  const bool stopping = !IsUp(state);
+  // A Hello is complete and nothing older can follow it: what it does not hold now it can only get
+  // from the Desired of this session.
+  const bool proven = hello ? stopping || state != v1::ATTEMPT_STATE_ALLOCATED
+                            : current && (stopping ? listed->second.stopped_since > 0 &&
+                                                         applied >= listed->second.stopped_since
+                                                   : applied >= listed->second.since);
+  if (!proven) {
+    if (!hello) return;
+    // Not started yet: it will be prepared again.
+    for (v1::RankStatus& rank : *job.job().mutable_ranks()) {
+      if (rank.worker() == worker.row.name()) rank.set_state(v1::RANK_STATE_ASSIGNED);
+    }
+    return;
+  }
+  int32_t first = -1;
+  for (v1::RankStatus& rank : *job.job().mutable_ranks()) {
+    if (rank.worker() != worker.row.name()) continue;
+    if (first < 0) first = rank.rank();
+    rank.set_state(std::max(rank.state(), v1::RANK_STATE_RELEASED));
+  }
+  turn.Persist(job.id());
+  if (stopping) {
+    FreeReleased(job, turn);
+  } else {
+    Stop(job,
+         {v1::CAUSE_WORKER_LOST,
+          absl::StrCat("worker ", worker.row.name(), " does not hold rank ", first,
+                       " any more: its host was restarted or its state directory is gone"),
+          first},
+         turn);
+  }
+}
+
+JobEntry* CoreImpl::FindUp(const std::string& job_id, uint64_t epoch) {
+  JobEntry* job = jobs_.Find(JobId(job_id));
+  if (job == nullptr || !job->record.has_attempt() || job->record.attempt().epoch() != epoch ||
+      !IsUp(job->record.attempt().state())) {
+    return nullptr;
+  }
+  return job;
+}
+
+// ---- desired ------------------------------------------------------------------------------------
+
+v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry& job) const {
+  const v1::Attempt& attempt = job.record.attempt();
+  v1::DesiredAttempt out;
+  out.set_job_id(job.job().id());
+  out.set_job_name(job.job().name());
+  out.set_epoch(attempt.epoch());
+  out.set_stop_grace_ms(absl::ToInt64Milliseconds(config_.stop_grace));
+  switch (attempt.state()) {
+    case v1::ATTEMPT_STATE_ALLOCATED:
+      out.set_phase(v1::DESIRED_PHASE_PREPARED);
+      break;
+    case v1::ATTEMPT_STATE_PREPARED:
+    case v1::ATTEMPT_STATE_BOOTSTRAPPING:
+    case v1::ATTEMPT_STATE_TRAINING:
+      out.set_phase(v1::DESIRED_PHASE_RUNNING);
+      break;
+    default:
+      out.set_phase(v1::DESIRED_PHASE_STOPPED);
+  }
+  int32_t local_rank = 0;
+  for (const v1::Placement& placement : attempt.placements()) {
+    if (placement.worker() != worker.row.name()) continue;
+    v1::RankAssignment& rank = *out.add_ranks();
+    rank.set_job_id(job.job().id());
+    rank.set_job_name(job.job().name());
+    rank.set_epoch(attempt.epoch());
+    rank.set_rank(placement.rank());
+    rank.set_world_size(attempt.placements_size());
+    rank.set_local_rank(local_rank++);
+    rank.set_device(placement.device());
+    rank.set_threads(job.job().spec().resources().threads_per_rank());
+    *rank.mutable_spec() = job.job().spec();
+    *rank.mutable_restore() = attempt.restore();
+  }
+  return out;
+}
+
+void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
+  v1::Desired desired;
+  desired.set_revision(worker.desired.revision());
+  for (const JobId& id : worker.Jobs()) {
+    *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id));
+  }
+  // Revision 0: nothing was sent in this session, so an empty set is news too.
+  if (desired.revision() > 0 && schema::Serialize(desired) == schema::Serialize(worker.desired)) {
+    return;
+  }
+  const uint64_t revision = desired.revision() + 1;
+  desired.set_revision(revision);
+  std::map<JobId, WorkerEntry::Listed> listed;
+  for (const v1::DesiredAttempt& attempt : desired.attempts()) {
+    const JobId id(attempt.job_id());
+    WorkerEntry::Listed entry{Epoch(attempt.epoch()), revision, 0};
+    if (const auto known = worker.listed.find(id);
+        known != worker.listed.end() && known->second.epoch == entry.epoch) {
+      entry = known->second;
+    }
+    if (attempt.phase() == v1::DESIRED_PHASE_STOPPED && entry.stopped_since == 0) {
+      entry.stopped_since = revision;
+    }
+    listed[id] = entry;
+  }
+  worker.listed = std::move(listed);
+  worker.desired = std::move(desired);
+  worker.desired_sent_at = turn.now();
+  SendAction send;
+  send.session = *worker.session;
+  *send.message.mutable_desired() = worker.desired;
+  turn.Act(std::move(send));
+}
+
+}  // namespace muster::coordinator

@@ -1,0 +1,86 @@
+// The states of a job. Every change of Job.state goes through Next().
+#ifndef MUSTER_COORDINATOR_CORE_JOB_MACHINE_H_
+#define MUSTER_COORDINATOR_CORE_JOB_MACHINE_H_
+
+#include <array>
+#include <cstddef>
+
+#include "muster/v1/job.pb.h"
+
+namespace muster::coordinator {
+
+//                     kPlaced            kLaunched           kTraining
+//   PENDING -> QUEUED --------> PLACING ----------> STARTING ----------> RUNNING
+//      |         ^  |              |                   |                    |
+//      |  kRetry |  |              | kAttemptFailed    | kAttemptFailed     | kAttemptFailed
+//      |         |  |              v                   v                    v
+//      |        RECOVERING <----------------------------------------------- +
+//      |         |  |                                                       | kCompleted
+//      |         |  +--- kGivenUp ---> FAILED                               v
+//      | kCancel | kCancel (while its devices are being released)      SUCCEEDED
+//      v         v
+//   CANCELLED <- STOPPING <--- kCancel --- PLACING, STARTING, RUNNING
+//      kReleased
+//
+// A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
+// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp come after that proof as well.
+// PREEMPTING, RESIZING and HELD are reserved: nothing enters them yet.
+enum class JobEvent {
+  kAdmitted,       // durable, joins its queue
+  kPlaced,         // an attempt was allocated
+  kLaunched,       // every daemon accepted the attempt
+  kTraining,       // every rank joined its communicators
+  kAttemptFailed,  // an attempt ends early and is being released
+  kRetry,          // released and the back-off is over
+  kGivenUp,        // released, not to be retried
+  kCompleted,      // released after all ranks had finished
+  kCancel,         // cancelled with a live attempt
+  kCancelIdle,     // cancelled without one
+  kReleased,       // the cancelled attempt is released
+};
+constexpr size_t kJobEventCount = 11;
+constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
+
+struct JobTransition {
+  v1::JobState from;
+  JobEvent event;
+  v1::JobState to;
+};
+
+constexpr std::array kJobTransitions = {
+    JobTransition{v1::JOB_STATE_PENDING, JobEvent::kAdmitted, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_PENDING, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kPlaced, v1::JOB_STATE_PLACING},
+    JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_PLACING, JobEvent::kLaunched, v1::JOB_STATE_STARTING},
+    JobTransition{v1::JOB_STATE_PLACING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
+    JobTransition{v1::JOB_STATE_PLACING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kTraining, v1::JOB_STATE_RUNNING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_RUNNING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
+    JobTransition{v1::JOB_STATE_RUNNING, JobEvent::kCompleted, v1::JOB_STATE_SUCCEEDED},
+    JobTransition{v1::JOB_STATE_RUNNING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kRetry, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kGivenUp, v1::JOB_STATE_FAILED},
+    JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_STOPPING, JobEvent::kReleased, v1::JOB_STATE_CANCELLED},
+};
+
+// JOB_STATE_UNSPECIFIED: the event must not happen in this state.
+constexpr v1::JobState Next(v1::JobState state, JobEvent event) {
+  for (const JobTransition& row : kJobTransitions) {
+    if (row.from == state && row.event == event) return row.to;
+  }
+  return v1::JOB_STATE_UNSPECIFIED;
+}
+
+constexpr bool IsFinal(v1::JobState state) {
+  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
+         state == v1::JOB_STATE_CANCELLED;
+}
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_JOB_MACHINE_H_

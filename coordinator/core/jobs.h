@@ -1,0 +1,77 @@
+// All jobs, by id, name, order of submission and request id.
+#ifndef MUSTER_COORDINATOR_CORE_JOBS_H_
+#define MUSTER_COORDINATOR_CORE_JOBS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/core.h"
+#include "coordinator/core/job_machine.h"
+#include "coordinator/core/turn.h"
+
+namespace muster::coordinator {
+
+struct JobEntry {
+  v1::JobRecord record;
+
+  // ---- not durable: reported again by the daemons after a restart
+  std::vector<v1::RankProgress> progress;  // by rank, of the current attempt
+  std::map<int32_t, v1::RankExit> exits;   // by rank, of the current attempt
+  std::optional<absl::Time> symptom_at;    // first exit that only tells of another rank's
+  absl::Time attempt_since;                // allocated, or recovered
+  absl::Time progress_at;                  // last sign of progress of the attempt
+  absl::Time queued_at;
+  std::optional<absl::Time> failed_at;  // for the time to recover
+  absl::Time persisted_at;
+  bool unsaved_progress = false;
+  std::set<std::pair<uint64_t, int64_t>> refused;  // (epoch, step) of refused commits, logged once
+
+  v1::Job& job() { return *record.mutable_job(); }
+  const v1::Job& job() const { return record.job(); }
+  JobId id() const { return JobId(record.job().id()); }
+  Epoch epoch() const { return Epoch(record.job().epoch()); }
+  bool live() const { return !IsFinal(record.job().state()); }
+};
+
+// Bounds: kLiveJobsMax, kEndedJobsMax.
+class JobTable {
+ public:
+  JobEntry* Find(const JobId& id);
+  const JobEntry* Find(const JobId& id) const;
+  // By id, else the newest of that name; kNotFound names the nearest job name.
+  absl::StatusOr<const JobEntry*> Resolve(const std::string& name_or_id) const;
+  JobEntry* FindRequest(const std::string& request_id);
+  // The live job of that name.
+  const JobEntry* FindLive(const std::string& name) const;
+  // Takes the record as a new job, the newest.
+  JobEntry& Add(v1::JobRecord record);
+  void Recover(v1::JobRecord record);
+  uint64_t NextSequence() const {
+    return by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
+  }
+  // The job has ended; forgets the oldest ended job when there are too many.
+  void Ended(const JobEntry& job, Turn& turn);
+  size_t live_count() const { return entries_.size() - ended_.size(); }
+
+  std::map<JobId, JobEntry>& entries() { return entries_; }
+  const std::map<JobId, JobEntry>& entries() const { return entries_; }
+  const std::map<uint64_t, JobId>& by_sequence() const { return by_sequence_; }
+  // In order of submission.
+  const std::map<uint64_t, JobId>& live() const { return live_; }
+
+ private:
+  std::map<JobId, JobEntry> entries_;
+  std::map<uint64_t, JobId> by_sequence_;
+  std::map<uint64_t, JobId> live_;
+  std::set<uint64_t> ended_;  // submit sequences
+  std::map<std::string, std::set<uint64_t>> by_name_;
+  std::map<std::string, JobId> by_request_;
+};
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_JOBS_H_

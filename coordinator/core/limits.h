@@ -1,0 +1,53 @@
+// Bounds of everything that the core holds or accepts. Each is far above what a sound cluster
+// needs; reaching one is refused or trimmed as its comment says, never ignored.
+#ifndef MUSTER_COORDINATOR_CORE_LIMITS_H_
+#define MUSTER_COORDINATOR_CORE_LIMITS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace muster::coordinator {
+
+// ---- jobs
+constexpr size_t kLiveJobsMax = 10'000;       // more: Submit gets RESOURCE_EXHAUSTED
+constexpr size_t kEndedJobsMax = 10'000;      // more: the oldest ended job is forgotten
+constexpr size_t kRequestIdBytesMax = 128;    // more: INVALID_ARGUMENT
+constexpr int kAttemptEndsMax = 256;          // Job.causes; the oldest are dropped
+constexpr int kPastAttemptsMax = 16;          // placements kept to find logs of ended attempts
+constexpr int kCheckpointRecordsMax = 256;    // Job.checkpoints; removed and damaged ones go first
+constexpr int kLossPointsMax = 512;           // Job.losses; thinned
+constexpr size_t kRestoreCandidatesMax = 16;  // checkpoints offered to an attempt, newest first
+constexpr size_t kMessageBytesMax = 4096;     // any text that a worker or rank sent; cut
+
+// ---- restarts that cost no budget are bounded too, or a broken machine would loop for ever
+constexpr int kLaunchFailuresMax = 20;    // attempts in a row that could not be started
+constexpr int kRestartsInARowMax = 1000;  // attempts in a row without a newly committed step
+
+// ---- workers
+constexpr size_t kWorkersMax = 4096;         // more: the stream is closed, RESOURCE_EXHAUSTED
+constexpr int kDevicesPerWorkerMax = 1024;   // more: the stream is closed, INVALID_ARGUMENT
+constexpr size_t kWorkerNameBytesMax = 253;  // a DNS name
+
+// ---- bootstrap keys; more: RESOURCE_EXHAUSTED
+constexpr size_t kKeyBytesMax = 1024;
+constexpr size_t kValueBytesMax = 1 << 20;
+constexpr size_t kKeysPerEpochMax = 1 << 16;
+constexpr size_t kKeyValueBytesPerEpochMax = 64 << 20;
+constexpr size_t kWaitersPerEpochMax = 1 << 17;
+
+// ---- events: the log keeps this many rows
+constexpr uint64_t kEventsMax = 1'000'000;
+
+// ---- time
+// The first exit was a failed collective: so long is waited for the exit that explains it.
+constexpr absl::Duration kCulpritGrace = absl::Seconds(1);
+// Every daemon must have accepted an attempt within this time.
+constexpr absl::Duration kPrepareTimeout = absl::Minutes(1);
+// Pure progress (step, loss) of a job is made durable at most this often.
+constexpr absl::Duration kProgressPersistInterval = absl::Seconds(1);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_LIMITS_H_

@@ -1,0 +1,51 @@
+// Keys and row codecs of the durable state. Numbers in keys are big endian, so that key order is
+// number order. Values are serialized protos of job.proto, except where a line says otherwise.
+//
+//   kMeta      "cluster_id", "schema_version"   written by the store when it is created
+//              "leader_term", "last_event"      u64 big endian
+//   kJobs      JOB_ID                           JobRecord
+//   kEvents    u64 sequence                     Event
+//   kWorkers   NAME                             Worker
+//   kKeyValue  JOB_ID 0x00 u64 epoch KEY        bytes
+//   kRequests  REQUEST_ID                       JOB_ID
+#ifndef MUSTER_COORDINATOR_CORE_SCHEMA_H_
+#define MUSTER_COORDINATOR_CORE_SCHEMA_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/ids.h"
+#include "coordinator/store/store.h"
+#include "google/protobuf/message_lite.h"
+
+namespace muster::coordinator::schema {
+
+constexpr char kLeaderTerm[] = "leader_term";
+constexpr char kLastEvent[] = "last_event";
+
+std::string EncodeU64(uint64_t value);
+// kDataLoss unless `bytes` is 8 long.
+absl::StatusOr<uint64_t> DecodeU64(absl::string_view bytes);
+
+std::string EventKey(uint64_t sequence);
+
+struct KeyValueKey {
+  JobId job;
+  Epoch epoch;
+  std::string key;
+};
+std::string Encode(const KeyValueKey& key);
+absl::StatusOr<KeyValueKey> DecodeKeyValueKey(absl::string_view bytes);
+
+// Deterministic bytes: equal messages give equal rows (maps are sorted).
+std::string Serialize(const google::protobuf::MessageLite& message);
+// kDataLoss names the row.
+absl::Status Parse(Table table, absl::string_view key, const std::string& value,
+                   google::protobuf::MessageLite& message);
+
+}  // namespace muster::coordinator::schema
+
+#endif  // MUSTER_COORDINATOR_CORE_SCHEMA_H_

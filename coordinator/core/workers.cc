@@ -1,0 +1,133 @@
+#include "coordinator/core/workers.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/schema.h"
+
+namespace muster::coordinator {
+
+std::set<JobId> WorkerEntry::Jobs() const {
+  std::set<JobId> jobs;
+  for (const auto& [device, holder] : held) jobs.insert(holder.job);
+  return jobs;
+}
+
+WorkerEntry* WorkerTable::Find(const WorkerId& id) {
+  const auto it = entries_.find(id);
+  return it == entries_.end() ? nullptr : &it->second;
+}
+
+const WorkerEntry* WorkerTable::Find(const WorkerId& id) const {
+  const auto it = entries_.find(id);
+  return it == entries_.end() ? nullptr : &it->second;
+}
+
+WorkerEntry* WorkerTable::FindSession(SessionId session) {
+  const auto it = sessions_.find(session);
+  return it == sessions_.end() ? nullptr : Find(it->second);
+}
+
+absl::StatusOr<WorkerEntry*> WorkerTable::Add(const WorkerId& id, Batch& batch) {
+  if (WorkerEntry* known = Find(id); known != nullptr) return known;
+  if (entries_.size() >= kWorkersMax) {
+    // Room is made by the one that has been away longest.
+    auto oldest = entries_.end();
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if (it->second.row.state() != v1::WORKER_STATE_LOST || !it->second.held.empty()) continue;
+      if (oldest == entries_.end() || it->second.last_heard < oldest->second.last_heard) {
+        oldest = it;
+      }
+    }
+    if (oldest == entries_.end()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("worker ", id.value(), ": the cluster has its most workers, ", kWorkersMax));
+    }
+    batch.Delete(Table::kWorkers, oldest->first.value());
+    entries_.erase(oldest);
+  }
+  WorkerEntry& entry = entries_[id];
+  entry.row.set_name(id.value());
+  return &entry;
+}
+
+void WorkerTable::Recover(v1::Worker row, absl::Time now) {
+  WorkerEntry& entry = entries_[WorkerId(row.name())];
+  entry.last_heard = row.state() == v1::WORKER_STATE_LOST ? FromProto(row.last_heard()) : now;
+  entry.row = std::move(row);
+}
+
+void WorkerTable::OpenSession(WorkerEntry& worker, SessionId session) {
+  CloseSession(worker);
+  worker.session = session;
+  sessions_[session] = worker.id();
+}
+
+void WorkerTable::CloseSession(WorkerEntry& worker) {
+  if (worker.session.has_value()) sessions_.erase(*worker.session);
+  worker.session.reset();
+  worker.desired.Clear();
+  worker.listed.clear();
+}
+
+void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch epoch) {
+  WorkerEntry* worker = Find(WorkerId(placement.worker()));
+  CHECK(worker != nullptr) << "placement on unknown worker " << placement.worker();
+  const bool added =
+      worker->held.emplace(placement.device(), SlotHolder{job, epoch, placement.rank()}).second;
+  CHECK(added) << placement.worker() << " " << placement.device()
+               << " is held twice; second: " << job;
+}
+
+void WorkerTable::Free(const v1::Placement& placement, const JobId& job, Epoch epoch) {
+  if (!Holds(placement, job, epoch)) return;
+  Find(WorkerId(placement.worker()))->held.erase(placement.device());
+}
+
+bool WorkerTable::Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const {
+  const WorkerEntry* worker = Find(WorkerId(placement.worker()));
+  if (worker == nullptr) return false;
+  const auto it = worker->held.find(placement.device());
+  return it != worker->held.end() && it->second.job == job && it->second.epoch == epoch &&
+         it->second.rank == placement.rank();
+}
+
+void WorkerTable::Persist(const WorkerEntry& worker, Turn& turn) {
+  v1::Worker row = worker.row;
+  *row.mutable_last_heard() = ToProto(worker.last_heard);
+  turn.batch().Put(Table::kWorkers, row.name(), schema::Serialize(row));
+}
+
+ClusterView WorkerTable::View(const std::map<JobId, std::string>& names) const {
+  ClusterView view;
+  for (const auto& [id, worker] : entries_) {
+    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
+    WorkerView out;
+    out.id = id;
+    out.ready = worker.Ready();
+    if (!out.ready) {
+      out.unready_reason = !worker.strangers.empty()
+                               ? absl::StrCat("still ends ", *worker.strangers.begin())
+                           : worker.session.has_value() ? "is not heard"
+                                                        : "is not connected";
+    }
+    for (const v1::Device& device : worker.row.devices()) {
+      SlotView slot;
+      slot.device = device.name();
+      slot.kind = device.kind();
+      const auto holder = worker.held.find(device.name());
+      slot.free = holder == worker.held.end();
+      if (!slot.free) {
+        const auto name = names.find(holder->second.job);
+        slot.held_by = name == names.end() ? holder->second.job.value() : name->second;
+      }
+      out.slots.push_back(std::move(slot));
+    }
+    view.workers.push_back(std::move(out));
+  }
+  return view;
+}
+
+}  // namespace muster::coordinator
