@@ -80,6 +80,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   job.progress.assign(placements.size(), {});
   job.exits.clear();
   job.symptom_at.reset();
+  job.evaluated_step = 0;
   job.attempt_since = job.progress_at = turn.now();
   const std::string why =
       absl::StrCat(placements.size(), " rank(s) on ", absl::StrJoin(workers, ", "));

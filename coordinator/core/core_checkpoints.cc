@@ -154,7 +154,10 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
 }
 
 void CoreImpl::Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn) {
-  if (step <= 0 || !AddEvaluation(step, loss, job.job())) return;
+  // Every rank reports its last evaluation with every heartbeat.
+  if (step <= job.evaluated_step) return;
+  job.evaluated_step = step;
+  if (!AddEvaluation(step, loss, job.job())) return;
   v1::Event row = About(job, v1::EVENT_KIND_EVALUATION);
   row.set_step(step);
   row.set_message(absl::StrCat("validation loss ", loss, " at step ", step));

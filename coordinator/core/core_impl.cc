@@ -158,7 +158,6 @@ void CoreImpl::PersistJobs(Turn& turn) {
   for (const JobId& id : turn.progressed()) {
     JobEntry* job = jobs_.Find(id);
     if (job == nullptr) continue;
-    job->unsaved_progress = true;
     if (turn.now() - job->persisted_at >= kProgressPersistInterval) rows.insert(id);
   }
   std::set<JobId> changed = turn.progressed();
@@ -167,7 +166,6 @@ void CoreImpl::PersistJobs(Turn& turn) {
     if (job == nullptr) continue;  // ended so long ago that it was forgotten in this very turn
     turn.batch().Put(Table::kJobs, id.value(), schema::Serialize(job->record));
     job->persisted_at = turn.now();
-    job->unsaved_progress = false;
     changed.insert(id);
   }
   for (const JobId& id : changed) turn.Act(JobChanged{id});
