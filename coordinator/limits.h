@@ -1,0 +1,50 @@
+// Bounds of what the coordinator's shell holds for its callers. The core's are in core/limits.h.
+#ifndef MUSTER_COORDINATOR_LIMITS_H_
+#define MUSTER_COORDINATOR_LIMITS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace muster::coordinator {
+
+// ---- calls
+// Large enough that an absurd spec arrives and is refused by the rule it breaks.
+constexpr int kReceiveBytesMax = 16 << 20;
+constexpr size_t kRequestIdBytes = 128;
+constexpr size_t kCallsWaitingMax = 4096;        // more: RESOURCE_EXHAUSTED
+constexpr size_t kStatusMessageBytesMax = 2048;  // it travels in HTTP/2 trailers, which are bounded
+constexpr int kPageSizeDefault = 100;
+constexpr int kPageSizeMax = 1000;
+// A reply stays below the 4 MiB that gRPC clients accept by default.
+constexpr size_t kPageBytesMax = 3 << 20;
+// Rows looked at for one page of a filtered listing.
+constexpr int kEventRowsPerPageMax = 50'000;
+
+// ---- streams
+constexpr size_t kWatchersMax = 10'000;  // more: RESOURCE_EXHAUSTED
+constexpr absl::Duration kWatchJobInterval = absl::Milliseconds(100);
+constexpr size_t kEventsReadAtOnce = 256;
+constexpr size_t kSessionsMax = 8192;  // more: RESOURCE_EXHAUSTED
+// What a daemon may leave unread before its stream is closed; it reconnects and reconciles.
+constexpr size_t kSessionQueueBytesMax = 128 << 20;
+
+// ---- logs
+constexpr int64_t kLogChunkBytes = 256 << 10;
+constexpr absl::Duration kLogReplyTimeout = absl::Seconds(10);
+constexpr absl::Duration kLogFollowInterval = absl::Milliseconds(200);
+constexpr absl::Duration kLogRetryInterval = absl::Seconds(1);
+
+// ---- writer
+// Outputs that wait for the disk; the core pauses beyond.
+constexpr size_t kOutputsWaitingMax = 4096;
+constexpr size_t kWriteBytesMax = 32 << 20;  // that share one sync
+
+// ---- metrics
+constexpr absl::Duration kWorkerSampleInterval = absl::Seconds(1);
+constexpr absl::Duration kEndedJobSeriesKept = absl::Minutes(5);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_LIMITS_H_

@@ -1,0 +1,131 @@
+#include "coordinator/shown.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "coordinator/limits.h"
+
+namespace muster::coordinator {
+
+void Shown::ShowJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence) {
+  std::shared_ptr<const v1::Job> before;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto [row, inserted] = by_id_.try_emplace(job->id(), Row{submit_sequence, job});
+    if (inserted) {
+      id_by_sequence_[submit_sequence] = job->id();
+      sequences_by_name_[job->name()].insert(submit_sequence);
+    } else {
+      before = std::exchange(row->second.job, job);
+    }
+    Changed(job->id());
+  }
+  metrics_.JobShown(before.get(), job.get());
+}
+
+void Shown::ForgetJob(const std::string& id) {
+  std::shared_ptr<const v1::Job> before;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto row = by_id_.find(id);
+    if (row == by_id_.end()) return;
+    before = row->second.job;
+    id_by_sequence_.erase(row->second.submit_sequence);
+    const auto named = sequences_by_name_.find(before->name());
+    named->second.erase(row->second.submit_sequence);
+    if (named->second.empty()) sequences_by_name_.erase(named);
+    by_id_.erase(row);
+    Changed(id);
+  }
+  metrics_.JobShown(before.get(), nullptr);
+}
+
+void Shown::ShowEvent(const v1::Event& event) {
+  metrics_.EventShown(event);
+  SetLastEvent(event.sequence());
+}
+
+void Shown::SetLastEvent(uint64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  if (sequence <= last_event_) return;
+  last_event_ = sequence;
+  Changed("");
+}
+
+bool Shown::Has(const std::string& id) const {
+  absl::MutexLock lock(&mutex_);
+  return by_id_.contains(id);
+}
+
+std::shared_ptr<const v1::Job> Shown::Find(const std::string& name_or_id) const {
+  absl::MutexLock lock(&mutex_);
+  if (const auto row = by_id_.find(name_or_id); row != by_id_.end()) return row->second.job;
+  const auto named = sequences_by_name_.find(name_or_id);
+  if (named == sequences_by_name_.end()) return nullptr;
+  return by_id_.at(id_by_sequence_.at(*named->second.rbegin())).job;
+}
+
+std::vector<Shown::Row> Shown::List(uint64_t before, size_t limit) const {
+  absl::MutexLock lock(&mutex_);
+  auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
+  std::vector<Row> rows;
+  while (next != id_by_sequence_.begin() && rows.size() < limit) {
+    --next;
+    rows.push_back(by_id_.at(next->second));
+  }
+  return rows;
+}
+
+uint64_t Shown::last_event() const {
+  absl::MutexLock lock(&mutex_);
+  return last_event_;
+}
+
+bool Shown::Watch(const std::string& job, std::weak_ptr<Watcher> watcher) {
+  absl::MutexLock lock(&mutex_);
+  if (watcher_count_ >= kWatchersMax) return false;
+  watchers_[job].push_back(std::move(watcher));
+  metrics_.Watchers(++watcher_count_);
+  return true;
+}
+
+void Shown::Unwatch(const std::string& job) {
+  absl::MutexLock lock(&mutex_);
+  Prune(job);
+}
+
+void Shown::Prune(const std::string& key) {
+  const auto watchers = watchers_.find(key);
+  if (watchers == watchers_.end()) return;
+  watcher_count_ -= std::erase_if(watchers->second, [](const auto& w) { return w.expired(); });
+  if (watchers->second.empty()) watchers_.erase(watchers);
+  metrics_.Watchers(watcher_count_);
+}
+
+void Shown::Changed(const std::string& key) {
+  if (!watchers_.contains(key)) return;
+  if (changed_.empty()) watch_loop_.Post([this] { WakeChanged(); });
+  changed_.insert(key);
+}
+
+void Shown::WakeAll() {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [key, unused] : watchers_) Changed(key);
+}
+
+void Shown::WakeChanged() {
+  std::vector<std::shared_ptr<Watcher>> awake;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& key : std::exchange(changed_, {})) {
+      const auto watchers = watchers_.find(key);
+      if (watchers == watchers_.end()) continue;
+      for (const auto& watcher : watchers->second) {
+        if (auto held = watcher.lock()) awake.push_back(std::move(held));
+      }
+    }
+  }
+  for (const auto& watcher : awake) watcher->Wake();
+}
+
+}  // namespace muster::coordinator
