@@ -12,7 +12,7 @@ namespace muster::coordinator {
 // ---- calls
 // Large enough that an absurd spec arrives and is refused by the rule it breaks.
 constexpr int kReceiveBytesMax = 16 << 20;
-constexpr size_t kRequestIdBytes = 128;
+constexpr size_t kNameBytesMax = 253;            // of a job or worker that a call names
 constexpr size_t kCallsWaitingMax = 4096;        // more: RESOURCE_EXHAUSTED
 constexpr size_t kStatusMessageBytesMax = 2048;  // it travels in HTTP/2 trailers, which are bounded
 constexpr int kPageSizeDefault = 100;

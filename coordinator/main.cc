@@ -1,0 +1,229 @@
+// muster-coordinator: builds the coordinator's parts from flags, serves, and stops in order.
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/file_system.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "base/status_macros.h"
+#include "coordinator/core/core.h"
+#include "coordinator/metrics.h"
+#include "coordinator/rpc/server.h"
+#include "coordinator/shell.h"
+#include "coordinator/store/store.h"
+
+namespace muster::coordinator {
+namespace {
+
+// Calls that still run this long after a stop was asked for are cancelled.
+constexpr absl::Duration kStopGrace = absl::Seconds(2);
+
+struct Flags {
+  std::string listen = "127.0.0.1:7600";
+  std::string metrics = "127.0.0.1:0";
+  std::string data_dir;
+  std::string cluster_id;
+  CoreConfig core;
+};
+
+// SIGTERM, SIGINT and the failure of a part, as one thing to wait for. Made before any thread, so
+// that every thread leaves the signals to it.
+class StopSignal {
+ public:
+  StopSignal() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    // A client that goes away, or a disk quota, must come back as an error of the call.
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    signals_ = signalfd(-1, &signals, SFD_CLOEXEC);
+    failed_ = eventfd(0, EFD_CLOEXEC);
+  }
+  ~StopSignal() {
+    close(signals_);
+    close(failed_);
+  }
+  // Any thread.
+  void Fail() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(failed_, &one, sizeof(one));
+  }
+  // True: a signal came. False: a part failed.
+  bool Wait() {
+    pollfd waits[] = {{failed_, POLLIN, 0}, {signals_, POLLIN, 0}};
+    while (poll(waits, 2, -1) < 0) {
+    }
+    return (waits[0].revents & POLLIN) == 0;
+  }
+
+ private:
+  int signals_;
+  int failed_;
+};
+
+uint64_t SystemSeed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+// The port that an earlier start wrote to DIR/address, 0 when there is none.
+int EarlierPort(FileSystem& files, const std::string& path) {
+  const absl::StatusOr<std::string> text = files.Read(path);
+  if (!text.ok()) return 0;
+  return PortOf(std::string(absl::StripAsciiWhitespace(*text))).value_or(0);
+}
+
+std::string Quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
+  RealClock clock;
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  RETURN_IF_ERROR(files->MakeDirectory(flags.data_dir));
+  Rng rng(SystemSeed());
+
+  const absl::Duration start = clock.Monotonic();
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<Store> store,
+      OpenRocksDbStore(flags.data_dir + "/store", flags.cluster_id, "muster-" + rng.Letters(8)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<metrics::PrometheusServer> prometheus,
+                   metrics::PrometheusServer::Start(flags.metrics));
+  Metrics metrics(prometheus->registry());
+
+  ASSIGN_OR_RETURN(const std::unique_ptr<Shell> shell,
+                   Shell::Start(
+                       {*store, clock, log, metrics},
+                       [&](absl::Time now, CoreOutput* output) {
+                         return Core::Recover(flags.core, *store, rng, now, output);
+                       },
+                       [&stop](const absl::Status&) { stop.Fail(); }));
+
+  const std::string address_file = flags.data_dir + "/address";
+  ASSIGN_OR_RETURN(const std::unique_ptr<RpcServer> server,
+                   RpcServer::Start(*shell, {.listen = flags.listen,
+                                             .version = MUSTER_VERSION,
+                                             .earlier_port = EarlierPort(*files, address_file)}));
+  RETURN_IF_ERROR(files->WriteAtomically(address_file, server->address() + "\n"));
+  std::cout << "{\"address\":" << Quoted(server->address())
+            << ",\"metrics\":" << Quoted(prometheus->address())
+            << ",\"cluster_id\":" << Quoted(shell->cluster_id()) << ",\"pid\":" << getpid() << "}"
+            << std::endl;
+  log.Info("serving", {{"address", server->address()},
+                       {"metrics", prometheus->address()},
+                       {"cluster_id", shell->cluster_id()},
+                       {"leader_term", shell->leader_term()},
+                       {"version", MUSTER_VERSION},
+                       {"start_seconds", absl::ToDoubleSeconds(clock.Monotonic() - start)}});
+
+  const bool asked = stop.Wait();
+  log.Info("stopping", {{"reason", asked ? "signal" : "the store failed"}});
+  server->Stop(kStopGrace);
+  log.Info("stopped");
+  return asked ? absl::OkStatus() : absl::UnavailableError("the state cannot be written");
+}
+
+void AddDuration(CLI::App& app, const std::string& name, absl::Duration& target,
+                 const std::string& help) {
+  app.add_option_function<std::string>(
+         name,
+         [name, &target](const std::string& text) {
+           if (!absl::ParseDuration(text, &target) || target <= absl::ZeroDuration() ||
+               target == absl::InfiniteDuration()) {
+             throw CLI::ValidationError(
+                 name, "'" + text + "' is not a duration above 0 such as 500ms, 3s or 10m");
+           }
+         },
+         help)
+      ->type_name("DURATION")
+      ->default_str(absl::FormatDuration(target));
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  std::string level = "info";
+  bool describe_metrics = false;
+  CLI::App app(
+      "The Muster coordinator: takes jobs, places them on workers and keeps them alive. It prints "
+      "one JSON line with its addresses once it serves; logs go to stderr as JSON lines.");
+  app.add_option("--listen", flags.listen, "HOST:PORT for gRPC; port 0 lets the system pick")
+      ->capture_default_str();
+  app.add_option("--metrics", flags.metrics, "HOST:PORT for Prometheus metrics at /metrics")
+      ->capture_default_str();
+  app.add_option("--data-dir", flags.data_dir,
+                 "Directory of the durable state and of the file `address`; made when missing")
+      ->type_name("DIR");
+  app.add_option("--cluster-id", flags.cluster_id,
+                 "Refuse a data directory of another cluster; names a new one (default: random)");
+  app.add_option("--log-level", level, "debug, info, warning or error")->capture_default_str();
+  AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
+              "How often daemons report at least");
+  AddDuration(app, "--unreachable-after", flags.core.unreachable_after,
+              "Silence after which a worker is UNREACHABLE; its ranks train on");
+  AddDuration(app, "--lost-after", flags.core.lost_after,
+              "Silence after which a worker is LOST and its jobs restart elsewhere");
+  AddDuration(app, "--stop-grace", flags.core.stop_grace,
+              "From SIGTERM to SIGKILL when ranks are ended");
+  AddDuration(app, "--progress-timeout", flags.core.progress_timeout,
+              "A job that finishes no step for this long has hung and is restarted");
+  app.add_flag("--describe-metrics", describe_metrics,
+               "Print the catalogue of metrics as a Markdown table and exit");
+  app.set_version_flag("--version", std::string("muster-coordinator ") + MUSTER_VERSION);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (describe_metrics) {
+    std::cout << metrics::DescribeFamilies(Metrics::Catalogue());
+    return 0;
+  }
+  const absl::StatusOr<LogLevel> parsed = ParseLogLevel(level);
+  if (!parsed.ok() || flags.data_dir.empty()) {
+    std::cerr << (parsed.ok() ? "--data-dir is required" : std::string(parsed.status().message()))
+              << "\nRun with --help for more information.\n";
+    return 2;
+  }
+  if (flags.core.heartbeat_interval >= flags.core.unreachable_after ||
+      flags.core.unreachable_after >= flags.core.lost_after) {
+    std::cerr << "--heartbeat-interval must be below --unreachable-after, and that below "
+                 "--lost-after\n";
+    return 2;
+  }
+  // gRPC logs lines of its own form; what matters comes back as a Status and is logged as JSON.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  StopSignal stop;
+  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed);
+  const absl::Status status = Run(flags, *log, stop);
+  if (status.ok()) return 0;
+  log->Error("muster-coordinator ends with an error", {{"status", status.ToString()}});
+  return 1;
+}
+
+}  // namespace
+}  // namespace muster::coordinator
+
+int main(int argc, char** argv) { return muster::coordinator::Main(argc, argv); }

@@ -1,0 +1,246 @@
+#include "coordinator/rpc/job_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/schema.h"
+#include "coordinator/limits.h"
+#include "coordinator/rpc/status.h"
+#include "coordinator/rpc/streams.h"
+#include "coordinator/shell.h"
+#include "muster/v1/job_service.grpc.pb.h"
+#include "proto/spec/spec.h"
+
+namespace muster::coordinator {
+namespace {
+
+absl::StatusOr<int> PageSize(int asked) {
+  if (asked < 0 || asked > kPageSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_size: ", asked, " is not in 0 to ", kPageSizeMax));
+  }
+  return asked == 0 ? kPageSizeDefault : asked;
+}
+
+// Tokens are "<kind><position>": one of another listing is refused, not misread.
+absl::StatusOr<uint64_t> Position(const std::string& token, char kind) {
+  uint64_t position = 0;
+  if (token.empty()) return position;
+  if (token[0] != kind || !absl::SimpleAtoi(token.substr(1), &position) || position == 0) {
+    return absl::InvalidArgumentError(
+        "page_token: not from a page of this listing; start again without one");
+  }
+  return position;
+}
+
+class JobService : public v1::JobService::CallbackService {
+ public:
+  JobService(Shell& shell, std::string version) : shell_(shell), version_(std::move(version)) {}
+
+  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
+                                   const v1::SubmitRequest* request,
+                                   v1::SubmitResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    v1::JobSpec spec = request->spec();
+    spec::ApplyDefaults(spec);
+    if (const absl::Status valid = Check(*request, spec); !valid.ok()) {
+      return Finish(reactor, "Submit", valid);
+    }
+    if (request->validate_only()) {
+      response->mutable_job()->set_name(spec.name());
+      response->mutable_job()->set_steps(spec.engine().training().steps());
+      *response->mutable_job()->mutable_spec() = std::move(spec);
+      return Finish(reactor, "Submit", absl::OkStatus());
+    }
+    shell_.Submit(std::move(spec), request->request_id(),
+                  [this, reactor, response](absl::StatusOr<Shell::JobReply> reply) {
+                    if (reply.ok()) {
+                      *response->mutable_job() = std::move(reply->job);
+                      response->set_existed(reply->existed);
+                    }
+                    Finish(reactor, "Submit", reply.status());
+                  });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
+                                   const v1::GetJobRequest* request, v1::Job* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (const absl::Status named = CheckName(request->name()); !named.ok()) {
+      return Finish(reactor, "GetJob", named);
+    }
+    shell_.GetJob(request->name(),
+                  [this, reactor, response](absl::StatusOr<std::shared_ptr<const v1::Job>> job) {
+                    if (job.ok()) *response = **job;
+                    Finish(reactor, "GetJob", job.status());
+                  });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
+                                     const v1::ListJobsRequest* request,
+                                     v1::ListJobsResponse* response) override {
+    return Finish(context->DefaultReactor(), "ListJobs", ListJobs(*request, *response));
+  }
+
+  grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context,
+                                      const v1::CancelJobRequest* request,
+                                      v1::Job* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (const absl::Status named = CheckName(request->name()); !named.ok()) {
+      return Finish(reactor, "CancelJob", named);
+    }
+    shell_.Cancel(request->name(),
+                  [this, reactor, response](absl::StatusOr<Shell::JobReply> reply) {
+                    if (reply.ok()) *response = std::move(reply->job);
+                    Finish(reactor, "CancelJob", reply.status());
+                  });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext* context,
+                                        const v1::ListWorkersRequest* request,
+                                        v1::ListWorkersResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    shell_.ListWorkers(
+        [this, reactor, request, response](absl::StatusOr<std::vector<v1::Worker>> workers) {
+          Finish(reactor, "ListWorkers",
+                 workers.ok() ? PageOfWorkers(*request, *std::move(workers), *response)
+                              : workers.status());
+        });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ListEvents(grpc::CallbackServerContext* context,
+                                       const v1::ListEventsRequest* request,
+                                       v1::ListEventsResponse* response) override {
+    return Finish(context->DefaultReactor(), "ListEvents", ListEvents(*request, *response));
+  }
+
+  grpc::ServerWriteReactor<v1::Event>* WatchEvents(grpc::CallbackServerContext*,
+                                                   const v1::WatchEventsRequest* request) override {
+    return StartEventStream(shell_, *request);
+  }
+
+  grpc::ServerWriteReactor<v1::Job>* WatchJob(grpc::CallbackServerContext*,
+                                              const v1::GetJobRequest* request) override {
+    return StartJobStream(shell_, *request);
+  }
+
+  grpc::ServerWriteReactor<v1::LogChunk>* GetLogs(grpc::CallbackServerContext*,
+                                                  const v1::GetLogsRequest* request) override {
+    return StartLogStream(shell_, *request);
+  }
+
+  grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
+                                       const v1::GetVersionRequest*,
+                                       v1::GetVersionResponse* response) override {
+    response->set_version(version_);
+    response->set_cluster_id(shell_.cluster_id());
+    return Finish(context->DefaultReactor(), "GetVersion", absl::OkStatus());
+  }
+
+ private:
+  static absl::Status Check(const v1::SubmitRequest& request, const v1::JobSpec& spec) {
+    if (request.request_id().size() > kRequestIdBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat("request_id: ", request.request_id().size(),
+                                                     " bytes, at most ", kRequestIdBytesMax,
+                                                     " are possible"));
+    }
+    return spec::Validate(spec);
+  }
+
+  absl::Status ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
+    ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
+    ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
+    const std::vector<Shown::Row> rows = shell_.shown().List(before, static_cast<size_t>(size) + 1);
+    size_t bytes = 0;
+    uint64_t last = 0;
+    for (const Shown::Row& row : rows) {
+      bytes += row.job->ByteSizeLong();
+      if (response.jobs_size() == size || (last != 0 && bytes > kPageBytesMax)) {
+        response.set_next_page_token(absl::StrCat("j", last));
+        break;
+      }
+      *response.add_jobs() = *row.job;
+      last = row.submit_sequence;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status PageOfWorkers(const v1::ListWorkersRequest& request,
+                                    std::vector<v1::Worker> workers,
+                                    v1::ListWorkersResponse& response) {
+    ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
+    const std::string& token = request.page_token();
+    if (!token.empty() && token[0] != 'w') {
+      return absl::InvalidArgumentError(
+          "page_token: not from a page of this listing; start again without one");
+    }
+    std::sort(workers.begin(), workers.end(),
+              [](const v1::Worker& a, const v1::Worker& b) { return a.name() < b.name(); });
+    size_t bytes = 0;
+    for (v1::Worker& worker : workers) {
+      if (!token.empty() && worker.name() <= token.substr(1)) continue;
+      bytes += worker.ByteSizeLong();
+      const int found = response.workers_size();
+      if (found == size || (found > 0 && bytes > kPageBytesMax)) {
+        response.set_next_page_token(absl::StrCat("w", response.workers(found - 1).name()));
+        break;
+      }
+      *response.add_workers() = std::move(worker);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ListEvents(const v1::ListEventsRequest& request, v1::ListEventsResponse& response) {
+    ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
+    ASSIGN_OR_RETURN(const uint64_t after, Position(request.page_token(), 'e'));
+    absl::Status bad;
+    uint64_t last = after;
+    size_t bytes = 0;
+    int rows = 0;
+    bool more = false;
+    RETURN_IF_ERROR(shell_.store().Scan(Table::kEvents, schema::EventKey(after + 1),
+                                        schema::EventKey(shell_.shown().last_event() + 1),
+                                        [&](const std::string& key, const std::string& value) {
+                                          more = response.events_size() == size ||
+                                                 bytes > kPageBytesMax ||
+                                                 rows++ == kEventRowsPerPageMax;
+                                          if (more) return false;
+                                          v1::Event event;
+                                          bad = schema::Parse(Table::kEvents, key, value, event);
+                                          if (!bad.ok()) return false;
+                                          last = event.sequence();
+                                          if (IsOf(event, request.job())) {
+                                            bytes += value.size();
+                                            *response.add_events() = std::move(event);
+                                          }
+                                          return true;
+                                        }));
+    if (more) response.set_next_page_token(absl::StrCat("e", last));
+    return bad;
+  }
+
+  grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor, const char* method,
+                                   const absl::Status& status) {
+    shell_.metrics().RpcDone(method, absl::StatusCodeToString(status.code()));
+    reactor->Finish(ToGrpc(status));
+    return reactor;
+  }
+
+  Shell& shell_;
+  const std::string version_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, const std::string& version) {
+  return std::make_unique<JobService>(shell, version);
+}
+
+}  // namespace muster::coordinator

@@ -1,0 +1,21 @@
+// muster.v1.JobService over the shell: decode, validate, hand over, encode.
+#ifndef MUSTER_COORDINATOR_RPC_JOB_SERVICE_H_
+#define MUSTER_COORDINATOR_RPC_JOB_SERVICE_H_
+
+#include <memory>
+#include <string>
+
+namespace grpc {
+class Service;
+}
+
+namespace muster::coordinator {
+
+class Shell;
+
+// `shell` outlives the server that serves this. `version` is what GetVersion tells.
+std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, const std::string& version);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_RPC_JOB_SERVICE_H_

@@ -1,0 +1,112 @@
+#include "coordinator/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/service_type.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "coordinator/limits.h"
+#include "coordinator/rpc/job_service.h"
+#include "coordinator/rpc/worker_service.h"
+#include "coordinator/shell.h"
+
+namespace muster::coordinator {
+namespace {
+
+constexpr int kKeepaliveMs = 5000;  // half-open connections are noticed within about twice this
+
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+class GrpcServer : public RpcServer {
+ public:
+  GrpcServer(Shell& shell, const std::string& version)
+      : shell_(shell),
+        job_service_(MakeJobService(shell, version)),
+        worker_service_(MakeWorkerService(shell)) {}
+
+  // False when the address cannot be bound.
+  bool Bind(const std::string& address) {
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(kReceiveBytesMax);
+    // Two coordinators must never share a port.
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    // Daemons and clients ping as often as they like.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+    // Only reflection is served by threads of its own; the rest is callbacks.
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
+    builder.RegisterService(job_service_.get());
+    builder.RegisterService(worker_service_.get());
+    int port = 0;
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0) return false;
+    address_ = absl::StrCat(HostOf(address), ":", port);
+    return true;
+  }
+
+  ~GrpcServer() override { Stop(absl::ZeroDuration()); }
+
+  const std::string& address() const override { return address_; }
+
+  void Stop(absl::Duration grace) override {
+    if (server_ == nullptr) return;
+    server_->GetHealthCheckService()->SetServingStatus(false);
+    shell_.Drain();
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+    server_->Wait();
+    server_.reset();
+  }
+
+ private:
+  Shell& shell_;
+  const std::unique_ptr<grpc::Service> job_service_;
+  const std::unique_ptr<grpc::Service> worker_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace
+
+absl::StatusOr<int> PortOf(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address '", address, "' is not HOST:PORT with a port of 0 to 65535"));
+  }
+  return port;
+}
+
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(Shell& shell, const Options& options) {
+  ASSIGN_OR_RETURN(const int port, PortOf(options.listen));
+  // gRPC keeps both as switches of the process; they must be set before a server is built.
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  if (port == 0 && options.earlier_port != 0) {
+    auto server = std::make_unique<GrpcServer>(shell, options.version);
+    if (server->Bind(absl::StrCat(HostOf(options.listen), ":", options.earlier_port))) {
+      return std::unique_ptr<RpcServer>(std::move(server));
+    }
+  }
+  auto server = std::make_unique<GrpcServer>(shell, options.version);
+  if (!server->Bind(options.listen)) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", options.listen, "; is another process using it?"));
+  }
+  return std::unique_ptr<RpcServer>(std::move(server));
+}
+
+}  // namespace muster::coordinator

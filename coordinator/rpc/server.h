@@ -1,0 +1,42 @@
+// The gRPC server: services, health, reflection, limits, keepalive, and its end.
+#ifndef MUSTER_COORDINATOR_RPC_SERVER_H_
+#define MUSTER_COORDINATOR_RPC_SERVER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace muster::coordinator {
+
+class Shell;
+
+// Lifecycle: Start, Stop, destruction. Thread: one.
+class RpcServer {
+ public:
+  struct Options {
+    std::string listen;   // HOST:PORT; port 0 = the system picks
+    std::string version;  // of this build
+    // Tried first when `listen` leaves the port to the system: where clients and daemons of an
+    // earlier start look. 0 = none.
+    int earlier_port = 0;
+  };
+  // `shell` outlives the server. kInvalidArgument: not HOST:PORT. kUnavailable: the address cannot
+  // be bound, e.g. because another process has it.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(Shell& shell, const Options& options);
+  virtual ~RpcServer() = default;
+
+  // HOST:PORT with the port that was bound.
+  virtual const std::string& address() const = 0;
+  // Tells health checks, drains the shell, ends every stream with UNAVAILABLE; calls that still run
+  // after `grace` are cancelled.
+  virtual void Stop(absl::Duration grace) = 0;
+};
+
+// The port of HOST:PORT; kInvalidArgument names `address`.
+absl::StatusOr<int> PortOf(const std::string& address);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_RPC_SERVER_H_

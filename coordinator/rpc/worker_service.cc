@@ -1,0 +1,202 @@
+#include "coordinator/rpc/worker_service.h"
+
+#include <iterator>
+#include <list>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "coordinator/limits.h"
+#include "coordinator/rpc/status.h"
+#include "coordinator/shell.h"
+#include "muster/v1/worker_service.grpc.pb.h"
+
+namespace muster::coordinator {
+namespace {
+
+// One daemon's stream. It reads the next message when the core has handled the last, and keeps what
+// is to be sent in order. Owns itself until gRPC is done with it; the shell shares it meanwhile.
+class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinator>,
+                public SessionStream,
+                public std::enable_shared_from_this<Session> {
+ public:
+  explicit Session(Shell& shell) : shell_(shell) {}
+
+  void Begin() {
+    self_ = shared_from_this();
+    StartRead(&read_);
+  }
+
+  // ---- SessionStream
+  void Send(v1::FromCoordinator message) override {
+    absl::MutexLock lock(&mutex_);
+    if (closing_) return;
+    // Desired is the whole state: one that has not left yet is worth nothing beside a newer one.
+    if (message.has_desired()) DropWaitingDesired();
+    bytes_ += message.ByteSizeLong();
+    queue_.push_back(std::move(message));
+    if (bytes_ > kSessionQueueBytesMax) {
+      DropWaiting();
+      CloseLocked(absl::ResourceExhaustedError(absl::StrCat(
+          "the daemon left more than ", kSessionQueueBytesMax, " bytes unread; reconnect")));
+    } else if (!writing_) {
+      WriteNext();
+    }
+  }
+
+  void Close(const absl::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    CloseLocked(status);
+  }
+
+  // ---- gRPC
+  void OnReadDone(bool ok) override {
+    if (!ok) return Close(absl::CancelledError("the daemon closed the stream"));
+    if (!session_.has_value()) return Open();
+    if (read_.has_hello()) {
+      return Close(absl::InvalidArgumentError("hello: only the first message can be one"));
+    }
+    if (read_.incarnation() != incarnation_.value()) {
+      return Close(absl::AbortedError(absl::StrCat("incarnation ", read_.incarnation(),
+                                                   " on the stream of incarnation ",
+                                                   incarnation_.value(), " of worker ", worker_)));
+    }
+    shell_.Deliver(*session_, std::move(read_), [self = shared_from_this()] { self->ReadOn(); });
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    bytes_ -= queue_.front().ByteSizeLong();
+    queue_.pop_front();
+    if (!ok) {
+      DropWaiting();
+      CloseLocked(absl::CancelledError("the daemon is gone"));
+    }
+    if (!queue_.empty()) {
+      WriteNext();
+    } else if (closing_) {
+      FinishOnce();
+    }
+  }
+
+  void OnCancel() override {
+    absl::MutexLock lock(&mutex_);
+    DropWaiting();
+    CloseLocked(absl::CancelledError("the connection to the daemon was lost"));
+  }
+
+  void OnDone() override {
+    if (session_.has_value()) shell_.CloseSession(*session_);
+    absl::StatusCode code;
+    {
+      absl::MutexLock lock(&mutex_);
+      code = status_.code();
+    }
+    shell_.metrics().RpcDone("Session", absl::StatusCodeToString(code));
+    const std::shared_ptr<Session> last = std::move(self_);
+  }
+
+ private:
+  void Open() {
+    if (!read_.has_hello()) {
+      return Close(absl::InvalidArgumentError("hello: must be the first message of a session"));
+    }
+    worker_ = read_.hello().worker();
+    if (worker_.empty() || worker_.size() > kNameBytesMax) {
+      return Close(absl::InvalidArgumentError(
+          absl::StrCat("hello.worker: ", worker_.size(), " bytes, must be 1 to ", kNameBytesMax)));
+    }
+    incarnation_ = Incarnation(read_.incarnation());
+    const absl::StatusOr<SessionId> session =
+        shell_.OpenSession(incarnation_, std::move(*read_.mutable_hello()), shared_from_this());
+    if (!session.ok()) return Close(session.status());
+    session_ = *session;
+    ReadOn();
+  }
+
+  void ReadOn() {
+    absl::MutexLock lock(&mutex_);
+    if (!closing_) StartRead(&read_);
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    writing_ = true;
+    StartWrite(&queue_.front());
+  }
+
+  void CloseLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (closing_) {
+      // The peer went while the last messages were leaving.
+      if (!writing_) FinishOnce();
+      return;
+    }
+    closing_ = true;
+    status_ = status;
+    if (!writing_) FinishOnce();
+  }
+
+  void FinishOnce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (std::exchange(finished_, true)) return;
+    Finish(ToGrpc(status_));
+  }
+
+  // What has not been handed to gRPC.
+  void DropWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    queue_.resize(writing_ ? 1 : 0);
+    bytes_ = writing_ ? queue_.front().ByteSizeLong() : 0;
+  }
+  void DropWaitingDesired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (auto message = std::next(queue_.begin(), writing_ ? 1 : 0); message != queue_.end();) {
+      if (message->has_desired()) {
+        bytes_ -= message->ByteSizeLong();
+        message = queue_.erase(message);
+      } else {
+        ++message;
+      }
+    }
+  }
+
+  Shell& shell_;
+  std::shared_ptr<Session> self_;  // until OnDone
+
+  // One read at a time: touched by whoever may touch read_.
+  v1::FromWorker read_;
+  std::string worker_;
+  Incarnation incarnation_;
+  std::optional<SessionId> session_;
+
+  absl::Mutex mutex_;
+  // The front is with gRPC while writing_.
+  std::list<v1::FromCoordinator> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+class WorkerService : public v1::WorkerService::CallbackService {
+ public:
+  explicit WorkerService(Shell& shell) : shell_(shell) {}
+
+  grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinator>* Session(
+      grpc::CallbackServerContext*) override {
+    const auto session = std::make_shared<coordinator::Session>(shell_);
+    session->Begin();
+    return session.get();
+  }
+
+ private:
+  Shell& shell_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell) {
+  return std::make_unique<WorkerService>(shell);
+}
+
+}  // namespace muster::coordinator

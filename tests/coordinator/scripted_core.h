@@ -1,0 +1,97 @@
+// A core with just enough behaviour to watch the shell carry outputs out: a submitted job is
+// durable, shown and announced; a worker that says hello is welcomed; an Observed moves every job
+// on by one step. Deterministic and small enough to read; the real core has tests of its own.
+#ifndef MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
+#define MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/schema.h"
+
+namespace muster::coordinator {
+
+class ScriptedCore : public Core {
+ public:
+  CoreOutput Handle(const CoreEvent& event, absl::Time) override {
+    CoreOutput output;
+    if (const auto* submit = std::get_if<SubmitEvent>(&event)) {
+      v1::Job job;
+      job.set_name(submit->spec.name());
+      job.set_id(absl::StrCat(job.name(), "-", jobs_.size() + 1));
+      job.set_state(v1::JOB_STATE_QUEUED);
+      jobs_.push_back(job);
+      Persist(jobs_.size() - 1, output);
+      Announce(job, output);
+      // The reply comes first, so that a test can see that what it speaks of is shown already.
+      output.actions.insert(output.actions.begin(),
+                            ReplyAction{submit->call, absl::OkStatus(), job});
+    } else if (const auto* cancel = std::get_if<CancelEvent>(&event)) {
+      const absl::StatusOr<v1::Job> job = GetJob(cancel->job);
+      output.actions.push_back(
+          ReplyAction{cancel->call, job.status(), job.ok() ? *job : v1::Job()});
+    } else if (const auto* opened = std::get_if<SessionOpened>(&event)) {
+      v1::FromCoordinator welcome;
+      welcome.mutable_welcome()->set_heartbeat_interval_ms(500);
+      output.actions.push_back(SendAction{opened->session, welcome});
+    } else if (std::holds_alternative<SessionMessage>(event)) {
+      for (size_t i = 0; i < jobs_.size(); ++i) {
+        jobs_[i].set_step(jobs_[i].step() + 1);
+        output.actions.push_back(JobChanged{JobId(jobs_[i].id())});
+      }
+    } else if (std::holds_alternative<TimerFired>(event)) {
+      ++timers_;
+    }
+    return output;
+  }
+
+  uint64_t leader_term() const override { return 7; }
+  const std::string& cluster_id() const override { return cluster_id_; }
+  absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override {
+    for (auto job = jobs_.rbegin(); job != jobs_.rend(); ++job) {
+      if (job->id() == name_or_id || job->name() == name_or_id) return *job;
+    }
+    return absl::NotFoundError(absl::StrCat("no job ", name_or_id));
+  }
+  std::vector<v1::Job> ListJobs(uint64_t, int, uint64_t*) const override { return {}; }
+  std::vector<v1::Worker> ListWorkers() const override { return {}; }
+  uint64_t last_event_sequence() const override { return last_event_; }
+  absl::StatusOr<WorkerId> LogHolder(const JobId&, Epoch, int) const override {
+    return absl::NotFoundError("no logs");
+  }
+  std::optional<SessionId> SessionOf(const WorkerId&) const override { return std::nullopt; }
+  std::vector<std::string> CheckInvariants() const override { return {}; }
+
+  int timers() const { return timers_; }
+
+ private:
+  void Persist(size_t index, CoreOutput& output) {
+    v1::JobRecord record;
+    *record.mutable_job() = jobs_[index];
+    record.set_submit_sequence(index + 1);
+    output.batch.Put(Table::kJobs, jobs_[index].id(), record.SerializeAsString());
+  }
+  void Announce(const v1::Job& job, CoreOutput& output) {
+    v1::Event event;
+    event.set_sequence(++last_event_);
+    event.set_kind(v1::EVENT_KIND_JOB_STATE);
+    event.set_job_id(job.id());
+    event.set_job_name(job.name());
+    output.batch.Put(Table::kEvents, schema::EventKey(last_event_), event.SerializeAsString());
+    output.actions.push_back(JobChanged{JobId(job.id())});
+    output.actions.push_back(EventAppended{event});
+  }
+
+  const std::string cluster_id_ = "scripted";
+  std::vector<v1::Job> jobs_;
+  uint64_t last_event_ = 0;
+  int timers_ = 0;
+};
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_

@@ -1,0 +1,256 @@
+// Persist before act, seen from outside: a store that waits for the test, and a scripted core.
+#include "coordinator/shell.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "tests/coordinator/scripted_core.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::coordinator {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+
+// A memory store whose writes wait while the gate is shut.
+class GatedStore : public Store {
+ public:
+  absl::Status Write(const std::vector<Batch>& batches) override {
+    absl::MutexLock lock(&mutex_);
+    ++started_;
+    mutex_.Await(absl::Condition(&open_));
+    batches_.push_back(batches.size());
+    return memory_->Write(batches);
+  }
+  absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) override {
+    return memory_->Get(table, key);
+  }
+  absl::Status Scan(
+      Table table, const std::string& begin, const std::string& end,
+      absl::AnyInvocable<bool(const std::string&, const std::string&)> visit) override {
+    return memory_->Scan(table, begin, end, std::move(visit));
+  }
+
+  void Open(bool open) {
+    absl::MutexLock lock(&mutex_);
+    open_ = open;
+  }
+  void WaitForWrite(int number) {
+    absl::MutexLock lock(&mutex_);
+    auto reached = [&] { return started_ >= number; };
+    mutex_.Await(absl::Condition(&reached));
+  }
+  std::vector<size_t> batches() {
+    absl::MutexLock lock(&mutex_);
+    return batches_;
+  }
+  void Fail() { memory_->FailWrites(true); }
+
+ private:
+  absl::Mutex mutex_;
+  bool open_ = true;
+  int started_ = 0;
+  std::vector<size_t> batches_;  // of each write
+  const std::unique_ptr<MemoryStore> memory_ = MemoryStore::Make("scripted");
+};
+
+class RecordingStream : public SessionStream {
+ public:
+  void Send(v1::FromCoordinator message) override {
+    absl::MutexLock lock(&mutex_);
+    messages_.push_back(std::move(message));
+  }
+  void Close(const absl::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    closed_ = status;
+    is_closed_ = true;
+  }
+  v1::FromCoordinator WaitForMessage() {
+    absl::MutexLock lock(&mutex_);
+    auto some = [&] { return !messages_.empty(); };
+    mutex_.Await(absl::Condition(&some));
+    return messages_.front();
+  }
+  absl::Status WaitForClose() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&is_closed_));
+    return closed_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<v1::FromCoordinator> messages_;
+  absl::Status closed_;
+  bool is_closed_ = false;
+};
+
+class ShellTest : public ::testing::Test {
+ protected:
+  ShellTest() {
+    auto started = Shell::Start(
+        {store_, clock_, *log_, metrics_},
+        [this](absl::Time, CoreOutput*) -> absl::StatusOr<std::unique_ptr<Core>> {
+          auto core = std::make_unique<ScriptedCore>();
+          core_ = core.get();
+          return core;
+        },
+        [this](const absl::Status& status) {
+          failure_ = status;
+          ++failures_;
+          failed_.Notify();
+        });
+    CHECK_OK(started);
+    shell_ = *std::move(started);
+  }
+  ~ShellTest() override { store_.Open(true); }
+
+  struct Call {
+    absl::Notification done;
+    absl::StatusOr<Shell::JobReply> reply = absl::UnknownError("no reply");
+  };
+  std::shared_ptr<Call> Submit(const std::string& name) {
+    auto call = std::make_shared<Call>();
+    v1::JobSpec spec;
+    spec.set_name(name);
+    shell_->Submit(std::move(spec), "", [call](absl::StatusOr<Shell::JobReply> reply) {
+      call->reply = std::move(reply);
+      call->done.Notify();
+    });
+    return call;
+  }
+
+  GatedStore store_;
+  RealClock clock_;
+  std::shared_ptr<Logger> log_ = Logger::Discard();
+  std::unique_ptr<metrics::Registry> registry_ = metrics::DiscardRegistry();
+  Metrics metrics_{*registry_};
+  ScriptedCore* core_ = nullptr;
+  absl::Status failure_;
+  std::atomic<int> failures_ = 0;
+  absl::Notification failed_;
+  std::unique_ptr<Shell> shell_;
+};
+
+TEST_F(ShellTest, Reply_AndWhatItSpeaksOf_WaitForTheSync) {
+  store_.Open(false);
+  const auto call = Submit("a");
+  store_.WaitForWrite(1);
+  EXPECT_FALSE(call->done.HasBeenNotified());
+  EXPECT_EQ(shell_->shown().Find("a"), nullptr);
+  EXPECT_EQ(shell_->shown().last_event(), 0u);
+  store_.Open(true);
+  call->done.WaitForNotification();
+  ASSERT_OK(call->reply);
+  EXPECT_EQ(call->reply->job.id(), "a-1");
+  ASSERT_NE(shell_->shown().Find("a"), nullptr);
+  EXPECT_EQ(shell_->shown().last_event(), 1u);
+}
+
+TEST_F(ShellTest, OutputsThatWaitForTheDisk_ShareOneWriteAndKeepTheirOrder) {
+  store_.Open(false);
+  std::vector<std::shared_ptr<Call>> calls = {Submit("first")};
+  store_.WaitForWrite(1);
+  for (int i = 0; i < 9; ++i) calls.push_back(Submit(absl::StrCat("later-", i)));
+  // The loop runs in order: when it has handled this message, all ten outputs wait for the disk.
+  absl::Notification queued;
+  shell_->Deliver(SessionId(1), v1::FromWorker(), [&queued] { queued.Notify(); });
+  queued.WaitForNotification();
+  store_.Open(true);
+  for (const auto& call : calls) call->done.WaitForNotification();
+  EXPECT_THAT(store_.batches(), ::testing::ElementsAre(1, 9));
+  const std::vector<Shown::Row> rows = shell_->shown().List(0, 100);
+  ASSERT_EQ(rows.size(), 10u);
+  EXPECT_EQ(rows.front().job->name(), "later-8");
+  EXPECT_EQ(rows.back().job->name(), "first");
+}
+
+TEST_F(ShellTest, MissedRead_IsAnsweredBehindEarlierWrites) {
+  store_.Open(false);
+  const auto call = Submit("a");
+  store_.WaitForWrite(1);
+  absl::Notification answered;
+  absl::StatusOr<std::shared_ptr<const v1::Job>> job = absl::UnknownError("no answer");
+  // The core knows the job by now, the disk does not.
+  shell_->GetJob("a", [&](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {
+    EXPECT_TRUE(call->done.HasBeenNotified());
+    job = std::move(found);
+    answered.Notify();
+  });
+  EXPECT_FALSE(answered.HasBeenNotified());
+  store_.Open(true);
+  answered.WaitForNotification();
+  ASSERT_OK(job);
+  EXPECT_EQ((*job)->id(), "a-1");
+}
+
+TEST_F(ShellTest, FailedWrite_FailsEveryCallShowsNothingAndTellsOnce) {
+  const auto stream = std::make_shared<RecordingStream>();
+  ASSERT_OK(shell_->OpenSession(Incarnation(1), v1::Hello(), stream));
+  stream->WaitForMessage();
+  store_.Fail();
+  const auto first = Submit("a");
+  const auto second = Submit("b");
+  failed_.WaitForNotification();
+  first->done.WaitForNotification();
+  second->done.WaitForNotification();
+  EXPECT_THAT(first->reply, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot write")));
+  EXPECT_THAT(second->reply, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(shell_->shown().Find("a"), nullptr);
+  EXPECT_THAT(failure_, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(stream->WaitForClose(), StatusIs(absl::StatusCode::kUnavailable));
+  const auto later = Submit("c");
+  later->done.WaitForNotification();
+  EXPECT_THAT(later->reply, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(failures_, 1);
+}
+
+TEST_F(ShellTest, Drain_FinishesWhatWasTakenClosesStreamsAndRefusesMore) {
+  const auto stream = std::make_shared<RecordingStream>();
+  ASSERT_OK(shell_->OpenSession(Incarnation(1), v1::Hello(), stream));
+  store_.Open(false);
+  const auto taken = Submit("a");
+  store_.WaitForWrite(1);
+  std::thread drain([this] { shell_->Drain(); });
+  store_.Open(true);
+  drain.join();
+  taken->done.WaitForNotification();
+  EXPECT_OK(taken->reply);
+  EXPECT_THAT(stream->WaitForClose(), StatusIs(absl::StatusCode::kUnavailable));
+  const auto late = Submit("b");
+  late->done.WaitForNotification();
+  EXPECT_THAT(late->reply, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(shell_->OpenSession(Incarnation(2), v1::Hello(), std::make_shared<RecordingStream>()),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(ShellTest, MessagesToDaemons_CarryClusterAndTerm) {
+  const auto stream = std::make_shared<RecordingStream>();
+  ASSERT_OK(shell_->OpenSession(Incarnation(1), v1::Hello(), stream));
+  const v1::FromCoordinator welcome = stream->WaitForMessage();
+  EXPECT_TRUE(welcome.has_welcome());
+  EXPECT_EQ(welcome.cluster_id(), "scripted");
+  EXPECT_EQ(welcome.leader_term(), 7u);
+}
+
+TEST_F(ShellTest, Listing_IsNewestFirstAndGoesOnBelowACursor) {
+  for (const char* name : {"c", "a", "b"}) {
+    const auto call = Submit(name);
+    call->done.WaitForNotification();
+  }
+  const std::vector<Shown::Row> rows = shell_->shown().List(0, 2);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].job->name(), "b");
+  EXPECT_EQ(rows[1].job->name(), "a");
+  const std::vector<Shown::Row> rest = shell_->shown().List(rows[1].submit_sequence, 2);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_EQ(rest[0].job->name(), "c");
+}
+
+}  // namespace
+}  // namespace muster::coordinator
