@@ -1,0 +1,367 @@
+#include "cli/app.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cli/completion.h"
+#include "cli/coordinator_client.h"
+#include "cli/data.h"
+#include "cli/jobs.h"
+#include "cli/local.h"
+#include "cli/watch.h"
+#include "proto/spec/names.h"
+
+namespace muster::cli {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr absl::Duration kVersionTimeout = absl::Seconds(2);
+constexpr absl::Duration kWatchPatience = absl::Minutes(10);
+
+// The command line, declared and then run.
+class Application {
+ public:
+  explicit Application(Surroundings& surroundings)
+      : surroundings_(surroundings), terminal_(surroundings.terminal) {
+    Declare();
+  }
+
+  int Run(const std::vector<std::string>& arguments) {
+    if (!arguments.empty() && arguments[0] == kCompleteCommand) return CompleteWord(arguments);
+    try {
+      // CLI11 takes the arguments from the back.
+      app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    } catch (const CLI::ParseError& error) {
+      const int code = app_.exit(error, terminal_.out, terminal_.err);
+      if (code != 0) Suggest(arguments);
+      return code == 0 ? 0 : kUsageError;
+    }
+    const absl::Status status = action_();
+    terminal_.out.flush();
+    if (status.ok()) return 0;
+    terminal_.err << "muster: " << status.message() << std::endl;
+    return 1;
+  }
+
+ private:
+  void Declare() {
+    app_.description(
+        "muster: trains large models on a fleet. Exit status: 0 done, 1 refused or "
+        "failed, 2 wrong usage.");
+    app_.name("muster");
+    app_.require_subcommand(1);
+    app_.fallthrough();
+    app_.add_option("--coordinator", coordinator_,
+                    "HOST:PORT, or file:PATH of a file that holds it [default: "
+                    "$MUSTER_COORDINATOR, else the cluster of `muster local up`]");
+    DeclareSubmit();
+    DeclareReads();
+    DeclareLogs();
+    DeclareSample();
+    DeclareData();
+    DeclareLocal();
+    DeclareRest();
+  }
+
+  // A command with -o, which runs `action`.
+  CLI::App* Add(CLI::App& parent, const std::string& name, const std::string& help,
+                std::function<absl::Status()> action) {
+    CLI::App* command = parent.add_subcommand(name, help);
+    command->fallthrough();
+    command->add_option("-o,--format", format_text_, "table, json or yaml")
+        ->check(CLI::IsMember({"table", "json", "yaml"}));
+    command->final_callback([this, action = std::move(action)] { action_ = action; });
+    return command;
+  }
+  CLI::App* AddGroup(CLI::App& parent, const std::string& name, const std::string& help) {
+    CLI::App* group = parent.add_subcommand(name, help);
+    group->require_subcommand(1);
+    group->fallthrough();
+    return group;
+  }
+  void TakesJob(CLI::App* command, bool required = true) {
+    command->add_option(kJobPositional, job_, "Name of a job (its newest run), or its id")
+        ->required(required);
+  }
+
+  void DeclareSubmit() {
+    CLI::App* submit = Add(app_, "submit", "Submit a job spec (docs/job-spec.md)", [this] {
+      submit_.working_directory = surroundings_.working_directory;
+      return WithClient([this](CoordinatorClient& client) {
+        return Submit(client, submit_, format(), terminal_);
+      });
+    });
+    submit->add_option("FILE", submit_.file, "YAML or JSON; - is stdin")->required();
+    submit->add_flag("--watch", submit_.watch, "Follow it to its end; exit 1 when it fails");
+    submit
+        ->add_option("--set", submit_.overrides,
+                     "key=value, e.g. engine.training.steps=100 or engine.data.train[0].path=x; "
+                     "null removes; may be repeated")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false);
+    submit->add_option("--request-id", submit_.request_id,
+                       "The same id never makes a second job [default: a new one]");
+    submit->add_flag("--dry-run", submit_.dry_run,
+                     "Let the coordinator check it; print it with defaults, submit nothing");
+  }
+
+  void DeclareReads() {
+    CLI::App* get = AddGroup(app_, "get", "List jobs or workers, or show one job");
+    Add(*get, "jobs", "All jobs, newest first", [this] {
+      return WithClient([this](auto& client) { return GetJobs(client, format(), terminal_); });
+    });
+    TakesJob(Add(*get, "job", "One job", [this] {
+      return WithClient([this](auto& client) { return GetJob(client, job_, format(), terminal_); });
+    }));
+    Add(*get, "workers", "All workers", [this] {
+      return WithClient([this](auto& client) { return GetWorkers(client, format(), terminal_); });
+    });
+    CLI::App* describe = AddGroup(app_, "describe", "Everything about one job");
+    TakesJob(Add(*describe, "job", "State, ranks, attempts, checkpoints, events and spec", [this] {
+      return WithClient(
+          [this](auto& client) { return DescribeJob(client, job_, format(), terminal_); });
+    }));
+    TakesJob(Add(app_, "watch", "Follow a job to its end; exit 1 when it fails", [this] {
+      return WithClient([this](auto& client) {
+        return Watch(client, job_, format(), terminal_, kWatchPatience);
+      });
+    }));
+    TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
+      return WithClient([this](auto& client) { return Cancel(client, job_, format(), terminal_); });
+    }));
+    TakesJob(Add(app_, "checkpoints", "A job's committed checkpoints, oldest first", [this] {
+      return WithClient(
+          [this](auto& client) { return Checkpoints(client, job_, format(), terminal_); });
+    }));
+  }
+
+  void DeclareLogs() {
+    CLI::App* logs = Add(app_, "logs", "Output of one rank", [this] {
+      logs_.job = job_;
+      return WithClient([this](auto& client) { return Logs(client, logs_, format(), terminal_); });
+    });
+    TakesJob(logs);
+    logs->add_flag("-f,--follow", logs_.follow,
+                   "Wait for more, through restarts, until the job ends");
+    logs->add_option("--rank", logs_.rank, "Rank [default: 0]")->check(CLI::NonNegativeNumber);
+    logs->add_option("--epoch", logs_.epoch, "Attempt [default: the newest]");
+    logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
+        ->check(CLI::NonNegativeNumber)
+        ->type_name("BYTES");
+    CLI::App* events = Add(app_, "events", "What happened to a job, or in the cluster", [this] {
+      return WithClient(
+          [this](auto& client) { return Events(client, job_, follow_, format(), terminal_); });
+    });
+    TakesJob(events, /*required=*/false);
+    events->add_flag("-f,--follow", follow_, "Go on with new events");
+  }
+
+  void DeclareSample() {
+    CLI::App* sample = Add(app_, "sample", "Text from a job's newest sound checkpoint", [this] {
+      sample_.job = job_;
+      sample_.rank_binary = surroundings_.binaries + "/muster-rank";
+      return WithClient(
+          [this](auto& client) { return Sample(client, sample_, format(), terminal_); });
+    });
+    TakesJob(sample);
+    sample->add_option("--prompt", sample_.prompt, "Text to go on from")->required();
+    sample->add_option("--tokens", sample_.tokens, "Tokens to make")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    sample->add_option("--temperature", sample_.temperature, "0 takes the likeliest token")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    sample->add_option("--top-k", sample_.top_k, "Only from the K likeliest; 0 = all")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    sample->add_option("--seed", sample_.seed, "The same seed gives the same text")
+        ->capture_default_str();
+    sample->add_option("--step", sample_.step, "Checkpoint of this step [default: the newest]")
+        ->check(CLI::PositiveNumber);
+  }
+
+  void DeclareData() {
+    CLI::App* data = AddGroup(app_, "data", "Make and look at datasets");
+    CLI::App* tokenize = Add(*data, "tokenize", "Datasets (PREFIX.bin, PREFIX.idx) from text",
+                             [this] { return DataTokenize(tokenize_, format(), terminal_); });
+    tokenize->add_option("--input", tokenize_.inputs, "Text files, in this order; - is stdin")
+        ->required()
+        ->type_name("FILE");
+    tokenize->add_option("--output", tokenize_.output, "PREFIX; with --split PREFIX.NAME")
+        ->required()
+        ->type_name("PREFIX");
+    tokenize->add_option("--tokenizer", tokenize_.tokenizer, "bytes: one token per byte")
+        ->capture_default_str();
+    tokenize->add_option("--split", tokenize_.splits,
+                         "Parts by position, e.g. train=0.9,validation=0.1");
+    tokenize
+        ->add_option("--documents", tokenize_.boundary,
+                     "A document is a file, a line, or ends at a blank-line")
+        ->check(CLI::IsMember({"file", "line", "blank-line"}))
+        ->capture_default_str();
+    CLI::App* inspect = Add(*data, "inspect", "What a dataset holds; checks all of it", [this] {
+      return DataInspect(prefix_, inspect_tokenizer_, format(), terminal_);
+    });
+    inspect->add_option("PREFIX", prefix_, "Dataset: PREFIX.bin and PREFIX.idx")->required();
+    inspect->add_option("--tokenizer", inspect_tokenizer_, "To show text; empty = none")
+        ->capture_default_str();
+  }
+
+  void DeclareLocal() {
+    CLI::App* local = AddGroup(app_, "local", "A cluster of processes on this machine");
+    CLI::App* up = Add(*local, "up", "Start it, or what of it has died", [this] {
+      return WithHome([this] { return LocalUp(local_, format(), terminal_); });
+    });
+    up->add_option("--workers", local_.workers, "Worker daemons [default: as before, or 2]")
+        ->check(CLI::Range(1, 64));
+    up->add_option("--slots", local_.slots, "CPU slots of each worker [default: as before, or 2]")
+        ->check(CLI::Range(1, 1024));
+    CLI::App* down = Add(*local, "down", "End all of it, ranks too", [this] {
+      return WithHome([this] { return LocalDown(local_, purge_, terminal_); });
+    });
+    down->add_flag("--purge", purge_, "Remove its state: jobs, events, logs");
+    CLI::App* status = Add(*local, "status", "Addresses and pids", [this] {
+      return WithHome([this] { return LocalStatus(local_, format(), terminal_); });
+    });
+    for (CLI::App* command : {up, down, status}) {
+      command->add_option("--home", home_, "Directory [default: $MUSTER_HOME, else ~/.muster]");
+    }
+  }
+
+  void DeclareRest() {
+    Add(app_, "version", "Versions of this program and of the coordinator",
+        [this] { return Version(); });
+    CLI::App* completion = AddGroup(app_, "completion", "Shell completion");
+    Add(*completion, "bash", "For ~/.bashrc: source <(muster completion bash)", [this] {
+      terminal_.out << BashCompletion();
+      return absl::OkStatus();
+    });
+  }
+
+  Format format() const {
+    return format_text_ == "json"   ? Format::kJson
+           : format_text_ == "yaml" ? Format::kYaml
+                                    : Format::kTable;
+  }
+
+  // --home, $MUSTER_HOME or ~/.muster, absolute.
+  std::string Home() const {
+    std::filesystem::path home = home_.empty() ? surroundings_.environment("MUSTER_HOME") : home_;
+    if (home.empty()) {
+      const std::string user = surroundings_.environment("HOME");
+      if (user.empty()) return "";
+      home = std::filesystem::path(user) / ".muster";
+    }
+    home = (std::filesystem::path(surroundings_.working_directory) / home).lexically_normal();
+    return home.has_filename() ? home.string() : home.parent_path().string();
+  }
+
+  absl::Status WithHome(const std::function<absl::Status()>& action) {
+    local_.home = Home();
+    local_.binaries = surroundings_.binaries;
+    if (local_.home.empty()) {
+      return absl::FailedPreconditionError("set $MUSTER_HOME: neither it nor $HOME is set");
+    }
+    return action();
+  }
+
+  absl::Status WithClient(const std::function<absl::Status(CoordinatorClient&)>& action) {
+    ASSIGN_OR_RETURN(
+        const Endpoint endpoint,
+        FindCoordinator(coordinator_, surroundings_.environment("MUSTER_COORDINATOR"), Home()));
+    return action(*CoordinatorClient::Connect(endpoint));
+  }
+
+  // Of the coordinator too when there is one; that there is none is no failure.
+  absl::Status Version() {
+    Json object = {{"client", surroundings_.version}, {"coordinator", nullptr}};
+    const absl::Status asked = WithClient([&](CoordinatorClient& client) -> absl::Status {
+      ASSIGN_OR_RETURN(const v1::GetVersionResponse response, client.GetVersion(kVersionTimeout));
+      object["coordinator"] = response.version();
+      object["clusterId"] = response.cluster_id();
+      return absl::OkStatus();
+    });
+    if (format() != Format::kTable) {
+      Print(object, format(), terminal_.out);
+      return absl::OkStatus();
+    }
+    terminal_.out << "muster " << surroundings_.version << "\n";
+    if (asked.ok()) {
+      terminal_.out << "coordinator " << object["coordinator"].get<std::string>() << ", cluster "
+                    << object["clusterId"].get<std::string>() << "\n";
+    } else {
+      terminal_.out << "coordinator: " << asked.message() << "\n";
+    }
+    return absl::OkStatus();
+  }
+
+  int CompleteWord(const std::vector<std::string>& arguments) {
+    std::vector<std::string> words(arguments.begin() + 1, arguments.end());
+    if (!words.empty() && words[0] == "--") words.erase(words.begin());
+    const auto job_names = [this] {
+      std::vector<std::string> names;
+      const absl::Status status = WithClient([&](CoordinatorClient& client) -> absl::Status {
+        // A dead coordinator must not hold up the shell, so it is asked for its version first.
+        RETURN_IF_ERROR(client.GetVersion(kVersionTimeout).status());
+        ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
+        for (const v1::Job& job : jobs) names.push_back(job.name());
+        return absl::OkStatus();
+      });
+      std::sort(names.begin(), names.end());
+      names.erase(std::unique(names.begin(), names.end()), names.end());
+      return status.ok() ? names : std::vector<std::string>();
+    };
+    for (const std::string& word : Complete(app_, words, job_names)) terminal_.out << word << "\n";
+    return 0;
+  }
+
+  // After a usage error: the command that a misspelt one may mean.
+  void Suggest(const std::vector<std::string>& arguments) {
+    const CLI::App* command = &app_;
+    for (const std::string& word : arguments) {
+      if (const CLI::App* below = FindCommand(*command, word)) {
+        command = below;
+        continue;
+      }
+      std::vector<std::string> names;
+      for (const CLI::App* below : command->get_subcommands(nullptr)) {
+        names.push_back(below->get_name());
+      }
+      const std::string nearest = spec::NearestName(word, names);
+      if (!nearest.empty()) terminal_.err << "Did you mean '" << nearest << "'?\n";
+      return;
+    }
+  }
+
+  Surroundings& surroundings_;
+  Terminal& terminal_;
+  CLI::App app_;
+  std::function<absl::Status()> action_;
+
+  std::string coordinator_;
+  std::string format_text_ = "table";
+  std::string home_;
+  std::string job_;
+  std::string prefix_;
+  std::string inspect_tokenizer_ = "bytes";
+  bool follow_ = false;
+  bool purge_ = false;
+  SubmitOptions submit_;
+  LogsOptions logs_;
+  SampleOptions sample_;
+  TokenizeArguments tokenize_;
+  LocalOptions local_;
+};
+
+}  // namespace
+
+int Run(const std::vector<std::string>& arguments, Surroundings& surroundings) {
+  return Application(surroundings).Run(arguments);
+}
+
+}  // namespace muster::cli

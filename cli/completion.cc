@@ -1,0 +1,75 @@
+#include "cli/completion.h"
+
+#include "absl/strings/match.h"
+
+namespace muster::cli {
+
+std::string BashCompletion() {
+  return R"SCRIPT(# bash completion for muster: source <(muster completion bash)
+_muster() {
+  local IFS=$'\n'
+  COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" __complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)" \
+    -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _muster muster
+)SCRIPT";
+}
+
+const CLI::App* FindCommand(const CLI::App& parent, const std::string& name) {
+  for (const CLI::App* command : parent.get_subcommands(nullptr)) {
+    if (command->get_name() == name) return command;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> Complete(const CLI::App& app, const std::vector<std::string>& words,
+                                  const std::function<std::vector<std::string>()>& job_names) {
+  const CLI::App* command = &app;
+  const std::string last = words.empty() ? "" : words.back();
+  const CLI::Option* wants_value = nullptr;
+  int positionals = 0;
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    if (wants_value != nullptr) {
+      wants_value = nullptr;
+    } else if (absl::StartsWith(words[i], "-")) {
+      for (const CLI::App* from = command; from != nullptr; from = from->get_parent()) {
+        const CLI::Option* option = from->get_option_no_throw(words[i]);
+        if (option == nullptr) continue;
+        if (option->get_items_expected_max() > 0) wants_value = option;
+        break;
+      }
+    } else if (const CLI::App* below = FindCommand(*command, words[i])) {
+      command = below;
+    } else {
+      ++positionals;
+    }
+  }
+  std::vector<std::string> candidates;
+  const auto offer = [&](const std::string& word) {
+    if (absl::StartsWith(word, last)) candidates.push_back(word);
+  };
+  if (wants_value != nullptr) {
+    if (wants_value->check_lname("format")) {
+      for (const char* format : {"table", "json", "yaml"}) offer(format);
+    }
+    return candidates;
+  }
+  if (absl::StartsWith(last, "-")) {
+    for (const CLI::App* from = command; from != nullptr; from = from->get_parent()) {
+      for (const CLI::Option* option : from->get_options()) {
+        for (const std::string& name : option->get_lnames()) offer("--" + name);
+      }
+    }
+    return candidates;
+  }
+  for (const CLI::App* below : command->get_subcommands(nullptr)) {
+    if (!below->get_group().empty()) offer(below->get_name());
+  }
+  const CLI::Option* name = command->get_option_no_throw(kJobPositional);
+  if (name != nullptr && positionals == 0) {
+    for (const std::string& job : job_names()) offer(job);
+  }
+  return candidates;
+}
+
+}  // namespace muster::cli

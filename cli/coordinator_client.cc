@@ -1,0 +1,200 @@
+#include "cli/coordinator_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "muster/v1/job_service.grpc.pb.h"
+
+namespace muster::cli {
+namespace {
+
+constexpr absl::Duration kCallTimeout = absl::Seconds(20);
+constexpr absl::Duration kRetryFirst = absl::Milliseconds(100);
+constexpr absl::Duration kRetryMax = absl::Seconds(2);
+constexpr int kPageSize = 500;
+
+// The address itself, read from its file when it is "file:PATH".
+absl::StatusOr<std::string> Resolve(const Endpoint& endpoint) {
+  if (!absl::StartsWith(endpoint.address, "file:")) return endpoint.address;
+  const std::string path = endpoint.address.substr(5);
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line) || absl::StripAsciiWhitespace(line).empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("no coordinator address in ", path, " (from ", endpoint.origin, ")"));
+  }
+  return std::string(absl::StripAsciiWhitespace(line));
+}
+
+class GrpcClient : public CoordinatorClient {
+ public:
+  explicit GrpcClient(Endpoint endpoint) : endpoint_(std::move(endpoint)) {}
+
+  absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
+                                            absl::Duration patience) override {
+    const absl::Time give_up = absl::Now() + patience;
+    for (absl::Duration pause = kRetryFirst;; pause = std::min(pause * 2, kRetryMax)) {
+      absl::StatusOr<v1::SubmitResponse> response =
+          Call<v1::SubmitResponse>(&v1::JobService::Stub::Submit, request, kCallTimeout);
+      const bool lost = response.status().code() == absl::StatusCode::kUnavailable ||
+                        response.status().code() == absl::StatusCode::kDeadlineExceeded;
+      if (!lost || absl::Now() + pause > give_up) return response;
+      absl::SleepFor(pause);
+    }
+  }
+
+  absl::StatusOr<v1::Job> GetJob(const std::string& name) override {
+    v1::GetJobRequest request;
+    request.set_name(name);
+    return Call<v1::Job>(&v1::JobService::Stub::GetJob, request, kCallTimeout);
+  }
+
+  absl::StatusOr<v1::Job> CancelJob(const std::string& name) override {
+    v1::CancelJobRequest request;
+    request.set_name(name);
+    return Call<v1::Job>(&v1::JobService::Stub::CancelJob, request, kCallTimeout);
+  }
+
+  absl::StatusOr<std::vector<v1::Job>> ListJobs() override {
+    return Pages<v1::Job, v1::ListJobsResponse>(
+        &v1::JobService::Stub::ListJobs, v1::ListJobsRequest(),
+        [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
+  }
+
+  absl::StatusOr<std::vector<v1::Worker>> ListWorkers() override {
+    return Pages<v1::Worker, v1::ListWorkersResponse>(
+        &v1::JobService::Stub::ListWorkers, v1::ListWorkersRequest(),
+        [](v1::ListWorkersResponse& page) { return page.mutable_workers(); });
+  }
+
+  absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) override {
+    v1::ListEventsRequest request;
+    request.set_job(job);
+    return Pages<v1::Event, v1::ListEventsResponse>(
+        &v1::JobService::Stub::ListEvents, std::move(request),
+        [](v1::ListEventsResponse& page) { return page.mutable_events(); });
+  }
+
+  absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) override {
+    return Call<v1::GetVersionResponse>(&v1::JobService::Stub::GetVersion, v1::GetVersionRequest(),
+                                        timeout);
+  }
+
+  absl::Status WatchJob(const std::string& name,
+                        const std::function<bool(const v1::Job&)>& each) override {
+    v1::GetJobRequest request;
+    request.set_name(name);
+    return Stream<v1::Job>(&v1::JobService::Stub::WatchJob, request, each);
+  }
+
+  absl::Status WatchEvents(const std::string& job, uint64_t after_sequence,
+                           const std::function<bool(const v1::Event&)>& each) override {
+    v1::WatchEventsRequest request;
+    request.set_job(job);
+    request.set_after_sequence(after_sequence);
+    return Stream<v1::Event>(&v1::JobService::Stub::WatchEvents, request, each);
+  }
+
+  absl::Status GetLogs(const v1::GetLogsRequest& request,
+                       const std::function<bool(const v1::LogChunk&)>& each) override {
+    return Stream<v1::LogChunk>(&v1::JobService::Stub::GetLogs, request, each);
+  }
+
+ private:
+  absl::StatusOr<v1::JobService::Stub*> Stub() {
+    if (stub_ != nullptr) return stub_.get();
+    ASSIGN_OR_RETURN(address_, Resolve(endpoint_));
+    grpc::ChannelArguments arguments;
+    // Coordinators are reached directly; a proxy for the web must not get in between.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    arguments.SetMaxReceiveMessageSize(-1);
+    stub_ = v1::JobService::NewStub(
+        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
+    return stub_.get();
+  }
+
+  absl::Status AsStatus(const grpc::Status& status) {
+    if (status.ok()) return absl::OkStatus();
+    const auto code = static_cast<absl::StatusCode>(status.error_code());
+    if (code == absl::StatusCode::kDeadlineExceeded) {
+      stub_.reset();
+      return absl::DeadlineExceededError(absl::StrCat("the coordinator at ", address_, " (from ",
+                                                      endpoint_.origin,
+                                                      ") did not answer in time"));
+    }
+    if (code != absl::StatusCode::kUnavailable) return {code, status.error_message()};
+    stub_.reset();
+    return absl::UnavailableError(absl::StrCat("no answer from the coordinator at ", address_,
+                                               " (from ", endpoint_.origin,
+                                               "): ", status.error_message()));
+  }
+
+  template <typename Response, typename Method, typename Request>
+  absl::StatusOr<Response> Call(Method method, const Request& request, absl::Duration timeout) {
+    ASSIGN_OR_RETURN(v1::JobService::Stub * stub, Stub());
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    Response response;
+    const absl::Status status = AsStatus((stub->*method)(&context, request, &response));
+    if (!status.ok()) return status;
+    return response;
+  }
+
+  template <typename Item, typename Response, typename Method, typename Request, typename Items>
+  absl::StatusOr<std::vector<Item>> Pages(Method method, Request request, Items items) {
+    std::vector<Item> all;
+    request.set_page_size(kPageSize);
+    do {
+      ASSIGN_OR_RETURN(Response page, Call<Response>(method, request, kCallTimeout));
+      for (Item& item : *items(page)) all.push_back(std::move(item));
+      request.set_page_token(page.next_page_token());
+    } while (!request.page_token().empty());
+    return all;
+  }
+
+  template <typename Item, typename Method, typename Request>
+  absl::Status Stream(Method method, const Request& request,
+                      const std::function<bool(const Item&)>& each) {
+    ASSIGN_OR_RETURN(v1::JobService::Stub * stub, Stub());
+    grpc::ClientContext context;
+    const auto reader = (stub->*method)(&context, request);
+    Item item;
+    while (reader->Read(&item)) {
+      if (each(item)) continue;
+      context.TryCancel();
+      reader->Finish();
+      return absl::OkStatus();
+    }
+    return AsStatus(reader->Finish());
+  }
+
+  const Endpoint endpoint_;
+  std::string address_;
+  std::unique_ptr<v1::JobService::Stub> stub_;
+};
+
+}  // namespace
+
+absl::StatusOr<Endpoint> FindCoordinator(const std::string& flag, const std::string& environment,
+                                         const std::string& home) {
+  if (!flag.empty()) return Endpoint{flag, "--coordinator"};
+  if (!environment.empty()) return Endpoint{environment, "$MUSTER_COORDINATOR"};
+  const std::string path = home + "/local/coordinator/address";
+  if (std::ifstream(path).good()) return Endpoint{"file:" + path, path};
+  return absl::UnavailableError(
+      absl::StrCat("no coordinator: --coordinator and $MUSTER_COORDINATOR are not set and ", path,
+                   " does not exist; `muster local up` starts a cluster on this machine"));
+}
+
+std::unique_ptr<CoordinatorClient> CoordinatorClient::Connect(const Endpoint& endpoint) {
+  return std::make_unique<GrpcClient>(endpoint);
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,121 @@
+#include "cli/data.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "parallel/data/tokenizer.h"
+#include "proto/spec/names.h"
+
+namespace muster::cli {
+namespace {
+
+// The line of a long run; short ones show nothing.
+class Progress {
+ public:
+  explicit Progress(Terminal& terminal) : terminal_(terminal) {}
+  void operator()(int64_t done, int64_t total) {
+    const absl::Time now = absl::Now();
+    if (now - shown_ < (terminal_.is_tty ? absl::Milliseconds(200) : absl::Seconds(5))) return;
+    shown_ = now;
+    const std::string line = absl::StrFormat("tokenizing: %s of %s", Bytes(done), Bytes(total));
+    drawn_ = terminal_.is_tty;
+    terminal_.err << (drawn_ ? "\r" : "") << line << (drawn_ ? "\033[K" : "\n") << std::flush;
+  }
+  void End() {
+    if (drawn_) terminal_.err << "\r\033[K" << std::flush;
+  }
+
+ private:
+  Terminal& terminal_;
+  absl::Time shown_ = absl::Now();
+  bool drawn_ = false;
+};
+
+}  // namespace
+
+absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<parallel::Tokenizer> tokenizer,
+                   parallel::MakeTokenizer(arguments.tokenizer));
+  parallel::TokenizeOptions options;
+  for (const std::string& input : arguments.inputs) {
+    options.inputs.push_back(input == "-" ? "/dev/stdin" : input);
+  }
+  options.output = arguments.output;
+  if (!arguments.splits.empty()) {
+    ASSIGN_OR_RETURN(options.splits, parallel::ParseSplits(arguments.splits));
+  }
+  ASSIGN_OR_RETURN(options.boundary, parallel::ParseDocumentBoundary(arguments.boundary));
+  Progress progress(terminal);
+  options.progress = [&progress](int64_t done, int64_t total) { progress(done, total); };
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  const absl::StatusOr<std::vector<parallel::TokenizedSplit>> splits =
+      parallel::Tokenize(*files, *tokenizer, options);
+  progress.End();
+  RETURN_IF_ERROR(splits.status());
+  Json list = Json::array();
+  std::vector<std::vector<std::string>> rows = {{"DATASET", "DOCUMENTS", "TOKENS"}};
+  for (const parallel::TokenizedSplit& split : *splits) {
+    list.push_back(
+        {{"prefix", split.prefix}, {"documents", split.documents}, {"tokens", split.tokens}});
+    rows.push_back({split.prefix, absl::StrCat(split.documents), absl::StrCat(split.tokens)});
+  }
+  if (format == Format::kTable) {
+    terminal.out << Table(rows);
+  } else {
+    Print(list, format, terminal.out);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer_name,
+                         Format format, Terminal& terminal) {
+  std::unique_ptr<parallel::Tokenizer> tokenizer;
+  if (!tokenizer_name.empty()) {
+    ASSIGN_OR_RETURN(tokenizer, parallel::MakeTokenizer(tokenizer_name));
+  }
+  ASSIGN_OR_RETURN(const parallel::DatasetSummary summary,
+                   parallel::Inspect(prefix, tokenizer.get()));
+  const std::string type(parallel::Name(summary.type));
+  if (format != Format::kTable) {
+    Json top = Json::array();
+    for (const auto& [id, count] : summary.top) top.push_back({{"id", id}, {"count", count}});
+    Print({{"prefix", summary.prefix},
+           {"type", type},
+           {"documents", summary.documents},
+           {"sequences", summary.sequences},
+           {"tokens", summary.tokens},
+           {"bytes", summary.bytes},
+           {"idMin", summary.id_min},
+           {"idMax", summary.id_max},
+           {"idsDistinct", summary.ids_distinct},
+           {"top", top},
+           {"snippet", summary.snippet}},
+          format, terminal.out);
+    return absl::OkStatus();
+  }
+  terminal.out << Table({{"dataset:", summary.prefix},
+                         {"token type:", type},
+                         {"documents:", absl::StrCat(summary.documents)},
+                         {"sequences:", absl::StrCat(summary.sequences)},
+                         {"tokens:", absl::StrCat(summary.tokens)},
+                         {"size:", Bytes(summary.bytes)},
+                         {"ids:", absl::StrCat(summary.id_min, " to ", summary.id_max, ", ",
+                                               summary.ids_distinct, " distinct")}});
+  if (!summary.top.empty()) {
+    std::vector<std::vector<std::string>> rows = {{"ID", "COUNT", "SHARE"}};
+    for (const auto& [id, count] : summary.top) {
+      rows.push_back({absl::StrCat(id), absl::StrCat(count),
+                      absl::StrFormat("%.2f%%", 100.0 * static_cast<double>(count) /
+                                                    static_cast<double>(summary.tokens))});
+    }
+    terminal.out << "\nmost frequent\n" << Table(rows);
+  }
+  if (!summary.snippet.empty()) {
+    terminal.out << "\nbeginning\n" << spec::Quoted(summary.snippet, 300) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,28 @@
+// `muster data`: datasets from text, and what is in them.
+#ifndef MUSTER_CLI_DATA_H_
+#define MUSTER_CLI_DATA_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cli/output.h"
+
+namespace muster::cli {
+
+struct TokenizeArguments {
+  std::vector<std::string> inputs;  // "-" = stdin
+  std::string output;
+  std::string tokenizer = "bytes";
+  std::string splits;
+  std::string boundary = "file";
+};
+absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal);
+
+// `tokenizer` empty: no text is shown.
+absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer, Format format,
+                         Terminal& terminal);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_DATA_H_

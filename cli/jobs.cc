@@ -1,0 +1,420 @@
+#include "cli/jobs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <random>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/rng.h"
+#include "base/status_macros.h"
+#include "cli/process.h"
+#include "cli/watch.h"
+#include "proto/spec/document.h"
+#include "proto/spec/names.h"
+#include "proto/spec/spec.h"
+
+namespace muster::cli {
+namespace {
+
+constexpr absl::Duration kSubmitPatience = absl::Seconds(15);
+constexpr absl::Duration kWatchPatience = absl::Minutes(10);
+constexpr absl::Duration kReconnectInterval = absl::Milliseconds(300);
+
+std::string StepOf(const v1::Job& job) { return absl::StrCat(job.step(), "/", job.steps()); }
+
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
+  }
+  std::istream& in = path == "-" ? std::cin : file;
+  // One byte more than is allowed: enough for the parser to refuse it.
+  std::string text(spec::kTextBytesMax + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (in.bad() || (path != "-" && text.empty() && !file.eof())) {
+    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  }
+  return text;
+}
+
+std::string FreshRequestId() {
+  std::random_device device;
+  Rng rng((static_cast<uint64_t>(device()) << 32) | device());
+  return "cli-" + rng.Letters(20);
+}
+
+std::string RanksText(const v1::Job& job) {
+  std::map<std::string, int> by_worker;
+  for (const v1::RankStatus& rank : job.ranks()) ++by_worker[rank.worker()];
+  return absl::StrJoin(by_worker, ", ", [](std::string* out, const auto& entry) {
+    absl::StrAppend(out, entry.second, " on ", entry.first);
+  });
+}
+
+std::vector<std::string> JobRow(const v1::Job& job, absl::Time now, const Terminal& terminal) {
+  return {job.name(),
+          Coloured(spec::EnumName(job.state()), terminal),
+          StepOf(job),
+          Loss(job.train_loss()),
+          Loss(job.validation_loss()),
+          job.state() == v1::JOB_STATE_RUNNING ? ShortNumber(job.tokens_per_second()) : "-",
+          absl::StrCat(job.attempts()),
+          Age(job.submitted(), now)};
+}
+
+const std::vector<std::string> kJobHeading = {"NAME",       "STATE",    "STEP",     "LOSS",
+                                              "VALIDATION", "TOKENS/S", "ATTEMPTS", "AGE"};
+
+std::string EventLine(const v1::Event& event) {
+  std::string subject = event.job_name();
+  if (event.epoch() > 0) absl::StrAppend(&subject, "/", event.epoch());
+  if (subject.empty()) subject = event.worker();
+  return absl::StrCat(LocalTime(event.time()), "  ", event.sequence(), "  ",
+                      spec::EnumName(event.kind()), "  ", subject.empty() ? "-" : subject, "  ",
+                      event.message());
+}
+
+std::vector<std::vector<std::string>> CheckpointRows(const v1::Job& job) {
+  std::vector<std::vector<std::string>> rows = {
+      {"STEP", "EPOCH", "SIZE", "STATE", "COMMITTED", "PATH"}};
+  for (const v1::CheckpointRecord& record : job.checkpoints()) {
+    rows.push_back({absl::StrCat(record.step()), absl::StrCat(record.epoch()),
+                    Bytes(record.bytes()),
+                    record.damaged()   ? "damaged"
+                    : record.removed() ? "removed"
+                                       : "committed",
+                    LocalTime(record.committed()), record.path()});
+  }
+  return rows;
+}
+
+std::string Indented(const std::string& text) {
+  std::string out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) absl::StrAppend(&out, "  ", line, "\n");
+  return out;
+}
+
+// Calls `open` until it ends for another reason than a coordinator that went away.
+absl::Status Reconnecting(Terminal& terminal, const std::function<absl::Status()>& open,
+                          const bool& heard) {
+  absl::Time lost_at = absl::InfiniteFuture();
+  for (;;) {
+    const absl::Status status = open();
+    if (status.code() != absl::StatusCode::kUnavailable || !heard) return status;
+    const absl::Time now = absl::Now();
+    if (lost_at == absl::InfiniteFuture()) {
+      terminal.err << "muster: " << status.message() << "; trying again" << std::endl;
+    }
+    lost_at = std::min(lost_at, now);
+    if (now - lost_at > kWatchPatience) return status;
+    absl::SleepFor(kReconnectInterval);
+  }
+}
+
+}  // namespace
+
+absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
+                    Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::string text, ReadText(options.file));
+  const std::string shown = options.file == "-" ? "stdin" : options.file;
+  v1::SubmitRequest request;
+  ASSIGN_OR_RETURN(*request.mutable_spec(),
+                   spec::Load(text, shown, options.overrides, options.working_directory));
+  request.set_request_id(options.request_id.empty() ? FreshRequestId() : options.request_id);
+  request.set_validate_only(options.dry_run);
+  ASSIGN_OR_RETURN(const v1::SubmitResponse response, client.Submit(request, kSubmitPatience));
+  const v1::Job& job = response.job();
+  if (options.dry_run) {
+    if (format == Format::kTable) {
+      terminal.out << spec::ToYaml(job.spec());
+    } else {
+      Print(ToJson(job.spec()), format, terminal.out);
+    }
+    return absl::OkStatus();
+  }
+  if (format != Format::kTable && !options.watch) {
+    Print(ToJson(job), format, terminal.out);
+  } else if (format == Format::kTable) {
+    terminal.out << (response.existed() ? "already submitted: " : "submitted ") << job.name()
+                 << " (" << job.id() << ")" << std::endl;
+  }
+  if (options.watch) return Watch(client, job.id(), format, terminal, kWatchPatience);
+  if (format == Format::kTable && terminal.is_tty) {
+    terminal.out << "follow it with: muster watch " << job.name() << std::endl;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
+  if (format != Format::kTable) {
+    Json list = Json::array();
+    for (const v1::Job& job : jobs) list.push_back(ToJson(job));
+    Print(list, format, terminal.out);
+    return absl::OkStatus();
+  }
+  if (jobs.empty()) {
+    terminal.out << "no jobs; `muster submit FILE` makes one\n";
+    return absl::OkStatus();
+  }
+  std::vector<std::vector<std::string>> rows = {kJobHeading};
+  const absl::Time now = absl::Now();
+  for (const v1::Job& job : jobs) rows.push_back(JobRow(job, now, terminal));
+  terminal.out << Table(rows);
+  return absl::OkStatus();
+}
+
+absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
+                    Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(name));
+  if (format != Format::kTable) {
+    Print(ToJson(job), format, terminal.out);
+    return absl::OkStatus();
+  }
+  terminal.out << Table({kJobHeading, JobRow(job, absl::Now(), terminal)});
+  if (!job.waiting().empty()) terminal.out << "waiting: " << job.waiting() << "\n";
+  if (!job.message().empty()) terminal.out << "message: " << job.message() << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
+  if (format != Format::kTable) {
+    Json list = Json::array();
+    for (const v1::Worker& worker : workers) list.push_back(ToJson(worker));
+    Print(list, format, terminal.out);
+    return absl::OkStatus();
+  }
+  if (workers.empty()) {
+    terminal.out << "no workers; start muster-worker on a machine, or `muster local up`\n";
+    return absl::OkStatus();
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"NAME", "STATE", "HOST", "SLOTS", "FREE", "JOBS", "LAST HEARD", "METRICS", "VERSION"}};
+  for (const v1::Worker& worker : workers) {
+    rows.push_back({worker.name(), Coloured(spec::EnumName(worker.state()), terminal),
+                    worker.host(), absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()),
+                    worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
+                    Age(worker.last_heard(), absl::Now()),
+                    worker.metrics_address().empty() ? "-" : worker.metrics_address(),
+                    worker.version()});
+  }
+  terminal.out << Table(rows);
+  return absl::OkStatus();
+}
+
+absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, Format format,
+                         Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(name));
+  ASSIGN_OR_RETURN(const std::vector<v1::Event> events, client.ListEvents(job.id()));
+  if (format != Format::kTable) {
+    Json object = ToJson(job);
+    object["events"] = Json::array();
+    for (const v1::Event& event : events) object["events"].push_back(ToJson(event));
+    Print(object, format, terminal.out);
+    return absl::OkStatus();
+  }
+  std::vector<std::vector<std::string>> head = {
+      {"name:", job.name()},
+      {"id:", job.id()},
+      {"state:", Coloured(spec::EnumName(job.state()), terminal)},
+      {"step:", StepOf(job)},
+      {"loss:", Loss(job.train_loss())},
+      {"validation:", Loss(job.validation_loss())},
+      {"tokens/s:", ShortNumber(job.tokens_per_second())},
+      {"committed:", job.last_committed_step() == 0
+                         ? "no checkpoint yet"
+                         : absl::StrCat("step ", job.last_committed_step())},
+      {"attempts:", absl::StrCat(job.attempts(), " (", job.failures(), " of ",
+                                 job.spec().restart().max_failures(), " failures counted)")},
+      {"submitted:", LocalTime(job.submitted())},
+      {"started:", LocalTime(job.started())},
+      {"ended:", LocalTime(job.ended())}};
+  if (!job.waiting().empty()) head.push_back({"waiting:", job.waiting()});
+  if (!job.message().empty()) head.push_back({"message:", job.message()});
+  terminal.out << Table(head);
+  if (!job.ranks().empty()) {
+    std::vector<std::vector<std::string>> rows = {
+        {"RANK", "WORKER", "DEVICE", "PID", "STATE", "STEP"}};
+    for (const v1::RankStatus& rank : job.ranks()) {
+      rows.push_back({absl::StrCat(rank.rank()), rank.worker(), rank.device(),
+                      absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
+                      absl::StrCat(rank.step())});
+    }
+    terminal.out << "\nranks of attempt " << job.epoch() << " (" << RanksText(job) << ")\n"
+                 << Indented(Table(rows));
+  }
+  if (!job.causes().empty()) {
+    std::vector<std::vector<std::string>> rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};
+    for (const v1::AttemptEnd& end : job.causes()) {
+      rows.push_back({absl::StrCat(end.epoch()), spec::EnumName(end.cause()),
+                      absl::StrCat(end.step()), end.counted() ? "yes" : "no", end.message()});
+    }
+    terminal.out << "\nended attempts\n" << Indented(Table(rows));
+  }
+  if (!job.checkpoints().empty()) {
+    terminal.out << "\ncheckpoints\n" << Indented(Table(CheckpointRows(job)));
+  }
+  if (!events.empty()) {
+    terminal.out << "\nevents\n";
+    for (const v1::Event& event : events) terminal.out << "  " << EventLine(event) << "\n";
+  }
+  terminal.out << "\nspec\n" << Indented(spec::ToYaml(job.spec()));
+  return absl::OkStatus();
+}
+
+absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
+                    Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.CancelJob(name));
+  if (format != Format::kTable) {
+    Print(ToJson(job), format, terminal.out);
+  } else {
+    terminal.out << job.name() << (IsFinal(job.state()) ? " has ended: " : " is ")
+                 << spec::EnumName(job.state()) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoints(CoordinatorClient& client, const std::string& name, Format format,
+                         Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(name));
+  if (format != Format::kTable) {
+    Json list = Json::array();
+    for (const v1::CheckpointRecord& record : job.checkpoints()) list.push_back(ToJson(record));
+    Print(list, format, terminal.out);
+  } else if (job.checkpoints().empty()) {
+    terminal.out << job.name() << " has no checkpoint yet\n";
+  } else {
+    terminal.out << Table(CheckpointRows(job));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Events(CoordinatorClient& client, const std::string& job, bool follow, Format format,
+                    Terminal& terminal) {
+  if (follow) {
+    bool heard = false;
+    uint64_t last = 0;
+    return Reconnecting(
+        terminal,
+        [&] {
+          return client.WatchEvents(job, last, [&](const v1::Event& event) {
+            heard = true;
+            last = event.sequence();
+            if (format == Format::kTable) {
+              terminal.out << EventLine(event) << std::endl;
+            } else {
+              PrintItem(ToJson(event), format, terminal.out);
+            }
+            return terminal.out.good();
+          });
+        },
+        heard);
+  }
+  ASSIGN_OR_RETURN(const std::vector<v1::Event> events, client.ListEvents(job));
+  if (format != Format::kTable) {
+    Json list = Json::array();
+    for (const v1::Event& event : events) list.push_back(ToJson(event));
+    Print(list, format, terminal.out);
+    return absl::OkStatus();
+  }
+  for (const v1::Event& event : events) terminal.out << EventLine(event) << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status Logs(CoordinatorClient& client, const LogsOptions& options, Format format,
+                  Terminal& terminal) {
+  v1::GetLogsRequest request;
+  request.set_name(options.job);
+  request.set_rank(options.rank);
+  request.set_epoch(options.epoch);
+  request.set_follow(options.follow);
+  request.set_tail_bytes(options.tail_bytes);
+  bool heard = false;
+  // Where the next byte belongs, so that a stream opened again repeats nothing.
+  uint64_t epoch = 0;
+  int64_t next_offset = 0;
+  const auto open = [&] {
+    return client.GetLogs(request, [&](const v1::LogChunk& chunk) {
+      heard = true;
+      if (chunk.epoch() < epoch) return true;
+      if (chunk.epoch() > epoch) next_offset = 0;
+      epoch = chunk.epoch();
+      const int64_t skip = std::clamp<int64_t>(next_offset - chunk.offset(), 0,
+                                               static_cast<int64_t>(chunk.data().size()));
+      const std::string data = chunk.data().substr(static_cast<size_t>(skip));
+      next_offset =
+          std::max(next_offset, chunk.offset() + static_cast<int64_t>(chunk.data().size()));
+      if (data.empty()) return true;
+      if (format == Format::kTable) {
+        terminal.out << data << std::flush;
+      } else {
+        PrintItem(Json{{"epoch", chunk.epoch()},
+                       {"rank", chunk.rank()},
+                       {"offset", chunk.offset() + skip},
+                       {"text", data}},
+                  format, terminal.out);
+      }
+      return terminal.out.good();
+    });
+  };
+  return options.follow ? Reconnecting(terminal, open, heard) : open();
+}
+
+absl::Status Sample(CoordinatorClient& client, const SampleOptions& options, Format format,
+                    Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(options.job));
+  const v1::CheckpointRecord* chosen = nullptr;
+  for (const v1::CheckpointRecord& record : job.checkpoints()) {
+    if (record.damaged() || record.removed()) continue;
+    if (options.step != 0 && record.step() != options.step) continue;
+    if (chosen == nullptr || record.step() >= chosen->step()) chosen = &record;
+  }
+  if (chosen == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(job.name(), " has no sound checkpoint",
+                     options.step == 0 ? " yet" : absl::StrCat(" of step ", options.step),
+                     "; see muster checkpoints ", job.name()));
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(chosen->path(), ignored)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint ", chosen->path(), " cannot be read on this machine"));
+  }
+  const std::vector<std::string> command = {options.rank_binary,
+                                            "sample",
+                                            "--checkpoint",
+                                            chosen->path(),
+                                            "--prompt=" + options.prompt,
+                                            "--tokens",
+                                            absl::StrCat(options.tokens),
+                                            "--temperature",
+                                            absl::StrCat(options.temperature),
+                                            "--top-k",
+                                            absl::StrCat(options.top_k),
+                                            "--seed",
+                                            absl::StrCat(options.seed)};
+  ASSIGN_OR_RETURN(const std::string text, RunAndCapture(command));
+  if (format != Format::kTable) {
+    Print(Json{{"job", job.name()},
+               {"step", chosen->step()},
+               {"checkpoint", chosen->path()},
+               {"prompt", options.prompt},
+               {"text", text}},
+          format, terminal.out);
+    return absl::OkStatus();
+  }
+  terminal.out << text << (text.empty() || text.back() != '\n' ? "\n" : "");
+  return absl::OkStatus();
+}
+
+}  // namespace muster::cli

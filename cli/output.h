@@ -1,0 +1,62 @@
+// How answers are shown: messages as JSON or YAML for scripts, tables and one-line forms for
+// people.
+#ifndef MUSTER_CLI_OUTPUT_H_
+#define MUSTER_CLI_OUTPUT_H_
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/timestamp.pb.h"
+
+namespace muster::cli {
+
+using Json = nlohmann::ordered_json;
+
+enum class Format { kTable, kJson, kYaml };
+
+// Where a command writes, and what it may know about the other end.
+struct Terminal {
+  std::ostream& out;
+  std::ostream& err;
+  bool is_tty = false;  // `out` is one: redraw progress in place
+  bool colour = false;  // a tty, and NO_COLOR is not set
+  int columns = 80;
+};
+
+// Protobuf's JSON form (lowerCamelCase, defaults printed, RFC 3339 times) with two differences that
+// scripts want: 64-bit integers are numbers, and enum values are the short names of specs
+// ("running", "gpt2"); durations are as in specs ("500ms"). Absent messages and optional fields are
+// left out.
+Json ToJson(const google::protobuf::Message& message);
+
+// `value` as one JSON document with a line end, or as YAML.
+void Print(const Json& value, Format format, std::ostream& out);
+// One line of JSON, or one YAML document: for streams.
+void PrintItem(const Json& value, Format format, std::ostream& out);
+
+// Columns padded to their widest cell; the first row is the heading. No trailing blanks.
+std::string Table(const std::vector<std::vector<std::string>>& rows);
+
+// "running" in green, "failed" in red, ...; as it is without colour.
+std::string Coloured(const std::string& state, const Terminal& terminal);
+
+// "42s", "3m20s", "5h7m", "12d"; a time before `now` as an age.
+std::string ShortDuration(absl::Duration duration);
+std::string Age(const google::protobuf::Timestamp& time, absl::Time now);
+absl::Time FromProto(const google::protobuf::Timestamp& time);
+// "2026-11-21 04:25:03", local time.
+std::string LocalTime(const google::protobuf::Timestamp& time);
+// "12.3k", "4.5M".
+std::string ShortNumber(double value);
+// "1.9 MiB".
+std::string Bytes(int64_t bytes);
+// Four decimals, "-" for 0 (not measured yet).
+std::string Loss(double loss);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_OUTPUT_H_
