@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cli/completion.h"
@@ -36,9 +37,12 @@ class Application {
       // CLI11 takes the arguments from the back.
       app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     } catch (const CLI::ParseError& error) {
-      const int code = app_.exit(error, terminal_.out, terminal_.err);
-      if (code != 0) Suggest(arguments);
-      return code == 0 ? 0 : kUsageError;
+      const std::string unknown = UnknownCommand(arguments);
+      if (error.get_exit_code() != 0 && !unknown.empty()) {
+        terminal_.err << "muster: " << unknown << "; see muster --help" << std::endl;
+        return kUsageError;
+      }
+      return app_.exit(error, terminal_.out, terminal_.err) == 0 ? 0 : kUsageError;
     }
     const absl::Status status = action_();
     terminal_.out.flush();
@@ -320,8 +324,8 @@ class Application {
     return 0;
   }
 
-  // After a usage error: the command that a misspelt one may mean.
-  void Suggest(const std::vector<std::string>& arguments) {
+  // Of a usage error: the word that stands where a command should, "" when that is not the fault.
+  std::string UnknownCommand(const std::vector<std::string>& arguments) const {
     const CLI::App* command = &app_;
     for (const std::string& word : arguments) {
       if (const CLI::App* below = FindCommand(*command, word)) {
@@ -332,10 +336,12 @@ class Application {
       for (const CLI::App* below : command->get_subcommands(nullptr)) {
         names.push_back(below->get_name());
       }
+      if (names.empty() || absl::StartsWith(word, "-")) return "";
       const std::string nearest = spec::NearestName(word, names);
-      if (!nearest.empty()) terminal_.err << "Did you mean '" << nearest << "'?\n";
-      return;
+      return absl::StrCat("unknown command ", spec::Quoted(word),
+                          nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?"));
     }
+    return "";
   }
 
   Surroundings& surroundings_;

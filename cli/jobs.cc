@@ -127,8 +127,13 @@ absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, For
   ASSIGN_OR_RETURN(const std::string text, ReadText(options.file));
   const std::string shown = options.file == "-" ? "stdin" : options.file;
   v1::SubmitRequest request;
-  ASSIGN_OR_RETURN(*request.mutable_spec(),
-                   spec::Load(text, shown, options.overrides, options.working_directory));
+  absl::StatusOr<v1::JobSpec> job_spec =
+      spec::Load(text, shown, options.overrides, options.working_directory);
+  if (!job_spec.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the spec is refused\n", job_spec.status().message()));
+  }
+  *request.mutable_spec() = *std::move(job_spec);
   request.set_request_id(options.request_id.empty() ? FreshRequestId() : options.request_id);
   request.set_validate_only(options.dry_run);
   ASSIGN_OR_RETURN(const v1::SubmitResponse response, client.Submit(request, kSubmitPatience));

@@ -1,0 +1,247 @@
+// The whole command against a JobService of this process.
+#include "cli/app.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "muster/v1/job_service.grpc.pb.h"
+
+namespace muster::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Jobs in memory; what a test wants to happen is set beforehand.
+class FakeService : public v1::JobService::Service {
+ public:
+  grpc::Status Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
+                      v1::SubmitResponse* response) override {
+    absl::MutexLock lock(&mutex);
+    submitted.push_back(*request);
+    if (submit_failures-- > 0) return {grpc::StatusCode::UNAVAILABLE, "stopping"};
+    *response->mutable_job() = job;
+    *response->mutable_job()->mutable_spec() = request->spec();
+    return grpc::Status::OK;
+  }
+  grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest* request,
+                      v1::Job* reply) override {
+    if (request->name() != job.name()) {
+      return {grpc::StatusCode::NOT_FOUND, "no job 'gpk'; did you mean 'gpt'?"};
+    }
+    *reply = job;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListJobs(grpc::ServerContext*, const v1::ListJobsRequest* request,
+                        v1::ListJobsResponse* reply) override {
+    *reply->add_jobs() = job;
+    // Two pages.
+    if (request->page_token().empty()) reply->set_next_page_token("2");
+    return grpc::Status::OK;
+  }
+  grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*,
+                          v1::GetVersionResponse* reply) override {
+    reply->set_version("4.5.6");
+    reply->set_cluster_id("here");
+    return grpc::Status::OK;
+  }
+  // The first stream breaks off after one update; the next goes on to the end.
+  grpc::Status WatchJob(grpc::ServerContext*, const v1::GetJobRequest* request,
+                        grpc::ServerWriter<v1::Job>* writer) override {
+    absl::MutexLock lock(&mutex);
+    watched.push_back(request->name());
+    v1::Job now = job;
+    if (watched.size() == 1) {
+      now.set_state(v1::JOB_STATE_RUNNING);
+      writer->Write(now);
+      return {grpc::StatusCode::UNAVAILABLE, "stopping"};
+    }
+    writer->Write(now);
+    return grpc::Status::OK;
+  }
+  grpc::Status GetLogs(grpc::ServerContext*, const v1::GetLogsRequest* request,
+                       grpc::ServerWriter<v1::LogChunk>* writer) override {
+    absl::MutexLock lock(&mutex);
+    v1::LogChunk chunk;
+    chunk.set_epoch(1);
+    chunk.set_data("abc");
+    writer->Write(chunk);
+    if (request->follow() && ++log_streams == 1) return {grpc::StatusCode::UNAVAILABLE, "x"};
+    chunk.set_offset(3);
+    chunk.set_data("def\n");
+    writer->Write(chunk);
+    return grpc::Status::OK;
+  }
+
+  absl::Mutex mutex;
+  v1::Job job;
+  int submit_failures = 0;
+  int log_streams = 0;
+  std::vector<v1::SubmitRequest> submitted;
+  std::vector<std::string> watched;
+};
+
+constexpr char kSpec[] = R"(
+name: gpt
+engine:
+  model: {family: gpt2, layers: 1, hidden: 8, heads: 2, vocab: 256, sequence_length: 16}
+  data: {train: [{path: data/x}]}
+  training: {steps: 10, global_batch: 4, micro_batch: 2, optimizer: {adamw: {lr: 0.001}}}
+resources: {ranks: 2}
+)";
+
+class App : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "/muster-cli-XXXXXX";
+    directory_ = ::mkdtemp(pattern.data());
+    std::ofstream(directory_ + "/job.yaml") << kSpec;
+    service_.job.set_name("gpt");
+    service_.job.set_id("gpt-abcde");
+    service_.job.set_state(v1::JOB_STATE_SUCCEEDED);
+    service_.job.set_steps(10);
+    service_.job.set_step(10);
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    environment_["MUSTER_COORDINATOR"] = absl::StrCat("127.0.0.1:", port);
+    environment_["MUSTER_HOME"] = directory_ + "/home";
+  }
+  void TearDown() override { server_->Shutdown(); }
+
+  int RunApp(const std::vector<std::string>& arguments) {
+    out_.str("");
+    err_.str("");
+    Surroundings surroundings = {
+        .terminal = {.out = out_, .err = err_},
+        .environment = [this](const std::string& name) { return environment_[name]; },
+        .working_directory = directory_,
+        .binaries = directory_,
+        .version = "1.2.3"};
+    return cli::Run(arguments, surroundings);
+  }
+  std::string SpecFile() const { return directory_ + "/job.yaml"; }
+
+  FakeService service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::map<std::string, std::string> environment_;
+  std::string directory_;
+  std::ostringstream out_, err_;
+};
+
+TEST_F(App, Submit_SendsTheSpecWithTheCallersDirectory) {
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--set", "engine.training.steps=7"}), 0) << err_.str();
+  ASSERT_EQ(service_.submitted.size(), 1u);
+  EXPECT_EQ(service_.submitted[0].spec().working_directory(), directory_);
+  EXPECT_EQ(service_.submitted[0].spec().engine().training().steps(), 7);
+  EXPECT_EQ(out_.str(), "submitted gpt (gpt-abcde)\n");
+}
+
+TEST_F(App, Submit_RepeatsItselfWithTheSameRequestId) {
+  service_.submit_failures = 2;
+  EXPECT_EQ(RunApp({"submit", SpecFile()}), 0) << err_.str();
+  ASSERT_EQ(service_.submitted.size(), 3u);
+  EXPECT_FALSE(service_.submitted[0].request_id().empty());
+  EXPECT_EQ(service_.submitted[0].request_id(), service_.submitted[2].request_id());
+}
+
+TEST_F(App, Submit_OfABadSpec_NamesFileLineAndField) {
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--set", "engine.model.heads=3"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("engine.model.heads: 3 does not divide hidden (8)"));
+  EXPECT_TRUE(service_.submitted.empty());
+  EXPECT_EQ(RunApp({"submit", directory_ + "/none.yaml"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("none.yaml: cannot be opened"));
+}
+
+TEST_F(App, SubmitWatch_OfAFailedJob_ExitsWithOneAndSaysWhy) {
+  service_.job.set_state(v1::JOB_STATE_FAILED);
+  service_.job.set_message("data/x.idx is missing");
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--watch"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("gpt failed: data/x.idx is missing"));
+}
+
+TEST_F(App, Watch_GoesOnByIdAfterTheStreamBroke) {
+  EXPECT_EQ(RunApp({"watch", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(service_.watched, ::testing::ElementsAre("gpt", "gpt-abcde"));
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("gpt  running  10/10"), HasSubstr("gpt succeeded")));
+}
+
+TEST_F(App, Logs_FollowedAcrossABrokenStream_RepeatNothing) {
+  EXPECT_EQ(RunApp({"logs", "gpt", "-f"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(), "abcdef\n");
+}
+
+TEST_F(App, GetJobs_ReadsEveryPage) {
+  EXPECT_EQ(RunApp({"get", "jobs", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str()).size(), 2u);
+}
+
+TEST_F(App, UnknownJob_ExitsWithOneAndTheCoordinatorsHint) {
+  EXPECT_EQ(RunApp({"get", "job", "gpk"}), 1);
+  EXPECT_EQ(err_.str(), "muster: no job 'gpk'; did you mean 'gpt'?\n");
+}
+
+TEST_F(App, WrongUsage_ExitsWithTwo) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{},
+                                             {"frobnicate"},
+                                             {"get"},
+                                             {"get", "job"},
+                                             {"get", "jobs", "-o", "xml"},
+                                             {"submit"},
+                                             {"get", "jobs", "--nope"}}) {
+    EXPECT_EQ(RunApp(arguments), 2) << ::testing::PrintToString(arguments);
+    EXPECT_FALSE(err_.str().empty());
+  }
+  RunApp({"gte", "jobs"});
+  EXPECT_THAT(err_.str(), HasSubstr("unknown command 'gte'; did you mean 'get'?"));
+}
+
+TEST_F(App, UnreachableCoordinator_IsNamedWithWhereItsAddressCameFrom) {
+  server_->Shutdown();
+  EXPECT_EQ(RunApp({"get", "jobs"}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr(environment_["MUSTER_COORDINATOR"]),
+                                HasSubstr("$MUSTER_COORDINATOR")));
+  environment_.erase("MUSTER_COORDINATOR");
+  EXPECT_EQ(RunApp({"get", "jobs"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("muster local up"));
+}
+
+TEST_F(App, Version_NamesBothSidesAndIsNoFailureWithoutACoordinator) {
+  EXPECT_EQ(RunApp({"version"}), 0);
+  EXPECT_EQ(out_.str(), "muster 1.2.3\ncoordinator 4.5.6, cluster here\n");
+  server_->Shutdown();
+  EXPECT_EQ(RunApp({"version", "-o", "json"}), 0);
+  EXPECT_EQ(Json::parse(out_.str())["coordinator"], nullptr);
+}
+
+TEST_F(App, Complete_OffersCommandsFlagsAndJobs) {
+  RunApp({"__complete", "--", "get", "j"});
+  EXPECT_EQ(out_.str(), "jobs\njob\n");
+  RunApp({"__complete", "--", "logs", "g"});
+  EXPECT_EQ(out_.str(), "gpt\n");
+  RunApp({"__complete", "--", "submit", "--wa"});
+  EXPECT_EQ(out_.str(), "--watch\n");
+  RunApp({"__complete", "--", "get", "jobs", "-o", ""});
+  EXPECT_EQ(out_.str(), "table\njson\nyaml\n");
+}
+
+TEST_F(App, LocalUp_ThatCannotStart_SaysWhyAndLeavesNothing) {
+  EXPECT_EQ(RunApp({"local", "up"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("muster-coordinator cannot be started"));
+  EXPECT_EQ(RunApp({"local", "down"}), 0) << err_.str();
+}
+
+}  // namespace
+}  // namespace muster::cli
