@@ -512,6 +512,62 @@ TEST_F(RpcTest, JobThatFits_IsSentToItsDaemons_AndItsLogComesFromThere) {
   EXPECT_EQ(gone.error_code(), grpc::UNAVAILABLE);
 }
 
+TEST_F(RpcTest, FollowedLog_GoesOnWhileTheRankWrites_AndEndsWithTheJob) {
+  Daemon daemon(*coordinator_, "w0", 2);
+  daemon.ReadUntil([](const auto& m) { return m.has_welcome(); });
+  const v1::Job job = MustSubmit("gpt");
+  daemon.ReadUntil([](const auto& m) { return m.desired().attempts_size() > 0; });
+  v1::GetLogsRequest request;
+  request.set_name("gpt");
+  request.set_follow(true);
+  request.set_tail_bytes(5);
+  const auto context = Context();
+  const auto logs = stub_->GetLogs(context.get(), request);
+  const auto answer = [&](int64_t asked_from, const std::string& data, int64_t offset,
+                          bool closed) {
+    const auto asked = daemon.ReadUntil([](const auto& m) { return m.has_log(); });
+    EXPECT_EQ(asked.log().offset(), asked_from);
+    v1::FromWorker reply;
+    reply.mutable_log()->set_request(asked.log().request());
+    reply.mutable_log()->set_data(data);
+    reply.mutable_log()->set_offset(offset);
+    reply.mutable_log()->set_end(true);
+    reply.mutable_log()->set_closed(closed);
+    ASSERT_TRUE(daemon.Write(reply));
+  };
+  answer(-5, "tail\n", 100, false);
+  answer(105, "", 105, false);  // nothing new yet
+  answer(105, "last\n", 105, true);
+
+  v1::CancelJobRequest cancel;
+  cancel.set_name("gpt");
+  v1::Job cancelled;
+  ASSERT_TRUE(stub_->CancelJob(Context().get(), cancel, &cancelled).ok());
+  const auto stopped = daemon.ReadUntil([](const auto& m) {
+    return m.desired().attempts_size() > 0 &&
+           m.desired().attempts(0).phase() == v1::DESIRED_PHASE_STOPPED;
+  });
+  v1::FromWorker released;
+  v1::Observed& observed = *released.mutable_observed();
+  observed.set_applied_revision(stopped.desired().revision());
+  v1::ObservedAttempt& attempt = *observed.add_attempts();
+  attempt.set_job_id(job.id());
+  attempt.set_epoch(stopped.desired().attempts(0).epoch());
+  for (int rank = 0; rank < 2; ++rank) {
+    v1::ObservedRank& held = *attempt.add_ranks();
+    held.set_rank(rank);
+    held.set_state(v1::RANK_STATE_RELEASED);
+    held.mutable_exit()->set_cause(v1::CAUSE_CANCELLED);
+  }
+  ASSERT_TRUE(daemon.Write(released));
+  std::string read;
+  v1::LogChunk chunk;
+  while (logs->Read(&chunk)) read += chunk.data();
+  EXPECT_TRUE(logs->Finish().ok());
+  EXPECT_EQ(read, "tail\nlast\n");
+  daemon.Cancel();
+}
+
 TEST_F(RpcTest, LogsOfARankThatIsNotThere_SayWhatIsPossible) {
   MustSubmit("gpt");
   v1::GetLogsRequest request;
