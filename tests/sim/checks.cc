@@ -1,0 +1,174 @@
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+
+using coordinator::Core;
+using coordinator::CoreConfig;
+using coordinator::CoreOutput;
+
+void World::Violate(const std::string& what) {
+  if (!result_.violation.empty()) return;
+  result_.violation = absl::StrCat(
+      "at ", absl::FormatDuration(queue_.now() - absl::FromUnixSeconds(1'000'000'000)), ": ", what);
+  Trace(absl::StrCat("VIOLATION ", what));
+}
+
+void World::Trace(absl::string_view line) {
+  for (const char c : line) {
+    hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  }
+  hash_ = (hash_ ^ static_cast<uint64_t>(absl::ToUnixNanos(queue_.now()))) * 1099511628211ull;
+  if (!options_.trace) return;
+  std::printf("%10.4f  %s\n",
+              absl::ToDoubleSeconds(queue_.now() - absl::FromUnixSeconds(1'000'000'000)),
+              std::string(line).c_str());
+}
+
+void World::CheckAll() {
+  CheckMachines();
+  if (core_ == nullptr) return;
+  for (const std::string& broken : core_->CheckInvariants()) Violate(broken);
+  if (result_.events % 97 == 0) CheckRecovery();
+}
+
+void World::CheckMachines() {
+  for (const auto& [name, machine] : machines_) {
+    std::map<std::string, const Process*> holders;
+    for (const auto& [key, process] : machine.processes) {
+      if (!process.alive && !process.stray) continue;
+      auto [held, free] = holders.emplace(process.device, &process);
+      if (!free) {
+        Violate(absl::StrCat(name, " ", process.device, " runs ", ToString(key), " and ",
+                             ToString(held->second->key)));
+      }
+    }
+    if (machine.agent == nullptr) continue;
+    for (const std::string& broken : machine.agent->CheckInvariants()) {
+      Violate(absl::StrCat(name, ": ", broken));
+    }
+  }
+}
+
+// What users can see of a job, each time it was durable.
+void World::CheckJob(const v1::Job& job) {
+  const std::string& id = job.id();
+  const auto violate = [&](const std::string& what) { Violate(absl::StrCat(id, ": ", what)); };
+  if (job.epoch() < epochs_[id]) {
+    violate(absl::StrCat("epoch ", job.epoch(), " after ", epochs_[id], " was seen"));
+  }
+  epochs_[id] = std::max(epochs_[id], job.epoch());
+  if (static_cast<uint64_t>(job.attempts()) != job.epoch()) {
+    violate(absl::StrCat(job.attempts(), " attempts, epoch ", job.epoch()));
+  }
+  std::set<std::pair<int64_t, uint64_t>> seen;
+  for (const v1::CheckpointRecord& record : job.checkpoints()) {
+    if (!seen.emplace(record.step(), record.epoch()).second) {
+      violate(absl::StrCat("checkpoint of step ", record.step(), " twice"));
+    }
+    if (saved_.count({record.path(), record.step()}) == 0) {
+      violate(absl::StrCat("committed ", record.path(), ", which was never written completely"));
+    }
+  }
+  if (job.last_committed_step() < committed_[id]) {
+    violate(absl::StrCat("committed step went back from ", committed_[id], " to ",
+                         job.last_committed_step()));
+  }
+  committed_[id] = job.last_committed_step();
+  int counted = 0;
+  for (const v1::AttemptEnd& end : job.causes()) counted += end.counted() ? 1 : 0;
+  if (counted != job.failures()) {
+    violate(absl::StrCat(job.failures(), " failures, but ", counted, " causes count"));
+  }
+  const bool poisoned = job.spec().labels().count("poisoned") > 0;
+  switch (job.state()) {
+    case v1::JOB_STATE_SUCCEEDED:
+      if (finished_ranks_[id] < job.spec().resources().ranks()) {
+        violate(absl::StrCat("succeeded, but only ", finished_ranks_[id], " ranks finished"));
+      }
+      break;
+    case v1::JOB_STATE_FAILED:
+      if (job.failures() <= job.spec().restart().max_failures() && !poisoned) {
+        violate(absl::StrCat("failed with ", job.failures(), " of ",
+                             job.spec().restart().max_failures(), " failures: ", job.message()));
+      }
+      break;
+    case v1::JOB_STATE_QUEUED:
+      if (job.waiting().empty()) violate("waits without saying why");
+      break;
+    default:
+      break;
+  }
+  const bool ended = job.state() == v1::JOB_STATE_SUCCEEDED ||
+                     job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_CANCELLED;
+  auto known = final_states_.find(id);
+  if (known != final_states_.end() && known->second != job.state()) {
+    violate(absl::StrCat("was ", v1::JobState_Name(known->second), ", now ",
+                         v1::JobState_Name(job.state())));
+  }
+  if (ended) final_states_[id] = job.state();
+}
+
+// A coordinator started now from what is durable would know the same.
+void World::CheckRecovery() {
+  if (!unsynced_.empty() || syncing_) return;
+  CoreOutput output;
+  absl::StatusOr<std::unique_ptr<Core>> other =
+      Core::Recover(CoreConfig(), *store_, Rng(1), queue_.now(), &output);
+  if (!other.ok()) return Violate(absl::StrCat("recovery: ", other.status().ToString()));
+  uint64_t next = 0;
+  for (const v1::Job& job : core_->ListJobs(0, 1000, &next)) {
+    absl::StatusOr<v1::Job> twin = (*other)->GetJob(job.id());
+    if (!twin.ok()) {
+      Violate(absl::StrCat(job.id(), " is not durable"));
+      continue;
+    }
+    v1::Job mine = job;
+    // Pure progress is persisted about once a second only, the map of processes not at all.
+    for (v1::Job* both : {&mine, &*twin}) {
+      both->clear_step();
+      both->clear_train_loss();
+      both->clear_tokens_per_second();
+      both->clear_step_seconds();
+      both->clear_consumed_tokens();
+      both->clear_losses();
+      both->clear_waiting();
+      for (v1::RankStatus& rank : *both->mutable_ranks()) {
+        rank.clear_state();
+        rank.clear_pid();
+        rank.clear_step();
+      }
+    }
+    if (mine.SerializeAsString() != twin->SerializeAsString()) {
+      Violate(absl::StrCat(job.id(), " differs after recovery:\n", mine.DebugString(),
+                           "--- durable\n", twin->DebugString()));
+    }
+  }
+}
+
+void World::CheckEnd() {
+  for (const auto& [request, submission] : submissions_) {
+    if (submission.id.empty()) {
+      Violate(absl::StrCat(request, " was never acknowledged"));
+      continue;
+    }
+    auto ended = final_states_.find(submission.id);
+    if (ended == final_states_.end()) {
+      absl::StatusOr<v1::Job> job = core_ == nullptr ? absl::UnavailableError("no coordinator")
+                                                     : core_->GetJob(submission.id);
+      Violate(absl::StrCat(submission.id, " has not ended: ",
+                           job.ok() ? job->ShortDebugString() : job.status().ToString()));
+      continue;
+    }
+    Count(v1::JobState_Name(ended->second));
+    if (ended->second == v1::JOB_STATE_CANCELLED && !submission.cancel) {
+      Violate(absl::StrCat(submission.id, " was cancelled by nobody"));
+    }
+  }
+  if (!Settled()) Violate("the cluster did not come to rest");
+}
+
+}  // namespace muster::sim

@@ -1,0 +1,175 @@
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+
+using coordinator::Core;
+using coordinator::CoreConfig;
+using coordinator::CoreEvent;
+using coordinator::CoreOutput;
+
+namespace {
+
+// Shorter than the defaults, so that every limit is met within a simulated minute or two.
+CoreConfig Config() {
+  CoreConfig config;
+  config.lost_after = absl::Seconds(12);
+  config.stop_grace = absl::Seconds(2);
+  config.progress_timeout = absl::Seconds(40);
+  return config;
+}
+
+}  // namespace
+
+void World::StartCoordinator() {
+  if (core_ != nullptr) return;
+  ++coordinator_generation_;
+  syncing_ = false;
+  unsynced_.clear();
+  core_timer_ = absl::InfiniteFuture();
+  CoreOutput output;
+  absl::StatusOr<std::unique_ptr<Core>> core =
+      Core::Recover(Config(), *store_, Rng(rng_.Next()), queue_.now(), &output);
+  if (!core.ok()) return Violate(absl::StrCat("recovery failed: ", core.status().ToString()));
+  core_ = *std::move(core);
+  Trace(absl::StrCat("coordinator starts, term ", core_->leader_term()));
+  CarryOut(std::move(output));
+}
+
+void World::CrashCoordinator(absl::string_view why) {
+  if (core_ == nullptr) return;
+  Trace(absl::StrCat("coordinator crashes: ", why, ", ", unsynced_.size(), " outputs unsynced"));
+  Count("coordinator crash");
+  // What was being written when the process died may have reached the disk, or a prefix of it.
+  const size_t reached = unsynced_.empty() ? 0 : rng_.Below(unsynced_.size() + 1);
+  for (size_t i = 0; i < reached; ++i) {
+    // A disk that refuses keeps nothing.
+    if (rng_.Chance(0.5)) {
+      if (!store_->Write({unsynced_[i].batch}).ok()) break;
+    } else {
+      if (store_->WriteUnsynced({unsynced_[i].batch}).ok()) Count("lost fsync");
+      break;
+    }
+  }
+  store_->Crash();
+  store_->FailWrites(false);
+  core_.reset();
+  unsynced_.clear();
+  syncing_ = false;
+  ++coordinator_generation_;
+  submit_calls_.clear();
+  for (auto& [id, connection] : connections_) {
+    connection.coordinator_open = false;
+    if (connection.worker_open) Break(id);
+  }
+  const uint64_t generation = coordinator_generation_;
+  queue_.After(absl::Milliseconds(100 + rng_.Below(rng_.Chance(0.2) ? 20000 : 2000)),
+               [this, generation] {
+                 if (generation == coordinator_generation_) StartCoordinator();
+               });
+}
+
+void World::Feed(CoreEvent event) {
+  if (core_ == nullptr) return;
+  CarryOut(core_->Handle(event, queue_.now()));
+}
+
+// As the shell's writer thread: outputs queue up while a sync runs; the next sync takes them all,
+// and only then are their actions released, in order.
+void World::CarryOut(CoreOutput output) {
+  unsynced_.push_back(std::move(output));
+  if (syncing_) return;
+  syncing_ = true;
+  const uint64_t generation = coordinator_generation_;
+  queue_.After(absl::Microseconds(100 + rng_.Below(4000)), [this, generation] {
+    if (generation == coordinator_generation_) SyncDone();
+  });
+}
+
+void World::SyncDone() {
+  std::vector<coordinator::Batch> batches;
+  for (const CoreOutput& output : unsynced_) {
+    if (!output.batch.empty()) batches.push_back(output.batch);
+  }
+  if (!batches.empty()) {
+    if (absl::Status written = store_->Write(batches); !written.ok()) {
+      return CrashCoordinator("its disk refused a write");
+    }
+  }
+  syncing_ = false;
+  std::deque<CoreOutput> released = std::move(unsynced_);
+  unsynced_.clear();
+  const uint64_t generation = coordinator_generation_;
+  for (const CoreOutput& output : released) {
+    for (const coordinator::CoreAction& action : output.actions) {
+      Release(action);
+      if (generation != coordinator_generation_) return;
+    }
+  }
+}
+
+void World::Release(const coordinator::CoreAction& action) {
+  if (const auto* reply = std::get_if<coordinator::ReplyAction>(&action)) {
+    Receive(*reply);
+  } else if (const auto* send = std::get_if<coordinator::SendAction>(&action)) {
+    auto found = connections_.find(send->session.value());
+    if (found == connections_.end() || !found->second.coordinator_open) return;
+    v1::FromCoordinator message = send->message;
+    message.set_cluster_id(core_->cluster_id());
+    message.set_leader_term(core_->leader_term());
+    ToWorker(found->second, std::move(message));
+  } else if (const auto* close = std::get_if<coordinator::CloseAction>(&action)) {
+    CloseCoordinatorSide(close->session.value());
+  } else if (const auto* timer = std::get_if<coordinator::TimerAction>(&action)) {
+    core_timer_ = timer->at;
+    if (timer->at == absl::InfiniteFuture()) return;
+    const uint64_t generation = coordinator_generation_;
+    queue_.At(timer->at, [this, generation, at = timer->at] {
+      if (generation != coordinator_generation_ || core_timer_ != at) return;
+      core_timer_ = absl::InfiniteFuture();
+      Feed(coordinator::TimerFired{});
+    });
+  } else if (const auto* changed = std::get_if<coordinator::JobChanged>(&action)) {
+    absl::StatusOr<v1::Job> job = core_->GetJob(changed->job.value());
+    if (!job.ok()) return Violate(absl::StrCat("changed job is unknown: ", changed->job.value()));
+    CheckJob(*job);
+  } else if (const auto* appended = std::get_if<coordinator::EventAppended>(&action)) {
+    const v1::Event& event = appended->event;
+    Trace(absl::StrCat("event ", event.sequence(), " ", v1::EventKind_Name(event.kind()), " ",
+                       event.job_id(), " e", event.epoch(), " ", event.worker(), " ", event.from(),
+                       "->", event.to(), " ", event.message()));
+    if (event.sequence() <= last_event_) {
+      Violate(absl::StrCat("event ", event.sequence(), " was published after ", last_event_));
+    }
+    last_event_ = event.sequence();
+    if (event.kind() == v1::EVENT_KIND_WORKER_LOST) {
+      for (const auto& [key, process] : machines_[event.worker()].processes) {
+        lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
+      }
+    }
+    Count(v1::EventKind_Name(event.kind()));
+  }
+}
+
+void World::Receive(const coordinator::ReplyAction& reply) {
+  auto call = submit_calls_.find(reply.call.value());
+  if (call == submit_calls_.end()) return;  // a cancellation
+  Submission& submission = submissions_[call->second];
+  submit_calls_.erase(call);
+  if (!reply.status.ok()) {
+    return Violate(absl::StrCat("submission refused: ", reply.status.ToString()));
+  }
+  if (!submission.id.empty() && submission.id != reply.job.id()) {
+    return Violate(absl::StrCat("request ", submission.request_id,
+                                " made two jobs: ", submission.id, " and ", reply.job.id()));
+  }
+  submission.id = reply.job.id();
+  Trace(absl::StrCat("user: job ", reply.job.id(), " accepted"));
+  if (submission.cancel) {
+    const std::string id = submission.id;
+    queue_.After(absl::Milliseconds(rng_.Below(20000)), [this, id] { TryCancel(id); });
+  }
+}
+
+}  // namespace muster::sim

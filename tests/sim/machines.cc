@@ -1,0 +1,255 @@
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+
+using worker::AgentCore;
+using worker::AgentOutput;
+using worker::RankKey;
+
+void World::StartDaemon(Machine& machine) {
+  if (!machine.up || machine.agent != nullptr) return;
+  ++machine.generation;
+  ++machine.incarnation;
+  machine.connection.reset();
+  machine.calls.clear();
+  worker::AgentConfig config;
+  config.incarnation = Incarnation(machine.incarnation);
+  config.hello.set_worker(machine.name);
+  config.hello.set_host(machine.name);
+  config.hello.set_boot_id("boot");
+  config.hello.set_pid(1);
+  for (int slot = 0; slot < machine.slots; ++slot) {
+    v1::Device* device = config.hello.add_devices();
+    device->set_name(absl::StrCat("cpu:", slot));
+    device->set_kind(v1::DEVICE_KIND_CPU);
+  }
+  config.rank_socket = "socket";
+  config.attempts_directory = "attempts";
+  AgentOutput output;
+  absl::StatusOr<std::unique_ptr<AgentCore>> agent =
+      AgentCore::Recover(config, machine.disk, queue_.now(), &output);
+  if (!agent.ok()) {
+    return Violate(absl::StrCat(machine.name, " recovery failed: ", agent.status().ToString()));
+  }
+  machine.agent = *std::move(agent);
+  Trace(absl::StrCat(machine.name, " daemon starts, incarnation ", machine.incarnation));
+  CarryOut(machine, std::move(output));
+  Dial(machine);
+}
+
+void World::KillDaemon(Machine& machine) {
+  if (machine.agent == nullptr) return;
+  Trace(absl::StrCat(machine.name, " daemon is killed"));
+  Count("daemon crash");
+  machine.agent.reset();
+  ++machine.generation;
+  // Callers find their connection broken and try again.
+  for (const auto& [id, call] : machine.calls) {
+    const Process* process = Find(call.key);
+    if (process == nullptr) continue;
+    queue_.After(absl::Milliseconds(200), [this, call = call, generation = process->generation] {
+      CallDaemon(call.key, generation, call.request);
+    });
+  }
+  machine.calls.clear();
+  machine.timer = absl::InfiniteFuture();
+  if (machine.connection.has_value()) {
+    const uint64_t id = *machine.connection;
+    machine.connection.reset();
+    connections_[id].worker_open = false;
+    queue_.After(absl::Milliseconds(rng_.Chance(0.7) ? rng_.Below(10) : rng_.Below(5000)),
+                 [this, id] { CloseCoordinatorSide(id); });
+  }
+  const uint64_t generation = machine.generation;
+  queue_.After(absl::Milliseconds(200 + rng_.Below(rng_.Chance(0.2) ? 25000 : 3000)),
+               [this, name = machine.name, generation] {
+                 Machine& m = machines_[name];
+                 if (m.generation == generation) StartDaemon(m);
+               });
+}
+
+// Everything on it stops; its disk stays.
+void World::KillHost(Machine& machine) {
+  if (!machine.up) return;
+  Trace(absl::StrCat(machine.name, " host goes down"));
+  Count("host crash");
+  machine.up = false;
+  for (auto& [key, process] : machine.processes) {
+    process.stray = false;
+    if (process.alive) End(process, v1::CAUSE_UNKNOWN, -1, 0, "the machine went down");
+  }
+  if (machine.agent != nullptr) KillDaemon(machine);
+  ++machine.generation;
+  queue_.After(absl::Milliseconds(1000 + rng_.Below(rng_.Chance(0.3) ? 40000 : 8000)),
+               [this, name = machine.name] {
+                 machines_[name].up = true;
+                 StartDaemon(machines_[name]);
+               });
+}
+
+void World::Feed(Machine& machine, worker::AgentEvent event) {
+  if (machine.agent == nullptr) return;
+  CarryOut(machine, machine.agent->Handle(event, queue_.now()));
+}
+
+void World::CarryOut(Machine& machine, AgentOutput output) {
+  const uint64_t generation = machine.generation;
+  for (worker::AgentRecord& record : output.records) {
+    // Each record is written and synced before the next; a crash can come between any two.
+    if (faults_on_ && options_.faults && rng_.Chance(0.0005)) {
+      Count("daemon crash between records");
+      return KillDaemon(machine);
+    }
+    if (record.value.has_value()) {
+      machine.disk[record.name] = *std::move(record.value);
+    } else {
+      machine.disk.erase(record.name);
+    }
+  }
+  for (const worker::AgentAction& action : output.actions) {
+    std::visit([&](const auto& a) { Do(machine, a); }, action);
+    if (machine.generation != generation) return;
+  }
+}
+
+void World::Answer(Machine& machine, absl::Duration delay, worker::AgentEvent event) {
+  const uint64_t generation = machine.generation;
+  queue_.After(delay, [this, name = machine.name, generation, event = std::move(event)]() mutable {
+    Machine& m = machines_[name];
+    if (m.generation == generation) Feed(m, std::move(event));
+  });
+}
+
+void World::Do(Machine& machine, const worker::PrepareAttempt& action) {
+  worker::AttemptPrepared prepared{action.attempt, absl::OkStatus()};
+  if (faults_on_ && options_.faults && rng_.Chance(0.02)) {
+    prepared.status = absl::UnavailableError("the run directory cannot be made");
+    prepared.cause = v1::CAUSE_LAUNCH;
+    Count("launch refused");
+  }
+  Answer(machine, absl::Milliseconds(1 + rng_.Below(20)), prepared);
+}
+
+void World::Do(Machine& machine, const worker::StartRank& action) {
+  auto known = machine.processes.find(action.rank);
+  if (known != machine.processes.end()) {  // ever started: attach
+    return Do(machine, worker::AttachRank{action.rank});
+  }
+  Process& process = machine.processes[action.rank];
+  process.key = action.rank;
+  process.assignment = action.assignment;
+  process.worker = machine.name;
+  process.device = action.assignment.device();
+  process.pid = static_cast<int64_t>(1000 + next_id_++);
+  process.generation = next_id_++;
+  Trace(absl::StrCat(machine.name, " starts ", ToString(action.rank), " on ", process.device,
+                     " pid ", process.pid));
+  Launch(machine, process);
+  Answer(machine, absl::Milliseconds(1 + rng_.Below(30)),
+         worker::RankStarted{action.rank, process.pid});
+}
+
+void World::Do(Machine& machine, const worker::AttachRank& action) {
+  auto known = machine.processes.find(action.rank);
+  const absl::Duration delay = absl::Milliseconds(1 + rng_.Below(20));
+  if (known == machine.processes.end()) {
+    Answer(machine, delay, worker::RankNotStarted{action.rank, absl::OkStatus()});
+    return;
+  }
+  const Process& process = known->second;
+  if (process.alive) {
+    Count("re-attached");
+    Answer(machine, delay, worker::RankStarted{action.rank, process.pid, process.commits});
+  } else {
+    Answer(machine, delay,
+           worker::RankExited{action.rank, process.pid, process.exit, process.progress,
+                              process.commits});
+  }
+}
+
+void World::Do(Machine& machine, const worker::SignalRank& action) {
+  auto found = machine.processes.find(action.rank);
+  if (found == machine.processes.end() || !found->second.alive) return;
+  Process& process = found->second;
+  if (action.kill) {
+    End(process, v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
+    return;
+  }
+  process.terminating = true;
+  // Most ranks end at the next step; some never listen and must be killed.
+  if (rng_.Chance(0.2)) return;
+  queue_.After(absl::Milliseconds(rng_.Below(200)),
+               [this, key = action.rank, generation = process.generation] {
+                 Process* p = Find(key);
+                 if (p != nullptr && p->alive && p->generation == generation) {
+                   End(*p, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
+                 }
+               });
+}
+
+void World::Do(Machine& machine, const worker::VerifyRelease& action) {
+  auto found = machine.processes.find(action.rank);
+  if (found != machine.processes.end()) {
+    Process& process = found->second;
+    if (process.alive) {
+      End(process, v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
+    }
+    if (process.stray) {  // takes a while to die
+      queue_.After(absl::Milliseconds(200 + rng_.Below(1500)),
+                   [this, name = machine.name, key = action.rank] {
+                     auto it = machines_[name].processes.find(key);
+                     if (it != machines_[name].processes.end()) it->second.stray = false;
+                   });
+      Answer(machine, absl::Milliseconds(1700), worker::ReleaseProven{action.rank});
+      return;
+    }
+  }
+  Answer(machine, absl::Milliseconds(1 + rng_.Below(50)), worker::ReleaseProven{action.rank});
+}
+
+void World::Do(Machine& machine, const worker::AttemptForgotten& action) {
+  Trace(absl::StrCat(machine.name, " forgets ", ToString(action.attempt)));
+  for (const auto& [key, process] : machine.processes) {
+    if (key.attempt == action.attempt && (process.alive || process.stray)) {
+      Violate(absl::StrCat(machine.name, " forgot ", ToString(key), " while it runs"));
+    }
+  }
+}
+
+void World::Do(Machine& machine, const worker::SendToCoordinator& action) {
+  auto found = connections_.find(action.session.value());
+  if (found == connections_.end()) return;
+  ToCoordinator(found->second, action.message);
+}
+
+void World::Do(Machine& machine, const worker::ReplyToRank& action) {
+  auto call = machine.calls.find(action.call.value());
+  if (call == machine.calls.end()) return;
+  auto pending = std::move(call->second);
+  machine.calls.erase(call);
+  queue_.After(absl::Microseconds(rng_.Below(2000)),
+               [this, pending = std::move(pending), response = action.response] {
+                 Answered(pending.key, pending.request, response);
+               });
+}
+
+void World::Do(Machine& machine, const worker::Reconnect& action) {
+  Trace(absl::StrCat(machine.name, " drops session ", action.session.value(), ": ", action.reason));
+  CloseWorkerSide(action.session.value());
+}
+
+void World::Do(Machine& machine, const worker::ArmTimer& action) {
+  machine.timer = action.at;
+  if (action.at == absl::InfiniteFuture()) return;
+  const uint64_t generation = machine.generation;
+  queue_.At(action.at, [this, name = machine.name, generation, at = action.at] {
+    Machine& m = machines_[name];
+    if (m.generation != generation || m.timer != at) return;
+    m.timer = absl::InfiniteFuture();
+    Feed(m, worker::TimerFired{});
+  });
+}
+
+}  // namespace muster::sim

@@ -1,0 +1,134 @@
+#include "absl/strings/str_cat.h"
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+
+absl::Duration World::Delay() {
+  if (faults_on_ && options_.faults && rng_.Chance(0.02)) {
+    return absl::Milliseconds(rng_.Below(3000));
+  }
+  return absl::Microseconds(50 + rng_.Below(2000));
+}
+
+void World::Dial(Machine& machine) {
+  if (machine.agent == nullptr || machine.connection.has_value()) return;
+  const uint64_t generation = machine.generation;
+  const auto again = [this, name = machine.name, generation] {
+    Machine& m = machines_[name];
+    if (m.generation == generation) Dial(m);
+  };
+  if (core_ == nullptr || machine.partitioned) {
+    queue_.After(absl::Milliseconds(100 + rng_.Below(400)), again);
+    return;
+  }
+  const uint64_t id = next_id_++;
+  Connection& connection = connections_[id];
+  connection.id = id;
+  connection.worker = machine.name;
+  connection.daemon_generation = machine.generation;
+  connection.coordinator_generation = coordinator_generation_;
+  machine.connection = id;
+  Trace(absl::StrCat(machine.name, " opens session ", id));
+  Feed(machine, worker::SessionUp{worker::SessionId(id)});
+}
+
+void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
+  if (!connection.worker_open) return;
+  const Machine& machine = machines_[connection.worker];
+  if (machine.partitioned) return;  // on the wire of a dead link
+  message.set_incarnation(machine.incarnation);
+  absl::Time at = queue_.now() + Delay();
+  const bool odd = faults_on_ && options_.faults && !message.has_hello();
+  if (odd && rng_.Chance(0.02)) {
+    Count("reordered");
+  } else {
+    at = std::max(at, connection.to_coordinator);
+    connection.to_coordinator = at;
+  }
+  const int copies = odd && rng_.Chance(0.02) ? 2 : 1;
+  if (copies == 2) Count("duplicated");
+  for (int copy = 0; copy < copies; ++copy) {
+    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message] {
+      auto found = connections_.find(id);
+      if (found == connections_.end()) return;
+      Connection& link = found->second;
+      if (link.coordinator_generation != coordinator_generation_ || !link.coordinator_open ||
+          core_ == nullptr || machines_[link.worker].partitioned) {
+        return;
+      }
+      const coordinator::SessionId session(id);
+      if (message.has_hello()) {
+        Feed(coordinator::SessionOpened{session, Incarnation(message.incarnation()),
+                                        message.hello()});
+      } else {
+        Feed(coordinator::SessionMessage{session, message});
+      }
+    });
+  }
+}
+
+void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
+  if (machines_[connection.worker].partitioned) return;
+  absl::Time at = queue_.now() + Delay();
+  const bool odd = faults_on_ && options_.faults && !message.has_welcome();
+  if (odd && rng_.Chance(0.02)) {
+    Count("reordered");
+  } else {
+    at = std::max(at, connection.to_worker);
+    connection.to_worker = at;
+  }
+  const int copies = odd && rng_.Chance(0.02) ? 2 : 1;
+  for (int copy = 0; copy < copies; ++copy) {
+    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message] {
+      auto found = connections_.find(id);
+      if (found == connections_.end() || !found->second.worker_open) return;
+      Machine& machine = machines_[found->second.worker];
+      if (machine.generation != found->second.daemon_generation || machine.partitioned) return;
+      Feed(machine, worker::CoordinatorMessage{worker::SessionId(id), message});
+    });
+  }
+}
+
+// Each side learns of it in its own time.
+void World::Break(uint64_t connection) {
+  Count("broken session");
+  const auto later = [this] {
+    return absl::Milliseconds(rng_.Chance(0.5) ? rng_.Below(20) : rng_.Below(6000));
+  };
+  queue_.After(later(), [this, connection] { CloseWorkerSide(connection); });
+  queue_.After(later(), [this, connection] { CloseCoordinatorSide(connection); });
+}
+
+void World::CloseWorkerSide(uint64_t id) {
+  auto found = connections_.find(id);
+  if (found == connections_.end() || !found->second.worker_open) return;
+  Connection& connection = found->second;
+  connection.worker_open = false;
+  Machine& machine = machines_[connection.worker];
+  if (machine.generation != connection.daemon_generation || machine.connection != id) return;
+  machine.connection.reset();
+  Feed(machine, worker::SessionDown{worker::SessionId(id)});
+  const uint64_t generation = machine.generation;
+  queue_.After(absl::Milliseconds(50 + rng_.Below(500)), [this, name = machine.name, generation] {
+    Machine& m = machines_[name];
+    if (m.generation == generation) Dial(m);
+  });
+  if (connection.coordinator_open) {
+    queue_.After(Delay(), [this, id] { CloseCoordinatorSide(id); });
+  }
+}
+
+void World::CloseCoordinatorSide(uint64_t id) {
+  auto found = connections_.find(id);
+  if (found == connections_.end() || !found->second.coordinator_open) return;
+  Connection& connection = found->second;
+  connection.coordinator_open = false;
+  if (connection.coordinator_generation == coordinator_generation_) {
+    Feed(coordinator::SessionClosed{coordinator::SessionId(id)});
+  }
+  if (connection.worker_open) {
+    queue_.After(Delay(), [this, id] { CloseWorkerSide(id); });
+  }
+}
+
+}  // namespace muster::sim

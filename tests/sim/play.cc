@@ -1,0 +1,199 @@
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "proto/spec/spec.h"
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+
+namespace {
+
+constexpr absl::Duration kFaultsFor = absl::Seconds(40);
+// From the last fault to the end of every job: back-offs, lost workers, a hang and the work itself.
+constexpr absl::Duration kSettleWithin = absl::Seconds(240);
+
+}  // namespace
+
+World::World(const Options& options) : options_(options), rng_(options.seed) {
+  store_ = coordinator::MemoryStore::Make("simulated");
+  const int workers = 2 + static_cast<int>(rng_.Below(2));
+  for (int i = 1; i <= workers; ++i) {
+    Machine& machine = machines_[absl::StrCat("w", i)];
+    machine.name = absl::StrCat("w", i);
+    machine.slots = 1 + static_cast<int>(rng_.Below(3));
+  }
+}
+
+void World::Submit(int number) {
+  int slots = 0;
+  for (const auto& [name, machine] : machines_) slots += machine.slots;
+  Submission submission;
+  v1::JobSpec& spec = submission.spec;
+  spec.set_name(absl::StrCat("job", number));
+  spec.set_priority(static_cast<int32_t>(rng_.Below(3) * 40));
+  v1::EngineSpec* engine = spec.mutable_engine();
+  v1::ModelSpec* model = engine->mutable_model();
+  model->set_family(v1::MODEL_FAMILY_GPT2);
+  model->set_layers(1);
+  model->set_hidden(8);
+  model->set_heads(1);
+  model->set_vocab(256);
+  model->set_sequence_length(8);
+  engine->mutable_data()->add_train()->set_path("data");
+  v1::TrainingSpec* training = engine->mutable_training();
+  training->set_steps(5 + static_cast<int64_t>(rng_.Below(60)));
+  training->set_micro_batch(1);
+  submission.feasible = !rng_.Chance(0.1);
+  const int ranks = submission.feasible ? 1 + static_cast<int>(rng_.Below(slots)) : slots + 1;
+  training->set_global_batch(ranks);
+  training->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
+  spec.mutable_resources()->set_ranks(ranks);
+  if (rng_.Chance(0.9)) {
+    spec.mutable_checkpoint()->set_path("/checkpoints");
+    spec.mutable_checkpoint()->set_every_steps(2 + static_cast<int64_t>(rng_.Below(8)));
+  }
+  spec.mutable_restart()->set_max_failures(static_cast<int32_t>(rng_.Below(6)));
+  spec.mutable_restart()->mutable_backoff()->mutable_initial()->set_nanos(200'000'000);
+  spec.mutable_restart()->mutable_backoff()->mutable_max()->set_seconds(5);
+  spec.set_working_directory("/");
+  submission.cancel = !submission.feasible || rng_.Chance(0.1);
+  submission.poisoned = rng_.Chance(0.05);
+  if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
+  spec::ApplyDefaults(spec);
+  CHECK_OK(spec::Validate(spec));
+  submission.request_id = absl::StrCat("request-", number);
+  const std::string id = submission.request_id;
+  submissions_[id] = submission;
+  TrySubmit(id, spec);
+}
+
+// Until it is acknowledged, always with the same request id; replies get lost too.
+void World::TrySubmit(const std::string& request_id, const v1::JobSpec& spec) {
+  if (!submissions_[request_id].id.empty()) return;
+  if (core_ != nullptr) {
+    const uint64_t call = next_id_++;
+    if (!(faults_on_ && options_.faults && rng_.Chance(0.2))) submit_calls_[call] = request_id;
+    Feed(coordinator::SubmitEvent{coordinator::CallId(call), spec, request_id});
+  }
+  queue_.After(absl::Milliseconds(500 + rng_.Below(1000)),
+               [this, request_id, spec] { TrySubmit(request_id, spec); });
+}
+
+void World::TryCancel(const std::string& id) {
+  if (final_states_.count(id) > 0) return;
+  if (core_ != nullptr) Feed(coordinator::CancelEvent{coordinator::CallId(next_id_++), id});
+  queue_.After(absl::Seconds(2), [this, id] { TryCancel(id); });
+}
+
+void World::ScheduleFault() {
+  queue_.After(absl::Milliseconds(rng_.Below(6000)), [this] {
+    if (!faults_on_) return;
+    InjectFault();
+    ScheduleFault();
+  });
+}
+
+void World::InjectFault() {
+  auto any = machines_.begin();
+  std::advance(any, rng_.Below(machines_.size()));
+  Machine& machine = any->second;
+  std::vector<Process*> alive;
+  for (auto& [name, m] : machines_) {
+    for (auto& [key, process] : m.processes) {
+      if (process.alive) alive.push_back(&process);
+    }
+  }
+  switch (rng_.Below(8)) {
+    case 0:
+      return CrashCoordinator("killed");
+    case 1:
+      return KillDaemon(machine);
+    case 2:
+    case 3: {
+      if (alive.empty()) return;
+      Count("rank killed");
+      return End(*alive[rng_.Below(alive.size())], v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
+    }
+    case 4: {
+      if (alive.empty()) return;
+      Count("gang killed");
+      const worker::AttemptKey attempt = alive[rng_.Below(alive.size())]->key.attempt;
+      for (Process* process : alive) {
+        if (process->key.attempt == attempt) {
+          End(*process, v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
+        }
+      }
+      return;
+    }
+    case 5:
+      if (rng_.Chance(0.5)) return KillHost(machine);
+      store_->FailWrites(true);  // the next write ends the coordinator
+      return;
+    case 6:
+    case 7: {
+      if (machine.partitioned) return;
+      Trace(absl::StrCat(machine.name, " is cut off"));
+      Count("partition");
+      machine.partitioned = true;
+      if (machine.connection.has_value() && rng_.Chance(0.5)) Break(*machine.connection);
+      queue_.After(absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 30000 : 4000)),
+                   [this, name = machine.name] {
+                     Machine& m = machines_[name];
+                     if (!m.partitioned) return;
+                     m.partitioned = false;
+                     Trace(absl::StrCat(name, " is reachable again"));
+                     // A cut stream does not come back: what was on it is lost.
+                     if (m.connection.has_value()) Break(*m.connection);
+                   });
+      return;
+    }
+  }
+}
+
+void World::Heal() {
+  Trace("no more faults");
+  faults_on_ = false;
+  store_->FailWrites(false);
+}
+
+bool World::Settled() const {
+  if (core_ == nullptr || !unsynced_.empty()) return false;
+  for (const auto& [request, submission] : submissions_) {
+    if (submission.id.empty() || final_states_.count(submission.id) == 0) return false;
+  }
+  for (const auto& [name, machine] : machines_) {
+    if (machine.agent == nullptr || machine.partitioned) return false;
+    for (const auto& [key, process] : machine.processes) {
+      if (process.alive || process.stray) return false;
+    }
+    if (machine.agent->Summary().attempts > 0) return false;
+  }
+  return true;
+}
+
+Result World::Play() {
+  StartCoordinator();
+  for (auto& [name, machine] : machines_) StartDaemon(machine);
+  const int jobs = 2 + static_cast<int>(rng_.Below(4));
+  for (int i = 0; i < jobs; ++i) {
+    queue_.After(absl::Milliseconds(rng_.Below(20000)), [this, i] { Submit(i); });
+  }
+  const absl::Time quiet = queue_.now() + kFaultsFor;
+  if (options_.faults) ScheduleFault();
+  while (result_.violation.empty() && queue_.Step(quiet)) {
+    ++result_.events;
+    CheckAll();
+  }
+  Heal();
+  const absl::Time deadline = quiet + kSettleWithin;
+  while (result_.violation.empty() && !Settled() && queue_.Step(deadline)) {
+    ++result_.events;
+    CheckAll();
+  }
+  if (result_.violation.empty()) CheckEnd();
+  result_.trace_hash = hash_;
+  return result_;
+}
+
+Result Simulate(const Options& options) { return World(options).Play(); }
+
+}  // namespace muster::sim

@@ -1,0 +1,256 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+
+using worker::RankKey;
+
+namespace {
+
+v1::RankIdentity IdentityOf(const RankKey& key) {
+  v1::RankIdentity identity;
+  identity.set_job_id(key.attempt.job.value());
+  identity.set_epoch(key.attempt.epoch.value());
+  identity.set_rank(key.rank);
+  return identity;
+}
+
+JobEpoch GangOf(const RankKey& key) { return {key.attempt.job.value(), key.attempt.epoch.value()}; }
+
+std::string CheckpointPath(const JobEpoch& gang, int64_t step) {
+  return absl::StrCat("checkpoints/", gang.first, "/step-", step, ".e", gang.second);
+}
+
+}  // namespace
+
+Process* World::Find(const RankKey& key) {
+  for (auto& [name, machine] : machines_) {
+    auto found = machine.processes.find(key);
+    if (found != machine.processes.end()) return &found->second;
+  }
+  return nullptr;
+}
+
+std::vector<Process*> World::Gang(const JobEpoch& gang) {
+  std::vector<Process*> found;
+  for (auto& [name, machine] : machines_) {
+    for (auto& [key, process] : machine.processes) {
+      if (GangOf(key) == gang) found.push_back(&process);
+    }
+  }
+  return found;
+}
+
+void World::Launch(Machine& machine, Process& process) {
+  const JobEpoch gang = GangOf(process.key);
+  uint64_t& newest = epochs_[gang.first];
+  newest = std::max(newest, gang.second);
+  // The first sound candidate; every one that was committed must be there.
+  int64_t step = 0;
+  for (const v1::CheckpointRecord& candidate : process.assignment.restore()) {
+    if (saved_.count({candidate.path(), candidate.step()}) == 0) {
+      Violate(absl::StrCat(ToString(process.key), " is to restore ", candidate.path(),
+                           ", which was never written completely"));
+    }
+  }
+  if (process.assignment.restore_size() > 0) step = process.assignment.restore(0).step();
+  if (step < committed_[gang.first]) {
+    Violate(absl::StrCat(ToString(process.key), " restores step ", step, ", but step ",
+                         committed_[gang.first], " was committed"));
+  }
+  auto [restored, first] = restored_.emplace(gang, step);
+  if (!first && restored->second != step) {
+    Violate(absl::StrCat(ToString(process.key), " restores step ", step, ", its peers step ",
+                         restored->second));
+  }
+  if (first && gang.second > 1) {
+    const int64_t replayed = reached_[{gang.first, gang.second - 1}] - step;
+    if (replayed > 0) Count("steps replayed");
+    const v1::JobSpec& spec = process.assignment.spec();
+    // A lost worker keeps its commits to itself.
+    const bool lost = lost_.count({gang.first, gang.second - 1}) > 0;
+    if (spec.has_checkpoint() && !lost && replayed > spec.checkpoint().every_steps()) {
+      Violate(absl::StrCat(ToString(process.key), " replays ", replayed, " steps"));
+    }
+  }
+  process.step = step;
+  const RankKey key = process.key;
+  const uint64_t generation = process.generation;
+  queue_.After(absl::Milliseconds(10 + rng_.Below(200)), [this, key, generation] {
+    Process* p = Find(key);
+    if (p == nullptr || !p->alive || p->generation != generation) return;
+    if (p->assignment.spec().labels().count("poisoned") > 0) {
+      return End(*p, v1::CAUSE_USER_ERROR, 2, 0, "the spec cannot run");
+    }
+    p->progress.set_phase("bootstrapping");
+    if (key.rank == 0) {
+      v1::PutRequest put;
+      *put.mutable_identity() = IdentityOf(key);
+      put.set_key("address");
+      put.set_value(absl::StrCat("of epoch ", key.attempt.epoch.value()));
+      CallDaemon(key, generation, put);
+    }
+    v1::GetRequest get;
+    *get.mutable_identity() = IdentityOf(key);
+    get.set_key("address");
+    CallDaemon(key, generation, get);
+  });
+}
+
+void World::TryStep(const JobEpoch& gang) {
+  const std::vector<Process*> ranks = Gang(gang);
+  if (ranks.empty()) return;
+  const Process& any = *ranks.front();
+  if (static_cast<int>(ranks.size()) != any.assignment.world_size()) return;
+  for (const Process* process : ranks) {
+    if (!process->alive || !process->met || process->step != any.step) return;
+  }
+  if (any.step == any.assignment.spec().engine().training().steps()) {
+    return Finish(gang);  // restored from the last checkpoint: nothing is left to train
+  }
+  const int64_t next = any.step + 1;
+  queue_.After(absl::Milliseconds(40 + rng_.Below(80)),
+               [this, gang, next] { FinishStep(gang, next); });
+}
+
+void World::FinishStep(const JobEpoch& gang, int64_t step) {
+  const std::vector<Process*> ranks = Gang(gang);
+  for (const Process* process : ranks) {
+    // A rank that died in the step leaves the others waiting in a collective.
+    if (!process->alive || process->step != step - 1) return;
+  }
+  reached_[gang] = step;
+  const v1::JobSpec& spec = ranks.front()->assignment.spec();
+  const bool last = step == spec.engine().training().steps();
+  for (Process* process : ranks) {
+    process->step = step;
+    process->progress.set_step(step);
+    process->progress.set_phase("training");
+    process->progress.set_train_loss(5.0 / static_cast<double>(step));
+    process->progress.set_step_seconds(0.08);
+    process->progress.set_tokens_per_second(1000);
+    Report(*process);
+  }
+  if (spec.has_checkpoint() && (last || step % spec.checkpoint().every_steps() == 0)) {
+    Save(gang, step);
+  }
+  last ? Finish(gang) : TryStep(gang);
+}
+
+void World::Finish(const JobEpoch& gang) {
+  for (Process* process : Gang(gang)) {
+    const RankKey key = process->key;
+    queue_.After(absl::Milliseconds(rng_.Below(300)),
+                 [this, key, generation = process->generation] {
+                   Process* p = Find(key);
+                   if (p == nullptr || !p->alive || p->generation != generation) return;
+                   ++finished_ranks_[key.attempt.job.value()];
+                   End(*p, v1::CAUSE_COMPLETED, 0, 0, "");
+                 });
+  }
+}
+
+// The shards and the manifest are complete on disk, and the rank has left its commit request in its
+// run directory, before the next step begins.
+void World::Save(const JobEpoch& gang, int64_t step) {
+  for (Process* process : Gang(gang)) {
+    if (process->key.rank != 0) continue;
+    v1::CheckpointRecord record;
+    record.set_step(step);
+    record.set_epoch(gang.second);
+    record.set_path(CheckpointPath(gang, step));
+    record.set_bytes(100);
+    saved_.insert({record.path(), step});
+    process->commits.push_back(record);
+    v1::CommitRequest commit;
+    *commit.mutable_identity() = IdentityOf(process->key);
+    *commit.mutable_checkpoint() = record;
+    CallDaemon(process->key, process->generation, commit);
+  }
+}
+
+void World::Report(Process& process) {
+  v1::ReportRequest report;
+  *report.mutable_identity() = IdentityOf(process.key);
+  *report.mutable_progress() = process.progress;
+  CallDaemon(process.key, process.generation, report);
+}
+
+void World::CallDaemon(const RankKey& key, uint64_t generation, worker::RankRequest request) {
+  Process* process = Find(key);
+  if (process == nullptr || !process->alive || process->generation != generation) return;
+  Machine& machine = machines_[process->worker];
+  if (machine.agent == nullptr) {
+    if (std::holds_alternative<v1::ReportRequest>(request)) return;  // the next one supersedes it
+    queue_.After(absl::Milliseconds(200), [this, key, generation, request = std::move(request)] {
+      CallDaemon(key, generation, request);
+    });
+    return;
+  }
+  const uint64_t call = next_id_++;
+  machine.calls[call] = {key, request};
+  Feed(machine, worker::RankCall{worker::CallId(call), std::move(request)});
+}
+
+void World::Answered(const RankKey& key, const worker::RankRequest& request,
+                     const absl::StatusOr<worker::RankResponse>& response) {
+  Process* process = Find(key);
+  if (process == nullptr || !process->alive) return;
+  if (!response.ok()) {
+    if (absl::IsAborted(response.status())) {
+      return End(*process, v1::CAUSE_CANCELLED, 4, 0, "the daemon does not hold this attempt");
+    }
+    if (!std::holds_alternative<v1::ReportRequest>(request)) {
+      queue_.After(absl::Milliseconds(200), [this, key, generation = process->generation, request] {
+        CallDaemon(key, generation, request);
+      });
+    }
+    return;
+  }
+  if (const auto* got = std::get_if<v1::GetResponse>(&*response)) {
+    if (got->value() != absl::StrCat("of epoch ", key.attempt.epoch.value())) {
+      Violate(
+          absl::StrCat(ToString(key), " got a bootstrap value of another epoch: ", got->value()));
+    }
+    process->met = true;
+    TryStep(GangOf(key));
+  } else if (const auto* report = std::get_if<v1::ReportResponse>(&*response)) {
+    if (report->stop() && !process->terminating) {
+      process->terminating = true;
+      End(*process, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
+    }
+  }
+}
+
+void World::End(Process& process, v1::Cause cause, int code, int signal,
+                const std::string& message) {
+  if (!process.alive) return;
+  process.alive = false;
+  ++process.generation;
+  process.stray = signal == 9 && machines_[process.worker].up && rng_.Chance(0.1);
+  process.exit.set_cause(cause);
+  process.exit.set_code(code);
+  process.exit.set_signal(signal);
+  process.exit.set_message(message);
+  const RankKey key = process.key;
+  Trace(absl::StrCat(process.worker, " ", ToString(key), " ends: ", v1::Cause_Name(cause),
+                     " at step ", process.step));
+  Answer(machines_[process.worker], absl::Milliseconds(1 + rng_.Below(300)),
+         worker::RankExited{key, process.pid, process.exit, process.progress, process.commits});
+  // Its peers notice in their next collective.
+  const int64_t steps = process.assignment.spec().engine().training().steps();
+  for (Process* peer : Gang(GangOf(key))) {
+    if (!peer->alive || peer->step == steps) continue;
+    queue_.After(absl::Milliseconds(5 + rng_.Below(400)),
+                 [this, peer_key = peer->key, generation = peer->generation, key] {
+                   Process* p = Find(peer_key);
+                   if (p == nullptr || !p->alive || p->generation != generation) return;
+                   End(*p, v1::CAUSE_COMMUNICATION, 3, 0,
+                       absl::StrCat("lost rank ", key.rank, " in all-reduce"));
+                 });
+  }
+}
+
+}  // namespace muster::sim

@@ -1,0 +1,144 @@
+// sim_test                      the fixed seeds and the checks of the simulator itself
+// sim_test --sim N [--first S]  N seeds from S; prints each failing seed
+// sim_test --sim 1 --first S --trace   one seed, event by event
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/sim/world.h"
+
+namespace muster::sim {
+namespace {
+
+struct Outcome {
+  std::vector<std::pair<uint64_t, std::string>> failed;
+  std::map<std::string, int64_t> counts;
+  int64_t events = 0;
+};
+
+// Seeds are independent, so they are shared out over the cores.
+Outcome RunSeeds(uint64_t first, int64_t count) {
+  const int threads = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<Outcome> parts(threads);
+  std::vector<std::thread> running;
+  for (int t = 0; t < threads; ++t) {
+    running.emplace_back([&, t] {
+      for (int64_t i = t; i < count; i += threads) {
+        Options options;
+        options.seed = first + static_cast<uint64_t>(i);
+        const Result result = Simulate(options);
+        if (!result.violation.empty()) {
+          parts[t].failed.emplace_back(options.seed, result.violation);
+        }
+        for (const auto& [what, times] : result.counts) parts[t].counts[what] += times;
+        parts[t].events += result.events;
+      }
+    });
+  }
+  for (std::thread& thread : running) thread.join();
+  Outcome all;
+  for (Outcome& part : parts) {
+    all.failed.insert(all.failed.end(), part.failed.begin(), part.failed.end());
+    for (const auto& [what, times] : part.counts) all.counts[what] += times;
+    all.events += part.events;
+  }
+  std::sort(all.failed.begin(), all.failed.end());
+  return all;
+}
+
+void Print(const Outcome& outcome, int64_t count) {
+  for (const auto& [seed, violation] : outcome.failed) {
+    std::printf("seed %llu %s\n    repeat: sim_test --sim 1 --first %llu --trace\n",
+                static_cast<unsigned long long>(seed), violation.c_str(),
+                static_cast<unsigned long long>(seed));
+  }
+  std::printf("%lld seeds, %lld events, %zu failed\n", static_cast<long long>(count),
+              static_cast<long long>(outcome.events), outcome.failed.size());
+  for (const auto& [what, times] : outcome.counts) {
+    std::printf("  %-40s %lld\n", what.c_str(), static_cast<long long>(times));
+  }
+}
+
+int64_t FixedSeeds() {
+  const char* fewer = std::getenv("MUSTER_SIM_SEEDS");  // sanitizer runs are slower
+  return fewer == nullptr ? 2000 : std::atoll(fewer);
+}
+
+TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
+  const Outcome outcome = RunSeeds(1, FixedSeeds());
+  Print(outcome, FixedSeeds());
+  EXPECT_TRUE(outcome.failed.empty());
+  // A simulator whose faults do not happen proves nothing.
+  for (const char* what :
+       {"coordinator crash", "lost fsync", "daemon crash", "daemon crash between records",
+        "host crash", "rank killed", "gang killed", "partition", "broken session", "reordered",
+        "duplicated", "re-attached", "launch refused", "steps replayed", "EVENT_KIND_WORKER_LOST",
+        "EVENT_KIND_CHECKPOINT_REFUSED", "JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED",
+        "JOB_STATE_CANCELLED"}) {
+    EXPECT_GT(outcome.counts.count(what), 0u) << what << " never happened";
+  }
+}
+
+TEST(Simulation, SameSeedTwice_GivesTheSameTrace) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Options options;
+    options.seed = seed;
+    const Result first = Simulate(options);
+    const Result second = Simulate(options);
+    EXPECT_EQ(first.trace_hash, second.trace_hash) << "seed " << seed;
+    EXPECT_EQ(first.events, second.events) << "seed " << seed;
+  }
+}
+
+TEST(Simulation, WithoutFaults_NoAttemptIsRepeated) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Options options;
+    options.seed = seed;
+    options.faults = false;
+    Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    EXPECT_EQ(result.counts["steps replayed"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["EVENT_KIND_WORKER_UNREACHABLE"], 0) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace muster::sim
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  int64_t seeds = 0;
+  uint64_t first = 1;
+  bool trace = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--trace") {
+      trace = true;
+    } else if (flag == "--sim" && i + 1 < argc) {
+      seeds = std::atoll(argv[++i]);
+    } else if (flag == "--first" && i + 1 < argc) {
+      first = std::strtoull(argv[++i], nullptr, 10);
+    } else {
+      std::fprintf(stderr, "usage: %s [--sim SEEDS [--first SEED] [--trace]]\n", argv[0]);
+      return 2;
+    }
+  }
+  if (seeds == 0) return RUN_ALL_TESTS();
+  if (trace) {
+    muster::sim::Options options;
+    options.seed = first;
+    options.trace = true;
+    const muster::sim::Result result = muster::sim::Simulate(options);
+    std::printf("%s\n", result.violation.empty() ? "sound" : result.violation.c_str());
+    return result.violation.empty() ? 0 : 1;
+  }
+  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds);
+  muster::sim::Print(outcome, seeds);
+  return outcome.failed.empty() ? 0 : 1;
+}

@@ -1,0 +1,222 @@
+// A whole cluster in one thread: the coordinator's real Core over a store that can lose what was
+// not synced, the daemons' real AgentCores over disks of their own, scripted rank processes that
+// step together like a training gang, users that submit and cancel, and a network between them.
+// Everything random comes from one seed, so a seed is a bug report.
+//
+// Faults stay within what the design promises to survive: crashes of any process at any time
+// (between a write and its sync too), hosts that go down, links that break, delay, repeat and
+// reorder, disks that refuse. A sync that returned is believed.
+#ifndef MUSTER_TESTS_SIM_WORLD_H_
+#define MUSTER_TESTS_SIM_WORLD_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/rng.h"
+#include "coordinator/core/core.h"
+#include "coordinator/store/store.h"
+#include "tests/sim/queue.h"
+#include "worker/agent/agent_core.h"
+
+namespace muster::sim {
+
+struct Options {
+  uint64_t seed = 1;
+  bool trace = false;  // print each event
+  bool faults = true;
+};
+
+struct Result {
+  std::string violation;  // empty: every invariant held and every job ended
+  uint64_t trace_hash = 0;
+  int64_t events = 0;
+  // What the run came across, so that a test can demand that the faults really happen.
+  std::map<std::string, int64_t> counts;
+};
+
+// Runs one cluster from empty to the end of its last job.
+Result Simulate(const Options& options);
+
+using JobEpoch = std::pair<std::string, uint64_t>;
+
+// A rank's process on a machine. It outlives its daemon.
+struct Process {
+  worker::RankKey key;
+  v1::RankAssignment assignment;
+  std::string worker;
+  std::string device;
+  int64_t pid = 0;
+  bool alive = true;
+  bool terminating = false;  // got SIGTERM: ends at the next step boundary
+  bool stray = false;        // a child that survived its rank until the release is verified
+  v1::RankExit exit;
+  v1::RankProgress progress;
+  int64_t step = 0;
+  bool met = false;                           // its communicators are up
+  std::vector<v1::CheckpointRecord> commits;  // requests left in its run directory
+  uint64_t generation = 0;                    // drops work that was scheduled for a dead process
+};
+
+struct Machine {
+  std::string name;
+  int slots = 0;
+  std::map<std::string, std::string> disk;       // the daemon's records
+  std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
+  std::unique_ptr<worker::AgentCore> agent;      // absent: the daemon is dead
+  bool up = true;                                // the host
+  bool partitioned = false;                      // from the coordinator
+  uint64_t incarnation = 0;
+  uint64_t generation = 0;  // of the daemon process
+  std::optional<uint64_t> connection;
+  absl::Time timer = absl::InfiniteFuture();
+  struct Call {
+    worker::RankKey key;
+    worker::RankRequest request;
+  };
+  std::map<uint64_t, Call> calls;  // open calls of rank processes, by call id
+};
+
+// One stream between a daemon and a coordinator. Each side may think it open while it is broken.
+struct Connection {
+  uint64_t id = 0;
+  std::string worker;
+  uint64_t daemon_generation = 0;
+  uint64_t coordinator_generation = 0;
+  bool worker_open = true;
+  bool coordinator_open = true;
+  absl::Time to_coordinator = absl::InfinitePast();  // arrival of the last message, for order
+  absl::Time to_worker = absl::InfinitePast();
+};
+
+class World {
+ public:
+  explicit World(const Options& options);
+  Result Play();
+
+ private:
+  // ---- coordinator (coordinator.cc)
+  void StartCoordinator();
+  void CrashCoordinator(absl::string_view why);
+  void Feed(coordinator::CoreEvent event);
+  void CarryOut(coordinator::CoreOutput output);
+  void SyncDone();
+  void Release(const coordinator::CoreAction& action);
+  void Receive(const coordinator::ReplyAction& reply);
+
+  // ---- network (network.cc)
+  absl::Duration Delay();
+  void Dial(Machine& machine);
+  void ToCoordinator(Connection& connection, v1::FromWorker message);
+  void ToWorker(Connection& connection, v1::FromCoordinator message);
+  void Break(uint64_t connection);
+  void CloseWorkerSide(uint64_t connection);
+  void CloseCoordinatorSide(uint64_t connection);
+
+  // ---- machines (machines.cc)
+  void StartDaemon(Machine& machine);
+  void KillDaemon(Machine& machine);
+  void KillHost(Machine& machine);
+  void Feed(Machine& machine, worker::AgentEvent event);
+  void CarryOut(Machine& machine, worker::AgentOutput output);
+  void Do(Machine& machine, const worker::PrepareAttempt& action);
+  void Do(Machine& machine, const worker::StartRank& action);
+  void Do(Machine& machine, const worker::AttachRank& action);
+  void Do(Machine& machine, const worker::SignalRank& action);
+  void Do(Machine& machine, const worker::VerifyRelease& action);
+  void Do(Machine& machine, const worker::AttemptForgotten& action);
+  void Do(Machine& machine, const worker::SendToCoordinator& action);
+  void Do(Machine& machine, const worker::ReplyToRank& action);
+  void Do(Machine& machine, const worker::Reconnect& action);
+  void Do(Machine& machine, const worker::ArmTimer& action);
+  // Later, unless the daemon process has died by then.
+  void Answer(Machine& machine, absl::Duration delay, worker::AgentEvent event);
+
+  // ---- rank processes (ranks.cc)
+  void Launch(Machine& machine, Process& process);
+  void TryStep(const JobEpoch& gang);
+  void FinishStep(const JobEpoch& gang, int64_t step);
+  void Finish(const JobEpoch& gang);
+  void Save(const JobEpoch& gang, int64_t step);
+  void Report(Process& process);
+  // Calls the daemon until it has answered OK, as DaemonClient does.
+  void CallDaemon(const worker::RankKey& key, uint64_t generation, worker::RankRequest request);
+  void Answered(const worker::RankKey& key, const worker::RankRequest& request,
+                const absl::StatusOr<worker::RankResponse>& response);
+  void End(Process& process, v1::Cause cause, int code, int signal, const std::string& message);
+  Process* Find(const worker::RankKey& key);
+  std::vector<Process*> Gang(const JobEpoch& gang);
+
+  // ---- users and faults (play.cc)
+  void Submit(int number);
+  void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
+  void TryCancel(const std::string& id);
+  void ScheduleFault();
+  void InjectFault();
+  void Heal();
+  bool Settled() const;
+
+  // ---- checks (checks.cc)
+  void CheckAll();
+  void CheckMachines();
+  void CheckJob(const v1::Job& job);
+  void CheckRecovery();
+  void CheckEnd();
+  void Violate(const std::string& what);
+
+  void Trace(absl::string_view line);
+  void Count(const std::string& what) { ++result_.counts[what]; }
+
+  const Options options_;
+  Rng rng_;
+  Queue queue_;
+  Result result_;
+
+  std::unique_ptr<coordinator::MemoryStore> store_;
+  std::unique_ptr<coordinator::Core> core_;  // absent: the coordinator is dead
+  uint64_t coordinator_generation_ = 0;
+  std::deque<coordinator::CoreOutput> unsynced_;
+  bool syncing_ = false;
+  absl::Time core_timer_ = absl::InfiniteFuture();
+  uint64_t next_id_ = 1;
+
+  std::map<std::string, Machine> machines_;
+  std::map<uint64_t, Connection> connections_;
+
+  // What users know.
+  struct Submission {
+    v1::JobSpec spec;
+    std::string request_id;
+    std::string id;  // once acknowledged
+    bool cancel = false;
+    bool feasible = true;
+    bool poisoned = false;  // its ranks fail with a user error
+  };
+  std::map<std::string, Submission> submissions_;  // by request id
+  std::map<uint64_t, std::string> submit_calls_;   // call id -> request id
+
+  // Ground truth that the checks compare with.
+  std::set<std::pair<std::string, int64_t>> saved_;   // (checkpoint path, step) complete on disk
+  std::map<std::string, int64_t> committed_;          // job id -> newest acknowledged step
+  std::map<std::string, uint64_t> epochs_;            // job id -> newest epoch seen by anybody
+  std::map<JobEpoch, int64_t> restored_;              // step an attempt started from
+  std::set<JobEpoch> lost_;                           // attempts with a rank on a lost worker
+  std::map<JobEpoch, int64_t> reached_;               // step an attempt got to
+  std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
+  std::map<std::string, v1::JobState> final_states_;  // job id -> as first acknowledged
+  uint64_t last_event_ = 0;
+  bool faults_on_ = true;
+  uint64_t hash_ = 14695981039346656037ull;  // FNV-1a
+};
+
+}  // namespace muster::sim
+
+#endif  // MUSTER_TESTS_SIM_WORLD_H_
