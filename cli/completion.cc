@@ -7,9 +7,9 @@ namespace muster::cli {
 std::string BashCompletion() {
   return R"SCRIPT(# bash completion for muster: source <(muster completion bash)
 _muster() {
-  local IFS=$'\n'
-  COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" __complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)" \
-    -- "${COMP_WORDS[COMP_CWORD]}"))
+  local IFS=$'\n' candidates
+  candidates=$("${COMP_WORDS[0]}" __complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  COMPREPLY=($(compgen -W "$candidates" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _muster muster
 )SCRIPT";
