@@ -77,7 +77,7 @@ struct SaveResult {
 
 // Brings one text per rank together: returns all of them in rank order, on every rank. Called
 // exactly once per save, also when this rank's part failed, so that nobody waits for ever.
-using GatherTexts =
+using TextGatherer =
     absl::AnyInvocable<absl::StatusOr<std::vector<std::string>>(const std::string&)>;
 
 // Every rank of the job calls it with its own pieces; together they must cover each tensor exactly
@@ -88,7 +88,7 @@ using GatherTexts =
 // not change meanwhile.
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
-                                          absl::Span<const SavePiece> pieces, GatherTexts gather);
+                                          absl::Span<const SavePiece> pieces, TextGatherer gather);
 
 struct TensorInfo {
   kernels::DType dtype = kernels::DType::kF32;

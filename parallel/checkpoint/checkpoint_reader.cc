@@ -1,0 +1,169 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/crc32c.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/safetensors.h"
+
+namespace muster::parallel {
+namespace {
+
+class Reader : public CheckpointReader {
+ public:
+  Reader(FileSystem& files, std::string directory, Manifest manifest)
+      : files_(files), directory_(std::move(directory)), manifest_(std::move(manifest)) {
+    for (size_t i = 0; i < manifest_.pieces.size(); ++i) {
+      const PieceRecord& piece = manifest_.pieces[i];
+      tensors_.try_emplace(piece.tensor, TensorInfo{piece.dtype, piece.shape});
+      pieces_of_[piece.tensor].push_back(i);
+    }
+  }
+
+  const std::string& directory() const override { return directory_; }
+  const CheckpointState& state() const override { return manifest_.state; }
+  const std::map<std::string, TensorInfo>& tensors() const override { return tensors_; }
+
+  absl::Status CheckSizes() {
+    for (const ShardRecord& shard : manifest_.shards) {
+      const std::string path = PathOf(shard);
+      const absl::StatusOr<int64_t> bytes = files_.Size(path);
+      if (absl::IsNotFound(bytes.status())) {
+        return absl::DataLossError(absl::StrCat(path, " is missing; the manifest lists it"));
+      }
+      RETURN_IF_ERROR(bytes.status());
+      if (*bytes != shard.bytes) {
+        return absl::DataLossError(
+            absl::StrCat(path, " is ", *bytes, " bytes long, the manifest says ", shard.bytes));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Read(const std::string& tensor, kernels::DType dtype, const Box& box,
+                    void* out) override;
+
+  absl::Status VerifyAll() override {
+    RETURN_IF_ERROR(CheckSizes());
+    for (const ShardRecord& shard : manifest_.shards) {
+      ASSIGN_OR_RETURN(const std::string header,
+                       files_.ReadRange(PathOf(shard), 0, shard.header_bytes));
+      if (const uint32_t crc = Crc32c(header); crc != shard.header_crc) {
+        return absl::DataLossError(absl::StrCat(PathOf(shard), ": header (bytes 0 to ",
+                                                shard.header_bytes, ") has checksum ", CrcText(crc),
+                                                ", the manifest says ", CrcText(shard.header_crc)));
+      }
+      RETURN_IF_ERROR(DecodeSafetensorsHeader(header, shard.bytes, PathOf(shard)).status());
+    }
+    for (size_t i = 0; i < manifest_.pieces.size(); ++i) RETURN_IF_ERROR(Verified(i).status());
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string PathOf(const ShardRecord& shard) const {
+    return absl::StrCat(directory_, "/", shard.file);
+  }
+
+  // A whole piece, its checksum verified.
+  absl::StatusOr<std::string> Verified(size_t index) {
+    const PieceRecord& piece = manifest_.pieces[index];
+    const std::string path = PathOf(manifest_.shards[static_cast<size_t>(piece.shard)]);
+    absl::StatusOr<std::string> bytes =
+        files_.ReadRange(path, piece.begin, piece.end - piece.begin);
+    if (absl::IsNotFound(bytes.status())) {
+      return absl::DataLossError(
+          absl::StrCat(path, " is missing; tensor '", piece.tensor, "' needs it"));
+    }
+    RETURN_IF_ERROR(bytes.status());
+    if (const uint32_t crc = Crc32c(*bytes); crc != piece.crc) {
+      return absl::DataLossError(absl::StrCat(path, ": tensor '", piece.tensor, "' ",
+                                              piece.box.ToString(), " (bytes ", piece.begin, " to ",
+                                              piece.end, ") has checksum ", CrcText(crc),
+                                              ", the manifest says ", CrcText(piece.crc)));
+    }
+    absl::MutexLock lock(&mutex_);
+    verified_.insert(index);
+    return bytes;
+  }
+
+  FileSystem& files_;
+  const std::string directory_;
+  const Manifest manifest_;
+  std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, std::vector<size_t>> pieces_of_;
+  absl::Mutex mutex_;
+  std::set<size_t> verified_ ABSL_GUARDED_BY(mutex_);  // pieces whose checksum was right
+};
+
+absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const Box& box,
+                          void* out) {
+  const auto found = tensors_.find(tensor);
+  if (found == tensors_.end()) {
+    return absl::NotFoundError(absl::StrCat(directory_, " has no tensor '", tensor, "'"));
+  }
+  if (found->second.dtype != dtype || !Inside(box, found->second.shape)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", tensor, "' is ", Name(found->second.dtype), " ",
+                     Box::Whole(found->second.shape).ToString(), " in ", directory_, ", asked for ",
+                     Name(dtype), " ", box.ToString()));
+  }
+  const int64_t width = SizeOf(dtype);
+  for (size_t index : pieces_of_[tensor]) {
+    const PieceRecord& piece = manifest_.pieces[index];
+    const std::optional<Box> part = Intersect(piece.box, box);
+    if (!part.has_value()) continue;
+    bool verified;
+    {
+      absl::MutexLock lock(&mutex_);
+      verified = verified_.contains(index);
+    }
+    if (!verified || part->extent.empty()) {
+      ASSIGN_OR_RETURN(const std::string bytes, Verified(index));
+      CopyBox(*part, width, piece.box, bytes.data(), box, static_cast<char*>(out));
+      continue;
+    }
+    // Only the rows that are needed, once the whole piece is known to be sound.
+    Box rows = piece.box;
+    rows.offset[0] = part->offset[0];
+    rows.extent[0] = part->extent[0];
+    const int64_t row_bytes = (piece.end - piece.begin) / piece.box.extent[0];
+    const std::string path = PathOf(manifest_.shards[static_cast<size_t>(piece.shard)]);
+    ASSIGN_OR_RETURN(
+        const std::string bytes,
+        files_.ReadRange(path, piece.begin + (rows.offset[0] - piece.box.offset[0]) * row_bytes,
+                         rows.extent[0] * row_bytes));
+    CopyBox(*part, width, rows, bytes.data(), box, static_cast<char*>(out));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
+    FileSystem& files, const std::string& directory, Verify verify,
+    const std::string& manifest_checksum) {
+  const std::string path = absl::StrCat(directory, "/", kManifestFile);
+  ASSIGN_OR_RETURN(const int64_t bytes, files.Size(path));
+  if (bytes > kManifestBytesMax) {
+    return absl::DataLossError(absl::StrCat(path, " is ", bytes, " bytes long, at most ",
+                                            kManifestBytesMax, " make sense"));
+  }
+  ASSIGN_OR_RETURN(const std::string text, files.Read(path));
+  if (const std::string crc = CrcText(Crc32c(text));
+      !manifest_checksum.empty() && crc != manifest_checksum) {
+    return absl::DataLossError(
+        absl::StrCat(path, " has checksum ", crc, ", it was committed with ", manifest_checksum));
+  }
+  ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(text, path));
+  auto reader = std::make_unique<Reader>(files, directory, std::move(manifest));
+  RETURN_IF_ERROR(verify == Verify::kFull ? reader->VerifyAll() : reader->CheckSizes());
+  return reader;
+}
+
+}  // namespace muster::parallel

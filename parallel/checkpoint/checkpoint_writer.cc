@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/crc32c.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/safetensors.h"
+
+namespace muster::parallel {
+namespace {
+
+absl::Status CheckPiece(const SavePiece& piece) {
+  if (piece.tensor.empty() || absl::StartsWith(piece.tensor, "__")) {
+    return absl::InvalidArgumentError(absl::StrCat("'", piece.tensor, "' is no tensor name"));
+  }
+  if (!Inside(piece.box, piece.shape)) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", piece.tensor, "': box ",
+                                                   piece.box.ToString(), " is not inside ",
+                                                   Box::Whole(piece.shape).ToString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view BytesOf(const SavePiece& piece) {
+  return absl::string_view(static_cast<const char*>(piece.data),
+                           static_cast<size_t>(piece.box.elements() * SizeOf(piece.dtype)));
+}
+
+// Writes this rank's shard; a rank that holds nothing writes none.
+absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& directory,
+                                      const CheckpointId& id, int rank,
+                                      absl::Span<const SavePiece> pieces) {
+  RankRecord record;
+  std::vector<const SavePiece*> order;
+  for (const SavePiece& piece : pieces) {
+    RETURN_IF_ERROR(CheckPiece(piece));
+    if (piece.box.elements() > 0) order.push_back(&piece);
+  }
+  if (order.empty()) return record;
+  // Wide types first, so that every tensor is aligned to its element.
+  std::sort(order.begin(), order.end(), [](const SavePiece* a, const SavePiece* b) {
+    return std::forward_as_tuple(-SizeOf(a->dtype), a->tensor, a->box.offset) <
+           std::forward_as_tuple(-SizeOf(b->dtype), b->tensor, b->box.offset);
+  });
+
+  SafetensorsHeader header;
+  header.metadata = {{"format", "muster"},
+                     {"job", id.job.value()},
+                     {"step", absl::StrCat(id.step)},
+                     {"epoch", absl::StrCat(id.epoch.value())}};
+  int64_t at = 0;
+  for (const SavePiece* piece : order) {
+    const bool whole = piece->box == Box::Whole(piece->shape);
+    const std::string name =
+        whole ? piece->tensor : absl::StrCat(piece->tensor, piece->box.ToString());
+    if (!header.entries.empty() && header.entries.back().name == name) {
+      return absl::InvalidArgumentError(absl::StrCat("'", name, "' is to be saved twice"));
+    }
+    const int64_t bytes = static_cast<int64_t>(BytesOf(*piece).size());
+    header.entries.push_back({name, piece->dtype, piece->box.extent, at, at + bytes});
+    at += bytes;
+  }
+  const std::string encoded = EncodeSafetensorsHeader(header);
+  if (static_cast<int64_t>(encoded.size()) > kSafetensorsHeaderBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(order.size(), " pieces make a header of ",
+                                                   encoded.size(), " bytes, too large to read"));
+  }
+
+  ShardRecord shard;
+  shard.file = absl::StrFormat("rank-%05d.safetensors", rank);
+  shard.header_bytes = static_cast<int64_t>(encoded.size());
+  shard.header_crc = Crc32c(encoded);
+  shard.bytes = shard.header_bytes + at;
+  const std::string path = absl::StrCat(directory, "/", shard.file);
+  {
+    ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files.Create(path + ".tmp"));
+    RETURN_IF_ERROR(file->Append(encoded));
+    int64_t begin = shard.header_bytes;
+    for (const SavePiece* piece : order) {
+      const absl::string_view bytes = BytesOf(*piece);
+      const int64_t end = begin + static_cast<int64_t>(bytes.size());
+      record.pieces.push_back(
+          {piece->tensor, piece->dtype, piece->shape, piece->box, 0, begin, end, Crc32c(bytes)});
+      RETURN_IF_ERROR(file->Append(bytes));
+      begin = end;
+    }
+    RETURN_IF_ERROR(file->Sync());
+    RETURN_IF_ERROR(file->Close());
+  }
+  RETURN_IF_ERROR(files.Rename(path + ".tmp", path));
+  RETURN_IF_ERROR(files.SyncDirectory(directory));
+  record.shards.push_back(shard);
+  return record;
+}
+
+absl::Status CheckState(const CheckpointState& state) {
+  const std::string& job = state.id.job.value();
+  if (job.empty() || job[0] == '.' || job.find('/') != std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrCat("job id '", job, "' is no directory name"));
+  }
+  if (state.id.step < 0 || state.consumed_samples < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", state.id.step, ", consumed samples ", state.consumed_samples));
+  }
+  for (const auto& [name, number] : state.numbers) {
+    if (!std::isfinite(number)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", name, "' is ", number, "; a checkpoint keeps finite numbers only"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Everything of this rank that happens before the ranks meet.
+absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
+                                   const std::string& directory, const CheckpointState& state,
+                                   int rank, absl::Span<const SavePiece> pieces) {
+  RETURN_IF_ERROR(CheckState(state));
+  if (files.Exists(absl::StrCat(directory, "/", kManifestFile))) {
+    return absl::AlreadyExistsError(absl::StrCat(directory, " is complete already"));
+  }
+  RETURN_IF_ERROR(files.MakeDirectory(directory));
+  RETURN_IF_ERROR(files.SyncDirectory(ParentDirectory(directory)));
+  RETURN_IF_ERROR(files.SyncDirectory(root));
+  RETURN_IF_ERROR(files.SyncDirectory(ParentDirectory(root)));
+  return WriteShard(files, directory, state.id, rank, pieces);
+}
+
+// The records of all ranks, as one manifest; the first failure of any rank.
+absl::StatusOr<Manifest> Combine(const CheckpointState& state,
+                                 const std::vector<std::string>& texts) {
+  Manifest manifest;
+  manifest.state = state;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    absl::StatusOr<RankRecord> record = DecodeRankRecord(texts[rank]);
+    if (!record.ok()) return Annotate(record.status(), absl::StrCat("record of rank ", rank));
+    if (!record->status.ok()) return Annotate(record->status, absl::StrCat("rank ", rank));
+    for (PieceRecord& piece : record->pieces) {
+      piece.shard = static_cast<int>(manifest.shards.size());
+      manifest.pieces.push_back(std::move(piece));
+    }
+    for (ShardRecord& shard : record->shards) manifest.shards.push_back(std::move(shard));
+  }
+  std::stable_sort(manifest.pieces.begin(), manifest.pieces.end(),
+                   [](const PieceRecord& a, const PieceRecord& b) { return a.tensor < b.tensor; });
+  for (size_t i = 1; i < manifest.pieces.size(); ++i) {
+    const PieceRecord& a = manifest.pieces[i - 1];
+    const PieceRecord& b = manifest.pieces[i];
+    if (a.tensor == b.tensor && (a.dtype != b.dtype || a.shape != b.shape)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ranks disagree about dtype or shape of '", a.tensor, "'"));
+    }
+  }
+  return manifest;
+}
+
+}  // namespace
+
+absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
+                                          const CheckpointState& state, int rank,
+                                          absl::Span<const SavePiece> pieces, TextGatherer gather) {
+  SaveResult result;
+  result.directory = CheckpointDirectory(root, state.id);
+  absl::StatusOr<RankRecord> own = Prepare(files, root, result.directory, state, rank, pieces);
+  if (!own.ok()) {
+    RankRecord failed;
+    failed.status = own.status();
+    own = std::move(failed);
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather(EncodeRankRecord(*own)));
+  ASSIGN_OR_RETURN(const Manifest manifest, Combine(state, texts));
+  for (const ShardRecord& shard : manifest.shards) result.bytes += shard.bytes;
+  const std::string text = EncodeManifest(manifest);
+  const std::string path = absl::StrCat(result.directory, "/", kManifestFile);
+  // Read back as a loader would: nothing is committed that could not be loaded, such as pieces
+  // that leave a gap. Every rank comes to the same verdict.
+  if (absl::StatusOr<Manifest> check = DecodeManifest(text, path); !check.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("not committed: ", check.status().message()));
+  }
+  result.bytes += static_cast<int64_t>(text.size());
+  if (rank != 0) return result;
+  RETURN_IF_ERROR(files.WriteAtomically(path, text));
+  result.manifest_checksum = CrcText(Crc32c(text));
+  return result;
+}
+
+}  // namespace muster::parallel
