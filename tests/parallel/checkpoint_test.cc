@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -16,6 +17,7 @@
 #include "parallel/checkpoint/safetensors.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temporary_directory.h"
 
 namespace muster::parallel {
 namespace {
@@ -322,6 +324,35 @@ TEST(Checkpoint, Shard_IsASafetensorsFile_ByteForByte) {
   expected += json;
   expected += std::string("\0\0\xC0\x3F\0\0\0\xC0\0\0\0\0\0\0\x80\x3F\1\2", 18);
   EXPECT_EQ(file, expected);
+}
+
+// The same file in the reference reader's hands. Shard_IsASafetensorsFile never skips.
+TEST(Checkpoint, Shard_IsReadByPythonsSafetensors) {
+  if (std::system("python3 -c 'import safetensors' 2>/dev/null") != 0) {
+    GTEST_SKIP() << "python3 has no safetensors package (pip install safetensors)";
+  }
+  ::muster::testing::TemporaryDirectory directory;
+  std::unique_ptr<FileSystem> files = PosixFileSystem();
+  const float values[4] = {1.5f, -2.f, 0.f, 1.f};
+  const int64_t id = -5;
+  Meeting meeting(1);
+  ASSERT_OK_AND_ASSIGN(auto result,
+                       SaveCheckpoint(*files, directory / "root", StateAt(5, 2), 0,
+                                      {{"w", DType::kF32, {2, 2}, Box::Whole({2, 2}), values},
+                                       {"id", DType::kI64, {1}, Box::Whole({1}), &id}},
+                                      meeting.For(0)));
+  const std::string script = absl::StrCat(
+      "import safetensors, struct\n"
+      "data = open('",
+      result.directory,
+      "/rank-00000.safetensors', 'rb').read()\n"
+      "tensors = dict(safetensors.deserialize(data))\n"
+      "assert set(tensors) == {'w', 'id'}, tensors\n"
+      "assert tensors['w']['shape'] == [2, 2] and tensors['w']['dtype'] == 'F32', tensors\n"
+      "assert struct.unpack('<4f', tensors['w']['data']) == (1.5, -2, 0, 1), tensors\n"
+      "assert struct.unpack('<q', tensors['id']['data']) == (-5,), tensors\n");
+  ASSERT_OK(files->WriteAtomically(directory / "check.py", script));
+  EXPECT_EQ(std::system(absl::StrCat("python3 ", directory / "check.py").c_str()), 0);
 }
 
 TEST(Checkpoint, CutAtAnyWrite_NeverLeavesAManifestOverMissingData) {
