@@ -82,7 +82,7 @@ class Events {
 class ProcessTest : public ::testing::Test {
  protected:
   ProcessTest() {
-    std::string name = ::testing::TempDir() + "/muster-process-XXXXXX";
+    std::string name = ::testing::TempDir() + "muster-process-XXXXXX";
     directory_ = ::mkdtemp(name.data());
     log_.bytes_max = 1000;
     log_.files_max = 3;

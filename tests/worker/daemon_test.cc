@@ -147,7 +147,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
 class DaemonTest : public ::testing::Test {
  protected:
   DaemonTest() {
-    std::string name = ::testing::TempDir() + "/muster-daemon-XXXXXX";
+    std::string name = ::testing::TempDir() + "muster-daemon-XXXXXX";
     directory_ = ::mkdtemp(name.data());
     StartCoordinator();
     StartDaemon();
