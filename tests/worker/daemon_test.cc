@@ -110,7 +110,10 @@ class FakeCoordinator : public v1::WorkerService::Service {
       }
       return false;
     };
-    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&any), kPatience)) << "no such message";
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&any), kPatience)) {
+      ADD_FAILURE() << "no such message among " << received_.size() << "; the last: "
+                    << (received_.empty() ? "none" : received_.back().DebugString());
+    }
     return found;
   }
   // The newest state of the only rank, once it is `state`.
@@ -345,12 +348,12 @@ TEST_F(DaemonTest, Commit_PendingWhileCoordinatorIsAway_ComesBeforeTheExitAfterA
         message.has_hello() ? message.hello().observed() : message.observed();
     return observed.attempts_size() == 1 && observed.attempts(0).ranks(0).has_exit();
   };
-  coordinator_->Await(has_exit);
   EXPECT_EQ(coordinator_->Await(is_commit).commit().checkpoint().path(), "/checkpoints/step-50");
-  EXPECT_LT(coordinator_->PositionOf(is_commit), coordinator_->PositionOf(has_exit));
   EXPECT_THAT(client->WaitCommitted(50, absl::ZeroDuration()),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   Verdict(50);
+  coordinator_->Await(has_exit);
+  EXPECT_LT(coordinator_->PositionOf(is_commit), coordinator_->PositionOf(has_exit));
   EXPECT_THAT(client->WaitCommitted(50, kPatience), IsOk());
   EXPECT_EQ(client->last_committed_step(), 50);
 }
