@@ -38,7 +38,7 @@ int64_t BroadcastBytes(int64_t elements, int64_t element_bytes, int size, int ra
 // order: ((0 1) (2 3)) ((4 5) 6). Floating-point sums accumulate in fp32 and are rounded to storage
 // once at the end (to nearest even). `out` may alias any of the inputs.
 void ReduceAsTree(absl::Span<const void* const> inputs, kernels::DType dtype, ReduceOp op,
-                   int64_t count, void* out);
+                  int64_t count, void* out);
 
 }  // namespace muster::parallel
 

@@ -23,10 +23,9 @@ enum class ReduceOp { kSum, kMax, kMin };
 // enqueued on `stream` and return at once (an eager host stream runs them inside the call); errors
 // fail the stream: kUnavailable when a peer vanished, kAborted after Abort(), kDeadlineExceeded,
 // each naming the operation, the group and this rank. After an error the communicator is unusable.
-// Sums (fp32 accumulation) are made as one binary tree over the ranks in order, ((0 1) (2 3)) ..., so
-// all ranks get the same bits on every run, and a sum over 2k ranks those of k ranks that each have
-// added a pair before.
-// One thread enqueues at a time.
+// Sums (fp32 accumulation) are made as one binary tree over the ranks in order, ((0 1) (2 3)) ...,
+// so all ranks get the same bits on every run, and a sum over 2k ranks those of k ranks that each
+// have added a pair before. One thread enqueues at a time.
 class Communicator {
  public:
   virtual ~Communicator() = default;

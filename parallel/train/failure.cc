@@ -9,10 +9,10 @@ namespace muster::parallel {
 namespace {
 
 constexpr char kPayload[] = "muster/failure-domain";
-constexpr std::array<FailureDomain, 7> kDomains = {
-    FailureDomain::kUnknown,      FailureDomain::kData,          FailureDomain::kStorage,
-    FailureDomain::kMemory,       FailureDomain::kCommunication, FailureDomain::kNumeric,
-    FailureDomain::kConfiguration};
+constexpr std::array<FailureDomain, 8> kDomains = {
+    FailureDomain::kUnknown,       FailureDomain::kData,          FailureDomain::kStorage,
+    FailureDomain::kMemory,        FailureDomain::kCommunication, FailureDomain::kNumeric,
+    FailureDomain::kConfiguration, FailureDomain::kDevice};
 
 }  // namespace
 
@@ -32,6 +32,8 @@ absl::string_view Name(FailureDomain domain) {
       return "numeric";
     case FailureDomain::kConfiguration:
       return "configuration";
+    case FailureDomain::kDevice:
+      return "device";
   }
   return "unknown";
 }

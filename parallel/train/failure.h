@@ -16,6 +16,7 @@ enum class FailureDomain {
   kCommunication,  // a collective failed or a peer vanished
   kNumeric,        // loss or gradient norm is not finite
   kConfiguration,  // the options do not fit each other
+  kDevice,         // the device is missing or faulty
 };
 
 absl::string_view Name(FailureDomain domain);  // "data", ...

@@ -140,9 +140,9 @@ class Trainer {
 
   int64_t step() const { return step_; }
   int64_t consumed_samples() const { return consumed_samples_; }
-  // Bytes by category of the workspace, and of the flat buffers.
+  // Memory of the workspace by category, and of parameters, optimizer state and gradients.
   const kernels::Arena& arena() const { return arena_; }
-  FlatBuffers& flat() { return *flat_; }
+  int64_t state_bytes() const { return FlatBuffers::Bytes(layout_, flat_->gradient_levels()); }
 
  private:
   Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,

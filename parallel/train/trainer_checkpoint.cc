@@ -9,9 +9,10 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
+#include "parallel/comm/gather_texts.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
-#include "parallel/train/gather.h"
+
 #include "parallel/train/trainer.h"
 
 namespace muster::parallel {
@@ -89,7 +90,7 @@ absl::Status Trainer::Save() {
   absl::Status gather_status;
   absl::StatusOr<SaveResult> result = SaveCheckpoint(
       files_, options_.checkpoint_root, state, rank, pieces, [&](const std::string& text) {
-        auto texts = GatherText(communicator_, device_, *compute_, text);
+        auto texts = GatherTexts(communicator_, *compute_, text);
         gather_status = texts.status();
         return texts;
       });
