@@ -1,0 +1,244 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "kernels/ops.h"
+#include "parallel/model/gpt2.h"
+#include "parallel/optim/flat_buffers.h"
+#include "tests/support/seed.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::parallel {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr Gpt2Config kTiny = {
+    .layers = 2, .hidden = 16, .heads = 2, .vocab = 37, .sequence_length = 8};
+
+// A model with memory, parameters and one batch of random tokens, some of them masked.
+class Bench {
+ public:
+  explicit Bench(const Gpt2Config& config, BatchShape shape = {2, 8})
+      : model_(MakeGpt2(config)),
+        layout_(model_->parameters(), 4096, 1),
+        device_(kernels::MakeCpuDevice(1)),
+        stream_(*device_->MakeStream()) {
+    flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_, 1, 5);
+    model_->TakeWorkspace(arena_, shape);
+    CHECK_OK(arena_.Commit(*device_));
+    workspace_ = model_->TakeWorkspace(arena_, shape);
+    Rng rng(testing::TestSeed());
+    for (int64_t i = 0; i < shape.tokens(); ++i) {
+      workspace_.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(config.vocab));
+      workspace_.flow.targets.as<int32_t>()[i] =
+          i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(config.vocab));
+    }
+  }
+
+  // Weights large enough that every part of the model matters to the loss.
+  void Shake() {
+    Rng rng(7);
+    for (ParameterId id = 0; id < model_->parameters().size(); ++id) {
+      float* values = weight(id).f32();
+      for (int64_t i = 0; i < model_->parameters().at(id).elements(); ++i) {
+        values[i] += static_cast<float>(0.4 * (rng.Uniform() - 0.5));
+      }
+    }
+  }
+
+  double Loss() {
+    Pass pass = {*stream_, flat_->parameter_views(), HeadMode::kLoss};
+    model_->Forward(pass, workspace_);
+    double sum = 0;
+    for (int64_t i = 0; i < workspace_.flow.shape.tokens(); ++i) {
+      sum += workspace_.flow.losses.f32()[i];
+    }
+    return sum;
+  }
+
+  void Gradients(GradientListener* listener = nullptr) {
+    Pass pass = {*stream_, flat_->parameter_views()};
+    pass.gradients = &flat_->gradient_views(0);
+    pass.listener = listener;
+    model_->Forward(pass, workspace_);
+    model_->Backward(pass, workspace_);
+  }
+
+  kernels::Tensor weight(ParameterId id) { return flat_->parameter_views()[id]; }
+  kernels::Tensor gradient(ParameterId id) { return flat_->gradient_views(0)[id]; }
+  const Model& model() const { return *model_; }
+  Workspace& workspace() { return workspace_; }
+  const kernels::Arena& arena() const { return arena_; }
+
+ private:
+  std::unique_ptr<Model> model_;
+  FlatLayout layout_;
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<kernels::Stream> stream_;
+  std::unique_ptr<FlatBuffers> flat_;
+  kernels::Arena arena_;
+  Workspace workspace_;
+};
+
+TEST(Gpt2, ParameterCount_MatchesThePublishedSizeOfGpt2Small) {
+  EXPECT_EQ(ParameterCount({12, 768, 12, 50257, 1024}), 124'439'808);
+  const Gpt2Config config = {3, 32, 4, 100, 16};
+  EXPECT_EQ(MakeGpt2(config)->parameters().elements(), ParameterCount(config));
+}
+
+TEST(Gpt2, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
+  Bench bench(kTiny);
+  bench.Shake();
+  bench.Gradients();
+  Rng rng(testing::TestSeed());
+  for (ParameterId id = 0; id < bench.model().parameters().size(); ++id) {
+    const Parameter& parameter = bench.model().parameters().at(id);
+    const int64_t n = parameter.elements();
+    const float* gradient = bench.gradient(id).f32();
+    double norm = 0;
+    for (int64_t i = 0; i < n; ++i) norm += static_cast<double>(gradient[i]) * gradient[i];
+    norm = std::sqrt(norm);
+    ASSERT_GT(norm, 1e-4) << parameter.name;
+    // Along the gradient, and along a random direction of unit length.
+    for (const bool random : {false, true}) {
+      std::vector<double> direction(n);
+      double length = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        direction[i] = random ? rng.Uniform() - 0.5 : gradient[i];
+        length += direction[i] * direction[i];
+      }
+      length = std::sqrt(length);
+      double expected = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        direction[i] /= length;
+        expected += direction[i] * gradient[i];
+      }
+      const double h = 5e-3;
+      float* values = bench.weight(id).f32();
+      const std::vector<float> original(values, values + n);
+      const auto loss_at = [&](double offset) {
+        for (int64_t i = 0; i < n; ++i) {
+          values[i] = static_cast<float>(original[i] + offset * direction[i]);
+        }
+        return bench.Loss();
+      };
+      const double slope = (loss_at(h) - loss_at(-h)) / (2 * h);
+      std::copy(original.begin(), original.end(), values);
+      EXPECT_NEAR(slope, expected, 0.01 * norm + 2e-3)
+          << parameter.name << (random ? ", random direction" : ", along the gradient");
+    }
+  }
+}
+
+TEST(Gpt2, Backward_ReportsEveryParameterOnceAndTheTiedTableLast) {
+  struct Listener : GradientListener {
+    void GradientReady(ParameterId parameter) override { ready.push_back(parameter); }
+    std::vector<ParameterId> ready;
+  } listener;
+  Bench bench(kTiny);
+  bench.Gradients(&listener);
+  const std::set<ParameterId> distinct(listener.ready.begin(), listener.ready.end());
+  EXPECT_EQ(static_cast<int>(listener.ready.size()), bench.model().parameters().size());
+  EXPECT_EQ(distinct.size(), listener.ready.size());
+  EXPECT_EQ(bench.model().parameters().at(listener.ready.back()).name, "embedding.token.weight");
+}
+
+TEST(Gpt2, VocabularyPadding_HasNoGradientAndNoInfluence) {
+  Bench bench(kTiny);
+  bench.Shake();
+  ASSERT_EQ(bench.model().shape().vocab_storage, 48);
+  const double loss = bench.Loss();
+  bench.Gradients();
+  const kernels::Tensor table = bench.gradient(0);
+  ASSERT_EQ(table.dim(0), 48);
+  for (int64_t i = 37 * 16; i < 48 * 16; ++i) EXPECT_EQ(table.f32()[i], 0.0f);
+  for (int64_t i = 37 * 16; i < 48 * 16; ++i) bench.weight(0).f32()[i] = 3.0f;
+  EXPECT_EQ(bench.Loss(), loss);
+}
+
+TEST(Gpt2, Forward_IsCausal) {
+  Bench bench(kTiny);
+  bench.Shake();
+  bench.Loss();
+  const std::vector<float> before(bench.workspace().flow.losses.f32(),
+                                  bench.workspace().flow.losses.f32() + 16);
+  // The last token of the first sample is seen by no other position.
+  int32_t& last = bench.workspace().flow.tokens.as<int32_t>()[7];
+  last = (last + 1) % 37;
+  bench.Loss();
+  for (int64_t i = 0; i < 16; ++i) {
+    if (i == 7) {
+      EXPECT_NE(bench.workspace().flow.losses.f32()[i], before[i]);
+    } else {
+      EXPECT_EQ(bench.workspace().flow.losses.f32()[i], before[i]) << i;
+    }
+  }
+}
+
+TEST(Gpt2, Workspace_TakesWhatTheHeaderSays) {
+  const BatchShape shape = {2, 8};
+  Bench bench(kTiny, shape);
+  // Per token: 16 C + H + 4 in each block, C of the embedding, 2 C + 3 of the head; every tensor is
+  // padded to 256 bytes.
+  const int64_t floats = 16 * (2 * (16 * 16 + 2 + 4) + 16 + 2 * 16 + 3);
+  const int64_t activations = bench.arena().bytes_by_category().at("activations");
+  EXPECT_GE(activations, floats * 4);
+  EXPECT_LE(activations, floats * 4 + 40 * 256);
+  EXPECT_EQ(bench.arena().bytes_by_category().at("logits"), 16 * 48 * 4);
+}
+
+TEST(Parameters, InitialValues_DependOnSeedNameAndElementOnly) {
+  Parameter whole;
+  whole.name = "w";
+  whole.global_shape = {6, 8};
+  whole.initializer = Initializer::kNormal;
+  whole.stddev = 0.5f;
+  ParameterRegistry registry;
+  const Parameter& all = registry.at(registry.Add(whole));
+  std::vector<float> values(48);
+  Initialize(all, 11, values.data());
+
+  Parameter box = whole;
+  box.box = {{2, 3}, {3, 4}};
+  ParameterRegistry sharded;
+  std::vector<float> part(12);
+  Initialize(sharded.at(sharded.Add(box)), 11, part.data());
+  for (int64_t row = 0; row < 3; ++row) {
+    for (int64_t column = 0; column < 4; ++column) {
+      EXPECT_EQ(part[row * 4 + column], values[(row + 2) * 8 + column + 3]);
+    }
+  }
+  std::vector<float> other(48);
+  Initialize(all, 12, other.data());
+  EXPECT_NE(values, other);
+  double square = 0;
+  for (const float value : values) square += value * value;
+  EXPECT_NEAR(std::sqrt(square / 48), 0.5, 0.2);
+}
+
+TEST(MakeModel, BadDescription_NamesWhatIsWrong) {
+  ModelDescription description = MakeGpt2(kTiny)->description();
+  EXPECT_OK(MakeModel(description).status());
+  ModelDescription unknown = description;
+  unknown.family = "gpt9";
+  EXPECT_THAT(MakeModel(unknown).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("gpt9")));
+  ModelDescription missing = description;
+  missing.sizes.erase("heads");
+  EXPECT_THAT(MakeModel(missing).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("heads")));
+  ModelDescription odd = description;
+  odd.sizes["heads"] = 3;
+  EXPECT_THAT(MakeModel(odd).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("does not divide")));
+}
+
+}  // namespace
+}  // namespace muster::parallel
