@@ -1,0 +1,100 @@
+#include "worker/rank/checkpoint_tools.h"
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "kernels/device.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/data/tokenizer.h"
+
+namespace muster::worker {
+namespace {
+
+using nlohmann::json;
+using parallel::CheckpointReader;
+using parallel::CheckpointState;
+
+// Sampled bytes need not be UTF-8, JSON has to be.
+void PrintJson(const json& value) {
+  std::printf("%s\n", value.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+}  // namespace
+
+absl::Status RunSample(const SampleArguments& arguments) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  ASSIGN_OR_RETURN(auto reader,
+                   CheckpointReader::Open(*files, arguments.checkpoint, parallel::Verify::kSizes));
+  const std::unique_ptr<kernels::Device> device = kernels::MakeCpuDevice(arguments.threads);
+  ASSIGN_OR_RETURN(auto generator, parallel::Generator::Make(*device, *reader));
+  ASSIGN_OR_RETURN(const auto tokenizer, parallel::MakeTokenizer("bytes"));
+  if (generator->model().shape().vocab > tokenizer->vocab()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: the model has a vocabulary of %d tokens, but sampling knows bytes only",
+        arguments.checkpoint, generator->model().shape().vocab));
+  }
+  std::vector<int32_t> prompt;
+  tokenizer->Encode(arguments.prompt, prompt);
+  const auto print = [&](const std::string& text) {
+    if (arguments.json) return;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  };
+  bool started = false;
+  std::string text;
+  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                   generator->Generate(prompt, arguments.sampling, [&](int32_t token) {
+                     // The prompt comes with the first token: nothing is printed for bad arguments.
+                     if (!started) print(arguments.prompt);
+                     started = true;
+                     text.push_back(static_cast<char>(token));
+                     print(text.substr(text.size() - 1));
+                   }));
+  if (!started) print(arguments.prompt);
+  if (!arguments.json) {
+    print("\n");
+    return absl::OkStatus();
+  }
+  PrintJson({{"checkpoint", arguments.checkpoint},
+             {"step", reader->state().id.step},
+             {"prompt", arguments.prompt},
+             {"text", text},
+             {"tokens", tokens.size()},
+             {"seed", arguments.sampling.seed}});
+  return absl::OkStatus();
+}
+
+absl::Status RunVerify(const std::string& checkpoint, bool as_json) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  ASSIGN_OR_RETURN(auto reader,
+                   CheckpointReader::Open(*files, checkpoint, parallel::Verify::kFull));
+  const CheckpointState& state = reader->state();
+  int64_t elements = 0;
+  for (const auto& [name, info] : reader->tensors()) {
+    int64_t count = 1;
+    for (const int64_t size : info.shape) count *= size;
+    elements += count;
+  }
+  if (as_json) {
+    PrintJson({{"checkpoint", checkpoint},
+               {"sound", true},
+               {"job", state.id.job.value()},
+               {"step", state.id.step},
+               {"epoch", state.id.epoch.value()},
+               {"consumedSamples", state.consumed_samples},
+               {"tensors", reader->tensors().size()},
+               {"elements", elements}});
+  } else {
+    absl::PrintF("%s is sound: job %s, step %d, epoch %d, %d tensors, %d elements\n", checkpoint,
+                 state.id.job.value(), state.id.step, state.id.epoch.value(),
+                 reader->tensors().size(), elements);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::worker

@@ -1,0 +1,30 @@
+// `muster-rank sample` and `muster-rank verify`: what people do with a checkpoint, away from a job.
+#ifndef MUSTER_WORKER_RANK_CHECKPOINT_TOOLS_H_
+#define MUSTER_WORKER_RANK_CHECKPOINT_TOOLS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "parallel/generate/generator.h"
+
+namespace muster::worker {
+
+struct SampleArguments {
+  std::string checkpoint;  // directory
+  std::string prompt;
+  parallel::SamplingOptions sampling;
+  int threads = 1;
+  bool json = false;  // one JSON object instead of the text
+};
+// Prints prompt and continuation, byte by byte as they come, to stdout. kInvalidArgument: the model
+// was not trained on bytes, an empty prompt, options out of range. kDataLoss, kNotFound: the
+// checkpoint.
+absl::Status RunSample(const SampleArguments& arguments);
+
+// Reads every byte of the checkpoint and prints what it holds. Status codes: CheckpointReader's.
+absl::Status RunVerify(const std::string& checkpoint, bool json);
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_RANK_CHECKPOINT_TOOLS_H_

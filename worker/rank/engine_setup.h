@@ -1,0 +1,45 @@
+// From a job spec to the engine's own options and objects, with every check that can be made before
+// ranks meet. Messages begin with the field of the spec and name the path.
+#ifndef MUSTER_WORKER_RANK_ENGINE_SETUP_H_
+#define MUSTER_WORKER_RANK_ENGINE_SETUP_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/file_system.h"
+#include "kernels/device.h"
+#include "muster/v1/rank.pb.h"
+#include "parallel/data/indexed_dataset.h"
+#include "parallel/data/sampler.h"
+#include "parallel/model/model.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::worker {
+
+// The causes that a status means, and back to the daemon in exit.pb.
+v1::Cause CauseOf(const absl::Status& status);
+
+// An absolute `path` as it is; a relative one below the spec's working directory.
+std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);
+
+// Members are in order of construction; samplers refer to data sets.
+struct EngineSetup {
+  std::unique_ptr<kernels::Device> device;
+  std::unique_ptr<parallel::Model> model;
+  std::vector<std::unique_ptr<parallel::IndexedDataset>> datasets;
+  std::unique_ptr<parallel::Sampler> training;
+  std::unique_ptr<parallel::Sampler> validation;  // null: no evaluation
+  parallel::TrainerOptions options;
+};
+
+// Marked with a FailureDomain: data (missing, corrupt, too small), storage (checkpoint path not
+// writable), configuration (an impossible combination). kUnavailable or kUnimplemented when the
+// device is not there.
+absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& assignment, FileSystem& files);
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_RANK_ENGINE_SETUP_H_

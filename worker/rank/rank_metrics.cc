@@ -1,0 +1,130 @@
+#include "worker/rank/rank_metrics.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::worker {
+namespace {
+
+using metrics::Family;
+using metrics::Kind;
+
+// Declared through functions: Family holds vectors, and there are no globals with constructors.
+const std::vector<absl::string_view>& Labels() {
+  static const auto& labels = *new std::vector<absl::string_view>{"job_name", "rank"};
+  return labels;
+}
+const std::vector<double>& SecondsBuckets() {
+  static const auto& buckets = *new std::vector<double>{
+      0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300};
+  return buckets;
+}
+
+struct Families {
+  Family steps{Kind::kCounter, "muster_rank_steps_total",
+               "Optimizer steps finished by this process.", Labels()};
+  Family tokens{Kind::kCounter, "muster_rank_tokens_total",
+                "Unmasked tokens trained on in these steps, by all ranks together.", Labels()};
+  Family exposed{Kind::kCounter, "muster_rank_exposed_communication_seconds_total",
+                 "Time in which a step waited for collectives that backward did not hide.",
+                 Labels()};
+  Family damaged{Kind::kCounter, "muster_rank_damaged_checkpoints_total",
+                 "Checkpoints found damaged and skipped while restoring.", Labels()};
+  Family step{Kind::kGauge, "muster_rank_step", "Last optimizer step finished.", Labels()};
+  Family train_loss{Kind::kGauge, "muster_rank_train_loss",
+                    "Loss of the last step in nats per token, mean over the global batch.",
+                    Labels()};
+  Family validation_loss{Kind::kGauge, "muster_rank_validation_loss",
+                         "Loss of the last evaluation in nats per token.", Labels()};
+  Family gradient_norm{Kind::kGauge, "muster_rank_gradient_norm",
+                       "Global gradient norm of the last step, before clipping.", Labels()};
+  Family learning_rate{Kind::kGauge, "muster_rank_learning_rate", "Learning rate of the last step.",
+                       Labels()};
+  Family tokens_per_second{Kind::kGauge, "muster_rank_tokens_per_second",
+                           "Tokens per second of all ranks over the last steps.", Labels()};
+  Family checkpoint_bytes{Kind::kGauge, "muster_rank_checkpoint_bytes",
+                          "Size of the last checkpoint written; rank 0 only.", Labels()};
+  Family restore_seconds{Kind::kGauge, "muster_rank_restore_seconds",
+                         "Time that restoring took at the start of this process.", Labels()};
+  Family step_seconds{Kind::kHistogram, "muster_rank_step_duration_seconds",
+                      "Duration of an optimizer step.", Labels(), SecondsBuckets()};
+  Family checkpoint_seconds{Kind::kHistogram, "muster_rank_checkpoint_save_duration_seconds",
+                            "Duration of a save, from its start until all is durable.", Labels(),
+                            SecondsBuckets()};
+  Family evaluation_seconds{Kind::kHistogram, "muster_rank_evaluation_duration_seconds",
+                            "Duration of an evaluation.", Labels(), SecondsBuckets()};
+};
+
+const Families& All() {
+  static const Families& families = *new Families();
+  return families;
+}
+
+std::vector<std::string> Values(const std::string& job_name, int rank) {
+  return {job_name, absl::StrCat(rank)};
+}
+
+}  // namespace
+
+std::vector<const Family*> RankMetricsCatalogue() {
+  const Families& f = All();
+  return {&f.steps,
+          &f.tokens,
+          &f.step,
+          &f.train_loss,
+          &f.validation_loss,
+          &f.gradient_norm,
+          &f.learning_rate,
+          &f.tokens_per_second,
+          &f.step_seconds,
+          &f.exposed,
+          &f.checkpoint_seconds,
+          &f.checkpoint_bytes,
+          &f.restore_seconds,
+          &f.damaged,
+          &f.evaluation_seconds};
+}
+
+RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int rank)
+    : steps_(r.GetCounter(All().steps, Values(job_name, rank))),
+      tokens_(r.GetCounter(All().tokens, Values(job_name, rank))),
+      exposed_communication_seconds_(r.GetCounter(All().exposed, Values(job_name, rank))),
+      damaged_(r.GetCounter(All().damaged, Values(job_name, rank))),
+      step_(r.GetGauge(All().step, Values(job_name, rank))),
+      train_loss_(r.GetGauge(All().train_loss, Values(job_name, rank))),
+      validation_loss_(r.GetGauge(All().validation_loss, Values(job_name, rank))),
+      gradient_norm_(r.GetGauge(All().gradient_norm, Values(job_name, rank))),
+      learning_rate_(r.GetGauge(All().learning_rate, Values(job_name, rank))),
+      tokens_per_second_(r.GetGauge(All().tokens_per_second, Values(job_name, rank))),
+      checkpoint_bytes_(r.GetGauge(All().checkpoint_bytes, Values(job_name, rank))),
+      restore_seconds_(r.GetGauge(All().restore_seconds, Values(job_name, rank))),
+      step_seconds_(r.GetHistogram(All().step_seconds, Values(job_name, rank))),
+      checkpoint_seconds_(r.GetHistogram(All().checkpoint_seconds, Values(job_name, rank))),
+      evaluation_seconds_(r.GetHistogram(All().evaluation_seconds, Values(job_name, rank))) {}
+
+void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_second) {
+  steps_.Increment();
+  tokens_.Increment(static_cast<double>(report.tokens));
+  exposed_communication_seconds_.Increment(report.exposed_communication_seconds);
+  step_.Set(static_cast<double>(report.step));
+  train_loss_.Set(report.loss);
+  gradient_norm_.Set(report.gradient_norm);
+  learning_rate_.Set(report.learning_rate);
+  tokens_per_second_.Set(tokens_per_second);
+  step_seconds_.Observe(report.seconds);
+}
+
+void RankMetrics::Evaluation(const parallel::EvaluationReport& report) {
+  validation_loss_.Set(report.loss);
+  evaluation_seconds_.Observe(report.seconds);
+}
+
+void RankMetrics::Saved(const parallel::SavedCheckpoint& saved) {
+  checkpoint_seconds_.Observe(saved.seconds);
+  if (saved.result.bytes > 0) checkpoint_bytes_.Set(static_cast<double>(saved.result.bytes));
+}
+
+void RankMetrics::Restored(double seconds) { restore_seconds_.Set(seconds); }
+
+void RankMetrics::Damaged() { damaged_.Increment(); }
+
+}  // namespace muster::worker

@@ -1,0 +1,47 @@
+// The metrics of a rank process. Every series carries the labels "job_name" and "rank".
+#ifndef MUSTER_WORKER_RANK_RANK_METRICS_H_
+#define MUSTER_WORKER_RANK_RANK_METRICS_H_
+
+#include <string>
+#include <vector>
+
+#include "base/metrics.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::worker {
+
+// Every family of RankMetrics, for docs/metrics.md.
+std::vector<const metrics::Family*> RankMetricsCatalogue();
+
+// Single-threaded. The registry must outlive it.
+class RankMetrics {
+ public:
+  RankMetrics(metrics::Registry& registry, const std::string& job_name, int rank);
+
+  void Step(const parallel::StepReport& report, double tokens_per_second);
+  void Evaluation(const parallel::EvaluationReport& report);
+  void Saved(const parallel::SavedCheckpoint& saved);
+  void Restored(double seconds);
+  void Damaged();
+
+ private:
+  metrics::Counter& steps_;
+  metrics::Counter& tokens_;
+  metrics::Counter& exposed_communication_seconds_;
+  metrics::Counter& damaged_;
+  metrics::Gauge& step_;
+  metrics::Gauge& train_loss_;
+  metrics::Gauge& validation_loss_;
+  metrics::Gauge& gradient_norm_;
+  metrics::Gauge& learning_rate_;
+  metrics::Gauge& tokens_per_second_;
+  metrics::Gauge& checkpoint_bytes_;
+  metrics::Gauge& restore_seconds_;
+  metrics::Histogram& step_seconds_;
+  metrics::Histogram& checkpoint_seconds_;
+  metrics::Histogram& evaluation_seconds_;
+};
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_RANK_RANK_METRICS_H_

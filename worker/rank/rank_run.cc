@@ -1,0 +1,419 @@
+#include "worker/rank/rank_run.h"
+
+#include <unistd.h>
+#include <csignal>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <iostream>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "base/file_system.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "base/status_macros.h"
+#include "muster/v1/rank.pb.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/train/failure.h"
+#include "worker/rank/daemon_client.h"
+#include "worker/rank/engine_setup.h"
+#include "worker/rank/rank_metrics.h"
+
+namespace muster::worker {
+namespace {
+
+// The last commit and notices must reach the daemon, which keeps them; without them the work since
+// the commit before would count as lost. Devices are held meanwhile, hence a bound.
+constexpr absl::Duration kFlushTimeout = absl::Minutes(10);
+// Of an exit for which nothing but the report is left to say.
+constexpr absl::Duration kFailureFlushTimeout = absl::Seconds(5);
+// For the verdict on the last checkpoint, on which the last pruning depends.
+constexpr absl::Duration kVerdictTimeout = absl::Seconds(15);
+constexpr size_t kThroughputSteps = 20;
+constexpr int64_t kLineEverySteps = 10;  // of runs with more than a hundred steps
+
+// Writes exit.pb exactly once, whichever thread ends the process.
+class ExitReporter {
+ public:
+  explicit ExitReporter(std::string run_directory) : run_directory_(std::move(run_directory)) {}
+
+  void SetProgress(const v1::RankProgress& progress) {
+    absl::MutexLock lock(&mutex_);
+    progress_ = progress;
+  }
+  void Write(v1::Cause cause, const std::string& message) {
+    absl::MutexLock lock(&mutex_);
+    if (written_) return;
+    written_ = true;
+    if (run_directory_.empty()) return;
+    v1::RankExitReport report;
+    report.set_cause(cause);
+    report.set_message(message);
+    *report.mutable_progress() = progress_;
+    const absl::Status status =
+        PosixFileSystem()->WriteAtomically(run_directory_ + "/exit.pb", report.SerializeAsString());
+    if (!status.ok()) std::cerr << "exit report: " << status << std::endl;
+  }
+  [[noreturn]] void EndProcess(v1::Cause cause, const std::string& message, int code) {
+    Write(cause, message);
+    std::fflush(nullptr);
+    _exit(code);
+  }
+
+ private:
+  const std::string run_directory_;
+  absl::Mutex mutex_;
+  bool written_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::RankProgress progress_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Turns SIGTERM and SIGINT into a wish to stop at the next step boundary, or into an immediate end
+// while there is no such boundary.
+class SignalWatcher {
+ public:
+  explicit SignalWatcher(ExitReporter& exit) : exit_(exit) {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~SignalWatcher() {
+    ending_ = true;
+    // Wakes the thread; blocked everywhere, so it reaches sigwait.
+    pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+  bool stop_requested() const { return stop_; }
+  // From now on a step boundary will come.
+  void TrainingStarts() { training_ = true; }
+  // No more of them: only deliveries are left.
+  void TrainingEnds() { training_ = false; }
+
+ private:
+  void Run() {
+    for (;;) {
+      int signal = 0;
+      sigwait(&signals_, &signal);
+      if (ending_) return;
+      if (stop_ || !training_) {
+        exit_.EndProcess(
+            v1::CAUSE_PREEMPTED,
+            absl::StrCat("ended at once on signal ", signal, stop_ ? ", the second one" : ""),
+            kExitStopped);
+      }
+      stop_ = true;
+    }
+  }
+
+  ExitReporter& exit_;
+  sigset_t signals_;
+  std::atomic<bool> ending_ = false;
+  std::atomic<bool> stop_ = false;
+  std::atomic<bool> training_ = false;
+  std::thread thread_;  // last: starts when everything above exists
+};
+
+void PrintLine(const std::string& line) {
+  std::fputs(line.c_str(), stdout);
+  std::fputc('\n', stdout);
+  std::fflush(stdout);
+}
+
+// What the trainer says, passed on to the daemon, the metrics and the log.
+class Reporter : public parallel::TrainerHooks {
+ public:
+  Reporter(const v1::RankAssignment& assignment, DaemonClient& client, SignalWatcher& signals,
+           ExitReporter& exit, RankMetrics& metrics, Logger& logger,
+           const std::string& metrics_address)
+      : assignment_(assignment),
+        client_(client),
+        signals_(signals),
+        exit_(exit),
+        metrics_(metrics),
+        logger_(logger) {
+    progress_.set_metrics_address(metrics_address);
+  }
+
+  void OnPhase(absl::string_view phase) override {
+    if (phase == "training") signals_.TrainingStarts();
+    progress_.set_phase(std::string(phase));
+    Publish(/*now=*/true);
+  }
+
+  void OnStep(const parallel::StepReport& report) override {
+    recent_.push_back({report.tokens, report.seconds});
+    if (recent_.size() > kThroughputSteps) recent_.pop_front();
+    double tokens = 0, seconds = 0;
+    for (const auto& [step_tokens, step_seconds] : recent_) {
+      tokens += static_cast<double>(step_tokens);
+      seconds += step_seconds;
+    }
+    const double tokens_per_second = seconds > 0 ? tokens / seconds : 0;
+    progress_.set_step(report.step);
+    progress_.set_train_loss(report.loss);
+    progress_.set_tokens_per_second(tokens_per_second);
+    progress_.set_step_seconds(report.seconds);
+    progress_.set_learning_rate(report.learning_rate);
+    progress_.set_gradient_norm(report.gradient_norm);
+    progress_.set_consumed_samples(report.consumed_samples);
+    progress_.set_exposed_communication_seconds(report.exposed_communication_seconds);
+    metrics_.Step(report, tokens_per_second);
+    const int64_t steps = assignment_.spec().engine().training().steps();
+    const int64_t every = steps > 100 ? kLineEverySteps : 1;
+    if (first_step_ || report.step % every == 0 || report.step == steps) {
+      PrintLine(
+          absl::StrFormat("step %d/%d  loss %.5f  grad norm %.4f  lr %.3e  %.0f tokens/s  "
+                          "%.3f s/step",
+                          report.step, steps, report.loss, report.gradient_norm,
+                          report.learning_rate, tokens_per_second, report.seconds));
+    }
+    // The first one proves that training runs.
+    Publish(first_step_);
+    first_step_ = false;
+  }
+
+  void OnEvaluation(const parallel::EvaluationReport& report) override {
+    progress_.set_validation_loss(report.loss);
+    progress_.set_validation_step(report.step);
+    metrics_.Evaluation(report);
+    PrintLine(absl::StrFormat("step %d  validation loss %.5f nats/token  (%d tokens, %.1f s)",
+                              report.step, report.loss, report.tokens, report.seconds));
+    Publish(/*now=*/true);
+    if (assignment_.rank() != 0) return;
+    v1::Evaluation evaluation;
+    evaluation.set_step(report.step);
+    evaluation.set_loss(report.loss);
+    evaluation.set_tokens(report.tokens);
+    client_.Notify(evaluation);
+  }
+
+  void OnSaved(const parallel::SavedCheckpoint& saved) override {
+    progress_.set_last_saved_step(saved.id.step);
+    metrics_.Saved(saved);
+    Publish(/*now=*/false);
+    if (assignment_.rank() != 0) return;
+    v1::CheckpointRecord record;
+    record.set_step(saved.id.step);
+    record.set_epoch(saved.id.epoch.value());
+    record.set_path(saved.result.directory);
+    record.set_bytes(saved.result.bytes);
+    record.set_manifest_checksum(saved.result.manifest_checksum);
+    record.set_seconds(saved.seconds);
+    record.set_consumed_samples(saved.consumed_samples);
+    client_.Commit(record);
+    PrintLine(absl::StrFormat("step %d  saved %.1f MB in %.2f s to %s", saved.id.step,
+                              static_cast<double>(saved.result.bytes) * 1e-6, saved.seconds,
+                              saved.result.directory));
+  }
+
+  void OnDamaged(const parallel::CheckpointId& id, const absl::Status& why) override {
+    metrics_.Damaged();
+    logger_.Warning("checkpoint is damaged and skipped",
+                    {{"step", id.step}, {"epoch", id.epoch.value()}, {"reason", why.ToString()}});
+    v1::DamagedCheckpoint damaged;
+    for (const v1::CheckpointRecord& record : assignment_.restore()) {
+      if (record.step() == id.step && record.epoch() == id.epoch.value()) {
+        *damaged.mutable_checkpoint() = record;
+      }
+    }
+    damaged.set_reason(std::string(why.message()));
+    client_.Notify(damaged);
+  }
+
+  void OnRemoved(const parallel::CheckpointId& id) override {
+    v1::RemovedCheckpoint removed;
+    removed.set_step(id.step);
+    removed.set_epoch(id.epoch.value());
+    client_.Notify(removed);
+  }
+
+  void OnWarning(const absl::Status& status) override { logger_.Warning(status.ToString()); }
+
+  int64_t CommittedStep() override { return client_.last_committed_step(); }
+  bool StopRequested() override { return signals_.stop_requested() || client_.stop_requested(); }
+
+  // A restored job shows where it goes on, before its first step.
+  void Restored(int64_t step, int64_t consumed_samples) {
+    progress_.set_step(step);
+    progress_.set_consumed_samples(consumed_samples);
+    Publish(/*now=*/true);
+  }
+
+ private:
+  void Publish(bool now) {
+    exit_.SetProgress(progress_);
+    if (now) {
+      client_.ReportNow(progress_);
+    } else {
+      client_.Report(progress_);
+    }
+  }
+
+  const v1::RankAssignment& assignment_;
+  DaemonClient& client_;
+  SignalWatcher& signals_;
+  ExitReporter& exit_;
+  RankMetrics& metrics_;
+  Logger& logger_;
+  v1::RankProgress progress_;
+  std::deque<std::pair<int64_t, double>> recent_;
+  bool first_step_ = true;
+};
+
+absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
+    const v1::RankAssignment& assignment, DaemonClient& client) {
+  const parallel::GlooOptions options;
+  if (assignment.world_size() == 1) {
+    return std::move(parallel::MakeLocalCommunicators(1, options.operation_timeout)[0]);
+  }
+  auto communicator =
+      parallel::MakeGlooCommunicator(client, assignment.rank(), assignment.world_size(), options);
+  if (!communicator.ok()) {
+    return parallel::Mark(Annotate(communicator.status(), "bootstrap"),
+                          parallel::FailureDomain::kCommunication);
+  }
+  return communicator;
+}
+
+struct Ending {
+  v1::Cause cause = v1::CAUSE_UNKNOWN;
+  std::string message;
+  int code = kExitFailed;
+};
+
+absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient& client,
+                             Reporter& reporter, RankMetrics& metrics) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  reporter.OnPhase("starting");
+  ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
+  reporter.OnPhase("bootstrapping");
+  ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client));
+  ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
+                                                         *communicator, *setup.training,
+                                                         setup.validation.get(), *files, reporter));
+  if (assignment.rank() == 0) {
+    PrintLine(absl::StrFormat(
+        "job %s epoch %d: %s with %.2f M parameters, %d ranks on %s, %.1f MB of state and %.1f MB "
+        "of activations per rank",
+        assignment.job_id(), assignment.epoch(), setup.model->description().family,
+        static_cast<double>(setup.model->parameters().elements()) * 1e-6, assignment.world_size(),
+        setup.device->name(), static_cast<double>(trainer->state_bytes()) * 1e-6,
+        static_cast<double>(trainer->arena().peak_bytes()) * 1e-6));
+  }
+
+  std::vector<parallel::RestoreCandidate> candidates;
+  for (const v1::CheckpointRecord& record : assignment.restore()) {
+    candidates.push_back({{JobId(assignment.job_id()), record.step(), Epoch(record.epoch())},
+                          record.path(),
+                          record.manifest_checksum()});
+  }
+  const auto start = std::chrono::steady_clock::now();
+  RETURN_IF_ERROR(trainer->Restore(candidates));
+  if (trainer->step() > 0) {
+    metrics.Restored(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    reporter.Restored(trainer->step(), trainer->consumed_samples());
+    PrintLine(absl::StrFormat("restored step %d", trainer->step()));
+  }
+
+  ASSIGN_OR_RETURN(const parallel::Trainer::Outcome outcome, trainer->Run());
+  if (assignment.rank() == 0 && assignment.spec().has_checkpoint()) {
+    // Without a verdict in time the daemon goes on asking for it; only the pruning is left out.
+    client.WaitCommitted(trainer->step(), kVerdictTimeout).IgnoreError();
+    trainer->Prune();
+  }
+  if (outcome == parallel::Trainer::Outcome::kStopped) {
+    return Ending{v1::CAUSE_PREEMPTED,
+                  absl::StrFormat("asked to stop, ended after step %d", trainer->step()),
+                  kExitStopped};
+  }
+  return Ending{v1::CAUSE_COMPLETED, absl::StrFormat("trained %d steps", trainer->step()),
+                kExitCompleted};
+}
+
+absl::StatusOr<v1::RankAssignment> ReadAssignment(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string bytes, PosixFileSystem()->Read(path));
+  v1::RankAssignment assignment;
+  if (!assignment.ParseFromString(bytes) || assignment.job_id().empty() ||
+      assignment.world_size() < 1 || assignment.rank() < 0 ||
+      assignment.rank() >= assignment.world_size()) {
+    return absl::InvalidArgumentError(path + " is not a valid rank assignment");
+  }
+  return assignment;
+}
+
+}  // namespace
+
+int RunRank(const std::string& path) {
+  const absl::StatusOr<v1::RankAssignment> assignment = ReadAssignment(path);
+  if (!assignment.ok()) {
+    std::cerr << "muster-rank: " << assignment.status().message() << std::endl;
+    return kExitUsage;
+  }
+  ExitReporter exit(assignment->run_directory());
+  SignalWatcher signals(exit);
+  const std::shared_ptr<Logger> logger = Logger::ToStderr(LogLevel::kInfo);
+
+  std::unique_ptr<metrics::Registry> discard = metrics::DiscardRegistry();
+  std::unique_ptr<metrics::PrometheusServer> server;
+  if (!assignment->metrics_address().empty()) {
+    auto started = metrics::PrometheusServer::Start(assignment->metrics_address());
+    if (started.ok()) {
+      server = *std::move(started);
+    } else {
+      logger->Warning("no metrics endpoint", {{"reason", started.status().ToString()}});
+    }
+  }
+  RankMetrics rank_metrics(server ? server->registry() : *discard, assignment->job_name(),
+                           assignment->rank());
+
+  DaemonClientOptions options = DaemonClientOptions::From(*assignment);
+  options.on_aborted = [&exit](const absl::Status& why) {
+    exit.EndProcess(v1::CAUSE_CANCELLED,
+                    absl::StrCat("the attempt is over: ", std::string(why.message())),
+                    kExitStopped);
+  };
+  auto client = DaemonClient::Make(std::move(options));
+  if (!client.ok()) {
+    exit.Write(v1::CAUSE_LAUNCH, client.status().ToString());
+    return kExitFailed;
+  }
+  Reporter reporter(*assignment, **client, signals, exit, rank_metrics, *logger,
+                    server ? server->address() : "");
+  logger->Info("rank starts", {{"job", assignment->job_id()},
+                               {"epoch", assignment->epoch()},
+                               {"rank", assignment->rank()},
+                               {"world_size", assignment->world_size()},
+                               {"pid", static_cast<int64_t>(getpid())}});
+
+  const absl::StatusOr<Ending> trained = Train(*assignment, **client, reporter, rank_metrics);
+  Ending ending;
+  if (trained.ok()) {
+    ending = *trained;
+  } else {
+    ending.cause = CauseOf(trained.status());
+    ending.message = std::string(trained.status().message());
+    logger->Error("rank failed", {{"status", trained.status().ToString()}});
+  }
+  signals.TrainingEnds();
+  PrintLine(ending.message);
+  const absl::Status flushed =
+      (*client)->Flush(trained.ok() ? kFlushTimeout : kFailureFlushTimeout);
+  if (!flushed.ok())
+    logger->Warning("not everything was delivered", {{"reason", flushed.ToString()}});
+  // Not by way of destructors: the metrics server alone takes seconds to stop, and the device is
+  // free only when the process is gone.
+  exit.EndProcess(ending.cause, ending.message, ending.code);
+}
+
+}  // namespace muster::worker
