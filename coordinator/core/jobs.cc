@@ -44,7 +44,7 @@ absl::StatusOr<const JobEntry*> JobTable::Resolve(const std::string& name_or_id)
   }
   const std::string asked = name_or_id.substr(0, 64);
   std::string nearest;
-  size_t best = asked.size() / 2 + 1;
+  size_t best = std::max<size_t>(3, asked.size() / 2 + 1);  // two letters swapped are 2 apart
   for (const auto& [name, sequences] : by_name_) {
     if (const size_t distance = EditDistance(asked, name); distance < best) {
       best = distance;

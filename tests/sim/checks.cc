@@ -53,6 +53,51 @@ void World::CheckMachines() {
   }
 }
 
+// What leaves for a daemon must be what a restart would find.
+void World::CheckDesired(const v1::Desired& desired) {
+  for (const v1::DesiredAttempt& attempt : desired.attempts()) {
+    const absl::StatusOr<std::optional<std::string>> row =
+        store_->Get(coordinator::Table::kJobs, attempt.job_id());
+    v1::JobRecord record;
+    if (!row.ok() || !row->has_value() || !record.ParseFromString(**row) ||
+        record.job().epoch() < attempt.epoch()) {
+      Violate(absl::StrCat(attempt.job_id(), ": epoch ", attempt.epoch(),
+                           " left before it was durable"));
+    }
+  }
+}
+
+// An attempt that is over, or was followed by another, commits nothing.
+void World::CheckFencing(const v1::Event& event) {
+  uint64_t& ended = ended_epochs_[event.job_id()];
+  if (event.kind() == v1::EVENT_KIND_ATTEMPT_ENDED) ended = std::max(ended, event.epoch());
+  if (event.kind() == v1::EVENT_KIND_CHECKPOINT_COMMITTED && event.epoch() <= ended) {
+    Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " committed step ",
+                         event.step(), " although epoch ", ended, " had ended"));
+  }
+}
+
+// Counts the failures again, from the causes and the checkpoints alone.
+void World::CheckBudget(const v1::Job& job) {
+  for (const v1::AttemptEnd& end : job.causes()) {
+    if (job.state() == v1::JOB_STATE_FAILED && end.epoch() == job.epoch()) continue;
+    int64_t before = 0, during = 0;
+    for (const v1::CheckpointRecord& record : job.checkpoints()) {
+      if (record.damaged()) return;  // takes away what later attempts must earn again
+      if (record.epoch() > end.epoch()) continue;
+      int64_t& newest = record.epoch() < end.epoch() ? before : during;
+      newest = std::max(newest, record.step());
+    }
+    const bool free = end.cause() == v1::CAUSE_COMPLETED || end.cause() == v1::CAUSE_CANCELLED ||
+                      end.cause() == v1::CAUSE_LAUNCH || end.cause() == v1::CAUSE_WORKER_LOST;
+    if (end.counted() != (!free && during <= before)) {
+      Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
+                           v1::Cause_Name(end.cause()), end.counted() ? " was" : " was not",
+                           " counted"));
+    }
+  }
+}
+
 // What users can see of a job, each time it was durable.
 void World::CheckJob(const v1::Job& job) {
   const std::string& id = job.id();
@@ -83,6 +128,7 @@ void World::CheckJob(const v1::Job& job) {
   if (counted != job.failures()) {
     violate(absl::StrCat(job.failures(), " failures, but ", counted, " causes count"));
   }
+  CheckBudget(job);
   const bool poisoned = job.spec().labels().count("poisoned") > 0;
   switch (job.state()) {
     case v1::JOB_STATE_SUCCEEDED:

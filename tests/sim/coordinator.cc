@@ -118,6 +118,7 @@ void World::Release(const coordinator::CoreAction& action) {
     v1::FromCoordinator message = send->message;
     message.set_cluster_id(core_->cluster_id());
     message.set_leader_term(core_->leader_term());
+    if (message.has_desired()) CheckDesired(message.desired());
     ToWorker(found->second, std::move(message));
   } else if (const auto* close = std::get_if<coordinator::CloseAction>(&action)) {
     CloseCoordinatorSide(close->session.value());
@@ -148,6 +149,7 @@ void World::Release(const coordinator::CoreAction& action) {
         lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
       }
     }
+    CheckFencing(event);
     Count(v1::EventKind_Name(event.kind()));
   }
 }

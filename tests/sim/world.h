@@ -167,6 +167,9 @@ class World {
   // ---- checks (checks.cc)
   void CheckAll();
   void CheckMachines();
+  void CheckDesired(const v1::Desired& desired);
+  void CheckFencing(const v1::Event& event);
+  void CheckBudget(const v1::Job& job);
   void CheckJob(const v1::Job& job);
   void CheckRecovery();
   void CheckEnd();
@@ -206,6 +209,7 @@ class World {
   // Ground truth that the checks compare with.
   std::set<std::pair<std::string, int64_t>> saved_;   // (checkpoint path, step) complete on disk
   std::map<std::string, int64_t> committed_;          // job id -> newest acknowledged step
+  std::map<std::string, uint64_t> ended_epochs_;      // job id -> newest whose end was published
   std::map<std::string, uint64_t> epochs_;            // job id -> newest epoch seen by anybody
   std::map<JobEpoch, int64_t> restored_;              // step an attempt started from
   std::set<JobEpoch> lost_;                           // attempts with a rank on a lost worker

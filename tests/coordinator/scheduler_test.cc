@@ -1,0 +1,172 @@
+#include "coordinator/scheduler/scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "base/rng.h"
+#include "tests/support/seed.h"
+
+namespace muster::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+WorkerView MakeWorker(int index, int slots, int busy = 0) {
+  WorkerView worker;
+  worker.id = WorkerId(absl::StrCat("w", index));
+  worker.ready = true;
+  for (int i = 0; i < slots; ++i) {
+    SlotView slot;
+    slot.device = absl::StrCat("cpu:", i);
+    slot.free = i >= busy;
+    if (!slot.free) slot.held_by = "holder";
+    worker.slots.push_back(slot);
+  }
+  return worker;
+}
+
+WaitingJob MakeJob(int index, int ranks, int priority = 50) {
+  WaitingJob job;
+  job.id = JobId(absl::StrCat("job-", index));
+  job.name = absl::StrCat("job-", index);
+  job.queue = "default";
+  job.ranks = ranks;
+  job.priority = priority;
+  job.submit_sequence = static_cast<uint64_t>(index) + 1;
+  return job;
+}
+
+Schedule PlanNow(const ClusterView& cluster, const std::vector<WaitingJob>& queue) {
+  return Plan(cluster, queue, SchedulePolicy(), absl::UnixEpoch());
+}
+
+std::set<std::string> WorkersOf(const Decision& decision) {
+  std::set<std::string> out;
+  for (const v1::Placement& placement : decision.placements) out.insert(placement.worker());
+  return out;
+}
+
+TEST(Scheduler, GangThatFitsOneWorker_TakesTheTightestOne) {
+  const Schedule plan =
+      PlanNow({{MakeWorker(0, 8), MakeWorker(1, 3), MakeWorker(2, 4)}}, {MakeJob(0, 3)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(WorkersOf(plan.decisions[0]), std::set<std::string>{"w1"});
+}
+
+TEST(Scheduler, HigherPriority_GoesFirstThoughSubmittedLater) {
+  const Schedule plan = PlanNow({{MakeWorker(0, 2)}}, {MakeJob(0, 2, 10), MakeJob(1, 2, 90)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(plan.decisions[0].job, JobId("job-1"));
+}
+
+TEST(Scheduler, JobThatDoesNotFit_HoldsBackTheQueueBehindIt) {
+  const Schedule plan = PlanNow({{MakeWorker(0, 4, 2)}}, {MakeJob(0, 4), MakeJob(1, 1)});
+  EXPECT_TRUE(plan.decisions.empty());
+  ASSERT_EQ(plan.explanations.size(), 2u);
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("needs 4 cpu slots, 2 are free of 4"));
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("job holder (2 slots) ends"));
+  EXPECT_THAT(plan.explanations[1].text, HasSubstr("waits behind job job-0"));
+}
+
+TEST(Scheduler, MoreRanksThanTheClusterHas_SaysWhatToAdd) {
+  const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {MakeJob(0, 64)});
+  ASSERT_EQ(plan.explanations.size(), 1u);
+  EXPECT_THAT(plan.explanations[0].text,
+              HasSubstr("could ever hold 64 cpu slots: the cluster has 4; add 60 slots"));
+}
+
+TEST(Scheduler, WorkerThatIsAway_GetsNothingAndIsNamed) {
+  WorkerView away = MakeWorker(1, 2);
+  away.ready = false;
+  away.unready_reason = "is not heard";
+  const Schedule plan = PlanNow({{MakeWorker(0, 1), away}}, {MakeJob(0, 2)});
+  EXPECT_TRUE(plan.decisions.empty());
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("w1 (2 slots) is not heard"));
+}
+
+TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNobody) {
+  WaitingJob backing_off = MakeJob(0, 1, 90);
+  backing_off.not_before = absl::UnixEpoch() + absl::Seconds(7);
+  const Schedule plan = PlanNow({{MakeWorker(0, 1)}}, {backing_off, MakeJob(1, 1)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(plan.decisions[0].job, JobId("job-1"));
+  EXPECT_EQ(plan.wake_at, backing_off.not_before);
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("tries again in 7s"));
+}
+
+// The fewest workers whose free slots hold `ranks`, by trying every set; -1 = none.
+int FewestByBruteForce(const std::vector<int>& free, int ranks) {
+  int best = -1;
+  for (unsigned set = 0; set < (1u << free.size()); ++set) {
+    int sum = 0, count = 0;
+    for (size_t i = 0; i < free.size(); ++i) {
+      if (set & (1u << i)) {
+        sum += free[i];
+        ++count;
+      }
+    }
+    if (sum >= ranks && (best < 0 || count < best)) best = count;
+  }
+  return best;
+}
+
+TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
+  Rng rng(muster::testing::TestSeed());
+  for (int round = 0; round < 2000; ++round) {
+    ClusterView cluster;
+    const int workers = 1 + static_cast<int>(rng.Below(7));
+    for (int i = 0; i < workers; ++i) {
+      const int slots = static_cast<int>(rng.Below(6));
+      WorkerView worker =
+          MakeWorker(i, slots, slots == 0 ? 0 : static_cast<int>(rng.Below(slots + 1u)));
+      worker.ready = !rng.Chance(0.1);
+      cluster.workers.push_back(worker);
+    }
+    std::vector<WaitingJob> queue;
+    for (int i = 0; i < 4; ++i) {
+      queue.push_back(
+          MakeJob(i, 1 + static_cast<int>(rng.Below(8)), static_cast<int>(rng.Below(3)) * 10));
+    }
+    const Schedule plan = PlanNow(cluster, queue);
+    EXPECT_EQ(plan.decisions.size() + plan.explanations.size(), queue.size());
+
+    // Carry the decisions out one by one, in the order that priority and submission give.
+    std::stable_sort(queue.begin(), queue.end(), [](const WaitingJob& a, const WaitingJob& b) {
+      return a.priority > b.priority;
+    });
+    std::set<std::string> taken;
+    size_t at = 0;
+    for (const WaitingJob& job : queue) {
+      std::vector<int> free;
+      for (const WorkerView& worker : cluster.workers) {
+        int count = 0;
+        for (const SlotView& slot : worker.slots) {
+          count += worker.ready && slot.free &&
+                   taken.count(absl::StrCat(worker.id.value(), slot.device)) == 0;
+        }
+        free.push_back(count);
+      }
+      const int fewest = FewestByBruteForce(free, job.ranks);
+      if (fewest < 0) break;  // strict order: nothing behind it may start
+      ASSERT_LT(at, plan.decisions.size()) << "round " << round << " " << job.id;
+      const Decision& decision = plan.decisions[at++];
+      ASSERT_EQ(decision.job, job.id) << "round " << round;
+      ASSERT_EQ(static_cast<int>(decision.placements.size()), job.ranks);
+      EXPECT_EQ(static_cast<int>(WorkersOf(decision).size()), fewest) << "round " << round;
+      for (int rank = 0; rank < job.ranks; ++rank) {
+        const v1::Placement& placement = decision.placements[static_cast<size_t>(rank)];
+        EXPECT_EQ(placement.rank(), rank);
+        EXPECT_TRUE(taken.insert(placement.worker() + placement.device()).second)
+            << "round " << round << ": slot given twice";
+      }
+    }
+    EXPECT_EQ(at, plan.decisions.size()) << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace muster::coordinator
