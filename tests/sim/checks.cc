@@ -80,7 +80,6 @@ void World::CheckFencing(const v1::Event& event) {
 // Counts the failures again, from the causes and the checkpoints alone.
 void World::CheckBudget(const v1::Job& job) {
   for (const v1::AttemptEnd& end : job.causes()) {
-    if (job.state() == v1::JOB_STATE_FAILED && end.epoch() == job.epoch()) continue;
     int64_t before = 0, during = 0;
     for (const v1::CheckpointRecord& record : job.checkpoints()) {
       if (record.damaged()) return;  // takes away what later attempts must earn again
@@ -88,8 +87,11 @@ void World::CheckBudget(const v1::Job& job) {
       int64_t& newest = record.epoch() < end.epoch() ? before : during;
       newest = std::max(newest, record.step());
     }
-    const bool free = end.cause() == v1::CAUSE_COMPLETED || end.cause() == v1::CAUSE_CANCELLED ||
-                      end.cause() == v1::CAUSE_LAUNCH || end.cause() == v1::CAUSE_WORKER_LOST;
+    // Ended from outside, or not to be retried at all.
+    static const std::set<v1::Cause> kNotCounted = {
+        v1::CAUSE_COMPLETED,  v1::CAUSE_CANCELLED, v1::CAUSE_LAUNCH, v1::CAUSE_WORKER_LOST,
+        v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,      v1::CAUSE_NUMERIC};
+    const bool free = kNotCounted.count(end.cause()) > 0;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
                            v1::Cause_Name(end.cause()), end.counted() ? " was" : " was not",
