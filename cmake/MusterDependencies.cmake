@@ -42,8 +42,26 @@ if(NOT MUSTER_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_ARCHITECTURES ${MUSTER_CUDA_ARCHITECTURES})
     enable_language(CUDA)
     set(CMAKE_CUDA_STANDARD 20)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has it
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
     find_package(CUDAToolkit REQUIRED)
     set(MUSTER_HAVE_CUDA ON)
+    # cuDNN's fused attention needs its library, its headers and those of its frontend (PyPI:
+    # nvidia-cudnn-frontend). Without them our own attention kernels serve.
+    find_library(MUSTER_CUDNN_LIBRARY NAMES cudnn libcudnn.so.9
+      HINTS ${CUDAToolkit_LIBRARY_DIR})
+    find_path(MUSTER_CUDNN_INCLUDE cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    find_path(MUSTER_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h
+      HINTS ${CMAKE_SOURCE_DIR}/.cache/cudnn-frontend/include ${CMAKE_SOURCE_DIR}/.cache/python/include
+            ${CUDAToolkit_INCLUDE_DIRS}
+      DOC "Folder of cudnn_frontend.h")
+    set(MUSTER_HAVE_CUDNN OFF)
+    if(MUSTER_CUDNN_LIBRARY AND MUSTER_CUDNN_INCLUDE AND MUSTER_CUDNN_FRONTEND_INCLUDE)
+      set(MUSTER_HAVE_CUDNN ON)
+    endif()
+    message(STATUS "Muster: attention through cuDNN ${MUSTER_HAVE_CUDNN}")
   elseif(MUSTER_CUDA STREQUAL "ON")
     message(FATAL_ERROR "MUSTER_CUDA=ON, but no CUDA compiler was found")
   endif()

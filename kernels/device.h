@@ -82,10 +82,21 @@ class Device {
 // depend on `threads`, so results do not either.
 std::unique_ptr<Device> MakeCpuDevice(int threads);
 
+struct CudaOptions {
+  // fp32 linear layers on the tensor cores, with operands rounded to 10 bits of mantissa.
+  bool tf32 = false;
+  // Attention by our own kernels even where cuDNN has a graph: for comparing the two.
+  bool own_attention = false;
+  // Folder of the algorithms measured for each linear layer, shared by all processes. Empty:
+  // measured anew by every process.
+  std::string plan_cache;
+};
+
 // kUnavailable without a driver or device, kFailedPrecondition for a driver older than the runtime
-// or an architecture we have no code for; messages carry the device's UUID. kUnimplemented in a
-// build without CUDA.
-absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal);
+// or an architecture we have no code for, kResourceExhausted when other processes have filled the
+// device; messages carry the device's UUID. kUnimplemented in a build without CUDA.
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal,
+                                                       const CudaOptions& options = {});
 
 }  // namespace muster::kernels
 

@@ -138,7 +138,7 @@ void AdamW(Stream& stream, const AdamWArgs& args) {
 }
 
 #ifndef MUSTER_KERNELS_CUDA
-absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal, const CudaOptions&) {
   return absl::UnimplementedError(absl::StrCat(
       "cuda:", ordinal, ": this build has no CUDA engine (configure with MUSTER_CUDA=ON)"));
 }

@@ -108,6 +108,8 @@ struct AttentionBackwardArgs {
   Tensor dout;        // as out
   Tensor dq, dk, dv;  // as q, k, v; written
   Tensor delta;       // [B,H,S] fp32 scratch: row sums of dout * out
+  // False lets a CUDA device add up dq in any order: other bits each time.
+  bool deterministic = true;
 };
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 

@@ -1,0 +1,194 @@
+// Cross-entropy with the gradient written over the logits.
+// One block a row. The row is read once into shared memory (its maximum taken on the way), the
+// exponentials are summed from there, and the gradient is written: [T,V] is read once and written
+// once. Rows that do not fit, or are not aligned, are read again from cache.
+#include "kernels/device_cuda.h"
+#include "kernels/ops_cuda.h"
+#include "kernels/pack.cuh"
+
+namespace muster::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kPacksInFlight = 4;
+constexpr float kLog2E = 1.4426950408889634f;
+
+template <typename T>
+struct Data {
+  T* logits;
+  const int32_t* targets;
+  float* losses;
+  int columns;
+  int vocab;
+  float scale;
+  bool write_gradient;
+};
+
+// 2^x in one instruction, without exp2f's care for denormal results: they are 0 beside the
+// maximum's 1.
+__device__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The maximum of a pack; 16-bit values are compared two at a time, which is exact.
+template <int N>
+__device__ float MaxOf(const Pack<float, N>& pack) {
+  float max = pack[0];
+#pragma unroll
+  for (int i = 1; i < N; ++i) max = fmaxf(max, pack[i]);
+  return max;
+}
+template <typename T, typename T2, int N>
+__device__ float MaxOfPairs(const Pack<T, N>& pack) {
+  T2 max, pair;
+  memcpy(&max, &pack.words[0], sizeof(max));
+#pragma unroll
+  for (int i = 1; i < N / 2; ++i) {
+    memcpy(&pair, &pack.words[i], sizeof(pair));
+    max = __hmax2_nan(max, pair);
+  }
+  return ToFloat(__hmax_nan(max.x, max.y));
+}
+template <int N>
+__device__ float MaxOf(const Pack<__nv_bfloat16, N>& pack) {
+  return MaxOfPairs<__nv_bfloat16, __nv_bfloat162>(pack);
+}
+template <int N>
+__device__ float MaxOf(const Pack<__half, N>& pack) {
+  return MaxOfPairs<__half, __half2>(pack);
+}
+
+// NaN for a target that is not in the vocabulary: wrong data must not pass for a loss.
+template <typename T>
+__device__ float Loss(int target, int vocab, const T* row, float max, float sum) {
+  if (target < 0) return 0;
+  return target < vocab ? max + logf(sum) - ToFloat(row[target]) : NAN;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
+  constexpr int N = kPackSize<T>;
+  extern __shared__ uint4 cached_row[];
+  T* const cache = reinterpret_cast<T*>(cached_row);
+  __shared__ float shared[2][kWarp];
+  T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
+  const int target = d.targets[blockIdx.x];
+  const int packs = d.columns / N;
+  float max = -INFINITY;
+  for (int p = threadIdx.x; p < packs; p += kThreads * kPacksInFlight) {
+    Pack<T, N> loaded[kPacksInFlight];
+#pragma unroll
+    for (int k = 0; k < kPacksInFlight; ++k) {
+      const int at = p + k * kThreads;
+      if (at < packs) loaded[k] = LoadPack<N>(row + at * N);
+    }
+#pragma unroll
+    for (int k = 0; k < kPacksInFlight; ++k) {
+      const int at = p + k * kThreads;
+      if (at >= packs) continue;
+      if (at * N + N > d.vocab) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          // The padding takes no part: its exponential, hence its gradient, is 0.
+          if (at * N + i >= d.vocab) loaded[k].Set(i, FromFloat<T>(-INFINITY));
+        }
+      }
+      max = fmaxf(max, MaxOf(loaded[k]));
+      StorePack<N>(cache + at * N, loaded[k]);
+    }
+  }
+  max = BlockMax(max, shared[0]);  // its barrier also makes the whole row visible
+  const float max_log2 = max * kLog2E;
+  float sum = 0;
+  for (int p = threadIdx.x; p < packs; p += kThreads) {
+    float v[N];
+    LoadFloats<N>(cache + p * N, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += Exp2(v[i] * kLog2E - max_log2);
+  }
+  sum = BlockSum(sum, shared[1]);
+  if (threadIdx.x == 0) {
+    d.losses[blockIdx.x] = Loss(target, d.vocab, cache, max, sum);
+  }
+  if (!d.write_gradient) return;
+  // The factor scale / sum goes into the exponent; masked rows get exp2(-infinity) = 0.
+  const float offset = target < 0 ? INFINITY : max_log2 - log2f(d.scale / sum);
+  for (int p = threadIdx.x; p < packs; p += kThreads) {
+    float v[N];
+    LoadFloats<N>(cache + p * N, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = Exp2(v[i] * kLog2E - offset);
+    if (p == target / N && target >= 0) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (i == target % N) v[i] -= d.scale;
+      }
+    }
+    StorePack<N>(row + p * N, FromFloats<T>(v));
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) AnyRowKernel(const Data<T> d) {
+  __shared__ float shared[2][kWarp];
+  T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
+  const int target = d.targets[blockIdx.x];
+  float max = -INFINITY;
+  for (int i = threadIdx.x; i < d.vocab; i += kThreads) max = fmaxf(max, ToFloat(row[i]));
+  max = BlockMax(max, shared[0]);
+  const float max_log2 = max * kLog2E;
+  float sum = 0;
+  for (int i = threadIdx.x; i < d.vocab; i += kThreads) {
+    sum += Exp2(ToFloat(row[i]) * kLog2E - max_log2);
+  }
+  sum = BlockSum(sum, shared[1]);
+  if (threadIdx.x == 0) {
+    d.losses[blockIdx.x] = Loss(target, d.vocab, row, max, sum);
+  }
+  if (!d.write_gradient) return;
+  __syncthreads();  // the target's logit has been read
+  const float factor = target < 0 ? 0.f : d.scale / sum;
+  for (int i = threadIdx.x; i < d.columns; i += kThreads) {
+    float gradient = i < d.vocab ? factor * Exp2(ToFloat(row[i]) * kLog2E - max_log2) : 0.f;
+    if (i == target) gradient -= d.scale;
+    row[i] = FromFloat<T>(gradient);
+  }
+}
+
+template <typename T>
+void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
+  const Data<T> d{args.logits.as<T>(),
+                  args.targets.as<int32_t>(),
+                  args.losses.f32(),
+                  static_cast<int>(args.logits.dim(1)),
+                  static_cast<int>(args.vocab),
+                  args.scale,
+                  args.write_gradient};
+  const auto rows = static_cast<unsigned>(args.logits.dim(0));
+  const int row_bytes = d.columns * static_cast<int>(sizeof(T));
+  // Two rows a multiprocessor, so that one loads while the other computes.
+  const int limit = stream.cuda_device().shared_bytes_per_block() / 2 - 1024;
+  if (d.columns % kPackSize<T> == 0 && Aligned16(args.logits) && row_bytes <= limit) {
+    if (!stream.Check(cudaFuncSetAttribute(CachedRowKernel<T>,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes),
+                      "CrossEntropy: shared memory")) {
+      return;
+    }
+    CachedRowKernel<T><<<rows, kThreads, row_bytes, stream.handle()>>>(d);
+  } else {
+    AnyRowKernel<T><<<rows, kThreads, 0, stream.handle()>>>(d);
+  }
+  stream.CheckLaunch("CrossEntropy");
+}
+
+}  // namespace
+
+void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
+  if (args.logits.dim(0) == 0) return;
+  DispatchFloat(args.logits.dtype(),
+                [&](auto tag) { Launch<decltype(tag)>(CudaStream::Of(stream), args); });
+}
+
+}  // namespace muster::kernels::cuda

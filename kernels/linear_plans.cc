@@ -1,0 +1,318 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/cuda_status.h"
+#include "kernels/linear_cuda.h"
+
+namespace muster::kernels::cuda {
+namespace {
+
+constexpr int kCandidates = 16;
+constexpr int kRounds = 7;
+constexpr int kRunsPerRound = 2;
+constexpr float kHopeless = 1.4f;  // times the fastest: not measured again
+
+cudaDataType_t DataType(DType dtype) {
+  if (dtype == DType::kBF16) return CUDA_R_16BF;
+  return dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+int AlignmentOf(const void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  return static_cast<int>(std::min<uintptr_t>(256, address & (~address + 1)));
+}
+
+cublasLtEpilogue_t EpilogueOf(GemmEpilogue epilogue) {
+  switch (epilogue) {
+    case GemmEpilogue::kNone:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case GemmEpilogue::kBias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case GemmEpilogue::kGelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case GemmEpilogue::kGeluBias:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case GemmEpilogue::kGeluGradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case GemmEpilogue::kBiasGradient:
+      return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  CHECK(false) << "not an epilogue: " << static_cast<int>(epilogue);
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+// cuBLASLt's descriptors of a product; plain memory, nothing to free.
+struct Descriptors {
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t a, b, d;
+};
+
+template <typename T>
+absl::Status Set(Descriptors& descriptors, cublasLtMatmulDescAttributes_t attribute,
+                 const T& value) {
+  return CublasStatus(
+      cublasLtMatmulDescSetAttribute(&descriptors.operation, attribute, &value, sizeof(value)),
+      "describing a product");
+}
+
+absl::Status Describe(const Gemm& gemm, bool tf32, Descriptors& out) {
+  const bool fast = tf32 && gemm.input == DType::kF32;
+  RETURN_IF_ERROR(CublasStatus(
+      cublasLtMatmulDescInit(&out.operation,
+                             fast ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+      "describing a product"));
+  const cublasOperation_t a = gemm.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t b = gemm.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+  RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_TRANSA, a));
+  RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_TRANSB, b));
+  RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(gemm.epilogue)));
+  if (gemm.bias != nullptr) {
+    RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias));
+    const cudaDataType_t type = DataType(gemm.output);
+    RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type));
+  }
+  if (gemm.pre != nullptr) {
+    RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gemm.pre));
+    RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, gemm.m));
+  }
+  const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows,
+                         int64_t columns) {
+    return CublasStatus(cublasLtMatrixLayoutInit(&matrix, DataType(dtype), rows, columns, rows),
+                        "describing a matrix");
+  };
+  RETURN_IF_ERROR(layout(out.a, gemm.input, gemm.transpose_a ? gemm.k : gemm.m,
+                         gemm.transpose_a ? gemm.m : gemm.k));
+  RETURN_IF_ERROR(layout(out.b, gemm.input, gemm.transpose_b ? gemm.n : gemm.k,
+                         gemm.transpose_b ? gemm.k : gemm.n));
+  return layout(out.d, gemm.output, gemm.m, gemm.n);
+}
+
+absl::Status Multiply(cublasLtHandle_t handle, CudaStream& stream, const Gemm& gemm,
+                      Descriptors& descriptors, const cublasLtMatmulAlgo_t& algorithm,
+                      void* workspace) {
+  const float alpha = 1;
+  return CublasStatus(
+      cublasLtMatmul(handle, &descriptors.operation, &alpha, gemm.a, &descriptors.a, gemm.b,
+                     &descriptors.b, &gemm.beta, gemm.d, &descriptors.d, gemm.d, &descriptors.d,
+                     &algorithm, workspace, LinearPlans::kWorkspaceBytes, stream.handle()),
+      "multiplying matrices");
+}
+
+// The fastest candidates by cuBLASLt's own guess, best first. Empty without any.
+absl::Status Candidates(cublasLtHandle_t handle, const Gemm& gemm, Descriptors& descriptors,
+                        std::vector<cublasLtMatmulHeuristicResult_t>& out) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulPreferenceInit(&preference), "choosing algorithms"));
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    return CublasStatus(
+        cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)),
+        "choosing algorithms");
+  };
+  const auto workspace = static_cast<uint64_t>(LinearPlans::kWorkspaceBytes);
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace));
+  const auto a = static_cast<uint32_t>(AlignmentOf(gemm.a));
+  const auto b = static_cast<uint32_t>(AlignmentOf(gemm.b));
+  const auto d = static_cast<uint32_t>(AlignmentOf(gemm.d));
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a));
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b));
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, d));
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d));
+  out.resize(kCandidates);
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, &descriptors.operation, &descriptors.a, &descriptors.b, &descriptors.d,
+      &descriptors.d, &preference, kCandidates, out.data(), &found);
+  out.resize(status == CUBLAS_STATUS_SUCCESS ? found : 0);
+  return absl::OkStatus();
+}
+
+// Milliseconds of one run of each way, infinity for one that returns an error. The ways take turns:
+// a chip near its power limit slows down as it heats up, so whoever is measured first would win.
+std::vector<float> TimesOf(CudaStream& stream,
+                           const std::vector<std::function<absl::Status()>>& ways) {
+  constexpr float kNever = std::numeric_limits<float>::infinity();
+  std::vector<float> best(ways.size(), kNever);
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  if (cudaEventCreate(&begin) != cudaSuccess || cudaEventCreate(&end) != cudaSuccess) return best;
+  const auto round = [&](const std::function<absl::Status()>& run, int runs) {
+    cudaEventRecord(begin, stream.handle());
+    for (int i = 0; i < runs; ++i) {
+      if (!run().ok()) return kNever;
+    }
+    cudaEventRecord(end, stream.handle());
+    if (cudaEventSynchronize(end) != cudaSuccess) return kNever;
+    float milliseconds = kNever;
+    cudaEventElapsedTime(&milliseconds, begin, end);
+    return milliseconds / static_cast<float>(runs);
+  };
+  std::vector<float> once(ways.size(), kNever);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    if (round(ways[i], 1) < kNever) once[i] = round(ways[i], 1);  // the first loads the kernel
+  }
+  const float fastest = *std::min_element(once.begin(), once.end());
+  std::vector<std::vector<float>> times(ways.size());
+  for (int r = 0; r < kRounds; ++r) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      if (once[i] <= kHopeless * fastest) times[i].push_back(round(ways[i], kRunsPerRound));
+    }
+  }
+  for (size_t i = 0; i < ways.size(); ++i) {
+    if (times[i].empty()) continue;
+    std::nth_element(times[i].begin(), times[i].begin() + kRounds / 2, times[i].end());
+    best[i] = times[i][kRounds / 2];
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return best;
+}
+
+std::string Encode(const cublasLtMatmulAlgo_t& algorithm) {
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(&algorithm), sizeof(algorithm)));
+}
+
+bool Decode(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
+  if (text.size() != 2 * sizeof(algorithm)) return false;
+  const std::string bytes = absl::HexStringToBytes(text);
+  std::memcpy(&algorithm, bytes.data(), sizeof(algorithm));
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LinearPlans>> LinearPlans::Make(const std::string& device_model,
+                                                               const CudaOptions& options) {
+  cublasLtHandle_t handle = nullptr;
+  RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&handle), "starting cuBLASLt"));
+  std::string file;
+  if (!options.plan_cache.empty()) {
+    std::string model = device_model;
+    for (char& c : model) {
+      if (!absl::ascii_isalnum(static_cast<unsigned char>(c))) c = '-';
+    }
+    file = absl::StrCat(options.plan_cache, "/cublaslt-", cublasLtGetVersion(), "-", model, ".txt");
+  }
+  auto plans = std::unique_ptr<LinearPlans>(new LinearPlans(handle, options, std::move(file)));
+  plans->Load();
+  return plans;
+}
+
+LinearPlans::LinearPlans(cublasLtHandle_t handle, const CudaOptions& options, std::string file)
+    : handle_(handle), tf32_(options.tf32), file_(std::move(file)) {}
+
+LinearPlans::~LinearPlans() { cublasLtDestroy(handle_); }
+
+std::string LinearPlans::KeyOf(const Gemm& gemm) const {
+  const bool tf32 = tf32_ && gemm.input == DType::kF32;
+  return absl::StrCat(gemm.m, "x", gemm.n, "x", gemm.k, gemm.transpose_a ? " T" : " N",
+                      gemm.transpose_b ? "T " : "N ", tf32 ? "TF32" : Name(gemm.input), " ",
+                      Name(gemm.output), " e", static_cast<int>(gemm.epilogue), " beta", gemm.beta,
+                      " align", AlignmentOf(gemm.a), ",", AlignmentOf(gemm.b), ",",
+                      AlignmentOf(gemm.d));
+}
+
+absl::Status LinearPlans::Run(CudaStream& stream, const Gemm& gemm, void* workspace) {
+  Descriptors descriptors;
+  RETURN_IF_ERROR(Describe(gemm, tf32_, descriptors));
+  const std::string key = KeyOf(gemm);
+  cublasLtMatmulAlgo_t algorithm;
+  bool known = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = plans_.find(key);
+    known = found != plans_.end() && Decode(found->second, algorithm);
+  }
+  if (known) {
+    // A plan of a damaged file may not fit the problem; then it is measured again.
+    const absl::Status status = Multiply(handle_, stream, gemm, descriptors, algorithm, workspace);
+    if (status.ok()) return status;
+  }
+  ASSIGN_OR_RETURN(algorithm, Measure(stream, gemm, workspace));
+  Keep(key, Encode(algorithm));
+  return Multiply(handle_, stream, gemm, descriptors, algorithm, workspace);
+}
+
+absl::StatusOr<cublasLtMatmulAlgo_t> LinearPlans::Measure(CudaStream& stream, const Gemm& gemm,
+                                                          void* workspace) {
+  absl::MutexLock lock(&measuring_);
+  Descriptors descriptors;
+  RETURN_IF_ERROR(Describe(gemm, tf32_, descriptors));
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates;
+  RETURN_IF_ERROR(Candidates(handle_, gemm, descriptors, candidates));
+  if (candidates.empty()) {
+    return absl::UnimplementedError(absl::StrCat("cuBLASLt has no algorithm for ", KeyOf(gemm)));
+  }
+  // Repeated runs must not add up in the caller's output.
+  Gemm trial = gemm;
+  std::unique_ptr<Buffer> output;
+  if (gemm.beta != 0) {
+    absl::StatusOr<std::unique_ptr<Buffer>> made =
+        stream.cuda_device().Allocate(gemm.m * gemm.n * SizeOf(gemm.output));
+    if (!made.ok()) return candidates.front().algo;  // no room to measure
+    output = std::move(*made);
+    trial.d = output->data();
+  }
+  std::vector<std::function<absl::Status()>> ways;
+  for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
+    ways.push_back(
+        [&] { return Multiply(handle_, stream, trial, descriptors, candidate.algo, workspace); });
+  }
+  const std::vector<float> times = TimesOf(stream, ways);
+  return candidates[std::min_element(times.begin(), times.end()) - times.begin()].algo;
+}
+
+bool LinearPlans::FirstIsFaster(CudaStream& stream, const std::string& key,
+                                const std::function<absl::Status()>& first,
+                                const std::function<absl::Status()>& second) {
+  const std::string name = absl::StrCat("choice ", key);
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = plans_.find(name);
+    if (found != plans_.end()) return found->second == "1";
+  }
+  // Each way measures its own algorithms in its first run.
+  const std::vector<float> times = TimesOf(stream, {first, second});
+  const bool faster = times[0] < times[1];
+  Keep(name, faster ? "1" : "0");
+  return faster;
+}
+
+void LinearPlans::Load() {
+  if (file_.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  std::ifstream in(file_);
+  for (std::string line; std::getline(in, line);) {
+    const size_t split = line.rfind(" = ");
+    if (split != std::string::npos) plans_[line.substr(0, split)] = line.substr(split + 3);
+  }
+}
+
+void LinearPlans::Keep(const std::string& key, const std::string& value) {
+  {
+    absl::MutexLock lock(&mutex_);
+    plans_[key] = value;
+  }
+  if (file_.empty()) return;
+  // One write in append mode, so that lines of several processes do not mix. A cache: a failure to
+  // write costs the next process a measurement.
+  if (std::FILE* out = std::fopen(file_.c_str(), "ae"); out != nullptr) {
+    const std::string line = absl::StrCat(key, " = ", value, "\n");
+    std::fwrite(line.data(), 1, line.size(), out);
+    std::fclose(out);
+  }
+}
+
+}  // namespace muster::kernels::cuda

@@ -1,0 +1,200 @@
+// Sums in a fixed order: each block adds a strided share, a second kernel adds the blocks' results
+// in block order. The number of blocks depends on the device and the shape only, so the same input
+// gives the same bits. Bytes: the input once; partial results are under 1 % of it.
+#include <algorithm>
+
+#include "kernels/column_sum.cuh"
+#include "kernels/ops_cuda.h"
+#include "kernels/pack.cuh"
+
+namespace muster::kernels::cuda {
+namespace {
+
+// ---- over rows ----------------------------------------------------------------------------------
+
+constexpr int kColumnWarps = 8;
+constexpr int kRowsInFlight = 8;
+constexpr int kPartialColumns = 32;  // of one AddPartials block
+constexpr int kPartialRows = 32;
+
+// Block (x, y): packs of N columns [x * 32, +32) of rows y, y + gridDim.y, ... taken
+// kRowsInFlight at a time by each warp.
+template <typename T, int N>
+__global__ void __launch_bounds__(kColumnWarps* kWarp)
+    ColumnSumKernel(const T* x, int64_t rows, int64_t columns, float* partial) {
+  __shared__ float shared[kColumnWarps][kWarp * N];
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kWarp + lane) * N;
+  float sum[N] = {};
+  if (column < columns) {
+    constexpr int64_t kStep = kColumnWarps * kRowsInFlight;
+    for (int64_t row = blockIdx.y * kStep + warp; row < rows; row += gridDim.y * kStep) {
+      Pack<T, N> packs[kRowsInFlight];
+#pragma unroll
+      for (int r = 0; r < kRowsInFlight; ++r) {
+        const int64_t at = row + r * kColumnWarps;
+        packs[r] = at < rows ? LoadPack<N>(x + at * columns + column) : Pack<T, N>{};
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsInFlight; ++r) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[i] += packs[r][i];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) shared[warp][i * kWarp + lane] = sum[i];
+  __syncthreads();
+  for (int j = threadIdx.x; j < kWarp * N; j += blockDim.x) {
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kColumnWarps; ++w) total += shared[w][j];
+    const int64_t at = (static_cast<int64_t>(blockIdx.x) * kWarp + j % kWarp) * N + j / kWarp;
+    if (at < columns) partial[blockIdx.y * columns + at] = total;
+  }
+}
+
+__global__ void __launch_bounds__(kPartialColumns* kPartialRows)
+    AddPartialsKernel(const float* partial, int64_t partials, int64_t columns, float* first,
+                      float* second) {
+  __shared__ float shared[kPartialRows][kPartialColumns + 1];
+  const int lane = threadIdx.x % kPartialColumns;
+  const int row = threadIdx.x / kPartialColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kPartialColumns + lane;
+  const int64_t stride = second == nullptr ? columns : 2 * columns;
+  float sum = 0;
+  if (column < stride) {
+#pragma unroll 8
+    for (int64_t p = row; p < partials; p += kPartialRows) sum += partial[p * stride + column];
+  }
+  shared[row][lane] = sum;
+  __syncthreads();
+  // Warp `row` now holds column `row` of the tile in its lanes.
+  const float total = WarpSum(shared[lane][row]);
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kPartialColumns + row;
+  if (lane == 0 && at < stride) (at < columns ? first[at] : second[at - columns]) += total;
+}
+
+int64_t ColumnSumBlocks(const CudaDevice& device, int64_t rows, int64_t column_blocks) {
+  const int64_t wanted = CeilDiv(int64_t{8} * device.multiprocessors(), column_blocks);
+  return std::clamp<int64_t>(CeilDiv(rows, kColumnWarps * kRowsInFlight), 1, wanted);
+}
+
+template <typename T, int N>
+void LaunchColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, float* partial) {
+  const int64_t rows = x.dim(0);
+  const int64_t columns = x.dim(1);
+  const int64_t column_blocks = CeilDiv(columns, kWarp * N);
+  const int64_t blocks = ColumnSumBlocks(stream.cuda_device(), rows, column_blocks);
+  const dim3 grid(static_cast<unsigned>(column_blocks), static_cast<unsigned>(blocks));
+  ColumnSumKernel<T, N>
+      <<<grid, kColumnWarps * kWarp, 0, stream.handle()>>>(x.as<T>(), rows, columns, partial);
+  stream.CheckLaunch("ColumnSum");
+  AddPartials(stream, partial, blocks, columns, out.f32(), nullptr);
+}
+
+// ---- over everything ----------------------------------------------------------------------------
+
+constexpr int kSumThreads = 512;
+constexpr int kSumPacksInFlight = 4;
+
+struct Identity {
+  __device__ double operator()(float x) const { return x; }
+};
+struct Square {
+  __device__ double operator()(float x) const { return static_cast<double>(x) * x; }
+};
+
+// In double: a sum of 10^9 squares keeps fp32's full precision.
+template <typename F>
+__global__ void __launch_bounds__(kSumThreads)
+    SumKernel(const float* x, int64_t n, bool packs_allowed, double* partial) {
+  __shared__ double shared[kWarp];
+  const F f;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kSumThreads;
+  const int64_t packs = packs_allowed ? n / 4 : 0;
+  double sum = 0;
+  for (int64_t p = thread; p < packs; p += threads * kSumPacksInFlight) {
+    Pack<float, 4> values[kSumPacksInFlight];
+#pragma unroll
+    for (int k = 0; k < kSumPacksInFlight; ++k) {
+      const int64_t at = p + k * threads;
+      values[k] = at < packs ? LoadPack<4>(x + at * 4) : Pack<float, 4>{};
+    }
+#pragma unroll
+    for (int k = 0; k < kSumPacksInFlight; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum += f(values[k][i]);
+    }
+  }
+  for (int64_t i = packs * 4 + thread; i < n; i += threads) sum += f(x[i]);
+  sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kSumThreads)
+    AddSumsKernel(const double* partial, int partials, float* out, bool accumulate) {
+  __shared__ double shared[kWarp];
+  double sum = 0;
+  for (int i = threadIdx.x; i < partials; i += kSumThreads) sum += partial[i];
+  sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) out[0] = static_cast<float>(accumulate ? out[0] + sum : sum);
+}
+
+template <typename F>
+void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& out,
+               bool accumulate) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  const int64_t n = x.elements();
+  const int64_t per_block = int64_t{kSumThreads} * 4 * kSumPacksInFlight;
+  const auto blocks = static_cast<int>(std::clamp<int64_t>(
+      CeilDiv(n, per_block), 1, int64_t{4} * cuda.cuda_device().multiprocessors()));
+  auto* partial = static_cast<double*>(cuda.Scratch(blocks * sizeof(double)));
+  if (partial == nullptr) return;
+  SumKernel<F><<<blocks, kSumThreads, 0, cuda.handle()>>>(x.f32(), n, Aligned16(x), partial);
+  cuda.CheckLaunch(op);
+  AddSumsKernel<<<1, kSumThreads, 0, cuda.handle()>>>(partial, blocks, out.f32(), accumulate);
+  cuda.CheckLaunch(op);
+}
+
+}  // namespace
+
+void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
+                 float* first, float* second) {
+  const int64_t sums = second == nullptr ? columns : 2 * columns;
+  const auto blocks = static_cast<unsigned>(CeilDiv(sums, kPartialColumns));
+  AddPartialsKernel<<<blocks, kPartialColumns * kPartialRows, 0, stream.handle()>>>(
+      partial, partials, columns, first, second);
+  stream.CheckLaunch("AddPartials");
+}
+
+int64_t ColumnSumScratchBytes(const CudaDevice& device, int64_t rows, int64_t columns) {
+  // Narrow packs make the most column blocks, hence the fewest row blocks; wide ones the most.
+  const int64_t widest = kPackSize<__nv_bfloat16> * kWarp;
+  return ColumnSumBlocks(device, rows, CeilDiv(columns, widest)) * columns *
+         static_cast<int64_t>(sizeof(float));
+}
+
+void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, void* scratch) {
+  DispatchFloat(x.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    auto* partial = static_cast<float*>(scratch);
+    if (Aligned16(x) && x.dim(1) % kPackSize<T> == 0) {
+      LaunchColumnSum<T, kPackSize<T>>(stream, x, out, partial);
+    } else {
+      LaunchColumnSum<T, 1>(stream, x, out, partial);
+    }
+  });
+}
+
+void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  LaunchSum<Identity>(stream, "Sum", x, out, accumulate);
+}
+
+void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  LaunchSum<Square>(stream, "SumSquares", x, out, accumulate);
+}
+
+}  // namespace muster::kernels::cuda
