@@ -1,0 +1,347 @@
+// Speed of every CUDA op at the shapes of GPT-2 124M (64 x 1024) and 1558M (16 x 1024), beside the
+// two ceilings measured in the same run: a device copy (bytes read plus written) and an 8192^3
+// product. Correctness is gpu_test's. Usage: bench_ops_gpu [--plans FOLDER] [--runs N]
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "kernels/device.h"
+#include "kernels/low_precision.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace muster::kernels {
+namespace {
+
+struct Model {
+  const char* name;
+  int64_t batch, sequence, width, heads, parameters;
+};
+constexpr Model kModels[] = {{"gpt2-124m 64x1024", 64, 1024, 768, 12, 124'475'904},
+                             {"gpt2-1558m 16x1024", 16, 1024, 1600, 25, 1'557'686'400 / 4}};
+constexpr int64_t kVocab = 50304;
+constexpr int64_t kRealVocab = 50257;
+
+class Bench {
+ public:
+  Bench(Device& device, int runs) : device_(device), runs_(runs) {
+    stream_ = Take(device.MakeStream());
+    for (int i = 0; i < 2; ++i) events_.push_back(Take(device.MakeEvent(/*timing=*/true)));
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    pattern_.resize(kPattern);
+    for (float& value : pattern_) value = normal(random);
+  }
+
+  // Random values: products of zeros run faster than real ones.
+  Tensor Random(DType dtype, std::initializer_list<int64_t> shape, float scale = 1) {
+    Tensor tensor = Empty(dtype, shape);
+    std::vector<uint8_t> bytes(kPattern * SizeOf(dtype));
+    for (int64_t i = 0; i < kPattern; ++i) {
+      const float value = pattern_[i] * scale;
+      if (dtype == DType::kF32) {
+        std::memcpy(&bytes[i * 4], &value, 4);
+      } else {
+        const uint16_t bits = ToBF16(value);
+        std::memcpy(&bytes[i * 2], &bits, 2);
+      }
+    }
+    auto* data = static_cast<uint8_t*>(tensor.data());
+    for (int64_t at = 0; at < tensor.bytes();) {
+      const int64_t count = std::min<int64_t>(tensor.bytes() - at, bytes.size());
+      const Tensor to(data + at, DType::kU8, {count});
+      // The first piece comes from the host, the others from the first.
+      const Tensor from(at == 0 ? bytes.data() : data, DType::kU8, {count});
+      Copy(*stream_, from, to);
+      CHECK_OK(stream_->Synchronize());
+      at += count;
+    }
+    return tensor;
+  }
+  Tensor Integers(int64_t n, int32_t below) {
+    std::vector<int32_t> values(n);
+    std::mt19937 random(2);
+    // Squared: frequent and rare tokens, as text has.
+    for (int32_t& value : values) {
+      const double u = std::uniform_real_distribution<double>()(random);
+      value = static_cast<int32_t>(u * u * u * below);
+    }
+    Tensor tensor = Empty(DType::kI32, {n});
+    Copy(*stream_, Tensor(values.data(), DType::kI32, {n}), tensor);
+    CHECK_OK(stream_->Synchronize());
+    return tensor;
+  }
+  Tensor Empty(DType dtype, std::initializer_list<int64_t> shape) {
+    const Tensor sizes(nullptr, dtype, shape);
+    buffers_.push_back(Take(device_.Allocate(sizes.bytes())));
+    return Tensor(buffers_.back()->data(), dtype, shape);
+  }
+  void Clear() {
+    CHECK_OK(stream_->Synchronize());
+    buffers_.clear();
+  }
+
+  // Median seconds of one run.
+  double Time(const std::function<void(Stream&)>& work) {
+    for (int i = 0; i < 3; ++i) work(*stream_);
+    CHECK_OK(stream_->Synchronize());
+    std::vector<double> seconds;
+    for (int i = 0; i < runs_; ++i) {
+      stream_->Record(*events_[0]);
+      work(*stream_);
+      stream_->Record(*events_[1]);
+      events_[1]->Synchronize();
+      seconds.push_back(events_[1]->SecondsSince(*events_[0]));
+    }
+    CHECK_OK(stream_->Synchronize());
+    std::nth_element(seconds.begin(), seconds.begin() + runs_ / 2, seconds.end());
+    return seconds[runs_ / 2];
+  }
+
+  void Bytes(const std::string& name, double bytes, const std::function<void(Stream&)>& work) {
+    const double seconds = Time(work);
+    const double rate = bytes / seconds * 1e-9;
+    if (copy_ == 0) copy_ = rate;
+    std::printf("%-34s %9.3f ms %8.0f GB/s    %5.1f %%\n", name.c_str(), seconds * 1e3, rate,
+                100 * rate / copy_);
+  }
+  void Flops(const std::string& name, double flops, const std::function<void(Stream&)>& work) {
+    const double seconds = Time(work);
+    const double rate = flops / seconds * 1e-12;
+    if (gemm_ == 0) gemm_ = rate;
+    std::printf("%-34s %9.3f ms %8.0f TFLOP/s %5.1f %%\n", name.c_str(), seconds * 1e3, rate,
+                100 * rate / gemm_);
+  }
+
+ private:
+  static constexpr int64_t kPattern = 1 << 22;
+
+  template <typename T>
+  static T Take(absl::StatusOr<T> made) {
+    CHECK_OK(made);
+    return std::move(*made);
+  }
+
+  Device& device_;
+  const int runs_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<Event>> events_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<float> pattern_;
+  double copy_ = 0;  // GB/s
+  double gemm_ = 0;  // TFLOP/s
+};
+
+constexpr DType kAct = DType::kBF16;
+constexpr DType kF32 = DType::kF32;
+
+void Ceilings(Bench& bench) {
+  const int64_t n = int64_t{1} << 30;
+  Tensor from = bench.Random(DType::kF32, {n / 2}), to = bench.Empty(DType::kF32, {n / 2});
+  bench.Bytes("copy 2 GiB", 2.0 * from.bytes(), [&](Stream& s) { Copy(s, from, to); });
+  const int64_t d = 8192;
+  Tensor x = bench.Random(kAct, {d, d}), w = bench.Random(kAct, {d, d}),
+         y = bench.Empty(kAct, {d, d});
+  bench.Flops("product 8192^3", 2.0 * d * d * d,
+              [&](Stream& s) { LinearForward(s, {.x = x, .w = w, .y = y}); });
+  bench.Clear();
+}
+
+void Norms(Bench& bench, const Model& m) {
+  const int64_t t = m.batch * m.sequence, c = m.width;
+  Tensor residual = bench.Random(kAct, {t, c}), branch = bench.Random(kAct, {t, c});
+  Tensor sum = bench.Empty(kAct, {t, c}), y = bench.Empty(kAct, {t, c});
+  Tensor gamma = bench.Random(kAct, {c}), beta = bench.Random(kAct, {c});
+  Tensor mean = bench.Empty(kF32, {t}), rstd = bench.Empty(kF32, {t});
+  Tensor dgamma = bench.Random(kF32, {c}), dbeta = bench.Random(kF32, {c});
+  const double bytes = 4.0 * y.bytes();
+  bench.Bytes("layer norm forward + residual", bytes, [&](Stream& s) {
+    LayerNormForward(s, {.residual = residual,
+                         .branch = branch,
+                         .sum = sum,
+                         .gamma = gamma,
+                         .beta = beta,
+                         .y = y,
+                         .mean = mean,
+                         .rstd = rstd});
+  });
+  bench.Bytes("layer norm backward", bytes, [&](Stream& s) {
+    LayerNormBackward(s, {.dy = y,
+                          .x = sum,
+                          .gamma = gamma,
+                          .mean = mean,
+                          .rstd = rstd,
+                          .dx = branch,
+                          .dgamma = dgamma,
+                          .dbeta = dbeta});
+  });
+  bench.Clear();
+}
+
+void Elementwise(Bench& bench, const Model& m) {
+  const int64_t t = m.batch * m.sequence, c = m.width;
+  Tensor x = bench.Random(kAct, {t, 4 * c}), y = bench.Empty(kAct, {t, 4 * c});
+  bench.Bytes("gelu forward", 2.0 * x.bytes(), [&](Stream& s) { GeluForward(s, x, y); });
+  bench.Bytes("gelu backward, in place", 3.0 * x.bytes(),
+              [&](Stream& s) { GeluBackward(s, x, y, y); });
+  Tensor wide = bench.Random(kF32, {t, 2 * c});
+  bench.Bytes("cast fp32 to bf16", 1.5 * wide.bytes(), [&](Stream& s) {
+    Cast(s, wide, y.Rows(0, t / 2).Reshape({t, 2 * c}));
+  });
+  bench.Bytes("zero", wide.bytes(), [&](Stream& s) { Zero(s, wide); });
+  bench.Clear();
+}
+
+void Embeddings(Bench& bench, const Model& m) {
+  const int64_t t = m.batch * m.sequence, c = m.width;
+  Tensor tokens = bench.Integers(t, kRealVocab);
+  Tensor wte = bench.Random(kAct, {kVocab, c}), wpe = bench.Random(kAct, {m.sequence, c});
+  Tensor out = bench.Random(kAct, {t, c});
+  Tensor d_wte = bench.Random(kF32, {kVocab, c}), d_wpe = bench.Random(kF32, {m.sequence, c});
+  bench.Bytes("embedding forward", 2.0 * out.bytes(),
+              [&](Stream& s) { EmbeddingForward(s, tokens, wte, wpe, m.sequence, out); });
+  bench.Bytes("embedding backward", 2.0 * out.bytes(),
+              [&](Stream& s) { EmbeddingBackward(s, tokens, out, m.sequence, d_wte, d_wpe); });
+  bench.Clear();
+}
+
+void Losses(Bench& bench, const Model& m) {
+  const int64_t t = 16384;
+  Tensor logits = bench.Random(kAct, {t, kVocab}), targets = bench.Integers(t, kRealVocab);
+  Tensor losses = bench.Empty(kF32, {t});
+  bench.Bytes("cross-entropy with gradient", 2.0 * logits.bytes(), [&](Stream& s) {
+    CrossEntropy(s, {.logits = logits,
+                     .targets = targets,
+                     .losses = losses,
+                     .vocab = kRealVocab,
+                     .scale = 1.0f / 65536});
+  });
+  bench.Clear();
+}
+
+void Optimizer(Bench& bench, const Model& m) {
+  const int64_t n = m.parameters;
+  Tensor p = bench.Random(kF32, {n}), g = bench.Random(kF32, {n}),
+         mm = bench.Random(kF32, {n}, 0.1f);
+  Tensor v = bench.Empty(kF32, {n}), copy = bench.Empty(kAct, {n}), sum = bench.Empty(kF32, {1});
+  Tensor scalars = bench.Empty(DType::kU8, {sizeof(StepScalars)});
+  StepScalars host{1e-4f, 0.1f, 0.05f, 1, 0};
+  bench.Time([&](Stream& s) {
+    Zero(s, v);
+    Copy(s, Tensor(&host, DType::kU8, {sizeof(host)}), scalars);
+  });
+  bench.Bytes("sum of squares", 4.0 * n, [&](Stream& s) { SumSquares(s, g, sum, false); });
+  bench.Bytes("adamw", 30.0 * n, [&](Stream& s) {
+    AdamW(s, {.parameter = p,
+              .gradient = g,
+              .m = mm,
+              .v = v,
+              .copy = copy,
+              .weight_decay = 0.1f,
+              .scalars = static_cast<const StepScalars*>(scalars.data())});
+  });
+  bench.Clear();
+}
+
+void LinearLayer(Bench& bench, const std::string& name, int64_t t, int64_t k, int64_t n, bool bias,
+                 bool gelu, bool gelu_in_front) {
+  Tensor x = bench.Random(kAct, {t, k}), w = bench.Random(kAct, {n, k}, 0.02f);
+  Tensor b = bias ? bench.Random(kAct, {n}) : Tensor();
+  Tensor y = bench.Random(kAct, {t, n}), pre = gelu ? bench.Empty(kAct, {t, n}) : Tensor();
+  Tensor dx = bench.Empty(kAct, {t, k}),
+         before = gelu_in_front ? bench.Random(kAct, {t, k}) : Tensor();
+  Tensor dw = bench.Random(kF32, {n, k}), db = bias ? bench.Random(kF32, {n}) : Tensor();
+  const double flops = 2.0 * t * k * n;
+  bench.Flops(name + " backward", 2 * flops, [&](Stream& s) {
+    LinearBackward(s, {.dy = y, .x = x, .w = w, .dx = dx, .pre = before, .dw = dw, .dbias = db});
+  });
+  bench.Flops(name + " forward", flops, [&](Stream& s) {
+    LinearForward(s, {.x = x,
+                      .w = w,
+                      .bias = b,
+                      .y = y,
+                      .epilogue = gelu ? Epilogue::kGelu : Epilogue::kNone,
+                      .pre = pre});
+  });
+  bench.Clear();
+}
+
+void Linears(Bench& bench, const Model& m) {
+  const int64_t t = m.batch * m.sequence, c = m.width;
+  LinearLayer(bench, "qkv + bias", t, c, 3 * c, true, false, false);
+  LinearLayer(bench, "projection + bias", t, c, c, true, false, false);
+  LinearLayer(bench, "mlp up + bias + gelu", t, c, 4 * c, true, true, false);
+  LinearLayer(bench, "mlp down + bias, gelu'", t, 4 * c, c, true, false, true);
+  LinearLayer(bench, "head", t, c, kVocab, false, false, false);
+}
+
+void Attentions(Bench& bench, const Model& m) {
+  const int64_t b = m.batch, s = m.sequence, h = m.heads, d = m.width / m.heads, c = m.width;
+  Tensor qkv = bench.Random(kAct, {b * s, 3 * c}), dqkv = bench.Empty(kAct, {b * s, 3 * c});
+  const auto part = [&](const Tensor& packed, int i) {
+    auto* data = static_cast<uint16_t*>(packed.data()) + i * c;
+    return Tensor(data, kAct, {b, s, h, d}, {s * 3 * c, 3 * c, d, 1});
+  };
+  const AttentionArgs forward{.q = part(qkv, 0),
+                              .k = part(qkv, 1),
+                              .v = part(qkv, 2),
+                              .out = bench.Empty(kAct, {b, s, h, d}),
+                              .lse = bench.Empty(kF32, {b, h, s})};
+  AttentionBackwardArgs backward{.forward = forward,
+                                 .dout = bench.Random(kAct, {b, s, h, d}),
+                                 .dq = part(dqkv, 0),
+                                 .dk = part(dqkv, 1),
+                                 .dv = part(dqkv, 2),
+                                 .delta = bench.Empty(kF32, {b, h, s})};
+  const double flops = 4.0 * b * h * s * s * d / 2;  // the causal half
+  bench.Flops("attention forward", flops, [&](Stream& st) { AttentionForward(st, forward); });
+  bench.Flops("attention backward", 2.5 * flops,
+              [&](Stream& st) { AttentionBackward(st, backward); });
+  backward.deterministic = false;
+  bench.Flops("attention backward, any order", 2.5 * flops,
+              [&](Stream& st) { AttentionBackward(st, backward); });
+  bench.Clear();
+}
+
+int Main(int argc, char** argv) {
+  CudaOptions options;
+  int runs = 15;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--plans") == 0) options.plan_cache = argv[i + 1];
+    if (std::strcmp(argv[i], "--runs") == 0) runs = std::max(1, std::atoi(argv[i + 1]));
+  }
+  auto device = MakeCudaDevice(0, options);
+  if (!device.ok()) {
+    std::fprintf(stderr, "NO GPU, NOT MEASURED: %s\n", device.status().ToString().c_str());
+    return 0;
+  }
+  std::printf("%s, median of %d runs; last column: of the ceiling\n", (*device)->name().c_str(),
+              runs);
+  Bench bench(**device, runs);
+  Ceilings(bench);
+  for (const Model& model : kModels) {
+    std::printf("-- %s\n", model.name);
+    Norms(bench, model);
+    Elementwise(bench, model);
+    Embeddings(bench, model);
+    Losses(bench, model);
+    Optimizer(bench, model);
+    Attentions(bench, model);
+    Linears(bench, model);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace muster::kernels
+
+int main(int argc, char** argv) { return muster::kernels::Main(argc, argv); }
