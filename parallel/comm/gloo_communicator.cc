@@ -312,7 +312,8 @@ class Exchange {
   void Finish(Transfer& transfer) {
     if (transfer.done) return;
     const absl::Duration left = std::max(deadline_ - absl::Now(), absl::Milliseconds(1));
-    std::chrono::milliseconds timeout(std::max<int64_t>(1, absl::ToInt64Milliseconds(left)));
+    // Rounded up, so that Gloo does not give up before the deadline.
+    std::chrono::milliseconds timeout(absl::ToInt64Milliseconds(left) + 1);
     try {
       while (!(transfer.done = transfer.sends ? transfer.buffer->waitSend(timeout)
                                               : transfer.buffer->waitRecv(timeout))) {
