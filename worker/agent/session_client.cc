@@ -50,11 +50,13 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, absl::Duration d
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-// One stream. Owns itself from Start until OnDone, after which `down` is the last callback.
+// One stream. Owns itself from Start until OnDone, which hands it to `ended`. It must not be
+// destroyed on a thread of gRPC: with the last stream goes the channel, and with the last channel
+// go gRPC's callback threads, which cannot wait for themselves.
 class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator> {
  public:
   using Received = std::function<void(v1::FromCoordinator)>;
-  using Ended = std::function<void(absl::Status)>;
+  using Ended = std::function<void(std::unique_ptr<Stream>, absl::Status)>;
 
   Stream(std::shared_ptr<grpc::Channel> channel, Received received, Ended ended)
       : stub_(v1::WorkerService::NewStub(std::move(channel))),
@@ -94,9 +96,9 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
     if (!ending_ && !outgoing_.empty()) StartWrite(&outgoing_.front());
   }
   void OnDone(const grpc::Status& status) override {
-    ended_(
-        absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
-    delete this;
+    const Ended ended = ended_;
+    ended(std::unique_ptr<Stream>(this),
+          absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
   }
 
  private:
@@ -177,7 +179,9 @@ class GrpcSessionClient : public SessionClient {
               OnMessage(session, std::move(message));
             });
           },
-          [this, session](absl::Status status) { OnEnded(session, std::move(status)); });
+          [this, session](std::unique_ptr<Stream> stream, absl::Status status) {
+            OnEnded(session, std::move(stream), std::move(status));
+          });
       stream_->Start();
     }
     events_.up(session);
@@ -192,12 +196,14 @@ class GrpcSessionClient : public SessionClient {
     events_.message(session, std::move(message));
   }
 
-  // On a thread of gRPC; the stream is about to be gone.
-  void OnEnded(SessionId session, absl::Status status) {
+  // On a thread of gRPC. The loop destroys the stream, even when it drops the work.
+  void OnEnded(SessionId session, std::unique_ptr<Stream> stream, absl::Status status) {
     absl::MutexLock lock(&mutex_);
     stream_ = nullptr;
-    if (!stopped_) {
-      loop_.Post([this, session, status = std::move(status)] {
+    if (stopped_) {
+      loop_.Post([stream = std::move(stream)] {});
+    } else {
+      loop_.Post([this, session, stream = std::move(stream), status = std::move(status)] {
         if (IsStopped()) return;
         LogFailure(status);
         events_.down(session, status);
