@@ -106,7 +106,7 @@ class Member {
     const std::string what = absl::StrCat(call, " (call ", number, ")");
     Meeting* meeting = nullptr;
     {
-      absl::MutexLock lock(&family().mutex);
+      absl::MutexLock lock(&group_->family->mutex);
       meeting = &group_->meetings.try_emplace(number, group_->members.size()).first->second;
       if (meeting->call.empty()) meeting->call = call;
       if (meeting->call != call) {
@@ -119,7 +119,7 @@ class Member {
     }
     RETURN_IF_ERROR(body(*meeting, what));
     RETURN_IF_ERROR(Phase(*meeting, what));
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     --meeting->readers;
     if (++meeting->left == group_->size()) group_->meetings.erase(number);
     return absl::OkStatus();
@@ -127,7 +127,7 @@ class Member {
 
   // Everyone has finished reading what the previous phase offered.
   absl::Status Phase(Meeting& meeting, const std::string& what) {
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     --meeting.readers;
     return Arrive(meeting, what);
   }
@@ -141,28 +141,29 @@ class Member {
                                                const std::string& name, int* rank_in_child);
 
   void End(absl::Status why) {
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     if (MyEnd().ok()) MyEnd() = std::move(why);
   }
   void Depart() {
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     group_->departed[Index()] = true;
   }
 
  private:
-  Family& family() { return *group_->family; }
   size_t Index() const { return static_cast<size_t>(rank_); }
-  absl::Status& EndOf(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
-    return family().ended[static_cast<size_t>(group_->members[static_cast<size_t>(rank)])];
+  absl::Status& EndOf(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
+    return group_->family->ended[static_cast<size_t>(group_->members[static_cast<size_t>(rank)])];
   }
-  absl::Status& MyEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) { return EndOf(rank_); }
+  absl::Status& MyEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
+    return EndOf(rank_);
+  }
   std::string Where(const std::string& what) {
     return absl::StrCat(what, " of group ", group_->name, ", rank ", rank_, " of ", group_->size(),
                         ": ");
   }
   // Why `rank` will not come, if so.
   absl::Status Gone(int rank, const std::string& what)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
     if (!EndOf(rank).ok()) {
       return absl::UnavailableError(
           absl::StrCat(Where(what), "rank ", rank, " has stopped: ", EndOf(rank).message()));
@@ -175,7 +176,7 @@ class Member {
 
   // Waits for all ranks to come this far. On success this rank counts as a reader.
   absl::Status Arrive(Meeting& meeting, const std::string& what)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
     const int phase = ++meeting.table[Index()].phases;
     absl::Status why = MyEnd();
     std::vector<int> missing;
@@ -192,7 +193,8 @@ class Member {
       }
       return false;
     };
-    if (why.ok() && !family().mutex.AwaitWithTimeout(absl::Condition(&settled), group_->timeout)) {
+    if (why.ok() &&
+        !group_->family->mutex.AwaitWithTimeout(absl::Condition(&settled), group_->timeout)) {
       why = absl::DeadlineExceededError(absl::StrCat(Where(what), "waited ",
                                                      absl::FormatDuration(group_->timeout),
                                                      " for rank ", absl::StrJoin(missing, ", ")));
@@ -209,11 +211,11 @@ class Member {
 
   // This rank gives up: nobody starts to read its memory any more, and it waits for those who do.
   absl::Status Give(Meeting& meeting, absl::Status why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
     meeting.failed = true;
     if (MyEnd().ok()) MyEnd() = why;
     auto unread = [&] { return meeting.readers == 0; };
-    family().mutex.Await(absl::Condition(&unread));
+    group_->family->mutex.Await(absl::Condition(&unread));
     return why;
   }
 
@@ -226,7 +228,7 @@ class Member {
 // The receiver's side of one message.
 absl::Status Member::Take(Message& message, const std::string& what, const Tensor& to) {
   {
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     if (message.failed) {
       return absl::UnavailableError(absl::StrCat(Where(what), "the sender has given up"));
     }
@@ -237,7 +239,7 @@ absl::Status Member::Take(Message& message, const std::string& what, const Tenso
     message.reading = true;
   }
   if (to.bytes() > 0) std::memcpy(to.data(), message.data, static_cast<size_t>(to.bytes()));
-  absl::MutexLock lock(&family().mutex);
+  absl::MutexLock lock(&group_->family->mutex);
   message.reading = false;
   message.taken = true;
   return absl::OkStatus();
@@ -250,7 +252,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
   const absl::Time deadline = absl::Now() + group_->timeout;
   // Waits until `done`; the other side is `peer`.
   auto wait = [&](const std::string& what, int peer,
-                  auto done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(family().mutex) {
+                  auto done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
     absl::Status why;
     auto settled = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
       if (done()) return true;
@@ -258,7 +260,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
       if (why.ok()) why = Gone(peer, what);
       return !why.ok();
     };
-    if (!family().mutex.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
+    if (!group_->family->mutex.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
       why = absl::DeadlineExceededError(absl::StrCat(
           Where(what), "waited ", absl::FormatDuration(group_->timeout), " for rank ", peer));
     }
@@ -268,7 +270,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
   absl::Status result;
   std::vector<Message*> posted;
   {
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     result = MyEnd();
     for (size_t i = 0; result.ok() && i < sends.size(); ++i) {
       Message& message = group_->messages[{rank_, sends[i].first, send_numbers[i]}];
@@ -281,13 +283,13 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
     const std::string what = absl::StrCat("receive from rank ", receives[i].first);
     Message* message = nullptr;
     {
-      absl::MutexLock lock(&family().mutex);
+      absl::MutexLock lock(&group_->family->mutex);
       message = &group_->messages[{receives[i].first, rank_, receive_numbers[i]}];
       result = wait(what, receives[i].first, [&] { return message->bytes >= 0; });
     }
     if (result.ok()) result = Take(*message, what, receives[i].second);
   }
-  absl::MutexLock lock(&family().mutex);
+  absl::MutexLock lock(&group_->family->mutex);
   for (size_t i = 0; result.ok() && i < posted.size(); ++i) {
     Message* message = posted[i];
     result = wait(absl::StrCat("send to rank ", sends[i].first), sends[i].first,
@@ -299,7 +301,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
     if (!message->taken) {
       message->failed = true;
       auto unread = [&] { return !message->reading; };
-      family().mutex.Await(absl::Condition(&unread));
+      group_->family->mutex.Await(absl::Condition(&unread));
     } else {
       group_->messages.erase({rank_, sends[i].first, send_numbers[i]});
     }
@@ -312,12 +314,12 @@ absl::StatusOr<std::shared_ptr<Group>> Member::Split(uint64_t number, int color,
   std::shared_ptr<Group> child;
   auto body = [&](Meeting& meeting, const std::string& what) -> absl::Status {
     {
-      absl::MutexLock lock(&family().mutex);
+      absl::MutexLock lock(&group_->family->mutex);
       meeting.table[Index()].color = color;
       meeting.table[Index()].key = key;
     }
     RETURN_IF_ERROR(Phase(meeting, what));
-    absl::MutexLock lock(&family().mutex);
+    absl::MutexLock lock(&group_->family->mutex);
     std::vector<std::pair<int, int>> order;  // (key, rank)
     for (int rank = 0; rank < group_->size(); ++rank) {
       const Meeting::Seat& seat = meeting.table[static_cast<size_t>(rank)];

@@ -45,7 +45,7 @@ class MemoryKeyValueStore : public KeyValueStore {
   }
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
     absl::MutexLock lock(&mutex_);
-    auto known = [&] { return values_.contains(key); };
+    auto known = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return values_.contains(key); };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&known), timeout)) {
       return absl::DeadlineExceededError(key);
     }
