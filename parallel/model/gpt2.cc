@@ -67,10 +67,11 @@ void Ready(const Pass& pass, ParameterId parameter) {
 struct NormSaved {
   Tensor x, y, mean, rstd;
 
-  static NormSaved Take(Arena& arena, int64_t tokens, int64_t width) {
+  static NormSaved Take(Arena& arena, const BatchShape& shape, int64_t width) {
+    const int64_t tokens = shape.tokens();
     NormSaved saved;
-    saved.x = arena.Take("activations", DType::kF32, {tokens, width});
-    saved.y = arena.Take("activations", DType::kF32, {tokens, width});
+    saved.x = arena.Take("activations", shape.activation, {tokens, width});
+    saved.y = arena.Take("activations", shape.activation, {tokens, width});
     saved.mean = arena.Take("activations", DType::kF32, {tokens});
     saved.rstd = arena.Take("activations", DType::kF32, {tokens});
     return saved;
@@ -153,7 +154,7 @@ class EmbeddingBlock : public Block {
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<EmbeddingSaved>();
-    saved->out = arena.Take("activations", DType::kF32, {shape.tokens(), hidden_});
+    saved->out = arena.Take("activations", shape.activation, {shape.tokens(), hidden_});
     return saved;
   }
   void TakeScratch(Arena&, const BatchShape&, Saved&) const override {}
@@ -206,25 +207,25 @@ class TransformerBlock : public Block {
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     const int64_t t = shape.tokens(), c = hidden_;
     auto saved = std::make_unique<TransformerSaved>();
-    saved->norm1 = NormSaved::Take(arena, t, c);
-    saved->qkv = arena.Take("activations", DType::kF32, {t, 3 * c});
-    saved->attention = arena.Take("activations", DType::kF32, {t, c});
+    saved->norm1 = NormSaved::Take(arena, shape, c);
+    saved->qkv = arena.Take("activations", shape.activation, {t, 3 * c});
+    saved->attention = arena.Take("activations", shape.activation, {t, c});
     saved->lse = arena.Take("activations", DType::kF32, {shape.batch, heads_, shape.sequence});
-    saved->norm2 = NormSaved::Take(arena, t, c);
-    saved->pre = arena.Take("activations", DType::kF32, {t, 4 * c});
-    saved->up = arena.Take("activations", DType::kF32, {t, 4 * c});
+    saved->norm2 = NormSaved::Take(arena, shape, c);
+    saved->pre = arena.Take("activations", shape.activation, {t, 4 * c});
+    saved->up = arena.Take("activations", shape.activation, {t, 4 * c});
     return saved;
   }
 
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     const int64_t t = shape.tokens(), c = hidden_;
-    saved.d_small = arena.Take("scratch", DType::kF32, {t, c});
+    saved.d_small = arena.Take("scratch", shape.activation, {t, c});
     // The MLP's and the attention's backward follow each other: 4C serves both.
     const int64_t mark = arena.Mark();
-    saved.d_up = arena.Take("scratch", DType::kF32, {t, 4 * c});
+    saved.d_up = arena.Take("scratch", shape.activation, {t, 4 * c});
     arena.ReleaseTo(mark);
-    saved.d_qkv = arena.Take("scratch", DType::kF32, {t, 3 * c});
+    saved.d_qkv = arena.Take("scratch", shape.activation, {t, 3 * c});
     saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, heads_, shape.sequence});
   }
 
@@ -272,8 +273,8 @@ class TransformerBlock : public Block {
   // Part `part` of a packed [T, width] tensor as [B,S,H,D].
   Tensor Heads(Tensor packed, const BatchShape& shape, int64_t part, int64_t width) const {
     const int64_t depth = hidden_ / heads_;
-    return Tensor(packed.f32() + part * hidden_, DType::kF32,
-                  {shape.batch, shape.sequence, heads_, depth},
+    auto* data = static_cast<char*>(packed.data()) + part * hidden_ * SizeOf(packed.dtype());
+    return Tensor(data, packed.dtype(), {shape.batch, shape.sequence, heads_, depth},
                   {shape.sequence * width, width, depth, 1});
   }
   kernels::AttentionArgs Attention(const BatchShape& shape, const TransformerSaved& saved) const {
@@ -307,14 +308,14 @@ class HeadBlock : public Block {
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<HeadSaved>();
-    saved->norm = NormSaved::Take(arena, shape.tokens(), hidden_);
-    saved->logits = arena.Take("logits", DType::kF32, {shape.tokens(), VocabStorage(vocab_)});
+    saved->norm = NormSaved::Take(arena, shape, hidden_);
+    saved->logits = arena.Take("logits", shape.activation, {shape.tokens(), VocabStorage(vocab_)});
     saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
     return saved;
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     static_cast<HeadSaved&>(base).d_small =
-        arena.Take("scratch", DType::kF32, {shape.tokens(), hidden_});
+        arena.Take("scratch", shape.activation, {shape.tokens(), hidden_});
   }
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {

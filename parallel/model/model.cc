@@ -26,8 +26,8 @@ Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) c
   flow.tokens = arena.Take("inputs", DType::kI32, {tokens});
   flow.targets = arena.Take("inputs", DType::kI32, {tokens});
   for (const auto& block : blocks_) workspace.saved.push_back(block->TakeSaved(arena, shape));
-  flow.branch_storage = arena.Take("scratch", DType::kF32, {tokens, shape_.hidden});
-  flow.d_hidden = arena.Take("scratch", DType::kF32, {tokens, shape_.hidden});
+  flow.branch_storage = arena.Take("scratch", shape.activation, {tokens, shape_.hidden});
+  flow.d_hidden = arena.Take("scratch", shape.activation, {tokens, shape_.hidden});
   const int64_t mark = arena.Mark();
   for (size_t i = 0; i < blocks_.size(); ++i) {
     arena.ReleaseTo(mark);
