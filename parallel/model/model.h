@@ -37,8 +37,8 @@ struct ModelDescription {
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
-// and their gradients, and of the weights that a Pass hands in. Statistics, losses and the gradients
-// of parameters are fp32 whatever it is.
+// and their gradients, and of the weights that a Pass hands in. Statistics, losses and the
+// gradients of parameters are fp32 whatever it is.
 struct BatchShape {
   int64_t batch = 0;
   int64_t sequence = 0;
