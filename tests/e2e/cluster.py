@@ -12,8 +12,8 @@ class Cluster:
     """`muster local` under its own MUSTER_HOME. Use as a context manager: leaves nothing running."""
 
     def __init__(self, binaries, home, cwd=None, workers=2, slots=2):
-        self.muster_binary = str(pathlib.Path(binaries) / "muster")
-        self.home = pathlib.Path(home)
+        self.muster_binary = str(pathlib.Path(binaries).resolve() / "muster")
+        self.home = pathlib.Path(home).resolve()
         self.cwd = cwd
         self.workers = workers
         self.slots = slots
