@@ -96,6 +96,11 @@ class Planner {
                                                 absl::Milliseconds(100)))));
       return;
     }
+    // What could not start on the whole cluster, idle, waits for machines and holds nobody back.
+    if (TotalSlots(job.device) < job.ranks) {
+      Explain(job, WhyNot(job));
+      return;
+    }
     const auto blocker = blocked_by_.find(job.queue);
     if (policy_.strict_fifo && blocker != blocked_by_.end()) {
       Explain(job,
@@ -115,6 +120,14 @@ class Planner {
       return;
     }
     Place(job, workers);
+  }
+
+  int64_t TotalSlots(v1::DeviceKind kind) const {
+    int64_t total = 0;
+    for (const WorkerView& worker : cluster_.workers) {
+      for (const SlotView& slot : worker.slots) total += slot.kind == kind ? 1 : 0;
+    }
+    return total;
   }
 
   void Place(const WaitingJob& job, const std::vector<size_t>& workers) {

@@ -41,7 +41,8 @@ struct WaitingJob {
 };
 struct SchedulePolicy {
   // Strict: a job that does not fit holds back everything behind it in its queue, so that large
-  // gangs do not starve. A job that waits for the end of its back-off holds back nothing.
+  // gangs do not starve. A job that waits for the end of its back-off, or that could not even start
+  // on the whole cluster, idle, holds back nothing.
   bool strict_fifo = true;
 };
 
