@@ -122,7 +122,7 @@ int TotalSlots(const ClusterView& cluster) {
 
 TEST(Scheduler, JobThatNoClusterStateCouldHold_SaysSoAndHoldsNobodyBack) {
   ClusterView cluster;
-  cluster.workers.push_back(MakeWorker(0, 2, 2));
+  cluster.workers.push_back(MakeWorker(0, 2, 0));
   const Schedule plan = PlanNow(cluster, {MakeJob(0, 64, 90), MakeJob(1, 2, 10)});
   ASSERT_EQ(plan.decisions.size(), 1u);
   EXPECT_EQ(plan.decisions[0].job, MakeJob(1, 2, 10).id);
