@@ -29,7 +29,7 @@ Json NumberJson(double value) {
 Json EnumJson(const FieldDescriptor& field, int number) {
   const auto* value = field.enum_type()->FindValueByNumber(number);
   if (value == nullptr) return number;
-  return spec::ShortEnumName(*value);
+  return value->name();
 }
 
 Json TextJson(const FieldDescriptor& field, const std::string& text) {
@@ -141,9 +141,8 @@ Json ToJson(const Message& message) {
         static_cast<const google::protobuf::Timestamp&>(message));
   }
   if (type == "google.protobuf.Duration") {
-    const auto& duration = static_cast<const google::protobuf::Duration&>(message);
-    return absl::FormatDuration(absl::Seconds(duration.seconds()) +
-                                absl::Nanoseconds(duration.nanos()));
+    return google::protobuf::util::TimeUtil::ToString(
+        static_cast<const google::protobuf::Duration&>(message));
   }
   const Reflection& reflection = *message.GetReflection();
   Json object = Json::object();

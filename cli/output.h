@@ -27,10 +27,9 @@ struct Terminal {
   int columns = 80;
 };
 
-// Protobuf's JSON form (lowerCamelCase, defaults printed, RFC 3339 times) with two differences that
-// scripts want: 64-bit integers are numbers, and enum values are the short names of specs
-// ("running", "gpt2"); durations are as in specs ("500ms"). Absent messages and optional fields are
-// left out.
+// Protobuf's JSON form (lowerCamelCase, defaults printed, enum values by name, RFC 3339 times),
+// which any protobuf library reads back, with one difference that scripts want and those libraries
+// accept: 64-bit integers are numbers. Absent messages and optional fields are left out.
 Json ToJson(const google::protobuf::Message& message);
 
 // `value` as one JSON document with a line end, or as YAML.

@@ -1,5 +1,6 @@
 #include "cli/output.h"
 
+#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -10,7 +11,7 @@
 namespace muster::cli {
 namespace {
 
-TEST(Output, Json_PrintsDefaultsShortEnumsAndWholeNumbers) {
+TEST(Output, Json_PrintsDefaultsAndWholeNumbersAndReadsBack) {
   v1::Job job;
   job.set_name("a");
   job.set_state(v1::JOB_STATE_RUNNING);
@@ -20,18 +21,21 @@ TEST(Output, Json_PrintsDefaultsShortEnumsAndWholeNumbers) {
   job.mutable_spec()->mutable_restart()->mutable_backoff()->mutable_max()->set_nanos(500'000'000);
   job.add_causes()->set_cause(v1::CAUSE_OUT_OF_MEMORY);
   const Json json = ToJson(job);
-  EXPECT_EQ(json["state"], "running");
+  EXPECT_EQ(json["state"], "JOB_STATE_RUNNING");
   EXPECT_TRUE(json["epoch"].is_number());
   EXPECT_EQ(json["epoch"].get<uint64_t>(), 1ull << 60);
   EXPECT_EQ(json["lastCommittedStep"], 0);
   EXPECT_EQ(json["trainLoss"], 0.0);
   EXPECT_EQ(json["ranks"], Json::array());
-  EXPECT_EQ(json["causes"][0]["cause"], "out_of_memory");
+  EXPECT_EQ(json["causes"][0]["cause"], "CAUSE_OUT_OF_MEMORY");
   EXPECT_EQ(json["submitted"], "1970-01-01T00:00:01Z");
   EXPECT_EQ(json["spec"]["labels"]["k"], "v");
-  EXPECT_EQ(json["spec"]["restart"]["backoff"]["max"], "500ms");
+  EXPECT_EQ(json["spec"]["restart"]["backoff"]["max"], "0.500s");
   EXPECT_FALSE(json.contains("ended"));
   EXPECT_FALSE(json["spec"].contains("priority"));
+  v1::Job back;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json.dump(), &back).ok());
+  EXPECT_EQ(back.SerializeAsString(), job.SerializeAsString());
 }
 
 TEST(Output, Yaml_QuotesTextThatLooksLikeSomethingElse) {

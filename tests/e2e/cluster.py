@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -38,7 +39,8 @@ class Cluster:
         return result
 
     def json(self, *arguments):
-        return json.loads(self.run(*arguments, "-o", "json").stdout)
+        """The command's JSON, with enum values in their short form ("running", "crash")."""
+        return json.loads(self.run(*arguments, "-o", "json").stdout, object_hook=shorten)
 
     def up(self):
         return self.run("local", "up", "--workers", self.workers, "--slots", self.slots)
@@ -71,6 +73,14 @@ class Cluster:
 
     def finish(self, name, seconds=300):
         return self.wait_for(name, f"{name} ended", is_final, seconds)
+
+
+def shorten(item):
+    for key in ("state", "cause", "kind"):
+        if isinstance(item.get(key), str):
+            item[key] = re.sub(r"^(JOB_STATE|WORKER_STATE|RANK_STATE|CAUSE|EVENT_KIND)_", "",
+                               item[key]).lower()
+    return item
 
 
 def is_final(job):
