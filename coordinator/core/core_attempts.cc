@@ -427,6 +427,7 @@ void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn
   const absl::Duration wait =
       BackoffBefore(shown.spec().restart().backoff(), end.cause(), in_a_row);
   *job.record.mutable_not_before() = ToProto(turn.now() + wait);
+  Wait(job, turn);
 }
 
 }  // namespace muster::coordinator

@@ -109,8 +109,12 @@ CoreOutput CoreImpl::Start(absl::Time now) {
     deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
   }
   for (const auto& [sequence, id] : jobs_.live()) {
-    if (!jobs_.Find(id)->record.has_attempt()) continue;
-    deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+    JobEntry& job = *jobs_.Find(id);
+    if (job.record.has_attempt()) {
+      deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+    } else {
+      Wait(job, turn);
+    }
   }
   turn.Reschedule();
   Settle(turn);
@@ -161,6 +165,7 @@ void CoreImpl::PersistJobs(Turn& turn) {
     if (turn.now() - job->persisted_at >= kProgressPersistInterval) rows.insert(id);
   }
   std::set<JobId> changed = turn.progressed();
+  changed.insert(turn.shown().begin(), turn.shown().end());
   for (const JobId& id : rows) {
     JobEntry* job = jobs_.Find(id);
     if (job == nullptr) continue;  // ended so long ago that it was forgotten in this very turn
@@ -247,6 +252,8 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   };
   const bool attempt = entry.record.has_attempt();
   const v1::AttemptState state = entry.record.attempt().state();
+  claim(waiting_.Contains(entry.id()) == (entry.live() && !attempt),
+        "is live without an attempt, or waits; not both");
   switch (job.state()) {
     case v1::JOB_STATE_QUEUED:
       claim(!attempt, "queued with a live attempt");
@@ -296,6 +303,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
 std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
+  if (waiting_.size() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holder] : worker.held) {
       const JobEntry* job = jobs_.Find(holder.job);

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "coordinator/core/key_value.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
+#include "coordinator/scheduler/scheduler.h"
 
 namespace muster::coordinator {
 
@@ -57,6 +59,10 @@ class CoreImpl : public Core {
   void On(const TimerFired& event, Turn& turn) {}
   JobId NewJobId(const std::string& name);
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
+  // Whoever waits joins waiting_ here; an attempt takes it out again.
+  void Wait(JobEntry& job, Turn& turn);
+  static WaitingJob AsWaiting(const JobEntry& job);
+  static void Explain(JobEntry& job, const std::string& text, Turn& turn);
   void Schedule(Turn& turn);
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
@@ -113,6 +119,11 @@ class CoreImpl : public Core {
   EventLog log_;
   JobTable jobs_;
   WorkerTable workers_;
+  const SchedulePolicy policy_;
+  WaitingQueue waiting_;  // every live job without an attempt
+  // Of the newest plan. It stands until slots, workers or the jobs that it looked at change.
+  Horizons horizons_;
+  std::set<JobId> explained_;
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // the newest TimerAction

@@ -77,7 +77,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   turn.Log(std::move(accepted));
   turn.Persist(id);
   Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", event.spec.queue()), turn);
-  turn.Reschedule();
+  Wait(entry, turn);
   while (turn.TakeReschedule()) Schedule(turn);  // so that the reply says why it waits
   reply.job = entry.job();
   turn.Act(std::move(reply));
@@ -97,8 +97,9 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   if (job.live() && job.job().state() != v1::JOB_STATE_STOPPING) {
     if (!job.record.has_attempt()) {
       job.job().set_message(why);
+      if (!horizons_.Hide(AsWaiting(job))) turn.Reschedule();
+      waiting_.Remove(job.id());
       Transition(job, JobEvent::kCancelIdle, why, turn);
-      turn.Reschedule();
     } else if (IsUp(job.record.attempt().state())) {
       Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
     } else if (job.record.after_release() != v1::JOB_STATE_SUCCEEDED) {
@@ -133,40 +134,59 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   }
 }
 
+WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
+  const v1::JobSpec& spec = job.job().spec();
+  WaitingJob waiting;
+  waiting.id = job.id();
+  waiting.name = job.job().name();
+  waiting.queue = spec.queue();
+  waiting.priority = spec.priority();
+  waiting.submit_sequence = job.record.submit_sequence();
+  waiting.ranks = spec.resources().ranks();
+  waiting.device = spec.resources().device();
+  if (job.record.has_not_before()) waiting.not_before = FromProto(job.record.not_before());
+  return waiting;
+}
+
+void CoreImpl::Wait(JobEntry& job, Turn& turn) {
+  WaitingJob waiting = AsWaiting(job);
+  Explain(job, BehindText(waiting.queue, policy_), turn);
+  if (!horizons_.Hide(waiting) || job.record.has_not_before()) turn.Reschedule();
+  waiting_.Add(std::move(waiting));
+}
+
+void CoreImpl::Explain(JobEntry& job, const std::string& text, Turn& turn) {
+  if (job.job().waiting() == text) return;
+  job.job().set_waiting(text);
+  turn.Show(job.id());
+}
+
 void CoreImpl::Schedule(Turn& turn) {
-  std::vector<WaitingJob> queue;
-  std::map<JobId, std::string> names;
-  for (const auto& [sequence, id] : jobs_.live()) {
+  for (const JobId& id : waiting_.TakeRetries(turn.now())) {
     JobEntry& job = *jobs_.Find(id);
-    names[id] = job.job().name();
-    if (job.record.has_attempt()) continue;
-    const absl::Time not_before =
-        job.record.has_not_before() ? FromProto(job.record.not_before()) : absl::InfinitePast();
-    if (job.job().state() == v1::JOB_STATE_RECOVERING && not_before <= turn.now()) {
-      Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
-    }
-    WaitingJob waiting;
-    waiting.id = id;
-    waiting.name = job.job().name();
-    waiting.queue = job.job().spec().queue();
-    waiting.priority = job.job().spec().priority();
-    waiting.submit_sequence = sequence;
-    waiting.ranks = job.job().spec().resources().ranks();
-    waiting.device = job.job().spec().resources().device();
-    waiting.not_before = not_before;
-    queue.push_back(std::move(waiting));
+    if (job.job().state() != v1::JOB_STATE_RECOVERING) continue;
+    Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
   }
-  const muster::coordinator::Schedule schedule =
-      Plan(workers_.View(names), queue, SchedulePolicy(), turn.now());
+  const auto name_of = [this](const JobId& id) { return jobs_.Find(id)->job().name(); };
+  muster::coordinator::Schedule schedule =
+      Plan(workers_.View(name_of), waiting_, policy_, turn.now());
+  horizons_ = std::move(schedule.horizons);
   for (const Decision& decision : schedule.decisions) {
+    waiting_.Remove(decision.job);
     Allocate(*jobs_.Find(decision.job), decision.placements, turn);
   }
+  std::set<JobId> explained;
   for (const Explanation& explanation : schedule.explanations) {
-    JobEntry& job = *jobs_.Find(explanation.job);
-    if (job.job().waiting() == explanation.text) continue;
-    job.job().set_waiting(explanation.text);
-    turn.Progressed(explanation.job);
+    Explain(*jobs_.Find(explanation.job), explanation.text, turn);
+    explained.insert(explanation.job);
   }
+  // Those that others went before, so that they are behind the horizon now.
+  for (const JobId& id : explained_) {
+    if (explained.contains(id) || !waiting_.Contains(id)) continue;
+    JobEntry& job = *jobs_.Find(id);
+    Explain(job, BehindText(job.job().spec().queue(), policy_), turn);
+  }
+  explained_ = std::move(explained);
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, schedule.wake_at);
 }
 

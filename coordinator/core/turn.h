@@ -43,6 +43,8 @@ class Turn {
   void Persist(const JobId& job) { persist_.insert(job); }
   // Only its progress did: watchers are told, durability may wait.
   void Progressed(const JobId& job) { progressed_.insert(job); }
+  // What can be worked out again did: watchers are told, nothing is to be durable.
+  void Show(const JobId& job) { shown_.insert(job); }
   // The desired state of this worker may have changed.
   void Redirect(const WorkerId& worker) { redirect_.insert(worker); }
   // Slots, workers or the queue changed.
@@ -50,6 +52,7 @@ class Turn {
 
   const std::set<JobId>& persist() const { return persist_; }
   const std::set<JobId>& progressed() const { return progressed_; }
+  const std::set<JobId>& shown() const { return shown_; }
   const std::set<WorkerId>& redirect() const { return redirect_; }
   // True once per Reschedule().
   bool TakeReschedule() { return std::exchange(reschedule_, false); }
@@ -62,6 +65,7 @@ class Turn {
   CoreOutput output_;
   std::set<JobId> persist_;
   std::set<JobId> progressed_;
+  std::set<JobId> shown_;
   std::set<WorkerId> redirect_;
   bool reschedule_ = false;
   bool logged_ = false;

@@ -100,7 +100,7 @@ void WorkerTable::Persist(const WorkerEntry& worker, Turn& turn) {
   turn.batch().Put(Table::kWorkers, row.name(), schema::Serialize(row));
 }
 
-ClusterView WorkerTable::View(const std::map<JobId, std::string>& names) const {
+ClusterView WorkerTable::View(absl::FunctionRef<std::string(const JobId&)> name_of) const {
   ClusterView view;
   for (const auto& [id, worker] : entries_) {
     if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
@@ -119,10 +119,7 @@ ClusterView WorkerTable::View(const std::map<JobId, std::string>& names) const {
       slot.kind = device.kind();
       const auto holder = worker.held.find(device.name());
       slot.free = holder == worker.held.end();
-      if (!slot.free) {
-        const auto name = names.find(holder->second.job);
-        slot.held_by = name == names.end() ? holder->second.job.value() : name->second;
-      }
+      if (!slot.free) slot.held_by = name_of(holder->second.job);
       out.slots.push_back(std::move(slot));
     }
     view.workers.push_back(std::move(out));

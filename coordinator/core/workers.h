@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/scheduler/scheduler.h"
@@ -68,8 +69,8 @@ class WorkerTable {
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
 
   static void Persist(const WorkerEntry& worker, Turn& turn);
-  // What the scheduler sees: all but lost workers. `names` of the jobs that hold slots.
-  ClusterView View(const std::map<JobId, std::string>& names) const;
+  // What the scheduler sees: all but lost workers. `name_of` a job that holds a slot.
+  ClusterView View(absl::FunctionRef<std::string(const JobId&)> name_of) const;
   std::map<WorkerId, WorkerEntry>& entries() { return entries_; }
   const std::map<WorkerId, WorkerEntry>& entries() const { return entries_; }
 

@@ -77,57 +77,115 @@ class Planner {
   Planner(const ClusterView& cluster, const SchedulePolicy& policy, absl::Time now)
       : cluster_(cluster), policy_(policy), now_(now) {}
 
-  Schedule Run(std::vector<WaitingJob> queue) {
-    std::stable_sort(queue.begin(), queue.end(), [](const WaitingJob& a, const WaitingJob& b) {
-      if (a.priority != b.priority) return a.priority > b.priority;
-      return a.submit_sequence < b.submit_sequence;
-    });
-    for (const WaitingJob& job : queue) Consider(job);
+  Schedule Run(const WaitingQueue& queue) {
+    schedule_.wake_at = queue.NextRetry(now_);
+    // The first job not looked at of every queue and shape, merged into one order.
+    std::map<QueueOrder, Cursor> heads;
+    for (const auto& [name, shapes] : queue.queues()) {
+      for (const auto& [shape, jobs] : shapes) {
+        heads.emplace(jobs.begin()->first, Cursor{&queues_[name], jobs.begin(), jobs.end()});
+      }
+    }
+    while (!heads.empty()) {
+      Cursor cursor = heads.extract(heads.begin()).mapped();
+      const WaitingJob& job = cursor.next->second;
+      if (cursor.queue->behind >= policy_.explained_behind) continue;
+      Consider(job, cursor);
+      if (cursor.queue->behind >= policy_.explained_behind) {
+        schedule_.horizons.queues.emplace(job.queue, job.order());
+      } else if (cursor.behind >= policy_.explained_behind) {
+        schedule_.horizons.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
+      } else if (++cursor.next != cursor.end) {
+        const QueueOrder order = cursor.next->first;
+        heads.emplace(order, std::move(cursor));
+      }
+    }
     return std::move(schedule_);
   }
 
  private:
-  void Consider(const WaitingJob& job) {
+  struct QueueState {
+    const WaitingJob* blocker = nullptr;  // the first that does not fit and holds back others
+    int behind = 0;                       // looked at behind it
+  };
+  // How far the jobs of one shape in one queue were looked at.
+  struct Cursor {
+    QueueState* queue;
+    WaitingQueue::Jobs::const_iterator next, end;
+    bool misfit = false;  // one did not fit, so none behind it does
+    int behind = 0;       // looked at behind it
+  };
+  // What the explanations say of all slots of one kind.
+  struct Slots {
+    std::vector<int> free_by_worker;
+    int64_t total = 0, free = 0;
+    std::map<std::string, int64_t> held;  // job name -> slots on ready workers
+    std::vector<std::string> away;        // workers that take nothing
+    int64_t away_slots = 0;
+  };
+
+  void Consider(const WaitingJob& job, Cursor& cursor) {
+    const WaitingJob* blocker = cursor.queue->blocker;
+    if (blocker != nullptr) ++cursor.queue->behind;
+    if (cursor.misfit) ++cursor.behind;
     if (job.not_before > now_) {
-      schedule_.wake_at = std::min(schedule_.wake_at, job.not_before);
-      Explain(job, absl::StrCat("backs off after a failure; tries again in ",
-                                absl::FormatDuration(
-                                    absl::Trunc(job.not_before - now_ + absl::Milliseconds(99),
-                                                absl::Milliseconds(100)))));
+      Explain(job, absl::StrCat(
+                       "backs off after a failure; tries again at ",
+                       absl::FormatTime("%H:%M:%E1S UTC", job.not_before, absl::UTCTimeZone())));
       return;
     }
+    const Slots& slots = Of(job.device);
     // What could not start on the whole cluster, idle, waits for machines and holds nobody back.
-    if (TotalSlots(job.device) < job.ranks) {
-      Explain(job, WhyNot(job));
+    if (slots.total < job.ranks) {
+      cursor.misfit = true;
+      Explain(job, WhyNot(job, slots));
       return;
     }
-    const auto blocker = blocked_by_.find(job.queue);
-    if (policy_.strict_fifo && blocker != blocked_by_.end()) {
+    if (blocker != nullptr) {
       Explain(job,
-              absl::StrCat("waits behind job ", blocker->second.name, " (priority ",
-                           blocker->second.priority, ", needs ",
-                           Count(blocker->second.ranks, KindName(blocker->second.device) + " slot"),
+              absl::StrCat("waits behind job ", blocker->name, " (priority ", blocker->priority,
+                           ", needs ", Count(blocker->ranks, KindName(blocker->device) + " slot"),
                            ") in queue ", job.queue, "; starts before it with a priority above ",
-                           blocker->second.priority));
+                           blocker->priority));
       return;
     }
-    std::vector<int> free;
-    for (const WorkerView& worker : cluster_.workers) free.push_back(FreeSlots(worker, job.device));
-    const std::vector<size_t> workers = ChooseWorkers(free, job.ranks);
-    if (workers.empty()) {
-      blocked_by_.emplace(job.queue, job);
-      Explain(job, WhyNot(job));
+    std::vector<size_t> workers;
+    if (slots.free >= job.ranks) workers = ChooseWorkers(slots.free_by_worker, job.ranks);
+    if (!workers.empty()) {
+      Place(job, workers);
       return;
     }
-    Place(job, workers);
+    cursor.misfit = true;
+    if (policy_.strict_fifo) cursor.queue->blocker = &job;
+    Explain(job, WhyNot(job, slots));
   }
 
-  int64_t TotalSlots(v1::DeviceKind kind) const {
-    int64_t total = 0;
+  // As of the decisions so far.
+  const Slots& Of(v1::DeviceKind kind) {
+    const auto [found, inserted] = slots_.try_emplace(kind);
+    if (inserted) found->second = CountSlots(kind);
+    return found->second;
+  }
+
+  Slots CountSlots(v1::DeviceKind kind) const {
+    Slots out;
     for (const WorkerView& worker : cluster_.workers) {
-      for (const SlotView& slot : worker.slots) total += slot.kind == kind ? 1 : 0;
+      int64_t here = 0;
+      for (const SlotView& slot : worker.slots) {
+        if (slot.kind != kind) continue;
+        ++here;
+        if (worker.ready && !slot.free && !slot.held_by.empty()) ++out.held[slot.held_by];
+      }
+      out.total += here;
+      out.free_by_worker.push_back(FreeSlots(worker, kind));
+      out.free += out.free_by_worker.back();
+      if (!worker.ready && here > 0) {
+        out.away_slots += here;
+        out.away.push_back(absl::StrCat(worker.id.value(), " (", Count(here, "slot"), ") ",
+                                        worker.unready_reason));
+      }
     }
-    return total;
+    return out;
   }
 
   void Place(const WaitingJob& job, const std::vector<size_t>& workers) {
@@ -148,6 +206,7 @@ class Planner {
       }
     }
     CHECK_EQ(static_cast<int>(decision.placements.size()), job.ranks) << job.id;
+    slots_.erase(job.device);
     schedule_.decisions.push_back(std::move(decision));
   }
 
@@ -155,27 +214,9 @@ class Planner {
     schedule_.explanations.push_back({job.id, std::move(text)});
   }
 
-  std::string WhyNot(const WaitingJob& job) const {
+  std::string WhyNot(const WaitingJob& job, const Slots& slots) const {
     const std::string kind = KindName(job.device);
-    int64_t total = 0, free = 0;
-    std::map<std::string, int64_t> held;  // job name -> slots on ready workers
-    std::vector<std::string> away;        // workers that take nothing
-    int64_t away_slots = 0;
-    for (const WorkerView& worker : cluster_.workers) {
-      int64_t here = 0;
-      for (const SlotView& slot : worker.slots) {
-        if (slot.kind != job.device) continue;
-        ++here;
-        if (worker.ready && !slot.free && !slot.held_by.empty()) ++held[slot.held_by];
-      }
-      total += here;
-      free += FreeSlots(worker, job.device);
-      if (!worker.ready && here > 0) {
-        away_slots += here;
-        away.push_back(absl::StrCat(worker.id.value(), " (", Count(here, "slot"), ") ",
-                                    worker.unready_reason));
-      }
-    }
+    const int64_t total = slots.total, free = slots.free;
     if (cluster_.workers.empty()) {
       return absl::StrCat("needs ", Count(job.ranks, kind + " slot"),
                           ", but no worker has joined; start muster-worker");
@@ -189,15 +230,14 @@ class Planner {
     }
     const std::string numbers = absl::StrCat("needs ", Count(job.ranks, kind + " slot"), ", ", free,
                                              free == 1 ? " is" : " are", " free of ", total);
-    return absl::StrCat(numbers, "; ", CheapestChange(job.ranks - free, held, away, away_slots));
+    return absl::StrCat(numbers, "; ", CheapestChange(job.ranks - free, slots));
   }
 
   // The fewest jobs whose end frees `missing` slots: one that suffices, the smallest such; else the
   // largest first. Workers that are away come last, since nobody knows when they return.
-  static std::string CheapestChange(int64_t missing, const std::map<std::string, int64_t>& held,
-                                    const std::vector<std::string>& away, int64_t away_slots) {
+  static std::string CheapestChange(int64_t missing, const Slots& all) {
     std::vector<std::pair<int64_t, std::string>> jobs;  // most slots first, then by name
-    for (const auto& [name, slots] : held) jobs.emplace_back(-slots, name);
+    for (const auto& [name, slots] : all.held) jobs.emplace_back(-slots, name);
     std::sort(jobs.begin(), jobs.end());
     std::vector<std::string> ending;
     while (missing > 0 && !jobs.empty()) {
@@ -214,9 +254,9 @@ class Planner {
       text = absl::StrCat("starts when ", absl::StrJoin(ending, " and "),
                           ending.size() == 1 ? " ends" : " end");
     }
-    if (missing > 0 && away_slots > 0) {
+    if (missing > 0 && all.away_slots > 0) {
       absl::StrAppend(&text, text.empty() ? "starts when " : " and when ",
-                      "workers that are away return: ", absl::StrJoin(away, ", "));
+                      "workers that are away return: ", absl::StrJoin(all.away, ", "));
     }
     if (text.empty()) text = "starts when the slots of ended attempts are released";
     return text;
@@ -225,15 +265,28 @@ class Planner {
   ClusterView cluster_;  // a copy: decisions take slots from it
   const SchedulePolicy& policy_;
   const absl::Time now_;
-  std::map<std::string, WaitingJob> blocked_by_;  // queue -> first job that does not fit
+  std::map<v1::DeviceKind, Slots> slots_;
+  std::map<std::string, QueueState> queues_;
   Schedule schedule_;
 };
 
 }  // namespace
 
-Schedule Plan(const ClusterView& cluster, const std::vector<WaitingJob>& queue,
-              const SchedulePolicy& policy, absl::Time now) {
+Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
+              absl::Time now) {
   return Planner(cluster, policy, now).Run(queue);
+}
+
+bool Horizons::Hide(const WaitingJob& job) const {
+  const auto queue = queues.find(job.queue);
+  if (queue != queues.end() && queue->second < job.order()) return true;
+  const auto shape = shapes.find({job.queue, job.shape()});
+  return shape != shapes.end() && shape->second < job.order();
+}
+
+std::string BehindText(const std::string& queue, const SchedulePolicy& policy) {
+  return absl::StrCat("more than ", policy.explained_behind, " jobs go before it in queue ", queue,
+                      "; a higher priority moves it up");
 }
 
 }  // namespace muster::coordinator

@@ -228,6 +228,61 @@ TEST_F(CoreTest, Submit_NameOfALiveJob_IsRefused) {
   EXPECT_THAT(Actions<ReplyAction>()[0].status, StatusIs(absl::StatusCode::kAlreadyExists));
 }
 
+// The work that an event costs is counted in rows written and rows shown.
+TEST_F(CoreTest, Submit_ToAFullCluster_TouchesNoOtherJob) {
+  Train();
+  int touched = 0;
+  for (int i = 0; i < 1000; ++i) {
+    v1::JobSpec spec = Spec();
+    spec.set_name(absl::StrCat("waiting-", i));
+    const CoreOutput output =
+        core_->Handle(SubmitEvent{CallId(1), spec, absl::StrCat("w", i)}, now_);
+    for (const Batch::Change& change : output.batch.changes) {
+      touched += change.table == Table::kJobs ? 1 : 0;
+    }
+    for (const CoreAction& action : output.actions) {
+      if (const auto* reply = std::get_if<ReplyAction>(&action)) {
+        ASSERT_OK(reply->status);
+        EXPECT_FALSE(reply->job.waiting().empty());
+      }
+      touched += std::holds_alternative<JobChanged>(action) ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(touched, 2 * 1000);
+  EXPECT_THAT(core_->CheckInvariants(), IsEmpty());
+  EXPECT_THAT(core_->GetJob("waiting-0")->waiting(), HasSubstr("2 cpu slots, 0 are free of 2"));
+  EXPECT_THAT(core_->GetJob("waiting-1")->waiting(), HasSubstr("waits behind job waiting-0"));
+  EXPECT_THAT(core_->GetJob("waiting-999")->waiting(), HasSubstr("more than 32 jobs go before it"));
+}
+
+TEST_F(CoreTest, HeadOfALongQueue_Starts_ShowsOnlyTheJobsNearTheFront) {
+  const v1::Job job = Train();
+  for (int i = 0; i < 1000; ++i) {
+    v1::JobSpec spec = Spec();
+    spec.set_name(absl::StrCat("waiting-", i));
+    Take(core_->Handle(SubmitEvent{CallId(1), spec, ""}, now_));
+  }
+  const std::map<int, v1::Cause> done = {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}};
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED, done));
+  EXPECT_EQ(core_->GetJob("waiting-0")->state(), v1::JOB_STATE_PLACING);
+  EXPECT_THAT(core_->GetJob("waiting-1")->waiting(), HasSubstr("needs 2 cpu slots"));
+  EXPECT_LE(Actions<JobChanged>().size(), 40u);
+  // One far back leaves: nobody else notices.
+  Handle(CancelEvent{CallId(2), "waiting-500"});
+  EXPECT_EQ(Actions<JobChanged>().size(), 1u);
+  // One of higher priority comes: the last that was near the front is not any more.
+  v1::JobSpec urgent = Spec();
+  urgent.set_name("urgent");
+  urgent.set_priority(99);
+  Handle(SubmitEvent{CallId(3), urgent, ""});
+  EXPECT_THAT(core_->GetJob("urgent")->waiting(), HasSubstr("needs 2 cpu slots"));
+  EXPECT_THAT(core_->GetJob("waiting-32")->waiting(), HasSubstr("waits behind job urgent"));
+  EXPECT_THAT(core_->GetJob("waiting-33")->waiting(), HasSubstr("more than 32 jobs"));
+  Restart();
+  EXPECT_THAT(core_->GetJob("waiting-32")->waiting(), HasSubstr("waits behind job urgent"));
+  EXPECT_THAT(core_->GetJob("waiting-999")->waiting(), HasSubstr("more than 32 jobs"));
+}
+
 TEST_F(CoreTest, GetJob_MistypedName_NamesTheNearest) {
   Submit();
   EXPECT_THAT(core_->GetJob("jbo"),

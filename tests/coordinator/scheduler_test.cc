@@ -40,7 +40,9 @@ WaitingJob MakeJob(int index, int ranks, int priority = 50) {
   return job;
 }
 
-Schedule PlanNow(const ClusterView& cluster, const std::vector<WaitingJob>& queue) {
+Schedule PlanNow(const ClusterView& cluster, const std::vector<WaitingJob>& jobs) {
+  WaitingQueue queue;
+  for (const WaitingJob& job : jobs) queue.Add(job);
   return Plan(cluster, queue, SchedulePolicy(), absl::UnixEpoch());
 }
 
@@ -95,7 +97,43 @@ TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNobody) {
   ASSERT_EQ(plan.decisions.size(), 1u);
   EXPECT_EQ(plan.decisions[0].job, JobId("job-1"));
   EXPECT_EQ(plan.wake_at, backing_off.not_before);
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("tries again in 7s"));
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("tries again at 00:00:07.0 UTC"));
+}
+
+TEST(Scheduler, JobsFarBack_AreNotLookedAt) {
+  std::vector<WaitingJob> jobs = {MakeJob(0, 4, 90)};
+  for (int i = 1; i <= 10'000; ++i) jobs.push_back(MakeJob(i, 1));
+  WaitingJob other_queue = MakeJob(10'001, 2, 10);
+  other_queue.queue = "other";
+  jobs.push_back(other_queue);
+  const Schedule plan = PlanNow({{MakeWorker(0, 4, 2)}}, jobs);
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(plan.decisions[0].job, other_queue.id);
+  const size_t behind = static_cast<size_t>(SchedulePolicy().explained_behind);
+  EXPECT_EQ(plan.explanations.size(), 1 + behind);
+  EXPECT_FALSE(plan.horizons.Hide(jobs[behind]));
+  EXPECT_TRUE(plan.horizons.Hide(jobs[behind + 1]));
+  EXPECT_FALSE(plan.horizons.Hide(MakeJob(20'000, 1, 90 + 1)));
+}
+
+TEST(Scheduler, ManyJobsThatNoClusterStateCouldHold_AreNotLookedAtAndHoldNobodyBack) {
+  std::vector<WaitingJob> jobs;
+  for (int i = 0; i < 10'000; ++i) jobs.push_back(MakeJob(i, 64));
+  jobs.push_back(MakeJob(10'000, 2));
+  const Schedule plan = PlanNow({{MakeWorker(0, 2)}}, jobs);
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(plan.decisions[0].job, jobs.back().id);
+  const size_t behind = static_cast<size_t>(SchedulePolicy().explained_behind);
+  EXPECT_EQ(plan.explanations.size(), 1 + behind);
+  EXPECT_TRUE(plan.horizons.Hide(jobs[behind + 1]));
+  EXPECT_FALSE(plan.horizons.Hide(MakeJob(20'000, 2)));
+}
+
+TEST(Scheduler, BackOffBehindTheHorizon_StillWakes) {
+  std::vector<WaitingJob> jobs = {MakeJob(0, 4, 90)};
+  for (int i = 1; i <= 100; ++i) jobs.push_back(MakeJob(i, 1));
+  jobs[100].not_before = absl::UnixEpoch() + absl::Seconds(7);
+  EXPECT_EQ(PlanNow({{MakeWorker(0, 4, 2)}}, jobs).wake_at, jobs[100].not_before);
 }
 
 // The fewest workers whose free slots hold `ranks`, by trying every set; -1 = none.

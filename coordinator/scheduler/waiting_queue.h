@@ -1,0 +1,113 @@
+// The jobs that wait for devices, in the order in which their queues serve them.
+#ifndef MUSTER_COORDINATOR_SCHEDULER_WAITING_QUEUE_H_
+#define MUSTER_COORDINATOR_SCHEDULER_WAITING_QUEUE_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/ids.h"
+#include "muster/v1/job.pb.h"
+
+namespace muster::coordinator {
+
+// Who goes first: the higher priority, then the earlier submission.
+struct QueueOrder {
+  int32_t priority = 0;
+  uint64_t submit_sequence = 0;
+
+  friend bool operator<(const QueueOrder& a, const QueueOrder& b) {
+    if (a.priority != b.priority) return a.priority > b.priority;
+    return a.submit_sequence < b.submit_sequence;
+  }
+};
+
+// What a gang asks for; jobs of one shape start or wait alike.
+struct GangShape {
+  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  int32_t ranks = 0;
+
+  friend auto operator<=>(const GangShape&, const GangShape&) = default;
+};
+
+struct WaitingJob {
+  JobId id;
+  std::string name;
+  std::string queue;
+  int32_t priority = 0;
+  uint64_t submit_sequence = 0;  // no two jobs share one
+  int32_t ranks = 0;
+  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  absl::Time not_before = absl::InfinitePast();  // back-off
+
+  QueueOrder order() const { return {priority, submit_sequence}; }
+  GangShape shape() const { return {device, ranks}; }
+};
+
+// A value; thread: one at a time. O(log jobs) to add and remove.
+class WaitingQueue {
+ public:
+  using Jobs = std::map<QueueOrder, WaitingJob>;
+  using Queue = std::map<GangShape, Jobs>;
+
+  void Add(WaitingJob job) {
+    CHECK(where_.emplace(job.id, Place{job.queue, job.shape(), job.order()}).second)
+        << "job " << job.id << " waits twice";
+    if (job.not_before != absl::InfinitePast()) retries_.emplace(job.not_before, job.id);
+    queues_[job.queue][job.shape()].emplace(job.order(), std::move(job));
+  }
+  // Nothing happens when it does not wait.
+  void Remove(const JobId& id) {
+    const auto where = where_.find(id);
+    if (where == where_.end()) return;
+    const auto queue = queues_.find(where->second.queue);
+    const auto jobs = queue->second.find(where->second.shape);
+    const auto job = jobs->second.find(where->second.order);
+    retries_.erase({job->second.not_before, id});
+    jobs->second.erase(job);
+    if (jobs->second.empty()) queue->second.erase(jobs);
+    if (queue->second.empty()) queues_.erase(queue);
+    where_.erase(where);
+  }
+  bool Contains(const JobId& id) const { return where_.contains(id); }
+  size_t size() const { return where_.size(); }
+  // By name; no queue and no shape is empty.
+  const std::map<std::string, Queue>& queues() const { return queues_; }
+
+  // Those whose back-off has ended, each once.
+  std::vector<JobId> TakeRetries(absl::Time now) {
+    std::vector<JobId> due;
+    while (!retries_.empty() && retries_.begin()->first <= now) {
+      due.push_back(retries_.begin()->second);
+      retries_.erase(retries_.begin());
+    }
+    return due;
+  }
+  // The earliest back-off that ends after `now`; InfiniteFuture when there is none.
+  absl::Time NextRetry(absl::Time now) const {
+    for (auto it = retries_.lower_bound({now, JobId()}); it != retries_.end(); ++it) {
+      if (it->first > now) return it->first;
+    }
+    return absl::InfiniteFuture();
+  }
+
+ private:
+  struct Place {
+    std::string queue;
+    GangShape shape;
+    QueueOrder order;
+  };
+
+  std::map<std::string, Queue> queues_;
+  std::map<JobId, Place> where_;
+  std::set<std::pair<absl::Time, JobId>> retries_;
+};
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_SCHEDULER_WAITING_QUEUE_H_
