@@ -41,6 +41,27 @@ void AddTrainLoss(int64_t step, double loss, v1::Job& job) {
   Thin(job);
 }
 
+// Points of a report: they lie at steps that the rank chose, whenever the report was made.
+bool MergePoints(const v1::RankProgress& rank, v1::Job& job) {
+  bool changed = false;
+  for (const v1::LossPoint& point : rank.losses()) {
+    int at = job.losses_size();
+    while (at > 0 && job.losses(at - 1).step() > point.step()) --at;
+    if (at > 0 && job.losses(at - 1).step() == point.step()) {
+      changed |= job.losses(at - 1).train_loss() != point.train_loss();
+      job.mutable_losses(at - 1)->set_train_loss(point.train_loss());
+      continue;
+    }
+    changed = true;
+    v1::LossPoint* added = job.add_losses();
+    added->set_step(point.step());
+    added->set_train_loss(point.train_loss());
+    for (int i = job.losses_size() - 1; i > at; --i) job.mutable_losses()->SwapElements(i, i - 1);
+  }
+  if (changed) Thin(job);
+  return changed;
+}
+
 double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -62,7 +83,13 @@ bool FoldProgress(const std::vector<v1::RankProgress>& ranks, v1::Job& job) {
   bool changed = front->step() != job.step() || front->train_loss() != job.train_loss() ||
                  front->tokens_per_second() != job.tokens_per_second();
   if (front->step() < job.step()) DropPointsAfter(front->step(), job);
-  if (changed) AddTrainLoss(front->step(), front->train_loss(), job);
+  const auto with_points = std::find_if(ranks.begin(), ranks.end(),
+                                        [](const auto& rank) { return rank.losses_size() > 0; });
+  if (with_points != ranks.end()) {
+    changed |= MergePoints(*with_points, job);
+  } else if (changed) {
+    AddTrainLoss(front->step(), front->train_loss(), job);
+  }
   job.set_step(front->step());
   job.set_train_loss(front->train_loss());
   job.set_tokens_per_second(front->tokens_per_second());

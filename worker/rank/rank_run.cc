@@ -39,6 +39,10 @@ constexpr absl::Duration kFailureFlushTimeout = absl::Seconds(5);
 // For the verdict on the last checkpoint, on which the last pruning depends.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(15);
 constexpr size_t kThroughputSteps = 20;
+// Of the curve that users see; a report carries the end of it, enough for a daemon or coordinator
+// that was away for a while.
+constexpr int64_t kLossPoints = 256;
+constexpr int kLossPointsPerReport = 64;
 constexpr int64_t kLineEverySteps = 10;  // of runs with more than a hundred steps
 
 // Writes exit.pb exactly once, whichever thread ends the process.
@@ -169,6 +173,7 @@ class Reporter : public parallel::TrainerHooks {
     progress_.set_exposed_communication_seconds(report.exposed_communication_seconds);
     metrics_.Step(report, tokens_per_second);
     const int64_t steps = assignment_.spec().engine().training().steps();
+    AddLossPoint(report, steps);
     const int64_t every = steps > 100 ? kLineEverySteps : 1;
     if (first_step_ || report.step % every == 0 || report.step == steps) {
       PrintLine(
@@ -250,6 +255,20 @@ class Reporter : public parallel::TrainerHooks {
   }
 
  private:
+  void AddLossPoint(const parallel::StepReport& report, int64_t steps) {
+    if (assignment_.rank() != 0) return;
+    const int64_t stride = (steps + kLossPoints - 1) / kLossPoints;
+    const int64_t evaluate_every = assignment_.spec().engine().training().evaluate_every();
+    const bool evaluated = evaluate_every > 0 && report.step % evaluate_every == 0;
+    if (report.step != 1 && report.step != steps && report.step % stride != 0 && !evaluated) return;
+    if (progress_.losses_size() == kLossPointsPerReport) {
+      progress_.mutable_losses()->DeleteSubrange(0, 1);
+    }
+    v1::LossPoint* point = progress_.add_losses();
+    point->set_step(report.step);
+    point->set_train_loss(report.loss);
+  }
+
   void Publish(bool now) {
     exit_.SetProgress(progress_);
     if (now) {
