@@ -34,11 +34,12 @@ const Family kJobRecovery = {Kind::kHistogram,
                              "From the end of an attempt until the next one trains",
                              {},
                              kRecoveryBuckets};
-const Family kPlacement = {Kind::kHistogram,
-                           "muster_coordinator_placement_seconds",
-                           "Time of one scheduling pass",
-                           {},
-                           kDiskBuckets};
+const Family kPlacement = {
+    Kind::kHistogram,
+    "muster_coordinator_placement_seconds",
+    "From the allocation of an attempt's devices until every daemon has accepted it",
+    {},
+    kRecoveryBuckets};
 const Family kSlots = {Kind::kGauge,
                        "muster_coordinator_slots",
                        "Devices that ranks can have on workers that are not lost",

@@ -95,7 +95,8 @@ struct JobChanged {
 struct EventAppended {
   v1::Event event;
 };
-// For metrics: one observation that the state alone does not show.
+// For metrics: one observation that the state alone does not show. coordinator/metrics.cc says from
+// when to when each is.
 struct Measured {
   enum class What { kQueueWait, kDetectFailure, kRecover, kCheckpointSave, kPlacement } what;
   double seconds;

@@ -301,6 +301,17 @@ TEST_F(CoreTest, Launch_IsTwoPhase) {
   EXPECT_EQ(Job().state(), v1::JOB_STATE_STARTING);
 }
 
+TEST_F(CoreTest, Placement_IsMeasuredFromAllocationUntilEveryDaemonHasAccepted) {
+  Submit();
+  now_ += absl::Seconds(3);  // in the queue: not part of it
+  Hello();
+  now_ += absl::Milliseconds(250);
+  Observe(Ranks(Job(), v1::RANK_STATE_PREPARED));
+  ASSERT_EQ(Actions<Measured>().size(), 1u);
+  EXPECT_EQ(Actions<Measured>()[0].what, Measured::What::kPlacement);
+  EXPECT_DOUBLE_EQ(Actions<Measured>()[0].seconds, 0.25);
+}
+
 TEST_F(CoreTest, AllRanksCompleted_SucceedsOnceReleaseIsProven) {
   const v1::Job job = Train();
   const std::map<int, v1::Cause> done = {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}};
