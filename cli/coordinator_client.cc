@@ -115,6 +115,11 @@ class GrpcClient : public CoordinatorClient {
     // Coordinators are reached directly; a proxy for the web must not get in between.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(-1);
+    // A restarted coordinator is found soon; by default gRPC waits a second, then longer.
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+    // Else a new channel to the same address would inherit the back-off of the one before.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     stub_ = v1::JobService::NewStub(
         grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
     return stub_.get();

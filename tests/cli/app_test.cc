@@ -237,6 +237,75 @@ TEST_F(App, Complete_OffersCommandsFlagsAndJobs) {
   EXPECT_EQ(out_.str(), "table\njson\nyaml\n");
 }
 
+TEST_F(App, DataTokenize_WritesTheSplitsThatInspectReads) {
+  const std::string text = directory_ + "/text", out = directory_ + "/set";
+  std::ofstream(text) << "ab\nab\nab\nba\n";
+  EXPECT_EQ(RunApp({"data", "tokenize", "--input", text, "--output", out, "--split",
+                    "train=0.75,validation=0.25", "-o", "json"}),
+            0)
+      << err_.str();
+  const Json splits = Json::parse(out_.str());
+  ASSERT_EQ(splits.size(), 2u);
+  EXPECT_EQ(splits[0]["prefix"], out + ".train");
+  EXPECT_EQ(splits[0]["tokens"], 9);
+  EXPECT_EQ(splits[1]["tokens"], 3);
+  EXPECT_EQ(RunApp({"data", "inspect", out + ".validation", "-o", "json"}), 0) << err_.str();
+  const Json summary = Json::parse(out_.str());
+  EXPECT_EQ(summary["documents"], 1);
+  EXPECT_EQ(summary["tokens"], 3);
+  EXPECT_EQ(summary["idsDistinct"], 3);
+  EXPECT_EQ(summary["snippet"], "ba\n");
+  EXPECT_EQ(RunApp({"data", "inspect", out + ".train"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("tokens:"));
+}
+
+TEST_F(App, DataTokenize_OfBadInput_SaysWhatIsWrongAndLeavesNoDataset) {
+  const std::string text = directory_ + "/text", empty = directory_ + "/empty";
+  const std::string out = directory_ + "/set";
+  std::ofstream(text) << "some text\n";
+  std::ofstream(empty).flush();
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string error;
+  };
+  const std::vector<Case> cases = {
+      {{"--input", directory_ + "/none"}, directory_ + "/none"},
+      {{"--input", empty}, "the input files are empty"},
+      {{"--input", text, "--split", "train"}, "'train' is no split: expected NAME=FRACTION"},
+      {{"--input", text, "--split", "train=-1"}, "'train=-1' is no split"},
+      {{"--input", text, "--split", "a=1,a=1"}, "split 'a' is given twice"},
+      {{"--input", text, "--split", "../a=1"}, "must not contain '/'"},
+      {{"--input", text, "--tokenizer", "bpe"}, "no tokenizer is called 'bpe'; there is: bytes"},
+  };
+  for (const Case& bad : cases) {
+    std::vector<std::string> arguments = {"data", "tokenize", "--output", out};
+    arguments.insert(arguments.end(), bad.arguments.begin(), bad.arguments.end());
+    EXPECT_EQ(RunApp(arguments), 1) << bad.error;
+    EXPECT_THAT(err_.str(), HasSubstr(bad.error));
+    EXPECT_FALSE(std::ifstream(out + ".idx").good()) << bad.error;
+  }
+  EXPECT_EQ(RunApp({"data", "tokenize", "--input", text, "--output", out, "--documents", "page"}),
+            2);
+}
+
+TEST_F(App, DataInspect_OfADamagedDataset_NamesTheFileAndTheDamage) {
+  const std::string text = directory_ + "/text", out = directory_ + "/set";
+  EXPECT_EQ(RunApp({"data", "inspect", out}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr(out + ".idx"));
+  std::ofstream(text) << "some text\n";
+  ASSERT_EQ(RunApp({"data", "tokenize", "--input", text, "--output", out}), 0) << err_.str();
+  {
+    std::fstream index(out + ".idx", std::ios::in | std::ios::out | std::ios::binary);
+    index.write("NOTMAGIC", 8);
+  }
+  EXPECT_EQ(RunApp({"data", "inspect", out}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr(out + ".idx"), HasSubstr("begins with 'NOTMAGIC")));
+  ASSERT_EQ(RunApp({"data", "tokenize", "--input", text, "--output", out}), 0) << err_.str();
+  std::ofstream(out + ".bin", std::ios::app) << "more";
+  EXPECT_EQ(RunApp({"data", "inspect", out}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr(out + ".bin"), HasSubstr("add up to 10")));
+}
+
 TEST_F(App, LocalUp_ThatCannotStart_SaysWhyAndLeavesNothing) {
   EXPECT_EQ(RunApp({"local", "up"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("muster-coordinator cannot be started"));
