@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 
 namespace muster {
@@ -165,7 +165,7 @@ class Memory : public MemoryFileSystem {
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override;
 
   absl::StatusOr<std::string> Read(const std::string& path) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto found = live_.find(path);
     if (found == live_.end()) return Failed("read", path, ENOENT);
     return found->second->contents;
@@ -184,13 +184,13 @@ class Memory : public MemoryFileSystem {
     return static_cast<int64_t>(all.size());
   }
   bool Exists(const std::string& path) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return live_.contains(path) || HasChildren(path);
   }
   // Directories are implied by the files in them.
   absl::Status MakeDirectory(const std::string&) override { return absl::OkStatus(); }
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     std::vector<std::string> names;
     const std::string prefix = path + "/";
     for (const auto& [name, file] : live_) {
@@ -202,7 +202,7 @@ class Memory : public MemoryFileSystem {
     return names;
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (fail_writes_) return Failed("rename", from, EIO);
     if (auto found = live_.find(from); found != live_.end()) {
       auto file = found->second;
@@ -219,11 +219,12 @@ class Memory : public MemoryFileSystem {
     return absl::OkStatus();
   }
   absl::Status SyncDirectory(const std::string& path) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const std::string prefix = path + "/";
     auto inside = [&](const std::string& name) { return absl::StartsWith(name, prefix); };
+    const auto& live = live_;  // clang does not see the lock inside a lambda
     std::erase_if(durable_, [&](const auto& entry) {
-      return inside(entry.first) && !live_.contains(entry.first);
+      return inside(entry.first) && !live.contains(entry.first);
     });
     for (const auto& [name, file] : live_) {
       if (inside(name)) durable_[name] = file;
@@ -231,23 +232,23 @@ class Memory : public MemoryFileSystem {
     return absl::OkStatus();
   }
   absl::Status RemoveFile(const std::string& path) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return live_.erase(path) == 1 ? absl::OkStatus() : Failed("remove", path, ENOENT);
   }
   absl::Status RemoveTree(const std::string& path) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     std::erase_if(live_, [&](const auto& entry) {
       return entry.first == path || absl::StartsWith(entry.first, path + "/");
     });
     return absl::OkStatus();
   }
   void Crash() override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     live_ = durable_;
     for (auto& [name, file] : live_) file->contents = file->durable;
   }
   void FailWrites(bool fail) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     fail_writes_ = fail;
   }
 
@@ -259,7 +260,7 @@ class Memory : public MemoryFileSystem {
     return next != live_.end() && absl::StartsWith(next->first, path + "/");
   }
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool fail_writes_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, std::shared_ptr<MemoryFile>> live_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<MemoryFile>> durable_ ABSL_GUARDED_BY(mutex_);
@@ -270,13 +271,13 @@ class MemoryWritableFile : public WritableFile {
   MemoryWritableFile(Memory& owner, std::string path, std::shared_ptr<MemoryFile> file)
       : owner_(owner), path_(std::move(path)), file_(std::move(file)) {}
   absl::Status Append(absl::string_view bytes) override {
-    absl::MutexLock lock(&owner_.mutex_);
+    MutexLock lock(&owner_.mutex_);
     if (owner_.fail_writes_) return Failed("write", path_, EIO);
     file_->contents.append(bytes.data(), bytes.size());
     return absl::OkStatus();
   }
   absl::Status Sync() override {
-    absl::MutexLock lock(&owner_.mutex_);
+    MutexLock lock(&owner_.mutex_);
     if (owner_.fail_writes_) return Failed("sync", path_, EIO);
     file_->durable = file_->contents;
     return absl::OkStatus();
@@ -290,7 +291,7 @@ class MemoryWritableFile : public WritableFile {
 };
 
 absl::StatusOr<std::unique_ptr<WritableFile>> Memory::Create(const std::string& path) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (fail_writes_) return Failed("create", path, EIO);
   auto file = std::make_shared<MemoryFile>();
   live_[path] = file;

@@ -11,20 +11,20 @@ ThreadLoop::ThreadLoop(const Clock& clock) : clock_(clock), thread_([this] { Run
 ThreadLoop::~ThreadLoop() { Stop(); }
 
 void ThreadLoop::Post(absl::AnyInvocable<void()> work) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (!stopping_) ready_.push_back(std::move(work));
 }
 
 void ThreadLoop::PostAfter(absl::Duration delay, absl::AnyInvocable<void()> work) {
   const absl::Duration due = clock_.Monotonic() + delay;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (!stopping_) timers_.emplace(std::make_pair(due, next_order_++), std::move(work));
 }
 
 void ThreadLoop::Stop() {
   CHECK(!OnLoop()) << "a loop cannot join itself";
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stopping_ = true;
   }
   if (thread_.joinable()) thread_.join();
@@ -34,7 +34,7 @@ void ThreadLoop::Run() {
   while (true) {
     absl::AnyInvocable<void()> work;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       auto wake = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
         return stopping_ || !ready_.empty() ||
                (!timers_.empty() && timers_.begin()->first.first <= clock_.Monotonic());
@@ -44,13 +44,13 @@ void ThreadLoop::Run() {
         auto changed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
           return stopping_ || !ready_.empty() || !timers_.empty();
         };
-        mutex_.Await(absl::Condition(&changed));
+        mutex_.Await(Condition(&changed));
       } else {
         const auto first = timers_.begin()->first;
         auto changed = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
           return wake() || timers_.begin()->first < first;
         };
-        mutex_.AwaitWithTimeout(absl::Condition(&changed), first.first - clock_.Monotonic());
+        mutex_.AwaitWithTimeout(Condition(&changed), first.first - clock_.Monotonic());
       }
       if (stopping_) return;
       while (!timers_.empty() && timers_.begin()->first.first <= clock_.Monotonic()) {

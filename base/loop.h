@@ -10,9 +10,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace muster {
 
@@ -41,7 +41,7 @@ class ThreadLoop : public Loop {
   void Run();
 
   const Clock& clock_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<absl::AnyInvocable<void()>> ready_ ABSL_GUARDED_BY(mutex_);
   // Keyed by (due, order of posting) so that equal deadlines keep their order.

@@ -8,9 +8,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 
 namespace muster::metrics {
 namespace {
@@ -68,7 +68,7 @@ class PrometheusRegistry : public Registry {
         });
   }
   void Remove(const Family& family, const std::vector<std::string>& labels) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto found = gauges_.find(Key(std::string(family.name), labels));
     if (found == gauges_.end()) return;
     GaugeFamily(family).Remove(&found->second->real());
@@ -87,7 +87,7 @@ class PrometheusRegistry : public Registry {
   Wrapped<Real>& Get(std::map<Key, std::unique_ptr<Wrapped<Real>>>& known, const Family& family,
                      const std::vector<std::string>& labels, Make make) {
     CHECK_EQ(family.labels.size(), labels.size()) << family.name;
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto& slot = known[Key(std::string(family.name), labels)];
     if (slot == nullptr) {
       prometheus::Labels named;
@@ -98,7 +98,7 @@ class PrometheusRegistry : public Registry {
   }
 
   std::shared_ptr<prometheus::Registry> registry_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::map<Key, std::unique_ptr<Wrapped<prometheus::Counter>>> counters_;
   std::map<Key, std::unique_ptr<Wrapped<prometheus::Gauge>>> gauges_;
   std::map<Key, std::unique_ptr<Wrapped<prometheus::Histogram>>> histograms_;

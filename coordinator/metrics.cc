@@ -201,7 +201,7 @@ void Metrics::Wrote(size_t batches, size_t bytes, absl::Duration took) {
 void Metrics::JobShown(const v1::Job* before, const v1::Job* after) {
   const bool moved = before == nullptr || after == nullptr || before->state() != after->state();
   if (moved) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (before != nullptr) {
       registry_.GetGauge(kJobs, {NameOf(before->state())})
           .Set(static_cast<double>(--jobs_by_state_[before->state()]));

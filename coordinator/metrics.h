@@ -11,9 +11,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 #include "coordinator/core/core.h"
 #include "muster/v1/job.pb.h"
 
@@ -48,7 +48,7 @@ class Metrics {
   void ShowJobSeries(const v1::Job& job);
 
   metrics::Registry& registry_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::map<v1::JobState, int64_t> jobs_by_state_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/check.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "coordinator/limits.h"
 
@@ -47,7 +47,7 @@ Shell::~Shell() {
   Drain();
   loop_->Stop();
   {
-    absl::MutexLock lock(&queue_mutex_);
+    MutexLock lock(&queue_mutex_);
     writer_stop_ = true;
   }
   writer_.join();
@@ -107,26 +107,26 @@ void Shell::StartThreads(CoreOutput recovered) {
 
 void Shell::Drain() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (draining_) return;
     draining_ = true;
   }
   // What was taken before is on the loop by now, or in the writer's queue.
-  absl::Notification handled;
+  Notification handled;
   loop_->Post([&handled] { handled.Notify(); });
   handled.WaitForNotification();
   {
-    absl::MutexLock lock(&queue_mutex_);
+    MutexLock lock(&queue_mutex_);
     auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(queue_mutex_) {
       return writer_failed_ || (queue_.empty() && !writer_busy_);
     };
-    queue_mutex_.Await(absl::Condition(&idle));
+    queue_mutex_.Await(Condition(&idle));
   }
   EndAll(StoppingError());
 }
 
 bool Shell::draining() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return draining_ || !failure_.ok();
 }
 
@@ -134,7 +134,7 @@ void Shell::EndAll(const absl::Status& status) {
   std::map<CallId, JobDone> calls;
   std::map<SessionId, std::shared_ptr<SessionStream>> sessions;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     calls.swap(calls_);
     sessions = sessions_;
   }
@@ -160,7 +160,7 @@ absl::Status Shell::Refusal() const {
 std::optional<CallId> Shell::AddCall(JobDone done) {
   absl::Status refusal;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     refusal = Refusal();
     if (refusal.ok() && calls_.size() >= kCallsWaitingMax) {
       refusal = absl::ResourceExhaustedError(
@@ -179,7 +179,7 @@ std::optional<CallId> Shell::AddCall(JobDone done) {
 void Shell::Answer(CallId call, absl::StatusOr<JobReply> reply) {
   JobDone done;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto found = calls_.find(call);
     if (found == calls_.end()) return;
     done = std::move(found->second);
@@ -325,7 +325,7 @@ absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello 
                                              std::shared_ptr<SessionStream> stream) {
   SessionId session;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     RETURN_IF_ERROR(Refusal());
     if (sessions_.size() >= kSessionsMax) {
       return absl::ResourceExhaustedError(
@@ -357,7 +357,7 @@ void Shell::Deliver(SessionId session, v1::FromWorker message, absl::AnyInvocabl
 
 void Shell::CloseSession(SessionId session) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (sessions_.erase(session) == 0) return;
     parts_.metrics.Sessions(sessions_.size());
   }
@@ -369,7 +369,7 @@ void Shell::CloseSession(SessionId session) {
 }
 
 std::shared_ptr<SessionStream> Shell::StreamOf(SessionId session) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = sessions_.find(session);
   return found == sessions_.end() ? nullptr : found->second;
 }
@@ -378,7 +378,7 @@ std::shared_ptr<SessionStream> Shell::StreamOf(SessionId session) {
 
 void Shell::Handle(const CoreEvent& event) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (!failure_.ok()) return;
   }
   Enqueue({.output = core_->Handle(event, Now())});
@@ -396,11 +396,11 @@ void Shell::Enqueue(Pending pending) {
   }
   pending.last_event = core_->last_event_sequence();
 
-  absl::MutexLock lock(&queue_mutex_);
+  MutexLock lock(&queue_mutex_);
   auto room = [this]() ABSL_SHARED_LOCKS_REQUIRED(queue_mutex_) {
     return writer_failed_ || queue_.size() < kOutputsWaitingMax;
   };
-  queue_mutex_.Await(absl::Condition(&room));
+  queue_mutex_.Await(Condition(&room));
   if (!writer_failed_) queue_.push_back(std::move(pending));
 }
 
@@ -432,12 +432,12 @@ void Shell::RunWriter() {
   while (true) {
     std::vector<Pending> group;
     {
-      absl::MutexLock lock(&queue_mutex_);
+      MutexLock lock(&queue_mutex_);
       writer_busy_ = false;
       auto work = [this]() ABSL_SHARED_LOCKS_REQUIRED(queue_mutex_) {
         return writer_stop_ || !queue_.empty();
       };
-      queue_mutex_.Await(absl::Condition(&work));
+      queue_mutex_.Await(Condition(&work));
       if (queue_.empty()) return;
       writer_busy_ = true;
       for (size_t bytes = 0; !queue_.empty() && bytes < kWriteBytesMax;) {
@@ -529,11 +529,11 @@ void Shell::Fail(const absl::Status& status) {
   parts_.log.Error("cannot write the state; the coordinator refuses service and stops",
                    {{"status", status.ToString()}});
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     failure_ = status;
   }
   {
-    absl::MutexLock lock(&queue_mutex_);
+    MutexLock lock(&queue_mutex_);
     writer_failed_ = true;
     queue_.clear();
   }

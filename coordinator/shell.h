@@ -24,11 +24,11 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/loop.h"
+#include "base/mutex.h"
 #include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
 #include "coordinator/shown.h"
@@ -163,7 +163,7 @@ class Shell {
   std::string cluster_id_;
   uint64_t leader_term_ = 0;
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_call_ ABSL_GUARDED_BY(mutex_) = 1;
@@ -171,7 +171,7 @@ class Shell {
   std::map<CallId, JobDone> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<SessionId, std::shared_ptr<SessionStream>> sessions_ ABSL_GUARDED_BY(mutex_);
 
-  absl::Mutex queue_mutex_;
+  Mutex queue_mutex_;
   std::deque<Pending> queue_ ABSL_GUARDED_BY(queue_mutex_);
   bool writer_stop_ ABSL_GUARDED_BY(queue_mutex_) = false;
   bool writer_failed_ ABSL_GUARDED_BY(queue_mutex_) = false;

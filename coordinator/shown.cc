@@ -10,7 +10,7 @@ namespace muster::coordinator {
 void Shown::ShowJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence) {
   std::shared_ptr<const v1::Job> before;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto [row, inserted] = by_id_.try_emplace(job->id(), Row{submit_sequence, job});
     if (inserted) {
       id_by_sequence_[submit_sequence] = job->id();
@@ -26,7 +26,7 @@ void Shown::ShowJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence
 void Shown::ForgetJob(const std::string& id) {
   std::shared_ptr<const v1::Job> before;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto row = by_id_.find(id);
     if (row == by_id_.end()) return;
     before = row->second.job;
@@ -46,19 +46,19 @@ void Shown::ShowEvent(const v1::Event& event) {
 }
 
 void Shown::SetLastEvent(uint64_t sequence) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (sequence <= last_event_) return;
   last_event_ = sequence;
   Changed("");
 }
 
 bool Shown::Has(const std::string& id) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return by_id_.contains(id);
 }
 
 std::shared_ptr<const v1::Job> Shown::Find(const std::string& name_or_id) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (const auto row = by_id_.find(name_or_id); row != by_id_.end()) return row->second.job;
   const auto named = sequences_by_name_.find(name_or_id);
   if (named == sequences_by_name_.end()) return nullptr;
@@ -66,7 +66,7 @@ std::shared_ptr<const v1::Job> Shown::Find(const std::string& name_or_id) const 
 }
 
 std::vector<Shown::Row> Shown::List(uint64_t before, size_t limit) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
   std::vector<Row> rows;
   while (next != id_by_sequence_.begin() && rows.size() < limit) {
@@ -77,12 +77,12 @@ std::vector<Shown::Row> Shown::List(uint64_t before, size_t limit) const {
 }
 
 uint64_t Shown::last_event() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return last_event_;
 }
 
 bool Shown::Watch(const std::string& job, std::weak_ptr<Watcher> watcher) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (watcher_count_ >= kWatchersMax) return false;
   watchers_[job].push_back(std::move(watcher));
   metrics_.Watchers(++watcher_count_);
@@ -90,7 +90,7 @@ bool Shown::Watch(const std::string& job, std::weak_ptr<Watcher> watcher) {
 }
 
 void Shown::Unwatch(const std::string& job) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   Prune(job);
 }
 
@@ -109,14 +109,14 @@ void Shown::Changed(const std::string& key) {
 }
 
 void Shown::WakeAll() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   for (const auto& [key, unused] : watchers_) Changed(key);
 }
 
 void Shown::WakeChanged() {
   std::vector<std::shared_ptr<Watcher>> awake;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (const std::string& key : std::exchange(changed_, {})) {
       const auto watchers = watchers_.find(key);
       if (watchers == watchers_.end()) continue;

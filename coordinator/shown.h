@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "base/loop.h"
+#include "base/mutex.h"
 #include "coordinator/metrics.h"
 #include "muster/v1/job.pb.h"
 
@@ -67,7 +67,7 @@ class Shown {
 
   Loop& watch_loop_;
   Metrics& metrics_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<std::string, Row> by_id_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> id_by_sequence_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::set<uint64_t>> sequences_by_name_ ABSL_GUARDED_BY(mutex_);

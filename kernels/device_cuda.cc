@@ -236,17 +236,17 @@ void CudaStream::Wait(Event& event) {
 absl::Status CudaStream::Synchronize() {
   Check(device_.Select(), "selecting the device");
   Check(cudaStreamSynchronize(handle_), absl::StrCat(device_.name(), " ", device_.uuid()));
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return std::exchange(status_, absl::OkStatus());
 }
 
 void CudaStream::Fail(absl::Status status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (status_.ok()) status_ = std::move(status);
 }
 
 absl::Status CudaStream::status() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return status_;
 }
 

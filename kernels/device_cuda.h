@@ -11,7 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "kernels/device.h"
 
 namespace muster::kernels::cuda {
@@ -87,7 +87,7 @@ class CudaStream : public Stream {
   const cudaStream_t handle_;
   std::unique_ptr<Buffer> scratch_;
   std::unique_ptr<AttentionPlans> attention_plans_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 

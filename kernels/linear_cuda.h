@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "kernels/device_cuda.h"
 #include "kernels/tensor.h"
 
@@ -75,8 +75,8 @@ class LinearPlans {
   const cublasLtHandle_t handle_;
   const bool tf32_;
   const std::string file_;  // empty: memory only
-  absl::Mutex measuring_;
-  absl::Mutex mutex_;
+  Mutex measuring_;
+  Mutex mutex_;
   std::map<std::string, std::string> plans_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -12,6 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "kernels/cuda_status.h"
 #include "kernels/linear_cuda.h"
@@ -231,7 +232,7 @@ absl::Status LinearPlans::Run(CudaStream& stream, const Gemm& gemm, void* worksp
   cublasLtMatmulAlgo_t algorithm;
   bool known = false;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto found = plans_.find(key);
     known = found != plans_.end() && Decode(found->second, algorithm);
   }
@@ -247,7 +248,7 @@ absl::Status LinearPlans::Run(CudaStream& stream, const Gemm& gemm, void* worksp
 
 absl::StatusOr<cublasLtMatmulAlgo_t> LinearPlans::Measure(CudaStream& stream, const Gemm& gemm,
                                                           void* workspace) {
-  absl::MutexLock lock(&measuring_);
+  MutexLock lock(&measuring_);
   Descriptors descriptors;
   RETURN_IF_ERROR(Describe(gemm, tf32_, descriptors));
   std::vector<cublasLtMatmulHeuristicResult_t> candidates;
@@ -279,7 +280,7 @@ bool LinearPlans::FirstIsFaster(CudaStream& stream, const std::string& key,
                                 const std::function<absl::Status()>& second) {
   const std::string name = absl::StrCat("choice ", key);
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto found = plans_.find(name);
     if (found != plans_.end()) return found->second == "1";
   }
@@ -292,7 +293,7 @@ bool LinearPlans::FirstIsFaster(CudaStream& stream, const std::string& key,
 
 void LinearPlans::Load() {
   if (file_.empty()) return;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::ifstream in(file_);
   for (std::string line; std::getline(in, line);) {
     const size_t split = line.rfind(" = ");
@@ -302,7 +303,7 @@ void LinearPlans::Load() {
 
 void LinearPlans::Keep(const std::string& key, const std::string& value) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     plans_[key] = value;
   }
   if (file_.empty()) return;

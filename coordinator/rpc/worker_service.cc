@@ -7,7 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/shell.h"
@@ -31,7 +31,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
 
   // ---- SessionStream
   void Send(v1::FromCoordinator message) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (closing_) return;
     // Desired is the whole state: one that has not left yet is worth nothing beside a newer one.
     if (message.has_desired()) DropWaitingDesired();
@@ -47,7 +47,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
   void Close(const absl::Status& status) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     CloseLocked(status);
   }
 
@@ -67,7 +67,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
   void OnWriteDone(bool ok) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     writing_ = false;
     bytes_ -= queue_.front().ByteSizeLong();
     queue_.pop_front();
@@ -83,7 +83,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
   void OnCancel() override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     DropWaiting();
     CloseLocked(absl::CancelledError("the connection to the daemon was lost"));
   }
@@ -92,7 +92,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
     if (session_.has_value()) shell_.CloseSession(*session_);
     absl::StatusCode code;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       code = status_.code();
     }
     shell_.metrics().RpcDone("Session", absl::StatusCodeToString(code));
@@ -118,7 +118,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
   void ReadOn() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (!closing_) StartRead(&read_);
   }
 
@@ -168,7 +168,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   Incarnation incarnation_;
   std::optional<SessionId> session_;
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   // The front is with gRPC while writing_.
   std::list<v1::FromCoordinator> queue_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -3,7 +3,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "coordinator/store/store.h"
 
 namespace muster::coordinator {
@@ -17,7 +17,7 @@ class MemoryStoreImpl : public MemoryStore {
   }
 
   absl::Status Write(const std::vector<Batch>& batches) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (failing_ || broken_) return Refuse();
     for (const Batch& batch : batches) Apply(batch);
     undo_.clear();
@@ -25,19 +25,19 @@ class MemoryStoreImpl : public MemoryStore {
   }
 
   absl::Status WriteUnsynced(const std::vector<Batch>& batches) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (failing_ || broken_) return Refuse();
     for (const Batch& batch : batches) Apply(batch);
     return absl::OkStatus();
   }
 
   void Sync() override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     undo_.clear();
   }
 
   void Crash() override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (auto change = undo_.rbegin(); change != undo_.rend(); ++change) {
       if (change->value.has_value()) {
         RowsOf(change->table)[change->key] = *std::move(change->value);
@@ -50,12 +50,12 @@ class MemoryStoreImpl : public MemoryStore {
   }
 
   void FailWrites(bool fail) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     failing_ = fail;
   }
 
   absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto found = RowsOf(table).find(key);
     if (found == RowsOf(table).end()) return std::optional<std::string>();
     return std::optional<std::string>(found->second);
@@ -70,7 +70,7 @@ class MemoryStoreImpl : public MemoryStore {
       std::string value;
       {
         // One row at a time, so that `visit` may use the store.
-        absl::MutexLock lock(&mutex_);
+        MutexLock lock(&mutex_);
         Rows& rows = RowsOf(table);
         const auto row = inclusive ? rows.lower_bound(key) : rows.upper_bound(key);
         if (row == rows.end() || (!end.empty() && row->first >= end)) return absl::OkStatus();
@@ -108,7 +108,7 @@ class MemoryStoreImpl : public MemoryStore {
     }
   }
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::array<Rows, static_cast<size_t>(Table::kTableCount)> tables_ ABSL_GUARDED_BY(mutex_);
   // What the unsynced changes replaced, oldest first: Crash() takes them back.
   std::vector<Batch::Change> undo_ ABSL_GUARDED_BY(mutex_);

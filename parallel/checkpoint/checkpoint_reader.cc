@@ -4,8 +4,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/crc32c.h"
@@ -87,7 +87,7 @@ class Reader : public CheckpointReader {
                                               piece.end, ") has checksum ", CrcText(crc),
                                               ", the manifest says ", CrcText(piece.crc)));
     }
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     verified_.insert(index);
     return bytes;
   }
@@ -97,7 +97,7 @@ class Reader : public CheckpointReader {
   const Manifest manifest_;
   std::map<std::string, TensorInfo> tensors_;
   std::map<std::string, std::vector<size_t>> pieces_of_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::set<size_t> verified_ ABSL_GUARDED_BY(mutex_);  // pieces whose checksum was right
 };
 
@@ -120,7 +120,7 @@ absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const
     if (!part.has_value()) continue;
     bool verified;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       verified = verified_.contains(index);
     }
     if (!verified || part->extent.empty()) {

@@ -31,10 +31,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
@@ -110,24 +110,24 @@ class Connections {
   // While registered, the end of these connections, and the loss of `peer` (a rank of the
   // connections), wake whoever waits for the buffer.
   absl::Status Register(UnboundBuffer* buffer, int peer) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (!ended_.ok()) return ended_;
     active_[buffer] = peer;
     if (lost_.contains(peer)) Wake(buffer);
     return absl::OkStatus();
   }
   void Unregister(UnboundBuffer* buffer) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     active_.erase(buffer);
   }
   absl::Status ended() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return ended_;
   }
   // The first reason stays; returns it.
   absl::Status End(absl::Status why) {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       if (!ended_.ok()) return ended_;
       ended_ = why;
       for (const auto& [buffer, peer] : active_) Wake(buffer);
@@ -143,11 +143,11 @@ class Connections {
 
   // Group numbers only need to differ between groups that share a connection.
   int next_group() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return next_group_;
   }
   void set_next_group(int next) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     next_group_ = std::max(next_group_, next);
   }
 
@@ -183,7 +183,7 @@ class Connections {
     buffer->abortWaitSend();
   }
   void Lose(int peer) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     lost_.insert(peer);
     for (const auto& [buffer, buffer_peer] : active_) {
       if (buffer_peer == peer) Wake(buffer);
@@ -192,7 +192,7 @@ class Connections {
 
   const std::shared_ptr<gloo::rendezvous::Context> context_;  // null for a single rank
   const absl::Duration timeout_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   std::map<UnboundBuffer*, int> active_ ABSL_GUARDED_BY(mutex_);
   std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
@@ -208,19 +208,19 @@ class Scratch {
   Memory Take(int64_t bytes) {
     Memory memory;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       memory.swap(idle_);
     }
     if (static_cast<int64_t>(memory.size()) < bytes) memory.resize(static_cast<size_t>(bytes));
     return memory;
   }
   void Return(Memory memory) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (memory.size() > idle_.size()) idle_.swap(memory);
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   Memory idle_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -15,10 +15,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
@@ -32,7 +32,7 @@ using kernels::Tensor;
 // All communicators that came from one MakeLocalCommunicators.
 struct Family {
   explicit Family(int size) : ended(static_cast<size_t>(size)) {}
-  absl::Mutex mutex;
+  Mutex mutex;
   // By rank of the whole family: why that rank takes part in nothing any more.
   std::vector<absl::Status> ended ABSL_GUARDED_BY(mutex);
 };
@@ -106,7 +106,7 @@ class Member {
     const std::string what = absl::StrCat(call, " (call ", number, ")");
     Meeting* meeting = nullptr;
     {
-      absl::MutexLock lock(&group_->family->mutex);
+      MutexLock lock(&group_->family->mutex);
       meeting = &group_->meetings.try_emplace(number, group_->members.size()).first->second;
       if (meeting->call.empty()) meeting->call = call;
       if (meeting->call != call) {
@@ -119,7 +119,7 @@ class Member {
     }
     RETURN_IF_ERROR(body(*meeting, what));
     RETURN_IF_ERROR(Phase(*meeting, what));
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     --meeting->readers;
     if (++meeting->left == group_->size()) group_->meetings.erase(number);
     return absl::OkStatus();
@@ -127,7 +127,7 @@ class Member {
 
   // Everyone has finished reading what the previous phase offered.
   absl::Status Phase(Meeting& meeting, const std::string& what) {
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     --meeting.readers;
     return Arrive(meeting, what);
   }
@@ -141,11 +141,11 @@ class Member {
                                                const std::string& name, int* rank_in_child);
 
   void End(absl::Status why) {
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     if (MyEnd().ok()) MyEnd() = std::move(why);
   }
   void Depart() {
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     group_->departed[Index()] = true;
   }
 
@@ -193,8 +193,7 @@ class Member {
       }
       return false;
     };
-    if (why.ok() &&
-        !group_->family->mutex.AwaitWithTimeout(absl::Condition(&settled), group_->timeout)) {
+    if (why.ok() && !group_->family->mutex.AwaitWithTimeout(Condition(&settled), group_->timeout)) {
       why = absl::DeadlineExceededError(absl::StrCat(Where(what), "waited ",
                                                      absl::FormatDuration(group_->timeout),
                                                      " for rank ", absl::StrJoin(missing, ", ")));
@@ -215,7 +214,7 @@ class Member {
     meeting.failed = true;
     if (MyEnd().ok()) MyEnd() = why;
     auto unread = [&] { return meeting.readers == 0; };
-    group_->family->mutex.Await(absl::Condition(&unread));
+    group_->family->mutex.Await(Condition(&unread));
     return why;
   }
 
@@ -228,7 +227,7 @@ class Member {
 // The receiver's side of one message.
 absl::Status Member::Take(Message& message, const std::string& what, const Tensor& to) {
   {
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     if (message.failed) {
       return absl::UnavailableError(absl::StrCat(Where(what), "the sender has given up"));
     }
@@ -239,7 +238,7 @@ absl::Status Member::Take(Message& message, const std::string& what, const Tenso
     message.reading = true;
   }
   if (to.bytes() > 0) std::memcpy(to.data(), message.data, static_cast<size_t>(to.bytes()));
-  absl::MutexLock lock(&group_->family->mutex);
+  MutexLock lock(&group_->family->mutex);
   message.reading = false;
   message.taken = true;
   return absl::OkStatus();
@@ -260,7 +259,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
       if (why.ok()) why = Gone(peer, what);
       return !why.ok();
     };
-    if (!group_->family->mutex.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
+    if (!group_->family->mutex.AwaitWithDeadline(Condition(&settled), deadline)) {
       why = absl::DeadlineExceededError(absl::StrCat(
           Where(what), "waited ", absl::FormatDuration(group_->timeout), " for rank ", peer));
     }
@@ -270,7 +269,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
   absl::Status result;
   std::vector<Message*> posted;
   {
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     result = MyEnd();
     for (size_t i = 0; result.ok() && i < sends.size(); ++i) {
       Message& message = group_->messages[{rank_, sends[i].first, send_numbers[i]}];
@@ -283,13 +282,13 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
     const std::string what = absl::StrCat("receive from rank ", receives[i].first);
     Message* message = nullptr;
     {
-      absl::MutexLock lock(&group_->family->mutex);
+      MutexLock lock(&group_->family->mutex);
       message = &group_->messages[{receives[i].first, rank_, receive_numbers[i]}];
       result = wait(what, receives[i].first, [&] { return message->bytes >= 0; });
     }
     if (result.ok()) result = Take(*message, what, receives[i].second);
   }
-  absl::MutexLock lock(&group_->family->mutex);
+  MutexLock lock(&group_->family->mutex);
   for (size_t i = 0; result.ok() && i < posted.size(); ++i) {
     Message* message = posted[i];
     result = wait(absl::StrCat("send to rank ", sends[i].first), sends[i].first,
@@ -301,7 +300,7 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
     if (!message->taken) {
       message->failed = true;
       auto unread = [&] { return !message->reading; };
-      group_->family->mutex.Await(absl::Condition(&unread));
+      group_->family->mutex.Await(Condition(&unread));
     } else {
       group_->messages.erase({rank_, sends[i].first, send_numbers[i]});
     }
@@ -314,12 +313,12 @@ absl::StatusOr<std::shared_ptr<Group>> Member::Split(uint64_t number, int color,
   std::shared_ptr<Group> child;
   auto body = [&](Meeting& meeting, const std::string& what) -> absl::Status {
     {
-      absl::MutexLock lock(&group_->family->mutex);
+      MutexLock lock(&group_->family->mutex);
       meeting.table[Index()].color = color;
       meeting.table[Index()].key = key;
     }
     RETURN_IF_ERROR(Phase(meeting, what));
-    absl::MutexLock lock(&group_->family->mutex);
+    MutexLock lock(&group_->family->mutex);
     std::vector<std::pair<int, int>> order;  // (key, rank)
     for (int rank = 0; rank < group_->size(); ++rank) {
       const Meeting::Seat& seat = meeting.table[static_cast<size_t>(rank)];

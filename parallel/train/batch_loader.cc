@@ -16,7 +16,7 @@ BatchLoader::BatchLoader(const Sampler& sampler, const BatchLoaderOptions& optio
 
 BatchLoader::~BatchLoader() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stopping_ = true;
   }
   thread_.join();
@@ -36,11 +36,11 @@ void BatchLoader::Run() {
           sampler_.Fill(samples, absl::MakeSpan(batch.tokens), absl::MakeSpan(batch.targets));
       batch.unmasked = std::count_if(batch.targets.begin(), batch.targets.end(),
                                      [](int32_t target) { return target >= 0; });
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       const auto room = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
         return stopping_ || ready_.size() < static_cast<size_t>(options_.depth);
       };
-      mutex_.Await(absl::Condition(&room));
+      mutex_.Await(Condition(&room));
       if (stopping_) return;
       if (!status.ok()) {
         ready_.push_back(status);
@@ -52,9 +52,9 @@ void BatchLoader::Run() {
 }
 
 absl::StatusOr<MicroBatch> BatchLoader::Next() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto available = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !ready_.empty(); };
-  mutex_.Await(absl::Condition(&available));
+  mutex_.Await(Condition(&available));
   if (!ready_.front().ok()) return ready_.front().status();
   absl::StatusOr<MicroBatch> batch = std::move(ready_.front());
   ready_.pop_front();

@@ -15,7 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "parallel/data/sampler.h"
 
 namespace muster::parallel {
@@ -50,7 +50,7 @@ class BatchLoader {
 
   const Sampler& sampler_;
   const BatchLoaderOptions options_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<absl::StatusOr<MicroBatch>> ready_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: starts when everything above exists

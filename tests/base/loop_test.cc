@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "absl/synchronization/notification.h"
+#include "base/mutex.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster {
@@ -12,7 +12,7 @@ TEST(ThreadLoop, PostedWork_RunsInOrderOnTheLoop) {
   RealClock clock;
   ThreadLoop loop(clock);
   std::vector<int> order;
-  absl::Notification done;
+  Notification done;
   for (int i = 0; i < 100; ++i) {
     loop.Post([&, i] {
       EXPECT_TRUE(loop.OnLoop());
@@ -30,7 +30,7 @@ TEST(ThreadLoop, Timers_RunByDeadlineNotByPosting) {
   RealClock clock;
   ThreadLoop loop(clock);
   std::vector<int> order;
-  absl::Notification done;
+  Notification done;
   loop.Post([&] {
     loop.PostAfter(absl::Milliseconds(20), [&] {
       order.push_back(2);

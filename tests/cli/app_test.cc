@@ -1,5 +1,6 @@
 // The whole command against a JobService of this process.
 #include "cli/app.h"
+#include "base/mutex.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -12,7 +13,6 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "muster/v1/job_service.grpc.pb.h"
 
 namespace muster::cli {
@@ -26,7 +26,7 @@ class FakeService : public v1::JobService::Service {
  public:
   grpc::Status Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
                       v1::SubmitResponse* response) override {
-    absl::MutexLock lock(&mutex);
+    MutexLock lock(&mutex);
     submitted.push_back(*request);
     if (submit_failures-- > 0) return {grpc::StatusCode::UNAVAILABLE, "stopping"};
     *response->mutable_job() = job;
@@ -57,7 +57,7 @@ class FakeService : public v1::JobService::Service {
   // The first stream breaks off after one update; the next goes on to the end.
   grpc::Status WatchJob(grpc::ServerContext*, const v1::GetJobRequest* request,
                         grpc::ServerWriter<v1::Job>* writer) override {
-    absl::MutexLock lock(&mutex);
+    MutexLock lock(&mutex);
     watched.push_back(request->name());
     v1::Job now = job;
     if (watched.size() == 1) {
@@ -70,7 +70,7 @@ class FakeService : public v1::JobService::Service {
   }
   grpc::Status GetLogs(grpc::ServerContext*, const v1::GetLogsRequest* request,
                        grpc::ServerWriter<v1::LogChunk>* writer) override {
-    absl::MutexLock lock(&mutex);
+    MutexLock lock(&mutex);
     v1::LogChunk chunk;
     chunk.set_epoch(1);
     chunk.set_data("abc");
@@ -82,7 +82,7 @@ class FakeService : public v1::JobService::Service {
     return grpc::Status::OK;
   }
 
-  absl::Mutex mutex;
+  Mutex mutex;
   v1::Job job;
   int submit_failures = 0;
   int log_streams = 0;

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "kernels/device.h"
 #include "parallel/comm/collective_plan.h"
@@ -39,21 +39,21 @@ using ::testing::HasSubstr;
 class MemoryKeyValueStore : public KeyValueStore {
  public:
   absl::Status Put(const std::string& key, const std::string& value) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     values_[key] = value;
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto known = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return values_.contains(key); };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&known), timeout)) {
+    if (!mutex_.AwaitWithTimeout(Condition(&known), timeout)) {
       return absl::DeadlineExceededError(key);
     }
     return values_[key];
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
 };
 

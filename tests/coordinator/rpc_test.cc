@@ -15,8 +15,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
@@ -596,7 +596,7 @@ grpc::Status CallRaw(const Coordinator& coordinator, const std::string& method,
   const grpc::ByteBuffer sent(&slice, 1);
   grpc::ByteBuffer received;
   grpc::Status result;
-  absl::Notification done;
+  Notification done;
   stub.UnaryCall(&context, method, grpc::StubOptions(), &sent, &received,
                  [&](const grpc::Status& status) {
                    result = status;

@@ -1,5 +1,6 @@
 // Persist before act, seen from outside: a store that waits for the test, and a scripted core.
 #include "coordinator/shell.h"
+#include "base/mutex.h"
 
 #include <atomic>
 #include <memory>
@@ -8,7 +9,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "tests/coordinator/scripted_core.h"
 #include "tests/support/status_matchers.h"
 
@@ -22,9 +22,9 @@ using ::testing::HasSubstr;
 class GatedStore : public Store {
  public:
   absl::Status Write(const std::vector<Batch>& batches) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     ++started_;
-    mutex_.Await(absl::Condition(&open_));
+    mutex_.Await(Condition(&open_));
     batches_.push_back(batches.size());
     return memory_->Write(batches);
   }
@@ -38,22 +38,22 @@ class GatedStore : public Store {
   }
 
   void Open(bool open) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     open_ = open;
   }
   void WaitForWrite(int number) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto reached = [&] { return started_ >= number; };
-    mutex_.Await(absl::Condition(&reached));
+    mutex_.Await(Condition(&reached));
   }
   std::vector<size_t> batches() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return batches_;
   }
   void Fail() { memory_->FailWrites(true); }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool open_ = true;
   int started_ = 0;
   std::vector<size_t> batches_;  // of each write
@@ -63,28 +63,28 @@ class GatedStore : public Store {
 class RecordingStream : public SessionStream {
  public:
   void Send(v1::FromCoordinator message) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     messages_.push_back(std::move(message));
   }
   void Close(const absl::Status& status) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     closed_ = status;
     is_closed_ = true;
   }
   v1::FromCoordinator WaitForMessage() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto some = [&] { return !messages_.empty(); };
-    mutex_.Await(absl::Condition(&some));
+    mutex_.Await(Condition(&some));
     return messages_.front();
   }
   absl::Status WaitForClose() {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(&is_closed_));
+    MutexLock lock(&mutex_);
+    mutex_.Await(Condition(&is_closed_));
     return closed_;
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::vector<v1::FromCoordinator> messages_;
   absl::Status closed_;
   bool is_closed_ = false;
@@ -111,7 +111,7 @@ class ShellTest : public ::testing::Test {
   ~ShellTest() override { store_.Open(true); }
 
   struct Call {
-    absl::Notification done;
+    Notification done;
     absl::StatusOr<Shell::JobReply> reply = absl::UnknownError("no reply");
   };
   std::shared_ptr<Call> Submit(const std::string& name) {
@@ -133,7 +133,7 @@ class ShellTest : public ::testing::Test {
   ScriptedCore* core_ = nullptr;
   absl::Status failure_;
   std::atomic<int> failures_ = 0;
-  absl::Notification failed_;
+  Notification failed_;
   std::unique_ptr<Shell> shell_;
 };
 
@@ -158,7 +158,7 @@ TEST_F(ShellTest, OutputsThatWaitForTheDisk_ShareOneWriteAndKeepTheirOrder) {
   store_.WaitForWrite(1);
   for (int i = 0; i < 9; ++i) calls.push_back(Submit(absl::StrCat("later-", i)));
   // The loop runs in order: when it has handled this message, all ten outputs wait for the disk.
-  absl::Notification queued;
+  Notification queued;
   shell_->Deliver(SessionId(1), v1::FromWorker(), [&queued] { queued.Notify(); });
   queued.WaitForNotification();
   store_.Open(true);
@@ -174,7 +174,7 @@ TEST_F(ShellTest, MissedRead_IsAnsweredBehindEarlierWrites) {
   store_.Open(false);
   const auto call = Submit("a");
   store_.WaitForWrite(1);
-  absl::Notification answered;
+  Notification answered;
   absl::StatusOr<std::shared_ptr<const v1::Job>> job = absl::UnknownError("no answer");
   // The core knows the job by now, the disk does not.
   shell_->GetJob("a", [&](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {

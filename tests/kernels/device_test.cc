@@ -1,11 +1,11 @@
 #include "kernels/device.h"
+#include "base/mutex.h"
 
 #include <atomic>
 #include <cstring>
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "kernels/ops.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
@@ -52,7 +52,7 @@ TEST(EagerStream, Enqueue_RunsInsideTheCall) {
 
 TEST(ThreadedStream, Enqueue_ReturnsBeforeTheWorkEnds_AndKeepsOrder) {
   Host host(1, {.threaded = true});
-  absl::Notification go;
+  Notification go;
   std::vector<int> order;
   host.stream->Enqueue([&] {
     go.WaitForNotification();
@@ -77,7 +77,7 @@ TEST(ThreadedStream, Wait_ForEventOfOtherStream_RunsAfterIt) {
   Host host(1, {.threaded = true});
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Stream> other, host.device->MakeStream({.threaded = true}));
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Event> event, host.device->MakeEvent());
-  absl::Notification go;
+  Notification go;
   std::vector<int> order;
   host.stream->Enqueue([&] {
     go.WaitForNotification();
@@ -107,7 +107,7 @@ TEST(ThreadedStream, Wait_EventRecordedLaterAgain_WaitsForTheEarlierRecordOnly) 
   Host host(1, {.threaded = true});
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Stream> other, host.device->MakeStream({.threaded = true}));
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Event> event, host.device->MakeEvent());
-  absl::Notification go;
+  Notification go;
   host.stream->Record(*event);
   other->Wait(*event);
   host.stream->Enqueue([&] { go.WaitForNotification(); });

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
@@ -118,21 +118,21 @@ struct RunOptions {
 class MapStore : public KeyValueStore {
  public:
   absl::Status Put(const std::string& key, const std::string& value) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     values_[key] = value;
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto present = [&] { return values_.count(key) != 0; };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&present), timeout)) {
+    if (!mutex_.AwaitWithTimeout(Condition(&present), timeout)) {
       return absl::DeadlineExceededError(key);
     }
     return values_[key];
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::map<std::string, std::string> values_;
 };
 

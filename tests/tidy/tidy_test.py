@@ -120,10 +120,19 @@ class Tidy(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_core_code_reads_no_clock_and_starts_no_thread(self):
-        banned = re.compile(r"absl::Now\(|std::thread|std::chrono|absl::Mutex|SleepFor|getenv|rand\(")
+        banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")
         wrong = [f"{path}:{number}"
                  for path in sources("coordinator/core", "coordinator/scheduler")
                  + [p for p in sources("worker/agent") if "agent_core" in p.name]
+                 for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+                 if banned.search(line.split("//")[0])]
+        self.assertEqual(wrong, [])
+
+    def test_locks_are_those_that_the_thread_sanitizer_sees(self):
+        banned = re.compile(r"absl::(Mutex|MutexLock|ReaderMutexLock|WriterMutexLock|CondVar|Condition|"
+                            r"Notification|BlockingCounter|Barrier)\b|absl/synchronization/")
+        wrong = [f"{path}:{number}: use base/mutex.h"
+                 for path in sources(*PRODUCT, "tests") if str(path) != "base/mutex.h"
                  for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
                  if banned.search(line.split("//")[0])]
         self.assertEqual(wrong, [])

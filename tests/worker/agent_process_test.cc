@@ -19,8 +19,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "tests/support/status_matchers.h"
 #include "worker/agent/log_files.h"
 #include "worker/agent/proc.h"
@@ -43,15 +43,15 @@ const RankKey kRank{{JobId("job-a"), Epoch(2)}, 0};
 class Events {
  public:
   void Add(AgentEvent event) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     events_.push_back(std::move(event));
   }
   // The next event, which must be an Event.
   template <typename Event>
   Event Next() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto any = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !events_.empty(); };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&any), kPatience)) {
+    if (!mutex_.AwaitWithTimeout(Condition(&any), kPatience)) {
       ADD_FAILURE() << "no event came";
       return {};
     }
@@ -64,9 +64,9 @@ class Events {
   // A rank that ends at once may be found ended before it was seen to run.
   RankExited NextExit() {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       auto any = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !events_.empty(); };
-      mutex_.AwaitWithTimeout(absl::Condition(&any), kPatience);
+      mutex_.AwaitWithTimeout(Condition(&any), kPatience);
       if (!events_.empty() && std::holds_alternative<RankStarted>(events_.front())) {
         events_.pop_front();
       }
@@ -75,7 +75,7 @@ class Events {
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::deque<AgentEvent> events_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -19,9 +19,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "tests/support/status_matchers.h"
 #include "worker/agent/daemon.h"
@@ -54,7 +53,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
   }
   ~FakeCoordinator() override {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       for (grpc::ServerContext* context : contexts_) context->TryCancel();
     }
     server_->Shutdown(std::chrono::system_clock::now());
@@ -63,12 +62,12 @@ class FakeCoordinator : public v1::WorkerService::Service {
 
   grpc::Status Session(grpc::ServerContext* context, Stream* stream) override {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       contexts_.insert(context);
     }
     v1::FromWorker message;
     while (stream->Read(&message)) {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       if (message.has_hello()) {
         stream_ = stream;
         v1::FromCoordinator welcome;
@@ -78,7 +77,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
       }
       received_.push_back(message);
     }
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (stream_ == stream) stream_ = nullptr;
     contexts_.erase(context);
     return grpc::Status::OK;
@@ -86,20 +85,20 @@ class FakeCoordinator : public v1::WorkerService::Service {
 
   // Wanted from now on, and by each later session.
   void Desire(const std::vector<v1::DesiredAttempt>& attempts) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     desired_.mutable_desired()->clear_attempts();
     desired_.mutable_desired()->set_revision(desired_.desired().revision() + 1);
     for (const auto& attempt : attempts) *desired_.mutable_desired()->add_attempts() = attempt;
     Write(desired_);
   }
   void Say(v1::FromCoordinator message) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     Write(message);
   }
 
   // The first message so far, or to come, that `matches`.
   v1::FromWorker Await(const std::function<bool(const v1::FromWorker&)>& matches) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     v1::FromWorker found;
     size_t seen = 0;
     auto any = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
@@ -110,7 +109,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
       }
       return false;
     };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&any), kPatience)) {
+    if (!mutex_.AwaitWithTimeout(Condition(&any), kPatience)) {
       ADD_FAILURE() << "no such message among " << received_.size() << "; the last: "
                     << (received_.empty() ? "none" : received_.back().DebugString());
     }
@@ -125,7 +124,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
     return Await(rank_in).observed().attempts(0).ranks(0);
   }
   size_t PositionOf(const std::function<bool(const v1::FromWorker&)>& matches) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return static_cast<size_t>(std::find_if(received_.begin(), received_.end(), matches) -
                                received_.begin());
   }
@@ -140,7 +139,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
 
   const uint64_t term_;
   std::unique_ptr<grpc::Server> server_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::set<grpc::ServerContext*> contexts_ ABSL_GUARDED_BY(mutex_);
   v1::FromCoordinator desired_ ABSL_GUARDED_BY(mutex_);
@@ -360,7 +359,7 @@ TEST_F(DaemonTest, Commit_PendingWhileCoordinatorIsAway_ComesBeforeTheExitAfterA
 
 TEST_F(DaemonTest, Client_OfAStaleEpoch_IsAbortedOnce) {
   RunRank();
-  absl::Notification told;
+  Notification told;
   const auto client = Client(/*epoch=*/7, [&told](absl::Status status) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, HasSubstr("epoch 7")));
     told.Notify();  // a second call would end the test

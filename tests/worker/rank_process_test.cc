@@ -16,8 +16,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "parallel/data/indexed_dataset.h"
@@ -47,22 +47,22 @@ class NotingDaemon final : public v1::RankService::Service {
 
   grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request,
                       v1::ReportResponse* response) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     progress_[request->identity().rank()] = request->progress();
     response->set_last_committed_step(commits_.empty() ? 0 : commits_.back().step());
     if (over_) return grpc::Status(grpc::StatusCode::ABORTED, "epoch 1 is over");
     return grpc::Status::OK;
   }
   grpc::Status Put(grpc::ServerContext*, const v1::PutRequest* request, v1::PutResponse*) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     values_[request->key()] = request->value();
     return grpc::Status::OK;
   }
   grpc::Status Get(grpc::ServerContext*, const v1::GetRequest* request,
                    v1::GetResponse* response) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto present = [&]() { return values_.count(request->key()) != 0; };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&present), absl::Seconds(2))) {
+    if (!mutex_.AwaitWithTimeout(Condition(&present), absl::Seconds(2))) {
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "not yet");
     }
     response->set_value(values_[request->key()]);
@@ -70,38 +70,38 @@ class NotingDaemon final : public v1::RankService::Service {
   }
   grpc::Status Commit(grpc::ServerContext*, const v1::CommitRequest* request,
                       v1::CommitResponse*) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     commits_.push_back(request->checkpoint());
     return grpc::Status::OK;
   }
   grpc::Status Notify(grpc::ServerContext*, const v1::NotifyRequest* request,
                       v1::NotifyResponse*) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     notices_.push_back(*request);
     return grpc::Status::OK;
   }
 
   // Waits until the rank has finished `step`.
   bool Reached(int rank, int64_t step) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto reached = [&]() { return progress_[rank].step() >= step; };
-    return mutex_.AwaitWithTimeout(absl::Condition(&reached), kPatience);
+    return mutex_.AwaitWithTimeout(Condition(&reached), kPatience);
   }
   void EndAttempt() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     over_ = true;
   }
   std::vector<v1::CheckpointRecord> commits() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return commits_;
   }
   std::vector<v1::NotifyRequest> notices() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return notices_;
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool over_ = false;
   std::map<int, v1::RankProgress> progress_;
   std::map<std::string, std::string> values_;

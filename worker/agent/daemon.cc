@@ -9,8 +9,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "worker/agent/limits.h"
 #include "worker/agent/log_files.h"
@@ -132,14 +132,14 @@ AgentConfig Daemon::Config() const {
 }
 
 void Daemon::EndRanks() {
-  absl::Notification marked;
+  Notification marked;
   loop_->Post([this, &marked] {
     ending_ranks_ = true;
     marked.Notify();
   });
   marked.WaitForNotification();
   host_->EndAll(options_.stop_grace, kKillPatience);
-  absl::Notification handled;
+  Notification handled;
   loop_->Post([&handled] { handled.Notify(); });
   handled.WaitForNotification();
 }

@@ -26,9 +26,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "worker/agent/limits.h"
 #include "worker/agent/proc.h"
@@ -184,7 +184,7 @@ class Host : public ProcessHost {
 
   void Post(absl::AnyInvocable<void()> work) {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       work_.push_back(std::move(work));
     }
     const uint64_t one = 1;
@@ -225,7 +225,7 @@ class Host : public ProcessHost {
   UniqueFd epoll_;
   UniqueFd wake_;
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::deque<absl::AnyInvocable<void()>> work_ ABSL_GUARDED_BY(mutex_);
   int processes_alive_ ABSL_GUARDED_BY(mutex_) = 0;  // as of the last turn of the thread
 
@@ -253,7 +253,7 @@ void Host::Run() {
       if (events[i].data.u64 != 0) Ready(events[i].data.u64);
     }
     RunTimersAndWork();
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     processes_alive_ = static_cast<int>(processes_.size() + shims_.size());
   }
 }
@@ -263,7 +263,7 @@ void Host::RunTimersAndWork() {
   (void)!::read(wake_.get(), &ignored, sizeof(ignored));
   std::deque<absl::AnyInvocable<void()>> work;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     work.swap(work_);
   }
   for (auto& item : work) item();
@@ -555,8 +555,8 @@ void Host::EndAll(absl::Duration grace, absl::Duration patience) {
     Post([this, kill = kill] {
       for (const auto& [key, process] : processes_) Signal(key, kill);
     });
-    absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&none_left), wait)) return;
+    MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithTimeout(Condition(&none_left), wait)) return;
   }
 }
 

@@ -10,7 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "worker/agent/limits.h"
 
@@ -52,7 +52,7 @@ class GrpcRankServer : public RankServer, public v1::RankService::CallbackServic
   ~GrpcRankServer() override {
     std::map<CallId, Pending*> waiting;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       stopping_ = true;
       waiting.swap(waiting_);
     }
@@ -115,7 +115,7 @@ class GrpcRankServer : public RankServer, public v1::RankService::CallbackServic
     CallId call;
     bool refused = false;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       call = CallId(++last_call_);
       pending->cancelled = [this, call] { Cancelled(call); };
       refused = stopping_;
@@ -137,7 +137,7 @@ class GrpcRankServer : public RankServer, public v1::RankService::CallbackServic
   }
 
   Pending* Take(CallId call) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto found = waiting_.find(call);
     if (found == waiting_.end()) return nullptr;
     Pending* pending = found->second;
@@ -146,7 +146,7 @@ class GrpcRankServer : public RankServer, public v1::RankService::CallbackServic
   }
 
   const std::function<void(AgentEvent)> post_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<CallId, Pending*> waiting_ ABSL_GUARDED_BY(mutex_);

@@ -12,9 +12,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "worker/agent/limits.h"
@@ -72,7 +72,7 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
   }
 
   void Write(v1::FromWorker message) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (ending_) return;
     outgoing_.push_back(std::move(message));
     if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
@@ -91,7 +91,7 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
   }
   void OnWriteDone(bool ok) override {
     if (!ok) return End();
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     outgoing_.pop_front();
     if (!ending_ && !outgoing_.empty()) StartWrite(&outgoing_.front());
   }
@@ -104,7 +104,7 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
  private:
   void End() {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       if (ending_) return;
       ending_ = true;
     }
@@ -117,7 +117,7 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
   const Received received_;
   const Ended ended_;
   v1::FromCoordinator incoming_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<v1::FromWorker> outgoing_ ABSL_GUARDED_BY(mutex_);
 };
@@ -134,29 +134,29 @@ class GrpcSessionClient : public SessionClient {
         backoff_(options_.backoff_initial) {}
 
   ~GrpcSessionClient() override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     CHECK(stopped_ && open_streams_ == 0) << "a session client is stopped before it is destroyed";
   }
 
   void Start() override { Connect(); }
 
   void Send(SessionId session, v1::FromWorker message) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (stream_ != nullptr && session == session_) stream_->Write(std::move(message));
   }
 
   void Reconnect(SessionId session) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (stream_ != nullptr && session == session_) stream_->Cancel();
   }
 
   void Stop() override {
     CHECK(!loop_.OnLoop());
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stopped_ = true;
     if (stream_ != nullptr) stream_->Cancel();
     auto closed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return open_streams_ == 0; };
-    mutex_.Await(absl::Condition(&closed));
+    mutex_.Await(Condition(&closed));
   }
 
  private:
@@ -168,7 +168,7 @@ class GrpcSessionClient : public SessionClient {
     }
     SessionId session;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       if (stopped_) return;
       session_ = session = SessionId(++last_session_);
       ++open_streams_;
@@ -198,7 +198,7 @@ class GrpcSessionClient : public SessionClient {
 
   // On a thread of gRPC. The loop destroys the stream, even when it drops the work.
   void OnEnded(SessionId session, std::unique_ptr<Stream> stream, absl::Status status) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stream_ = nullptr;
     if (stopped_) {
       loop_.Post([stream = std::move(stream)] {});
@@ -231,7 +231,7 @@ class GrpcSessionClient : public SessionClient {
   }
 
   bool IsStopped() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return stopped_;
   }
 
@@ -244,7 +244,7 @@ class GrpcSessionClient : public SessionClient {
   std::string last_failure_;
   uint64_t last_session_ = 0;
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   int open_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   SessionId session_ ABSL_GUARDED_BY(mutex_);

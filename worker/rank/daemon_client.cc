@@ -15,9 +15,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
+#include "base/mutex.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 
 namespace muster::worker {
@@ -58,7 +58,7 @@ class GrpcDaemonClient : public DaemonClient {
 
   ~GrpcDaemonClient() override {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       stopping_ = true;
       CancelCalls();
     }
@@ -66,12 +66,12 @@ class GrpcDaemonClient : public DaemonClient {
   }
 
   void Report(const v1::RankProgress& progress) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     progress_ = progress;
     ++progress_version_;
   }
   void ReportNow(const v1::RankProgress& progress) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     progress_ = progress;
     ++progress_version_;
     report_now_ = true;
@@ -79,7 +79,7 @@ class GrpcDaemonClient : public DaemonClient {
   bool stop_requested() const override { return stop_requested_; }
   int64_t last_committed_step() const override { return last_committed_step_; }
   bool aborted() const override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return aborted_;
   }
 
@@ -120,7 +120,7 @@ class GrpcDaemonClient : public DaemonClient {
   }
 
   absl::Status Flush(absl::Duration timeout) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const uint64_t version = progress_version_;
     const uint64_t commits = queues_[kCommits].added;
     const uint64_t notices = queues_[kNotices].added;
@@ -129,7 +129,7 @@ class GrpcDaemonClient : public DaemonClient {
       return aborted_ || (reported_version_ >= version && queues_[kCommits].delivered >= commits &&
                           queues_[kNotices].delivered >= notices);
     };
-    const bool in_time = mutex_.AwaitWithTimeout(absl::Condition(&done), timeout);
+    const bool in_time = mutex_.AwaitWithTimeout(Condition(&done), timeout);
     if (aborted_) return AbortedStatus();
     if (!in_time) {
       return absl::DeadlineExceededError(absl::StrCat(
@@ -142,11 +142,11 @@ class GrpcDaemonClient : public DaemonClient {
   }
 
   absl::Status WaitCommitted(int64_t step, absl::Duration timeout) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto done = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
       return aborted_ || last_committed_step_ >= step;
     };
-    mutex_.AwaitWithTimeout(absl::Condition(&done), timeout);
+    mutex_.AwaitWithTimeout(Condition(&done), timeout);
     if (last_committed_step_ >= step) return absl::OkStatus();
     if (aborted_) return AbortedStatus();
     return absl::DeadlineExceededError(absl::StrCat("the checkpoint of step ", step,
@@ -210,14 +210,14 @@ class GrpcDaemonClient : public DaemonClient {
     grpc::ClientContext context;
     if (deadline.has_value()) context.set_deadline(absl::ToChronoTime(*deadline));
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       if (aborted_ || stopping_) return AbortedStatus();
       contexts_.insert(&context);
     }
     const absl::Status status = FromGrpc(call(context));
     bool tell = false;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       contexts_.erase(&context);
       if (status.code() == absl::StatusCode::kAborted && !aborted_) {
         aborted_ = tell = true;
@@ -246,9 +246,9 @@ class GrpcDaemonClient : public DaemonClient {
 
   // False when the client stops or the attempt has ended meanwhile.
   bool Pause(absl::Duration duration) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return aborted_ || stopping_; };
-    return !mutex_.AwaitWithTimeout(absl::Condition(&done), duration);
+    return !mutex_.AwaitWithTimeout(Condition(&done), duration);
   }
 
   void EnqueueNotice(v1::NotifyRequest request) {
@@ -260,7 +260,7 @@ class GrpcDaemonClient : public DaemonClient {
   }
 
   void Enqueue(Lane lane, Call call) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     Queue& queue = queues_[lane];
     queue.calls.push_back(std::move(call));
     ++queue.added;
@@ -270,11 +270,11 @@ class GrpcDaemonClient : public DaemonClient {
     while (true) {
       Call call;
       {
-        absl::MutexLock lock(&mutex_);
+        MutexLock lock(&mutex_);
         auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
           return stopping_ || aborted_ || !queues_[lane].calls.empty();
         };
-        mutex_.Await(absl::Condition(&ready));
+        mutex_.Await(Condition(&ready));
         if (stopping_ || aborted_) return;
         call = queues_[lane].calls.front();
       }
@@ -283,7 +283,7 @@ class GrpcDaemonClient : public DaemonClient {
         if (!Pause(options_.retry_interval)) return;
         continue;
       }
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       queues_[lane].calls.pop_front();
       ++queues_[lane].delivered;
       if (!status.ok()) refused_ = status;
@@ -295,11 +295,11 @@ class GrpcDaemonClient : public DaemonClient {
       v1::ReportRequest request;
       uint64_t version = 0;
       {
-        absl::MutexLock lock(&mutex_);
+        MutexLock lock(&mutex_);
         auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
           return stopping_ || aborted_ || report_now_;
         };
-        mutex_.AwaitWithTimeout(absl::Condition(&ready), options_.report_interval);
+        mutex_.AwaitWithTimeout(Condition(&ready), options_.report_interval);
         if (stopping_ || aborted_) return;
         report_now_ = false;
         *request.mutable_progress() = progress_;
@@ -315,7 +315,7 @@ class GrpcDaemonClient : public DaemonClient {
         continue;
       }
       if (response.stop()) stop_requested_ = true;
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       reported_version_ = version;
       if (response.last_committed_step() > last_committed_step_) {
         last_committed_step_ = response.last_committed_step();
@@ -329,7 +329,7 @@ class GrpcDaemonClient : public DaemonClient {
   const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::atomic<int64_t> last_committed_step_{0};
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);

@@ -16,10 +16,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/synchronization/mutex.h"
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
@@ -51,11 +51,11 @@ class ExitReporter {
   explicit ExitReporter(std::string run_directory) : run_directory_(std::move(run_directory)) {}
 
   void SetProgress(const v1::RankProgress& progress) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     progress_ = progress;
   }
   void Write(v1::Cause cause, const std::string& message) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (written_) return;
     written_ = true;
     if (run_directory_.empty()) return;
@@ -75,7 +75,7 @@ class ExitReporter {
 
  private:
   const std::string run_directory_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   bool written_ ABSL_GUARDED_BY(mutex_) = false;
   v1::RankProgress progress_ ABSL_GUARDED_BY(mutex_);
 };
