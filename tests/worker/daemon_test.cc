@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
+#include "muster/v1/rank_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "tests/support/status_matchers.h"
 #include "worker/agent/daemon.h"
@@ -355,6 +357,53 @@ TEST_F(DaemonTest, Commit_PendingWhileCoordinatorIsAway_ComesBeforeTheExitAfterA
   EXPECT_LT(coordinator_->PositionOf(is_commit), coordinator_->PositionOf(has_exit));
   EXPECT_THAT(client->WaitCommitted(50, kPatience), IsOk());
   EXPECT_EQ(client->last_committed_step(), 50);
+}
+
+// A daemon that takes the first commit and never answers it, as one that is stopped or dies with
+// the call would.
+class DeafOnce final : public v1::RankService::Service {
+ public:
+  grpc::Status Commit(grpc::ServerContext*, const v1::CommitRequest*,
+                      v1::CommitResponse*) override {
+    const int call = ++calls_;
+    if (call == 2) again_.Notify();
+    if (call > 1) return grpc::Status::OK;
+    again_.WaitForNotificationWithTimeout(kPatience);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "too late");
+  }
+  grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest*,
+                      v1::ReportResponse*) override {
+    return grpc::Status::OK;
+  }
+  int calls() const { return calls_; }
+
+ private:
+  std::atomic<int> calls_{0};
+  Notification again_;
+};
+
+TEST(DaemonClient, CommitThatIsNotAnswered_IsRepeated) {
+  std::string directory = ::testing::TempDir() + "muster-deaf-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  DeafOnce daemon;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("unix:" + directory + "/s", grpc::InsecureServerCredentials());
+  builder.RegisterService(&daemon);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  DaemonClientOptions options;
+  options.job_id = "job-a";
+  options.epoch = 1;
+  options.socket = directory + "/s";
+  options.attempt_timeout = absl::Milliseconds(500);
+  ASSERT_OK_AND_ASSIGN(auto client, DaemonClient::Make(std::move(options)));
+  v1::CheckpointRecord checkpoint;
+  checkpoint.set_step(50);
+  client->Commit(checkpoint);
+  EXPECT_THAT(client->Flush(kPatience), IsOk());
+  EXPECT_GE(daemon.calls(), 2);
+  client.reset();
+  server->Shutdown();
+  std::filesystem::remove_all(directory);
 }
 
 TEST_F(DaemonTest, Client_OfAStaleEpoch_IsAbortedOnce) {

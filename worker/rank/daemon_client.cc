@@ -7,7 +7,6 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -23,8 +22,9 @@
 namespace muster::worker {
 namespace {
 
-// A long poll is cut and repeated after this long, so that a lost reply costs no more.
-constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
+// What waits for the coordinator (keys, notices) is cut and repeated after this long, so that a
+// lost reply costs no more.
+constexpr absl::Duration kPollTimeout = absl::Seconds(10);
 constexpr absl::Duration kPutTimeout = absl::Minutes(1);
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -43,9 +43,10 @@ class GrpcDaemonClient : public DaemonClient {
  public:
   explicit GrpcDaemonClient(DaemonClientOptions options) : options_(std::move(options)) {
     grpc::ChannelArguments arguments;
-    // A restarted daemon must be found at once.
+    // A restarted daemon must be found at once. MIN is what one attempt to connect may take: ranks
+    // keep every core busy, and a handshake cut short begins again after the back-off.
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     // A connection of its own: not shared with another client of this process.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -206,9 +207,9 @@ class GrpcDaemonClient : public DaemonClient {
   }
 
   // One try. Ends early when the client stops or the attempt has ended.
-  absl::Status TryOnce(const Call& call, std::optional<absl::Time> deadline) {
+  absl::Status TryOnce(const Call& call, absl::Time deadline) {
     grpc::ClientContext context;
-    if (deadline.has_value()) context.set_deadline(absl::ToChronoTime(*deadline));
+    context.set_deadline(absl::ToChronoTime(deadline));
     {
       MutexLock lock(&mutex_);
       if (aborted_ || stopping_) return AbortedStatus();
@@ -236,7 +237,7 @@ class GrpcDaemonClient : public DaemonClient {
             absl::StrCat(what, " of ", options_.job_id, " epoch ", options_.epoch,
                          " was not answered in time by the daemon at ", options_.socket));
       }
-      const absl::Status status = TryOnce(call, std::min(deadline, now + kAttemptTimeout));
+      const absl::Status status = TryOnce(call, std::min(deadline, now + kPollTimeout));
       if (!Retryable(status)) return status;
       if (!Pause(std::min(options_.retry_interval, deadline - absl::Now()))) {
         return AbortedStatus();
@@ -278,7 +279,8 @@ class GrpcDaemonClient : public DaemonClient {
         if (stopping_ || aborted_) return;
         call = queues_[lane].calls.front();
       }
-      const absl::Status status = TryOnce(call, std::nullopt);
+      const absl::Status status =
+          TryOnce(call, absl::Now() + (lane == kCommits ? options_.attempt_timeout : kPollTimeout));
       if (Retryable(status)) {
         if (!Pause(options_.retry_interval)) return;
         continue;
@@ -309,7 +311,7 @@ class GrpcDaemonClient : public DaemonClient {
       v1::ReportResponse response;
       const absl::Status status = TryOnce(
           [&](grpc::ClientContext& context) { return stub_->Report(&context, request, &response); },
-          absl::Now() + kAttemptTimeout);
+          absl::Now() + options_.attempt_timeout);
       if (!status.ok()) {
         if (!Pause(options_.retry_interval)) return;
         continue;

@@ -29,6 +29,9 @@ struct DaemonClientOptions {
   std::string run_directory;
   absl::Duration report_interval = absl::Milliseconds(200);
   absl::Duration retry_interval = absl::Milliseconds(100);  // while the daemon is away
+  // A report or commit that the daemon has not answered within this time is repeated: the daemon
+  // may have died with the call, or be stopped.
+  absl::Duration attempt_timeout = absl::Seconds(2);
   // The attempt has ended: called at most once, on a thread of the client. The message says why.
   absl::AnyInvocable<void(absl::Status)> on_aborted;
 
