@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -222,10 +223,11 @@ class Memory : public MemoryFileSystem {
     MutexLock lock(&mutex_);
     const std::string prefix = path + "/";
     auto inside = [&](const std::string& name) { return absl::StartsWith(name, prefix); };
-    const auto& live = live_;  // clang does not see the lock inside a lambda
-    std::erase_if(durable_, [&](const auto& entry) {
-      return inside(entry.first) && !live.contains(entry.first);
-    });
+    // A loop, not erase_if: clang's analysis does not see that a lambda runs under the lock.
+    for (auto entry = durable_.begin(); entry != durable_.end();) {
+      const bool removed = inside(entry->first) && !live_.contains(entry->first);
+      entry = removed ? durable_.erase(entry) : std::next(entry);
+    }
     for (const auto& [name, file] : live_) {
       if (inside(name)) durable_[name] = file;
     }

@@ -36,9 +36,12 @@ function(muster_binary name)
 endfunction()
 
 # One binary per folder of tests; ctest knows it by its name. LABELS: unit (default), contract, sim,
-# parity, e2e, gpu, ...
+# fuzz, parity, e2e, gpu, ... Those of the first four labels build as the target
+# muster_checked_tests, which ./dev check runs under ASan and UBSan. THREADS says that several of
+# our threads meet in it: it then builds as muster_threaded_tests too, and has the label "threads".
+# It must reach no lock that ThreadSanitizer cannot see (base/mutex.h), so no gRPC.
 function(muster_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS" ${ARGN})
+  cmake_parse_arguments(ARG "THREADS" "TIMEOUT" "SRCS;DEPS;LABELS;ARGS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE muster_options muster_test_main ${ARG_DEPS})
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
@@ -47,6 +50,13 @@ function(muster_test name)
   endif()
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
+  endif()
+  if(ARG_LABELS MATCHES "^(unit|contract|sim|fuzz)$")
+    add_dependencies(muster_checked_tests ${name})
+  endif()
+  if(ARG_THREADS)
+    add_dependencies(muster_threaded_tests ${name})
+    list(APPEND ARG_LABELS threads)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
 endfunction()
