@@ -18,7 +18,7 @@
 
 namespace muster::kernels {
 
-// ---- memory ------------------------------------------------------------------------------------
+// ---- memory ----
 void Zero(Stream& stream, Tensor out);
 void Copy(Stream& stream, Tensor from, Tensor to);  // same dtype and elements; host/device any
 void Cast(Stream& stream, Tensor from, Tensor to);  // between fp32, bf16, fp16
@@ -26,7 +26,7 @@ void Cast(Stream& stream, Tensor from, Tensor to);  // between fp32, bf16, fp16
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
 
-// ---- embedding (embedding.h in GPT-2: token + learned position) ---------------------------------
+// ---- embedding (GPT-2: token + learned position) ----
 // out[t] = wte[tokens[t]] + wpe[t % S]. tokens [T] i32 in [0, V); wte [V,C], wpe [S,C] or empty.
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
@@ -34,8 +34,8 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
 
-// ---- layer norm, with the residual addition in front of it fused
-// ----------------------------------- x = residual + branch when `branch` is given (x is written to
+// ---- layer norm, with the residual addition in front of it fused ----
+// x = residual + branch when `branch` is given (x is written to
 // `sum`), else x = residual. y = (x - mean) * rstd * gamma + beta; mean, rstd [T] fp32.
 struct LayerNormForwardArgs {
   Tensor residual;  // [T,C] act
@@ -61,9 +61,8 @@ struct LayerNormBackwardArgs {
 };
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
 
-// ---- linear
-// --------------------------------------------------------------------------------------- y =
-// epilogue(x W^T + bias). kGelu also writes the pre-activation to `pre` (kept for backward).
+// ---- linear ----
+// y = epilogue(x W^T + bias). kGelu also writes the pre-activation to `pre` (kept for backward).
 enum class Epilogue { kNone, kGelu };
 struct LinearForwardArgs {
   Tensor x;     // [T,K] act
@@ -91,9 +90,8 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
 void GeluForward(Stream& stream, Tensor x, Tensor y);
 void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx);  // dx = ; may alias dy
 
-// ---- attention
-// -------------------------------------------------------------------------------------- Causal
-// softmax(q k^T * scale) v per head, computed in tiles without the S x S matrix in memory
+// ---- attention ----
+// Causal softmax(q k^T * scale) v per head, computed in tiles without the S x S matrix in memory
 // (FlashAttention-2, arXiv 2307.08691). Head h reads key/value head h / (H/G).
 // q, out [B,S,H,D], k, v [B,S,G,D], all with strides (packed QKV needs no copy; the last dimension
 // is dense); lse [B,H,S] fp32: log of the softmax denominator, for backward.
@@ -113,8 +111,8 @@ struct AttentionBackwardArgs {
 };
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 
-// ---- loss
-// ---------------------------------------------------------------------------------------------
+// ---- loss ----
+//
 // losses[t] = logsumexp(z[t, :vocab]) - z[t, target]; 0 where target < 0 (masked). With
 // `write_gradient` the logits are overwritten by scale * (softmax - onehot) (0 where masked and in
 // the padding).
@@ -130,9 +128,8 @@ void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
 // out[0] (+)= sum of x, fp32, in a fixed order.
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 
-// ---- optimiser
-// ------------------------------------------------------------------------------------------ out[0]
-// (+)= sum of squares of x (fp32), in a fixed order, accumulated in double.
+// ---- optimiser ----
+// out[0] (+)= sum of squares of x (fp32), in a fixed order, accumulated in double.
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
 
 // Scalars of a step, in device memory, so that no step waits for the host.
@@ -158,8 +155,7 @@ struct AdamWArgs {
 };
 void AdamW(Stream& stream, const AdamWArgs& args);
 
-// ---- random
-// ----------------------------------------------------------------------------------------------
+// ---- random ----
 // out[i] = mean + stddev * normal(seed, stream_id, first + i): Philox4x32-10 (Salmon et al., SC
 // 2011) by global element index and Box-Muller, so the value of an element does not depend on the
 // layout. fp32, host tensors only (initial weights).

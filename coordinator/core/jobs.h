@@ -27,7 +27,7 @@ struct JobEntry {
   absl::Time queued_at;
   std::optional<absl::Time> failed_at;  // for the time to recover
   absl::Time persisted_at;
-  int64_t evaluated_step = 0;  // newest that the current attempt reported
+  int64_t evaluated_step = 0;                      // newest that the current attempt reported
   std::set<std::pair<uint64_t, int64_t>> refused;  // (epoch, step) of refused commits, logged once
 
   v1::Job& job() { return *record.mutable_job(); }
