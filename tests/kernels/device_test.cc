@@ -114,6 +114,7 @@ TEST(ThreadedStream, Wait_EventRecordedLaterAgain_WaitsForTheEarlierRecordOnly) 
   host.stream->Record(*event);
   ASSERT_OK(other->Synchronize());  // hangs if it waited for the second record
   go.Notify();
+  ASSERT_OK(host.stream->Synchronize());  // it looks at `go` until then
 }
 
 TEST(Event, SecondsSince_RecordedInOrder_IsNotNegative) {
