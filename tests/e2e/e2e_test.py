@@ -252,18 +252,20 @@ class Failures(Scene):
         self.assert_recovered(self.cluster.finish("tiny"), calm, attempts=2)
 
     def test_damaged_checkpoint_is_skipped_for_the_one_before(self):
-        self.submit(steps=20 * STEPS)
+        # A long wait before the next attempt: time to damage what it would load, once the verdict
+        # on the last commit is known. (The newest directory may be half written, thus not counted.)
+        self.submit(steps=20 * STEPS, edits=[("initial: 100ms, max: 1s", "initial: 8s, max: 8s")])
         self.training(step=3 * EVERY)
-        # Stop the world at a known point: with the coordinator away nothing restarts meanwhile.
-        kill(self.cluster.status()["coordinator"]["pid"])
         for rank in self.cluster_ranks():
             kill(rank)
-        newest = sorted((self.directory / "checkpoints/tiny").glob("*/step-*"))[-1]
+        job = self.cluster.wait_for("tiny", "its attempt to end", lambda j: j["causes"])
+        name = f"step-{job['lastCommittedStep']:08d}.e*"
+        newest = sorted((self.directory / "checkpoints/tiny").glob(f"*/{name}"))[-1]
         shard = sorted(newest.glob("*.safetensors"))[0]
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 1
         shard.write_bytes(content)
-        self.cluster.up()
+        self.assertEqual(self.cluster.job("tiny")["attempts"], 1, "too late to damage anything")
         events = self.cluster.poll(
             "a damaged checkpoint is reported", lambda: self.events("tiny"),
             lambda events: any(e["kind"] == "checkpoint_damaged" for e in events))
