@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "parallel/model/head.h"
+#include "parallel/model/norm.h"
 
 namespace muster::parallel {
 namespace {
@@ -30,25 +32,6 @@ ParameterId AddMatrix(ParameterRegistry& registry, const std::string& name, int6
   return registry.Add(std::move(parameter));
 }
 
-ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int64_t size,
-                      Initializer initializer) {
-  Parameter parameter;
-  parameter.name = name;
-  parameter.global_shape = {size};
-  parameter.initializer = initializer;
-  return registry.Add(std::move(parameter));
-}
-
-struct Norm {
-  ParameterId weight;
-  ParameterId bias;
-};
-Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width) {
-  // Two statements: the order of registration is the order of storage.
-  const ParameterId weight = AddVector(registry, name + ".weight", width, Initializer::kOnes);
-  return {weight, AddVector(registry, name + ".bias", width, Initializer::kZeros)};
-}
-
 struct Linear {
   ParameterId weight;
   ParameterId bias;
@@ -57,58 +40,6 @@ Linear AddLinear(ParameterRegistry& registry, const std::string& name, int64_t o
                  int64_t inputs, float stddev) {
   const ParameterId weight = AddMatrix(registry, name + ".weight", outputs, inputs, stddev);
   return {weight, AddVector(registry, name + ".bias", outputs, Initializer::kZeros)};
-}
-
-void Ready(const Pass& pass, ParameterId parameter) {
-  if (pass.listener != nullptr) pass.listener->GradientReady(parameter);
-}
-
-// The normalised input and what its backward needs.
-struct NormSaved {
-  Tensor x, y, mean, rstd;
-
-  static NormSaved Take(Arena& arena, const BatchShape& shape, int64_t width) {
-    const int64_t tokens = shape.tokens();
-    NormSaved saved;
-    saved.x = arena.Take("activations", shape.activation, {tokens, width});
-    saved.y = arena.Take("activations", shape.activation, {tokens, width});
-    saved.mean = arena.Take("activations", DType::kF32, {tokens});
-    saved.rstd = arena.Take("activations", DType::kF32, {tokens});
-    return saved;
-  }
-};
-
-// x = residual + branch becomes the new residual stream; y is its norm.
-void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved) {
-  kernels::LayerNormForwardArgs args;
-  args.residual = flow.residual;
-  args.branch = flow.branch;
-  args.sum = flow.branch.empty() ? Tensor() : saved.x;
-  args.gamma = pass.weights[norm.weight];
-  args.beta = pass.weights[norm.bias];
-  args.y = saved.y;
-  args.mean = saved.mean;
-  args.rstd = saved.rstd;
-  kernels::LayerNormForward(pass.stream, args);
-  if (!flow.branch.empty()) flow.residual = saved.x;
-  flow.branch = Tensor();
-}
-
-// d_hidden += the gradient through the norm.
-void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-                  Tensor d_hidden) {
-  kernels::LayerNormBackwardArgs args;
-  args.dy = dy;
-  args.x = x;
-  args.gamma = pass.weights[norm.weight];
-  args.mean = saved.mean;
-  args.rstd = saved.rstd;
-  args.dx = d_hidden;
-  args.dgamma = (*pass.gradients)[norm.weight];
-  args.dbeta = (*pass.gradients)[norm.bias];
-  kernels::LayerNormBackward(pass.stream, args);
-  Ready(pass, norm.bias);
-  Ready(pass, norm.weight);
 }
 
 void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y,
@@ -294,77 +225,6 @@ class TransformerBlock : public Block {
   Linear qkv_, output_, up_, down_;
 };
 
-// ---- head --------------------------------------------------------------------------------------
-
-class HeadBlock : public Block {
- public:
-  HeadBlock(ParameterRegistry& registry, const Gpt2Config& config, ParameterId token)
-      : hidden_(config.hidden),
-        vocab_(config.vocab),
-        norm_(AddNorm(registry, "norm", config.hidden)),
-        token_(token) {}
-
-  const std::string& name() const override { return name_; }
-
-  std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
-    auto saved = std::make_unique<HeadSaved>();
-    saved->norm = NormSaved::Take(arena, shape, hidden_);
-    saved->logits = arena.Take("logits", shape.activation, {shape.tokens(), VocabStorage(vocab_)});
-    saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
-    return saved;
-  }
-  void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
-    static_cast<HeadSaved&>(base).d_small =
-        arena.Take("scratch", shape.activation, {shape.tokens(), hidden_});
-  }
-
-  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
-    auto& saved = static_cast<HeadSaved&>(base);
-    NormForward(pass, norm_, flow, saved.norm);
-    kernels::LinearForwardArgs args;
-    args.x = saved.norm.y;
-    args.w = pass.weights[token_];
-    args.y = saved.logits;
-    kernels::LinearForward(pass.stream, args);
-    flow.logits = saved.logits;
-    flow.losses = saved.losses;
-    if (pass.head == HeadMode::kLogits) return;
-    kernels::CrossEntropyArgs loss;
-    loss.logits = saved.logits;
-    loss.targets = flow.targets;
-    loss.losses = saved.losses;
-    loss.vocab = vocab_;
-    loss.scale = pass.loss_scale;
-    loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
-    kernels::CrossEntropy(pass.stream, loss);
-  }
-
-  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
-    auto& saved = static_cast<HeadSaved&>(base);
-    kernels::LinearBackwardArgs args;
-    args.dy = saved.logits;
-    args.x = saved.norm.y;
-    args.w = pass.weights[token_];
-    args.dx = saved.d_small;
-    args.dw = (*pass.gradients)[token_];
-    kernels::LinearBackward(pass.stream, args);
-    kernels::Zero(pass.stream, flow.d_hidden);
-    NormBackward(pass, norm_, saved.d_small, saved.norm.x, saved.norm, flow.d_hidden);
-  }
-
- private:
-  struct HeadSaved : Saved {
-    NormSaved norm;
-    Tensor logits, losses;
-    Tensor d_small;  // scratch
-  };
-  const std::string name_ = "head";
-  int64_t hidden_;
-  int64_t vocab_;
-  Norm norm_;
-  ParameterId token_;
-};
-
 }  // namespace
 
 int64_t ParameterCount(const Gpt2Config& config) {
@@ -375,11 +235,6 @@ int64_t ParameterCount(const Gpt2Config& config) {
 int64_t TrainingFlopsPerToken(const Gpt2Config& config) {
   const int64_t c = config.hidden, l = config.layers;
   return 6 * (12 * l * c * c + config.vocab * c) + 6 * l * config.sequence_length * c;
-}
-
-int64_t VocabStorage(int64_t vocab) {
-  const int64_t multiple = vocab >= 4096 ? 128 : 16;
-  return (vocab + multiple - 1) / multiple * multiple;
 }
 
 std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
@@ -394,7 +249,7 @@ std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
   for (int64_t i = 0; i < config.layers; ++i) {
     blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, i));
   }
-  blocks.push_back(std::make_unique<HeadBlock>(*registry, config, token));
+  blocks.push_back(MakeHead(*registry, config.hidden, config.vocab, token));
   CHECK_EQ(registry->elements(), ParameterCount(config));
   Model::Shape shape;
   shape.hidden = config.hidden;

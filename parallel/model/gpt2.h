@@ -37,9 +37,6 @@ struct Gpt2Config {
 // Trainable parameters without padding, by the formula above.
 int64_t ParameterCount(const Gpt2Config& config);
 int64_t TrainingFlopsPerToken(const Gpt2Config& config);
-// Rows of the token table as stored: a multiple of 128 for large vocabularies (whole GEMM tiles),
-// of 16 for small ones.
-int64_t VocabStorage(int64_t vocab);
 
 // Requires: every size > 0 and hidden % heads == 0 (the job spec has been validated).
 std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config);

@@ -1,0 +1,44 @@
+// Layer norm with its parameters and what it keeps, as blocks use it.
+#ifndef MUSTER_PARALLEL_MODEL_NORM_H_
+#define MUSTER_PARALLEL_MODEL_NORM_H_
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/arena.h"
+#include "kernels/tensor.h"
+#include "parallel/model/model.h"
+#include "parallel/model/parameters.h"
+
+namespace muster::parallel {
+
+// A vector parameter without weight decay.
+ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int64_t size,
+                      Initializer initializer);
+
+// Tells the listener of a pass, if there is one, that this gradient is complete.
+void Ready(const Pass& pass, ParameterId parameter);
+
+struct Norm {
+  ParameterId weight;
+  ParameterId bias;
+};
+// Registers NAME.weight (ones) and NAME.bias (zeros), both [width].
+Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width);
+
+// The normalised input and what its backward needs.
+struct NormSaved {
+  kernels::Tensor x, y, mean, rstd;
+
+  static NormSaved Take(kernels::Arena& arena, const BatchShape& shape, int64_t width);
+};
+
+// x = residual + branch becomes the new residual stream; y is its norm.
+void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved);
+// d_hidden += the gradient through the norm. `x` is what was normalised.
+void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
+                  const NormSaved& saved, kernels::Tensor d_hidden);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_NORM_H_
