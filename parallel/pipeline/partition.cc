@@ -1,0 +1,61 @@
+#include "parallel/pipeline/partition.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace muster::parallel {
+namespace {
+
+// The best cut of the first layers into some number of parts, but for the last of them.
+struct Cut {
+  double largest = std::numeric_limits<double>::infinity();
+  double squares = std::numeric_limits<double>::infinity();
+  int begin = 0;  // of the last part
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs, int parts) {
+  const int layers = static_cast<int>(costs.size());
+  if (parts < 1 || layers < parts) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d layers (embedding and head counted) cannot be cut into %d parts of at least one",
+        layers, parts));
+  }
+  std::vector<double> sums = {0};
+  for (int i = 0; i < layers; ++i) {
+    if (!std::isfinite(costs[i]) || costs[i] < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("layer %d has cost %g; costs are finite and not negative", i, costs[i]));
+    }
+    sums.push_back(sums.back() + costs[i]);
+  }
+  // best[part][end]: layers [0, end) in part + 1 parts.
+  std::vector<std::vector<Cut>> best(parts, std::vector<Cut>(layers + 1));
+  for (int end = 1; end <= layers; ++end) best[0][end] = {sums[end], sums[end] * sums[end], 0};
+  for (int part = 1; part < parts; ++part) {
+    for (int end = part + 1; end <= layers; ++end) {
+      Cut& cut = best[part][end];
+      for (int begin = part; begin < end; ++begin) {
+        const Cut& before = best[part - 1][begin];
+        const double cost = sums[end] - sums[begin];
+        const double largest = std::max(before.largest, cost);
+        const double squares = before.squares + cost * cost;
+        if (std::make_pair(largest, squares) < std::make_pair(cut.largest, cut.squares)) {
+          cut = {largest, squares, begin};
+        }
+      }
+    }
+  }
+  std::vector<int> boundaries(parts + 1, layers);
+  for (int part = parts - 1; part >= 0; --part) {
+    boundaries[part] = best[part][boundaries[part + 1]].begin;
+  }
+  return boundaries;
+}
+
+}  // namespace muster::parallel

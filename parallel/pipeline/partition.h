@@ -1,0 +1,25 @@
+// Which layers each part of a pipeline holds. Pure.
+#ifndef MUSTER_PARALLEL_PIPELINE_PARTITION_H_
+#define MUSTER_PARALLEL_PIPELINE_PARTITION_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace muster::parallel {
+
+// Cuts layers 0..n-1, whose costs (seconds, FLOPs: any one unit, >= 0) stand in `costs`, into
+// `parts` contiguous, non-empty ranges so that the most expensive range is as cheap as can be.
+// The embedding and the head are layers like the others: a head of V columns costs as much as
+// V / (12 C) transformer blocks, so the last part gets fewer blocks. Among the best cuts, the one
+// with the smallest sum of squares, then the one whose late parts are longest: the first ranks of a
+// pipeline keep the most activations.
+// Returns parts + 1 boundaries: part i is [result[i], result[i + 1]).
+// By dynamic programming, O(parts n^2). kInvalidArgument: fewer layers than parts, or a cost that
+// is negative or not finite.
+absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs, int parts);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_PIPELINE_PARTITION_H_
