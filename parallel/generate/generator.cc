@@ -95,10 +95,12 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
   }
   const int64_t needed = static_cast<int64_t>(prompt.size()) + options.tokens;
   const int64_t window = std::min(shape.sequence_max, std::max<int64_t>(needed, 1));
+  // Only the last token's logits are wanted.
+  const BatchShape batch = {.batch = 1, .sequence = window, .head_tokens = 1};
   kernels::Arena arena;
-  model_->TakeWorkspace(arena, {1, window});
+  model_->TakeWorkspace(arena, batch);
   RETURN_IF_ERROR(arena.Commit(device_));
-  Workspace workspace = model_->TakeWorkspace(arena, {1, window});
+  Workspace workspace = model_->TakeWorkspace(arena, batch);
 
   std::vector<int32_t> text(prompt.begin(), prompt.end());
   std::vector<int32_t> context(window);
@@ -111,8 +113,9 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
     std::copy(text.end() - length, text.end(), context.begin());
     kernels::Copy(*stream_, Tensor(context.data(), DType::kI32, {window}), workspace.flow.tokens);
     Pass pass = {*stream_, views_, HeadMode::kLogits};
+    workspace.flow.logits_begin = length - 1;
     model_->Forward(pass, workspace);
-    const Tensor row = workspace.flow.logits.Rows(length - 1, 1);
+    const Tensor row = workspace.flow.logits.Rows(0, 1);
     kernels::Copy(*stream_, Tensor(row.data(), DType::kF32, {shape.vocab}),
                   Tensor(logits.data(), DType::kF32, {shape.vocab}));
     RETURN_IF_ERROR(stream_->Synchronize());

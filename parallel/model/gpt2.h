@@ -13,7 +13,7 @@
 //
 // Kept for backward per token and block: x1, y1, attention out, x2, y2 (C each), qkv (3C), the
 // MLP's pre-activation and activation (4C each), and five statistics: (16 C + H + 4) fp32. Scratch
-// of Backward: 5 C + H per token, once. Logits: V per token.
+// of Backward: 5 C + H per token, once, or the logits of a chunk of tokens (head.h).
 //
 // Training FLOPs per token: 6 (12 L C^2 + V C) + 6 L S C.
 #ifndef MUSTER_PARALLEL_MODEL_GPT2_H_

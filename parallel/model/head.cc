@@ -1,7 +1,9 @@
 #include "parallel/model/head.h"
 
+#include <algorithm>
 #include <string>
 
+#include "base/check.h"
 #include "kernels/ops.h"
 #include "parallel/model/norm.h"
 
@@ -12,68 +14,99 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
+constexpr int64_t kLogitsBytes = int64_t{1} << 30;
+
 class HeadBlock : public Block {
  public:
-  HeadBlock(ParameterRegistry& registry, int64_t hidden, int64_t vocab, ParameterId table)
-      : hidden_(hidden), vocab_(vocab), norm_(AddNorm(registry, "norm", hidden)), table_(table) {}
+  HeadBlock(ParameterRegistry& registry, int64_t hidden, int64_t vocab, ParameterId table,
+            bool tied)
+      : hidden_(hidden),
+        vocab_(vocab),
+        tied_(tied),
+        norm_(AddNorm(registry, "norm", hidden)),
+        table_(table) {}
 
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<HeadSaved>();
     saved->norm = NormSaved::Take(arena, shape, hidden_);
-    saved->logits = arena.Take("logits", shape.activation, {shape.tokens(), VocabStorage(vocab_)});
     saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
     return saved;
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
-    static_cast<HeadSaved&>(base).d_small =
-        arena.Take("scratch", shape.activation, {shape.tokens(), hidden_});
+    const int64_t columns = VocabStorage(vocab_);
+    static_cast<HeadSaved&>(base).logits =
+        arena.Take("logits", shape.activation, {HeadChunk(shape, columns), columns});
   }
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
     NormForward(pass, norm_, flow, saved.norm);
-    kernels::LinearForwardArgs args;
-    args.x = saved.norm.y;
-    args.w = pass.weights[table_];
-    args.y = saved.logits;
-    kernels::LinearForward(pass.stream, args);
-    flow.logits = saved.logits;
+    const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
+    if (pass.head == HeadMode::kLogits) {
+      CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
+      flow.logits =
+          Logits(pass, saved, flow.logits_begin, std::min(chunk, tokens - flow.logits_begin));
+      return;
+    }
     flow.losses = saved.losses;
-    if (pass.head == HeadMode::kLogits) return;
-    kernels::CrossEntropyArgs loss;
-    loss.logits = saved.logits;
-    loss.targets = flow.targets;
-    loss.losses = saved.losses;
-    loss.vocab = vocab_;
-    loss.scale = pass.loss_scale;
-    loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
-    kernels::CrossEntropy(pass.stream, loss);
+    CHECK(pass.head == HeadMode::kLoss || pass.gradients != nullptr)
+        << "the head adds to the table's gradient in Forward";
+    for (int64_t begin = 0; begin < tokens; begin += chunk) {
+      Loss(pass, flow, saved, begin, std::min(chunk, tokens - begin));
+    }
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
-    kernels::LinearBackwardArgs args;
-    args.dy = saved.logits;
-    args.x = saved.norm.y;
-    args.w = pass.weights[table_];
-    args.dx = saved.d_small;
-    args.dw = (*pass.gradients)[table_];
-    kernels::LinearBackward(pass.stream, args);
+    if (!tied_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
-    NormBackward(pass, norm_, saved.d_small, saved.norm.x, saved.norm, flow.d_hidden);
+    NormBackward(pass, norm_, flow.branch_storage, saved.norm.x, saved.norm, flow.d_hidden);
   }
 
  private:
   struct HeadSaved : Saved {
     NormSaved norm;
-    Tensor logits, losses;
-    Tensor d_small;  // scratch
+    Tensor losses;
+    Tensor logits;  // scratch: of one chunk
   };
+
+  Tensor Logits(const Pass& pass, const HeadSaved& saved, int64_t begin, int64_t count) const {
+    kernels::LinearForwardArgs args;
+    args.x = saved.norm.y.Rows(begin, count);
+    args.w = pass.weights[table_];
+    args.y = saved.logits.Rows(0, count);
+    kernels::LinearForward(pass.stream, args);
+    return args.y;
+  }
+
+  // The loss of a chunk of tokens and, with gradients, all that is derived from their logits.
+  void Loss(const Pass& pass, const Flow& flow, const HeadSaved& saved, int64_t begin,
+            int64_t count) const {
+    kernels::CrossEntropyArgs loss;
+    loss.logits = Logits(pass, saved, begin, count);
+    loss.targets = flow.targets.Rows(begin, count);
+    loss.losses = saved.losses.Rows(begin, count);
+    loss.vocab = vocab_;
+    loss.scale = pass.loss_scale;
+    loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
+    kernels::CrossEntropy(pass.stream, loss);
+    if (!loss.write_gradient) return;
+    kernels::LinearBackwardArgs args;
+    args.dy = loss.logits;
+    args.x = saved.norm.y.Rows(begin, count);
+    args.w = pass.weights[table_];
+    // The norm has consumed the last branch; its storage keeps the gradient for Backward.
+    args.dx = flow.branch_storage.Rows(begin, count);
+    args.dw = (*pass.gradients)[table_];
+    kernels::LinearBackward(pass.stream, args);
+  }
+
   const std::string name_ = "head";
   int64_t hidden_;
   int64_t vocab_;
+  bool tied_;
   Norm norm_;
   ParameterId table_;
 };
@@ -85,9 +118,20 @@ int64_t VocabStorage(int64_t vocab) {
   return (vocab + multiple - 1) / multiple * multiple;
 }
 
+int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage) {
+  int64_t chunk = shape.head_tokens;
+  if (chunk <= 0) {
+    chunk = 1;
+    while (2 * chunk * vocab_storage * kernels::SizeOf(shape.activation) <= kLogitsBytes) {
+      chunk *= 2;
+    }
+  }
+  return std::min(chunk, shape.tokens());
+}
+
 std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, int64_t hidden, int64_t vocab,
-                                ParameterId table) {
-  return std::make_unique<HeadBlock>(registry, hidden, vocab, table);
+                                ParameterId table, bool tied) {
+  return std::make_unique<HeadBlock>(registry, hidden, vocab, table, tied);
 }
 
 }  // namespace muster::parallel

@@ -1,4 +1,11 @@
 // The last block of a language model: final norm, the product with the token table, the loss.
+//
+// The logits of all tokens are by far the largest tensor of a step, and nothing but the loss reads
+// them. So the tokens go through in chunks: product, cross-entropy with the gradient in place of
+// the logits, gradients of the normed input and of the table, and only then the next chunk. Hence
+// the head's part of the table's gradient is added in Forward (kLossAndGradient), chunk by chunk in
+// order, and peak memory holds the logits of one chunk, in scratch that Backward of the other
+// blocks uses too.
 #ifndef MUSTER_PARALLEL_MODEL_HEAD_H_
 #define MUSTER_PARALLEL_MODEL_HEAD_H_
 
@@ -14,10 +21,15 @@ namespace muster::parallel {
 // of 16 for small ones.
 int64_t VocabStorage(int64_t vocab);
 
-// Registers norm.{weight,bias}; `table` [VocabStorage(vocab), hidden] is the matrix of the product,
-// the token embedding's own where the two are tied.
+// Tokens whose logits stand at once: shape.head_tokens, or else the largest power of two that keeps
+// them under 1 GiB; never more than there are.
+int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage);
+
+// Registers norm.{weight,bias}; `table` [VocabStorage(vocab), hidden] is the matrix of the product:
+// the token embedding's own, whose Backward reports its gradient as complete (`tied`), or another
+// that the head reports itself.
 std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, int64_t hidden, int64_t vocab,
-                                ParameterId table);
+                                ParameterId table, bool tied = true);
 
 }  // namespace muster::parallel
 

@@ -3,7 +3,8 @@
 // Memory of one micro-batch (a Workspace), taken from an Arena by category:
 //   "inputs"       tokens and targets, i32
 //   "activations"  what each block keeps from Forward for Backward
-//   "logits"       of the head; the loss overwrites them by their gradient
+//   "logits"       of one chunk of tokens (head.h); the loss overwrites them by their gradient.
+//                  They share memory with "scratch"
 //   "scratch"      shared by all blocks: the pending branch, the gradient of the hidden state, and
 //                  the largest need of one block's Backward
 // Nothing is allocated in a step. A pipeline stage is a contiguous range of the blocks; several
@@ -43,6 +44,7 @@ struct BatchShape {
   int64_t batch = 0;
   int64_t sequence = 0;
   kernels::DType activation = kernels::DType::kF32;
+  int64_t head_tokens = 0;  // whose logits stand at once (head.h); 0: chosen by their size
   int64_t tokens() const { return batch * sequence; }
 };
 
@@ -50,20 +52,25 @@ struct BatchShape {
 // of the vocabulary.
 struct Flow {
   BatchShape shape;
-  kernels::Tensor tokens;          // [T] i32
-  kernels::Tensor targets;         // [T] i32, < 0 = masked
-  kernels::Tensor residual;        // [T,C]
-  kernels::Tensor branch;          // [T,C], empty in front of the first block
-  kernels::Tensor branch_storage;  // [T,C] scratch that blocks write their branch to
-  kernels::Tensor d_hidden;        // [T,C] gradient of residual and of branch
-  kernels::Tensor logits;          // [T,V]
-  kernels::Tensor losses;          // [T] fp32, 0 where masked
+  kernels::Tensor tokens;    // [T] i32
+  kernels::Tensor targets;   // [T] i32, < 0 = masked
+  kernels::Tensor residual;  // [T,C]
+  kernels::Tensor branch;    // [T,C], empty in front of the first block
+  // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
+  // gradient of its norm's output.
+  kernels::Tensor branch_storage;
+  kernels::Tensor d_hidden;  // [T,C] gradient of residual and of branch
+  // kLogits: the first token whose logits are wanted; the logits of it and of those behind it, as
+  // many as a chunk of the head holds, [chunk,V]. They last until the next pass.
+  int64_t logits_begin = 0;
+  kernels::Tensor logits;
+  kernels::Tensor losses;  // [T] fp32, 0 where masked
 };
 
 enum class HeadMode {
   kLogits,           // logits only; targets are not read
-  kLoss,             // losses, logits are destroyed
-  kLossAndGradient,  // losses and the gradient of the logits, in their place
+  kLoss,             // losses
+  kLossAndGradient,  // losses, and the head's part of the gradients, which Backward needs
 };
 
 // Told by Backward when the last addition to a parameter's gradient has been enqueued.
@@ -79,7 +86,8 @@ struct Pass {
   const ParameterViews& weights;
   HeadMode head = HeadMode::kLossAndGradient;
   float loss_scale = 1;  // multiplied into the gradient of every token's loss
-  // Backward: gradients are added to these; the listener may be null.
+  // kLossAndGradient: gradients are added to these, by Forward (the head's table) and by Backward.
+  // The listener of Backward may be null.
   const ParameterViews* gradients = nullptr;
   GradientListener* listener = nullptr;
 };
@@ -136,7 +144,8 @@ class Model {
 
   // Tokens (and targets) are in workspace.flow.
   void Forward(const Pass& pass, Workspace& workspace) const;
-  // Requires: the last Forward with this workspace was kLossAndGradient. Adds to pass.gradients.
+  // Requires: the last Forward with this workspace was kLossAndGradient, with the
+  // same pass.gradients, to which this adds.
   void Backward(const Pass& pass, Workspace& workspace) const;
 
  private:

@@ -63,6 +63,13 @@ class Bench {
     return sum;
   }
 
+  kernels::Tensor Logits(int64_t begin) {
+    Pass pass = {*stream_, flat_->parameter_views(), HeadMode::kLogits};
+    workspace_.flow.logits_begin = begin;
+    model_->Forward(pass, workspace_);
+    return workspace_.flow.logits;
+  }
+
   void Gradients(GradientListener* listener = nullptr) {
     Pass pass = {*stream_, flat_->parameter_views()};
     pass.gradients = &flat_->gradient_views(0);
@@ -148,6 +155,38 @@ TEST(Gpt2, Backward_ReportsEveryParameterOnceAndTheTiedTableLast) {
   EXPECT_EQ(static_cast<int>(listener.ready.size()), bench.model().parameters().size());
   EXPECT_EQ(distinct.size(), listener.ready.size());
   EXPECT_EQ(bench.model().parameters().at(listener.ready.back()).name, "embedding.token.weight");
+}
+
+TEST(Gpt2, HeadInChunks_GivesTheLossesOfOneChunkAndTheirGradients) {
+  Bench whole(kTiny), chunks(kTiny, {.batch = 2, .sequence = 8, .head_tokens = 5});
+  whole.Shake();
+  chunks.Shake();
+  EXPECT_EQ(chunks.arena().bytes_by_category().at("logits"), 5 * 48 * 4 + 64);  // of 256-byte units
+  EXPECT_NEAR(whole.Loss(), chunks.Loss(), 1e-4);
+  whole.Gradients();
+  chunks.Gradients();
+  for (ParameterId id = 0; id < whole.model().parameters().size(); ++id) {
+    const float* expected = whole.gradient(id).f32();
+    const float* actual = chunks.gradient(id).f32();
+    for (int64_t i = 0; i < whole.gradient(id).elements(); ++i) {
+      // The table's gradient is summed chunk by chunk.
+      ASSERT_NEAR(actual[i], expected[i], 1e-4) << whole.model().parameters().at(id).name;
+    }
+  }
+}
+
+TEST(Gpt2, Logits_FromAnyToken_AreTheSameRows) {
+  Bench whole(kTiny), chunks(kTiny, {.batch = 2, .sequence = 8, .head_tokens = 3});
+  const kernels::Tensor all = whole.Logits(0);
+  ASSERT_EQ(all.dim(0), 16);
+  const std::vector<float> expected(all.f32(), all.f32() + all.elements());
+  for (const int64_t begin : {0, 6, 14}) {
+    const kernels::Tensor rows = chunks.Logits(begin);
+    ASSERT_EQ(rows.dim(0), begin == 14 ? 2 : 3);
+    for (int64_t i = 0; i < rows.elements(); ++i) {
+      EXPECT_NEAR(rows.f32()[i], expected[begin * 48 + i], 1e-6);
+    }
+  }
 }
 
 TEST(Gpt2, VocabularyPadding_HasNoGradientAndNoInfluence) {
