@@ -21,7 +21,10 @@ struct Data {
   int columns;
   int vocab;
   float scale;
+  const float* loss_scale;  // or nullptr
   bool write_gradient;
+
+  __device__ float Scale() const { return loss_scale == nullptr ? scale : scale * *loss_scale; }
 };
 
 // 2^x in one instruction, without exp2f's care for denormal results: they are 0 beside the
@@ -114,7 +117,8 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
   }
   if (!d.write_gradient) return;
   // The factor scale / sum goes into the exponent; masked rows get exp2(-infinity) = 0.
-  const float offset = target < 0 ? INFINITY : max_log2 - log2f(d.scale / sum);
+  const float scale = d.Scale();
+  const float offset = target < 0 ? INFINITY : max_log2 - log2f(scale / sum);
   for (int p = threadIdx.x; p < packs; p += kThreads) {
     float v[N];
     LoadFloats<N>(cache + p * N, v);
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
     if (p == target / N && target >= 0) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        if (i == target % N) v[i] -= d.scale;
+        if (i == target % N) v[i] -= scale;
       }
     }
     StorePack<N>(row + p * N, FromFloats<T>(v));
@@ -149,10 +153,11 @@ __global__ void __launch_bounds__(kThreads) AnyRowKernel(const Data<T> d) {
   }
   if (!d.write_gradient) return;
   __syncthreads();  // the target's logit has been read
-  const float factor = target < 0 ? 0.f : d.scale / sum;
+  const float scale = d.Scale();
+  const float factor = target < 0 ? 0.f : scale / sum;
   for (int i = threadIdx.x; i < d.columns; i += kThreads) {
     float gradient = i < d.vocab ? factor * Exp2(ToFloat(row[i]) * kLog2E - max_log2) : 0.f;
-    if (i == target) gradient -= d.scale;
+    if (i == target) gradient -= scale;
     row[i] = FromFloat<T>(gradient);
   }
 }
@@ -165,6 +170,7 @@ void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
                   static_cast<int>(args.logits.dim(1)),
                   static_cast<int>(args.vocab),
                   args.scale,
+                  args.loss_scale,
                   args.write_gradient};
   const auto rows = static_cast<unsigned>(args.logits.dim(0));
   const int row_bytes = d.columns * static_cast<int>(sizeof(T));

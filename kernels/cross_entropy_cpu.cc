@@ -13,6 +13,7 @@ namespace muster::kernels::cpu {
 
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
+    const float scale = args.scale * (args.loss_scale == nullptr ? 1.0f : *args.loss_scale);
     const Loops& loops = ChooseLoops();
     const int64_t columns = args.logits.dim(1);
     const int32_t* targets = args.targets.as<int32_t>();
@@ -31,8 +32,8 @@ void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
       const double sum = loops.sum_exp(args.vocab, most, args.write_gradient, z);
       loss = static_cast<float>(std::log(sum) + (static_cast<double>(most) - of_target));
       if (!args.write_gradient) return;
-      loops.scale(args.vocab, static_cast<float>(args.scale / sum), z);
-      z[target] -= args.scale;
+      loops.scale(args.vocab, static_cast<float>(scale / sum), z);
+      z[target] -= scale;
       std::memset(z + args.vocab, 0, (columns - args.vocab) * sizeof(float));
     });
   });

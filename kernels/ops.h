@@ -122,6 +122,8 @@ struct CrossEntropyArgs {
   Tensor losses;      // [T] fp32
   int64_t vocab = 0;  // real columns, <= V
   float scale = 1;    // 1 / unmasked tokens of the global batch
+  // Device memory, or null: one more factor of the gradient, the dynamic loss scale of fp16.
+  const float* loss_scale = nullptr;
   bool write_gradient = true;
 };
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);

@@ -243,12 +243,15 @@ std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
   CHECK_EQ(config.hidden % config.heads, 0);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
+  registry->BeginBlock(0, /*resident=*/true);
   auto embedding = std::make_unique<EmbeddingBlock>(*registry, config);
   const ParameterId token = embedding->token();
   blocks.push_back(std::move(embedding));
   for (int64_t i = 0; i < config.layers; ++i) {
+    registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/false);
     blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, i));
   }
+  registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/true);
   blocks.push_back(MakeHead(*registry, config.hidden, config.vocab, token));
   CHECK_EQ(registry->elements(), ParameterCount(config));
   Model::Shape shape;

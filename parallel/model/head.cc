@@ -90,6 +90,7 @@ class HeadBlock : public Block {
     loss.losses = saved.losses.Rows(begin, count);
     loss.vocab = vocab_;
     loss.scale = pass.loss_scale;
+    loss.loss_scale = pass.dynamic_loss_scale;
     loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
     kernels::CrossEntropy(pass.stream, loss);
     if (!loss.write_gradient) return;

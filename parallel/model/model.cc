@@ -39,14 +39,18 @@ Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) c
 void Model::Forward(const Pass& pass, Workspace& workspace) const {
   workspace.flow.branch = kernels::Tensor();
   for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (pass.gate != nullptr) pass.gate->Acquire(static_cast<int>(i), /*backward=*/false);
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i]);
+    if (pass.gate != nullptr) pass.gate->Release(static_cast<int>(i), /*backward=*/false);
   }
 }
 
 void Model::Backward(const Pass& pass, Workspace& workspace) const {
   CHECK(pass.gradients != nullptr);
   for (size_t i = blocks_.size(); i-- > 0;) {
+    if (pass.gate != nullptr) pass.gate->Acquire(static_cast<int>(i), /*backward=*/true);
     blocks_[i]->Backward(pass, workspace.flow, *workspace.saved[i]);
+    if (pass.gate != nullptr) pass.gate->Release(static_cast<int>(i), /*backward=*/true);
   }
 }
 

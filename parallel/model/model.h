@@ -80,6 +80,18 @@ class GradientListener {
   virtual void GradientReady(ParameterId parameter) = 0;
 };
 
+// Told by Model when the parameters of a block are about to be used and when they have been: who
+// shards them gathers and frees them there. Whatever the gate enqueues on the pass's stream (a wait
+// for a gather, say) comes before the block's own work.
+class BlockGate {
+ public:
+  virtual ~BlockGate() = default;
+  // `block` counts from 0 within the model. Its Forward (or Backward) is enqueued next.
+  virtual void Acquire(int block, bool backward) = 0;
+  // All of its work has been enqueued.
+  virtual void Release(int block, bool backward) = 0;
+};
+
 // The stream and the parameters of one pass. Views must outlive the call.
 struct Pass {
   kernels::Stream& stream;
@@ -90,6 +102,9 @@ struct Pass {
   // The listener of Backward may be null.
   const ParameterViews* gradients = nullptr;
   GradientListener* listener = nullptr;
+  BlockGate* gate = nullptr;
+  // Device memory, or null: one fp32 factor beside loss_scale.
+  const float* dynamic_loss_scale = nullptr;
 };
 
 // Single-threaded. Parameters are registered by the constructors.

@@ -30,6 +30,8 @@ ParameterId ParameterRegistry::Add(Parameter parameter) {
   if (parameter.storage_rows == 0) parameter.storage_rows = parameter.box.extent[0];
   CHECK_GE(parameter.storage_rows, parameter.box.extent[0]) << parameter.name;
   for (const Parameter& other : parameters_) CHECK(other.name != parameter.name) << other.name;
+  parameter.block = block_;
+  parameter.resident = resident_;
   parameters_.push_back(std::move(parameter));
   return size() - 1;
 }

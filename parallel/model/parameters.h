@@ -14,6 +14,13 @@ namespace muster::parallel {
 
 enum class Initializer : uint8_t { kZeros, kOnes, kNormal };
 
+// What the ranks of a tensor-parallel group hold of a parameter.
+enum class TensorSharing : uint8_t {
+  kReplicated,  // the same value, and the same gradient
+  kSharded,     // another box each
+  kPartial,     // the same value, each a part of the gradient: to be summed over the group
+};
+
 // Index into a ParameterRegistry.
 using ParameterId = int;
 
@@ -30,6 +37,11 @@ struct Parameter {
   bool weight_decay = false;  // 2-D weights only
   Initializer initializer = Initializer::kZeros;
   float stddev = 0;  // of kNormal
+  TensorSharing sharing = TensorSharing::kReplicated;
+  // Set by the registry. Index of the block within the model, -1 when it belongs to none.
+  int block = -1;
+  // Whether it is kept whole where blocks are sharded (ZeRO-3): embeddings, head, what is tied.
+  bool resident = true;
 
   int64_t elements() const;          // of the box, without padding
   int64_t storage_elements() const;  // with padding
@@ -40,6 +52,12 @@ struct Parameter {
 // only afterwards.
 class ParameterRegistry {
  public:
+  // Parameters added from now on belong to `block`. Those of a block that is not resident are used
+  // by that block alone.
+  void BeginBlock(int block, bool resident) {
+    block_ = block;
+    resident_ = resident;
+  }
   // Fills in box and storage_rows when empty. Requires: the name is new.
   ParameterId Add(Parameter parameter);
   const Parameter& at(ParameterId id) const { return parameters_[id]; }
@@ -49,6 +67,8 @@ class ParameterRegistry {
 
  private:
   std::vector<Parameter> parameters_;
+  int block_ = -1;
+  bool resident_ = true;
 };
 
 // One tensor per parameter: their values, or their gradients, or moments. Shaped as stored:

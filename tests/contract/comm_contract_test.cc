@@ -23,6 +23,7 @@
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/gather_texts.h"
+#include "parallel/comm/mesh_groups.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -400,6 +401,47 @@ TEST_P(CommContract, AbortAtRandomMoments_NeverHangsNorTouchesFreedMemory) {
     world[aborter]->Abort(absl::CancelledError("stop"));
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+// The ranks of a group, as bits of a number.
+int64_t MembersOf(Communicator& group, kernels::Stream& stream, int world_rank) {
+  int64_t bits = int64_t{1} << world_rank;
+  group.AllReduce(stream, Tensor(&bits, DType::kI64, {1}), ReduceOp::kSum);
+  EXPECT_OK(stream.Synchronize());
+  return bits;
+}
+
+TEST_P(CommContract, MeshGroups_JoinExactlyTheRanksThatTheMeshNames) {
+  OnRanks(8, [](Rank& self) {
+    for (const PerAxis& degrees : {PerAxis(2, 2, 1, 2), PerAxis(1, 4, 2, 1), PerAxis(1, 8, 1, 1)}) {
+      ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Make({.degrees = degrees}, 8));
+      ASSERT_OK_AND_ASSIGN(auto groups, MeshGroups::Make(mesh, self.world, 2));
+      const std::vector<std::vector<Axis>> sets = {{Axis::kData},
+                                                   {Axis::kTensor},
+                                                   {Axis::kContext},
+                                                   {Axis::kPipeline},
+                                                   {Axis::kContext, Axis::kData},
+                                                   {Axis::kTensor, Axis::kPipeline}};
+      for (const std::vector<Axis>& axes : sets) {
+        int64_t expected = 0;
+        for (const int rank : mesh.GroupOf(self.rank, axes)) expected |= int64_t{1} << rank;
+        EXPECT_EQ(MembersOf(groups->Along(axes), self.stream, self.rank), expected);
+      }
+      const std::vector<int> gradient = mesh.GroupOf(self.rank, {Axis::kData, Axis::kContext});
+      int64_t shard = 0, replicas = 0;
+      for (int i = 0; i < static_cast<int>(gradient.size()); ++i) {
+        const int64_t bit = int64_t{1} << gradient[static_cast<size_t>(i)];
+        if (i / 2 == groups->gradient_rank() / 2) shard |= bit;
+        if (i % 2 == groups->gradient_rank() % 2) replicas |= bit;
+      }
+      EXPECT_EQ(MembersOf(groups->shard(), self.stream, self.rank), shard);
+      EXPECT_EQ(MembersOf(groups->gather(), self.stream, self.rank), shard);
+      EXPECT_EQ(MembersOf(groups->replicate(), self.stream, self.rank), replicas);
+      EXPECT_EQ(groups->shard().rank(), groups->gradient_rank() % 2);
+    }
+    EXPECT_THAT(MeshGroups::MakeData(self.world, 3).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 ranks")));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CommContract,
