@@ -49,6 +49,12 @@ void CheckCast(const Tensor& from, const Tensor& to) {
       << from.ToString() << " to " << to.ToString();
 }
 
+void CheckCopyStrided(const Tensor& from, const Tensor& to) {
+  bool same = IsActivation(from.dtype()) && IsActivation(to.dtype()) && from.rank() == to.rank();
+  for (int i = 0; same && i < from.rank(); ++i) same = from.dim(i) == to.dim(i);
+  CHECK(same) << from.ToString() << " to " << to.ToString();
+}
+
 void CheckFp32(const Tensor& x) {
   CHECK(x.dtype() == DType::kF32 && x.contiguous()) << x.ToString();
 }
@@ -168,6 +174,16 @@ void CheckAttention(const AttentionBackwardArgs& args) {
   CheckHeads("dk", args.dk, k.dtype(), k.dim(0), k.dim(1), k.dim(2), k.dim(3));
   CheckHeads("dv", args.dv, k.dtype(), k.dim(0), k.dim(1), k.dim(2), k.dim(3));
   CheckIs("delta", args.delta, DType::kF32, {q.dim(0), q.dim(2), q.dim(1)});
+}
+
+void CheckAttention(const AttentionMergeArgs& args) {
+  CHECK_EQ(args.out.rank(), 4);
+  const int64_t b = args.out.dim(0), s = args.out.dim(1), h = args.out.dim(2), d = args.out.dim(3);
+  CHECK(IsActivation(args.out.dtype()) && IsActivation(args.partial_out.dtype()));
+  CheckHeads("out", args.out, args.out.dtype(), b, s, h, d);
+  CheckHeads("partial_out", args.partial_out, args.partial_out.dtype(), b, s, h, d);
+  CheckIs("lse", args.lse, DType::kF32, {b, h, s});
+  CheckIs("partial_lse", args.partial_lse, DType::kF32, {b, h, s});
 }
 
 void CheckCrossEntropy(const CrossEntropyArgs& args) {

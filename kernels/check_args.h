@@ -12,6 +12,7 @@ namespace muster::kernels {
 
 void CheckCopy(const Tensor& from, const Tensor& to);
 void CheckCast(const Tensor& from, const Tensor& to);
+void CheckCopyStrided(const Tensor& from, const Tensor& to);
 void CheckFp32(const Tensor& x);
 void CheckSameFp32(const Tensor& x, const Tensor& y);
 void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, int64_t sequence,
@@ -23,6 +24,7 @@ void CheckLinear(const LinearBackwardArgs& args);
 void CheckGelu(const Tensor& x, const Tensor& y);
 void CheckAttention(const AttentionArgs& args);
 void CheckAttention(const AttentionBackwardArgs& args);
+void CheckAttention(const AttentionMergeArgs& args);
 void CheckCrossEntropy(const CrossEntropyArgs& args);
 void CheckReduction(const Tensor& x, const Tensor& out);
 void CheckAdamW(const AdamWArgs& args);

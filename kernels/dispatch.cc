@@ -29,6 +29,14 @@
   cpu::op(stream, __VA_ARGS__)
 #endif
 
+// For ops without a CUDA twin: the stream fails, so that a step ends with a message.
+#define MUSTER_DISPATCH_HOST(op, ...)                                              \
+  if (stream.device().kind() == DeviceKind::kCuda) {                               \
+    stream.Fail(absl::UnimplementedError(#op " runs on CPU devices only so far")); \
+  } else {                                                                         \
+    cpu::op(stream, __VA_ARGS__);                                                  \
+  }
+
 namespace muster::kernels {
 
 void Zero(Stream& stream, Tensor out) {
@@ -54,6 +62,11 @@ void Axpy(Stream& stream, float alpha, Tensor x, Tensor y) {
 void Scale(Stream& stream, float alpha, Tensor x) {
   CheckFp32(x);
   MUSTER_DISPATCH(Scale, alpha, x);
+}
+
+void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
+  CheckCopyStrided(from, to);
+  MUSTER_DISPATCH_HOST(CopyStrided, from, to, accumulate);
 }
 
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
@@ -108,6 +121,11 @@ void AttentionForward(Stream& stream, const AttentionArgs& args) {
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   CheckAttention(args);
   MUSTER_DISPATCH(AttentionBackward, args);
+}
+
+void AttentionMerge(Stream& stream, const AttentionMergeArgs& args) {
+  CheckAttention(args);
+  MUSTER_DISPATCH_HOST(AttentionMerge, args);
 }
 
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {

@@ -1,4 +1,4 @@
-// Zero, Copy, Cast, Axpy, Scale on the host. Bound by memory: one pass each.
+// Zero, Copy, CopyStrided, Cast, Axpy, Scale on the host. Bound by memory: one pass each.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -40,6 +40,38 @@ void Copy(Stream& stream, Tensor from, Tensor to) {
     if (source == target) return;
     ForRanges(pool, from.bytes(), [&](int64_t begin, int64_t count) {
       std::memcpy(target + begin, source + begin, count);
+    });
+  });
+}
+
+void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
+  EnqueueOnHost(stream, [from, to, accumulate](ThreadPool& pool) {
+    const int last = from.rank() - 1;
+    const int64_t width = from.dim(last), rows = width == 0 ? 0 : from.elements() / width;
+    const int64_t rows_per_task =
+        std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, width));
+    pool.Run((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+      const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+      for (int64_t row = task * rows_per_task; row < end; ++row) {
+        int64_t source = 0, target = 0, rest = row;
+        for (int i = last - 1; i >= 0; --i) {
+          source += rest % from.dim(i) * from.stride(i);
+          target += rest % from.dim(i) * to.stride(i);
+          rest /= from.dim(i);
+        }
+        const int64_t step_from = from.stride(last), step_to = to.stride(last);
+        if (!accumulate && from.dtype() == to.dtype() && step_from == 1 && step_to == 1) {
+          const int64_t bytes = SizeOf(from.dtype());
+          std::memcpy(static_cast<char*>(to.data()) + target * bytes,
+                      static_cast<const char*>(from.data()) + source * bytes, width * bytes);
+          continue;
+        }
+        for (int64_t i = 0; i < width; ++i) {
+          float value = ReadAsFloat(from, source + i * step_from);
+          if (accumulate) value += ReadAsFloat(to, target + i * step_to);
+          WriteFloat(to, target + i * step_to, value);
+        }
+      }
     });
   });
 }

@@ -25,6 +25,11 @@ void Cast(Stream& stream, Tensor from, Tensor to);  // between fp32, bf16, fp16
 // y += alpha * x, fp32.
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
+// to = from, or to += from with `accumulate` (summed in fp32, rounded once), element by element.
+// Same shape, any strides, no overlap; act on both sides, also two different ones.
+// On CUDA: kUnimplemented on the stream, so far. The twin moves one row of the last dimension per
+// warp, in packs where both sides are dense and aligned: read + written bytes once.
+void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate = false);
 
 // ---- embedding (GPT-2: token + learned position) ----
 // out[t] = wte[tokens[t]] + wpe[t % S]. tokens [T] i32 in [0, V); wte [V,C], wpe [S,C] or empty.
@@ -110,6 +115,20 @@ struct AttentionBackwardArgs {
   bool deterministic = true;
 };
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+
+// Attention over a union of two disjoint sets of keys, from the results over each:
+//   lse' = log(exp(lse) + exp(partial_lse)),
+//   out = out exp(lse - lse') + partial_out exp(partial_lse - lse'), lse = lse'.
+// In fp32; a set without keys has lse = -inf. AttentionBackward over one of the sets, given the
+// merged out and lse, yields that set's part of dq, and its dk and dv.
+// On CUDA: kUnimplemented on the stream, so far. The twin takes one warp per (token, head).
+struct AttentionMergeArgs {
+  Tensor out;          // [B,S,H,D] act, updated
+  Tensor lse;          // [B,H,S] fp32, updated
+  Tensor partial_out;  // [B,S,H,D] act; need not be out's
+  Tensor partial_lse;  // [B,H,S] fp32
+};
+void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 
 // ---- loss ----
 //

@@ -1,5 +1,5 @@
 // The host twins of ops.h, with the same meaning and arguments; called by dispatch.cc alone, which
-// has checked the arguments (check_args.h). fp32 only, but for Copy and Cast (kI32 tokens and
+// has checked the arguments (check_args.h). fp32 only, but for Copy, CopyStrided, Cast and AttentionMerge (kI32 tokens and
 // targets aside).
 #ifndef MUSTER_KERNELS_OPS_CPU_H_
 #define MUSTER_KERNELS_OPS_CPU_H_
@@ -17,6 +17,7 @@ void Copy(Stream& stream, Tensor from, Tensor to);
 void Cast(Stream& stream, Tensor from, Tensor to);
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
+void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate);
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
@@ -29,6 +30,7 @@ void GeluForward(Stream& stream, Tensor x, Tensor y);
 void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx);
 void AttentionForward(Stream& stream, const AttentionArgs& args);
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);

@@ -1,4 +1,6 @@
 #include <cmath>
+#include <limits>
+#include <tuple>
 
 #include "kernels/ops.h"
 #include "tests/kernels/support.h"
@@ -154,6 +156,67 @@ TEST(Attention, Backward_SeveralTiles_MatchesFiniteDifferencesAlongDirections) {
       EXPECT_NEAR(actual, expected, 2e-5 * expected_scale + 1e-6) << "token " << token;
     }
   }
+}
+
+// The keys [begin, begin + count) of a packed tensor.
+Tensor Keys(const Tensor& all, int64_t begin, int64_t count) {
+  return Tensor(all.f32() + begin * all.stride(1), DType::kF32,
+                {all.dim(0), count, all.dim(2), all.dim(3)},
+                {all.stride(0), all.stride(1), all.stride(2), all.stride(3)});
+}
+
+TEST(Attention, MergeOfTwoSetsOfKeys_EqualsAttentionOverBoth) {
+  const Shape s = {2, 150, 4, 2, 8, false};
+  Floats qkv = Random(s.tokens() * s.packed(), 1);
+  Floats dout = Random(s.tokens() * s.heads * s.width, 2);
+  const Result whole = RunBoth(s, qkv, dout);
+
+  Host host;
+  Floats out(whole.out.size()), lse(whole.lse.size()), part_out(out.size()), part_lse(lse.size());
+  AttentionArgs first = Args(s, qkv, out, lse), second = Args(s, qkv, part_out, part_lse);
+  const Tensor k = first.k, v = first.v;
+  first.k = Keys(k, 0, 90), first.v = Keys(v, 0, 90);
+  second.k = Keys(k, 90, 60), second.v = Keys(v, 90, 60);
+  AttentionForward(*host.stream, first);
+  AttentionForward(*host.stream, second);
+  AttentionMerge(*host.stream, {first.out, first.lse, second.out, second.lse});
+  ExpectClose(out, whole.out, 1e-6, "out");
+  ExpectClose(lse, whole.lse, 1e-6, "lse");
+
+  // Backward set by set, with the merged out and lse: dq adds up, dk and dv are each set's own.
+  second.out = first.out, second.lse = first.lse;
+  Floats dqkv(qkv.size()), dq(out.size()), delta(lse.size());
+  const Tensor packed_dq = Heads(dqkv, s, 0, s.heads), packed_dk = Heads(dqkv, s, 4, 2),
+               packed_dv = Heads(dqkv, s, 6, 2);
+  const Tensor part_dq = View(dq, {s.batch, s.sequence, s.heads, s.width});
+  for (const auto& [args, begin, count] :
+       {std::tuple(first, int64_t{0}, int64_t{90}), std::tuple(second, int64_t{90}, int64_t{60})}) {
+    AttentionBackward(*host.stream, {.forward = args,
+                                     .dout = View(dout, {s.batch, s.sequence, s.heads, s.width}),
+                                     .dq = part_dq,
+                                     .dk = Keys(packed_dk, begin, count),
+                                     .dv = Keys(packed_dv, begin, count),
+                                     .delta = View(delta, {s.batch, s.heads, s.sequence})});
+    CopyStrided(*host.stream, part_dq, packed_dq, /*accumulate=*/true);
+  }
+  ExpectClose(dqkv, whole.dqkv, 1e-5, "dqkv");
+}
+
+TEST(Attention, MergeWithAnEmptySet_ChangesNothing) {
+  Host host;
+  Floats out = Random(2 * 3 * 2 * 4, 1), part(out.size(), 7);
+  Floats lse = Random(2 * 2 * 3, 2), part_lse(lse.size(), -std::numeric_limits<float>::infinity());
+  const Floats before = out, lse_before = lse;
+  AttentionMerge(*host.stream, {View(out, {2, 3, 2, 4}), View(lse, {2, 2, 3}),
+                                View(part, {2, 3, 2, 4}), View(part_lse, {2, 2, 3})});
+  EXPECT_EQ(out, before);
+  EXPECT_EQ(lse, lse_before);
+  // And the other way round: the partial result is taken over.
+  Floats empty(out.size()), empty_lse = part_lse;
+  AttentionMerge(*host.stream, {View(empty, {2, 3, 2, 4}), View(empty_lse, {2, 2, 3}),
+                                View(out, {2, 3, 2, 4}), View(lse, {2, 2, 3})});
+  EXPECT_EQ(empty, before);
+  EXPECT_EQ(empty_lse, lse_before);
 }
 
 }  // namespace

@@ -88,5 +88,36 @@ TEST(MemoryDeathTest, Copy_OtherSizeOrDtype_NamesBoth) {
   EXPECT_DEATH(Copy(*host.stream, View(x, {4}), View(y, {5})), "F32\\[4\\] to F32\\[5\\]");
 }
 
+TEST(Memory, CopyStrided_AnyStridesAndDtypes_MovesOrAddsElements) {
+  Host host(3);
+  Floats x = Random(4 * 5 * 6, 1), y = Random(6 * 5 * 4, 2);
+  // [4,5,6] into the transpose of [6,5,4].
+  const Tensor from = View(x, {4, 5, 6});
+  const Floats before = y;
+  const Tensor to(y.data(), DType::kF32, {4, 5, 6}, {1, 4, 20});
+  const auto at = [](int64_t i, int64_t j, int64_t k) { return i + 4 * j + 20 * k; };
+  CopyStrided(*host.stream, from, to, /*accumulate=*/true);
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t j = 0; j < 5; ++j) {
+      for (int64_t k = 0; k < 6; ++k) {
+        ASSERT_EQ(y[at(i, j, k)], x[i * 30 + j * 6 + k] + before[at(i, j, k)]);
+      }
+    }
+  }
+  CopyStrided(*host.stream, from, to);
+  EXPECT_EQ(y[at(3, 4, 5)], x[3 * 30 + 4 * 6 + 5]);
+  // Every second row of a wider tensor, rounded to bf16, and back by addition.
+  std::vector<uint16_t> narrow(2 * 10 * 8);
+  const Tensor rows(narrow.data(), DType::kBF16, {10, 6}, {16, 1});
+  Floats z(60, 1);
+  CopyStrided(*host.stream, Tensor(x.data(), DType::kF32, {10, 6}), rows);
+  CopyStrided(*host.stream, rows, View(z, {10, 6}), /*accumulate=*/true);
+  const Floats rounded =
+      Widen(Narrow(Floats(x.begin(), x.begin() + 60), DType::kBF16), DType::kBF16);
+  for (int64_t i = 0; i < 60; ++i) ASSERT_EQ(z[i], rounded[i] + 1);
+  CopyStrided(*host.stream, Tensor(x.data(), DType::kF32, {0, 6}),
+              Tensor(z.data(), DType::kF32, {0, 6}));
+}
+
 }  // namespace
 }  // namespace muster::kernels
