@@ -1,0 +1,89 @@
+#include "parallel/context/context_attention.h"
+
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/context/methods.h"
+
+namespace muster::parallel {
+
+const char* Name(ContextMethod method) {
+  switch (method) {
+    case ContextMethod::kRing:
+      return "ring";
+    case ContextMethod::kAllGather:
+      return "all_gather";
+    case ContextMethod::kAllToAll:
+      return "all_to_all";
+  }
+  return "unknown";
+}
+
+absl::Status Validate(const ContextShape& shape) {
+  if (shape.ranks < 1 || shape.batch < 1 || shape.sequence < 1 || shape.heads < 1 ||
+      shape.key_heads < 1 || shape.width < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "context parallelism over %d ranks: batch %d, sequence %d, heads %d, key/value heads %d, "
+        "head width %d: each must be at least 1",
+        shape.ranks, shape.batch, shape.sequence, shape.heads, shape.key_heads, shape.width));
+  }
+  if (shape.sequence % (2 * shape.ranks) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "a sequence of %d tokens cannot be cut into two equal chunks for each of %d ranks; it must "
+        "be a multiple of %d",
+        shape.sequence, shape.ranks, 2 * shape.ranks));
+  }
+  if (shape.heads % shape.key_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d heads are no multiple of %d key/value heads", shape.heads, shape.key_heads));
+  }
+  if (shape.method == ContextMethod::kAllToAll &&
+      (shape.heads % shape.ranks != 0 ||
+       (shape.key_heads % shape.ranks != 0 && shape.ranks % shape.key_heads != 0))) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "all_to_all spreads %d heads and %d key/value heads over %d ranks: the heads must be a "
+        "multiple of the ranks, and of key/value heads and ranks one a multiple of the other; ring "
+        "and all_gather take any heads",
+        shape.heads, shape.key_heads, shape.ranks));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks) {
+  CHECK(sequence % (2 * ranks) == 0 && rank >= 0 && rank < ranks)
+      << sequence << " tokens, rank " << rank << " of " << ranks;
+  const int64_t chunk = sequence / (2 * ranks);
+  std::vector<int32_t> positions;
+  for (const int64_t index : {int64_t{rank}, int64_t{2 * ranks - 1 - rank}}) {
+    for (int64_t i = 0; i < chunk; ++i) {
+      positions.push_back(static_cast<int32_t>(index * chunk + i));
+    }
+  }
+  return positions;
+}
+
+absl::StatusOr<std::unique_ptr<ContextOverlap>> ContextOverlap::Make(kernels::Device& device) {
+  auto overlap = std::make_unique<ContextOverlap>();
+  ASSIGN_OR_RETURN(overlap->stream, device.MakeStream({.threaded = true, .high_priority = true}));
+  ASSIGN_OR_RETURN(overlap->ready, device.MakeEvent());
+  for (int i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(overlap->arrived[i], device.MakeEvent());
+    ASSIGN_OR_RETURN(overlap->returned[i], device.MakeEvent());
+  }
+  return overlap;
+}
+
+absl::StatusOr<std::unique_ptr<ContextAttention>> MakeContextAttention(const ContextShape& shape) {
+  RETURN_IF_ERROR(Validate(shape));
+  switch (shape.method) {
+    case ContextMethod::kRing:
+      return context::MakeRing(shape);
+    case ContextMethod::kAllGather:
+      return context::MakeAllGather(shape);
+    case ContextMethod::kAllToAll:
+      return context::MakeAllToAll(shape);
+  }
+  return absl::InvalidArgumentError("unknown method of context parallelism");
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,123 @@
+// Causal attention over sequences whose tokens are spread over the ranks of a context-parallel
+// group: written over Communicator and ops, so one code runs on CPU ranks and on GPUs.
+//
+// Layout (zigzag, for all methods): a sequence of S tokens is cut into 2c chunks; rank r holds
+// chunk r, then chunk 2c - 1 - r, so that causal work is the same on every rank. ContextPositions
+// gives the positions of a rank's tokens; inputs, targets and rotary or learned positions follow
+// them. Documents packed into one sequence see each other, as they do on one rank: no op has a
+// document mask.
+//
+//   kRing (Liu et al., Ring Attention, arXiv 2310.01889): keys and values
+//     travel around the ring in c - 1 steps and each step's partial result is merged by its lse.
+//     Backward sends keys and values the other way round, and the gradients of keys and values one
+//     step behind them, until they are home.
+//   kAllGather (as Llama 3, arXiv 2407.21783): every rank gathers all keys and values, and sums
+//   their gradients by reduce-scatter.
+//     Simple, needs memory for the whole sequence's keys and values.
+//   kAllToAll (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509): all-to-alls turn a slice of the
+//     sequence with all heads into the whole sequence with a slice of the heads, and back.
+//     Key/value heads that are fewer than ranks are sent to every rank that needs them.
+//
+// Bytes that a rank sends per call, e = bytes of an activation, KV = B (S/c) G D e of keys alone,
+// Q = B (S/c) H D e, KV4 and so on the same in fp32, n = max(G, c) / G:
+//   kRing       forward (c-1) 2 KV                 backward (c-1) (2 KV + 2 KV4)
+//   kAllGather  forward (c-1) 2 KV                 backward (c-1) (2 KV + 2 KV4)
+//   kAllToAll   forward (c-1)/c (2 Q + 2 n KV)     backward (c-1)/c (2 Q + 2 n KV)
+#ifndef MUSTER_PARALLEL_CONTEXT_CONTEXT_ATTENTION_H_
+#define MUSTER_PARALLEL_CONTEXT_CONTEXT_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+#include "parallel/comm/communicator.h"
+
+namespace muster::parallel {
+
+enum class ContextMethod : uint8_t { kRing, kAllGather, kAllToAll };
+// "ring", "all_gather", "all_to_all": the names of the job spec.
+const char* Name(ContextMethod method);
+
+struct ContextShape {
+  ContextMethod method = ContextMethod::kRing;
+  int ranks = 1;  // c
+  int64_t batch = 0;
+  int64_t sequence = 0;   // S, of all ranks together
+  int64_t heads = 0;      // H
+  int64_t key_heads = 0;  // G
+  int64_t width = 0;      // D
+  kernels::DType activation = kernels::DType::kF32;
+
+  int64_t local() const { return sequence / ranks; }
+  int64_t chunk() const { return sequence / (2 * ranks); }
+};
+// kInvalidArgument with the numbers: S no multiple of 2c; H no multiple of G; kAllToAll with H no
+// multiple of c, or with G and c of which neither divides the other.
+absl::Status Validate(const ContextShape& shape);
+
+// The positions in the whole sequence of rank `rank`'s tokens, in the order it holds them.
+// Requires: sequence % (2 * ranks) == 0.
+std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks);
+
+// A stream of its own for the exchanges of a ring, so that they overlap with attention. Serves all
+// layers of a model; used by the thread that enqueues on the compute stream.
+struct ContextOverlap {
+  std::unique_ptr<kernels::Stream> stream;
+  std::unique_ptr<kernels::Event> ready;        // compute: what is sent has been written
+  std::unique_ptr<kernels::Event> arrived[2];   // by buffer of keys and values
+  std::unique_ptr<kernels::Event> returned[2];  // by buffer of their gradients
+
+  static absl::StatusOr<std::unique_ptr<ContextOverlap>> Make(kernels::Device& device);
+};
+
+// Attention of one layer. Const; memory is the caller's, planned in an Arena.
+class ContextAttention {
+ public:
+  // What Forward leaves for Backward, and the views of the scratch memory.
+  struct Saved {
+    virtual ~Saved() = default;
+  };
+  // Views of the caller's tensors: q, out [B,S/c,H,D], k, v [B,S/c,G,D], any strides but a dense
+  // last dimension (packed QKV needs no copy).
+  struct Inputs {
+    kernels::Tensor q, k, v, out;
+  };
+  struct Gradients {
+    kernels::Tensor dout;        // as out
+    kernels::Tensor dq, dk, dv;  // as q, k, v; written
+  };
+  struct Call {
+    kernels::Stream& stream;
+    Communicator& group;                // of shape.ranks ranks
+    ContextOverlap* overlap = nullptr;  // null: exchanges run on `stream`
+  };
+
+  virtual ~ContextAttention() = default;
+  const ContextShape& shape() const { return shape_; }
+
+  virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena) const = 0;
+  // Memory of one call of Forward or Backward; all layers may share it.
+  virtual void TakeScratch(kernels::Arena& arena, Saved& saved) const = 0;
+
+  // Every rank of the group calls these in the same order.
+  virtual void Forward(const Call& call, const Inputs& inputs, Saved& saved) const = 0;
+  // Requires: `inputs` and `saved` as Forward left them.
+  virtual void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
+                        Saved& saved) const = 0;
+
+ protected:
+  explicit ContextAttention(const ContextShape& shape) : shape_(shape) {}
+  const ContextShape shape_;
+};
+
+// The status of Validate.
+absl::StatusOr<std::unique_ptr<ContextAttention>> MakeContextAttention(const ContextShape& shape);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_CONTEXT_CONTEXT_ATTENTION_H_

@@ -1,0 +1,76 @@
+// What the methods of context_attention.h share. Private to this folder.
+#ifndef MUSTER_PARALLEL_CONTEXT_METHODS_H_
+#define MUSTER_PARALLEL_CONTEXT_METHODS_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/arena.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+#include "parallel/context/context_attention.h"
+
+namespace muster::parallel::context {
+
+std::unique_ptr<ContextAttention> MakeRing(const ContextShape& shape);
+std::unique_ptr<ContextAttention> MakeAllGather(const ContextShape& shape);
+std::unique_ptr<ContextAttention> MakeAllToAll(const ContextShape& shape);
+
+// Tokens [begin, begin + count) of [B,S,heads,D].
+kernels::Tensor Tokens(const kernels::Tensor& x, int64_t begin, int64_t count);
+// Heads [begin, begin + count) of [B,S,heads,D].
+kernels::Tensor Heads(const kernels::Tensor& x, int64_t begin, int64_t count);
+// Part `index` of a contiguous tensor of equal parts, as [B,S,heads,D].
+kernels::Tensor Part(const kernels::Tensor& parts, int64_t index, int64_t batch, int64_t sequence,
+                     int64_t heads, int64_t width);
+
+// Attention of the two local chunks of queries, key set by key set: the partial results are merged
+// in fp32, the partial gradients added up in fp32.
+class ChunkAttention {
+ public:
+  struct Saved {
+    kernels::Tensor lse[2];  // per chunk, [B,H,S/2c]
+  };
+  struct Scratch {
+    kernels::Tensor partial;      // [B,S/2c,H,D]: a partial out or dq
+    kernels::Tensor partial_lse;  // [B,H,S/2c]
+    kernels::Tensor delta;        // [B,H,S/2c]
+    kernels::Tensor sum;          // [B,S/c,H,D] fp32, when the activations are narrower
+  };
+
+  explicit ChunkAttention(const ContextShape& shape) : shape_(shape) {}
+
+  Saved TakeSaved(kernels::Arena& arena) const;
+  Scratch TakeScratch(kernels::Arena& arena) const;
+
+  // Keys and values that all queries of a chunk see, or with `causal` the chunk's own.
+  struct KeySet {
+    int chunk = 0;  // of queries, 0 or 1
+    kernels::Tensor k, v;
+    bool causal = false;
+    bool first = false;  // of this chunk: results are written, not merged
+  };
+  void Forward(kernels::Stream& stream, const ContextAttention::Inputs& inputs, const KeySet& set,
+               const Saved& saved, const Scratch& scratch) const;
+  // After the last set.
+  void FinishForward(kernels::Stream& stream, const ContextAttention::Inputs& inputs,
+                     const Scratch& scratch) const;
+
+  // Adds to dq's sum; writes the set's dk and dv to `dk` and `dv`, shaped as its k and v.
+  void Backward(kernels::Stream& stream, const ContextAttention::Inputs& inputs,
+                const ContextAttention::Gradients& gradients, const KeySet& set, kernels::Tensor dk,
+                kernels::Tensor dv, const Saved& saved, const Scratch& scratch) const;
+  void FinishBackward(kernels::Stream& stream, const ContextAttention::Gradients& gradients,
+                      const Scratch& scratch) const;
+
+ private:
+  kernels::Tensor Chunk(const kernels::Tensor& x, int chunk) const;
+  bool narrow() const { return shape_.activation != kernels::DType::kF32; }
+
+  const ContextShape shape_;
+};
+
+}  // namespace muster::parallel::context
+
+#endif  // MUSTER_PARALLEL_CONTEXT_METHODS_H_

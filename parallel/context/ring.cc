@@ -1,0 +1,198 @@
+// Zigzag ring attention. In step i of Forward rank r holds the keys and values of rank j = r - i
+// (mod c) and sends them on to r + 1 while it computes:
+//   j = r: both chunks of queries see their own keys causally, the late chunk all of the early one;
+//   j < r: both chunks of queries see the early chunk of keys, whole;
+//   j > r: the late chunk of queries sees both chunks of keys, whole.
+// Every step but the first costs two whole squares on every rank.
+// Backward turns the other way, so that the own block comes last: in step i rank r holds block
+// r + 1 + i, adds to that block's gradients what it found, and sends them to r - 1, whose next
+// block it is; after c - 1 such steps each block's gradients are home.
+#include <vector>
+
+#include "base/check.h"
+#include "parallel/context/methods.h"
+
+namespace muster::parallel::context {
+namespace {
+
+using kernels::DType;
+using kernels::Tensor;
+
+// Sends one buffer to `to` while another comes from `from`, on the overlapping stream if there is
+// one.
+class Exchange {
+ public:
+  Exchange(const ContextAttention::Call& call, int to, int from)
+      : call_(call), to_(to), from_(from) {}
+
+  // `done` is recorded when both have happened; nullptr without overlap.
+  void Start(Tensor send, Tensor receive, kernels::Event* done) const {
+    kernels::Stream& stream = call_.overlap != nullptr ? *call_.overlap->stream : call_.stream;
+    if (call_.overlap != nullptr) {
+      call_.stream.Record(*call_.overlap->ready);
+      stream.Wait(*call_.overlap->ready);
+    }
+    call_.group.GroupBegin();
+    call_.group.Send(stream, send, to_);
+    call_.group.Receive(stream, receive, from_);
+    call_.group.GroupEnd(stream);
+    if (done != nullptr) stream.Record(*done);
+  }
+  void Await(kernels::Event* done) const {
+    if (done != nullptr) call_.stream.Wait(*done);
+  }
+  kernels::Event* Arrived(int buffer) const {
+    return call_.overlap != nullptr ? call_.overlap->arrived[buffer].get() : nullptr;
+  }
+  kernels::Event* Returned(int buffer) const {
+    return call_.overlap != nullptr ? call_.overlap->returned[buffer].get() : nullptr;
+  }
+
+ private:
+  const ContextAttention::Call& call_;
+  const int to_;
+  const int from_;
+};
+
+// What the queries of one local chunk see of a block of keys.
+struct Sight {
+  int chunk;           // of queries
+  int key_chunk;       // first chunk of keys
+  int key_chunks = 1;  // how many
+  bool causal = false;
+};
+std::vector<Sight> SightsOf(int rank, int block) {
+  if (block == rank) return {{0, 0, 1, true}, {1, 0}, {1, 1, 1, true}};
+  if (block < rank) return {{0, 0}, {1, 0}};
+  return {{1, 0, 2}};
+}
+
+class Ring : public ContextAttention {
+ public:
+  explicit Ring(const ContextShape& shape) : ContextAttention(shape), chunks_(shape) {}
+
+  std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena) const override {
+    auto saved = std::make_unique<RingSaved>();
+    saved->chunks = chunks_.TakeSaved(arena);
+    return saved;
+  }
+
+  void TakeScratch(kernels::Arena& arena, Saved& base) const override {
+    auto& saved = static_cast<RingSaved&>(base);
+    const ContextShape& s = shape_;
+    // Keys, then values.
+    const auto take = [&](DType dtype) {
+      return arena.Take("scratch", dtype, {2 * s.batch, s.local(), s.key_heads, s.width});
+    };
+    saved.scratch = chunks_.TakeScratch(arena);
+    for (Tensor& buffer : saved.keys) buffer = take(s.activation);
+    for (Tensor& buffer : saved.d_keys) buffer = take(DType::kF32);
+    saved.partial_keys = take(s.activation);
+  }
+
+  void Forward(const Call& call, const Inputs& inputs, Saved& base) const override {
+    auto& saved = static_cast<RingSaved&>(base);
+    const int c = shape_.ranks, r = call.group.rank();
+    CHECK_EQ(call.group.size(), c);
+    const Exchange exchange(call, (r + 1) % c, (r + c - 1) % c);
+    if (c > 1) Pack(call.stream, inputs, saved.keys[0]);
+    bool begun[2] = {false, false};
+    for (int i = 0; i < c; ++i) {
+      if (i > 0) exchange.Await(exchange.Arrived(i % 2));
+      if (i + 1 < c) {
+        exchange.Start(saved.keys[i % 2], saved.keys[(i + 1) % 2], exchange.Arrived((i + 1) % 2));
+      }
+      const int block = (r - i + c) % c;
+      for (const Sight& sight : SightsOf(r, block)) {
+        chunks_.Forward(call.stream, inputs,
+                        SetOf(sight, block == r, inputs, saved.keys[i % 2], begun), saved.chunks,
+                        saved.scratch);
+      }
+    }
+    chunks_.FinishForward(call.stream, inputs, saved.scratch);
+  }
+
+  void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
+                Saved& base) const override {
+    auto& saved = static_cast<RingSaved&>(base);
+    const int c = shape_.ranks, r = call.group.rank();
+    CHECK_EQ(call.group.size(), c);
+    const Exchange exchange(call, (r + c - 1) % c, (r + 1) % c);
+    if (c > 1) {
+      Pack(call.stream, inputs, saved.keys[0]);
+      exchange.Start(saved.keys[0], saved.keys[1], exchange.Arrived(1));
+    }
+    kernels::Zero(call.stream, saved.d_keys[0]);
+    bool begun[2] = {false, false};
+    for (int i = 0; i < c; ++i) {
+      const int block = (r + 1 + i) % c;
+      const Tensor keys = saved.keys[(i + 1) % 2], d_keys = saved.d_keys[i % 2];
+      if (i + 1 < c) exchange.Await(exchange.Arrived((i + 1) % 2));
+      if (i + 2 < c) exchange.Start(keys, saved.keys[i % 2], exchange.Arrived(i % 2));
+      bool waiting = i > 0;  // for what the ranks before have found: needed only to add to
+      for (const Sight& sight : SightsOf(r, block)) {
+        const int64_t count = sight.key_chunks * shape_.chunk();
+        const Tensor dk = Partial(saved, 0, count), dv = Partial(saved, 1, count);
+        chunks_.Backward(call.stream, inputs, gradients,
+                         SetOf(sight, block == r, inputs, keys, begun), dk, dv, saved.chunks,
+                         saved.scratch);
+        if (waiting) exchange.Await(exchange.Returned(i % 2));
+        waiting = false;
+        const int64_t begin = sight.key_chunk * shape_.chunk();
+        kernels::CopyStrided(call.stream, dk, Tokens(KeysOf(d_keys, 0), begin, count), true);
+        kernels::CopyStrided(call.stream, dv, Tokens(KeysOf(d_keys, 1), begin, count), true);
+      }
+      if (i + 1 < c) {
+        exchange.Start(d_keys, saved.d_keys[(i + 1) % 2], exchange.Returned((i + 1) % 2));
+      }
+    }
+    chunks_.FinishBackward(call.stream, gradients, saved.scratch);
+    const Tensor home = saved.d_keys[(c - 1) % 2];
+    kernels::CopyStrided(call.stream, KeysOf(home, 0), gradients.dk);
+    kernels::CopyStrided(call.stream, KeysOf(home, 1), gradients.dv);
+  }
+
+ private:
+  struct RingSaved : Saved {
+    ChunkAttention::Saved chunks;
+    ChunkAttention::Scratch scratch;
+    Tensor keys[2];       // keys and values on their way, [2 B,S/c,G,D]
+    Tensor d_keys[2];     // their gradients
+    Tensor partial_keys;  // gradients of one step
+  };
+
+  // The keys (0) or values (1) of a buffer.
+  Tensor KeysOf(const Tensor& buffer, int64_t which) const {
+    return Part(buffer, which, shape_.batch, shape_.local(), shape_.key_heads, shape_.width);
+  }
+  Tensor Partial(const RingSaved& saved, int64_t which, int64_t count) const {
+    return Part(saved.partial_keys, which, shape_.batch, count, shape_.key_heads, shape_.width);
+  }
+  void Pack(kernels::Stream& stream, const Inputs& inputs, const Tensor& buffer) const {
+    kernels::CopyStrided(stream, inputs.k, KeysOf(buffer, 0));
+    kernels::CopyStrided(stream, inputs.v, KeysOf(buffer, 1));
+  }
+  ChunkAttention::KeySet SetOf(const Sight& sight, bool own, const Inputs& inputs,
+                               const Tensor& buffer, bool* begun) const {
+    const int64_t begin = sight.key_chunk * shape_.chunk();
+    const int64_t count = sight.key_chunks * shape_.chunk();
+    ChunkAttention::KeySet set;
+    set.chunk = sight.chunk;
+    set.k = Tokens(own ? inputs.k : KeysOf(buffer, 0), begin, count);
+    set.v = Tokens(own ? inputs.v : KeysOf(buffer, 1), begin, count);
+    set.causal = sight.causal;
+    set.first = !begun[sight.chunk];
+    begun[sight.chunk] = true;
+    return set;
+  }
+
+  const ChunkAttention chunks_;
+};
+
+}  // namespace
+
+std::unique_ptr<ContextAttention> MakeRing(const ContextShape& shape) {
+  return std::make_unique<Ring>(shape);
+}
+
+}  // namespace muster::parallel::context

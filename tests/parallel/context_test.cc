@@ -1,0 +1,269 @@
+// Attention over a sequence spread over ranks, against attention on one rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/ops.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/context/context_attention.h"
+#include "tests/kernels/support.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Arena;
+using kernels::DType;
+using kernels::Tensor;
+using kernels::testing::ExpectClose;
+using kernels::testing::Floats;
+using kernels::testing::Random;
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+
+int64_t Packed(const ContextShape& s) { return (s.heads + 2 * s.key_heads) * s.width; }
+
+// Heads [first, first + heads) of packed [B,tokens,(H + 2G) D].
+Tensor Slice(Floats& packed, const ContextShape& s, int64_t tokens, int64_t first, int64_t heads) {
+  const int64_t row = static_cast<int64_t>(packed.size()) / (s.batch * tokens);
+  return Tensor(packed.data() + first * s.width, DType::kF32, {s.batch, tokens, heads, s.width},
+                {tokens * row, row, s.width, 1});
+}
+
+struct Result {
+  Floats out;    // [B,tokens,H,D]
+  Floats d_qkv;  // packed
+};
+
+Result OneRank(const ContextShape& s, Floats qkv, Floats dout) {
+  kernels::testing::Host host;
+  Result result = {Floats(dout.size()), Floats(qkv.size())};
+  Floats lse(s.batch * s.heads * s.sequence), delta(lse.size());
+  const int64_t n = s.sequence;
+  kernels::AttentionBackwardArgs args;
+  args.forward.q = Slice(qkv, s, n, 0, s.heads);
+  args.forward.k = Slice(qkv, s, n, s.heads, s.key_heads);
+  args.forward.v = Slice(qkv, s, n, s.heads + s.key_heads, s.key_heads);
+  args.forward.out = Slice(result.out, s, n, 0, s.heads);
+  args.forward.lse = kernels::testing::View(lse, {s.batch, s.heads, n});
+  args.dout = Slice(dout, s, n, 0, s.heads);
+  args.dq = Slice(result.d_qkv, s, n, 0, s.heads);
+  args.dk = Slice(result.d_qkv, s, n, s.heads, s.key_heads);
+  args.dv = Slice(result.d_qkv, s, n, s.heads + s.key_heads, s.key_heads);
+  args.delta = kernels::testing::View(delta, {s.batch, s.heads, n});
+  kernels::AttentionForward(*host.stream, args.forward);
+  kernels::AttentionBackward(*host.stream, args);
+  return result;
+}
+
+// Between the whole of a tensor [B,S,row] and a rank's tokens of it.
+Floats Take(const ContextShape& s, int rank, const Floats& whole) {
+  const int64_t row = static_cast<int64_t>(whole.size()) / (s.batch * s.sequence);
+  Floats local;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (const int32_t position : ContextPositions(s.sequence, rank, s.ranks)) {
+      const auto begin = whole.begin() + (b * s.sequence + position) * row;
+      local.insert(local.end(), begin, begin + row);
+    }
+  }
+  return local;
+}
+void Put(const ContextShape& s, int rank, const Floats& local, Floats& whole) {
+  const int64_t row = static_cast<int64_t>(whole.size()) / (s.batch * s.sequence);
+  auto from = local.begin();
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (const int32_t position : ContextPositions(s.sequence, rank, s.ranks)) {
+      std::copy(from, from + row, whole.begin() + (b * s.sequence + position) * row);
+      from += row;
+    }
+  }
+}
+
+struct RankResult {
+  Result result;
+  int64_t forward_bytes = 0, backward_bytes = 0;
+  absl::Status status;
+};
+
+RankResult RunRank(const ContextShape& s, Communicator& group, Floats qkv, Floats dout,
+                   bool overlapped, int calls) {
+  RankResult result;
+  const auto device = kernels::MakeCpuDevice(1);
+  const auto stream = *device->MakeStream({.threaded = overlapped});
+  std::unique_ptr<ContextOverlap> overlap;
+  if (overlapped) overlap = *ContextOverlap::Make(*device);
+  const auto attention = *MakeContextAttention(s);
+  Arena arena;
+  auto saved = attention->TakeSaved(arena);
+  attention->TakeScratch(arena, *saved);
+  CHECK_OK(arena.Commit(*device));
+  saved = attention->TakeSaved(arena);
+  attention->TakeScratch(arena, *saved);
+
+  result.result = {Floats(dout.size()), Floats(qkv.size(), NAN)};
+  const int64_t n = s.local();
+  ContextAttention::Inputs inputs = {Slice(qkv, s, n, 0, s.heads),
+                                     Slice(qkv, s, n, s.heads, s.key_heads),
+                                     Slice(qkv, s, n, s.heads + s.key_heads, s.key_heads),
+                                     Slice(result.result.out, s, n, 0, s.heads)};
+  Floats& d = result.result.d_qkv;
+  ContextAttention::Gradients gradients = {
+      Slice(dout, s, n, 0, s.heads), Slice(d, s, n, 0, s.heads),
+      Slice(d, s, n, s.heads, s.key_heads), Slice(d, s, n, s.heads + s.key_heads, s.key_heads)};
+  const ContextAttention::Call call = {*stream, group, overlap.get()};
+  for (int i = 0; i < calls; ++i) {
+    const int64_t before = group.bytes_sent();
+    attention->Forward(call, inputs, *saved);
+    const int64_t between = group.bytes_sent();
+    attention->Backward(call, inputs, gradients, *saved);
+    result.forward_bytes = between - before;
+    result.backward_bytes = group.bytes_sent() - between;
+  }
+  result.status = stream->Synchronize();
+  if (overlap != nullptr && result.status.ok()) result.status = overlap->stream->Synchronize();
+  return result;
+}
+
+std::vector<RankResult> RunRanks(const ContextShape& s, const Floats& qkv, const Floats& dout,
+                                 bool overlapped = false, int calls = 1) {
+  auto groups = MakeLocalCommunicators(s.ranks, absl::Seconds(60));
+  std::vector<RankResult> results(s.ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < s.ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] =
+          RunRank(s, *groups[rank], Take(s, rank, qkv), Take(s, rank, dout), overlapped, calls);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+Result Together(const ContextShape& s, const std::vector<RankResult>& ranks) {
+  Result whole = {Floats(s.batch * s.sequence * s.heads * s.width),
+                  Floats(s.batch * s.sequence * Packed(s))};
+  for (int rank = 0; rank < s.ranks; ++rank) {
+    EXPECT_OK(ranks[rank].status);
+    Put(s, rank, ranks[rank].result.out, whole.out);
+    Put(s, rank, ranks[rank].result.d_qkv, whole.d_qkv);
+  }
+  return whole;
+}
+
+std::vector<ContextShape> Shapes() {
+  std::vector<ContextShape> shapes;
+  for (const ContextMethod method :
+       {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const auto& [heads, key_heads] :
+           {std::pair{1, 1}, {3, 3}, {5, 1}, {6, 2}, {12, 4}, {4, 4}, {12, 2}}) {
+        const ContextShape shape = {method, ranks, 2, 24, heads, key_heads, 5};
+        if (Validate(shape).ok()) shapes.push_back(shape);
+      }
+      // Several tiles per chunk.
+      const ContextShape large = {method, ranks, 1, 2 * ranks * 140, 12, ranks, 8};
+      if (Validate(large).ok()) shapes.push_back(large);
+    }
+  }
+  return shapes;
+}
+
+std::string Describe(const ContextShape& s) {
+  return absl::StrCat(Name(s.method), " over ", s.ranks, " ranks, S ", s.sequence, " H ", s.heads,
+                      " G ", s.key_heads);
+}
+
+TEST(ContextAttention, ForwardAndGradients_AreThoseOfOneRank) {
+  std::set<ContextMethod> with_groups;
+  for (const ContextShape& s : Shapes()) {
+    SCOPED_TRACE(Describe(s));
+    const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
+    const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
+    const Result expected = OneRank(s, qkv, dout);
+    const Result actual = Together(s, RunRanks(s, qkv, dout));
+    ExpectClose(actual.out, expected.out, 1e-5, "out");
+    ExpectClose(actual.d_qkv, expected.d_qkv, 1e-5, "d_qkv");
+    if (s.ranks > s.key_heads) with_groups.insert(s.method);
+  }
+  EXPECT_EQ(with_groups.size(), 3u);  // also fewer key/value heads than ranks
+}
+
+TEST(ContextAttention, OverlappedExchanges_GiveTheSameBits) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const ContextShape s = {ContextMethod::kRing, ranks, 2, 24, 6, 2, 5};
+    SCOPED_TRACE(Describe(s));
+    const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
+    const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
+    const Result inline_ = Together(s, RunRanks(s, qkv, dout));
+    // Several calls in a row, as the layers of a model make them, on the same scratch memory.
+    const Result overlapped = Together(s, RunRanks(s, qkv, dout, /*overlapped=*/true, 5));
+    EXPECT_EQ(inline_.out, overlapped.out);
+    EXPECT_EQ(inline_.d_qkv, overlapped.d_qkv);
+  }
+}
+
+TEST(ContextAttention, BytesSent_AreThoseOfTheFormula) {
+  for (const ContextShape& s : Shapes()) {
+    SCOPED_TRACE(Describe(s));
+    const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
+    const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
+    const int64_t c = s.ranks, e = 4;
+    const int64_t kv = s.batch * s.local() * s.key_heads * s.width * e;
+    const int64_t q = s.batch * s.local() * s.heads * s.width * e;
+    int64_t forward = (c - 1) * 2 * kv, backward = 2 * forward;
+    if (s.method == ContextMethod::kAllToAll) {
+      const int64_t copies = std::max<int64_t>(s.key_heads, c) / s.key_heads;
+      forward = backward = (c - 1) * (2 * q + 2 * copies * kv) / c;
+    }
+    for (const RankResult& rank : RunRanks(s, qkv, dout)) {
+      EXPECT_EQ(rank.forward_bytes, forward);
+      EXPECT_EQ(rank.backward_bytes, backward);
+    }
+  }
+}
+
+TEST(ContextPositions, OfAllRanks_CoverTheSequenceOnceInBalance) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    const int64_t sequence = 2 * ranks * 5;
+    std::vector<int32_t> all;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::vector<int32_t> positions = ContextPositions(sequence, rank, ranks);
+      all.insert(all.end(), positions.begin(), positions.end());
+      // The keys that a rank's queries see: the same number everywhere.
+      const int64_t keys = std::accumulate(positions.begin(), positions.end(), int64_t{0}) +
+                           static_cast<int64_t>(positions.size());
+      EXPECT_EQ(keys, sequence * (sequence + 1) / 2 / ranks);
+    }
+    std::sort(all.begin(), all.end());
+    std::vector<int32_t> expected(sequence);
+    std::iota(expected.begin(), expected.end(), 0);
+    EXPECT_EQ(all, expected);
+  }
+}
+
+TEST(ContextAttention, ImpossibleShapes_AreRefusedWithTheNumbers) {
+  EXPECT_THAT(MakeContextAttention({ContextMethod::kRing, 4, 1, 20, 2, 2, 4}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("20 tokens cannot be cut into two equal chunks for each of 4 "
+                                 "ranks; it must be a multiple of 8")));
+  EXPECT_THAT(MakeContextAttention({ContextMethod::kRing, 2, 1, 8, 4, 3, 4}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 key/value heads")));
+  EXPECT_THAT(MakeContextAttention({ContextMethod::kAllToAll, 2, 1, 8, 3, 3, 4}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 heads")));
+  EXPECT_THAT(MakeContextAttention({ContextMethod::kAllToAll, 4, 1, 8, 12, 3, 4}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ring and all_gather")));
+}
+
+}  // namespace
+}  // namespace muster::parallel
