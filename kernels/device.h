@@ -32,6 +32,8 @@ class Event {
   virtual ~Event() = default;
   // Blocks the host until the work recorded before it has finished.
   virtual void Synchronize() = 0;
+  // Whether that work has finished; never blocks.
+  virtual bool finished() = 0;
   // Seconds between two recorded, finished events of timing streams.
   virtual double SecondsSince(const Event& earlier) const = 0;
 };

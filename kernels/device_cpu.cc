@@ -103,6 +103,10 @@ class HostEvent : public Event {
   };
 
   void Synchronize() override { state_->WaitFor(state_->LastRecorded()); }
+  bool finished() override {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    return state_->finished == state_->recorded;
+  }
   double SecondsSince(const Event& earlier) const override {
     const auto& other = static_cast<const HostEvent&>(earlier);
     return std::chrono::duration<double>(FinishedAt() - other.FinishedAt()).count();

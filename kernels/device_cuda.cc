@@ -40,6 +40,7 @@ class CudaEvent : public Event {
   ~CudaEvent() override { cudaEventDestroy(handle_); }
   // A failure of the work itself is reported by Synchronize of the stream it ran on.
   void Synchronize() override { cudaEventSynchronize(handle_); }
+  bool finished() override { return cudaEventQuery(handle_) != cudaErrorNotReady; }
   double SecondsSince(const Event& earlier) const override {
     const auto& from = static_cast<const CudaEvent&>(earlier);
     CHECK(timing_ && from.timing_) << "made without timing";

@@ -4,6 +4,7 @@
 #define MUSTER_PARALLEL_COMM_COMMUNICATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,11 @@ enum class ReduceOp { kSum, kMax, kMin };
 // Sums (fp32 accumulation) are made as one binary tree over the ranks in order, ((0 1) (2 3)) ...,
 // so all ranks get the same bits on every run, and a sum over 2k ranks those of k ranks that each
 // have added a pair before. One thread enqueues at a time.
+//
+// NCCL differs in what its hardware paths decide: sums are made in NCCL's own order and in the
+// data's type, with the same bits on all ranks and on every run of the same group on the same
+// machines; the maximum and minimum of a NaN are not defined. Its calls on a host stream, with host
+// memory, go through the Gloo connections beside it and keep the promises above.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -33,7 +39,7 @@ class Communicator {
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;  // "world", "dp", ...
 
-  // In place. fp32 (also bf16, fp16, i32, i64 where the backend has them).
+  // In place; every dtype.
   virtual void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
   // data has size() equal parts; afterwards part rank() holds the sum, the others are undefined.
   virtual void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
@@ -85,6 +91,39 @@ struct GlooOptions {
 absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(KeyValueStore& store, int rank,
                                                                    int size,
                                                                    const GlooOptions& options);
+
+struct NcclOptions {
+  // The host connections beside NCCL's own: for barriers, host streams and the loss of peers. Their
+  // operation timeout is at least 30 s.
+  GlooOptions host;
+  absl::Duration connect_timeout = absl::Minutes(5);
+  // From the moment when a call could have begun: enqueued, with the one before it finished.
+  absl::Duration operation_timeout = absl::Minutes(10);
+  // After a peer is lost or an error, calls that can still finish get this long to do so.
+  absl::Duration quiesce = absl::Seconds(1);
+  // Most thread blocks of one collective, which it takes from the kernels beside it; 0 = NCCL's
+  // choice.
+  int thread_blocks_max = 0;
+  // Called once, on any thread, when the group has failed and before its running calls are ended.
+  std::function<void(const absl::Status&)> on_failure;
+};
+// Ranks on GPUs: one per device, in one process or several. Blocks until all `size` ranks have met
+// through `store`, where the lowest rank publishes NCCL's id; `store` is not used afterwards. A
+// dead peer, a call that takes longer than its timeout and a fault of NCCL end all groups from Split
+// together: kUnavailable or kDeadlineExceeded, naming the call, within about a second of the fault.
+// A stream must outlive the calls on it. Status codes: those of MakeGlooCommunicator;
+// kFailedPrecondition when a rank has no NCCL or another version than rank 0, or two ranks have the
+// same GPU; kUnimplemented in a build without CUDA.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore& store, int rank,
+                                                                   int size,
+                                                                   kernels::Device& device,
+                                                                   const NcclOptions& options);
+
+// Before the first communicator and before the process has threads: connections are made when a
+// group is, so that no later call waits for a peer on the host; `reproducible` fixes NCCL's
+// algorithm and protocol, whose choice may differ between versions, at some cost in speed. Variables
+// that are set already (NCCL_*) stay.
+void SetNcclEnvironment(bool reproducible);
 
 }  // namespace muster::parallel
 

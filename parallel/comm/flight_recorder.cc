@@ -1,0 +1,216 @@
+#include "parallel/comm/flight_recorder.h"
+
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace muster::parallel {
+
+using kernels::Stream;
+using kernels::Tensor;
+
+class RecordedCommunicator : public Communicator {
+ public:
+  RecordedCommunicator(std::unique_ptr<Communicator> inner,
+                       std::shared_ptr<FlightRecorder> recorder)
+      : inner_(std::move(inner)), recorder_(std::move(recorder)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+  int64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+  void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
+    const uint64_t id = recorder_->Begin(name(), "all-reduce", data, -1);
+    inner_->AllReduce(stream, data, op);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
+    const uint64_t id = recorder_->Begin(name(), "reduce-scatter", data, -1);
+    inner_->ReduceScatter(stream, data, op);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void AllGather(Stream& stream, Tensor data) override {
+    const uint64_t id = recorder_->Begin(name(), "all-gather", data, -1);
+    inner_->AllGather(stream, data);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void Broadcast(Stream& stream, Tensor data, int root) override {
+    const uint64_t id = recorder_->Begin(name(), "broadcast", data, root);
+    inner_->Broadcast(stream, data, root);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void AllToAll(Stream& stream, Tensor in, Tensor out) override {
+    const uint64_t id = recorder_->Begin(name(), "all-to-all", in, -1);
+    inner_->AllToAll(stream, in, out);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void Send(Stream& stream, Tensor data, int to) override {
+    Transfer(stream, recorder_->Begin(name(), "send", data, to),
+             [&] { inner_->Send(stream, data, to); });
+  }
+  void Receive(Stream& stream, Tensor data, int from) override {
+    Transfer(stream, recorder_->Begin(name(), "receive", data, from),
+             [&] { inner_->Receive(stream, data, from); });
+  }
+  void GroupBegin() override {
+    grouping_ = true;
+    inner_->GroupBegin();
+  }
+  void GroupEnd(Stream& stream) override {
+    inner_->GroupEnd(stream);
+    grouping_ = false;
+    for (const uint64_t id : std::exchange(grouped_, {})) {
+      FlightRecorder::Follow(recorder_, id, stream);
+    }
+  }
+  absl::Status Barrier() override {
+    const uint64_t id = recorder_->Begin(name(), "barrier", Tensor(), -1);
+    absl::Status status = inner_->Barrier();
+    recorder_->Finish(
+        id, status.ok() ? FlightRecorder::State::kFinished : FlightRecorder::State::kFailed);
+    return status;
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override {
+    ASSIGN_OR_RETURN(std::unique_ptr<Communicator> group, inner_->Split(color, key, name));
+    return FlightRecorder::Record(std::move(group), recorder_);
+  }
+  void Abort(absl::Status why) override {
+    recorder_->Freeze();
+    inner_->Abort(std::move(why));
+  }
+
+ private:
+  template <typename Call>
+  void Transfer(Stream& stream, uint64_t id, const Call& call) {
+    call();
+    if (grouping_) {
+      grouped_.push_back(id);
+    } else {
+      FlightRecorder::Follow(recorder_, id, stream);
+    }
+  }
+
+  const std::unique_ptr<Communicator> inner_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+  bool grouping_ = false;
+  std::vector<uint64_t> grouped_;
+};
+
+FlightRecorder::FlightRecorder(size_t calls_max) : calls_max_(calls_max) { CHECK(calls_max > 0); }
+
+std::unique_ptr<Communicator> FlightRecorder::Record(std::unique_ptr<Communicator> communicator,
+                                                     std::shared_ptr<FlightRecorder> recorder) {
+  return std::make_unique<RecordedCommunicator>(std::move(communicator), std::move(recorder));
+}
+
+uint64_t FlightRecorder::Begin(const std::string& group, const char* operation, const Tensor& data,
+                               int peer) {
+  MutexLock lock(&mutex_);
+  Entry entry;
+  if (entries_.size() == calls_max_) {
+    entry.done = std::move(entries_.front().done);  // events are kept, not made anew
+    entries_.pop_front();
+  }
+  entry.number = calls_[group]++;
+  entry.group = group;
+  entry.operation = operation;
+  entry.dtype = data.dtype();
+  entry.elements = data.empty() ? 0 : data.elements();
+  entry.peer = peer;
+  entry.enqueued = absl::Now();
+  entries_.push_back(std::move(entry));
+  return next_id_++;
+}
+
+FlightRecorder::Entry* FlightRecorder::Find(uint64_t id) {
+  const uint64_t first = next_id_ - entries_.size();
+  return id < first ? nullptr : &entries_[id - first];
+}
+
+void FlightRecorder::Follow(const std::shared_ptr<FlightRecorder>& recorder, uint64_t id,
+                            Stream& stream) {
+  if (stream.device().kind() == kernels::DeviceKind::kCpu) {
+    stream.Enqueue([recorder, id, &stream] {
+      recorder->Finish(id, stream.status().ok() ? State::kFinished : State::kFailed);
+    });
+    return;
+  }
+  MutexLock lock(&recorder->mutex_);
+  Entry* entry = recorder->Find(id);
+  if (entry == nullptr) return;
+  if (!stream.status().ok()) {
+    entry->state = State::kFailed;
+    return;
+  }
+  if (entry->done == nullptr) {
+    auto event = stream.device().MakeEvent();
+    if (!event.ok()) {
+      stream.Fail(event.status());
+      return;
+    }
+    entry->done = *std::move(event);
+  }
+  stream.Record(*entry->done);
+  entry->followed = true;
+}
+
+void FlightRecorder::Finish(uint64_t id, State state) {
+  MutexLock lock(&mutex_);
+  Entry* entry = Find(id);
+  if (entry != nullptr && !frozen_) entry->state = state;
+}
+
+FlightRecorder::State FlightRecorder::StateOf(const Entry& entry, bool frozen) {
+  if (entry.state != State::kUnfinished || frozen || !entry.followed) return entry.state;
+  return entry.done->finished() ? State::kFinished : State::kUnfinished;
+}
+
+void FlightRecorder::Freeze() {
+  MutexLock lock(&mutex_);
+  if (frozen_) return;
+  for (Entry& entry : entries_) entry.state = StateOf(entry, /*frozen=*/false);
+  frozen_ = true;
+}
+
+std::string FlightRecorder::Line(const Entry& entry, State state) {
+  const char* const states[] = {"unfinished", "finished", "failed"};
+  return absl::StrFormat(
+      "%s call %d: %s %s[%d] %d bytes%s, enqueued %s, %s", entry.group, entry.number,
+      entry.operation, kernels::Name(entry.dtype), entry.elements,
+      entry.elements * kernels::SizeOf(entry.dtype),
+      entry.peer < 0 ? "" : absl::StrCat(", peer ", entry.peer),
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", entry.enqueued, absl::UTCTimeZone()),
+      states[static_cast<int>(state)]);
+}
+
+std::string FlightRecorder::Dump() const {
+  MutexLock lock(&mutex_);
+  std::string text;
+  for (const Entry& entry : entries_) {
+    absl::StrAppend(&text, Line(entry, StateOf(entry, frozen_)), "\n");
+  }
+  return text;
+}
+
+std::string FlightRecorder::Unfinished() const {
+  MutexLock lock(&mutex_);
+  std::set<std::string> seen;
+  std::vector<std::string> lines;
+  for (const Entry& entry : entries_) {
+    const State state = StateOf(entry, frozen_);
+    if (state == State::kFinished || !seen.insert(entry.group).second) continue;
+    lines.push_back(Line(entry, state));
+  }
+  return absl::StrJoin(lines, "; ");
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,347 @@
+// Ranks on GPUs, through NCCL (https://docs.nvidia.com/deeplearning/nccl). Communicators are
+// non-blocking, so that no host call can hang in NCCL; parallel/comm/nccl_world.h says how calls
+// are watched and ended. Beside them stand Gloo's host connections, for what happens on hosts.
+#include <nccl.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/cuda_status.h"
+#include "kernels/device_cuda.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/gather_texts.h"
+#include "parallel/comm/nccl_library.h"
+#include "parallel/comm/nccl_peers.h"
+#include "parallel/comm/nccl_world.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+using kernels::Tensor;
+
+constexpr absl::Duration kHostTimeoutMin = absl::Seconds(30);
+
+ncclDataType_t NcclType(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kBF16:
+      return ncclBfloat16;
+    case DType::kF16:
+      return ncclFloat16;
+    case DType::kI32:
+      return ncclInt32;
+    case DType::kI64:
+      return ncclInt64;
+    case DType::kU8:
+      return ncclUint8;
+  }
+  return ncclUint8;
+}
+
+ncclRedOp_t NcclOp(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ncclSum;
+    case ReduceOp::kMax:
+      return ncclMax;
+    case ReduceOp::kMin:
+      return ncclMin;
+  }
+  return ncclSum;
+}
+
+bool OnHost(Stream& stream) { return stream.device().kind() == kernels::DeviceKind::kCpu; }
+
+char* At(const Tensor& tensor, int64_t element) {
+  return static_cast<char*>(tensor.data()) + element * SizeOf(tensor.dtype());
+}
+
+class NcclCommunicator : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<NcclWorld> world, std::unique_ptr<Communicator> host)
+      : world_(std::move(world)), nccl_(world_->nccl()), host_(std::move(host)) {
+    group_.name = host_->name();
+    group_.rank = host_->rank();
+    group_.size = host_->size();
+  }
+  ~NcclCommunicator() override { world_->Remove(group_); }
+
+  absl::Status Initialize(const ncclUniqueId& id) {
+    ncclConfig_t config = Config();
+    return world_->Add(group_, nullptr, absl::StrCat("group ", name(), ", rank ", rank()),
+                       [&](ncclComm_t, ncclComm_t* comm) {
+                         return nccl_.CommInitRankConfig(comm, size(), id, rank(), &config);
+                       });
+  }
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+  const std::string& name() const override { return group_.name; }
+  int64_t bytes_sent() const override { return bytes_sent_ + host_->bytes_sent(); }
+
+  void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
+    if (OnHost(stream)) return host_->AllReduce(stream, data, op);
+    CHECK(data.contiguous());
+    Sent(2 * data.bytes() * (size() - 1) / size());
+    Enqueue(stream, "all-reduce", data, [&](ncclComm_t comm, cudaStream_t handle) {
+      return nccl_.AllReduce(data.data(), data.data(), Count(data), NcclType(data.dtype()),
+                             NcclOp(op), comm, handle);
+    });
+  }
+  void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
+    if (OnHost(stream)) return host_->ReduceScatter(stream, data, op);
+    const int64_t part = EqualPart(data);
+    Sent(data.bytes() * (size() - 1) / size());
+    Enqueue(stream, "reduce-scatter", data, [&](ncclComm_t comm, cudaStream_t handle) {
+      return nccl_.ReduceScatter(data.data(), At(data, part * rank()), static_cast<size_t>(part),
+                                 NcclType(data.dtype()), NcclOp(op), comm, handle);
+    });
+  }
+  void AllGather(Stream& stream, Tensor data) override {
+    if (OnHost(stream)) return host_->AllGather(stream, data);
+    const int64_t part = EqualPart(data);
+    Sent(data.bytes() * (size() - 1) / size());
+    Enqueue(stream, "all-gather", data, [&](ncclComm_t comm, cudaStream_t handle) {
+      return nccl_.AllGather(At(data, part * rank()), data.data(), static_cast<size_t>(part),
+                             NcclType(data.dtype()), comm, handle);
+    });
+  }
+  void Broadcast(Stream& stream, Tensor data, int root) override {
+    if (OnHost(stream)) return host_->Broadcast(stream, data, root);
+    CHECK(data.contiguous());
+    CHECK(root >= 0 && root < size()) << "root " << root << " of " << size();
+    // A chain that starts at the root: all but its last rank pass everything on.
+    if ((rank() - root + size()) % size() != size() - 1) Sent(data.bytes());
+    Enqueue(stream, "broadcast", data, [&](ncclComm_t comm, cudaStream_t handle) {
+      return nccl_.Broadcast(data.data(), data.data(), Count(data), NcclType(data.dtype()), root,
+                             comm, handle);
+    });
+  }
+  void AllToAll(Stream& stream, Tensor in, Tensor out) override {
+    if (OnHost(stream)) return host_->AllToAll(stream, in, out);
+    const int64_t part = EqualPart(in);
+    CHECK(out.contiguous());
+    CHECK_EQ(in.bytes(), out.bytes());
+    CHECK(in.data() != out.data()) << "an all-to-all in place";
+    Sent(in.bytes() * (size() - 1) / size());
+    std::vector<Transfer> transfers;
+    for (int peer = 0; peer < size(); ++peer) {
+      transfers.push_back({At(in, part * peer), in.dtype(), part, peer, /*sends=*/true});
+      transfers.push_back({At(out, part * peer), out.dtype(), part, peer, /*sends=*/false});
+    }
+    Exchange(stream, "all-to-all", in.dtype(), in.elements(), transfers);
+  }
+
+  void Send(Stream& stream, Tensor data, int to) override {
+    if (OnHost(stream)) return host_->Send(stream, data, to);
+    CheckPeer(data, to);
+    Sent(data.bytes());
+    transfers_.push_back({data.data(), data.dtype(), data.elements(), to, /*sends=*/true});
+    if (!grouping_) FlushTransfers(stream);
+  }
+  void Receive(Stream& stream, Tensor data, int from) override {
+    if (OnHost(stream)) return host_->Receive(stream, data, from);
+    CheckPeer(data, from);
+    transfers_.push_back({data.data(), data.dtype(), data.elements(), from, /*sends=*/false});
+    if (!grouping_) FlushTransfers(stream);
+  }
+  void GroupBegin() override {
+    CHECK(!grouping_) << "GroupBegin twice";
+    grouping_ = true;
+    host_->GroupBegin();
+  }
+  void GroupEnd(Stream& stream) override {
+    CHECK(grouping_) << "GroupEnd without GroupBegin";
+    grouping_ = false;
+    if (OnHost(stream)) {
+      CHECK(transfers_.empty()) << "a group of transfers on two kinds of streams";
+      return host_->GroupEnd(stream);
+    }
+    host_->GroupEnd(*host_stream());
+    FlushTransfers(stream);
+  }
+
+  absl::Status Barrier() override {
+    RETURN_IF_ERROR(world_->ended());
+    return host_->Barrier();
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override;
+  void Abort(absl::Status why) override {
+    world_->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
+  }
+
+ private:
+  struct Transfer {
+    void* data = nullptr;
+    DType dtype = DType::kU8;
+    int64_t elements = 0;
+    int peer = 0;
+    bool sends = false;
+  };
+
+  ncclConfig_t Config() const {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.commName = group_.name.c_str();
+    if (world_->options().thread_blocks_max > 0) {
+      config.maxCTAs = world_->options().thread_blocks_max;
+    }
+    return config;
+  }
+  static size_t Count(const Tensor& data) { return static_cast<size_t>(data.elements()); }
+  int64_t EqualPart(const Tensor& data) {
+    CHECK(data.contiguous());
+    CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
+    return data.elements() / size();
+  }
+  void CheckPeer(const Tensor& data, int peer) {
+    CHECK(data.contiguous());
+    CHECK(peer >= 0 && peer < size() && peer != rank()) << "peer " << peer << " of " << size();
+  }
+  void Sent(int64_t bytes) { bytes_sent_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  template <typename Issue>
+  void Enqueue(Stream& stream, const char* operation, const Tensor& data, const Issue& issue) {
+    if (size() == 1 || data.elements() == 0) return;
+    world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++}, issue);
+  }
+  void Exchange(Stream& stream, const char* operation, DType dtype, int64_t elements,
+                const std::vector<Transfer>& transfers) {
+    if (elements == 0) return;
+    const auto issue = [&](ncclComm_t comm, cudaStream_t handle) {
+      ncclResult_t result = nccl_.GroupStart();
+      for (const Transfer& transfer : transfers) {
+        if (result != ncclSuccess && result != ncclInProgress) break;
+        const auto count = static_cast<size_t>(transfer.elements);
+        const ncclDataType_t type = NcclType(transfer.dtype);
+        result = transfer.sends
+                     ? nccl_.Send(transfer.data, count, type, transfer.peer, comm, handle)
+                     : nccl_.Recv(transfer.data, count, type, transfer.peer, comm, handle);
+      }
+      const ncclResult_t ended = nccl_.GroupEnd();
+      return result == ncclSuccess || result == ncclInProgress ? ended : result;
+    };
+    world_->Call(group_, stream, {operation, dtype, elements, calls_++}, issue);
+  }
+  void FlushTransfers(Stream& stream) {
+    const std::vector<Transfer> transfers = std::exchange(transfers_, {});
+    if (transfers.empty()) return;
+    int64_t elements = 0;
+    for (const Transfer& transfer : transfers) elements += transfer.elements;
+    Exchange(stream,
+             transfers.size() > 1 ? "group of sends and receives"
+             : transfers[0].sends ? "send"
+                                  : "receive",
+             transfers[0].dtype, elements, transfers);
+  }
+  // For ending the host side of an empty group.
+  Stream* host_stream() {
+    if (host_stream_ == nullptr) {
+      host_device_ = kernels::MakeCpuDevice(1);
+      absl::StatusOr<std::unique_ptr<Stream>> made = host_device_->MakeStream();
+      CHECK_OK(made);
+      host_stream_ = *std::move(made);
+    }
+    return host_stream_.get();
+  }
+
+  const std::shared_ptr<NcclWorld> world_;
+  const NcclLibrary& nccl_;
+  const std::unique_ptr<Communicator> host_;  // the same group on the hosts
+  NcclGroup group_;
+  uint64_t calls_ = 0;
+  std::atomic<int64_t> bytes_sent_{0};
+  bool grouping_ = false;
+  std::vector<Transfer> transfers_;
+  std::unique_ptr<kernels::Device> host_device_;
+  std::unique_ptr<Stream> host_stream_;
+};
+
+absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key,
+                                                                      const std::string& name) {
+  CHECK_GE(color, 0);
+  RETURN_IF_ERROR(world_->ended());
+  // The hosts agree first: who is in which group, and that everyone has come.
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(color, key, name));
+  auto child = std::make_unique<NcclCommunicator>(world_, std::move(host));
+  ncclConfig_t config = child->Config();
+  RETURN_IF_ERROR(world_->Add(child->group_, &group_,
+                              absl::StrCat("split of group ", group_.name, " into ", name),
+                              [&](ncclComm_t parent, ncclComm_t* comm) {
+                                return nccl_.CommSplit(parent, color, child->rank(), comm, &config);
+                              }));
+  return child;
+}
+
+// Says on every rank why the ranks cannot work together, when they cannot.
+absl::Status Agree(Communicator& host, const kernels::cuda::CudaDevice& device,
+                   const absl::StatusOr<NcclLibrary>& nccl) {
+  NcclPeer self;
+  self.device = device.name();
+  self.uuid = device.uuid();
+  if (nccl.ok()) {
+    self.version = nccl->VersionText();
+  } else {
+    self.error = std::string(nccl.status().message());
+  }
+  const std::unique_ptr<kernels::Device> cpu = kernels::MakeCpuDevice(1);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, cpu->MakeStream());
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(host, *stream, self.ToText()));
+  std::vector<NcclPeer> peers;
+  for (const std::string& text : texts) peers.push_back(NcclPeer::FromText(text));
+  return CheckNcclPeers(peers);
+}
+
+absl::StatusOr<ncclUniqueId> ShareUniqueId(KeyValueStore& store, const NcclLibrary& nccl, int rank,
+                                           absl::Duration timeout) {
+  constexpr char kKey[] = "comm/world/nccl";
+  ncclUniqueId id;
+  if (rank == 0) {
+    RETURN_IF_ERROR(nccl.Check(nccl.GetUniqueId(&id), nullptr, "making the unique id"));
+    RETURN_IF_ERROR(store.Put(kKey, std::string(id.internal, sizeof(id.internal))));
+    return id;
+  }
+  ASSIGN_OR_RETURN(const std::string bytes, store.Get(kKey, timeout));
+  if (bytes.size() != sizeof(id.internal)) {
+    return absl::InternalError(absl::StrCat(kKey, " has ", bytes.size(), " bytes"));
+  }
+  bytes.copy(id.internal, sizeof(id.internal));
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore& store, int rank,
+                                                                   int size,
+                                                                   kernels::Device& device,
+                                                                   const NcclOptions& options) {
+  CHECK(device.kind() == kernels::DeviceKind::kCuda) << device.name();
+  auto& cuda = static_cast<kernels::cuda::CudaDevice&>(device);
+  GlooOptions host_options = options.host;
+  host_options.operation_timeout = std::max(options.operation_timeout, kHostTimeoutMin);
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host,
+                   MakeGlooCommunicator(store, rank, size, host_options));
+  const absl::StatusOr<NcclLibrary> nccl = NcclLibrary::Load();
+  RETURN_IF_ERROR(Agree(*host, cuda, nccl));
+  ASSIGN_OR_RETURN(const ncclUniqueId id,
+                   ShareUniqueId(store, *nccl, rank, options.connect_timeout));
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> liveness, host->Split(0, rank, "liveness"));
+  auto world = std::make_shared<NcclWorld>(*nccl, cuda, options, std::move(liveness));
+  auto communicator = std::make_unique<NcclCommunicator>(std::move(world), std::move(host));
+  RETURN_IF_ERROR(communicator->Initialize(id));
+  return communicator;
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,69 @@
+#include "parallel/comm/nccl_library.h"
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/shared_library.h"
+#include "base/status_macros.h"
+#include "parallel/comm/communicator.h"
+
+namespace muster::parallel {
+
+absl::StatusOr<NcclLibrary> NcclLibrary::Load() {
+  const absl::StatusOr<SharedLibrary> library =
+      SharedLibrary::Open("libnccl.so.2", NvidiaLibraryDirectories());
+  if (!library.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL: ", library.status().message(),
+                     "; install libnccl2 or the Python package nvidia-nccl-cu13, or add its folder "
+                     "to LD_LIBRARY_PATH"));
+  }
+  NcclLibrary nccl;
+  RETURN_IF_ERROR(library->Resolve("ncclGetVersion", nccl.GetVersion));
+  RETURN_IF_ERROR(library->Resolve("ncclGetUniqueId", nccl.GetUniqueId));
+  RETURN_IF_ERROR(library->Resolve("ncclCommInitRankConfig", nccl.CommInitRankConfig));
+  RETURN_IF_ERROR(library->Resolve("ncclCommSplit", nccl.CommSplit));
+  RETURN_IF_ERROR(library->Resolve("ncclCommAbort", nccl.CommAbort));
+  RETURN_IF_ERROR(library->Resolve("ncclCommGetAsyncError", nccl.CommGetAsyncError));
+  RETURN_IF_ERROR(library->Resolve("ncclGetErrorString", nccl.GetErrorString));
+  RETURN_IF_ERROR(library->Resolve("ncclGetLastError", nccl.GetLastError));
+  RETURN_IF_ERROR(library->Resolve("ncclAllReduce", nccl.AllReduce));
+  RETURN_IF_ERROR(library->Resolve("ncclReduceScatter", nccl.ReduceScatter));
+  RETURN_IF_ERROR(library->Resolve("ncclAllGather", nccl.AllGather));
+  RETURN_IF_ERROR(library->Resolve("ncclBroadcast", nccl.Broadcast));
+  RETURN_IF_ERROR(library->Resolve("ncclSend", nccl.Send));
+  RETURN_IF_ERROR(library->Resolve("ncclRecv", nccl.Recv));
+  RETURN_IF_ERROR(library->Resolve("ncclGroupStart", nccl.GroupStart));
+  RETURN_IF_ERROR(library->Resolve("ncclGroupEnd", nccl.GroupEnd));
+  RETURN_IF_ERROR(nccl.Check(nccl.GetVersion(&nccl.version), nullptr, "reading its version"));
+  return nccl;
+}
+
+std::string NcclLibrary::VersionText() const {
+  return absl::StrFormat("%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+}
+
+absl::Status NcclLibrary::Check(ncclResult_t result, ncclComm_t comm,
+                                absl::string_view what) const {
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  const std::string message = absl::StrCat("NCCL ", VersionText(), ", ", what, ": ",
+                                           GetErrorString(result), " (", GetLastError(comm), ")");
+  switch (result) {
+    case ncclRemoteError:
+    case ncclSystemError:
+    case ncclUnhandledCudaError:
+      return absl::UnavailableError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+void SetNcclEnvironment(bool reproducible) {
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  if (!reproducible) return;
+  ::setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);
+  ::setenv("NCCL_PROTO", "Simple", /*overwrite=*/0);
+}
+
+}  // namespace muster::parallel

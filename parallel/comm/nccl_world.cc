@@ -1,0 +1,305 @@
+#include "parallel/comm/nccl_world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/cuda_status.h"
+
+namespace muster::parallel {
+namespace {
+
+// How late the watchdog may notice the end of a call or a fault; nothing waits for it otherwise.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
+// While NCCL connects or splits, which takes it tens of milliseconds.
+constexpr absl::Duration kSettleInterval = absl::Microseconds(100);
+// Each rank tells all others this often that its host lives. A dead process is noticed at once, by
+// its connections; this finds machines that are gone without a word.
+constexpr absl::Duration kLivenessInterval = absl::Milliseconds(250);
+// For host threads to leave NCCL before its communicators are ended under them.
+constexpr absl::Duration kEnteredPatience = absl::Seconds(10);
+
+absl::Status WithPrefix(const absl::Status& status, const std::string& prefix) {
+  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
+}
+
+}  // namespace
+
+std::string NcclGroup::Describe(const NcclCall& call) const {
+  return absl::StrCat(call.operation, " of ", kernels::Name(call.dtype), "[", call.elements,
+                      "] (call ", call.number, ") of group ", name, ", rank ", rank, " of ", size);
+}
+
+NcclWorld::NcclWorld(NcclLibrary nccl, kernels::cuda::CudaDevice& device, NcclOptions options,
+                     std::unique_ptr<Communicator> liveness)
+    : nccl_(nccl),
+      device_(device),
+      options_(std::move(options)),
+      liveness_(std::move(liveness)),
+      watchdog_([this] { Watch(); }),
+      listener_([this] { Listen(); }) {}
+
+NcclWorld::~NcclWorld() {
+  {
+    MutexLock lock(&mutex_);
+    CHECK(groups_.empty()) << "a group is still in use";
+    stopping_ = true;
+  }
+  liveness_->Abort(absl::CancelledError("the communicator has gone"));
+  listener_.join();
+  watchdog_.join();
+}
+
+absl::Status NcclWorld::ended() {
+  MutexLock lock(&mutex_);
+  return ended_;
+}
+
+absl::Status NcclWorld::Settle(ncclResult_t result, ncclComm_t comm, absl::Time deadline,
+                               absl::string_view what) {
+  while (result == ncclInProgress) {
+    RETURN_IF_ERROR(ended());
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(what, ": the other ranks did not come"));
+    }
+    absl::SleepFor(kSettleInterval);
+    const ncclResult_t asked = nccl_.CommGetAsyncError(comm, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  return nccl_.Check(result, comm, what);
+}
+
+absl::Status NcclWorld::Add(NcclGroup& group, NcclGroup* parent, absl::string_view what,
+                            absl::FunctionRef<ncclResult_t(ncclComm_t, ncclComm_t*)> make) {
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  ncclComm_t parent_comm = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    RETURN_IF_ERROR(ended_);
+    ++making_;
+    if (parent != nullptr) {
+      ++parent->entered;
+      parent_comm = parent->comm;
+    }
+  }
+  ncclComm_t comm = nullptr;
+  absl::Status status = kernels::cuda::CudaStatus(device_.Select(), "selecting the device");
+  if (status.ok()) {
+    const ncclResult_t result = make(parent_comm, &comm);
+    status = nccl_.Check(result, parent_comm, what);
+    if (status.ok() && parent_comm != nullptr) status = Settle(result, parent_comm, deadline, what);
+    if (status.ok()) status = Settle(ncclInProgress, comm, deadline, what);
+  }
+  {
+    MutexLock lock(&mutex_);
+    --making_;
+    if (parent != nullptr) --parent->entered;
+    if (status.ok()) status = ended_;
+    if (status.ok()) {
+      group.comm = comm;
+      groups_.push_back(&group);
+      return absl::OkStatus();
+    }
+  }
+  if (comm != nullptr) nccl_.CommAbort(comm);
+  End(status);
+  return status;
+}
+
+void NcclWorld::Remove(NcclGroup& group) {
+  ncclComm_t comm = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    auto idle = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return ended_.ok() ? group.pending.empty() : torn_down_;
+    };
+    mutex_.Await(Condition(&idle));
+    comm = std::exchange(group.comm, nullptr);
+    groups_.erase(std::remove(groups_.begin(), groups_.end(), &group), groups_.end());
+  }
+  // Not ncclCommDestroy, which may wait for the peers: nothing of ours is under way, and theirs
+  // does not need us any more.
+  if (comm != nullptr) nccl_.CommAbort(comm);
+  for (NcclGroup::Pending& pending : group.pending) group.idle_events.push_back(pending.done);
+  for (cudaEvent_t event : group.idle_events) cudaEventDestroy(event);
+}
+
+void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& call,
+                     absl::FunctionRef<ncclResult_t(ncclComm_t, cudaStream_t)> issue) {
+  kernels::cuda::CudaStream& cuda = kernels::cuda::CudaStream::Of(stream);
+  const absl::Time now = absl::Now();
+  cudaEvent_t done = nullptr;
+  ncclComm_t comm = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    if (ended_.ok() && !lost_.ok()) EndLocked(lost_);
+    if (!ended_.ok()) {
+      stream.Fail(WithPrefix(ended_, group.Describe(call)));
+      return;
+    }
+    ++group.entered;
+    comm = group.comm;
+    if (!group.idle_events.empty()) {
+      done = group.idle_events.back();
+      group.idle_events.pop_back();
+    }
+  }
+  absl::Status status;
+  if (done == nullptr) {
+    status = kernels::cuda::CudaStatus(cudaEventCreateWithFlags(&done, cudaEventDisableTiming),
+                                       "making an event");
+  }
+  if (status.ok()) {
+    const ncclResult_t result = issue(comm, cuda.handle());
+    if (result == ncclInProgress) {
+      status = Settle(result, comm, now + options_.operation_timeout, "starting the call");
+    } else {
+      status = nccl_.Check(result, comm, "starting the call");
+    }
+  }
+  if (status.ok()) {
+    status = kernels::cuda::CudaStatus(cudaEventRecord(done, cuda.handle()), "recording an event");
+  }
+  MutexLock lock(&mutex_);
+  --group.entered;
+  if (!status.ok()) {
+    if (done != nullptr) group.idle_events.push_back(done);
+    status = WithPrefix(status, group.Describe(call));
+    EndLocked(status);
+    stream.Fail(std::move(status));
+    return;
+  }
+  group.pending.push_back({call, &stream, done, now});
+  // The watchdog may have ended everything while NCCL was at it.
+  if (!ended_.ok()) stream.Fail(WithPrefix(ended_, group.Describe(call)));
+}
+
+void NcclWorld::End(absl::Status why) {
+  MutexLock lock(&mutex_);
+  EndLocked(std::move(why));
+}
+
+void NcclWorld::EndLocked(absl::Status why) {
+  if (!ended_.ok()) return;
+  ended_ = std::move(why);
+  for (NcclGroup* group : groups_) {
+    for (NcclGroup::Pending& pending : group->pending) {
+      if (cudaEventQuery(pending.done) == cudaSuccess) continue;
+      const std::string call = group->Describe(pending.call);
+      const bool named = ended_.message().substr(0, call.size()) == call;
+      pending.stream->Fail(named ? ended_ : WithPrefix(ended_, call));
+    }
+  }
+}
+
+bool NcclWorld::busy() const {
+  if (making_ > 0) return true;
+  for (const NcclGroup* group : groups_) {
+    if (group->entered > 0 || !group->pending.empty()) return true;
+  }
+  return false;
+}
+
+void NcclWorld::SweepGroup(NcclGroup& group, absl::Time now) {
+  while (!group.pending.empty()) {
+    const NcclGroup::Pending& first = group.pending.front();
+    const cudaError_t state = cudaEventQuery(first.done);
+    if (state == cudaErrorNotReady) break;
+    if (state != cudaSuccess) {
+      EndLocked(kernels::cuda::CudaStatus(
+          state,
+          absl::StrCat(group.Describe(first.call), ", on ", device_.name(), " ", device_.uuid())));
+      return;
+    }
+    group.idle_events.push_back(first.done);
+    group.pending.pop_front();
+    if (!group.pending.empty()) {
+      group.pending.front().since = std::max(group.pending.front().since, now);
+    }
+  }
+  if (!group.pending.empty() && now - group.pending.front().since > options_.operation_timeout) {
+    const std::string others =
+        group.size == 2 ? absl::StrCat("for rank ", 1 - group.rank)
+                        : absl::StrCat("for one of the other ", group.size - 1,
+                                       " ranks: the one whose flight record ends before this call");
+    EndLocked(absl::DeadlineExceededError(
+        absl::StrCat(group.Describe(group.pending.front().call), ": waited ",
+                     absl::FormatDuration(options_.operation_timeout), " ", others)));
+    return;
+  }
+  // Asking while a thread is inside a call on it would run NCCL's work for that call twice.
+  if (group.entered > 0 || group.comm == nullptr) return;
+  ncclResult_t fault = ncclSuccess;
+  nccl_.CommGetAsyncError(group.comm, &fault);
+  absl::Status status = nccl_.Check(fault, group.comm, absl::StrCat("group ", group.name));
+  if (!status.ok()) EndLocked(std::move(status));
+}
+
+void NcclWorld::Sweep() {
+  const absl::Time now = absl::Now();
+  for (NcclGroup* group : groups_) {
+    SweepGroup(*group, now);
+    if (!ended_.ok()) return;
+  }
+  // What the lost peer had already sent may be enough for the calls under way.
+  if (!lost_.ok() && busy() && now - lost_at_ > options_.quiesce) EndLocked(lost_);
+}
+
+void NcclWorld::TearDown() {
+  auto left = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return making_ == 0 && std::all_of(groups_.begin(), groups_.end(),
+                                       [](const NcclGroup* group) { return group->entered == 0; });
+  };
+  mutex_.AwaitWithTimeout(Condition(&left), kEnteredPatience);
+  std::vector<ncclComm_t> comms;
+  for (NcclGroup* group : groups_) {
+    if (group->comm != nullptr) comms.push_back(std::exchange(group->comm, nullptr));
+  }
+  const absl::Status why = ended_;
+  mutex_.Unlock();
+  if (options_.on_failure) options_.on_failure(why);
+  liveness_->Abort(why);  // closes the host connections, which is how the peers notice
+  for (ncclComm_t comm : comms) nccl_.CommAbort(comm);
+  mutex_.Lock();
+  torn_down_ = true;
+}
+
+void NcclWorld::Watch() {
+  device_.Select();
+  MutexLock lock(&mutex_);
+  for (;;) {
+    auto work = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return stopping_ || (ended_.ok() ? busy() : !torn_down_);
+    };
+    mutex_.Await(Condition(&work));
+    if (stopping_) return;
+    if (ended_.ok()) Sweep();
+    if (!ended_.ok()) {
+      TearDown();
+      continue;
+    }
+    auto ending = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !ended_.ok(); };
+    mutex_.AwaitWithTimeout(Condition(&ending), kPollInterval);
+  }
+}
+
+void NcclWorld::Listen() {
+  for (;;) {
+    absl::Status status = liveness_->Barrier();
+    MutexLock lock(&mutex_);
+    if (stopping_ || !ended_.ok()) return;
+    if (!status.ok()) {
+      lost_ = absl::UnavailableError(absl::StrCat("a peer is gone: ", status.message()));
+      lost_at_ = absl::Now();
+      return;
+    }
+    auto ending = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !ended_.ok(); };
+    mutex_.AwaitWithTimeout(Condition(&ending), kLivenessInterval);
+    if (stopping_) return;
+  }
+}
+
+}  // namespace muster::parallel

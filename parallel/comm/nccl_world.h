@@ -1,0 +1,115 @@
+// One rank's NCCL communicators, and the threads that watch over them.
+//
+// NCCL reports neither a dead peer nor a call that never ends: its kernel waits on the GPU for
+// ever. So every call leaves an event behind it, and the watchdog ends all communicators
+// (ncclCommAbort makes their kernels return) when a call takes too long, when NCCL reports a fault,
+// and when the host connections say that a peer is gone.
+#ifndef MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
+#define MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
+
+#include <cuda_runtime_api.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "kernels/device.h"
+#include "kernels/device_cuda.h"
+#include "kernels/tensor.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/nccl_library.h"
+
+namespace muster::parallel {
+
+// A call as messages name it.
+struct NcclCall {
+  const char* operation = "";
+  kernels::DType dtype = kernels::DType::kU8;
+  int64_t elements = 0;
+  uint64_t number = 0;  // in its group
+};
+
+// All fields are the World's.
+struct NcclGroup {
+  struct Pending {
+    NcclCall call;
+    kernels::Stream* stream = nullptr;
+    cudaEvent_t done = nullptr;
+    absl::Time since;
+  };
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  ncclComm_t comm = nullptr;  // null once it is ended
+  int entered = 0;            // host threads inside an NCCL call on it
+  std::deque<Pending> pending;
+  std::vector<cudaEvent_t> idle_events;
+
+  std::string Describe(const NcclCall& call) const;
+};
+
+// Thread-safe. Outlives its groups.
+class NcclWorld {
+ public:
+  // `liveness` is a host communicator of all ranks for this object alone.
+  NcclWorld(NcclLibrary nccl, kernels::cuda::CudaDevice& device, NcclOptions options,
+            std::unique_ptr<Communicator> liveness);
+  ~NcclWorld();
+
+  const NcclLibrary& nccl() const { return nccl_; }
+  const NcclOptions& options() const { return options_; }
+  kernels::cuda::CudaDevice& device() { return device_; }
+
+  // Makes group.comm by `make` (given the parent's, or null), which may leave NCCL working on both.
+  // After an error all groups have ended.
+  absl::Status Add(NcclGroup& group, NcclGroup* parent, absl::string_view what,
+                   absl::FunctionRef<ncclResult_t(ncclComm_t, ncclComm_t*)> make)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for the calls on it, then ends it.
+  void Remove(NcclGroup& group) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Puts what `issue` enqueues under watch; an error fails the stream.
+  void Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& call,
+            absl::FunctionRef<ncclResult_t(ncclComm_t, cudaStream_t)> issue)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The first reason stays.
+  void End(absl::Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status ended() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void Watch();
+  void Listen();
+  void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SweepGroup(NcclGroup& group, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndLocked(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TearDown() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool busy() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits while NCCL works on `comm`, which may take part of its time on a thread of its own.
+  absl::Status Settle(ncclResult_t result, ncclComm_t comm, absl::Time deadline,
+                      absl::string_view what) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const NcclLibrary nccl_;
+  kernels::cuda::CudaDevice& device_;
+  const NcclOptions options_;
+  const std::unique_ptr<Communicator> liveness_;
+  Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool torn_down_ ABSL_GUARDED_BY(mutex_) = false;
+  int making_ ABSL_GUARDED_BY(mutex_) = 0;  // threads inside Add
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // a peer is gone: no call can begin
+  absl::Time lost_at_ ABSL_GUARDED_BY(mutex_);
+  std::vector<NcclGroup*> groups_ ABSL_GUARDED_BY(mutex_);
+  std::thread watchdog_;
+  std::thread listener_;  // last: both start when everything above exists
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
