@@ -112,6 +112,64 @@ void CheckLayerNorm(const LayerNormBackwardArgs& args) {
       << "dx is added to and cannot alias dy or x";
 }
 
+void CheckRmsNorm(const RmsNormForwardArgs& args) {
+  CHECK_EQ(args.residual.rank(), 2);
+  const DType act = args.residual.dtype();
+  const int64_t t = args.residual.dim(0), c = args.residual.dim(1);
+  CheckIs("residual", args.residual, act, {t, c});
+  CheckIsOrEmpty("branch", args.branch, act, {t, c});
+  CheckIsOrEmpty("sum", args.sum, act, {t, c});
+  CHECK(args.branch.empty() || !args.sum.empty()) << "a branch needs a sum to be written to";
+  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
+  CheckIs("y", args.y, act, {t, c});
+  CheckIs("rstd", args.rstd, DType::kF32, {t});
+}
+
+void CheckRmsNorm(const RmsNormBackwardArgs& args) {
+  CHECK_EQ(args.x.rank(), 2);
+  const DType act = args.x.dtype();
+  const int64_t t = args.x.dim(0), c = args.x.dim(1);
+  CheckIs("x", args.x, act, {t, c});
+  CheckIs("dy", args.dy, act, {t, c});
+  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
+  CheckIs("rstd", args.rstd, DType::kF32, {t});
+  CheckIs("dx", args.dx, act, {t, c});
+  CheckIs("dgamma", args.dgamma, DType::kF32, {c});
+  CHECK(args.dx.data() != args.dy.data() && args.dx.data() != args.x.data())
+      << "dx is added to and cannot alias dy or x";
+}
+
+void CheckRotaryTable(const RotaryTableArgs& args) {
+  CHECK(args.table.rank() == 2 && args.table.dim(1) % 2 == 0) << args.table.ToString();
+  CheckIs("table", args.table, DType::kF32, {args.table.dim(0), args.table.dim(1)});
+  CheckIsOrEmpty("positions", args.positions, DType::kI32, {args.table.dim(0)});
+  CHECK(args.first_position >= 0 && args.theta > 0);
+  const RotaryScaling& scaling = args.scaling;
+  CHECK(scaling.factor >= 1 && scaling.low_frequency_factor > 0 &&
+        scaling.high_frequency_factor > scaling.low_frequency_factor &&
+        scaling.original_context > 0);
+}
+
+void CheckRotary(const Tensor& x, const Tensor& table) {
+  CHECK(x.rank() == 4 && IsActivation(x.dtype())) << x.ToString();
+  CheckHeads("x", x, x.dtype(), x.dim(0), x.dim(1), x.dim(2), x.dim(3));
+  CHECK_EQ(x.dim(3) % 2, 0);
+  CheckIs("table", table, DType::kF32, {x.dim(1), x.dim(3)});
+}
+
+void CheckSwiglu(const Tensor& packed, const Tensor& y) {
+  CHECK(y.rank() == 2 && IsActivation(y.dtype())) << y.ToString();
+  CheckIs("y", y, y.dtype(), {y.dim(0), y.dim(1)});
+  CheckIs("packed", packed, y.dtype(), {y.dim(0), 2 * y.dim(1)});
+}
+
+void CheckAdd(const Tensor& a, const Tensor& b, const Tensor& out) {
+  CHECK(IsActivation(a.dtype()) && a.dtype() == b.dtype() && a.dtype() == out.dtype() &&
+        a.elements() == b.elements() && a.elements() == out.elements() && a.contiguous() &&
+        b.contiguous() && out.contiguous())
+      << a.ToString() << " + " << b.ToString() << " to " << out.ToString();
+}
+
 void CheckLinear(const LinearForwardArgs& args) {
   CHECK(args.x.rank() == 2 && args.w.rank() == 2);
   const DType act = args.x.dtype();

@@ -19,6 +19,12 @@ void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, 
                     const Tensor& out);
 void CheckLayerNorm(const LayerNormForwardArgs& args);
 void CheckLayerNorm(const LayerNormBackwardArgs& args);
+void CheckRmsNorm(const RmsNormForwardArgs& args);
+void CheckRmsNorm(const RmsNormBackwardArgs& args);
+void CheckRotaryTable(const RotaryTableArgs& args);
+void CheckRotary(const Tensor& x, const Tensor& table);
+void CheckSwiglu(const Tensor& packed, const Tensor& y);
+void CheckAdd(const Tensor& a, const Tensor& b, const Tensor& out);
 void CheckLinear(const LinearForwardArgs& args);
 void CheckLinear(const LinearBackwardArgs& args);
 void CheckGelu(const Tensor& x, const Tensor& y);

@@ -69,6 +69,11 @@ void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
   MUSTER_DISPATCH_HOST(CopyStrided, from, to, accumulate);
 }
 
+void Add(Stream& stream, Tensor a, Tensor b, Tensor out) {
+  CheckAdd(a, b, out);
+  MUSTER_DISPATCH_HOST(Add, a, b, out);
+}
+
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out) {
   CHECK(!wte.empty());
@@ -90,6 +95,37 @@ void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
   CheckLayerNorm(args);
   MUSTER_DISPATCH(LayerNormBackward, args);
+}
+
+void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
+  CheckRmsNorm(args);
+  MUSTER_DISPATCH_HOST(RmsNormForward, args);
+}
+
+void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
+  CheckRmsNorm(args);
+  MUSTER_DISPATCH_HOST(RmsNormBackward, args);
+}
+
+void RotaryTable(Stream& stream, const RotaryTableArgs& args) {
+  CheckRotaryTable(args);
+  MUSTER_DISPATCH_HOST(RotaryTable, args);
+}
+
+void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse) {
+  CheckRotary(x, table);
+  MUSTER_DISPATCH_HOST(Rotary, x, table, inverse);
+}
+
+void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
+  CheckSwiglu(packed, y);
+  MUSTER_DISPATCH_HOST(SwigluForward, packed, y);
+}
+
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed) {
+  CheckSwiglu(packed, dy);
+  CheckSwiglu(d_packed, dy);
+  MUSTER_DISPATCH_HOST(SwigluBackward, packed, dy, d_packed);
 }
 
 void LinearForward(Stream& stream, const LinearForwardArgs& args) {

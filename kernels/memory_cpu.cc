@@ -101,4 +101,13 @@ void Scale(Stream& stream, float alpha, Tensor x) {
   });
 }
 
+void Add(Stream& stream, Tensor a, Tensor b, Tensor out) {
+  EnqueueOnHost(stream, [a, b, out](ThreadPool& pool) {
+    const Loops& loops = ChooseLoops();
+    ForRanges(pool, out.elements(), [&](int64_t begin, int64_t count) {
+      loops.add(count, a.f32() + begin, b.f32() + begin, out.f32() + begin);
+    });
+  });
+}
+
 }  // namespace muster::kernels::cpu

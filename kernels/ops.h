@@ -30,6 +30,8 @@ void Scale(Stream& stream, float alpha, Tensor x);
 // On CUDA: kUnimplemented on the stream, so far. The twin moves one row of the last dimension per
 // warp, in packs where both sides are dense and aligned: read + written bytes once.
 void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate = false);
+// out = a + b, act, any shape; may alias either.
+void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
 
 // ---- embedding (GPT-2: token + learned position) ----
 // out[t] = wte[tokens[t]] + wpe[t % S]. tokens [T] i32 in [0, V); wte [V,C], wpe [S,C] or empty.
@@ -65,6 +67,60 @@ struct LayerNormBackwardArgs {
   Tensor dbeta;   // [C] fp32 +=
 };
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
+
+// ---- RMS norm (Zhang and Sennrich, arXiv 1910.07467), the residual addition fused likewise ----
+// x = residual + branch as above; rstd = 1 / sqrt(mean(x^2) + epsilon), y = x * rstd * gamma.
+struct RmsNormForwardArgs {
+  Tensor residual;  // [T,C] act
+  Tensor branch;    // [T,C] act or empty
+  Tensor sum;       // [T,C] act or empty; may alias residual
+  Tensor gamma;     // [C]
+  Tensor y;         // [T,C] act
+  Tensor rstd;      // [T] fp32
+  float epsilon = 1e-5f;
+};
+void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
+struct RmsNormBackwardArgs {
+  Tensor dy;      // [T,C] act
+  Tensor x;       // [T,C] act: the normalised input (sum)
+  Tensor gamma;   // [C]
+  Tensor rstd;    // [T]
+  Tensor dx;      // [T,C] act; +=, as in layer norm
+  Tensor dgamma;  // [C] fp32 +=
+};
+void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args);
+
+// ---- rotary position embedding (Su et al., arXiv 2104.09864) ----
+// Llama 3's stretching of the lower frequencies (Llama 3.1's reference code): wavelengths beyond
+// original_context / low_frequency_factor are stretched by `factor`, those below original_context /
+// high_frequency_factor stay, in between linearly in the inverse wavelength. factor 1: off.
+struct RotaryScaling {
+  float factor = 1;
+  float low_frequency_factor = 1;
+  float high_frequency_factor = 4;
+  int64_t original_context = 8192;
+};
+struct RotaryTableArgs {
+  Tensor table;                // [S,D] fp32, written
+  Tensor positions;            // [S] i32: position of row s; empty: first_position + s
+  int64_t first_position = 0;  // without `positions`
+  float theta = 10000;
+  RotaryScaling scaling;
+};
+// Row s: cos(a_0) .. cos(a_{D/2-1}), sin(a_0) .. sin(a_{D/2-1}), with a_i = position(s) times
+// theta^(-2i/D), stretched. D is even. Angles in double.
+void RotaryTable(Stream& stream, const RotaryTableArgs& args);
+// Rotates each pair (x_i, x_{i+D/2}) of every head by the angle a_i of its row of the table, in
+// place: the halves form that Hugging Face's weights are stored for. `inverse` rotates back, which
+// is the backward pass. x [B,S,heads,D] act with strides (dense last dimension), so one call can
+// take the query and the key heads of packed QKV; table [S,D].
+void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse);
+
+// ---- SwiGLU (Shazeer, arXiv 2002.05202) ----
+// packed [T,2F] act: the gate in columns [0,F), `up` in [F,2F). y = silu(gate) * up, [T,F].
+void SwigluForward(Stream& stream, Tensor packed, Tensor y);
+// d_packed [T,2F] = ; may alias packed.
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed);
 
 // ---- linear ----
 // y = epilogue(x W^T + bias). kGelu also writes the pre-activation to `pre` (kept for backward).

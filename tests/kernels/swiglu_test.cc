@@ -1,0 +1,56 @@
+#include "kernels/ops.h"
+#include "tests/kernels/support.h"
+
+namespace muster::kernels {
+namespace {
+
+using testing::Doubles;
+using testing::ExpectClose;
+using testing::Floats;
+using testing::Host;
+using testing::Random;
+using testing::View;
+
+Doubles Reference(int64_t t, int64_t f, const Doubles& packed) {
+  Doubles y(t * f);
+  for (int64_t row = 0; row < t; ++row) {
+    for (int64_t i = 0; i < f; ++i) {
+      const double gate = packed[row * 2 * f + i], up = packed[row * 2 * f + f + i];
+      y[row * f + i] = gate / (1 + std::exp(-gate)) * up;
+    }
+  }
+  return y;
+}
+
+TEST(Swiglu, ForwardAndBackward_MatchFloat64) {
+  for (auto [t, f] : {std::pair(1, 1), std::pair(7, 5), std::pair(3, 1500)}) {
+    Host host;
+    Floats packed = Random(t * 2 * f, 1, 2), y(t * f), dy = Random(t * f, 2), d_packed(t * 2 * f);
+    SwigluForward(*host.stream, View(packed, {t, 2 * f}), View(y, {t, f}));
+    Doubles wide = testing::Wide(packed);
+    ExpectClose(y, Reference(t, f, wide), 1e-6, "y");
+    SwigluBackward(*host.stream, View(packed, {t, 2 * f}), View(dy, {t, f}),
+                   View(d_packed, {t, 2 * f}));
+    if (f < 100) {
+      const auto loss = [&] { return testing::DotOf(Reference(t, f, wide), dy); };
+      ExpectClose(d_packed, testing::NumericGradient(wide, loss), 1e-5, "d_packed");
+    }
+    Floats in_place = packed;
+    SwigluBackward(*host.stream, View(in_place, {t, 2 * f}), View(dy, {t, f}),
+                   View(in_place, {t, 2 * f}));
+    EXPECT_EQ(in_place, d_packed);
+  }
+}
+
+TEST(Swiglu, LargeInputs_StayFinite) {
+  Host host;
+  Floats packed = {200, -200, 3, 4}, y(2), dy = {1, 1}, d_packed(4);
+  SwigluForward(*host.stream, View(packed, {1, 4}), View(y, {1, 2}));
+  EXPECT_EQ(y[0], 600);
+  EXPECT_EQ(y[1], 0);
+  SwigluBackward(*host.stream, View(packed, {1, 4}), View(dy, {1, 2}), View(d_packed, {1, 4}));
+  EXPECT_EQ(d_packed, (Floats{3, 0, 200, 0}));
+}
+
+}  // namespace
+}  // namespace muster::kernels
