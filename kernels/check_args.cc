@@ -259,6 +259,19 @@ void CheckReduction(const Tensor& x, const Tensor& out) {
   CHECK_GE(out.elements(), 1);
 }
 
+void CheckSumParts(const Tensor& in, const Tensor& out) {
+  CheckFp32(out);
+  CHECK(IsActivation(in.dtype()) && in.contiguous() && out.elements() > 0 &&
+        in.elements() % out.elements() == 0)
+      << in.ToString() << " in parts of " << out.ToString();
+}
+
+void CheckPrepareStep(const PrepareStepArgs& args) {
+  CheckFp32(args.values);
+  CHECK_EQ(args.values.elements(), 2 * args.micro_batches + 1 + 2 * args.ranks);
+  CHECK(args.state != nullptr && args.scalars != nullptr && args.outcome != nullptr);
+}
+
 void CheckAdamW(const AdamWArgs& args) {
   CheckSameFp32(args.parameter, args.gradient);
   CheckSameFp32(args.parameter, args.m);

@@ -33,6 +33,8 @@ void CheckAttention(const AttentionBackwardArgs& args);
 void CheckAttention(const AttentionMergeArgs& args);
 void CheckCrossEntropy(const CrossEntropyArgs& args);
 void CheckReduction(const Tensor& x, const Tensor& out);
+void CheckSumParts(const Tensor& in, const Tensor& out);
+void CheckPrepareStep(const PrepareStepArgs& args);
 void CheckAdamW(const AdamWArgs& args);
 
 }  // namespace muster::kernels

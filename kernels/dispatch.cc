@@ -179,6 +179,22 @@ void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
   MUSTER_DISPATCH(SumSquares, x, out, accumulate);
 }
 
+void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  CheckReduction(x, out);
+  CHECK_EQ(out.elements(), 2);
+  MUSTER_DISPATCH(SumSquaresPair, x, out, accumulate);
+}
+
+void SumParts(Stream& stream, Tensor in, Tensor out) {
+  CheckSumParts(in, out);
+  MUSTER_DISPATCH(SumParts, in, out);
+}
+
+void PrepareStep(Stream& stream, const PrepareStepArgs& args) {
+  CheckPrepareStep(args);
+  MUSTER_DISPATCH(PrepareStep, args);
+}
+
 void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
                      StepScalars* scalars) {
   CheckReduction(square_sum, norm);

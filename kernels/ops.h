@@ -208,6 +208,12 @@ void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 // ---- optimiser ----
 // out[0] (+)= sum of squares of x (fp32), in a fixed order, accumulated in double.
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
+// The same as a pair that keeps 48 bits: out[0] + out[1] in double is the sum, out[0] its fp32
+// rounding. So partial sums of different ranks add up to the same total, however they were cut.
+void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate);
+// out[i] = the sum over parts of in[part * n + i] as one binary tree over the parts in order,
+// ((0 1) (2 3)) ..., in fp32. in [parts * n] fp32, bf16 or fp16; out [n] fp32.
+void SumParts(Stream& stream, Tensor in, Tensor out);
 
 // Scalars of a step, in device memory, so that no step waits for the host.
 struct StepScalars {
@@ -221,6 +227,61 @@ struct StepScalars {
 // not finite. square_sum [1] fp32 in, norm [1] fp32 out.
 void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
                      StepScalars* scalars);
+// Learning rate of update 1, 2, ...: linear warm-up from 0 to the peak, then as `decay` says.
+struct LearningRateSchedule {
+  enum class Decay { kConstant, kCosine, kLinear };
+  Decay decay = Decay::kConstant;
+  double peak = 0;
+  double minimum = 0;        // not used by kConstant
+  int64_t warmup_steps = 0;  // peak * update / warmup_steps
+  int64_t decay_steps = 0;   // the minimum is reached here and kept
+};
+// Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740), with hysteresis.
+struct LossScaling {
+  bool dynamic = false;
+  float initial = 1;
+  float growth = 2;  // after growth_interval steps without overflow
+  int32_t growth_interval = 1000;
+  float backoff = 0.5f;
+  float minimum = 1;
+  int32_t hysteresis = 2;  // overflows before the scale shrinks
+};
+// What one step leaves to the next, in device memory.
+struct StepState {
+  int64_t updates = 0;  // optimizer steps applied; skipped ones do not count
+  float loss_scale = 1;
+  int32_t clean_steps = 0;  // since the last overflow or growth
+  int32_t hysteresis = 0;   // overflows left before the scale shrinks
+};
+// What the host wants to know about a step.
+struct StepOutcome {
+  double loss = 0;           // per token
+  double gradient_norm = 0;  // before clipping
+  double learning_rate = 0;
+  double tokens = 0;
+  float loss_scale = 1;  // that the step was run with
+  int32_t stop = 0;      // a rank has asked to stop
+  int32_t skipped = 0;   // loss or norm was not finite: no update
+  StepState state;       // after the step
+};
+// All scalars of a step at once, so that the host need not know any. One thread.
+struct PrepareStepArgs {
+  // fp32: the loss (sum over tokens) of every micro-batch of the global batch, the tokens of each,
+  // the stop vote, and one pair of SumSquaresPair per rank.
+  Tensor values;  // [2 * micro_batches + 1 + 2 * ranks]
+  int64_t micro_batches = 0;
+  int64_t ranks = 0;
+  // Losses were divided by this many tokens; the real number makes up for it.
+  double nominal_tokens = 1;
+  double clip_norm = 0;  // 0: off
+  double beta1 = 0, beta2 = 0;
+  LearningRateSchedule schedule;
+  LossScaling loss_scaling;
+  StepState* state = nullptr;      // device memory, updated
+  StepScalars* scalars = nullptr;  // device memory, written
+  StepOutcome* outcome = nullptr;  // device memory, written
+};
+void PrepareStep(Stream& stream, const PrepareStepArgs& args);
 // AdamW (arXiv 1711.05101) over n elements of flat storage, fp32 state.
 struct AdamWArgs {
   Tensor parameter;  // [n] fp32 master, updated

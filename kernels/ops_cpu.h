@@ -41,6 +41,9 @@ void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
+void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate);
+void SumParts(Stream& stream, Tensor in, Tensor out);
+void PrepareStep(Stream& stream, const PrepareStepArgs& args);
 void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
                      StepScalars* scalars);
 void AdamW(Stream& stream, const AdamWArgs& args);

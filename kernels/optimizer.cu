@@ -3,6 +3,7 @@
 // out.
 #include "kernels/elementwise.cuh"
 #include "kernels/ops_cuda.h"
+#include "kernels/step_math.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -15,6 +16,28 @@ __global__ void ClipKernel(const float* square_sum, float clip_norm, float* norm
   scalars->skip = finite ? 0 : 1;
   scalars->gradient_scale = clip_norm > 0 && finite ? fminf(1.f, clip_norm / (value + 1e-6f)) : 1.f;
 }
+
+__global__ void PrepareStepKernel(const PrepareStepArgs args, const float* values) {
+  PrepareStepOn(args, values);
+}
+
+template <typename T>
+struct SumPartsElements {
+  const T* in;
+  float* out;
+  int64_t n;
+  int64_t parts;
+
+  template <int N>
+  __device__ void Apply(int64_t i) const {
+    float sum[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      sum[j] = SumAsTree(parts, [&](int64_t part) { return ToFloat(in[part * n + i + j]); });
+    }
+    StorePack<N>(out + i, FromFloats<float>(sum));
+  }
+};
 
 template <typename C>
 struct AdamWElements {
@@ -67,6 +90,21 @@ void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor 
   CudaStream& cuda = CudaStream::Of(stream);
   ClipKernel<<<1, 1, 0, cuda.handle()>>>(square_sum.f32(), clip_norm, norm.f32(), scalars);
   cuda.CheckLaunch("ClipCoefficient");
+}
+
+void SumParts(Stream& stream, Tensor in, Tensor out) {
+  DispatchFloat(in.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    const int64_t n = out.elements();
+    Elementwise<4>(CudaStream::Of(stream), "SumParts", n, {in.data(), out.data()},
+                   SumPartsElements<T>{in.as<T>(), out.f32(), n, in.elements() / n});
+  });
+}
+
+void PrepareStep(Stream& stream, const PrepareStepArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  PrepareStepKernel<<<1, 1, 0, cuda.handle()>>>(args, args.values.f32());
+  cuda.CheckLaunch("PrepareStep");
 }
 
 void AdamW(Stream& stream, const AdamWArgs& args) {

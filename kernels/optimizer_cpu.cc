@@ -10,6 +10,7 @@
 #include "kernels/low_precision.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/simd/loops.h"
+#include "kernels/step_math.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -18,8 +19,8 @@ constexpr int64_t kChunkElements = 32 * 1024;
 constexpr int64_t kPartials = 256;
 
 // Sums `x` in at most kPartials pieces whose borders depend on the length alone.
-void Reduce(ThreadPool& pool, const Tensor& x, const Tensor& out, bool accumulate,
-            double (*sum)(int64_t, const float*)) {
+double Reduce(ThreadPool& pool, const Tensor& x, double total,
+              double (*sum)(int64_t, const float*)) {
   const int64_t n = x.elements();
   const int64_t piece = std::max(kChunkElements, (n + kPartials - 1) / kPartials);
   const int64_t pieces = (n + piece - 1) / piece;
@@ -27,22 +28,55 @@ void Reduce(ThreadPool& pool, const Tensor& x, const Tensor& out, bool accumulat
   pool.Run(pieces, [&](int64_t i) {
     partial[i] = sum(std::min(piece, n - i * piece), x.f32() + i * piece);
   });
-  double total = accumulate ? out.f32()[0] : 0.0;
   for (int64_t i = 0; i < pieces; ++i) total += partial[i];
-  out.f32()[0] = static_cast<float>(total);
+  return total;
+}
+
+void ReduceTo(ThreadPool& pool, const Tensor& x, const Tensor& out, bool accumulate,
+              double (*sum)(int64_t, const float*)) {
+  out.f32()[0] = static_cast<float>(Reduce(pool, x, accumulate ? out.f32()[0] : 0.0, sum));
 }
 
 }  // namespace
 
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {
   EnqueueOnHost(stream,
-                [=](ThreadPool& pool) { Reduce(pool, x, out, accumulate, ChooseLoops().sum); });
+                [=](ThreadPool& pool) { ReduceTo(pool, x, out, accumulate, ChooseLoops().sum); });
 }
 
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
   EnqueueOnHost(stream, [=](ThreadPool& pool) {
-    Reduce(pool, x, out, accumulate, ChooseLoops().sum_squares);
+    ReduceTo(pool, x, out, accumulate, ChooseLoops().sum_squares);
   });
+}
+
+void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    float* pair = out.f32();
+    const double before = accumulate ? static_cast<double>(pair[0]) + pair[1] : 0.0;
+    const double total = Reduce(pool, x, before, ChooseLoops().sum_squares);
+    pair[0] = static_cast<float>(total);
+    // Nothing is left over of an infinite sum.
+    pair[1] = std::isfinite(pair[0]) ? static_cast<float>(total - pair[0]) : 0.0f;
+  });
+}
+
+void SumParts(Stream& stream, Tensor in, Tensor out) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const int64_t n = out.elements();
+    const int64_t parts = in.elements() / n;
+    pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
+      const int64_t end = std::min(n, (chunk + 1) * kChunkElements);
+      for (int64_t i = chunk * kChunkElements; i < end; ++i) {
+        out.f32()[i] =
+            SumAsTree(parts, [&](int64_t part) { return ReadAsFloat(in, part * n + i); });
+      }
+    });
+  });
+}
+
+void PrepareStep(Stream& stream, const PrepareStepArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& pool) { PrepareStepOn(args, args.values.f32()); });
 }
 
 void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,

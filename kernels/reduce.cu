@@ -134,17 +134,24 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+// `out` is one fp32, or a pair of them (SumSquaresPair).
 __global__ void __launch_bounds__(kSumThreads)
-    AddSumsKernel(const double* partial, int partials, float* out, bool accumulate) {
+    AddSumsKernel(const double* partial, int partials, float* out, bool pair, bool accumulate) {
   __shared__ double shared[kWarp];
   double sum = 0;
   for (int i = threadIdx.x; i < partials; i += kSumThreads) sum += partial[i];
   sum = BlockSum(sum, shared);
-  if (threadIdx.x == 0) out[0] = static_cast<float>(accumulate ? out[0] + sum : sum);
+  if (threadIdx.x != 0) return;
+  if (accumulate) sum += out[0];
+  if (accumulate && pair) sum += out[1];
+  const auto rounded = static_cast<float>(sum);
+  out[0] = rounded;
+  // Nothing is left over of an infinite sum.
+  if (pair) out[1] = isfinite(rounded) ? static_cast<float>(sum - rounded) : 0.f;
 }
 
 template <typename F>
-void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& out,
+void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& out, bool pair,
                bool accumulate) {
   CudaStream& cuda = CudaStream::Of(stream);
   const int64_t n = x.elements();
@@ -155,7 +162,7 @@ void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& ou
   if (partial == nullptr) return;
   SumKernel<F><<<blocks, kSumThreads, 0, cuda.handle()>>>(x.f32(), n, Aligned16(x), partial);
   cuda.CheckLaunch(op);
-  AddSumsKernel<<<1, kSumThreads, 0, cuda.handle()>>>(partial, blocks, out.f32(), accumulate);
+  AddSumsKernel<<<1, kSumThreads, 0, cuda.handle()>>>(partial, blocks, out.f32(), pair, accumulate);
   cuda.CheckLaunch(op);
 }
 
@@ -190,11 +197,15 @@ void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, void* scr
 }
 
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {
-  LaunchSum<Identity>(stream, "Sum", x, out, accumulate);
+  LaunchSum<Identity>(stream, "Sum", x, out, /*pair=*/false, accumulate);
 }
 
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
-  LaunchSum<Square>(stream, "SumSquares", x, out, accumulate);
+  LaunchSum<Square>(stream, "SumSquares", x, out, /*pair=*/false, accumulate);
+}
+
+void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate) {
+  LaunchSum<Square>(stream, "SumSquaresPair", x, out, /*pair=*/true, accumulate);
 }
 
 }  // namespace muster::kernels::cuda

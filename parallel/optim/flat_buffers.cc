@@ -1,84 +1,260 @@
 #include "parallel/optim/flat_buffers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 
 namespace muster::parallel {
+namespace {
 
 using kernels::DType;
 using kernels::Tensor;
 
-Tensor FlatBuffers::Slice(kernels::Buffer& buffer, const FlatRange& range) {
-  return Tensor(static_cast<float*>(buffer.data()) + range.begin, DType::kF32, {range.size()});
+constexpr int kSlots = 2;  // one in use, one being filled
+
+// Elements [begin, begin + count) of a buffer.
+Tensor Slice(kernels::Buffer& buffer, DType dtype, int64_t begin, int64_t count) {
+  return Tensor(static_cast<char*>(buffer.data()) + begin * SizeOf(dtype), dtype, {count});
 }
 
-ParameterViews FlatBuffers::Views(kernels::Buffer& buffer) const {
-  std::vector<Tensor> tensors;
-  for (ParameterId id = 0; id < registry_.size(); ++id) {
-    const Parameter& parameter = registry_.at(id);
-    float* data = static_cast<float*>(buffer.data()) + layout_.offset(id);
-    tensors.push_back(
-        parameter.box.extent.size() == 1
-            ? Tensor(data, DType::kF32, {parameter.storage_rows})
-            : Tensor(data, DType::kF32, {parameter.storage_rows, parameter.box.extent[1]}));
+// A parameter as stored, somewhere inside its bucket.
+Tensor ViewIn(const Tensor& bucket, int64_t begin, const Parameter& parameter) {
+  void* data = static_cast<char*>(bucket.data()) + begin * SizeOf(bucket.dtype());
+  return parameter.box.extent.size() == 1
+             ? Tensor(data, bucket.dtype(), {parameter.storage_rows})
+             : Tensor(data, bucket.dtype(), {parameter.storage_rows, parameter.box.extent[1]});
+}
+
+}  // namespace
+
+FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
+                                        const FlatBuffersOptions& options) {
+  Plan plan;
+  int units = 0;
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    const bool unit = bucket.block >= 0;
+    CHECK(!unit || options.zero >= 2) << "a layout by block without ZeRO 2 or 3";
+    plan.units.push_back(unit ? units++ : 0);
+    plan.whole.push_back(bucket.range.begin);
+    plan.resident.push_back(plan.resident_elements);
+    plan.unit_local.push_back(plan.unit_local_elements);
+    if (unit) {
+      plan.slot_elements = std::max(plan.slot_elements, bucket.range.size());
+      plan.unit_local_elements += bucket.range.size() / layout.shards();
+    } else {
+      plan.resident_elements += bucket.range.size();
+    }
   }
-  return ParameterViews(std::move(tensors));
+  const bool half = options.compute != DType::kF32;
+  plan.gradient_slots = std::clamp(units, 1, kSlots);
+  plan.parameter_slots = options.reshard_after_forward ? plan.gradient_slots : std::max(1, units);
+  plan.moments = layout.local_elements();
+  plan.master = half ? plan.moments : 0;
+  if (options.zero >= 3) {
+    plan.whole_parameters = plan.resident_elements;
+    plan.parameter_slot_storage = plan.parameter_slots * plan.slot_elements;
+    (half ? plan.copy : plan.master) = plan.unit_local_elements;
+  } else {
+    plan.whole_parameters = layout.elements();
+  }
+  if (options.zero >= 2) {
+    plan.whole_gradients = plan.resident_elements;
+    plan.gradient_slot_storage = plan.gradient_slots * plan.slot_elements;
+    plan.own_gradients = layout.local_elements();
+  } else {
+    plan.whole_gradients = layout.elements();
+  }
+  return plan;
 }
 
-int64_t FlatBuffers::Bytes(const FlatLayout& layout, int gradient_levels) {
-  return layout.elements() * static_cast<int64_t>(sizeof(float)) * (3 + gradient_levels);
+int64_t FlatBuffers::Bytes(const Plan& plan, const FlatBuffersOptions& options) {
+  const int64_t whole_levels = options.zero >= 2 ? 1 : options.gradient_levels;
+  return SizeOf(options.compute) *
+             (plan.whole_parameters + plan.parameter_slot_storage + plan.copy) +
+         SizeOf(DType::kF32) *
+             (plan.master + 2 * plan.moments + whole_levels * plan.whole_gradients +
+              plan.gradient_slot_storage + options.gradient_levels * plan.own_gradients);
+}
+
+int64_t FlatBuffers::Bytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
+  return Bytes(MakePlan(layout, options), options);
 }
 
 absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& device,
                                                                kernels::Stream& stream,
                                                                const ParameterRegistry& registry,
                                                                const FlatLayout& layout,
-                                                               int gradient_levels, uint64_t seed) {
-  std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout));
-  const int64_t bytes = layout.elements() * static_cast<int64_t>(sizeof(float));
-  const FlatRange all = {0, layout.elements()};
-  const auto allocate = [&]() -> absl::StatusOr<std::unique_ptr<kernels::Buffer>> {
-    auto buffer = device.Allocate(bytes);
-    if (!buffer.ok()) {
-      return Annotate(buffer.status(),
-                      absl::StrFormat("parameters, optimizer state and %d gradient buffers take "
-                                      "%.1f MB",
-                                      gradient_levels, Bytes(layout, gradient_levels) * 1e-6));
-    }
-    kernels::Zero(stream, Slice(**buffer, all));
-    return buffer;
-  };
-  ASSIGN_OR_RETURN(flat->parameter_, allocate());
-  ASSIGN_OR_RETURN(flat->m_, allocate());
-  ASSIGN_OR_RETURN(flat->v_, allocate());
-  for (int level = 0; level < gradient_levels; ++level) {
-    Level gradients;
-    ASSIGN_OR_RETURN(gradients.buffer, allocate());
-    gradients.views = flat->Views(*gradients.buffer);
-    flat->gradients_.push_back(std::move(gradients));
+                                                               const FlatBuffersOptions& options) {
+  CHECK(options.shard >= 0 && options.shard < layout.shards());
+  std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout, options));
+  flat->plan_ = MakePlan(layout, options);
+  flat->units_ = flat->plan_.units;
+  flat->parameter_slots_ = flat->plan_.parameter_slots;
+  flat->gradient_slots_ = flat->plan_.gradient_slots;
+  RETURN_IF_ERROR(flat->Allocate(device, stream));
+  flat->parameter_views_ = flat->ParametersAsViews();
+  for (size_t level = 0; level < flat->whole_gradients_.size(); ++level) {
+    flat->gradient_views_.push_back(flat->GradientsAsViews(static_cast<int>(level)));
   }
-  flat->parameter_views_ = flat->Views(*flat->parameter_);
-  RETURN_IF_ERROR(flat->Initialize(stream, seed));
+  RETURN_IF_ERROR(flat->Initialize(stream, options.seed));
   return flat;
 }
 
-absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
-  const FlatRange all = {0, layout_.elements()};
-  kernels::Zero(stream, m(all));
-  kernels::Zero(stream, v(all));
-  for (ParameterId id = 0; id < registry_.size(); ++id) {
-    std::vector<float> values(registry_.at(id).storage_elements());
-    parallel::Initialize(registry_.at(id), seed, values.data());
-    const int64_t begin = layout_.offset(id);
-    const int64_t size = static_cast<int64_t>(values.size());
-    kernels::Copy(stream, Tensor(values.data(), DType::kF32, {size}),
-                  parameter({begin, begin + size}));
-    // `values` must live until the copy has run.
-    RETURN_IF_ERROR(stream.Synchronize());
+absl::Status FlatBuffers::Allocate(kernels::Device& device, kernels::Stream& stream) {
+  const auto allocate = [&](std::unique_ptr<kernels::Buffer>& buffer, DType dtype,
+                            int64_t elements) -> absl::Status {
+    auto made = device.Allocate(elements * SizeOf(dtype));
+    if (!made.ok()) {
+      return Annotate(made.status(),
+                      absl::StrFormat("parameters, optimizer state and gradients take %.1f MB",
+                                      static_cast<double>(Bytes(plan_, options_)) * 1e-6));
+    }
+    buffer = *std::move(made);
+    if (elements > 0) kernels::Zero(stream, Slice(*buffer, dtype, 0, elements));
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(allocate(whole_parameters_, options_.compute, plan_.whole_parameters));
+  RETURN_IF_ERROR(
+      allocate(parameter_slot_storage_, options_.compute, plan_.parameter_slot_storage));
+  RETURN_IF_ERROR(allocate(master_, DType::kF32, plan_.master));
+  RETURN_IF_ERROR(allocate(copy_, options_.compute, plan_.copy));
+  RETURN_IF_ERROR(allocate(m_, DType::kF32, plan_.moments));
+  RETURN_IF_ERROR(allocate(v_, DType::kF32, plan_.moments));
+  RETURN_IF_ERROR(allocate(gradient_slot_storage_, DType::kF32, plan_.gradient_slot_storage));
+  whole_gradients_.resize(options_.zero >= 2 ? 1 : options_.gradient_levels);
+  for (auto& level : whole_gradients_) {
+    RETURN_IF_ERROR(allocate(level, DType::kF32, plan_.whole_gradients));
   }
+  own_gradients_.resize(options_.zero >= 2 ? options_.gradient_levels : 0);
+  for (auto& level : own_gradients_) {
+    RETURN_IF_ERROR(allocate(level, DType::kF32, plan_.own_gradients));
+  }
+  return absl::OkStatus();
+}
+
+Tensor FlatBuffers::Local(kernels::Buffer& buffer, int bucket) {
+  return Slice(buffer, DType::kF32, layout_.buckets()[bucket].local, part(bucket));
+}
+
+Tensor FlatBuffers::master(int bucket) {
+  if (half()) return Local(*master_, bucket);
+  if (parameters_rotate(bucket)) {
+    return Slice(*master_, DType::kF32, plan_.unit_local[bucket], part(bucket));
+  }
+  return own_parameters(bucket);
+}
+
+Tensor FlatBuffers::copy(int bucket) {
+  if (!half()) return Tensor();
+  if (!parameters_rotate(bucket)) return own_parameters(bucket);
+  return Slice(*copy_, options_.compute, plan_.unit_local[bucket], part(bucket));
+}
+
+Tensor FlatBuffers::whole_parameters(int bucket) {
+  const int64_t size = layout_.buckets()[bucket].range.size();
+  if (parameters_rotate(bucket)) {
+    return Slice(*parameter_slot_storage_, options_.compute,
+                 parameter_slot(bucket) * plan_.slot_elements, size);
+  }
+  return Slice(*whole_parameters_, options_.compute,
+               options_.zero >= 3 ? plan_.resident[bucket] : plan_.whole[bucket], size);
+}
+
+Tensor FlatBuffers::own_parameters(int bucket) {
+  return whole_parameters(bucket).Rows(options_.shard * part(bucket), part(bucket));
+}
+
+Tensor FlatBuffers::gather_source(int bucket) {
+  if (!parameters_rotate(bucket)) return Tensor();
+  return half() ? copy(bucket) : master(bucket);
+}
+
+Tensor FlatBuffers::whole_gradients(int bucket, int level) {
+  const int64_t size = layout_.buckets()[bucket].range.size();
+  if (gradients_rotate(bucket)) {
+    return Slice(*gradient_slot_storage_, DType::kF32, gradient_slot(bucket) * plan_.slot_elements,
+                 size);
+  }
+  return Slice(*whole_gradients_[level], DType::kF32,
+               options_.zero >= 2 ? plan_.resident[bucket] : plan_.whole[bucket], size);
+}
+
+Tensor FlatBuffers::own_gradient(int bucket, int level) {
+  if (options_.zero >= 2) return Local(*own_gradients_[level], bucket);
+  return whole_gradients(bucket, level).Rows(options_.shard * part(bucket), part(bucket));
+}
+
+Tensor FlatBuffers::all_gradients(int level) {
+  CHECK_LT(options_.zero, 2);
+  return Slice(*whole_gradients_[level], DType::kF32, 0, plan_.whole_gradients);
+}
+
+Tensor FlatBuffers::all_masters() {
+  CHECK_EQ(layout_.shards(), 1);
+  CHECK_LT(options_.zero, 2);
+  return Slice(half() ? *master_ : *whole_parameters_, DType::kF32, 0, layout_.elements());
+}
+
+Tensor FlatBuffers::all_m() {
+  CHECK_EQ(layout_.shards(), 1);
+  return Slice(*m_, DType::kF32, 0, layout_.elements());
+}
+
+Tensor FlatBuffers::all_v() {
+  CHECK_EQ(layout_.shards(), 1);
+  return Slice(*v_, DType::kF32, 0, layout_.elements());
+}
+
+ParameterViews FlatBuffers::ParametersAsViews() {
+  std::vector<Tensor> views;
+  for (ParameterId id = 0; id < registry_.size(); ++id) {
+    const int bucket = layout_.bucket_of(id);
+    views.push_back(ViewIn(whole_parameters(bucket),
+                           layout_.offset(id) - layout_.buckets()[bucket].range.begin,
+                           registry_.at(id)));
+  }
+  return ParameterViews(std::move(views));
+}
+
+ParameterViews FlatBuffers::GradientsAsViews(int level) {
+  std::vector<Tensor> views;
+  for (ParameterId id = 0; id < registry_.size(); ++id) {
+    const int bucket = layout_.bucket_of(id);
+    views.push_back(ViewIn(whole_gradients(bucket, level),
+                           layout_.offset(id) - layout_.buckets()[bucket].range.begin,
+                           registry_.at(id)));
+  }
+  return ParameterViews(std::move(views));
+}
+
+void FlatBuffers::RefreshCopies(kernels::Stream& stream) {
+  if (!half()) return;
+  for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
+    kernels::Cast(stream, master(bucket), copy(bucket));
+  }
+}
+
+absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
+  for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
+    const FlatRange own = layout_.Part(bucket, options_.shard);
+    const Tensor to = master(bucket);
+    kernels::Zero(stream, m(bucket));
+    kernels::Zero(stream, v(bucket));
+    for (const FlatPiece& piece : layout_.Pieces(own)) {
+      const Parameter& parameter = registry_.at(piece.parameter);
+      std::vector<float> values(parameter.storage_elements());
+      parallel::Initialize(parameter, seed, values.data());
+      kernels::Copy(stream, Tensor(values.data() + piece.first, DType::kF32, {piece.count}),
+                    to.Rows(piece.flat - own.begin, piece.count));
+      // `values` must live until the copy has run.
+      RETURN_IF_ERROR(stream.Synchronize());
+    }
+  }
+  RefreshCopies(stream);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,5 @@
-// Flat fp32 storage of a model: parameters, AdamW's two moments, and gradients.
+// Flat storage of a model on one rank: master weights, AdamW's two moments, gradients, and the
+// parameters that the model computes with.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_BUFFERS_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_BUFFERS_H_
 
@@ -15,53 +16,123 @@
 
 namespace muster::parallel {
 
-// Owns the device memory: 4 bytes per element of the layout for each of parameters, m, v and every
-// gradient level. Single-threaded. The registry and the layout must outlive it.
+struct FlatBuffersOptions {
+  int gradient_levels = 1;  // see GradientReducer
+  uint64_t seed = 0;        // of the initial values
+  // What the model computes with. bf16 and fp16 are a copy of the fp32 master weights, which AdamW
+  // writes; fp32 is the master weights themselves wherever they are whole.
+  kernels::DType compute = kernels::DType::kF32;
+  // 0: gradients and parameters whole. 1: the same, state of the own parts only. 2: gradients of
+  // the own parts; those of a block are whole only while they are computed. 3: parameters too.
+  int zero = 0;
+  int shard = 0;  // this rank's place among layout.shards()
+  // ZeRO-3: false keeps gathered blocks until the next update, in memory for all of them.
+  bool reshard_after_forward = true;
+};
+
+// Owns the device memory. Per element of a rank's own parts: 4 bytes each of m and v and, unless
+// the model computes with them in place, of the master weights. Single-threaded. The registry and
+// the layout must outlive it.
+//
+// ZeRO 2 and 3 need a layout made by_block. Views of a block's parameters or gradients then stand
+// in one of two rotating buffers (neighbouring blocks have different ones), which hold them only
+// while somebody has put them there: ParameterGatherer and GradientReducer.
 class FlatBuffers {
  public:
-  // Gradient levels: see GradientReducer. kResourceExhausted with the sizes. m, v and gradients are
-  // zero, parameters have their initial values.
+  // kResourceExhausted with the sizes. m, v and gradients are zero; master weights and the own
+  // parts of what the model computes with have their initial values. Other parts are filled by
+  // ParameterGatherer.
   static absl::StatusOr<std::unique_ptr<FlatBuffers>> Make(kernels::Device& device,
                                                            kernels::Stream& stream,
                                                            const ParameterRegistry& registry,
                                                            const FlatLayout& layout,
-                                                           int gradient_levels, uint64_t seed);
-  // Back to the initial values: parameters from the seed, moments zero.
+                                                           const FlatBuffersOptions& options);
+  // Back to the initial values of the seed, moments zero.
   absl::Status Initialize(kernels::Stream& stream, uint64_t seed);
+  // After the master weights were written by other means: the 16-bit copies of the own parts.
+  void RefreshCopies(kernels::Stream& stream);
   // What Make() will ask the device for.
-  static int64_t Bytes(const FlatLayout& layout, int gradient_levels);
+  static int64_t Bytes(const FlatLayout& layout, const FlatBuffersOptions& options);
 
   const FlatLayout& layout() const { return layout_; }
   const ParameterRegistry& registry() const { return registry_; }
-  int gradient_levels() const { return static_cast<int>(gradients_.size()); }
-
-  // Slices of flat storage, fp32 [size].
-  kernels::Tensor parameter(const FlatRange& range) { return Slice(*parameter_, range); }
-  kernels::Tensor m(const FlatRange& range) { return Slice(*m_, range); }
-  kernels::Tensor v(const FlatRange& range) { return Slice(*v_, range); }
-  kernels::Tensor gradient(int level, const FlatRange& range) {
-    return Slice(*gradients_[level].buffer, range);
+  const FlatBuffersOptions& options() const { return options_; }
+  int gradient_levels() const { return options_.gradient_levels; }
+  bool parameters_rotate(int bucket) const {
+    return options_.zero >= 3 && layout_.buckets()[bucket].block >= 0;
   }
+  bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
+  // Which of the rotating buffers a bucket uses.
+  int parameter_slot(int bucket) const { return units_[bucket] % parameter_slots_; }
+  int gradient_slot(int bucket) const { return units_[bucket] % gradient_slots_; }
+  int parameter_slots() const { return parameter_slots_; }
+  int gradient_slots() const { return gradient_slots_; }
 
+  // The own part of a bucket, fp32.
+  kernels::Tensor master(int bucket);
+  kernels::Tensor m(int bucket) { return Local(*m_, bucket); }
+  kernels::Tensor v(int bucket) { return Local(*v_, bucket); }
+  // The reduced gradient of the own part. ZeRO 2 and 3: `level` counts partial sums of it.
+  kernels::Tensor own_gradient(int bucket, int level = 0);
+  // The own part in 16 bits, where AdamW writes it; empty when the model computes in fp32.
+  kernels::Tensor copy(int bucket);
+
+  // A whole bucket of what the model computes with, and the own part of it.
+  kernels::Tensor whole_parameters(int bucket);
+  kernels::Tensor own_parameters(int bucket);
+  // From where own_parameters() is filled before a gather; empty when it is there already.
+  kernels::Tensor gather_source(int bucket);
+  // A whole bucket of gradients. ZeRO 2 and 3 have one level of these.
+  kernels::Tensor whole_gradients(int bucket, int level = 0);
+  // Everything in one piece. Requires: ZeRO 0 or 1.
+  kernels::Tensor all_gradients(int level);
+  // The same of the state. Requires: one shard.
+  kernels::Tensor all_masters();
+  kernels::Tensor all_m();
+  kernels::Tensor all_v();
+
+  // Views of what the model computes with, and of its gradients.
   const ParameterViews& parameter_views() const { return parameter_views_; }
-  const ParameterViews& gradient_views(int level) const { return gradients_[level].views; }
+  const ParameterViews& gradient_views(int level) const { return gradient_views_[level]; }
 
  private:
-  struct Level {
-    std::unique_ptr<kernels::Buffer> buffer;
-    ParameterViews views;
+  // Elements of every buffer.
+  struct Plan {
+    std::vector<int> units;                // per bucket: ordinal among those of blocks
+    std::vector<int64_t> whole, resident;  // per bucket: begin among all, among the resident
+    std::vector<int64_t> unit_local;       // per bucket: begin among own parts of blocks
+    int parameter_slots = 1, gradient_slots = 1;
+    int64_t slot_elements = 0;
+    int64_t resident_elements = 0, unit_local_elements = 0;
+    int64_t whole_parameters = 0, parameter_slot_storage = 0, master = 0, copy = 0, moments = 0,
+            whole_gradients = 0, gradient_slot_storage = 0, own_gradients = 0;
   };
 
-  FlatBuffers(const ParameterRegistry& registry, const FlatLayout& layout)
-      : registry_(registry), layout_(layout) {}
-  static kernels::Tensor Slice(kernels::Buffer& buffer, const FlatRange& range);
-  ParameterViews Views(kernels::Buffer& buffer) const;
+  FlatBuffers(const ParameterRegistry& registry, const FlatLayout& layout,
+              const FlatBuffersOptions& options)
+      : registry_(registry), layout_(layout), options_(options) {}
+  static Plan MakePlan(const FlatLayout& layout, const FlatBuffersOptions& options);
+  static int64_t Bytes(const Plan& plan, const FlatBuffersOptions& options);
+  absl::Status Allocate(kernels::Device& device, kernels::Stream& stream);
+  bool half() const { return options_.compute != kernels::DType::kF32; }
+  int64_t part(int bucket) const {
+    return layout_.buckets()[bucket].range.size() / layout_.shards();
+  }
+  kernels::Tensor Local(kernels::Buffer& buffer, int bucket);
+  ParameterViews ParametersAsViews();
+  ParameterViews GradientsAsViews(int level);
 
   const ParameterRegistry& registry_;
   const FlatLayout& layout_;
-  std::unique_ptr<kernels::Buffer> parameter_, m_, v_;
-  std::vector<Level> gradients_;
+  const FlatBuffersOptions options_;
+  Plan plan_;
+  std::vector<int> units_;
+  int parameter_slots_ = 1, gradient_slots_ = 1;
+  std::unique_ptr<kernels::Buffer> whole_parameters_, parameter_slot_storage_, master_, copy_, m_,
+      v_, gradient_slot_storage_;
+  std::vector<std::unique_ptr<kernels::Buffer>> whole_gradients_, own_gradients_;  // per level
   ParameterViews parameter_views_;
+  std::vector<ParameterViews> gradient_views_;
 };
 
 }  // namespace muster::parallel

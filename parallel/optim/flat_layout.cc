@@ -1,7 +1,9 @@
 #include "parallel/optim/flat_layout.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
 
@@ -17,40 +19,57 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 
 }  // namespace
 
-FlatLayout::FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes, int data_parallel)
+FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOptions& options)
     : parameters_(parameters),
-      data_parallel_(data_parallel),
+      shards_(options.shards),
       offsets_(parameters.size()),
       bucket_of_(parameters.size()) {
-  CHECK_GT(bucket_bytes, 0);
-  CHECK_GT(data_parallel, 0);
-  const int64_t bucket_elements = bucket_bytes / static_cast<int64_t>(sizeof(float));
-  const int64_t alignment = std::lcm<int64_t>(data_parallel, kBucketAlignment);
-  Bucket bucket;
-  int64_t end = 0;
-  const auto close = [&] {
-    end = RoundUp(end - bucket.range.begin, alignment) + bucket.range.begin;
-    bucket.range.end = end;
+  CHECK_GT(options.bucket_bytes, 0);
+  CHECK_GT(options.shards, 0);
+  CHECK_GT(options.replicas, 0);
+  const int64_t bucket_elements = options.bucket_bytes / static_cast<int64_t>(sizeof(float));
+  const int64_t alignment =
+      std::lcm<int64_t>(int64_t{options.shards} * options.replicas, kBucketAlignment);
+  // Buckets that are being filled, by (block, partial); offsets are relative to the bucket until it
+  // closes, since several may be open.
+  std::map<std::pair<int, bool>, Bucket> open;
+  const auto close = [&](std::pair<int, bool> key) {
+    Bucket bucket = std::move(open.at(key));
+    open.erase(key);
+    for (const ParameterId id : bucket.parameters) {
+      offsets_[id] += elements_;
+      bucket_of_[id] = static_cast<int>(buckets_.size());
+    }
+    bucket.range = {elements_, elements_ + RoundUp(bucket.range.end, alignment)};
+    bucket.local = elements_ / shards_;
+    elements_ = bucket.range.end;
     buckets_.push_back(std::move(bucket));
-    bucket = Bucket();
-    bucket.range.begin = end;
   };
   for (ParameterId id = parameters.size() - 1; id >= 0; --id) {
-    // Relative to the bucket: its start need not be a multiple of 64 for odd dp.
-    offsets_[id] = bucket.range.begin + RoundUp(end - bucket.range.begin, kParameterAlignment);
-    bucket_of_[id] = static_cast<int>(buckets_.size());
+    const Parameter& parameter = parameters.at(id);
+    const bool partial = parameter.sharing == TensorSharing::kPartial;
+    const bool sharded = options.by_block && !parameter.resident && !partial &&
+                         parameter.elements() >= options.resident_elements;
+    const std::pair<int, bool> key = {sharded ? parameter.block : -1, partial};
+    // Backward has left the blocks behind this one.
+    while (!open.empty() && open.rbegin()->first.first > parameter.block) {
+      close(open.rbegin()->first);
+    }
+    Bucket& bucket = open[key];
+    bucket.block = key.first;
+    bucket.partial = partial;
     bucket.parameters.push_back(id);
-    end = offsets_[id] + parameters.at(id).storage_elements();
-    if (end - bucket.range.begin >= bucket_elements) close();
+    offsets_[id] = RoundUp(bucket.range.end, kParameterAlignment);
+    bucket.range.end = offsets_[id] + parameter.storage_elements();
+    if (!sharded && bucket.range.end >= bucket_elements) close(key);
   }
-  if (!bucket.parameters.empty()) close();
-  elements_ = end;
+  while (!open.empty()) close(open.rbegin()->first);
 }
 
 FlatRange FlatLayout::Part(int bucket, int rank) const {
-  CHECK(rank >= 0 && rank < data_parallel_);
+  CHECK(rank >= 0 && rank < shards_);
   const FlatRange& range = buckets_[bucket].range;
-  const int64_t part = range.size() / data_parallel_;
+  const int64_t part = range.size() / shards_;
   return {range.begin + rank * part, range.begin + (rank + 1) * part};
 }
 

@@ -2,9 +2,14 @@
 // checkpoints. Pure.
 //
 // Parameters are walked in backward order (the last registered first), each starting at a multiple
-// of 64 elements. A bucket closes once it holds bucket_bytes of fp32 and is padded to a multiple of
-// lcm(dp, 128), so that it has dp equal parts; rank r's part of *every* bucket is fixed (the layout
-// of Megatron-LM's distributed optimizer). Where buckets end does not depend on dp.
+// of 64 elements. A bucket closes once it holds bucket_bytes of fp32 and is padded so that it has
+// `shards` equal parts; rank r's part of *every* bucket is fixed (the layout of Megatron-LM's
+// distributed optimizer). Where buckets end does not depend on the number of ranks.
+//
+// With `by_block` (ZeRO 2 and 3) the parameters of a block that are not resident make one bucket,
+// whatever its size, so that they can be gathered and freed together; the resident ones, and those
+// too small for a share of their own to pay, fill buckets as above. Parameters whose gradients are
+// partial over the tensor group (TensorSharing::kPartial) have buckets of their own.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 
@@ -31,18 +36,35 @@ struct FlatPiece {
   int64_t flat = 0;
 };
 
+struct FlatLayoutOptions {
+  int64_t bucket_bytes = 4 << 20;
+  int shards = 1;    // ranks that share one copy of the optimizer's state
+  int replicas = 1;  // parts are also a multiple of this many elements
+  bool by_block = false;
+  // by_block: parameters with fewer elements than this are resident.
+  int64_t resident_elements = 0;
+};
+
 class FlatLayout {
  public:
   struct Bucket {
     FlatRange range;
     std::vector<ParameterId> parameters;  // in storage order
+    int block = -1;                       // by_block: of whose parameters it is made; -1 = resident
+    bool partial = false;
+    int64_t local = 0;  // where the own part begins in storage that holds own parts only
   };
 
-  // Requires: bucket_bytes > 0, data_parallel > 0.
-  FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes, int data_parallel);
+  // Requires: all numbers positive.
+  FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOptions& options);
+  // Of data parallelism without `by_block`.
+  FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes, int shards)
+      : FlatLayout(parameters, {.bucket_bytes = bucket_bytes, .shards = shards}) {}
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  int shards() const { return shards_; }
   int64_t elements() const { return elements_; }  // with all padding
+  int64_t local_elements() const { return elements_ / shards_; }
   int64_t offset(ParameterId id) const { return offsets_[id]; }
   int bucket_of(ParameterId id) const { return bucket_of_[id]; }
   // Rank's part of one bucket.
@@ -52,7 +74,7 @@ class FlatLayout {
 
  private:
   const ParameterRegistry& parameters_;
-  int data_parallel_;
+  int shards_;
   int64_t elements_ = 0;
   std::vector<int64_t> offsets_;
   std::vector<int> bucket_of_;

@@ -1,107 +1,240 @@
 #include "parallel/optim/gradient_reducer.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 
 namespace muster::parallel {
 
-int GradientReducer::Levels(int64_t micro_batches) {
+using kernels::DType;
+using kernels::Tensor;
+
+int GradientReducer::Levels(int64_t micro_batches, int zero) {
   CHECK_GT(micro_batches, 0);
   int levels = 0;
-  for (; micro_batches > 0; micro_batches /= 2) ++levels;
+  if (zero < 2) {
+    for (; micro_batches > 0; micro_batches /= 2) ++levels;
+    return levels;
+  }
+  // The sum that a micro-batch joins is never its own level: only what waits takes one.
+  levels = 1;
+  for (int64_t j = 0; j + 1 < micro_batches; j += 2) {
+    int waiting = 1;
+    for (int64_t bits = j; bits > 0; bits /= 2) waiting += static_cast<int>(bits & 1);
+    levels = std::max(levels, waiting);
+  }
   return levels;
 }
 
-GradientReducer::GradientReducer(FlatBuffers& flat, Communicator& communicator,
-                                 kernels::Stream& compute, kernels::Stream& communication,
-                                 bool overlap)
+GradientReducer::GradientReducer(FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute,
+                                 kernels::Stream& communication,
+                                 const GradientReducerOptions& options)
     : flat_(flat),
-      communicator_(communicator),
+      groups_(groups),
       compute_(compute),
       communication_(communication),
-      overlap_(overlap),
+      options_(options),
       pending_(flat.layout().buckets().size()) {}
 
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Make(
-    FlatBuffers& flat, Communicator& communicator, kernels::Stream& compute,
-    kernels::Stream& communication, bool overlap) {
+    FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute, kernels::Stream& communication,
+    const GradientReducerOptions& options) {
   std::unique_ptr<GradientReducer> reducer(
-      new GradientReducer(flat, communicator, compute, communication, overlap));
-  for (size_t i = 0; i < flat.layout().buckets().size(); ++i) {
-    ASSIGN_OR_RETURN(auto event, compute.device().MakeEvent());
-    reducer->merged_.push_back(std::move(event));
-  }
-  ASSIGN_OR_RETURN(reducer->reduced_, compute.device().MakeEvent());
+      new GradientReducer(flat, groups, compute, communication, options));
+  RETURN_IF_ERROR(reducer->Allocate());
   return reducer;
 }
 
+absl::Status GradientReducer::Allocate() {
+  kernels::Device& device = compute_.device();
+  int64_t largest = 0;
+  for (int i = 0; i < buckets(); ++i) {
+    const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
+    largest = std::max(largest, bucket.range.size());
+    if (bucket.block >= 0) {
+      bucket_of_block_.resize(std::max<size_t>(bucket_of_block_.size(), bucket.block + 1), -1);
+      bucket_of_block_[bucket.block] = i;
+    }
+    ASSIGN_OR_RETURN(auto ready, device.MakeEvent());
+    ready_.push_back(std::move(ready));
+    ASSIGN_OR_RETURN(auto reduced, device.MakeEvent());
+    reduced_.push_back(std::move(reduced));
+  }
+  for (int slot = 0; slot < flat_.gradient_slots(); ++slot) {
+    ASSIGN_OR_RETURN(auto empty, device.MakeEvent());
+    slot_empty_.push_back(std::move(empty));
+  }
+  ASSIGN_OR_RETURN(finished_, device.MakeEvent());
+  if (options_.wire != DType::kF32) {
+    const int64_t bytes = largest * SizeOf(options_.wire);
+    ASSIGN_OR_RETURN(sent_, device.Allocate(bytes));
+    ASSIGN_OR_RETURN(received_, device.Allocate(bytes));
+  }
+  return absl::OkStatus();
+}
+
 void GradientReducer::BeginStep(int64_t micro_batches) {
-  CHECK_LE(Levels(micro_batches), flat_.gradient_levels());
+  CHECK_LE(Levels(micro_batches, flat_.options().zero), flat_.gradient_levels());
   micro_batches_ = micro_batches;
   micro_batch_ = -1;
-  level_ = -1;
-  next_bucket_ = 0;
+  level_ = sharded() ? 0 : -1;
 }
 
 const ParameterViews& GradientReducer::BeginMicroBatch() {
   ++micro_batch_;
-  ++level_;
   CHECK_LT(micro_batch_, micro_batches_);
-  kernels::Zero(compute_, flat_.gradient(level_, {0, flat_.layout().elements()}));
-  const auto& buckets = flat_.layout().buckets();
-  for (size_t i = 0; i < buckets.size(); ++i) {
-    pending_[i] = static_cast<int>(buckets[i].parameters.size());
+  next_bucket_ = 0;
+  for (int i = 0; i < buckets(); ++i) {
+    pending_[i] = static_cast<int>(flat_.layout().buckets()[i].parameters.size());
   }
-  return flat_.gradient_views(level_);
+  if (!sharded()) {
+    ++level_;
+    kernels::Zero(compute_, flat_.all_gradients(level_));
+    return flat_.gradient_views(level_);
+  }
+  for (int i = 0; i < buckets(); ++i) {
+    if (flat_.gradients_rotate(i)) continue;
+    // What it held has been reduced.
+    if (options_.overlap) compute_.Wait(*reduced_[i]);
+    kernels::Zero(compute_, flat_.whole_gradients(i));
+  }
+  return flat_.gradient_views(0);
+}
+
+void GradientReducer::AcquireBlock(int block) {
+  if (block >= static_cast<int>(bucket_of_block_.size()) || bucket_of_block_[block] < 0) return;
+  const int bucket = bucket_of_block_[block];
+  if (options_.overlap) compute_.Wait(*slot_empty_[flat_.gradient_slot(bucket)]);
+  kernels::Zero(compute_, flat_.whole_gradients(bucket));
 }
 
 void GradientReducer::GradientReady(ParameterId parameter) {
   int& pending = pending_[flat_.layout().bucket_of(parameter)];
   --pending;
   CHECK_GE(pending, 0) << flat_.registry().at(parameter).name << " became ready twice";
-  if (pending == 0 && LastMicroBatch() && overlap_) ReduceReadyBuckets();
+  if (pending > 0) return;
+  // A rotating buffer is needed again soon, so what is in it cannot wait for EndMicroBatch.
+  if (sharded() || (LastMicroBatch() && options_.overlap)) ReduceReadyBuckets();
 }
 
-void GradientReducer::Merge(int target, const FlatRange& range) {
+int GradientReducer::Merges() const {
+  // As many as the index of the micro-batch ends in one bits; all that are left after the last.
+  if (LastMicroBatch()) return level_;
+  int merges = 0;
+  for (int64_t bits = micro_batch_; (bits & 1) != 0; bits >>= 1) ++merges;
+  return merges;
+}
+
+void GradientReducer::Merge(int target, int bucket) {
   for (int level = level_; level > target; --level) {
-    kernels::Axpy(compute_, 1.0f, flat_.gradient(level, range), flat_.gradient(level - 1, range));
+    kernels::Axpy(compute_, 1.0f, flat_.whole_gradients(bucket, level),
+                  flat_.whole_gradients(bucket, level - 1));
+  }
+}
+
+void GradientReducer::MergeAll(int target) {
+  for (int level = level_; level > target; --level) {
+    kernels::Axpy(compute_, 1.0f, flat_.all_gradients(level), flat_.all_gradients(level - 1));
   }
 }
 
 void GradientReducer::ReduceReadyBuckets() {
-  const auto& buckets = flat_.layout().buckets();
-  for (; next_bucket_ < buckets.size() && pending_[next_bucket_] == 0; ++next_bucket_) {
-    const FlatRange& range = buckets[next_bucket_].range;
-    Merge(0, range);
-    if (communicator_.size() == 1) continue;
-    kernels::Stream& stream = overlap_ ? communication_ : compute_;
-    if (overlap_) {
-      compute_.Record(*merged_[next_bucket_]);
-      communication_.Wait(*merged_[next_bucket_]);
-    }
-    communicator_.AllReduce(stream, flat_.gradient(0, range), ReduceOp::kSum);
+  for (; next_bucket_ < buckets() && pending_[next_bucket_] == 0; ++next_bucket_) {
+    ReduceBucket(next_bucket_);
+  }
+}
+
+void GradientReducer::ReduceBucket(int bucket) {
+  if (!sharded()) Merge(0, bucket);
+  kernels::Stream& stream = reduction();
+  if (options_.overlap) {
+    compute_.Record(*ready_[bucket]);
+    communication_.Wait(*ready_[bucket]);
+  }
+  ReduceScatter(stream, groups_.shard(), flat_.whole_gradients(bucket));
+  if (sharded()) Accumulate(stream, bucket);
+  if (LastMicroBatch()) AllReduce(stream, groups_.replicate(), flat_.own_gradient(bucket));
+  if (!options_.overlap) return;
+  communication_.Record(*reduced_[bucket]);
+  if (flat_.gradients_rotate(bucket)) {
+    communication_.Record(*slot_empty_[flat_.gradient_slot(bucket)]);
+  }
+}
+
+void GradientReducer::ReduceScatter(kernels::Stream& stream, Communicator& group, Tensor data) {
+  if (group.size() == 1) return;
+  if (options_.wire == DType::kF32) {
+    group.ReduceScatter(stream, data, ReduceOp::kSum);
+    return;
+  }
+  const int64_t part = data.elements() / group.size();
+  const Tensor sent(sent_->data(), options_.wire, {data.elements()});
+  const Tensor received(received_->data(), options_.wire, {data.elements()});
+  kernels::Cast(stream, data, sent);
+  group.AllToAll(stream, sent, received);
+  kernels::SumParts(stream, received, data.Rows(group.rank() * part, part));
+}
+
+void GradientReducer::AllReduce(kernels::Stream& stream, Communicator& group, Tensor data) {
+  if (group.size() == 1) return;
+  if (options_.wire == DType::kF32) {
+    group.AllReduce(stream, data, ReduceOp::kSum);
+    return;
+  }
+  ReduceScatter(stream, group, data);
+  const int64_t part = data.elements() / group.size();
+  const Tensor all(sent_->data(), options_.wire, {data.elements()});
+  kernels::Cast(stream, data.Rows(group.rank() * part, part), all.Rows(group.rank() * part, part));
+  group.AllGather(stream, all);
+  // The own part is rounded as well: all ranks hold the same.
+  kernels::Cast(stream, all, data);
+}
+
+void GradientReducer::Accumulate(kernels::Stream& stream, int bucket) {
+  const int64_t size = flat_.layout().buckets()[bucket].range.size() / flat_.layout().shards();
+  const Tensor part = flat_.whole_gradients(bucket).Rows(flat_.options().shard * size, size);
+  const int merges = Merges();
+  if (merges == 0) {
+    kernels::Copy(stream, part, flat_.own_gradient(bucket, level_));
+    return;
+  }
+  kernels::Axpy(stream, 1.0f, part, flat_.own_gradient(bucket, level_ - 1));
+  for (int level = level_ - 1; level > level_ - merges; --level) {
+    kernels::Axpy(stream, 1.0f, flat_.own_gradient(bucket, level),
+                  flat_.own_gradient(bucket, level - 1));
   }
 }
 
 void GradientReducer::EndMicroBatch() {
   for (const int pending : pending_) CHECK_EQ(pending, 0) << "parameters without a gradient";
-  if (LastMicroBatch()) {
+  if (sharded() || LastMicroBatch()) {
     ReduceReadyBuckets();
-    CHECK_EQ(next_bucket_, flat_.layout().buckets().size());
-    return;
+    CHECK_EQ(next_bucket_, buckets());
   }
-  // Subtrees of equal size merge: as many as the index of the micro-batch ends in one bits.
-  int merges = 0;
-  for (int64_t bits = micro_batch_; (bits & 1) != 0; bits >>= 1) ++merges;
-  Merge(level_ - merges, {0, flat_.layout().elements()});
-  level_ -= merges;
+  const int merges = Merges();
+  if (sharded()) {
+    level_ += 1 - merges;
+  } else if (!LastMicroBatch()) {
+    MergeAll(level_ - merges);
+    level_ -= merges;
+  }
 }
 
 void GradientReducer::Finish() {
-  if (communicator_.size() == 1 || !overlap_) return;
-  communication_.Record(*reduced_);
-  compute_.Wait(*reduced_);
+  if (options_.overlap) {
+    communication_.Record(*finished_);
+    compute_.Wait(*finished_);
+  }
+  Communicator& tensor = groups_.Along({Axis::kTensor});
+  if (tensor.size() == 1) return;
+  // Summed over the tensor group last: by now there is only the own part of it to send.
+  for (int i = 0; i < buckets(); ++i) {
+    if (flat_.layout().buckets()[i].partial) {
+      tensor.AllReduce(compute_, flat_.own_gradient(i), ReduceOp::kSum);
+    }
+  }
 }
 
 }  // namespace muster::parallel

@@ -1,5 +1,5 @@
 // Gradients of the global batch: accumulation over micro-batches and reduction over data-parallel
-// ranks, overlapped with the backward pass of the last micro-batch.
+// ranks, overlapped with the backward pass.
 #ifndef MUSTER_PARALLEL_OPTIM_GRADIENT_REDUCER_H_
 #define MUSTER_PARALLEL_OPTIM_GRADIENT_REDUCER_H_
 
@@ -11,68 +11,104 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mesh_groups.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 
 namespace muster::parallel {
 
+struct GradientReducerOptions {
+  bool overlap = true;  // off: everything on the compute stream, with the same bits
+  // What travels. bf16: the parts are exchanged all-to-all and summed in fp32 in a fixed order, so
+  // one rounding of every contribution is all that is lost.
+  kernels::DType wire = kernels::DType::kF32;
+};
+
 // Order of summation. Floating point sums depend on their order, and a training run amplifies the
 // last bit within some hundred steps. So the contributions of a step's micro-batches are summed as
-// one fixed binary tree over their global index: inside a rank like a binary counter (equal sized
-// subtrees merge at once, which takes Levels(n) gradient buffers), and between ranks by the
-// communicator. With power-of-two micro-batches per rank the result has the same bits for every
-// number of ranks that divides them, and with any other number the difference is fp32 rounding.
+// one fixed binary tree over their global index, whatever the layout: with power-of-two degrees the
+// result has the same bits for every number of ranks and every ZeRO stage; otherwise the difference
+// is fp32 rounding. For that, the stages number micro-batches differently (MicroBatchOf).
 //
-// Wgrad kernels add straight into flat gradient storage; nothing is copied into buckets. During the
-// last micro-batch's backward, each parameter that becomes ready counts down its bucket; a complete
-// bucket is merged over the levels on the compute stream and all-reduced on the communication
-// stream while backward goes on. Buckets start in the order of flat storage on every rank, whatever
-// order their parameters become ready in. With `overlap` off the same calls run on the compute
-// stream: the same bits.
+// ZeRO 0 and 1. Wgrad kernels add straight into flat gradient storage. Inside a rank, micro-batches
+// merge like a binary counter (Levels() whole buffers). During the last micro-batch's backward,
+// each bucket that becomes ready is merged over the levels on the compute stream, then reduced on
+// the communication stream: reduce-scattered over the shard group (ZeRO-1), all-reduced over the
+// replicate group.
 //
-// Single-threaded; everything passed in must outlive it.
+// ZeRO 2 and 3. Whole gradients of a block exist only while its backward runs. Every micro-batch's
+// buckets are reduce-scattered as they become ready, and the own part is added to Levels()
+// persistent partial sums; the replicate group follows at the end of the step.
+//
+// Buckets start in the order of the layout on every rank, whatever order their parameters become
+// ready in. Single-threaded; everything passed in must outlive it.
 class GradientReducer : public GradientListener {
  public:
-  // Gradient buffers that `micro_batches` per rank and step need: floor(log2 n) + 1.
-  static int Levels(int64_t micro_batches);
+  // Gradient levels that `micro_batches` per rank and step need.
+  static int Levels(int64_t micro_batches, int zero = 0);
+  // The global index of micro-batch `j` of `per_rank` on data-parallel rank `rank`. `together`:
+  // neighbouring ranks whose j-th micro-batches are summed first; 1 but for ZeRO 2 and 3, where it
+  // is the data-parallel ranks of a shard group.
+  static int64_t MicroBatchOf(int64_t j, int64_t per_rank, int rank, int together) {
+    return rank / together * per_rank * together + j * together + rank % together;
+  }
 
   // `communication` is a threaded stream (host) or a high-priority one (CUDA).
-  static absl::StatusOr<std::unique_ptr<GradientReducer>> Make(FlatBuffers& flat,
-                                                               Communicator& communicator,
-                                                               kernels::Stream& compute,
-                                                               kernels::Stream& communication,
-                                                               bool overlap);
+  static absl::StatusOr<std::unique_ptr<GradientReducer>> Make(
+      FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute,
+      kernels::Stream& communication, const GradientReducerOptions& options);
 
-  // Requires: the layout has Levels(micro_batches) gradient levels.
+  // Requires: the buffers have Levels(micro_batches) gradient levels.
   void BeginStep(int64_t micro_batches);
   // Zeroed views for the backward of the next micro-batch.
   const ParameterViews& BeginMicroBatch();
+  // Before the backward of a block: its gradients get their (zeroed) rotating buffer.
+  void AcquireBlock(int block);
   void GradientReady(ParameterId parameter) override;
   // After the backward of each micro-batch. Requires: every parameter has become ready once.
   void EndMicroBatch();
-  // After the last one: later work on the compute stream sees the sum over all ranks in level 0.
+  // After the last one: later work on the compute stream sees the sum over all ranks in the own
+  // parts (FlatBuffers::own_gradient level 0).
   void Finish();
 
  private:
-  GradientReducer(FlatBuffers& flat, Communicator& communicator, kernels::Stream& compute,
-                  kernels::Stream& communication, bool overlap);
+  GradientReducer(FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute,
+                  kernels::Stream& communication, const GradientReducerOptions& options);
+  absl::Status Allocate();
   bool LastMicroBatch() const { return micro_batch_ + 1 == micro_batches_; }
-  // Merges the levels above `target` into it, over `range`.
-  void Merge(int target, const FlatRange& range);
+  bool sharded() const { return flat_.options().zero >= 2; }
+  int buckets() const { return static_cast<int>(pending_.size()); }
+  kernels::Stream& reduction() { return options_.overlap ? communication_ : compute_; }
+  // Subtrees that the current micro-batch completes.
+  int Merges() const;
+  // Merges the levels above `target` into it, over one bucket or everything.
+  void Merge(int target, int bucket);
+  void MergeAll(int target);
   void ReduceReadyBuckets();
+  void ReduceBucket(int bucket);
+  // Sums over the group: afterwards part rank() of `data` (or all of it) holds the sum.
+  void ReduceScatter(kernels::Stream& stream, Communicator& group, kernels::Tensor data);
+  void AllReduce(kernels::Stream& stream, Communicator& group, kernels::Tensor data);
+  // The part just reduced joins the partial sums.
+  void Accumulate(kernels::Stream& stream, int bucket);
 
   FlatBuffers& flat_;
-  Communicator& communicator_;
+  MeshGroups& groups_;
   kernels::Stream& compute_;
   kernels::Stream& communication_;
-  const bool overlap_;
-  std::vector<std::unique_ptr<kernels::Event>> merged_;  // per bucket
-  std::unique_ptr<kernels::Event> reduced_;
-  std::vector<int> pending_;  // per bucket: parameters not ready yet
-  size_t next_bucket_ = 0;    // first one not started
+  const GradientReducerOptions options_;
+  std::unique_ptr<kernels::Buffer> sent_, received_;         // of the 16-bit wire, one bucket each
+  std::vector<std::unique_ptr<kernels::Event>> ready_;       // per bucket
+  std::vector<std::unique_ptr<kernels::Event>> reduced_;     // per bucket
+  std::vector<std::unique_ptr<kernels::Event>> slot_empty_;  // per gradient slot
+  std::unique_ptr<kernels::Event> finished_;
+  std::vector<int> bucket_of_block_;  // -1: none rotates
+  std::vector<int> pending_;          // per bucket: parameters not ready yet
+  int next_bucket_ = 0;               // first one not started
   int64_t micro_batches_ = 0;
   int64_t micro_batch_ = 0;
-  int level_ = -1;  // that the current micro-batch writes to
+  // ZeRO 0, 1: the level that the current micro-batch writes to. ZeRO 2, 3: partial sums there are.
+  int level_ = -1;
 };
 
 }  // namespace muster::parallel

@@ -1,73 +1,155 @@
 #include "parallel/optim/optimizer.h"
 
-#include <cmath>
-#include <cstddef>
+#include <cstring>
 
+#include "base/check.h"
 #include "base/status_macros.h"
 
 namespace muster::parallel {
 
 using kernels::DType;
+using kernels::StepOutcome;
 using kernels::StepScalars;
+using kernels::StepState;
 using kernels::Tensor;
 
 namespace {
 
-// The host writes these three, ClipCoefficient the rest.
-constexpr int64_t kHostScalars = 3;
-static_assert(offsetof(StepScalars, gradient_scale) == kHostScalars * sizeof(float));
-
-Tensor Floats(kernels::Buffer& buffer, int64_t count) {
-  return Tensor(buffer.data(), DType::kF32, {count});
+template <typename T>
+Tensor Bytes(T* value) {
+  return Tensor(value, DType::kU8, {static_cast<int64_t>(sizeof(T))});
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Make(FlatBuffers& flat,
                                                            kernels::Device& device,
-                                                           const AdamWConfig& config) {
-  std::unique_ptr<Optimizer> optimizer(new Optimizer(flat, config));
-  ASSIGN_OR_RETURN(optimizer->square_sum_, device.Allocate(sizeof(float)));
-  ASSIGN_OR_RETURN(optimizer->norm_, device.Allocate(sizeof(float)));
+                                                           kernels::Stream& stream,
+                                                           const OptimizerOptions& options) {
+  std::unique_ptr<Optimizer> optimizer(new Optimizer(flat, options));
   ASSIGN_OR_RETURN(optimizer->scalars_, device.Allocate(sizeof(StepScalars)));
-  ASSIGN_OR_RETURN(optimizer->host_norm_, device.AllocateHost(sizeof(float)));
-  ASSIGN_OR_RETURN(optimizer->host_scalars_, device.AllocateHost(kHostScalars * sizeof(float)));
+  ASSIGN_OR_RETURN(optimizer->state_, device.Allocate(sizeof(StepState)));
+  ASSIGN_OR_RETURN(optimizer->outcome_, device.Allocate(sizeof(StepOutcome)));
+  ASSIGN_OR_RETURN(optimizer->host_state_, device.AllocateHost(sizeof(StepState)));
+  optimizer->ChooseNormInputs();
+  RETURN_IF_ERROR(optimizer->SetState(stream, optimizer->initial_state()));
   return optimizer;
 }
 
-void Optimizer::ComputeNorm(kernels::Stream& stream) {
-  kernels::SumSquares(stream, flat_.gradient(0, {0, flat_.layout().elements()}),
-                      Floats(*square_sum_, 1), /*accumulate=*/false);
-  kernels::ClipCoefficient(stream, Floats(*square_sum_, 1), static_cast<float>(config_.clip_norm),
-                           Floats(*norm_, 1), static_cast<StepScalars*>(scalars_->data()));
-  kernels::Copy(stream, Floats(*norm_, 1), Floats(*host_norm_, 1));
+void Optimizer::ChooseNormInputs() {
+  const FlatLayout& layout = flat_.layout();
+  // What stands side by side is summed by one call; padding is zero.
+  const auto add = [this](const Tensor& next) {
+    if (!norm_inputs_.empty()) {
+      Tensor& last = norm_inputs_.back();
+      if (last.f32() + last.elements() == next.f32()) {
+        last = Tensor(last.data(), DType::kF32, {last.elements() + next.elements()});
+        return;
+      }
+    }
+    norm_inputs_.push_back(next);
+  };
+  for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
+    const Tensor own = flat_.own_gradient(bucket);
+    bool all = true;
+    for (const ParameterId id : layout.buckets()[bucket].parameters) {
+      all = all && (options_.counted == nullptr || options_.counted(flat_.registry().at(id)));
+    }
+    if (all) {
+      add(own);
+      continue;
+    }
+    const FlatRange part = layout.Part(bucket, flat_.options().shard);
+    for (const FlatPiece& piece : layout.Pieces(part)) {
+      if (!options_.counted(flat_.registry().at(piece.parameter))) continue;
+      add(own.Rows(piece.flat - part.begin, piece.count));
+    }
+  }
 }
 
-void Optimizer::Update(kernels::Stream& stream, int64_t step, double learning_rate) {
-  auto* scalars = static_cast<float*>(host_scalars_->data());
-  scalars[0] = static_cast<float>(learning_rate);
-  scalars[1] = static_cast<float>(1.0 - std::pow(config_.beta1, static_cast<double>(step)));
-  scalars[2] = static_cast<float>(1.0 - std::pow(config_.beta2, static_cast<double>(step)));
-  kernels::Copy(stream, Floats(*host_scalars_, kHostScalars), Floats(*scalars_, kHostScalars));
-
-  kernels::AdamWArgs args;
-  args.beta1 = static_cast<float>(config_.beta1);
-  args.beta2 = static_cast<float>(config_.beta2);
-  args.epsilon = static_cast<float>(config_.epsilon);
-  args.scalars = static_cast<const StepScalars*>(scalars_->data());
-  const ParameterRegistry& registry = flat_.registry();
-  // One call per parameter, because weight decay differs between neighbours in storage.
-  for (ParameterId id = 0; id < registry.size(); ++id) {
-    const int64_t begin = flat_.layout().offset(id);
-    const FlatRange range = {begin, begin + registry.at(id).elements()};
-    args.parameter = flat_.parameter(range);
-    args.gradient = flat_.gradient(0, range);
-    args.m = flat_.m(range);
-    args.v = flat_.v(range);
-    args.weight_decay =
-        registry.at(id).weight_decay ? static_cast<float>(config_.weight_decay) : 0.0f;
-    kernels::AdamW(stream, args);
+void Optimizer::SumSquares(kernels::Stream& stream, Tensor pair) {
+  kernels::Zero(stream, pair);
+  for (const Tensor& input : norm_inputs_) {
+    kernels::SumSquaresPair(stream, input, pair, /*accumulate=*/true);
   }
+}
+
+void Optimizer::Prepare(kernels::Stream& stream, Tensor values, int64_t micro_batches,
+                        int64_t ranks, double nominal_tokens) {
+  kernels::PrepareStepArgs args;
+  args.values = values;
+  args.micro_batches = micro_batches;
+  args.ranks = ranks;
+  args.nominal_tokens = nominal_tokens;
+  args.clip_norm = options_.adamw.clip_norm;
+  args.beta1 = options_.adamw.beta1;
+  args.beta2 = options_.adamw.beta2;
+  args.schedule = options_.schedule;
+  args.loss_scaling = options_.loss_scaling;
+  args.state = static_cast<StepState*>(state_->data());
+  args.scalars = static_cast<StepScalars*>(scalars_->data());
+  args.outcome = static_cast<StepOutcome*>(outcome_->data());
+  kernels::PrepareStep(stream, args);
+}
+
+void Optimizer::Update(kernels::Stream& stream, const std::function<void(int bucket)>& updated) {
+  const FlatLayout& layout = flat_.layout();
+  kernels::AdamWArgs args;
+  args.beta1 = static_cast<float>(options_.adamw.beta1);
+  args.beta2 = static_cast<float>(options_.adamw.beta2);
+  args.epsilon = static_cast<float>(options_.adamw.epsilon);
+  args.scalars = static_cast<const StepScalars*>(scalars_->data());
+  for (int bucket = static_cast<int>(layout.buckets().size()) - 1; bucket >= 0; --bucket) {
+    const FlatRange part = layout.Part(bucket, flat_.options().shard);
+    const Tensor parameter = flat_.master(bucket), gradient = flat_.own_gradient(bucket),
+                 m = flat_.m(bucket), v = flat_.v(bucket), copy = flat_.copy(bucket);
+    // One call per parameter, because weight decay differs between neighbours in storage.
+    for (const FlatPiece& piece : layout.Pieces(part)) {
+      const int64_t begin = piece.flat - part.begin;
+      args.parameter = parameter.Rows(begin, piece.count);
+      args.gradient = gradient.Rows(begin, piece.count);
+      args.m = m.Rows(begin, piece.count);
+      args.v = v.Rows(begin, piece.count);
+      args.copy = copy.empty() ? Tensor() : copy.Rows(begin, piece.count);
+      args.weight_decay = flat_.registry().at(piece.parameter).weight_decay
+                              ? static_cast<float>(options_.adamw.weight_decay)
+                              : 0.0f;
+      kernels::AdamW(stream, args);
+    }
+    updated(bucket);
+  }
+}
+
+void Optimizer::CopyOutcome(kernels::Stream& stream, StepOutcome* host) {
+  kernels::Copy(stream, Bytes(static_cast<StepOutcome*>(outcome_->data())), Bytes(host));
+}
+
+const float* Optimizer::loss_scale() const {
+  if (!options_.loss_scaling.dynamic) return nullptr;
+  return &static_cast<const StepState*>(state_->data())->loss_scale;
+}
+
+StepState Optimizer::initial_state() const {
+  StepState state;
+  if (options_.loss_scaling.dynamic) {
+    state.loss_scale = options_.loss_scaling.initial;
+    state.hysteresis = options_.loss_scaling.hysteresis;
+  }
+  return state;
+}
+
+absl::Status Optimizer::SetState(kernels::Stream& stream, const StepState& state) {
+  auto* host = static_cast<StepState*>(host_state_->data());
+  *host = state;
+  kernels::Copy(stream, Bytes(host), Bytes(static_cast<StepState*>(state_->data())));
+  return stream.Synchronize();
+}
+
+absl::StatusOr<StepState> Optimizer::GetState(kernels::Stream& stream) {
+  auto* host = static_cast<StepState*>(host_state_->data());
+  kernels::Copy(stream, Bytes(static_cast<StepState*>(state_->data())), Bytes(host));
+  RETURN_IF_ERROR(stream.Synchronize());
+  return *host;
 }
 
 }  // namespace muster::parallel

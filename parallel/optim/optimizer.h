@@ -1,15 +1,20 @@
-// The tail of a step: global norm, clipping and AdamW over flat storage.
+// The tail of a step: global norm, clipping, loss scale and AdamW over flat storage.
 #ifndef MUSTER_PARALLEL_OPTIM_OPTIMIZER_H_
 #define MUSTER_PARALLEL_OPTIM_OPTIMIZER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/tensor.h"
+#include "parallel/model/parameters.h"
 #include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/schedule.h"
 
 namespace muster::parallel {
 
@@ -21,26 +26,52 @@ struct AdamWConfig {
   double clip_norm = 1.0;  // 0 = off
 };
 
-// Reads gradient level 0. Scalars of the step stay in device memory, so a step need not wait for
-// the host. Single-threaded.
+struct OptimizerOptions {
+  AdamWConfig adamw;
+  Schedule schedule;
+  kernels::LossScaling loss_scaling;
+  // Whether this rank counts a parameter in the global norm, in which each must appear once.
+  // Null: all of them.
+  std::function<bool(const Parameter&)> counted;
+};
+
+// Works on the own parts of the flat buffers and reads the reduced gradients there. All scalars of
+// the step stay in device memory, so a step need not wait for the host. Single-threaded.
 class Optimizer {
  public:
   static absl::StatusOr<std::unique_ptr<Optimizer>> Make(FlatBuffers& flat, kernels::Device& device,
-                                                         const AdamWConfig& config);
+                                                         kernels::Stream& stream,
+                                                         const OptimizerOptions& options);
 
-  // Enqueues the norm over all parameters (each once) and the clip coefficient.
-  void ComputeNorm(kernels::Stream& stream);
-  // After the stream is synchronised: the norm before clipping.
-  float norm() const { return *static_cast<const float*>(host_norm_->data()); }
-  // Enqueues the update. `step` counts from 1.
-  void Update(kernels::Stream& stream, int64_t step, double learning_rate);
+  // Enqueues the sum of squares of the own gradients that are counted, as the pair of
+  // kernels::SumSquaresPair.
+  void SumSquares(kernels::Stream& stream, kernels::Tensor pair);
+  // Enqueues norm, clip coefficient, learning rate, loss scale and the verdict on the step.
+  // `values` as in kernels::PrepareStepArgs.
+  void Prepare(kernels::Stream& stream, kernels::Tensor values, int64_t micro_batches,
+               int64_t ranks, double nominal_tokens);
+  // Enqueues the update, later buckets first (the order of forward); `updated` is called with each
+  // bucket when its own part has been enqueued.
+  void Update(kernels::Stream& stream, const std::function<void(int bucket)>& updated);
+
+  // Enqueues a copy of what Prepare() found to pinned host memory.
+  void CopyOutcome(kernels::Stream& stream, kernels::StepOutcome* host);
+  // Device memory: the factor of every loss, or null without dynamic loss scaling.
+  const float* loss_scale() const;
+
+  // Blocks. The state at the beginning of a run, or of a restored one.
+  absl::Status SetState(kernels::Stream& stream, const kernels::StepState& state);
+  absl::StatusOr<kernels::StepState> GetState(kernels::Stream& stream);
+  kernels::StepState initial_state() const;
 
  private:
-  Optimizer(FlatBuffers& flat, const AdamWConfig& config) : flat_(flat), config_(config) {}
+  Optimizer(FlatBuffers& flat, const OptimizerOptions& options) : flat_(flat), options_(options) {}
+  void ChooseNormInputs();
 
   FlatBuffers& flat_;
-  const AdamWConfig config_;
-  std::unique_ptr<kernels::Buffer> square_sum_, norm_, scalars_, host_norm_, host_scalars_;
+  const OptimizerOptions options_;
+  std::vector<kernels::Tensor> norm_inputs_;
+  std::unique_ptr<kernels::Buffer> scalars_, state_, outcome_, host_state_;
 };
 
 }  // namespace muster::parallel

@@ -1,23 +1,19 @@
-// Learning rate as a pure function of the step.
+// Learning rate as a pure function of the number of updates.
 #ifndef MUSTER_PARALLEL_OPTIM_SCHEDULE_H_
 #define MUSTER_PARALLEL_OPTIM_SCHEDULE_H_
 
 #include <cstdint>
 
+#include "kernels/ops.h"
+
 namespace muster::parallel {
 
-enum class Decay { kConstant, kCosine, kLinear };
+// Evaluated on the device, which alone knows how many steps were skipped.
+using Schedule = kernels::LearningRateSchedule;
+using Decay = Schedule::Decay;
 
-struct Schedule {
-  Decay decay = Decay::kConstant;
-  double peak = 0;
-  double minimum = 0;        // not used by kConstant
-  int64_t warmup_steps = 0;  // peak * step / warmup_steps
-  int64_t decay_steps = 0;   // the minimum is reached here and kept
-};
-
-// `step` counts from 1 (the first update).
-double LearningRate(const Schedule& schedule, int64_t step);
+// `update` counts from 1.
+double LearningRate(const Schedule& schedule, int64_t update);
 
 }  // namespace muster::parallel
 

@@ -5,13 +5,35 @@
 
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/optim/gradient_reducer.h"
 
 namespace muster::parallel {
 
-BatchLoader::BatchLoader(const Sampler& sampler, const BatchLoaderOptions& options)
-    : sampler_(sampler), options_(options) {
+using kernels::DType;
+using kernels::Tensor;
+
+absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& sampler,
+                                                                kernels::Device& device,
+                                                                const BatchLoaderOptions& options) {
   CHECK_EQ(options.global_batch % (options.micro_batch * options.ranks), 0);
-  thread_ = std::thread([this] { Run(); });
+  std::unique_ptr<BatchLoader> loader(new BatchLoader(sampler, options));
+  const int64_t tokens = options.micro_batch * sampler.sequence_length();
+  MutexLock lock(&loader->mutex_);
+  for (int i = 0; i < options.depth; ++i) {
+    Slot slot;
+    ASSIGN_OR_RETURN(slot.memory, device.AllocateHost((2 * tokens + 1) * SizeOf(DType::kI32)));
+    ASSIGN_OR_RETURN(slot.copied, device.MakeEvent());
+    auto* const data = static_cast<int32_t*>(slot.memory->data());
+    slot.batch.tokens = Tensor(data, DType::kI32, {tokens});
+    slot.batch.targets = Tensor(data + tokens, DType::kI32, {tokens});
+    slot.batch.unmasked = Tensor(data + 2 * tokens, DType::kF32, {1});
+    slot.batch.slot = i;
+    loader->slots_.push_back(std::move(slot));
+    loader->free_.push_back(i);
+  }
+  loader->thread_ = std::thread([raw = loader.get()] { raw->Run(); });
+  return loader;
 }
 
 BatchLoader::~BatchLoader() {
@@ -19,34 +41,54 @@ BatchLoader::~BatchLoader() {
     MutexLock lock(&mutex_);
     stopping_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+}
+
+int BatchLoader::WaitForFreeSlot() {
+  int slot = -1;
+  {
+    MutexLock lock(&mutex_);
+    const auto room = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return stopping_ || !free_.empty();
+    };
+    mutex_.Await(Condition(&room));
+    if (stopping_) return -1;
+    slot = free_.front();
+    free_.pop_front();
+  }
+  slots_[slot].copied->Synchronize();
+  return slot;
+}
+
+absl::Status BatchLoader::Fill(int64_t first_sample, Slot& slot) {
+  std::vector<int64_t> samples(options_.micro_batch);
+  for (int64_t i = 0; i < options_.micro_batch; ++i) samples[i] = first_sample + i;
+  const auto span = [](const Tensor& tensor) {
+    return absl::MakeSpan(tensor.as<int32_t>(), tensor.elements());
+  };
+  const absl::Span<int32_t> targets = span(slot.batch.targets);
+  const absl::Status status = sampler_.Fill(samples, span(slot.batch.tokens), targets);
+  const auto counted =
+      std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+  *slot.batch.unmasked.f32() = static_cast<float>(counted);
+  return status;
 }
 
 void BatchLoader::Run() {
-  const int64_t per_rank = options_.global_batch / options_.ranks;
-  std::vector<int64_t> samples(options_.micro_batch);
+  const int64_t count = options_.global_batch / options_.micro_batch / options_.ranks;
   for (int64_t step_first = options_.first_sample;; step_first += options_.global_batch) {
-    const int64_t begin = step_first + options_.rank * per_rank;
-    for (int64_t first = begin; first < begin + per_rank; first += options_.micro_batch) {
-      for (int64_t i = 0; i < options_.micro_batch; ++i) samples[i] = first + i;
-      MicroBatch batch;
-      batch.tokens.resize(options_.micro_batch * sampler_.sequence_length());
-      batch.targets.resize(batch.tokens.size());
-      const absl::Status status =
-          sampler_.Fill(samples, absl::MakeSpan(batch.tokens), absl::MakeSpan(batch.targets));
-      batch.unmasked = std::count_if(batch.targets.begin(), batch.targets.end(),
-                                     [](int32_t target) { return target >= 0; });
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t index =
+          GradientReducer::MicroBatchOf(j, count, options_.rank, options_.together);
+      const int slot = WaitForFreeSlot();
+      if (slot < 0) return;
+      absl::Status status = Fill(step_first + index * options_.micro_batch, slots_[slot]);
       MutexLock lock(&mutex_);
-      const auto room = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-        return stopping_ || ready_.size() < static_cast<size_t>(options_.depth);
-      };
-      mutex_.Await(Condition(&room));
-      if (stopping_) return;
       if (!status.ok()) {
-        ready_.push_back(status);
+        ready_.push_back(std::move(status));
         return;
       }
-      ready_.push_back(std::move(batch));
+      ready_.push_back(slot);
     }
   }
 }
@@ -56,9 +98,15 @@ absl::StatusOr<MicroBatch> BatchLoader::Next() {
   const auto available = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !ready_.empty(); };
   mutex_.Await(Condition(&available));
   if (!ready_.front().ok()) return ready_.front().status();
-  absl::StatusOr<MicroBatch> batch = std::move(ready_.front());
+  const MicroBatch batch = slots_[*ready_.front()].batch;
   ready_.pop_front();
   return batch;
+}
+
+void BatchLoader::Release(const MicroBatch& batch, kernels::Stream& stream) {
+  stream.Record(*slots_[batch.slot].copied);
+  MutexLock lock(&mutex_);
+  free_.push_back(batch.slot);
 }
 
 }  // namespace muster::parallel

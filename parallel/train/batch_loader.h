@@ -1,14 +1,16 @@
-// The micro-batches of one data-parallel rank, read ahead by a thread of its own.
+// The micro-batches of one data-parallel rank, read ahead by a thread of its own into memory that
+// copies fast to the device.
 //
 // Step k takes samples [consumed, consumed + global_batch) of the sampler's one global order.
-// Micro-batch j of the step is samples [j, j + 1) * micro_batch of those, and rank r runs the
-// micro-batches [r, r + 1) * (global_batch / micro_batch / ranks): which samples share a
-// micro-batch does not depend on the number of ranks.
+// Micro-batch g of the step is samples [g, g + 1) * micro_batch of those, and rank r runs the
+// micro-batches GradientReducer::MicroBatchOf(j, ...): which samples share a micro-batch does not
+// depend on the layout.
 #ifndef MUSTER_PARALLEL_TRAIN_BATCH_LOADER_H_
 #define MUSTER_PARALLEL_TRAIN_BATCH_LOADER_H_
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -16,14 +18,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
 #include "parallel/data/sampler.h"
 
 namespace muster::parallel {
 
+// A slot of the loader's ring: views of pinned host memory.
 struct MicroBatch {
-  std::vector<int32_t> tokens;   // micro_batch x S
-  std::vector<int32_t> targets;  // < 0 = masked
-  int64_t unmasked = 0;          // targets that count
+  kernels::Tensor tokens;    // [micro_batch x S] i32
+  kernels::Tensor targets;   // [micro_batch x S] i32, < 0 = masked
+  kernels::Tensor unmasked;  // [1] fp32: targets that count
+  int slot = 0;
 };
 
 struct BatchLoaderOptions {
@@ -31,28 +37,46 @@ struct BatchLoaderOptions {
   int64_t micro_batch = 0;
   int rank = 0;
   int ranks = 1;
+  int together = 1;          // see GradientReducer::MicroBatchOf
   int64_t first_sample = 0;  // consumed so far; a multiple of global_batch is not needed
-  int depth = 4;             // micro-batches held ready at most
+  int depth = 4;             // slots: micro-batches held ready, or being copied, at most
 };
 
-// Next() from one thread. The sampler must outlive it.
+// Next() and Release() from one thread. The sampler and device must outlive it.
 class BatchLoader {
  public:
-  BatchLoader(const Sampler& sampler, const BatchLoaderOptions& options);
+  // kResourceExhausted without memory for the slots.
+  static absl::StatusOr<std::unique_ptr<BatchLoader>> Start(const Sampler& sampler,
+                                                            kernels::Device& device,
+                                                            const BatchLoaderOptions& options);
   ~BatchLoader();  // ends the thread
 
-  // The next micro-batch in order. An error of the sampler (kDataLoss) comes in its place in the
-  // order and is final.
+  // The next micro-batch in order; blocks until it is there. An error of the sampler (kDataLoss)
+  // comes in its place in the order and is final.
   absl::StatusOr<MicroBatch> Next();
+  // The slot may be filled again once `stream` has done what is enqueued by now.
+  void Release(const MicroBatch& batch, kernels::Stream& stream);
 
  private:
+  struct Slot {
+    std::unique_ptr<kernels::Buffer> memory;
+    std::unique_ptr<kernels::Event> copied;
+    MicroBatch batch;
+  };
+  BatchLoader(const Sampler& sampler, const BatchLoaderOptions& options)
+      : sampler_(sampler), options_(options) {}
   void Run();
+  absl::Status Fill(int64_t first_sample, Slot& slot);
+  // The slot to fill next, -1 to end.
+  int WaitForFreeSlot();
 
   const Sampler& sampler_;
   const BatchLoaderOptions options_;
+  std::vector<Slot> slots_;
   Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<absl::StatusOr<MicroBatch>> ready_ ABSL_GUARDED_BY(mutex_);
+  std::deque<int> free_ ABSL_GUARDED_BY(mutex_);
+  std::deque<absl::StatusOr<int>> ready_ ABSL_GUARDED_BY(mutex_);  // slots
   std::thread thread_;  // last: starts when everything above exists
 };
 

@@ -13,6 +13,12 @@ inline constexpr char kSecondMomentPrefix[] = "optimizer.v.";
 
 // Keys of CheckpointState.integers.
 inline constexpr char kSeedKey[] = "seed";
+// Updates of the optimizer: the step less those that fp16 skipped.
+inline constexpr char kUpdatesKey[] = "optimizer.updates";
+// Dynamic loss scaling (kernels::StepState); the scale itself is in CheckpointState.numbers.
+inline constexpr char kLossScaleKey[] = "loss_scale";
+inline constexpr char kCleanStepsKey[] = "loss_scale.clean_steps";
+inline constexpr char kHysteresisKey[] = "loss_scale.hysteresis";
 inline constexpr char kDataFingerprintKey[] = "data.fingerprint";  // Sampler::fingerprint()
 
 void WriteDescription(const ModelDescription& description, CheckpointState& state);

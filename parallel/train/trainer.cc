@@ -40,59 +40,113 @@ double Total(const float* values, int64_t count) {
   return total;
 }
 
+// Steps that the host may be ahead of what it knows.
+constexpr int64_t kStepsAhead = 2;
+
 }  // namespace
 
 Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
-                 Communicator& communicator, const Sampler& training, const Sampler* validation,
+                 MeshGroups& groups, const Sampler& training, const Sampler* validation,
                  FileSystem& files, TrainerHooks& hooks)
     : options_(options),
       model_(model),
       device_(device),
-      communicator_(communicator),
+      groups_(groups),
+      world_(groups.world()),
       training_(training),
       validation_(validation),
       files_(files),
       hooks_(hooks),
-      layout_(model.parameters(), options.bucket_bytes, communicator.size()) {}
+      layout_(model.parameters(), {.bucket_bytes = options.bucket_bytes,
+                                   .shards = groups.shard().size(),
+                                   .replicas = groups.replicate().size(),
+                                   .by_block = options.zero >= 2,
+                                   .resident_elements = options.resident_elements}) {}
 
 Trainer::~Trainer() {
   // Work under way still refers to what is destroyed next. Its errors have been seen by Run().
-  if (communication_ != nullptr) communication_->Synchronize().IgnoreError();
-  if (compute_ != nullptr) compute_->Synchronize().IgnoreError();
+  for (kernels::Stream* stream : {gathering_.get(), communication_.get(), compute_.get()}) {
+    if (stream != nullptr) stream->Synchronize().IgnoreError();
+  }
 }
 
 int64_t Trainer::global_micro_batches() const {
   return options_.global_batch / options_.micro_batch;
 }
-int64_t Trainer::micro_batches() const { return global_micro_batches() / communicator_.size(); }
+int64_t Trainer::micro_batches() const { return global_micro_batches() / data_size(); }
+int Trainer::together() const {
+  if (options_.zero < 2) return 1;
+  return std::max(1, groups_.shard().size() / groups_.mesh().degree(Axis::kContext));
+}
+int64_t Trainer::step_values() const { return 2 * global_micro_batches() + 1 + 2 * world_.size(); }
 
-absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& options,
-                                                       const Model& model, kernels::Device& device,
-                                                       Communicator& communicator,
-                                                       const Sampler& training,
-                                                       const Sampler* validation, FileSystem& files,
-                                                       TrainerHooks& hooks) {
+bool Trainer::reports_loss() const {
+  return groups_.coordinate()[Axis::kTensor] == 0 &&
+         groups_.coordinate()[Axis::kPipeline] + 1 == groups_.mesh().degree(Axis::kPipeline);
+}
+
+DType Trainer::compute_dtype() const {
+  switch (options_.precision) {
+    case Precision::kFp32:
+    case Precision::kTf32:
+      return DType::kF32;
+    case Precision::kBf16:
+      return DType::kBF16;
+    case Precision::kFp16:
+      return DType::kF16;
+  }
+  CHECK(false) << "precision " << static_cast<int>(options_.precision);
+  return DType::kF32;
+}
+
+namespace {
+
+absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
+                          const kernels::Device& device, MeshGroups& groups,
+                          const Sampler& training) {
+  const int data = groups.mesh().degree(Axis::kData);
   if (options.steps <= 0 || options.micro_batch <= 0 || options.global_batch <= 0 ||
-      options.global_batch % (options.micro_batch * communicator.size()) != 0) {
-    return Mark(absl::InvalidArgumentError(absl::StrFormat(
-                    "global_batch %d must be a positive multiple of micro_batch (%d) x "
-                    "data-parallel ranks (%d), and steps (%d) positive",
-                    options.global_batch, options.micro_batch, communicator.size(), options.steps)),
-                FailureDomain::kConfiguration);
+      options.global_batch % (options.micro_batch * data) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("global_batch %d must be a positive multiple of micro_batch (%d) x "
+                        "data-parallel ranks (%d), and steps (%d) positive",
+                        options.global_batch, options.micro_batch, data, options.steps));
   }
   if (training.sequence_length() > model.shape().sequence_max) {
-    return Mark(absl::InvalidArgumentError(
-                    absl::StrFormat("samples of %d tokens are longer than the model's context %d",
-                                    training.sequence_length(), model.shape().sequence_max)),
-                FailureDomain::kConfiguration);
+    return absl::InvalidArgumentError(
+        absl::StrFormat("samples of %d tokens are longer than the model's context %d",
+                        training.sequence_length(), model.shape().sequence_max));
   }
   if (!options.checkpoint_root.empty() &&
       (options.checkpoint_every <= 0 || options.checkpoint_keep <= 0)) {
-    return Mark(absl::InvalidArgumentError("checkpoint every_steps and keep must be positive"),
-                FailureDomain::kConfiguration);
+    return absl::InvalidArgumentError("checkpoint every_steps and keep must be positive");
   }
+  if (options.zero < 0 || options.zero > 3) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ZeRO has stages 0 to 3, not %d", options.zero));
+  }
+  if (options.zero == 0 && groups.shard().size() > 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "stage 0 of ZeRO shards nothing, but its group has %d ranks", groups.shard().size()));
+  }
+  if (options.precision != Precision::kFp32 && device.kind() != kernels::DeviceKind::kCuda) {
+    return absl::InvalidArgumentError(
+        "the host's kernels compute in fp32: other precisions need a CUDA device");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& options,
+                                                       const Model& model, kernels::Device& device,
+                                                       MeshGroups& groups, const Sampler& training,
+                                                       const Sampler* validation, FileSystem& files,
+                                                       TrainerHooks& hooks) {
+  RETURN_IF_ERROR(
+      Mark(CheckOptions(options, model, device, groups, training), FailureDomain::kConfiguration));
   std::unique_ptr<Trainer> trainer(
-      new Trainer(options, model, device, communicator, training, validation, files, hooks));
+      new Trainer(options, model, device, groups, training, validation, files, hooks));
   absl::Status status = trainer->Allocate();
   if (!status.ok()) {
     return Mark(std::move(status), status.code() == absl::StatusCode::kResourceExhausted
@@ -103,17 +157,35 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
 }
 
 absl::Status Trainer::Allocate() {
+  const kernels::StreamOptions beside = {.threaded = true, .high_priority = true};
   ASSIGN_OR_RETURN(compute_, device_.MakeStream());
-  ASSIGN_OR_RETURN(communication_, device_.MakeStream({.threaded = true, .high_priority = true}));
-  ASSIGN_OR_RETURN(values_ready_, device_.MakeEvent());
-  ASSIGN_OR_RETURN(values_reduced_, device_.MakeEvent());
+  ASSIGN_OR_RETURN(communication_, device_.MakeStream(beside));
+  ASSIGN_OR_RETURN(gathering_, device_.MakeStream(beside));
+  FlatBuffersOptions storage;
+  storage.gradient_levels = GradientReducer::Levels(micro_batches(), options_.zero);
+  storage.seed = options_.seed;
+  storage.compute = compute_dtype();
+  storage.zero = options_.zero;
+  storage.shard = groups_.shard().rank();
+  storage.reshard_after_forward = options_.reshard_after_forward;
   ASSIGN_OR_RETURN(flat_,
-                   FlatBuffers::Make(device_, *compute_, model_.parameters(), layout_,
-                                     GradientReducer::Levels(micro_batches()), options_.seed));
-  ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, options_.optimizer));
-  ASSIGN_OR_RETURN(reducer_, GradientReducer::Make(*flat_, communicator_, *compute_,
-                                                   *communication_, options_.overlap));
-  const BatchShape shape = {options_.micro_batch, training_.sequence_length()};
+                   FlatBuffers::Make(device_, *compute_, model_.parameters(), layout_, storage));
+  OptimizerOptions optimizing;
+  optimizing.adamw = options_.optimizer;
+  optimizing.schedule = options_.schedule;
+  if (options_.precision == Precision::kFp16) optimizing.loss_scaling = options_.loss_scaling;
+  optimizing.counted = [this](const Parameter& parameter) {
+    return parameter.sharing == TensorSharing::kSharded || groups_.coordinate()[Axis::kTensor] == 0;
+  };
+  ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, *compute_, optimizing));
+  ASSIGN_OR_RETURN(reducer_, GradientReducer::Make(
+                                 *flat_, groups_, *compute_, *communication_,
+                                 {.overlap = options_.overlap, .wire = options_.gradient_wire}));
+  ASSIGN_OR_RETURN(gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducer_,
+                                                      *compute_, *gathering_, options_.overlap));
+  const BatchShape shape = {.batch = options_.micro_batch,
+                            .sequence = training_.sequence_length(),
+                            .activation = compute_dtype()};
   workspace_ = model_.TakeWorkspace(arena_, shape);
   RETURN_IF_ERROR(Annotate(
       arena_.Commit(device_),
@@ -121,14 +193,34 @@ absl::Status Trainer::Allocate() {
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
   workspace_ = model_.TakeWorkspace(arena_, shape);
 
-  // Loss and token count of every micro-batch, and the stop vote of a step.
-  int64_t slots = 2 * global_micro_batches() + 1;
+  int64_t slots = step_values();
   if (validation_ != nullptr) {
     const int64_t samples = validation_->samples_per_epoch();
     slots = std::max(slots, 2 * (samples / options_.micro_batch + 1));
   }
   ASSIGN_OR_RETURN(values_, device_.Allocate(slots * static_cast<int64_t>(sizeof(float))));
   ASSIGN_OR_RETURN(host_values_, device_.AllocateHost(slots * static_cast<int64_t>(sizeof(float))));
+  RETURN_IF_ERROR(AllocateFlights());
+  Publish();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::AllocateFlights() {
+  // On the host a step has run when it has been enqueued: waiting for it costs nothing.
+  flights_.resize(device_.kind() == kernels::DeviceKind::kCuda ? kStepsAhead + 1 : 1);
+  const int64_t stride = sizeof(kernels::StepOutcome) + sizeof(double);
+  ASSIGN_OR_RETURN(flight_memory_,
+                   device_.AllocateHost(stride * static_cast<int64_t>(flights_.size())));
+  char* memory = static_cast<char*>(flight_memory_->data());
+  for (Flight& flight : flights_) {
+    flight.outcome = reinterpret_cast<kernels::StepOutcome*>(memory);
+    flight.stop = reinterpret_cast<float*>(memory + sizeof(kernels::StepOutcome));
+    memory += stride;
+    ASSIGN_OR_RETURN(flight.done, device_.MakeEvent());
+    for (auto* event : {&flight.reducing, &flight.reduced, &flight.exchanging, &flight.exchanged}) {
+      ASSIGN_OR_RETURN(*event, device_.MakeEvent(/*timing=*/true));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -136,162 +228,202 @@ absl::StatusOr<bool> Trainer::Agree(bool ok) {
   auto* value = static_cast<float*>(host_values_->data());
   *value = ok ? 1.0f : 0.0f;
   kernels::Copy(*compute_, Floats(*host_values_, 0, 1), Floats(*values_, 0, 1));
-  if (communicator_.size() > 1) {
-    communicator_.AllReduce(*compute_, Floats(*values_, 0, 1), ReduceOp::kMin);
-  }
+  if (world_.size() > 1) world_.AllReduce(*compute_, Floats(*values_, 0, 1), ReduceOp::kMin);
   kernels::Copy(*compute_, Floats(*values_, 0, 1), Floats(*host_values_, 0, 1));
   RETURN_IF_ERROR(Mark(compute_->Synchronize(), FailureDomain::kCommunication));
   return *value != 0.0f;
 }
 
-absl::Status Trainer::CopyToDevice(const MicroBatch& batch) {
-  const int64_t tokens = workspace_.flow.shape.tokens();
-  CHECK_EQ(static_cast<int64_t>(batch.tokens.size()), tokens);
-  kernels::Copy(*compute_, Tensor(const_cast<int32_t*>(batch.tokens.data()), DType::kI32, {tokens}),
-                workspace_.flow.tokens);
-  kernels::Copy(*compute_,
-                Tensor(const_cast<int32_t*>(batch.targets.data()), DType::kI32, {tokens}),
-                workspace_.flow.targets);
-  // The batch is the caller's and may go away.
-  return compute_->Synchronize();
-}
-
-absl::Status Trainer::RunMicroBatches(double* exposed_seconds) {
+absl::Status Trainer::RunMicroBatches(Flight& flight) {
   const int64_t count = micro_batches();
-  const int64_t first = communicator_.rank() * count;
-  auto* host_values = static_cast<float*>(host_values_->data());
+  const int64_t all = global_micro_batches();
   const auto nominal_tokens =
       static_cast<float>(options_.global_batch * training_.sequence_length());
   reducer_->BeginStep(count);
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t j = 0; j < count; ++j) {
     absl::StatusOr<MicroBatch> batch = loader_->Next();
     if (!batch.ok()) return Mark(batch.status(), FailureDomain::kData);
-    RETURN_IF_ERROR(CopyToDevice(*batch));
-    const int64_t count_slot = global_micro_batches() + first + i;
-    host_values[count_slot] = static_cast<float>(batch->unmasked);
-    kernels::Copy(*compute_, Floats(*host_values_, count_slot, 1), Floats(*values_, count_slot, 1));
+    const int64_t slot = GradientReducer::MicroBatchOf(j, count, data_rank(), together());
+    kernels::Copy(*compute_, batch->tokens, workspace_.flow.tokens);
+    kernels::Copy(*compute_, batch->targets, workspace_.flow.targets);
+    if (reports_loss()) kernels::Copy(*compute_, batch->unmasked, Floats(*values_, all + slot, 1));
+    loader_->Release(*batch, *compute_);
 
     Pass pass = {*compute_, flat_->parameter_views()};
-    // The real number of unmasked tokens is known only after the exchange; see Step().
+    // The real number of unmasked tokens is known only after the exchange; see PrepareStep.
     pass.loss_scale = 1.0f / nominal_tokens;
+    pass.dynamic_loss_scale = optimizer_->loss_scale();
     pass.gradients = &reducer_->BeginMicroBatch();
     pass.listener = reducer_.get();
+    pass.gate = gatherer_.get();
     model_.Forward(pass, workspace_);
-    kernels::Sum(*compute_, workspace_.flow.losses, Floats(*values_, first + i, 1),
-                 /*accumulate=*/false);
+    if (reports_loss()) {
+      kernels::Sum(*compute_, workspace_.flow.losses, Floats(*values_, slot, 1),
+                   /*accumulate=*/false);
+    }
     model_.Backward(pass, workspace_);
-    const Stopwatch waiting;
+    // Without overlap the reduction runs inside the call.
+    if (j + 1 == count) compute_->Record(*flight.reducing);
     reducer_->EndMicroBatch();
-    // Without overlap the reduction has run inside the call.
-    if (!options_.overlap && i + 1 == count) *exposed_seconds += waiting.seconds();
   }
   reducer_->Finish();
+  compute_->Record(*flight.reduced);
   return absl::OkStatus();
 }
 
-absl::Status Trainer::ExchangeStepValues() {
-  const int64_t slots = 2 * global_micro_batches() + 1;
-  auto* host_values = static_cast<float*>(host_values_->data());
-  host_values[slots - 1] = hooks_.StopRequested() ? 1.0f : 0.0f;
-  kernels::Copy(*compute_, Floats(*host_values_, slots - 1, 1), Floats(*values_, slots - 1, 1));
-  if (communicator_.size() > 1) {
-    // On the stream of the bucket reductions: one order of collectives on all ranks.
-    compute_->Record(*values_ready_);
-    communication_->Wait(*values_ready_);
-    communicator_.AllReduce(*communication_, Floats(*values_, 0, slots), ReduceOp::kSum);
-    communication_->Record(*values_reduced_);
-    compute_->Wait(*values_reduced_);
-    RETURN_IF_ERROR(Mark(communication_->Synchronize(), FailureDomain::kCommunication));
+absl::Status Trainer::EnqueueStep() {
+  if (enqueued_ == step_) collected_at_ = std::chrono::steady_clock::now();
+  Flight& flight = flights_[enqueued_ % flights_.size()];
+  const int64_t micro_batches = global_micro_batches();
+  flight.outcome->tokens = -1;  // until the device has written it
+  kernels::Zero(*compute_, Floats(*values_, 0, step_values()));
+  RETURN_IF_ERROR(RunMicroBatches(flight));
+  *flight.stop = hooks_.StopRequested() ? 1.0f : 0.0f;
+  kernels::Copy(*compute_, Tensor(flight.stop, DType::kF32, {1}),
+                Floats(*values_, 2 * micro_batches, 1));
+  // Replicas have the same gradients: one of them speaks.
+  if (groups_.replicate().rank() == 0) {
+    optimizer_->SumSquares(*compute_,
+                           Floats(*values_, 2 * micro_batches + 1 + 2 * world_.rank(), 2));
   }
-  kernels::Copy(*compute_, Floats(*values_, 0, slots), Floats(*host_values_, 0, slots));
-  return Mark(compute_->Synchronize(), FailureDomain::kCommunication);
+  compute_->Record(*flight.exchanging);
+  if (world_.size() > 1) {
+    world_.AllReduce(*compute_, Floats(*values_, 0, step_values()), ReduceOp::kSum);
+  }
+  compute_->Record(*flight.exchanged);
+  optimizer_->Prepare(*compute_, Floats(*values_, 0, step_values()), micro_batches, world_.size(),
+                      static_cast<double>(options_.global_batch * training_.sequence_length()));
+  optimizer_->CopyOutcome(*compute_, flight.outcome);
+  compute_->Record(*flight.done);
+  optimizer_->Update(*compute_, [this](int bucket) { gatherer_->Updated(bucket); });
+  ++enqueued_;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Trainer::Step() {
-  const Stopwatch watch;
+absl::StatusOr<bool> Trainer::CollectStep() {
+  const Flight& flight = flights_[step_ % flights_.size()];
+  flight.done->Synchronize();
+  for (kernels::Stream* stream : {communication_.get(), gathering_.get(), compute_.get()}) {
+    // A failed collective leaves nothing to be read.
+    if (!stream->status().ok()) {
+      return Mark(stream->Synchronize(), FailureDomain::kCommunication);
+    }
+  }
+  const kernels::StepOutcome outcome = *flight.outcome;
+  if (outcome.tokens < 0) {
+    absl::Status status = compute_->Synchronize();
+    if (status.ok()) status = absl::InternalError("the device has not run the step");
+    return Mark(std::move(status), FailureDomain::kDevice);
+  }
   const int64_t step = step_ + 1;
-  const int64_t slots = global_micro_batches();
-  double exposed_seconds = 0;
-  kernels::Zero(*compute_, Floats(*values_, 0, 2 * slots + 1));
-  RETURN_IF_ERROR(RunMicroBatches(&exposed_seconds));
-  const Stopwatch waiting;
-  RETURN_IF_ERROR(ExchangeStepValues());
-  exposed_seconds += communicator_.size() > 1 ? waiting.seconds() : 0;
-
-  const auto* values = static_cast<const float*>(host_values_->data());
-  const bool stop = values[2 * slots] != 0;
-  const double tokens = Total(values + slots, slots);
-  if (tokens == 0) {
+  if (outcome.tokens == 0) {
     return Mark(absl::DataLossError(absl::StrFormat(
                     "step %d (samples from %d): every token of the global batch is masked", step,
                     consumed_samples_)),
                 FailureDomain::kData);
   }
-  const double loss = Total(values, slots) / tokens;
-  const double nominal_tokens =
-      static_cast<double>(options_.global_batch * training_.sequence_length());
-  if (tokens != nominal_tokens) {
-    kernels::Scale(*compute_, static_cast<float>(nominal_tokens / tokens),
-                   flat_->gradient(0, {0, layout_.elements()}));
+  const bool scaling = options_.precision == Precision::kFp16 && options_.loss_scaling.dynamic;
+  if (outcome.skipped != 0 && !(scaling && outcome.loss_scale > options_.loss_scaling.minimum)) {
+    return Mark(
+        absl::OutOfRangeError(absl::StrFormat(
+            "step %d (samples %d to %d): loss %g, gradient norm %g%s; the update was not "
+            "applied. Look at the learning rate, or at the data of these samples",
+            step, consumed_samples_, consumed_samples_ + options_.global_batch - 1, outcome.loss,
+            outcome.gradient_norm, scaling ? " at the smallest loss scale" : "")),
+        FailureDomain::kNumeric);
   }
-  optimizer_->ComputeNorm(*compute_);
-  RETURN_IF_ERROR(compute_->Synchronize());
-  if (!std::isfinite(loss) || !std::isfinite(optimizer_->norm())) {
-    return Mark(absl::OutOfRangeError(absl::StrFormat(
-                    "step %d (samples %d to %d): loss %g, gradient norm %g; the update was not "
-                    "applied. Look at the learning rate, or at the data of these samples",
-                    step, consumed_samples_, consumed_samples_ + options_.global_batch - 1, loss,
-                    optimizer_->norm())),
-                FailureDomain::kNumeric);
-  }
-  const double learning_rate = LearningRate(options_.schedule, step);
-  optimizer_->Update(*compute_, step, learning_rate);
-  RETURN_IF_ERROR(compute_->Synchronize());
   step_ = step;
   consumed_samples_ += options_.global_batch;
 
   StepReport report;
   report.step = step;
-  report.loss = loss;
-  report.gradient_norm = optimizer_->norm();
-  report.learning_rate = learning_rate;
-  report.seconds = watch.seconds();
-  report.exposed_communication_seconds = exposed_seconds;
-  report.tokens = static_cast<int64_t>(tokens);
+  report.loss = outcome.loss;
+  report.gradient_norm = outcome.gradient_norm;
+  report.learning_rate = outcome.learning_rate;
+  const auto now = std::chrono::steady_clock::now();
+  report.seconds = std::chrono::duration<double>(now - collected_at_).count();
+  collected_at_ = now;
+  if (world_.size() > 1) {
+    report.exposed_communication_seconds = flight.reduced->SecondsSince(*flight.reducing) +
+                                           flight.exchanged->SecondsSince(*flight.exchanging);
+  }
+  report.tokens = static_cast<int64_t>(outcome.tokens);
   report.consumed_samples = consumed_samples_;
+  report.skipped = outcome.skipped != 0;
+  report.loss_scale = outcome.loss_scale;
   hooks_.OnStep(report);
+  return outcome.stop == 0;
+}
+
+bool Trainer::Boundary(int64_t step) const {
+  return step == options_.steps ||
+         (options_.evaluate_every > 0 && step % options_.evaluate_every == 0) ||
+         (!options_.checkpoint_root.empty() && step % options_.checkpoint_every == 0);
+}
+
+absl::StatusOr<bool> Trainer::RunToBoundary() {
+  // Every rank counts the same steps ahead, so all of them stop after the same one.
+  const auto ahead = static_cast<int64_t>(flights_.size()) - 1;
+  bool stop = false;
+  for (bool draining = false; !draining || step_ < enqueued_;) {
+    if (!draining) {
+      RETURN_IF_ERROR(EnqueueStep());
+      draining = Boundary(enqueued_);
+    }
+    while (enqueued_ - step_ > (draining ? 0 : ahead)) {
+      ASSIGN_OR_RETURN(const bool go_on, CollectStep());
+      if (!go_on) stop = draining = true;
+      Prune();
+    }
+  }
   return !stop;
 }
 
+absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot,
+                                    int64_t batches) {
+  const Flow& flow = workspace_.flow;
+  // The last micro-batch is filled up with masked samples.
+  const int64_t real = static_cast<int64_t>(samples.size()) * validation_->sequence_length();
+  std::vector<int32_t> tokens(flow.shape.tokens(), 0), targets(flow.shape.tokens(), -1);
+  if (real > 0) {
+    RETURN_IF_ERROR(Mark(validation_->Fill(samples, absl::MakeSpan(tokens.data(), real),
+                                           absl::MakeSpan(targets.data(), real)),
+                         FailureDomain::kData));
+  }
+  kernels::Copy(*compute_, Tensor(tokens.data(), DType::kI32, {flow.shape.tokens()}), flow.tokens);
+  kernels::Copy(*compute_, Tensor(targets.data(), DType::kI32, {flow.shape.tokens()}),
+                flow.targets);
+  Pass pass = {*compute_, flat_->parameter_views(), HeadMode::kLoss};
+  pass.gate = gatherer_.get();
+  model_.Forward(pass, workspace_);
+  if (slot < batches && reports_loss()) {
+    kernels::Sum(*compute_, flow.losses, Floats(*values_, slot, 1), /*accumulate=*/false);
+    float& counted = static_cast<float*>(host_values_->data())[batches + slot];
+    counted = static_cast<float>(
+        std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; }));
+    kernels::Copy(*compute_, Floats(*host_values_, batches + slot, 1),
+                  Floats(*values_, batches + slot, 1));
+  }
+  // The vectors go away.
+  return compute_->Synchronize();
+}
+
 absl::StatusOr<double> Trainer::EvaluationLoss(int64_t samples, int64_t* tokens) {
-  const int64_t sequence = validation_->sequence_length();
   const int64_t batches = (samples + options_.micro_batch - 1) / options_.micro_batch;
   auto* host_values = static_cast<float*>(host_values_->data());
   kernels::Zero(*compute_, Floats(*values_, 0, 2 * batches));
-  for (int64_t j = communicator_.rank(); j < batches; j += communicator_.size()) {
+  // Where forward is a collective, ranks without a batch of their own run an empty one.
+  const int64_t rounds = (batches + data_size() - 1) / data_size();
+  for (int64_t round = 0; round < rounds; ++round) {
+    const int64_t j = round * data_size() + data_rank();
+    if (j >= batches && options_.zero < 3) continue;
     std::vector<int64_t> indices;
     const int64_t end = std::min(samples, (j + 1) * options_.micro_batch);
     for (int64_t i = j * options_.micro_batch; i < end; ++i) indices.push_back(i);
-    // The last micro-batch is filled up with masked samples.
-    const int64_t real = static_cast<int64_t>(indices.size()) * sequence;
-    MicroBatch batch;
-    batch.tokens.resize(workspace_.flow.shape.tokens(), 0);
-    batch.targets.resize(workspace_.flow.shape.tokens(), -1);
-    RETURN_IF_ERROR(Mark(validation_->Fill(indices, absl::MakeSpan(batch.tokens.data(), real),
-                                           absl::MakeSpan(batch.targets.data(), real)),
-                         FailureDomain::kData));
-    RETURN_IF_ERROR(CopyToDevice(batch));
-    Pass pass = {*compute_, flat_->parameter_views(), HeadMode::kLoss};
-    model_.Forward(pass, workspace_);
-    kernels::Sum(*compute_, workspace_.flow.losses, Floats(*values_, j, 1),
-                 /*accumulate=*/false);
-    host_values[batches + j] = static_cast<float>(std::count_if(
-        batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
-    kernels::Copy(*compute_, Floats(*host_values_, batches + j, 1),
-                  Floats(*values_, batches + j, 1));
+    RETURN_IF_ERROR(EvaluateBatch(indices, j, batches));
   }
-  if (communicator_.size() > 1) {
-    communicator_.AllReduce(*compute_, Floats(*values_, 0, 2 * batches), ReduceOp::kSum);
+  if (world_.size() > 1) {
+    world_.AllReduce(*compute_, Floats(*values_, 0, 2 * batches), ReduceOp::kSum);
   }
   kernels::Copy(*compute_, Floats(*values_, 0, 2 * batches), Floats(*host_values_, 0, 2 * batches));
   RETURN_IF_ERROR(Mark(compute_->Synchronize(), FailureDomain::kCommunication));
@@ -315,17 +447,24 @@ absl::Status Trainer::Evaluate() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Trainer::Outcome> Trainer::Run() {
+absl::Status Trainer::StartLoader() {
   BatchLoaderOptions loading;
   loading.global_batch = options_.global_batch;
   loading.micro_batch = options_.micro_batch;
-  loading.rank = communicator_.rank();
-  loading.ranks = communicator_.size();
+  loading.rank = data_rank();
+  loading.ranks = data_size();
+  loading.together = together();
   loading.first_sample = consumed_samples_;
-  loader_ = std::make_unique<BatchLoader>(training_, loading);
+  ASSIGN_OR_RETURN(loader_, BatchLoader::Start(training_, device_, loading));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Trainer::Outcome> Trainer::Run() {
+  RETURN_IF_ERROR(Mark(StartLoader(), FailureDomain::kMemory));
+  enqueued_ = step_;
   hooks_.OnPhase("training");
   while (step_ < options_.steps) {
-    ASSIGN_OR_RETURN(const bool go_on, Step());
+    ASSIGN_OR_RETURN(const bool go_on, RunToBoundary());
     const bool last = step_ == options_.steps;
     const bool evaluate =
         last || (options_.evaluate_every > 0 && step_ % options_.evaluate_every == 0);

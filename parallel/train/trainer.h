@@ -2,6 +2,7 @@
 #ifndef MUSTER_PARALLEL_TRAIN_TRAINER_H_
 #define MUSTER_PARALLEL_TRAIN_TRAINER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,33 +17,52 @@
 #include "kernels/device.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mesh_groups.h"
 #include "parallel/data/sampler.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/parameter_gatherer.h"
 #include "parallel/optim/schedule.h"
 #include "parallel/train/batch_loader.h"
 
 namespace muster::parallel {
 
+// What the model computes in. Master weights, optimizer state, gradients of parameters and the loss
+// are fp32 in all of them.
+enum class Precision {
+  kFp32,
+  kTf32,  // fp32 with products of matrices rounded to 10 bits: CUDA only, set on the device
+  kBf16,  // CUDA only
+  kFp16,  // CUDA only; with dynamic loss scaling
+};
+
 struct TrainerOptions {
   int64_t steps = 0;
-  int64_t global_batch = 0;  // samples per step; a multiple of micro_batch x ranks
+  int64_t global_batch = 0;  // samples per step; a multiple of micro_batch x data-parallel ranks
   int64_t micro_batch = 0;
   uint64_t seed = 0;  // initial weights
   AdamWConfig optimizer;
   Schedule schedule;
   int64_t bucket_bytes = 4 << 20;
-  bool overlap = true;             // reduce gradients while backward runs
-  int64_t evaluate_every = 0;      // 0 = only after the last step
-  int64_t evaluate_samples = 0;    // 0 = the whole validation set
-  std::string checkpoint_root;     // empty = no checkpoints
-  int64_t checkpoint_every = 0;    // > 0 with a root
-  int checkpoint_keep = 2;         // committed ones
-  bool checkpoint_on_stop = true;  // when asked to stop
-  JobId job;                       // of the checkpoints' names
+  bool overlap = true;  // communicate while the model computes
+  Precision precision = Precision::kFp32;
+  kernels::LossScaling loss_scaling;  // of fp16, where it is dynamic
+  // What gradients travel in: kF32, or kBF16 with sums in fp32.
+  kernels::DType gradient_wire = kernels::DType::kF32;
+  // Stage of ZeRO, 0 to 3, over the shard group of the MeshGroups.
+  int zero = 0;
+  bool reshard_after_forward = true;    // ZeRO-3: free blocks after forward, gather them again
+  int64_t resident_elements = 100'000;  // ZeRO-3: smaller parameters stay whole
+  int64_t evaluate_every = 0;           // 0 = only after the last step
+  int64_t evaluate_samples = 0;         // 0 = the whole validation set
+  std::string checkpoint_root;          // empty = no checkpoints
+  int64_t checkpoint_every = 0;         // > 0 with a root
+  int checkpoint_keep = 2;              // committed ones
+  bool checkpoint_on_stop = true;       // when asked to stop
+  JobId job;                            // of the checkpoints' names
   Epoch epoch;
 };
 
@@ -55,6 +75,8 @@ struct StepReport {
   double exposed_communication_seconds = 0;  // of `seconds`, waiting for collectives
   int64_t tokens = 0;                        // unmasked, all ranks
   int64_t consumed_samples = 0;              // so far
+  bool skipped = false;                      // fp16: an overflow, no update
+  double loss_scale = 1;
 };
 
 struct EvaluationReport {
@@ -78,6 +100,7 @@ class TrainerHooks {
   virtual ~TrainerHooks() = default;
   // "restoring", "training", "evaluating", "saving", "finished".
   virtual void OnPhase(absl::string_view phase) {}
+  // In order, without a gap; on CUDA some steps late.
   virtual void OnStep(const StepReport& report) {}
   virtual void OnEvaluation(const EvaluationReport& report) {}
   // Every rank; the result is complete on rank 0, which asks for it to be committed.
@@ -99,29 +122,36 @@ struct RestoreCandidate {
   std::string manifest_checksum;  // may be empty
 };
 
-// Owns parameters, optimizer state, workspace and loader of one data-parallel rank, and drives the
-// steps. Single-threaded, apart from the communication stream and the loader's thread.
+// Owns parameters, optimizer state, workspace and loader of one rank, and drives the steps.
+// Single-threaded, apart from the communication streams and the loader's thread.
 //
-// A step: for every micro-batch forward and backward (gradients are reduced under the last
-// backward), then one small all-reduce of (loss and token count of every micro-batch of the global
-// batch, stop vote), then norm, clip, AdamW. Losses are exchanged one by one and summed in the same
-// order everywhere, so all ranks report the same bits, for every number of ranks.
+// A step: for every micro-batch forward and backward, gradients being reduced under backward; then
+// one small all-reduce over all ranks of (loss and token count of every micro-batch of the global
+// batch, stop vote, square sum of every rank's own gradients); then norm, clip, loss scale,
+// learning rate and AdamW. Losses are exchanged one by one and summed in the same order everywhere,
+// so all ranks report the same bits, in every layout. A square sum travels as a pair of fp32 that
+// keeps 48 bits, so the norm does not depend on how gradients are sharded.
 //
-// Two runs with the same options, seed and number of ranks give the same losses bit for bit; with
-// power-of-two micro-batches per rank also with other numbers of ranks (see GradientReducer).
+// Nothing in a step waits for the host: scalars are computed on the device, and the host reads what
+// became of a step when it has enqueued kStepsAhead more (on CUDA; on CPU at once). A step whose
+// loss or norm is not finite changes nothing on the device; the run ends when the host learns of
+// it, but for fp16, where it lowers the loss scale and training goes on.
+//
+// Two runs with the same options, seed and layout give the same losses bit for bit; with
+// power-of-two degrees and micro-batches also other data-parallel layouts (see GradientReducer).
 //
 // Every status that it returns is marked with a FailureDomain.
 class Trainer {
  public:
   enum class Outcome { kFinished, kStopped };
 
-  // Plans and allocates all memory. The model, device, communicator, samplers, file system and
+  // Plans and allocates all memory, and brings the parameters together where they are sharded: a
+  // collective. The model, device, groups, samplers, file system and
   // hooks must outlive it; `validation` may be null. kMemory: kResourceExhausted with the sizes.
   // kConfiguration: batch sizes that do not divide.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(const TrainerOptions& options,
                                                        const Model& model, kernels::Device& device,
-                                                       Communicator& communicator,
-                                                       const Sampler& training,
+                                                       MeshGroups& groups, const Sampler& training,
                                                        const Sampler* validation, FileSystem& files,
                                                        TrainerHooks& hooks);
   ~Trainer();
@@ -142,33 +172,62 @@ class Trainer {
   int64_t consumed_samples() const { return consumed_samples_; }
   // Memory of the workspace by category, and of parameters, optimizer state and gradients.
   const kernels::Arena& arena() const { return arena_; }
-  int64_t state_bytes() const { return FlatBuffers::Bytes(layout_, flat_->gradient_levels()); }
+  int64_t state_bytes() const { return FlatBuffers::Bytes(layout_, flat_->options()); }
 
  private:
   Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
-          Communicator& communicator, const Sampler& training, const Sampler* validation,
-          FileSystem& files, TrainerHooks& hooks);
+          MeshGroups& groups, const Sampler& training, const Sampler* validation, FileSystem& files,
+          TrainerHooks& hooks);
 
   absl::Status Allocate();
   absl::Status Load(CheckpointReader& reader);
+  absl::Status LoadTensors(CheckpointReader& reader);
+  // Brings master weights that were just written to where the model reads them, on all ranks.
+  void Publish();
+  kernels::Tensor StateTensor(int state, int bucket);  // own part: parameter, m, v
   // kMin over ranks of `ok`: true when it holds everywhere.
   absl::StatusOr<bool> Agree(bool ok);
 
-  absl::StatusOr<bool> Step();  // false: a rank has asked to stop
-  absl::Status RunMicroBatches(double* exposed_seconds);
-  // All-reduces step_values_ and brings it to host_values_.
-  absl::Status ExchangeStepValues();
+  // One step enqueued but not yet collected.
+  struct Flight {
+    kernels::StepOutcome* outcome = nullptr;  // pinned host memory
+    float* stop = nullptr;                    // pinned host memory
+    std::unique_ptr<kernels::Event> done;
+    // Around what compute waits for: the end of the reductions, the exchange of step values.
+    std::unique_ptr<kernels::Event> reducing, reduced, exchanging, exchanged;
+  };
+
+  absl::Status AllocateFlights();
+  absl::Status EnqueueStep();
+  absl::Status RunMicroBatches(Flight& flight);
+  // Waits for the oldest step under way and reports it; false: a rank has asked to stop.
+  absl::StatusOr<bool> CollectStep();
+  // The steps up to the next point where the host must know them all, or the stop.
+  absl::StatusOr<bool> RunToBoundary();
+  bool Boundary(int64_t step) const;  // evaluates, saves or ends
+  absl::Status StartLoader();
   absl::Status Evaluate();
   absl::StatusOr<double> EvaluationLoss(int64_t samples, int64_t* tokens);
+  absl::Status EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot, int64_t batches);
   absl::Status Save();
-  absl::Status CopyToDevice(const MicroBatch& batch);
+  std::vector<SavePiece> StagePieces(float* staging);
+  int64_t own_elements() const;       // of a state that this rank saves
+  FlatRange Saved(int bucket) const;  // the part of the own part of a bucket that this rank saves
+  kernels::DType compute_dtype() const;
+  int data_rank() const { return groups_.coordinate()[Axis::kData]; }
+  int data_size() const { return groups_.mesh().degree(Axis::kData); }
+  // Whether this rank's losses count: every token's loss is reported by one rank.
+  bool reports_loss() const;
   int64_t micro_batches() const;         // per rank and step
   int64_t global_micro_batches() const;  // per step
+  int together() const;                  // see GradientReducer::MicroBatchOf
+  int64_t step_values() const;           // floats that a step exchanges
 
   const TrainerOptions options_;
   const Model& model_;
   kernels::Device& device_;
-  Communicator& communicator_;
+  MeshGroups& groups_;
+  Communicator& world_;
   const Sampler& training_;
   const Sampler* const validation_;
   FileSystem& files_;
@@ -178,15 +237,18 @@ class Trainer {
   // In order of construction: streams end before the memory they use.
   kernels::Arena arena_;
   std::unique_ptr<FlatBuffers> flat_;
-  std::unique_ptr<kernels::Buffer> values_, host_values_;
-  std::unique_ptr<kernels::Event> values_ready_, values_reduced_;
+  std::unique_ptr<kernels::Buffer> values_, host_values_, flight_memory_;
+  std::vector<Flight> flights_;  // a ring, by step
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<kernels::Stream> compute_, communication_;
+  std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
   std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<ParameterGatherer> gatherer_;
   Workspace workspace_;
   std::unique_ptr<BatchLoader> loader_;
 
-  int64_t step_ = 0;
+  int64_t step_ = 0;      // collected
+  int64_t enqueued_ = 0;  // >= step_
+  std::chrono::steady_clock::time_point collected_at_;
   int64_t consumed_samples_ = 0;
   int64_t evaluated_step_ = -1;
   int64_t saved_step_ = -1;

@@ -43,31 +43,41 @@ absl::Status MarkSaveError(absl::Status status) {
 
 }  // namespace
 
-absl::Status Trainer::Save() {
-  if (saved_step_ == step_) return absl::OkStatus();
-  hooks_.OnPhase("saving");
-  const auto start = std::chrono::steady_clock::now();
-  const int rank = communicator_.rank();
+FlatRange Trainer::Saved(int bucket) const {
+  const FlatRange part = layout_.Part(bucket, groups_.shard().rank());
+  const int64_t replica = groups_.replicate().rank(), replicas = groups_.replicate().size();
+  return {part.begin + part.size() * replica / replicas,
+          part.begin + part.size() * (replica + 1) / replicas};
+}
 
-  // This rank's part of every bucket, of each of the three states, staged in host memory.
+int64_t Trainer::own_elements() const {
   int64_t elements = 0;
-  const int buckets = static_cast<int>(layout_.buckets().size());
-  for (int i = 0; i < buckets; ++i) elements += layout_.Part(i, rank).size();
-  auto allocated = device_.AllocateHost(kStates * elements * static_cast<int64_t>(sizeof(float)));
-  if (!allocated.ok()) return Mark(allocated.status(), FailureDomain::kMemory);
-  auto* const staging = static_cast<float*>((*allocated)->data());
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    elements += Saved(i).size();
+  }
+  return elements;
+}
+
+Tensor Trainer::StateTensor(int state, int bucket) {
+  return state == 0 ? flat_->master(bucket) : state == 1 ? flat_->m(bucket) : flat_->v(bucket);
+}
+
+std::vector<SavePiece> Trainer::StagePieces(float* staging) {
   std::vector<SavePiece> pieces;
-  float* next = staging;
-  for (int i = 0; i < buckets; ++i) {
-    const FlatRange part = layout_.Part(i, rank);
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    const FlatRange saved = Saved(i);
+    const int64_t begin = saved.begin - layout_.Part(i, groups_.shard().rank()).begin;
     for (int state = 0; state < kStates; ++state) {
-      const Tensor from = state == 0   ? flat_->parameter(part)
-                          : state == 1 ? flat_->m(part)
-                                       : flat_->v(part);
-      kernels::Copy(*compute_, from, Tensor(next, DType::kF32, {part.size()}));
-      for (const FlatPiece& piece : layout_.Pieces(part)) {
+      kernels::Copy(*compute_, StateTensor(state, i).Rows(begin, saved.size()),
+                    Tensor(staging, DType::kF32, {saved.size()}));
+      for (const FlatPiece& piece : layout_.Pieces(saved)) {
         const Parameter& parameter = model_.parameters().at(piece.parameter);
-        const float* data = next + (piece.flat - part.begin);
+        // What all ranks of a tensor group hold is saved by the first of them.
+        if (parameter.sharing != TensorSharing::kSharded &&
+            groups_.coordinate()[Axis::kTensor] != 0) {
+          continue;
+        }
+        const float* data = staging + (piece.flat - saved.begin);
         for (Box& box : FlatRangeToBoxes(parameter.box, piece.first, piece.first + piece.count)) {
           const int64_t size = box.elements();
           pieces.push_back({StateName(state, parameter.name), DType::kF32, parameter.global_shape,
@@ -75,22 +85,45 @@ absl::Status Trainer::Save() {
           data += size;
         }
       }
-      next += part.size();
+      staging += saved.size();
     }
   }
-  RETURN_IF_ERROR(compute_->Synchronize());
+  return pieces;
+}
+
+absl::Status Trainer::Save() {
+  if (saved_step_ == step_) return absl::OkStatus();
+  hooks_.OnPhase("saving");
+  const auto start = std::chrono::steady_clock::now();
+
+  // Every rank saves its share of every bucket, of each of the three states, from host memory.
+  auto allocated =
+      device_.AllocateHost(kStates * own_elements() * static_cast<int64_t>(sizeof(float)));
+  if (!allocated.ok()) return Mark(allocated.status(), FailureDomain::kMemory);
+  const std::vector<SavePiece> pieces = StagePieces(static_cast<float*>((*allocated)->data()));
+  ASSIGN_OR_RETURN(const kernels::StepState optimizer, optimizer_->GetState(*compute_));
 
   CheckpointState state;
   state.id = {options_.job, step_, options_.epoch};
   state.consumed_samples = consumed_samples_;
-  state.mesh["data"] = communicator_.size();
+  for (const Axis axis : kAxes) {
+    if (groups_.mesh().degree(axis) > 1 || axis == Axis::kData) {
+      state.mesh[std::string(Name(axis))] = groups_.mesh().degree(axis);
+    }
+  }
   state.integers[kSeedKey] = static_cast<int64_t>(options_.seed);
   state.integers[kDataFingerprintKey] = static_cast<int64_t>(training_.fingerprint());
+  state.integers[kUpdatesKey] = optimizer.updates;
+  if (optimizer_->loss_scale() != nullptr) {
+    state.numbers[kLossScaleKey] = optimizer.loss_scale;
+    state.integers[kCleanStepsKey] = optimizer.clean_steps;
+    state.integers[kHysteresisKey] = optimizer.hysteresis;
+  }
   WriteDescription(model_.description(), state);
   absl::Status gather_status;
   absl::StatusOr<SaveResult> result = SaveCheckpoint(
-      files_, options_.checkpoint_root, state, rank, pieces, [&](const std::string& text) {
-        auto texts = GatherTexts(communicator_, *compute_, text);
+      files_, options_.checkpoint_root, state, world_.rank(), pieces, [&](const std::string& text) {
+        auto texts = GatherTexts(world_, *compute_, text);
         gather_status = texts.status();
         return texts;
       });
@@ -108,29 +141,53 @@ absl::Status Trainer::Save() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Load(CheckpointReader& reader) {
-  const CheckpointState& state = reader.state();
-  for (ParameterId id = 0; id < model_.parameters().size(); ++id) {
-    const Parameter& parameter = model_.parameters().at(id);
-    const int64_t begin = layout_.offset(id);
-    const FlatRange range = {begin, begin + parameter.elements()};
-    std::vector<float> values(parameter.elements());
-    for (int which = 0; which < kStates; ++which) {
-      const std::string name = StateName(which, parameter.name);
-      const auto found = reader.tensors().find(name);
-      if (found == reader.tensors().end() || found->second.shape != parameter.global_shape) {
-        return absl::FailedPreconditionError(
-            absl::StrFormat("%s: tensor %s is missing or has another shape than the model",
-                            reader.directory(), name));
+absl::Status Trainer::LoadTensors(CheckpointReader& reader) {
+  std::vector<float> values;
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    const FlatRange part = layout_.Part(i, groups_.shard().rank());
+    for (const FlatPiece& piece : layout_.Pieces(part)) {
+      const Parameter& parameter = model_.parameters().at(piece.parameter);
+      for (int which = 0; which < kStates; ++which) {
+        const std::string name = StateName(which, parameter.name);
+        const auto found = reader.tensors().find(name);
+        if (found == reader.tensors().end() || found->second.shape != parameter.global_shape) {
+          return absl::FailedPreconditionError(
+              absl::StrFormat("%s: tensor %s is missing or has another shape than the model",
+                              reader.directory(), name));
+        }
+        values.resize(piece.count);
+        float* to = values.data();
+        for (const Box& box :
+             FlatRangeToBoxes(parameter.box, piece.first, piece.first + piece.count)) {
+          RETURN_IF_ERROR(reader.Read(name, DType::kF32, box, to));
+          to += box.elements();
+        }
+        kernels::Copy(*compute_, Tensor(values.data(), DType::kF32, {piece.count}),
+                      StateTensor(which, i).Rows(piece.flat - part.begin, piece.count));
+        RETURN_IF_ERROR(compute_->Synchronize());
       }
-      RETURN_IF_ERROR(reader.Read(name, DType::kF32, parameter.box, values.data()));
-      kernels::Copy(*compute_, Tensor(values.data(), DType::kF32, {range.size()}),
-                    which == 0   ? flat_->parameter(range)
-                    : which == 1 ? flat_->m(range)
-                                 : flat_->v(range));
-      RETURN_IF_ERROR(compute_->Synchronize());
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Load(CheckpointReader& reader) {
+  const CheckpointState& state = reader.state();
+  RETURN_IF_ERROR(LoadTensors(reader));
+  const auto integer = [&](const char* key, int64_t otherwise) {
+    const auto found = state.integers.find(key);
+    return found == state.integers.end() ? otherwise : found->second;
+  };
+  // The loss scale starts anew after a run in another precision.
+  kernels::StepState optimizer = optimizer_->initial_state();
+  optimizer.updates = integer(kUpdatesKey, state.id.step);
+  if (const auto scale = state.numbers.find(kLossScaleKey);
+      scale != state.numbers.end() && optimizer_->loss_scale() != nullptr) {
+    optimizer.loss_scale = static_cast<float>(scale->second);
+    optimizer.clean_steps = static_cast<int32_t>(integer(kCleanStepsKey, 0));
+    optimizer.hysteresis = static_cast<int32_t>(integer(kHysteresisKey, optimizer.hysteresis));
+  }
+  RETURN_IF_ERROR(optimizer_->SetState(*compute_, optimizer));
   step_ = state.id.step;
   consumed_samples_ = state.consumed_samples;
   saved_step_ = step_;
@@ -140,7 +197,7 @@ absl::Status Trainer::Load(CheckpointReader& reader) {
 absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
   if (candidates.empty()) return absl::OkStatus();
   hooks_.OnPhase("restoring");
-  const bool lead = communicator_.rank() == 0;
+  const bool lead = world_.rank() == 0;
   for (const RestoreCandidate& candidate : candidates) {
     // Rank 0 checks every byte before anybody changes its state.
     auto reader =
@@ -162,6 +219,7 @@ absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
       ASSIGN_OR_RETURN(sound, Agree(status.ok()));
     }
     if (sound) {
+      Publish();
       for (const RestoreCandidate& older : candidates) {
         if (older.id.step <= step_) checkpoints_.insert(checkpoints_.begin(), older.id);
       }
@@ -177,11 +235,19 @@ absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
   step_ = 0;
   consumed_samples_ = 0;
   saved_step_ = -1;
-  return flat_->Initialize(*compute_, options_.seed);
+  RETURN_IF_ERROR(flat_->Initialize(*compute_, options_.seed));
+  RETURN_IF_ERROR(optimizer_->SetState(*compute_, optimizer_->initial_state()));
+  Publish();
+  return absl::OkStatus();
+}
+
+void Trainer::Publish() {
+  flat_->RefreshCopies(*compute_);
+  gatherer_->AllUpdated();
 }
 
 void Trainer::Prune() {
-  if (communicator_.rank() != 0 || options_.checkpoint_root.empty()) return;
+  if (world_.rank() != 0 || options_.checkpoint_root.empty()) return;
   const int64_t committed = hooks_.CommittedStep();
   if (committed <= pruned_at_) return;
   pruned_at_ = committed;

@@ -61,8 +61,8 @@ class Step {
     auto stream = device_->MakeStream();
     CHECK_OK(stream);
     stream_ = *std::move(stream);
-    auto buffers =
-        parallel::FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_, 1, 1234);
+    auto buffers = parallel::FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_,
+                                               {.seed = 1234});
     CHECK_OK(buffers);
     buffers_ = *std::move(buffers);
     model_->TakeWorkspace(arena_, shape_);
@@ -85,8 +85,7 @@ class Step {
                 .beta1_correction = static_cast<float>(1 - beta1_power_),
                 .beta2_correction = static_cast<float>(1 - beta2_power_),
                 .gradient_scale = 1};
-    const parallel::FlatRange all = {0, layout_.elements()};
-    kernels::Zero(*stream_, buffers_->gradient(0, all));
+    kernels::Zero(*stream_, buffers_->all_gradients(0));
     const parallel::Pass pass = {.stream = *stream_,
                                  .weights = buffers_->parameter_views(),
                                  .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
@@ -96,12 +95,12 @@ class Step {
     const Tensor squares(&squares_, DType::kF32, {1}), norm(&norm_, DType::kF32, {1}),
         loss(&loss_, DType::kF32, {1});
     kernels::Sum(*stream_, workspace_.flow.losses, loss, false);
-    kernels::SumSquares(*stream_, buffers_->gradient(0, all), squares, false);
+    kernels::SumSquares(*stream_, buffers_->all_gradients(0), squares, false);
     kernels::ClipCoefficient(*stream_, squares, 1.0f, norm, &scalars_);
-    kernels::AdamW(*stream_, {.parameter = buffers_->parameter(all),
-                              .gradient = buffers_->gradient(0, all),
-                              .m = buffers_->m(all),
-                              .v = buffers_->v(all),
+    kernels::AdamW(*stream_, {.parameter = buffers_->all_masters(),
+                              .gradient = buffers_->all_gradients(0),
+                              .m = buffers_->all_m(),
+                              .v = buffers_->all_v(),
                               .weight_decay = 0.1f,
                               .scalars = &scalars_});
     CHECK_OK(stream_->Synchronize());

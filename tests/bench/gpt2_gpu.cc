@@ -50,8 +50,8 @@ class Step {
                                    .sequence_length = sequence})),
         layout_(model_->parameters(), int64_t{25} << 20, 1),
         shape_{.batch = batch, .sequence = sequence, .activation = dtype},
-        buffers_(Take(
-            parallel::FlatBuffers::Make(device, *stream_, model_->parameters(), layout_, 1, 1234))),
+        buffers_(Take(parallel::FlatBuffers::Make(device, *stream_, model_->parameters(), layout_,
+                                                  {.seed = 1234}))),
         scalars_(Take(device.Allocate(sizeof(kernels::StepScalars)))),
         host_scalars_(Take(device.AllocateHost(kSteps * sizeof(kernels::StepScalars)))),
         sums_(Take(device.Allocate(3 * sizeof(float)))) {
@@ -65,8 +65,7 @@ class Step {
 
   void Enqueue() {
     SetScalars();
-    const parallel::FlatRange all = {0, layout_.elements()};
-    kernels::Zero(*stream_, buffers_->gradient(0, all));
+    kernels::Zero(*stream_, buffers_->all_gradients(0));
     const parallel::Pass pass = {.stream = *stream_,
                                  .weights = copy_ ? copy_views_ : buffers_->parameter_views(),
                                  .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
@@ -74,13 +73,13 @@ class Step {
     model_->Forward(pass, workspace_);
     model_->Backward(pass, workspace_);
     kernels::Sum(*stream_, workspace_.flow.losses, Scalar(0), false);
-    kernels::SumSquares(*stream_, buffers_->gradient(0, all), Scalar(1), false);
+    kernels::SumSquares(*stream_, buffers_->all_gradients(0), Scalar(1), false);
     auto* scalars = static_cast<kernels::StepScalars*>(scalars_->data());
     kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(2), scalars);
-    kernels::AdamW(*stream_, {.parameter = buffers_->parameter(all),
-                              .gradient = buffers_->gradient(0, all),
-                              .m = buffers_->m(all),
-                              .v = buffers_->v(all),
+    kernels::AdamW(*stream_, {.parameter = buffers_->all_masters(),
+                              .gradient = buffers_->all_gradients(0),
+                              .m = buffers_->all_m(),
+                              .v = buffers_->all_v(),
                               .copy = copy_ ? copy_all_ : Tensor(),
                               .weight_decay = 0.1f,
                               .scalars = scalars});
@@ -110,8 +109,7 @@ class Step {
   }
   // The weights in 16 bits, laid out as the master weights are.
   void MakeCopy(kernels::Device& device, DType dtype) {
-    const parallel::FlatRange all = {0, layout_.elements()};
-    const Tensor master = buffers_->parameter(all);
+    const Tensor master = buffers_->all_masters();
     copy_ = Take(device.Allocate(layout_.elements() * SizeOf(dtype)));
     copy_all_ = Tensor(copy_->data(), dtype, {layout_.elements()});
     kernels::Cast(*stream_, master, copy_all_);

@@ -30,7 +30,7 @@ class Bench {
         layout_(model_->parameters(), 4096, 1),
         device_(kernels::MakeCpuDevice(1)),
         stream_(*device_->MakeStream()) {
-    flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_, 1, 5);
+    flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_, {.seed = 5});
     model_->TakeWorkspace(arena_, shape);
     CHECK_OK(arena_.Commit(*device_));
     workspace_ = model_->TakeWorkspace(arena_, shape);

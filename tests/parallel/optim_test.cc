@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -8,12 +11,15 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/low_precision.h"
 #include "kernels/ops.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mesh_groups.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/parameter_gatherer.h"
 #include "parallel/optim/schedule.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -40,13 +46,18 @@ Parameter Vector(const std::string& name, int64_t size) {
 
 ParameterRegistry SomeParameters() {
   ParameterRegistry registry;
+  registry.BeginBlock(0, /*resident=*/true);
   Parameter padded = Matrix("table", 5, 7);
   padded.storage_rows = 16;
   registry.Add(padded);
   registry.Add(Vector("bias", 3));
+  registry.BeginBlock(1, /*resident=*/false);
   registry.Add(Matrix("wide", 10, 30));
   registry.Add(Vector("scale", 65));
+  registry.BeginBlock(2, /*resident=*/false);
   registry.Add(Matrix("last", 4, 4));
+  registry.BeginBlock(3, /*resident=*/false);
+  registry.Add(Matrix("end", 9, 20));
   return registry;
 }
 
@@ -125,31 +136,86 @@ TEST(Schedule, WarmsUpDecaysAndStays) {
   EXPECT_DOUBLE_EQ(LearningRate({Decay::kLinear, 2.0, 0.0, 0, 1}, 1), 0.0);
 }
 
+struct Layout {
+  int zero = 0;
+  int shards = 1;
+  bool overlap = true;
+  bool reshard = true;
+  kernels::DType compute = kernels::DType::kF32;
+  kernels::DType wire = kernels::DType::kF32;
+};
+
 // One rank with flat storage over SomeParameters().
 struct Rank {
-  explicit Rank(Communicator& communicator, int levels = 1, bool overlap = true)
-      : registry(SomeParameters()),
-        layout(registry, 1024, communicator.size()),
+  explicit Rank(Communicator& communicator, int64_t micro_batches = 1, const Layout& how = {})
+      : groups(*MeshGroups::MakeData(communicator, how.shards)),
+        registry(SomeParameters()),
+        layout(registry, {.bucket_bytes = 1024,
+                          .shards = how.shards,
+                          .replicas = communicator.size() / how.shards,
+                          .by_block = how.zero >= 2,
+                          .resident_elements = 20}),
         device(kernels::MakeCpuDevice(1)),
         compute(*device->MakeStream()),
         communication(*device->MakeStream({.threaded = true})),
-        flat(*FlatBuffers::Make(*device, *compute, registry, layout, levels, 3)),
-        reducer(*GradientReducer::Make(*flat, communicator, *compute, *communication, overlap)) {}
+        gathering(*device->MakeStream({.threaded = true})),
+        flat(
+            *FlatBuffers::Make(*device, *compute, registry, layout,
+                               {.gradient_levels = GradientReducer::Levels(micro_batches, how.zero),
+                                .seed = 3,
+                                .compute = how.compute,
+                                .zero = how.zero,
+                                .shard = groups->shard().rank(),
+                                .reshard_after_forward = how.reshard})),
+        reducer(*GradientReducer::Make(*flat, *groups, *compute, *communication,
+                                       {.overlap = how.overlap, .wire = how.wire})),
+        gatherer(*ParameterGatherer::Make(*flat, groups->gather(), *reducer, *compute, *gathering,
+                                          how.overlap)) {}
 
+  // Every real element of the own parts, by parameter: what `at` says of a bucket.
+  template <typename At>
+  void Collect(At at, std::vector<std::vector<float>>& values) {
+    values.resize(registry.size());
+    for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
+      const FlatRange part = layout.Part(bucket, groups->shard().rank());
+      const kernels::Tensor own = at(bucket);
+      for (const FlatPiece& piece : layout.Pieces(part)) {
+        auto& to = values[piece.parameter];
+        to.resize(registry.at(piece.parameter).elements());
+        const float* from = own.f32() + (piece.flat - part.begin);
+        std::copy(from, from + piece.count, to.begin() + piece.first);
+      }
+    }
+  }
+
+  std::unique_ptr<MeshGroups> groups;
   ParameterRegistry registry;
   FlatLayout layout;
   std::unique_ptr<kernels::Device> device;
-  std::unique_ptr<kernels::Stream> compute, communication;
+  std::unique_ptr<kernels::Stream> compute, communication, gathering;
   std::unique_ptr<FlatBuffers> flat;
   std::unique_ptr<GradientReducer> reducer;
+  std::unique_ptr<ParameterGatherer> gatherer;
 };
 
-TEST(Optimizer, MatchesTheFormulasOfAdamWWithClipping) {
+// One micro-batch of one token on one rank: what Optimizer::Prepare() reads besides the pair.
+struct StepValues {
+  std::array<float, 5> values = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f};
+  kernels::Tensor all() { return kernels::Tensor(values.data(), kernels::DType::kF32, {5}); }
+  kernels::Tensor pair() { return all().Rows(3, 2); }
+};
+
+class OptimizerIn : public ::testing::TestWithParam<kernels::DType> {};
+
+TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
   const auto communicators = MakeLocalCommunicators(1, absl::Seconds(10));
-  Rank rank(*communicators[0]);
+  Rank rank(*communicators[0], 1, {.compute = GetParam()});
+  const bool half = GetParam() != kernels::DType::kF32;
   AdamWConfig config;
   config.clip_norm = 0.5;
-  ASSERT_OK_AND_ASSIGN(auto optimizer, Optimizer::Make(*rank.flat, *rank.device, config));
+  const Schedule schedule = {.peak = 0.05, .warmup_steps = 5};
+  ASSERT_OK_AND_ASSIGN(auto optimizer, Optimizer::Make(*rank.flat, *rank.device, *rank.compute,
+                                                       {.adamw = config, .schedule = schedule}));
 
   struct Reference {
     std::vector<double> p, m, v;
@@ -157,7 +223,7 @@ TEST(Optimizer, MatchesTheFormulasOfAdamWWithClipping) {
   std::vector<Reference> reference(rank.registry.size());
   for (ParameterId id = 0; id < rank.registry.size(); ++id) {
     const int64_t n = rank.registry.at(id).elements();
-    const float* p = rank.flat->parameter_views()[id].f32();
+    const float* p = rank.flat->all_masters().f32() + rank.layout.offset(id);
     reference[id] = {std::vector<double>(p, p + n), std::vector<double>(n), std::vector<double>(n)};
   }
   Rng rng(testing::TestSeed());
@@ -170,17 +236,24 @@ TEST(Optimizer, MatchesTheFormulasOfAdamWWithClipping) {
         square += static_cast<double>(g[i]) * g[i];
       }
     }
-    optimizer->ComputeNorm(*rank.compute);
+    StepValues values;
+    optimizer->SumSquares(*rank.compute, values.pair());
+    optimizer->Prepare(*rank.compute, values.all(), 1, 1, 1.0);
+    optimizer->Update(*rank.compute, [](int) {});
+    kernels::StepOutcome outcome;
+    optimizer->CopyOutcome(*rank.compute, &outcome);
     ASSERT_OK(rank.compute->Synchronize());
-    EXPECT_NEAR(optimizer->norm(), std::sqrt(square), 1e-5 * std::sqrt(square));
+    EXPECT_FLOAT_EQ(static_cast<float>(outcome.gradient_norm),
+                    static_cast<float>(std::sqrt(square)));
     const double lr = 0.01 * step;
-    optimizer->Update(*rank.compute, step, lr);
-    ASSERT_OK(rank.compute->Synchronize());
+    EXPECT_DOUBLE_EQ(outcome.learning_rate, lr);
+    EXPECT_EQ(outcome.state.updates, step);
     const double clip = std::min(1.0, 0.5 / (std::sqrt(square) + 1e-6));
     for (ParameterId id = 0; id < rank.registry.size(); ++id) {
       const double decay = rank.registry.at(id).weight_decay ? config.weight_decay : 0;
       const float* g = rank.flat->gradient_views(0)[id].f32();
-      const float* p = rank.flat->parameter_views()[id].f32();
+      const float* p = rank.flat->all_masters().f32() + rank.layout.offset(id);
+      const kernels::Tensor& copy = rank.flat->parameter_views()[id];
       Reference& r = reference[id];
       for (size_t i = 0; i < r.p.size(); ++i) {
         const double gradient = g[i] * clip;
@@ -190,6 +263,14 @@ TEST(Optimizer, MatchesTheFormulasOfAdamWWithClipping) {
         const double v = r.v[i] / (1 - std::pow(config.beta2, step));
         r.p[i] -= lr * (m / (std::sqrt(v) + config.epsilon) + decay * r.p[i]);
         ASSERT_NEAR(p[i], r.p[i], 2e-6) << rank.registry.at(id).name << "[" << i << "]";
+        const auto at = static_cast<int64_t>(i);
+        if (GetParam() == kernels::DType::kBF16) {
+          ASSERT_EQ(copy.as<uint16_t>()[at], kernels::ToBF16(p[i]));
+        } else if (half) {
+          ASSERT_EQ(copy.as<uint16_t>()[at], kernels::ToF16(p[i]));
+        } else {
+          ASSERT_EQ(copy.f32()[at], p[i]);
+        }
       }
     }
   }
@@ -201,21 +282,77 @@ float Contribution(int64_t j, int64_t i) {
   return static_cast<float>((rng.Uniform() - 0.5) * std::pow(10.0, static_cast<double>(j % 4)));
 }
 
-// Runs `micro_batches` over `ranks` threads; the reduced gradients of each rank.
-std::vector<std::vector<float>> Reduce(int ranks, int64_t micro_batches, bool overlap) {
+INSTANTIATE_TEST_SUITE_P(Precisions, OptimizerIn,
+                         ::testing::Values(kernels::DType::kF32, kernels::DType::kBF16,
+                                           kernels::DType::kF16));
+
+TEST(Optimizer, Overflows_ShrinkTheLossScaleAndCountAsNoUpdate) {
+  const auto communicators = MakeLocalCommunicators(1, absl::Seconds(10));
+  Rank rank(*communicators[0]);
+  OptimizerOptions options;
+  options.schedule = {.peak = 0.01, .warmup_steps = 10};
+  options.loss_scaling = {.dynamic = true, .initial = 1024, .growth_interval = 3, .hysteresis = 2};
+  ASSERT_OK_AND_ASSIGN(auto optimizer,
+                       Optimizer::Make(*rank.flat, *rank.device, *rank.compute, options));
+  // Of a step with this gradient everywhere: the scale it ran with, then the state after it.
+  const auto run = [&](float gradient) {
+    const kernels::Tensor all = rank.flat->all_gradients(0);
+    std::fill(all.f32(), all.f32() + all.elements(), gradient);
+    const float before = rank.flat->all_masters().f32()[0];
+    StepValues values;
+    optimizer->SumSquares(*rank.compute, values.pair());
+    optimizer->Prepare(*rank.compute, values.all(), 1, 1, 1.0);
+    optimizer->Update(*rank.compute, [](int) {});
+    kernels::StepOutcome outcome;
+    optimizer->CopyOutcome(*rank.compute, &outcome);
+    EXPECT_OK(rank.compute->Synchronize());
+    EXPECT_EQ(outcome.skipped != 0, std::isinf(gradient));
+    EXPECT_EQ(rank.flat->all_masters().f32()[0] == before, std::isinf(gradient));
+    return outcome;
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  const kernels::StepOutcome first = run(1024);
+  EXPECT_EQ(first.loss_scale, 1024);
+  EXPECT_NEAR(first.gradient_norm, std::sqrt(rank.layout.elements()), 1e-3) << "unscaled";
+  // Hysteresis forgives one overflow, then each of them halves.
+  EXPECT_EQ(run(inf).state.loss_scale, 1024);
+  EXPECT_EQ(run(inf).state.loss_scale, 512);
+  EXPECT_EQ(run(1).state.updates, 2);
+  EXPECT_EQ(run(inf).state.loss_scale, 256);
+  // Three clean steps in a row grow it and refill the hysteresis.
+  EXPECT_EQ(run(1).state.loss_scale, 256);
+  EXPECT_EQ(run(1).state.loss_scale, 256);
+  const kernels::StepOutcome grown = run(1);
+  EXPECT_EQ(grown.state.loss_scale, 512);
+  EXPECT_EQ(grown.state.updates, 5);
+  EXPECT_DOUBLE_EQ(grown.learning_rate, 0.005) << "the schedule counts updates, not steps";
+  EXPECT_EQ(run(inf).state.loss_scale, 512);
+  // What is saved and set again goes on the same way.
+  ASSERT_OK_AND_ASSIGN(const kernels::StepState saved, optimizer->GetState(*rank.compute));
+  ASSERT_OK(optimizer->SetState(*rank.compute, optimizer->initial_state()));
+  ASSERT_OK(optimizer->SetState(*rank.compute, saved));
+  EXPECT_EQ(run(inf).state.loss_scale, 256);
+}
+
+// Runs `micro_batches` over `ranks` threads; the reduced gradients, put together from all ranks.
+std::vector<std::vector<float>> Reduce(int ranks, int64_t micro_batches, const Layout& layout) {
   const auto communicators = MakeLocalCommunicators(ranks, absl::Seconds(30));
-  std::vector<std::vector<float>> results(ranks);
+  std::vector<std::vector<std::vector<float>>> results(ranks);
   std::vector<std::thread> threads;
   const int64_t per_rank = micro_batches / ranks;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      Rank rank(*communicators[r], GradientReducer::Levels(per_rank), overlap);
+      Rank rank(*communicators[r], per_rank, layout);
       rank.reducer->BeginStep(per_rank);
-      for (int64_t j = r * per_rank; j < (r + 1) * per_rank; ++j) {
+      for (int64_t i = 0; i < per_rank; ++i) {
+        const int64_t j =
+            GradientReducer::MicroBatchOf(i, per_rank, r, layout.zero >= 2 ? layout.shards : 1);
         const ParameterViews& views = rank.reducer->BeginMicroBatch();
+        int block = 4;
         for (ParameterId id = rank.registry.size() - 1; id >= 0; --id) {
-          for (int64_t i = 0; i < rank.registry.at(id).elements(); ++i) {
-            views[id].f32()[i] += Contribution(j, id * 1000 + i);
+          for (; block > rank.registry.at(id).block; rank.reducer->AcquireBlock(block)) --block;
+          for (int64_t k = 0; k < rank.registry.at(id).elements(); ++k) {
+            views[id].f32()[k] += Contribution(j, id * 1000 + k);
           }
           rank.reducer->GradientReady(id);
         }
@@ -224,38 +361,70 @@ std::vector<std::vector<float>> Reduce(int ranks, int64_t micro_batches, bool ov
       rank.reducer->Finish();
       EXPECT_OK(rank.communication->Synchronize());
       EXPECT_OK(rank.compute->Synchronize());
-      for (ParameterId id = 0; id < rank.registry.size(); ++id) {
-        const float* values = rank.flat->gradient_views(0)[id].f32();
-        results[r].insert(results[r].end(), values, values + rank.registry.at(id).elements());
-      }
+      rank.Collect([&](int bucket) { return rank.flat->own_gradient(bucket); }, results[r]);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return results;
+  // Every shard holds its own parts; what it does not hold is zero in `results`.
+  std::vector<std::vector<float>> whole = results[0];
+  for (int r = 1; r < layout.shards; ++r) {
+    for (size_t id = 0; id < whole.size(); ++id) {
+      whole[id].resize(std::max(whole[id].size(), results[r][id].size()));
+      for (size_t i = 0; i < results[r][id].size(); ++i) {
+        if (results[r][id][i] != 0) whole[id][i] = results[r][id][i];
+      }
+    }
+  }
+  return whole;
 }
 
-TEST(GradientReducer, SumHasTheSameBitsForEveryNumberOfRanksAndWithAndWithoutOverlap) {
-  const std::vector<float> alone = Reduce(1, 8, true)[0];
+TEST(GradientReducer, SumHasTheSameBitsInEveryLayout) {
+  const auto alone = Reduce(1, 16, {});
   for (const int ranks : {1, 2, 4, 8}) {
-    for (const bool overlap : {false, true}) {
-      for (const std::vector<float>& result : Reduce(ranks, 8, overlap)) EXPECT_EQ(result, alone);
+    for (const int zero : {0, 1, 2, 3}) {
+      for (int shards = 1; shards <= (zero == 0 ? 1 : ranks); shards *= 2) {
+        for (const bool overlap : {false, true}) {
+          EXPECT_EQ(Reduce(ranks, 16, {.zero = zero, .shards = shards, .overlap = overlap}), alone)
+              << ranks << " ranks, ZeRO-" << zero << " over " << shards;
+        }
+      }
     }
   }
 }
 
 TEST(GradientReducer, AddsEveryMicroBatchOnce) {
-  for (const auto& [ranks, micro_batches] :
-       std::vector<std::pair<int, int>>{{1, 1}, {1, 2}, {1, 3}, {1, 7}, {2, 6}, {3, 3}, {3, 9}}) {
-    const auto results = Reduce(ranks, micro_batches, true);
-    const ParameterRegistry registry = SomeParameters();
-    size_t at = 0;
-    for (ParameterId id = 0; id < registry.size(); ++id) {
-      for (int64_t i = 0; i < registry.at(id).elements(); ++i, ++at) {
-        double sum = 0;
-        for (int j = 0; j < micro_batches; ++j) sum += Contribution(j, id * 1000 + i);
-        for (const auto& result : results) {
-          ASSERT_NEAR(result[at], sum, 1e-3) << ranks << " ranks, " << micro_batches;
+  const ParameterRegistry registry = SomeParameters();
+  for (const int zero : {0, 1, 2, 3}) {
+    for (const auto& [ranks, micro_batches] : std::vector<std::pair<int, int>>{
+             {1, 1}, {1, 2}, {1, 3}, {1, 7}, {2, 6}, {3, 3}, {3, 9}, {3, 15}}) {
+      const auto sums = Reduce(ranks, micro_batches, {.zero = zero, .shards = zero ? ranks : 1});
+      for (ParameterId id = 0; id < registry.size(); ++id) {
+        for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
+          double sum = 0;
+          for (int j = 0; j < micro_batches; ++j) sum += Contribution(j, id * 1000 + i);
+          ASSERT_NEAR(sums[id][i], sum, 1e-3)
+              << ranks << " ranks, " << micro_batches << " micro-batches, ZeRO-" << zero;
         }
+      }
+    }
+  }
+}
+
+TEST(GradientReducer, SixteenBitWire_LosesOneRoundingOfEveryContribution) {
+  const ParameterRegistry registry = SomeParameters();
+  const auto exact = Reduce(4, 4, {});
+  for (const Layout& layout : {Layout{.zero = 0}, Layout{.zero = 1, .shards = 4},
+                               Layout{.zero = 1, .shards = 2}, Layout{.zero = 3, .shards = 4}}) {
+    Layout wire = layout;
+    wire.wire = kernels::DType::kBF16;
+    const auto rounded = Reduce(4, 4, wire);
+    EXPECT_NE(rounded, exact);
+    for (ParameterId id = 0; id < registry.size(); ++id) {
+      for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
+        double size = 0;
+        for (int j = 0; j < 4; ++j) size += std::abs(Contribution(j, id * 1000 + i));
+        // Contributions; with replicas also the shard's sum, and the total on its way back.
+        ASSERT_NEAR(rounded[id][i], exact[id][i], 3 * size / 256);
       }
     }
   }
@@ -268,6 +437,12 @@ TEST(GradientReducer, Levels_AreTheDigitsOfABinaryCounter) {
   EXPECT_EQ(GradientReducer::Levels(4), 3);
   EXPECT_EQ(GradientReducer::Levels(7), 3);
   EXPECT_EQ(GradientReducer::Levels(8), 4);
+  // Sums that wait for a partner, when the newest is never one of them.
+  EXPECT_EQ(GradientReducer::Levels(1, 2), 1);
+  EXPECT_EQ(GradientReducer::Levels(2, 2), 1);
+  EXPECT_EQ(GradientReducer::Levels(3, 2), 1);
+  EXPECT_EQ(GradientReducer::Levels(4, 3), 2);
+  EXPECT_EQ(GradientReducer::Levels(8, 3), 3);
 }
 
 }  // namespace

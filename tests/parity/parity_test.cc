@@ -19,6 +19,7 @@
 #include "base/rng.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mesh_groups.h"
 #include "parallel/data/indexed_dataset.h"
 #include "parallel/data/sampler.h"
 #include "parallel/generate/generator.h"
@@ -107,6 +108,7 @@ class Recorder : public TrainerHooks {
 struct RunOptions {
   int ranks = 1;
   bool gloo = false;
+  int shards = 1;  // of ZeRO
   bool commit = true;
   int64_t stop_after = 0;  // > 0: rank `stop_rank` asks to stop in this step
   int stop_rank = 0;
@@ -179,7 +181,10 @@ class Parity : public ::testing::Test {
         communicator.Abort(absl::CancelledError("the rank has gone"));
       }
     };
-    auto trainer = Trainer::Make(options_, *model, *device, communicator, *training_,
+    auto groups = MeshGroups::MakeData(communicator, run.shards);
+    curve.status = groups.status();
+    if (!curve.status.ok()) return curve;
+    auto trainer = Trainer::Make(options_, *model, *device, **groups, *training_,
                                  validation_.get(), *files_, hooks);
     curve.status = trainer.status();
     if (curve.status.ok()) curve.status = (*trainer)->Restore(run.restore);
@@ -287,6 +292,19 @@ TEST_F(Parity, OneTwoAndFourRanks_AreBitEqual) {
   const Curve alone = Train({.ranks = 1})[0];
   ExpectSameBits(alone, Train({.ranks = 2})[0]);
   ExpectSameBits(alone, Train({.ranks = 4})[0]);
+}
+
+TEST_F(Parity, EveryStageOfZero_IsBitEqualToOneRank) {
+  options_.resident_elements = 100;
+  const Curve alone = Train({.ranks = 1})[0];
+  for (const int zero : {1, 2, 3}) {
+    options_.zero = zero;
+    ExpectSameBits(alone, Train({.ranks = 2, .shards = 2})[0]);
+    ExpectSameBits(alone, Train({.ranks = 4, .shards = 2})[0]);
+    ExpectSameBits(alone, Train({.ranks = 4, .shards = 4})[0]);
+  }
+  options_.reshard_after_forward = false;
+  ExpectSameBits(alone, Train({.ranks = 2, .shards = 2})[0]);
 }
 
 TEST_F(Parity, ThreeRanks_AgreeWithOne) {

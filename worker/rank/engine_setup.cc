@@ -118,11 +118,12 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
   return schedule;
 }
 
-absl::Status CheckLayout(const v1::RankAssignment& assignment) {
+absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setup) {
   const v1::EngineSpec& engine = assignment.spec().engine();
-  const auto mesh = parallel::Mesh::Make(
+  auto mesh = parallel::Mesh::Make(
       {.degrees = parallel::PerAxis(1, engine.parallel().data(), 1, 1)}, assignment.world_size());
   if (!mesh.ok()) return Misconfigured(absl::StrCat("engine.parallel: ", mesh.status().message()));
+  setup.mesh = *mesh;
   const int64_t unit = engine.training().micro_batch() * engine.parallel().data();
   if (unit <= 0 || engine.training().global_batch() % unit != 0) {
     return Misconfigured(
@@ -219,7 +220,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
     return Mark(std::move(status), FailureDomain::kConfiguration);
   }
   EngineSetup setup;
-  RETURN_IF_ERROR(CheckLayout(assignment));
+  RETURN_IF_ERROR(CheckLayout(assignment, setup));
   auto device = MakeDevice(assignment);
   if (!device.ok()) return Mark(device.status(), FailureDomain::kDevice);
   setup.device = *std::move(device);

@@ -4,6 +4,7 @@
 #define MUSTER_WORKER_RANK_ENGINE_SETUP_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "muster/v1/rank.pb.h"
 #include "parallel/data/indexed_dataset.h"
 #include "parallel/data/sampler.h"
+#include "parallel/mesh/mesh.h"
 #include "parallel/model/model.h"
 #include "parallel/train/trainer.h"
 
@@ -32,6 +34,8 @@ struct EngineSetup {
   std::vector<std::unique_ptr<parallel::IndexedDataset>> datasets;
   std::unique_ptr<parallel::Sampler> training;
   std::unique_ptr<parallel::Sampler> validation;  // null: no evaluation
+  std::optional<parallel::Mesh> mesh;             // always there after SetUpEngine
+  int zero_shards = 1;                            // ranks over which ZeRO shards
   parallel::TrainerOptions options;
 };
 

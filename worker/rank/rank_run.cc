@@ -23,6 +23,7 @@
 #include "base/status_macros.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mesh_groups.h"
 #include "parallel/train/failure.h"
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
@@ -317,8 +318,13 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient&
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
   reporter.OnPhase("bootstrapping");
   ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client));
+  auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
+  if (!groups.ok()) {
+    return parallel::Mark(Annotate(groups.status(), "communicators of the mesh"),
+                          parallel::FailureDomain::kCommunication);
+  }
   ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
-                                                         *communicator, *setup.training,
+                                                         **groups, *setup.training,
                                                          setup.validation.get(), *files, reporter));
   if (assignment.rank() == 0) {
     PrintLine(absl::StrFormat(

@@ -1,0 +1,118 @@
+#include "parallel/optim/parameter_gatherer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+
+namespace muster::parallel {
+
+using kernels::Tensor;
+
+ParameterGatherer::ParameterGatherer(FlatBuffers& flat, Communicator& group,
+                                     GradientReducer& reducer, kernels::Stream& compute,
+                                     kernels::Stream& stream, bool overlap)
+    : flat_(flat),
+      group_(group),
+      reducer_(reducer),
+      compute_(compute),
+      stream_(stream),
+      overlap_(overlap) {}
+
+absl::StatusOr<std::unique_ptr<ParameterGatherer>> ParameterGatherer::Make(
+    FlatBuffers& flat, Communicator& group, GradientReducer& reducer, kernels::Stream& compute,
+    kernels::Stream& stream, bool overlap) {
+  std::unique_ptr<ParameterGatherer> gatherer(
+      new ParameterGatherer(flat, group, reducer, compute, stream, overlap));
+  RETURN_IF_ERROR(gatherer->Allocate());
+  return gatherer;
+}
+
+absl::Status ParameterGatherer::Allocate() {
+  kernels::Device& device = compute_.device();
+  const auto& buckets = flat_.layout().buckets();
+  for (int i = 0; i < static_cast<int>(buckets.size()); ++i) {
+    ASSIGN_OR_RETURN(auto updated, device.MakeEvent());
+    updated_.push_back(std::move(updated));
+    ASSIGN_OR_RETURN(auto gathered, device.MakeEvent());
+    gathered_.push_back(std::move(gathered));
+    int first = flat_.registry().at(buckets[i].parameters.front()).block;
+    for (const ParameterId id : buckets[i].parameters) {
+      first = std::min(first, flat_.registry().at(id).block);
+    }
+    first_block_.push_back(first);
+    if (flat_.parameters_rotate(i)) {
+      const int block = buckets[i].block;
+      bucket_of_block_.resize(std::max<size_t>(bucket_of_block_.size(), block + 1), -1);
+      bucket_of_block_[block] = i;
+    }
+  }
+  awaited_.assign(buckets.size(), false);
+  for (int slot = 0; slot < flat_.parameter_slots(); ++slot) {
+    ASSIGN_OR_RETURN(auto used, device.MakeEvent());
+    used_.push_back(std::move(used));
+    held_.push_back(-1);
+  }
+  return absl::OkStatus();
+}
+
+int ParameterGatherer::BucketOf(int block) const {
+  const bool known = block >= 0 && block < static_cast<int>(bucket_of_block_.size());
+  return known ? bucket_of_block_[block] : -1;
+}
+
+void ParameterGatherer::Gather(int bucket) {
+  if (const Tensor source = flat_.gather_source(bucket); !source.empty()) {
+    kernels::Copy(gathering(), source, flat_.own_parameters(bucket));
+  }
+  if (group_.size() > 1) group_.AllGather(gathering(), flat_.whole_parameters(bucket));
+  if (overlap_) stream_.Record(*gathered_[bucket]);
+  awaited_[bucket] = overlap_;
+}
+
+void ParameterGatherer::Updated(int bucket) {
+  if (overlap_) {
+    compute_.Record(*updated_[bucket]);
+    stream_.Wait(*updated_[bucket]);
+  }
+  if (flat_.parameters_rotate(bucket)) {
+    int& held = held_[flat_.parameter_slot(bucket)];
+    if (held == bucket) held = -1;
+    return;
+  }
+  if (group_.size() > 1) Gather(bucket);
+}
+
+void ParameterGatherer::AllUpdated() {
+  for (int i = static_cast<int>(flat_.layout().buckets().size()) - 1; i >= 0; --i) Updated(i);
+}
+
+void ParameterGatherer::EnsureGathered(int bucket) {
+  const int slot = flat_.parameter_slot(bucket);
+  if (held_[slot] == bucket) return;
+  if (overlap_) stream_.Wait(*used_[slot]);
+  Gather(bucket);
+  held_[slot] = bucket;
+}
+
+void ParameterGatherer::Acquire(int block, bool backward) {
+  const int bucket = BucketOf(block);
+  if (bucket >= 0) EnsureGathered(bucket);
+  if (const int next = BucketOf(backward ? block - 1 : block + 1); next >= 0) EnsureGathered(next);
+  for (size_t i = 0; i < awaited_.size(); ++i) {
+    const bool needed = flat_.parameters_rotate(static_cast<int>(i)) ? static_cast<int>(i) == bucket
+                                                                     : first_block_[i] <= block;
+    if (!awaited_[i] || !needed) continue;
+    compute_.Wait(*gathered_[i]);
+    awaited_[i] = false;
+  }
+  if (backward) reducer_.AcquireBlock(block);
+}
+
+void ParameterGatherer::Release(int block, bool) {
+  const int bucket = BucketOf(block);
+  if (bucket >= 0 && overlap_) compute_.Record(*used_[flat_.parameter_slot(bucket)]);
+}
+
+}  // namespace muster::parallel

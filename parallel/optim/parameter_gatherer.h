@@ -1,0 +1,74 @@
+// Brings the parameters that a rank does not own to where the model reads them, in time.
+#ifndef MUSTER_PARALLEL_OPTIM_PARAMETER_GATHERER_H_
+#define MUSTER_PARALLEL_OPTIM_PARAMETER_GATHERER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/model/model.h"
+#include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/gradient_reducer.h"
+
+namespace muster::parallel {
+
+// The gate of a model whose parameters are sharded (BlockGate); every rank of the gather group must
+// run the same passes.
+//
+// Buckets that stay whole (ZeRO 1 and 2; the resident ones of ZeRO-3) are gathered once after every
+// update, each as soon as its own part is written, on a stream of their own under the next forward
+// pass: a block waits only for the buckets that hold its parameters.
+//
+// ZeRO-3: a block's bucket is gathered into its rotating buffer before the block runs, while the
+// block in front of it runs; what a buffer still holds is not gathered again. In a step of n
+// micro-batches and B blocks that makes B + (2 n - 1) (B - k) gathers, k = min(B, 2), or B when
+// blocks are kept after forward.
+//
+// Single-threaded; everything passed in must outlive it.
+class ParameterGatherer : public BlockGate {
+ public:
+  // `stream` as the communication stream of GradientReducer, but another one: gathers must not
+  // queue behind reductions.
+  static absl::StatusOr<std::unique_ptr<ParameterGatherer>> Make(
+      FlatBuffers& flat, Communicator& group, GradientReducer& reducer, kernels::Stream& compute,
+      kernels::Stream& stream, bool overlap);
+
+  // The own part of the bucket has been written on the compute stream. Call it for every bucket,
+  // on all ranks in the same order; later ones first is the order of forward.
+  void Updated(int bucket);
+  // The same for all buckets.
+  void AllUpdated();
+
+  void Acquire(int block, bool backward) override;
+  void Release(int block, bool backward) override;
+
+ private:
+  ParameterGatherer(FlatBuffers& flat, Communicator& group, GradientReducer& reducer,
+                    kernels::Stream& compute, kernels::Stream& stream, bool overlap);
+  absl::Status Allocate();
+  kernels::Stream& gathering() { return overlap_ ? stream_ : compute_; }
+  int BucketOf(int block) const;
+  void Gather(int bucket);
+  void EnsureGathered(int bucket);
+
+  FlatBuffers& flat_;
+  Communicator& group_;
+  GradientReducer& reducer_;
+  kernels::Stream& compute_;
+  kernels::Stream& stream_;
+  const bool overlap_;
+  std::vector<std::unique_ptr<kernels::Event>> updated_, gathered_;  // per bucket
+  std::vector<std::unique_ptr<kernels::Event>> used_;  // per slot: its last user has finished
+  std::vector<int> first_block_;                       // per bucket: that uses it
+  std::vector<bool> awaited_;         // per bucket: compute has not yet waited for the gather
+  std::vector<int> held_;             // per slot: bucket, -1 none
+  std::vector<int> bucket_of_block_;  // of those that rotate, -1: none
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_OPTIM_PARAMETER_GATHERER_H_
