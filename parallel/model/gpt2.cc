@@ -1,6 +1,7 @@
 #include "parallel/model/gpt2.h"
 
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +22,8 @@ using kernels::Tensor;
 constexpr float kStddev = 0.02f;
 
 ParameterId AddMatrix(ParameterRegistry& registry, const std::string& name, int64_t rows,
-                      int64_t columns, float stddev, int64_t storage_rows = 0) {
+                      int64_t columns, float stddev, int64_t storage_rows = 0,
+                      bool duplicate = false) {
   Parameter parameter;
   parameter.name = name;
   parameter.global_shape = {rows, columns};
@@ -29,6 +31,7 @@ ParameterId AddMatrix(ParameterRegistry& registry, const std::string& name, int6
   parameter.weight_decay = true;
   parameter.initializer = Initializer::kNormal;
   parameter.stddev = stddev;
+  parameter.duplicate = duplicate;
   return registry.Add(std::move(parameter));
 }
 
@@ -71,12 +74,17 @@ void LinearBackward(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
 
 // ---- embedding ---------------------------------------------------------------------------------
 
+ParameterId AddTokenTable(ParameterRegistry& registry, const Gpt2Config& config,
+                          bool duplicate = false) {
+  return AddMatrix(registry, "embedding.token.weight", config.vocab, config.hidden, kStddev,
+                   VocabStorage(config.vocab), duplicate);
+}
+
 class EmbeddingBlock : public Block {
  public:
   EmbeddingBlock(ParameterRegistry& registry, const Gpt2Config& config)
       : hidden_(config.hidden),
-        token_(AddMatrix(registry, "embedding.token.weight", config.vocab, config.hidden, kStddev,
-                         VocabStorage(config.vocab))),
+        token_(AddTokenTable(registry, config)),
         position_(AddMatrix(registry, "embedding.position.weight", config.sequence_length,
                             config.hidden, kStddev)) {}
 
@@ -237,23 +245,39 @@ int64_t TrainingFlopsPerToken(const Gpt2Config& config) {
   return 6 * (12 * l * c * c + config.vocab * c) + 6 * l * config.sequence_length * c;
 }
 
-std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
+std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config, const ModelParallel& parallel) {
   CHECK(config.layers > 0 && config.hidden > 0 && config.heads > 0 && config.vocab > 0 &&
         config.sequence_length > 0);
   CHECK_EQ(config.hidden % config.heads, 0);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
-  registry->BeginBlock(0, /*resident=*/true);
-  auto embedding = std::make_unique<EmbeddingBlock>(*registry, config);
-  const ParameterId token = embedding->token();
-  blocks.push_back(std::move(embedding));
-  for (int64_t i = 0; i < config.layers; ++i) {
-    registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/false);
-    blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, i));
+  std::vector<BlockRange> parts = parallel.parts;
+  if (parts.empty()) parts.push_back({});
+  const int head = static_cast<int>(config.layers) + 1;
+  std::optional<ParameterId> token;
+  for (BlockRange& part : parts) {
+    const int end = part.end < 0 ? head + 1 : part.end;
+    CHECK(part.begin >= 0 && part.begin < end && end <= head + 1);
+    const int first = static_cast<int>(blocks.size());
+    for (int i = part.begin; i < end; ++i) {
+      registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/i == 0 || i == head);
+      if (i == 0) {
+        auto embedding = std::make_unique<EmbeddingBlock>(*registry, config);
+        token = embedding->token();
+        blocks.push_back(std::move(embedding));
+      } else if (i < head) {
+        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, i - 1));
+      } else {
+        const bool tied = token.has_value();
+        if (!tied) token = AddTokenTable(*registry, config, /*duplicate=*/true);
+        blocks.push_back(MakeHead(*registry, config.hidden, config.vocab, *token, tied));
+      }
+    }
+    part = {first, static_cast<int>(blocks.size())};
   }
-  registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/true);
-  blocks.push_back(MakeHead(*registry, config.hidden, config.vocab, token));
-  CHECK_EQ(registry->elements(), ParameterCount(config));
+  if (static_cast<int>(blocks.size()) == head + 1) {
+    CHECK_EQ(registry->elements(), ParameterCount(config));
+  }
   Model::Shape shape;
   shape.hidden = config.hidden;
   shape.vocab = config.vocab;
@@ -266,7 +290,8 @@ std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config) {
                                    {"vocab", config.vocab},
                                    {"sequence_length", config.sequence_length}}};
   return std::make_unique<Model>(std::move(description), shape, std::move(registry),
-                                 std::move(blocks), TrainingFlopsPerToken(config));
+                                 std::move(blocks), TrainingFlopsPerToken(config),
+                                 std::move(parts));
 }
 
 }  // namespace muster::parallel

@@ -38,8 +38,9 @@ struct Gpt2Config {
 int64_t ParameterCount(const Gpt2Config& config);
 int64_t TrainingFlopsPerToken(const Gpt2Config& config);
 
-// Requires: every size > 0 and hidden % heads == 0 (the job spec has been validated).
-std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config);
+// Requires: every size > 0, hidden % heads == 0, and ranges within the layers + 2 blocks (the job
+// spec has been validated). A head without the embedding holds a duplicate of the token table.
+std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config, const ModelParallel& parallel = {});
 
 }  // namespace muster::parallel
 

@@ -43,6 +43,7 @@ class HeadBlock : public Block {
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
     NormForward(pass, norm_, flow, saved.norm);
+    saved.x = flow.residual;
     const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
       CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
@@ -62,12 +63,13 @@ class HeadBlock : public Block {
     auto& saved = static_cast<HeadSaved&>(base);
     if (!tied_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
-    NormBackward(pass, norm_, flow.branch_storage, saved.norm.x, saved.norm, flow.d_hidden);
+    NormBackward(pass, norm_, flow.branch_storage, saved.x, saved.norm, flow.d_hidden);
   }
 
  private:
   struct HeadSaved : Saved {
     NormSaved norm;
+    Tensor x;  // input of the norm: norm.x, or what a stage in front has sent
     Tensor losses;
     Tensor logits;  // scratch: of one chunk
   };

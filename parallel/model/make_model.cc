@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/model.h"
 
@@ -31,9 +32,23 @@ absl::Status ReadSizes(const ModelDescription& description,
   return absl::OkStatus();
 }
 
+absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
+  for (const BlockRange& part : parallel.parts) {
+    const int64_t end = part.end < 0 ? blocks : part.end;
+    if (part.begin < 0 || part.begin >= end || end > blocks) {
+      return absl::InvalidArgumentError(absl::StrCat("blocks ", part.begin, " to ", end,
+                                                     " (embedding and head counted) are no "
+                                                     "part of a model of ",
+                                                     blocks, " blocks"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description) {
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
+                                                 const ModelParallel& parallel) {
   if (description.family != "gpt2") {
     return absl::InvalidArgumentError(
         absl::StrCat("unknown model family '", description.family, "'; known: gpt2"));
@@ -51,7 +66,8 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& descrip
     return absl::InvalidArgumentError(absl::StrCat(
         "model gpt2: heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
   }
-  return MakeGpt2(config);
+  RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  return MakeGpt2(config, parallel);
 }
 
 }  // namespace muster::parallel

@@ -10,47 +10,75 @@ using kernels::DType;
 
 Model::Model(ModelDescription description, Shape shape,
              std::unique_ptr<ParameterRegistry> parameters,
-             std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token)
+             std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token,
+             std::vector<BlockRange> parts)
     : description_(std::move(description)),
       shape_(shape),
       parameters_(std::move(parameters)),
       blocks_(std::move(blocks)),
-      flops_per_token_(flops_per_token) {}
+      flops_per_token_(flops_per_token),
+      parts_(std::move(parts)) {
+  if (parts_.empty()) parts_ = {{0, static_cast<int>(blocks_.size())}};
+}
 
 Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) const {
+  const BlockRange all = {0, static_cast<int>(blocks_.size())};
+  Workspace workspace = TakeSaved(arena, shape, all);
+  workspace.flow.d_hidden =
+      arena.Take("scratch", shape.activation, {shape.tokens(), shape_.hidden});
+  TakeScratch(arena, workspace);
+  return workspace;
+}
+
+Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range) const {
   CHECK_LE(shape.sequence, shape_.sequence_max);
   const int64_t tokens = shape.tokens();
   Workspace workspace;
-  Flow& flow = workspace.flow;
-  flow.shape = shape;
-  flow.tokens = arena.Take("inputs", DType::kI32, {tokens});
-  flow.targets = arena.Take("inputs", DType::kI32, {tokens});
-  for (const auto& block : blocks_) workspace.saved.push_back(block->TakeSaved(arena, shape));
-  flow.branch_storage = arena.Take("scratch", shape.activation, {tokens, shape_.hidden});
-  flow.d_hidden = arena.Take("scratch", shape.activation, {tokens, shape_.hidden});
-  const int64_t mark = arena.Mark();
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    arena.ReleaseTo(mark);
-    blocks_[i]->TakeScratch(arena, shape, *workspace.saved[i]);
+  workspace.first_block = range.begin;
+  workspace.flow.shape = shape;
+  workspace.flow.tokens = arena.Take("inputs", DType::kI32, {tokens});
+  workspace.flow.targets = arena.Take("inputs", DType::kI32, {tokens});
+  for (int i = range.begin; i < range.end; ++i) {
+    workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
   }
   return workspace;
 }
 
-void Model::Forward(const Pass& pass, Workspace& workspace) const {
-  workspace.flow.branch = kernels::Tensor();
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (pass.gate != nullptr) pass.gate->Acquire(static_cast<int>(i), /*backward=*/false);
-    blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i]);
-    if (pass.gate != nullptr) pass.gate->Release(static_cast<int>(i), /*backward=*/false);
+void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {
+  Flow& flow = workspace.flow;
+  flow.branch_storage =
+      arena.Take("scratch", flow.shape.activation, {flow.shape.tokens(), shape_.hidden});
+  const int64_t mark = arena.Mark();
+  for (size_t i = 0; i < workspace.saved.size(); ++i) {
+    arena.ReleaseTo(mark);
+    blocks_[workspace.first_block + i]->TakeScratch(arena, flow.shape, *workspace.saved[i]);
   }
 }
 
+void Model::Forward(const Pass& pass, Workspace& workspace) const {
+  const int blocks = static_cast<int>(blocks_.size());
+  workspace.flow.branch = kernels::Tensor();
+  Forward(pass, workspace, {0, blocks});
+}
+
 void Model::Backward(const Pass& pass, Workspace& workspace) const {
+  Backward(pass, workspace, {0, static_cast<int>(blocks_.size())});
+}
+
+void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) const {
+  for (int i = range.begin; i < range.end; ++i) {
+    if (pass.gate != nullptr) pass.gate->Acquire(i, /*backward=*/false);
+    blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
+    if (pass.gate != nullptr) pass.gate->Release(i, /*backward=*/false);
+  }
+}
+
+void Model::Backward(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(pass.gradients != nullptr);
-  for (size_t i = blocks_.size(); i-- > 0;) {
-    if (pass.gate != nullptr) pass.gate->Acquire(static_cast<int>(i), /*backward=*/true);
-    blocks_[i]->Backward(pass, workspace.flow, *workspace.saved[i]);
-    if (pass.gate != nullptr) pass.gate->Release(static_cast<int>(i), /*backward=*/true);
+  for (int i = range.end; i-- > range.begin;) {
+    if (pass.gate != nullptr) pass.gate->Acquire(i, /*backward=*/true);
+    blocks_[i]->Backward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
+    if (pass.gate != nullptr) pass.gate->Release(i, /*backward=*/true);
   }
 }
 

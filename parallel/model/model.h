@@ -37,6 +37,19 @@ struct ModelDescription {
   std::map<std::string, int64_t> sizes;  // "layers", "hidden", ...
 };
 
+// Blocks [begin, end), numbered embedding, transformer blocks, head; end < 0: to the last one.
+struct BlockRange {
+  int begin = 0;
+  int end = -1;
+};
+
+// Which part of a model one rank holds. Names, boxes and initial values of parameters stay those of
+// the whole model.
+struct ModelParallel {
+  // The ranges of a pipeline stage in forward order, one per chunk; empty: all blocks in one.
+  std::vector<BlockRange> parts;
+};
+
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
 // and their gradients, and of the weights that a Pass hands in. Statistics, losses and the
 // gradients of parameters are fp32 whatever it is.
@@ -131,6 +144,7 @@ class Block {
 struct Workspace {
   Flow flow;
   std::vector<std::unique_ptr<Block::Saved>> saved;  // per block
+  int first_block = 0;                               // whose saved comes first
 };
 
 // Owns the blocks and the registry. Const after construction; any number of workspaces.
@@ -144,7 +158,8 @@ class Model {
   };
 
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,
-        std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token);
+        std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token,
+        std::vector<BlockRange> parts = {});
 
   const ModelDescription& description() const { return description_; }
   const Shape& shape() const { return shape_; }
@@ -152,6 +167,10 @@ class Model {
   // Multiply-adds count two: 6 per weight of a matrix product (forward, both gradients), plus
   // attention with its causal half only. For sequences of sequence_max tokens.
   int64_t training_flops_per_token() const { return flops_per_token_; }
+
+  // The parts of the model on this rank, as ranges of its own blocks, which count from 0 here; one
+  // range of all blocks without a pipeline.
+  const std::vector<BlockRange>& parts() const { return parts_; }
 
   // The same Take() sequence on each call: once while the arena plans, once after Commit().
   // Requires: shape.sequence <= sequence_max.
@@ -163,16 +182,30 @@ class Model {
   // same pass.gradients, to which this adds.
   void Backward(const Pass& pass, Workspace& workspace) const;
 
+  // The same for one range of this rank's blocks. flow.residual comes from outside unless the range
+  // begins with the embedding, and the hidden state leaves as flow.residual + flow.branch;
+  // flow.d_hidden is memory of the caller, who fills it unless the range ends with the head, and
+  // holds the gradient of the range's input afterwards. Workspaces in flight may share their
+  // scratch memory, as long as the head's Backward directly follows its Forward.
+  Workspace TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range) const;
+  void TakeScratch(kernels::Arena& arena, Workspace& workspace) const;
+  // Requires: the workspace's range contains `range`.
+  void Forward(const Pass& pass, Workspace& workspace, BlockRange range) const;
+  void Backward(const Pass& pass, Workspace& workspace, BlockRange range) const;
+
  private:
   ModelDescription description_;
   Shape shape_;
   std::unique_ptr<ParameterRegistry> parameters_;
   std::vector<std::unique_ptr<Block>> blocks_;
   int64_t flops_per_token_;
+  std::vector<BlockRange> parts_;
 };
 
-// kInvalidArgument names the unknown family, or the size that is missing, unknown or impossible.
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description);
+// kInvalidArgument names the unknown family, or the size or range that is missing, unknown or
+// impossible.
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
+                                                 const ModelParallel& parallel = {});
 
 }  // namespace muster::parallel
 

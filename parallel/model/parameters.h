@@ -42,6 +42,9 @@ struct Parameter {
   int block = -1;
   // Whether it is kept whole where blocks are sharded (ZeRO-3): embeddings, head, what is tied.
   bool resident = true;
+  // Another pipeline stage holds the same tensor (a tied table: embedding and head) and has the
+  // say: it counts it in the norm and saves it. Both stages' gradients are summed.
+  bool duplicate = false;
 
   int64_t elements() const;          // of the box, without padding
   int64_t storage_elements() const;  // with padding

@@ -304,10 +304,15 @@ class Simulator {
   void CountBuffers(int rank) {
     PipelineSimulation::Rank& counts = result_.ranks[rank];
     int activations = 0, inputs = 0, gradients = 0;
+    int sending = 0, group = -1;  // a group's gradients leave together
     for (const PipelineAction& action : plan_.ranks[rank]) {
       const int part = plan_.Part(rank, action.chunk);
       const bool last = part == plan_.parts() - 1;
       const bool forward = action.op == PipelineOp::kForward;
+      if (action.group != group) {
+        gradients -= std::exchange(sending, 0);
+        group = action.group;
+      }
       activations += forward;
       inputs += (forward && part == 0) || action.op == PipelineOp::kReceiveActivation;
       gradients += (IsBackward(action.op) && last) || action.op == PipelineOp::kReceiveGradient;
@@ -316,7 +321,8 @@ class Simulator {
       counts.gradients = std::max(counts.gradients, gradients);
       activations -= EndsBackward(action.op);
       inputs -= EndsBackward(action.op);
-      gradients -= (IsBackward(action.op) && part == 0) || action.op == PipelineOp::kSendGradient;
+      gradients -= IsBackward(action.op) && part == 0;
+      sending += action.op == PipelineOp::kSendGradient;
     }
   }
 

@@ -1,0 +1,344 @@
+#include "parallel/pipeline/executor.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+
+namespace muster::parallel {
+
+using kernels::Tensor;
+
+namespace {
+
+// Hands out the lowest free index; remembers how many were in use at most.
+class IndexPool {
+ public:
+  int Acquire() {
+    const auto free = std::find(used_.begin(), used_.end(), false);
+    const int index = static_cast<int>(free - used_.begin());
+    if (free == used_.end()) used_.push_back(false);
+    used_[index] = true;
+    return index;
+  }
+  void Release(int index) {
+    CHECK(used_[index]);
+    used_[index] = false;
+  }
+  int size() const { return static_cast<int>(used_.size()); }
+
+ private:
+  std::vector<bool> used_;
+};
+
+bool IsCompute(PipelineOp op) { return op == PipelineOp::kForward || op == PipelineOp::kBackward; }
+
+}  // namespace
+
+PipelineExecutor::PipelineExecutor(const PipelinePlan& plan, const Model& model,
+                                   Communicator& group, kernels::Stream& compute)
+    : plan_(plan), model_(model), group_(group), compute_(compute), rank_(group.rank()) {}
+
+PipelineExecutor::~PipelineExecutor() {
+  // Work under way still refers to the buffers. Its errors have been returned.
+  if (exchange_ != nullptr) exchange_->Synchronize().IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const PipelinePlan& plan,
+                                                                         const Model& model,
+                                                                         Communicator& group,
+                                                                         kernels::Stream& compute,
+                                                                         const Options& options) {
+  if (group.size() != plan.shape.stages) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "a pipeline of %d stages over a group of %d ranks", plan.shape.stages, group.size()));
+  }
+  if (static_cast<int>(model.parts().size()) != plan.shape.chunks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a pipeline of %d chunks per rank over a model of %d parts on this rank",
+                        plan.shape.chunks, model.parts().size()));
+  }
+  if (plan.shape.schedule == PipelineSchedule::kZeroBubble) {
+    return absl::UnimplementedError(
+        "schedule zero_bubble can be planned and simulated, but no model splits its backward yet; "
+        "use 1f1b or interleaved");
+  }
+  std::unique_ptr<PipelineExecutor> executor(new PipelineExecutor(plan, model, group, compute));
+  executor->Compile();
+  RETURN_IF_ERROR(executor->MakeEvents(options));
+  return executor;
+}
+
+// Walks the list once, as every step does, and gives each action its buffers.
+void PipelineExecutor::Compile() {
+  const std::vector<PipelineAction>& actions = plan_.ranks[rank_];
+  std::vector<IndexPool> workspaces(plan_.shape.chunks);
+  IndexPool inputs, outputs, gradients;
+  std::map<std::pair<int, int>, Step> open;  // by chunk and micro-batch
+  // What a group sends is free once the group has ended, not for its own receives.
+  std::vector<std::pair<IndexPool*, int>> sending;
+  int group = -1;
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const PipelineAction& action = actions[i];
+    if (action.op == PipelineOp::kReduceGradients) continue;
+    if (action.group != group) {
+      for (const auto& [pool, index] : sending) pool->Release(index);
+      sending.clear();
+      group = action.group;
+    }
+    Step& step = open[{action.chunk, action.micro_batch}];
+    const bool first = IsFirstPart(action.chunk), last = IsLastPart(action.chunk);
+    step.action = action;
+    switch (action.op) {
+      case PipelineOp::kReceiveActivation:
+        step.input = inputs.Acquire();
+        break;
+      case PipelineOp::kForward: {
+        step.workspace = workspaces[action.chunk].Acquire();
+        const auto next = std::find_if(actions.begin() + static_cast<int64_t>(i) + 1, actions.end(),
+                                       [](const PipelineAction& a) { return IsCompute(a.op); });
+        step.head_in_forward = last && next->op == PipelineOp::kBackward &&
+                               next->chunk == action.chunk &&
+                               next->micro_batch == action.micro_batch;
+        if (!step.head_in_forward) step.output = outputs.Acquire();
+        break;
+      }
+      case PipelineOp::kReceiveGradient:
+        step.gradient = gradients.Acquire();
+        break;
+      case PipelineOp::kBackward:
+        if (last) step.gradient = gradients.Acquire();
+        break;
+      default:
+        break;
+    }
+    steps_.push_back(step);
+    if (action.op == PipelineOp::kSendActivation) sending.emplace_back(&outputs, step.output);
+    if (action.op == PipelineOp::kBackward) {
+      workspaces[action.chunk].Release(step.workspace);
+      if (!first) inputs.Release(step.input);
+      if (last && step.output >= 0) outputs.Release(step.output);
+      if (first) gradients.Release(step.gradient);
+    }
+    if (action.op == PipelineOp::kSendGradient) sending.emplace_back(&gradients, step.gradient);
+  }
+  for (const IndexPool& pool : workspaces) counts_.workspaces.push_back(pool.size());
+  counts_.inputs = inputs.size();
+  counts_.outputs = outputs.size();
+  counts_.gradients = gradients.size();
+  inputs_.resize(inputs.size());
+  outputs_.resize(outputs.size());
+  gradients_.resize(gradients.size());
+}
+
+absl::Status PipelineExecutor::MakeEvents(const Options& options) {
+  if (plan_.shape.stages == 1 || !options.overlap) return absl::OkStatus();
+  kernels::Device& device = compute_.device();
+  ASSIGN_OR_RETURN(exchange_, device.MakeStream({.threaded = true, .high_priority = true}));
+  ASSIGN_OR_RETURN(computed_, device.MakeEvent());
+  for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {
+    for (Buffer& buffer : *buffers) {
+      ASSIGN_OR_RETURN(buffer.exchanged, device.MakeEvent());
+    }
+  }
+  return absl::OkStatus();
+}
+
+void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape) {
+  const int chunks = plan_.shape.chunks;
+  workspaces_.clear();
+  workspaces_.resize(chunks);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int i = 0; i < counts_.workspaces[chunk]; ++i) {
+      workspaces_[chunk].push_back(model_.TakeSaved(arena, shape, model_.parts()[chunk]));
+    }
+  }
+  for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {
+    for (Buffer& buffer : *buffers) {
+      buffer.tensor =
+          arena.Take("stages", shape.activation, {shape.tokens(), model_.shape().hidden});
+    }
+  }
+  const int64_t mark = arena.Mark();
+  for (std::vector<Workspace>& of_chunk : workspaces_) {
+    for (Workspace& workspace : of_chunk) {
+      arena.ReleaseTo(mark);
+      model_.TakeScratch(arena, workspace);
+    }
+  }
+}
+
+// The blocks of a part, but for the head.
+BlockRange PipelineExecutor::Trunk(int chunk) const {
+  const BlockRange& part = model_.parts()[chunk];
+  return {part.begin, part.end - (IsLastPart(chunk) ? 1 : 0)};
+}
+
+void PipelineExecutor::Await(Buffer& buffer) {
+  if (buffer.waiting) compute_.Wait(*buffer.exchanged);
+  buffer.waiting = false;
+}
+
+// What leaves a part: residual + branch.
+void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
+  Await(to);
+  if (flow.branch.empty()) {
+    kernels::Copy(compute_, flow.residual, to.tensor);
+  } else {
+    kernels::Add(compute_, flow.residual, flow.branch, to.tensor);
+  }
+}
+
+absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
+                                       MicroBatchClient& client) {
+  const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
+  Workspace& workspace = workspaces_[chunk][step.workspace];
+  Flow& flow = workspace.flow;
+  if (IsFirstPart(chunk) || IsLastPart(chunk)) RETURN_IF_ERROR(client.Load(micro_batch, flow));
+  if (!IsFirstPart(chunk)) {
+    Await(inputs_[step.input]);
+    flow.residual = inputs_[step.input].tensor;
+  }
+  flow.branch = Tensor();
+  if (!step.head_in_forward) {
+    model_.Forward(pass, workspace, Trunk(chunk));
+    Add(flow, outputs_[step.output]);
+    return absl::OkStatus();
+  }
+  head_gradients_ = &client.BeginGradients(chunk, micro_batch);
+  Pass with_gradients = pass;
+  with_gradients.gradients = head_gradients_;
+  model_.Forward(with_gradients, workspace, model_.parts()[chunk]);
+  client.OnLosses(micro_batch, flow);
+  return absl::OkStatus();
+}
+
+absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
+                                        MicroBatchClient& client) {
+  const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
+  Workspace& workspace = workspaces_[chunk][step.workspace];
+  Flow& flow = workspace.flow;
+  Buffer& gradient = gradients_[step.gradient];
+  Await(gradient);
+  flow.d_hidden = gradient.tensor;
+  Pass with_gradients = pass;
+  with_gradients.gradients =
+      step.head_in_forward ? head_gradients_ : &client.BeginGradients(chunk, micro_batch);
+  if (IsLastPart(chunk) && !step.head_in_forward) {
+    // The head computes gradients in its Forward, in scratch memory that the next forward uses.
+    flow.residual = outputs_[step.output].tensor;
+    flow.branch = Tensor();
+    const BlockRange& part = model_.parts()[chunk];
+    model_.Forward(with_gradients, workspace, {part.end - 1, part.end});
+    client.OnLosses(micro_batch, flow);
+  }
+  model_.Backward(with_gradients, workspace, model_.parts()[chunk]);
+  client.EndGradients(chunk, micro_batch);
+  return absl::OkStatus();
+}
+
+// Starts the exchanges of one group and returns the index behind it.
+size_t PipelineExecutor::Exchange(size_t begin) {
+  kernels::Stream& stream = exchange_ != nullptr ? *exchange_ : compute_;
+  const auto buffer_of = [this](const Step& step) -> Buffer& {
+    switch (step.action.op) {
+      case PipelineOp::kSendActivation:
+        return outputs_[step.output];
+      case PipelineOp::kReceiveActivation:
+        return inputs_[step.input];
+      default:
+        return gradients_[step.gradient];
+    }
+  };
+  size_t end = begin;
+  while (end < steps_.size() && IsExchange(steps_[end].action.op) &&
+         steps_[end].action.group == steps_[begin].action.group) {
+    ++end;
+  }
+  if (plan_.shape.stages == 1) {
+    // Both sides are here: send, receive, send, receive ...
+    for (size_t i = begin; i + 1 < end; i += 2) {
+      kernels::Copy(compute_, buffer_of(steps_[i]).tensor, buffer_of(steps_[i + 1]).tensor);
+    }
+    return end;
+  }
+  // What is sent has been computed, and what is received into is not read any more.
+  if (exchange_ != nullptr) {
+    compute_.Record(*computed_);
+    stream.Wait(*computed_);
+  }
+  group_.GroupBegin();
+  for (size_t i = begin; i < end; ++i) {
+    const PipelineAction& action = steps_[i].action;
+    const Tensor tensor = buffer_of(steps_[i]).tensor;
+    if (action.op == PipelineOp::kSendActivation || action.op == PipelineOp::kSendGradient) {
+      group_.Send(stream, tensor, action.peer);
+    } else {
+      group_.Receive(stream, tensor, action.peer);
+    }
+  }
+  group_.GroupEnd(stream);
+  for (size_t i = begin; exchange_ != nullptr && i < end; ++i) {
+    Buffer& buffer = buffer_of(steps_[i]);
+    stream.Record(*buffer.exchanged);
+    buffer.waiting = true;
+  }
+  return end;
+}
+
+absl::Status PipelineExecutor::RunStep(const Pass& pass, MicroBatchClient& client) {
+  for (size_t i = 0; i < steps_.size();) {
+    const Step& step = steps_[i];
+    if (IsExchange(step.action.op)) {
+      i = Exchange(i);
+      continue;
+    }
+    RETURN_IF_ERROR(step.action.op == PipelineOp::kForward ? Forward(step, pass, client)
+                                                           : Backward(step, pass, client));
+    ++i;
+  }
+  for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {
+    for (Buffer& buffer : *buffers) Await(buffer);
+  }
+  return exchange_ != nullptr ? exchange_->status() : absl::OkStatus();
+}
+
+absl::Status PipelineExecutor::RunForward(const Pass& pass, int micro_batches,
+                                          MicroBatchClient& client) {
+  const int stages = plan_.shape.stages;
+  const int before = (rank_ + stages - 1) % stages, after = (rank_ + 1) % stages;
+  // Without gradients nothing outlives its forward: one workspace and one buffer of each chunk do.
+  Tensor output;
+  for (int i = 0; i < micro_batches; ++i) {
+    for (int chunk = 0; chunk < plan_.shape.chunks; ++chunk) {
+      Workspace& workspace = workspaces_[chunk].front();
+      Flow& flow = workspace.flow;
+      RETURN_IF_ERROR(client.Load(i, flow));
+      if (!IsFirstPart(chunk)) {
+        flow.residual = inputs_.front().tensor;
+        if (stages == 1) {
+          kernels::Copy(compute_, output, flow.residual);
+        } else {
+          group_.Receive(compute_, flow.residual, before);
+        }
+      }
+      flow.branch = Tensor();
+      model_.Forward(pass, workspace, model_.parts()[chunk]);
+      if (IsLastPart(chunk)) {
+        client.OnLosses(i, flow);
+        continue;
+      }
+      Add(flow, outputs_.front());
+      output = outputs_.front().tensor;
+      if (stages > 1) group_.Send(compute_, output, after);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::parallel
