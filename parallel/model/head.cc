@@ -18,19 +18,19 @@ constexpr int64_t kLogitsBytes = int64_t{1} << 30;
 
 class HeadBlock : public Block {
  public:
-  HeadBlock(ParameterRegistry& registry, int64_t hidden, int64_t vocab, ParameterId table,
-            bool tied)
+  HeadBlock(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden, int64_t vocab,
+            ParameterId table, bool shared)
       : hidden_(hidden),
         vocab_(vocab),
-        tied_(tied),
-        norm_(AddNorm(registry, "norm", hidden)),
+        shared_(shared),
+        norm_(AddNorm(registry, "norm", hidden, norm)),
         table_(table) {}
 
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<HeadSaved>();
-    saved->norm = NormSaved::Take(arena, shape, hidden_);
+    saved->norm = NormSaved::Take(arena, shape, norm_, hidden_);
     saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
     return saved;
   }
@@ -61,7 +61,7 @@ class HeadBlock : public Block {
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
-    if (!tied_) Ready(pass, table_);
+    if (!shared_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
     NormBackward(pass, norm_, flow.branch_storage, saved.x, saved.norm, flow.d_hidden);
   }
@@ -109,7 +109,7 @@ class HeadBlock : public Block {
   const std::string name_ = "head";
   int64_t hidden_;
   int64_t vocab_;
-  bool tied_;
+  bool shared_;
   Norm norm_;
   ParameterId table_;
 };
@@ -132,9 +132,9 @@ int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage) {
   return std::min(chunk, shape.tokens());
 }
 
-std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, int64_t hidden, int64_t vocab,
-                                ParameterId table, bool tied) {
-  return std::make_unique<HeadBlock>(registry, hidden, vocab, table, tied);
+std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
+                                int64_t vocab, ParameterId table, bool shared) {
+  return std::make_unique<HeadBlock>(registry, norm, hidden, vocab, table, shared);
 }
 
 }  // namespace muster::parallel

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "parallel/model/model.h"
+#include "parallel/model/norm.h"
 #include "parallel/model/parameters.h"
 
 namespace muster::parallel {
@@ -25,11 +26,11 @@ int64_t VocabStorage(int64_t vocab);
 // them under 1 GiB; never more than there are.
 int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage);
 
-// Registers norm.{weight,bias}; `table` [VocabStorage(vocab), hidden] is the matrix of the product:
-// the token embedding's own, whose Backward reports its gradient as complete (`tied`), or another
-// that the head reports itself.
-std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, int64_t hidden, int64_t vocab,
-                                ParameterId table, bool tied = true);
+// Registers the final norm, "norm"; `table` [VocabStorage(vocab), hidden] is the matrix of the
+// product: the token embedding's own, whose Backward reports its gradient as complete (`shared`),
+// or another that the head reports itself.
+std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
+                                int64_t vocab, ParameterId table, bool shared);
 
 }  // namespace muster::parallel
 

@@ -1,36 +1,78 @@
+#include <cmath>
+#include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "parallel/model/gpt2.h"
+#include "parallel/model/llama.h"
 #include "parallel/model/model.h"
 
 namespace muster::parallel {
 namespace {
 
-// Fills in the sizes that a family wants, and insists on exactly those.
-absl::Status ReadSizes(const ModelDescription& description,
-                       std::vector<std::pair<std::string, int64_t*>> wanted) {
-  for (const auto& [name, target] : wanted) {
-    const auto found = description.sizes.find(name);
-    if (found == description.sizes.end() || found->second <= 0) {
-      return absl::InvalidArgumentError(absl::StrCat("model ", description.family, ": size '", name,
-                                                     "' is missing or not positive"));
-    }
-    *target = found->second;
+// Takes values out of a description by name, insists on those that are needed and on knowing all
+// that are there, and remembers the first problem.
+class Reader {
+ public:
+  explicit Reader(const ModelDescription& description) : left_(description) {}
+
+  int64_t Size(const char* name) { return Take(left_.sizes, "size", name, int64_t{0}); }
+  int64_t Size(const char* name, int64_t otherwise) {
+    return left_.sizes.count(name) > 0 ? Size(name) : otherwise;
   }
-  for (const auto& [name, value] : description.sizes) {
-    bool known = false;
-    for (const auto& [known_name, target] : wanted) known = known || known_name == name;
-    if (!known) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("model ", description.family, ": unknown size '", name, "'"));
+  double Number(const char* name) { return Take(left_.numbers, "number", name, 0.0); }
+  double Number(const char* name, double otherwise) {
+    return left_.numbers.count(name) > 0 ? Number(name) : otherwise;
+  }
+  bool Flag(const char* name) {
+    const auto found = left_.flags.find(name);
+    if (found == left_.flags.end()) {
+      Refuse(absl::StrCat("flag '", name, "' is missing"));
+      return false;
+    }
+    const bool value = found->second;
+    left_.flags.erase(found);
+    return value;
+  }
+  void Require(bool good, const std::string& why) {
+    if (!good) Refuse(why);
+  }
+
+  // After all values have been taken.
+  absl::Status Finish() {
+    for (const auto& [name, value] : left_.sizes) Refuse(absl::StrCat("unknown size '", name, "'"));
+    for (const auto& [name, value] : left_.numbers) {
+      Refuse(absl::StrCat("unknown number '", name, "'"));
+    }
+    for (const auto& [name, value] : left_.flags) Refuse(absl::StrCat("unknown flag '", name, "'"));
+    return status_;
+  }
+
+ private:
+  template <typename Value>
+  Value Take(std::map<std::string, Value>& values, const char* kind, const char* name,
+             Value nothing) {
+    const auto found = values.find(name);
+    if (found == values.end() || !(found->second > nothing) ||
+        !std::isfinite(static_cast<double>(found->second))) {
+      Refuse(absl::StrCat(kind, " '", name, "' is missing or not positive"));
+      return static_cast<Value>(1);
+    }
+    const Value value = found->second;
+    values.erase(found);
+    return value;
+  }
+  void Refuse(const std::string& why) {
+    if (status_.ok()) {
+      status_ = absl::InvalidArgumentError(absl::StrCat("model ", left_.family, ": ", why));
     }
   }
-  return absl::OkStatus();
-}
+
+  ModelDescription left_;
+  absl::Status status_;
+};
 
 absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
   for (const BlockRange& part : parallel.parts) {
@@ -45,29 +87,69 @@ absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescription& description,
+                                                           const ModelParallel& parallel) {
+  Reader reader(description);
+  Gpt2Config config;
+  config.layers = reader.Size("layers");
+  config.hidden = reader.Size("hidden");
+  config.heads = reader.Size("heads");
+  config.vocab = reader.Size("vocab");
+  config.sequence_length = reader.Size("sequence_length");
+  reader.Require(
+      config.hidden % config.heads == 0,
+      absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
+  RETURN_IF_ERROR(reader.Finish());
+  RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  return MakeGpt2(config, parallel);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescription& description,
+                                                            const ModelParallel& parallel) {
+  Reader reader(description);
+  LlamaConfig config;
+  config.layers = reader.Size("layers");
+  config.hidden = reader.Size("hidden");
+  config.heads = reader.Size("heads");
+  config.kv_heads = reader.Size("kv_heads");
+  config.ffn = reader.Size("ffn");
+  config.vocab = reader.Size("vocab");
+  config.sequence_length = reader.Size("sequence_length");
+  config.tied = reader.Flag("tied");
+  config.norm_epsilon = reader.Number("norm_epsilon");
+  config.rope_theta = reader.Number("rope_theta");
+  kernels::RotaryScaling& scaling = config.rope_scaling;
+  scaling.factor = static_cast<float>(reader.Number("rope_factor", 1));
+  scaling.low_frequency_factor = static_cast<float>(reader.Number("rope_low_frequency_factor", 1));
+  scaling.high_frequency_factor =
+      static_cast<float>(reader.Number("rope_high_frequency_factor", 4));
+  scaling.original_context = reader.Size("rope_original_context", 8192);
+  reader.Require(
+      config.hidden % config.heads == 0,
+      absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
+  reader.Require(
+      config.heads % config.kv_heads == 0,
+      absl::StrCat("kv_heads (", config.kv_heads, ") does not divide heads (", config.heads, ")"));
+  reader.Require(
+      config.hidden / config.heads % 2 == 0,
+      absl::StrCat("the width of a head (hidden / heads = ", config.hidden / config.heads,
+                   ") is odd; rotary positions need pairs"));
+  reader.Require(
+      scaling.factor >= 1 && scaling.high_frequency_factor > scaling.low_frequency_factor,
+      "rope_factor is below 1, or rope_high_frequency_factor not above the low one");
+  RETURN_IF_ERROR(reader.Finish());
+  RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  return MakeLlama(config, parallel);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
                                                  const ModelParallel& parallel) {
-  if (description.family != "gpt2") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown model family '", description.family, "'; known: gpt2"));
-  }
-  Gpt2Config config;
-  if (absl::Status status = ReadSizes(description, {{"layers", &config.layers},
-                                                    {"hidden", &config.hidden},
-                                                    {"heads", &config.heads},
-                                                    {"vocab", &config.vocab},
-                                                    {"sequence_length", &config.sequence_length}});
-      !status.ok()) {
-    return status;
-  }
-  if (config.hidden % config.heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model gpt2: heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
-  }
-  RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
-  return MakeGpt2(config, parallel);
+  if (description.family == "gpt2") return Gpt2FromDescription(description, parallel);
+  if (description.family == "llama") return LlamaFromDescription(description, parallel);
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown model family '", description.family, "'; known: gpt2, llama"));
 }
 
 }  // namespace muster::parallel

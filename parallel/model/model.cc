@@ -38,6 +38,10 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
   workspace.flow.shape = shape;
   workspace.flow.tokens = arena.Take("inputs", DType::kI32, {tokens});
   workspace.flow.targets = arena.Take("inputs", DType::kI32, {tokens});
+  if (shape_.rotary_width > 0) {
+    workspace.flow.rotary =
+        arena.Take("inputs", DType::kF32, {shape.sequence, shape_.rotary_width});
+  }
   for (int i = range.begin; i < range.end; ++i) {
     workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
   }
@@ -66,6 +70,15 @@ void Model::Backward(const Pass& pass, Workspace& workspace) const {
 }
 
 void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) const {
+  if (shape_.rotary_width > 0) {
+    // Small beside a block's work, and thus never stale, whoever uses the workspace next.
+    kernels::RotaryTableArgs args;
+    args.table = workspace.flow.rotary;
+    args.positions = workspace.flow.positions;
+    args.theta = static_cast<float>(shape_.rope_theta);
+    args.scaling = shape_.rope_scaling;
+    kernels::RotaryTable(pass.stream, args);
+  }
   for (int i = range.begin; i < range.end; ++i) {
     if (pass.gate != nullptr) pass.gate->Acquire(i, /*backward=*/false);
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/arena.h"
 #include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "parallel/model/parameters.h"
 
@@ -33,8 +34,10 @@ namespace muster::parallel {
 
 // A model as plain names and numbers: what a checkpoint keeps so that it can be rebuilt from it.
 struct ModelDescription {
-  std::string family;                    // "gpt2"
-  std::map<std::string, int64_t> sizes;  // "layers", "hidden", ...
+  std::string family;                     // "gpt2", "llama"
+  std::map<std::string, int64_t> sizes;   // "layers", "hidden", ...; > 0
+  std::map<std::string, double> numbers;  // "norm_epsilon", "rope_theta", ...; finite
+  std::map<std::string, bool> flags;      // "tied"
 };
 
 // Blocks [begin, end), numbered embedding, transformer blocks, head; end < 0: to the last one.
@@ -65,8 +68,12 @@ struct BatchShape {
 // of the vocabulary.
 struct Flow {
   BatchShape shape;
-  kernels::Tensor tokens;    // [T] i32
-  kernels::Tensor targets;   // [T] i32, < 0 = masked
+  kernels::Tensor tokens;   // [T] i32
+  kernels::Tensor targets;  // [T] i32, < 0 = masked
+  // Rotary models: cosines and sines of every position, written by Forward (kernels::RotaryTable);
+  // [S,D] fp32. Row s stands for position s, or for positions[s] where they are given ([S] i32).
+  kernels::Tensor rotary;
+  kernels::Tensor positions;
   kernels::Tensor residual;  // [T,C]
   kernels::Tensor branch;    // [T,C], empty in front of the first block
   // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
@@ -155,6 +162,9 @@ class Model {
     int64_t vocab = 0;          // real tokens
     int64_t vocab_storage = 0;  // rows of the table and columns of the logits
     int64_t sequence_max = 0;   // longest context
+    int64_t rotary_width = 0;   // width of a head with rotary positions, else 0
+    double rope_theta = 0;
+    kernels::RotaryScaling rope_scaling;
   };
 
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,

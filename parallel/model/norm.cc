@@ -23,50 +23,86 @@ void Ready(const Pass& pass, ParameterId parameter) {
   if (pass.listener != nullptr) pass.listener->GradientReady(parameter);
 }
 
-Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width) {
-  // Two statements: the order of registration is the order of storage.
-  const ParameterId weight = AddVector(registry, name + ".weight", width, Initializer::kOnes);
-  return {weight, AddVector(registry, name + ".bias", width, Initializer::kZeros)};
+Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width,
+             const NormSpec& spec) {
+  Norm norm;
+  norm.spec = spec;
+  norm.weight = AddVector(registry, name + ".weight", width, Initializer::kOnes);
+  if (spec.kind == NormKind::kLayer) {
+    norm.bias = AddVector(registry, name + ".bias", width, Initializer::kZeros);
+  }
+  return norm;
 }
 
-NormSaved NormSaved::Take(Arena& arena, const BatchShape& shape, int64_t width) {
+NormSaved NormSaved::Take(Arena& arena, const BatchShape& shape, const Norm& norm, int64_t width) {
   const int64_t tokens = shape.tokens();
   NormSaved saved;
   saved.x = arena.Take("activations", shape.activation, {tokens, width});
   saved.y = arena.Take("activations", shape.activation, {tokens, width});
-  saved.mean = arena.Take("activations", DType::kF32, {tokens});
+  if (norm.spec.kind == NormKind::kLayer) {
+    saved.mean = arena.Take("activations", DType::kF32, {tokens});
+  }
   saved.rstd = arena.Take("activations", DType::kF32, {tokens});
   return saved;
 }
 
-void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved) {
-  kernels::LayerNormForwardArgs args;
+namespace {
+
+template <typename Args>
+void FillForward(const Pass& pass, const Norm& norm, const Flow& flow, const NormSaved& saved,
+                 Args& args) {
   args.residual = flow.residual;
   args.branch = flow.branch;
   args.sum = flow.branch.empty() ? Tensor() : saved.x;
   args.gamma = pass.weights[norm.weight];
-  args.beta = pass.weights[norm.bias];
   args.y = saved.y;
-  args.mean = saved.mean;
   args.rstd = saved.rstd;
-  kernels::LayerNormForward(pass.stream, args);
+  args.epsilon = norm.spec.epsilon;
+}
+
+template <typename Args>
+void FillBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
+                  Tensor d_hidden, Args& args) {
+  args.dy = dy;
+  args.x = x;
+  args.gamma = pass.weights[norm.weight];
+  args.rstd = saved.rstd;
+  args.dx = d_hidden;
+  args.dgamma = (*pass.gradients)[norm.weight];
+}
+
+}  // namespace
+
+void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved) {
+  if (norm.spec.kind == NormKind::kLayer) {
+    kernels::LayerNormForwardArgs args;
+    FillForward(pass, norm, flow, saved, args);
+    args.beta = pass.weights[norm.bias];
+    args.mean = saved.mean;
+    kernels::LayerNormForward(pass.stream, args);
+  } else {
+    kernels::RmsNormForwardArgs args;
+    FillForward(pass, norm, flow, saved, args);
+    kernels::RmsNormForward(pass.stream, args);
+  }
   if (!flow.branch.empty()) flow.residual = saved.x;
   flow.branch = Tensor();
 }
 
 void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
                   Tensor d_hidden) {
-  kernels::LayerNormBackwardArgs args;
-  args.dy = dy;
-  args.x = x;
-  args.gamma = pass.weights[norm.weight];
-  args.mean = saved.mean;
-  args.rstd = saved.rstd;
-  args.dx = d_hidden;
-  args.dgamma = (*pass.gradients)[norm.weight];
-  args.dbeta = (*pass.gradients)[norm.bias];
-  kernels::LayerNormBackward(pass.stream, args);
-  Ready(pass, norm.bias);
+  if (norm.spec.kind == NormKind::kLayer) {
+    kernels::LayerNormBackwardArgs args;
+    FillBackward(pass, norm, dy, x, saved, d_hidden, args);
+    args.mean = saved.mean;
+    args.dbeta = (*pass.gradients)[norm.bias];
+    kernels::LayerNormBackward(pass.stream, args);
+    Ready(pass, norm.bias);
+  } else {
+    kernels::RmsNormBackwardArgs args;
+    FillBackward(pass, norm, dy, x, saved, d_hidden, args);
+    kernels::RmsNormBackward(pass.stream, args);
+  }
   Ready(pass, norm.weight);
 }
 

@@ -1,4 +1,4 @@
-// Layer norm with its parameters and what it keeps, as blocks use it.
+// Layer norm or RMS norm with its parameters and what it keeps, as blocks use it.
 #ifndef MUSTER_PARALLEL_MODEL_NORM_H_
 #define MUSTER_PARALLEL_MODEL_NORM_H_
 
@@ -19,18 +19,27 @@ ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int6
 // Tells the listener of a pass, if there is one, that this gradient is complete.
 void Ready(const Pass& pass, ParameterId parameter);
 
-struct Norm {
-  ParameterId weight;
-  ParameterId bias;
+enum class NormKind { kLayer, kRms };
+struct NormSpec {
+  NormKind kind = NormKind::kLayer;
+  float epsilon = 1e-5f;
 };
-// Registers NAME.weight (ones) and NAME.bias (zeros), both [width].
-Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width);
+
+struct Norm {
+  NormSpec spec;
+  ParameterId weight = -1;
+  ParameterId bias = -1;  // layer norm only
+};
+// Registers NAME.weight (ones) and, for a layer norm, NAME.bias (zeros), both [width].
+Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width,
+             const NormSpec& spec);
 
 // The normalised input and what its backward needs.
 struct NormSaved {
-  kernels::Tensor x, y, mean, rstd;
+  kernels::Tensor x, y, mean, rstd;  // no mean with RMS norm
 
-  static NormSaved Take(kernels::Arena& arena, const BatchShape& shape, int64_t width);
+  static NormSaved Take(kernels::Arena& arena, const BatchShape& shape, const Norm& norm,
+                        int64_t width);
 };
 
 // x = residual + branch becomes the new residual stream; y is its norm.

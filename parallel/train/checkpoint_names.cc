@@ -9,13 +9,22 @@
 namespace muster::parallel {
 namespace {
 constexpr char kFamilyKey[] = "model.family";
-constexpr absl::string_view kSizePrefix = "model.";
+// Before the names of sizes, numbers and flags.
+constexpr absl::string_view kPrefix = "model.";
+constexpr absl::string_view kFlagPrefix = "model.flag.";
 }  // namespace
 
 void WriteDescription(const ModelDescription& description, CheckpointState& state) {
   state.texts[kFamilyKey] = description.family;
-  for (const auto& [name, value] : description.sizes)
-    state.integers[absl::StrCat(kSizePrefix, name)] = value;
+  for (const auto& [name, value] : description.sizes) {
+    state.integers[absl::StrCat(kPrefix, name)] = value;
+  }
+  for (const auto& [name, value] : description.numbers) {
+    state.numbers[absl::StrCat(kPrefix, name)] = value;
+  }
+  for (const auto& [name, value] : description.flags) {
+    state.integers[absl::StrCat(kFlagPrefix, name)] = value ? 1 : 0;
+  }
 }
 
 ModelDescription ReadDescription(const CheckpointState& state) {
@@ -24,8 +33,14 @@ ModelDescription ReadDescription(const CheckpointState& state) {
     description.family = family->second;
   }
   for (const auto& [name, value] : state.integers) {
-    if (absl::StartsWith(name, kSizePrefix))
-      description.sizes[name.substr(kSizePrefix.size())] = value;
+    if (absl::StartsWith(name, kFlagPrefix)) {
+      description.flags[name.substr(kFlagPrefix.size())] = value != 0;
+    } else if (absl::StartsWith(name, kPrefix)) {
+      description.sizes[name.substr(kPrefix.size())] = value;
+    }
+  }
+  for (const auto& [name, value] : state.numbers) {
+    if (absl::StartsWith(name, kPrefix)) description.numbers[name.substr(kPrefix.size())] = value;
   }
   return description;
 }

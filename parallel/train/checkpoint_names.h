@@ -22,7 +22,8 @@ inline constexpr char kHysteresisKey[] = "loss_scale.hysteresis";
 inline constexpr char kDataFingerprintKey[] = "data.fingerprint";  // Sampler::fingerprint()
 
 void WriteDescription(const ModelDescription& description, CheckpointState& state);
-// What WriteDescription left: texts["model.family"], integers["model.<size>"].
+// What WriteDescription left: texts["model.family"], integers["model.<size>"] and
+// ["model.flag.<flag>"], numbers["model.<number>"].
 ModelDescription ReadDescription(const CheckpointState& state);
 
 }  // namespace muster::parallel

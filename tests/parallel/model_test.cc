@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -9,6 +10,7 @@
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "parallel/model/gpt2.h"
+#include "parallel/model/llama.h"
 #include "parallel/optim/flat_buffers.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -26,7 +28,9 @@ constexpr Gpt2Config kTiny = {
 class Bench {
  public:
   explicit Bench(const Gpt2Config& config, BatchShape shape = {2, 8})
-      : model_(MakeGpt2(config)),
+      : Bench(MakeGpt2(config), shape) {}
+  explicit Bench(std::unique_ptr<Model> model, BatchShape shape = {2, 8})
+      : model_(std::move(model)),
         layout_(model_->parameters(), 4096, 1),
         device_(kernels::MakeCpuDevice(1)),
         stream_(*device_->MakeStream()) {
@@ -35,10 +39,11 @@ class Bench {
     CHECK_OK(arena_.Commit(*device_));
     workspace_ = model_->TakeWorkspace(arena_, shape);
     Rng rng(testing::TestSeed());
+    const int64_t vocab = model_->shape().vocab;
     for (int64_t i = 0; i < shape.tokens(); ++i) {
-      workspace_.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(config.vocab));
+      workspace_.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(vocab));
       workspace_.flow.targets.as<int32_t>()[i] =
-          i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(config.vocab));
+          i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(vocab));
     }
   }
 
@@ -95,13 +100,39 @@ class Bench {
 };
 
 TEST(Gpt2, ParameterCount_MatchesThePublishedSizeOfGpt2Small) {
-  EXPECT_EQ(ParameterCount({12, 768, 12, 50257, 1024}), 124'439'808);
+  EXPECT_EQ(ParameterCount(Gpt2Config{12, 768, 12, 50257, 1024}), 124'439'808);
   const Gpt2Config config = {3, 32, 4, 100, 16};
   EXPECT_EQ(MakeGpt2(config)->parameters().elements(), ParameterCount(config));
 }
 
-TEST(Gpt2, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
-  Bench bench(kTiny);
+// Grouped heads, an odd MLP width, stretched frequencies: nothing is a multiple of anything.
+LlamaConfig TinyLlama(bool tied) {
+  LlamaConfig config;
+  config.layers = 2;
+  config.hidden = 24;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.ffn = 37;
+  config.vocab = 37;
+  config.sequence_length = 8;
+  config.tied = tied;
+  config.rope_theta = 100;
+  config.rope_scaling = {.factor = 4, .original_context = 16};
+  return config;
+}
+
+class Families : public ::testing::TestWithParam<std::string> {
+ protected:
+  static std::unique_ptr<Model> Make() {
+    if (GetParam() == "gpt2") return MakeGpt2(kTiny);
+    return MakeLlama(TinyLlama(GetParam() == "llama_tied"));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Models, Families, ::testing::Values("gpt2", "llama", "llama_tied"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Families, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
+  Bench bench(Make());
   bench.Shake();
   bench.Gradients();
   Rng rng(testing::TestSeed());
@@ -142,6 +173,52 @@ TEST(Gpt2, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
           << parameter.name << (random ? ", random direction" : ", along the gradient");
     }
   }
+}
+
+TEST(Llama, ParameterCount_MatchesThePublishedSizes) {
+  LlamaConfig config;
+  config.sequence_length = 4096;
+  config.vocab = 128256;
+  config.kv_heads = 8;
+  const auto count = [&](int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, bool tied) {
+    config.layers = layers;
+    config.hidden = hidden;
+    config.heads = heads;
+    config.ffn = ffn;
+    config.tied = tied;
+    return ParameterCount(Transformer(config));
+  };
+  EXPECT_EQ(count(16, 2048, 32, 8192, true), 1'235'814'400);     // Llama 3.2 1B
+  EXPECT_EQ(count(28, 3072, 24, 8192, true), 3'212'749'824);     // Llama 3.2 3B
+  EXPECT_EQ(count(32, 4096, 32, 14336, false), 8'030'261'248);   // Llama 3.1 8B
+  EXPECT_EQ(count(80, 8192, 64, 28672, false), 70'553'706'496);  // Llama 3 70B
+  EXPECT_EQ(MakeLlama(TinyLlama(false))->parameters().elements(),
+            ParameterCount(Transformer(TinyLlama(false))));
+}
+
+// Rotary attention sees distances only: the same text later gives the same logits.
+TEST(Llama, ShiftedPositions_GiveTheSameLogits) {
+  Bench bench(MakeLlama(TinyLlama(false)));
+  bench.Shake();
+  const kernels::Tensor logits = bench.Logits(0);
+  const std::vector<float> before(logits.f32(), logits.f32() + logits.elements());
+  std::vector<int32_t> positions = {100, 101, 102, 103, 104, 105, 106, 107};
+  bench.workspace().flow.positions = {positions.data(), kernels::DType::kI32, {8}};
+  const kernels::Tensor shifted = bench.Logits(0);
+  bool moved = false;
+  for (int64_t i = 0; i < shifted.elements(); ++i) {
+    EXPECT_NEAR(shifted.f32()[i], before[i], 2e-4);
+    moved = moved || shifted.f32()[i] != before[i];
+  }
+  EXPECT_TRUE(moved);
+  // Another order of the same tokens does not.
+  std::swap(positions[0], positions[5]);
+  const kernels::Tensor mixed = bench.Logits(0);
+  double largest = 0;
+  for (int64_t i = 0; i < mixed.elements(); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(mixed.f32()[i]) - before[i]));
+  }
+  EXPECT_GT(largest, 1e-2);
 }
 
 TEST(Gpt2, Backward_ReportsEveryParameterOnceAndTheTiedTableLast) {
@@ -260,6 +337,29 @@ TEST(Parameters, InitialValues_DependOnSeedNameAndElementOnly) {
   double square = 0;
   for (const float value : values) square += value * value;
   EXPECT_NEAR(std::sqrt(square / 48), 0.5, 0.2);
+}
+
+TEST(MakeModel, LlamaDescription_MakesTheSameModelAgain) {
+  const ModelDescription description = MakeLlama(TinyLlama(true))->description();
+  ASSERT_OK_AND_ASSIGN(auto model, MakeModel(description));
+  EXPECT_EQ(model->description().sizes, description.sizes);
+  EXPECT_EQ(model->description().numbers, description.numbers);
+  EXPECT_EQ(model->description().flags, description.flags);
+  EXPECT_EQ(model->shape().rope_scaling.original_context, 16);
+  for (const auto& [spoil, expected] :
+       std::vector<std::pair<std::function<void(ModelDescription&)>, std::string>>{
+           {[](auto& d) { d.sizes["kv_heads"] = 3; }, "kv_heads (3) does not divide heads (4)"},
+           {[](auto& d) { d.sizes["heads"] = 8; }, "hidden / heads = 3"},
+           {[](auto& d) { d.numbers.erase("rope_theta"); }, "number 'rope_theta'"},
+           {[](auto& d) { d.flags.clear(); }, "flag 'tied'"},
+           {[](auto& d) { d.flags["bias"] = true; }, "unknown flag 'bias'"},
+           {[](auto& d) { d.numbers["rope_factor"] = 0.5; }, "rope_factor"},
+           {[](auto& d) { d.numbers["norm_epsilon"] = NAN; }, "'norm_epsilon'"}}) {
+    ModelDescription bad = description;
+    spoil(bad);
+    EXPECT_THAT(MakeModel(bad).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(expected)));
+  }
 }
 
 TEST(MakeModel, BadDescription_NamesWhatIsWrong) {
