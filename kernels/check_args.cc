@@ -253,6 +253,33 @@ void CheckCrossEntropy(const CrossEntropyArgs& args) {
   CHECK(args.vocab > 0 && args.vocab <= v) << "vocab " << args.vocab << " of " << v << " columns";
 }
 
+void CheckCrossEntropy(const CrossEntropyStatsArgs& args) {
+  CHECK_EQ(args.logits.rank(), 2);
+  const int64_t t = args.logits.dim(0), v = args.logits.dim(1);
+  CheckIs("logits", args.logits, args.logits.dtype(), {t, v});
+  CheckIs("targets", args.targets, DType::kI32, {t});
+  CheckIs("stats", args.stats, DType::kF32, {t, 3});
+  CHECK(args.first >= 0 && args.vocab > 0 && args.vocab <= v)
+      << "vocab " << args.vocab << " from " << args.first << " of " << v << " columns";
+}
+
+void CheckCrossEntropy(const CrossEntropyMergeArgs& args) {
+  CHECK(args.logits.rank() == 2 && args.stats.rank() == 3);
+  const int64_t t = args.logits.dim(0), v = args.logits.dim(1);
+  CheckIs("logits", args.logits, args.logits.dtype(), {t, v});
+  CheckIs("targets", args.targets, DType::kI32, {t});
+  CheckIs("losses", args.losses, DType::kF32, {t});
+  CheckIs("stats", args.stats, DType::kF32, {args.stats.dim(0), t, 3});
+  CHECK(args.first >= 0 && args.vocab > 0 && args.vocab <= v)
+      << "vocab " << args.vocab << " from " << args.first << " of " << v << " columns";
+}
+
+void CheckShardTokens(const Tensor& tokens, int64_t first, int64_t count, const Tensor& out) {
+  CheckIs("tokens", tokens, DType::kI32, {tokens.elements()});
+  CheckIs("out", out, DType::kI32, {tokens.elements()});
+  CHECK(first >= 0 && count > 0) << "tokens " << first << " + " << count;
+}
+
 void CheckReduction(const Tensor& x, const Tensor& out) {
   CheckFp32(x);
   CheckFp32(out);

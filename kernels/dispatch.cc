@@ -87,6 +87,11 @@ void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t seque
   MUSTER_DISPATCH(EmbeddingBackward, tokens, dout, sequence, d_wte, d_wpe);
 }
 
+void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out) {
+  CheckShardTokens(tokens, first, count, out);
+  MUSTER_DISPATCH_HOST(ShardTokens, tokens, first, count, out);
+}
+
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
   CheckLayerNorm(args);
   MUSTER_DISPATCH(LayerNormForward, args);
@@ -167,6 +172,16 @@ void AttentionMerge(Stream& stream, const AttentionMergeArgs& args) {
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
   CheckCrossEntropy(args);
   MUSTER_DISPATCH(CrossEntropy, args);
+}
+
+void CrossEntropyStats(Stream& stream, const CrossEntropyStatsArgs& args) {
+  CheckCrossEntropy(args);
+  MUSTER_DISPATCH_HOST(CrossEntropyStats, args);
+}
+
+void CrossEntropyMerge(Stream& stream, const CrossEntropyMergeArgs& args) {
+  CheckCrossEntropy(args);
+  MUSTER_DISPATCH_HOST(CrossEntropyMerge, args);
 }
 
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {

@@ -33,8 +33,10 @@ __global__ void __launch_bounds__(kThreads)
   if (token >= 0 && token < vocab) {
     LoadFloats<N>(wte + token * columns + column, v);
   } else {
+    // Wrong data must not pass for an embedding.
+    const float value = token == -1 ? 0.0f : NAN;
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = NAN;  // wrong data must not pass for an embedding
+    for (int j = 0; j < N; ++j) v[j] = value;
   }
   if (wpe != nullptr) {
     float p[N];
@@ -174,7 +176,8 @@ void TokenGradient(CudaStream& stream, const Tensor& tokens, const Tensor& dout,
   const int columns = static_cast<int>(dout.dim(1));
   const auto* keys = tokens.as<const uint32_t>();
   int bits = 1;
-  while (bits < 31 && (int64_t{1} << bits) < d_wte.dim(0)) ++bits;
+  // One more than the vocabulary needs where that is a power of two: no row is a neighbour of -1.
+  while (bits < 31 && (int64_t{1} << bits) <= d_wte.dim(0)) ++bits;
   const auto sort = [&](void* storage, size_t& bytes, uint32_t* keys_out, int32_t* values,
                         int32_t* values_out) {
     return cub::DeviceRadixSort::SortPairs(storage, bytes, keys, keys_out, values, values_out, n, 0,

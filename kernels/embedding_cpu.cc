@@ -24,13 +24,17 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
     const int32_t* ids = tokens.as<int32_t>();
     pool.Run((t + kRows - 1) / kRows, [&](int64_t chunk) {
       for (int64_t row = chunk * kRows; row < std::min(t, (chunk + 1) * kRows); ++row) {
-        CHECK(ids[row] >= 0 && ids[row] < vocab) << "token " << ids[row] << " at " << row;
+        CHECK(ids[row] >= -1 && ids[row] < vocab) << "token " << ids[row] << " at " << row;
         const float* token = wte.f32() + ids[row] * c;
+        const float* position = wpe.empty() ? nullptr : wpe.f32() + row % sequence * c;
         float* to = out.f32() + row * c;
-        if (wpe.empty()) {
+        if (ids[row] < 0) {
+          std::fill(to, to + c, 0.0f);
+          if (position != nullptr) std::memcpy(to, position, c * sizeof(float));
+        } else if (position == nullptr) {
           std::memcpy(to, token, c * sizeof(float));
         } else {
-          loops.add(c, token, wpe.f32() + row % sequence * c, to);
+          loops.add(c, token, position, to);
         }
       }
     });
@@ -49,7 +53,7 @@ void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t seque
       const int64_t count = std::min(kColumns, c - begin);
       for (int64_t row = 0; row < t; ++row) {
         const float* from = dout.f32() + row * c + begin;
-        if (!d_wte.empty()) {
+        if (!d_wte.empty() && ids[row] != -1) {
           CHECK(ids[row] >= 0 && ids[row] < d_wte.dim(0)) << "token " << ids[row] << " at " << row;
           loops.axpy(count, 1.0f, from, d_wte.f32() + ids[row] * c + begin);
         }
@@ -58,6 +62,17 @@ void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t seque
         }
       }
     });
+  });
+}
+
+void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out) {
+  EnqueueOnHost(stream, [=](ThreadPool&) {
+    const int32_t* from = tokens.as<int32_t>();
+    int32_t* to = out.as<int32_t>();
+    for (int64_t i = 0; i < tokens.elements(); ++i) {
+      const int64_t local = from[i] - first;
+      to[i] = local >= 0 && local < count ? static_cast<int32_t>(local) : -1;
+    }
   });
 }
 

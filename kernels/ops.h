@@ -34,12 +34,16 @@ void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate = false
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
 
 // ---- embedding (GPT-2: token + learned position) ----
-// out[t] = wte[tokens[t]] + wpe[t % S]. tokens [T] i32 in [0, V); wte [V,C], wpe [S,C] or empty.
+// out[t] = wte[tokens[t]] + wpe[t % S]. tokens [T] i32 in [0, V), or -1: no row of wte, which
+// another rank holds (ShardTokens); wte [V,C], wpe [S,C] or empty.
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
 // d_wte += , d_wpe += (either may be empty). Each row is summed in order of t: no atomics.
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
+// out[t] = tokens[t] - first where that is in [0, count), else -1. i32, [T].
+// On CUDA: kUnimplemented on the stream, so far.
+void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out);
 
 // ---- layer norm, with the residual addition in front of it fused ----
 // x = residual + branch when `branch` is given (x is written to
@@ -202,6 +206,34 @@ struct CrossEntropyArgs {
   bool write_gradient = true;
 };
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
+
+// The same over a vocabulary that several ranks share, each with some columns of the logits. First
+// every rank sums up its own columns: stats[t] = (max of z, sum of exp(z - max), z[t, target], or 0
+// where the target is another rank's). The ranks' stats are brought together, and the merge gives
+// every rank the losses, in the same bits, and the gradient of its own columns.
+// On CUDA: kUnimplemented on the stream, so far. The merge reads and writes the logits once, as the
+// sums are known.
+struct CrossEntropyStatsArgs {
+  Tensor logits;      // [T,V] act, read
+  Tensor targets;     // [T] i32 of the whole vocabulary, < 0 = masked
+  int64_t first = 0;  // column 0 stands for this token
+  int64_t vocab = 0;  // real columns, <= V
+  Tensor stats;       // [T,3] fp32, written
+};
+void CrossEntropyStats(Stream& stream, const CrossEntropyStatsArgs& args);
+struct CrossEntropyMergeArgs {
+  Tensor logits;      // [T,V] act; overwritten by the gradient, as in CrossEntropy
+  Tensor targets;     // [T] i32 of the whole vocabulary, < 0 = masked
+  int64_t first = 0;  // as above
+  int64_t vocab = 0;
+  Tensor stats;   // [ranks,T,3] fp32, in the order of the ranks
+  Tensor losses;  // [T] fp32
+  float scale = 1;
+  const float* loss_scale = nullptr;
+  bool write_gradient = true;
+};
+void CrossEntropyMerge(Stream& stream, const CrossEntropyMergeArgs& args);
+
 // out[0] (+)= sum of x, fp32, in a fixed order.
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 

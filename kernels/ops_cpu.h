@@ -1,6 +1,6 @@
 // The host twins of ops.h, with the same meaning and arguments; called by dispatch.cc alone, which
-// has checked the arguments (check_args.h). fp32 only, but for Copy, CopyStrided, Cast and AttentionMerge (kI32 tokens and
-// targets aside).
+// has checked the arguments (check_args.h). fp32 only, but for Copy, CopyStrided, Cast and
+// AttentionMerge (kI32 tokens and targets aside).
 #ifndef MUSTER_KERNELS_OPS_CPU_H_
 #define MUSTER_KERNELS_OPS_CPU_H_
 
@@ -23,6 +23,7 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
                       Tensor out);
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
+void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out);
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
 void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
@@ -39,6 +40,8 @@ void AttentionForward(Stream& stream, const AttentionArgs& args);
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
+void CrossEntropyStats(Stream& stream, const CrossEntropyStatsArgs& args);
+void CrossEntropyMerge(Stream& stream, const CrossEntropyMergeArgs& args);
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
 void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate);

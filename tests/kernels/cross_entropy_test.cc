@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/ops.h"
 #include "tests/kernels/support.h"
@@ -54,6 +56,57 @@ TEST(CrossEntropy, LossAndGradient_MaskedRowsAndPadding_MatchFiniteDifferences) 
       for (int64_t i = kVocab; i < kColumns; ++i) ASSERT_EQ(logits[t * kColumns + i], 0.0f);
     }
     for (int64_t i = 0; i < kColumns; ++i) ASSERT_EQ(logits[2 * kColumns + i], 0.0f);
+  }
+}
+
+TEST(CrossEntropy, VocabularyInShards_GivesTheLossesAndTheGradientOfTheWhole) {
+  constexpr int64_t kShardColumns = 80;
+  const std::vector<std::pair<int64_t, int64_t>> shards = {{0, 1}, {1, 77}, {78, 23}};
+  const int64_t ranks = static_cast<int64_t>(shards.size());
+  for (float stddev : {1.0f, 40.0f}) {
+    Host host;
+    std::vector<int32_t> targets = Targets();
+    Floats whole = Random(kRows * kColumns, 1, stddev), losses(kRows);
+    Floats stats(ranks * kRows * 3);
+    std::vector<Floats> parts;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const auto [first, count] = shards[rank];
+      Floats part(kRows * kShardColumns, 1e6f);  // the padding must not matter
+      for (int64_t t = 0; t < kRows; ++t) {
+        std::copy_n(&whole[t * kColumns + first], count, &part[t * kShardColumns]);
+      }
+      parts.push_back(part);
+      CrossEntropyStats(*host.stream,
+                        {.logits = View(parts.back(), {kRows, kShardColumns}),
+                         .targets = View(targets, {kRows}),
+                         .first = first,
+                         .vocab = count,
+                         .stats = View(stats, {ranks * kRows, 3}).Rows(rank * kRows, kRows)});
+      EXPECT_EQ(parts.back(), part);
+    }
+    CrossEntropy(*host.stream, {.logits = View(whole, {kRows, kColumns}),
+                                .targets = View(targets, {kRows}),
+                                .losses = View(losses, {kRows}),
+                                .vocab = kVocab,
+                                .scale = 0.25f});
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const auto [first, count] = shards[rank];
+      Floats merged(kRows);
+      CrossEntropyMerge(*host.stream, {.logits = View(parts[rank], {kRows, kShardColumns}),
+                                       .targets = View(targets, {kRows}),
+                                       .first = first,
+                                       .vocab = count,
+                                       .stats = View(stats, {ranks, kRows, 3}),
+                                       .losses = View(merged, {kRows}),
+                                       .scale = 0.25f});
+      for (int64_t t = 0; t < kRows; ++t) {
+        EXPECT_NEAR(merged[t], losses[t], 1e-6 * (1 + losses[t])) << t;
+        for (int64_t i = 0; i < kShardColumns; ++i) {
+          const float expected = i < count ? whole[t * kColumns + first + i] : 0.0f;
+          ASSERT_NEAR(parts[rank][t * kShardColumns + i], expected, 1e-7) << t << ", " << i;
+        }
+      }
+    }
   }
 }
 

@@ -54,6 +54,32 @@ TEST(Embedding, Backward_RepeatedTokens_AddsInOrderOfTokens) {
   EXPECT_EQ(d_wpe, wpe_expected);
 }
 
+TEST(Embedding, TableInShards_SumsToTheWholeAndGivesEachItsRowsOfTheGradient) {
+  Host host;
+  std::vector<int32_t> tokens = Tokens(), local(kTokens);
+  Floats wte = Random(kVocab * kWidth, 1), wpe = Random(kSequence * kWidth, 2),
+         dout = Random(kTokens * kWidth, 3);
+  Floats whole(kTokens * kWidth), sum(kTokens * kWidth), d_whole(kVocab * kWidth);
+  EmbeddingForward(*host.stream, View(tokens, {kTokens}), View(wte, {kVocab, kWidth}),
+                   View(wpe, {kSequence, kWidth}), kSequence, View(whole, {kTokens, kWidth}));
+  EmbeddingBackward(*host.stream, View(tokens, {kTokens}), View(dout, {kTokens, kWidth}), kSequence,
+                    View(d_whole, {kVocab, kWidth}), Tensor());
+  Floats d_shards(kVocab * kWidth);
+  for (const auto& [first, count] : {std::pair(0, 4), std::pair(4, 7)}) {
+    ShardTokens(*host.stream, View(tokens, {kTokens}), first, count, View(local, {kTokens}));
+    Floats part(kTokens * kWidth);
+    EmbeddingForward(*host.stream, View(local, {kTokens}),
+                     View(wte, {kVocab, kWidth}).Rows(first, count),
+                     first == 0 ? View(wpe, {kSequence, kWidth}) : Tensor(), kSequence,
+                     View(part, {kTokens, kWidth}));
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    EmbeddingBackward(*host.stream, View(local, {kTokens}), View(dout, {kTokens, kWidth}),
+                      kSequence, View(d_shards, {kVocab, kWidth}).Rows(first, count), Tensor());
+  }
+  EXPECT_EQ(sum, whole);
+  EXPECT_EQ(d_shards, d_whole);
+}
+
 TEST(EmbeddingDeathTest, Forward_TokenOutsideTheVocabulary_NamesItAndItsPlace) {
   Host host(1);
   std::vector<int32_t> tokens = {0, 11};
