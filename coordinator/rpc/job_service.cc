@@ -84,7 +84,7 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
                                      const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* response) override {
-    return Finish(context->DefaultReactor(), "ListJobs", ListJobs(*request, *response));
+    return Finish(context->DefaultReactor(), "ListJobs", PageOfJobs(*request, *response));
   }
 
   grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context,
@@ -118,7 +118,7 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* ListEvents(grpc::CallbackServerContext* context,
                                        const v1::ListEventsRequest* request,
                                        v1::ListEventsResponse* response) override {
-    return Finish(context->DefaultReactor(), "ListEvents", ListEvents(*request, *response));
+    return Finish(context->DefaultReactor(), "ListEvents", PageOfEvents(*request, *response));
   }
 
   grpc::ServerWriteReactor<v1::Event>* WatchEvents(grpc::CallbackServerContext*,
@@ -154,7 +154,7 @@ class JobService : public v1::JobService::CallbackService {
     return spec::Validate(spec);
   }
 
-  absl::Status ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
+  absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
     const std::vector<Shown::Row> rows = shell_.shown().List(before, static_cast<size_t>(size) + 1);
@@ -197,7 +197,8 @@ class JobService : public v1::JobService::CallbackService {
     return absl::OkStatus();
   }
 
-  absl::Status ListEvents(const v1::ListEventsRequest& request, v1::ListEventsResponse& response) {
+  absl::Status PageOfEvents(const v1::ListEventsRequest& request,
+                            v1::ListEventsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t after, Position(request.page_token(), 'e'));
     absl::Status bad;

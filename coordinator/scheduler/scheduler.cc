@@ -97,7 +97,7 @@ class Planner {
         schedule_.horizons.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
       } else if (++cursor.next != cursor.end) {
         const QueueOrder order = cursor.next->first;
-        heads.emplace(order, std::move(cursor));
+        heads.emplace(order, cursor);
       }
     }
     return std::move(schedule_);

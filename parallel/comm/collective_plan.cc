@@ -89,16 +89,14 @@ template <typename A, typename Load>
 void ReduceTree(size_t inputs, ReduceOp op, int64_t count, A* levels, Load load) {
   int64_t depth = 0;
   const auto level = [&](int64_t i) { return levels + i * kBlock; };
-  const auto merge = [&] {
-    Accumulate(op, level(depth - 1), count, level(depth - 2));
-    --depth;
-  };
+  // Of `top` levels the last two become one.
+  const auto merge = [&](int64_t top) { Accumulate(op, level(top - 1), count, level(top - 2)); };
   for (size_t k = 0; k < inputs; ++k) {
     load(k, level(depth));
     ++depth;
-    for (size_t bits = k; (bits & 1) != 0; bits >>= 1) merge();
+    for (size_t bits = k; (bits & 1) != 0; bits >>= 1) merge(depth--);
   }
-  while (depth > 1) merge();
+  while (depth > 1) merge(depth--);
 }
 
 // One more than the digits of `inputs`: the next input is loaded before subtrees merge.

@@ -434,6 +434,7 @@ absl::Status AllReduceInTwoRounds(Member& member, Exchange& exchange, Tensor dat
 }
 
 absl::Status AllReduceInOneRound(Member& member, Exchange& exchange, Tensor data, ReduceOp op) {
+  if (data.elements() == 0) return absl::OkStatus();
   // Row r is rank r's data; our own is copied, since the result is written over `data`.
   char* table = exchange.TakeScratch(data.bytes() * member.size());
   char* own = table + member.rank * data.bytes();
