@@ -31,8 +31,12 @@ class Application {
     Declare();
   }
 
-  int Run(const std::vector<std::string>& arguments) {
+  int Run(std::vector<std::string> arguments) {
     if (!arguments.empty() && arguments[0] == kCompleteCommand) return CompleteWord(arguments);
+    if (!arguments.empty() && arguments[0] == "help") {  // `muster help submit`
+      arguments.erase(arguments.begin());
+      arguments.push_back("--help");
+    }
     try {
       // CLI11 takes the arguments from the back.
       app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
@@ -59,6 +63,7 @@ class Application {
     app_.name("muster");
     app_.require_subcommand(1);
     app_.fallthrough();
+    app_.set_version_flag("--version", "muster " + surroundings_.version);
     app_.add_option("--coordinator", coordinator_,
                     "HOST:PORT, or file:PATH of a file that holds it [default: "
                     "$MUSTER_COORDINATOR, else the cluster of `muster local up`]");

@@ -151,6 +151,13 @@ class Tidy(unittest.TestCase):
                                        capture_output=True, text=True).stdout
             self.assertIn(described, text, f"run ./dev docs: {name} differs from docs/metrics.md")
 
+    def test_every_program_tells_the_version_of_the_project(self):
+        version = re.search(r"project\(muster VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
+        for name in ("muster", "muster-coordinator", "muster-worker", "muster-rank"):
+            told = subprocess.run([str(BIN / name), "--version"], check=True, capture_output=True,
+                                  text=True).stdout
+            self.assertEqual(told, f"{name} {version.group(1)}\n")
+
     def test_the_repository_names_no_private_path(self):
         private = re.compile(r"(?<![\w.$}])/(work|farm|opt/torch)/")
         wrong = []

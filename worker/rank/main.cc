@@ -27,6 +27,7 @@ int Main(int argc, char** argv) {
   bool describe_metrics = false;
   app.add_option("--assignment", assignment, "file with the RankAssignment to carry out");
   app.add_flag("--describe-metrics", describe_metrics, "print the metrics of a rank and end");
+  app.set_version_flag("--version", std::string("muster-rank ") + MUSTER_VERSION);
   app.require_subcommand(0, 1);
 
   const std::map<std::string, bool> formats = {{"text", false}, {"json", true}};
