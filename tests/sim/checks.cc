@@ -53,8 +53,23 @@ void World::CheckMachines() {
   }
 }
 
-// What leaves for a daemon must be what a restart would find.
-void World::CheckDesired(const v1::Desired& desired) {
+// What leaves for a daemon must be what a restart would find, and places nothing on a device that
+// is not proven free: the ranks of a lost worker that has returned count until they have ended.
+void World::CheckDesired(const std::string& worker, const v1::Desired& desired) {
+  for (const v1::DesiredAttempt& attempt : desired.attempts()) {
+    if (attempt.phase() != v1::DESIRED_PHASE_PREPARED) continue;
+    for (const auto& [key, process] : machines_[worker].processes) {
+      const bool own = key.attempt.job.value() == attempt.job_id() &&
+                       key.attempt.epoch.value() == attempt.epoch();
+      if (own || (!process.alive && !process.stray)) continue;
+      for (const v1::RankAssignment& rank : attempt.ranks()) {
+        if (rank.device() == process.device) {
+          Violate(absl::StrCat(attempt.job_id(), " epoch ", attempt.epoch(), " was placed on ",
+                               worker, " ", process.device, ", which still runs ", ToString(key)));
+        }
+      }
+    }
+  }
   for (const v1::DesiredAttempt& attempt : desired.attempts()) {
     const absl::StatusOr<std::optional<std::string>> row =
         store_->Get(coordinator::Table::kJobs, attempt.job_id());
@@ -64,6 +79,23 @@ void World::CheckDesired(const v1::Desired& desired) {
       Violate(absl::StrCat(attempt.job_id(), ": epoch ", attempt.epoch(),
                            " left before it was durable"));
     }
+  }
+}
+
+// A failure costs the steps since the newest checkpoint, and no save is ever farther away than
+// every_steps.
+void World::CheckReplay(const Process& process, int64_t replayed) {
+  if (replayed > 0) Count("steps replayed");
+  Count("attempt repeated");
+  const v1::JobSpec& spec = process.assignment.spec();
+  if (!spec.has_checkpoint()) return;
+  const JobEpoch before = {process.key.attempt.job.value(), process.key.attempt.epoch.value() - 1};
+  // A lost worker keeps its commits to itself.
+  if (lost_.count(before) > 0 && options_.faults == Faults::kAll) return;
+  // The step that completes an interval is saved in the same event.
+  if (replayed >= spec.checkpoint().every_steps()) {
+    Violate(absl::StrCat(ToString(process.key), " replays ", replayed, " steps of at most ",
+                         spec.checkpoint().every_steps() - 1));
   }
 }
 
@@ -212,6 +244,7 @@ void World::CheckEnd() {
       continue;
     }
     Count(v1::JobState_Name(ended->second));
+    if (ended->second == v1::JOB_STATE_FAILED && !submission.poisoned) Count("sound job failed");
     if (ended->second == v1::JOB_STATE_CANCELLED && !submission.cancel) {
       Violate(absl::StrCat(submission.id, " was cancelled by nobody"));
     }

@@ -64,10 +64,9 @@ void World::CrashCoordinator(absl::string_view why) {
     if (connection.worker_open) Break(id);
   }
   const uint64_t generation = coordinator_generation_;
-  queue_.After(absl::Milliseconds(100 + rng_.Below(rng_.Chance(0.2) ? 20000 : 2000)),
-               [this, generation] {
-                 if (generation == coordinator_generation_) StartCoordinator();
-               });
+  queue_.After(absl::Milliseconds(100) + Outage(0.2, 20000, 2000), [this, generation] {
+    if (generation == coordinator_generation_) StartCoordinator();
+  });
 }
 
 void World::Feed(CoreEvent event) {
@@ -118,7 +117,7 @@ void World::Release(const coordinator::CoreAction& action) {
     v1::FromCoordinator message = send->message;
     message.set_cluster_id(core_->cluster_id());
     message.set_leader_term(core_->leader_term());
-    if (message.has_desired()) CheckDesired(message.desired());
+    if (message.has_desired()) CheckDesired(found->second.worker, message.desired());
     ToWorker(found->second, std::move(message));
   } else if (const auto* close = std::get_if<coordinator::CloseAction>(&action)) {
     CloseCoordinatorSide(close->session.value());

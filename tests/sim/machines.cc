@@ -63,7 +63,7 @@ void World::KillDaemon(Machine& machine) {
                  [this, id] { CloseCoordinatorSide(id); });
   }
   const uint64_t generation = machine.generation;
-  queue_.After(absl::Milliseconds(200 + rng_.Below(rng_.Chance(0.2) ? 25000 : 3000)),
+  queue_.After(absl::Milliseconds(200) + Outage(0.2, 25000, 3000),
                [this, name = machine.name, generation] {
                  Machine& m = machines_[name];
                  if (m.generation == generation) StartDaemon(m);
@@ -98,7 +98,8 @@ void World::CarryOut(Machine& machine, AgentOutput output) {
   const uint64_t generation = machine.generation;
   for (worker::AgentRecord& record : output.records) {
     // Each record is written and synced before the next; a crash can come between any two.
-    if (faults_on_ && options_.faults && rng_.Chance(0.0005)) {
+    const bool may_die = Disturbed() || (faults_on_ && options_.faults == Faults::kServices);
+    if (may_die && rng_.Chance(0.0005)) {
       Count("daemon crash between records");
       return KillDaemon(machine);
     }
@@ -124,7 +125,7 @@ void World::Answer(Machine& machine, absl::Duration delay, worker::AgentEvent ev
 
 void World::Do(Machine& machine, const worker::PrepareAttempt& action) {
   worker::AttemptPrepared prepared{action.attempt, absl::OkStatus()};
-  if (faults_on_ && options_.faults && rng_.Chance(0.02)) {
+  if (Disturbed() && rng_.Chance(0.02)) {
     prepared.status = absl::UnavailableError("the run directory cannot be made");
     prepared.cause = v1::CAUSE_LAUNCH;
     Count("launch refused");

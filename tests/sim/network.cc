@@ -4,7 +4,7 @@
 namespace muster::sim {
 
 absl::Duration World::Delay() {
-  if (faults_on_ && options_.faults && rng_.Chance(0.02)) {
+  if (Disturbed() && rng_.Chance(0.02)) {
     return absl::Milliseconds(rng_.Below(3000));
   }
   return absl::Microseconds(50 + rng_.Below(2000));
@@ -38,7 +38,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
   if (machine.partitioned) return;  // on the wire of a dead link
   message.set_incarnation(machine.incarnation);
   absl::Time at = queue_.now() + Delay();
-  const bool odd = faults_on_ && options_.faults && !message.has_hello();
+  const bool odd = Disturbed() && !message.has_hello();
   if (odd && rng_.Chance(0.02)) {
     Count("reordered");
   } else {
@@ -70,7 +70,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
 void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
   if (machines_[connection.worker].partitioned) return;
   absl::Time at = queue_.now() + Delay();
-  const bool odd = faults_on_ && options_.faults && !message.has_welcome();
+  const bool odd = Disturbed() && !message.has_welcome();
   if (odd && rng_.Chance(0.02)) {
     Count("reordered");
   } else {

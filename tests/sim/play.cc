@@ -71,7 +71,7 @@ void World::TrySubmit(const std::string& request_id, const v1::JobSpec& spec) {
   if (!submissions_[request_id].id.empty()) return;
   if (core_ != nullptr) {
     const uint64_t call = next_id_++;
-    if (!(faults_on_ && options_.faults && rng_.Chance(0.2))) submit_calls_[call] = request_id;
+    if (!(Disturbed() && rng_.Chance(0.2))) submit_calls_[call] = request_id;
     Feed(coordinator::SubmitEvent{coordinator::CallId(call), spec, request_id});
   }
   queue_.After(absl::Milliseconds(500 + rng_.Below(1000)),
@@ -102,7 +102,10 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  switch (rng_.Below(8)) {
+  uint64_t kind = rng_.Below(8);
+  if (options_.faults == Faults::kServices) kind %= 2;
+  if (options_.faults == Faults::kRanks) kind = 2 + kind % 3;
+  switch (kind) {
     case 0:
       return CrashCoordinator("killed");
     case 1:
@@ -149,6 +152,11 @@ void World::InjectFault() {
   }
 }
 
+absl::Duration World::Outage(double late_chance, uint64_t late_ms, uint64_t soon_ms) {
+  const bool late = options_.faults == Faults::kAll && rng_.Chance(late_chance);
+  return absl::Milliseconds(rng_.Below(late ? late_ms : soon_ms));
+}
+
 void World::Heal() {
   Trace("no more faults");
   faults_on_ = false;
@@ -178,7 +186,7 @@ Result World::Play() {
     queue_.After(absl::Milliseconds(rng_.Below(20000)), [this, i] { Submit(i); });
   }
   const absl::Time quiet = queue_.now() + kFaultsFor;
-  if (options_.faults) ScheduleFault();
+  if (options_.faults != Faults::kNone) ScheduleFault();
   while (result_.violation.empty() && queue_.Step(quiet)) {
     ++result_.events;
     CheckAll();

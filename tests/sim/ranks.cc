@@ -66,14 +66,7 @@ void World::Launch(Machine& machine, Process& process) {
                          restored->second));
   }
   if (first && gang.second > 1) {
-    const int64_t replayed = reached_[{gang.first, gang.second - 1}] - step;
-    if (replayed > 0) Count("steps replayed");
-    const v1::JobSpec& spec = process.assignment.spec();
-    // A lost worker keeps its commits to itself.
-    const bool lost = lost_.count({gang.first, gang.second - 1}) > 0;
-    if (spec.has_checkpoint() && !lost && replayed > spec.checkpoint().every_steps()) {
-      Violate(absl::StrCat(ToString(process.key), " replays ", replayed, " steps"));
-    }
+    CheckReplay(process, reached_[{gang.first, gang.second - 1}] - step);
   }
   process.step = step;
   const RankKey key = process.key;

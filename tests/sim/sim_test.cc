@@ -100,12 +100,45 @@ TEST(Simulation, WithoutFaults_NoAttemptIsRepeated) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     Options options;
     options.seed = seed;
-    options.faults = false;
+    options.faults = Faults::kNone;
     Result result = Simulate(options);
     EXPECT_EQ(result.violation, "") << "seed " << seed;
-    EXPECT_EQ(result.counts["steps replayed"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["attempt repeated"], 0) << "seed " << seed;
     EXPECT_EQ(result.counts["EVENT_KIND_WORKER_UNREACHABLE"], 0) << "seed " << seed;
   }
+}
+
+TEST(Simulation, CoordinatorAndDaemonsKilled_CostNoAttemptAndNoStep) {
+  std::map<std::string, int64_t> counts;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    Options options;
+    options.seed = seed;
+    options.faults = Faults::kServices;
+    Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    EXPECT_EQ(result.counts["attempt repeated"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["steps replayed"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["sound job failed"], 0) << "seed " << seed;
+    for (const auto& [what, times] : result.counts) counts[what] += times;
+  }
+  // Else nothing was shown.
+  EXPECT_GT(counts["coordinator crash"], 500);
+  EXPECT_GT(counts["daemon crash"], 500);
+  EXPECT_GT(counts["re-attached"], 100);
+}
+
+TEST(Simulation, RanksKilled_ReplayLessThanOneIntervalEach) {
+  std::map<std::string, int64_t> counts;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    Options options;
+    options.seed = seed;
+    options.faults = Faults::kRanks;  // CheckReplay makes no exception then
+    const Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    for (const auto& [what, times] : result.counts) counts[what] += times;
+  }
+  EXPECT_GT(counts["rank killed"] + counts["gang killed"], 500);
+  EXPECT_GT(counts["steps replayed"], 200);
 }
 
 }  // namespace

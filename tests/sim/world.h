@@ -29,10 +29,19 @@
 
 namespace muster::sim {
 
+enum class Faults {
+  kNone,
+  kAll,
+  // The coordinator and daemons are killed and start again soon; network, disks and ranks are well.
+  kServices,
+  // Ranks and whole gangs are killed; everything else is well.
+  kRanks,
+};
+
 struct Options {
   uint64_t seed = 1;
   bool trace = false;  // print each event
-  bool faults = true;
+  Faults faults = Faults::kAll;
 };
 
 struct Result {
@@ -163,11 +172,16 @@ class World {
   void InjectFault();
   void Heal();
   bool Settled() const;
+  // Whether network, disks and launches misbehave now.
+  bool Disturbed() const { return faults_on_ && options_.faults == Faults::kAll; }
+  // Up to `soon_ms`, in some cases up to `late_ms` where everything may fail.
+  absl::Duration Outage(double late_chance, uint64_t late_ms, uint64_t soon_ms);
 
   // ---- checks (checks.cc)
   void CheckAll();
   void CheckMachines();
-  void CheckDesired(const v1::Desired& desired);
+  void CheckDesired(const std::string& worker, const v1::Desired& desired);
+  void CheckReplay(const Process& process, int64_t replayed);
   void CheckFencing(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
   void CheckJob(const v1::Job& job);
