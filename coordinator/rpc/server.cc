@@ -20,15 +20,14 @@
 namespace muster::coordinator {
 namespace {
 
-constexpr int kKeepaliveMs = 5000;  // half-open connections are noticed within about twice this
-
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 class GrpcServer : public RpcServer {
  public:
-  GrpcServer(Shell& shell, const std::string& version)
+  GrpcServer(Shell& shell, const Options& options)
       : shell_(shell),
-        job_service_(MakeJobService(shell, version)),
+        keepalive_ms_(static_cast<int>(absl::ToInt64Milliseconds(options.keepalive))),
+        job_service_(MakeJobService(shell, options.version)),
         worker_service_(MakeWorkerService(shell)) {}
 
   // False when the address cannot be bound.
@@ -37,9 +36,10 @@ class GrpcServer : public RpcServer {
     builder.SetMaxReceiveMessageSize(kReceiveBytesMax);
     // Two coordinators must never share a port.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms_);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms_);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
     // Daemons and clients ping as often as they like.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
     // Only reflection is served by threads of its own; the rest is callbacks.
@@ -71,6 +71,7 @@ class GrpcServer : public RpcServer {
 
  private:
   Shell& shell_;
+  const int keepalive_ms_;
   const std::unique_ptr<grpc::Service> job_service_;
   const std::unique_ptr<grpc::Service> worker_service_;
   std::unique_ptr<grpc::Server> server_;
@@ -96,12 +97,12 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(Shell& shell, const 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (port == 0 && options.earlier_port != 0) {
-    auto server = std::make_unique<GrpcServer>(shell, options.version);
+    auto server = std::make_unique<GrpcServer>(shell, options);
     if (server->Bind(absl::StrCat(HostOf(options.listen), ":", options.earlier_port))) {
       return std::unique_ptr<RpcServer>(std::move(server));
     }
   }
-  auto server = std::make_unique<GrpcServer>(shell, options.version);
+  auto server = std::make_unique<GrpcServer>(shell, options);
   if (!server->Bind(options.listen)) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", options.listen, "; is another process using it?"));

@@ -21,6 +21,9 @@ class RpcServer {
     // Tried first when `listen` leaves the port to the system: where clients and daemons of an
     // earlier start look. 0 = none.
     int earlier_port = 0;
+    // A peer is pinged after this long without a byte from it, and its connection closed when the
+    // answer takes as long again.
+    absl::Duration keepalive = absl::Seconds(5);
   };
   // `shell` outlives the server. kInvalidArgument: not HOST:PORT. kUnavailable: the address cannot
   // be bound, e.g. because another process has it.

@@ -25,6 +25,7 @@
 #include "coordinator/store/store.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
+#include "tests/support/proxy.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -61,7 +62,10 @@ constexpr absl::Duration kGrace = absl::Seconds(60);
 // One process's worth of coordinator on a data directory that it can be restarted on.
 class Coordinator {
  public:
-  explicit Coordinator(std::string directory) : directory_(std::move(directory)) { Start(); }
+  explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5))
+      : directory_(std::move(directory)), keepalive_(keepalive) {
+    Start();
+  }
   ~Coordinator() { Stop(); }
 
   void Start() {
@@ -76,8 +80,10 @@ class Coordinator {
         nullptr);
     CHECK_OK(shell);
     shell_ = *std::move(shell);
-    auto server = RpcServer::Start(
-        *shell_, {.listen = "127.0.0.1:0", .version = "1.2.3", .earlier_port = port_});
+    auto server = RpcServer::Start(*shell_, {.listen = "127.0.0.1:0",
+                                             .version = "1.2.3",
+                                             .earlier_port = port_,
+                                             .keepalive = keepalive_});
     CHECK_OK(server);
     server_ = *std::move(server);
     CHECK(absl::SimpleAtoi(address().substr(address().rfind(':') + 1), &port_));
@@ -97,15 +103,17 @@ class Coordinator {
   const std::string& address() const { return server_->address(); }
   int port() const { return port_; }
   RpcServer& server() { return *server_; }
-  std::shared_ptr<grpc::Channel> Channel() const {
+  std::shared_ptr<grpc::Channel> Channel() const { return ChannelTo(address()); }
+  static std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-    return grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(), arguments);
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   }
 
  private:
   const std::string directory_;
+  const absl::Duration keepalive_;
   int port_ = 0;
   RealClock clock_;
   std::shared_ptr<Logger> log_ = Logger::Discard();
@@ -159,8 +167,9 @@ class RpcTest : public ::testing::Test {
 class Daemon {
  public:
   Daemon(const Coordinator& coordinator, const std::string& name, int slots)
-      : stub_(v1::WorkerService::NewStub(coordinator.Channel())),
-        stream_(stub_->Session(&context_)) {
+      : Daemon(coordinator.Channel(), name, slots) {}
+  Daemon(std::shared_ptr<grpc::Channel> channel, const std::string& name, int slots)
+      : stub_(v1::WorkerService::NewStub(std::move(channel))), stream_(stub_->Session(&context_)) {
     v1::FromWorker message;
     message.set_incarnation(kIncarnation);
     v1::Hello& hello = *message.mutable_hello();
@@ -739,6 +748,17 @@ TEST_F(RpcTest, Drain_EndsEveryStreamWithUnavailableInTime) {
   while (daemon.Read(&message)) {
   }
   EXPECT_EQ(daemon.Finish().error_code(), grpc::UNAVAILABLE);
+}
+
+// What keeps a connection open is an answer, not the silence of a peer that is gone.
+TEST_F(RpcTest, HalfOpenConnection_IsClosedWhenItsPingsAreNotAnswered) {
+  Coordinator coordinator(directory_ + "/other", /*keepalive=*/absl::Milliseconds(300));
+  testing::Proxy proxy(coordinator.address());
+  Daemon daemon(Coordinator::ChannelTo(proxy.address()), "w0", 1);
+  daemon.ReadUntil([](const auto& message) { return message.has_welcome(); });
+  proxy.Freeze();
+  EXPECT_TRUE(proxy.AwaitServerGone(kGrace)) << "the coordinator kept it";
+  daemon.Cancel();
 }
 
 }  // namespace

@@ -41,12 +41,12 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, absl::Duration d
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
-  // Heartbeats are traffic enough for TCP's user timeout to see a dead peer. gRPC sets that timeout
-  // only when keepalive is on, hence an interval at which hardly a ping is ever sent.
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
-                   static_cast<int>(absl::ToInt64Milliseconds(absl::Hours(24))));
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-                   static_cast<int>(absl::ToInt64Milliseconds(dead_peer_timeout)));
+  // TCP's user timeout (gRPC sets it to the keepalive timeout) sees a machine that is gone; only
+  // pings see a peer or a middlebox that acknowledges bytes and answers nothing.
+  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(dead_peer_timeout));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, timeout_ms);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 

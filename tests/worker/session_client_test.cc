@@ -1,0 +1,161 @@
+// The daemon's session with the coordinator: how soon it dials again, and when it gives up a
+// connection on which nobody answers.
+#include "worker/agent/session_client.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "muster/v1/worker_service.grpc.pb.h"
+#include "tests/support/proxy.h"
+#include "tests/support/seed.h"
+
+namespace muster::worker {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+// Runs what is posted when the test says so and writes down every delay that was asked for.
+class RecordingLoop : public Loop {
+ public:
+  void Post(absl::AnyInvocable<void()> work) override { ready_.push_back(std::move(work)); }
+  void PostAfter(absl::Duration delay, absl::AnyInvocable<void()> work) override {
+    delays_.push_back(delay);
+    ready_.push_back(std::move(work));
+  }
+  bool OnLoop() const override { return running_; }
+
+  // As if every timer had fired.
+  void RunOnce() {
+    running_ = true;
+    for (auto work = std::exchange(ready_, {}); !work.empty(); work.pop_front()) work.front()();
+    running_ = false;
+  }
+  const std::vector<absl::Duration>& delays() const { return delays_; }
+
+ private:
+  std::deque<absl::AnyInvocable<void()>> ready_;
+  std::vector<absl::Duration> delays_;
+  bool running_ = false;
+};
+
+SessionEvents Deaf() {
+  return {[](SessionId) {}, [](SessionId, v1::FromCoordinator) {}, [](SessionId, absl::Status) {}};
+}
+
+TEST(SessionClient, CoordinatorAway_IsDialedSoonAndNeverLessThanOnceASecond) {
+  RecordingLoop loop;
+  SessionClientOptions options;
+  options.coordinator = "file:/nonexistent/address";  // fails at once, on the loop
+  const auto client =
+      SessionClient::Make(options, loop, Rng(testing::TestSeed()), Logger::Discard(), Deaf());
+  client->Start();
+  for (int dial = 0; dial < 40; ++dial) loop.RunOnce();
+  client->Stop();
+  ASSERT_EQ(loop.delays().size(), 41u);
+  absl::Duration base = options.backoff_initial;
+  absl::Duration first_five;
+  for (size_t i = 0; i < loop.delays().size(); ++i) {
+    EXPECT_GE(loop.delays()[i], base / 2) << i;
+    EXPECT_LE(loop.delays()[i], base) << i;
+    if (i < 5) first_five += loop.delays()[i];
+    base = std::min(base * 2, options.backoff_max);
+  }
+  // A restarted coordinator serves again well within a second, and is found within another.
+  EXPECT_EQ(options.backoff_max, absl::Seconds(1));
+  EXPECT_LE(first_five, absl::Seconds(2));
+  // A thousand daemons do not come back in step.
+  const std::set<absl::Duration> late(loop.delays().begin() + 10, loop.delays().end());
+  EXPECT_GT(late.size(), 20u);
+}
+
+// Welcomes every session and says nothing more.
+class Welcomer : public v1::WorkerService::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::FromCoordinator, v1::FromWorker>;
+
+  Welcomer() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // as the coordinator's server
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  ~Welcomer() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+  grpc::Status Session(grpc::ServerContext*, Stream* stream) override {
+    v1::FromWorker message;
+    while (stream->Read(&message)) {
+      if (!message.has_hello()) continue;
+      v1::FromCoordinator welcome;
+      welcome.mutable_welcome()->set_heartbeat_interval_ms(100);
+      stream->Write(welcome);
+    }
+    return grpc::Status::OK;
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(SessionClient, CoordinatorThatStopsAnswering_IsGivenUpAndFoundAgain) {
+  Welcomer coordinator;
+  testing::Proxy proxy(coordinator.address());
+  RealClock clock;
+  ThreadLoop loop(clock);
+  Mutex mutex;
+  int welcomed = 0;
+  int down = 0;
+  SessionClientOptions options;
+  options.coordinator = proxy.address();
+  options.dead_peer_timeout = absl::Milliseconds(300);
+  std::unique_ptr<SessionClient> client;
+  SessionEvents events;
+  events.up = [&](SessionId session) {
+    v1::FromWorker hello;
+    hello.mutable_hello()->set_worker("w0");
+    client->Send(session, hello);
+  };
+  events.message = [&](SessionId, v1::FromCoordinator message) {
+    MutexLock lock(&mutex);
+    welcomed += message.has_welcome() ? 1 : 0;
+  };
+  events.down = [&](SessionId, absl::Status) {
+    MutexLock lock(&mutex);
+    ++down;
+  };
+  client = SessionClient::Make(options, loop, Rng(testing::TestSeed()), Logger::Discard(), events);
+  const auto reaches = [&mutex](int& counter, int count) {
+    MutexLock lock(&mutex);
+    auto reached = [&counter, count] { return counter >= count; };
+    return mutex.AwaitWithTimeout(Condition(&reached), kPatience);
+  };
+  loop.Post([&client] { client->Start(); });
+  EXPECT_TRUE(reaches(welcomed, 1));
+  proxy.Freeze();
+  EXPECT_TRUE(reaches(down, 1)) << "a connection without answers was kept";
+  EXPECT_TRUE(reaches(welcomed, 2)) << "it was not dialed again";
+  client->Stop();
+  loop.Stop();
+}
+
+}  // namespace
+}  // namespace muster::worker
