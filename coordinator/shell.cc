@@ -489,7 +489,7 @@ void Shell::ShowChanges(const Pending& pending) {
     const std::shared_ptr<const v1::Job> before = shown_->Find(job->id());
     shown_->ShowJob(job, submit_sequence);
     if (IsFinal(job->state()) && before != nullptr && !IsFinal(before->state())) {
-      loop_->PostAfter(kEndedJobSeriesKept, [this, name = job->name()] {
+      loop_->PostAfter(parts_.ended_job_series_kept, [this, name = job->name()] {
         const auto newest = shown_->Find(name);
         if (newest == nullptr || IsFinal(newest->state())) parts_.metrics.ForgetJob(name);
       });

@@ -30,6 +30,7 @@
 #include "base/loop.h"
 #include "base/mutex.h"
 #include "coordinator/core/core.h"
+#include "coordinator/limits.h"
 #include "coordinator/metrics.h"
 #include "coordinator/shown.h"
 #include "coordinator/store/store.h"
@@ -55,6 +56,8 @@ class Shell {
     const Clock& clock;
     Logger& log;
     Metrics& metrics;
+    // How long a job that has ended keeps its series, so that its last values are scraped.
+    absl::Duration ended_job_series_kept = kEndedJobSeriesKept;
   };
   struct JobReply {
     v1::Job job;

@@ -1,6 +1,6 @@
 // A core with just enough behaviour to watch the shell carry outputs out: a submitted job is
 // durable, shown and announced; a worker that says hello is welcomed; an Observed moves every job
-// on by one step. Deterministic and small enough to read; the real core has tests of its own.
+// on by one step, a notice ends them all. Deterministic and small enough to read; the real core has tests of its own.
 #ifndef MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
 #define MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
 
@@ -38,9 +38,11 @@ class ScriptedCore : public Core {
       v1::FromCoordinator welcome;
       welcome.mutable_welcome()->set_heartbeat_interval_ms(500);
       output.actions.push_back(SendAction{opened->session, welcome});
-    } else if (std::holds_alternative<SessionMessage>(event)) {
+    } else if (const auto* message = std::get_if<SessionMessage>(&event)) {
       for (size_t i = 0; i < jobs_.size(); ++i) {
+        jobs_[i].set_attempts(1);
         jobs_[i].set_step(jobs_[i].step() + 1);
+        if (message->message.has_notice()) jobs_[i].set_state(v1::JOB_STATE_SUCCEEDED);
         output.actions.push_back(JobChanged{JobId(jobs_[i].id())});
       }
     } else if (std::holds_alternative<TimerFired>(event)) {

@@ -2,12 +2,15 @@
 #include "coordinator/shell.h"
 #include "base/mutex.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "tests/coordinator/scripted_core.h"
 #include "tests/support/status_matchers.h"
@@ -250,6 +253,93 @@ TEST_F(ShellTest, Listing_IsNewestFirstAndGoesOnBelowACursor) {
   const std::vector<Shown::Row> rest = shell_->shown().List(rows[1].submit_sequence, 2);
   ASSERT_EQ(rest.size(), 1u);
   EXPECT_EQ(rest[0].job->name(), "c");
+}
+
+// Gauges by name and labels; the rest goes nowhere.
+class SeriesRegistry : public metrics::Registry {
+ public:
+  metrics::Counter& GetCounter(const metrics::Family& family,
+                               const std::vector<std::string>& labels) override {
+    return nowhere_->GetCounter(family, labels);
+  }
+  metrics::Histogram& GetHistogram(const metrics::Family& family,
+                                   const std::vector<std::string>& labels) override {
+    return nowhere_->GetHistogram(family, labels);
+  }
+  metrics::Gauge& GetGauge(const metrics::Family& family,
+                           const std::vector<std::string>& labels) override {
+    MutexLock lock(&mutex_);
+    if (!labels.empty()) series_.emplace(family.name, labels[0]);
+    return nowhere_->GetGauge(family, labels);
+  }
+  void Remove(const metrics::Family& family, const std::vector<std::string>& labels) override {
+    MutexLock lock(&mutex_);
+    series_.erase({std::string(family.name), labels[0]});
+  }
+
+  // How many series speak of the job.
+  size_t CountOf(const std::string& job) {
+    MutexLock lock(&mutex_);
+    return CountLocked(job);
+  }
+  bool AwaitNoneOf(const std::string& job) {
+    MutexLock lock(&mutex_);
+    auto none = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return CountLocked(job) == 0; };
+    return mutex_.AwaitWithTimeout(Condition(&none), absl::Seconds(30));
+  }
+
+ private:
+  size_t CountLocked(const std::string& job) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return static_cast<size_t>(std::count_if(
+        series_.begin(), series_.end(), [&](const auto& entry) { return entry.second == job; }));
+  }
+
+  const std::unique_ptr<metrics::Registry> nowhere_ = metrics::DiscardRegistry();
+  Mutex mutex_;
+  std::set<std::pair<std::string, std::string>> series_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterAWhile) {
+  const std::unique_ptr<MemoryStore> store = MemoryStore::Make("scripted");
+  RealClock clock;
+  const std::shared_ptr<Logger> log = Logger::Discard();
+  SeriesRegistry registry;
+  Metrics metrics(registry);
+  auto started = Shell::Start(
+      {*store, clock, *log, metrics, /*ended_job_series_kept=*/absl::Milliseconds(1)},
+      [](absl::Time, CoreOutput*) -> absl::StatusOr<std::unique_ptr<Core>> {
+        return std::make_unique<ScriptedCore>();
+      },
+      [](const absl::Status&) {});
+  ASSERT_OK(started);
+  Shell& shell = **started;
+  Notification submitted;
+  v1::JobSpec spec;
+  spec.set_name("gpt");
+  shell.Submit(spec, "", [&](absl::StatusOr<Shell::JobReply>) { submitted.Notify(); });
+  submitted.WaitForNotification();
+  ASSERT_OK_AND_ASSIGN(
+      const SessionId session,
+      shell.OpenSession(Incarnation(1), v1::Hello(), std::make_shared<RecordingStream>()));
+  const auto deliver = [&](const v1::FromWorker& message) {
+    Notification handled;
+    shell.Deliver(session, message, [&] { handled.Notify(); });
+    handled.WaitForNotification();
+  };
+  v1::FromWorker progress;
+  progress.mutable_observed();
+  deliver(progress);
+  // What a later submission's reply speaks of is shown, and with it all that came before.
+  Notification shown;
+  spec.set_name("other");
+  shell.Submit(spec, "", [&](absl::StatusOr<Shell::JobReply>) { shown.Notify(); });
+  shown.WaitForNotification();
+  EXPECT_EQ(registry.CountOf("gpt"), 8u);
+  v1::FromWorker end;
+  end.mutable_notice();
+  deliver(end);
+  EXPECT_TRUE(registry.AwaitNoneOf("gpt"));
+  shell.Drain();
 }
 
 }  // namespace
