@@ -23,6 +23,7 @@ namespace muster::cli {
 namespace {
 
 constexpr absl::Duration kSubmitPatience = absl::Seconds(15);
+constexpr absl::Duration kFirstAnswerTimeout = absl::Seconds(5);
 constexpr absl::Duration kWatchPatience = absl::Minutes(10);
 constexpr absl::Duration kReconnectInterval = absl::Milliseconds(300);
 
@@ -103,19 +104,22 @@ std::string Indented(const std::string& text) {
   return out;
 }
 
-// Calls `open` until it ends for another reason than a coordinator that went away.
-absl::Status Reconnecting(Terminal& terminal, const std::function<absl::Status()>& open,
-                          const bool& heard) {
-  absl::Time lost_at = absl::InfiniteFuture();
+// Calls `open` until it ends for another reason than a coordinator that went away; says so at once
+// when there is none from the start.
+absl::Status Reconnecting(CoordinatorClient& client, Terminal& terminal,
+                          const std::function<absl::Status(Absence&)>& open) {
+  RETURN_IF_ERROR(client.GetVersion(kFirstAnswerTimeout).status());
+  Absence absence(kWatchPatience);
+  bool told = false;
   for (;;) {
-    const absl::Status status = open();
-    if (status.code() != absl::StatusCode::kUnavailable || !heard) return status;
-    const absl::Time now = absl::Now();
-    if (lost_at == absl::InfiniteFuture()) {
+    absence.Opened(absl::Now());
+    const absl::Status status = open(absence);
+    if (status.code() != absl::StatusCode::kUnavailable || !absence.Bearable(absl::Now())) {
+      return status;
+    }
+    if (!std::exchange(told, true)) {
       terminal.err << "muster: " << status.message() << "; trying again" << std::endl;
     }
-    lost_at = std::min(lost_at, now);
-    if (now - lost_at > kWatchPatience) return status;
     absl::SleepFor(kReconnectInterval);
   }
 }
@@ -307,23 +311,19 @@ absl::Status Checkpoints(CoordinatorClient& client, const std::string& name, For
 absl::Status Events(CoordinatorClient& client, const std::string& job, bool follow, Format format,
                     Terminal& terminal) {
   if (follow) {
-    bool heard = false;
     uint64_t last = 0;
-    return Reconnecting(
-        terminal,
-        [&] {
-          return client.WatchEvents(job, last, [&](const v1::Event& event) {
-            heard = true;
-            last = event.sequence();
-            if (format == Format::kTable) {
-              terminal.out << EventLine(event) << std::endl;
-            } else {
-              PrintItem(ToJson(event), format, terminal.out);
-            }
-            return terminal.out.good();
-          });
-        },
-        heard);
+    return Reconnecting(client, terminal, [&](Absence& absence) {
+      return client.WatchEvents(job, last, [&](const v1::Event& event) {
+        absence.Heard();
+        last = event.sequence();
+        if (format == Format::kTable) {
+          terminal.out << EventLine(event) << std::endl;
+        } else {
+          PrintItem(ToJson(event), format, terminal.out);
+        }
+        return terminal.out.good();
+      });
+    });
   }
   ASSIGN_OR_RETURN(const std::vector<v1::Event> events, client.ListEvents(job));
   if (format != Format::kTable) {
@@ -344,13 +344,12 @@ absl::Status Logs(CoordinatorClient& client, const LogsOptions& options, Format 
   request.set_epoch(options.epoch);
   request.set_follow(options.follow);
   request.set_tail_bytes(options.tail_bytes);
-  bool heard = false;
   // Where the next byte belongs, so that a stream opened again repeats nothing.
   uint64_t epoch = 0;
   int64_t next_offset = 0;
-  const auto open = [&] {
+  const auto open = [&](Absence& absence) {
     return client.GetLogs(request, [&](const v1::LogChunk& chunk) {
-      heard = true;
+      absence.Heard();
       if (chunk.epoch() < epoch) return true;
       if (chunk.epoch() > epoch) next_offset = 0;
       epoch = chunk.epoch();
@@ -372,7 +371,9 @@ absl::Status Logs(CoordinatorClient& client, const LogsOptions& options, Format 
       return terminal.out.good();
     });
   };
-  return options.follow ? Reconnecting(terminal, open, heard) : open();
+  if (options.follow) return Reconnecting(client, terminal, open);
+  Absence once(absl::ZeroDuration());
+  return open(once);
 }
 
 absl::Status Sample(CoordinatorClient& client, const SampleOptions& options, Format format,

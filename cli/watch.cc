@@ -126,13 +126,14 @@ absl::Status Watch(CoordinatorClient& client, const std::string& name, Format fo
                    Terminal& terminal, absl::Duration patience) {
   ProgressView view(format, terminal);
   v1::Job last;
-  absl::Time heard = absl::Now();
+  Absence absence(patience);
   for (;;) {
+    absence.Opened(absl::Now());
     // After the first answer the id is asked for: the name may come to mean a newer job.
     const absl::Status status =
         client.WatchJob(last.id().empty() ? name : last.id(), [&](const v1::Job& job) {
           last = job;
-          heard = absl::Now();
+          absence.Heard();
           view.Back();
           view.Show(job);
           return !IsFinal(job.state());
@@ -140,7 +141,7 @@ absl::Status Watch(CoordinatorClient& client, const std::string& name, Format fo
     if (IsFinal(last.state())) break;
     const bool lost = status.ok() || status.code() == absl::StatusCode::kUnavailable ||
                       status.code() == absl::StatusCode::kCancelled;
-    if (!lost || last.id().empty() || absl::Now() - heard > patience) {
+    if (!lost || last.id().empty() || !absence.Bearable(absl::Now())) {
       view.End();
       return status.ok() ? absl::UnavailableError("the coordinator ended the watch") : status;
     }

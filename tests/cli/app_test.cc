@@ -1,6 +1,7 @@
 // The whole command against a JobService of this process.
 #include "cli/app.h"
 #include "base/mutex.h"
+#include "cli/watch.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -175,6 +176,45 @@ TEST_F(App, Watch_GoesOnByIdAfterTheStreamBroke) {
   EXPECT_EQ(RunApp({"watch", "gpt"}), 0) << err_.str();
   EXPECT_THAT(service_.watched, ::testing::ElementsAre("gpt", "gpt-abcde"));
   EXPECT_THAT(out_.str(), AllOf(HasSubstr("gpt  running  10/10"), HasSubstr("gpt succeeded")));
+}
+
+TEST(Absence, QuietWatchOfAnHour_BearsARestart) {
+  const absl::Time start = absl::UnixEpoch();
+  Absence absence(absl::Minutes(10));
+  absence.Opened(start);
+  EXPECT_TRUE(absence.Bearable(start + absl::Hours(1)));
+}
+
+TEST(Absence, SecondRestartLongAfterTheFirst_IsBorneAgain) {
+  const absl::Time start = absl::UnixEpoch();
+  Absence absence(absl::Minutes(10));
+  absence.Opened(start);
+  EXPECT_TRUE(absence.Bearable(start + absl::Seconds(1)));
+  absence.Opened(start + absl::Seconds(2));
+  absence.Heard();
+  EXPECT_TRUE(absence.Bearable(start + absl::Hours(1)));
+}
+
+TEST(Absence, LongerThanThePatience_IsTooLong) {
+  const absl::Time start = absl::UnixEpoch();
+  Absence absence(absl::Minutes(10));
+  for (absl::Duration away; away <= absl::Minutes(10); away += absl::Seconds(1)) {
+    absence.Opened(start + away);
+    EXPECT_TRUE(absence.Bearable(start + away));
+  }
+  absence.Opened(start + absl::Seconds(601));
+  EXPECT_FALSE(absence.Bearable(start + absl::Seconds(601)));
+}
+
+TEST_F(App, Version_IsAFlagToo) {
+  EXPECT_EQ(RunApp({"--version"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(), "muster 1.2.3\n");
+}
+
+TEST_F(App, Follow_WithoutACoordinator_FailsAtOnce) {
+  environment_["MUSTER_COORDINATOR"] = "127.0.0.1:1";
+  EXPECT_EQ(RunApp({"logs", "gpt", "-f"}), 1);
+  EXPECT_EQ(RunApp({"events", "-f"}), 1);
 }
 
 TEST_F(App, Logs_FollowedAcrossABrokenStream_RepeatNothing) {
