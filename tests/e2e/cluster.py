@@ -88,7 +88,10 @@ def is_final(job):
 
 
 def kill(pid):
-    os.kill(int(pid), signal.SIGKILL)
+    try:
+        os.kill(int(pid), signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # ended by itself just now, as ranks do whose peer was killed a moment before
 
 
 def alive(pid):
