@@ -149,9 +149,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
       new Trainer(options, model, device, groups, training, validation, files, hooks));
   absl::Status status = trainer->Allocate();
   if (!status.ok()) {
-    return Mark(std::move(status), status.code() == absl::StatusCode::kResourceExhausted
-                                       ? FailureDomain::kMemory
-                                       : FailureDomain::kUnknown);
+    const bool memory = status.code() == absl::StatusCode::kResourceExhausted;
+    return Mark(std::move(status), memory ? FailureDomain::kMemory : FailureDomain::kUnknown);
   }
   return trainer;
 }
