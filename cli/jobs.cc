@@ -83,10 +83,11 @@ std::string EventLine(const v1::Event& event) {
                       event.message());
 }
 
-std::vector<std::vector<std::string>> CheckpointRows(const v1::Job& job) {
+std::vector<std::vector<std::string>> CheckpointRows(const v1::Job& job, bool with_removed) {
   std::vector<std::vector<std::string>> rows = {
       {"STEP", "EPOCH", "SIZE", "STATE", "COMMITTED", "PATH"}};
   for (const v1::CheckpointRecord& record : job.checkpoints()) {
+    if (record.removed() && !with_removed) continue;
     rows.push_back({absl::StrCat(record.step()), absl::StrCat(record.epoch()),
                     Bytes(record.bytes()),
                     record.damaged()   ? "damaged"
@@ -271,7 +272,8 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
     terminal.out << "\nended attempts\n" << Indented(Table(rows));
   }
   if (!job.checkpoints().empty()) {
-    terminal.out << "\ncheckpoints\n" << Indented(Table(CheckpointRows(job)));
+    terminal.out << "\ncheckpoints (those removed since: muster checkpoints " << job.name() << ")\n"
+                 << Indented(Table(CheckpointRows(job, /*with_removed=*/false)));
   }
   if (!events.empty()) {
     terminal.out << "\nevents\n";
@@ -303,7 +305,7 @@ absl::Status Checkpoints(CoordinatorClient& client, const std::string& name, For
   } else if (job.checkpoints().empty()) {
     terminal.out << job.name() << " has no checkpoint yet\n";
   } else {
-    terminal.out << Table(CheckpointRows(job));
+    terminal.out << Table(CheckpointRows(job, /*with_removed=*/true));
   }
   return absl::OkStatus();
 }
