@@ -35,6 +35,7 @@ class CudaDevice : public Device {
 
   // Makes this device the calling thread's. CUDA keeps that choice per thread.
   cudaError_t Select() const { return cudaSetDevice(ordinal_); }
+  int ordinal() const { return ordinal_; }
   const std::string& uuid() const { return uuid_; }
   int multiprocessors() const { return multiprocessors_; }
   int shared_bytes_per_block() const { return shared_bytes_per_block_; }

@@ -99,8 +99,6 @@ struct NcclOptions {
   absl::Duration connect_timeout = absl::Minutes(5);
   // From the moment when a call could have begun: enqueued, with the one before it finished.
   absl::Duration operation_timeout = absl::Minutes(10);
-  // After a peer is lost or an error, calls that can still finish get this long to do so.
-  absl::Duration quiesce = absl::Seconds(1);
   // Most thread blocks of one collective, which it takes from the kernels beside it; 0 = NCCL's
   // choice.
   int thread_blocks_max = 0;
@@ -111,6 +109,7 @@ struct NcclOptions {
 // through `store`, where the lowest rank publishes NCCL's id; `store` is not used afterwards. A
 // dead peer, a call that takes longer than its timeout and a fault of NCCL end all groups from Split
 // together: kUnavailable or kDeadlineExceeded, naming the call, within about a second of the fault.
+// Calls that had not finished when a peer was lost fail, whatever they have written.
 // A stream must outlive the calls on it. Status codes: those of MakeGlooCommunicator;
 // kFailedPrecondition when a rank has no NCCL or another version than rank 0, or two ranks have the
 // same GPU; kUnimplemented in a build without CUDA.

@@ -1,6 +1,6 @@
-// Ranks on GPUs, through NCCL (https://docs.nvidia.com/deeplearning/nccl). Communicators are
-// non-blocking, so that no host call can hang in NCCL; parallel/comm/nccl_world.h says how calls
-// are watched and ended. Beside them stand Gloo's host connections, for what happens on hosts.
+// Ranks on GPUs, through NCCL (https://docs.nvidia.com/deeplearning/nccl). parallel/comm/
+// nccl_world.h says how calls are watched and ended. Beside them stand Gloo's host connections, for
+// what happens on hosts.
 #include <nccl.h>
 
 #include <atomic>
@@ -74,21 +74,25 @@ class NcclCommunicator : public Communicator {
     group_.name = host_->name();
     group_.rank = host_->rank();
     group_.size = host_->size();
+    host_bytes_before_ = host_->bytes_sent();
   }
   ~NcclCommunicator() override { world_->Remove(group_); }
 
   absl::Status Initialize(const ncclUniqueId& id) {
-    ncclConfig_t config = Config();
     return world_->Add(group_, nullptr, absl::StrCat("group ", name(), ", rank ", rank()),
-                       [&](ncclComm_t, ncclComm_t* comm) {
-                         return nccl_.CommInitRankConfig(comm, size(), id, rank(), &config);
+                       [nccl = nccl_, settings = MakeSettings(), size = size(), rank = rank(),
+                        id](ncclComm_t* comm) {
+                         ncclConfig_t config = settings.Config();
+                         return nccl.CommInitRankConfig(comm, size, id, rank, &config);
                        });
   }
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
   const std::string& name() const override { return group_.name; }
-  int64_t bytes_sent() const override { return bytes_sent_ + host_->bytes_sent(); }
+  int64_t bytes_sent() const override {
+    return bytes_sent_ + host_->bytes_sent() - host_bytes_before_;
+  }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
     if (OnHost(stream)) return host_->AllReduce(stream, data, op);
@@ -191,15 +195,20 @@ class NcclCommunicator : public Communicator {
     bool sends = false;
   };
 
-  ncclConfig_t Config() const {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.commName = group_.name.c_str();
-    if (world_->options().thread_blocks_max > 0) {
-      config.maxCTAs = world_->options().thread_blocks_max;
+  struct Settings {
+    std::string name;
+    int thread_blocks_max = 0;
+
+    ncclConfig_t Config() const {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 1;
+      config.commName = name.c_str();
+      if (thread_blocks_max > 0) config.maxCTAs = thread_blocks_max;
+      return config;
     }
-    return config;
-  }
+  };
+
+  Settings MakeSettings() const { return {group_.name, world_->options().thread_blocks_max}; }
   static size_t Count(const Tensor& data) { return static_cast<size_t>(data.elements()); }
   int64_t EqualPart(const Tensor& data) {
     CHECK(data.contiguous());
@@ -261,6 +270,7 @@ class NcclCommunicator : public Communicator {
   const NcclLibrary& nccl_;
   const std::unique_ptr<Communicator> host_;  // the same group on the hosts
   NcclGroup group_;
+  int64_t host_bytes_before_ = 0;  // of meeting
   uint64_t calls_ = 0;
   std::atomic<int64_t> bytes_sent_{0};
   bool grouping_ = false;
@@ -276,11 +286,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   // The hosts agree first: who is in which group, and that everyone has come.
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(color, key, name));
   auto child = std::make_unique<NcclCommunicator>(world_, std::move(host));
-  ncclConfig_t config = child->Config();
   RETURN_IF_ERROR(world_->Add(child->group_, &group_,
-                              absl::StrCat("split of group ", group_.name, " into ", name),
-                              [&](ncclComm_t parent, ncclComm_t* comm) {
-                                return nccl_.CommSplit(parent, color, child->rank(), comm, &config);
+                              absl::StrCat("split of ", group_.name, " into ", name),
+                              [nccl = nccl_, settings = child->MakeSettings(), parent = group_.comm,
+                               color, rank = child->rank()](ncclComm_t* comm) {
+                                ncclConfig_t config = settings.Config();
+                                return nccl.CommSplit(parent, color, rank, comm, &config);
                               }));
   return child;
 }

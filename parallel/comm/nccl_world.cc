@@ -14,13 +14,14 @@ namespace {
 
 // How late the watchdog may notice the end of a call or a fault; nothing waits for it otherwise.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
-// While NCCL connects or splits, which takes it tens of milliseconds.
-constexpr absl::Duration kSettleInterval = absl::Microseconds(100);
-// Each rank tells all others this often that its host lives. A dead process is noticed at once, by
-// its connections; this finds machines that are gone without a word.
-constexpr absl::Duration kLivenessInterval = absl::Milliseconds(250);
-// For host threads to leave NCCL before its communicators are ended under them.
-constexpr absl::Duration kEnteredPatience = absl::Seconds(10);
+// Rank 0 starts a round this often, in which all hear of all. The others wait in it all the time,
+// so that they notice at once a connection that breaks; the rounds find machines that are gone
+// without a word.
+constexpr absl::Duration kLivenessInterval = absl::Milliseconds(100);
+// Our aborted kernels answer those of the peers with rubbish: the peers must have heard by then.
+constexpr absl::Duration kPeersNotice = absl::Milliseconds(20);
+// For host threads to leave NCCL by themselves before its communicators are ended under them.
+constexpr absl::Duration kEnteredPatience = absl::Seconds(1);
 
 absl::Status WithPrefix(const absl::Status& status, const std::string& prefix) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
@@ -58,45 +59,56 @@ absl::Status NcclWorld::ended() {
   return ended_;
 }
 
-absl::Status NcclWorld::Settle(ncclResult_t result, ncclComm_t comm, absl::Time deadline,
-                               absl::string_view what) {
-  while (result == ncclInProgress) {
-    RETURN_IF_ERROR(ended());
-    if (absl::Now() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(what, ": the other ranks did not come"));
-    }
-    absl::SleepFor(kSettleInterval);
-    const ncclResult_t asked = nccl_.CommGetAsyncError(comm, &result);
-    if (asked != ncclSuccess) result = asked;
-  }
-  return nccl_.Check(result, comm, what);
-}
-
-absl::Status NcclWorld::Add(NcclGroup& group, NcclGroup* parent, absl::string_view what,
-                            absl::FunctionRef<ncclResult_t(ncclComm_t, ncclComm_t*)> make) {
-  const absl::Time deadline = absl::Now() + options_.connect_timeout;
-  ncclComm_t parent_comm = nullptr;
+absl::Status NcclWorld::Add(NcclGroup& group, NcclGroup* parent, const std::string& what,
+                            Make make) {
+  // Shared with the thread, which may outlive this call.
+  struct Making {
+    Mutex mutex;
+    bool done ABSL_GUARDED_BY(mutex) = false;
+    ncclResult_t result ABSL_GUARDED_BY(mutex) = ncclInternalError;
+    ncclComm_t comm ABSL_GUARDED_BY(mutex) = nullptr;
+  };
   {
     MutexLock lock(&mutex_);
     RETURN_IF_ERROR(ended_);
     ++making_;
-    if (parent != nullptr) {
-      ++parent->entered;
-      parent_comm = parent->comm;
+    if (parent != nullptr) Enter(*parent, {"split"}, absl::InfiniteFuture());
+  }
+  auto making = std::make_shared<Making>();
+  std::thread thread([making, make = std::move(make), ordinal = device_.ordinal()] {
+    ncclComm_t comm = nullptr;
+    ncclResult_t result = ncclUnhandledCudaError;
+    if (cudaSetDevice(ordinal) == cudaSuccess) result = make(&comm);
+    MutexLock lock(&making->mutex);
+    making->result = result;
+    making->comm = comm;
+    making->done = true;
+  });
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  ncclComm_t comm = nullptr;
+  absl::Status status;
+  for (bool done = false; !done && status.ok();) {
+    MutexLock lock(&making->mutex);
+    done = making->mutex.AwaitWithTimeout(Condition(&making->done), kPollInterval);
+    if (done) {
+      status = nccl_.Check(making->result, nullptr, what);
+      comm = making->comm;
+    } else if (absl::Now() > deadline) {
+      status = absl::DeadlineExceededError(
+          absl::StrCat(what, ": not made after ", absl::FormatDuration(options_.connect_timeout)));
+    } else {
+      status = ended();
     }
   }
-  ncclComm_t comm = nullptr;
-  absl::Status status = kernels::cuda::CudaStatus(device_.Select(), "selecting the device");
-  if (status.ok()) {
-    const ncclResult_t result = make(parent_comm, &comm);
-    status = nccl_.Check(result, parent_comm, what);
-    if (status.ok() && parent_comm != nullptr) status = Settle(result, parent_comm, deadline, what);
-    if (status.ok()) status = Settle(ncclInProgress, comm, deadline, what);
+  if (comm != nullptr || status.ok()) {
+    thread.join();
+  } else {
+    thread.detach();
   }
   {
     MutexLock lock(&mutex_);
     --making_;
-    if (parent != nullptr) --parent->entered;
+    if (parent != nullptr) parent->entered = false;
     if (status.ok()) status = ended_;
     if (status.ok()) {
       group.comm = comm;
@@ -107,6 +119,12 @@ absl::Status NcclWorld::Add(NcclGroup& group, NcclGroup* parent, absl::string_vi
   if (comm != nullptr) nccl_.CommAbort(comm);
   End(status);
   return status;
+}
+
+void NcclWorld::Enter(NcclGroup& group, const NcclCall& call, absl::Time at) {
+  group.entered = true;
+  group.entered_call = call;
+  group.entered_at = at;
 }
 
 void NcclWorld::Remove(NcclGroup& group) {
@@ -140,7 +158,7 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
       stream.Fail(WithPrefix(ended_, group.Describe(call)));
       return;
     }
-    ++group.entered;
+    Enter(group, call, now);
     comm = group.comm;
     if (!group.idle_events.empty()) {
       done = group.idle_events.back();
@@ -152,19 +170,13 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
     status = kernels::cuda::CudaStatus(cudaEventCreateWithFlags(&done, cudaEventDisableTiming),
                                        "making an event");
   }
-  if (status.ok()) {
-    const ncclResult_t result = issue(comm, cuda.handle());
-    if (result == ncclInProgress) {
-      status = Settle(result, comm, now + options_.operation_timeout, "starting the call");
-    } else {
-      status = nccl_.Check(result, comm, "starting the call");
-    }
-  }
+  if (status.ok()) status = nccl_.Check(issue(comm, cuda.handle()), nullptr, "starting the call");
   if (status.ok()) {
     status = kernels::cuda::CudaStatus(cudaEventRecord(done, cuda.handle()), "recording an event");
   }
   MutexLock lock(&mutex_);
-  --group.entered;
+  group.entered = false;
+  if (!ended_.ok()) status = ended_;  // which is why it failed, if it did
   if (!status.ok()) {
     if (done != nullptr) group.idle_events.push_back(done);
     status = WithPrefix(status, group.Describe(call));
@@ -173,8 +185,6 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
     return;
   }
   group.pending.push_back({call, &stream, done, now});
-  // The watchdog may have ended everything while NCCL was at it.
-  if (!ended_.ok()) stream.Fail(WithPrefix(ended_, group.Describe(call)));
 }
 
 void NcclWorld::End(absl::Status why) {
@@ -198,7 +208,7 @@ void NcclWorld::EndLocked(absl::Status why) {
 bool NcclWorld::busy() const {
   if (making_ > 0) return true;
   for (const NcclGroup* group : groups_) {
-    if (group->entered > 0 || !group->pending.empty()) return true;
+    if (group->entered || !group->pending.empty()) return true;
   }
   return false;
 }
@@ -220,18 +230,23 @@ void NcclWorld::SweepGroup(NcclGroup& group, absl::Time now) {
       group.pending.front().since = std::max(group.pending.front().since, now);
     }
   }
+  const NcclCall* late = nullptr;
   if (!group.pending.empty() && now - group.pending.front().since > options_.operation_timeout) {
+    late = &group.pending.front().call;
+  } else if (group.entered && now - group.entered_at > options_.operation_timeout) {
+    late = &group.entered_call;
+  }
+  if (late != nullptr) {
     const std::string others =
         group.size == 2 ? absl::StrCat("for rank ", 1 - group.rank)
                         : absl::StrCat("for one of the other ", group.size - 1,
                                        " ranks: the one whose flight record ends before this call");
     EndLocked(absl::DeadlineExceededError(
-        absl::StrCat(group.Describe(group.pending.front().call), ": waited ",
+        absl::StrCat(group.Describe(*late), ": waited ",
                      absl::FormatDuration(options_.operation_timeout), " ", others)));
     return;
   }
-  // Asking while a thread is inside a call on it would run NCCL's work for that call twice.
-  if (group.entered > 0 || group.comm == nullptr) return;
+  if (group.entered || group.comm == nullptr) return;
   ncclResult_t fault = ncclSuccess;
   nccl_.CommGetAsyncError(group.comm, &fault);
   absl::Status status = nccl_.Check(fault, group.comm, absl::StrCat("group ", group.name));
@@ -244,14 +259,13 @@ void NcclWorld::Sweep() {
     SweepGroup(*group, now);
     if (!ended_.ok()) return;
   }
-  // What the lost peer had already sent may be enough for the calls under way.
-  if (!lost_.ok() && busy() && now - lost_at_ > options_.quiesce) EndLocked(lost_);
+  if (!lost_.ok() && busy()) EndLocked(lost_);
 }
 
 void NcclWorld::TearDown() {
   auto left = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return making_ == 0 && std::all_of(groups_.begin(), groups_.end(),
-                                       [](const NcclGroup* group) { return group->entered == 0; });
+                                       [](const NcclGroup* group) { return !group->entered; });
   };
   mutex_.AwaitWithTimeout(Condition(&left), kEnteredPatience);
   std::vector<ncclComm_t> comms;
@@ -262,6 +276,7 @@ void NcclWorld::TearDown() {
   mutex_.Unlock();
   if (options_.on_failure) options_.on_failure(why);
   liveness_->Abort(why);  // closes the host connections, which is how the peers notice
+  absl::SleepFor(kPeersNotice);
   for (ncclComm_t comm : comms) nccl_.CommAbort(comm);
   mutex_.Lock();
   torn_down_ = true;
@@ -293,9 +308,9 @@ void NcclWorld::Listen() {
     if (stopping_ || !ended_.ok()) return;
     if (!status.ok()) {
       lost_ = absl::UnavailableError(absl::StrCat("a peer is gone: ", status.message()));
-      lost_at_ = absl::Now();
       return;
     }
+    if (liveness_->rank() != 0) continue;
     auto ending = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !ended_.ok(); };
     mutex_.AwaitWithTimeout(Condition(&ending), kLivenessInterval);
     if (stopping_) return;

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -48,7 +49,9 @@ struct NcclGroup {
   int rank = 0;
   int size = 1;
   ncclComm_t comm = nullptr;  // null once it is ended
-  int entered = 0;            // host threads inside an NCCL call on it
+  bool entered = false;       // a host thread is inside an NCCL call on it,
+  NcclCall entered_call;      // this one,
+  absl::Time entered_at;      // since then
   std::deque<Pending> pending;
   std::vector<cudaEvent_t> idle_events;
 
@@ -67,10 +70,10 @@ class NcclWorld {
   const NcclOptions& options() const { return options_; }
   kernels::cuda::CudaDevice& device() { return device_; }
 
-  // Makes group.comm by `make` (given the parent's, or null), which may leave NCCL working on both.
-  // After an error all groups have ended.
-  absl::Status Add(NcclGroup& group, NcclGroup* parent, absl::string_view what,
-                   absl::FunctionRef<ncclResult_t(ncclComm_t, ncclComm_t*)> make)
+  using Make = std::function<ncclResult_t(ncclComm_t*)>;
+  // Makes group.comm by `make`, on a thread that is left behind when it does not come back in time:
+  // it must own what it uses. `parent` is kept meanwhile. After an error all groups have ended.
+  absl::Status Add(NcclGroup& group, NcclGroup* parent, const std::string& what, Make make)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the calls on it, then ends it.
   void Remove(NcclGroup& group) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -83,6 +86,7 @@ class NcclWorld {
   absl::Status ended() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  static void Enter(NcclGroup& group, const NcclCall& call, absl::Time at);
   void Watch();
   void Listen();
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -90,10 +94,6 @@ class NcclWorld {
   void EndLocked(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TearDown() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool busy() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits while NCCL works on `comm`, which may take part of its time on a thread of its own.
-  absl::Status Settle(ncclResult_t result, ncclComm_t comm, absl::Time deadline,
-                      absl::string_view what) ABSL_LOCKS_EXCLUDED(mutex_);
-
   const NcclLibrary nccl_;
   kernels::cuda::CudaDevice& device_;
   const NcclOptions options_;
@@ -104,7 +104,6 @@ class NcclWorld {
   int making_ ABSL_GUARDED_BY(mutex_) = 0;  // threads inside Add
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // a peer is gone: no call can begin
-  absl::Time lost_at_ ABSL_GUARDED_BY(mutex_);
   std::vector<NcclGroup*> groups_ ABSL_GUARDED_BY(mutex_);
   std::thread watchdog_;
   std::thread listener_;  // last: both start when everything above exists

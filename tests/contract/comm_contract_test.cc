@@ -95,7 +95,9 @@ struct World {
   }
 };
 
-World MakeWorld(const Backend& backend, int size, absl::Duration timeout) {
+// `recorder`, if any, is that of rank 0.
+World MakeWorld(const Backend& backend, int size, absl::Duration timeout,
+                const std::shared_ptr<FlightRecorder>& recorder = nullptr) {
   World world;
   for (int rank = 0; rank < size; ++rank) {
     if (backend.kind != Kind::kNccl) {
@@ -119,6 +121,9 @@ World MakeWorld(const Backend& backend, int size, absl::Duration timeout) {
       gloo.operation_timeout = timeout;
       NcclOptions nccl;
       nccl.operation_timeout = timeout;
+      if (rank == 0 && recorder != nullptr) {
+        nccl.on_failure = [recorder](const absl::Status&) { recorder->Freeze(); };
+      }
       auto made = backend.kind == Kind::kNccl
                       ? MakeNcclCommunicator(store, rank, size, world.device(rank), nccl)
                       : MakeGlooCommunicator(store, rank, size, gloo);
@@ -622,8 +627,8 @@ TEST_P(CommContract, MeshGroups_JoinExactlyTheRanksThatTheMeshNames) {
 
 TEST_P(CommContract, FlightRecorder_AfterAFailure_NamesTheCallThatHungAndOnlyThat) {
   const int size = Some(3);
-  World world = MakeWorld(GetParam(), size, absl::Seconds(60));
   auto recorder = std::make_shared<FlightRecorder>();
+  World world = MakeWorld(GetParam(), size, absl::Seconds(60), recorder);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
