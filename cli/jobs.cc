@@ -196,6 +196,32 @@ absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format f
   return absl::OkStatus();
 }
 
+// "4 x NVIDIA H200 (NV18)", "8 x NVIDIA A100 (NV4-12), 1 unusable"; the links are those between
+// any two of them.
+std::string GpusOf(const v1::Worker& worker) {
+  std::map<std::string, int> models;
+  int unusable = 0;
+  int fewest = 0, most = 0;
+  for (const v1::Device& device : worker.devices()) {
+    if (device.kind() != v1::DEVICE_KIND_CUDA) continue;
+    ++models[device.model()];
+    if (!device.unusable().empty()) ++unusable;
+    for (const auto& [peer, links] : device.nvlinks()) {
+      fewest = fewest == 0 ? links : std::min(fewest, links);
+      most = std::max(most, links);
+    }
+  }
+  if (models.empty()) return "-";
+  std::vector<std::string> parts;
+  for (const auto& [model, count] : models) parts.push_back(absl::StrCat(count, " x ", model));
+  std::string text = absl::StrJoin(parts, " + ");
+  if (most > 0) {
+    absl::StrAppend(&text, " (NV", fewest == most ? "" : absl::StrCat(fewest, "-"), most, ")");
+  }
+  if (unusable > 0) absl::StrAppend(&text, ", ", unusable, " unusable");
+  return text;
+}
+
 absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& terminal) {
   ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
   if (format != Format::kTable) {
@@ -208,12 +234,12 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
     terminal.out << "no workers; start muster-worker on a machine, or `muster local up`\n";
     return absl::OkStatus();
   }
-  std::vector<std::vector<std::string>> rows = {
-      {"NAME", "STATE", "HOST", "SLOTS", "FREE", "JOBS", "LAST HEARD", "METRICS", "VERSION"}};
+  std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "HOST", "SLOTS", "FREE", "GPUS",
+                                                 "JOBS", "LAST HEARD", "METRICS", "VERSION"}};
   for (const v1::Worker& worker : workers) {
     rows.push_back({worker.name(), Coloured(spec::EnumName(worker.state()), terminal),
                     worker.host(), absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()),
-                    worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
+                    GpusOf(worker), worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
                     Age(worker.last_heard(), absl::Now()),
                     worker.metrics_address().empty() ? "-" : worker.metrics_address(),
                     worker.version()});

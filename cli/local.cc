@@ -158,12 +158,13 @@ class LocalCluster {
       worker.directory = absl::StrCat(root_, "/", worker.name);
       const int before = worker.slots > 0 ? worker.slots : slots_before;
       worker.slots = options_.slots > 0 ? options_.slots : before;
-      RETURN_IF_ERROR(Start(worker,
-                            {options_.binaries + "/muster-worker", "--coordinator",
-                             absl::StrCat("file:", root_, "/coordinator/address"), "--name",
-                             worker.name, "--state-dir", worker.directory, "--slots",
-                             absl::StrCat(worker.slots), "--metrics", "127.0.0.1:0"},
-                            started));
+      RETURN_IF_ERROR(
+          Start(worker,
+                {options_.binaries + "/muster-worker", "--coordinator",
+                 absl::StrCat("file:", root_, "/coordinator/address"), "--name", worker.name,
+                 "--state-dir", worker.directory, "--slots", absl::StrCat(worker.slots), "--gpus",
+                 i == 0 ? "all" : "none", "--metrics", "127.0.0.1:0"},
+                started));
     }
     std::move(undo).Cancel();
     return absl::OkStatus();

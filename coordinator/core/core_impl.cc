@@ -204,7 +204,9 @@ std::vector<v1::Worker> CoreImpl::ListWorkers() const {
     row.set_slots(row.devices_size());
     int free = 0;
     for (const v1::Device& device : row.devices()) {
-      if (worker.Ready() && worker.held.count(device.name()) == 0) ++free;
+      if (worker.Ready() && device.unusable().empty() && worker.held.count(device.name()) == 0) {
+        ++free;
+      }
     }
     row.set_slots_free(free);
     std::set<std::string> names;

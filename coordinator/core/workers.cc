@@ -118,8 +118,8 @@ ClusterView WorkerTable::View(absl::FunctionRef<std::string(const JobId&)> name_
       slot.device = device.name();
       slot.kind = device.kind();
       const auto holder = worker.held.find(device.name());
-      slot.free = holder == worker.held.end();
-      if (!slot.free) slot.held_by = name_of(holder->second.job);
+      slot.free = holder == worker.held.end() && device.unusable().empty();
+      if (holder != worker.held.end()) slot.held_by = name_of(holder->second.job);
       out.slots.push_back(std::move(slot));
     }
     view.workers.push_back(std::move(out));

@@ -123,10 +123,26 @@ AgentConfig Daemon::Config() const {
   for (v1::Device& device : CpuSlots(options_.slots)) {
     *config.hello.add_devices() = std::move(device);
   }
+  int ranks_max = options_.slots;
+  if (options_.gpus.has_value()) {
+    const GpuReport report = DiscoverGpus(*options_.gpus);
+    for (const std::string& warning : report.warnings) {
+      log_->Warning("a GPU needs attention", {{"worker", options_.name}, {"why", warning}});
+    }
+    for (const v1::Device& device : report.devices) {
+      log_->Info("found a GPU", {{"device", device.name()},
+                                 {"model", device.model()},
+                                 {"uuid", device.uuid()},
+                                 {"driver", report.driver},
+                                 {"usable", device.unusable().empty()}});
+      *config.hello.add_devices() = device;
+    }
+    ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
+  }
   config.incarnation = incarnation_;
   config.rank_socket = state_->socket();
   config.attempts_directory = state_->attempts();
-  config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, options_.slots));
+  config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
   config.stop_grace = options_.stop_grace;
   return config;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "base/loop.h"
 #include "base/metrics.h"
 #include "worker/agent/agent_core.h"
+#include "worker/agent/gpus.h"
 #include "worker/agent/process_host.h"
 #include "worker/agent/rank_server.h"
 #include "worker/agent/session_client.h"
@@ -32,7 +34,9 @@ struct DaemonOptions {
   std::string name;         // 1-63 characters of [a-z0-9-.], unique in the cluster
   std::string coordinator;  // SessionClientOptions::coordinator
   std::string state_directory;
-  int slots = 1;
+  int slots = 1;  // CPU slots
+  // Where to look for GPUs; unset: none are offered.
+  std::optional<GpuOptions> gpus;
   std::string version;
   std::string metrics_address;  // told to the coordinator
   std::string shim_binary;

@@ -9,10 +9,14 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -28,6 +32,7 @@ namespace {
 struct Flags {
   DaemonOptions daemon;
   std::string metrics = "127.0.0.1:0";
+  std::string gpus = "all";
   std::string log_level = "info";
   double stop_grace_s = 10;
   bool stop_ranks_on_exit = false;
@@ -47,6 +52,9 @@ void Declare(CLI::App& app, Flags& flags) {
                  "Directory for what must survive a restart: records, rank logs, the ranks' "
                  "socket; one daemon at a time");
   app.add_option("--slots", flags.daemon.slots, "CPU slots to offer; each runs one rank")
+      ->capture_default_str();
+  app.add_option("--gpus", flags.gpus,
+                 "GPUs to offer, each to one rank: all, none, or ordinals such as 0,1")
       ->capture_default_str();
   app.add_option("--metrics", flags.metrics,
                  "HOST:PORT to serve Prometheus metrics on; port 0 = the system picks")
@@ -77,6 +85,20 @@ int Complain(const std::string& message) {
   return 1;
 }
 
+absl::StatusOr<std::optional<GpuOptions>> ParseGpus(const std::string& text) {
+  if (text == "none") return std::nullopt;
+  GpuOptions options = GpuOptions::FromEnvironment();
+  if (text == "all") return options;
+  std::vector<int>& offered = options.offered.emplace();
+  for (absl::string_view item : absl::StrSplit(text, ',')) {
+    if (!absl::SimpleAtoi(item, &offered.emplace_back()) || offered.back() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--gpus: '", text, "' is not all, none or a list of ordinals"));
+    }
+  }
+  return options;
+}
+
 int Serve(Flags& flags, const std::string& self) {
   if (flags.daemon.coordinator.empty() || flags.daemon.state_directory.empty()) {
     std::cerr << "muster-worker: --coordinator and --state-dir are needed; see --help\n";
@@ -87,6 +109,9 @@ int Serve(Flags& flags, const std::string& self) {
     flags.daemon.rank_binary = std::filesystem::path(self).parent_path() / "muster-rank";
   }
   flags.daemon.shim_binary = self;
+  absl::StatusOr<std::optional<GpuOptions>> gpus = ParseGpus(flags.gpus);
+  if (!gpus.ok()) return Complain(std::string(gpus.status().message()));
+  flags.daemon.gpus = *std::move(gpus);
   flags.daemon.version = MUSTER_VERSION;
   flags.daemon.stop_grace = absl::Seconds(flags.stop_grace_s);
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);

@@ -65,6 +65,8 @@ std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment) {
       {"OMP_NUM_THREADS", threads},
       {"OPENBLAS_NUM_THREADS", threads},
       {"MKL_NUM_THREADS", threads},
+      // The order in which the daemon names them.
+      {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"},
       {"MUSTER_JOB_ID", assignment.job_id()},
       {"MUSTER_EPOCH", absl::StrCat(assignment.epoch())},
       {"MUSTER_RANK", absl::StrCat(assignment.rank())},

@@ -1,0 +1,111 @@
+// A management library for tests: GPUs as FAKE_NVML says, "name=value" pairs separated by spaces.
+//   gpus (2)      how many          cuda (13000)  what the driver supports    cc (90)  capability x
+//   10 init (0)      code of Init      lost (-1)     index of a GPU off the bus links (18) active
+//   NVLinks    switches (1)  1: they lead to switches, 0: to the next GPU pending (-1)  index of a
+//   GPU with a row to be replaced      ecc (0)  errors of GPU 0
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "worker/agent/nvml.h"
+
+namespace {
+
+using muster::worker::NvmlDevice;
+using muster::worker::NvmlMemory;
+using muster::worker::NvmlPciInfo;
+
+int Setting(const char* name, int otherwise) {
+  const char* settings = std::getenv("FAKE_NVML");
+  const std::string text = settings == nullptr ? " " : std::string(" ") + settings;
+  const size_t at = text.find(std::string(" ") + name + "=");
+  return at == std::string::npos ? otherwise : std::atoi(text.c_str() + at + std::strlen(name) + 2);
+}
+
+// Handles are index + 1.
+int Index(NvmlDevice device) { return static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1; }
+int Lost(NvmlDevice device) {
+  return Index(device) == Setting("lost", -1) ? muster::worker::kNvmlErrorGpuIsLost : 0;
+}
+void Address(int index, NvmlPciInfo* pci) {
+  std::snprintf(pci->bus_id, sizeof(pci->bus_id), "00000000:%02X:00.0", 0x1A + index);
+}
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() { return Setting("init", 0); }
+int nvmlShutdown() { return 0; }
+const char* nvmlErrorString(int code) {
+  return code == 0    ? "Success"
+         : code == 15 ? "GPU is lost"
+         : code == 18 ? "Driver/library version mismatch"
+                      : "Unknown Error";
+}
+int nvmlSystemGetDriverVersion(char* text, unsigned int length) {
+  std::snprintf(text, length, "580.1.2");
+  return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = Setting("cuda", 13000);
+  return 0;
+}
+int nvmlDeviceGetCount_v2(unsigned int* count) {
+  *count = static_cast<unsigned int>(Setting("gpus", 2));
+  return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, NvmlDevice* device) {
+  *device = reinterpret_cast<NvmlDevice>(static_cast<intptr_t>(index) + 1);
+  return 0;
+}
+int nvmlDeviceGetUUID(NvmlDevice device, char* text, unsigned int length) {
+  std::snprintf(text, length, "GPU-%d0000000-aaaa", Index(device));
+  return 0;
+}
+int nvmlDeviceGetName(NvmlDevice, char* text, unsigned int length) {
+  std::snprintf(text, length, "NVIDIA Fake");
+  return 0;
+}
+int nvmlDeviceGetMemoryInfo(NvmlDevice device, NvmlMemory* memory) {
+  *memory = {80ull << 30, 79ull << 30, 1ull << 30};
+  return Lost(device);
+}
+int nvmlDeviceGetPciInfo_v3(NvmlDevice device, NvmlPciInfo* pci) {
+  Address(Index(device), pci);
+  return 0;
+}
+int nvmlDeviceGetCudaComputeCapability(NvmlDevice, int* major, int* minor) {
+  *major = Setting("cc", 90) / 10;
+  *minor = Setting("cc", 90) % 10;
+  return 0;
+}
+int nvmlDeviceGetTotalEccErrors(NvmlDevice device, int, int, unsigned long long* errors) {
+  *errors = Index(device) == 0 ? static_cast<unsigned long long>(Setting("ecc", 0)) : 0;
+  return 0;
+}
+int nvmlDeviceGetRemappedRows(NvmlDevice device, unsigned int* corrected, unsigned int* uncorrected,
+                              unsigned int* pending, unsigned int* failed) {
+  *corrected = *uncorrected = *failed = 0;
+  *pending = Index(device) == Setting("pending", -1) ? 1 : 0;
+  return 0;
+}
+int nvmlDeviceGetNvLinkState(NvmlDevice, unsigned int link, int* active) {
+  *active = static_cast<int>(link) < Setting("links", 18) ? 1 : 0;
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(NvmlDevice, unsigned int, int* type) {
+  *type = Setting("switches", 1) != 0 ? muster::worker::kNvmlRemoteIsSwitch : 0;
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(NvmlDevice device, unsigned int, NvmlPciInfo* pci) {
+  Address((Index(device) + 1) % Setting("gpus", 2), pci);
+  return 0;
+}
+int nvmlDeviceGetP2PStatus(NvmlDevice, NvmlDevice, int, int* status) {
+  *status = muster::worker::kNvmlP2pOk;
+  return 0;
+}
+
+}  // extern "C"

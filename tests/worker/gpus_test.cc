@@ -1,0 +1,157 @@
+// Discovery against a management library of ours: what a real one reports is seen on real machines.
+#include "worker/agent/gpus.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class Gpus : public ::testing::Test {
+ protected:
+  Gpus() {
+    options_.library = FAKE_NVML_LIBRARY;
+    options_.sysfs = ::testing::TempDir();
+    options_.cuda_major = 13;
+    options_.architectures = "80-real;90a-real";
+  }
+  ~Gpus() override { ::unsetenv("FAKE_NVML"); }
+
+  GpuReport Discover(const std::string& machine) {
+    ::setenv("FAKE_NVML", machine.c_str(), 1);
+    return DiscoverGpus(options_);
+  }
+  static std::vector<std::string> Uuids(const GpuReport& report) {
+    std::vector<std::string> uuids;
+    for (const v1::Device& device : report.devices) uuids.push_back(device.uuid());
+    return uuids;
+  }
+
+  GpuOptions options_;
+};
+
+TEST_F(Gpus, FourBehindSwitches_AreDescribedWithAllLinksToEachOther) {
+  const std::string device = absl::StrCat(options_.sysfs, "/bus/pci/devices/0000:1b:00.0");
+  std::filesystem::create_directories(device);
+  std::ofstream(device + "/numa_node") << "1\n";
+  const GpuReport report = Discover("gpus=4");
+  EXPECT_THAT(report.warnings, IsEmpty());
+  EXPECT_EQ(report.driver, "580.1.2");
+  ASSERT_EQ(report.devices.size(), 4u);
+  const v1::Device& second = report.devices[1];
+  EXPECT_EQ(second.name(), "cuda:1");
+  EXPECT_EQ(second.kind(), v1::DEVICE_KIND_CUDA);
+  EXPECT_EQ(second.uuid(), "GPU-10000000-aaaa");
+  EXPECT_EQ(second.model(), "NVIDIA Fake");
+  EXPECT_EQ(second.memory_bytes(), int64_t{80} << 30);
+  EXPECT_EQ(second.pci_address(), "00000000:1b:00.0");
+  EXPECT_EQ(second.numa_node(), 1);
+  EXPECT_EQ(report.devices[0].numa_node(), -1);
+  EXPECT_EQ(second.unusable(), "");
+  ASSERT_EQ(second.nvlinks().size(), 3u);
+  for (const char* peer : {"cuda:0", "cuda:2", "cuda:3"}) EXPECT_EQ(second.nvlinks().at(peer), 18);
+}
+
+TEST_F(Gpus, DirectLinks_CountForTheirPeerAlone) {
+  const GpuReport report = Discover("gpus=3 links=4 switches=0");
+  ASSERT_EQ(report.devices.size(), 3u);
+  ASSERT_EQ(report.devices[0].nvlinks().size(), 1u);
+  EXPECT_EQ(report.devices[0].nvlinks().at("cuda:1"), 4);
+}
+
+TEST_F(Gpus, NoDriver_IsNoGpuAndNoWarning) {
+  options_.library = "libmuster-absent.so.1";
+  const GpuReport report = Discover("");
+  EXPECT_THAT(report.devices, IsEmpty());
+  EXPECT_THAT(report.warnings, IsEmpty());
+}
+
+TEST_F(Gpus, DriverThatCannotBeLoaded_IsAWarning) {
+  options_.library = ::testing::TempDir() + "/not-a-library.so";
+  std::ofstream(options_.library) << "text";
+  EXPECT_THAT(Discover("").warnings, ElementsAre(HasSubstr("not-a-library.so")));
+}
+
+TEST_F(Gpus, DriverUpdatedUnderARunningKernel_IsNamed) {
+  const GpuReport report = Discover("init=18");
+  EXPECT_THAT(report.devices, IsEmpty());
+  EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("Driver/library version mismatch")));
+}
+
+TEST_F(Gpus, DriverOlderThanTheRuntime_MakesThemUnusableByName) {
+  const GpuReport report = Discover("gpus=1 cuda=12040");
+  ASSERT_EQ(report.devices.size(), 1u);
+  EXPECT_THAT(report.devices[0].unusable(), HasSubstr("supports CUDA 12.4, this build needs 13"));
+  EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("GPU-00000000-aaaa: its driver")));
+}
+
+TEST_F(Gpus, Architectures_DecideAsCudaDoes) {
+  const auto usable = [this](const std::string& architectures, int capability) {
+    options_.architectures = architectures;
+    const GpuReport report = Discover(absl::StrCat("gpus=1 cc=", capability));
+    return report.devices.at(0).unusable().empty();
+  };
+  EXPECT_TRUE(usable("90a-real", 90));
+  EXPECT_FALSE(usable("90a-real", 100));
+  EXPECT_TRUE(usable("80-real", 86));
+  EXPECT_FALSE(usable("80-real", 90));
+  EXPECT_FALSE(usable("86-real", 80));
+  EXPECT_TRUE(usable("80-virtual", 120));
+  EXPECT_TRUE(usable("75;90a-real", 90));
+  options_.architectures = "90a-real";
+  EXPECT_THAT(Discover("gpus=1 cc=75").devices.at(0).unusable(),
+              HasSubstr("compute capability 7.5"));
+}
+
+TEST_F(Gpus, BuildWithoutCuda_SaysSo) {
+  options_.cuda_major = 0;
+  EXPECT_THAT(Discover("gpus=1").devices.at(0).unusable(), HasSubstr("without CUDA"));
+}
+
+TEST_F(Gpus, GpuOffTheBus_IsLeftOutAndNamed) {
+  const GpuReport report = Discover("gpus=3 lost=1");
+  EXPECT_THAT(Uuids(report), ElementsAre("GPU-00000000-aaaa", "GPU-20000000-aaaa"));
+  EXPECT_THAT(report.warnings,
+              ElementsAre(testing::AllOf(HasSubstr("GPU-10000000-aaaa"), HasSubstr("reboot"))));
+}
+
+TEST_F(Gpus, DamagedMemory_IsNamed) {
+  const GpuReport report = Discover("gpus=2 pending=1 ecc=3");
+  ASSERT_EQ(report.devices.size(), 2u);
+  EXPECT_EQ(report.devices[0].unusable(), "");
+  EXPECT_THAT(report.devices[1].unusable(), HasSubstr("reset"));
+  EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("GPU-00000000-aaaa: 3 uncorrected"),
+                                           HasSubstr("GPU-10000000-aaaa: a row")));
+}
+
+TEST_F(Gpus, VisibleDevices_AreNumberedAsRanksSeeThem) {
+  options_.visible = "2,GPU-0000";
+  EXPECT_THAT(Uuids(Discover("gpus=4")), ElementsAre("GPU-20000000-aaaa", "GPU-00000000-aaaa"));
+  EXPECT_EQ(Discover("gpus=4").devices[0].name(), "cuda:0");
+  options_.visible = "1,9,0";
+  EXPECT_THAT(Uuids(Discover("gpus=4")), ElementsAre("GPU-10000000-aaaa"));
+  options_.visible = "";
+  EXPECT_THAT(Uuids(Discover("gpus=4")), IsEmpty());
+}
+
+TEST_F(Gpus, OfferedOnes_KeepTheirNumbers) {
+  options_.offered = {1, 3};
+  const GpuReport report = Discover("gpus=4");
+  ASSERT_EQ(report.devices.size(), 2u);
+  EXPECT_EQ(report.devices[0].name(), "cuda:1");
+  EXPECT_EQ(report.devices[1].name(), "cuda:3");
+}
+
+}  // namespace
+}  // namespace muster::worker
