@@ -45,8 +45,16 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     elements_ = bucket.range.end;
     buckets_.push_back(std::move(bucket));
   };
+  const auto part_of = [&](const Parameter& parameter) {
+    return std::upper_bound(options.part_begins.begin(), options.part_begins.end(),
+                            parameter.block) -
+           options.part_begins.begin();
+  };
   for (ParameterId id = parameters.size() - 1; id >= 0; --id) {
     const Parameter& parameter = parameters.at(id);
+    if (id + 1 < parameters.size() && part_of(parameter) != part_of(parameters.at(id + 1))) {
+      while (!open.empty()) close(open.rbegin()->first);
+    }
     const bool partial = parameter.sharing == TensorSharing::kPartial;
     const bool sharded = options.by_block && !parameter.resident && !partial &&
                          parameter.elements() >= options.resident_elements;

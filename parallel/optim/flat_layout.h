@@ -43,6 +43,9 @@ struct FlatLayoutOptions {
   bool by_block = false;
   // by_block: parameters with fewer elements than this are resident.
   int64_t resident_elements = 0;
+  // First blocks of the parts of a pipeline stage: no bucket holds parameters of two parts, which
+  // are reduced at different times.
+  std::vector<int> part_begins = {};
 };
 
 class FlatLayout {

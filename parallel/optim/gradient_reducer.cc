@@ -36,6 +36,8 @@ GradientReducer::GradientReducer(FlatBuffers& flat, MeshGroups& groups, kernels:
       compute_(compute),
       communication_(communication),
       options_(options),
+      last_bucket_(options.last_bucket < 0 ? static_cast<int>(flat.layout().buckets().size())
+                                           : options.last_bucket),
       pending_(flat.layout().buckets().size()) {}
 
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Make(
@@ -50,7 +52,7 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Make(
 absl::Status GradientReducer::Allocate() {
   kernels::Device& device = compute_.device();
   int64_t largest = 0;
-  for (int i = 0; i < buckets(); ++i) {
+  for (int i = 0; i < static_cast<int>(pending_.size()); ++i) {
     const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
     largest = std::max(largest, bucket.range.size());
     if (bucket.block >= 0) {
@@ -85,16 +87,22 @@ void GradientReducer::BeginStep(int64_t micro_batches) {
 const ParameterViews& GradientReducer::BeginMicroBatch() {
   ++micro_batch_;
   CHECK_LT(micro_batch_, micro_batches_);
-  next_bucket_ = 0;
-  for (int i = 0; i < buckets(); ++i) {
+  next_bucket_ = first_bucket();
+  for (int i = first_bucket(); i < last_bucket(); ++i) {
     pending_[i] = static_cast<int>(flat_.layout().buckets()[i].parameters.size());
   }
   if (!sharded()) {
     ++level_;
-    kernels::Zero(compute_, flat_.all_gradients(level_));
+    if (all_buckets()) {
+      kernels::Zero(compute_, flat_.all_gradients(level_));
+    } else {
+      for (int i = first_bucket(); i < last_bucket(); ++i) {
+        kernels::Zero(compute_, flat_.whole_gradients(i, level_));
+      }
+    }
     return flat_.gradient_views(level_);
   }
-  for (int i = 0; i < buckets(); ++i) {
+  for (int i = first_bucket(); i < last_bucket(); ++i) {
     if (flat_.gradients_rotate(i)) continue;
     // What it held has been reduced.
     if (options_.overlap) compute_.Wait(*reduced_[i]);
@@ -135,13 +143,17 @@ void GradientReducer::Merge(int target, int bucket) {
 }
 
 void GradientReducer::MergeAll(int target) {
+  if (!all_buckets()) {
+    for (int i = first_bucket(); i < last_bucket(); ++i) Merge(target, i);
+    return;
+  }
   for (int level = level_; level > target; --level) {
     kernels::Axpy(compute_, 1.0f, flat_.all_gradients(level), flat_.all_gradients(level - 1));
   }
 }
 
 void GradientReducer::ReduceReadyBuckets() {
-  for (; next_bucket_ < buckets() && pending_[next_bucket_] == 0; ++next_bucket_) {
+  for (; next_bucket_ < last_bucket() && pending_[next_bucket_] == 0; ++next_bucket_) {
     ReduceBucket(next_bucket_);
   }
 }
@@ -211,7 +223,7 @@ void GradientReducer::EndMicroBatch() {
   for (const int pending : pending_) CHECK_EQ(pending, 0) << "parameters without a gradient";
   if (sharded() || LastMicroBatch()) {
     ReduceReadyBuckets();
-    CHECK_EQ(next_bucket_, buckets());
+    CHECK_EQ(next_bucket_, last_bucket());
   }
   const int merges = Merges();
   if (sharded()) {
@@ -230,7 +242,7 @@ void GradientReducer::Finish() {
   Communicator& tensor = groups_.Along({Axis::kTensor});
   if (tensor.size() == 1) return;
   // Summed over the tensor group last: by now there is only the own part of it to send.
-  for (int i = 0; i < buckets(); ++i) {
+  for (int i = first_bucket(); i < last_bucket(); ++i) {
     if (flat_.layout().buckets()[i].partial) {
       tensor.AllReduce(compute_, flat_.own_gradient(i), ReduceOp::kSum);
     }

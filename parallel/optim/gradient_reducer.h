@@ -22,6 +22,10 @@ struct GradientReducerOptions {
   // What travels. bf16: the parts are exchanged all-to-all and summed in fp32 in a fixed order, so
   // one rounding of every contribution is all that is lost.
   kernels::DType wire = kernels::DType::kF32;
+  // Buckets [first, last) are this reducer's: those of one part of a pipeline stage, whose
+  // micro-batches come at their own times. last < 0: all of them.
+  int first_bucket = 0;
+  int last_bucket = -1;
 };
 
 // Order of summation. Floating point sums depend on their order, and a training run amplifies the
@@ -77,7 +81,11 @@ class GradientReducer : public GradientListener {
   absl::Status Allocate();
   bool LastMicroBatch() const { return micro_batch_ + 1 == micro_batches_; }
   bool sharded() const { return flat_.options().zero >= 2; }
-  int buckets() const { return static_cast<int>(pending_.size()); }
+  int first_bucket() const { return options_.first_bucket; }
+  int last_bucket() const { return last_bucket_; }
+  bool all_buckets() const {
+    return last_bucket_ - first_bucket() == static_cast<int>(pending_.size());
+  }
   kernels::Stream& reduction() { return options_.overlap ? communication_ : compute_; }
   // Subtrees that the current micro-batch completes.
   int Merges() const;
@@ -97,6 +105,7 @@ class GradientReducer : public GradientListener {
   kernels::Stream& compute_;
   kernels::Stream& communication_;
   const GradientReducerOptions options_;
+  const int last_bucket_;
   std::unique_ptr<kernels::Buffer> sent_, received_;         // of the 16-bit wire, one bucket each
   std::vector<std::unique_ptr<kernels::Event>> ready_;       // per bucket
   std::vector<std::unique_ptr<kernels::Event>> reduced_;     // per bucket

@@ -305,7 +305,7 @@ absl::Status PipelineExecutor::RunStep(const Pass& pass, MicroBatchClient& clien
   for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {
     for (Buffer& buffer : *buffers) Await(buffer);
   }
-  return exchange_ != nullptr ? exchange_->status() : absl::OkStatus();
+  return status();
 }
 
 absl::Status PipelineExecutor::RunForward(const Pass& pass, int micro_batches,

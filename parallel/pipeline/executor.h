@@ -73,6 +73,11 @@ class PipelineExecutor {
   // the last stage. The other stages' Load is called too, in the same order.
   absl::Status RunForward(const Pass& pass, int micro_batches, MicroBatchClient& client);
 
+  // Of the exchanges so far.
+  absl::Status status() const {
+    return exchange_ != nullptr ? exchange_->status() : absl::OkStatus();
+  }
+
   bool first_stage() const { return rank_ == 0; }
   bool last_stage() const { return rank_ + 1 == plan_.shape.stages; }
   // Memory that is in flight at most, in micro-batches of one chunk: workspaces of every chunk, and

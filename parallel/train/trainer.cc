@@ -40,6 +40,12 @@ double Total(const float* values, int64_t count) {
   return total;
 }
 
+std::vector<int> PartBegins(const Model& model) {
+  std::vector<int> begins;
+  for (const BlockRange& part : model.parts()) begins.push_back(part.begin);
+  return begins;
+}
+
 // Steps that the host may be ahead of what it knows.
 constexpr int64_t kStepsAhead = 2;
 
@@ -61,7 +67,8 @@ Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Dev
                                    .shards = groups.shard().size(),
                                    .replicas = groups.replicate().size(),
                                    .by_block = options.zero >= 2,
-                                   .resident_elements = options.resident_elements}) {}
+                                   .resident_elements = options.resident_elements,
+                                   .part_begins = PartBegins(model)}) {}
 
 Trainer::~Trainer() {
   // Work under way still refers to what is destroyed next. Its errors have been seen by Run().
@@ -99,7 +106,43 @@ DType Trainer::compute_dtype() const {
   return DType::kF32;
 }
 
+BatchShape Trainer::batch_shape() const {
+  return {.batch = options_.micro_batch,
+          .sequence = training_.sequence_length(),
+          .activation = compute_dtype()};
+}
+
 namespace {
+
+PipelineShape PipelineShapeOf(const TrainerOptions& options, const Model& model,
+                              MeshGroups& groups) {
+  PipelineShape shape;
+  shape.schedule = options.pipeline_schedule;
+  shape.stages = groups.mesh().degree(Axis::kPipeline);
+  shape.micro_batches = static_cast<int>(options.global_batch / options.micro_batch /
+                                         groups.mesh().degree(Axis::kData));
+  shape.chunks = static_cast<int>(model.parts().size());
+  return shape;
+}
+
+absl::Status CheckPipeline(const TrainerOptions& options, const Model& model, MeshGroups& groups) {
+  const PipelineShape shape = PipelineShapeOf(options, model, groups);
+  RETURN_IF_ERROR(Validate(shape));
+  if (shape.chunks > 1 && shape.stages == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d chunks of the model on each rank, but one pipeline stage: chunks are "
+                        "for pipelines of 2 stages and more",
+                        shape.chunks));
+  }
+  if (shape.chunks > 1 && options.zero >= 2) {
+    return absl::UnimplementedError(
+        absl::StrFormat("an interleaved pipeline (%d chunks per rank) keeps the gradients of "
+                        "several chunks at once, which stage %d of ZeRO does not; use zero 0 or 1, "
+                        "or schedule 1f1b",
+                        shape.chunks, options.zero));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
                           const kernels::Device& device, MeshGroups& groups,
@@ -133,7 +176,7 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
     return absl::InvalidArgumentError(
         "the host's kernels compute in fp32: other precisions need a CUDA device");
   }
-  return absl::OkStatus();
+  return CheckPipeline(options, model, groups);
 }
 
 }  // namespace
@@ -174,23 +217,14 @@ absl::Status Trainer::Allocate() {
   optimizing.schedule = options_.schedule;
   if (options_.precision == Precision::kFp16) optimizing.loss_scaling = options_.loss_scaling;
   optimizing.counted = [this](const Parameter& parameter) {
-    return parameter.sharing == TensorSharing::kSharded || groups_.coordinate()[Axis::kTensor] == 0;
+    return !parameter.duplicate && (parameter.sharing == TensorSharing::kSharded ||
+                                    groups_.coordinate()[Axis::kTensor] == 0);
   };
   ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, *compute_, optimizing));
-  ASSIGN_OR_RETURN(reducer_, GradientReducer::Make(
-                                 *flat_, groups_, *compute_, *communication_,
-                                 {.overlap = options_.overlap, .wire = options_.gradient_wire}));
-  ASSIGN_OR_RETURN(gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducer_,
+  RETURN_IF_ERROR(MakeReducers());
+  ASSIGN_OR_RETURN(gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducers_.front(),
                                                       *compute_, *gathering_, options_.overlap));
-  const BatchShape shape = {.batch = options_.micro_batch,
-                            .sequence = training_.sequence_length(),
-                            .activation = compute_dtype()};
-  workspace_ = model_.TakeWorkspace(arena_, shape);
-  RETURN_IF_ERROR(Annotate(
-      arena_.Commit(device_),
-      absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
-                      shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
-  workspace_ = model_.TakeWorkspace(arena_, shape);
+  RETURN_IF_ERROR(AllocatePipeline());
 
   int64_t slots = step_values();
   if (validation_ != nullptr) {
@@ -202,6 +236,21 @@ absl::Status Trainer::Allocate() {
   RETURN_IF_ERROR(AllocateFlights());
   Publish();
   return absl::OkStatus();
+}
+
+absl::Status Trainer::AllocatePipeline() {
+  const PipelinePlan plan = MakePipelinePlan(PipelineShapeOf(options_, model_, groups_));
+  Communicator& group = groups_.Along({Axis::kPipeline});
+  ASSIGN_OR_RETURN(executor_, PipelineExecutor::Make(plan, model_, group, *compute_,
+                                                     {.overlap = options_.overlap}));
+  const BatchShape shape = batch_shape();
+  executor_->TakeMemory(arena_, shape);
+  RETURN_IF_ERROR(Annotate(
+      arena_.Commit(device_),
+      absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
+                      shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
+  executor_->TakeMemory(arena_, shape);
+  return AllocateDuplicates();
 }
 
 absl::Status Trainer::AllocateFlights() {
@@ -231,43 +280,6 @@ absl::StatusOr<bool> Trainer::Agree(bool ok) {
   kernels::Copy(*compute_, Floats(*values_, 0, 1), Floats(*host_values_, 0, 1));
   RETURN_IF_ERROR(Mark(compute_->Synchronize(), FailureDomain::kCommunication));
   return *value != 0.0f;
-}
-
-absl::Status Trainer::RunMicroBatches(Flight& flight) {
-  const int64_t count = micro_batches();
-  const int64_t all = global_micro_batches();
-  const auto nominal_tokens =
-      static_cast<float>(options_.global_batch * training_.sequence_length());
-  reducer_->BeginStep(count);
-  for (int64_t j = 0; j < count; ++j) {
-    absl::StatusOr<MicroBatch> batch = loader_->Next();
-    if (!batch.ok()) return Mark(batch.status(), FailureDomain::kData);
-    const int64_t slot = GradientReducer::MicroBatchOf(j, count, data_rank(), together());
-    kernels::Copy(*compute_, batch->tokens, workspace_.flow.tokens);
-    kernels::Copy(*compute_, batch->targets, workspace_.flow.targets);
-    if (reports_loss()) kernels::Copy(*compute_, batch->unmasked, Floats(*values_, all + slot, 1));
-    loader_->Release(*batch, *compute_);
-
-    Pass pass = {*compute_, flat_->parameter_views()};
-    // The real number of unmasked tokens is known only after the exchange; see PrepareStep.
-    pass.loss_scale = 1.0f / nominal_tokens;
-    pass.dynamic_loss_scale = optimizer_->loss_scale();
-    pass.gradients = &reducer_->BeginMicroBatch();
-    pass.listener = reducer_.get();
-    pass.gate = gatherer_.get();
-    model_.Forward(pass, workspace_);
-    if (reports_loss()) {
-      kernels::Sum(*compute_, workspace_.flow.losses, Floats(*values_, slot, 1),
-                   /*accumulate=*/false);
-    }
-    model_.Backward(pass, workspace_);
-    // Without overlap the reduction runs inside the call.
-    if (j + 1 == count) compute_->Record(*flight.reducing);
-    reducer_->EndMicroBatch();
-  }
-  reducer_->Finish();
-  compute_->Record(*flight.reduced);
-  return absl::OkStatus();
 }
 
 absl::Status Trainer::EnqueueStep() {
@@ -302,6 +314,7 @@ absl::Status Trainer::EnqueueStep() {
 absl::StatusOr<bool> Trainer::CollectStep() {
   const Flight& flight = flights_[step_ % flights_.size()];
   flight.done->Synchronize();
+  RETURN_IF_ERROR(Mark(executor_->status(), FailureDomain::kCommunication));
   for (kernels::Stream* stream : {communication_.get(), gathering_.get(), compute_.get()}) {
     // A failed collective leaves nothing to be read.
     if (!stream->status().ok()) {
@@ -376,35 +389,6 @@ absl::StatusOr<bool> Trainer::RunToBoundary() {
     }
   }
   return !stop;
-}
-
-absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot,
-                                    int64_t batches) {
-  const Flow& flow = workspace_.flow;
-  // The last micro-batch is filled up with masked samples.
-  const int64_t real = static_cast<int64_t>(samples.size()) * validation_->sequence_length();
-  std::vector<int32_t> tokens(flow.shape.tokens(), 0), targets(flow.shape.tokens(), -1);
-  if (real > 0) {
-    RETURN_IF_ERROR(Mark(validation_->Fill(samples, absl::MakeSpan(tokens.data(), real),
-                                           absl::MakeSpan(targets.data(), real)),
-                         FailureDomain::kData));
-  }
-  kernels::Copy(*compute_, Tensor(tokens.data(), DType::kI32, {flow.shape.tokens()}), flow.tokens);
-  kernels::Copy(*compute_, Tensor(targets.data(), DType::kI32, {flow.shape.tokens()}),
-                flow.targets);
-  Pass pass = {*compute_, flat_->parameter_views(), HeadMode::kLoss};
-  pass.gate = gatherer_.get();
-  model_.Forward(pass, workspace_);
-  if (slot < batches && reports_loss()) {
-    kernels::Sum(*compute_, flow.losses, Floats(*values_, slot, 1), /*accumulate=*/false);
-    float& counted = static_cast<float*>(host_values_->data())[batches + slot];
-    counted = static_cast<float>(
-        std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; }));
-    kernels::Copy(*compute_, Floats(*host_values_, batches + slot, 1),
-                  Floats(*values_, batches + slot, 1));
-  }
-  // The vectors go away.
-  return compute_->Synchronize();
 }
 
 absl::StatusOr<double> Trainer::EvaluationLoss(int64_t samples, int64_t* tokens) {

@@ -26,6 +26,8 @@
 #include "parallel/optim/optimizer.h"
 #include "parallel/optim/parameter_gatherer.h"
 #include "parallel/optim/schedule.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/pipeline/schedule.h"
 #include "parallel/train/batch_loader.h"
 
 namespace muster::parallel {
@@ -54,6 +56,8 @@ struct TrainerOptions {
   kernels::DType gradient_wire = kernels::DType::kF32;
   // Stage of ZeRO, 0 to 3, over the shard group of the MeshGroups.
   int zero = 0;
+  // Where the mesh has a pipeline axis; the model holds the parts of this rank's stage.
+  PipelineSchedule pipeline_schedule = PipelineSchedule::kOneForwardOneBackward;
   bool reshard_after_forward = true;    // ZeRO-3: free blocks after forward, gather them again
   int64_t resident_elements = 100'000;  // ZeRO-3: smaller parameters stay whole
   int64_t evaluate_every = 0;           // 0 = only after the last step
@@ -199,7 +203,14 @@ class Trainer {
 
   absl::Status AllocateFlights();
   absl::Status EnqueueStep();
+  class StepClient;
+  class EvaluationClient;
+  absl::Status MakeReducers();
+  absl::Status AllocatePipeline();
+  absl::Status AllocateDuplicates();
   absl::Status RunMicroBatches(Flight& flight);
+  // Tied tables on the first and the last stage: their gradients become the sum of both.
+  void SumDuplicates();
   // Waits for the oldest step under way and reports it; false: a rank has asked to stop.
   absl::StatusOr<bool> CollectStep();
   // The steps up to the next point where the host must know them all, or the stop.
@@ -220,8 +231,9 @@ class Trainer {
   bool reports_loss() const;
   int64_t micro_batches() const;         // per rank and step
   int64_t global_micro_batches() const;  // per step
-  int together() const;                  // see GradientReducer::MicroBatchOf
-  int64_t step_values() const;           // floats that a step exchanges
+  BatchShape batch_shape() const;
+  int together() const;         // see GradientReducer::MicroBatchOf
+  int64_t step_values() const;  // floats that a step exchanges
 
   const TrainerOptions options_;
   const Model& model_;
@@ -241,9 +253,10 @@ class Trainer {
   std::vector<Flight> flights_;  // a ring, by step
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
-  std::unique_ptr<GradientReducer> reducer_;
+  std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per part of the model
   std::unique_ptr<ParameterGatherer> gatherer_;
-  Workspace workspace_;
+  std::unique_ptr<PipelineExecutor> executor_;
+  std::unique_ptr<kernels::Buffer> duplicate_;  // what the other stage found of a tied table
   std::unique_ptr<BatchLoader> loader_;
 
   int64_t step_ = 0;      // collected

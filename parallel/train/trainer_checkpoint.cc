@@ -72,6 +72,7 @@ std::vector<SavePiece> Trainer::StagePieces(float* staging) {
                     Tensor(staging, DType::kF32, {saved.size()}));
       for (const FlatPiece& piece : layout_.Pieces(saved)) {
         const Parameter& parameter = model_.parameters().at(piece.parameter);
+        if (parameter.duplicate) continue;  // another stage saves it
         // What all ranks of a tensor group hold is saved by the first of them.
         if (parameter.sharing != TensorSharing::kSharded &&
             groups_.coordinate()[Axis::kTensor] != 0) {

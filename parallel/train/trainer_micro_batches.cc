@@ -1,0 +1,230 @@
+// The part of Trainer that runs the micro-batches of a step, and of an evaluation, through the
+// stages of the model.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "parallel/train/failure.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::DType;
+using kernels::Tensor;
+
+Tensor Floats(kernels::Buffer& buffer, int64_t first, int64_t count) {
+  return Tensor(static_cast<float*>(buffer.data()) + first, DType::kF32, {count});
+}
+
+}  // namespace
+
+// Micro-batches from the loader; losses and token counts to values_; gradients to the reducer of
+// each part.
+class Trainer::StepClient : public MicroBatchClient, public GradientListener {
+ public:
+  StepClient(Trainer& trainer, Flight& flight) : trainer_(trainer), flight_(flight) {}
+
+  absl::Status Load(int micro_batch, Flow& flow) override {
+    absl::StatusOr<MicroBatch> batch = trainer_.loader_->Next();
+    if (!batch.ok()) return Mark(batch.status(), FailureDomain::kData);
+    kernels::Stream& compute = *trainer_.compute_;
+    kernels::Copy(compute, batch->tokens, flow.tokens);
+    kernels::Copy(compute, batch->targets, flow.targets);
+    if (trainer_.reports_loss()) {
+      kernels::Copy(
+          compute, batch->unmasked,
+          Floats(*trainer_.values_, trainer_.global_micro_batches() + Slot(micro_batch), 1));
+    }
+    trainer_.loader_->Release(*batch, compute);
+    return absl::OkStatus();
+  }
+  void OnLosses(int micro_batch, const Flow& flow) override {
+    if (!trainer_.reports_loss()) return;
+    kernels::Sum(*trainer_.compute_, flow.losses, Floats(*trainer_.values_, Slot(micro_batch), 1),
+                 /*accumulate=*/false);
+  }
+  const ParameterViews& BeginGradients(int chunk, int) override {
+    return trainer_.reducers_[chunk]->BeginMicroBatch();
+  }
+  void EndGradients(int chunk, int micro_batch) override {
+    // Without overlap the reduction runs inside the call.
+    if (micro_batch + 1 == trainer_.micro_batches()) {
+      trainer_.compute_->Record(*flight_.reducing);
+    }
+    trainer_.reducers_[chunk]->EndMicroBatch();
+  }
+  void GradientReady(ParameterId parameter) override {
+    const int block = trainer_.model_.parameters().at(parameter).block;
+    const std::vector<BlockRange>& parts = trainer_.model_.parts();
+    size_t part = 0;
+    while (part + 1 < parts.size() && parts[part + 1].begin <= block) ++part;
+    trainer_.reducers_[part]->GradientReady(parameter);
+  }
+
+ private:
+  int64_t Slot(int micro_batch) const {
+    return GradientReducer::MicroBatchOf(micro_batch, trainer_.micro_batches(),
+                                         trainer_.data_rank(), trainer_.together());
+  }
+
+  Trainer& trainer_;
+  Flight& flight_;
+};
+
+// One batch that is there already, without gradients.
+class Trainer::EvaluationClient : public MicroBatchClient {
+ public:
+  EvaluationClient(Trainer& trainer, std::vector<int32_t>& tokens, std::vector<int32_t>& targets,
+                   Tensor loss)
+      : trainer_(trainer), tokens_(tokens), targets_(targets), loss_(loss) {}
+
+  absl::Status Load(int, Flow& flow) override {
+    const auto size = static_cast<int64_t>(tokens_.size());
+    kernels::Copy(*trainer_.compute_, Tensor(tokens_.data(), DType::kI32, {size}), flow.tokens);
+    kernels::Copy(*trainer_.compute_, Tensor(targets_.data(), DType::kI32, {size}), flow.targets);
+    return absl::OkStatus();
+  }
+  void OnLosses(int, const Flow& flow) override {
+    if (!loss_.empty()) {
+      kernels::Sum(*trainer_.compute_, flow.losses, loss_, /*accumulate=*/false);
+    }
+  }
+  const ParameterViews& BeginGradients(int, int) override {
+    CHECK(false) << "an evaluation has no gradients";
+    return trainer_.flat_->gradient_views(0);
+  }
+  void EndGradients(int, int) override {}
+
+ private:
+  Trainer& trainer_;
+  std::vector<int32_t>& tokens_;
+  std::vector<int32_t>& targets_;
+  const Tensor loss_;  // empty: nobody asks
+};
+
+absl::Status Trainer::MakeReducers() {
+  const std::vector<FlatLayout::Bucket>& buckets = layout_.buckets();
+  GradientReducerOptions reducing = {.overlap = options_.overlap, .wire = options_.gradient_wire};
+  reducers_.resize(model_.parts().size());
+  // Buckets stand in backward order: the last part has the first ones.
+  for (size_t part = reducers_.size(); part-- > 0;) {
+    const auto of_earlier_part = [&](const FlatLayout::Bucket& bucket) {
+      return model_.parameters().at(bucket.parameters.front()).block < model_.parts()[part].begin;
+    };
+    reducing.last_bucket = static_cast<int>(
+        std::find_if(buckets.begin(), buckets.end(), of_earlier_part) - buckets.begin());
+    ASSIGN_OR_RETURN(reducers_[part],
+                     GradientReducer::Make(*flat_, groups_, *compute_, *communication_, reducing));
+    reducing.first_bucket = reducing.last_bucket;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::AllocateDuplicates() {
+  Communicator& pipeline = groups_.Along({Axis::kPipeline});
+  if (pipeline.size() == 1) return absl::OkStatus();
+  // The last stage knows whether it has one; the stages in between take part in the question.
+  const ParameterRegistry& parameters = model_.parameters();
+  int64_t bytes = 0;
+  for (ParameterId id = 0; id < parameters.size(); ++id) {
+    if (parameters.at(id).duplicate) {
+      bytes = parameters.at(id).storage_elements() * static_cast<int64_t>(sizeof(float));
+    }
+  }
+  ASSIGN_OR_RETURN(auto device_flag, device_.Allocate(sizeof(float)));
+  ASSIGN_OR_RETURN(auto host_flag, device_.AllocateHost(sizeof(float)));
+  auto* flag = static_cast<float*>(host_flag->data());
+  *flag = bytes > 0 ? 1.0f : 0.0f;
+  kernels::Copy(*compute_, Floats(*host_flag, 0, 1), Floats(*device_flag, 0, 1));
+  pipeline.AllReduce(*compute_, Floats(*device_flag, 0, 1), ReduceOp::kMax);
+  kernels::Copy(*compute_, Floats(*device_flag, 0, 1), Floats(*host_flag, 0, 1));
+  RETURN_IF_ERROR(compute_->Synchronize());
+  if (*flag == 0.0f) return absl::OkStatus();
+  if (options_.zero > 0) {
+    return absl::UnimplementedError(
+        absl::StrFormat("a table that is tied between the first and the last pipeline stage needs "
+                        "zero 0, not %d: its gradient must be whole on both; or untie the head",
+                        options_.zero));
+  }
+  if (executor_->first_stage()) {
+    bytes = parameters.at(0).storage_elements() * static_cast<int64_t>(sizeof(float));
+  }
+  if (bytes > 0 && (executor_->first_stage() || executor_->last_stage())) {
+    ASSIGN_OR_RETURN(duplicate_, device_.Allocate(bytes));
+  }
+  return absl::OkStatus();
+}
+
+void Trainer::SumDuplicates() {
+  if (duplicate_ == nullptr) return;
+  // The token table is the first parameter of the first stage.
+  ParameterId table = 0;
+  while (executor_->last_stage() && !model_.parameters().at(table).duplicate) ++table;
+  Communicator& pipeline = groups_.Along({Axis::kPipeline});
+  const int other = executor_->first_stage() ? pipeline.size() - 1 : 0;
+  const Tensor view = flat_->gradient_views(0)[table];
+  const Tensor mine = view.Reshape({view.elements()});
+  const Tensor theirs = Floats(*duplicate_, 0, view.elements());
+  pipeline.GroupBegin();
+  pipeline.Send(*compute_, mine, other);
+  pipeline.Receive(*compute_, theirs, other);
+  pipeline.GroupEnd(*compute_);
+  // A sum of two has the same bits on both sides.
+  kernels::Axpy(*compute_, 1.0f, theirs, mine);
+}
+
+absl::Status Trainer::RunMicroBatches(Flight& flight) {
+  for (const auto& reducer : reducers_) reducer->BeginStep(micro_batches());
+  StepClient client(*this, flight);
+  Pass pass = {*compute_, flat_->parameter_views()};
+  // The real number of unmasked tokens is known only after the exchange; see PrepareStep.
+  pass.loss_scale = 1.0f / static_cast<float>(options_.global_batch * training_.sequence_length());
+  pass.dynamic_loss_scale = optimizer_->loss_scale();
+  pass.listener = &client;
+  pass.gate = gatherer_.get();
+  absl::Status status = executor_->RunStep(pass, client);
+  if (!status.ok()) {
+    return DomainOf(status) == FailureDomain::kUnknown
+               ? Mark(std::move(status), FailureDomain::kCommunication)
+               : status;
+  }
+  for (const auto& reducer : reducers_) reducer->Finish();
+  SumDuplicates();
+  compute_->Record(*flight.reduced);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot,
+                                    int64_t batches) {
+  const int64_t size = batch_shape().tokens();
+  // The last micro-batch is filled up with masked samples.
+  const int64_t real = static_cast<int64_t>(samples.size()) * validation_->sequence_length();
+  std::vector<int32_t> tokens(size, 0), targets(size, -1);
+  if (real > 0) {
+    RETURN_IF_ERROR(Mark(validation_->Fill(samples, absl::MakeSpan(tokens.data(), real),
+                                           absl::MakeSpan(targets.data(), real)),
+                         FailureDomain::kData));
+  }
+  const bool counts = slot < batches && reports_loss();
+  EvaluationClient client(*this, tokens, targets, counts ? Floats(*values_, slot, 1) : Tensor());
+  Pass pass = {*compute_, flat_->parameter_views(), HeadMode::kLoss};
+  pass.gate = gatherer_.get();
+  RETURN_IF_ERROR(executor_->RunForward(pass, 1, client));
+  if (counts) {
+    float& counted = static_cast<float*>(host_values_->data())[batches + slot];
+    counted = static_cast<float>(
+        std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; }));
+    kernels::Copy(*compute_, Floats(*host_values_, batches + slot, 1),
+                  Floats(*values_, batches + slot, 1));
+  }
+  // The vectors go away.
+  return compute_->Synchronize();
+}
+
+}  // namespace muster::parallel
