@@ -4,9 +4,28 @@
 #include <cstdint>
 
 #include "base/status_macros.h"
+#include "kernels/ops.h"
 #include "kernels/tensor.h"
 
 namespace muster::parallel {
+namespace {
+
+// An all-gather of host memory, by way of the device's.
+absl::Status Gather(Communicator& communicator, kernels::Stream& stream,
+                    const kernels::Tensor& host) {
+  if (stream.device().kind() == kernels::DeviceKind::kCpu) {
+    communicator.AllGather(stream, host);
+    return stream.Synchronize();
+  }
+  ASSIGN_OR_RETURN(auto buffer, stream.device().Allocate(host.bytes()));
+  const kernels::Tensor there(buffer->data(), host.dtype(), {host.elements()});
+  kernels::Copy(stream, host, there);
+  communicator.AllGather(stream, there);
+  kernels::Copy(stream, there, host);
+  return stream.Synchronize();
+}
+
+}  // namespace
 
 absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
                                                      kernels::Stream& stream,
@@ -14,15 +33,14 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
   const int64_t size = communicator.size();
   std::vector<int64_t> lengths(static_cast<size_t>(size));
   lengths[static_cast<size_t>(communicator.rank())] = static_cast<int64_t>(text.size());
-  communicator.AllGather(stream, kernels::Tensor(lengths.data(), kernels::DType::kI64, {size}));
-  RETURN_IF_ERROR(stream.Synchronize());
+  RETURN_IF_ERROR(
+      Gather(communicator, stream, kernels::Tensor(lengths.data(), kernels::DType::kI64, {size})));
 
   const int64_t longest = std::max<int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
   std::string all(static_cast<size_t>(size * longest), '\0');
   all.replace(static_cast<size_t>(communicator.rank() * longest), text.size(), text);
-  communicator.AllGather(stream,
-                         kernels::Tensor(all.data(), kernels::DType::kU8, {size * longest}));
-  RETURN_IF_ERROR(stream.Synchronize());
+  RETURN_IF_ERROR(Gather(communicator, stream,
+                         kernels::Tensor(all.data(), kernels::DType::kU8, {size * longest})));
 
   std::vector<std::string> texts;
   for (int64_t rank = 0; rank < size; ++rank) {

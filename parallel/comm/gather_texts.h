@@ -1,4 +1,4 @@
-// Small host data between ranks, on top of any Communicator of a host device.
+// Small host data between ranks, on top of any Communicator.
 #ifndef MUSTER_PARALLEL_COMM_GATHER_TEXTS_H_
 #define MUSTER_PARALLEL_COMM_GATHER_TEXTS_H_
 
@@ -12,7 +12,7 @@
 namespace muster::parallel {
 
 // Every rank's text, in rank order, on every rank. Blocks the host. Status codes: those of the
-// communicator. Requires: a host stream.
+// communicator.
 absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
                                                      kernels::Stream& stream,
                                                      const std::string& text);

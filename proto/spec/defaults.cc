@@ -17,6 +17,9 @@ constexpr double kBeta2 = 0.95;
 constexpr double kEps = 1e-8;
 constexpr double kClipNorm = 1.0;
 constexpr int32_t kKeep = 2;
+constexpr double kLossScale = 65536;
+constexpr int32_t kGrowthInterval = 1000;
+constexpr int32_t kHysteresis = 2;
 constexpr int32_t kMaxFailures = 3;
 constexpr int64_t kBackoffInitialSeconds = 1;
 constexpr int64_t kBackoffMaxSeconds = 60;
@@ -29,6 +32,15 @@ void DefaultSources(google::protobuf::RepeatedPtrField<v1::DataSource>* sources)
 
 void DefaultTraining(v1::TrainingSpec& training) {
   if (training.precision() == v1::PRECISION_UNSPECIFIED) training.set_precision(v1::PRECISION_FP32);
+  if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_UNSPECIFIED) {
+    training.set_gradient_reduction(v1::GRADIENT_REDUCTION_FP32);
+  }
+  if (training.has_loss_scale() || training.precision() == v1::PRECISION_FP16) {
+    v1::LossScaleSpec& scale = *training.mutable_loss_scale();
+    if (!scale.has_initial()) scale.set_initial(kLossScale);
+    if (!scale.has_growth_interval()) scale.set_growth_interval(kGrowthInterval);
+    if (!scale.has_hysteresis()) scale.set_hysteresis(kHysteresis);
+  }
   if (training.optimizer().has_adamw()) {
     v1::AdamWSpec& adamw = *training.mutable_optimizer()->mutable_adamw();
     if (!adamw.has_weight_decay()) adamw.set_weight_decay(kWeightDecay);
@@ -78,6 +90,7 @@ void ApplyDefaults(v1::JobSpec& spec) {
     // The data degree is the only one so far, so it takes all ranks.
     v1::ParallelSpec& parallel = *engine.mutable_parallel();
     if (parallel.data() == 0) parallel.set_data(resources.ranks());
+    if (!parallel.has_reshard_after_forward()) parallel.set_reshard_after_forward(true);
   }
   if (spec.has_checkpoint() && spec.checkpoint().keep() == 0)
     spec.mutable_checkpoint()->set_keep(kKeep);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "google/protobuf/unknown_field_set.h"
+#include "parallel/plan/validate.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 
@@ -247,12 +248,22 @@ class Judge {
   void Parallel(const v1::JobSpec& spec) {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
     NotNegative("engine.parallel.bucket_bytes", parallel.bucket_bytes());
-    const int32_t ranks = spec.resources().ranks();
-    if (ranks < 1) return;  // named by Resources
+    if (spec.resources().ranks() < 1) return;  // named by Resources
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
-    if (parallel.data() != ranks) {
-      Add("resources.ranks", ranks, " ranks, but the degrees of engine.parallel multiply to ",
-          parallel.data(), " (data ", parallel.data(), ")");
+    parallel::Layout layout;
+    layout.negotiable = {parallel::Axis::kData};  // the only one that a spec can ask for
+    layout.degrees[parallel::Axis::kData] = parallel.data();
+    layout.zero = parallel.zero();
+    layout.zero_shards = parallel.zero_shards();
+    layout.global_batch = spec.engine().training().global_batch();
+    layout.micro_batch = spec.engine().training().micro_batch();
+    parallel::ModelSize model;
+    model.layers = spec.engine().model().layers();
+    model.heads = spec.engine().model().heads();
+    model.sequence = spec.engine().model().sequence_length();
+    for (parallel::LayoutProblem& problem :
+         parallel::FindProblems(layout, model, {.ranks = spec.resources().ranks()})) {
+      Add(problem.field, problem.message);
     }
   }
 
@@ -260,16 +271,7 @@ class Judge {
     const v1::TrainingSpec& training = spec.engine().training();
     const bool steps = InRange("engine.training.steps", training.steps(), 1);
     const bool global = InRange("engine.training.global_batch", training.global_batch(), 1);
-    const bool micro = InRange("engine.training.micro_batch", training.micro_batch(), 1);
-    const int64_t data = spec.engine().parallel().data();
-    if (global && micro && data >= 1) {
-      int64_t unit = 0;
-      if (MultiplyOverflows(training.micro_batch(), data, &unit) ||
-          training.global_batch() % unit != 0) {
-        Add("engine.training.global_batch", training.global_batch(),
-            " is not a multiple of micro_batch x data (", training.micro_batch(), " x ", data, ")");
-      }
-    }
+    InRange("engine.training.micro_batch", training.micro_batch(), 1);
     int64_t tokens = 0;
     const int64_t length = spec.engine().model().sequence_length();
     if (steps && global && length >= 1 &&
@@ -278,10 +280,7 @@ class Judge {
       Add("engine.training.steps", "steps x global_batch x sequence_length (", training.steps(),
           " x ", training.global_batch(), " x ", length, ") is too large to count the tokens");
     }
-    if (training.precision() == v1::PRECISION_BF16 &&
-        spec.resources().device() != v1::DEVICE_KIND_CUDA) {
-      Add("engine.training.precision", "bf16 needs resources.device: cuda");
-    }
+    Precision(spec);
     NotNegative("engine.training.evaluate_every", training.evaluate_every());
     NotNegative("engine.training.evaluate_samples", training.evaluate_samples());
     if (training.optimizer().has_adamw()) {
@@ -290,6 +289,27 @@ class Judge {
     } else {
       Add("engine.training.optimizer", "required; adamw is the one there is");
     }
+  }
+
+  void Precision(const v1::JobSpec& spec) {
+    const v1::TrainingSpec& training = spec.engine().training();
+    const auto* value = v1::Precision_descriptor()->FindValueByNumber(training.precision());
+    if (value == nullptr) return;  // named by Known
+    if (training.precision() != v1::PRECISION_FP32 &&
+        spec.resources().device() != v1::DEVICE_KIND_CUDA) {
+      Add("engine.training.precision", ShortEnumName(*value), " needs resources.device: cuda");
+    }
+    if (!training.has_loss_scale()) return;
+    const std::string path = "engine.training.loss_scale";
+    if (training.precision() != v1::PRECISION_FP16) {
+      Add(path, "is for precision fp16, not ", ShortEnumName(*value));
+    }
+    const double initial = training.loss_scale().initial();
+    if (Finite(path + ".initial", initial) && initial < 1) {
+      Add(path + ".initial", initial, " is less than 1");
+    }
+    InRange(path + ".growth_interval", training.loss_scale().growth_interval(), 1);
+    InRange(path + ".hysteresis", training.loss_scale().hysteresis(), 1);
   }
 
   void AdamW(const v1::AdamWSpec& adamw) {

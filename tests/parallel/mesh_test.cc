@@ -1,4 +1,5 @@
 #include "parallel/mesh/mesh.h"
+#include "parallel/plan/validate.h"
 
 #include <gtest/gtest.h>
 
@@ -99,6 +100,77 @@ TEST(Mesh, WrongProduct_IsRefusedWithEveryNumber) {
   twice.order = {Axis::kTensor, Axis::kTensor, Axis::kData, Axis::kPipeline};
   EXPECT_THAT(Mesh::Make(twice, 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("exactly once")));
+}
+
+constexpr ModelSize kModel = {.layers = 12, .heads = 12, .kv_heads = 4, .sequence = 1024};
+
+Layout Split(const PerAxis& degrees) {
+  Layout layout;
+  layout.degrees = degrees;
+  layout.global_batch = 64;
+  layout.micro_batch = 2;
+  return layout;
+}
+
+TEST(ValidateLayout, WhatWorks_HasNoProblem) {
+  EXPECT_OK(Validate(Split(PerAxis(1, 8, 1, 1)), kModel, {.ranks = 8}));
+  EXPECT_OK(Validate(Split(PerAxis(2, 2, 2, 4)), kModel, {.ranks = 32}));
+  Layout layout = Split(PerAxis(1, 8, 1, 1));
+  layout.zero = 3;
+  EXPECT_EQ(layout.EffectiveShards(), 8);
+  EXPECT_OK(Validate(layout, kModel, {.ranks = 8}));
+  layout.zero_shards = 4;
+  EXPECT_EQ(layout.EffectiveShards(), 4);
+  EXPECT_OK(Validate(layout, kModel, {.ranks = 8}));
+}
+
+TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
+  const auto problem = [](const Layout& layout, int ranks) {
+    return std::string(Validate(layout, kModel, {.ranks = ranks}).message());
+  };
+  EXPECT_THAT(
+      problem(Split(PerAxis(1, 4, 1, 1)), 8),
+      HasSubstr("resources.ranks: 8 ranks, but the degrees of engine.parallel multiply to 4 "
+                "(data 4); the nearest layout that works is pp=1 dp=8 cp=1 tp=1"));
+  EXPECT_THAT(problem(Split(PerAxis(1, 1, 1, 8)), 8),
+              HasSubstr("engine.parallel.tensor: 8 does not divide the 12 attention heads; the "
+                        "nearest layout that works is pp=1 dp=2 cp=1 tp=4"));
+  EXPECT_THAT(problem(Split(PerAxis(16, 1, 1, 1)), 16),
+              HasSubstr("engine.parallel.pipeline: 16 stages (16 ranks x 1 chunks) for 12 layers"));
+  EXPECT_THAT(problem(Split(PerAxis(1, 3, 1, 1)), 3),
+              HasSubstr("64 is not a multiple of micro_batch x data (2 x 3)"));
+  Layout layout = Split(PerAxis(1, 1, 3, 1));
+  EXPECT_THAT(problem(layout, 3), HasSubstr("engine.parallel.context: a sequence of 1024 tokens "
+                                            "does not divide into 6 chunks"));
+  layout = Split(PerAxis(2, 2, 1, 1));
+  layout.zero = 2;
+  EXPECT_THAT(problem(layout, 4), HasSubstr("use zero 1"));
+  layout = Split(PerAxis(1, 8, 1, 1));
+  layout.zero = 1;
+  layout.zero_shards = 3;
+  EXPECT_THAT(problem(layout, 8), HasSubstr("3 does not divide the 8 data-parallel ranks; the "
+                                            "nearest that does is 2"));
+  EXPECT_THAT(problem(Split(PerAxis(1, 0, 1, -2)), 8),
+              AllOf(HasSubstr("engine.parallel.data: 0 is out of range"),
+                    HasSubstr("engine.parallel.tensor: -2 is out of range")));
+  layout = Split(PerAxis(1, 2, 1, 1));
+  layout.sequence_parallel = true;
+  EXPECT_THAT(problem(layout, 2), HasSubstr("needs tensor parallelism"));
+}
+
+// Whatever the degrees are: no crash, and a suggestion is itself without a problem.
+TEST(ValidateLayout, EveryDegree_IsJudged) {
+  for (int ranks = 1; ranks <= 24; ++ranks) {
+    for (int data = 1; data <= 8; ++data) {
+      for (int tensor = 1; tensor <= 8; ++tensor) {
+        const Layout layout = Split(PerAxis(1, data, 1, tensor));
+        const bool fits = data * tensor == ranks && 12 % tensor == 0 && 32 % data == 0 &&
+                          (4 % tensor == 0 || tensor % 4 == 0);
+        EXPECT_EQ(Validate(layout, kModel, {.ranks = ranks}).ok(), fits)
+            << ranks << " ranks, data " << data << ", tensor " << tensor;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -102,6 +102,9 @@ void Randomize(google::protobuf::Message& message, Rng& rng, int depth) {
       case FieldDescriptor::CPPTYPE_INT32:
         reflection.SetInt32(&message, field, static_cast<int32_t>(whole));
         break;
+      case FieldDescriptor::CPPTYPE_BOOL:
+        reflection.SetBool(&message, field, rng.Chance(0.5));
+        break;
       case FieldDescriptor::CPPTYPE_INT64:
         reflection.SetInt64(&message, field, rng.Chance(0.1) ? INT64_MAX : whole);
         break;

@@ -15,7 +15,7 @@ PRODUCT = ("base", "proto", "coordinator", "worker", "kernels", "parallel", "cli
 # Folder -> folders of ours that it may include. The longest matching prefix counts.
 MAY_INCLUDE = {
     "base": {"base"},
-    "proto": {"base", "proto"},
+    "proto": {"base", "proto", "parallel/mesh", "parallel/plan"},
     "kernels": {"base", "kernels"},
     "parallel/mesh": {"base", "parallel/mesh"},
     "parallel/plan": {"base", "parallel/mesh", "parallel/plan"},

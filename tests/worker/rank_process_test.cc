@@ -260,6 +260,26 @@ TEST_F(RankProcess, TwoRanks_TrainCommitEvaluateAndReportCompletion) {
   EXPECT_EQ(*files_->Read(directory_ + "/second"), first);
 }
 
+TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {
+  // Wide enough that matrices are sharded and not kept as small.
+  spec_.mutable_engine()->mutable_model()->set_hidden(192);
+  const auto losses = [this](int zero) {
+    epoch_ = zero + 1;
+    spec_.mutable_engine()->mutable_parallel()->set_zero(zero);
+    spec_.mutable_checkpoint()->set_path(absl::StrCat(directory_, "/zero-", zero));
+    Start(2);
+    for (const int rank : {0, 1}) EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    std::vector<double> curve;
+    for (const v1::LossPoint& point : Report(0).progress().losses()) {
+      curve.push_back(point.train_loss());
+    }
+    return curve;
+  };
+  const std::vector<double> whole = losses(0);
+  EXPECT_EQ(whole.size(), 12u);
+  EXPECT_EQ(losses(3), whole);
+}
+
 TEST_F(RankProcess, DamagedCheckpoint_IsReportedAndTheOneBeforeRestored) {
   Start(1);
   ASSERT_EQ(Wait(0), kExitCompleted) << Output(0);

@@ -368,6 +368,7 @@ void AgentCore::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& as
   assignment.set_run_directory(absl::StrCat(config_.attempts_directory, "/", DirectoryName(key),
                                             "/rank-", assignment.rank()));
   assignment.set_worker(config_.hello.worker());
+  assignment.set_cache_directory(config_.cache_directory);
   assignment.set_metrics_address("127.0.0.1:0");
   if (assignment.threads() <= 0) {
     assignment.set_threads(assignment.spec().resources().threads_per_rank());

@@ -60,6 +60,7 @@ struct AgentConfig {
   Incarnation incarnation;
   // Copied into each RankAssignment.
   std::string rank_socket;
+  std::string cache_directory;     // where ranks keep what later ones can use
   std::string attempts_directory;  // run directories are ATTEMPTS/<job id>.e<epoch>/rank-<n>
   int32_t threads_per_slot = 1;    // for a spec that asks for 0 threads
 

@@ -142,6 +142,7 @@ AgentConfig Daemon::Config() const {
   config.incarnation = incarnation_;
   config.rank_socket = state_->socket();
   config.attempts_directory = state_->attempts();
+  config.cache_directory = state_->path() + "/cache";
   config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
   config.stop_grace = options_.stop_grace;
   return config;

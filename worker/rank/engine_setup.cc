@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "parallel/mesh/mesh.h"
+#include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/spec.h"
 
@@ -35,7 +36,10 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssign
     return Misconfigured(absl::StrCat(
         "resources.device: the job wants cuda, but the rank was given the device '", name, "'"));
   }
-  auto device = kernels::MakeCudaDevice(ordinal);
+  kernels::CudaOptions options;
+  options.tf32 = assignment.spec().engine().training().precision() == v1::PRECISION_TF32;
+  options.plan_cache = assignment.cache_directory();
+  auto device = kernels::MakeCudaDevice(ordinal, options);
   if (!device.ok()) return Annotate(device.status(), absl::StrCat("resources.device: ", name));
   return device;
 }
@@ -120,21 +124,25 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
 
 absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setup) {
   const v1::EngineSpec& engine = assignment.spec().engine();
-  auto mesh = parallel::Mesh::Make(
-      {.degrees = parallel::PerAxis(1, engine.parallel().data(), 1, 1)}, assignment.world_size());
+  parallel::Layout layout;
+  layout.negotiable = {parallel::Axis::kData};
+  layout.degrees[parallel::Axis::kData] = engine.parallel().data();
+  layout.zero = engine.parallel().zero();
+  layout.zero_shards = engine.parallel().zero_shards();
+  layout.global_batch = engine.training().global_batch();
+  layout.micro_batch = engine.training().micro_batch();
+  parallel::ModelSize model;
+  model.layers = engine.model().layers();
+  model.heads = engine.model().heads();
+  model.sequence = engine.model().sequence_length();
+  if (absl::Status status = parallel::Validate(layout, model, {.ranks = assignment.world_size()});
+      !status.ok()) {
+    return Mark(std::move(status), FailureDomain::kConfiguration);
+  }
+  auto mesh = parallel::Mesh::Make({.degrees = layout.degrees}, assignment.world_size());
   if (!mesh.ok()) return Misconfigured(absl::StrCat("engine.parallel: ", mesh.status().message()));
   setup.mesh = *mesh;
-  const int64_t unit = engine.training().micro_batch() * engine.parallel().data();
-  if (unit <= 0 || engine.training().global_batch() % unit != 0) {
-    return Misconfigured(
-        absl::StrFormat("engine.training.global_batch: %d is not a multiple of micro_batch (%d) x "
-                        "engine.parallel.data (%d)",
-                        engine.training().global_batch(), engine.training().micro_batch(),
-                        engine.parallel().data()));
-  }
-  if (engine.training().precision() == v1::PRECISION_BF16) {
-    return Misconfigured("engine.training.precision: bf16 is not available on this device");
-  }
+  setup.zero_shards = layout.EffectiveShards();
   return absl::OkStatus();
 }
 
@@ -149,6 +157,19 @@ absl::Status CheckCheckpointPath(const v1::RankAssignment& assignment, FileSyste
   if (status.ok()) status = files.RemoveFile(probe);
   return Mark(Annotate(status, absl::StrCat("checkpoint.path: ", root, " is not writable")),
               FailureDomain::kStorage);
+}
+
+parallel::Precision PrecisionOf(v1::Precision precision) {
+  switch (precision) {
+    case v1::PRECISION_BF16:
+      return parallel::Precision::kBf16;
+    case v1::PRECISION_FP16:
+      return parallel::Precision::kFp16;
+    case v1::PRECISION_TF32:
+      return parallel::Precision::kTf32;
+    default:
+      return parallel::Precision::kFp32;
+  }
 }
 
 parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
@@ -171,6 +192,18 @@ parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
     options.bucket_bytes =
         spec.resources().device() == v1::DEVICE_KIND_CUDA ? kBucketBytesCuda : kBucketBytesCpu;
   }
+  options.precision = PrecisionOf(training.precision());
+  if (training.has_loss_scale()) {
+    options.loss_scaling.dynamic = true;
+    options.loss_scaling.initial = static_cast<float>(training.loss_scale().initial());
+    options.loss_scaling.growth_interval = training.loss_scale().growth_interval();
+    options.loss_scaling.hysteresis = training.loss_scale().hysteresis();
+  }
+  if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16) {
+    options.gradient_wire = kernels::DType::kBF16;
+  }
+  options.zero = spec.engine().parallel().zero();
+  options.reshard_after_forward = spec.engine().parallel().reshard_after_forward();
   options.evaluate_every = training.evaluate_every();
   options.evaluate_samples = training.evaluate_samples();
   if (spec.has_checkpoint()) {

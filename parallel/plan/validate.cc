@@ -1,0 +1,221 @@
+#include "parallel/plan/validate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace muster::parallel {
+namespace {
+
+constexpr int kRanksMax = 65536;
+
+std::string FieldOf(Axis axis) { return absl::StrCat("engine.parallel.", Name(axis)); }
+
+class Judge {
+ public:
+  Judge(const Layout& layout, const ModelSize& model, const ClusterSize& cluster)
+      : layout_(layout), model_(model), cluster_(cluster) {}
+
+  std::vector<LayoutProblem> Run() {
+    for (const Axis axis : kAxes) {
+      if (layout_.degrees[axis] >= 1 && layout_.degrees[axis] <= kRanksMax) continue;
+      Add(FieldOf(axis), layout_.degrees[axis], " is out of range; 1 to ", kRanksMax);
+    }
+    if (!problems_.empty()) return std::move(problems_);
+    Ranks();
+    Batch();
+    Tensor();
+    Context();
+    Pipeline();
+    Zero();
+    return std::move(problems_);
+  }
+
+ private:
+  template <typename... Parts>
+  void Add(std::string field, const Parts&... parts) {
+    problems_.push_back({std::move(field), absl::StrCat(parts...)});
+  }
+  int degree(Axis axis) const { return layout_.degrees[axis]; }
+
+  void Ranks() {
+    if (cluster_.ranks < 1) return;  // whoever asks for none is told elsewhere
+    int64_t product = 1;
+    for (const Axis axis : kAxes) product *= degree(axis);
+    if (product == cluster_.ranks) return;
+    Add("resources.ranks", cluster_.ranks,
+        " ranks, but the degrees of engine.parallel multiply to ", product, " (", Degrees(), ")");
+  }
+
+  std::string Degrees() const {
+    std::vector<std::string> parts;
+    for (const Axis axis : kAxes) {
+      if (degree(axis) > 1 || axis == Axis::kData) {
+        parts.push_back(absl::StrCat(Name(axis), " ", degree(axis)));
+      }
+    }
+    return absl::StrJoin(parts, " x ");
+  }
+
+  void Batch() {
+    if (layout_.global_batch < 1 || layout_.micro_batch < 1) return;
+    int64_t unit = 0;
+    const bool overflow =
+        __builtin_mul_overflow(layout_.micro_batch, int64_t{degree(Axis::kData)}, &unit);
+    if (!overflow && layout_.global_batch % unit == 0) return;
+    Add("engine.training.global_batch", layout_.global_batch,
+        " is not a multiple of micro_batch x data (", layout_.micro_batch, " x ",
+        degree(Axis::kData), ")");
+  }
+
+  void Tensor() {
+    const int tensor = degree(Axis::kTensor);
+    if (tensor > 1 && model_.heads > 0 && model_.heads % tensor != 0) {
+      Add(FieldOf(Axis::kTensor), tensor, " does not divide the ", model_.heads,
+          " attention heads");
+    }
+    const int64_t groups = model_.kv_heads > 0 ? model_.kv_heads : model_.heads;
+    if (tensor > 1 && groups > 0 && groups % tensor != 0 && tensor % groups != 0) {
+      Add(FieldOf(Axis::kTensor), tensor, " neither divides the ", groups,
+          " key/value heads nor is a multiple of them");
+    }
+    if (!layout_.sequence_parallel) return;
+    if (tensor == 1) {
+      Add("engine.parallel.sequence", "needs tensor parallelism, but tensor is 1");
+      return;
+    }
+    const int64_t tokens = layout_.micro_batch * model_.sequence / degree(Axis::kContext);
+    if (tokens > 0 && tokens % tensor != 0) {
+      Add("engine.parallel.sequence", "the ", tokens,
+          " tokens of a micro-batch do not divide over ", tensor, " tensor-parallel ranks");
+    }
+  }
+
+  void Context() {
+    const int64_t context = degree(Axis::kContext);
+    if (context > 1 && model_.sequence > 0 && model_.sequence % (2 * context) != 0) {
+      Add(FieldOf(Axis::kContext), "a sequence of ", model_.sequence,
+          " tokens does not divide into ", 2 * context, " chunks, two for each of the ", context,
+          " ranks");
+    }
+  }
+
+  void Pipeline() {
+    const int64_t stages = int64_t{degree(Axis::kPipeline)} * layout_.pipeline_chunks;
+    if (layout_.pipeline_chunks < 1) {
+      Add("engine.parallel.pipeline_chunks", layout_.pipeline_chunks, " is less than 1");
+    } else if (degree(Axis::kPipeline) > 1 && model_.layers > 0 && stages > model_.layers) {
+      Add(FieldOf(Axis::kPipeline), stages, " stages (", degree(Axis::kPipeline), " ranks x ",
+          layout_.pipeline_chunks, " chunks) for ", model_.layers, " layers");
+    }
+  }
+
+  void Zero() {
+    if (layout_.zero < 0 || layout_.zero > 3) {
+      Add("engine.parallel.zero", layout_.zero, " is out of range; stages 0 to 3");
+      return;
+    }
+    const int group = degree(Axis::kData) * degree(Axis::kContext);
+    if (layout_.zero_shards < 0) {
+      Add("engine.parallel.zero_shards", layout_.zero_shards, " is negative");
+    } else if (layout_.zero == 0 && layout_.zero_shards > 1) {
+      Add("engine.parallel.zero_shards", "stage 0 of ZeRO shards nothing, but zero_shards is ",
+          layout_.zero_shards);
+    } else if (layout_.zero_shards > 0 && group % layout_.zero_shards != 0) {
+      int nearest = std::min(layout_.zero_shards, group);
+      while (group % nearest != 0) --nearest;
+      Add("engine.parallel.zero_shards", layout_.zero_shards, " does not divide the ", group,
+          " data-parallel ranks; the nearest that does is ", nearest);
+    }
+    // Several micro-batches are in flight in a stage, and their gradients meet in whole buffers.
+    if (layout_.zero >= 2 && degree(Axis::kPipeline) > 1) {
+      Add("engine.parallel.zero", "stage ", layout_.zero, " with ", degree(Axis::kPipeline),
+          " pipeline stages would gather and reduce for every micro-batch in flight; use zero 1");
+    }
+  }
+
+  const Layout& layout_;
+  const ModelSize& model_;
+  const ClusterSize& cluster_;
+  std::vector<LayoutProblem> problems_;
+};
+
+// How far two sets of degrees are from each other: the sum of the ratios' logarithms.
+double Distance(const PerAxis& a, const PerAxis& b) {
+  double distance = 0;
+  for (const Axis axis : kAxes) distance += std::abs(std::log2(a[axis]) - std::log2(b[axis]));
+  return distance;
+}
+
+// The degrees nearest to the wanted ones with which nothing is wrong; among equals, those with
+// fewer pipeline stages and more data parallelism.
+std::optional<PerAxis> Nearest(const Layout& wanted, const ModelSize& model,
+                               const ClusterSize& cluster) {
+  std::vector<int> divisors;
+  for (int i = 1; i <= cluster.ranks; ++i) {
+    if (cluster.ranks % i == 0) divisors.push_back(i);
+  }
+  const auto choices = [&](Axis axis) -> std::vector<int> {
+    const bool negotiable =
+        std::count(wanted.negotiable.begin(), wanted.negotiable.end(), axis) != 0;
+    return negotiable ? divisors : std::vector<int>{wanted.degrees[axis]};
+  };
+  std::vector<int> data = choices(Axis::kData);
+  std::reverse(data.begin(), data.end());
+  const std::vector<int> context = choices(Axis::kContext), tensor = choices(Axis::kTensor);
+  std::optional<PerAxis> nearest;
+  Layout layout = wanted;
+  for (const int pp : choices(Axis::kPipeline)) {
+    for (const int dp : data) {
+      if (int64_t{pp} * dp > cluster.ranks) continue;
+      for (const int cp : context) {
+        const int64_t product = int64_t{pp} * dp * cp;
+        if (product > cluster.ranks || cluster.ranks % product != 0) continue;
+        const auto tp = static_cast<int>(cluster.ranks / product);
+        if (std::count(tensor.begin(), tensor.end(), tp) == 0) continue;
+        layout.degrees = PerAxis(pp, dp, cp, tp);
+        const bool closer = !nearest.has_value() || Distance(layout.degrees, wanted.degrees) <
+                                                        Distance(*nearest, wanted.degrees);
+        if (closer && Judge(layout, model, cluster).Run().empty()) nearest = layout.degrees;
+      }
+    }
+  }
+  return nearest;
+}
+
+}  // namespace
+
+int Layout::EffectiveShards() const {
+  if (zero == 0) return 1;
+  return zero_shards > 0 ? zero_shards : degrees[Axis::kData] * degrees[Axis::kContext];
+}
+
+std::vector<LayoutProblem> FindProblems(const Layout& layout, const ModelSize& model,
+                                        const ClusterSize& cluster) {
+  std::vector<LayoutProblem> problems = Judge(layout, model, cluster).Run();
+  if (problems.empty() || cluster.ranks < 1 || cluster.ranks > kRanksMax) return problems;
+  for (const Axis axis : kAxes) {
+    if (layout.degrees[axis] < 1) return problems;
+  }
+  const std::optional<PerAxis> nearest = Nearest(layout, model, cluster);
+  if (!nearest.has_value() || *nearest == layout.degrees) return problems;
+  for (LayoutProblem& problem : problems) {
+    absl::StrAppend(&problem.message, "; the nearest layout that works is ", nearest->ToString());
+  }
+  return problems;
+}
+
+absl::Status Validate(const Layout& layout, const ModelSize& model, const ClusterSize& cluster) {
+  const std::vector<LayoutProblem> problems = FindProblems(layout, model, cluster);
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrJoin(problems, "\n", [](std::string* out, const LayoutProblem& problem) {
+        absl::StrAppend(out, problem.field, ": ", problem.message);
+      }));
+}
+
+}  // namespace muster::parallel

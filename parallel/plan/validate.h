@@ -1,0 +1,58 @@
+// Whether a way to split a training run can work: every rule in one place, for the job spec, for
+// ranks and for planners. Pure.
+#ifndef MUSTER_PARALLEL_PLAN_VALIDATE_H_
+#define MUSTER_PARALLEL_PLAN_VALIDATE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "parallel/mesh/mesh.h"
+
+namespace muster::parallel {
+
+// How the work is split.
+struct Layout {
+  PerAxis degrees{1, 1, 1, 1};
+  bool sequence_parallel = false;  // within tensor groups
+  int pipeline_chunks = 1;         // model parts per pipeline stage
+  int zero = 0;                    // stage of ZeRO
+  int zero_shards = 0;             // ranks it shards over; 0: all of data x context
+  int64_t global_batch = 0;        // samples
+  int64_t micro_batch = 0;
+  // Axes that a suggestion may give other degrees.
+  std::vector<Axis> negotiable = {kAxes.begin(), kAxes.end()};
+  // Ranks over which ZeRO shards in effect; 1 without ZeRO.
+  int EffectiveShards() const;
+};
+
+struct ModelSize {
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t sequence = 0;  // tokens
+};
+
+struct ClusterSize {
+  int ranks = 0;
+};
+
+struct LayoutProblem {
+  // As in a job spec, e.g. "engine.parallel.zero".
+  std::string field;
+  std::string message;  // with the numbers
+};
+
+// Every rule that is broken; none when all numbers are good. Requires nothing: impossible numbers
+// (0, negative) are problems too. When the degrees do not fit, the message ends with the nearest
+// ones that do, if there are any.
+std::vector<LayoutProblem> FindProblems(const Layout& layout, const ModelSize& model,
+                                        const ClusterSize& cluster);
+
+// FindProblems as a status: kInvalidArgument with one "field: message" per line.
+absl::Status Validate(const Layout& layout, const ModelSize& model, const ClusterSize& cluster);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_PLAN_VALIDATE_H_
