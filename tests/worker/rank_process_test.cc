@@ -270,7 +270,8 @@ TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {
     Start(2);
     for (const int rank : {0, 1}) EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
     std::vector<double> curve;
-    for (const v1::LossPoint& point : Report(0).progress().losses()) {
+    const v1::RankExitReport report = Report(0);
+    for (const v1::LossPoint& point : report.progress().losses()) {
       curve.push_back(point.train_loss());
     }
     return curve;
