@@ -18,32 +18,38 @@ constexpr int64_t kLogitsBytes = int64_t{1} << 30;
 
 class HeadBlock : public Block {
  public:
-  HeadBlock(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden, int64_t vocab,
-            ParameterId table, bool shared)
+  HeadBlock(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
+            const TensorPart& part, ParameterId table, bool shared)
       : hidden_(hidden),
-        vocab_(vocab),
+        part_(part),
         shared_(shared),
-        norm_(AddNorm(registry, "norm", hidden, norm)),
+        norm_(AddNorm(registry, "norm", hidden, norm, part.by_rows())),
         table_(table) {}
 
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<HeadSaved>();
-    saved->norm = NormSaved::Take(arena, shape, norm_, hidden_);
+    saved->norm = NormSaved::Take(arena, shape.activation, norm_, part_.rows(shape), hidden_);
     saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
     return saved;
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
-    const int64_t columns = VocabStorage(vocab_);
-    static_cast<HeadSaved&>(base).logits =
-        arena.Take("logits", shape.activation, {HeadChunk(shape, columns), columns});
+    auto& saved = static_cast<HeadSaved&>(base);
+    const int64_t columns = VocabStorage(part_.vocab.size());
+    const int64_t chunk = HeadChunk(shape, columns);
+    saved.logits = arena.Take("logits", shape.activation, {chunk, columns});
+    if (part_.size > 1) saved.stats = arena.Take("scratch", DType::kF32, {part_.size * chunk, 3});
+    if (part_.sequence) {
+      saved.gathered = arena.Take("scratch", shape.activation, {shape.tokens(), hidden_});
+    }
   }
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
     NormForward(pass, norm_, flow, saved.norm);
     saved.x = flow.residual;
+    saved.y = part_.Enter(pass, saved.norm.y, saved.gathered);
     const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
       CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
@@ -63,7 +69,8 @@ class HeadBlock : public Block {
     auto& saved = static_cast<HeadSaved&>(base);
     if (!shared_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
-    NormBackward(pass, norm_, flow.branch_storage, saved.x, saved.norm, flow.d_hidden);
+    const Tensor dy = part_.Leave(pass, flow.branch_storage);
+    NormBackward(pass, norm_, dy, saved.x, saved.norm, flow.d_hidden);
   }
 
  private:
@@ -71,12 +78,15 @@ class HeadBlock : public Block {
     NormSaved norm;
     Tensor x;  // input of the norm: norm.x, or what a stage in front has sent
     Tensor losses;
-    Tensor logits;  // scratch: of one chunk
+    // Scratch: the normed input of all tokens, where this rank has normed some of them; the logits
+    // of one chunk of tokens, and what the ranks tell each other about theirs.
+    Tensor y, gathered;
+    Tensor logits, stats;
   };
 
   Tensor Logits(const Pass& pass, const HeadSaved& saved, int64_t begin, int64_t count) const {
     kernels::LinearForwardArgs args;
-    args.x = saved.norm.y.Rows(begin, count);
+    args.x = saved.y.Rows(begin, count);
     args.w = pass.weights[table_];
     args.y = saved.logits.Rows(0, count);
     kernels::LinearForward(pass.stream, args);
@@ -86,19 +96,20 @@ class HeadBlock : public Block {
   // The loss of a chunk of tokens and, with gradients, all that is derived from their logits.
   void Loss(const Pass& pass, const Flow& flow, const HeadSaved& saved, int64_t begin,
             int64_t count) const {
-    kernels::CrossEntropyArgs loss;
-    loss.logits = Logits(pass, saved, begin, count);
-    loss.targets = flow.targets.Rows(begin, count);
-    loss.losses = saved.losses.Rows(begin, count);
-    loss.vocab = vocab_;
-    loss.scale = pass.loss_scale;
-    loss.loss_scale = pass.dynamic_loss_scale;
-    loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
-    kernels::CrossEntropy(pass.stream, loss);
-    if (!loss.write_gradient) return;
+    const Tensor logits = Logits(pass, saved, begin, count);
+    if (part_.size > 1) {
+      SharedLoss(pass, flow, saved, logits, begin);
+    } else {
+      kernels::CrossEntropyArgs loss;
+      loss.logits = logits;
+      loss.vocab = part_.vocab.size();
+      FillLoss(pass, flow, saved, begin, loss);
+      kernels::CrossEntropy(pass.stream, loss);
+    }
+    if (pass.head != HeadMode::kLossAndGradient) return;
     kernels::LinearBackwardArgs args;
-    args.dy = loss.logits;
-    args.x = saved.norm.y.Rows(begin, count);
+    args.dy = logits;
+    args.x = saved.y.Rows(begin, count);
     args.w = pass.weights[table_];
     // The norm has consumed the last branch; its storage keeps the gradient for Backward.
     args.dx = flow.branch_storage.Rows(begin, count);
@@ -106,9 +117,42 @@ class HeadBlock : public Block {
     kernels::LinearBackward(pass.stream, args);
   }
 
+  template <typename Args>
+  void FillLoss(const Pass& pass, const Flow& flow, const HeadSaved& saved, int64_t begin,
+                Args& loss) const {
+    const int64_t count = loss.logits.dim(0);
+    loss.targets = flow.targets.Rows(begin, count);
+    loss.losses = saved.losses.Rows(begin, count);
+    loss.scale = pass.loss_scale;
+    loss.loss_scale = pass.dynamic_loss_scale;
+    loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
+  }
+
+  // The loss over a vocabulary of which this rank has the logits of a part.
+  void SharedLoss(const Pass& pass, const Flow& flow, const HeadSaved& saved, Tensor logits,
+                  int64_t begin) const {
+    const int64_t count = logits.dim(0);
+    const Tensor all = saved.stats.Rows(0, part_.size * count);
+    kernels::CrossEntropyStatsArgs own;
+    own.logits = logits;
+    own.targets = flow.targets.Rows(begin, count);
+    own.first = part_.vocab.begin;
+    own.vocab = part_.vocab.size();
+    own.stats = all.Rows(part_.rank * count, count);
+    kernels::CrossEntropyStats(pass.stream, own);
+    pass.tensor->AllGather(pass.stream, all);
+    kernels::CrossEntropyMergeArgs loss;
+    loss.logits = logits;
+    loss.first = own.first;
+    loss.vocab = own.vocab;
+    loss.stats = all.Reshape({part_.size, count, 3});
+    FillLoss(pass, flow, saved, begin, loss);
+    kernels::CrossEntropyMerge(pass.stream, loss);
+  }
+
   const std::string name_ = "head";
   int64_t hidden_;
-  int64_t vocab_;
+  TensorPart part_;
   bool shared_;
   Norm norm_;
   ParameterId table_;
@@ -133,8 +177,8 @@ int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage) {
 }
 
 std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
-                                int64_t vocab, ParameterId table, bool shared) {
-  return std::make_unique<HeadBlock>(registry, norm, hidden, vocab, table, shared);
+                                const TensorPart& part, ParameterId table, bool shared) {
+  return std::make_unique<HeadBlock>(registry, norm, hidden, part, table, shared);
 }
 
 }  // namespace muster::parallel

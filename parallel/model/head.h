@@ -15,6 +15,7 @@
 #include "parallel/model/model.h"
 #include "parallel/model/norm.h"
 #include "parallel/model/parameters.h"
+#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 
@@ -26,11 +27,12 @@ int64_t VocabStorage(int64_t vocab);
 // them under 1 GiB; never more than there are.
 int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage);
 
-// Registers the final norm, "norm"; `table` [VocabStorage(vocab), hidden] is the matrix of the
+// Registers the final norm, "norm"; `table` [VocabStorage(vocabulary), hidden] is the matrix of the
 // product: the token embedding's own, whose Backward reports its gradient as complete (`shared`),
-// or another that the head reports itself.
+// or another that the head reports itself. With tensor parallelism it is the rows of `part.vocab`,
+// and all ranks find all losses: they exchange three numbers per token (ops.h).
 std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
-                                int64_t vocab, ParameterId table, bool shared);
+                                const TensorPart& part, ParameterId table, bool shared);
 
 }  // namespace muster::parallel
 

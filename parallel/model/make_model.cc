@@ -8,6 +8,7 @@
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"
 #include "parallel/model/model.h"
+#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 namespace {
@@ -101,6 +102,8 @@ absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescriptio
       absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  RETURN_IF_ERROR(
+      CheckTensorParallel(parallel, config.heads, Transformer(config).ffn, config.vocab));
   return MakeGpt2(config, parallel);
 }
 
@@ -139,6 +142,7 @@ absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescripti
       "rope_factor is below 1, or rope_high_frequency_factor not above the low one");
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, config.kv_heads, config.ffn, config.vocab));
   return MakeLlama(config, parallel);
 }
 

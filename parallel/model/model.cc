@@ -25,13 +25,15 @@ Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) c
   const BlockRange all = {0, static_cast<int>(blocks_.size())};
   Workspace workspace = TakeSaved(arena, shape, all);
   workspace.flow.d_hidden =
-      arena.Take("scratch", shape.activation, {shape.tokens(), shape_.hidden});
+      arena.Take("scratch", shape.activation, {HiddenRows(shape), shape_.hidden});
   TakeScratch(arena, workspace);
   return workspace;
 }
 
 Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range) const {
   CHECK_LE(shape.sequence, shape_.sequence_max);
+  CHECK(!shape_.sequence_parallel || shape.tokens() % shape_.tensor_size == 0)
+      << shape.tokens() << " tokens over " << shape_.tensor_size << " ranks";
   const int64_t tokens = shape.tokens();
   Workspace workspace;
   workspace.first_block = range.begin;
@@ -70,6 +72,9 @@ void Model::Backward(const Pass& pass, Workspace& workspace) const {
 }
 
 void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) const {
+  CHECK(shape_.tensor_size == 1 ||
+        (pass.tensor != nullptr && pass.tensor->size() == shape_.tensor_size))
+      << "the model was cut for a tensor-parallel group of " << shape_.tensor_size;
   if (shape_.rotary_width > 0) {
     // Small beside a block's work, and thus never stale, whoever uses the workspace next.
     kernels::RotaryTableArgs args;

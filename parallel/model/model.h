@@ -28,6 +28,7 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/model/parameters.h"
 
 namespace muster::parallel {
@@ -51,6 +52,12 @@ struct BlockRange {
 struct ModelParallel {
   // The ranges of a pipeline stage in forward order, one per chunk; empty: all blocks in one.
   std::vector<BlockRange> parts;
+  // Its place in the tensor-parallel group (tensor_parallel.h).
+  int tensor_rank = 0;
+  int tensor_size = 1;
+  bool sequence_parallel = false;
+  // How much work each rank of the group gets, in any unit; empty: all the same.
+  std::vector<double> tensor_weights;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
@@ -65,7 +72,8 @@ struct BatchShape {
 };
 
 // What flows through the blocks in one pass. Shapes: T = tokens, C = hidden width, V = stored rows
-// of the vocabulary.
+// of this rank's part of the vocabulary, R = T, or T / tensor_size with sequence parallelism: this
+// rank's rows of the hidden states.
 struct Flow {
   BatchShape shape;
   kernels::Tensor tokens;   // [T] i32
@@ -74,12 +82,12 @@ struct Flow {
   // [S,D] fp32. Row s stands for position s, or for positions[s] where they are given ([S] i32).
   kernels::Tensor rotary;
   kernels::Tensor positions;
-  kernels::Tensor residual;  // [T,C]
-  kernels::Tensor branch;    // [T,C], empty in front of the first block
+  kernels::Tensor residual;  // [R,C]
+  kernels::Tensor branch;    // [R,C], empty in front of the first block
   // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
   // gradient of its norm's output.
   kernels::Tensor branch_storage;
-  kernels::Tensor d_hidden;  // [T,C] gradient of residual and of branch
+  kernels::Tensor d_hidden;  // [R,C] gradient of residual and of branch
   // kLogits: the first token whose logits are wanted; the logits of it and of those behind it, as
   // many as a chunk of the head holds, [chunk,V]. They last until the next pass.
   int64_t logits_begin = 0;
@@ -88,7 +96,7 @@ struct Flow {
 };
 
 enum class HeadMode {
-  kLogits,           // logits only; targets are not read
+  kLogits,           // logits only, of this rank's vocabulary; targets are not read
   kLoss,             // losses
   kLossAndGradient,  // losses, and the head's part of the gradients, which Backward needs
 };
@@ -125,6 +133,9 @@ struct Pass {
   BlockGate* gate = nullptr;
   // Device memory, or null: one fp32 factor beside loss_scale.
   const float* dynamic_loss_scale = nullptr;
+  // The tensor-parallel group that the model was cut for; its collectives run on `stream`. Not used
+  // when that is one rank.
+  Communicator* tensor = nullptr;
 };
 
 // Single-threaded. Parameters are registered by the constructors.
@@ -160,11 +171,13 @@ class Model {
   struct Shape {
     int64_t hidden = 0;
     int64_t vocab = 0;          // real tokens
-    int64_t vocab_storage = 0;  // rows of the table and columns of the logits
+    int64_t vocab_storage = 0;  // rows of the table and columns of the logits on this rank
     int64_t sequence_max = 0;   // longest context
     int64_t rotary_width = 0;   // width of a head with rotary positions, else 0
     double rope_theta = 0;
     kernels::RotaryScaling rope_scaling;
+    int tensor_size = 1;
+    bool sequence_parallel = false;
   };
 
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,
@@ -182,8 +195,14 @@ class Model {
   // range of all blocks without a pipeline.
   const std::vector<BlockRange>& parts() const { return parts_; }
 
+  // This rank's rows of the hidden states.
+  int64_t HiddenRows(const BatchShape& shape) const {
+    return shape.tokens() / (shape_.sequence_parallel ? shape_.tensor_size : 1);
+  }
+
   // The same Take() sequence on each call: once while the arena plans, once after Commit().
-  // Requires: shape.sequence <= sequence_max.
+  // Requires: shape.sequence <= sequence_max; with sequence parallelism, the tokens are a multiple
+  // of tensor_size.
   Workspace TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) const;
 
   // Tokens (and targets) are in workspace.flow.

@@ -11,11 +11,12 @@ using kernels::DType;
 using kernels::Tensor;
 
 ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int64_t size,
-                      Initializer initializer) {
+                      Initializer initializer, TensorSharing sharing) {
   Parameter parameter;
   parameter.name = name;
   parameter.global_shape = {size};
   parameter.initializer = initializer;
+  parameter.sharing = sharing;
   return registry.Add(std::move(parameter));
 }
 
@@ -24,25 +25,25 @@ void Ready(const Pass& pass, ParameterId parameter) {
 }
 
 Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width,
-             const NormSpec& spec) {
+             const NormSpec& spec, TensorSharing sharing) {
   Norm norm;
   norm.spec = spec;
-  norm.weight = AddVector(registry, name + ".weight", width, Initializer::kOnes);
+  norm.weight = AddVector(registry, name + ".weight", width, Initializer::kOnes, sharing);
   if (spec.kind == NormKind::kLayer) {
-    norm.bias = AddVector(registry, name + ".bias", width, Initializer::kZeros);
+    norm.bias = AddVector(registry, name + ".bias", width, Initializer::kZeros, sharing);
   }
   return norm;
 }
 
-NormSaved NormSaved::Take(Arena& arena, const BatchShape& shape, const Norm& norm, int64_t width) {
-  const int64_t tokens = shape.tokens();
+NormSaved NormSaved::Take(Arena& arena, DType activation, const Norm& norm, int64_t rows,
+                          int64_t width) {
   NormSaved saved;
-  saved.x = arena.Take("activations", shape.activation, {tokens, width});
-  saved.y = arena.Take("activations", shape.activation, {tokens, width});
+  saved.x = arena.Take("activations", activation, {rows, width});
+  saved.y = arena.Take("activations", activation, {rows, width});
   if (norm.spec.kind == NormKind::kLayer) {
-    saved.mean = arena.Take("activations", DType::kF32, {tokens});
+    saved.mean = arena.Take("activations", DType::kF32, {rows});
   }
-  saved.rstd = arena.Take("activations", DType::kF32, {tokens});
+  saved.rstd = arena.Take("activations", DType::kF32, {rows});
   return saved;
 }
 

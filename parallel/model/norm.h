@@ -14,7 +14,7 @@ namespace muster::parallel {
 
 // A vector parameter without weight decay.
 ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int64_t size,
-                      Initializer initializer);
+                      Initializer initializer, TensorSharing sharing = TensorSharing::kReplicated);
 
 // Tells the listener of a pass, if there is one, that this gradient is complete.
 void Ready(const Pass& pass, ParameterId parameter);
@@ -32,14 +32,14 @@ struct Norm {
 };
 // Registers NAME.weight (ones) and, for a layer norm, NAME.bias (zeros), both [width].
 Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width,
-             const NormSpec& spec);
+             const NormSpec& spec, TensorSharing sharing = TensorSharing::kReplicated);
 
 // The normalised input and what its backward needs.
 struct NormSaved {
   kernels::Tensor x, y, mean, rstd;  // no mean with RMS norm
 
-  static NormSaved Take(kernels::Arena& arena, const BatchShape& shape, const Norm& norm,
-                        int64_t width);
+  static NormSaved Take(kernels::Arena& arena, kernels::DType activation, const Norm& norm,
+                        int64_t rows, int64_t width);
 };
 
 // x = residual + branch becomes the new residual stream; y is its norm.

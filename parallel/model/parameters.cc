@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "base/check.h"
 #include "kernels/ops.h"
@@ -18,6 +19,22 @@ uint64_t StableHash(const std::string& text) {
 
 }  // namespace
 
+std::vector<Box> Parameter::Boxes(int64_t begin, int64_t end) const {
+  std::vector<Box> boxes;
+  int64_t first = 0;  // of the band in storage
+  for (const Box& band : bands) {
+    const int64_t size = band.elements();
+    const int64_t from = std::max(begin, first), to = std::min(end, first + size);
+    if (from < to) {
+      for (Box& box : FlatRangeToBoxes(band, from - first, to - first)) {
+        boxes.push_back(std::move(box));
+      }
+    }
+    first += size;
+  }
+  return boxes;
+}
+
 int64_t Parameter::elements() const { return box.elements(); }
 int64_t Parameter::storage_elements() const {
   return storage_rows * (box.extent.size() == 2 ? box.extent[1] : 1);
@@ -26,7 +43,18 @@ int64_t Parameter::storage_elements() const {
 ParameterId ParameterRegistry::Add(Parameter parameter) {
   CHECK(parameter.global_shape.size() == 1 || parameter.global_shape.size() == 2)
       << parameter.name << " must have one or two dimensions";
+  if (!parameter.bands.empty()) {
+    CHECK(parameter.box.extent.empty()) << parameter.name << " has bands and a box";
+    parameter.box = parameter.bands[0];
+    for (size_t i = 1; i < parameter.bands.size(); ++i) {
+      parameter.box.extent[0] += parameter.bands[i].extent[0];
+    }
+  }
   if (parameter.box.extent.empty()) parameter.box = Box::Whole(parameter.global_shape);
+  if (parameter.bands.empty()) parameter.bands = {parameter.box};
+  for (const Box& band : parameter.bands) {
+    CHECK(Inside(band, parameter.global_shape)) << parameter.name << band.ToString();
+  }
   if (parameter.storage_rows == 0) parameter.storage_rows = parameter.box.extent[0];
   CHECK_GE(parameter.storage_rows, parameter.box.extent[0]) << parameter.name;
   for (const Parameter& other : parameters_) CHECK(other.name != parameter.name) << other.name;
@@ -49,16 +77,20 @@ void Initialize(const Parameter& parameter, uint64_t seed, float* values) {
   }
   if (parameter.initializer != Initializer::kNormal) return;
   const uint64_t stream_id = StableHash(parameter.name);
-  // A box is whole runs of the last dimension of the global tensor.
   const bool matrix = parameter.global_shape.size() == 2;
-  const int64_t rows = matrix ? parameter.box.extent[0] : 1;
-  const int64_t run = matrix ? parameter.box.extent[1] : parameter.box.extent[0];
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t first = matrix ? (parameter.box.offset[0] + row) * parameter.global_shape[1] +
-                                       parameter.box.offset[1]
-                                 : parameter.box.offset[0];
-    kernels::FillNormal(kernels::Tensor(values + row * run, kernels::DType::kF32, {run}), seed,
-                        stream_id, first, 0.0f, parameter.stddev);
+  // A band is whole runs of the last dimension of the global tensor.
+  for (const Box& band :
+       parameter.bands.empty() ? std::vector<Box>{parameter.box} : parameter.bands) {
+    const int64_t rows = matrix ? band.extent[0] : 1;
+    const int64_t run = matrix ? band.extent[1] : band.extent[0];
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t first =
+          matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
+                 : band.offset[0];
+      kernels::FillNormal(kernels::Tensor(values, kernels::DType::kF32, {run}), seed, stream_id,
+                          first, 0.0f, parameter.stddev);
+      values += run;
+    }
   }
 }
 

@@ -29,8 +29,11 @@ struct Parameter {
   // The same in every layout: "blocks.3.attention.qkv.weight"; the block index is global.
   std::string name;
   std::vector<int64_t> global_shape;
-  // This rank's part of it; all of it unless an axis is sharded.
+  // This rank's part of it; all of it unless a dimension is sharded. Where the part is several runs
+  // of rows (queries, keys and values; gate and up), `bands` are these in storage order, and box is
+  // of their common shape and begins with the first. Otherwise the registry makes box the one band.
   Box box;
+  std::vector<Box> bands;
   // Rows of storage, >= box.extent[0]: the rows behind are padding, which starts as zero and has no
   // gradient, so it stays zero. It is not part of a checkpoint.
   int64_t storage_rows = 0;
@@ -46,6 +49,8 @@ struct Parameter {
   // say: it counts it in the norm and saves it. Both stages' gradients are summed.
   bool duplicate = false;
 
+  // Elements [begin, end) of this rank's storage as boxes of the whole tensor, in order.
+  std::vector<Box> Boxes(int64_t begin, int64_t end) const;
   int64_t elements() const;          // of the box, without padding
   int64_t storage_elements() const;  // with padding
 };
@@ -61,7 +66,7 @@ class ParameterRegistry {
     block_ = block;
     resident_ = resident;
   }
-  // Fills in box and storage_rows when empty. Requires: the name is new.
+  // Fills in box, bands and storage_rows when empty. Requires: the name is new.
   ParameterId Add(Parameter parameter);
   const Parameter& at(ParameterId id) const { return parameters_[id]; }
   int size() const { return static_cast<int>(parameters_.size()); }

@@ -10,7 +10,9 @@
 #include "base/check.h"
 #include "kernels/ops.h"
 #include "parallel/model/head.h"
+#include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
+#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 namespace {
@@ -21,81 +23,53 @@ using kernels::Tensor;
 
 constexpr float kStddev = 0.02f;
 
-ParameterId AddMatrix(ParameterRegistry& registry, const std::string& name, int64_t rows,
-                      int64_t columns, float stddev, int64_t storage_rows = 0,
-                      bool duplicate = false) {
-  Parameter parameter;
-  parameter.name = name;
-  parameter.global_shape = {rows, columns};
-  parameter.storage_rows = storage_rows;
-  parameter.weight_decay = true;
-  parameter.initializer = Initializer::kNormal;
-  parameter.stddev = stddev;
-  parameter.duplicate = duplicate;
-  return registry.Add(std::move(parameter));
-}
-
-struct Linear {
-  ParameterId weight;
-  std::optional<ParameterId> bias;
-};
-Linear AddLinear(ParameterRegistry& registry, const std::string& name, int64_t outputs,
-                 int64_t inputs, float stddev, bool bias) {
-  Linear linear = {AddMatrix(registry, name + ".weight", outputs, inputs, stddev), std::nullopt};
-  if (bias) linear.bias = AddVector(registry, name + ".bias", outputs, Initializer::kZeros);
-  return linear;
-}
-
-void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y,
-                   Tensor pre = Tensor()) {
-  kernels::LinearForwardArgs args;
-  args.x = x;
-  args.w = pass.weights[linear.weight];
-  if (linear.bias.has_value()) args.bias = pass.weights[*linear.bias];
-  args.y = y;
-  args.epilogue = pre.empty() ? kernels::Epilogue::kNone : kernels::Epilogue::kGelu;
-  args.pre = pre;
-  kernels::LinearForward(pass.stream, args);
-}
-
-void LinearBackward(const Pass& pass, const Linear& linear, Tensor dy, Tensor x, Tensor dx,
-                    Tensor pre = Tensor()) {
-  kernels::LinearBackwardArgs args;
-  args.dy = dy;
-  args.x = x;
-  args.w = pass.weights[linear.weight];
-  args.dx = dx;
-  args.pre = pre;
-  args.dw = (*pass.gradients)[linear.weight];
-  if (linear.bias.has_value()) args.dbias = (*pass.gradients)[*linear.bias];
-  kernels::LinearBackward(pass.stream, args);
-  if (linear.bias.has_value()) Ready(pass, *linear.bias);
-  Ready(pass, linear.weight);
-}
-
 // ---- embedding ---------------------------------------------------------------------------------
 
+// This rank's rows of a table of the vocabulary.
+ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
+                     const TransformerConfig& config, const TensorPart& part,
+                     bool duplicate = false) {
+  Parameter table;
+  table.name = name;
+  table.global_shape = {config.vocab, config.hidden};
+  table.box = {{part.vocab.begin, 0}, {part.vocab.size(), config.hidden}};
+  table.storage_rows = VocabStorage(part.vocab.size());
+  table.weight_decay = true;
+  table.initializer = Initializer::kNormal;
+  table.stddev = kStddev;
+  table.sharing = part.sharded();
+  table.duplicate = duplicate;
+  return registry.Add(std::move(table));
+}
+
 ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
-                          bool duplicate = false) {
-  return AddMatrix(registry, "embedding.token.weight", config.vocab, config.hidden, kStddev,
-                   VocabStorage(config.vocab), duplicate);
+                          const TensorPart& part, bool duplicate = false) {
+  return AddTable(registry, "embedding.token.weight", config, part, duplicate);
 }
 
 // The matrix of a head that does not find the token table on its own rank, or is not tied to it.
-ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config) {
-  if (config.tied) return AddTokenTable(registry, config, /*duplicate=*/true);
-  return AddMatrix(registry, "head.weight", config.vocab, config.hidden, kStddev,
-                   VocabStorage(config.vocab));
+ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
+                         const TensorPart& part) {
+  if (config.tied) return AddTokenTable(registry, config, part, /*duplicate=*/true);
+  return AddTable(registry, "head.weight", config, part);
+}
+
+ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& config) {
+  Parameter table;
+  table.name = "embedding.position.weight";
+  table.global_shape = {config.sequence_length, config.hidden};
+  table.weight_decay = true;
+  table.initializer = Initializer::kNormal;
+  table.stddev = kStddev;
+  return registry.Add(std::move(table));
 }
 
 class EmbeddingBlock : public Block {
  public:
-  EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config)
-      : hidden_(config.hidden), token_(AddTokenTable(registry, config)) {
-    if (config.position == PositionKind::kLearned) {
-      position_ = AddMatrix(registry, "embedding.position.weight", config.sequence_length,
-                            config.hidden, kStddev);
-    }
+  EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
+                 const TensorPart& part)
+      : hidden_(config.hidden), part_(part), token_(AddTokenTable(registry, config, part)) {
+    if (config.position == PositionKind::kLearned) position_ = AddPositions(registry, config);
   }
 
   ParameterId token() const { return token_; }
@@ -103,21 +77,35 @@ class EmbeddingBlock : public Block {
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<EmbeddingSaved>();
-    saved->out = arena.Take("activations", shape.activation, {shape.tokens(), hidden_});
+    saved->out = arena.Take("activations", shape.activation, {part_.rows(shape), hidden_});
+    if (part_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
     return saved;
   }
   void TakeScratch(Arena&, const BatchShape&, Saved&) const override {}
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
-    kernels::EmbeddingForward(pass.stream, flow.tokens, pass.weights[token_],
-                              Positions(pass.weights, flow), flow.shape.sequence, saved.out);
+    Tensor tokens = flow.tokens, out = saved.out, positions = Positions(pass.weights, flow);
+    if (part_.size > 1) {
+      tokens = saved.tokens;
+      kernels::ShardTokens(pass.stream, flow.tokens, part_.vocab.begin, part_.vocab.size(), tokens);
+      // What the ranks have is summed: one of them adds the positions.
+      if (part_.rank != 0) positions = Tensor();
+    }
+    if (part_.sequence) out = flow.branch_storage;
+    kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
+                              flow.shape.sequence, out);
+    const Tensor rows = part_.Leave(pass, out);
+    if (part_.sequence) kernels::Copy(pass.stream, rows, saved.out);
     flow.residual = saved.out;
   }
 
-  void Backward(const Pass& pass, Flow& flow, Saved&) const override {
-    kernels::EmbeddingBackward(pass.stream, flow.tokens, flow.d_hidden, flow.shape.sequence,
-                               (*pass.gradients)[token_], Positions(*pass.gradients, flow));
+  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<EmbeddingSaved&>(base);
+    kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens,
+                               part_.Enter(pass, flow.d_hidden, flow.branch_storage),
+                               flow.shape.sequence, (*pass.gradients)[token_],
+                               Positions(*pass.gradients, flow));
     if (position_.has_value()) Ready(pass, *position_);
     // The head has added its part long before: the table is complete only now.
     Ready(pass, token_);
@@ -126,12 +114,14 @@ class EmbeddingBlock : public Block {
  private:
   struct EmbeddingSaved : Saved {
     Tensor out;
+    Tensor tokens;  // those of this rank's part of the table, the others -1
   };
   Tensor Positions(const ParameterViews& views, const Flow& flow) const {
     return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence) : Tensor();
   }
   const std::string name_ = "embedding";
   int64_t hidden_;
+  TensorPart part_;
   ParameterId token_;
   std::optional<ParameterId> position_;  // learned ones
 };
@@ -140,38 +130,51 @@ class EmbeddingBlock : public Block {
 
 class TransformerBlock : public Block {
  public:
-  TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config, int64_t index)
+  TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config,
+                   const TensorPart& part, int64_t index)
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
-        heads_(config.heads),
-        kv_heads_(config.kv_heads),
+        part_(part),
+        heads_(config.heads / config.kv_heads * part.kv_heads.size()),
+        kv_heads_(part.kv_heads.size()),
         depth_(config.hidden / config.heads),
-        ffn_(config.ffn),
+        ffn_(part.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary) {
     const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
     const int64_t c = config.hidden;
-    const auto linear = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
-      return AddLinear(registry, name_ + name, outputs, inputs, stddev, config.bias);
+    const auto spec = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
+      return LinearSpec{name_ + name, outputs, inputs, stddev, config.bias};
     };
-    norm1_ = AddNorm(registry, name_ + ".norm1", c, config.norm);
-    qkv_ = linear(".attention.qkv", QkvWidth(), c, kStddev);
-    output_ = linear(".attention.output", c, c, residual);
-    norm2_ = AddNorm(registry, name_ + ".norm2", c, config.norm);
-    up_ = linear(".mlp.up", UpWidth(), c, kStddev);
-    down_ = linear(".mlp.down", c, ffn_, residual);
+    // This rank's query heads, and its heads of keys and of values, as rows.
+    const int64_t group = config.heads / config.kv_heads;
+    const int64_t keys = config.hidden, values = keys + config.kv_heads * depth_;
+    const Span kv = {part.kv_heads.begin * depth_, part.kv_heads.end * depth_};
+    const Span q = {group * kv.begin, group * kv.end};
+    std::vector<Span> up = {part.ffn};
+    if (swiglu_) up.push_back({config.ffn + part.ffn.begin, config.ffn + part.ffn.end});
+
+    norm1_ = AddNorm(registry, name_ + ".norm1", c, config.norm, part.by_rows());
+    qkv_ = AddColumnParallel(
+        registry, spec(".attention.qkv", c + 2 * config.kv_heads * depth_, c, kStddev),
+        {q, {keys + kv.begin, keys + kv.end}, {values + kv.begin, values + kv.end}}, part);
+    output_ = AddRowParallel(registry, spec(".attention.output", c, c, residual), q, part);
+    norm2_ = AddNorm(registry, name_ + ".norm2", c, config.norm, part.by_rows());
+    up_ = AddColumnParallel(
+        registry, spec(".mlp.up", swiglu_ ? 2 * config.ffn : config.ffn, c, kStddev), up, part);
+    down_ = AddRowParallel(registry, spec(".mlp.down", c, config.ffn, residual), part.ffn, part);
   }
 
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
-    const int64_t t = shape.tokens(), c = hidden_;
+    const int64_t t = shape.tokens(), rows = part_.rows(shape), c = hidden_;
     auto saved = std::make_unique<TransformerSaved>();
-    saved->norm1 = NormSaved::Take(arena, shape, norm1_, c);
+    saved->norm1 = NormSaved::Take(arena, shape.activation, norm1_, rows, c);
     saved->qkv = arena.Take("activations", shape.activation, {t, QkvWidth()});
-    saved->attention = arena.Take("activations", shape.activation, {t, c});
+    saved->attention = arena.Take("activations", shape.activation, {t, heads_ * depth_});
     saved->lse = arena.Take("activations", DType::kF32, {shape.batch, heads_, shape.sequence});
-    saved->norm2 = NormSaved::Take(arena, shape, norm2_, c);
+    saved->norm2 = NormSaved::Take(arena, shape.activation, norm2_, rows, c);
     saved->pre = arena.Take("activations", shape.activation, {t, UpWidth()});
     saved->up = arena.Take("activations", shape.activation, {t, ffn_});
     return saved;
@@ -191,49 +194,34 @@ class TransformerBlock : public Block {
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
+    // The norm has consumed the branch: its storage is free for the gathered rows of the norm.
     NormForward(pass, norm1_, flow, saved.norm1);
     saved.x1 = flow.residual;
-    LinearForward(pass, qkv_, saved.norm1.y, saved.qkv);
+    LinearForward(pass, qkv_, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
     if (rotary_) Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
     LinearForward(pass, output_, saved.attention, flow.branch_storage);
-    flow.branch = flow.branch_storage;
+    flow.branch = part_.Leave(pass, flow.branch_storage);
     NormForward(pass, norm2_, flow, saved.norm2);
+    const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
     if (swiglu_) {
-      LinearForward(pass, up_, saved.norm2.y, saved.pre);
+      LinearForward(pass, up_, y2, saved.pre);
       kernels::SwigluForward(pass.stream, saved.pre, saved.up);
     } else {
-      LinearForward(pass, up_, saved.norm2.y, saved.up, saved.pre);
+      LinearForward(pass, up_, y2, saved.up, saved.pre);
     }
     LinearForward(pass, down_, saved.up, flow.branch_storage);
-    flow.branch = flow.branch_storage;
+    flow.branch = part_.Leave(pass, flow.branch_storage);
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    if (swiglu_) {
-      LinearBackward(pass, down_, flow.d_hidden, saved.up, saved.d_up);
-      // The gate and `up` are not needed again: their gradients take their place.
-      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre);
-      LinearBackward(pass, up_, saved.pre, saved.norm2.y, saved.d_small);
-    } else {
-      LinearBackward(pass, down_, flow.d_hidden, saved.up, saved.d_up, saved.pre);
-      LinearBackward(pass, up_, saved.d_up, saved.norm2.y, saved.d_small);
-    }
-    NormBackward(pass, norm2_, saved.d_small, saved.norm2.x, saved.norm2, flow.d_hidden);
-
-    LinearBackward(pass, output_, flow.d_hidden, saved.attention, saved.d_small);
-    kernels::AttentionBackwardArgs args;
-    args.forward = Attention(flow.shape, saved);
-    args.dout = Heads(saved.d_small, flow.shape, 0, heads_);
-    args.dq = Heads(saved.d_qkv, flow.shape, 0, heads_);
-    args.dk = Heads(saved.d_qkv, flow.shape, heads_, kv_heads_);
-    args.dv = Heads(saved.d_qkv, flow.shape, heads_ + kv_heads_, kv_heads_);
-    args.delta = saved.delta;
-    kernels::AttentionBackward(pass.stream, args);
-    if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
-    LinearBackward(pass, qkv_, saved.d_qkv, saved.norm1.y, saved.d_small);
-    NormBackward(pass, norm1_, saved.d_small, saved.x1, saved.norm1, flow.d_hidden);
+    MlpBackward(pass, flow, saved);
+    NormBackward(pass, norm2_, part_.Leave(pass, saved.d_small), saved.norm2.x, saved.norm2,
+                 flow.d_hidden);
+    AttentionBackward(pass, flow, saved);
+    NormBackward(pass, norm1_, part_.Leave(pass, saved.d_small), saved.x1, saved.norm1,
+                 flow.d_hidden);
   }
 
  private:
@@ -243,6 +231,38 @@ class TransformerBlock : public Block {
     Tensor qkv, attention, lse, pre, up;
     Tensor d_small, d_up, d_qkv, delta;  // scratch
   };
+
+  // From flow.d_hidden to saved.d_small, the gradient of the norm's output: this rank's part of it.
+  void MlpBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
+    const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
+    LinearBackward(pass, down_, dy, saved.up, saved.d_up, swiglu_ ? Tensor() : saved.pre);
+    // Gathered once more, into the place of dy, rather than kept.
+    const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
+    if (swiglu_) {
+      // The gate and `up` are not needed again: their gradients take their place.
+      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre);
+      LinearBackward(pass, up_, saved.pre, y2, saved.d_small);
+    } else {
+      LinearBackward(pass, up_, saved.d_up, y2, saved.d_small);
+    }
+  }
+  void AttentionBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
+    const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
+    const Tensor d_attention(saved.d_small.data(), saved.d_small.dtype(),
+                             {dy.dim(0), heads_ * depth_});
+    LinearBackward(pass, output_, dy, saved.attention, d_attention);
+    kernels::AttentionBackwardArgs args;
+    args.forward = Attention(flow.shape, saved);
+    args.dout = Heads(d_attention, flow.shape, 0, heads_);
+    args.dq = Heads(saved.d_qkv, flow.shape, 0, heads_);
+    args.dk = Heads(saved.d_qkv, flow.shape, heads_, kv_heads_);
+    args.dv = Heads(saved.d_qkv, flow.shape, heads_ + kv_heads_, kv_heads_);
+    args.delta = saved.delta;
+    kernels::AttentionBackward(pass.stream, args);
+    if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
+    LinearBackward(pass, qkv_, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
+                   saved.d_small);
+  }
 
   int64_t QkvWidth() const { return (heads_ + 2 * kv_heads_) * depth_; }
   int64_t UpWidth() const { return swiglu_ ? 2 * ffn_ : ffn_; }
@@ -270,7 +290,9 @@ class TransformerBlock : public Block {
   }
 
   std::string name_;
-  int64_t hidden_, heads_, kv_heads_, depth_, ffn_;
+  int64_t hidden_;
+  TensorPart part_;
+  int64_t heads_, kv_heads_, depth_, ffn_;  // of this rank
   bool swiglu_, rotary_;
   Norm norm1_, norm2_;
   Linear qkv_, output_, up_, down_;
@@ -311,6 +333,8 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   CHECK_EQ(config.heads % config.kv_heads, 0);
   const int64_t depth = config.hidden / config.heads;
   CHECK(config.position != PositionKind::kRotary || depth % 2 == 0);
+  CHECK_OK(CheckTensorParallel(parallel, config.kv_heads, config.ffn, config.vocab));
+  const TensorPart tensor = TensorPart::Make(parallel, config.kv_heads, config.ffn, config.vocab);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<BlockRange> parts = parallel.parts;
@@ -324,33 +348,34 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
     for (int i = part.begin; i < end; ++i) {
       registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/i == 0 || i == head);
       if (i == 0) {
-        auto embedding = std::make_unique<EmbeddingBlock>(*registry, config);
+        auto embedding = std::make_unique<EmbeddingBlock>(*registry, config, tensor);
         if (config.tied) token = embedding->token();
         blocks.push_back(std::move(embedding));
       } else if (i < head) {
-        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, i - 1));
+        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, tensor, i - 1));
       } else {
         const bool shared = token.has_value();
-        if (!shared) token = AddHeadTable(*registry, config);
-        blocks.push_back(
-            MakeHead(*registry, config.norm, config.hidden, config.vocab, *token, shared));
+        if (!shared) token = AddHeadTable(*registry, config, tensor);
+        blocks.push_back(MakeHead(*registry, config.norm, config.hidden, tensor, *token, shared));
       }
     }
     part = {first, static_cast<int>(blocks.size())};
   }
-  if (static_cast<int>(blocks.size()) == head + 1) {
+  if (static_cast<int>(blocks.size()) == head + 1 && tensor.size == 1) {
     CHECK_EQ(registry->elements(), ParameterCount(config));
   }
   Model::Shape shape;
   shape.hidden = config.hidden;
   shape.vocab = config.vocab;
-  shape.vocab_storage = VocabStorage(config.vocab);
+  shape.vocab_storage = VocabStorage(tensor.vocab.size());
   shape.sequence_max = config.sequence_length;
   if (config.position == PositionKind::kRotary) {
     shape.rotary_width = depth;
     shape.rope_theta = config.rope_theta;
     shape.rope_scaling = config.rope_scaling;
   }
+  shape.tensor_size = tensor.size;
+  shape.sequence_parallel = tensor.sequence;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
                                  TrainingFlopsPerToken(config), std::move(parts));
 }

@@ -51,9 +51,10 @@ int64_t ParameterCount(const TransformerConfig& config);
 // Of the whole model: 6 per weight of a matrix product, and attention's causal half.
 int64_t TrainingFlopsPerToken(const TransformerConfig& config);
 
-// Requires: every size > 0, hidden % heads == 0, heads % kv_heads == 0, an even head width with
-// kRotary, and ranges within the layers + 2 blocks (the job spec has been validated). A head
-// without the embedding that it is tied to holds a duplicate of the token table.
+// Cut as `parallel` says (tensor_parallel.h). Requires: CheckTensorParallel, every size > 0, hidden
+// % heads == 0, heads % kv_heads == 0, an even head width with kRotary, and ranges within the
+// layers + 2 blocks (the job spec has been validated). A head without the embedding that it is tied
+// to holds a duplicate of the token table.
 std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
                                        const ModelDescription& description,
                                        const ModelParallel& parallel = {});

@@ -161,7 +161,7 @@ void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape
   for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {
     for (Buffer& buffer : *buffers) {
       buffer.tensor =
-          arena.Take("stages", shape.activation, {shape.tokens(), model_.shape().hidden});
+          arena.Take("stages", shape.activation, {model_.HiddenRows(shape), model_.shape().hidden});
     }
   }
   const int64_t mark = arena.Mark();

@@ -164,6 +164,19 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
       (options.checkpoint_every <= 0 || options.checkpoint_keep <= 0)) {
     return absl::InvalidArgumentError("checkpoint every_steps and keep must be positive");
   }
+  const Model::Shape& shape = model.shape();
+  if (groups.mesh().degree(Axis::kTensor) != shape.tensor_size) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the model was cut for %d tensor-parallel ranks, but the mesh has %d",
+                        shape.tensor_size, groups.mesh().degree(Axis::kTensor)));
+  }
+  const int64_t tokens = options.micro_batch * training.sequence_length();
+  if (shape.sequence_parallel && tokens % shape.tensor_size != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "sequence parallelism: micro_batch (%d) x sequence_length (%d) = %d tokens do not divide "
+        "into the rows of %d tensor-parallel ranks",
+        options.micro_batch, training.sequence_length(), tokens, shape.tensor_size));
+  }
   if (options.zero < 0 || options.zero > 3) {
     return absl::InvalidArgumentError(
         absl::StrFormat("ZeRO has stages 0 to 3, not %d", options.zero));

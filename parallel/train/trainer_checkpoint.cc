@@ -79,7 +79,7 @@ std::vector<SavePiece> Trainer::StagePieces(float* staging) {
           continue;
         }
         const float* data = staging + (piece.flat - saved.begin);
-        for (Box& box : FlatRangeToBoxes(parameter.box, piece.first, piece.first + piece.count)) {
+        for (Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
           const int64_t size = box.elements();
           pieces.push_back({StateName(state, parameter.name), DType::kF32, parameter.global_shape,
                             std::move(box), data});
@@ -158,8 +158,7 @@ absl::Status Trainer::LoadTensors(CheckpointReader& reader) {
         }
         values.resize(piece.count);
         float* to = values.data();
-        for (const Box& box :
-             FlatRangeToBoxes(parameter.box, piece.first, piece.first + piece.count)) {
+        for (const Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
           RETURN_IF_ERROR(reader.Read(name, DType::kF32, box, to));
           to += box.elements();
         }

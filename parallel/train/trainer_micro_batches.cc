@@ -188,6 +188,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
   pass.dynamic_loss_scale = optimizer_->loss_scale();
   pass.listener = &client;
   pass.gate = gatherer_.get();
+  pass.tensor = &groups_.Along({Axis::kTensor});
   absl::Status status = executor_->RunStep(pass, client);
   if (!status.ok()) {
     return DomainOf(status) == FailureDomain::kUnknown
@@ -215,6 +216,7 @@ absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t
   EvaluationClient client(*this, tokens, targets, counts ? Floats(*values_, slot, 1) : Tensor());
   Pass pass = {*compute_, flat_->parameter_views(), HeadMode::kLoss};
   pass.gate = gatherer_.get();
+  pass.tensor = &groups_.Along({Axis::kTensor});
   RETURN_IF_ERROR(executor_->RunForward(pass, 1, client));
   if (counts) {
     float& counted = static_cast<float*>(host_values_->data())[batches + slot];

@@ -24,6 +24,7 @@
 #include "parallel/data/sampler.h"
 #include "parallel/generate/generator.h"
 #include "parallel/model/gpt2.h"
+#include "parallel/model/llama.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
 #include "tests/support/status_matchers.h"
@@ -109,6 +110,9 @@ struct RunOptions {
   int ranks = 1;
   bool gloo = false;
   int shards = 1;  // of ZeRO
+  int tensor = 1;  // the other ranks are data-parallel
+  bool sequence = false;
+  std::vector<double> weights;  // of the tensor-parallel ranks
   bool commit = true;
   int64_t stop_after = 0;  // > 0: rank `stop_rank` asks to stop in this step
   int stop_rank = 0;
@@ -172,7 +176,15 @@ class Parity : public ::testing::Test {
 
   Curve RunOne(Communicator& communicator, const RunOptions& run) {
     Curve curve;
-    const auto model = MakeGpt2(model_);
+    const Mesh mesh =
+        *Mesh::Make({.degrees = PerAxis(1, communicator.size() / run.tensor, 1, run.tensor)},
+                    communicator.size());
+    ModelParallel parallel;
+    parallel.tensor_rank = mesh.CoordinateOf(communicator.rank())[Axis::kTensor];
+    parallel.tensor_size = run.tensor;
+    parallel.sequence_parallel = run.sequence;
+    parallel.tensor_weights = run.weights;
+    const auto model = *MakeModel(model_, parallel);
     const auto device = kernels::MakeCpuDevice(1);
     const bool asks = communicator.rank() == run.stop_rank;
     Recorder hooks(curve, run.commit, asks ? run.stop_after : 0);
@@ -181,11 +193,11 @@ class Parity : public ::testing::Test {
         communicator.Abort(absl::CancelledError("the rank has gone"));
       }
     };
-    auto groups = MeshGroups::MakeData(communicator, run.shards);
+    auto groups = MeshGroups::Make(mesh, communicator, run.shards);
     curve.status = groups.status();
     if (!curve.status.ok()) return curve;
-    auto trainer = Trainer::Make(options_, *model, *device, **groups, *training_,
-                                 validation_.get(), *files_, hooks);
+    auto trainer = Trainer::Make(options_, *model, *device, **groups, *training_, validation_.get(),
+                                 *files_, hooks);
     curve.status = trainer.status();
     if (curve.status.ok()) curve.status = (*trainer)->Restore(run.restore);
     if (curve.status.ok()) {
@@ -256,7 +268,7 @@ class Parity : public ::testing::Test {
 
   const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::string directory_;
-  const Gpt2Config model_ = {2, 32, 2, 61, 16};
+  ModelDescription model_ = Describe(Gpt2Config{2, 32, 2, 61, 16});
   TrainerOptions options_;
   std::unique_ptr<IndexedDataset> training_data_, validation_data_;
   std::unique_ptr<Sampler> training_, validation_;
@@ -305,6 +317,80 @@ TEST_F(Parity, EveryStageOfZero_IsBitEqualToOneRank) {
   }
   options_.reshard_after_forward = false;
   ExpectSameBits(alone, Train({.ranks = 2, .shards = 2})[0]);
+}
+
+// Five groups of two query heads, an odd MLP.
+ModelDescription SmallLlama() {
+  LlamaConfig config;
+  config.layers = 2;
+  config.hidden = 40;
+  config.heads = 10;
+  config.kv_heads = 5;
+  config.ffn = 53;
+  config.vocab = 61;
+  config.sequence_length = 16;
+  return Describe(config);
+}
+
+TEST_F(Parity, TensorAndSequenceParallel_AgreeWithOneRank) {
+  for (const ModelDescription& model : {Describe(Gpt2Config{2, 40, 5, 61, 16}), SmallLlama()}) {
+    SCOPED_TRACE(model.family);
+    model_ = model;
+    const Curve alone = Train({.ranks = 1})[0];
+    for (const RunOptions& run :
+         std::vector<RunOptions>{{.ranks = 2, .tensor = 2},
+                                 {.ranks = 3, .tensor = 3, .weights = {1, 3, 2}},
+                                 {.ranks = 4, .tensor = 4, .sequence = true},
+                                 {.ranks = 4, .tensor = 2, .sequence = true},
+                                 {.ranks = 2, .gloo = true, .tensor = 2, .sequence = true}}) {
+      if (run.gloo && model.family == "gpt2") continue;  // once is enough
+      SCOPED_TRACE(absl::StrCat(run.ranks, " ranks, tensor ", run.tensor));
+      const std::vector<Curve> curves = Train(run);
+      ExpectClose(alone, curves[0], 1e-5);
+      for (const Curve& curve : curves) ExpectSameBits(curve, curves[0]);
+    }
+  }
+}
+
+TEST_F(Parity, TensorParallelWithEveryStageOfZero_IsBitEqualToWithout) {
+  model_ = SmallLlama();
+  options_.resident_elements = 100;
+  const Curve plain = Train({.ranks = 4, .tensor = 2, .sequence = true})[0];
+  for (const int zero : {1, 2, 3}) {
+    options_.zero = zero;
+    ExpectSameBits(plain, Train({.ranks = 4, .shards = 2, .tensor = 2, .sequence = true})[0]);
+  }
+}
+
+TEST_F(Parity, ReshardedAcrossTensorParallelLayouts_Agrees) {
+  model_ = SmallLlama();
+  const Curve whole = Train({.ranks = 1})[0];
+  KeepCheckpoints(15);
+  const Curve first = Train({.ranks = 4, .tensor = 2, .sequence = true, .stop_after = 15})[0];
+  options_.epoch = Epoch(2);
+  const Curve second = Train({.ranks = 3,
+                              .tensor = 3,
+                              .weights = {1, 3, 2},
+                              .stop_after = 30,
+                              .restore = NewestFirst(first.saved)})[0];
+  ASSERT_OK(second.status);
+  ASSERT_EQ(second.step, 30);
+  options_.epoch = Epoch(3);
+  const Curve third = Train({.ranks = 1, .restore = NewestFirst(second.saved)})[0];
+  ASSERT_OK(third.status);
+  ASSERT_EQ(third.losses.size(), 20u);
+  ExpectClose(whole, third, 1e-5);
+}
+
+TEST_F(Parity, SequenceParallelRowsThatDoNotDivide_AreAConfigurationError) {
+  options_.micro_batch = 1;
+  options_.global_batch = 3;
+  model_ = SmallLlama();
+  for (const Curve& curve : Train({.ranks = 3, .tensor = 3, .sequence = true})) {
+    EXPECT_EQ(DomainOf(curve.status), FailureDomain::kConfiguration);
+    EXPECT_THAT(std::string(curve.status.message()),
+                HasSubstr("micro_batch (1) x sequence_length (16) = 16 tokens"));
+  }
 }
 
 TEST_F(Parity, ThreeRanks_AgreeWithOne) {

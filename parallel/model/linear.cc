@@ -1,0 +1,84 @@
+#include "parallel/model/linear.h"
+
+#include <utility>
+
+#include "kernels/ops.h"
+#include "parallel/model/norm.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Tensor;
+
+Parameter Weight(const LinearSpec& spec, const TensorPart& part) {
+  Parameter weight;
+  weight.name = spec.name + ".weight";
+  weight.global_shape = {spec.outputs, spec.inputs};
+  weight.weight_decay = true;
+  weight.initializer = Initializer::kNormal;
+  weight.stddev = spec.stddev;
+  weight.sharing = part.sharded();
+  return weight;
+}
+
+}  // namespace
+
+Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
+                         const std::vector<Span>& rows, const TensorPart& part) {
+  Parameter weight = Weight(spec, part);
+  Parameter bias;
+  bias.name = spec.name + ".bias";
+  bias.global_shape = {spec.outputs};
+  bias.sharing = part.sharded();
+  if (part.size > 1) {
+    for (const Span& span : rows) {
+      weight.bands.push_back({{span.begin, 0}, {span.size(), spec.inputs}});
+      bias.bands.push_back({{span.begin}, {span.size()}});
+    }
+  }
+  Linear linear;
+  linear.weight = registry.Add(std::move(weight));
+  if (spec.bias) linear.bias = registry.Add(std::move(bias));
+  return linear;
+}
+
+Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span columns,
+                      const TensorPart& part) {
+  Parameter weight = Weight(spec, part);
+  if (part.size > 1) weight.box = {{0, columns.begin}, {spec.outputs, columns.size()}};
+  Linear linear;
+  linear.weight = registry.Add(std::move(weight));
+  if (spec.bias) {
+    linear.bias = AddVector(registry, spec.name + ".bias", spec.outputs, Initializer::kZeros);
+  }
+  linear.adds_bias = part.rank == 0;
+  return linear;
+}
+
+void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y, Tensor pre) {
+  kernels::LinearForwardArgs args;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  if (linear.bias.has_value() && linear.adds_bias) args.bias = pass.weights[*linear.bias];
+  args.y = y;
+  args.epilogue = pre.empty() ? kernels::Epilogue::kNone : kernels::Epilogue::kGelu;
+  args.pre = pre;
+  kernels::LinearForward(pass.stream, args);
+}
+
+void LinearBackward(const Pass& pass, const Linear& linear, Tensor dy, Tensor x, Tensor dx,
+                    Tensor pre) {
+  kernels::LinearBackwardArgs args;
+  args.dy = dy;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  args.dx = dx;
+  args.pre = pre;
+  args.dw = (*pass.gradients)[linear.weight];
+  if (linear.bias.has_value()) args.dbias = (*pass.gradients)[*linear.bias];
+  kernels::LinearBackward(pass.stream, args);
+  if (linear.bias.has_value()) Ready(pass, *linear.bias);
+  Ready(pass, linear.weight);
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,50 @@
+// Linear layers with their parameters, whole or this rank's part of them (tensor_parallel.h).
+#ifndef MUSTER_PARALLEL_MODEL_LINEAR_H_
+#define MUSTER_PARALLEL_MODEL_LINEAR_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/tensor.h"
+#include "parallel/model/model.h"
+#include "parallel/model/parameters.h"
+#include "parallel/model/tensor_parallel.h"
+
+namespace muster::parallel {
+
+struct Linear {
+  ParameterId weight = -1;
+  std::optional<ParameterId> bias;
+  // False on all ranks but the first where the outputs of the ranks are summed afterwards.
+  bool adds_bias = true;
+};
+
+// What a linear layer is in the whole model.
+struct LinearSpec {
+  std::string name;
+  int64_t outputs = 0;
+  int64_t inputs = 0;
+  float stddev = 0;
+  bool bias = true;
+};
+
+// This rank holds the rows (outputs) in `rows`, one span after another.
+Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
+                         const std::vector<Span>& rows, const TensorPart& part);
+// This rank holds the columns (inputs) in `columns`; every rank holds the bias. Its gradient is the
+// same on all ranks, since each sees the gradient of all rows of the output.
+Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span columns,
+                      const TensorPart& part);
+
+// y = x W^T + bias. With `pre`, y is the GELU of that, which is kept in `pre`.
+void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y,
+                   kernels::Tensor pre = kernels::Tensor());
+// dx = dy W, times gelu'(pre) when given. Reports the gradients as complete.
+void LinearBackward(const Pass& pass, const Linear& linear, kernels::Tensor dy, kernels::Tensor x,
+                    kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_LINEAR_H_

@@ -1,0 +1,78 @@
+// Tensor parallelism: which part of every matrix a rank of the tensor group holds, and the
+// collectives where its part of the work begins and ends (Megatron-LM, arXiv 1909.08053; with
+// sequence parallelism, arXiv 2205.05198).
+//
+// The first of two matrices is cut by rows (its outputs), the second by columns (its inputs), so
+// what is between them stays on the rank: attention's heads, the MLP's inner columns. Parts are
+// whole units: a key/value head with its query heads, a block of the MLP's columns, a block of the
+// vocabulary. They need not be equal: ranks get units in proportion to their weights.
+//
+// Hidden states [T,C] outside of these pairs are the same on all ranks, or, with sequence
+// parallelism, each rank has T/ranks rows of them: the norms, the residual stream and what they
+// keep shrink, for the same bytes on the wire, and one more gather per pair in backward.
+#ifndef MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_
+#define MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/tensor.h"
+#include "parallel/model/model.h"
+#include "parallel/model/parameters.h"
+
+namespace muster::parallel {
+
+// [begin, end) of some dimension.
+struct Span {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  friend bool operator==(const Span&, const Span&) = default;
+};
+
+// `units` in order among `ranks`, in proportion to `weights` (empty: equally) by largest remainder,
+// but at least one each; of equal claims the lower rank's comes first. Requires: units >= ranks,
+// one positive weight per rank or none.
+std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>& weights);
+
+// Elements per unit of a dimension of `size`: the largest power of two up to 128 that leaves every
+// rank eight units, else 1.
+int64_t UnitSize(int64_t size, int ranks);
+
+// What one rank holds.
+struct TensorPart {
+  int rank = 0;
+  int size = 1;
+  bool sequence = false;  // false when size is 1
+  Span kv_heads, ffn, vocab;
+
+  // Requires: CheckTensorParallel.
+  static TensorPart Make(const ModelParallel& parallel, int64_t kv_heads, int64_t ffn,
+                         int64_t vocab);
+
+  TensorSharing sharded() const {
+    return size > 1 ? TensorSharing::kSharded : TensorSharing::kReplicated;
+  }
+  // Of parameters that are used on this rank's rows of the hidden states only.
+  TensorSharing by_rows() const {
+    return sequence ? TensorSharing::kPartial : TensorSharing::kReplicated;
+  }
+  int64_t rows(const BatchShape& shape) const { return shape.tokens() / (sequence ? size : 1); }
+
+  // Where a pair begins (backward: ends): this rank's rows become all rows, in `storage` [T,C].
+  // Without sequence parallelism `rows` is what is returned, and nothing happens.
+  kernels::Tensor Enter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
+  // Where it ends (backward: begins): `partial` [T,C] is summed over the ranks in place. Returns
+  // this rank's rows of it: all, without sequence parallelism.
+  kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial) const;
+};
+
+// kInvalidArgument with all numbers when a rank would be left without a unit, or `parallel` makes
+// no sense.
+absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t kv_heads, int64_t ffn,
+                                 int64_t vocab);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_

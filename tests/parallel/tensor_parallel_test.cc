@@ -1,0 +1,345 @@
+// A model cut over the ranks of a tensor-parallel group computes the losses and gradients of one
+// rank, and sends as many bytes as the method says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/rng.h"
+#include "kernels/ops.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/model/gpt2.h"
+#include "parallel/model/llama.h"
+#include "parallel/model/tensor_parallel.h"
+#include "tests/support/seed.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::parallel {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kVocab = 61;
+// 12 tokens: rows for 1, 2, 3 and 4 ranks; head chunks that end anywhere.
+constexpr BatchShape kBatch = {.batch = 2, .sequence = 6, .head_tokens = 5};
+
+ModelDescription Gpt2() { return Describe(Gpt2Config{2, 20, 5, kVocab, 8}); }
+
+// Five groups of two query heads, an odd MLP.
+ModelDescription Llama(bool tied) {
+  LlamaConfig config;
+  config.layers = 2;
+  config.hidden = 40;
+  config.heads = 10;
+  config.kv_heads = 5;
+  config.ffn = 53;
+  config.vocab = kVocab;
+  config.sequence_length = 8;
+  config.tied = tied;
+  config.rope_theta = 100;
+  return Describe(config);
+}
+
+struct Layout {
+  int ranks = 1;
+  bool sequence = false;
+  std::vector<double> weights;
+};
+
+std::string ToString(const Layout& layout) {
+  return absl::StrCat(layout.ranks, " ranks", layout.sequence ? ", sequence" : "",
+                      layout.weights.empty() ? "" : ", weighted");
+}
+
+// A tensor of the whole model, put together from the ranks' parts.
+using Whole = std::vector<double>;
+
+struct Found {
+  std::vector<float> losses;
+  std::map<std::string, Whole> gradients;
+  int64_t bytes = 0;  // sent by this rank in one forward and backward
+  int64_t elements = 0;
+};
+
+class Storage {
+ public:
+  explicit Storage(const ParameterRegistry& registry) : values_(registry.size()) {
+    std::vector<kernels::Tensor> views;
+    for (ParameterId id = 0; id < registry.size(); ++id) {
+      const Parameter& parameter = registry.at(id);
+      values_[id].resize(parameter.storage_elements());
+      views.push_back(
+          parameter.box.extent.size() == 1
+              ? kernels::Tensor(values_[id].data(), kernels::DType::kF32, {parameter.storage_rows})
+              : kernels::Tensor(values_[id].data(), kernels::DType::kF32,
+                                {parameter.storage_rows, parameter.box.extent[1]}));
+    }
+    views_ = ParameterViews(std::move(views));
+  }
+  std::vector<float>& operator[](ParameterId id) { return values_[id]; }
+  const ParameterViews& views() const { return views_; }
+
+ private:
+  std::vector<std::vector<float>> values_;
+  ParameterViews views_;
+};
+
+// Adds this rank's gradients to those of the whole model: a sharded one to its place, a partial one
+// as a summand, a replicated one on rank 0.
+void Place(const Parameter& parameter, const std::vector<float>& values, int rank,
+           std::map<std::string, Whole>& to) {
+  const Box whole = Box::Whole(parameter.global_shape);
+  Whole& target = to.try_emplace(parameter.name, Whole(whole.elements())).first->second;
+  if (parameter.sharing == TensorSharing::kReplicated && rank != 0) return;
+  int64_t at = 0;
+  for (const Box& box : parameter.Boxes(0, parameter.elements())) {
+    std::vector<double> part(values.begin() + at, values.begin() + at + box.elements());
+    std::vector<double> before(part.size());
+    CopyBox(box, 8, whole, reinterpret_cast<const char*>(target.data()), box,
+            reinterpret_cast<char*>(before.data()));
+    for (size_t i = 0; i < part.size(); ++i) part[i] += before[i];
+    CopyBox(box, 8, box, reinterpret_cast<const char*>(part.data()), whole,
+            reinterpret_cast<char*>(target.data()));
+    at += box.elements();
+  }
+  EXPECT_EQ(at, parameter.elements());
+}
+
+Found RunRank(const ModelDescription& description, const Layout& layout, Communicator& group,
+              std::map<std::string, std::vector<float>>& replicated) {
+  ModelParallel parallel;
+  parallel.tensor_rank = group.rank();
+  parallel.tensor_size = group.size();
+  parallel.sequence_parallel = layout.sequence;
+  parallel.tensor_weights = layout.weights;
+  const auto model = *MakeModel(description, parallel);
+  const auto device = kernels::MakeCpuDevice(1);
+  const auto stream = *device->MakeStream();
+  const ParameterRegistry& registry = model->parameters();
+  Storage weights(registry), gradients(registry);
+  for (ParameterId id = 0; id < registry.size(); ++id) {
+    Initialize(registry.at(id), 5, weights[id].data());
+    // Larger than a model begins with, so that every part matters to the loss.
+    if (registry.at(id).global_shape.size() == 2) {
+      for (float& value : weights[id]) value *= 6;
+    }
+  }
+  kernels::Arena arena;
+  model->TakeWorkspace(arena, kBatch);
+  CHECK_OK(arena.Commit(*device));
+  Workspace workspace = model->TakeWorkspace(arena, kBatch);
+  Rng rng(testing::TestSeed());
+  for (int64_t i = 0; i < kBatch.tokens(); ++i) {
+    workspace.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kVocab));
+    workspace.flow.targets.as<int32_t>()[i] =
+        i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(kVocab));
+  }
+  Pass pass = {*stream, weights.views()};
+  pass.gradients = &gradients.views();
+  pass.tensor = &group;
+  const int64_t before = group.bytes_sent();
+  model->Forward(pass, workspace);
+  model->Backward(pass, workspace);
+  EXPECT_OK(stream->Synchronize());
+  Found found;
+  found.bytes = group.bytes_sent() - before;
+  found.elements = registry.elements();
+  const float* losses = workspace.flow.losses.f32();
+  found.losses.assign(losses, losses + kBatch.tokens());
+  for (ParameterId id = 0; id < registry.size(); ++id) {
+    const Parameter& parameter = registry.at(id);
+    Place(parameter, gradients[id], group.rank(), found.gradients);
+    if (parameter.sharing == TensorSharing::kReplicated) {
+      replicated[parameter.name] = gradients[id];
+    }
+    for (int64_t i = parameter.elements(); i < parameter.storage_elements(); ++i) {
+      EXPECT_EQ(gradients[id][i], 0.0f) << "padding of " << parameter.name;
+    }
+  }
+  return found;
+}
+
+std::vector<Found> RunRanks(const ModelDescription& description, const Layout& layout) {
+  auto groups = MakeLocalCommunicators(layout.ranks, absl::Seconds(60));
+  std::vector<Found> found(layout.ranks);
+  std::vector<std::map<std::string, std::vector<float>>> replicated(layout.ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < layout.ranks; ++rank) {
+    threads.emplace_back(
+        [&, rank] { found[rank] = RunRank(description, layout, *groups[rank], replicated[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 1; rank < layout.ranks; ++rank) {
+    EXPECT_EQ(found[rank].losses, found[0].losses);
+    // Nobody exchanges these: they have to be the same bits.
+    EXPECT_EQ(replicated[rank], replicated[0]);
+    for (const auto& [name, part] : found[rank].gradients) {
+      Whole& sum = found[0].gradients.at(name);
+      for (size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
+    }
+  }
+  return found;
+}
+
+// Bytes that a rank sends in one collective over `floats`.
+template <typename Collective>
+int64_t BytesOf(int ranks, int64_t floats, Collective collective) {
+  auto groups = MakeLocalCommunicators(ranks, absl::Seconds(60));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = kernels::MakeCpuDevice(1);
+      const auto stream = *device->MakeStream();
+      std::vector<float> data(floats);
+      collective(*groups[rank], *stream,
+                 kernels::Tensor(data.data(), kernels::DType::kF32, {floats}));
+      EXPECT_OK(stream->Synchronize());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return groups[0]->bytes_sent();
+}
+
+class TensorParallel : public ::testing::TestWithParam<std::string> {
+ protected:
+  static ModelDescription Describe() {
+    if (GetParam() == "gpt2") return Gpt2();
+    return Llama(GetParam() == "llama_tied");
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Models, TensorParallel, ::testing::Values("gpt2", "llama", "llama_tied"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(TensorParallel, EveryLayout_GivesTheLossesAndGradientsOfOneRank) {
+  const Found alone = RunRanks(Describe(), {})[0];
+  for (const Layout& layout : std::vector<Layout>{{2},
+                                                  {3},
+                                                  {4},
+                                                  {2, true},
+                                                  {3, true},
+                                                  {4, true},
+                                                  {2, false, {3, 1}},
+                                                  {3, true, {1, 4, 2}}}) {
+    SCOPED_TRACE(ToString(layout));
+    const std::vector<Found> cut = RunRanks(Describe(), layout);
+    for (size_t i = 0; i < alone.losses.size(); ++i) {
+      EXPECT_NEAR(cut[0].losses[i], alone.losses[i], 1e-5 * (1 + alone.losses[i]));
+    }
+    ASSERT_EQ(cut[0].gradients.size(), alone.gradients.size());
+    for (const auto& [name, expected] : alone.gradients) {
+      const Whole& actual = cut[0].gradients.at(name);
+      double norm = 0, difference = 0;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        norm += expected[i] * expected[i];
+        difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+      }
+      ASSERT_GT(norm, 0) << name;
+      EXPECT_LT(std::sqrt(difference / norm), 1e-5) << name;
+    }
+  }
+}
+
+TEST_P(TensorParallel, BytesSentInAStep_AreThoseOfTheMethod) {
+  const ModelDescription description = Describe();
+  const int64_t layers = description.sizes.at("layers"), hidden = description.sizes.at("hidden");
+  const int64_t tokens = kBatch.tokens();
+  for (const int ranks : {2, 4}) {
+    // What the communicator counts for one collective over hidden states, and for the exchange of
+    // three numbers per token, in all chunks together.
+    const int64_t reduce =
+        BytesOf(ranks, tokens * hidden, [](auto& group, auto& stream, auto data) {
+          group.AllReduce(stream, data, ReduceOp::kSum);
+        });
+    const int64_t half = BytesOf(ranks, tokens * hidden, [](auto& group, auto& stream, auto data) {
+      group.AllGather(stream, data);
+    });
+    const int64_t losses =
+        BytesOf(ranks, 3 * ranks * tokens,
+                [](auto& group, auto& stream, auto data) { group.AllGather(stream, data); });
+    EXPECT_EQ(half, tokens * hidden * 4 * (ranks - 1) / ranks);
+    EXPECT_EQ(losses, tokens * 3 * 4 * (ranks - 1));
+    for (const Found& found : RunRanks(description, {ranks})) {
+      // Two all-reduces forward and two backward in each block, one of the embedding and one of the
+      // gradient of the head's input.
+      EXPECT_EQ(found.bytes, (4 * layers + 2) * reduce + losses);
+    }
+    for (const Found& found : RunRanks(description, {ranks, true})) {
+      // A gather and a reduce-scatter for each of them, and the pairs' inputs once more for the
+      // gradients of their weights.
+      EXPECT_EQ(found.bytes, ((4 * layers + 2) * 2 + 2 * layers) * half + losses);
+    }
+  }
+}
+
+TEST_P(TensorParallel, Ranks_HoldTheirShareOfTheParameters) {
+  const int64_t whole = RunRanks(Describe(), {})[0].elements;
+  int64_t most = 0, sum = 0;
+  for (const Found& found : RunRanks(Describe(), {4})) {
+    most = std::max(most, found.elements);
+    sum += found.elements;
+  }
+  EXPECT_GE(sum, whole);
+  EXPECT_LT(sum, whole + whole / 8);  // norms, biases of the second matrices, positions
+  EXPECT_LT(most, whole / 2);         // two of five heads
+}
+
+TEST(MakeModel, TensorParallelismThatDoesNotFit_IsRefusedWithAllNumbers) {
+  const auto refusal = [](const ModelDescription& description, const ModelParallel& parallel) {
+    return MakeModel(description, parallel).status();
+  };
+  ModelParallel parallel;
+  parallel.tensor_size = 6;
+  EXPECT_THAT(refusal(Llama(true), parallel),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("over 6 ranks leaves some of them without work: the model has 5 "
+                                 "key/value heads, an MLP of 53 columns and a vocabulary of 61; "
+                                 "the tensor degree can be at most 5")));
+  parallel.tensor_size = 2;
+  parallel.tensor_rank = 2;
+  EXPECT_THAT(refusal(Gpt2(), parallel),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor rank 2 of a")));
+  parallel.tensor_rank = 0;
+  parallel.tensor_weights = {1, 2, 3};
+  EXPECT_THAT(refusal(Gpt2(), parallel),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 weights for a")));
+  parallel.tensor_weights = {1, -2};
+  EXPECT_THAT(refusal(Gpt2(), parallel),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight -2")));
+}
+
+TEST(SplitUnits, FollowsWeightsByLargestRemainderAndLeavesNobodyEmpty) {
+  EXPECT_THAT(SplitUnits(7, 3, {}), ElementsAre(Span{0, 3}, Span{3, 5}, Span{5, 7}));
+  EXPECT_THAT(SplitUnits(10, 2, {3, 1}), ElementsAre(Span{0, 8}, Span{8, 10}));
+  EXPECT_THAT(SplitUnits(9, 3, {1000, 1, 1}), ElementsAre(Span{0, 7}, Span{7, 8}, Span{8, 9}));
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (int64_t units = ranks; units < 40; ++units) {
+      const std::vector<Span> spans = SplitUnits(units, ranks, {});
+      EXPECT_EQ(spans.front().begin, 0);
+      EXPECT_EQ(spans.back().end, units);
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_EQ(spans[rank].size(), units / ranks + (rank < units % ranks ? 1 : 0));
+      }
+    }
+  }
+}
+
+TEST(UnitSize, IsAPowerOfTwoThatLeavesEveryRankEight) {
+  EXPECT_EQ(UnitSize(14336, 8), 128);
+  EXPECT_EQ(UnitSize(3072, 4), 64);
+  EXPECT_EQ(UnitSize(53, 2), 2);
+  EXPECT_EQ(UnitSize(5, 4), 1);
+}
+
+}  // namespace
+}  // namespace muster::parallel
