@@ -131,10 +131,10 @@ class Judge {
       Add("engine.parallel.zero_shards", layout_.zero_shards, " does not divide the ", group,
           " data-parallel ranks; the nearest that does is ", nearest);
     }
-    // Several micro-batches are in flight in a stage, and their gradients meet in whole buffers.
-    if (layout_.zero >= 2 && degree(Axis::kPipeline) > 1) {
-      Add("engine.parallel.zero", "stage ", layout_.zero, " with ", degree(Axis::kPipeline),
-          " pipeline stages would gather and reduce for every micro-batch in flight; use zero 1");
+    // An interleaved pipeline keeps the gradients of several chunks at once.
+    if (layout_.zero >= 2 && layout_.pipeline_chunks > 1) {
+      Add("engine.parallel.zero", "stage ", layout_.zero, " does not go with ",
+          layout_.pipeline_chunks, " chunks per pipeline stage; use zero 1 or one chunk");
     }
   }
 

@@ -143,7 +143,9 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   EXPECT_THAT(problem(layout, 3), HasSubstr("engine.parallel.context: a sequence of 1024 tokens "
                                             "does not divide into 6 chunks"));
   layout = Split(PerAxis(2, 2, 1, 1));
+  EXPECT_OK(Validate(layout, kModel, {.ranks = 4}));
   layout.zero = 2;
+  layout.pipeline_chunks = 2;
   EXPECT_THAT(problem(layout, 4), HasSubstr("use zero 1"));
   layout = Split(PerAxis(1, 8, 1, 1));
   layout.zero = 1;

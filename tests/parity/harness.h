@@ -1,0 +1,87 @@
+// Trains one small model in any layout, over ranks that are threads, on real text, and returns all
+// that layouts are compared by.
+#ifndef MUSTER_TESTS_PARITY_HARNESS_H_
+#define MUSTER_TESTS_PARITY_HARNESS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/file_system.h"
+#include "parallel/data/indexed_dataset.h"
+#include "parallel/data/sampler.h"
+#include "parallel/model/model.h"
+#include "parallel/plan/validate.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::parallel::parity {
+
+// One training run. A new axis of parallelism is a field here and a line in harness.cc.
+struct Case {
+  ModelDescription model;
+  Layout layout;  // degrees, chunks, ZeRO; batch sizes
+  PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
+  bool overlap = true;
+  bool reshard_after_forward = true;
+  int64_t bucket_bytes = 8192;
+  int64_t resident_elements = 100;  // small, so that ZeRO-3 has something to shard
+  int64_t steps = 50;
+  uint64_t seed = 77;
+  int64_t stop_after = 0;  // > 0: ends after this step, with a checkpoint
+  int64_t save_every = 0;  // > 0: checkpoints
+  std::vector<RestoreCandidate> restore;
+
+  std::string ToString() const;
+};
+
+// Of one rank; its bytes are those that it has sent in the whole run.
+struct RankResult {
+  absl::Status status;
+  std::vector<double> losses, norms;
+  int64_t state_bytes = 0;
+  int64_t reduced_bytes = 0;            // by the shard group: reduce-scatters of gradients
+  int64_t gathered_bytes = 0;           // by the gather group: all-gathers of parameters
+  int64_t replica_bytes = 0;            // by the replicate group: all-reduces of gradients
+  std::vector<RestoreCandidate> saved;  // newest first
+};
+
+using Tensors = std::map<std::string, std::vector<float>>;  // whole, by name
+
+class Harness {
+ public:
+  Harness();
+  ~Harness();  // removes its files
+
+  // Every rank's result. Losses and norms are the same on all of them, which is checked.
+  std::vector<RankResult> Train(const Case& run);
+  // Tensors of the newest checkpoint of a run, whose names begin with `prefix`, without it.
+  Tensors Read(const std::vector<RankResult>& results, const std::string& prefix);
+  // The weights after a run that ends now.
+  Tensors Weights(Case run);
+  // Every parameter's gradient in the first step: AdamW's first moment, when beta1 is 0.
+  Tensors FirstGradients(Case run);
+
+  static constexpr int64_t kSequence = 16;
+  static constexpr int64_t kVocab = 131;
+
+ private:
+  RankResult TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world);
+  std::vector<RankResult> Train(const Case& run, const AdamWConfig& optimizer);
+
+  const std::unique_ptr<FileSystem> files_;
+  std::string directory_;
+  int runs_ = 0;
+  std::unique_ptr<IndexedDataset> dataset_;
+  std::unique_ptr<Sampler> training_;
+};
+
+// A GPT-2 and a Llama of odd sizes.
+ModelDescription SmallGpt2();
+ModelDescription SmallLlama();
+
+}  // namespace muster::parallel::parity
+
+#endif  // MUSTER_TESTS_PARITY_HARNESS_H_
