@@ -47,6 +47,16 @@ struct BlockRange {
   int end = -1;
 };
 
+// What a transformer block does not keep from forward but computes again in backward. The numbers
+// are the same: fp32 gives the same bits.
+enum class Recompute : uint8_t {
+  kNone,
+  // The outputs of norms and of the MLP's activation: cheap, no matrix product.
+  kSelective,
+  // Everything but the block's input: one more forward pass, less its last product.
+  kFull,
+};
+
 // Which part of a model one rank holds. Names, boxes and initial values of parameters stay those of
 // the whole model.
 struct ModelParallel {
@@ -58,6 +68,8 @@ struct ModelParallel {
   bool sequence_parallel = false;
   // How much work each rank of the group gets, in any unit; empty: all the same.
   std::vector<double> tensor_weights;
+  // Of every transformer block.
+  Recompute recompute = Recompute::kNone;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits

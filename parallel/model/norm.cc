@@ -38,13 +38,26 @@ Norm AddNorm(ParameterRegistry& registry, const std::string& name, int64_t width
 NormSaved NormSaved::Take(Arena& arena, DType activation, const Norm& norm, int64_t rows,
                           int64_t width) {
   NormSaved saved;
-  saved.x = arena.Take("activations", activation, {rows, width});
-  saved.y = arena.Take("activations", activation, {rows, width});
-  if (norm.spec.kind == NormKind::kLayer) {
-    saved.mean = arena.Take("activations", DType::kF32, {rows});
-  }
-  saved.rstd = arena.Take("activations", DType::kF32, {rows});
+  saved.TakeInput(arena, "activations", activation, rows, width);
+  saved.TakeOutput(arena, "activations", activation, rows, width);
+  saved.TakeStatistics(arena, "activations", norm, rows);
   return saved;
+}
+
+void NormSaved::TakeInput(Arena& arena, const std::string& category, DType activation, int64_t rows,
+                          int64_t width) {
+  x = arena.Take(category, activation, {rows, width});
+}
+
+void NormSaved::TakeOutput(Arena& arena, const std::string& category, DType activation,
+                           int64_t rows, int64_t width) {
+  y = arena.Take(category, activation, {rows, width});
+}
+
+void NormSaved::TakeStatistics(Arena& arena, const std::string& category, const Norm& norm,
+                               int64_t rows) {
+  if (norm.spec.kind == NormKind::kLayer) mean = arena.Take(category, DType::kF32, {rows});
+  rstd = arena.Take(category, DType::kF32, {rows});
 }
 
 namespace {

@@ -40,6 +40,13 @@ struct NormSaved {
 
   static NormSaved Take(kernels::Arena& arena, kernels::DType activation, const Norm& norm,
                         int64_t rows, int64_t width);
+  // The parts of it, in memory of `category`.
+  void TakeInput(kernels::Arena& arena, const std::string& category, kernels::DType activation,
+                 int64_t rows, int64_t width);
+  void TakeOutput(kernels::Arena& arena, const std::string& category, kernels::DType activation,
+                  int64_t rows, int64_t width);
+  void TakeStatistics(kernels::Arena& arena, const std::string& category, const Norm& norm,
+                      int64_t rows);
 };
 
 // x = residual + branch becomes the new residual stream; y is its norm.

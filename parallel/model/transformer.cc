@@ -131,7 +131,7 @@ class EmbeddingBlock : public Block {
 class TransformerBlock : public Block {
  public:
   TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                   const TensorPart& part, int64_t index)
+                   const TensorPart& part, Recompute recompute, int64_t index)
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
         part_(part),
@@ -140,7 +140,8 @@ class TransformerBlock : public Block {
         depth_(config.hidden / config.heads),
         ffn_(part.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
-        rotary_(config.position == PositionKind::kRotary) {
+        rotary_(config.position == PositionKind::kRotary),
+        recompute_(recompute) {
     const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
     const int64_t c = config.hidden;
     const auto spec = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
@@ -168,21 +169,18 @@ class TransformerBlock : public Block {
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
-    const int64_t t = shape.tokens(), rows = part_.rows(shape), c = hidden_;
     auto saved = std::make_unique<TransformerSaved>();
-    saved->norm1 = NormSaved::Take(arena, shape.activation, norm1_, rows, c);
-    saved->qkv = arena.Take("activations", shape.activation, {t, QkvWidth()});
-    saved->attention = arena.Take("activations", shape.activation, {t, heads_ * depth_});
-    saved->lse = arena.Take("activations", DType::kF32, {shape.batch, heads_, shape.sequence});
-    saved->norm2 = NormSaved::Take(arena, shape.activation, norm2_, rows, c);
-    saved->pre = arena.Take("activations", shape.activation, {t, UpWidth()});
-    saved->up = arena.Take("activations", shape.activation, {t, ffn_});
+    saved->norm1.TakeInput(arena, kKept, shape.activation, part_.rows(shape), hidden_);
+    if (recompute_ != Recompute::kFull) TakeProducts(arena, kKept, shape, *saved);
+    if (recompute_ == Recompute::kNone) TakeOutputs(arena, kKept, shape, *saved);
     return saved;
   }
 
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     const int64_t t = shape.tokens();
+    if (recompute_ == Recompute::kFull) TakeProducts(arena, kScratch, shape, saved);
+    if (recompute_ != Recompute::kNone) TakeOutputs(arena, kScratch, shape, saved);
     saved.d_small = arena.Take("scratch", shape.activation, {t, hidden_});
     // The MLP's and the attention's backward follow each other: the larger need serves both.
     const int64_t mark = arena.Mark();
@@ -194,28 +192,18 @@ class TransformerBlock : public Block {
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    // The norm has consumed the branch: its storage is free for the gathered rows of the norm.
     NormForward(pass, norm1_, flow, saved.norm1);
     saved.x1 = flow.residual;
-    LinearForward(pass, qkv_, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
-    if (rotary_) Rotate(pass, flow, saved.qkv, /*inverse=*/false);
-    kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
-    LinearForward(pass, output_, saved.attention, flow.branch_storage);
-    flow.branch = part_.Leave(pass, flow.branch_storage);
+    AttentionForward(pass, flow, saved);
     NormForward(pass, norm2_, flow, saved.norm2);
-    const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
-    if (swiglu_) {
-      LinearForward(pass, up_, y2, saved.pre);
-      kernels::SwigluForward(pass.stream, saved.pre, saved.up);
-    } else {
-      LinearForward(pass, up_, y2, saved.up, saved.pre);
-    }
+    MlpForward(pass, flow, saved);
     LinearForward(pass, down_, saved.up, flow.branch_storage);
     flow.branch = part_.Leave(pass, flow.branch_storage);
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
+    if (recompute_ != Recompute::kNone) Again(pass, flow, saved);
     MlpBackward(pass, flow, saved);
     NormBackward(pass, norm2_, part_.Leave(pass, saved.d_small), saved.norm2.x, saved.norm2,
                  flow.d_hidden);
@@ -225,12 +213,76 @@ class TransformerBlock : public Block {
   }
 
  private:
+  static constexpr char kKept[] = "activations";
+  static constexpr char kScratch[] = "scratch";
+
   struct TransformerSaved : Saved {
     NormSaved norm1, norm2;
     Tensor x1;  // input of norm1: norm1.x, or what came from outside into the first block
     Tensor qkv, attention, lse, pre, up;
     Tensor d_small, d_up, d_qkv, delta;  // scratch
   };
+
+  // What matrix products and attention make, and what has to go through them again to be had.
+  void TakeProducts(Arena& arena, const char* category, const BatchShape& shape,
+                    TransformerSaved& saved) const {
+    const int64_t t = shape.tokens(), rows = part_.rows(shape);
+    const DType activation = shape.activation;
+    // The sum that flows on stands first, where no other block writes before reading it.
+    saved.norm2.TakeInput(arena, category, activation, rows, hidden_);
+    saved.norm1.TakeStatistics(arena, category, norm1_, rows);
+    saved.norm2.TakeStatistics(arena, category, norm2_, rows);
+    saved.qkv = arena.Take(category, activation, {t, QkvWidth()});
+    saved.attention = arena.Take(category, activation, {t, heads_ * depth_});
+    saved.lse = arena.Take(category, DType::kF32, {shape.batch, heads_, shape.sequence});
+    saved.pre = arena.Take(category, activation, {t, UpWidth()});
+  }
+  // What norms and the MLP's activation make.
+  void TakeOutputs(Arena& arena, const char* category, const BatchShape& shape,
+                   TransformerSaved& saved) const {
+    const int64_t rows = part_.rows(shape);
+    saved.norm1.TakeOutput(arena, category, shape.activation, rows, hidden_);
+    saved.norm2.TakeOutput(arena, category, shape.activation, rows, hidden_);
+    saved.up = arena.Take(category, shape.activation, {shape.tokens(), ffn_});
+  }
+
+  // Norms consume the branch: its storage is free for their gathered rows.
+  void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
+    LinearForward(pass, qkv_, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
+    if (rotary_) Rotate(pass, flow, saved.qkv, /*inverse=*/false);
+    kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
+    LinearForward(pass, output_, saved.attention, flow.branch_storage);
+    flow.branch = part_.Leave(pass, flow.branch_storage);
+  }
+  void MlpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
+    const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
+    if (swiglu_) {
+      LinearForward(pass, up_, y2, saved.pre);
+      kernels::SwigluForward(pass.stream, saved.pre, saved.up);
+    } else {
+      LinearForward(pass, up_, y2, saved.up, saved.pre);
+    }
+  }
+  // Makes what was not kept.
+  void Again(const Pass& pass, const Flow& flow, TransformerSaved& saved) const {
+    Flow again = flow;
+    again.residual = saved.x1;
+    again.branch = Tensor();
+    NormForward(pass, norm1_, again, saved.norm1);
+    if (recompute_ == Recompute::kFull) {
+      AttentionForward(pass, again, saved);
+      NormForward(pass, norm2_, again, saved.norm2);
+      MlpForward(pass, again, saved);
+      return;
+    }
+    again.residual = saved.norm2.x;
+    NormForward(pass, norm2_, again, saved.norm2);
+    if (swiglu_) {
+      kernels::SwigluForward(pass.stream, saved.pre, saved.up);
+    } else {
+      kernels::GeluForward(pass.stream, saved.pre, saved.up);
+    }
+  }
 
   // From flow.d_hidden to saved.d_small, the gradient of the norm's output: this rank's part of it.
   void MlpBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
@@ -294,6 +346,7 @@ class TransformerBlock : public Block {
   TensorPart part_;
   int64_t heads_, kv_heads_, depth_, ffn_;  // of this rank
   bool swiglu_, rotary_;
+  Recompute recompute_;
   Norm norm1_, norm2_;
   Linear qkv_, output_, up_, down_;
 };
@@ -352,7 +405,8 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
         if (config.tied) token = embedding->token();
         blocks.push_back(std::move(embedding));
       } else if (i < head) {
-        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, tensor, i - 1));
+        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, tensor,
+                                                            parallel.recompute, i - 1));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);

@@ -11,9 +11,9 @@
 // Initial values: weights normal(0, 0.02), those that write to the residual stream (output, down)
 // normal(0, 0.02 / sqrt(2L)), biases 0, norm weights 1. Weight decay on the 2-D weights.
 //
-// Kept for backward per token and block: x1, y1, attention out, x2, y2 (C each), qkv ((H+2G)D), the
-// MLP's pre-activation (F or 2F) and activation (F), and the fp32 statistics of the norms and of
-// attention.
+// Kept for backward per token and block, without recomputation: x1, y1, attention out, x2, y2 (C
+// each), qkv ((H+2G)D), the MLP's pre-activation (F or 2F) and activation (F), and the fp32
+// statistics of the norms and of attention.
 #ifndef MUSTER_PARALLEL_MODEL_TRANSFORMER_H_
 #define MUSTER_PARALLEL_MODEL_TRANSFORMER_H_
 

@@ -55,6 +55,7 @@ struct Layout {
   int ranks = 1;
   bool sequence = false;
   std::vector<double> weights;
+  Recompute recompute = Recompute::kNone;
 };
 
 std::string ToString(const Layout& layout) {
@@ -70,6 +71,7 @@ struct Found {
   std::map<std::string, Whole> gradients;
   int64_t bytes = 0;  // sent by this rank in one forward and backward
   int64_t elements = 0;
+  std::map<std::string, int64_t> memory;  // by category
 };
 
 class Storage {
@@ -123,6 +125,7 @@ Found RunRank(const ModelDescription& description, const Layout& layout, Communi
   parallel.tensor_size = group.size();
   parallel.sequence_parallel = layout.sequence;
   parallel.tensor_weights = layout.weights;
+  parallel.recompute = layout.recompute;
   const auto model = *MakeModel(description, parallel);
   const auto device = kernels::MakeCpuDevice(1);
   const auto stream = *device->MakeStream();
@@ -155,6 +158,7 @@ Found RunRank(const ModelDescription& description, const Layout& layout, Communi
   Found found;
   found.bytes = group.bytes_sent() - before;
   found.elements = registry.elements();
+  found.memory = arena.bytes_by_category();
   const float* losses = workspace.flow.losses.f32();
   found.losses.assign(losses, losses + kBatch.tokens());
   for (ParameterId id = 0; id < registry.size(); ++id) {
@@ -247,6 +251,27 @@ TEST_P(TensorParallel, EveryLayout_GivesTheLossesAndGradientsOfOneRank) {
       ASSERT_GT(norm, 0) << name;
       EXPECT_LT(std::sqrt(difference / norm), 1e-5) << name;
     }
+  }
+}
+
+TEST_P(TensorParallel, Recomputation_GivesTheSameBitsWithLessMemory) {
+  for (const Layout& layout : std::vector<Layout>{{1}, {2, true}}) {
+    const std::vector<Found> kept = RunRanks(Describe(), layout);
+    Layout again = layout;
+    int64_t before = kept[0].memory.at("activations");
+    for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      again.recompute = recompute;
+      const std::vector<Found> found = RunRanks(Describe(), again);
+      EXPECT_EQ(found[0].losses, kept[0].losses);
+      EXPECT_EQ(found[0].gradients, kept[0].gradients);
+      EXPECT_LT(found[0].memory.at("activations"), before);
+      before = found[0].memory.at("activations");
+    }
+    // One hidden state per block is left, the embedding's output, and the head's.
+    const int64_t state =
+        (kBatch.tokens() / layout.ranks * Describe().sizes.at("hidden") * 4 + 255) / 256 * 256;
+    const int64_t layers = Describe().sizes.at("layers");
+    EXPECT_LE(before, (layers + 3) * state + 4 * 256);
   }
 }
 
