@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cli/completion.h"
+#include "cli/convert.h"
 #include "cli/coordinator_client.h"
 #include "cli/data.h"
 #include "cli/jobs.h"
@@ -71,6 +72,7 @@ class Application {
     DeclareReads();
     DeclareLogs();
     DeclareSample();
+    DeclareConvert();
     DeclareData();
     DeclareLocal();
     DeclareRest();
@@ -192,6 +194,23 @@ class Application {
         ->capture_default_str();
     sample->add_option("--step", sample_.step, "Checkpoint of this step [default: the newest]")
         ->check(CLI::PositiveNumber);
+  }
+
+  void DeclareConvert() {
+    CLI::App* convert =
+        Add(app_, "convert", "A checkpoint to a Hugging Face model folder, or back", [this] {
+          convert_.rank_binary = surroundings_.binaries + "/muster-rank";
+          return Convert(convert_, format(), terminal_);
+        });
+    convert
+        ->add_option("FROM", convert_.source,
+                     "Directory of a checkpoint (see `muster checkpoints`), or a folder with "
+                     "config.json and safetensors")
+        ->required();
+    convert->add_option("TO", convert_.destination, "Directory to make")->required();
+    convert->add_option("--dtype", convert_.dtype, "Of an exported folder: fp32, bf16 or fp16")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+        ->capture_default_str();
   }
 
   void DeclareData() {
@@ -364,6 +383,7 @@ class Application {
   bool purge_ = false;
   SubmitOptions submit_;
   LogsOptions logs_;
+  ConvertOptions convert_;
   SampleOptions sample_;
   TokenizeArguments tokenize_;
   LocalOptions local_;

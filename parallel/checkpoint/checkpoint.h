@@ -23,6 +23,7 @@
 #define MUSTER_PARALLEL_CHECKPOINT_CHECKPOINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -60,13 +61,17 @@ struct CheckpointState {
   std::map<std::string, std::string> texts;
 };
 
-// One box of one tensor, to be saved. `data` is its contiguous row-major storage in host memory.
+// One box of one tensor, to be saved.
 struct SavePiece {
   std::string tensor;  // layout-free, e.g. "optimizer.m.blocks.3.mlp.up.weight"
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<int64_t> shape;  // of the whole tensor
   Box box;
+  // Its contiguous row-major storage in host memory; or
   const void* data = nullptr;
+  // when there is none, what fills that storage when it is due: one such piece is in memory at a
+  // time. An error fails the save.
+  std::function<absl::Status(void* out)> produce;
 };
 
 struct SaveResult {

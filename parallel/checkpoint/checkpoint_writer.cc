@@ -25,12 +25,23 @@ absl::Status CheckPiece(const SavePiece& piece) {
                                                    piece.box.ToString(), " is not inside ",
                                                    Box::Whole(piece.shape).ToString()));
   }
+  CHECK(piece.box.elements() == 0 || piece.data != nullptr || piece.produce != nullptr)
+      << piece.tensor;
   return absl::OkStatus();
 }
 
-absl::string_view BytesOf(const SavePiece& piece) {
-  return absl::string_view(static_cast<const char*>(piece.data),
-                           static_cast<size_t>(piece.box.elements() * SizeOf(piece.dtype)));
+int64_t ByteCount(const SavePiece& piece) {
+  return piece.box.elements() * SizeOf(piece.dtype);
+}
+
+// `storage` holds the bytes of a piece that is produced.
+absl::StatusOr<absl::string_view> BytesOf(const SavePiece& piece, std::string& storage) {
+  const auto size = static_cast<size_t>(ByteCount(piece));
+  if (piece.data != nullptr) return absl::string_view(static_cast<const char*>(piece.data), size);
+  storage.resize(size);
+  absl::Status status = piece.produce(storage.data());
+  if (!status.ok()) return Annotate(status, absl::StrCat("tensor '", piece.tensor, "'"));
+  return absl::string_view(storage);
 }
 
 // Writes this rank's shard; a rank that holds nothing writes none.
@@ -63,7 +74,7 @@ absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& dire
     if (!header.entries.empty() && header.entries.back().name == name) {
       return absl::InvalidArgumentError(absl::StrCat("'", name, "' is to be saved twice"));
     }
-    const int64_t bytes = static_cast<int64_t>(BytesOf(*piece).size());
+    const int64_t bytes = ByteCount(*piece);
     header.entries.push_back({name, piece->dtype, piece->box.extent, at, at + bytes});
     at += bytes;
   }
@@ -83,8 +94,9 @@ absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& dire
     ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files.Create(path + ".tmp"));
     RETURN_IF_ERROR(file->Append(encoded));
     int64_t begin = shard.header_bytes;
+    std::string storage;
     for (const SavePiece* piece : order) {
-      const absl::string_view bytes = BytesOf(*piece);
+      ASSIGN_OR_RETURN(const absl::string_view bytes, BytesOf(*piece, storage));
       const int64_t end = begin + static_cast<int64_t>(bytes.size());
       record.pieces.push_back(
           {piece->tensor, piece->dtype, piece->shape, piece->box, 0, begin, end, Crc32c(bytes)});

@@ -7,6 +7,7 @@
 
 #include "base/metrics.h"
 #include "worker/rank/checkpoint_tools.h"
+#include "worker/rank/convert_tool.h"
 #include "worker/rank/rank_metrics.h"
 #include "worker/rank/rank_run.h"
 
@@ -21,7 +22,7 @@ int Report(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   CLI::App app(
-      "One rank of a Muster job. Started by muster-worker; sample and verify are for people.",
+      "One rank of a Muster job. Started by muster-worker; sample, verify and convert are for people.",
       "muster-rank");
   std::string assignment;
   bool describe_metrics = false;
@@ -60,6 +61,19 @@ int Main(int argc, char** argv) {
   verify.add_option("-o,--output", json, "text or json")
       ->transform(CLI::CheckedTransformer(formats));
 
+  CLI::App& convert =
+      *app.add_subcommand("convert", "a checkpoint to a Hugging Face model folder, or back");
+  ConvertArguments converting;
+  const std::map<std::string, kernels::DType> dtypes = {{"fp32", kernels::DType::kF32},
+                                                        {"bf16", kernels::DType::kBF16},
+                                                        {"fp16", kernels::DType::kF16}};
+  convert.add_option("--from", converting.source, "checkpoint or model folder")->required();
+  convert.add_option("--to", converting.destination, "directory to make")->required();
+  convert.add_option("--dtype", converting.dtype, "of an exported folder")
+      ->transform(CLI::CheckedTransformer(dtypes));
+  convert.add_option("-o,--output", converting.json, "text or json")
+      ->transform(CLI::CheckedTransformer(formats));
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -70,6 +84,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (sample.parsed()) return Report(RunSample(sampling));
+  if (convert.parsed()) return Report(RunConvert(converting));
   if (verify.parsed()) return Report(RunVerify(checkpoint, json));
   if (assignment.empty()) {
     std::cerr << app.help();

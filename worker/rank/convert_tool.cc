@@ -1,0 +1,106 @@
+#include "worker/rank/convert_tool.h"
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/interop/hugging_face.h"
+#include "parallel/train/checkpoint_names.h"
+
+namespace muster::worker {
+namespace {
+
+using nlohmann::json;
+using parallel::Box;
+using parallel::CheckpointReader;
+using parallel::HuggingFaceFolder;
+
+struct Converted {
+  std::string kind;  // of what was written
+  std::string path;
+  std::string family;
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+};
+
+absl::StatusOr<Converted> Export(FileSystem& files, const ConvertArguments& arguments) {
+  ASSIGN_OR_RETURN(auto reader,
+                   CheckpointReader::Open(files, arguments.source, parallel::Verify::kSizes));
+  ASSIGN_OR_RETURN(auto model, parallel::MakeModel(parallel::ReadDescription(reader->state())));
+  parallel::HuggingFaceExport options;
+  options.dtype = arguments.dtype;
+  const auto read = [&](const std::string& name, const Box& box, float* out) {
+    return reader->Read(name, kernels::DType::kF32, box, out);
+  };
+  ASSIGN_OR_RETURN(const int64_t bytes, parallel::ExportToHuggingFace(
+                                            files, *model, read, arguments.destination, options));
+  return Converted{"huggingface", arguments.destination, model->description().family,
+                   model->parameters().elements(), bytes};
+}
+
+absl::StatusOr<Converted> Import(FileSystem& files, const ConvertArguments& arguments) {
+  ASSIGN_OR_RETURN(auto folder, HuggingFaceFolder::Open(files, arguments.source));
+  const parallel::Model& model = folder->model();
+  parallel::CheckpointState state;
+  state.id = {JobId("imported"), 0, Epoch(0)};
+  state.texts["source"] = arguments.source;
+  parallel::WriteDescription(model.description(), state);
+  std::vector<parallel::SavePiece> pieces;
+  for (parallel::ParameterId id = 0; id < model.parameters().size(); ++id) {
+    const parallel::Parameter& parameter = model.parameters().at(id);
+    parallel::SavePiece piece;
+    piece.tensor = parameter.name;
+    piece.shape = parameter.global_shape;
+    piece.box = Box::Whole(parameter.global_shape);
+    piece.produce = [&folder, name = piece.tensor, box = piece.box](void* out) {
+      return folder->Read(name, box, static_cast<float*>(out));
+    };
+    pieces.push_back(std::move(piece));
+  }
+  ASSIGN_OR_RETURN(const parallel::SaveResult saved,
+                   parallel::SaveCheckpoint(
+                       files, arguments.destination, state, /*rank=*/0, pieces,
+                       [](const std::string& text) { return std::vector<std::string>{text}; }));
+  return Converted{"checkpoint", saved.directory, model.description().family,
+                   model.parameters().elements(), saved.bytes};
+}
+
+}  // namespace
+
+absl::Status RunConvert(const ConvertArguments& arguments) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  absl::StatusOr<Converted> converted;
+  if (files->Exists(arguments.source + "/manifest.json")) {
+    converted = Export(*files, arguments);
+  } else if (files->Exists(arguments.source + "/config.json")) {
+    converted = Import(*files, arguments);
+  } else {
+    converted = absl::NotFoundError(
+        absl::StrCat(arguments.source,
+                     " is neither a checkpoint (no manifest.json) nor a Hugging Face model folder "
+                     "(no config.json)"));
+  }
+  if (!converted.ok()) return converted.status();
+  if (arguments.json) {
+    std::printf("%s\n", json({{"kind", converted->kind},
+                              {"path", converted->path},
+                              {"family", converted->family},
+                              {"parameters", converted->parameters},
+                              {"bytes", converted->bytes}})
+                            .dump(2)
+                            .c_str());
+  } else {
+    absl::PrintF("%s: %s of %d parameters (%s), %.1f MB\n", converted->path, converted->kind,
+                 converted->parameters, converted->family,
+                 static_cast<double>(converted->bytes) * 1e-6);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::worker
