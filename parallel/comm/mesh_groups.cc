@@ -12,14 +12,13 @@ namespace muster::parallel {
 namespace {
 
 // Every set of axes that somebody communicates along, in the one order of creation.
-const std::vector<std::vector<Axis>>& AxisSets() {
-  static const auto& sets = *new std::vector<std::vector<Axis>>{{Axis::kTensor},
-                                                                {Axis::kContext},
-                                                                {Axis::kData},
-                                                                {Axis::kPipeline},
-                                                                {Axis::kData, Axis::kContext},
-                                                                {Axis::kPipeline, Axis::kTensor}};
-  return sets;
+std::vector<std::vector<Axis>> AxisSets() {
+  return {{Axis::kTensor},
+          {Axis::kContext},
+          {Axis::kData},
+          {Axis::kPipeline},
+          {Axis::kData, Axis::kContext},
+          {Axis::kPipeline, Axis::kTensor}};
 }
 
 std::string NameOf(std::vector<Axis> axes) {

@@ -177,11 +177,14 @@ class Reporter : public parallel::TrainerHooks {
     AddLossPoint(report, steps);
     const int64_t every = steps > 100 ? kLineEverySteps : 1;
     if (first_step_ || report.step % every == 0 || report.step == steps) {
-      PrintLine(
-          absl::StrFormat("step %d/%d  loss %.5f  grad norm %.4f  lr %.3e  %.0f tokens/s  "
-                          "%.3f s/step",
-                          report.step, steps, report.loss, report.gradient_norm,
-                          report.learning_rate, tokens_per_second, report.seconds));
+      PrintLine(absl::StrFormat(
+          "step %d/%d  loss %.5f  grad norm %.4f  lr %.3e  %.0f tokens/s  "
+          "%.3f s/step%s",
+          report.step, steps, report.loss, report.gradient_norm, report.learning_rate,
+          tokens_per_second, report.seconds,
+          report.skipped
+              ? absl::StrFormat("  skipped: overflow at loss scale %g", report.loss_scale)
+              : std::string()));
     }
     // The first one proves that training runs.
     Publish(first_step_);
