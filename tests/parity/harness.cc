@@ -44,7 +44,9 @@ std::string Case::ToString() const {
   return absl::StrCat(model.family, " ", layout.degrees.ToString(), " zero ", layout.zero, "/",
                       layout.EffectiveShards(), " batch ", layout.global_batch, "/",
                       layout.micro_batch, " chunks ", layout.pipeline_chunks,
-                      overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard");
+                      layout.sequence_parallel ? " sequence-parallel" : "",
+                      tensor_weights.empty() ? "" : " uneven", overlap ? "" : " no-overlap",
+                      reshard_after_forward ? "" : " no-reshard");
 }
 
 Harness::Harness()
@@ -72,8 +74,12 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   const auto device = kernels::MakeCpuDevice(1);
   const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees}, world.size());
   const PerAxis coordinate = mesh.CoordinateOf(world.rank());
-  const ModelParallel part = *StageParts(run.model, mesh.degree(Axis::kPipeline),
-                                         run.layout.pipeline_chunks, coordinate[Axis::kPipeline]);
+  ModelParallel part = *StageParts(run.model, mesh.degree(Axis::kPipeline),
+                                   run.layout.pipeline_chunks, coordinate[Axis::kPipeline]);
+  part.tensor_rank = coordinate[Axis::kTensor];
+  part.tensor_size = mesh.degree(Axis::kTensor);
+  part.sequence_parallel = run.layout.sequence_parallel;
+  part.tensor_weights = run.tensor_weights;
   const auto model = *MakeModel(run.model, part);
   const auto groups = *MeshGroups::Make(mesh, world, run.layout.EffectiveShards());
   TrainerOptions options;

@@ -24,6 +24,7 @@ struct Case {
   ModelDescription model;
   Layout layout;  // degrees, chunks, ZeRO; batch sizes
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
+  std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;
