@@ -10,6 +10,7 @@
 #include "kernels/attention_cudnn.h"
 #include "kernels/cuda_status.h"
 #include "kernels/linear_cuda.h"
+#include "kernels/nvidia_libraries.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -144,6 +145,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(int ordinal,
   RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, ordinal),
                              absl::StrCat("reading the properties of cuda:", ordinal)));
   RETURN_IF_ERROR(CheckUsable(ordinal, properties));
+  RETURN_IF_ERROR(Annotate(LoadCublasLt(), "cuBLASLt"));
+  LoadCudnn().IgnoreError();  // faster where it is
   auto device = std::unique_ptr<CudaDevice>(new CudaDevice(ordinal, options, properties));
   ASSIGN_OR_RETURN(device->linear_plans_, LinearPlans::Make(device->model_, options));
   return device;

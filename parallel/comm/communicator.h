@@ -76,7 +76,8 @@ class KeyValueStore {
   virtual absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) = 0;
 };
 
-// `size` communicators for `size` threads of this process.
+// `size` communicators for `size` threads of this process. One alone serves streams of any device,
+// for calls in place.
 std::vector<std::unique_ptr<Communicator>> MakeLocalCommunicators(int size, absl::Duration timeout);
 
 struct GlooOptions {

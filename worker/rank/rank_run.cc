@@ -23,6 +23,7 @@
 #include "base/status_macros.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/flight_recorder.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/train/failure.h"
 #include "worker/rank/daemon_client.h"
@@ -293,19 +294,63 @@ class Reporter : public parallel::TrainerHooks {
   bool first_step_ = true;
 };
 
-absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
-    const v1::RankAssignment& assignment, DaemonClient& client) {
-  const parallel::GlooOptions options;
-  if (assignment.world_size() == 1) {
-    return std::move(parallel::MakeLocalCommunicators(1, options.operation_timeout)[0]);
+// Leaves what this rank's collectives were doing in the run directory, once.
+class FlightRecord {
+ public:
+  FlightRecord(std::string run_directory, Logger& logger)
+      : path_(run_directory.empty() ? "" : run_directory + "/collectives.log"),
+        logger_(logger),
+        recorder_(std::make_shared<parallel::FlightRecorder>()) {}
+
+  const std::shared_ptr<parallel::FlightRecorder>& recorder() const { return recorder_; }
+
+  // From any thread.
+  void Dump() {
+    {
+      MutexLock lock(&mutex_);
+      if (dumped_) return;
+      dumped_ = true;
+    }
+    const std::string calls = recorder_->Dump();
+    if (calls.empty()) return;
+    absl::Status written;
+    if (!path_.empty()) written = PosixFileSystem()->WriteAtomically(path_, calls);
+    logger_.Error("collectives of this rank",
+                  {{"unfinished", recorder_->Unfinished()},
+                   {"record", written.ok() ? path_ : written.ToString()}});
   }
-  auto communicator =
-      parallel::MakeGlooCommunicator(client, assignment.rank(), assignment.world_size(), options);
+
+ private:
+  const std::string path_;
+  Logger& logger_;
+  const std::shared_ptr<parallel::FlightRecorder> recorder_;
+  Mutex mutex_;
+  bool dumped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
+    const v1::RankAssignment& assignment, DaemonClient& client, kernels::Device& device,
+    const FlightRecord& flight) {
+  const int rank = assignment.rank();
+  const int size = assignment.world_size();
+  absl::StatusOr<std::unique_ptr<parallel::Communicator>> communicator;
+  if (size == 1) {
+    communicator = std::move(
+        parallel::MakeLocalCommunicators(1, parallel::GlooOptions().operation_timeout)[0]);
+  } else if (device.kind() == kernels::DeviceKind::kCuda) {
+    parallel::NcclOptions options;
+    options.on_failure = [recorder = flight.recorder()](const absl::Status&) {
+      recorder->Freeze();
+    };
+    communicator = parallel::MakeNcclCommunicator(client, rank, size, device, options);
+  } else {
+    communicator = parallel::MakeGlooCommunicator(client, rank, size, parallel::GlooOptions());
+  }
   if (!communicator.ok()) {
     return parallel::Mark(Annotate(communicator.status(), "bootstrap"),
                           parallel::FailureDomain::kCommunication);
   }
-  return communicator;
+  return parallel::FlightRecorder::Record(*std::move(communicator), flight.recorder());
 }
 
 struct Ending {
@@ -315,12 +360,12 @@ struct Ending {
 };
 
 absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient& client,
-                             Reporter& reporter, RankMetrics& metrics) {
+                             Reporter& reporter, RankMetrics& metrics, const FlightRecord& flight) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   reporter.OnPhase("starting");
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
   reporter.OnPhase("bootstrapping");
-  ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client));
+  ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight));
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
   if (!groups.ok()) {
     return parallel::Mark(Annotate(groups.status(), "communicators of the mesh"),
@@ -388,6 +433,7 @@ int RunRank(const std::string& path) {
     std::cerr << "muster-rank: " << assignment.status().message() << std::endl;
     return kExitUsage;
   }
+  parallel::SetNcclEnvironment(/*reproducible=*/false);
   ExitReporter exit(assignment->run_directory());
   SignalWatcher signals(exit);
   const std::shared_ptr<Logger> logger = Logger::ToStderr(LogLevel::kInfo);
@@ -405,8 +451,10 @@ int RunRank(const std::string& path) {
   RankMetrics rank_metrics(server ? server->registry() : *discard, assignment->job_name(),
                            assignment->rank());
 
+  FlightRecord flight(assignment->run_directory(), *logger);
   DaemonClientOptions options = DaemonClientOptions::From(*assignment);
-  options.on_aborted = [&exit](const absl::Status& why) {
+  options.on_aborted = [&exit, &flight](const absl::Status& why) {
+    flight.Dump();
     exit.EndProcess(v1::CAUSE_CANCELLED,
                     absl::StrCat("the attempt is over: ", std::string(why.message())),
                     kExitStopped);
@@ -424,13 +472,15 @@ int RunRank(const std::string& path) {
                                {"world_size", assignment->world_size()},
                                {"pid", static_cast<int64_t>(getpid())}});
 
-  const absl::StatusOr<Ending> trained = Train(*assignment, **client, reporter, rank_metrics);
+  const absl::StatusOr<Ending> trained =
+      Train(*assignment, **client, reporter, rank_metrics, flight);
   Ending ending;
   if (trained.ok()) {
     ending = *trained;
   } else {
     ending.cause = CauseOf(trained.status());
     ending.message = std::string(trained.status().message());
+    flight.Dump();
     logger->Error("rank failed", {{"status", trained.status().ToString()}});
   }
   signals.TrainingEnds();
