@@ -77,7 +77,7 @@ def write_spec(options, ranks, work):
 def show_devices(cluster, device):
     (worker,) = cluster.json("get", "workers")
     print(cluster.run("get", "workers").stdout.rstrip())
-    gpus = [d for d in worker["devices"] if d["kind"].endswith("CUDA")]
+    gpus = [d for d in worker["devices"] if d["kind"].endswith("cuda")]
     for gpu in gpus:
         links = ", ".join(f"{peer} NV{count}" for peer, count in sorted(gpu["nvlinks"].items()))
         print(f"  {gpu['name']}  {gpu['model']}  {gpu['uuid']}  {int(gpu['memoryBytes']) / 2**30:.0f} GiB  "
