@@ -30,6 +30,19 @@ void DefaultSources(google::protobuf::RepeatedPtrField<v1::DataSource>* sources)
   }
 }
 
+void DefaultPipeline(v1::ParallelSpec& parallel) {
+  if (parallel.pipeline() == 0) parallel.set_pipeline(1);
+  if (parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_UNSPECIFIED) {
+    parallel.set_pipeline_schedule(parallel.pipeline_chunks() > 1
+                                       ? v1::PIPELINE_SCHEDULE_INTERLEAVED
+                                       : v1::PIPELINE_SCHEDULE_1F1B);
+  }
+  if (parallel.pipeline_chunks() == 0) {
+    const bool interleaved = parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED;
+    parallel.set_pipeline_chunks(interleaved ? 2 : 1);
+  }
+}
+
 void DefaultTraining(v1::TrainingSpec& training) {
   if (training.precision() == v1::PRECISION_UNSPECIFIED) training.set_precision(v1::PRECISION_FP32);
   if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_UNSPECIFIED) {
@@ -87,9 +100,14 @@ void ApplyDefaults(v1::JobSpec& spec) {
       DefaultSources(engine.mutable_data()->mutable_validation());
     }
     if (engine.has_training()) DefaultTraining(*engine.mutable_training());
-    // The data degree is the only one so far, so it takes all ranks.
     v1::ParallelSpec& parallel = *engine.mutable_parallel();
-    if (parallel.data() == 0) parallel.set_data(resources.ranks());
+    DefaultPipeline(parallel);
+    if (parallel.data() == 0) {
+      // What the other degrees leave; where they do not divide the ranks, Validate says so.
+      const int32_t others = parallel.pipeline();
+      const bool divides = others > 0 && resources.ranks() % others == 0;
+      parallel.set_data(divides ? resources.ranks() / others : resources.ranks());
+    }
     if (!parallel.has_reshard_after_forward()) parallel.set_reshard_after_forward(true);
   }
   if (spec.has_checkpoint() && spec.checkpoint().keep() == 0)

@@ -251,8 +251,11 @@ class Judge {
     if (spec.resources().ranks() < 1) return;  // named by Resources
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
     parallel::Layout layout;
-    layout.negotiable = {parallel::Axis::kData};  // the only one that a spec can ask for
+    // The axes that a spec can ask for.
+    layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline};
     layout.degrees[parallel::Axis::kData] = parallel.data();
+    layout.degrees[parallel::Axis::kPipeline] = parallel.pipeline();
+    layout.pipeline_chunks = parallel.pipeline_chunks();
     layout.zero = parallel.zero();
     layout.zero_shards = parallel.zero_shards();
     layout.global_batch = spec.engine().training().global_batch();
@@ -264,6 +267,27 @@ class Judge {
     for (parallel::LayoutProblem& problem :
          parallel::FindProblems(layout, model, {.ranks = spec.resources().ranks()})) {
       Add(problem.field, problem.message);
+    }
+    Pipeline(spec);
+  }
+
+  void Pipeline(const v1::JobSpec& spec) {
+    const v1::ParallelSpec& parallel = spec.engine().parallel();
+    const bool interleaved = parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED;
+    const int32_t stages = parallel.pipeline(), chunks = parallel.pipeline_chunks();
+    if (chunks > 1 && !interleaved) {
+      Add("engine.parallel.pipeline_chunks", chunks,
+          " chunks per stage need pipeline_schedule: interleaved");
+    } else if (interleaved && chunks == 1) {
+      Add("engine.parallel.pipeline_chunks", "interleaved needs 2 chunks per stage or more");
+    } else if (interleaved && stages == 1) {
+      Add("engine.parallel.pipeline_schedule",
+          "interleaved needs 2 pipeline stages or more, but pipeline is 1");
+    }
+    if (stages > 1 && parallel.zero() > 0 &&
+        spec.engine().model().family() == v1::MODEL_FAMILY_GPT2) {
+      Add("engine.parallel.zero", "gpt2 ties the first to the last of ", stages,
+          " pipeline stages, which needs zero 0, not ", parallel.zero());
     }
   }
 

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -171,7 +172,8 @@ class RankProcess : public ::testing::Test {
   }
 
   void Start(int world_size, const std::vector<v1::CheckpointRecord>& restore = {}) {
-    spec_.mutable_engine()->mutable_parallel()->set_data(world_size);
+    v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
+    parallel.set_data(world_size / std::max(1, parallel.pipeline()));
     spec_.mutable_resources()->set_ranks(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
       v1::RankAssignment assignment;
@@ -279,6 +281,24 @@ TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {
   const std::vector<double> whole = losses(0);
   EXPECT_EQ(whole.size(), 12u);
   EXPECT_EQ(losses(3), whole);
+}
+
+TEST_F(RankProcess, PipelineOfTwoStages_TrainsAndItsCheckpointIsWhole) {
+  spec_.mutable_engine()->mutable_model()->set_layers(4);
+  spec_.mutable_engine()->mutable_parallel()->set_pipeline(2);
+  spec_.mutable_engine()->mutable_parallel()->set_pipeline_chunks(2);
+  Start(2);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    EXPECT_EQ(Report(rank).progress().step(), 12);
+  }
+  ASSERT_FALSE(daemon_->commits().empty());
+  Spawn(9,
+        {"sample", "--checkpoint", daemon_->commits().back().path(), "--prompt", "abc", "--tokens",
+         "30", "--seed", "4"},
+        directory_ + "/sample");
+  EXPECT_EQ(Wait(9), 0);
+  EXPECT_EQ(files_->Read(directory_ + "/sample")->size(), 3u + 30 + 1);
 }
 
 TEST_F(RankProcess, DamagedCheckpoint_IsReportedAndTheOneBeforeRestored) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "parallel/mesh/mesh.h"
+#include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/spec.h"
@@ -44,7 +45,10 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssign
   return device;
 }
 
-absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::ModelSpec& spec) {
+// The part of the model that pipeline stage `stage` holds.
+absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::ModelSpec& spec,
+                                                            const v1::ParallelSpec& split,
+                                                            int stage) {
   parallel::ModelDescription description;
   description.family = "gpt2";
   description.sizes = {{"layers", spec.layers()},
@@ -52,7 +56,17 @@ absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::ModelSpec&
                        {"heads", spec.heads()},
                        {"vocab", spec.vocab()},
                        {"sequence_length", spec.sequence_length()}};
-  auto model = parallel::MakeModel(description);
+  parallel::ModelParallel part;
+  if (split.pipeline() > 1) {
+    auto parts =
+        parallel::StageParts(description, split.pipeline(), split.pipeline_chunks(), stage);
+    if (!parts.ok()) {
+      return Mark(Annotate(parts.status(), "engine.parallel.pipeline"),
+                  FailureDomain::kConfiguration);
+    }
+    part = *std::move(parts);
+  }
+  auto model = parallel::MakeModel(description, part);
   if (!model.ok()) {
     return Mark(Annotate(model.status(), "engine.model"), FailureDomain::kConfiguration);
   }
@@ -125,8 +139,10 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
 absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setup) {
   const v1::EngineSpec& engine = assignment.spec().engine();
   parallel::Layout layout;
-  layout.negotiable = {parallel::Axis::kData};
+  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline};
   layout.degrees[parallel::Axis::kData] = engine.parallel().data();
+  layout.degrees[parallel::Axis::kPipeline] = engine.parallel().pipeline();
+  layout.pipeline_chunks = engine.parallel().pipeline_chunks();
   layout.zero = engine.parallel().zero();
   layout.zero_shards = engine.parallel().zero_shards();
   layout.global_batch = engine.training().global_batch();
@@ -172,6 +188,17 @@ parallel::Precision PrecisionOf(v1::Precision precision) {
   }
 }
 
+parallel::PipelineSchedule ScheduleOf(v1::PipelineSchedule schedule) {
+  switch (schedule) {
+    case v1::PIPELINE_SCHEDULE_GPIPE:
+      return parallel::PipelineSchedule::kGPipe;
+    case v1::PIPELINE_SCHEDULE_INTERLEAVED:
+      return parallel::PipelineSchedule::kInterleaved;
+    default:
+      return parallel::PipelineSchedule::kOneForwardOneBackward;
+  }
+}
+
 parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
   const v1::JobSpec& spec = assignment.spec();
   const v1::TrainingSpec& training = spec.engine().training();
@@ -203,6 +230,7 @@ parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
     options.gradient_wire = kernels::DType::kBF16;
   }
   options.zero = spec.engine().parallel().zero();
+  options.pipeline_schedule = ScheduleOf(spec.engine().parallel().pipeline_schedule());
   options.reshard_after_forward = spec.engine().parallel().reshard_after_forward();
   options.evaluate_every = training.evaluate_every();
   options.evaluate_samples = training.evaluate_samples();
@@ -257,7 +285,9 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   auto device = MakeDevice(assignment);
   if (!device.ok()) return Mark(device.status(), FailureDomain::kDevice);
   setup.device = *std::move(device);
-  ASSIGN_OR_RETURN(setup.model, BuildModel(assignment.spec().engine().model()));
+  const v1::EngineSpec& engine = assignment.spec().engine();
+  const int stage = setup.mesh->CoordinateOf(assignment.rank())[parallel::Axis::kPipeline];
+  ASSIGN_OR_RETURN(setup.model, BuildModel(engine.model(), engine.parallel(), stage));
   RETURN_IF_ERROR(OpenData(assignment.spec(), setup));
   if (assignment.spec().has_checkpoint()) {
     RETURN_IF_ERROR(CheckCheckpointPath(assignment, files));
