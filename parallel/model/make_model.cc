@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -88,6 +89,21 @@ absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
   return absl::OkStatus();
 }
 
+absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, int64_t heads,
+                          int64_t kv_heads) {
+  if (parallel.context_size == 1) return absl::OkStatus();
+  if (parallel.context_method == ContextMethod::kAllToAll && parallel.tensor_size > 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("all_to_all and ", parallel.tensor_size,
+                     " tensor-parallel ranks both spread the heads; use ring or all_gather"));
+  }
+  // The longest sequence stands for all: shorter ones are checked where they are known.
+  const int64_t chunks = 2 * parallel.context_size;
+  return Validate({parallel.context_method, parallel.context_size, /*batch=*/1,
+                   std::max<int64_t>(1, sequence / chunks) * chunks, heads, kv_heads,
+                   /*width=*/1});
+}
+
 absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescription& description,
                                                            const ModelParallel& parallel) {
   Reader reader(description);
@@ -104,6 +120,7 @@ absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescriptio
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
   RETURN_IF_ERROR(
       CheckTensorParallel(parallel, config.heads, Transformer(config).ffn, config.vocab));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.heads));
   return MakeGpt2(config, parallel);
 }
 
@@ -143,6 +160,7 @@ absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescripti
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
   RETURN_IF_ERROR(CheckTensorParallel(parallel, config.kv_heads, config.ffn, config.vocab));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.kv_heads));
   return MakeLlama(config, parallel);
 }
 

@@ -31,7 +31,7 @@ Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) c
 }
 
 Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range) const {
-  CHECK_LE(shape.sequence, shape_.sequence_max);
+  CHECK_LE(shape.sequence * shape_.context_size, shape_.sequence_max);
   CHECK(!shape_.sequence_parallel || shape.tokens() % shape_.tensor_size == 0)
       << shape.tokens() << " tokens over " << shape_.tensor_size << " ranks";
   const int64_t tokens = shape.tokens();

@@ -29,6 +29,7 @@
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/model/parameters.h"
 
 namespace muster::parallel {
@@ -70,6 +71,10 @@ struct ModelParallel {
   std::vector<double> tensor_weights;
   // Of every transformer block.
   Recompute recompute = Recompute::kNone;
+  // Ranks that share each sequence (context_attention.h); a rank's tokens are those of
+  // ContextPositions, and BatchShape::sequence counts them alone.
+  int context_size = 1;
+  ContextMethod context_method = ContextMethod::kRing;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
@@ -148,6 +153,9 @@ struct Pass {
   // The tensor-parallel group that the model was cut for; its collectives run on `stream`. Not used
   // when that is one rank.
   Communicator* tensor = nullptr;
+  // The ranks that share each sequence, where the model was cut for several: exchanges of attention
+  // run on `stream`.
+  Communicator* context = nullptr;
 };
 
 // Single-threaded. Parameters are registered by the constructors.
@@ -185,6 +193,7 @@ class Model {
     int64_t vocab = 0;          // real tokens
     int64_t vocab_storage = 0;  // rows of the table and columns of the logits on this rank
     int64_t sequence_max = 0;   // longest context
+    int context_size = 1;       // ranks that share a sequence
     int64_t rotary_width = 0;   // width of a head with rotary positions, else 0
     double rope_theta = 0;
     kernels::RotaryScaling rope_scaling;

@@ -67,8 +67,11 @@ ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& c
 class EmbeddingBlock : public Block {
  public:
   EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                 const TensorPart& part)
-      : hidden_(config.hidden), part_(part), token_(AddTokenTable(registry, config, part)) {
+                 const TensorPart& part, int context_size)
+      : hidden_(config.hidden),
+        part_(part),
+        context_size_(context_size),
+        token_(AddTokenTable(registry, config, part)) {
     if (config.position == PositionKind::kLearned) position_ = AddPositions(registry, config);
   }
 
@@ -81,11 +84,23 @@ class EmbeddingBlock : public Block {
     if (part_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
     return saved;
   }
-  void TakeScratch(Arena&, const BatchShape&, Saved&) const override {}
+  void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
+    auto& saved = static_cast<EmbeddingSaved&>(base);
+    if (context_size_ == 1 || !position_.has_value()) return;
+    saved.positions = arena.Take("scratch", shape.activation, {shape.sequence, hidden_});
+    saved.d_positions = arena.Take("scratch", DType::kF32, {shape.sequence, hidden_});
+  }
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
     Tensor tokens = flow.tokens, out = saved.out, positions = Positions(pass.weights, flow);
+    if (!saved.positions.empty()) {
+      for (const int chunk : {0, 1}) {
+        kernels::Copy(pass.stream, Chunk(pass, positions, flow, chunk),
+                      Half(saved.positions, chunk));
+      }
+      positions = saved.positions;
+    }
     if (part_.size > 1) {
       tokens = saved.tokens;
       kernels::ShardTokens(pass.stream, flow.tokens, part_.vocab.begin, part_.vocab.size(), tokens);
@@ -102,10 +117,17 @@ class EmbeddingBlock : public Block {
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
+    const Tensor positions = Positions(*pass.gradients, flow);
+    const bool spread = !saved.d_positions.empty();
+    if (spread) kernels::Zero(pass.stream, saved.d_positions);
     kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens,
                                part_.Enter(pass, flow.d_hidden, flow.branch_storage),
                                flow.shape.sequence, (*pass.gradients)[token_],
-                               Positions(*pass.gradients, flow));
+                               spread ? saved.d_positions : positions);
+    for (int chunk = 0; spread && chunk < 2; ++chunk) {
+      kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
+                    Chunk(pass, positions, flow, chunk));
+    }
     if (position_.has_value()) Ready(pass, *position_);
     // The head has added its part long before: the table is complete only now.
     Ready(pass, token_);
@@ -114,14 +136,25 @@ class EmbeddingBlock : public Block {
  private:
   struct EmbeddingSaved : Saved {
     Tensor out;
-    Tensor tokens;  // those of this rank's part of the table, the others -1
+    Tensor tokens;                  // those of this rank's part of the table, the others -1
+    Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
   };
   Tensor Positions(const ParameterViews& views, const Flow& flow) const {
-    return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence) : Tensor();
+    return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence * context_size_)
+                                 : Tensor();
+  }
+  // The rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
+  Tensor Chunk(const Pass& pass, const Tensor& positions, const Flow& flow, int chunk) const {
+    const int64_t rows = flow.shape.sequence / 2, rank = pass.context->rank();
+    return positions.Rows((chunk == 0 ? rank : 2 * context_size_ - 1 - rank) * rows, rows);
+  }
+  static Tensor Half(const Tensor& x, int chunk) {
+    return x.Rows(chunk * (x.dim(0) / 2), x.dim(0) / 2);
   }
   const std::string name_ = "embedding";
   int64_t hidden_;
   TensorPart part_;
+  int context_size_;
   ParameterId token_;
   std::optional<ParameterId> position_;  // learned ones
 };
@@ -131,7 +164,7 @@ class EmbeddingBlock : public Block {
 class TransformerBlock : public Block {
  public:
   TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                   const TensorPart& part, Recompute recompute, int64_t index)
+                   const ModelParallel& parallel, const TensorPart& part, int64_t index)
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
         part_(part),
@@ -141,7 +174,9 @@ class TransformerBlock : public Block {
         ffn_(part.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary),
-        recompute_(recompute) {
+        recompute_(parallel.recompute),
+        context_size_(parallel.context_size),
+        context_method_(parallel.context_method) {
     const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
     const int64_t c = config.hidden;
     const auto spec = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
@@ -187,7 +222,11 @@ class TransformerBlock : public Block {
     saved.d_up = arena.Take("scratch", shape.activation, {t, ffn_});
     arena.ReleaseTo(mark);
     saved.d_qkv = arena.Take("scratch", shape.activation, {t, QkvWidth()});
-    saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, heads_, shape.sequence});
+    if (context_size_ == 1) {
+      saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, heads_, shape.sequence});
+    } else {
+      saved.spread->TakeScratch(arena, *saved.spread_saved);
+    }
   }
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
@@ -221,6 +260,9 @@ class TransformerBlock : public Block {
     Tensor x1;  // input of norm1: norm1.x, or what came from outside into the first block
     Tensor qkv, attention, lse, pre, up;
     Tensor d_small, d_up, d_qkv, delta;  // scratch
+    // Where several ranks share a sequence, in the place of lse and delta.
+    std::unique_ptr<ContextAttention> spread;
+    std::unique_ptr<ContextAttention::Saved> spread_saved;
   };
 
   // What matrix products and attention make, and what has to go through them again to be had.
@@ -234,7 +276,16 @@ class TransformerBlock : public Block {
     saved.norm2.TakeStatistics(arena, category, norm2_, rows);
     saved.qkv = arena.Take(category, activation, {t, QkvWidth()});
     saved.attention = arena.Take(category, activation, {t, heads_ * depth_});
-    saved.lse = arena.Take(category, DType::kF32, {shape.batch, heads_, shape.sequence});
+    if (context_size_ == 1) {
+      saved.lse = arena.Take(category, DType::kF32, {shape.batch, heads_, shape.sequence});
+    } else {
+      auto spread = MakeContextAttention({context_method_, context_size_, shape.batch,
+                                          shape.sequence * context_size_, heads_, kv_heads_, depth_,
+                                          shape.activation});
+      CHECK_OK(spread);
+      saved.spread = *std::move(spread);
+      saved.spread_saved = saved.spread->TakeSaved(arena);
+    }
     saved.pre = arena.Take(category, activation, {t, UpWidth()});
   }
   // What norms and the MLP's activation make.
@@ -250,7 +301,12 @@ class TransformerBlock : public Block {
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
     LinearForward(pass, qkv_, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
     if (rotary_) Rotate(pass, flow, saved.qkv, /*inverse=*/false);
-    kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
+    if (context_size_ == 1) {
+      kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
+    } else {
+      saved.spread->Forward({pass.stream, *pass.context}, Spread(flow.shape, saved),
+                            *saved.spread_saved);
+    }
     LinearForward(pass, output_, saved.attention, flow.branch_storage);
     flow.branch = part_.Leave(pass, flow.branch_storage);
   }
@@ -310,7 +366,12 @@ class TransformerBlock : public Block {
     args.dk = Heads(saved.d_qkv, flow.shape, heads_, kv_heads_);
     args.dv = Heads(saved.d_qkv, flow.shape, heads_ + kv_heads_, kv_heads_);
     args.delta = saved.delta;
-    kernels::AttentionBackward(pass.stream, args);
+    if (context_size_ == 1) {
+      kernels::AttentionBackward(pass.stream, args);
+    } else {
+      saved.spread->Backward({pass.stream, *pass.context}, Spread(flow.shape, saved),
+                             {args.dout, args.dq, args.dk, args.dv}, *saved.spread_saved);
+    }
     if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
     LinearBackward(pass, qkv_, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
                    saved.d_small);
@@ -331,6 +392,11 @@ class TransformerBlock : public Block {
     kernels::Rotary(pass.stream, Heads(qkv, flow.shape, 0, heads_ + kv_heads_), flow.rotary,
                     inverse);
   }
+  ContextAttention::Inputs Spread(const BatchShape& shape, const TransformerSaved& saved) const {
+    return {Heads(saved.qkv, shape, 0, heads_), Heads(saved.qkv, shape, heads_, kv_heads_),
+            Heads(saved.qkv, shape, heads_ + kv_heads_, kv_heads_),
+            Heads(saved.attention, shape, 0, heads_)};
+  }
   kernels::AttentionArgs Attention(const BatchShape& shape, const TransformerSaved& saved) const {
     kernels::AttentionArgs args;
     args.q = Heads(saved.qkv, shape, 0, heads_);
@@ -347,6 +413,8 @@ class TransformerBlock : public Block {
   int64_t heads_, kv_heads_, depth_, ffn_;  // of this rank
   bool swiglu_, rotary_;
   Recompute recompute_;
+  int context_size_;
+  ContextMethod context_method_;
   Norm norm1_, norm2_;
   Linear qkv_, output_, up_, down_;
 };
@@ -401,12 +469,13 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
     for (int i = part.begin; i < end; ++i) {
       registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/i == 0 || i == head);
       if (i == 0) {
-        auto embedding = std::make_unique<EmbeddingBlock>(*registry, config, tensor);
+        auto embedding =
+            std::make_unique<EmbeddingBlock>(*registry, config, tensor, parallel.context_size);
         if (config.tied) token = embedding->token();
         blocks.push_back(std::move(embedding));
       } else if (i < head) {
-        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, tensor,
-                                                            parallel.recompute, i - 1));
+        blocks.push_back(
+            std::make_unique<TransformerBlock>(*registry, config, parallel, tensor, i - 1));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);
@@ -423,6 +492,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.vocab = config.vocab;
   shape.vocab_storage = VocabStorage(tensor.vocab.size());
   shape.sequence_max = config.sequence_length;
+  shape.context_size = parallel.context_size;
   if (config.position == PositionKind::kRotary) {
     shape.rotary_width = depth;
     shape.rope_theta = config.rope_theta;

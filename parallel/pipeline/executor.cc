@@ -173,6 +173,12 @@ void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape
   }
 }
 
+void PipelineExecutor::SetPositions(const Tensor& positions) {
+  for (std::vector<Workspace>& of_chunk : workspaces_) {
+    for (Workspace& workspace : of_chunk) workspace.flow.positions = positions;
+  }
+}
+
 // The blocks of a part, but for the head.
 BlockRange PipelineExecutor::Trunk(int chunk) const {
   const BlockRange& part = model_.parts()[chunk];

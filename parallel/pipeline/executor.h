@@ -64,6 +64,10 @@ class PipelineExecutor {
   // comes last: whatever is taken afterwards would share its memory.
   void TakeMemory(kernels::Arena& arena, const BatchShape& shape);
 
+  // Of the tokens of every sequence, where they are not 0, 1, 2 ... (Flow::positions); after
+  // TakeMemory.
+  void SetPositions(const kernels::Tensor& positions);
+
   // One step. `pass` says stream (the computing one), weights, loss scale and so on; head,
   // gradients are set here. Enqueues and returns, like the model does. Load's status, or that of
   // the exchange stream so far.

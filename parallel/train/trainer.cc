@@ -108,7 +108,7 @@ DType Trainer::compute_dtype() const {
 
 BatchShape Trainer::batch_shape() const {
   return {.batch = options_.micro_batch,
-          .sequence = training_.sequence_length(),
+          .sequence = training_.sequence_length() / context_size(),
           .activation = compute_dtype()};
 }
 
@@ -189,6 +189,13 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
     return absl::InvalidArgumentError(
         "the host's kernels compute in fp32: other precisions need a CUDA device");
   }
+  const int context = groups.mesh().degree(Axis::kContext);
+  if (model.shape().context_size != context || training.sequence_length() % (2 * context) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "samples of %d tokens over %d context-parallel ranks, with a model cut for %d: the ranks "
+        "must be the same, and the samples a multiple of two chunks per rank (%d)",
+        training.sequence_length(), context, model.shape().context_size, 2 * context));
+  }
   return CheckPipeline(options, model, groups);
 }
 
@@ -263,6 +270,7 @@ absl::Status Trainer::AllocatePipeline() {
       absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
   executor_->TakeMemory(arena_, shape);
+  RETURN_IF_ERROR(AllocatePositions());
   return AllocateDuplicates();
 }
 

@@ -208,6 +208,12 @@ class Trainer {
   absl::Status MakeReducers();
   absl::Status AllocatePipeline();
   absl::Status AllocateDuplicates();
+  absl::Status AllocatePositions();
+  int context_size() const { return groups_.mesh().degree(Axis::kContext); }
+  // Copies this rank's tokens of whole sequences [B x S], on the computing stream.
+  void CopyTokens(const kernels::Tensor& whole, const kernels::Tensor& local);
+  // What every pass has in common.
+  Pass MakePass();
   absl::Status RunMicroBatches(Flight& flight);
   // Tied tables on the first and the last stage: their gradients become the sum of both.
   void SumDuplicates();
@@ -256,6 +262,8 @@ class Trainer {
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per part of the model
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<PipelineExecutor> executor_;
+  std::unique_ptr<kernels::Buffer>
+      positions_;  // of this rank's tokens, where ranks share sequences
   std::unique_ptr<kernels::Buffer> duplicate_;  // what the other stage found of a tied table
   std::unique_ptr<BatchLoader> loader_;
 

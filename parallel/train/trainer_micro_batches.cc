@@ -34,9 +34,10 @@ class Trainer::StepClient : public MicroBatchClient, public GradientListener {
     absl::StatusOr<MicroBatch> batch = trainer_.loader_->Next();
     if (!batch.ok()) return Mark(batch.status(), FailureDomain::kData);
     kernels::Stream& compute = *trainer_.compute_;
-    kernels::Copy(compute, batch->tokens, flow.tokens);
-    kernels::Copy(compute, batch->targets, flow.targets);
-    if (trainer_.reports_loss()) {
+    trainer_.CopyTokens(batch->tokens, flow.tokens);
+    trainer_.CopyTokens(batch->targets, flow.targets);
+    // Every rank of a context group has losses of its own, and counts the same tokens.
+    if (trainer_.reports_loss() && trainer_.groups_.coordinate()[Axis::kContext] == 0) {
       kernels::Copy(
           compute, batch->unmasked,
           Floats(*trainer_.values_, trainer_.global_micro_batches() + Slot(micro_batch), 1));
@@ -86,8 +87,8 @@ class Trainer::EvaluationClient : public MicroBatchClient {
 
   absl::Status Load(int, Flow& flow) override {
     const auto size = static_cast<int64_t>(tokens_.size());
-    kernels::Copy(*trainer_.compute_, Tensor(tokens_.data(), DType::kI32, {size}), flow.tokens);
-    kernels::Copy(*trainer_.compute_, Tensor(targets_.data(), DType::kI32, {size}), flow.targets);
+    trainer_.CopyTokens(Tensor(tokens_.data(), DType::kI32, {size}), flow.tokens);
+    trainer_.CopyTokens(Tensor(targets_.data(), DType::kI32, {size}), flow.targets);
     return absl::OkStatus();
   }
   void OnLosses(int, const Flow& flow) override {
@@ -179,16 +180,50 @@ void Trainer::SumDuplicates() {
   kernels::Axpy(*compute_, 1.0f, theirs, mine);
 }
 
+absl::Status Trainer::AllocatePositions() {
+  if (context_size() == 1) return absl::OkStatus();
+  std::vector<int32_t> positions = ContextPositions(
+      training_.sequence_length(), groups_.coordinate()[Axis::kContext], context_size());
+  const auto size = static_cast<int64_t>(positions.size());
+  ASSIGN_OR_RETURN(positions_, device_.Allocate(size * static_cast<int64_t>(sizeof(int32_t))));
+  kernels::Copy(*compute_, Tensor(positions.data(), DType::kI32, {size}),
+                Tensor(positions_->data(), DType::kI32, {size}));
+  executor_->SetPositions(Tensor(positions_->data(), DType::kI32, {size}));
+  return compute_->Synchronize();
+}
+
+void Trainer::CopyTokens(const Tensor& whole, const Tensor& local) {
+  if (context_size() == 1) {
+    kernels::Copy(*compute_, whole, local);
+    return;
+  }
+  const int64_t ranks = context_size(), rank = groups_.coordinate()[Axis::kContext];
+  const int64_t chunk = training_.sequence_length() / (2 * ranks);
+  for (int64_t sample = 0; sample < options_.micro_batch; ++sample) {
+    for (const int64_t half : {0, 1}) {
+      const int64_t index = half == 0 ? rank : 2 * ranks - 1 - rank;
+      kernels::Copy(*compute_, whole.Rows((sample * 2 * ranks + index) * chunk, chunk),
+                    local.Rows((sample * 2 + half) * chunk, chunk));
+    }
+  }
+}
+
+Pass Trainer::MakePass() {
+  Pass pass = {*compute_, flat_->parameter_views()};
+  pass.gate = gatherer_.get();
+  pass.tensor = &groups_.Along({Axis::kTensor});
+  pass.context = &groups_.Along({Axis::kContext});
+  return pass;
+}
+
 absl::Status Trainer::RunMicroBatches(Flight& flight) {
   for (const auto& reducer : reducers_) reducer->BeginStep(micro_batches());
   StepClient client(*this, flight);
-  Pass pass = {*compute_, flat_->parameter_views()};
+  Pass pass = MakePass();
   // The real number of unmasked tokens is known only after the exchange; see PrepareStep.
   pass.loss_scale = 1.0f / static_cast<float>(options_.global_batch * training_.sequence_length());
   pass.dynamic_loss_scale = optimizer_->loss_scale();
   pass.listener = &client;
-  pass.gate = gatherer_.get();
-  pass.tensor = &groups_.Along({Axis::kTensor});
   absl::Status status = executor_->RunStep(pass, client);
   if (!status.ok()) {
     return DomainOf(status) == FailureDomain::kUnknown
@@ -203,7 +238,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
 
 absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot,
                                     int64_t batches) {
-  const int64_t size = batch_shape().tokens();
+  const int64_t size = options_.micro_batch * validation_->sequence_length();
   // The last micro-batch is filled up with masked samples.
   const int64_t real = static_cast<int64_t>(samples.size()) * validation_->sequence_length();
   std::vector<int32_t> tokens(size, 0), targets(size, -1);
@@ -212,11 +247,11 @@ absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t
                                            absl::MakeSpan(targets.data(), real)),
                          FailureDomain::kData));
   }
-  const bool counts = slot < batches && reports_loss();
-  EvaluationClient client(*this, tokens, targets, counts ? Floats(*values_, slot, 1) : Tensor());
-  Pass pass = {*compute_, flat_->parameter_views(), HeadMode::kLoss};
-  pass.gate = gatherer_.get();
-  pass.tensor = &groups_.Along({Axis::kTensor});
+  const bool reports = slot < batches && reports_loss();
+  const bool counts = reports && groups_.coordinate()[Axis::kContext] == 0;
+  EvaluationClient client(*this, tokens, targets, reports ? Floats(*values_, slot, 1) : Tensor());
+  Pass pass = MakePass();
+  pass.head = HeadMode::kLoss;
   RETURN_IF_ERROR(executor_->RunForward(pass, 1, client));
   if (counts) {
     float& counted = static_cast<float*>(host_values_->data())[batches + slot];

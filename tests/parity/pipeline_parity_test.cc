@@ -55,11 +55,14 @@ struct Layout {
   int chunks = 1;
   int zero = 0;
   int zero_shards = 1;
+  int context = 1;
+  ContextMethod method = ContextMethod::kRing;
 };
 
 std::string Describe(const Layout& layout) {
   return absl::StrCat(Name(layout.schedule), ", pipeline ", layout.pipeline, ", data ", layout.data,
-                      ", chunks ", layout.chunks, ", zero ", layout.zero);
+                      ", chunks ", layout.chunks, ", zero ", layout.zero, ", context ",
+                      layout.context, " by ", Name(layout.method));
 }
 
 struct Curve {
@@ -138,11 +141,13 @@ class PipelineParity : public ::testing::Test {
                 const std::vector<RestoreCandidate>& restore) {
     Curve curve;
     const auto device = kernels::MakeCpuDevice(1);
-    const Mesh mesh =
-        *Mesh::Make({.degrees = PerAxis(layout.pipeline, layout.data, 1, 1)}, world.size());
+    const Mesh mesh = *Mesh::Make(
+        {.degrees = PerAxis(layout.pipeline, layout.data, layout.context, 1)}, world.size());
     const int stage = mesh.CoordinateOf(world.rank())[Axis::kPipeline];
-    const auto model =
-        *MakeModel(description, *StageParts(description, layout.pipeline, layout.chunks, stage));
+    ModelParallel parallel = *StageParts(description, layout.pipeline, layout.chunks, stage);
+    parallel.context_size = layout.context;
+    parallel.context_method = layout.method;
+    const auto model = *MakeModel(description, parallel);
     TrainerOptions options = options_;
     options.pipeline_schedule = layout.schedule;
     options.zero = layout.zero;
@@ -160,7 +165,7 @@ class PipelineParity : public ::testing::Test {
   // Rank 0's curve, which all ranks must share.
   Curve Train(const ModelDescription& description, const Layout& layout,
               const std::vector<RestoreCandidate>& restore = {}) {
-    const int ranks = layout.pipeline * layout.data;
+    const int ranks = layout.pipeline * layout.data * layout.context;
     auto world = MakeLocalCommunicators(ranks, absl::Seconds(60));
     std::vector<Curve> curves(ranks);
     std::vector<std::thread> threads;
@@ -287,6 +292,30 @@ TEST_F(PipelineParity, Checkpoints_ReloadAcrossPipelineDegrees) {
   }
 }
 
+TEST_F(PipelineParity, SequencesSharedByRanks_TrainLikeOnOneRank) {
+  for (const ModelDescription& description : {kLlama, kGpt2}) {
+    SCOPED_TRACE(description.family);
+    const Curve alone = Train(description, {});
+    for (const Layout& layout : {
+             Layout{.context = 2},
+             Layout{.context = 2, .method = ContextMethod::kAllGather},
+             Layout{.data = 2, .context = 4},
+             Layout{.pipeline = 2, .data = 2, .context = 2},
+         }) {
+      SCOPED_TRACE(Describe(layout));
+      ExpectClose(alone, Train(description, layout), 1e-5);
+    }
+  }
+  const Curve llama = Train(kLlama, {});
+  for (const Layout& layout : {
+           Layout{.context = 2, .method = ContextMethod::kAllToAll},
+           Layout{.data = 2, .zero = 2, .zero_shards = 4, .context = 2},
+       }) {
+    SCOPED_TRACE(Describe(layout));
+    ExpectClose(llama, Train(kLlama, layout), 1e-5);
+  }
+}
+
 TEST_F(PipelineParity, LayoutsThatCannotWork_AreRefusedWithTheReason) {
   EXPECT_THAT(Train(kGpt2, {.pipeline = 2, .data = 2, .zero = 1, .zero_shards = 2}).status,
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("needs zero 0, not 1")));
@@ -300,6 +329,11 @@ TEST_F(PipelineParity, LayoutsThatCannotWork_AreRefusedWithTheReason) {
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("use zero 0 or 1")));
   EXPECT_THAT(Train(kLlama, {.pipeline = 2, .schedule = PipelineSchedule::kZeroBubble}).status,
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("zero_bubble")));
+  ModelParallel shared;
+  shared.context_size = 4;
+  shared.context_method = ContextMethod::kAllToAll;
+  EXPECT_THAT(MakeModel(kLlama, shared).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("6 heads")));
   EXPECT_THAT(StageParts(kLlama, 4, 3, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("4 pipeline stages x 3 chunks: 8 layers")));
