@@ -102,11 +102,16 @@ void ApplyDefaults(v1::JobSpec& spec) {
     if (engine.has_training()) DefaultTraining(*engine.mutable_training());
     v1::ParallelSpec& parallel = *engine.mutable_parallel();
     DefaultPipeline(parallel);
+    if (parallel.context() == 0) parallel.set_context(1);
+    if (parallel.context_method() == v1::CONTEXT_METHOD_UNSPECIFIED) {
+      parallel.set_context_method(v1::CONTEXT_METHOD_RING);
+    }
     if (parallel.data() == 0) {
       // What the other degrees leave; where they do not divide the ranks, Validate says so.
-      const int32_t others = parallel.pipeline();
+      const int64_t others = int64_t{parallel.pipeline()} * parallel.context();
       const bool divides = others > 0 && resources.ranks() % others == 0;
-      parallel.set_data(divides ? resources.ranks() / others : resources.ranks());
+      parallel.set_data(divides ? static_cast<int32_t>(resources.ranks() / others)
+                                : resources.ranks());
     }
     if (!parallel.has_reshard_after_forward()) parallel.set_reshard_after_forward(true);
   }

@@ -252,9 +252,11 @@ class Judge {
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
     parallel::Layout layout;
     // The axes that a spec can ask for.
-    layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline};
+    layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline,
+                         parallel::Axis::kContext};
     layout.degrees[parallel::Axis::kData] = parallel.data();
     layout.degrees[parallel::Axis::kPipeline] = parallel.pipeline();
+    layout.degrees[parallel::Axis::kContext] = parallel.context();
     layout.pipeline_chunks = parallel.pipeline_chunks();
     layout.zero = parallel.zero();
     layout.zero_shards = parallel.zero_shards();
@@ -269,6 +271,22 @@ class Judge {
       Add(problem.field, problem.message);
     }
     Pipeline(spec);
+    Context(spec);
+  }
+
+  void Context(const v1::JobSpec& spec) {
+    const v1::ParallelSpec& parallel = spec.engine().parallel();
+    if (parallel.context() <= 1) return;
+    if (spec.resources().device() == v1::DEVICE_KIND_CUDA) {
+      Add("engine.parallel.context", parallel.context(),
+          " ranks per sequence run on resources.device: cpu only so far");
+    }
+    const int32_t heads = spec.engine().model().heads();
+    if (parallel.context_method() == v1::CONTEXT_METHOD_ALL_TO_ALL &&
+        heads % parallel.context() != 0) {
+      Add("engine.parallel.context_method", "all_to_all spreads ", heads, " heads over ",
+          parallel.context(), " ranks, which does not divide; use ring or all_gather");
+    }
   }
 
   void Pipeline(const v1::JobSpec& spec) {

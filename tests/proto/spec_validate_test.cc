@@ -152,6 +152,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel={pipeline: 2, pipeline_schedule: interleaved, pipeline_chunks: 1}",
             "interleaved needs 2 chunks per stage or more"},
         Bad{"engine.parallel={pipeline_chunks: 2}", "interleaved needs 2 pipeline stages"},
+        Bad{"engine.parallel={context: 3}", "the degrees of engine.parallel multiply to 6"},
         Bad{"engine.parallel={pipeline: 2, zero: 1}", "which needs zero 0, not 1"},
         Bad{"engine.parallel.zero_shards=2", "stage 0 of ZeRO shards nothing"},
         Bad{"engine.training.evaluate_every=-1", "evaluate_every: -1 is negative"},

@@ -173,7 +173,8 @@ class RankProcess : public ::testing::Test {
 
   void Start(int world_size, const std::vector<v1::CheckpointRecord>& restore = {}) {
     v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
-    parallel.set_data(world_size / std::max(1, parallel.pipeline()));
+    parallel.set_data(world_size /
+                      (std::max(1, parallel.pipeline()) * std::max(1, parallel.context())));
     spec_.mutable_resources()->set_ranks(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
       v1::RankAssignment assignment;
@@ -287,6 +288,8 @@ TEST_F(RankProcess, PipelineOfTwoStages_TrainsAndItsCheckpointIsWhole) {
   spec_.mutable_engine()->mutable_model()->set_layers(4);
   spec_.mutable_engine()->mutable_parallel()->set_pipeline(2);
   spec_.mutable_engine()->mutable_parallel()->set_pipeline_chunks(2);
+  spec_.mutable_engine()->mutable_parallel()->set_pipeline_schedule(
+      v1::PIPELINE_SCHEDULE_INTERLEAVED);
   Start(2);
   for (const int rank : {0, 1}) {
     EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
@@ -299,6 +302,15 @@ TEST_F(RankProcess, PipelineOfTwoStages_TrainsAndItsCheckpointIsWhole) {
         directory_ + "/sample");
   EXPECT_EQ(Wait(9), 0);
   EXPECT_EQ(files_->Read(directory_ + "/sample")->size(), 3u + 30 + 1);
+}
+
+TEST_F(RankProcess, SequencesSharedByTwoRanks_Train) {
+  spec_.mutable_engine()->mutable_parallel()->set_context(2);
+  Start(2);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    EXPECT_EQ(Report(rank).progress().step(), 12);
+  }
 }
 
 TEST_F(RankProcess, DamagedCheckpoint_IsReportedAndTheOneBeforeRestored) {

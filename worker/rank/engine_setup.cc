@@ -45,6 +45,17 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssign
   return device;
 }
 
+parallel::ContextMethod MethodOf(v1::ContextMethod method) {
+  switch (method) {
+    case v1::CONTEXT_METHOD_ALL_GATHER:
+      return parallel::ContextMethod::kAllGather;
+    case v1::CONTEXT_METHOD_ALL_TO_ALL:
+      return parallel::ContextMethod::kAllToAll;
+    default:
+      return parallel::ContextMethod::kRing;
+  }
+}
+
 // The part of the model that pipeline stage `stage` holds.
 absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::ModelSpec& spec,
                                                             const v1::ParallelSpec& split,
@@ -66,6 +77,8 @@ absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::ModelSpec&
     }
     part = *std::move(parts);
   }
+  part.context_size = split.context();
+  part.context_method = MethodOf(split.context_method());
   auto model = parallel::MakeModel(description, part);
   if (!model.ok()) {
     return Mark(Annotate(model.status(), "engine.model"), FailureDomain::kConfiguration);
@@ -139,9 +152,10 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
 absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setup) {
   const v1::EngineSpec& engine = assignment.spec().engine();
   parallel::Layout layout;
-  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline};
+  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext};
   layout.degrees[parallel::Axis::kData] = engine.parallel().data();
   layout.degrees[parallel::Axis::kPipeline] = engine.parallel().pipeline();
+  layout.degrees[parallel::Axis::kContext] = engine.parallel().context();
   layout.pipeline_chunks = engine.parallel().pipeline_chunks();
   layout.zero = engine.parallel().zero();
   layout.zero_shards = engine.parallel().zero_shards();
