@@ -196,6 +196,10 @@ void CheckLinear(const LinearBackwardArgs& args) {
   CheckIsOrEmpty("pre", args.pre, act, {t, k});
   CheckIs("dw", args.dw, DType::kF32, {n, k});
   CheckIsOrEmpty("dbias", args.dbias, DType::kF32, {n});
+  CheckIsOrEmpty("pre_dbias", args.pre_dbias, DType::kF32, {k});
+  CHECK(!args.pre.empty() || (args.pre_dbias.empty() && !args.recompute_x))
+      << "without pre there is no layer in front";
+  CHECK(args.pre.empty() || !args.dx.empty()) << "pre is for dx";
   if (!args.dx.empty()) {
     CHECK(args.dx.data() != args.x.data() && args.dx.data() != args.dy.data() &&
           args.dx.data() != args.pre.data())

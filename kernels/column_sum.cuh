@@ -10,15 +10,24 @@
 namespace muster::kernels::cuda {
 
 // first[c] += sum over p of partial[p][c], second[c] += ... of partial[p][columns + c] (with
-// `second` nullptr the rows of `partial` hold `columns` values, else twice that). The order depends
-// on `partials` alone.
+// `second` nullptr the rows of `partial` hold `columns` values, else twice that); without
+// `accumulate` they are overwritten. The order depends on `partials` alone.
 void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
-                 float* first, float* second);
+                 bool accumulate, float* first, float* second);
 
 // out[c] += sum of x[:, c] (the bias gradient of a linear layer). x [T,N] act, out [N] fp32. Uses
 // `scratch`, ColumnSumScratchBytes(...) of it.
-void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, void* scratch);
+void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, bool accumulate,
+               void* scratch);
 int64_t ColumnSumScratchBytes(const CudaDevice& device, int64_t rows, int64_t columns);
+// Blocks that share the rows of such a sum when `column_blocks` of them share the columns.
+int64_t ColumnSumBlocks(const CudaDevice& device, int64_t rows, int64_t column_blocks);
+
+// The backward of an MLP's GELU in one pass over its tensors [T,N]: dx = dy gelu'(x) (dx may alias
+// dy), y = gelu(x) unless empty, dbias[c] += sum of dx[:, c] unless empty. Uses `scratch` as
+// ColumnSum does.
+void GeluBackwardAndSum(CudaStream& stream, const Tensor& x, const Tensor& dy, const Tensor& dx,
+                        const Tensor& y, const Tensor& dbias, bool accumulate, void* scratch);
 
 }  // namespace muster::kernels::cuda
 

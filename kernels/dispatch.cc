@@ -71,7 +71,7 @@ void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
 
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out) {
   CheckAdd(a, b, out);
-  MUSTER_DISPATCH_HOST(Add, a, b, out);
+  MUSTER_DISPATCH(Add, a, b, out);
 }
 
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
@@ -104,33 +104,33 @@ void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
 
 void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
   CheckRmsNorm(args);
-  MUSTER_DISPATCH_HOST(RmsNormForward, args);
+  MUSTER_DISPATCH(RmsNormForward, args);
 }
 
 void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
   CheckRmsNorm(args);
-  MUSTER_DISPATCH_HOST(RmsNormBackward, args);
+  MUSTER_DISPATCH(RmsNormBackward, args);
 }
 
 void RotaryTable(Stream& stream, const RotaryTableArgs& args) {
   CheckRotaryTable(args);
-  MUSTER_DISPATCH_HOST(RotaryTable, args);
+  MUSTER_DISPATCH(RotaryTable, args);
 }
 
 void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse) {
   CheckRotary(x, table);
-  MUSTER_DISPATCH_HOST(Rotary, x, table, inverse);
+  MUSTER_DISPATCH(Rotary, x, table, inverse);
 }
 
 void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
   CheckSwiglu(packed, y);
-  MUSTER_DISPATCH_HOST(SwigluForward, packed, y);
+  MUSTER_DISPATCH(SwigluForward, packed, y);
 }
 
 void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed) {
   CheckSwiglu(packed, dy);
   CheckSwiglu(d_packed, dy);
-  MUSTER_DISPATCH_HOST(SwigluBackward, packed, dy, d_packed);
+  MUSTER_DISPATCH(SwigluBackward, packed, dy, d_packed);
 }
 
 void LinearForward(Stream& stream, const LinearForwardArgs& args) {

@@ -43,10 +43,15 @@ void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
     const float* x = args.x.f32();
     pool.Run(column_chunks + row_chunks, [&](int64_t chunk) {
       if (chunk < column_chunks) {
-        const int64_t begin = chunk * kColumns;
-        loops.layer_norm_backward_columns(t, std::min(kColumns, c - begin), c, dy + begin,
-                                          x + begin, args.mean.f32(), args.rstd.f32(),
-                                          args.dgamma.f32() + begin, args.dbeta.f32() + begin);
+        const int64_t begin = chunk * kColumns, count = std::min(kColumns, c - begin);
+        float* dgamma = args.dgamma.f32() + begin;
+        float* dbeta = args.dbeta.f32() + begin;
+        if (!args.accumulate) {
+          std::fill(dgamma, dgamma + count, 0.0f);
+          std::fill(dbeta, dbeta + count, 0.0f);
+        }
+        loops.layer_norm_backward_columns(t, count, c, dy + begin, x + begin, args.mean.f32(),
+                                          args.rstd.f32(), dgamma, dbeta);
         return;
       }
       const int64_t begin = (chunk - column_chunks) * kRows;

@@ -81,15 +81,32 @@ void InputGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
   }
 }
 
+void AddColumnSums(bool accumulate, int64_t rows, int64_t columns, int64_t stride, const float* x,
+                   float* out) {
+  if (!accumulate) std::fill(out, out + columns, 0.0f);
+  ChooseLoops().add_column_sums(rows, columns, stride, x, out);
+}
+
 // dw += dy^T x; the first tile of a row of tiles also sums the columns of dy.
 void WeightGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
   const int64_t t = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0);
   const float* dy = args.dy.f32() + tile.m0;
-  Gemm(tile.m, tile.n, t, {dy, n, Transpose::kYes}, {args.x.f32() + tile.n0, k}, 1,
-       args.dw.f32() + tile.m0 * k + tile.n0, k);
+  Gemm(tile.m, tile.n, t, {dy, n, Transpose::kYes}, {args.x.f32() + tile.n0, k},
+       args.accumulate ? 1 : 0, args.dw.f32() + tile.m0 * k + tile.n0, k);
   if (!args.dbias.empty() && tile.n0 == 0) {
-    ChooseLoops().add_column_sums(t, tile.m, n, dy, args.dbias.f32() + tile.m0);
+    AddColumnSums(args.accumulate, t, tile.m, n, dy, args.dbias.f32() + tile.m0);
   }
+}
+
+// pre_dbias += column sums of dx, a piece of the columns at a time.
+void BiasGradientInFront(ThreadPool& pool, const LinearBackwardArgs& args) {
+  constexpr int64_t kColumns = 512;
+  const int64_t t = args.dx.dim(0), k = args.dx.dim(1);
+  pool.Run((k + kColumns - 1) / kColumns, [&](int64_t i) {
+    const int64_t begin = i * kColumns;
+    AddColumnSums(args.accumulate, t, std::min(kColumns, k - begin), k, args.dx.f32() + begin,
+                  args.pre_dbias.f32() + begin);
+  });
 }
 
 template <typename Body>
@@ -116,6 +133,11 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
     const SingleThreadedScope scope;
     if (args.dy.elements() == 0) return;
     const int64_t t = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0);
+    if (args.recompute_x) {
+      ForElements(pool, args.x.elements(), [&](int64_t begin, int64_t count) {
+        ChooseLoops().gelu_forward(count, args.pre.f32() + begin, args.x.f32() + begin);
+      });
+    }
     const Tiling weight(n, k), input(t, k);
     const int64_t input_tiles = args.dx.empty() ? 0 : input.count;
     // One loop for both: no thread waits between them. The long sums of dx come first.
@@ -126,6 +148,7 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
         WeightGradientTile(args, Tile(weight, i - input_tiles));
       }
     });
+    if (!args.pre_dbias.empty()) BiasGradientInFront(pool, args);
   });
 }
 

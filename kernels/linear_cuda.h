@@ -20,7 +20,7 @@
 namespace muster::kernels::cuda {
 
 // What is fused behind a product.
-enum class GemmEpilogue { kNone, kBias, kGelu, kGeluBias, kGeluGradient, kBiasGradient };
+enum class GemmEpilogue { kNone, kBias, kGelu, kGeluBias, kGeluGradient };
 
 // d = epilogue(op(a) op(b) + beta d), all in cuBLAS's column-major terms: op(a) is m x k, op(b)
 // k x n, d m x n with leading dimension m.
@@ -33,8 +33,8 @@ struct Gemm {
   void* d;
   float beta = 0;  // 0 or 1
   GemmEpilogue epilogue = GemmEpilogue::kNone;
-  void* bias = nullptr;  // kBias, kGeluBias: [m] read; kBiasGradient: [n] fp32 written
-  void* pre = nullptr;   // as d: kGelu* write the pre-activation, kGeluGradient reads it
+  const void* bias = nullptr;  // kBias, kGeluBias: [m]
+  void* pre = nullptr;         // as d: kGelu* write the pre-activation, kGeluGradient reads it
 };
 
 // The algorithms of one device. The first Run of a problem times cuBLASLt's candidates on the given

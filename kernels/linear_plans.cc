@@ -47,8 +47,6 @@ cublasLtEpilogue_t EpilogueOf(GemmEpilogue epilogue) {
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case GemmEpilogue::kGeluGradient:
       return CUBLASLT_EPILOGUE_DGELU;
-    case GemmEpilogue::kBiasGradient:
-      return CUBLASLT_EPILOGUE_BGRADB;
   }
   CHECK(false) << "not an epilogue: " << static_cast<int>(epilogue);
   return CUBLASLT_EPILOGUE_DEFAULT;

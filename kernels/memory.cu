@@ -1,4 +1,4 @@
-// Zero, copy, cast, axpy, scale: bandwidth only, each byte once.
+// Zero, copy, cast, axpy, scale, add: bandwidth only, each byte once.
 #include <string>
 
 #include "kernels/elementwise.cuh"
@@ -33,6 +33,22 @@ struct AxpyElements {
 #pragma unroll
     for (int j = 0; j < N; ++j) b[j] += alpha * a[j];
     StorePack<N>(y + i, FromFloats<float>(b));
+  }
+};
+
+template <typename T>
+struct AddElements {
+  const T* a;
+  const T* b;
+  T* out;
+  template <int N>
+  __device__ void Apply(int64_t i) const {
+    float x[N], y[N];
+    LoadFloats<N>(a + i, x);
+    LoadFloats<N>(b + i, y);
+#pragma unroll
+    for (int j = 0; j < N; ++j) x[j] += y[j];
+    StorePack<N>(out + i, FromFloats<T>(x));
   }
 };
 
@@ -88,6 +104,15 @@ void Cast(Stream& stream, Tensor from, Tensor to) {
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y) {
   Elementwise<4>(CudaStream::Of(stream), "Axpy", x.elements(), {x.data(), y.data()},
                  AxpyElements{alpha, x.f32(), y.f32()});
+}
+
+void Add(Stream& stream, Tensor a, Tensor b, Tensor out) {
+  DispatchFloat(a.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    Elementwise<kPackSize<T>>(CudaStream::Of(stream), "Add", a.elements(),
+                              {a.data(), b.data(), out.data()},
+                              AddElements<T>{a.as<T>(), b.as<T>(), out.as<T>()});
+  });
 }
 
 void Scale(Stream& stream, float alpha, Tensor x) {

@@ -69,6 +69,8 @@ struct LayerNormBackwardArgs {
   Tensor dx;      // [T,C] act; += : the gradient that flows along the residual is already there
   Tensor dgamma;  // [C] fp32 +=
   Tensor dbeta;   // [C] fp32 +=
+  // False: dgamma and dbeta are overwritten, so that nobody has to zero them first.
+  bool accumulate = true;
 };
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
 
@@ -91,6 +93,7 @@ struct RmsNormBackwardArgs {
   Tensor rstd;    // [T]
   Tensor dx;      // [T,C] act; +=, as in layer norm
   Tensor dgamma;  // [C] fp32 +=
+  bool accumulate = true;
 };
 void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args);
 
@@ -140,14 +143,21 @@ struct LinearForwardArgs {
 void LinearForward(Stream& stream, const LinearForwardArgs& args);
 // dx = dy W (then times gelu'(pre) when `pre` is given: the epilogue of the layer in front, whose
 // output x was); dw += dy^T x; dbias += column sums of dy.
+// With `pre`, two more things that would each read a [T,K] tensor once more on their own: with
+// `recompute_x` x = gelu(pre) is written before it is used (Forward has not kept it), and
+// pre_dbias += column sums of dx, the bias gradient of the layer in front.
 struct LinearBackwardArgs {
-  Tensor dy;     // [T,N] act
-  Tensor x;      // [T,K] act
-  Tensor w;      // [N,K] act
-  Tensor dx;     // [T,K] act or empty (first layer)
-  Tensor pre;    // [T,K] act or empty
-  Tensor dw;     // [N,K] fp32 +=
-  Tensor dbias;  // [N] fp32 += or empty
+  Tensor dy;         // [T,N] act
+  Tensor x;          // [T,K] act; written with recompute_x
+  Tensor w;          // [N,K] act
+  Tensor dx;         // [T,K] act or empty (first layer)
+  Tensor pre;        // [T,K] act or empty
+  Tensor dw;         // [N,K] fp32 +=
+  Tensor dbias;      // [N] fp32 += or empty
+  Tensor pre_dbias;  // [K] fp32 += or empty
+  bool recompute_x = false;
+  // False: dw, dbias and pre_dbias are overwritten, so that nobody has to zero them first.
+  bool accumulate = true;
 };
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
 

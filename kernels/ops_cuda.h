@@ -16,12 +16,19 @@ void Copy(Stream& stream, Tensor from, Tensor to);
 void Cast(Stream& stream, Tensor from, Tensor to);
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
+void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
+void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
+void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args);
+void RotaryTable(Stream& stream, const RotaryTableArgs& args);
+void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse);
+void SwigluForward(Stream& stream, Tensor packed, Tensor y);
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed);
 void LinearForward(Stream& stream, const LinearForwardArgs& args);
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
 void GeluForward(Stream& stream, Tensor x, Tensor y);

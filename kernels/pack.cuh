@@ -86,6 +86,20 @@ __device__ inline void StorePack(T* p, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 
+// 16 bytes from device to shared memory without a register in between (cp.async); both aligned.
+// A thread sees its own copies after WaitCopies; `n` is how many of its latest groups may be under
+// way still.
+__device__ inline void CopyAsync16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global));
+}
+__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;"); }
+template <int n>
+__device__ inline void WaitCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
 template <typename T, int N>
 __device__ inline void ToFloats(const Pack<T, N>& pack, float (&out)[N]) {
 #pragma unroll

@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp)
 }
 
 __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
-    AddPartialsKernel(const float* partial, int64_t partials, int64_t columns, float* first,
-                      float* second) {
+    AddPartialsKernel(const float* partial, int64_t partials, int64_t columns, bool accumulate,
+                      float* first, float* second) {
   __shared__ float shared[kPartialRows][kPartialColumns + 1];
   const int lane = threadIdx.x % kPartialColumns;
   const int row = threadIdx.x / kPartialColumns;
@@ -73,16 +73,14 @@ __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
   // Warp `row` now holds column `row` of the tile in its lanes.
   const float total = WarpSum(shared[lane][row]);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kPartialColumns + row;
-  if (lane == 0 && at < stride) (at < columns ? first[at] : second[at - columns]) += total;
-}
-
-int64_t ColumnSumBlocks(const CudaDevice& device, int64_t rows, int64_t column_blocks) {
-  const int64_t wanted = CeilDiv(int64_t{8} * device.multiprocessors(), column_blocks);
-  return std::clamp<int64_t>(CeilDiv(rows, kColumnWarps * kRowsInFlight), 1, wanted);
+  if (lane != 0 || at >= stride) return;
+  float& out = at < columns ? first[at] : second[at - columns];
+  out = accumulate ? out + total : total;
 }
 
 template <typename T, int N>
-void LaunchColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, float* partial) {
+void LaunchColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, bool accumulate,
+                     float* partial) {
   const int64_t rows = x.dim(0);
   const int64_t columns = x.dim(1);
   const int64_t column_blocks = CeilDiv(columns, kWarp * N);
@@ -91,7 +89,7 @@ void LaunchColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, flo
   ColumnSumKernel<T, N>
       <<<grid, kColumnWarps * kWarp, 0, stream.handle()>>>(x.as<T>(), rows, columns, partial);
   stream.CheckLaunch("ColumnSum");
-  AddPartials(stream, partial, blocks, columns, out.f32(), nullptr);
+  AddPartials(stream, partial, blocks, columns, accumulate, out.f32(), nullptr);
 }
 
 // ---- over everything ----------------------------------------------------------------------------
@@ -169,12 +167,17 @@ void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& ou
 }  // namespace
 
 void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
-                 float* first, float* second) {
+                 bool accumulate, float* first, float* second) {
   const int64_t sums = second == nullptr ? columns : 2 * columns;
   const auto blocks = static_cast<unsigned>(CeilDiv(sums, kPartialColumns));
   AddPartialsKernel<<<blocks, kPartialColumns * kPartialRows, 0, stream.handle()>>>(
-      partial, partials, columns, first, second);
+      partial, partials, columns, accumulate, first, second);
   stream.CheckLaunch("AddPartials");
+}
+
+int64_t ColumnSumBlocks(const CudaDevice& device, int64_t rows, int64_t column_blocks) {
+  const int64_t wanted = CeilDiv(int64_t{8} * device.multiprocessors(), column_blocks);
+  return std::clamp<int64_t>(CeilDiv(rows, kColumnWarps * kRowsInFlight), 1, wanted);
 }
 
 int64_t ColumnSumScratchBytes(const CudaDevice& device, int64_t rows, int64_t columns) {
@@ -184,14 +187,15 @@ int64_t ColumnSumScratchBytes(const CudaDevice& device, int64_t rows, int64_t co
          static_cast<int64_t>(sizeof(float));
 }
 
-void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, void* scratch) {
+void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, bool accumulate,
+               void* scratch) {
   DispatchFloat(x.dtype(), [&](auto tag) {
     using T = decltype(tag);
     auto* partial = static_cast<float*>(scratch);
     if (Aligned16(x) && x.dim(1) % kPackSize<T> == 0) {
-      LaunchColumnSum<T, kPackSize<T>>(stream, x, out, partial);
+      LaunchColumnSum<T, kPackSize<T>>(stream, x, out, accumulate, partial);
     } else {
-      LaunchColumnSum<T, 1>(stream, x, out, partial);
+      LaunchColumnSum<T, 1>(stream, x, out, accumulate, partial);
     }
   });
 }

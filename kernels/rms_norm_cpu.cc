@@ -70,7 +70,9 @@ void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
           for (int64_t i = 0; i < n; ++i) sums[i] += d[i] * v[i] * rstd[row];
         }
         float* dgamma = args.dgamma.f32() + begin;
-        for (int64_t i = 0; i < n; ++i) dgamma[i] += sums[i];
+        for (int64_t i = 0; i < n; ++i) {
+          dgamma[i] = args.accumulate ? dgamma[i] + sums[i] : sums[i];
+        }
         return;
       }
       const int64_t begin = (chunk - column_chunks) * kRows;

@@ -105,7 +105,8 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
                                      .rstd = side(r),
                                      .dx = side(into),
                                      .dgamma = side(gradient),
-                                     .dbeta = side(dbeta)});
+                                     .dbeta = side(dbeta),
+                                     .accumulate = c != 256});
         };
         Both dx_again(*device_, dtype, {t, c}, dx.values());
         dx_again.Upload(*stream_);
@@ -171,6 +172,53 @@ TEST_F(LinearGpuTest, ForwardAndBackward_OddShapesAndEpilogues_MatchTheHost) {
         ExpectClose("dx " + what, dx, SumSlack(n));
         ExpectClose("dw " + what, dw, SumSlack(t));
         ExpectClose("dbias " + what, dbias, SumSlack(t));
+      }
+    }
+  }
+}
+
+TEST_F(LinearGpuTest, Backward_RecomputedInputBiasInFrontAndOverwriting_MatchTheHost) {
+  const std::vector<std::tuple<int64_t, int64_t, int64_t>> shapes = {
+      {7, 13, 29}, {130, 72, 200}, {1031, 768, 96}, {512, 1024, 256}};
+  for (DType dtype : FloatTypes()) {
+    for (const auto& [t, k, n] : shapes) {
+      for (bool recompute : {false, true}) {
+        for (bool accumulate : {false, true}) {
+          const std::string what =
+              absl::StrCat(Name(dtype), " ", t, "x", k, "x", n, recompute ? " recomputed" : "",
+                           accumulate ? " added" : " overwritten");
+          const float scale = 1 / std::sqrt(static_cast<float>(k));
+          Both pre = Input(dtype, {t, k}), w = Input(dtype, {n, k}, scale);
+          Both x = recompute ? Output(dtype, {t, k}) : Input(dtype, {t, k});
+          Both dy = Input(dtype, {t, n}), dx = Output(dtype, {t, k});
+          // What is overwritten starts as NaN.
+          const auto gradient = [&](std::initializer_list<int64_t> shape) {
+            return accumulate ? Input(DType::kF32, shape) : Output(DType::kF32, shape);
+          };
+          Both dw = gradient({n, k}), dbias = gradient({n}), front = gradient({k});
+          const auto backward = [&](Stream& stream, const auto& side) {
+            LinearBackward(stream, {.dy = side(dy),
+                                    .x = side(x),
+                                    .w = side(w),
+                                    .dx = side(dx),
+                                    .pre = side(pre),
+                                    .dw = side(dw),
+                                    .dbias = side(dbias),
+                                    .pre_dbias = side(front),
+                                    .recompute_x = recompute,
+                                    .accumulate = accumulate});
+          };
+          backward(*stream_, [](Both& both) { return both.gpu(); });
+          ASSERT_OK(stream_->Synchronize()) << what;
+          backward(*cpu_stream_, [](Both& both) { return both.cpu(); });
+          if (recompute) ExpectClose("x " + what, x);
+          ExpectClose("dx " + what, dx, SumSlack(n));
+          // 16-bit x and dx are rounded before they are used.
+          const double rounded = dtype == DType::kBF16 ? 3e-3 : dtype == DType::kF16 ? 4e-4 : 0;
+          ExpectClose("dw " + what, dw, SumSlack(t) + rounded);
+          ExpectClose("dbias " + what, dbias, SumSlack(t));
+          ExpectClose("pre_dbias " + what, front, SumSlack(t) + rounded);
+        }
       }
     }
   }

@@ -123,6 +123,38 @@ TEST(Linear, Backward_AgainstFiniteDifferencesThroughGelu_Agrees) {
   ExpectClose(dbias, testing::NumericGradient(bias64, loss), 1e-5, "dbias");
 }
 
+TEST(Linear, Backward_RecomputedInputAndBiasInFront_AreTheSameAsOnTheirOwn) {
+  const Shape s = {9, 700, 7};
+  Host host;
+  Floats pre = Random(s.t * s.k, 1), w = Random(s.n * s.k, 2), dy = Random(s.t * s.n, 4);
+  Floats x(pre.size()), recomputed(pre.size(), NAN), dx(pre.size()), dx2(pre.size());
+  Floats dw(w.size()), dw2(w.size(), NAN), dbias(s.n), dbias2(s.n, NAN), front2(s.k, NAN);
+  GeluForward(*host.stream, View(pre, {s.t, s.k}), View(x, {s.t, s.k}));
+  LinearBackwardArgs args = {.dy = View(dy, {s.t, s.n}),
+                             .x = View(x, {s.t, s.k}),
+                             .w = View(w, {s.n, s.k}),
+                             .dx = View(dx, {s.t, s.k}),
+                             .pre = View(pre, {s.t, s.k}),
+                             .dw = View(dw, {s.n, s.k}),
+                             .dbias = View(dbias, {s.n})};
+  LinearBackward(*host.stream, args);
+  args.x = View(recomputed, {s.t, s.k});
+  args.dx = View(dx2, {s.t, s.k});
+  args.dw = View(dw2, {s.n, s.k});
+  args.dbias = View(dbias2, {s.n});
+  args.pre_dbias = View(front2, {s.k});
+  args.recompute_x = true;
+  args.accumulate = false;  // what was NaN is overwritten
+  LinearBackward(*host.stream, args);
+  EXPECT_EQ(recomputed, x);
+  EXPECT_EQ(dx2, dx);
+  EXPECT_EQ(dw2, dw);
+  EXPECT_EQ(dbias2, dbias);
+  Doubles front(s.k);
+  for (int64_t i = 0; i < s.t * s.k; ++i) front[i % s.k] += dx[i];
+  ExpectClose(front2, front, 1e-5, "pre_dbias");
+}
+
 TEST(Linear, Backward_FirstLayerWithoutBias_LeavesThemOut) {
   const Shape s = {4, 3, 2};
   Host host;
