@@ -1,7 +1,9 @@
 // Cross-entropy with the gradient written over the logits.
 // One block a row. The row is read once into shared memory (its maximum taken on the way), the
 // exponentials are summed from there, and the gradient is written: [T,V] is read once and written
-// once. Rows that do not fit, or are not aligned, are read again from cache.
+// once. Rows that do not fit (128 k columns of 16 bits do not) keep a running maximum and sum while
+// they are read, and are read again from the L2 cache, which holds the rows of all blocks that run
+// at once. Rows that are not aligned are read three times.
 #include "kernels/device_cuda.h"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
@@ -10,6 +12,7 @@ namespace muster::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512;
+constexpr int kLongRowThreads = 1024;
 constexpr int kPacksInFlight = 4;
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -135,6 +138,62 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
 }
 
 template <typename T>
+__global__ void __launch_bounds__(kLongRowThreads, 1) LongRowKernel(const Data<T> d) {
+  constexpr int N = kPackSize<T>;
+  __shared__ float shared[2][kWarp];
+  T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
+  const int target = d.targets[blockIdx.x];
+  const int packs = d.columns / N;
+  float max = -INFINITY;  // of this thread so far, times log2(e)
+  float sum = 0;          // of 2^(x log2(e) - max)
+  for (int p = threadIdx.x; p < packs; p += kLongRowThreads * kPacksInFlight) {
+    Pack<T, N> loaded[kPacksInFlight];
+#pragma unroll
+    for (int k = 0; k < kPacksInFlight; ++k) {
+      const int at = p + k * kLongRowThreads;
+      if (at < packs) loaded[k] = LoadPack<N>(row + at * N);
+    }
+#pragma unroll
+    for (int k = 0; k < kPacksInFlight; ++k) {
+      const int at = p + k * kLongRowThreads;
+      if (at * N >= d.vocab) continue;
+      float v[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        v[i] = at * N + i < d.vocab ? loaded[k][i] * kLog2E : -INFINITY;
+      }
+      float most = max;
+#pragma unroll
+      for (int i = 0; i < N; ++i) most = fmaxf(most, v[i]);
+      if (most == -INFINITY) continue;  // nothing but -infinity so far
+      sum *= Exp2(max - most);
+      max = most;
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += Exp2(v[i] - max);
+    }
+  }
+  const float row_max = BlockMax(max, shared[0]);
+  sum = BlockSum(max == -INFINITY ? 0.f : sum * Exp2(max - row_max), shared[1]);
+  if (threadIdx.x == 0) {
+    d.losses[blockIdx.x] = Loss(target, d.vocab, row, row_max / kLog2E, sum);
+  }
+  if (!d.write_gradient) return;
+  __syncthreads();  // the target's logit has been read
+  const float scale = d.Scale();
+  const float offset = target < 0 ? INFINITY : row_max - log2f(scale / sum);
+  for (int p = threadIdx.x; p < packs; p += kLongRowThreads) {
+    float v[N];
+    LoadFloats<N>(row + p * N, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      v[i] = p * N + i < d.vocab ? Exp2(v[i] * kLog2E - offset) : 0.f;
+      if (p * N + i == target) v[i] -= scale;
+    }
+    StorePack<N>(row + p * N, FromFloats<T>(v));
+  }
+}
+
+template <typename T>
 __global__ void __launch_bounds__(kThreads) AnyRowKernel(const Data<T> d) {
   __shared__ float shared[2][kWarp];
   T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
@@ -176,7 +235,10 @@ void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
   const int row_bytes = d.columns * static_cast<int>(sizeof(T));
   // Two rows a multiprocessor, so that one loads while the other computes.
   const int limit = stream.cuda_device().shared_bytes_per_block() / 2 - 1024;
-  if (d.columns % kPackSize<T> == 0 && Aligned16(args.logits) && row_bytes <= limit) {
+  const bool packs = d.columns % kPackSize<T> == 0 && Aligned16(args.logits);
+  if (packs && row_bytes > limit) {
+    LongRowKernel<T><<<rows, kLongRowThreads, 0, stream.handle()>>>(d);
+  } else if (packs) {
     if (!stream.Check(cudaFuncSetAttribute(CachedRowKernel<T>,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes),
                       "CrossEntropy: shared memory")) {

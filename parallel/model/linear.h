@@ -41,9 +41,14 @@ Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span 
 // y = x W^T + bias. With `pre`, y is the GELU of that, which is kept in `pre`.
 void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y,
                    kernels::Tensor pre = kernels::Tensor());
-// dx = dy W, times gelu'(pre) when given. Reports the gradients as complete.
+// dx = dy W. Reports the gradients as complete, that of the bias only when it has not been yet.
 void LinearBackward(const Pass& pass, const Linear& linear, kernels::Tensor dy, kernels::Tensor x,
-                    kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
+                    kernels::Tensor dx, bool bias_is_complete = false);
+// The same with x = gelu(pre) and dx = dy W gelu'(pre), where `pre` is the output of `front`, whose
+// bias gradient is complete afterwards. With `recompute`, x has not been kept and is written first.
+void LinearBackwardThroughGelu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
+                               kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
+                               const Linear& front, bool recompute);
 
 }  // namespace muster::parallel
 

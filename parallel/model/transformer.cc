@@ -333,17 +333,19 @@ class TransformerBlock : public Block {
     }
     again.residual = saved.norm2.x;
     NormForward(pass, norm2_, again, saved.norm2);
-    if (swiglu_) {
-      kernels::SwigluForward(pass.stream, saved.pre, saved.up);
-    } else {
-      kernels::GeluForward(pass.stream, saved.pre, saved.up);
-    }
+    // GELU comes again with its gradient, in one pass.
+    if (swiglu_) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
   }
 
   // From flow.d_hidden to saved.d_small, the gradient of the norm's output: this rank's part of it.
   void MlpBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
     const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
-    LinearBackward(pass, down_, dy, saved.up, saved.d_up, swiglu_ ? Tensor() : saved.pre);
+    if (swiglu_) {
+      LinearBackward(pass, down_, dy, saved.up, saved.d_up);
+    } else {
+      LinearBackwardThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
+                                recompute_ == Recompute::kSelective);
+    }
     // Gathered once more, into the place of dy, rather than kept.
     const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
     if (swiglu_) {
@@ -351,7 +353,7 @@ class TransformerBlock : public Block {
       kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre);
       LinearBackward(pass, up_, saved.pre, y2, saved.d_small);
     } else {
-      LinearBackward(pass, up_, saved.d_up, y2, saved.d_small);
+      LinearBackward(pass, up_, saved.d_up, y2, saved.d_small, /*bias_is_complete=*/true);
     }
   }
   void AttentionBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {

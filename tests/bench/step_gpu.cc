@@ -45,6 +45,7 @@ struct Options {
   std::string model = "gpt2-124m", dtype = "bf16", plans, peer, row;
   int64_t batch = 64, sequence = 1024, layers = 0, head_tokens = 0;
   int steps = 20;
+  bool recompute = false;
   bool kernels = false;
 };
 
@@ -60,6 +61,8 @@ parallel::LlamaConfig Llama(int64_t layers, int64_t hidden, int64_t heads, int64
 }
 
 std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
+  const auto recompute =
+      options.recompute ? parallel::Recompute::kSelective : parallel::Recompute::kNone;
   const std::map<std::string, parallel::Gpt2Config> gpt2 = {{"gpt2-124m", {12, 768, 12}},
                                                             {"gpt2-350m", {24, 1024, 16}},
                                                             {"gpt2-774m", {36, 1280, 20}},
@@ -73,7 +76,7 @@ std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
     config.vocab = 50257;
     config.sequence_length = options.sequence;
     if (options.layers > 0) config.layers = options.layers;
-    return parallel::MakeGpt2(config);
+    return parallel::MakeGpt2(config, {.recompute = recompute});
   }
   const auto found = llama.find(options.model);
   CHECK(found != llama.end()) << "unknown model " << options.model
@@ -81,7 +84,7 @@ std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
   parallel::LlamaConfig config = found->second;
   config.sequence_length = options.sequence;
   if (options.layers > 0) config.layers = options.layers;
-  return parallel::MakeLlama(config);
+  return parallel::MakeLlama(config, {.recompute = recompute});
 }
 
 DType TypeOf(const std::string& name) {
@@ -267,8 +270,9 @@ struct Result {
 };
 
 void Print(const Options& options, const Result& r, const Peer& peer) {
-  const std::string work = options.model + " " + options.dtype + " " +
-                           std::to_string(options.batch) + " x " + std::to_string(options.sequence);
+  const std::string work =
+      options.model + " " + options.dtype + " " + std::to_string(options.batch) + " x " +
+      std::to_string(options.sequence) + (options.recompute ? ", recomputing" : "");
   std::printf(
       "%s: %.2f ms (%.2f to %.2f), %.0f tokens/s, MFU %.1f %%, %.1f GiB (with the context %.1f), "
       "loss %.4f to %.4f\n",
@@ -306,6 +310,8 @@ int Main(int argc, char** argv) {
   app.add_option("--plans", options.plans, "folder of measured algorithms");
   app.add_option("--peer", options.peer, "file of torch_peer.py's output");
   app.add_option("--row", options.row, "file that gets the result as a row of a table");
+  app.add_flag("--recompute", options.recompute,
+               "keep no outputs of norms and of the MLP's activation");
   app.add_flag("--kernels", options.kernels, "list every kernel");
   CLI11_PARSE(app, argc, argv);
   auto device = kernels::MakeCudaDevice(0, {.plan_cache = options.plans});

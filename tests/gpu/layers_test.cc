@@ -213,8 +213,9 @@ TEST_F(LinearGpuTest, Backward_RecomputedInputBiasInFrontAndOverwriting_MatchThe
           backward(*cpu_stream_, [](Both& both) { return both.cpu(); });
           if (recompute) ExpectClose("x " + what, x);
           ExpectClose("dx " + what, dx, SumSlack(n));
-          // 16-bit x and dx are rounded before they are used.
-          const double rounded = dtype == DType::kBF16 ? 3e-3 : dtype == DType::kF16 ? 4e-4 : 0;
+          // 16-bit x and dx are rounded before they are used, dx twice where GELU's gradient is a
+          // pass of its own; sums of few rows cancel.
+          const double rounded = dtype == DType::kBF16 ? 8e-3 : dtype == DType::kF16 ? 1e-3 : 0;
           ExpectClose("dw " + what, dw, SumSlack(t) + rounded);
           ExpectClose("dbias " + what, dbias, SumSlack(t));
           ExpectClose("pre_dbias " + what, front, SumSlack(t) + rounded);
