@@ -19,6 +19,8 @@
   X(cublasLtGetStatusName)                 \
   X(cublasLtGetVersion)                    \
   X(cublasLtMatmul)                        \
+  X(cublasLtMatmulAlgoCheck)               \
+  X(cublasLtMatmulAlgoConfigSetAttribute)  \
   X(cublasLtMatmulAlgoGetHeuristic)        \
   X(cublasLtMatmulDescInit_internal)       \
   X(cublasLtMatmulDescSetAttribute)        \
