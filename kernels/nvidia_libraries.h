@@ -10,8 +10,8 @@ namespace muster::kernels::cuda {
 // Before any call of cuBLASLt. kFailedPrecondition says which library is missing, where it was
 // looked for and what to install. Thread-safe; later calls are cheap.
 absl::Status LoadCublasLt();
-// As above for cuDNN, and NVRTC with it. Without it cudnnCreate fails, and our own attention kernels
-// serve.
+// As above for cuDNN, and NVRTC with it. Without it cudnnCreate fails, and our own attention
+// kernels serve.
 absl::Status LoadCudnn();
 
 }  // namespace muster::kernels::cuda

@@ -108,10 +108,10 @@ struct NcclOptions {
 };
 // Ranks on GPUs: one per device, in one process or several. Blocks until all `size` ranks have met
 // through `store`, where the lowest rank publishes NCCL's id; `store` is not used afterwards. A
-// dead peer, a call that takes longer than its timeout and a fault of NCCL end all groups from Split
-// together: kUnavailable or kDeadlineExceeded, naming the call, within about a second of the fault.
-// Calls that had not finished when a peer was lost fail, whatever they have written.
-// A stream must outlive the calls on it. Status codes: those of MakeGlooCommunicator;
+// dead peer, a call that takes longer than its timeout and a fault of NCCL end all groups from
+// Split together: kUnavailable or kDeadlineExceeded, naming the call, within about a second of the
+// fault. Calls that had not finished when a peer was lost fail, whatever they have written. A
+// stream must outlive the calls on it. Status codes: those of MakeGlooCommunicator;
 // kFailedPrecondition when a rank has no NCCL or another version than rank 0, or two ranks have the
 // same GPU; kUnimplemented in a build without CUDA.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore& store, int rank,
@@ -121,8 +121,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore
 
 // Before the first communicator and before the process has threads: connections are made when a
 // group is, so that no later call waits for a peer on the host; `reproducible` fixes NCCL's
-// algorithm and protocol, whose choice may differ between versions, at some cost in speed. Variables
-// that are set already (NCCL_*) stay.
+// algorithm and protocol, whose choice may differ between versions, at some cost in speed.
+// Variables that are set already (NCCL_*) stay.
 void SetNcclEnvironment(bool reproducible);
 
 }  // namespace muster::parallel
