@@ -1,6 +1,7 @@
 // A core with just enough behaviour to watch the shell carry outputs out: a submitted job is
 // durable, shown and announced; a worker that says hello is welcomed; an Observed moves every job
-// on by one step, a notice ends them all. Deterministic and small enough to read; the real core has tests of its own.
+// on by one step, a notice ends them all. Deterministic and small enough to read; the real core has
+// tests of its own.
 #ifndef MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
 #define MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
 

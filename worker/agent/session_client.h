@@ -25,9 +25,9 @@ struct SessionClientOptions {
   // over after a session that was welcomed.
   absl::Duration backoff_initial = absl::Milliseconds(50);
   absl::Duration backoff_max = absl::Seconds(1);
-  // A peer that leaves bytes unacknowledged (TCP user timeout) or a ping unanswered for this long is
-  // given up. It is pinged after as much silence, so a connection that is open on this side alone is
-  // noticed within twice this.
+  // A peer that leaves bytes unacknowledged (TCP user timeout) or a ping unanswered for this long
+  // is given up. It is pinged after as much silence, so a connection that is open on this side
+  // alone is noticed within twice this.
   absl::Duration dead_peer_timeout = absl::Seconds(3);
 };
 

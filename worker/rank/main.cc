@@ -22,7 +22,8 @@ int Report(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   CLI::App app(
-      "One rank of a Muster job. Started by muster-worker; sample, verify and convert are for people.",
+      "One rank of a Muster job. Started by muster-worker; sample, verify and convert are for "
+      "people.",
       "muster-rank");
   std::string assignment;
   bool describe_metrics = false;
