@@ -56,17 +56,18 @@ class NotingDaemon final : public v1::RankService::Service {
   }
   grpc::Status Put(grpc::ServerContext*, const v1::PutRequest* request, v1::PutResponse*) override {
     MutexLock lock(&mutex_);
-    values_[request->key()] = request->value();
+    values_[KeyOf(*request)] = request->value();
     return grpc::Status::OK;
   }
   grpc::Status Get(grpc::ServerContext*, const v1::GetRequest* request,
                    v1::GetResponse* response) override {
     MutexLock lock(&mutex_);
-    const auto present = [&]() { return values_.count(request->key()) != 0; };
+    const std::string key = KeyOf(*request);
+    const auto present = [&]() { return values_.count(key) != 0; };
     if (!mutex_.AwaitWithTimeout(Condition(&present), absl::Seconds(2))) {
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "not yet");
     }
-    response->set_value(values_[request->key()]);
+    response->set_value(values_[key]);
     return grpc::Status::OK;
   }
   grpc::Status Commit(grpc::ServerContext*, const v1::CommitRequest* request,
@@ -102,6 +103,12 @@ class NotingDaemon final : public v1::RankService::Service {
   }
 
  private:
+  // Values belong to one attempt: the next one must not meet at the addresses of the last.
+  template <typename Request>
+  static std::string KeyOf(const Request& request) {
+    return absl::StrCat(request.identity().epoch(), "/", request.key());
+  }
+
   Mutex mutex_;
   bool over_ = false;
   std::map<int, v1::RankProgress> progress_;
