@@ -66,7 +66,8 @@ void Linears(Bench& bench) {
         bench.stream,
         {.x = a.View({kSize, kSize}), .w = b.View({kSize, kSize}), .y = c.View({kSize, kSize})});
   });
-  for (auto [n, k] : {std::pair<int64_t, int64_t>(2304, 768), {768, 3072}, {50304, 768}}) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>(2304, 768), {768, 3072}, {50304, 768}}) {
+    const int64_t n = shape.first, k = shape.second;
     Floats x(kT * k), w(n * k), y(kT * n), dx(kT * k), dw(n * k);
     const double flops = 2.0 * kT * static_cast<double>(n * k);
     char name[64];

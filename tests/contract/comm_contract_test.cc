@@ -29,6 +29,7 @@
 #include "parallel/comm/gather_texts.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/comm/nccl_peers.h"
+#include "tests/support/key_value_store.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -38,30 +39,10 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 using ::muster::testing::IsOk;
+using ::muster::testing::MemoryKeyValueStore;
 using ::muster::testing::StatusIs;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-class MemoryKeyValueStore : public KeyValueStore {
- public:
-  absl::Status Put(const std::string& key, const std::string& value) override {
-    MutexLock lock(&mutex_);
-    values_[key] = value;
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    MutexLock lock(&mutex_);
-    auto known = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return values_.contains(key); };
-    if (!mutex_.AwaitWithTimeout(Condition(&known), timeout)) {
-      return absl::DeadlineExceededError(key);
-    }
-    return values_[key];
-  }
-
- private:
-  Mutex mutex_;
-  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
-};
 
 enum class Kind { kLocal, kGloo, kNccl };
 
