@@ -752,7 +752,7 @@ TEST_F(RpcTest, Drain_EndsEveryStreamWithUnavailableInTime) {
 
 // What keeps a connection open is an answer, not the silence of a peer that is gone.
 TEST_F(RpcTest, HalfOpenConnection_IsClosedWhenItsPingsAreNotAnswered) {
-  Coordinator coordinator(directory_ + "/other", /*keepalive=*/absl::Milliseconds(300));
+  Coordinator coordinator(directory_ + "/other", /*keepalive=*/absl::Seconds(1));
   testing::Proxy proxy(coordinator.address());
   Daemon daemon(Coordinator::ChannelTo(proxy.address()), "w0", 1);
   daemon.ReadUntil([](const auto& message) { return message.has_welcome(); });

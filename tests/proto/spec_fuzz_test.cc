@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
 #include "base/rng.h"
 #include "proto/spec/spec.h"
 #include "tests/proto/example_spec.h"
@@ -17,25 +18,26 @@ using ::google::protobuf::util::MessageDifferencer;
 constexpr int kRounds = 3000;
 
 std::string Mutated(std::string text, Rng& rng) {
-  static const char* const kFragments[] = {"{",        "}",           "[",
-                                           "]",        ": ",          "- ",
-                                           "\n",       "  ",          "\t",
-                                           "&a ",      "*a",          "!!int ",
-                                           "\"",       "'",           "#",
-                                           "|\n",      ">\n",         "---",
-                                           "? ",       ",",           "\\",
-                                           "\xff",     "é",           "-1",
-                                           "0",        "1e99",        "~",
-                                           "true",     "%",           "@",
-                                           "`",        "<<",          "null",
-                                           "name: ",   "\"\\u0000\"", "9223372036854775807",
-                                           "engine: ", "\r\n",        std::string("\0", 1).c_str()};
+  static constexpr absl::string_view kFragments[] = {
+      "{",        "}",           "[",
+      "]",        ": ",          "- ",
+      "\n",       "  ",          "\t",
+      "&a ",      "*a",          "!!int ",
+      "\"",       "'",           "#",
+      "|\n",      ">\n",         "---",
+      "? ",       ",",           "\\",
+      "\xff",     "é",           "-1",
+      "0",        "1e99",        "~",
+      "true",     "%",           "@",
+      "`",        "<<",          "null",
+      "name: ",   "\"\\u0000\"", "9223372036854775807",
+      "engine: ", "\r\n",        absl::string_view("\0", 1)};
   const int edits = 1 + static_cast<int>(rng.Below(6));
   for (int i = 0; i < edits; ++i) {
     const size_t at = rng.Below(text.size() + 1);
     switch (rng.Below(4)) {
       case 0:
-        text.insert(at, kFragments[rng.Below(std::size(kFragments))]);
+        text.insert(at, std::string(kFragments[rng.Below(std::size(kFragments))]));
         break;
       case 1:
         text.erase(at, rng.Below(20));
