@@ -30,9 +30,7 @@ absl::Status CheckPiece(const SavePiece& piece) {
   return absl::OkStatus();
 }
 
-int64_t ByteCount(const SavePiece& piece) {
-  return piece.box.elements() * SizeOf(piece.dtype);
-}
+int64_t ByteCount(const SavePiece& piece) { return piece.box.elements() * SizeOf(piece.dtype); }
 
 // `storage` holds the bytes of a piece that is produced.
 absl::StatusOr<absl::string_view> BytesOf(const SavePiece& piece, std::string& storage) {

@@ -55,7 +55,8 @@ TEST(RmsNorm, Forward_ResidualPlusBranch_MatchesFloat64) {
 }
 
 TEST(RmsNorm, Backward_AddsTheGradients) {
-  for (auto [t, c] : {std::pair(2, 3), std::pair(17, 65), std::pair(3, 130)}) {
+  for (const auto& shape : {std::pair(2, 3), std::pair(17, 65), std::pair(3, 130)}) {
+    const int t = shape.first, c = shape.second;
     Host host;
     Floats x = Random(t * c, 1), gamma = Random(c, 2), dy = Random(t * c, 3);
     Floats y(t * c), rstd(t);

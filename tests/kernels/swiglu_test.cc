@@ -23,7 +23,8 @@ Doubles Reference(int64_t t, int64_t f, const Doubles& packed) {
 }
 
 TEST(Swiglu, ForwardAndBackward_MatchFloat64) {
-  for (auto [t, f] : {std::pair(1, 1), std::pair(7, 5), std::pair(3, 1500)}) {
+  for (const auto& shape : {std::pair(1, 1), std::pair(7, 5), std::pair(3, 1500)}) {
+    const int t = shape.first, f = shape.second;
     Host host;
     Floats packed = Random(t * 2 * f, 1, 2), y(t * f), dy = Random(t * f, 2), d_packed(t * 2 * f);
     SwigluForward(*host.stream, View(packed, {t, 2 * f}), View(y, {t, f}));
