@@ -74,14 +74,11 @@ class Judge {
 
   void Tensor() {
     const int tensor = degree(Axis::kTensor);
-    if (tensor > 1 && model_.heads > 0 && model_.heads % tensor != 0) {
-      Add(FieldOf(Axis::kTensor), tensor, " does not divide the ", model_.heads,
-          " attention heads");
-    }
+    // Shares need not be equal, but nobody can be left without.
     const int64_t groups = model_.kv_heads > 0 ? model_.kv_heads : model_.heads;
-    if (tensor > 1 && groups > 0 && groups % tensor != 0 && tensor % groups != 0) {
-      Add(FieldOf(Axis::kTensor), tensor, " neither divides the ", groups,
-          " key/value heads nor is a multiple of them");
+    if (tensor > 1 && groups > 0 && tensor > groups) {
+      Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", groups,
+          " key/value heads of the model: each needs one");
     }
     if (!layout_.sequence_parallel) return;
     if (tensor == 1) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "google/protobuf/util/time_util.h"
+#include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 
 namespace muster::spec {
@@ -16,6 +17,8 @@ constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.95;
 constexpr double kEps = 1e-8;
 constexpr double kClipNorm = 1.0;
+constexpr double kNormEpsilon = 1e-5;
+constexpr double kRopeTheta = 10000;
 constexpr int32_t kKeep = 2;
 constexpr double kLossScale = 65536;
 constexpr int32_t kGrowthInterval = 1000;
@@ -43,8 +46,24 @@ void DefaultPipeline(v1::ParallelSpec& parallel) {
   }
 }
 
+void DefaultModel(v1::ModelSpec& model) {
+  if (const v1::ModelSpec* preset = FindPreset(model.preset()); preset != nullptr) {
+    // Merging replaces what is set: given fields go over the preset's. Scaling is one thing.
+    v1::ModelSpec whole = *preset;
+    if (model.has_rope_scaling()) whole.clear_rope_scaling();
+    whole.MergeFrom(model);
+    model = whole;
+  }
+  if (model.family() != v1::MODEL_FAMILY_LLAMA) return;
+  if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
+  if (!model.has_tied()) model.set_tied(false);
+  if (!model.has_norm_epsilon()) model.set_norm_epsilon(kNormEpsilon);
+  if (!model.has_rope_theta()) model.set_rope_theta(kRopeTheta);
+}
+
 void DefaultTraining(v1::TrainingSpec& training) {
   if (training.precision() == v1::PRECISION_UNSPECIFIED) training.set_precision(v1::PRECISION_FP32);
+  if (training.recompute() == v1::RECOMPUTE_UNSPECIFIED) training.set_recompute(v1::RECOMPUTE_NONE);
   if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_UNSPECIFIED) {
     training.set_gradient_reduction(v1::GRADIENT_REDUCTION_FP32);
   }
@@ -99,18 +118,22 @@ void ApplyDefaults(v1::JobSpec& spec) {
       DefaultSources(engine.mutable_data()->mutable_train());
       DefaultSources(engine.mutable_data()->mutable_validation());
     }
+    if (engine.has_model()) DefaultModel(*engine.mutable_model());
     if (engine.has_training()) DefaultTraining(*engine.mutable_training());
     v1::ParallelSpec& parallel = *engine.mutable_parallel();
     DefaultPipeline(parallel);
+    if (parallel.tensor() == 0) parallel.set_tensor(1);
     if (parallel.context() == 0) parallel.set_context(1);
     if (parallel.context_method() == v1::CONTEXT_METHOD_UNSPECIFIED) {
       parallel.set_context_method(v1::CONTEXT_METHOD_RING);
     }
     if (parallel.data() == 0) {
       // What the other degrees leave; where they do not divide the ranks, Validate says so.
-      const int64_t others = int64_t{parallel.pipeline()} * parallel.context();
-      const bool divides = others > 0 && resources.ranks() % others == 0;
-      parallel.set_data(divides ? static_cast<int32_t>(resources.ranks() / others)
+      const __int128 others =
+          static_cast<__int128>(parallel.pipeline()) * parallel.context() * parallel.tensor();
+      const bool divides = others > 0 && others <= resources.ranks() &&
+                           resources.ranks() % static_cast<int32_t>(others) == 0;
+      parallel.set_data(divides ? resources.ranks() / static_cast<int32_t>(others)
                                 : resources.ranks());
     }
     if (!parallel.has_reshard_after_forward()) parallel.set_reshard_after_forward(true);

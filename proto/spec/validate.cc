@@ -8,6 +8,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/names.h"
+#include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 
 namespace muster::spec {
@@ -20,6 +21,7 @@ constexpr size_t kNameLengthMax = 63;
 constexpr size_t kPathBytesMax = 4096;
 constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kHiddenMax = 1 << 20;
+constexpr int64_t kFfnMax = 1 << 24;
 constexpr int64_t kRanksMax = 65536;
 constexpr int kSourcesMax = 4096;
 constexpr int kLabelsMax = 32;
@@ -229,6 +231,52 @@ class Judge {
     }
     InRange("engine.model.vocab", model.vocab(), 1);
     InRange("engine.model.sequence_length", model.sequence_length(), 1);
+    if (!model.preset().empty() && FindPreset(model.preset()) == nullptr) {
+      Add("engine.model.preset", Quoted(model.preset()), " is not one of ",
+          absl::StrJoin(PresetNames(), ", "));
+    }
+    if (model.family() == v1::MODEL_FAMILY_LLAMA) {
+      Llama(model, hidden && heads && model.hidden() % model.heads() == 0);
+    } else if (model.family() == v1::MODEL_FAMILY_GPT2) {
+      const auto only_llama = [&](const char* field, bool given) {
+        if (given) Add(absl::StrCat("engine.model.", field), "is for family llama, not gpt2");
+      };
+      only_llama("kv_heads", model.kv_heads() != 0);
+      only_llama("ffn", model.ffn() != 0);
+      only_llama("tied", model.has_tied());
+      only_llama("norm_epsilon", model.has_norm_epsilon());
+      only_llama("rope_theta", model.has_rope_theta());
+      only_llama("rope_scaling", model.has_rope_scaling());
+    }
+  }
+
+  // `divides`: heads and hidden are sound.
+  void Llama(const v1::ModelSpec& model, bool divides) {
+    const bool kv_heads = InRange("engine.model.kv_heads", model.kv_heads(), 1);
+    if (divides && kv_heads && model.heads() % model.kv_heads() != 0) {
+      Add("engine.model.kv_heads", model.kv_heads(), " does not divide heads (", model.heads(),
+          ")");
+    }
+    if (divides && model.hidden() / model.heads() % 2 != 0) {
+      Add("engine.model.heads", model.heads(), " heads of hidden ", model.hidden(), " are ",
+          model.hidden() / model.heads(), " wide each; rotary positions need an even width");
+    }
+    InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
+    Positive("engine.model.norm_epsilon", model.norm_epsilon());
+    Positive("engine.model.rope_theta", model.rope_theta());
+    if (!model.has_rope_scaling()) return;
+    const v1::RopeScalingSpec& scaling = model.rope_scaling();
+    const std::string path = "engine.model.rope_scaling.";
+    if (Finite(path + "factor", scaling.factor()) && scaling.factor() < 1) {
+      Add(path + "factor", scaling.factor(), " is less than 1");
+    }
+    Positive(path + "low_frequency_factor", scaling.low_frequency_factor());
+    Positive(path + "high_frequency_factor", scaling.high_frequency_factor());
+    if (scaling.high_frequency_factor() <= scaling.low_frequency_factor()) {
+      Add(path + "high_frequency_factor", scaling.high_frequency_factor(),
+          " is not above low_frequency_factor (", scaling.low_frequency_factor(), ")");
+    }
+    InRange(path + "original_context", scaling.original_context(), 1);
   }
 
   void Sources(const std::string& path,
@@ -252,12 +300,14 @@ class Judge {
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
     parallel::Layout layout;
     // The axes that a spec can ask for.
-    layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline,
-                         parallel::Axis::kContext};
+    layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext,
+                         parallel::Axis::kTensor};
     layout.degrees[parallel::Axis::kData] = parallel.data();
     layout.degrees[parallel::Axis::kPipeline] = parallel.pipeline();
     layout.degrees[parallel::Axis::kContext] = parallel.context();
+    layout.degrees[parallel::Axis::kTensor] = parallel.tensor();
     layout.pipeline_chunks = parallel.pipeline_chunks();
+    layout.sequence_parallel = parallel.sequence();
     layout.zero = parallel.zero();
     layout.zero_shards = parallel.zero_shards();
     layout.global_batch = spec.engine().training().global_batch();
@@ -265,13 +315,20 @@ class Judge {
     parallel::ModelSize model;
     model.layers = spec.engine().model().layers();
     model.heads = spec.engine().model().heads();
+    model.kv_heads = spec.engine().model().kv_heads();
     model.sequence = spec.engine().model().sequence_length();
+    model.tied =
+        spec.engine().model().family() == v1::MODEL_FAMILY_GPT2 || spec.engine().model().tied();
     for (parallel::LayoutProblem& problem :
          parallel::FindProblems(layout, model, {.ranks = spec.resources().ranks()})) {
       Add(problem.field, problem.message);
     }
     Pipeline(spec);
     Context(spec);
+    if (parallel.tensor() > 1 && spec.resources().device() == v1::DEVICE_KIND_CUDA) {
+      Add("engine.parallel.tensor", parallel.tensor(),
+          " ranks per matrix run on resources.device: cpu only so far");
+    }
   }
 
   void Context(const v1::JobSpec& spec) {

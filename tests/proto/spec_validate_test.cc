@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 #include "tests/proto/example_spec.h"
 #include "tests/support/status_matchers.h"
@@ -56,6 +57,49 @@ checkpoint: {path: /c, every_steps: 1}
   v1::JobSpec again = spec;
   ApplyDefaults(again);
   EXPECT_TRUE(MessageDifferencer::Equals(spec, again));
+}
+
+TEST(SpecDefaults, Preset_SetsWhatIsNotGiven) {
+  ASSERT_OK_AND_ASSIGN(
+      v1::JobSpec spec,
+      Parse(kExample, "f", {"engine.model={preset: llama-1b, layers: 3, tied: false}"}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+  const v1::ModelSpec& model = spec.engine().model();
+  EXPECT_EQ(model.family(), v1::MODEL_FAMILY_LLAMA);
+  EXPECT_EQ(model.layers(), 3);
+  EXPECT_EQ(model.hidden(), 2048);
+  EXPECT_EQ(model.kv_heads(), 8);
+  EXPECT_FALSE(model.tied());
+  EXPECT_EQ(model.rope_theta(), 500000);
+  EXPECT_EQ(model.rope_scaling().factor(), 32);
+  v1::JobSpec again = spec;
+  ApplyDefaults(again);
+  EXPECT_TRUE(MessageDifferencer::Equals(spec, again));
+  for (const std::string& name : PresetNames()) {
+    ASSERT_OK_AND_ASSIGN(spec,
+                         Parse(kExample, "f", {absl::StrCat("engine.model={preset: ", name, "}")}));
+    ApplyDefaults(spec);
+    EXPECT_OK(Validate(spec)) << name;
+  }
+}
+
+TEST(SpecDefaults, LlamaWithoutPreset_GetsDocumentedDefaults) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                       Parse(kExample, "f", {"engine.model.family=llama", "engine.model.ffn=500"}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+  EXPECT_EQ(spec.engine().model().kv_heads(), 6);
+  EXPECT_EQ(spec.engine().model().norm_epsilon(), 1e-5);
+  EXPECT_EQ(spec.engine().model().rope_theta(), 10000);
+}
+
+TEST(SpecDefaults, TensorDegree_LeavesTheOtherRanksToData) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                       Parse(kExample, "f", {"resources.ranks=4", "engine.parallel={tensor: 2}"}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+  EXPECT_EQ(spec.engine().parallel().data(), 2);
 }
 
 TEST(SpecDefaults, WrittenZeros_AreKept) {
@@ -112,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"name='../x'", "name: '../x'"}, Bad{"queue=gold", "there is no queue 'gold'"},
         Bad{"priority=101", "priority: 101 is out of range; 0 to 100"},
         Bad{"priority=-1", "priority: -1"}, Bad{"engine.model=null", "engine.model: required"},
-        Bad{"engine.model.family=null", "engine.model.family: required; one of gpt2"},
+        Bad{"engine.model.family=null", "engine.model.family: required; one of gpt2, llama"},
         Bad{"engine.model.layers=0", "engine.model.layers: required; 1 to 1024"},
         Bad{"engine.model.layers=-6", "-6 is out of range; 1 to 1024"},
         Bad{"engine.model.layers=1025", "1025 is out of range"},
@@ -121,6 +165,17 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.model.heads=-6", "-6 is too small; at least 1"},
         Bad{"engine.model.vocab=0", "engine.model.vocab: required; at least 1"},
         Bad{"engine.model.sequence_length=-1", "engine.model.sequence_length: -1 is too small"},
+        Bad{"engine.model.ffn=8", "engine.model.ffn: is for family llama, not gpt2"},
+        Bad{"engine.model.tied=false", "engine.model.tied: is for family llama"},
+        Bad{"engine.model.preset=llama-2b", "engine.model.preset: 'llama-2b' is not one of gpt2-1"},
+        Bad{"engine.model.family=llama", "engine.model.ffn: required; 1 to"},
+        Bad{"engine.model={preset: llama-1b, kv_heads: 5}", "5 does not divide heads (32)"},
+        Bad{"engine.model={preset: llama-1b, hidden: 96}", "96 are 3 wide each; rotary positions"},
+        Bad{"engine.model={preset: llama-1b, rope_theta: 0}", "rope_theta: 0 is not larger than 0"},
+        Bad{"engine.model={preset: llama-1b, rope_scaling: {factor: 0.5}}", "0.5 is less than 1"},
+        Bad{"engine.parallel={data: 1, tensor: 3}",
+            "2 ranks, but the degrees of engine.parallel multiply to 3 (data 1 x tensor 3)"},
+        Bad{"engine.parallel={sequence: true}", "engine.parallel.sequence: needs tensor"},
         Bad{"engine.data=null", "engine.data.train: required: at least one data set"},
         Bad{"engine.data.train=[]", "engine.data.train: required"},
         Bad{"engine.data.train[0].path=null", "engine.data.train[0].path: required"},

@@ -181,7 +181,8 @@ class RankProcess : public ::testing::Test {
   void Start(int world_size, const std::vector<v1::CheckpointRecord>& restore = {}) {
     v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
     parallel.set_data(world_size /
-                      (std::max(1, parallel.pipeline()) * std::max(1, parallel.context())));
+                      (std::max(1, parallel.pipeline()) * std::max(1, parallel.context()) *
+                       std::max(1, parallel.tensor())));
     spec_.mutable_resources()->set_ranks(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
       v1::RankAssignment assignment;
@@ -318,6 +319,44 @@ TEST_F(RankProcess, SequencesSharedByTwoRanks_Train) {
     EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
     EXPECT_EQ(Report(rank).progress().step(), 12);
   }
+}
+
+TEST_F(RankProcess, LlamaOverTensorParallelRanks_LearnsAsOnOneRankAndCanBeSampled) {
+  ASSERT_OK_AND_ASSIGN(
+      const v1::JobSpec llama,
+      spec::Parse(
+          "engine: {model: {preset: llama-1b, layers: 2, hidden: 48, heads: 6, kv_heads: 3, "
+          "ffn: 37, vocab: 256, sequence_length: 16}}",
+          "spec", {}));
+  *spec_.mutable_engine()->mutable_model() = llama.engine().model();
+  const auto losses = [this](int ranks, const std::string& path) {
+    epoch_ = ranks;
+    spec_.mutable_resources()->set_ranks(ranks);
+    v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
+    parallel.set_tensor(ranks);
+    parallel.set_sequence(ranks > 1);
+    spec_.mutable_engine()->mutable_training()->set_recompute(ranks > 1 ? v1::RECOMPUTE_FULL
+                                                                        : v1::RECOMPUTE_NONE);
+    spec_.mutable_checkpoint()->set_path(directory_ + path);
+    Start(ranks);
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    std::vector<double> curve;
+    const v1::RankExitReport report = Report(0);
+    for (const v1::LossPoint& point : report.progress().losses()) {
+      curve.push_back(point.train_loss());
+    }
+    return curve;
+  };
+  const std::vector<double> alone = losses(1, "/alone"), cut = losses(2, "/cut");
+  ASSERT_EQ(alone.size(), 12u);
+  ASSERT_EQ(cut.size(), 12u);
+  for (size_t i = 0; i < cut.size(); ++i) EXPECT_NEAR(cut[i] / alone[i], 1, 1e-5) << i;
+  Spawn(9,
+        {"sample", "--checkpoint", daemon_->commits().back().path(), "--prompt", "abc", "--tokens",
+         "30", "--seed", "4"},
+        directory_ + "/sample");
+  EXPECT_EQ(Wait(9), 0) << Output(9);
+  EXPECT_EQ(files_->Read(directory_ + "/sample")->substr(0, 3), "abc");
 }
 
 TEST_F(RankProcess, DamagedCheckpoint_IsReportedAndTheOneBeforeRestored) {

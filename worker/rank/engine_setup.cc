@@ -56,36 +56,6 @@ parallel::ContextMethod MethodOf(v1::ContextMethod method) {
   }
 }
 
-// The part of the model that pipeline stage `stage` holds.
-absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::ModelSpec& spec,
-                                                            const v1::ParallelSpec& split,
-                                                            int stage) {
-  parallel::ModelDescription description;
-  description.family = "gpt2";
-  description.sizes = {{"layers", spec.layers()},
-                       {"hidden", spec.hidden()},
-                       {"heads", spec.heads()},
-                       {"vocab", spec.vocab()},
-                       {"sequence_length", spec.sequence_length()}};
-  parallel::ModelParallel part;
-  if (split.pipeline() > 1) {
-    auto parts =
-        parallel::StageParts(description, split.pipeline(), split.pipeline_chunks(), stage);
-    if (!parts.ok()) {
-      return Mark(Annotate(parts.status(), "engine.parallel.pipeline"),
-                  FailureDomain::kConfiguration);
-    }
-    part = *std::move(parts);
-  }
-  part.context_size = split.context();
-  part.context_method = MethodOf(split.context_method());
-  auto model = parallel::MakeModel(description, part);
-  if (!model.ok()) {
-    return Mark(Annotate(model.status(), "engine.model"), FailureDomain::kConfiguration);
-  }
-  return model;
-}
-
 // Opens the sources of one list of the spec; `field` is its name there.
 absl::StatusOr<std::vector<parallel::SampleSource>> OpenSources(
     const v1::JobSpec& spec, const google::protobuf::RepeatedPtrField<v1::DataSource>& list,
@@ -152,11 +122,14 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
 absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setup) {
   const v1::EngineSpec& engine = assignment.spec().engine();
   parallel::Layout layout;
-  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext};
+  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext,
+                       parallel::Axis::kTensor};
   layout.degrees[parallel::Axis::kData] = engine.parallel().data();
   layout.degrees[parallel::Axis::kPipeline] = engine.parallel().pipeline();
   layout.degrees[parallel::Axis::kContext] = engine.parallel().context();
   layout.pipeline_chunks = engine.parallel().pipeline_chunks();
+  layout.degrees[parallel::Axis::kTensor] = engine.parallel().tensor();
+  layout.sequence_parallel = engine.parallel().sequence();
   layout.zero = engine.parallel().zero();
   layout.zero_shards = engine.parallel().zero_shards();
   layout.global_batch = engine.training().global_batch();
@@ -164,6 +137,7 @@ absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setu
   parallel::ModelSize model;
   model.layers = engine.model().layers();
   model.heads = engine.model().heads();
+  model.kv_heads = engine.model().kv_heads();
   model.sequence = engine.model().sequence_length();
   if (absl::Status status = parallel::Validate(layout, model, {.ranks = assignment.world_size()});
       !status.ok()) {
@@ -174,6 +148,40 @@ absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setu
   setup.mesh = *mesh;
   setup.zero_shards = layout.EffectiveShards();
   return absl::OkStatus();
+}
+
+// The part of the model that a rank holds.
+absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::RankAssignment& assignment,
+                                                            const parallel::Mesh& mesh) {
+  const v1::EngineSpec& engine = assignment.spec().engine();
+  const v1::ParallelSpec& split = engine.parallel();
+  const parallel::ModelDescription description = Describe(engine.model());
+  const parallel::PerAxis coordinate = mesh.CoordinateOf(assignment.rank());
+  parallel::ModelParallel part;
+  if (split.pipeline() > 1) {
+    auto parts = parallel::StageParts(description, split.pipeline(), split.pipeline_chunks(),
+                                      coordinate[parallel::Axis::kPipeline]);
+    if (!parts.ok()) {
+      return Mark(Annotate(parts.status(), "engine.parallel.pipeline"),
+                  FailureDomain::kConfiguration);
+    }
+    part = *std::move(parts);
+  }
+  part.context_size = split.context();
+  part.context_method = MethodOf(split.context_method());
+  part.tensor_rank = coordinate[parallel::Axis::kTensor];
+  part.tensor_size = mesh.degree(parallel::Axis::kTensor);
+  part.sequence_parallel = split.sequence();
+  if (engine.training().recompute() == v1::RECOMPUTE_SELECTIVE) {
+    part.recompute = parallel::Recompute::kSelective;
+  } else if (engine.training().recompute() == v1::RECOMPUTE_FULL) {
+    part.recompute = parallel::Recompute::kFull;
+  }
+  auto model = parallel::MakeModel(description, part);
+  if (!model.ok()) {
+    return Mark(Annotate(model.status(), "engine.model"), FailureDomain::kConfiguration);
+  }
+  return model;
 }
 
 // A file written and removed again proves what permissions only promise.
@@ -260,6 +268,33 @@ parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
 
 }  // namespace
 
+parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
+  parallel::ModelDescription description;
+  description.sizes = {{"layers", spec.layers()},
+                       {"hidden", spec.hidden()},
+                       {"heads", spec.heads()},
+                       {"vocab", spec.vocab()},
+                       {"sequence_length", spec.sequence_length()}};
+  if (spec.family() != v1::MODEL_FAMILY_LLAMA) {
+    description.family = "gpt2";
+    return description;
+  }
+  description.family = "llama";
+  description.sizes["kv_heads"] = spec.kv_heads();
+  description.sizes["ffn"] = spec.ffn();
+  description.flags["tied"] = spec.tied();
+  description.numbers["norm_epsilon"] = spec.norm_epsilon();
+  description.numbers["rope_theta"] = spec.rope_theta();
+  if (spec.has_rope_scaling()) {
+    const v1::RopeScalingSpec& scaling = spec.rope_scaling();
+    description.sizes["rope_original_context"] = scaling.original_context();
+    description.numbers["rope_factor"] = scaling.factor();
+    description.numbers["rope_low_frequency_factor"] = scaling.low_frequency_factor();
+    description.numbers["rope_high_frequency_factor"] = scaling.high_frequency_factor();
+  }
+  return description;
+}
+
 v1::Cause CauseOf(const absl::Status& status) {
   switch (parallel::DomainOf(status)) {
     case FailureDomain::kData:
@@ -299,9 +334,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   auto device = MakeDevice(assignment);
   if (!device.ok()) return Mark(device.status(), FailureDomain::kDevice);
   setup.device = *std::move(device);
-  const v1::EngineSpec& engine = assignment.spec().engine();
-  const int stage = setup.mesh->CoordinateOf(assignment.rank())[parallel::Axis::kPipeline];
-  ASSIGN_OR_RETURN(setup.model, BuildModel(engine.model(), engine.parallel(), stage));
+  ASSIGN_OR_RETURN(setup.model, BuildModel(assignment, *setup.mesh));
   RETURN_IF_ERROR(OpenData(assignment.spec(), setup));
   if (assignment.spec().has_checkpoint()) {
     RETURN_IF_ERROR(CheckCheckpointPath(assignment, files));

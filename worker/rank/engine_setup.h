@@ -24,6 +24,9 @@ namespace muster::worker {
 // The causes that a status means, and back to the daemon in exit.pb.
 v1::Cause CauseOf(const absl::Status& status);
 
+// The model of a spec that has its defaults.
+parallel::ModelDescription Describe(const v1::ModelSpec& spec);
+
 // An absolute `path` as it is; a relative one below the spec's working directory.
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);
 
