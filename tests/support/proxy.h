@@ -98,7 +98,10 @@ class Proxy {
         polls.push_back({link.ended ? -1 : link.server, events, 0});
       }
       CHECK(::poll(polls.data(), polls.size(), -1) >= 0);
-      if (polls[0].revents != 0 && !Obey()) return;
+      if (polls[0].revents != 0) {
+        if (!Obey()) return;
+        continue;  // what was polled of a link may be bytes that, once it is frozen, do not matter
+      }
       for (size_t i = 0; 2 * i + 3 < polls.size(); ++i) {
         Link& link = links_[i];
         if (polls[2 * i + 2].revents != 0) Move(link, link.client, link.server, &client_gone_);
