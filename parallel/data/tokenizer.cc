@@ -222,6 +222,18 @@ absl::StatusOr<std::vector<Split>> ParseSplits(absl::string_view text) {
     }
     splits.push_back(split);
   }
+  // Shares such as 8,1,1 are relative. Fractions below 1 that miss the whole are a slip of the pen.
+  double total = 0;
+  bool fractions = false;
+  for (const Split& split : splits) {
+    total += split.fraction;
+    fractions = fractions || split.fraction < 1;
+  }
+  if (fractions && std::abs(total - 1) > 1e-6) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the fractions of '", text, "' add up to ", total,
+                     ", not 1; whole numbers are taken as shares, as in train=8,validation=1"));
+  }
   return splits;
 }
 

@@ -27,33 +27,13 @@
 #include "coordinator/shell.h"
 #include "coordinator/store/store.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "tests/support/job_spec.h"
 
 namespace muster::coordinator {
 namespace {
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-v1::JobSpec Spec(int index) {
-  v1::JobSpec spec;
-  spec.set_name(absl::StrCat("job-", index));
-  spec.set_working_directory("/data");
-  auto* model = spec.mutable_engine()->mutable_model();
-  model->set_family(v1::MODEL_FAMILY_GPT2);
-  model->set_layers(1);
-  model->set_hidden(8);
-  model->set_heads(2);
-  model->set_vocab(256);
-  model->set_sequence_length(8);
-  spec.mutable_engine()->mutable_data()->add_train()->set_path("train");
-  auto* training = spec.mutable_engine()->mutable_training();
-  training->set_steps(10);
-  training->set_global_batch(4);
-  training->set_micro_batch(1);
-  training->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
-  spec.mutable_resources()->set_ranks(2);
-  return spec;
 }
 
 // Submits `jobs` jobs, each client one after the other; returns when each was answered, sorted.
@@ -69,7 +49,7 @@ std::vector<double> SubmitAll(const std::string& address, int jobs, int clients)
         grpc::ClientContext context;
         v1::SubmitRequest request;
         v1::SubmitResponse response;
-        *request.mutable_spec() = Spec(job);
+        *request.mutable_spec() = testing::SmallJobSpec(absl::StrCat("job-", job));
         request.set_request_id(absl::StrCat("request-", job));
         const grpc::Status status = stub->Submit(&context, request, &response);
         CHECK(status.ok()) << status.error_message();

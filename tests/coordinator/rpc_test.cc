@@ -25,6 +25,7 @@
 #include "coordinator/store/store.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
+#include "tests/support/job_spec.h"
 #include "tests/support/proxy.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -34,27 +35,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-v1::JobSpec Spec(const std::string& name) {
-  v1::JobSpec spec;
-  spec.set_name(name);
-  spec.set_working_directory("/data");
-  auto* model = spec.mutable_engine()->mutable_model();
-  model->set_family(v1::MODEL_FAMILY_GPT2);
-  model->set_layers(1);
-  model->set_hidden(8);
-  model->set_heads(2);
-  model->set_vocab(256);
-  model->set_sequence_length(8);
-  spec.mutable_engine()->mutable_data()->add_train()->set_path("train");
-  auto* training = spec.mutable_engine()->mutable_training();
-  training->set_steps(10);
-  training->set_global_batch(4);
-  training->set_micro_batch(1);
-  training->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
-  spec.mutable_resources()->set_ranks(2);
-  return spec;
-}
+using testing::SmallJobSpec;
 
 // For calls that do not end by themselves; no test needs it.
 constexpr absl::Duration kGrace = absl::Seconds(60);
@@ -153,7 +134,7 @@ class RpcTest : public ::testing::Test {
   }
   v1::Job MustSubmit(const std::string& name) {
     v1::SubmitResponse response;
-    const grpc::Status status = Submit(Spec(name), "", &response);
+    const grpc::Status status = Submit(SmallJobSpec(name), "", &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.job();
   }
@@ -228,14 +209,14 @@ TEST_F(RpcTest, SubmittedJob_CanBeReadByNameAndId_WithDefaultsFilledIn) {
 
 TEST_F(RpcTest, RequestId_MakesOneJob_AlsoAcrossARestart) {
   v1::SubmitResponse first, again, restarted;
-  ASSERT_TRUE(Submit(Spec("gpt"), "request-1", &first).ok());
+  ASSERT_TRUE(Submit(SmallJobSpec("gpt"), "request-1", &first).ok());
   EXPECT_FALSE(first.existed());
-  ASSERT_TRUE(Submit(Spec("gpt"), "request-1", &again).ok());
+  ASSERT_TRUE(Submit(SmallJobSpec("gpt"), "request-1", &again).ok());
   EXPECT_TRUE(again.existed());
   const int port = coordinator_->port();
   coordinator_->Restart();
   EXPECT_EQ(coordinator_->port(), port);
-  ASSERT_TRUE(Submit(Spec("gpt"), "request-1", &restarted).ok());
+  ASSERT_TRUE(Submit(SmallJobSpec("gpt"), "request-1", &restarted).ok());
   EXPECT_TRUE(restarted.existed());
   EXPECT_EQ(again.job().id(), first.job().id());
   EXPECT_EQ(restarted.job().id(), first.job().id());
@@ -245,7 +226,7 @@ TEST_F(RpcTest, RequestId_MakesOneJob_AlsoAcrossARestart) {
 }
 
 TEST_F(RpcTest, WrongSpec_IsRefusedByField_AndMakesNoJob) {
-  v1::JobSpec spec = Spec("gpt");
+  v1::JobSpec spec = SmallJobSpec("gpt");
   spec.mutable_engine()->mutable_model()->set_heads(3);
   v1::SubmitResponse response;
   const grpc::Status status = Submit(spec, "", &response);
@@ -259,7 +240,7 @@ TEST_F(RpcTest, WrongSpec_IsRefusedByField_AndMakesNoJob) {
 TEST_F(RpcTest, NameOfTenMegabytes_IsInvalidArgumentEverywhere) {
   const std::string huge(10 << 20, 'a');
   v1::SubmitResponse response;
-  const grpc::Status submitted = Submit(Spec(huge), "", &response);
+  const grpc::Status submitted = Submit(SmallJobSpec(huge), "", &response);
   EXPECT_EQ(submitted.error_code(), grpc::INVALID_ARGUMENT) << submitted.error_message();
   EXPECT_THAT(submitted.error_message(), HasSubstr("name"));
 
@@ -273,12 +254,12 @@ TEST_F(RpcTest, NameOfTenMegabytes_IsInvalidArgumentEverywhere) {
   const auto watch_context = Context();
   EXPECT_EQ(stub_->WatchJob(watch_context.get(), get)->Finish().error_code(),
             grpc::INVALID_ARGUMENT);
-  EXPECT_EQ(Submit(Spec("a"), huge, &response).error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_EQ(Submit(SmallJobSpec("a"), huge, &response).error_code(), grpc::INVALID_ARGUMENT);
 }
 
 TEST_F(RpcTest, ValidateOnly_FillsInDefaultsAndSubmitsNothing) {
   v1::SubmitRequest request;
-  *request.mutable_spec() = Spec("gpt");
+  *request.mutable_spec() = SmallJobSpec("gpt");
   request.set_validate_only(true);
   v1::SubmitResponse response;
   ASSERT_TRUE(stub_->Submit(Context().get(), request, &response).ok());

@@ -227,6 +227,11 @@ TEST_F(TokenizeText, BadRequests_SayWhatIsWrong) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("bytes")));
   EXPECT_THAT(ParseSplits("train=x"), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(ParseSplits("a=1,a=1"), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(ParseSplits("a=0.9,b=0.5"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("add up to 1.4")));
+  EXPECT_THAT(ParseSplits("a=0.9"), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_OK(ParseSplits("a=8,b=1,c=1"));
+  EXPECT_OK(ParseSplits("a=0.7,b=0.2,c=0.1"));
   EXPECT_THAT(ParseDocumentBoundary("page"), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 

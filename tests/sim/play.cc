@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "proto/spec/spec.h"
 #include "tests/sim/world.h"
+#include "tests/support/job_spec.h"
 
 namespace muster::sim {
 
@@ -28,24 +29,13 @@ void World::Submit(int number) {
   for (const auto& [name, machine] : machines_) slots += machine.slots;
   Submission submission;
   v1::JobSpec& spec = submission.spec;
-  spec.set_name(absl::StrCat("job", number));
+  spec = testing::SmallJobSpec(absl::StrCat("job", number));
   spec.set_priority(static_cast<int32_t>(rng_.Below(3) * 40));
-  v1::EngineSpec* engine = spec.mutable_engine();
-  v1::ModelSpec* model = engine->mutable_model();
-  model->set_family(v1::MODEL_FAMILY_GPT2);
-  model->set_layers(1);
-  model->set_hidden(8);
-  model->set_heads(1);
-  model->set_vocab(256);
-  model->set_sequence_length(8);
-  engine->mutable_data()->add_train()->set_path("data");
-  v1::TrainingSpec* training = engine->mutable_training();
+  v1::TrainingSpec* training = spec.mutable_engine()->mutable_training();
   training->set_steps(5 + static_cast<int64_t>(rng_.Below(60)));
-  training->set_micro_batch(1);
   submission.feasible = !rng_.Chance(0.1);
   const int ranks = submission.feasible ? 1 + static_cast<int>(rng_.Below(slots)) : slots + 1;
   training->set_global_batch(ranks);
-  training->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
   spec.mutable_resources()->set_ranks(ranks);
   if (rng_.Chance(0.9)) {
     spec.mutable_checkpoint()->set_path("/checkpoints");
@@ -54,7 +44,6 @@ void World::Submit(int number) {
   spec.mutable_restart()->set_max_failures(static_cast<int32_t>(rng_.Below(6)));
   spec.mutable_restart()->mutable_backoff()->mutable_initial()->set_nanos(200'000'000);
   spec.mutable_restart()->mutable_backoff()->mutable_max()->set_seconds(5);
-  spec.set_working_directory("/");
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   submission.poisoned = rng_.Chance(0.05);
   if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
