@@ -1,6 +1,8 @@
 #include "kernels/check_args.h"
 
+#include <cstdint>
 #include <initializer_list>
+#include <limits>
 
 #include "base/check.h"
 
@@ -313,6 +315,42 @@ void CheckAdamW(const AdamWArgs& args) {
         << "copy is " << args.copy.ToString() << " of " << args.parameter.ToString();
   }
   CHECK(args.scalars != nullptr);
+}
+
+void CheckTakeLargest(const TakeLargestArgs& args) {
+  CheckFp32(args.x);
+  if (!args.also.empty()) CheckSameFp32(args.x, args.also);
+  const int64_t n = args.x.elements();
+  CHECK(args.k >= 1 && args.k <= n) << args.k << " of " << n;
+  CHECK(args.offset >= 0 && args.offset + n <= std::numeric_limits<int32_t>::max())
+      << n << " elements from " << args.offset << " have no 32-bit index";
+  if (!args.dense.empty()) {
+    CheckSameFp32(args.x, args.dense);
+    return;
+  }
+  CheckIs("indices", args.indices, DType::kI32, {args.k});
+  CheckIs("values", args.values, DType::kF32, {args.k});
+}
+
+void CheckSumSparse(const Tensor& entries, int64_t first, const Tensor& out) {
+  CheckFp32(out);
+  CHECK(entries.dtype() == DType::kI32 && entries.rank() == 3 && entries.dim(1) == 2 &&
+        entries.contiguous())
+      << entries.ToString();
+  CHECK_GE(first, 0);
+}
+
+void CheckTakeSigns(const Tensor& x, const Tensor& packed) {
+  CheckFp32(x);
+  CHECK_GT(x.elements(), 0);
+  CheckIs("packed", packed, DType::kI32, {1 + (x.elements() + 31) / 32});
+}
+
+void CheckSumSigns(const Tensor& packed, int64_t first, const Tensor& out) {
+  CheckFp32(out);
+  CHECK(packed.dtype() == DType::kI32 && packed.rank() == 2 && packed.stride(1) == 1 &&
+        first >= 0 && (first + out.elements() + 31) / 32 < packed.dim(1))
+      << packed.ToString() << " for " << out.elements() << " elements from " << first;
 }
 
 }  // namespace muster::kernels

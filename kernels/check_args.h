@@ -39,6 +39,10 @@ void CheckReduction(const Tensor& x, const Tensor& out);
 void CheckSumParts(const Tensor& in, const Tensor& out);
 void CheckPrepareStep(const PrepareStepArgs& args);
 void CheckAdamW(const AdamWArgs& args);
+void CheckTakeLargest(const TakeLargestArgs& args);
+void CheckSumSparse(const Tensor& entries, int64_t first, const Tensor& out);
+void CheckTakeSigns(const Tensor& x, const Tensor& packed);
+void CheckSumSigns(const Tensor& packed, int64_t first, const Tensor& out);
 
 }  // namespace muster::kernels
 

@@ -222,6 +222,26 @@ void AdamW(Stream& stream, const AdamWArgs& args) {
   MUSTER_DISPATCH(AdamW, args);
 }
 
+void TakeLargest(Stream& stream, const TakeLargestArgs& args) {
+  CheckTakeLargest(args);
+  MUSTER_DISPATCH_HOST(TakeLargest, args);
+}
+
+void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out) {
+  CheckSumSparse(entries, first, out);
+  MUSTER_DISPATCH_HOST(SumSparse, entries, first, out);
+}
+
+void TakeSigns(Stream& stream, Tensor x, Tensor packed) {
+  CheckTakeSigns(x, packed);
+  MUSTER_DISPATCH_HOST(TakeSigns, x, packed);
+}
+
+void SumSigns(Stream& stream, Tensor packed, int64_t first, Tensor out) {
+  CheckSumSigns(packed, first, out);
+  MUSTER_DISPATCH_HOST(SumSigns, packed, first, out);
+}
+
 #ifndef MUSTER_KERNELS_CUDA
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal, const CudaOptions&) {
   return absl::UnimplementedError(absl::StrCat(

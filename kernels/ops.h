@@ -335,6 +335,34 @@ struct AdamWArgs {
 };
 void AdamW(Stream& stream, const AdamWArgs& args);
 
+// ---- gradient compression ----
+// On CUDA: kUnimplemented on the stream, so far.
+//
+// Takes the k elements of x of largest magnitude out of it: they become zero there, and in `also`.
+// Among equal magnitudes lower indices go first; NaN is larger than anything. They are written
+// either as pairs in ascending order of index (each index plus `offset`), or to `dense` as they
+// stood, with zeros between them. A twin needs about six passes over x.
+struct TakeLargestArgs {
+  Tensor x;       // [n] fp32, updated
+  Tensor also;    // [n] fp32, updated, or empty
+  int64_t k = 0;  // 1 to n
+  int64_t offset = 0;
+  Tensor indices;  // [k] i32, and
+  Tensor values;   // [k] fp32; or
+  Tensor dense;    // [n] fp32
+};
+void TakeLargest(Stream& stream, const TakeLargestArgs& args);
+// out[i] = the sum over parts of the value whose index is first + i, 0 where a part has none, as
+// SumParts adds: what is dense in every part has the bits of SumParts. entries [parts, 2, k] i32:
+// the indices of a part, ascending, and its values (the bits of fp32).
+void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out);
+// packed = the mean magnitude of x (the bits of an fp32 number) and a bit per element, 1 for
+// negative; x -= mean * sign(x). packed [1 + ceil(n / 32)] i32.
+void TakeSigns(Stream& stream, Tensor x, Tensor packed);
+// out[i] = the sum over parts of +- mean, the sign of element first + i, as SumParts adds. packed
+// [parts, 1 + ceil(n / 32)] i32, its parts any stride apart.
+void SumSigns(Stream& stream, Tensor packed, int64_t first, Tensor out);
+
 // ---- random ----
 // out[i] = mean + stddev * normal(seed, stream_id, first + i): Philox4x32-10 (Salmon et al., SC
 // 2011) by global element index and Box-Muller, so the value of an element does not depend on the

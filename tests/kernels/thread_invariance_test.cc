@@ -134,5 +134,24 @@ TEST(ThreadInvariance, SumsAndAdamW_SameBits) {
   });
 }
 
+TEST(ThreadInvariance, Compression_SameBits) {
+  constexpr int64_t kN = 100001, kK = 5000, kWords = 1 + (kN + 31) / 32;
+  ExpectSameBits([](Stream& stream) {
+    Floats x = Random(kN, 1), y = Random(kN, 2), sum(kN), signs(kN);
+    std::vector<int32_t> entries(2 * kK), packed(kWords);
+    TakeLargest(stream, {.x = View(x, {kN}),
+                         .k = kK,
+                         .indices = Tensor(entries.data(), DType::kI32, {kK}),
+                         .values = Tensor(entries.data() + kK, DType::kF32, {kK})});
+    SumSparse(stream, View(entries, {1, 2, kK}), 0, View(sum, {kN}));
+    TakeSigns(stream, View(y, {kN}), View(packed, {kWords}));
+    SumSigns(stream, View(packed, {1, kWords}), 0, View(signs, {kN}));
+    CHECK_OK(stream.Synchronize());
+    Floats all = x;
+    for (const Floats& part : {y, sum, signs}) Append(all, part);
+    return all;
+  });
+}
+
 }  // namespace
 }  // namespace muster::kernels
