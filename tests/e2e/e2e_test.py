@@ -400,7 +400,9 @@ class Metrics(Scene):
         self.submit(steps=20 * STEPS)
         self.training()
         status = self.cluster.status()
-        for process, address in [("coordinator", status["coordinator"]["metrics"])] + [
+        first_line = self.cluster.run("logs", "tiny").stdout.splitlines()[0]
+        for process, address in [("coordinator", status["coordinator"]["metrics"]),
+                                 ("rank", json.loads(first_line)["metrics"])] + [
                 ("worker", worker["metrics"]) for worker in status["workers"]]:
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
                 body = reply.read().decode()

@@ -369,7 +369,7 @@ void AgentCore::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& as
                                             "/rank-", assignment.rank()));
   assignment.set_worker(config_.hello.worker());
   assignment.set_cache_directory(config_.cache_directory);
-  assignment.set_metrics_address("127.0.0.1:0");
+  assignment.set_metrics_address(config_.rank_metrics_address);
   if (assignment.threads() <= 0) {
     assignment.set_threads(assignment.spec().resources().threads_per_rank());
   }

@@ -63,6 +63,7 @@ struct AgentConfig {
   std::string cache_directory;     // where ranks keep what later ones can use
   std::string attempts_directory;  // run directories are ATTEMPTS/<job id>.e<epoch>/rank-<n>
   int32_t threads_per_slot = 1;    // for a spec that asks for 0 threads
+  std::string rank_metrics_address = "127.0.0.1:0";  // HOST:0, each rank gets a port of its own
 
   // Until Welcome says otherwise.
   absl::Duration heartbeat_interval = absl::Milliseconds(500);

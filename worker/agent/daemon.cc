@@ -143,6 +143,11 @@ AgentConfig Daemon::Config() const {
   config.rank_socket = state_->socket();
   config.attempts_directory = state_->attempts();
   config.cache_directory = state_->path() + "/cache";
+  // Who may scrape the daemon may scrape its ranks.
+  const std::string& metrics = options_.metrics_address;
+  if (!metrics.empty()) {
+    config.rank_metrics_address = absl::StrCat(metrics.substr(0, metrics.rfind(':')), ":0");
+  }
   config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
   config.stop_grace = options_.stop_grace;
   return config;

@@ -470,7 +470,8 @@ int RunRank(const std::string& path) {
                                {"epoch", assignment->epoch()},
                                {"rank", assignment->rank()},
                                {"world_size", assignment->world_size()},
-                               {"pid", static_cast<int64_t>(getpid())}});
+                               {"pid", static_cast<int64_t>(getpid())},
+                               {"metrics", server ? server->address() : ""}});
 
   const absl::StatusOr<Ending> trained =
       Train(*assignment, **client, reporter, rank_metrics, flight);
