@@ -36,6 +36,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "parallel/comm/arguments.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
 
@@ -505,7 +506,7 @@ class GlooCommunicator : public Communicator {
             });
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    const int64_t part = EqualPart(data);
+    const int64_t part = EqualPart(data, size());
     Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()),
             [data, op, part](Member& member, Exchange& exchange) {
               auto parts = [&](int rank) { return PartRange{part * rank, part * (rank + 1)}; };
@@ -516,7 +517,7 @@ class GlooCommunicator : public Communicator {
             });
   }
   void AllGather(Stream& stream, Tensor data) override {
-    const int64_t part = EqualPart(data);
+    const int64_t part = EqualPart(data, size());
     Enqueue(stream, absl::StrCat("all-gather of ", data.ToString()),
             [data, part](Member& member, Exchange& exchange) {
               const int64_t bytes = part * SizeOf(data.dtype());
@@ -532,18 +533,14 @@ class GlooCommunicator : public Communicator {
             });
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {
-    CHECK(data.contiguous());
-    CHECK(root >= 0 && root < size()) << "root " << root << " of " << size();
+    CheckBroadcast(data, root, size());
     Enqueue(stream, absl::StrCat("broadcast of ", data.ToString(), " from rank ", root),
             [data, root](Member& member, Exchange& exchange) {
               return BroadcastFrom(member, exchange, data, root);
             });
   }
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
-    const int64_t part = EqualPart(in);
-    CHECK(out.contiguous());
-    CHECK_EQ(in.bytes(), out.bytes());
-    CHECK(in.data() != out.data()) << "an all-to-all in place";
+    const int64_t part = CheckAllToAll(in, out, size());
     Enqueue(stream, absl::StrCat("all-to-all of ", in.ToString()),
             [in, out, part](Member& member, Exchange& exchange) {
               const int64_t bytes = part * SizeOf(in.dtype());
@@ -564,12 +561,12 @@ class GlooCommunicator : public Communicator {
   }
 
   void Send(Stream& stream, Tensor data, int to) override {
-    CheckPeer(data, to);
+    CheckPeer(data, to, rank(), size());
     pending_.push_back({data, to, sent_to_[to]++, true});
     if (!grouping_) FlushTransfers(stream);
   }
   void Receive(Stream& stream, Tensor data, int from) override {
-    CheckPeer(data, from);
+    CheckPeer(data, from, rank(), size());
     pending_.push_back({data, from, received_from_[from]++, false});
     if (!grouping_) FlushTransfers(stream);
   }
@@ -606,15 +603,6 @@ class GlooCommunicator : public Communicator {
   uint64_t Tag(bool point_to_point, uint64_t number) const {
     return static_cast<uint64_t>(member_->group) << 49 | uint64_t{point_to_point} << 48 |
            (number & 0xFFFFFFFF) << kStepBits;
-  }
-  int64_t EqualPart(const Tensor& data) {
-    CHECK(data.contiguous());
-    CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
-    return data.elements() / size();
-  }
-  void CheckPeer(const Tensor& data, int peer) {
-    CHECK(data.contiguous());
-    CHECK(peer >= 0 && peer < size() && peer != rank()) << "peer " << peer << " of " << size();
   }
 
   template <typename Body>

@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "parallel/comm/arguments.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
 
@@ -369,7 +370,7 @@ class LocalCommunicator : public Communicator {
             });
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    const int64_t part = EqualPart(data);
+    const int64_t part = EqualPart(data, size());
     bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
     Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()), data, data,
             [data, op, part](Member& member, Meeting& meeting, const std::string&) {
@@ -378,7 +379,7 @@ class LocalCommunicator : public Communicator {
             });
   }
   void AllGather(Stream& stream, Tensor data) override {
-    const int64_t part = EqualPart(data);
+    const int64_t part = EqualPart(data, size());
     bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
     Enqueue(stream, absl::StrCat("all-gather of ", data.ToString()), data, data,
             [data, part](Member& member, Meeting& meeting, const std::string&) {
@@ -391,7 +392,7 @@ class LocalCommunicator : public Communicator {
             });
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {
-    CHECK(root >= 0 && root < size()) << "root " << root << " of " << size();
+    CheckBroadcast(data, root, size());
     bytes_sent_ += BroadcastBytes(data.elements(), SizeOf(data.dtype()), size(), rank(), root);
     Enqueue(stream, absl::StrCat("broadcast of ", data.ToString(), " from rank ", root), data, data,
             [data, root](Member& member, Meeting& meeting, const std::string&) {
@@ -402,9 +403,7 @@ class LocalCommunicator : public Communicator {
             });
   }
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
-    const int64_t part = EqualPart(in);
-    CHECK_EQ(in.bytes(), out.bytes());
-    CHECK(in.data() != out.data()) << "an all-to-all in place";
+    const int64_t part = CheckAllToAll(in, out, size());
     bytes_sent_ += part * (size() - 1) * SizeOf(in.dtype());
     Enqueue(stream, absl::StrCat("all-to-all of ", in.ToString()), in, out,
             [out, part](Member& member, Meeting& meeting, const std::string&) {
@@ -419,14 +418,14 @@ class LocalCommunicator : public Communicator {
   }
 
   void Send(Stream& stream, Tensor data, int to) override {
-    CheckPeer(data, to);
+    CheckPeer(data, to, rank(), size());
     bytes_sent_ += data.bytes();
     pending_.sends.emplace_back(to, data);
     pending_.send_numbers.push_back(sent_to_[to]++);
     if (!grouping_) FlushTransfers(stream);
   }
   void Receive(Stream& stream, Tensor data, int from) override {
-    CheckPeer(data, from);
+    CheckPeer(data, from, rank(), size());
     pending_.receives.emplace_back(from, data);
     pending_.receive_numbers.push_back(received_from_[from]++);
     if (!grouping_) FlushTransfers(stream);
@@ -469,14 +468,6 @@ class LocalCommunicator : public Communicator {
     std::vector<const void*> inputs;
     for (const Meeting::Seat& seat : meeting.table) inputs.push_back(PartData(seat.in, part));
     ReduceAsTree(inputs, data.dtype(), op, part.count(), PartData(data, part));
-  }
-  int64_t EqualPart(const Tensor& data) {
-    CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
-    return data.elements() / size();
-  }
-  void CheckPeer(const Tensor& data, int peer) {
-    CHECK(data.contiguous());
-    CHECK(peer >= 0 && peer < size() && peer != rank()) << "peer " << peer << " of " << size();
   }
   template <typename Body>
   void Enqueue(Stream& stream, std::string call, Tensor in, Tensor out, Body body) {

@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "kernels/cuda_status.h"
 #include "kernels/device_cuda.h"
+#include "parallel/comm/arguments.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/comm/nccl_library.h"
@@ -105,7 +106,7 @@ class NcclCommunicator : public Communicator {
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
     if (OnHost(stream)) return host_->ReduceScatter(stream, data, op);
-    const int64_t part = EqualPart(data);
+    const int64_t part = EqualPart(data, size());
     Sent(data.bytes() * (size() - 1) / size());
     Enqueue(stream, "reduce-scatter", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.ReduceScatter(data.data(), At(data, part * rank()), static_cast<size_t>(part),
@@ -114,7 +115,7 @@ class NcclCommunicator : public Communicator {
   }
   void AllGather(Stream& stream, Tensor data) override {
     if (OnHost(stream)) return host_->AllGather(stream, data);
-    const int64_t part = EqualPart(data);
+    const int64_t part = EqualPart(data, size());
     Sent(data.bytes() * (size() - 1) / size());
     Enqueue(stream, "all-gather", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.AllGather(At(data, part * rank()), data.data(), static_cast<size_t>(part),
@@ -123,8 +124,7 @@ class NcclCommunicator : public Communicator {
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {
     if (OnHost(stream)) return host_->Broadcast(stream, data, root);
-    CHECK(data.contiguous());
-    CHECK(root >= 0 && root < size()) << "root " << root << " of " << size();
+    CheckBroadcast(data, root, size());
     // A chain that starts at the root: all but its last rank pass everything on.
     if ((rank() - root + size()) % size() != size() - 1) Sent(data.bytes());
     Enqueue(stream, "broadcast", data, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -134,10 +134,7 @@ class NcclCommunicator : public Communicator {
   }
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     if (OnHost(stream)) return host_->AllToAll(stream, in, out);
-    const int64_t part = EqualPart(in);
-    CHECK(out.contiguous());
-    CHECK_EQ(in.bytes(), out.bytes());
-    CHECK(in.data() != out.data()) << "an all-to-all in place";
+    const int64_t part = CheckAllToAll(in, out, size());
     Sent(in.bytes() * (size() - 1) / size());
     std::vector<Transfer> transfers;
     for (int peer = 0; peer < size(); ++peer) {
@@ -149,14 +146,14 @@ class NcclCommunicator : public Communicator {
 
   void Send(Stream& stream, Tensor data, int to) override {
     if (OnHost(stream)) return host_->Send(stream, data, to);
-    CheckPeer(data, to);
+    CheckPeer(data, to, rank(), size());
     Sent(data.bytes());
     transfers_.push_back({data.data(), data.dtype(), data.elements(), to, /*sends=*/true});
     if (!grouping_) FlushTransfers(stream);
   }
   void Receive(Stream& stream, Tensor data, int from) override {
     if (OnHost(stream)) return host_->Receive(stream, data, from);
-    CheckPeer(data, from);
+    CheckPeer(data, from, rank(), size());
     transfers_.push_back({data.data(), data.dtype(), data.elements(), from, /*sends=*/false});
     if (!grouping_) FlushTransfers(stream);
   }
@@ -210,15 +207,6 @@ class NcclCommunicator : public Communicator {
 
   Settings MakeSettings() const { return {group_.name, world_->options().thread_blocks_max}; }
   static size_t Count(const Tensor& data) { return static_cast<size_t>(data.elements()); }
-  int64_t EqualPart(const Tensor& data) {
-    CHECK(data.contiguous());
-    CHECK_EQ(data.elements() % size(), 0) << data.ToString() << " in " << size() << " equal parts";
-    return data.elements() / size();
-  }
-  void CheckPeer(const Tensor& data, int peer) {
-    CHECK(data.contiguous());
-    CHECK(peer >= 0 && peer < size() && peer != rank()) << "peer " << peer << " of " << size();
-  }
   void Sent(int64_t bytes) { bytes_sent_.fetch_add(bytes, std::memory_order_relaxed); }
 
   template <typename Issue>
