@@ -248,6 +248,9 @@ class Exchange {
         tag_(tag),
         deadline_(absl::Now() + member.connections->timeout()) {}
   ~Exchange() {
+    // Two others may be about to signal a buffer. Wake holds the lock that Unregister takes. Gloo's
+    // thread holds a reference while it completes one, and the buffer's destructor waits for that
+    // before it destroys anything (the reference's root is its last member).
     for (Transfer& transfer : transfers_) member_.connections->Unregister(transfer.buffer.get());
     transfers_.clear();  // from here on Gloo writes to none of our memory
     member_.scratch.Return(std::move(scratch_));
