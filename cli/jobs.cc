@@ -280,11 +280,12 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
   terminal.out << Table(head);
   if (!job.ranks().empty()) {
     std::vector<std::vector<std::string>> rows = {
-        {"RANK", "WORKER", "DEVICE", "PID", "STATE", "STEP"}};
+        {"RANK", "WORKER", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
     for (const v1::RankStatus& rank : job.ranks()) {
       rows.push_back({absl::StrCat(rank.rank()), rank.worker(), rank.device(),
                       absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
-                      absl::StrCat(rank.step())});
+                      absl::StrCat(rank.step()),
+                      rank.metrics_address().empty() ? "-" : rank.metrics_address()});
     }
     terminal.out << "\nranks of attempt " << job.epoch() << " (" << RanksText(job) << ")\n"
                  << Indented(Table(rows));

@@ -137,7 +137,9 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
     job.progress_at = turn.now();
   }
   known = progress;
-  job.job().mutable_ranks(rank)->set_step(progress.step());
+  v1::RankStatus& status = *job.job().mutable_ranks(rank);
+  status.set_step(progress.step());
+  status.set_metrics_address(Bounded(progress.metrics_address()));
   if (FoldProgress(job.progress, job.job())) turn.Progressed(job.id());
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);

@@ -398,11 +398,10 @@ class Metrics(Scene):
     def test_every_process_serves_the_documented_metrics(self):
         import urllib.request
         self.submit(steps=20 * STEPS)
-        self.training()
+        ranks = self.training()["ranks"]
         status = self.cluster.status()
-        first_line = self.cluster.run("logs", "tiny").stdout.splitlines()[0]
         for process, address in [("coordinator", status["coordinator"]["metrics"]),
-                                 ("rank", json.loads(first_line)["metrics"])] + [
+                                 ("rank", ranks[1]["metricsAddress"])] + [
                 ("worker", worker["metrics"]) for worker in status["workers"]]:
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
                 body = reply.read().decode()
