@@ -4,6 +4,10 @@
 // once. Rows that do not fit (128 k columns of 16 bits do not) keep a running maximum and sum while
 // they are read, and are read again from the L2 cache, which holds the rows of all blocks that run
 // at once. Rows that are not aligned are read three times.
+// Over a vocabulary that ranks share, the logits are read once for the statistics (by a running
+// maximum and sum too), then read and written once for the gradient.
+#include <type_traits>
+
 #include "kernels/device_cuda.h"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
@@ -137,30 +141,29 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kLongRowThreads, 1) LongRowKernel(const Data<T> d) {
-  constexpr int N = kPackSize<T>;
-  __shared__ float shared[2][kWarp];
-  T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
-  const int target = d.targets[blockIdx.x];
-  const int packs = d.columns / N;
-  float max = -INFINITY;  // of this thread so far, times log2(e)
-  float sum = 0;          // of 2^(x log2(e) - max)
-  for (int p = threadIdx.x; p < packs; p += kLongRowThreads * kPacksInFlight) {
+// The maximum of x log2(e) over the first `vocab` columns of a row, and the sum of
+// 2^(x log2(e) - maximum), for every thread of the block; each element is read once.
+template <int kBlock, int N, typename T>
+__device__ void RunningSum(const T* row, int vocab, float (*shared)[kWarp], float& row_max,
+                           float& row_sum) {
+  const int packs = (vocab + N - 1) / N;  // the storage goes on to whole packs
+  float max = -INFINITY;                  // of this thread so far
+  float sum = 0;
+  for (int p = threadIdx.x; p < packs; p += kBlock * kPacksInFlight) {
     Pack<T, N> loaded[kPacksInFlight];
 #pragma unroll
     for (int k = 0; k < kPacksInFlight; ++k) {
-      const int at = p + k * kLongRowThreads;
+      const int at = p + k * kBlock;
       if (at < packs) loaded[k] = LoadPack<N>(row + at * N);
     }
 #pragma unroll
     for (int k = 0; k < kPacksInFlight; ++k) {
-      const int at = p + k * kLongRowThreads;
-      if (at * N >= d.vocab) continue;
+      const int at = p + k * kBlock;
+      if (at >= packs) continue;
       float v[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        v[i] = at * N + i < d.vocab ? loaded[k][i] * kLog2E : -INFINITY;
+        v[i] = at * N + i < vocab ? loaded[k][i] * kLog2E : -INFINITY;
       }
       float most = max;
 #pragma unroll
@@ -172,8 +175,19 @@ __global__ void __launch_bounds__(kLongRowThreads, 1) LongRowKernel(const Data<T
       for (int i = 0; i < N; ++i) sum += Exp2(v[i] - max);
     }
   }
-  const float row_max = BlockMax(max, shared[0]);
-  sum = BlockSum(max == -INFINITY ? 0.f : sum * Exp2(max - row_max), shared[1]);
+  row_max = BlockMax(max, shared[0]);
+  row_sum = BlockSum(max == -INFINITY ? 0.f : sum * Exp2(max - row_max), shared[1]);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kLongRowThreads, 1) LongRowKernel(const Data<T> d) {
+  constexpr int N = kPackSize<T>;
+  __shared__ float shared[2][kWarp];
+  T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
+  const int target = d.targets[blockIdx.x];
+  const int packs = d.columns / N;
+  float row_max, sum;
+  RunningSum<kLongRowThreads, N>(row, d.vocab, shared, row_max, sum);
   if (threadIdx.x == 0) {
     d.losses[blockIdx.x] = Loss(target, d.vocab, row, row_max / kLog2E, sum);
   }
@@ -251,12 +265,140 @@ void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
   stream.CheckLaunch("CrossEntropy");
 }
 
+// ---- a vocabulary that ranks share ----
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    StatsKernel(const T* logits, const int32_t* targets, int columns, int64_t first, int vocab,
+                float* stats) {
+  __shared__ float shared[2][kWarp];
+  const T* const row = logits + static_cast<int64_t>(blockIdx.x) * columns;
+  float max, sum;
+  RunningSum<kThreads, N>(row, vocab, shared, max, sum);
+  if (threadIdx.x != 0) return;
+  const int64_t target = targets[blockIdx.x] - first;
+  float* const out = stats + static_cast<int64_t>(blockIdx.x) * 3;
+  out[0] = max / kLog2E;
+  out[1] = sum;
+  out[2] = target >= 0 && target < vocab ? ToFloat(row[target]) : 0.f;
+}
+
+template <typename T>
+struct MergeData {
+  T* logits;
+  const int32_t* targets;
+  const float* stats;  // [ranks,rows,3]
+  float* losses;
+  int64_t first;
+  int rows, columns, vocab, ranks;
+  float scale;
+  const float* loss_scale;  // or nullptr
+  bool write_gradient;
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) MergeKernel(const MergeData<T> d) {
+  T* const row = d.logits + static_cast<int64_t>(blockIdx.x) * d.columns;
+  const bool masked = d.targets[blockIdx.x] < 0;
+  const float* const stats = d.stats + static_cast<int64_t>(blockIdx.x) * 3;
+  const int64_t stride = static_cast<int64_t>(d.rows) * 3;
+  // Every thread adds up all ranks in their order: the same bits on all of them.
+  float most = -INFINITY;
+  for (int rank = 0; rank < d.ranks; ++rank) most = fmaxf(most, stats[rank * stride]);
+  float sum = 0, of_target = 0;
+  for (int rank = 0; rank < d.ranks; ++rank) {
+    const float* const part = stats + rank * stride;
+    sum += part[1] * Exp2((part[0] - most) * kLog2E);
+    of_target += part[2];
+  }
+  if (threadIdx.x == 0) {
+    d.losses[blockIdx.x] = masked ? 0.f : logf(sum) + (most - of_target);
+  }
+  if (!d.write_gradient) return;
+  const float scale = d.loss_scale == nullptr ? d.scale : d.scale * *d.loss_scale;
+  const float offset = masked ? INFINITY : most * kLog2E - log2f(scale / sum);
+  const int64_t target = masked ? -1 : d.targets[blockIdx.x] - d.first;
+  const int packs = d.columns / N;
+  for (int p = threadIdx.x; p < packs; p += kThreads * kPacksInFlight) {
+    Pack<T, N> loaded[kPacksInFlight];
+#pragma unroll
+    for (int k = 0; k < kPacksInFlight; ++k) {
+      const int at = p + k * kThreads;
+      if (at < packs) loaded[k] = LoadPack<N>(row + at * N);
+    }
+#pragma unroll
+    for (int k = 0; k < kPacksInFlight; ++k) {
+      const int at = p + k * kThreads;
+      if (at >= packs) continue;
+      float v[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        v[i] = at * N + i < d.vocab ? Exp2(loaded[k][i] * kLog2E - offset) : 0.f;
+        if (at * N + i == target) v[i] -= scale;
+      }
+      StorePack<N>(row + at * N, FromFloats<T>(v));
+    }
+  }
+}
+
+// Calls launch(N as a constant): whole packs where every row is aligned.
+template <typename T, typename Launch>
+void ForPacks(const Tensor& logits, const Launch& launch) {
+  constexpr int N = kPackSize<T>;
+  if (logits.dim(1) % N == 0 && Aligned16(logits)) {
+    launch(std::integral_constant<int, N>());
+  } else {
+    launch(std::integral_constant<int, 1>());
+  }
+}
+
 }  // namespace
 
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
   if (args.logits.dim(0) == 0) return;
   DispatchFloat(args.logits.dtype(),
                 [&](auto tag) { Launch<decltype(tag)>(CudaStream::Of(stream), args); });
+}
+
+void CrossEntropyStats(Stream& stream, const CrossEntropyStatsArgs& args) {
+  const auto rows = static_cast<unsigned>(args.logits.dim(0));
+  if (rows == 0) return;
+  CudaStream& cuda = CudaStream::Of(stream);
+  DispatchFloat(args.logits.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    ForPacks<T>(args.logits, [&](auto width) {
+      StatsKernel<T, width()><<<rows, kThreads, 0, cuda.handle()>>>(
+          args.logits.as<const T>(), args.targets.as<const int32_t>(),
+          static_cast<int>(args.logits.dim(1)), args.first, static_cast<int>(args.vocab),
+          args.stats.f32());
+    });
+  });
+  cuda.CheckLaunch("CrossEntropyStats");
+}
+
+void CrossEntropyMerge(Stream& stream, const CrossEntropyMergeArgs& args) {
+  const auto rows = static_cast<unsigned>(args.logits.dim(0));
+  if (rows == 0) return;
+  CudaStream& cuda = CudaStream::Of(stream);
+  DispatchFloat(args.logits.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    const MergeData<T> d{args.logits.as<T>(),
+                         args.targets.as<const int32_t>(),
+                         args.stats.f32(),
+                         args.losses.f32(),
+                         args.first,
+                         static_cast<int>(rows),
+                         static_cast<int>(args.logits.dim(1)),
+                         static_cast<int>(args.vocab),
+                         static_cast<int>(args.stats.dim(0)),
+                         args.scale,
+                         args.loss_scale,
+                         args.write_gradient};
+    ForPacks<T>(args.logits, [&](auto width) {
+      MergeKernel<T, width()><<<rows, kThreads, 0, cuda.handle()>>>(d);
+    });
+  });
+  cuda.CheckLaunch("CrossEntropyMerge");
 }
 
 }  // namespace muster::kernels::cuda

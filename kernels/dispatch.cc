@@ -29,14 +29,6 @@
   cpu::op(stream, __VA_ARGS__)
 #endif
 
-// For ops without a CUDA twin: the stream fails, so that a step ends with a message.
-#define MUSTER_DISPATCH_HOST(op, ...)                                              \
-  if (stream.device().kind() == DeviceKind::kCuda) {                               \
-    stream.Fail(absl::UnimplementedError(#op " runs on CPU devices only so far")); \
-  } else {                                                                         \
-    cpu::op(stream, __VA_ARGS__);                                                  \
-  }
-
 namespace muster::kernels {
 
 void Zero(Stream& stream, Tensor out) {
@@ -66,7 +58,7 @@ void Scale(Stream& stream, float alpha, Tensor x) {
 
 void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
   CheckCopyStrided(from, to);
-  MUSTER_DISPATCH_HOST(CopyStrided, from, to, accumulate);
+  MUSTER_DISPATCH(CopyStrided, from, to, accumulate);
 }
 
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out) {
@@ -89,7 +81,7 @@ void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t seque
 
 void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out) {
   CheckShardTokens(tokens, first, count, out);
-  MUSTER_DISPATCH_HOST(ShardTokens, tokens, first, count, out);
+  MUSTER_DISPATCH(ShardTokens, tokens, first, count, out);
 }
 
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
@@ -166,7 +158,7 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
 
 void AttentionMerge(Stream& stream, const AttentionMergeArgs& args) {
   CheckAttention(args);
-  MUSTER_DISPATCH_HOST(AttentionMerge, args);
+  MUSTER_DISPATCH(AttentionMerge, args);
 }
 
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
@@ -176,12 +168,12 @@ void CrossEntropy(Stream& stream, const CrossEntropyArgs& args) {
 
 void CrossEntropyStats(Stream& stream, const CrossEntropyStatsArgs& args) {
   CheckCrossEntropy(args);
-  MUSTER_DISPATCH_HOST(CrossEntropyStats, args);
+  MUSTER_DISPATCH(CrossEntropyStats, args);
 }
 
 void CrossEntropyMerge(Stream& stream, const CrossEntropyMergeArgs& args) {
   CheckCrossEntropy(args);
-  MUSTER_DISPATCH_HOST(CrossEntropyMerge, args);
+  MUSTER_DISPATCH(CrossEntropyMerge, args);
 }
 
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {

@@ -9,6 +9,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "kernels/device_cuda.h"
+#include "kernels/elementwise.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
 
@@ -238,6 +239,22 @@ void PositionGradient(CudaStream& stream, const Tensor& dout, int64_t sequence,
   stream.CheckLaunch("EmbeddingBackward: positions");
 }
 
+struct ShardElements {
+  const int32_t* tokens;
+  int32_t* out;
+  int64_t first, count;
+  template <int N>
+  __device__ void Apply(int64_t i) const {
+    Pack<int32_t, N> pack = LoadPack<N>(tokens + i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const int64_t local = pack.words[j] - first;
+      pack.words[j] = local >= 0 && local < count ? static_cast<int32_t>(local) : -1;
+    }
+    StorePack<N>(out + i, pack);
+  }
+};
+
 }  // namespace
 
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
@@ -278,6 +295,12 @@ void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t seque
     if (!d_wte.empty()) TokenGradient<T>(cuda, tokens, dout, d_wte);
     if (!d_wpe.empty()) PositionGradient<T>(cuda, dout, sequence, d_wpe);
   });
+}
+
+void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out) {
+  Elementwise<4>(CudaStream::Of(stream), "ShardTokens", tokens.elements(),
+                 {tokens.data(), out.data()},
+                 ShardElements{tokens.as<const int32_t>(), out.as<int32_t>(), first, count});
 }
 
 }  // namespace muster::kernels::cuda

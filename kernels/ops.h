@@ -27,8 +27,6 @@ void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
 // to = from, or to += from with `accumulate` (summed in fp32, rounded once), element by element.
 // Same shape, any strides, no overlap; act on both sides, also two different ones.
-// On CUDA: kUnimplemented on the stream, so far. The twin moves one row of the last dimension per
-// warp, in packs where both sides are dense and aligned: read + written bytes once.
 void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate = false);
 // out = a + b, act, any shape; may alias either.
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
@@ -42,7 +40,6 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
 // out[t] = tokens[t] - first where that is in [0, count), else -1. i32, [T].
-// On CUDA: kUnimplemented on the stream, so far.
 void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out);
 
 // ---- layer norm, with the residual addition in front of it fused ----
@@ -191,7 +188,6 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 //   out = out exp(lse - lse') + partial_out exp(partial_lse - lse'), lse = lse'.
 // In fp32; a set without keys has lse = -inf. AttentionBackward over one of the sets, given the
 // merged out and lse, yields that set's part of dq, and its dk and dv.
-// On CUDA: kUnimplemented on the stream, so far. The twin takes one warp per (token, head).
 struct AttentionMergeArgs {
   Tensor out;          // [B,S,H,D] act, updated
   Tensor lse;          // [B,H,S] fp32, updated
@@ -221,8 +217,6 @@ void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
 // every rank sums up its own columns: stats[t] = (max of z, sum of exp(z - max), z[t, target], or 0
 // where the target is another rank's). The ranks' stats are brought together, and the merge gives
 // every rank the losses, in the same bits, and the gradient of its own columns.
-// On CUDA: kUnimplemented on the stream, so far. The merge reads and writes the logits once, as the
-// sums are known.
 struct CrossEntropyStatsArgs {
   Tensor logits;      // [T,V] act, read
   Tensor targets;     // [T] i32 of the whole vocabulary, < 0 = masked

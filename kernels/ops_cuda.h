@@ -16,11 +16,13 @@ void Copy(Stream& stream, Tensor from, Tensor to);
 void Cast(Stream& stream, Tensor from, Tensor to);
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
+void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate);
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
 void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
+void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out);
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
 void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
@@ -35,7 +37,10 @@ void GeluForward(Stream& stream, Tensor x, Tensor y);
 void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx);
 void AttentionForward(Stream& stream, const AttentionArgs& args);
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 void CrossEntropy(Stream& stream, const CrossEntropyArgs& args);
+void CrossEntropyStats(Stream& stream, const CrossEntropyStatsArgs& args);
+void CrossEntropyMerge(Stream& stream, const CrossEntropyMergeArgs& args);
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate);
 void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
 void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate);

@@ -325,19 +325,11 @@ class Judge {
     }
     Pipeline(spec);
     Context(spec);
-    if (parallel.tensor() > 1 && spec.resources().device() == v1::DEVICE_KIND_CUDA) {
-      Add("engine.parallel.tensor", parallel.tensor(),
-          " ranks per matrix run on resources.device: cpu only so far");
-    }
   }
 
   void Context(const v1::JobSpec& spec) {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
     if (parallel.context() <= 1) return;
-    if (spec.resources().device() == v1::DEVICE_KIND_CUDA) {
-      Add("engine.parallel.context", parallel.context(),
-          " ranks per sequence run on resources.device: cpu only so far");
-    }
     const int32_t heads = spec.engine().model().heads();
     if (parallel.context_method() == v1::CONTEXT_METHOD_ALL_TO_ALL &&
         heads % parallel.context() != 0) {
