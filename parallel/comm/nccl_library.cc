@@ -1,6 +1,7 @@
 #include "parallel/comm/nccl_library.h"
 
 #include <cstdlib>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -57,6 +58,12 @@ absl::Status NcclLibrary::Check(ncclResult_t result, ncclComm_t comm,
     default:
       return absl::InternalError(message);
   }
+}
+
+void NcclLibrary::AbortAll(const std::vector<ncclComm_t>& comms) const {
+  std::vector<std::thread> threads;
+  for (ncclComm_t comm : comms) threads.emplace_back([this, comm] { CommAbort(comm); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 void SetNcclEnvironment(bool reproducible) {

@@ -6,6 +6,7 @@
 #include <nccl.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +22,12 @@ struct NcclLibrary {
   // OK for ncclSuccess and ncclInProgress. kUnavailable: a peer or the network; kInternal: our bug
   // or NCCL's. `comm` may be null.
   absl::Status Check(ncclResult_t result, ncclComm_t comm, absl::string_view what) const;
+
+  // ncclCommAbort of all of them at once, each on a thread of its own; returns when all have ended.
+  // One after the other would never end: freeing the first one's memory waits for everything on the
+  // device, also for the kernels of those that come later, which wait for a dead peer
+  // (https://github.com/NVIDIA/nccl/pull/564).
+  void AbortAll(const std::vector<ncclComm_t>& comms) const;
 
   int version = 0;
   decltype(&ncclGetVersion) GetVersion = nullptr;

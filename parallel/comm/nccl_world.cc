@@ -21,7 +21,7 @@ constexpr absl::Duration kLivenessInterval = absl::Milliseconds(100);
 // Our aborted kernels answer those of the peers with rubbish: the peers must have heard by then.
 constexpr absl::Duration kPeersNotice = absl::Milliseconds(20);
 // For host threads to leave NCCL by themselves before its communicators are ended under them.
-constexpr absl::Duration kEnteredPatience = absl::Seconds(1);
+constexpr absl::Duration kEnteredPatience = absl::Milliseconds(500);
 
 absl::Status WithPrefix(const absl::Status& status, const std::string& prefix) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
@@ -263,6 +263,12 @@ void NcclWorld::Sweep() {
 }
 
 void NcclWorld::TearDown() {
+  const absl::Status why = ended_;
+  mutex_.Unlock();
+  if (options_.on_failure) options_.on_failure(why);
+  liveness_->Abort(why);  // closes the host connections, which is how the peers notice
+  absl::SleepFor(kPeersNotice);
+  mutex_.Lock();
   auto left = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return making_ == 0 && std::all_of(groups_.begin(), groups_.end(),
                                        [](const NcclGroup* group) { return !group->entered; });
@@ -272,12 +278,8 @@ void NcclWorld::TearDown() {
   for (NcclGroup* group : groups_) {
     if (group->comm != nullptr) comms.push_back(std::exchange(group->comm, nullptr));
   }
-  const absl::Status why = ended_;
   mutex_.Unlock();
-  if (options_.on_failure) options_.on_failure(why);
-  liveness_->Abort(why);  // closes the host connections, which is how the peers notice
-  absl::SleepFor(kPeersNotice);
-  for (ncclComm_t comm : comms) nccl_.CommAbort(comm);
+  nccl_.AbortAll(comms);
   mutex_.Lock();
   torn_down_ = true;
 }

@@ -28,6 +28,7 @@
 #include "parallel/train/failure.h"
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
+#include "worker/rank/failure_deadline.h"
 #include "worker/rank/rank_metrics.h"
 
 namespace muster::worker {
@@ -38,6 +39,9 @@ namespace {
 constexpr absl::Duration kFlushTimeout = absl::Minutes(10);
 // Of an exit for which nothing but the report is left to say.
 constexpr absl::Duration kFailureFlushTimeout = absl::Seconds(5);
+// For a device to come back from collectives that have failed. Peers that lose a rank thus end well
+// before the daemon's grace does.
+constexpr absl::Duration kFailureGrace = absl::Seconds(1);
 // For the verdict on the last checkpoint, on which the last pruning depends.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(15);
 constexpr size_t kThroughputSteps = 20;
@@ -330,7 +334,7 @@ class FlightRecord {
 
 absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
     const v1::RankAssignment& assignment, DaemonClient& client, kernels::Device& device,
-    const FlightRecord& flight) {
+    const FlightRecord& flight, FailureDeadline& deadline) {
   const int rank = assignment.rank();
   const int size = assignment.world_size();
   absl::StatusOr<std::unique_ptr<parallel::Communicator>> communicator;
@@ -339,8 +343,9 @@ absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
         parallel::MakeLocalCommunicators(1, parallel::GlooOptions().operation_timeout)[0]);
   } else if (device.kind() == kernels::DeviceKind::kCuda) {
     parallel::NcclOptions options;
-    options.on_failure = [recorder = flight.recorder()](const absl::Status&) {
+    options.on_failure = [recorder = flight.recorder(), &deadline](const absl::Status& why) {
       recorder->Freeze();
+      deadline.Arm(why);
     };
     communicator = parallel::MakeNcclCommunicator(client, rank, size, device, options);
   } else {
@@ -360,12 +365,13 @@ struct Ending {
 };
 
 absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient& client,
-                             Reporter& reporter, RankMetrics& metrics, const FlightRecord& flight) {
+                             Reporter& reporter, RankMetrics& metrics, const FlightRecord& flight,
+                             FailureDeadline& deadline) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   reporter.OnPhase("starting");
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
   reporter.OnPhase("bootstrapping");
-  ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight));
+  ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight, deadline));
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
   if (!groups.ok()) {
     return parallel::Mark(Annotate(groups.status(), "communicators of the mesh"),
@@ -473,8 +479,15 @@ int RunRank(const std::string& path) {
                                {"pid", static_cast<int64_t>(getpid())},
                                {"metrics", server ? server->address() : ""}});
 
+  FailureDeadline deadline(kFailureGrace, [&exit, &flight](const absl::Status& why) {
+    const std::string message(why.message());
+    exit.Write(v1::CAUSE_COMMUNICATION, message);
+    flight.Dump();
+    exit.EndProcess(v1::CAUSE_COMMUNICATION, message, kExitFailed);
+  });
   const absl::StatusOr<Ending> trained =
-      Train(*assignment, **client, reporter, rank_metrics, flight);
+      Train(*assignment, **client, reporter, rank_metrics, flight, deadline);
+  deadline.Disarm();
   Ending ending;
   if (trained.ok()) {
     ending = *trained;
