@@ -37,6 +37,36 @@ void CheckHeads(const char* name, const Tensor& x, DType dtype, int64_t batch, i
       << " with a dense last dimension";
 }
 
+// What both norms require.
+template <typename Args>
+void CheckNormForward(const Args& args) {
+  CHECK_EQ(args.residual.rank(), 2);
+  const DType act = args.residual.dtype();
+  const int64_t t = args.residual.dim(0), c = args.residual.dim(1);
+  CheckIs("residual", args.residual, act, {t, c});
+  CheckIsOrEmpty("branch", args.branch, act, {t, c});
+  CheckIsOrEmpty("sum", args.sum, act, {t, c});
+  CHECK(args.branch.empty() || !args.sum.empty()) << "a branch needs a sum to be written to";
+  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
+  CheckIs("y", args.y, act, {t, c});
+  CheckIs("rstd", args.rstd, DType::kF32, {t});
+}
+
+template <typename Args>
+void CheckNormBackward(const Args& args) {
+  CHECK_EQ(args.x.rank(), 2);
+  const DType act = args.x.dtype();
+  const int64_t t = args.x.dim(0), c = args.x.dim(1);
+  CheckIs("x", args.x, act, {t, c});
+  CheckIs("dy", args.dy, act, {t, c});
+  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
+  CheckIs("rstd", args.rstd, DType::kF32, {t});
+  CheckIs("dx", args.dx, act, {t, c});
+  CheckIs("dgamma", args.dgamma, DType::kF32, {c});
+  CHECK(args.dx.data() != args.dy.data() && args.dx.data() != args.x.data())
+      << "dx is added to and cannot alias dy or x";
+}
+
 }  // namespace
 
 void CheckCopy(const Tensor& from, const Tensor& to) {
@@ -84,62 +114,20 @@ void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, 
 }
 
 void CheckLayerNorm(const LayerNormForwardArgs& args) {
-  CHECK_EQ(args.residual.rank(), 2);
-  const DType act = args.residual.dtype();
-  const int64_t t = args.residual.dim(0), c = args.residual.dim(1);
-  CheckIs("residual", args.residual, act, {t, c});
-  CheckIsOrEmpty("branch", args.branch, act, {t, c});
-  CheckIsOrEmpty("sum", args.sum, act, {t, c});
-  CHECK(args.branch.empty() || !args.sum.empty()) << "a branch needs a sum to be written to";
-  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
-  CheckIs("beta", args.beta, args.gamma.dtype(), {c});
-  CheckIs("y", args.y, act, {t, c});
-  CheckIs("mean", args.mean, DType::kF32, {t});
-  CheckIs("rstd", args.rstd, DType::kF32, {t});
+  CheckNormForward(args);
+  CheckIs("beta", args.beta, args.gamma.dtype(), {args.residual.dim(1)});
+  CheckIs("mean", args.mean, DType::kF32, {args.residual.dim(0)});
 }
 
 void CheckLayerNorm(const LayerNormBackwardArgs& args) {
-  CHECK_EQ(args.x.rank(), 2);
-  const DType act = args.x.dtype();
-  const int64_t t = args.x.dim(0), c = args.x.dim(1);
-  CheckIs("x", args.x, act, {t, c});
-  CheckIs("dy", args.dy, act, {t, c});
-  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
-  CheckIs("mean", args.mean, DType::kF32, {t});
-  CheckIs("rstd", args.rstd, DType::kF32, {t});
-  CheckIs("dx", args.dx, act, {t, c});
-  CheckIs("dgamma", args.dgamma, DType::kF32, {c});
-  CheckIs("dbeta", args.dbeta, DType::kF32, {c});
-  CHECK(args.dx.data() != args.dy.data() && args.dx.data() != args.x.data())
-      << "dx is added to and cannot alias dy or x";
+  CheckNormBackward(args);
+  CheckIs("mean", args.mean, DType::kF32, {args.x.dim(0)});
+  CheckIs("dbeta", args.dbeta, DType::kF32, {args.x.dim(1)});
 }
 
-void CheckRmsNorm(const RmsNormForwardArgs& args) {
-  CHECK_EQ(args.residual.rank(), 2);
-  const DType act = args.residual.dtype();
-  const int64_t t = args.residual.dim(0), c = args.residual.dim(1);
-  CheckIs("residual", args.residual, act, {t, c});
-  CheckIsOrEmpty("branch", args.branch, act, {t, c});
-  CheckIsOrEmpty("sum", args.sum, act, {t, c});
-  CHECK(args.branch.empty() || !args.sum.empty()) << "a branch needs a sum to be written to";
-  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
-  CheckIs("y", args.y, act, {t, c});
-  CheckIs("rstd", args.rstd, DType::kF32, {t});
-}
+void CheckRmsNorm(const RmsNormForwardArgs& args) { CheckNormForward(args); }
 
-void CheckRmsNorm(const RmsNormBackwardArgs& args) {
-  CHECK_EQ(args.x.rank(), 2);
-  const DType act = args.x.dtype();
-  const int64_t t = args.x.dim(0), c = args.x.dim(1);
-  CheckIs("x", args.x, act, {t, c});
-  CheckIs("dy", args.dy, act, {t, c});
-  CheckIs("gamma", args.gamma, args.gamma.dtype(), {c});
-  CheckIs("rstd", args.rstd, DType::kF32, {t});
-  CheckIs("dx", args.dx, act, {t, c});
-  CheckIs("dgamma", args.dgamma, DType::kF32, {c});
-  CHECK(args.dx.data() != args.dy.data() && args.dx.data() != args.x.data())
-      << "dx is added to and cannot alias dy or x";
-}
+void CheckRmsNorm(const RmsNormBackwardArgs& args) { CheckNormBackward(args); }
 
 void CheckRotaryTable(const RotaryTableArgs& args) {
   CHECK(args.table.rank() == 2 && args.table.dim(1) % 2 == 0) << args.table.ToString();

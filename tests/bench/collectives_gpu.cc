@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,12 +17,12 @@
 #include "CLI/CLI.hpp"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/mutex.h"
 #include "kernels/device.h"
 #include "kernels/device_cuda.h"
 #include "kernels/ops.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/nccl_library.h"
+#include "tests/support/key_value_store.h"
 
 namespace muster::parallel {
 namespace {
@@ -36,27 +35,6 @@ T Take(absl::StatusOr<T> made) {
   CHECK_OK(made);
   return *std::move(made);
 }
-
-class ProcessStore : public KeyValueStore {
- public:
-  absl::Status Put(const std::string& key, const std::string& value) override {
-    MutexLock lock(&mutex_);
-    values_[key] = value;
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    MutexLock lock(&mutex_);
-    auto known = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return values_.contains(key); };
-    if (!mutex_.AwaitWithTimeout(Condition(&known), timeout)) {
-      return absl::DeadlineExceededError(key);
-    }
-    return values_[key];
-  }
-
- private:
-  Mutex mutex_;
-  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
-};
 
 enum class Operation { kAllReduce, kAllGather, kReduceScatter };
 constexpr Operation kOperations[] = {Operation::kAllReduce, Operation::kAllGather,
@@ -229,7 +207,7 @@ int Run(const Flags& flags) {
   }
   SetNcclEnvironment(/*reproducible=*/false);
   const int64_t bytes_max = *std::max_element(flags.mib.begin(), flags.mib.end()) << 20;
-  ProcessStore store;
+  testing::MemoryKeyValueStore store;
   std::printf(
       "%d GPUs, fp32, in place; median of %d rounds, slowest rank of each; spread = (max - "
       "min) / median\n\n| call | size | ours | NCCL raw | ratio | spread "

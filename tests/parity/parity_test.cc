@@ -15,7 +15,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
-#include "base/mutex.h"
 #include "base/rng.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
@@ -27,6 +26,7 @@
 #include "parallel/model/llama.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
+#include "tests/support/key_value_store.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel {
@@ -120,28 +120,6 @@ struct RunOptions {
   std::vector<RestoreCandidate> restore;
 };
 
-// A key-value store for ranks of one process.
-class MapStore : public KeyValueStore {
- public:
-  absl::Status Put(const std::string& key, const std::string& value) override {
-    MutexLock lock(&mutex_);
-    values_[key] = value;
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
-    MutexLock lock(&mutex_);
-    const auto present = [&] { return values_.count(key) != 0; };
-    if (!mutex_.AwaitWithTimeout(Condition(&present), timeout)) {
-      return absl::DeadlineExceededError(key);
-    }
-    return values_[key];
-  }
-
- private:
-  Mutex mutex_;
-  std::map<std::string, std::string> values_;
-};
-
 class Parity : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -215,7 +193,7 @@ class Parity : public ::testing::Test {
   std::vector<Curve> Train(const RunOptions& run = {}) {
     std::vector<std::unique_ptr<Communicator>> local;
     if (!run.gloo) local = MakeLocalCommunicators(run.ranks, absl::Seconds(60));
-    MapStore store;
+    testing::MemoryKeyValueStore store;
     std::vector<Curve> curves(run.ranks);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < run.ranks; ++rank) {
