@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -27,13 +28,15 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
   CHECK_GT(options.bucket_bytes, 0);
   CHECK_GT(options.shards, 0);
   CHECK_GT(options.replicas, 0);
+  CHECK(options.compressed == nullptr || !options.by_block);
   const int64_t bucket_elements = options.bucket_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t alignment =
       std::lcm<int64_t>(int64_t{options.shards} * options.replicas, kBucketAlignment);
-  // Buckets that are being filled, by (block, partial); offsets are relative to the bucket until it
-  // closes, since several may be open.
-  std::map<std::pair<int, bool>, Bucket> open;
-  const auto close = [&](std::pair<int, bool> key) {
+  // Buckets that are being filled, by (block, partial, compressed); offsets are relative to the
+  // bucket until it closes, since several may be open.
+  using Key = std::tuple<int, bool, bool>;
+  std::map<Key, Bucket> open;
+  const auto close = [&](Key key) {
     Bucket bucket = std::move(open.at(key));
     open.erase(key);
     for (const ParameterId id : bucket.parameters) {
@@ -58,14 +61,16 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     const bool partial = parameter.sharing == TensorSharing::kPartial;
     const bool sharded = options.by_block && !parameter.resident && !partial &&
                          parameter.elements() >= options.resident_elements;
-    const std::pair<int, bool> key = {sharded ? parameter.block : -1, partial};
+    const bool compressed = options.compressed != nullptr && options.compressed(parameter);
+    const Key key = {sharded ? parameter.block : -1, partial, compressed};
     // Backward has left the blocks behind this one.
-    while (!open.empty() && open.rbegin()->first.first > parameter.block) {
+    while (!open.empty() && std::get<0>(open.rbegin()->first) > parameter.block) {
       close(open.rbegin()->first);
     }
     Bucket& bucket = open[key];
-    bucket.block = key.first;
+    bucket.block = std::get<0>(key);
     bucket.partial = partial;
+    bucket.compressed = compressed;
     bucket.parameters.push_back(id);
     offsets_[id] = RoundUp(bucket.range.end, kParameterAlignment);
     bucket.range.end = offsets_[id] + parameter.storage_elements();

@@ -14,6 +14,7 @@
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "parallel/model/parameters.h"
@@ -46,6 +47,9 @@ struct FlatLayoutOptions {
   // First blocks of the parts of a pipeline stage: no bucket holds parameters of two parts, which
   // are reduced at different times.
   std::vector<int> part_begins = {};
+  // Parameters whose gradients are compressed have buckets of their own; null: none are. Not with
+  // by_block.
+  std::function<bool(const Parameter&)> compressed = nullptr;
 };
 
 class FlatLayout {
@@ -55,6 +59,7 @@ class FlatLayout {
     std::vector<ParameterId> parameters;  // in storage order
     int block = -1;                       // by_block: of whose parameters it is made; -1 = resident
     bool partial = false;
+    bool compressed = false;
     int64_t local = 0;  // where the own part begins in storage that holds own parts only
   };
 

@@ -55,6 +55,7 @@ absl::Status GradientReducer::Allocate() {
   for (int i = 0; i < static_cast<int>(pending_.size()); ++i) {
     const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
     largest = std::max(largest, bucket.range.size());
+    CHECK(!bucket.compressed || options_.compressor != nullptr);
     if (bucket.block >= 0) {
       bucket_of_block_.resize(std::max<size_t>(bucket_of_block_.size(), bucket.block + 1), -1);
       bucket_of_block_[bucket.block] = i;
@@ -165,9 +166,12 @@ void GradientReducer::ReduceBucket(int bucket) {
     compute_.Record(*ready_[bucket]);
     communication_.Wait(*ready_[bucket]);
   }
-  ReduceScatter(stream, groups_.shard(), flat_.whole_gradients(bucket));
-  if (sharded()) Accumulate(stream, bucket);
-  if (LastMicroBatch()) AllReduce(stream, groups_.replicate(), flat_.own_gradient(bucket));
+  const bool compressed = flat_.layout().buckets()[bucket].compressed;
+  if (!compressed || !options_.compressor->Exchange(stream, bucket)) {
+    ReduceScatter(stream, groups_.shard(), flat_.whole_gradients(bucket));
+    if (sharded()) Accumulate(stream, bucket);
+    if (LastMicroBatch()) AllReduce(stream, groups_.replicate(), flat_.own_gradient(bucket));
+  }
   if (!options_.overlap) return;
   communication_.Record(*reduced_[bucket]);
   if (flat_.gradients_rotate(bucket)) {

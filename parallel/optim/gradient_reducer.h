@@ -14,6 +14,7 @@
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/gradient_compressor.h"
 
 namespace muster::parallel {
 
@@ -26,6 +27,8 @@ struct GradientReducerOptions {
   // micro-batches come at their own times. last < 0: all of them.
   int first_bucket = 0;
   int last_bucket = -1;
+  // For the buckets that are compressed; null: there are none. Shared by the reducers of a rank.
+  GradientCompressor* compressor = nullptr;
 };
 
 // Order of summation. Floating point sums depend on their order, and a training run amplifies the
@@ -39,6 +42,9 @@ struct GradientReducerOptions {
 // each bucket that becomes ready is merged over the levels on the compute stream, then reduced on
 // the communication stream: reduce-scattered over the shard group (ZeRO-1), all-reduced over the
 // replicate group.
+//
+// Compressed buckets (GradientCompressor) go their own way from the merged levels on; dense ones
+// are not touched by it.
 //
 // ZeRO 2 and 3. Whole gradients of a block exist only while its backward runs. Every micro-batch's
 // buckets are reduce-scattered as they become ready, and the own part is added to Levels()

@@ -10,6 +10,10 @@ namespace muster::parallel {
 // Parameters are saved under their own names, AdamW's moments behind these.
 inline constexpr char kFirstMomentPrefix[] = "optimizer.m.";
 inline constexpr char kSecondMomentPrefix[] = "optimizer.v.";
+// Of compressed gradients, per parameter: what each rank that gradients are averaged over has not
+// sent yet, and the momentum of it. Their first dimension is the rank.
+inline constexpr char kResidualPrefix[] = "optimizer.residual.";
+inline constexpr char kResidualMomentumPrefix[] = "optimizer.residual_momentum.";
 
 // Keys of CheckpointState.integers.
 inline constexpr char kSeedKey[] = "seed";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,11 @@ std::vector<int> PartBegins(const Model& model) {
 // Steps that the host may be ahead of what it knows.
 constexpr int64_t kStepsAhead = 2;
 
+std::function<bool(const Parameter&)> CompressedBy(const CompressionOptions& options) {
+  if (options.method == CompressionMethod::kNone) return nullptr;
+  return [options](const Parameter& parameter) { return Compresses(options, parameter); };
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
@@ -68,7 +74,8 @@ Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Dev
                                    .replicas = groups.replicate().size(),
                                    .by_block = options.zero >= 2,
                                    .resident_elements = options.resident_elements,
-                                   .part_begins = PartBegins(model)}) {}
+                                   .part_begins = PartBegins(model),
+                                   .compressed = CompressedBy(options.compression)}) {}
 
 Trainer::~Trainer() {
   // Work under way still refers to what is destroyed next. Its errors have been seen by Run().
@@ -90,6 +97,11 @@ int64_t Trainer::step_values() const { return 2 * global_micro_batches() + 1 + 2
 bool Trainer::reports_loss() const {
   return groups_.coordinate()[Axis::kTensor] == 0 &&
          groups_.coordinate()[Axis::kPipeline] + 1 == groups_.mesh().degree(Axis::kPipeline);
+}
+
+int64_t Trainer::state_bytes() const {
+  return FlatBuffers::Bytes(layout_, flat_->options()) +
+         GradientCompressor::StateBytes(options_.compression, layout_);
 }
 
 DType Trainer::compute_dtype() const {
@@ -140,6 +152,36 @@ absl::Status CheckPipeline(const TrainerOptions& options, const Model& model, Me
                         "several chunks at once, which stage %d of ZeRO does not; use zero 0 or 1, "
                         "or schedule 1f1b",
                         shape.chunks, options.zero));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCompression(const TrainerOptions& options, const kernels::Device& device) {
+  const CompressionOptions& compression = options.compression;
+  if (compression.method == CompressionMethod::kNone) return absl::OkStatus();
+  if (options.zero >= 2) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("gradient compression keeps what it does not send, for whole gradients, "
+                        "which stage %d of ZeRO does not have; use zero 0 or 1",
+                        options.zero));
+  }
+  if (options.gradient_wire != DType::kF32) {
+    return absl::InvalidArgumentError("gradient compression sends fp32, not 16-bit gradients");
+  }
+  if (options.precision == Precision::kFp16) {
+    return absl::InvalidArgumentError(
+        "gradient compression would keep residuals in units of fp16's changing loss scale; use "
+        "bf16");
+  }
+  if (!(compression.density > 0 && compression.density <= 1) || !(compression.momentum >= 0) ||
+      compression.momentum >= 1 || compression.warmup_steps < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "gradient compression: density %g must be above 0 and at most 1, momentum %g at least 0 "
+        "and less than 1, warmup_steps %d not negative",
+        compression.density, compression.momentum, compression.warmup_steps));
+  }
+  if (device.kind() == kernels::DeviceKind::kCuda) {
+    return absl::UnimplementedError("gradient compression runs on CPU devices only so far");
   }
   return absl::OkStatus();
 }
@@ -196,6 +238,7 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
         "must be the same, and the samples a multiple of two chunks per rank (%d)",
         training.sequence_length(), context, model.shape().context_size, 2 * context));
   }
+  RETURN_IF_ERROR(CheckCompression(options, device));
   return CheckPipeline(options, model, groups);
 }
 
@@ -241,6 +284,11 @@ absl::Status Trainer::Allocate() {
                                     groups_.coordinate()[Axis::kTensor] == 0);
   };
   ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, *compute_, optimizing));
+  if (options_.compression.method != CompressionMethod::kNone) {
+    ASSIGN_OR_RETURN(compressor_, GradientCompressor::Make(options_.compression, *flat_,
+                                                           gradient_group(), *compute_));
+    ASSIGN_OR_RETURN(residual_square_, device_.Allocate(sizeof(float)));
+  }
   RETURN_IF_ERROR(MakeReducers());
   ASSIGN_OR_RETURN(gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducers_.front(),
                                                       *compute_, *gathering_, options_.overlap));
@@ -277,13 +325,14 @@ absl::Status Trainer::AllocatePipeline() {
 absl::Status Trainer::AllocateFlights() {
   // On the host a step has run when it has been enqueued: waiting for it costs nothing.
   flights_.resize(device_.kind() == kernels::DeviceKind::kCuda ? kStepsAhead + 1 : 1);
-  const int64_t stride = sizeof(kernels::StepOutcome) + sizeof(double);
+  const int64_t stride = sizeof(kernels::StepOutcome) + 2 * sizeof(float);
   ASSIGN_OR_RETURN(flight_memory_,
                    device_.AllocateHost(stride * static_cast<int64_t>(flights_.size())));
   char* memory = static_cast<char*>(flight_memory_->data());
   for (Flight& flight : flights_) {
     flight.outcome = reinterpret_cast<kernels::StepOutcome*>(memory);
     flight.stop = reinterpret_cast<float*>(memory + sizeof(kernels::StepOutcome));
+    flight.residual_square = flight.stop + 1;
     memory += stride;
     ASSIGN_OR_RETURN(flight.done, device_.MakeEvent());
     for (auto* event : {&flight.reducing, &flight.reduced, &flight.exchanging, &flight.exchanged}) {
@@ -310,6 +359,11 @@ absl::Status Trainer::EnqueueStep() {
   flight.outcome->tokens = -1;  // until the device has written it
   kernels::Zero(*compute_, Floats(*values_, 0, step_values()));
   RETURN_IF_ERROR(RunMicroBatches(flight));
+  if (compressor_ != nullptr) {
+    compressor_->ResidualSquare(*compute_, Floats(*residual_square_, 0, 1));
+    kernels::Copy(*compute_, Floats(*residual_square_, 0, 1),
+                  Tensor(flight.residual_square, DType::kF32, {1}));
+  }
   *flight.stop = hooks_.StopRequested() ? 1.0f : 0.0f;
   kernels::Copy(*compute_, Tensor(flight.stop, DType::kF32, {1}),
                 Floats(*values_, 2 * micro_batches, 1));
@@ -384,6 +438,13 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   report.consumed_samples = consumed_samples_;
   report.skipped = outcome.skipped != 0;
   report.loss_scale = outcome.loss_scale;
+  const int64_t gradient_bytes = groups_.shard().bytes_sent() + groups_.replicate().bytes_sent() +
+                                 gradient_group().bytes_sent();
+  report.gradient_bytes = gradient_bytes - std::exchange(gradient_bytes_, gradient_bytes);
+  if (compressor_ != nullptr) {
+    report.gradient_density = flight.density;
+    report.residual_norm = std::sqrt(static_cast<double>(*flight.residual_square));
+  }
   hooks_.OnStep(report);
   return outcome.stop == 0;
 }

@@ -22,6 +22,7 @@
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
+#include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
 #include "parallel/optim/parameter_gatherer.h"
@@ -54,6 +55,8 @@ struct TrainerOptions {
   kernels::LossScaling loss_scaling;  // of fp16, where it is dynamic
   // What gradients travel in: kF32, or kBF16 with sums in fp32.
   kernels::DType gradient_wire = kernels::DType::kF32;
+  // Gradients that travel in part: ZeRO 0 or 1, fp32 wire, not fp16, on CPU devices.
+  CompressionOptions compression;
   // Stage of ZeRO, 0 to 3, over the shard group of the MeshGroups.
   int zero = 0;
   // Where the mesh has a pipeline axis; the model holds the parts of this rank's stage.
@@ -81,6 +84,9 @@ struct StepReport {
   int64_t consumed_samples = 0;              // so far
   bool skipped = false;                      // fp16: an overflow, no update
   double loss_scale = 1;
+  int64_t gradient_bytes = 0;   // sent by this rank to reduce gradients
+  double gradient_density = 1;  // of compressed gradients: share of the elements that was sent
+  double residual_norm = 0;     // of what this rank has not sent yet
 };
 
 struct EvaluationReport {
@@ -176,7 +182,7 @@ class Trainer {
   int64_t consumed_samples() const { return consumed_samples_; }
   // Memory of the workspace by category, and of parameters, optimizer state and gradients.
   const kernels::Arena& arena() const { return arena_; }
-  int64_t state_bytes() const { return FlatBuffers::Bytes(layout_, flat_->options()); }
+  int64_t state_bytes() const;
 
  private:
   Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
@@ -188,6 +194,9 @@ class Trainer {
   absl::Status LoadTensors(CheckpointReader& reader);
   // Brings master weights that were just written to where the model reads them, on all ranks.
   void Publish();
+  absl::Status LoadResiduals(CheckpointReader& reader);
+  void StageResiduals(float* staging, std::vector<SavePiece>& pieces);
+  int64_t residual_elements() const;                   // of what compression keeps back
   kernels::Tensor StateTensor(int state, int bucket);  // own part: parameter, m, v
   // kMin over ranks of `ok`: true when it holds everywhere.
   absl::StatusOr<bool> Agree(bool ok);
@@ -196,6 +205,8 @@ class Trainer {
   struct Flight {
     kernels::StepOutcome* outcome = nullptr;  // pinned host memory
     float* stop = nullptr;                    // pinned host memory
+    float* residual_square = nullptr;         // pinned host memory
+    double density = 1;
     std::unique_ptr<kernels::Event> done;
     // Around what compute waits for: the end of the reductions, the exchange of step values.
     std::unique_ptr<kernels::Event> reducing, reduced, exchanging, exchanged;
@@ -228,6 +239,8 @@ class Trainer {
   absl::Status EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot, int64_t batches);
   absl::Status Save();
   std::vector<SavePiece> StagePieces(float* staging);
+  // Where gradients are averaged; used by compression alone.
+  Communicator& gradient_group() { return groups_.Along({Axis::kData, Axis::kContext}); }
   int64_t own_elements() const;       // of a state that this rank saves
   FlatRange Saved(int bucket) const;  // the part of the own part of a bucket that this rank saves
   kernels::DType compute_dtype() const;
@@ -255,7 +268,8 @@ class Trainer {
   // In order of construction: streams end before the memory they use.
   kernels::Arena arena_;
   std::unique_ptr<FlatBuffers> flat_;
-  std::unique_ptr<kernels::Buffer> values_, host_values_, flight_memory_;
+  std::unique_ptr<GradientCompressor> compressor_;  // null: gradients travel whole
+  std::unique_ptr<kernels::Buffer> values_, host_values_, flight_memory_, residual_square_;
   std::vector<Flight> flights_;  // a ring, by step
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
@@ -271,6 +285,7 @@ class Trainer {
   int64_t enqueued_ = 0;  // >= step_
   std::chrono::steady_clock::time_point collected_at_;
   int64_t consumed_samples_ = 0;
+  int64_t gradient_bytes_ = 0;  // sent up to the last step collected
   int64_t evaluated_step_ = -1;
   int64_t saved_step_ = -1;
   int64_t pruned_at_ = 0;                  // CommittedStep() when last pruned

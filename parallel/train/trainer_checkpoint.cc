@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
+#include "kernels/step_math.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
@@ -32,6 +33,21 @@ std::string StateName(int state, const std::string& parameter) {
     default:
       return kSecondMomentPrefix + parameter;
   }
+}
+
+std::string ResidualName(int state, const std::string& parameter) {
+  return (state == 0 ? kResidualPrefix : kResidualMomentumPrefix) + parameter;
+}
+
+// The shape of what each of `ranks` ranks has of a tensor, and the box of one of them.
+std::vector<int64_t> PerRank(std::vector<int64_t> shape, int ranks) {
+  shape.insert(shape.begin(), ranks);
+  return shape;
+}
+Box OfRank(Box box, int rank) {
+  box.offset.insert(box.offset.begin(), rank);
+  box.extent.insert(box.extent.begin(), 1);
+  return box;
 }
 
 // Storage errors keep their code; a peer's or the communicator's are told apart by it.
@@ -89,7 +105,41 @@ std::vector<SavePiece> Trainer::StagePieces(float* staging) {
       staging += saved.size();
     }
   }
+  StageResiduals(staging, pieces);
   return pieces;
+}
+
+int64_t Trainer::residual_elements() const {
+  if (compressor_ == nullptr) return 0;
+  return GradientCompressor::StateBytes(options_.compression, layout_) / SizeOf(DType::kF32);
+}
+
+void Trainer::StageResiduals(float* staging, std::vector<SavePiece>& pieces) {
+  if (compressor_ == nullptr) return;
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    const FlatLayout::Bucket& bucket = layout_.buckets()[i];
+    if (!bucket.compressed) continue;
+    for (int state = 0; state < compressor_->states(); ++state) {
+      const Tensor from = compressor_->state(state, i);
+      kernels::Copy(*compute_, from, Tensor(staging, DType::kF32, {from.elements()}));
+      for (const ParameterId id : bucket.parameters) {
+        const Parameter& parameter = model_.parameters().at(id);
+        // The ranks of a tensor group compress the same gradient the same way.
+        if (parameter.sharing != TensorSharing::kSharded &&
+            groups_.coordinate()[Axis::kTensor] != 0) {
+          continue;
+        }
+        const float* data = staging + (layout_.offset(id) - bucket.range.begin);
+        for (const Box& box : parameter.Boxes(0, parameter.elements())) {
+          pieces.push_back({ResidualName(state, parameter.name), DType::kF32,
+                            PerRank(parameter.global_shape, gradient_group().size()),
+                            OfRank(box, gradient_group().rank()), data});
+          data += box.elements();
+        }
+      }
+      staging += from.elements();
+    }
+  }
 }
 
 absl::Status Trainer::Save() {
@@ -98,8 +148,8 @@ absl::Status Trainer::Save() {
   const auto start = std::chrono::steady_clock::now();
 
   // Every rank saves its share of every bucket, of each of the three states, from host memory.
-  auto allocated =
-      device_.AllocateHost(kStates * own_elements() * static_cast<int64_t>(sizeof(float)));
+  auto allocated = device_.AllocateHost((kStates * own_elements() + residual_elements()) *
+                                        static_cast<int64_t>(sizeof(float)));
   if (!allocated.ok()) return Mark(allocated.status(), FailureDomain::kMemory);
   const std::vector<SavePiece> pieces = StagePieces(static_cast<float*>((*allocated)->data()));
   ASSIGN_OR_RETURN(const kernels::StepState optimizer, optimizer_->GetState(*compute_));
@@ -171,9 +221,61 @@ absl::Status Trainer::LoadTensors(CheckpointReader& reader) {
   return absl::OkStatus();
 }
 
+// Another number of ranks inherits what has not been sent: the residuals of neighbouring ranks are
+// added up, as their gradients would be, or stay with the first of several heirs. Either way their
+// sum over all ranks is the same, to the bit for powers of two.
+absl::Status Trainer::LoadResiduals(CheckpointReader& reader) {
+  if (compressor_ == nullptr) return absl::OkStatus();
+  compressor_->Reset(*compute_);
+  const int64_t rank = gradient_group().rank(), ranks = gradient_group().size();
+  std::vector<float> values, sum;
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    const FlatLayout::Bucket& bucket = layout_.buckets()[i];
+    if (!bucket.compressed) continue;
+    for (int state = 0; state < compressor_->states(); ++state) {
+      for (const ParameterId id : bucket.parameters) {
+        const Parameter& parameter = model_.parameters().at(id);
+        const std::string name = ResidualName(state, parameter.name);
+        const auto found = reader.tensors().find(name);
+        // Not compressed when it was saved: nothing is left over.
+        if (found == reader.tensors().end()) continue;
+        const int64_t owners = found->second.shape.empty() ? 0 : found->second.shape[0];
+        if (found->second.shape != PerRank(parameter.global_shape, static_cast<int>(owners))) {
+          return absl::FailedPreconditionError(absl::StrFormat(
+              "%s: tensor %s has another shape than the model", reader.directory(), name));
+        }
+        const int64_t elements = parameter.elements();
+        values.clear();
+        int64_t count = 0;
+        for (int64_t owner = 0; owner < owners; ++owner) {
+          if (owner * ranks / owners != rank) continue;
+          values.resize(++count * elements);
+          float* to = values.data() + (count - 1) * elements;
+          for (const Box& box : parameter.Boxes(0, elements)) {
+            RETURN_IF_ERROR(
+                reader.Read(name, DType::kF32, OfRank(box, static_cast<int>(owner)), to));
+            to += box.elements();
+          }
+        }
+        if (count == 0) continue;
+        sum.resize(elements);
+        for (int64_t j = 0; j < elements; ++j) {
+          sum[j] = kernels::SumAsTree(count, [&](int64_t k) { return values[k * elements + j]; });
+        }
+        kernels::Copy(
+            *compute_, Tensor(sum.data(), DType::kF32, {elements}),
+            compressor_->state(state, i).Rows(layout_.offset(id) - bucket.range.begin, elements));
+        RETURN_IF_ERROR(compute_->Synchronize());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::Load(CheckpointReader& reader) {
   const CheckpointState& state = reader.state();
   RETURN_IF_ERROR(LoadTensors(reader));
+  RETURN_IF_ERROR(LoadResiduals(reader));
   const auto integer = [&](const char* key, int64_t otherwise) {
     const auto found = state.integers.find(key);
     return found == state.integers.end() ? otherwise : found->second;
@@ -237,6 +339,7 @@ absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
   saved_step_ = -1;
   RETURN_IF_ERROR(flat_->Initialize(*compute_, options_.seed));
   RETURN_IF_ERROR(optimizer_->SetState(*compute_, optimizer_->initial_state()));
+  if (compressor_ != nullptr) compressor_->Reset(*compute_);
   Publish();
   return absl::OkStatus();
 }

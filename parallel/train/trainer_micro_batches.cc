@@ -111,7 +111,8 @@ class Trainer::EvaluationClient : public MicroBatchClient {
 
 absl::Status Trainer::MakeReducers() {
   const std::vector<FlatLayout::Bucket>& buckets = layout_.buckets();
-  GradientReducerOptions reducing = {.overlap = options_.overlap, .wire = options_.gradient_wire};
+  GradientReducerOptions reducing = {
+      .overlap = options_.overlap, .wire = options_.gradient_wire, .compressor = compressor_.get()};
   reducers_.resize(model_.parts().size());
   // Buckets stand in backward order: the last part has the first ones.
   for (size_t part = reducers_.size(); part-- > 0;) {
@@ -217,6 +218,7 @@ Pass Trainer::MakePass() {
 }
 
 absl::Status Trainer::RunMicroBatches(Flight& flight) {
+  if (compressor_ != nullptr) compressor_->BeginStep(enqueued_ + 1);
   for (const auto& reducer : reducers_) reducer->BeginStep(micro_batches());
   StepClient client(*this, flight);
   Pass pass = MakePass();
@@ -233,6 +235,10 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
   for (const auto& reducer : reducers_) reducer->Finish();
   SumDuplicates();
   compute_->Record(*flight.reduced);
+  if (compressor_ != nullptr && compressor_->elements() > 0) {
+    flight.density =
+        static_cast<double>(compressor_->sent()) / static_cast<double>(compressor_->elements());
+  }
   return absl::OkStatus();
 }
 

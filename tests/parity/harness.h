@@ -4,6 +4,7 @@
 #define MUSTER_TESTS_PARITY_HARNESS_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,6 +35,8 @@ struct Case {
   int64_t stop_after = 0;  // > 0: ends after this step, with a checkpoint
   int64_t save_every = 0;  // > 0: checkpoints
   std::vector<RestoreCandidate> restore;
+  std::function<void(TrainerOptions&)> adjust;  // what has no field here
+  bool may_fail = false;                        // the status is the caller's to look at
 
   std::string ToString() const;
 };
@@ -42,6 +45,7 @@ struct Case {
 struct RankResult {
   absl::Status status;
   std::vector<double> losses, norms;
+  std::vector<StepReport> reports;
   int64_t state_bytes = 0;
   int64_t reduced_bytes = 0;            // by the shard group: reduce-scatters of gradients
   int64_t gathered_bytes = 0;           // by the gather group: all-gathers of parameters
@@ -53,7 +57,8 @@ using Tensors = std::map<std::string, std::vector<float>>;  // whole, by name
 
 class Harness {
  public:
-  Harness();
+  // Trains on the bytes of `files`, one behind the other; empty: a short text that never changes.
+  explicit Harness(const std::vector<std::string>& files = {});
   ~Harness();  // removes its files
 
   // Every rank's result. Losses and norms are the same on all of them, which is checked.

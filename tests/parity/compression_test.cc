@@ -1,0 +1,309 @@
+// Compressed gradients: sending everything is the dense run, nothing is lost on the way, and what
+// is left over survives checkpoints and other numbers of ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "parallel/comm/collective_plan.h"
+#include "parallel/optim/gradient_compressor.h"
+#include "parallel/train/checkpoint_names.h"
+#include "parallel/train/failure.h"
+#include "tests/parity/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::parallel::parity {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kDensity = 0.05;
+
+CompressionOptions TopK(double density) {
+  CompressionOptions options;
+  options.method = CompressionMethod::kTopK;
+  options.density = density;
+  options.min_elements = 0;
+  return options;
+}
+
+CompressionOptions Sign() {
+  CompressionOptions options = TopK(1);
+  options.method = CompressionMethod::kSign;
+  return options;
+}
+
+// Twelve steps of a small GPT-2.
+Case TrainingOf(const PerAxis& degrees, const CompressionOptions& compression = {}, int zero = 0) {
+  Case run;
+  run.model = SmallGpt2();
+  run.layout.degrees = degrees;
+  run.layout.global_batch = 8;
+  run.layout.micro_batch = 2;
+  run.layout.zero = zero;
+  run.steps = 12;
+  run.adjust = [compression](TrainerOptions& options) { options.compression = compression; };
+  return run;
+}
+
+Case TrainingOf(int data, const CompressionOptions& compression = {}, int zero = 0) {
+  return TrainingOf(PerAxis(1, data, 1, 1), compression, zero);
+}
+
+void ExpectSameBits(const std::vector<RankResult>& a, const std::vector<RankResult>& b) {
+  EXPECT_EQ(a[0].losses, b[0].losses);
+  EXPECT_EQ(a[0].norms, b[0].norms);
+}
+
+TEST(Compression, SendingEverything_HasTheBitsOfDense) {
+  Harness harness;
+  for (const int data : {1, 2, 4}) {
+    const auto dense = harness.Train(TrainingOf(data));
+    for (const int zero : {0, 1}) {
+      CompressionOptions all = TopK(1);
+      ExpectSameBits(dense, harness.Train(TrainingOf(data, all, zero)));
+      all.dense_above = 1;  // as pairs of index and value
+      ExpectSameBits(dense, harness.Train(TrainingOf(data, all, zero)));
+    }
+  }
+}
+
+TEST(Compression, OneStep_IsTheSameInEveryFormOfTravelAndLayout) {
+  Harness harness;
+  const auto expected = harness.Train(TrainingOf(4, TopK(kDensity)));
+  EXPECT_LT(expected[0].losses.back(), expected[0].losses.front());
+  CompressionOptions dense_form = TopK(kDensity);
+  dense_form.dense_above = 1e-9;
+  ExpectSameBits(expected, harness.Train(TrainingOf(4, dense_form)));
+  ExpectSameBits(expected, harness.Train(TrainingOf(4, TopK(kDensity), /*zero=*/1)));
+  Case sharded = TrainingOf(4, TopK(kDensity), /*zero=*/1);
+  sharded.layout.zero_shards = 2;
+  ExpectSameBits(expected, harness.Train(sharded));
+  Case apart = TrainingOf(4, TopK(kDensity));
+  apart.overlap = false;
+  ExpectSameBits(expected, harness.Train(apart));
+  // Selection is by parameter.
+  Case one_bucket = TrainingOf(4, TopK(kDensity));
+  one_bucket.bucket_bytes = 1 << 30;
+  ExpectSameBits(expected, harness.Train(one_bucket));
+}
+
+TEST(Compression, PipelineStages_HaveTheBitsOfOne) {
+  Harness harness;
+  Case one = TrainingOf(2, TopK(kDensity)), two = TrainingOf(PerAxis(2, 2, 1, 1), TopK(kDensity));
+  one.model = two.model = SmallLlama();  // not tied, for which sums are made in another order
+  ExpectSameBits(harness.Train(one), harness.Train(two));
+}
+
+TEST(Compression, TensorParallelRanks_Agree) {
+  Harness harness;
+  Case run = TrainingOf(PerAxis(1, 2, 1, 2), TopK(kDensity));
+  run.model = SmallLlama();
+  run.layout.sequence_parallel = true;
+  const auto results = harness.Train(run);  // which compares the ranks
+  EXPECT_LT(results[0].losses.back(), results[0].losses.front());
+}
+
+TEST(Compression, Resumed_HasTheBitsOfAnUnbrokenRun) {
+  Harness harness;
+  CompressionOptions momentum = TopK(kDensity);
+  momentum.momentum = 0.5;
+  momentum.warmup_steps = 8;
+  for (const CompressionOptions& compression : {TopK(kDensity), momentum, Sign()}) {
+    const auto whole = harness.Train(TrainingOf(2, compression));
+    Case first = TrainingOf(2, compression);
+    first.stop_after = first.save_every = 5;
+    Case second = TrainingOf(2, compression);
+    second.restore = harness.Train(first)[0].saved;
+    ASSERT_EQ(second.restore.size(), 1u);
+    const auto resumed = harness.Train(second);
+    ASSERT_EQ(resumed[0].losses.size(), 7u);
+    const auto& losses = whole[0].losses;
+    EXPECT_EQ(resumed[0].losses, std::vector<double>(losses.begin() + 5, losses.end()));
+  }
+}
+
+// With beta1 0 and no clipping AdamW's first moment is the gradient that it was given.
+Case OneMoreStep(int data, const CompressionOptions& compression,
+                 const std::vector<RankResult>& from) {
+  Case run = TrainingOf(data, compression);
+  run.adjust = [compression](TrainerOptions& options) {
+    options.compression = compression;
+    options.optimizer.beta1 = 0;
+    options.optimizer.clip_norm = 0;
+  };
+  run.save_every = 1;
+  run.steps = 1;
+  if (!from.empty()) {
+    run.restore = {from[0].saved[0]};
+    run.steps = from[0].saved[0].id.step + 1;
+  }
+  return run;
+}
+
+// Of all ranks, added in order.
+Tensors Sum(const Tensors& per_rank, int ranks) {
+  Tensors sums;
+  for (const auto& [name, values] : per_rank) {
+    std::vector<float>& sum = sums[name];
+    sum.assign(values.size() / ranks, 0);
+    for (size_t i = 0; i < values.size(); ++i) sum[i % sum.size()] += values[i];
+  }
+  return sums;
+}
+
+TEST(Compression, SentAndResidual_AreTheGradientAndSurviveOtherNumbersOfRanks) {
+  Harness harness;
+  const CompressionOptions compression = TopK(kDensity);
+  std::vector<RankResult> before;
+  Tensors left_before;
+  for (const int data : {2, 1, 2}) {
+    SCOPED_TRACE(absl::StrCat(data, " ranks after ", before.size()));
+    const auto dense = harness.Train(OneMoreStep(data, {}, before));
+    const auto compressed = harness.Train(OneMoreStep(data, compression, before));
+    const Tensors gradients = harness.Read(dense, kFirstMomentPrefix);
+    const Tensors sent = harness.Read(compressed, kFirstMomentPrefix);
+    const Tensors left = Sum(harness.Read(compressed, kResidualPrefix), data);
+    ASSERT_FALSE(left.empty());
+    for (const auto& [name, residual] : left) {
+      const std::vector<float>& gradient = gradients.at(name);
+      ASSERT_EQ(residual.size(), gradient.size());
+      int64_t held_back = 0;
+      for (size_t i = 0; i < residual.size(); ++i) {
+        const float earlier = left_before.empty() ? 0.0f : left_before.at(name)[i];
+        const float total = earlier + gradient[i], found = sent.at(name)[i] + residual[i];
+        if (data == 1) {
+          ASSERT_EQ(found, total) << name << " " << i;
+        } else {
+          // Added in another order than the ranks did.
+          const double size = std::abs(earlier) + std::abs(gradient[i]) + std::abs(residual[i]);
+          ASSERT_NEAR(found, total, 1e-6 * size + 1e-12) << name << " " << i;
+        }
+        held_back += residual[i] != 0 ? 1 : 0;
+      }
+      EXPECT_GT(held_back, static_cast<int64_t>(residual.size()) / 2) << name;
+    }
+    before = compressed;
+    left_before = left;
+  }
+}
+
+TEST(Compression, BytesDensityAndResidual_AreReported) {
+  Harness harness;
+  constexpr int kRanks = 4;
+  CompressionOptions compression = TopK(kDensity);
+  compression.warmup_steps = 4;
+  const Case run = TrainingOf(kRanks, compression);
+  const auto results = harness.Train(run);
+  const auto model = *MakeModel(run.model, {});
+  const FlatLayout layout(
+      model->parameters(),
+      {.bucket_bytes = run.bucket_bytes, .replicas = kRanks, .compressed = [&](const Parameter& p) {
+         return Compresses(compression, p);
+       }});
+  int64_t expected = 0, sent = 0, elements = 0;
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    if (!bucket.compressed) {
+      expected += AllReduceBytes(bucket.range.size(), 4, kRanks, 0);
+      continue;
+    }
+    for (const ParameterId id : bucket.parameters) {
+      const int64_t all = model->parameters().at(id).elements();
+      const auto k = static_cast<int64_t>(std::ceil(kDensity * static_cast<double>(all)));
+      expected += 8 * k * (kRanks - 1);
+      sent += k;
+      elements += all;
+    }
+  }
+  const StepReport& last = results[0].reports.back();
+  EXPECT_EQ(last.gradient_bytes, expected);
+  EXPECT_DOUBLE_EQ(last.gradient_density,
+                   static_cast<double>(sent) / static_cast<double>(elements));
+  EXPECT_GT(last.residual_norm, 0);
+  double density = 1;
+  for (const StepReport& report : results[0].reports) {
+    EXPECT_LE(report.gradient_density, density);
+    density = report.gradient_density;
+  }
+  EXPECT_GT(results[0].reports[0].gradient_density, 0.4);
+}
+
+// The second moment's window must be long beside 1 / density, and clipping off: see the
+// documentation of engine.training.gradient_compression.
+TEST(Compression, OnePercent_ComesWithinOnePercentOfDenseOnText) {
+  std::vector<std::string> texts;
+  for (const char* name : {"LICENSE", "docs/architecture.md", "docs/benchmarks/h200-kernels.md",
+                           "docs/benchmarks/h200-one-gpu.md", "docs/benchmarks/h200.md",
+                           "docs/benchmarks/cpu-engine.md"}) {
+    texts.push_back(absl::StrCat(MUSTER_SOURCE_DIR, "/", name));
+  }
+  Harness harness(texts);
+  static constexpr int64_t kSteps = 800;
+  const auto train = [&](const CompressionOptions& compression) {
+    Case run = TrainingOf(4, compression);
+    run.steps = kSteps;
+    run.adjust = [compression](TrainerOptions& options) {
+      options.compression = compression;
+      options.schedule = {Decay::kCosine, 3e-4, 3e-5, 20, kSteps};
+      options.optimizer.beta2 = 0.999;
+      options.optimizer.clip_norm = 0;
+    };
+    const std::vector<double> losses = harness.Train(run)[0].losses;
+    double mean = 0;
+    for (size_t i = losses.size() - 50; i < losses.size(); ++i) mean += losses[i] / 50;
+    return mean;
+  };
+  const double dense = train({});
+  CompressionOptions compression = TopK(0.01);
+  compression.warmup_steps = kSteps / 2;
+  compression.min_elements = 256;
+  compression.exclude = {"embedding.*"};
+  const double sparse = train(compression);
+  EXPECT_LT(dense, 3.6) << "nothing was learned";
+  EXPECT_LT(sparse, 1.01 * dense);
+  EXPECT_NE(sparse, dense);
+}
+
+TEST(Compression, OneBitPerElement_Learns) {
+  Harness harness;
+  for (const int zero : {0, 1}) {
+    Case run = TrainingOf(4, Sign(), zero);
+    run.steps = 100;
+    const std::vector<double> losses = harness.Train(run)[0].losses;
+    EXPECT_LT(losses.back(), 0.75 * losses.front());
+  }
+}
+
+TEST(Compression, OneBitPerElement_HasTheSameBitsWithZeroOne) {
+  Harness harness;
+  ExpectSameBits(harness.Train(TrainingOf(4, Sign())),
+                 harness.Train(TrainingOf(4, Sign(), /*zero=*/1)));
+}
+
+TEST(Compression, WhatDoesNotGoWithIt_IsAConfigurationError) {
+  Harness harness;
+  const auto message = [&](int zero, const std::function<void(TrainerOptions&)>& adjust) {
+    Case run = TrainingOf(2, {}, zero);
+    run.adjust = [&](TrainerOptions& options) {
+      options.compression = TopK(kDensity);
+      adjust(options);
+    };
+    run.may_fail = true;
+    const absl::Status status = harness.Train(run)[0].status;
+    EXPECT_EQ(DomainOf(status), FailureDomain::kConfiguration) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message(2, [](TrainerOptions&) {}), HasSubstr("use zero 0 or 1"));
+  EXPECT_THAT(message(0, [](TrainerOptions& o) { o.gradient_wire = kernels::DType::kBF16; }),
+              HasSubstr("not 16-bit gradients"));
+  EXPECT_THAT(message(0, [](TrainerOptions& o) { o.compression.density = 1.5; }),
+              HasSubstr("density 1.5 must be above 0"));
+}
+
+}  // namespace
+}  // namespace muster::parallel::parity
