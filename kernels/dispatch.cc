@@ -29,6 +29,14 @@
   cpu::op(stream, __VA_ARGS__)
 #endif
 
+// For ops without a CUDA twin: the stream fails, so that a step ends with a message.
+#define MUSTER_DISPATCH_HOST(op, ...)                                              \
+  if (stream.device().kind() == DeviceKind::kCuda) {                               \
+    stream.Fail(absl::UnimplementedError(#op " runs on CPU devices only so far")); \
+  } else {                                                                         \
+    cpu::op(stream, __VA_ARGS__);                                                  \
+  }
+
 namespace muster::kernels {
 
 void Zero(Stream& stream, Tensor out) {
