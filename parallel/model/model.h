@@ -153,9 +153,10 @@ struct Pass {
   // The tensor-parallel group that the model was cut for; its collectives run on `stream`. Not used
   // when that is one rank.
   Communicator* tensor = nullptr;
-  // The ranks that share each sequence, where the model was cut for several: exchanges of attention
-  // run on `stream`.
+  // The ranks that share each sequence, where the model was cut for several. Exchanges of attention
+  // run on `stream`, those of a ring beside it where there is an overlap.
   Communicator* context = nullptr;
+  ContextOverlap* context_overlap = nullptr;
 };
 
 // Single-threaded. Parameters are registered by the constructors.

@@ -304,7 +304,7 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
     } else {
-      saved.spread->Forward({pass.stream, *pass.context}, Spread(flow.shape, saved),
+      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow.shape, saved),
                             *saved.spread_saved);
     }
     LinearForward(pass, output_, saved.attention, flow.branch_storage);
@@ -371,7 +371,7 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       kernels::AttentionBackward(pass.stream, args);
     } else {
-      saved.spread->Backward({pass.stream, *pass.context}, Spread(flow.shape, saved),
+      saved.spread->Backward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow.shape, saved),
                              {args.dout, args.dq, args.dk, args.dv}, *saved.spread_saved);
     }
     if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);

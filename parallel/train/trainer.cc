@@ -79,9 +79,17 @@ Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Dev
 
 Trainer::~Trainer() {
   // Work under way still refers to what is destroyed next. Its errors have been seen by Run().
-  for (kernels::Stream* stream : {gathering_.get(), communication_.get(), compute_.get()}) {
-    if (stream != nullptr) stream->Synchronize().IgnoreError();
+  for (kernels::Stream* stream : streams()) stream->Synchronize().IgnoreError();
+}
+
+std::vector<kernels::Stream*> Trainer::streams() const {
+  std::vector<kernels::Stream*> streams;
+  kernels::Stream* const exchange = exchange_ == nullptr ? nullptr : exchange_->stream.get();
+  for (kernels::Stream* stream :
+       {communication_.get(), gathering_.get(), exchange, compute_.get()}) {
+    if (stream != nullptr) streams.push_back(stream);
   }
+  return streams;
 }
 
 int64_t Trainer::global_micro_batches() const {
@@ -266,6 +274,9 @@ absl::Status Trainer::Allocate() {
   ASSIGN_OR_RETURN(compute_, device_.MakeStream());
   ASSIGN_OR_RETURN(communication_, device_.MakeStream(beside));
   ASSIGN_OR_RETURN(gathering_, device_.MakeStream(beside));
+  if (options_.overlap && context_size() > 1) {
+    ASSIGN_OR_RETURN(exchange_, ContextOverlap::Make(device_));
+  }
   FlatBuffersOptions storage;
   storage.gradient_levels = GradientReducer::Levels(micro_batches(), options_.zero);
   storage.seed = options_.seed;
@@ -390,7 +401,7 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   const Flight& flight = flights_[step_ % flights_.size()];
   flight.done->Synchronize();
   RETURN_IF_ERROR(Mark(executor_->status(), FailureDomain::kCommunication));
-  for (kernels::Stream* stream : {communication_.get(), gathering_.get(), compute_.get()}) {
+  for (kernels::Stream* stream : streams()) {
     // A failed collective leaves nothing to be read.
     if (!stream->status().ok()) {
       return Mark(stream->Synchronize(), FailureDomain::kCommunication);
@@ -491,7 +502,9 @@ absl::StatusOr<double> Trainer::EvaluationLoss(int64_t samples, int64_t* tokens)
     world_.AllReduce(*compute_, Floats(*values_, 0, 2 * batches), ReduceOp::kSum);
   }
   kernels::Copy(*compute_, Floats(*values_, 0, 2 * batches), Floats(*host_values_, 0, 2 * batches));
-  RETURN_IF_ERROR(Mark(compute_->Synchronize(), FailureDomain::kCommunication));
+  for (kernels::Stream* stream : streams()) {
+    RETURN_IF_ERROR(Mark(stream->Synchronize(), FailureDomain::kCommunication));
+  }
   const double counted = Total(host_values + batches, batches);
   *tokens = static_cast<int64_t>(counted);
   return Total(host_values, batches) / std::max(1.0, counted);

@@ -212,6 +212,7 @@ class Trainer {
     std::unique_ptr<kernels::Event> reducing, reduced, exchanging, exchanged;
   };
 
+  std::vector<kernels::Stream*> streams() const;  // those there are, the computing one last
   absl::Status AllocateFlights();
   absl::Status EnqueueStep();
   class StepClient;
@@ -273,6 +274,7 @@ class Trainer {
   std::vector<Flight> flights_;  // a ring, by step
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
+  std::unique_ptr<ContextOverlap> exchange_;  // of ranks that share sequences; null: on compute_
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per part of the model
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<PipelineExecutor> executor_;

@@ -214,6 +214,7 @@ Pass Trainer::MakePass() {
   pass.gate = gatherer_.get();
   pass.tensor = &groups_.Along({Axis::kTensor});
   pass.context = &groups_.Along({Axis::kContext});
+  pass.context_overlap = exchange_.get();
   return pass;
 }
 
