@@ -32,10 +32,12 @@ class ProgressView {
       Redraw(ProgressLine(job, now, terminal_.columns - 1));
       return;
     }
-    const bool changed = job.state() != state_ || job.epoch() != epoch_ || IsFinal(job.state());
+    const bool changed = job.state() != state_ || job.epoch() != epoch_ || job.phase() != phase_ ||
+                         IsFinal(job.state());
     if (!changed && now - shown_ < kPlainInterval) return;
     state_ = job.state();
     epoch_ = job.epoch();
+    phase_ = job.phase();
     shown_ = now;
     terminal_.out << ProgressLine(job, now, 200) << std::endl;
   }
@@ -64,6 +66,7 @@ class ProgressView {
   absl::Time shown_ = absl::InfinitePast();
   v1::JobState state_ = v1::JOB_STATE_UNSPECIFIED;
   uint64_t epoch_ = 0;
+  std::string phase_;
   bool away_ = false;
   bool drawn_ = false;
 };
@@ -97,6 +100,9 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
   if (job.state() == v1::JOB_STATE_RUNNING && job.step_seconds() > 0) {
     const double left = job.step_seconds() * static_cast<double>(job.steps() - job.step());
     absl::StrAppend(&tail, "  ETA ", ShortDuration(absl::Seconds(left)));
+  }
+  if (job.state() == v1::JOB_STATE_RUNNING && !job.phase().empty() && job.phase() != "training") {
+    absl::StrAppend(&tail, "  ", job.phase());
   }
   if (!job.waiting().empty()) absl::StrAppend(&tail, "  ", job.waiting());
   const int room = columns - static_cast<int>(head.size() + count.size() + tail.size()) - 2;

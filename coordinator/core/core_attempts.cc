@@ -364,6 +364,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   Transition(job, AttemptEvent::kAllReleased, "its devices are accounted for", turn);
   v1::Job& shown = job.job();
   const v1::AttemptEnd end = EndOf(job, turn);
+  shown.clear_phase();
   *shown.add_causes() = end;
   while (shown.causes_size() > kAttemptEndsMax) {
     shown.mutable_causes()->DeleteSubrange(0, 1);

@@ -7,6 +7,8 @@
 namespace muster::coordinator {
 namespace {
 
+constexpr size_t kPhaseBytesMax = 32;
+
 // Half of the points are for the training loss at even distances, the rest for evaluations.
 int64_t Stride(const v1::Job& job) {
   return std::max<int64_t>(1, (job.steps() + kLossPointsMax / 2 - 1) / (kLossPointsMax / 2));
@@ -72,6 +74,10 @@ double Median(std::vector<double> values) {
 }  // namespace
 
 bool FoldProgress(const std::vector<v1::RankProgress>& ranks, v1::Job& job) {
+  // A rank's word goes into every answer about the job, hence the bound.
+  const std::string phase = ranks.empty() ? "" : ranks[0].phase().substr(0, kPhaseBytesMax);
+  const bool other_phase = phase != job.phase();
+  job.set_phase(phase);
   const v1::RankProgress* front = nullptr;
   std::vector<double> step_seconds;
   for (const v1::RankProgress& rank : ranks) {
@@ -79,24 +85,26 @@ bool FoldProgress(const std::vector<v1::RankProgress>& ranks, v1::Job& job) {
     if (front == nullptr || rank.step() > front->step()) front = &rank;
     if (rank.step_seconds() > 0) step_seconds.push_back(rank.step_seconds());
   }
-  if (front == nullptr) return false;
-  bool changed = front->step() != job.step() || front->train_loss() != job.train_loss() ||
+  if (front == nullptr) return other_phase;
+  // A rank that has just restored a checkpoint has a step but no loss of its own yet.
+  const double train_loss = front->train_loss() != 0 ? front->train_loss() : job.train_loss();
+  bool changed = front->step() != job.step() || train_loss != job.train_loss() ||
                  front->tokens_per_second() != job.tokens_per_second();
   if (front->step() < job.step()) DropPointsAfter(front->step(), job);
   const auto with_points = std::find_if(ranks.begin(), ranks.end(),
                                         [](const auto& rank) { return rank.losses_size() > 0; });
   if (with_points != ranks.end()) {
     changed |= MergePoints(*with_points, job);
-  } else if (changed) {
+  } else if (changed && front->train_loss() != 0) {
     AddTrainLoss(front->step(), front->train_loss(), job);
   }
   job.set_step(front->step());
-  job.set_train_loss(front->train_loss());
+  job.set_train_loss(train_loss);
   job.set_tokens_per_second(front->tokens_per_second());
   job.set_step_seconds(Median(std::move(step_seconds)));
   job.set_consumed_tokens(front->consumed_samples() *
                           job.spec().engine().model().sequence_length());
-  return changed;
+  return changed || other_phase;
 }
 
 bool AddEvaluation(int64_t step, double loss, v1::Job& job) {

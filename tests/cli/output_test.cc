@@ -1,6 +1,7 @@
 #include "cli/output.h"
 
 #include <google/protobuf/util/json_util.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -74,6 +75,9 @@ TEST(Output, ProgressLine_ShowsWhatIsKnownAndFits) {
       "ETA 4m0s")
       << line.size();
   EXPECT_LE(ProgressLine(job, absl::FromUnixSeconds(142), 40).size(), 40u);
+  job.set_phase("evaluating");
+  EXPECT_THAT(ProgressLine(job, absl::FromUnixSeconds(142), 200),
+              ::testing::EndsWith("evaluating"));
 }
 
 }  // namespace

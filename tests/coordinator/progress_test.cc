@@ -59,5 +59,21 @@ TEST(Progress, RestoredAttempt_DropsWhatItReplays) {
   EXPECT_EQ(job.step(), 4);
 }
 
+// It has the step of its checkpoint but has trained none itself.
+TEST(Progress, RestoredRankWithoutALoss_LeavesNoPointAndKeepsTheLastLoss) {
+  v1::Job job = JobOf(8);
+  FoldProgress({Report(6, 1, 6)}, job);
+  const double loss = job.train_loss();
+  v1::RankProgress restored;
+  restored.set_step(4);
+  restored.set_phase("restoring");
+  EXPECT_TRUE(FoldProgress({restored}, job));
+  EXPECT_EQ(StepsOf(job), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(job.losses(3).train_loss(), 2.5);
+  EXPECT_EQ(job.train_loss(), loss);
+  EXPECT_EQ(job.phase(), "restoring");
+  EXPECT_FALSE(FoldProgress({restored}, job));
+}
+
 }  // namespace
 }  // namespace muster::coordinator
