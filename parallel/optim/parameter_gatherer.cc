@@ -96,6 +96,11 @@ void ParameterGatherer::EnsureGathered(int bucket) {
   held_[slot] = bucket;
 }
 
+void ParameterGatherer::Await(int bucket) {
+  if (awaited_[bucket]) compute_.Wait(*gathered_[bucket]);
+  awaited_[bucket] = false;
+}
+
 void ParameterGatherer::Acquire(int block, bool backward) {
   const int bucket = BucketOf(block);
   if (bucket >= 0) EnsureGathered(bucket);
@@ -103,9 +108,7 @@ void ParameterGatherer::Acquire(int block, bool backward) {
   for (size_t i = 0; i < awaited_.size(); ++i) {
     const bool needed = flat_.parameters_rotate(static_cast<int>(i)) ? static_cast<int>(i) == bucket
                                                                      : first_block_[i] <= block;
-    if (!awaited_[i] || !needed) continue;
-    compute_.Wait(*gathered_[i]);
-    awaited_[i] = false;
+    if (needed) Await(static_cast<int>(i));
   }
   if (backward) reducer_.AcquireBlock(block);
 }

@@ -42,6 +42,8 @@ class ParameterGatherer : public BlockGate {
   void Updated(int bucket);
   // The same for all buckets.
   void AllUpdated();
+  // Later work on the compute stream sees the whole bucket. Requires: it does not rotate.
+  void Await(int bucket);
 
   void Acquire(int block, bool backward) override;
   void Release(int block, bool backward) override;

@@ -32,6 +32,7 @@ class Judge {
     Context();
     Pipeline();
     Zero();
+    Compression();
     return std::move(problems_);
   }
 
@@ -140,6 +141,31 @@ class Judge {
     }
   }
 
+  void Compression() {
+    const bool top_k = layout_.top_k_density > 0;
+    if (!top_k && !layout_.sign_compression) return;
+    const std::string field = "engine.training.gradient_compression";
+    if (layout_.zero >= 2) {
+      Add(field, "keeps what it does not send, for whole gradients, which stage ", layout_.zero,
+          " of ZeRO does not have; use zero 0 or 1");
+      return;
+    }
+    const int64_t ranks = layout_.GradientRanks();
+    if (ranks <= 1) return;  // nothing travels
+    const double most = TopKDensityMax(ranks, layout_.zero);
+    if (top_k && layout_.top_k_density > most) {
+      Add(field + ".top_k.density", "sending ", layout_.top_k_density,
+          " of the elements as pairs to ", ranks - 1,
+          " other ranks takes longer than reducing all ", "of them; with ", ranks,
+          " ranks and zero ", layout_.zero, " use at most ", most);
+    }
+    if (layout_.sign_compression && ranks > SignRanksMax(layout_.zero)) {
+      Add(field + ".sign", "sending a bit per element to ", ranks - 1,
+          " other ranks takes longer than reducing whole gradients; with zero ", layout_.zero,
+          " use it for at most ", SignRanksMax(layout_.zero), " ranks");
+    }
+  }
+
   const Layout& layout_;
   const ModelSize& model_;
   const ClusterSize& cluster_;
@@ -190,6 +216,18 @@ std::optional<PerAxis> Nearest(const Layout& wanted, const ModelSize& model,
 }
 
 }  // namespace
+
+double TopKDensityMax(int64_t ranks, int zero) {
+  const auto n = static_cast<double>(ranks);
+  return zero == 0 ? 2 / (3 * n) : 1 / (3 * n);
+}
+
+int64_t SignRanksMax(int zero) {
+  // A bit costs an eighth of a byte, a pair eight: 1/64 of the density of pairs.
+  int64_t ranks = 1;
+  while (TopKDensityMax(ranks + 1, zero) >= 1.0 / 64) ++ranks;
+  return ranks;
+}
 
 int Layout::EffectiveShards() const {
   if (zero == 0) return 1;

@@ -21,11 +21,26 @@ struct Layout {
   int zero_shards = 0;             // ranks it shards over; 0: all of data x context
   int64_t global_batch = 0;        // samples
   int64_t micro_batch = 0;
+  // Gradient compression: share of the elements that is sent as pairs of index and value, 0 = none;
+  // or one bit per element.
+  double top_k_density = 0;
+  bool sign_compression = false;
   // Axes that a suggestion may give other degrees.
   std::vector<Axis> negotiable = {kAxes.begin(), kAxes.end()};
   // Ranks over which ZeRO shards in effect; 1 without ZeRO.
   int EffectiveShards() const;
+  // Ranks over which gradients are averaged.
+  int64_t GradientRanks() const { return int64_t{degrees[Axis::kData]} * degrees[Axis::kContext]; }
 };
+
+// The share of elements above which sending pairs of index and value takes more time than reducing
+// the whole gradient, over links that are slow beside memory. Per element and rank, a whole
+// gradient of n ranks is 2 (n - 1) / n x 4 bytes, with ZeRO-1 half of that, and pairs are density x
+// (n - 1) x 8: as many at 1 / n. A third of it is left for selection and for n - 1 messages instead
+// of a ring.
+double TopKDensityMax(int64_t ranks, int zero);
+// The same for one bit per element, in ranks: (n - 1) / 8 bytes.
+int64_t SignRanksMax(int zero);
 
 struct ModelSize {
   int64_t layers = 0;

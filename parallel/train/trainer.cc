@@ -107,6 +107,11 @@ bool Trainer::reports_loss() const {
          groups_.coordinate()[Axis::kPipeline] + 1 == groups_.mesh().degree(Axis::kPipeline);
 }
 
+int64_t Trainer::GradientBytesSent() {
+  return groups_.shard().bytes_sent() + groups_.replicate().bytes_sent() +
+         gradient_group().bytes_sent();
+}
+
 int64_t Trainer::state_bytes() const {
   return FlatBuffers::Bytes(layout_, flat_->options()) +
          GradientCompressor::StateBytes(options_.compression, layout_);
@@ -313,6 +318,8 @@ absl::Status Trainer::Allocate() {
   ASSIGN_OR_RETURN(values_, device_.Allocate(slots * static_cast<int64_t>(sizeof(float))));
   ASSIGN_OR_RETURN(host_values_, device_.AllocateHost(slots * static_cast<int64_t>(sizeof(float))));
   RETURN_IF_ERROR(AllocateFlights());
+  RETURN_IF_ERROR(CompareWithDense());
+  gradient_bytes_ = GradientBytesSent();
   Publish();
   return absl::OkStatus();
 }
@@ -449,8 +456,7 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   report.consumed_samples = consumed_samples_;
   report.skipped = outcome.skipped != 0;
   report.loss_scale = outcome.loss_scale;
-  const int64_t gradient_bytes = groups_.shard().bytes_sent() + groups_.replicate().bytes_sent() +
-                                 gradient_group().bytes_sent();
+  const int64_t gradient_bytes = GradientBytesSent();
   report.gradient_bytes = gradient_bytes - std::exchange(gradient_bytes_, gradient_bytes);
   if (compressor_ != nullptr) {
     report.gradient_density = flight.density;
@@ -461,7 +467,7 @@ absl::StatusOr<bool> Trainer::CollectStep() {
 }
 
 bool Trainer::Boundary(int64_t step) const {
-  return step == options_.steps ||
+  return step == options_.steps || Verifies(step) ||
          (options_.evaluate_every > 0 && step % options_.evaluate_every == 0) ||
          (!options_.checkpoint_root.empty() && step % options_.checkpoint_every == 0);
 }
@@ -550,6 +556,7 @@ absl::StatusOr<Trainer::Outcome> Trainer::Run() {
     const bool save =
         !options_.checkpoint_root.empty() &&
         (last || step_ % options_.checkpoint_every == 0 || (stop && options_.checkpoint_on_stop));
+    if (Verifies(step_)) RETURN_IF_ERROR(Verify());
     // Saving first: an evaluation may be long, and the steps should count by then.
     if (save) RETURN_IF_ERROR(Save());
     if (stop) return Outcome::kStopped;

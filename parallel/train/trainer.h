@@ -63,13 +63,15 @@ struct TrainerOptions {
   PipelineSchedule pipeline_schedule = PipelineSchedule::kOneForwardOneBackward;
   bool reshard_after_forward = true;    // ZeRO-3: free blocks after forward, gather them again
   int64_t resident_elements = 100'000;  // ZeRO-3: smaller parameters stay whole
-  int64_t evaluate_every = 0;           // 0 = only after the last step
-  int64_t evaluate_samples = 0;         // 0 = the whole validation set
-  std::string checkpoint_root;          // empty = no checkpoints
-  int64_t checkpoint_every = 0;         // > 0 with a root
-  int checkpoint_keep = 2;              // committed ones
-  bool checkpoint_on_stop = true;       // when asked to stop
-  JobId job;                            // of the checkpoints' names
+  // Compares what several ranks hold every so many steps, and after the last; 0 = never.
+  int64_t verify_every = 0;
+  int64_t evaluate_every = 0;      // 0 = only after the last step
+  int64_t evaluate_samples = 0;    // 0 = the whole validation set
+  std::string checkpoint_root;     // empty = no checkpoints
+  int64_t checkpoint_every = 0;    // > 0 with a root
+  int checkpoint_keep = 2;         // committed ones
+  bool checkpoint_on_stop = true;  // when asked to stop
+  JobId job;                       // of the checkpoints' names
   Epoch epoch;
 };
 
@@ -194,6 +196,9 @@ class Trainer {
   absl::Status LoadTensors(CheckpointReader& reader);
   // Brings master weights that were just written to where the model reads them, on all ranks.
   void Publish();
+  // Times one bucket either way and warns when the dense one is faster. A collective.
+  absl::Status CompareWithDense();
+  int64_t GradientBytesSent();  // by this rank so far
   absl::Status LoadResiduals(CheckpointReader& reader);
   void StageResiduals(float* staging, std::vector<SavePiece>& pieces);
   int64_t residual_elements() const;                   // of what compression keeps back
@@ -235,6 +240,13 @@ class Trainer {
   absl::StatusOr<bool> RunToBoundary();
   bool Boundary(int64_t step) const;  // evaluates, saves or ends
   absl::Status StartLoader();
+  // kDataLoss, on every rank, when tensors that several ranks hold differ: the same part of a
+  // parameter, or of its optimizer state, whatever axis it is replicated along.
+  absl::Status Verify();
+  bool Verifies(int64_t step) const {
+    return options_.verify_every > 0 &&
+           (step % options_.verify_every == 0 || step == options_.steps);
+  }
   absl::Status Evaluate();
   absl::StatusOr<double> EvaluationLoss(int64_t samples, int64_t* tokens);
   absl::Status EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot, int64_t batches);

@@ -23,6 +23,7 @@ constexpr int32_t kKeep = 2;
 constexpr double kLossScale = 65536;
 constexpr int32_t kGrowthInterval = 1000;
 constexpr int32_t kHysteresis = 2;
+constexpr int64_t kCompressedElementsMin = 1024;
 constexpr int32_t kMaxFailures = 3;
 constexpr int64_t kBackoffInitialSeconds = 1;
 constexpr int64_t kBackoffMaxSeconds = 60;
@@ -66,6 +67,14 @@ void DefaultTraining(v1::TrainingSpec& training) {
   if (training.recompute() == v1::RECOMPUTE_UNSPECIFIED) training.set_recompute(v1::RECOMPUTE_NONE);
   if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_UNSPECIFIED) {
     training.set_gradient_reduction(v1::GRADIENT_REDUCTION_FP32);
+  }
+  if (training.has_gradient_compression()) {
+    v1::GradientCompressionSpec& compression = *training.mutable_gradient_compression();
+    if (compression.exclude().empty()) {
+      compression.add_exclude("embedding.*");
+      compression.add_exclude("head.*");
+    }
+    if (!compression.has_min_elements()) compression.set_min_elements(kCompressedElementsMin);
   }
   if (training.has_loss_scale() || training.precision() == v1::PRECISION_FP16) {
     v1::LossScaleSpec& scale = *training.mutable_loss_scale();

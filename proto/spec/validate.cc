@@ -312,6 +312,12 @@ class Judge {
     layout.zero_shards = parallel.zero_shards();
     layout.global_batch = spec.engine().training().global_batch();
     layout.micro_batch = spec.engine().training().micro_batch();
+    if (const auto& compression = spec.engine().training().gradient_compression();
+        compression.has_top_k()) {
+      layout.top_k_density = compression.top_k().density();
+    } else {
+      layout.sign_compression = compression.has_sign();
+    }
     parallel::ModelSize model;
     model.layers = spec.engine().model().layers();
     model.heads = spec.engine().model().heads();
@@ -374,11 +380,43 @@ class Judge {
     Precision(spec);
     NotNegative("engine.training.evaluate_every", training.evaluate_every());
     NotNegative("engine.training.evaluate_samples", training.evaluate_samples());
+    NotNegative("engine.training.verify_every", training.verify_every());
+    if (training.has_gradient_compression()) Compression(spec);
     if (training.optimizer().has_adamw()) {
       AdamW(training.optimizer().adamw());
       Schedule(training);
     } else {
       Add("engine.training.optimizer", "required; adamw is the one there is");
+    }
+  }
+
+  void Compression(const v1::JobSpec& spec) {
+    const v1::TrainingSpec& training = spec.engine().training();
+    const v1::GradientCompressionSpec& compression = training.gradient_compression();
+    const std::string path = "engine.training.gradient_compression";
+    if (compression.method_case() == v1::GradientCompressionSpec::METHOD_NOT_SET) {
+      Add(path, "required: one of top_k, sign");
+    }
+    if (compression.has_top_k()) {
+      const v1::TopKSpec& top_k = compression.top_k();
+      const double density = top_k.density(), momentum = top_k.momentum();
+      if (Finite(path + ".top_k.density", density) && (density <= 0 || density > 1)) {
+        Add(path + ".top_k.density", density, " is out of range; above 0, at most 1");
+      }
+      if (Finite(path + ".top_k.momentum", momentum) && (momentum < 0 || momentum >= 1)) {
+        Add(path + ".top_k.momentum", momentum, " is out of range; 0 to less than 1");
+      }
+      NotNegative(path + ".top_k.warmup_steps", top_k.warmup_steps());
+    }
+    NotNegative(path + ".min_elements", compression.min_elements());
+    if (training.precision() == v1::PRECISION_FP16) {
+      Add(path, "would keep residuals in units of fp16's changing loss scale; use precision: bf16");
+    }
+    if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16) {
+      Add(path, "sends fp32 values; use gradient_reduction: fp32");
+    }
+    if (spec.resources().device() == v1::DEVICE_KIND_CUDA) {
+      Add(path, "runs on resources.device: cpu only so far");
     }
   }
 

@@ -164,6 +164,29 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   EXPECT_THAT(problem(layout, 2), HasSubstr("needs tensor parallelism"));
 }
 
+TEST(ValidateLayout, CompressionPastItsBreakEven_IsRefusedWithTheNumbers) {
+  const auto problem = [](int data, int zero, double density) {
+    Layout layout = Split(PerAxis(1, data, 1, 1));
+    layout.zero = zero;
+    layout.top_k_density = density;
+    layout.sign_compression = density == 0;
+    return std::string(Validate(layout, kModel, {.ranks = data}).message());
+  };
+  EXPECT_EQ(problem(4, 0, 0.16), "");
+  EXPECT_THAT(
+      problem(4, 0, 0.17),
+      HasSubstr("engine.training.gradient_compression.top_k.density: sending 0.17 of the "
+                "elements as pairs to 3 other ranks takes longer than reducing all of them; "
+                "with 4 ranks and zero 0 use at most 0.166667"));
+  EXPECT_EQ(problem(4, 1, 0.08), "");
+  EXPECT_THAT(problem(4, 1, 0.16), HasSubstr("use at most 0.0833333"));
+  EXPECT_THAT(problem(4, 2, 0.01), HasSubstr("use zero 0 or 1"));
+  EXPECT_EQ(problem(1, 0, 1), "");
+  EXPECT_EQ(problem(32, 0, 0), "");
+  EXPECT_THAT(problem(32, 1, 0), HasSubstr("use it for at most 21 ranks"));
+  EXPECT_EQ(SignRanksMax(0), 42);
+}
+
 // Whatever the degrees are: no crash, and a suggestion is itself without a problem.
 TEST(ValidateLayout, EveryDegree_IsJudged) {
   for (int ranks = 1; ranks <= 24; ++ranks) {

@@ -129,6 +129,9 @@ std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optim
   int ranks = 1;
   for (const Axis axis : kAxes) ranks *= degrees[axis];
   auto world = MakeLocalCommunicators(ranks, absl::Seconds(120));
+  if (run.wrap) {
+    for (auto& communicator : world) communicator = run.wrap(std::move(communicator));
+  }
   std::vector<RankResult> results(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

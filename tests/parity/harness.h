@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "base/file_system.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/data/indexed_dataset.h"
 #include "parallel/data/sampler.h"
 #include "parallel/model/model.h"
@@ -36,7 +37,9 @@ struct Case {
   int64_t save_every = 0;  // > 0: checkpoints
   std::vector<RestoreCandidate> restore;
   std::function<void(TrainerOptions&)> adjust;  // what has no field here
-  bool may_fail = false;                        // the status is the caller's to look at
+  // Around each rank's communicator of the world.
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> wrap;
+  bool may_fail = false;  // the status is the caller's to look at
 
   std::string ToString() const;
 };

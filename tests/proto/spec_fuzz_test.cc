@@ -123,9 +123,15 @@ void Randomize(google::protobuf::Message& message, Rng& rng, int depth) {
       case FieldDescriptor::CPPTYPE_ENUM:
         reflection.SetEnumValue(&message, field, static_cast<int>(rng.Below(4)));
         break;
-      case FieldDescriptor::CPPTYPE_STRING:
-        reflection.SetString(&message, field, rng.Letters(static_cast<int>(rng.Below(70))));
+      case FieldDescriptor::CPPTYPE_STRING: {
+        const std::string text = rng.Letters(static_cast<int>(rng.Below(70)));
+        if (field->is_repeated()) {
+          reflection.AddString(&message, field, text);
+        } else {
+          reflection.SetString(&message, field, text);
+        }
         break;
+      }
       case FieldDescriptor::CPPTYPE_MESSAGE:
         Randomize(field->is_repeated() ? *reflection.AddMessage(&message, field)
                                        : *reflection.MutableMessage(&message, field),

@@ -94,6 +94,24 @@ TEST(SpecDefaults, LlamaWithoutPreset_GetsDocumentedDefaults) {
   EXPECT_EQ(spec.engine().model().rope_theta(), 10000);
 }
 
+TEST(SpecDefaults, GradientCompression_LeavesTablesWhole) {
+  const std::string top_k = "engine.training.gradient_compression={top_k: {density: 0.01}}";
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {top_k}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+  EXPECT_THAT(spec.engine().training().gradient_compression().exclude(),
+              ::testing::ElementsAre("embedding.*", "head.*"));
+  EXPECT_EQ(spec.engine().training().gradient_compression().min_elements(), 1024);
+  for (const char* with : {"engine.training.gradient_reduction=bf16", "resources.device=cuda",
+                           "engine.parallel.zero=2"}) {
+    ASSERT_OK_AND_ASSIGN(spec, Parse(kExample, "f", {top_k, with}));
+    ApplyDefaults(spec);
+    EXPECT_THAT(Validate(spec), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("engine.training.gradient_compression: ")))
+        << with;
+  }
+}
+
 TEST(SpecDefaults, TensorDegree_LeavesTheOtherRanksToData) {
   ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
                        Parse(kExample, "f", {"resources.ranks=4", "engine.parallel={tensor: 2}"}));
@@ -170,6 +188,19 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.model.preset=llama-2b", "engine.model.preset: 'llama-2b' is not one of gpt2-1"},
         Bad{"engine.model.family=llama", "engine.model.ffn: required; 1 to"},
         Bad{"engine.model={preset: llama-1b, kv_heads: 5}", "5 does not divide heads (32)"},
+        Bad{"engine.training.verify_every=-1", "engine.training.verify_every: -1"},
+        Bad{"engine.training.gradient_compression={}",
+            "gradient_compression: required: one of top_k, sign"},
+        Bad{"engine.training.gradient_compression={top_k: {}}", "density: 0 is out of range"},
+        Bad{"engine.training.gradient_compression={top_k: {density: 0.4}}",
+            "sending 0.4 of the elements as pairs to 1 other ranks takes longer than reducing all "
+            "of them; with 2 ranks and zero 0 use at most 0.333"},
+        Bad{"engine.training.gradient_compression={top_k: {density: 0.01, momentum: 1}}",
+            "top_k.momentum: 1 is out of range; 0 to less than 1"},
+        Bad{"engine.training.gradient_compression={top_k: {density: 0.01, warmup_steps: -2}}",
+            "top_k.warmup_steps: -2 is negative"},
+        Bad{"engine.training.gradient_compression={sign: {}, min_elements: -1}",
+            "min_elements: -1 is negative"},
         Bad{"engine.model={preset: llama-1b, hidden: 96}", "96 are 3 wide each; rotary positions"},
         Bad{"engine.model={preset: llama-1b, rope_theta: 0}", "rope_theta: 0 is not larger than 0"},
         Bad{"engine.model={preset: llama-1b, rope_scaling: {factor: 0.5}}", "0.5 is less than 1"},

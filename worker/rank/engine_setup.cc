@@ -134,6 +134,10 @@ absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setu
   layout.zero_shards = engine.parallel().zero_shards();
   layout.global_batch = engine.training().global_batch();
   layout.micro_batch = engine.training().micro_batch();
+  if (engine.training().gradient_compression().has_top_k()) {
+    layout.top_k_density = engine.training().gradient_compression().top_k().density();
+  }
+  layout.sign_compression = engine.training().gradient_compression().has_sign();
   parallel::ModelSize model;
   model.layers = engine.model().layers();
   model.heads = engine.model().heads();
@@ -221,6 +225,21 @@ parallel::PipelineSchedule ScheduleOf(v1::PipelineSchedule schedule) {
   }
 }
 
+parallel::CompressionOptions CompressionOf(const v1::GradientCompressionSpec& spec) {
+  parallel::CompressionOptions options;
+  if (spec.has_top_k()) {
+    options.method = parallel::CompressionMethod::kTopK;
+    options.density = spec.top_k().density();
+    options.warmup_steps = spec.top_k().warmup_steps();
+    options.momentum = spec.top_k().momentum();
+  } else if (spec.has_sign()) {
+    options.method = parallel::CompressionMethod::kSign;
+  }
+  options.min_elements = spec.min_elements();
+  options.exclude.assign(spec.exclude().begin(), spec.exclude().end());
+  return options;
+}
+
 parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
   const v1::JobSpec& spec = assignment.spec();
   const v1::TrainingSpec& training = spec.engine().training();
@@ -251,6 +270,8 @@ parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
   if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16) {
     options.gradient_wire = kernels::DType::kBF16;
   }
+  options.compression = CompressionOf(training.gradient_compression());
+  options.verify_every = training.verify_every();
   options.zero = spec.engine().parallel().zero();
   options.pipeline_schedule = ScheduleOf(spec.engine().parallel().pipeline_schedule());
   options.reshard_after_forward = spec.engine().parallel().reshard_after_forward();

@@ -1,0 +1,128 @@
+// The part of Trainer that compares what several ranks must hold with the same bits.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "parallel/checkpoint/crc32c.h"
+#include "parallel/comm/gather_texts.h"
+#include "parallel/train/checkpoint_names.h"
+#include "parallel/train/failure.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::DType;
+using kernels::Tensor;
+
+constexpr int kNamedMax = 3;  // tensors in a message
+
+// Copies from the device and checksums pieces of it, as lines "kind of name[box] checksum".
+class Checksums {
+ public:
+  Checksums(kernels::Device& device, kernels::Stream& stream) : device_(device), stream_(stream) {}
+
+  absl::Status Add(const std::string& kind, const Tensor& tensor,
+                   const std::vector<FlatPiece>& pieces, int64_t begin,
+                   const ParameterRegistry& parameters) {
+    if (memory_ == nullptr || memory_->bytes() < tensor.bytes()) {
+      memory_.reset();
+      ASSIGN_OR_RETURN(memory_, device_.AllocateHost(tensor.bytes()));
+    }
+    kernels::Copy(stream_, tensor, Tensor(memory_->data(), tensor.dtype(), {tensor.elements()}));
+    RETURN_IF_ERROR(stream_.Synchronize());
+    const int64_t size = SizeOf(tensor.dtype());
+    for (const FlatPiece& piece : pieces) {
+      const Parameter& parameter = parameters.at(piece.parameter);
+      const char* data = static_cast<const char*>(memory_->data()) + (piece.flat - begin) * size;
+      const std::vector<Box> boxes = parameter.Boxes(piece.first, piece.first + piece.count);
+      absl::StrAppend(&text_, kind, " of ", parameter.name,
+                      absl::StrJoin(boxes, ",",
+                                    [](std::string* out, const Box& box) {
+                                      absl::StrAppend(out, box.ToString());
+                                    }),
+                      "=", CrcText(Crc32c(absl::string_view(data, piece.count * size))), "\n");
+    }
+    return absl::OkStatus();
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  kernels::Device& device_;
+  kernels::Stream& stream_;
+  std::unique_ptr<kernels::Buffer> memory_;
+  std::string text_;
+};
+
+// What differs, by name; empty: nothing does.
+std::vector<std::string> Differences(const std::vector<std::string>& texts, int64_t* compared) {
+  std::map<std::string, std::map<std::string, std::vector<int>>> holders;  // by name, checksum
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    for (const absl::string_view line : absl::StrSplit(texts[rank], '\n', absl::SkipEmpty())) {
+      const std::pair<std::string, std::string> entry = absl::StrSplit(line, '=');
+      holders[entry.first][entry.second].push_back(static_cast<int>(rank));
+    }
+  }
+  std::vector<std::string> differences;
+  *compared = 0;
+  for (const auto& [name, checksums] : holders) {
+    size_t ranks = 0;
+    for (const auto& [checksum, of] : checksums) ranks += of.size();
+    *compared += ranks > 1 ? 1 : 0;
+    if (checksums.size() == 1) continue;
+    differences.push_back(absl::StrCat(
+        name, " is ", absl::StrJoin(checksums, ", ", [](std::string* out, const auto& entry) {
+          absl::StrAppend(out, entry.first, " on rank ", absl::StrJoin(entry.second, " "));
+        })));
+  }
+  return differences;
+}
+
+}  // namespace
+
+absl::Status Trainer::Verify() {
+  Checksums checksums(device_, *compute_);
+  const ParameterRegistry& parameters = model_.parameters();
+  const auto add = [&](const char* kind, const Tensor& tensor, const FlatRange& range) {
+    return checksums.Add(kind, tensor, layout_.Pieces(range), range.begin, parameters);
+  };
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    const FlatRange own = layout_.Part(i, groups_.shard().rank());
+    if (!flat_->parameters_rotate(i)) {
+      // What the model computes with: gathers under way write it.
+      gatherer_->Await(i);
+      RETURN_IF_ERROR(Mark(add("parameter", flat_->whole_parameters(i), layout_.buckets()[i].range),
+                           FailureDomain::kMemory));
+    }
+    const bool apart = flat_->parameters_rotate(i) || compute_dtype() != DType::kF32;
+    if (apart)
+      RETURN_IF_ERROR(Mark(add("master weight", flat_->master(i), own), FailureDomain::kMemory));
+    RETURN_IF_ERROR(Mark(add("first moment", flat_->m(i), own), FailureDomain::kMemory));
+    RETURN_IF_ERROR(Mark(add("second moment", flat_->v(i), own), FailureDomain::kMemory));
+  }
+  absl::StatusOr<std::vector<std::string>> texts = GatherTexts(world_, *compute_, checksums.text());
+  if (!texts.ok()) return Mark(texts.status(), FailureDomain::kCommunication);
+  int64_t compared = 0;
+  std::vector<std::string> differences = Differences(*texts, &compared);
+  if (differences.empty()) return absl::OkStatus();
+  const size_t found = differences.size();
+  if (found > kNamedMax) differences.resize(kNamedMax);
+  return Mark(absl::DataLossError(absl::StrCat(
+                  "step ", step_, ": ", found, " of ", compared,
+                  " tensors that several ranks hold differ between them: ",
+                  absl::StrJoin(differences, "; "), found > kNamedMax ? "; ..." : "",
+                  ". A rank that differs alone has a faulty device or link, or our code a bug; "
+                  "earlier checkpoints may be sound")),
+              FailureDomain::kDevice);
+}
+
+}  // namespace muster::parallel
