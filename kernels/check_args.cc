@@ -176,15 +176,17 @@ void CheckLinear(const LinearForwardArgs& args) {
 }
 
 void CheckLinear(const LinearBackwardArgs& args) {
-  CHECK(args.x.rank() == 2 && args.dy.rank() == 2);
-  const DType act = args.x.dtype();
-  const int64_t t = args.x.dim(0), k = args.x.dim(1), n = args.dy.dim(1);
+  CHECK(args.dy.rank() == 2 && args.w.rank() == 2);
+  const DType act = args.dy.dtype();
+  const int64_t t = args.dy.dim(0), k = args.w.dim(1), n = args.w.dim(0);
   CheckIs("dy", args.dy, act, {t, n});
-  CheckIs("x", args.x, act, {t, k});
+  CheckIsOrEmpty("x", args.x, act, {t, k});
   CheckIs("w", args.w, act, {n, k});
   CheckIsOrEmpty("dx", args.dx, act, {t, k});
   CheckIsOrEmpty("pre", args.pre, act, {t, k});
-  CheckIs("dw", args.dw, DType::kF32, {n, k});
+  CheckIsOrEmpty("dw", args.dw, DType::kF32, {n, k});
+  CHECK(!args.x.empty() || (args.dw.empty() && !args.recompute_x)) << "dw needs x";
+  CHECK(!args.dw.empty() || (!args.dx.empty() && args.dbias.empty())) << "dbias comes with dw";
   CheckIsOrEmpty("dbias", args.dbias, DType::kF32, {n});
   CheckIsOrEmpty("pre_dbias", args.pre_dbias, DType::kF32, {k});
   CHECK(!args.pre.empty() || (args.pre_dbias.empty() && !args.recompute_x))

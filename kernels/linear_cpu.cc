@@ -71,7 +71,7 @@ void ForwardTile(const LinearForwardArgs& args, const Tile& tile) {
 // dx = dy w, then gelu' of the layer in front.
 void InputGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
   const Loops& loops = ChooseLoops();
-  const int64_t k = args.x.dim(1), n = args.w.dim(0);
+  const int64_t k = args.w.dim(1), n = args.w.dim(0);
   float* dx = args.dx.f32() + tile.m0 * k + tile.n0;
   Gemm(tile.m, tile.n, n, {args.dy.f32() + tile.m0 * n, n}, {args.w.f32() + tile.n0, k}, 0, dx, k);
   if (args.pre.empty()) return;
@@ -132,7 +132,7 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const SingleThreadedScope scope;
     if (args.dy.elements() == 0) return;
-    const int64_t t = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0);
+    const int64_t t = args.dy.dim(0), k = args.w.dim(1), n = args.w.dim(0);
     if (args.recompute_x) {
       ForElements(pool, args.x.elements(), [&](int64_t begin, int64_t count) {
         ChooseLoops().gelu_forward(count, args.pre.f32() + begin, args.x.f32() + begin);
@@ -140,8 +140,9 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
     }
     const Tiling weight(n, k), input(t, k);
     const int64_t input_tiles = args.dx.empty() ? 0 : input.count;
+    const int64_t weight_tiles = args.dw.empty() ? 0 : weight.count;
     // One loop for both: no thread waits between them. The long sums of dx come first.
-    pool.Run(input_tiles + weight.count, [&](int64_t i) {
+    pool.Run(input_tiles + weight_tiles, [&](int64_t i) {
       if (i < input_tiles) {
         InputGradientTile(args, Tile(input, i));
       } else {

@@ -134,12 +134,14 @@ absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args) {
   const auto sum_bytes = [&](const Tensor& sum, const Tensor& of) {
     return sum.empty() ? 0 : ColumnSumScratchBytes(stream.cuda_device(), of.dim(0), of.dim(1));
   };
-  const int64_t extra = std::max(sum_bytes(args.dbias, args.dy), sum_bytes(args.pre_dbias, args.x));
+  const int64_t extra =
+      std::max(sum_bytes(args.dbias, args.dy), sum_bytes(args.pre_dbias, args.dx));
   auto* workspace = static_cast<char*>(stream.Scratch(LinearPlans::kWorkspaceBytes + extra));
   if (workspace == nullptr) return stream.status();
   char* const scratch = workspace + LinearPlans::kWorkspaceBytes;
   // dx first: x may be recomputed on the way.
   if (!args.dx.empty()) RETURN_IF_ERROR(InputGradient(stream, args, workspace, scratch));
+  if (args.dw.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(
       stream.cuda_device().linear_plans().Run(stream, WeightGradientGemm(args), workspace));
   if (!args.dbias.empty()) ColumnSum(stream, args.dy, args.dbias, args.accumulate, scratch);

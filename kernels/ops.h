@@ -140,17 +140,19 @@ struct LinearForwardArgs {
 void LinearForward(Stream& stream, const LinearForwardArgs& args);
 // dx = dy W (then times gelu'(pre) when `pre` is given: the epilogue of the layer in front, whose
 // output x was); dw += dy^T x; dbias += column sums of dy.
-// With `pre`, two more things that would each read a [T,K] tensor once more on their own: with
-// `recompute_x` x = gelu(pre) is written before it is used (Forward has not kept it), and
+// Without `dw` only the gradient of the input is computed: whoever puts that of the weights off
+// calls once more, without `dx`, for dw and dbias. A call without `dw` reads no x, one without `dx`
+// no w. With `pre`, two more things that would each read a [T,K] tensor once more on their own:
+// with `recompute_x` x = gelu(pre) is written before it is used (Forward has not kept it), and
 // pre_dbias += column sums of dx, the bias gradient of the layer in front.
 struct LinearBackwardArgs {
   Tensor dy;         // [T,N] act
-  Tensor x;          // [T,K] act; written with recompute_x
+  Tensor x;          // [T,K] act; written with recompute_x; may be empty without dw
   Tensor w;          // [N,K] act
-  Tensor dx;         // [T,K] act or empty (first layer)
+  Tensor dx;         // [T,K] act or empty
   Tensor pre;        // [T,K] act or empty
-  Tensor dw;         // [N,K] fp32 +=
-  Tensor dbias;      // [N] fp32 += or empty
+  Tensor dw;         // [N,K] fp32 += or empty
+  Tensor dbias;      // [N] fp32 += or empty; with dw only
   Tensor pre_dbias;  // [K] fp32 += or empty
   bool recompute_x = false;
   // False: dw, dbias and pre_dbias are overwritten, so that nobody has to zero them first.

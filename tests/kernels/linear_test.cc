@@ -170,6 +170,34 @@ TEST(Linear, Backward_FirstLayerWithoutBias_LeavesThemOut) {
   EXPECT_EQ(dw, again);
 }
 
+TEST(Linear, Backward_InTwoCalls_GivesTheBitsOfOne) {
+  const Shape s = {9, 700, 7};
+  Host host;
+  Floats x = Random(s.t * s.k, 1), w = Random(s.n * s.k, 2), dy = Random(s.t * s.n, 3),
+         pre = Random(s.t * s.k, 4), dw(w.size(), 1), dbias(s.n, 1), dx(x.size());
+  LinearBackwardArgs whole = {.dy = View(dy, {s.t, s.n}),
+                              .x = View(x, {s.t, s.k}),
+                              .w = View(w, {s.n, s.k}),
+                              .dx = View(dx, {s.t, s.k}),
+                              .pre = View(pre, {s.t, s.k}),
+                              .dw = View(dw, {s.n, s.k}),
+                              .dbias = View(dbias, {s.n})};
+  LinearBackward(*host.stream, whole);
+  Floats dx2(x.size()), dw2(w.size(), 1), dbias2(s.n, 1);
+  LinearBackwardArgs input = {
+      .dy = whole.dy, .w = whole.w, .dx = View(dx2, {s.t, s.k}), .pre = whole.pre};
+  LinearBackward(*host.stream, input);
+  EXPECT_EQ(dx2, dx);
+  LinearBackwardArgs weights = {.dy = whole.dy,
+                                .x = whole.x,
+                                .w = whole.w,
+                                .dw = View(dw2, {s.n, s.k}),
+                                .dbias = View(dbias2, {s.n})};
+  LinearBackward(*host.stream, weights);
+  EXPECT_EQ(dw2, dw);
+  EXPECT_EQ(dbias2, dbias);
+}
+
 TEST(Linear, NoTokens_ChangesNothing) {
   Host host;
   Floats w = Random(6, 1), dw = Random(6, 2), dbias = Random(2, 3);
