@@ -104,4 +104,17 @@ void LinearBackwardThroughGelu(const Pass& pass, const Linear& linear, Tensor dy
   if (front.bias.has_value()) Ready(pass, *front.bias);
 }
 
+void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx, Tensor pre) {
+  kernels::LinearBackwardArgs args;
+  args.dy = dy;
+  args.w = pass.weights[linear.weight];
+  args.dx = dx;
+  args.pre = pre;
+  kernels::LinearBackward(pass.stream, args);
+}
+
+void LinearBackwardWeights(const Pass& pass, const Linear& linear, Tensor dy, Tensor x) {
+  LinearBackward(pass, linear, dy, x, /*dx=*/Tensor());
+}
+
 }  // namespace muster::parallel

@@ -50,6 +50,13 @@ void LinearBackwardThroughGelu(const Pass& pass, const Linear& linear, kernels::
                                kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
                                const Linear& front, bool recompute);
 
+// Backward in two calls. The first is the gradient of the input only, with `pre` times gelu'(pre).
+void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
+                         kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
+// The second adds and reports those of weight and bias.
+void LinearBackwardWeights(const Pass& pass, const Linear& linear, kernels::Tensor dy,
+                           kernels::Tensor x);
+
 }  // namespace muster::parallel
 
 #endif  // MUSTER_PARALLEL_MODEL_LINEAR_H_

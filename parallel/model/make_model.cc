@@ -89,6 +89,14 @@ absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSplit(const ModelParallel& parallel) {
+  if (!parallel.split_backward || parallel.recompute == Recompute::kNone) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a backward in two parts (schedule zero_bubble) puts the gradients of weights off and keeps "
+      "the activations that they need, which recompute gives up; use recompute none or schedule "
+      "1f1b");
+}
+
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, int64_t heads,
                           int64_t kv_heads) {
   if (parallel.context_size == 1) return absl::OkStatus();
@@ -118,6 +126,7 @@ absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescriptio
       absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  RETURN_IF_ERROR(CheckSplit(parallel));
   RETURN_IF_ERROR(
       CheckTensorParallel(parallel, config.heads, Transformer(config).ffn, config.vocab));
   RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.heads));
@@ -159,6 +168,7 @@ absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescripti
       "rope_factor is below 1, or rope_high_frequency_factor not above the low one");
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
+  RETURN_IF_ERROR(CheckSplit(parallel));
   RETURN_IF_ERROR(CheckTensorParallel(parallel, config.kv_heads, config.ffn, config.vocab));
   RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.kv_heads));
   return MakeLlama(config, parallel);

@@ -8,6 +8,14 @@ namespace muster::parallel {
 
 using kernels::DType;
 
+void Block::BackwardInput(const Pass&, Flow&, Saved&) const {
+  CHECK(false) << "the backward of block " << name() << " is one piece";
+}
+
+void Block::BackwardWeights(const Pass&, Flow&, Saved&) const {
+  CHECK(false) << "the backward of block " << name() << " is one piece";
+}
+
 Model::Model(ModelDescription description, Shape shape,
              std::unique_ptr<ParameterRegistry> parameters,
              std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token,
@@ -85,19 +93,44 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     kernels::RotaryTable(pass.stream, args);
   }
   for (int i = range.begin; i < range.end; ++i) {
-    if (pass.gate != nullptr) pass.gate->Acquire(i, /*backward=*/false);
+    if (pass.gate != nullptr) pass.gate->Acquire(i, BlockWork::kForward);
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
-    if (pass.gate != nullptr) pass.gate->Release(i, /*backward=*/false);
+    if (pass.gate != nullptr) pass.gate->Release(i, BlockWork::kForward);
+  }
+}
+
+template <typename Run>
+void Model::BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange range,
+                            BlockWork work, Run run) const {
+  for (int i = range.end; i-- > range.begin;) {
+    if (pass.gate != nullptr) pass.gate->Acquire(i, work);
+    run(*blocks_[i], *workspace.saved[i - workspace.first_block]);
+    if (pass.gate != nullptr) pass.gate->Release(i, work);
   }
 }
 
 void Model::Backward(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(pass.gradients != nullptr);
-  for (int i = range.end; i-- > range.begin;) {
-    if (pass.gate != nullptr) pass.gate->Acquire(i, /*backward=*/true);
-    blocks_[i]->Backward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
-    if (pass.gate != nullptr) pass.gate->Release(i, /*backward=*/true);
-  }
+  BackwardThrough(pass, workspace, range, BlockWork::kBackward,
+                  [&](const Block& block, Block::Saved& saved) {
+                    block.Backward(pass, workspace.flow, saved);
+                  });
+}
+
+void Model::BackwardInput(const Pass& pass, Workspace& workspace, BlockRange range) const {
+  CHECK(shape_.split_backward);
+  BackwardThrough(pass, workspace, range, BlockWork::kBackwardInput,
+                  [&](const Block& block, Block::Saved& saved) {
+                    block.BackwardInput(pass, workspace.flow, saved);
+                  });
+}
+
+void Model::BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const {
+  CHECK(shape_.split_backward && pass.gradients != nullptr);
+  BackwardThrough(pass, workspace, range, BlockWork::kBackwardWeights,
+                  [&](const Block& block, Block::Saved& saved) {
+                    block.BackwardWeights(pass, workspace.flow, saved);
+                  });
 }
 
 }  // namespace muster::parallel

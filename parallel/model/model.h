@@ -71,6 +71,9 @@ struct ModelParallel {
   std::vector<double> tensor_weights;
   // Of every transformer block.
   Recompute recompute = Recompute::kNone;
+  // Backward runs in two calls, Model::BackwardInput and BackwardWeights (zero-bubble pipelines).
+  // Not with recompute: the second call needs the activations that recompute gives up.
+  bool split_backward = false;
   // Ranks that share each sequence (context_attention.h); a rank's tokens are those of
   // ContextPositions, and BatchShape::sequence counts them alone.
   int context_size = 1;
@@ -125,16 +128,24 @@ class GradientListener {
   virtual void GradientReady(ParameterId parameter) = 0;
 };
 
+// What a block does, and needs of its parameters.
+enum class BlockWork : uint8_t {
+  kForward,
+  kBackward,         // their values, and memory for their gradients
+  kBackwardInput,    // values only
+  kBackwardWeights,  // memory for gradients only
+};
+
 // Told by Model when the parameters of a block are about to be used and when they have been: who
 // shards them gathers and frees them there. Whatever the gate enqueues on the pass's stream (a wait
 // for a gather, say) comes before the block's own work.
 class BlockGate {
  public:
   virtual ~BlockGate() = default;
-  // `block` counts from 0 within the model. Its Forward (or Backward) is enqueued next.
-  virtual void Acquire(int block, bool backward) = 0;
-  // All of its work has been enqueued.
-  virtual void Release(int block, bool backward) = 0;
+  // `block` counts from 0 within the model. This work of it is enqueued next.
+  virtual void Acquire(int block, BlockWork work) = 0;
+  // All of it has been enqueued.
+  virtual void Release(int block, BlockWork work) = 0;
 };
 
 // The stream and the parameters of one pass. Views must outlive the call.
@@ -177,6 +188,13 @@ class Block {
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
   // Reads and updates flow.d_hidden (the head writes it first).
   virtual void Backward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+  // Backward in two calls, which together add the same bits to the same gradients. The first
+  // touches no gradient of a parameter (pass.gradients may be null) and keeps in `saved`, in place
+  // of activations that it has used up, what the second needs; scratch memory may be used between
+  // the two. Of blocks with Model::Shape::split_backward, but not of the head, whose gradients come
+  // with its Forward.
+  virtual void BackwardInput(const Pass& pass, Flow& flow, Saved& saved) const;
+  virtual void BackwardWeights(const Pass& pass, Flow& flow, Saved& saved) const;
 };
 
 // The memory of one micro-batch. Views of an arena; move-only.
@@ -200,6 +218,7 @@ class Model {
     kernels::RotaryScaling rope_scaling;
     int tensor_size = 1;
     bool sequence_parallel = false;
+    bool split_backward = false;  // BackwardInput and BackwardWeights can be called
   };
 
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,
@@ -243,8 +262,17 @@ class Model {
   // Requires: the workspace's range contains `range`.
   void Forward(const Pass& pass, Workspace& workspace, BlockRange range) const;
   void Backward(const Pass& pass, Workspace& workspace, BlockRange range) const;
+  // Backward in two calls (Zero bubble: Qi et al., arXiv 2401.10241): the gradient of the range's
+  // input, and, any time later, with the workspace's memory untouched, those of its parameters.
+  // Requires: shape().split_backward, a range without the head.
+  void BackwardInput(const Pass& pass, Workspace& workspace, BlockRange range) const;
+  void BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const;
 
  private:
+  template <typename Run>
+  void BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange range, BlockWork work,
+                       Run run) const;
+
   ModelDescription description_;
   Shape shape_;
   std::unique_ptr<ParameterRegistry> parameters_;

@@ -60,6 +60,16 @@ void NormSaved::TakeStatistics(Arena& arena, const std::string& category, const 
   rstd = arena.Take(category, DType::kF32, {rows});
 }
 
+NormGradients NormGradients::Take(Arena& arena, const std::string& category, const Norm& norm,
+                                  int64_t width) {
+  NormGradients gradients;
+  gradients.weight = arena.Take(category, DType::kF32, {width});
+  if (norm.spec.kind == NormKind::kLayer) {
+    gradients.bias = arena.Take(category, DType::kF32, {width});
+  }
+  return gradients;
+}
+
 namespace {
 
 template <typename Args>
@@ -76,13 +86,38 @@ void FillForward(const Pass& pass, const Norm& norm, const Flow& flow, const Nor
 
 template <typename Args>
 void FillBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-                  Tensor d_hidden, Args& args) {
+                  Tensor d_hidden, const NormGradients& gradients, Args& args) {
   args.dy = dy;
   args.x = x;
   args.gamma = pass.weights[norm.weight];
   args.rstd = saved.rstd;
   args.dx = d_hidden;
-  args.dgamma = (*pass.gradients)[norm.weight];
+  args.dgamma = gradients.weight;
+}
+
+// Adds to `gradients`.
+void Backward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
+              Tensor d_hidden, const NormGradients& gradients) {
+  if (norm.spec.kind == NormKind::kLayer) {
+    kernels::LayerNormBackwardArgs args;
+    FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, args);
+    args.mean = saved.mean;
+    args.dbeta = gradients.bias;
+    kernels::LayerNormBackward(pass.stream, args);
+  } else {
+    kernels::RmsNormBackwardArgs args;
+    FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, args);
+    kernels::RmsNormBackward(pass.stream, args);
+  }
+}
+
+NormGradients Views(const Pass& pass, const Norm& norm) {
+  return {(*pass.gradients)[norm.weight], norm.bias >= 0 ? (*pass.gradients)[norm.bias] : Tensor()};
+}
+
+void Complete(const Pass& pass, const Norm& norm) {
+  if (norm.bias >= 0) Ready(pass, norm.bias);
+  Ready(pass, norm.weight);
 }
 
 }  // namespace
@@ -105,19 +140,22 @@ void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& save
 
 void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
                   Tensor d_hidden) {
-  if (norm.spec.kind == NormKind::kLayer) {
-    kernels::LayerNormBackwardArgs args;
-    FillBackward(pass, norm, dy, x, saved, d_hidden, args);
-    args.mean = saved.mean;
-    args.dbeta = (*pass.gradients)[norm.bias];
-    kernels::LayerNormBackward(pass.stream, args);
-    Ready(pass, norm.bias);
-  } else {
-    kernels::RmsNormBackwardArgs args;
-    FillBackward(pass, norm, dy, x, saved, d_hidden, args);
-    kernels::RmsNormBackward(pass.stream, args);
-  }
-  Ready(pass, norm.weight);
+  Backward(pass, norm, dy, x, saved, d_hidden, Views(pass, norm));
+  Complete(pass, norm);
+}
+
+void NormBackwardInput(const Pass& pass, const Norm& norm, Tensor dy, Tensor x,
+                       const NormSaved& saved, Tensor d_hidden, const NormGradients& gradients) {
+  kernels::Zero(pass.stream, gradients.weight);
+  if (!gradients.bias.empty()) kernels::Zero(pass.stream, gradients.bias);
+  Backward(pass, norm, dy, x, saved, d_hidden, gradients);
+}
+
+void NormBackwardWeights(const Pass& pass, const Norm& norm, const NormGradients& gradients) {
+  const NormGradients views = Views(pass, norm);
+  kernels::Axpy(pass.stream, 1.0f, gradients.weight, views.weight);
+  if (!gradients.bias.empty()) kernels::Axpy(pass.stream, 1.0f, gradients.bias, views.bias);
+  Complete(pass, norm);
 }
 
 }  // namespace muster::parallel

@@ -49,11 +49,26 @@ struct NormSaved {
                       int64_t rows);
 };
 
+// One micro-batch's gradients of the parameters.
+struct NormGradients {
+  kernels::Tensor weight;  // [width] fp32
+  kernels::Tensor bias;    // the same, layer norm only
+
+  static NormGradients Take(kernels::Arena& arena, const std::string& category, const Norm& norm,
+                            int64_t width);
+};
+
 // x = residual + branch becomes the new residual stream; y is its norm.
 void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved);
 // d_hidden += the gradient through the norm. `x` is what was normalised.
 void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
                   const NormSaved& saved, kernels::Tensor d_hidden);
+// The same in two calls: the parameters' gradients, which come with that of the input in one pass
+// over memory, are left in `gradients`, and added to where they belong later.
+void NormBackwardInput(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
+                       const NormSaved& saved, kernels::Tensor d_hidden,
+                       const NormGradients& gradients);
+void NormBackwardWeights(const Pass& pass, const Norm& norm, const NormGradients& gradients);
 
 }  // namespace muster::parallel
 

@@ -116,14 +116,32 @@ class EmbeddingBlock : public Block {
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
+    Gradients(pass, flow, static_cast<EmbeddingSaved&>(base), flow.d_hidden);
+  }
+  // Nobody waits for what is in front. The first block has used up the hidden state.
+  void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
+    kernels::Copy(pass.stream, flow.d_hidden, static_cast<EmbeddingSaved&>(base).out);
+  }
+  void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
+    Gradients(pass, flow, saved, saved.out);
+  }
+
+ private:
+  struct EmbeddingSaved : Saved {
+    Tensor out;                     // between two calls of backward: its gradient
+    Tensor tokens;                  // those of this rank's part of the table, the others -1
+    Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
+  };
+
+  void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
+                 const Tensor& d_out) const {
     const Tensor positions = Positions(*pass.gradients, flow);
     const bool spread = !saved.d_positions.empty();
     if (spread) kernels::Zero(pass.stream, saved.d_positions);
     kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens,
-                               part_.Enter(pass, flow.d_hidden, flow.branch_storage),
-                               flow.shape.sequence, (*pass.gradients)[token_],
-                               spread ? saved.d_positions : positions);
+                               part_.Enter(pass, d_out, flow.branch_storage), flow.shape.sequence,
+                               (*pass.gradients)[token_], spread ? saved.d_positions : positions);
     for (int chunk = 0; spread && chunk < 2; ++chunk) {
       kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
                     Chunk(pass, positions, flow, chunk));
@@ -132,13 +150,6 @@ class EmbeddingBlock : public Block {
     // The head has added its part long before: the table is complete only now.
     Ready(pass, token_);
   }
-
- private:
-  struct EmbeddingSaved : Saved {
-    Tensor out;
-    Tensor tokens;                  // those of this rank's part of the table, the others -1
-    Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
-  };
   Tensor Positions(const ParameterViews& views, const Flow& flow) const {
     return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence * context_size_)
                                  : Tensor();
@@ -175,6 +186,7 @@ class TransformerBlock : public Block {
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary),
         recompute_(parallel.recompute),
+        split_(parallel.split_backward),
         context_size_(parallel.context_size),
         context_method_(parallel.context_method) {
     const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
@@ -208,6 +220,10 @@ class TransformerBlock : public Block {
     saved->norm1.TakeInput(arena, kKept, shape.activation, part_.rows(shape), hidden_);
     if (recompute_ != Recompute::kFull) TakeProducts(arena, kKept, shape, *saved);
     if (recompute_ == Recompute::kNone) TakeOutputs(arena, kKept, shape, *saved);
+    if (split_) {
+      saved->d_norm1 = NormGradients::Take(arena, kKept, norm1_, hidden_);
+      saved->d_norm2 = NormGradients::Take(arena, kKept, norm2_, hidden_);
+    }
     return saved;
   }
 
@@ -251,6 +267,41 @@ class TransformerBlock : public Block {
                  flow.d_hidden);
   }
 
+  // Leaves behind, for BackwardWeights: the gradients of the outputs of the four products in the
+  // place of norm2.x (down), pre (up), norm1.x (output) and qkv (qkv). Their inputs, norm2.y, up,
+  // norm1.y and attention, stay.
+  void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<TransformerSaved&>(base);
+    kernels::Stream& stream = pass.stream;
+    const Tensor dy = KeepGradient(pass, flow);
+    if (swiglu_) {
+      LinearBackwardInput(pass, down_, dy, saved.d_up);
+      kernels::SwigluBackward(stream, saved.pre, saved.d_up, saved.pre);
+    } else {
+      LinearBackwardInput(pass, down_, dy, saved.d_up, saved.pre);
+      kernels::Copy(stream, saved.d_up, saved.pre);
+    }
+    LinearBackwardInput(pass, up_, saved.pre, saved.d_small);
+    NormBackwardInput(pass, norm2_, part_.Leave(pass, saved.d_small), saved.norm2.x, saved.norm2,
+                      flow.d_hidden, saved.d_norm2);
+    kernels::Copy(stream, KeptGradient(flow), saved.norm2.x);
+    AttentionBackwardInput(pass, flow, saved, KeepGradient(pass, flow));
+    kernels::Copy(stream, saved.d_qkv, saved.qkv);
+    NormBackwardInput(pass, norm1_, part_.Leave(pass, saved.d_small), saved.x1, saved.norm1,
+                      flow.d_hidden, saved.d_norm1);
+    kernels::Copy(stream, KeptGradient(flow), saved.norm1.x);
+  }
+  void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<TransformerSaved&>(base);
+    const auto whole = [&](Tensor rows) { return part_.Enter(pass, rows, flow.branch_storage); };
+    LinearBackwardWeights(pass, down_, whole(saved.norm2.x), saved.up);
+    LinearBackwardWeights(pass, up_, saved.pre, whole(saved.norm2.y));
+    NormBackwardWeights(pass, norm2_, saved.d_norm2);
+    LinearBackwardWeights(pass, output_, whole(saved.norm1.x), saved.attention);
+    LinearBackwardWeights(pass, qkv_, saved.qkv, whole(saved.norm1.y));
+    NormBackwardWeights(pass, norm1_, saved.d_norm1);
+  }
+
  private:
   static constexpr char kKept[] = "activations";
   static constexpr char kScratch[] = "scratch";
@@ -263,6 +314,7 @@ class TransformerBlock : public Block {
     // Where several ranks share a sequence, in the place of lse and delta.
     std::unique_ptr<ContextAttention> spread;
     std::unique_ptr<ContextAttention::Saved> spread_saved;
+    NormGradients d_norm1, d_norm2;  // between two calls of backward
   };
 
   // What matrix products and attention make, and what has to go through them again to be had.
@@ -358,12 +410,26 @@ class TransformerBlock : public Block {
   }
   void AttentionBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
     const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
-    const Tensor d_attention(saved.d_small.data(), saved.d_small.dtype(),
-                             {dy.dim(0), heads_ * depth_});
-    LinearBackward(pass, output_, dy, saved.attention, d_attention);
+    LinearBackward(pass, output_, dy, saved.attention, AttentionGradient(saved));
+    ScoresBackward(pass, flow, saved);
+    LinearBackward(pass, qkv_, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
+                   saved.d_small);
+  }
+  void AttentionBackwardInput(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                              const Tensor& dy) const {
+    LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
+    ScoresBackward(pass, flow, saved);
+    LinearBackwardInput(pass, qkv_, saved.d_qkv, saved.d_small);
+  }
+  Tensor AttentionGradient(const TransformerSaved& saved) const {
+    return Tensor(saved.d_small.data(), saved.d_small.dtype(),
+                  {saved.attention.dim(0), heads_ * depth_});
+  }
+  // From the gradient of the attention's output to saved.d_qkv.
+  void ScoresBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
     kernels::AttentionBackwardArgs args;
     args.forward = Attention(flow.shape, saved);
-    args.dout = Heads(d_attention, flow.shape, 0, heads_);
+    args.dout = Heads(AttentionGradient(saved), flow.shape, 0, heads_);
     args.dq = Heads(saved.d_qkv, flow.shape, 0, heads_);
     args.dk = Heads(saved.d_qkv, flow.shape, heads_, kv_heads_);
     args.dv = Heads(saved.d_qkv, flow.shape, heads_ + kv_heads_, kv_heads_);
@@ -375,8 +441,17 @@ class TransformerBlock : public Block {
                              {args.dout, args.dq, args.dk, args.dv}, *saved.spread_saved);
     }
     if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
-    LinearBackward(pass, qkv_, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
-                   saved.d_small);
+  }
+
+  // All rows of flow.d_hidden, of which this rank's stay in the branch's storage while it changes.
+  Tensor KeepGradient(const Pass& pass, const Flow& flow) const {
+    if (part_.sequence) return part_.Enter(pass, flow.d_hidden, flow.branch_storage);
+    kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
+    return flow.d_hidden;
+  }
+  Tensor KeptGradient(const Flow& flow) const {
+    const int64_t rows = part_.rows(flow.shape);
+    return flow.branch_storage.Rows(part_.sequence ? part_.rank * rows : 0, rows);
   }
 
   int64_t QkvWidth() const { return (heads_ + 2 * kv_heads_) * depth_; }
@@ -415,6 +490,7 @@ class TransformerBlock : public Block {
   int64_t heads_, kv_heads_, depth_, ffn_;  // of this rank
   bool swiglu_, rotary_;
   Recompute recompute_;
+  bool split_;
   int context_size_;
   ContextMethod context_method_;
   Norm norm1_, norm2_;
@@ -502,6 +578,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   }
   shape.tensor_size = tensor.size;
   shape.sequence_parallel = tensor.sequence;
+  shape.split_backward = parallel.split_backward;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
                                  TrainingFlopsPerToken(config), std::move(parts));
 }

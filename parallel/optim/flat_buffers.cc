@@ -133,6 +133,10 @@ absl::Status FlatBuffers::Allocate(kernels::Device& device, kernels::Stream& str
   for (auto& level : own_gradients_) {
     RETURN_IF_ERROR(allocate(level, DType::kF32, plan_.own_gradients));
   }
+  for (int slot = 0; slot < gradient_slots_; ++slot) {
+    ASSIGN_OR_RETURN(auto empty, device.MakeEvent());
+    gradient_slot_empty_.push_back(std::move(empty));
+  }
   return absl::OkStatus();
 }
 

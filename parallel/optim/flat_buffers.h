@@ -67,6 +67,9 @@ class FlatBuffers {
   int gradient_slot(int bucket) const { return units_[bucket] % gradient_slots_; }
   int parameter_slots() const { return parameter_slots_; }
   int gradient_slots() const { return gradient_slots_; }
+  // Recorded by whoever has reduced what was in a rotating gradient buffer, and waited for before
+  // it is used again: by all reducers of these buffers.
+  kernels::Event& gradient_slot_empty(int slot) { return *gradient_slot_empty_[slot]; }
 
   // The own part of a bucket, fp32.
   kernels::Tensor master(int bucket);
@@ -131,6 +134,7 @@ class FlatBuffers {
   std::unique_ptr<kernels::Buffer> whole_parameters_, parameter_slot_storage_, master_, copy_, m_,
       v_, gradient_slot_storage_;
   std::vector<std::unique_ptr<kernels::Buffer>> whole_gradients_, own_gradients_;  // per level
+  std::vector<std::unique_ptr<kernels::Event>> gradient_slot_empty_;
   ParameterViews parameter_views_;
   std::vector<ParameterViews> gradient_views_;
 };

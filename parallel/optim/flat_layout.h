@@ -44,8 +44,8 @@ struct FlatLayoutOptions {
   bool by_block = false;
   // by_block: parameters with fewer elements than this are resident.
   int64_t resident_elements = 0;
-  // First blocks of the parts of a pipeline stage: no bucket holds parameters of two parts, which
-  // are reduced at different times.
+  // First blocks of the groups (GradientGroups) of a pipeline stage: no bucket holds parameters of
+  // two groups, which are reduced at different times.
   std::vector<int> part_begins = {};
   // Parameters whose gradients are compressed have buckets of their own; null: none are. Not with
   // by_block.

@@ -65,10 +65,6 @@ absl::Status GradientReducer::Allocate() {
     ASSIGN_OR_RETURN(auto reduced, device.MakeEvent());
     reduced_.push_back(std::move(reduced));
   }
-  for (int slot = 0; slot < flat_.gradient_slots(); ++slot) {
-    ASSIGN_OR_RETURN(auto empty, device.MakeEvent());
-    slot_empty_.push_back(std::move(empty));
-  }
   ASSIGN_OR_RETURN(finished_, device.MakeEvent());
   if (options_.wire != DType::kF32) {
     const int64_t bytes = largest * SizeOf(options_.wire);
@@ -115,7 +111,7 @@ const ParameterViews& GradientReducer::BeginMicroBatch() {
 void GradientReducer::AcquireBlock(int block) {
   if (block >= static_cast<int>(bucket_of_block_.size()) || bucket_of_block_[block] < 0) return;
   const int bucket = bucket_of_block_[block];
-  if (options_.overlap) compute_.Wait(*slot_empty_[flat_.gradient_slot(bucket)]);
+  if (options_.overlap) compute_.Wait(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
   kernels::Zero(compute_, flat_.whole_gradients(bucket));
 }
 
@@ -175,7 +171,7 @@ void GradientReducer::ReduceBucket(int bucket) {
   if (!options_.overlap) return;
   communication_.Record(*reduced_[bucket]);
   if (flat_.gradients_rotate(bucket)) {
-    communication_.Record(*slot_empty_[flat_.gradient_slot(bucket)]);
+    communication_.Record(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
   }
 }
 

@@ -23,7 +23,7 @@ struct GradientReducerOptions {
   // What travels. bf16: the parts are exchanged all-to-all and summed in fp32 in a fixed order, so
   // one rounding of every contribution is all that is lost.
   kernels::DType wire = kernels::DType::kF32;
-  // Buckets [first, last) are this reducer's: those of one part of a pipeline stage, whose
+  // Buckets [first, last) are this reducer's: those of one group (GradientGroups) of a stage, whose
   // micro-batches come at their own times. last < 0: all of them.
   int first_bucket = 0;
   int last_bucket = -1;
@@ -72,7 +72,7 @@ class GradientReducer : public GradientListener {
   void BeginStep(int64_t micro_batches);
   // Zeroed views for the backward of the next micro-batch.
   const ParameterViews& BeginMicroBatch();
-  // Before the backward of a block: its gradients get their (zeroed) rotating buffer.
+  // Before the backward of any block: its gradients get their (zeroed) rotating buffer.
   void AcquireBlock(int block);
   void GradientReady(ParameterId parameter) override;
   // After the backward of each micro-batch. Requires: every parameter has become ready once.
@@ -112,10 +112,9 @@ class GradientReducer : public GradientListener {
   kernels::Stream& communication_;
   const GradientReducerOptions options_;
   const int last_bucket_;
-  std::unique_ptr<kernels::Buffer> sent_, received_;         // of the 16-bit wire, one bucket each
-  std::vector<std::unique_ptr<kernels::Event>> ready_;       // per bucket
-  std::vector<std::unique_ptr<kernels::Event>> reduced_;     // per bucket
-  std::vector<std::unique_ptr<kernels::Event>> slot_empty_;  // per gradient slot
+  std::unique_ptr<kernels::Buffer> sent_, received_;      // of the 16-bit wire, one bucket each
+  std::vector<std::unique_ptr<kernels::Event>> ready_;    // per bucket
+  std::vector<std::unique_ptr<kernels::Event>> reduced_;  // per bucket
   std::unique_ptr<kernels::Event> finished_;
   std::vector<int> bucket_of_block_;  // -1: none rotates
   std::vector<int> pending_;          // per bucket: parameters not ready yet

@@ -11,20 +11,23 @@ namespace muster::parallel {
 using kernels::Tensor;
 
 ParameterGatherer::ParameterGatherer(FlatBuffers& flat, Communicator& group,
-                                     GradientReducer& reducer, kernels::Stream& compute,
-                                     kernels::Stream& stream, bool overlap)
+                                     GradientReducer& reducer, const std::vector<BlockRange>& parts,
+                                     kernels::Stream& compute, kernels::Stream& stream,
+                                     bool overlap)
     : flat_(flat),
       group_(group),
       reducer_(reducer),
+      parts_(parts),
       compute_(compute),
       stream_(stream),
       overlap_(overlap) {}
 
 absl::StatusOr<std::unique_ptr<ParameterGatherer>> ParameterGatherer::Make(
-    FlatBuffers& flat, Communicator& group, GradientReducer& reducer, kernels::Stream& compute,
-    kernels::Stream& stream, bool overlap) {
+    FlatBuffers& flat, Communicator& group, GradientReducer& reducer,
+    const std::vector<BlockRange>& parts, kernels::Stream& compute, kernels::Stream& stream,
+    bool overlap) {
   std::unique_ptr<ParameterGatherer> gatherer(
-      new ParameterGatherer(flat, group, reducer, compute, stream, overlap));
+      new ParameterGatherer(flat, group, reducer, parts, compute, stream, overlap));
   RETURN_IF_ERROR(gatherer->Allocate());
   return gatherer;
 }
@@ -101,19 +104,34 @@ void ParameterGatherer::Await(int bucket) {
   awaited_[bucket] = false;
 }
 
-void ParameterGatherer::Acquire(int block, bool backward) {
+int ParameterGatherer::NextBucket(int block, bool backward) const {
+  for (const BlockRange& part : parts_) {
+    if (block < part.begin || block >= part.end) continue;
+    const int next = backward ? block - 1 : block + 1;
+    return next >= part.begin && next < part.end ? BucketOf(next) : -1;
+  }
+  return -1;
+}
+
+void ParameterGatherer::Acquire(int block, BlockWork work) {
+  if (work == BlockWork::kBackward || work == BlockWork::kBackwardWeights) {
+    reducer_.AcquireBlock(block);
+  }
+  if (work == BlockWork::kBackwardWeights) return;
   const int bucket = BucketOf(block);
   if (bucket >= 0) EnsureGathered(bucket);
-  if (const int next = BucketOf(backward ? block - 1 : block + 1); next >= 0) EnsureGathered(next);
+  if (const int next = NextBucket(block, work != BlockWork::kForward); next >= 0) {
+    EnsureGathered(next);
+  }
   for (size_t i = 0; i < awaited_.size(); ++i) {
     const bool needed = flat_.parameters_rotate(static_cast<int>(i)) ? static_cast<int>(i) == bucket
                                                                      : first_block_[i] <= block;
     if (needed) Await(static_cast<int>(i));
   }
-  if (backward) reducer_.AcquireBlock(block);
 }
 
-void ParameterGatherer::Release(int block, bool) {
+void ParameterGatherer::Release(int block, BlockWork work) {
+  if (work == BlockWork::kBackwardWeights) return;
   const int bucket = BucketOf(block);
   if (bucket >= 0 && overlap_) compute_.Record(*used_[flat_.parameter_slot(bucket)]);
 }

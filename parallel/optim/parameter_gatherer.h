@@ -32,10 +32,12 @@ namespace muster::parallel {
 class ParameterGatherer : public BlockGate {
  public:
   // `stream` as the communication stream of GradientReducer, but another one: gathers must not
-  // queue behind reductions.
+  // queue behind reductions. `reducer`: any one of the buffers' reducers. `parts`: Model::parts();
+  // blocks follow each other inside of one only.
   static absl::StatusOr<std::unique_ptr<ParameterGatherer>> Make(
-      FlatBuffers& flat, Communicator& group, GradientReducer& reducer, kernels::Stream& compute,
-      kernels::Stream& stream, bool overlap);
+      FlatBuffers& flat, Communicator& group, GradientReducer& reducer,
+      const std::vector<BlockRange>& parts, kernels::Stream& compute, kernels::Stream& stream,
+      bool overlap);
 
   // The own part of the bucket has been written on the compute stream. Call it for every bucket,
   // on all ranks in the same order; later ones first is the order of forward.
@@ -45,21 +47,25 @@ class ParameterGatherer : public BlockGate {
   // Later work on the compute stream sees the whole bucket. Requires: it does not rotate.
   void Await(int bucket);
 
-  void Acquire(int block, bool backward) override;
-  void Release(int block, bool backward) override;
+  void Acquire(int block, BlockWork work) override;
+  void Release(int block, BlockWork work) override;
 
  private:
   ParameterGatherer(FlatBuffers& flat, Communicator& group, GradientReducer& reducer,
-                    kernels::Stream& compute, kernels::Stream& stream, bool overlap);
+                    const std::vector<BlockRange>& parts, kernels::Stream& compute,
+                    kernels::Stream& stream, bool overlap);
   absl::Status Allocate();
   kernels::Stream& gathering() { return overlap_ ? stream_ : compute_; }
   int BucketOf(int block) const;
+  // The bucket of the block that comes after `block`, -1 if none.
+  int NextBucket(int block, bool backward) const;
   void Gather(int bucket);
   void EnsureGathered(int bucket);
 
   FlatBuffers& flat_;
   Communicator& group_;
   GradientReducer& reducer_;
+  const std::vector<BlockRange> parts_;
   kernels::Stream& compute_;
   kernels::Stream& stream_;
   const bool overlap_;

@@ -36,13 +36,30 @@ class IndexPool {
   std::vector<bool> used_;
 };
 
-bool IsCompute(PipelineOp op) { return op == PipelineOp::kForward || op == PipelineOp::kBackward; }
+bool IsCompute(PipelineOp op) { return op <= PipelineOp::kBackwardWeight; }
+bool IsBackward(PipelineOp op) {
+  return op == PipelineOp::kBackward || op == PipelineOp::kBackwardInput;
+}
 
 }  // namespace
 
+std::vector<BlockRange> GradientGroups(const PipelineShape& shape, const Model& model, int rank) {
+  std::vector<BlockRange> groups = model.parts();
+  if (!SplitsBackward(shape) || rank + 1 < shape.stages) return groups;
+  const int head = groups.back().end - 1;
+  groups.back().end = head;
+  groups.push_back({head, head + 1});
+  return groups;
+}
+
 PipelineExecutor::PipelineExecutor(const PipelinePlan& plan, const Model& model,
                                    Communicator& group, kernels::Stream& compute)
-    : plan_(plan), model_(model), group_(group), compute_(compute), rank_(group.rank()) {}
+    : plan_(plan),
+      model_(model),
+      group_(group),
+      compute_(compute),
+      rank_(group.rank()),
+      split_(SplitsBackward(plan.shape)) {}
 
 PipelineExecutor::~PipelineExecutor() {
   // Work under way still refers to the buffers. Its errors have been returned.
@@ -63,10 +80,9 @@ absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const P
         absl::StrFormat("a pipeline of %d chunks per rank over a model of %d parts on this rank",
                         plan.shape.chunks, model.parts().size()));
   }
-  if (plan.shape.schedule == PipelineSchedule::kZeroBubble) {
-    return absl::UnimplementedError(
-        "schedule zero_bubble can be planned and simulated, but no model splits its backward yet; "
-        "use 1f1b or interleaved");
+  if (SplitsBackward(plan.shape) && !model.shape().split_backward) {
+    return absl::InvalidArgumentError(
+        "schedule zero_bubble with a model that was not made for a backward in two parts");
   }
   std::unique_ptr<PipelineExecutor> executor(new PipelineExecutor(plan, model, group, compute));
   executor->Compile();
@@ -102,8 +118,7 @@ void PipelineExecutor::Compile() {
         step.workspace = workspaces[action.chunk].Acquire();
         const auto next = std::find_if(actions.begin() + static_cast<int64_t>(i) + 1, actions.end(),
                                        [](const PipelineAction& a) { return IsCompute(a.op); });
-        step.head_in_forward = last && next->op == PipelineOp::kBackward &&
-                               next->chunk == action.chunk &&
+        step.head_in_forward = last && IsBackward(next->op) && next->chunk == action.chunk &&
                                next->micro_batch == action.micro_batch;
         if (!step.head_in_forward) step.output = outputs.Acquire();
         break;
@@ -112,6 +127,7 @@ void PipelineExecutor::Compile() {
         step.gradient = gradients.Acquire();
         break;
       case PipelineOp::kBackward:
+      case PipelineOp::kBackwardInput:
         if (last) step.gradient = gradients.Acquire();
         break;
       default:
@@ -119,8 +135,10 @@ void PipelineExecutor::Compile() {
     }
     steps_.push_back(step);
     if (action.op == PipelineOp::kSendActivation) sending.emplace_back(&outputs, step.output);
-    if (action.op == PipelineOp::kBackward) {
+    if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kBackwardWeight) {
       workspaces[action.chunk].Release(step.workspace);
+    }
+    if (IsBackward(action.op)) {
       if (!first) inputs.Release(step.input);
       if (last && step.output >= 0) outputs.Release(step.output);
       if (first) gradients.Release(step.gradient);
@@ -216,7 +234,7 @@ absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
     Add(flow, outputs_[step.output]);
     return absl::OkStatus();
   }
-  head_gradients_ = &client.BeginGradients(chunk, micro_batch);
+  head_gradients_ = &client.BeginGradients(HeadGroup(chunk), micro_batch);
   Pass with_gradients = pass;
   with_gradients.gradients = head_gradients_;
   model_.Forward(with_gradients, workspace, model_.parts()[chunk]);
@@ -235,17 +253,51 @@ absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
   Pass with_gradients = pass;
   with_gradients.gradients =
       step.head_in_forward ? head_gradients_ : &client.BeginGradients(chunk, micro_batch);
-  if (IsLastPart(chunk) && !step.head_in_forward) {
-    // The head computes gradients in its Forward, in scratch memory that the next forward uses.
-    flow.residual = outputs_[step.output].tensor;
-    flow.branch = Tensor();
-    const BlockRange& part = model_.parts()[chunk];
-    model_.Forward(with_gradients, workspace, {part.end - 1, part.end});
-    client.OnLosses(micro_batch, flow);
-  }
+  if (IsLastPart(chunk) && !step.head_in_forward) Head(step, with_gradients, client);
   model_.Backward(with_gradients, workspace, model_.parts()[chunk]);
   client.EndGradients(chunk, micro_batch);
   return absl::OkStatus();
+}
+
+void PipelineExecutor::Head(const Step& step, const Pass& with_gradients,
+                            MicroBatchClient& client) {
+  const int chunk = step.action.chunk;
+  Workspace& workspace = workspaces_[chunk][step.workspace];
+  // The head computes gradients in its Forward, in scratch memory that the next forward uses.
+  workspace.flow.residual = outputs_[step.output].tensor;
+  workspace.flow.branch = Tensor();
+  const BlockRange& part = model_.parts()[chunk];
+  model_.Forward(with_gradients, workspace, {part.end - 1, part.end});
+  client.OnLosses(step.action.micro_batch, workspace.flow);
+}
+
+// The head's gradients cannot wait: what they are made from is large, and gone after its Forward.
+void PipelineExecutor::BackwardInput(const Step& step, const Pass& pass, MicroBatchClient& client) {
+  const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
+  Workspace& workspace = workspaces_[chunk][step.workspace];
+  Buffer& gradient = gradients_[step.gradient];
+  Await(gradient);
+  workspace.flow.d_hidden = gradient.tensor;
+  if (IsLastPart(chunk)) {
+    const int group = HeadGroup(chunk);
+    Pass with_gradients = pass;
+    with_gradients.gradients =
+        step.head_in_forward ? head_gradients_ : &client.BeginGradients(group, micro_batch);
+    if (!step.head_in_forward) Head(step, with_gradients, client);
+    const BlockRange& part = model_.parts()[chunk];
+    model_.Backward(with_gradients, workspace, {part.end - 1, part.end});
+    client.EndGradients(group, micro_batch);
+  }
+  model_.BackwardInput(pass, workspace, Trunk(chunk));
+}
+
+void PipelineExecutor::BackwardWeights(const Step& step, const Pass& pass,
+                                       MicroBatchClient& client) {
+  const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
+  Pass with_gradients = pass;
+  with_gradients.gradients = &client.BeginGradients(chunk, micro_batch);
+  model_.BackwardWeights(with_gradients, workspaces_[chunk][step.workspace], Trunk(chunk));
+  client.EndGradients(chunk, micro_batch);
 }
 
 // Starts the exchanges of one group and returns the index behind it.
@@ -304,8 +356,19 @@ absl::Status PipelineExecutor::RunStep(const Pass& pass, MicroBatchClient& clien
       i = Exchange(i);
       continue;
     }
-    RETURN_IF_ERROR(step.action.op == PipelineOp::kForward ? Forward(step, pass, client)
-                                                           : Backward(step, pass, client));
+    switch (step.action.op) {
+      case PipelineOp::kForward:
+        RETURN_IF_ERROR(Forward(step, pass, client));
+        break;
+      case PipelineOp::kBackwardInput:
+        BackwardInput(step, pass, client);
+        break;
+      case PipelineOp::kBackwardWeight:
+        BackwardWeights(step, pass, client);
+        break;
+      default:
+        RETURN_IF_ERROR(Backward(step, pass, client));
+    }
     ++i;
   }
   for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {

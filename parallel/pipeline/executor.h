@@ -35,11 +35,17 @@ class MicroBatchClient {
   virtual absl::Status Load(int micro_batch, Flow& flow) = 0;
   // Last part: flow.losses has been computed.
   virtual void OnLosses(int micro_batch, const Flow& flow) = 0;
-  // Around all that adds gradients for one micro-batch of one chunk: the gradients to add to, and
-  // the end of it. In order of the micro-batches for each chunk.
-  virtual const ParameterViews& BeginGradients(int chunk, int micro_batch) = 0;
-  virtual void EndGradients(int chunk, int micro_batch) = 0;
+  // Around all that adds gradients for one micro-batch of one group (GradientGroups): the gradients
+  // to add to, and the end of it. In order of the micro-batches for each group.
+  virtual const ParameterViews& BeginGradients(int group, int micro_batch) = 0;
+  virtual void EndGradients(int group, int micro_batch) = 0;
 };
+
+// Blocks of this rank's model whose gradients are added together, in order: those of each chunk.
+// Where backward is split the last stage has two, its blocks and the head: the head's gradients
+// come with the gradient of its input, micro-batches before those of the blocks (which are none
+// where the head is all that the stage has).
+std::vector<BlockRange> GradientGroups(const PipelineShape& shape, const Model& model, int rank);
 
 // Owns streams, events and the views of its buffers; refers to the rest. Single-threaded.
 class PipelineExecutor {
@@ -50,9 +56,8 @@ class PipelineExecutor {
   };
 
   // `group`: the ranks along the pipeline axis, plan.shape.stages of them, in the order of the
-  // stages. `model` holds one part per chunk of the plan. kInvalidArgument when these do not fit;
-  // kUnimplemented for zero_bubble, whose split backward no model offers yet; else the device's
-  // status.
+  // stages. `model` holds one part per chunk of the plan, and can split its backward where the plan
+  // does. kInvalidArgument when these do not fit; else the device's status.
   static absl::StatusOr<std::unique_ptr<PipelineExecutor>> Make(const PipelinePlan& plan,
                                                                 const Model& model,
                                                                 Communicator& group,
@@ -113,10 +118,16 @@ class PipelineExecutor {
   absl::Status MakeEvents(const Options& options);
   absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);
   absl::Status Backward(const Step& step, const Pass& pass, MicroBatchClient& client);
+  void BackwardInput(const Step& step, const Pass& pass, MicroBatchClient& client);
+  void BackwardWeights(const Step& step, const Pass& pass, MicroBatchClient& client);
+  // Of the last part: losses and the gradient of the head's input, where Forward has not run it.
+  void Head(const Step& step, const Pass& with_gradients, MicroBatchClient& client);
   size_t Exchange(size_t begin);
   void Await(Buffer& buffer);
   void Add(const Flow& flow, Buffer& to);
   BlockRange Trunk(int chunk) const;
+  // The group of the head's gradients.
+  int HeadGroup(int chunk) const { return split_ ? chunk + 1 : chunk; }
   bool IsFirstPart(int chunk) const { return plan_.Part(rank_, chunk) == 0; }
   bool IsLastPart(int chunk) const { return plan_.Part(rank_, chunk) + 1 == plan_.parts(); }
 
@@ -125,6 +136,7 @@ class PipelineExecutor {
   Communicator& group_;
   kernels::Stream& compute_;
   const int rank_;
+  const bool split_;  // backward is two actions
   std::vector<Step> steps_;
   Buffers counts_;
   std::vector<std::vector<Workspace>> workspaces_;  // by chunk

@@ -99,7 +99,8 @@ std::vector<Compute> ComputeOrder(const PipelineShape& shape, int rank) {
     case PipelineSchedule::kGPipe:
       return GPipeOrder(shape);
     case PipelineSchedule::kZeroBubble:
-      return ZeroBubbleOrder(shape, rank);
+      if (SplitsBackward(shape)) return ZeroBubbleOrder(shape, rank);
+      break;
     case PipelineSchedule::kOneForwardOneBackward:
     case PipelineSchedule::kInterleaved:
       break;
@@ -245,6 +246,10 @@ std::string ToString(const PipelineAction& action) {
   absl::StrAppend(&text, ", chunk ", action.chunk);
   if (action.peer >= 0) absl::StrAppend(&text, ", with rank ", action.peer);
   return text;
+}
+
+bool SplitsBackward(const PipelineShape& shape) {
+  return shape.schedule == PipelineSchedule::kZeroBubble && shape.stages > 1;
 }
 
 absl::Status Validate(const PipelineShape& shape) {

@@ -15,7 +15,8 @@
 //     the messages are V times as many.
 //   Zero-bubble H1 (Qi et al., arXiv 2401.10241): backward is split into the gradient of the input,
 //     which the part in front waits for, and that of the weights, which nobody waits for and rank r
-//     puts off by r micro-batches to fill its idle time. Keeps P activations on every rank.
+//     puts off by r micro-batches to fill its idle time. Keeps P activations on every rank, or what
+//     the gradient of the weights needs in their place.
 //
 // With times F, B = I + W per micro-batch and rank, M micro-batches (at least P when
 // interleaved or zero-bubble), a step takes
@@ -54,6 +55,8 @@ struct PipelineShape {
 };
 // kInvalidArgument names the number that is wrong, and what it may be.
 absl::Status Validate(const PipelineShape& shape);
+// Whether its backwards are two actions: zero-bubble, but not on one stage, which never waits.
+bool SplitsBackward(const PipelineShape& shape);
 
 enum class PipelineOp : uint8_t {
   kForward,

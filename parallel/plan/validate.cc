@@ -134,11 +134,6 @@ class Judge {
           " shards the gradient of a table that is tied between the first and the last of ",
           degree(Axis::kPipeline), " pipeline stages; use zero 0, or untie the head");
     }
-    // An interleaved pipeline keeps the gradients of several chunks at once.
-    if (layout_.zero >= 2 && layout_.pipeline_chunks > 1) {
-      Add("engine.parallel.zero", "stage ", layout_.zero, " does not go with ",
-          layout_.pipeline_chunks, " chunks per pipeline stage; use zero 1 or one chunk");
-    }
   }
 
   void Compression() {

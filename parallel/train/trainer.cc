@@ -41,9 +41,20 @@ double Total(const float* values, int64_t count) {
   return total;
 }
 
-std::vector<int> PartBegins(const Model& model) {
+PipelineShape PipelineShapeOf(const TrainerOptions& options, const Model& model,
+                              MeshGroups& groups) {
+  PipelineShape shape;
+  shape.schedule = options.pipeline_schedule;
+  shape.stages = groups.mesh().degree(Axis::kPipeline);
+  shape.micro_batches = static_cast<int>(options.global_batch / options.micro_batch /
+                                         groups.mesh().degree(Axis::kData));
+  shape.chunks = static_cast<int>(model.parts().size());
+  return shape;
+}
+
+std::vector<int> Begins(const std::vector<BlockRange>& ranges) {
   std::vector<int> begins;
-  for (const BlockRange& part : model.parts()) begins.push_back(part.begin);
+  for (const BlockRange& range : ranges) begins.push_back(range.begin);
   return begins;
 }
 
@@ -69,12 +80,14 @@ Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Dev
       validation_(validation),
       files_(files),
       hooks_(hooks),
+      gradient_groups_(GradientGroups(PipelineShapeOf(options, model, groups), model,
+                                      groups.coordinate()[Axis::kPipeline])),
       layout_(model.parameters(), {.bucket_bytes = options.bucket_bytes,
                                    .shards = groups.shard().size(),
                                    .replicas = groups.replicate().size(),
                                    .by_block = options.zero >= 2,
                                    .resident_elements = options.resident_elements,
-                                   .part_begins = PartBegins(model),
+                                   .part_begins = Begins(gradient_groups_),
                                    .compressed = CompressedBy(options.compression)}) {}
 
 Trainer::~Trainer() {
@@ -139,17 +152,6 @@ BatchShape Trainer::batch_shape() const {
 
 namespace {
 
-PipelineShape PipelineShapeOf(const TrainerOptions& options, const Model& model,
-                              MeshGroups& groups) {
-  PipelineShape shape;
-  shape.schedule = options.pipeline_schedule;
-  shape.stages = groups.mesh().degree(Axis::kPipeline);
-  shape.micro_batches = static_cast<int>(options.global_batch / options.micro_batch /
-                                         groups.mesh().degree(Axis::kData));
-  shape.chunks = static_cast<int>(model.parts().size());
-  return shape;
-}
-
 absl::Status CheckPipeline(const TrainerOptions& options, const Model& model, MeshGroups& groups) {
   const PipelineShape shape = PipelineShapeOf(options, model, groups);
   RETURN_IF_ERROR(Validate(shape));
@@ -158,13 +160,6 @@ absl::Status CheckPipeline(const TrainerOptions& options, const Model& model, Me
         absl::StrFormat("%d chunks of the model on each rank, but one pipeline stage: chunks are "
                         "for pipelines of 2 stages and more",
                         shape.chunks));
-  }
-  if (shape.chunks > 1 && options.zero >= 2) {
-    return absl::UnimplementedError(
-        absl::StrFormat("an interleaved pipeline (%d chunks per rank) keeps the gradients of "
-                        "several chunks at once, which stage %d of ZeRO does not; use zero 0 or 1, "
-                        "or schedule 1f1b",
-                        shape.chunks, options.zero));
   }
   return absl::OkStatus();
 }
@@ -306,8 +301,9 @@ absl::Status Trainer::Allocate() {
     ASSIGN_OR_RETURN(residual_square_, device_.Allocate(sizeof(float)));
   }
   RETURN_IF_ERROR(MakeReducers());
-  ASSIGN_OR_RETURN(gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducers_.front(),
-                                                      *compute_, *gathering_, options_.overlap));
+  ASSIGN_OR_RETURN(
+      gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducers_.front(),
+                                         model_.parts(), *compute_, *gathering_, options_.overlap));
   RETURN_IF_ERROR(AllocatePipeline());
 
   int64_t slots = step_values();

@@ -276,6 +276,7 @@ class Trainer {
   const Sampler* const validation_;
   FileSystem& files_;
   TrainerHooks& hooks_;
+  const std::vector<BlockRange> gradient_groups_;
   FlatLayout layout_;
 
   // In order of construction: streams end before the memory they use.
@@ -287,7 +288,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
   std::unique_ptr<ContextOverlap> exchange_;  // of ranks that share sequences; null: on compute_
-  std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per part of the model
+  std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per gradient group
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<PipelineExecutor> executor_;
   std::unique_ptr<kernels::Buffer>

@@ -25,7 +25,7 @@ Tensor Floats(kernels::Buffer& buffer, int64_t first, int64_t count) {
 }  // namespace
 
 // Micro-batches from the loader; losses and token counts to values_; gradients to the reducer of
-// each part.
+// each group.
 class Trainer::StepClient : public MicroBatchClient, public GradientListener {
  public:
   StepClient(Trainer& trainer, Flight& flight) : trainer_(trainer), flight_(flight) {}
@@ -50,22 +50,22 @@ class Trainer::StepClient : public MicroBatchClient, public GradientListener {
     kernels::Sum(*trainer_.compute_, flow.losses, Floats(*trainer_.values_, Slot(micro_batch), 1),
                  /*accumulate=*/false);
   }
-  const ParameterViews& BeginGradients(int chunk, int) override {
-    return trainer_.reducers_[chunk]->BeginMicroBatch();
+  const ParameterViews& BeginGradients(int group, int) override {
+    return trainer_.reducers_[group]->BeginMicroBatch();
   }
-  void EndGradients(int chunk, int micro_batch) override {
+  void EndGradients(int group, int micro_batch) override {
     // Without overlap the reduction runs inside the call.
     if (micro_batch + 1 == trainer_.micro_batches()) {
       trainer_.compute_->Record(*flight_.reducing);
     }
-    trainer_.reducers_[chunk]->EndMicroBatch();
+    trainer_.reducers_[group]->EndMicroBatch();
   }
   void GradientReady(ParameterId parameter) override {
     const int block = trainer_.model_.parameters().at(parameter).block;
-    const std::vector<BlockRange>& parts = trainer_.model_.parts();
-    size_t part = 0;
-    while (part + 1 < parts.size() && parts[part + 1].begin <= block) ++part;
-    trainer_.reducers_[part]->GradientReady(parameter);
+    const std::vector<BlockRange>& groups = trainer_.gradient_groups_;
+    size_t group = 0;
+    while (group + 1 < groups.size() && groups[group + 1].begin <= block) ++group;
+    trainer_.reducers_[group]->GradientReady(parameter);
   }
 
  private:
@@ -113,15 +113,16 @@ absl::Status Trainer::MakeReducers() {
   const std::vector<FlatLayout::Bucket>& buckets = layout_.buckets();
   GradientReducerOptions reducing = {
       .overlap = options_.overlap, .wire = options_.gradient_wire, .compressor = compressor_.get()};
-  reducers_.resize(model_.parts().size());
-  // Buckets stand in backward order: the last part has the first ones.
-  for (size_t part = reducers_.size(); part-- > 0;) {
-    const auto of_earlier_part = [&](const FlatLayout::Bucket& bucket) {
-      return model_.parameters().at(bucket.parameters.front()).block < model_.parts()[part].begin;
+  reducers_.resize(gradient_groups_.size());
+  // Buckets stand in backward order: the last group has the first ones.
+  for (size_t group = reducers_.size(); group-- > 0;) {
+    const auto of_earlier_group = [&](const FlatLayout::Bucket& bucket) {
+      return model_.parameters().at(bucket.parameters.front()).block <
+             gradient_groups_[group].begin;
     };
     reducing.last_bucket = static_cast<int>(
-        std::find_if(buckets.begin(), buckets.end(), of_earlier_part) - buckets.begin());
-    ASSIGN_OR_RETURN(reducers_[part],
+        std::find_if(buckets.begin(), buckets.end(), of_earlier_group) - buckets.begin());
+    ASSIGN_OR_RETURN(reducers_[group],
                      GradientReducer::Make(*flat_, groups_, *compute_, *communication_, reducing));
     reducing.first_bucket = reducing.last_bucket;
   }

@@ -169,8 +169,8 @@ struct Rank {
                                 .reshard_after_forward = how.reshard})),
         reducer(*GradientReducer::Make(*flat, *groups, *compute, *communication,
                                        {.overlap = how.overlap, .wire = how.wire})),
-        gatherer(*ParameterGatherer::Make(*flat, groups->gather(), *reducer, *compute, *gathering,
-                                          how.overlap)) {}
+        gatherer(*ParameterGatherer::Make(*flat, groups->gather(), *reducer, {{0, 4}}, *compute,
+                                          *gathering, how.overlap)) {}
 
   // Every real element of the own parts, by parameter: what `at` says of a bucket.
   template <typename At>

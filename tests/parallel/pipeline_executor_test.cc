@@ -34,6 +34,7 @@ constexpr BatchShape kBatch = {2, 6};
 ModelParallel PartsOf(const PipelinePlan& plan, int rank) {
   const int blocks = static_cast<int>(kConfig.layers) + 2;
   ModelParallel parallel;
+  parallel.split_backward = SplitsBackward(plan.shape);
   for (int chunk = 0; chunk < plan.shape.chunks; ++chunk) {
     const int part = plan.Part(rank, chunk);
     parallel.parts.push_back({part * blocks / plan.parts(), (part + 1) * blocks / plan.parts()});
@@ -48,38 +49,6 @@ struct Found {
   std::map<int, std::vector<float>> losses;
   std::map<int, std::vector<float>> forward_losses;
   absl::Status status;
-};
-
-// Adds the gradients of every micro-batch to one buffer: the order of the micro-batches decides the
-// bits.
-class Client : public MicroBatchClient {
- public:
-  Client(const ParameterViews& gradients, std::map<int, std::vector<float>>& losses, int chunks)
-      : gradients_(gradients), losses_(losses), next_(chunks, 0) {}
-
-  absl::Status Load(int micro_batch, Flow& flow) override {
-    Rng rng(testing::TestSeed() + static_cast<uint64_t>(micro_batch));
-    for (int64_t i = 0; i < flow.shape.tokens(); ++i) {
-      flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kConfig.vocab));
-      flow.targets.as<int32_t>()[i] =
-          i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(kConfig.vocab));
-    }
-    return absl::OkStatus();
-  }
-  void OnLosses(int micro_batch, const Flow& flow) override {
-    const float* losses = flow.losses.f32();
-    losses_[micro_batch].assign(losses, losses + flow.shape.tokens());
-  }
-  const ParameterViews& BeginGradients(int chunk, int micro_batch) override {
-    EXPECT_EQ(micro_batch, next_[chunk]);
-    return gradients_;
-  }
-  void EndGradients(int chunk, int micro_batch) override { EXPECT_EQ(micro_batch, next_[chunk]++); }
-
- private:
-  const ParameterViews& gradients_;
-  std::map<int, std::vector<float>>& losses_;
-  std::vector<int> next_;
 };
 
 // One tensor per parameter of a model, in memory of its own.
@@ -100,13 +69,58 @@ class Storage {
   }
   std::vector<float>& operator[](ParameterId id) { return values_[id]; }
   const ParameterViews& views() const { return views_; }
-  void Zero() {
-    for (std::vector<float>& values : values_) std::fill(values.begin(), values.end(), 0.0f);
-  }
 
  private:
   std::vector<std::vector<float>> values_;
   ParameterViews views_;
+};
+
+// Keeps the gradients of every micro-batch apart.
+class Client : public MicroBatchClient {
+ public:
+  Client(const ParameterRegistry& registry, std::map<int, std::vector<float>>& losses, int groups)
+      : registry_(registry), losses_(losses), next_(groups, 0), open_(groups, false) {}
+
+  absl::Status Load(int micro_batch, Flow& flow) override {
+    Rng rng(testing::TestSeed() + static_cast<uint64_t>(micro_batch));
+    for (int64_t i = 0; i < flow.shape.tokens(); ++i) {
+      flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kConfig.vocab));
+      flow.targets.as<int32_t>()[i] =
+          i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(kConfig.vocab));
+    }
+    return absl::OkStatus();
+  }
+  void OnLosses(int micro_batch, const Flow& flow) override {
+    const float* losses = flow.losses.f32();
+    losses_[micro_batch].assign(losses, losses + flow.shape.tokens());
+  }
+  const ParameterViews& BeginGradients(int group, int micro_batch) override {
+    EXPECT_EQ(micro_batch, next_[group]);
+    EXPECT_FALSE(open_[group]);
+    open_[group] = true;
+    return gradients_.try_emplace(micro_batch, registry_).first->second.views();
+  }
+  void EndGradients(int group, int micro_batch) override {
+    EXPECT_EQ(micro_batch, next_[group]++);
+    EXPECT_TRUE(open_[group]);
+    open_[group] = false;
+  }
+
+  // Of all micro-batches, in their order.
+  std::vector<float> Sum(ParameterId id) {
+    std::vector<float> sum(registry_.at(id).storage_elements());
+    for (auto& [micro_batch, gradients] : gradients_) {
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradients[id][i];
+    }
+    return sum;
+  }
+
+ private:
+  const ParameterRegistry& registry_;
+  std::map<int, std::vector<float>>& losses_;
+  std::vector<int> next_;
+  std::vector<bool> open_;
+  std::map<int, Storage> gradients_;
 };
 
 Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
@@ -115,7 +129,7 @@ Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
   const auto device = kernels::MakeCpuDevice(1);
   const auto stream = *device->MakeStream();
   const ParameterRegistry& registry = model->parameters();
-  Storage weights(registry), gradients(registry);
+  Storage weights(registry);
   for (ParameterId id = 0; id < registry.size(); ++id) {
     Initialize(registry.at(id), 5, weights[id].data());
   }
@@ -127,22 +141,22 @@ Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
   CHECK_OK(arena.Commit(*device));
   (*executor)->TakeMemory(arena, kBatch);
   // Stale memory must not matter.
+  const auto groups = static_cast<int>(GradientGroups(plan.shape, *model, group.rank()).size());
   for (int round = 0; round < 2; ++round) {
-    gradients.Zero();
-    Client client(gradients.views(), found.losses, plan.shape.chunks);
+    Client client(registry, found.losses, groups);
     Pass pass = {*stream, weights.views()};
     pass.loss_scale = 0.125f;
     found.status.Update((*executor)->RunStep(pass, client));
-    Client evaluation(gradients.views(), found.forward_losses, plan.shape.chunks);
+    Client evaluation(registry, found.forward_losses, groups);
     pass.head = HeadMode::kLoss;
     found.status.Update((*executor)->RunForward(pass, 3, evaluation));
     found.status.Update(stream->Synchronize());
-  }
-  for (ParameterId id = 0; id < registry.size(); ++id) {
-    const Parameter& parameter = registry.at(id);
-    const float* data = gradients[id].data();
-    (parameter.duplicate ? found.duplicates : found.gradients)[parameter.name] = {
-        data, data + parameter.elements()};
+    for (ParameterId id = 0; id < registry.size(); ++id) {
+      const Parameter& parameter = registry.at(id);
+      std::vector<float> sum = client.Sum(id);
+      sum.resize(parameter.elements());
+      (parameter.duplicate ? found.duplicates : found.gradients)[parameter.name] = std::move(sum);
+    }
   }
   return found;
 }
@@ -200,6 +214,7 @@ TEST(PipelineExecutor, EverySchedule_GivesTheBitsOfOneRank) {
       for (const PipelineShape& shape :
            {PipelineShape{PipelineSchedule::kGPipe, stages, micro_batches},
             PipelineShape{PipelineSchedule::kOneForwardOneBackward, stages, micro_batches},
+            PipelineShape{PipelineSchedule::kZeroBubble, stages, micro_batches},
             PipelineShape{PipelineSchedule::kInterleaved, stages, micro_batches, 2}}) {
         if (stages * shape.chunks > kConfig.layers + 2) continue;
         SCOPED_TRACE(Describe(shape));
@@ -220,7 +235,8 @@ TEST(PipelineExecutor, MemoryInFlight_IsThatOfTheSchedule) {
   const auto device = kernels::MakeCpuDevice(1);
   const auto stream = *device->MakeStream();
   for (const PipelineSchedule schedule :
-       {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward}) {
+       {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward,
+        PipelineSchedule::kZeroBubble}) {
     const PipelinePlan plan = MakePipelinePlan({schedule, 4, 7});
     ASSERT_OK_AND_ASSIGN(const PipelineSimulation simulation, Simulate(plan));
     for (int rank = 0; rank < 4; ++rank) {
@@ -250,7 +266,31 @@ TEST(PipelineExecutor, PlanThatDoesNotFit_IsRefused) {
   EXPECT_THAT(make({PipelineSchedule::kInterleaved, 2, 2, 2}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 chunks")));
   EXPECT_THAT(make({PipelineSchedule::kZeroBubble, 2, 2}),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("zero_bubble")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("backward in two parts")));
+}
+
+// A stage keeps one workspace more per micro-batch whose weights' gradients are put off, and no
+// memory beside them but the norms' gradients.
+TEST(PipelineExecutor, MemoryOfASplitBackward_IsThatOfItsWorkspaces) {
+  auto groups = MakeLocalCommunicators(4, absl::Seconds(60));
+  const auto device = kernels::MakeCpuDevice(1);
+  const auto stream = *device->MakeStream();
+  const auto activations = [&](PipelineSchedule schedule, int rank) {
+    const PipelinePlan plan = MakePipelinePlan({schedule, 4, 7});
+    const auto model = MakeGpt2(kConfig, PartsOf(plan, rank));
+    const auto executor = *PipelineExecutor::Make(plan, *model, *groups[rank], *stream, {});
+    kernels::Arena arena;
+    executor->TakeMemory(arena, {2, 6});
+    return arena.bytes_by_category().at("activations") / executor->buffers().workspaces[0];
+  };
+  for (int rank = 0; rank < 4; ++rank) {
+    const int64_t whole = activations(PipelineSchedule::kOneForwardOneBackward, rank);
+    const int64_t split = activations(PipelineSchedule::kZeroBubble, rank);
+    // Two norms of a weight and a bias per block, each in an allocation of 256 bytes; at most two
+    // blocks on a stage.
+    EXPECT_GE(split, whole) << rank;
+    EXPECT_LE(split, whole + 2 * 4 * 256) << rank;
+  }
 }
 
 }  // namespace

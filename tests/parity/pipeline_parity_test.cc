@@ -147,6 +147,8 @@ class PipelineParity : public ::testing::Test {
     ModelParallel parallel = *StageParts(description, layout.pipeline, layout.chunks, stage);
     parallel.context_size = layout.context;
     parallel.context_method = layout.method;
+    parallel.split_backward =
+        layout.schedule == PipelineSchedule::kZeroBubble && layout.pipeline > 1;
     const auto model = *MakeModel(description, parallel);
     TrainerOptions options = options_;
     options.pipeline_schedule = layout.schedule;
@@ -218,6 +220,9 @@ TEST_F(PipelineParity, Llama_EverySchedule_TrainsBitEqualToOneRank) {
            Layout{.pipeline = 2, .schedule = PipelineSchedule::kGPipe},
            Layout{.pipeline = 2},
            Layout{.pipeline = 4},
+           Layout{.pipeline = 2, .schedule = PipelineSchedule::kZeroBubble},
+           Layout{.pipeline = 4, .schedule = PipelineSchedule::kZeroBubble},
+           Layout{.pipeline = 8, .schedule = PipelineSchedule::kZeroBubble},
            Layout{.pipeline = 2, .schedule = PipelineSchedule::kInterleaved, .chunks = 2},
            Layout{.pipeline = 4, .schedule = PipelineSchedule::kInterleaved, .chunks = 2},
        }) {
@@ -242,6 +247,28 @@ TEST_F(PipelineParity, Llama_PipelineTimesData_TrainsBitEqualToOneRank) {
        }) {
     SCOPED_TRACE(Describe(layout));
     ExpectSameBits(alone, Train(kLlama, layout));
+  }
+  // Gradients of several chunks, or of blocks and head, come in turns.
+  for (int zero = 0; zero <= 3; ++zero) {
+    for (Layout layout :
+         {Layout{.pipeline = 2, .schedule = PipelineSchedule::kZeroBubble},
+          Layout{.pipeline = 4, .schedule = PipelineSchedule::kZeroBubble},
+          Layout{.pipeline = 2, .schedule = PipelineSchedule::kInterleaved, .chunks = 2}}) {
+      layout.data = 2;
+      layout.zero = zero;
+      layout.zero_shards = zero > 0 ? 2 : 1;
+      SCOPED_TRACE(Describe(layout));
+      ExpectSameBits(alone, Train(kLlama, layout));
+    }
+  }
+}
+
+TEST_F(PipelineParity, ZeroBubble_GoesWithContextParallelismAndTiedTables) {
+  for (const ModelDescription& description : {kLlama, kGpt2}) {
+    const Layout layout = {.pipeline = 2, .data = 2, .context = 2};
+    Layout split = layout;
+    split.schedule = PipelineSchedule::kZeroBubble;
+    ExpectSameBits(Train(description, layout), Train(description, split));
   }
 }
 
@@ -319,16 +346,11 @@ TEST_F(PipelineParity, SequencesSharedByRanks_TrainLikeOnOneRank) {
 TEST_F(PipelineParity, LayoutsThatCannotWork_AreRefusedWithTheReason) {
   EXPECT_THAT(Train(kGpt2, {.pipeline = 2, .data = 2, .zero = 1, .zero_shards = 2}).status,
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("needs zero 0, not 1")));
-  EXPECT_THAT(Train(kLlama, {.pipeline = 2,
-                             .data = 2,
-                             .schedule = PipelineSchedule::kInterleaved,
-                             .chunks = 2,
-                             .zero = 2,
-                             .zero_shards = 2})
-                  .status,
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("use zero 0 or 1")));
-  EXPECT_THAT(Train(kLlama, {.pipeline = 2, .schedule = PipelineSchedule::kZeroBubble}).status,
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("zero_bubble")));
+  ModelParallel split;
+  split.split_backward = true;
+  split.recompute = Recompute::kSelective;
+  EXPECT_THAT(MakeModel(kLlama, split).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use recompute none")));
   ModelParallel shared;
   shared.context_size = 4;
   shared.context_method = ContextMethod::kAllToAll;
