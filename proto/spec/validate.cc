@@ -357,10 +357,24 @@ class Judge {
       Add("engine.parallel.pipeline_schedule",
           "interleaved needs 2 pipeline stages or more, but pipeline is 1");
     }
+    if (parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) ZeroBubble(spec);
     if (stages > 1 && parallel.zero() > 0 &&
         spec.engine().model().family() == v1::MODEL_FAMILY_GPT2) {
       Add("engine.parallel.zero", "gpt2 ties the first to the last of ", stages,
           " pipeline stages, which needs zero 0, not ", parallel.zero());
+    }
+  }
+
+  void ZeroBubble(const v1::JobSpec& spec) {
+    if (spec.engine().parallel().pipeline() == 1) {
+      Add("engine.parallel.pipeline_schedule",
+          "zero_bubble needs 2 pipeline stages or more, but pipeline is 1; use 1f1b");
+    }
+    const v1::Recompute recompute = spec.engine().training().recompute();
+    if (recompute == v1::RECOMPUTE_SELECTIVE || recompute == v1::RECOMPUTE_FULL) {
+      Add("engine.parallel.pipeline_schedule",
+          "zero_bubble puts the gradients of weights off and keeps the activations that they need, "
+          "which engine.training.recompute gives up; use recompute: none, or 1f1b");
     }
   }
 

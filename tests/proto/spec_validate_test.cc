@@ -152,6 +152,23 @@ TEST(SpecValidate, EmptySpec_NamesWhatIsRequired) {
   }
 }
 
+TEST(SpecValidate, ZeroBubble_NeedsTheActivationsThatRecomputeGivesUp) {
+  for (const char* recompute : {"none", "selective", "full"}) {
+    ASSERT_OK_AND_ASSIGN(
+        v1::JobSpec spec,
+        Parse(kExample, "f",
+              {"resources.ranks=4", "engine.parallel={pipeline: 2, pipeline_schedule: zero_bubble}",
+               absl::StrCat("engine.training.recompute=", recompute)}));
+    ApplyDefaults(spec);
+    if (recompute == absl::string_view("none")) {
+      EXPECT_OK(Validate(spec));
+    } else {
+      EXPECT_THAT(Validate(spec), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("use recompute: none, or 1f1b")));
+    }
+  }
+}
+
 struct Bad {
   const char* override_text;
   const char* message;
@@ -238,6 +255,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel={pipeline: 2, pipeline_schedule: interleaved, pipeline_chunks: 1}",
             "interleaved needs 2 chunks per stage or more"},
         Bad{"engine.parallel={pipeline_chunks: 2}", "interleaved needs 2 pipeline stages"},
+        Bad{"engine.parallel={pipeline_schedule: zero_bubble}",
+            "zero_bubble needs 2 pipeline stages or more, but pipeline is 1; use 1f1b"},
         Bad{"engine.parallel={context: 3}", "the degrees of engine.parallel multiply to 6"},
         Bad{"engine.parallel={pipeline: 2, zero: 1}", "which needs zero 0, not 1"},
         Bad{"engine.parallel.zero_shards=2", "stage 0 of ZeRO shards nothing"},

@@ -176,6 +176,7 @@ absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::RankAssign
   part.tensor_rank = coordinate[parallel::Axis::kTensor];
   part.tensor_size = mesh.degree(parallel::Axis::kTensor);
   part.sequence_parallel = split.sequence();
+  part.split_backward = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
   if (engine.training().recompute() == v1::RECOMPUTE_SELECTIVE) {
     part.recompute = parallel::Recompute::kSelective;
   } else if (engine.training().recompute() == v1::RECOMPUTE_FULL) {
@@ -220,6 +221,8 @@ parallel::PipelineSchedule ScheduleOf(v1::PipelineSchedule schedule) {
       return parallel::PipelineSchedule::kGPipe;
     case v1::PIPELINE_SCHEDULE_INTERLEAVED:
       return parallel::PipelineSchedule::kInterleaved;
+    case v1::PIPELINE_SCHEDULE_ZERO_BUBBLE:
+      return parallel::PipelineSchedule::kZeroBubble;
     default:
       return parallel::PipelineSchedule::kOneForwardOneBackward;
   }
