@@ -1,5 +1,6 @@
 #include "parallel/model/transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -25,10 +26,13 @@ constexpr float kStddev = 0.02f;
 
 // ---- embedding ---------------------------------------------------------------------------------
 
+// Whether a tied table is used on this rank alone, or by the embedding or the head of two.
+enum class TableUse { kOneStage, kEmbeddingOfTwo, kHeadOfTwo };
+
 // This rank's rows of a table of the vocabulary.
 ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
                      const TransformerConfig& config, const TensorPart& part,
-                     bool duplicate = false) {
+                     TableUse use = TableUse::kOneStage) {
   Parameter table;
   table.name = name;
   table.global_shape = {config.vocab, config.hidden};
@@ -38,19 +42,20 @@ ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
   table.initializer = Initializer::kNormal;
   table.stddev = kStddev;
   table.sharing = part.sharded();
-  table.duplicate = duplicate;
+  table.on_two_stages = use != TableUse::kOneStage;
+  table.duplicate = use == TableUse::kHeadOfTwo;
   return registry.Add(std::move(table));
 }
 
 ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
-                          const TensorPart& part, bool duplicate = false) {
-  return AddTable(registry, "embedding.token.weight", config, part, duplicate);
+                          const TensorPart& part, TableUse use) {
+  return AddTable(registry, "embedding.token.weight", config, part, use);
 }
 
 // The matrix of a head that does not find the token table on its own rank, or is not tied to it.
 ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
                          const TensorPart& part) {
-  if (config.tied) return AddTokenTable(registry, config, part, /*duplicate=*/true);
+  if (config.tied) return AddTokenTable(registry, config, part, TableUse::kHeadOfTwo);
   return AddTable(registry, "head.weight", config, part);
 }
 
@@ -67,11 +72,11 @@ ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& c
 class EmbeddingBlock : public Block {
  public:
   EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                 const TensorPart& part, int context_size)
+                 const TensorPart& part, int context_size, TableUse use)
       : hidden_(config.hidden),
         part_(part),
         context_size_(context_size),
-        token_(AddTokenTable(registry, config, part)) {
+        token_(AddTokenTable(registry, config, part, use)) {
     if (config.position == PositionKind::kLearned) position_ = AddPositions(registry, config);
   }
 
@@ -540,6 +545,9 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   if (parts.empty()) parts.push_back({});
   const int head = static_cast<int>(config.layers) + 1;
   std::optional<ParameterId> token;
+  const bool has_head = std::any_of(parts.begin(), parts.end(), [&](const BlockRange& part) {
+    return part.end < 0 || part.end == head + 1;
+  });
   for (BlockRange& part : parts) {
     const int end = part.end < 0 ? head + 1 : part.end;
     CHECK(part.begin >= 0 && part.begin < end && end <= head + 1);
@@ -547,8 +555,9 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
     for (int i = part.begin; i < end; ++i) {
       registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/i == 0 || i == head);
       if (i == 0) {
-        auto embedding =
-            std::make_unique<EmbeddingBlock>(*registry, config, tensor, parallel.context_size);
+        auto embedding = std::make_unique<EmbeddingBlock>(
+            *registry, config, tensor, parallel.context_size,
+            config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage);
         if (config.tied) token = embedding->token();
         blocks.push_back(std::move(embedding));
       } else if (i < head) {

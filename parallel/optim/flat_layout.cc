@@ -67,6 +67,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     while (!open.empty() && std::get<0>(open.rbegin()->first) > parameter.block) {
       close(open.rbegin()->first);
     }
+    if (parameter.on_two_stages && open.count(key) != 0) close(key);
     Bucket& bucket = open[key];
     bucket.block = std::get<0>(key);
     bucket.partial = partial;
@@ -74,7 +75,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     bucket.parameters.push_back(id);
     offsets_[id] = RoundUp(bucket.range.end, kParameterAlignment);
     bucket.range.end = offsets_[id] + parameter.storage_elements();
-    if (!sharded && bucket.range.end >= bucket_elements) close(key);
+    if ((!sharded && bucket.range.end >= bucket_elements) || parameter.on_two_stages) close(key);
   }
   while (!open.empty()) close(open.rbegin()->first);
 }

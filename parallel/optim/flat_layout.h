@@ -9,7 +9,8 @@
 // With `by_block` (ZeRO 2 and 3) the parameters of a block that are not resident make one bucket,
 // whatever its size, so that they can be gathered and freed together; the resident ones, and those
 // too small for a share of their own to pay, fill buckets as above. Parameters whose gradients are
-// partial over the tensor group (TensorSharing::kPartial) have buckets of their own.
+// partial over the tensor group (TensorSharing::kPartial) have buckets of their own, and so has
+// each that another pipeline stage holds too: both stages' ranks own the same parts of it.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 

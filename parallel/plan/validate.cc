@@ -129,11 +129,6 @@ class Judge {
       Add("engine.parallel.zero_shards", layout_.zero_shards, " does not divide the ", group,
           " data-parallel ranks; the nearest that does is ", nearest);
     }
-    if (layout_.zero >= 1 && degree(Axis::kPipeline) > 1 && model_.tied) {
-      Add("engine.parallel.zero", "stage ", layout_.zero,
-          " shards the gradient of a table that is tied between the first and the last of ",
-          degree(Axis::kPipeline), " pipeline stages; use zero 0, or untie the head");
-    }
   }
 
   void Compression() {

@@ -47,7 +47,6 @@ struct ModelSize {
   int64_t heads = 0;
   int64_t kv_heads = 0;  // 0: as many as heads
   int64_t sequence = 0;  // tokens
-  bool tied = false;     // the head's table is the embedding's
 };
 
 struct ClusterSize {

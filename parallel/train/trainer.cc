@@ -333,7 +333,7 @@ absl::Status Trainer::AllocatePipeline() {
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
   executor_->TakeMemory(arena_, shape);
   RETURN_IF_ERROR(AllocatePositions());
-  return AllocateDuplicates();
+  return AllocateShared();
 }
 
 absl::Status Trainer::AllocateFlights() {

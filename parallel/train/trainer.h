@@ -224,7 +224,7 @@ class Trainer {
   class EvaluationClient;
   absl::Status MakeReducers();
   absl::Status AllocatePipeline();
-  absl::Status AllocateDuplicates();
+  absl::Status AllocateShared();
   absl::Status AllocatePositions();
   int context_size() const { return groups_.mesh().degree(Axis::kContext); }
   // Copies this rank's tokens of whole sequences [B x S], on the computing stream.
@@ -232,8 +232,9 @@ class Trainer {
   // What every pass has in common.
   Pass MakePass();
   absl::Status RunMicroBatches(Flight& flight);
-  // Tied tables on the first and the last stage: their gradients become the sum of both.
-  void SumDuplicates();
+  // A tied table on the first and the last stage: the gradient of its own part becomes the sum of
+  // both.
+  void SumShared();
   // Waits for the oldest step under way and reports it; false: a rank has asked to stop.
   absl::StatusOr<bool> CollectStep();
   // The steps up to the next point where the host must know them all, or the stop.
@@ -292,8 +293,9 @@ class Trainer {
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<PipelineExecutor> executor_;
   std::unique_ptr<kernels::Buffer>
-      positions_;  // of this rank's tokens, where ranks share sequences
-  std::unique_ptr<kernels::Buffer> duplicate_;  // what the other stage found of a tied table
+      positions_;                            // of this rank's tokens, where ranks share sequences
+  int shared_bucket_ = -1;                   // of the table that another stage holds too
+  std::unique_ptr<kernels::Buffer> shared_;  // what that stage has found
   std::unique_ptr<BatchLoader> loader_;
 
   int64_t step_ = 0;      // collected

@@ -129,51 +129,23 @@ absl::Status Trainer::MakeReducers() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::AllocateDuplicates() {
-  Communicator& pipeline = groups_.Along({Axis::kPipeline});
-  if (pipeline.size() == 1) return absl::OkStatus();
-  // The last stage knows whether it has one; the stages in between take part in the question.
+absl::Status Trainer::AllocateShared() {
   const ParameterRegistry& parameters = model_.parameters();
-  int64_t bytes = 0;
   for (ParameterId id = 0; id < parameters.size(); ++id) {
-    if (parameters.at(id).duplicate) {
-      bytes = parameters.at(id).storage_elements() * static_cast<int64_t>(sizeof(float));
-    }
-  }
-  ASSIGN_OR_RETURN(auto device_flag, device_.Allocate(sizeof(float)));
-  ASSIGN_OR_RETURN(auto host_flag, device_.AllocateHost(sizeof(float)));
-  auto* flag = static_cast<float*>(host_flag->data());
-  *flag = bytes > 0 ? 1.0f : 0.0f;
-  kernels::Copy(*compute_, Floats(*host_flag, 0, 1), Floats(*device_flag, 0, 1));
-  pipeline.AllReduce(*compute_, Floats(*device_flag, 0, 1), ReduceOp::kMax);
-  kernels::Copy(*compute_, Floats(*device_flag, 0, 1), Floats(*host_flag, 0, 1));
-  RETURN_IF_ERROR(compute_->Synchronize());
-  if (*flag == 0.0f) return absl::OkStatus();
-  if (options_.zero > 0) {
-    return absl::UnimplementedError(
-        absl::StrFormat("a table that is tied between the first and the last pipeline stage needs "
-                        "zero 0, not %d: its gradient must be whole on both; or untie the head",
-                        options_.zero));
-  }
-  if (executor_->first_stage()) {
-    bytes = parameters.at(0).storage_elements() * static_cast<int64_t>(sizeof(float));
-  }
-  if (bytes > 0 && (executor_->first_stage() || executor_->last_stage())) {
-    ASSIGN_OR_RETURN(duplicate_, device_.Allocate(bytes));
+    if (!parameters.at(id).on_two_stages) continue;
+    CHECK_EQ(shared_bucket_, -1) << "one table is tied";
+    shared_bucket_ = layout_.bucket_of(id);
+    ASSIGN_OR_RETURN(shared_, device_.Allocate(flat_->own_gradient(shared_bucket_).bytes()));
   }
   return absl::OkStatus();
 }
 
-void Trainer::SumDuplicates() {
-  if (duplicate_ == nullptr) return;
-  // The token table is the first parameter of the first stage.
-  ParameterId table = 0;
-  while (executor_->last_stage() && !model_.parameters().at(table).duplicate) ++table;
+void Trainer::SumShared() {
+  if (shared_ == nullptr) return;
   Communicator& pipeline = groups_.Along({Axis::kPipeline});
   const int other = executor_->first_stage() ? pipeline.size() - 1 : 0;
-  const Tensor view = flat_->gradient_views(0)[table];
-  const Tensor mine = view.Reshape({view.elements()});
-  const Tensor theirs = Floats(*duplicate_, 0, view.elements());
+  const Tensor mine = flat_->own_gradient(shared_bucket_);
+  const Tensor theirs = Floats(*shared_, 0, mine.elements());
   pipeline.GroupBegin();
   pipeline.Send(*compute_, mine, other);
   pipeline.Receive(*compute_, theirs, other);
@@ -235,7 +207,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
                : status;
   }
   for (const auto& reducer : reducers_) reducer->Finish();
-  SumDuplicates();
+  SumShared();
   compute_->Record(*flight.reduced);
   if (compressor_ != nullptr && compressor_->elements() > 0) {
     flight.density =

@@ -323,8 +323,6 @@ class Judge {
     model.heads = spec.engine().model().heads();
     model.kv_heads = spec.engine().model().kv_heads();
     model.sequence = spec.engine().model().sequence_length();
-    model.tied =
-        spec.engine().model().family() == v1::MODEL_FAMILY_GPT2 || spec.engine().model().tied();
     for (parallel::LayoutProblem& problem :
          parallel::FindProblems(layout, model, {.ranks = spec.resources().ranks()})) {
       Add(problem.field, problem.message);
@@ -358,11 +356,6 @@ class Judge {
           "interleaved needs 2 pipeline stages or more, but pipeline is 1");
     }
     if (parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) ZeroBubble(spec);
-    if (stages > 1 && parallel.zero() > 0 &&
-        spec.engine().model().family() == v1::MODEL_FAMILY_GPT2) {
-      Add("engine.parallel.zero", "gpt2 ties the first to the last of ", stages,
-          " pipeline stages, which needs zero 0, not ", parallel.zero());
-    }
   }
 
   void ZeroBubble(const v1::JobSpec& spec) {

@@ -145,9 +145,6 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
                                             "does not divide into 6 chunks"));
   layout = Split(PerAxis(2, 2, 1, 1));
   EXPECT_OK(Validate(layout, kModel, {.ranks = 4}));
-  layout.zero = 1;
-  EXPECT_THAT(Validate(layout, {.layers = 12, .tied = true}, {.ranks = 4}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("untie the head")));
   layout.zero = 2;
   layout.pipeline_chunks = 2;
   EXPECT_OK(Validate(layout, kModel, {.ranks = 4}));

@@ -258,7 +258,6 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel={pipeline_schedule: zero_bubble}",
             "zero_bubble needs 2 pipeline stages or more, but pipeline is 1; use 1f1b"},
         Bad{"engine.parallel={context: 3}", "the degrees of engine.parallel multiply to 6"},
-        Bad{"engine.parallel={pipeline: 2, zero: 1}", "which needs zero 0, not 1"},
         Bad{"engine.parallel.zero_shards=2", "stage 0 of ZeRO shards nothing"},
         Bad{"engine.training.evaluate_every=-1", "evaluate_every: -1 is negative"},
         Bad{"engine.training.evaluate_samples=-1", "evaluate_samples: -1 is negative"},
