@@ -47,6 +47,8 @@ Case TrainingOf(const PerAxis& degrees, const CompressionOptions& compression = 
   run.layout.micro_batch = 2;
   run.layout.zero = zero;
   run.steps = 12;
+  run.model.sizes["hidden"] = 28;
+  run.learning_rate = 5e-3;
   run.adjust = [compression](TrainerOptions& options) { options.compression = compression; };
   return run;
 }

@@ -3,15 +3,18 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mesh_groups.h"
+#include "parallel/optim/flat_layout.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/train/checkpoint_names.h"
 
@@ -27,6 +30,9 @@ class Recorder : public TrainerHooks {
     result_.reports.push_back(report);
     step_ = report.step;
   }
+  void OnEvaluation(const EvaluationReport& report) override {
+    result_.validation[report.step] = report.loss;
+  }
   void OnSaved(const SavedCheckpoint& saved) override {
     result_.saved.insert(result_.saved.begin(),
                          {saved.id, saved.result.directory, saved.result.manifest_checksum});
@@ -41,13 +47,43 @@ class Recorder : public TrainerHooks {
 
 }  // namespace
 
+int Case::ranks() const {
+  int ranks = 1;
+  for (const Axis axis : kAxes) ranks *= layout.degrees[axis];
+  return ranks;
+}
+
 std::string Case::ToString() const {
-  return absl::StrCat(model.family, " ", layout.degrees.ToString(), " zero ", layout.zero, "/",
-                      layout.EffectiveShards(), " batch ", layout.global_batch, "/",
-                      layout.micro_batch, " chunks ", layout.pipeline_chunks,
-                      layout.sequence_parallel ? " sequence-parallel" : "",
-                      tensor_weights.empty() ? "" : " uneven", overlap ? "" : " no-overlap",
-                      reshard_after_forward ? "" : " no-reshard");
+  const PerAxis& degrees = layout.degrees;
+  return absl::StrCat(
+      model.family, " ", degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(),
+      " batch ", layout.global_batch, "/", layout.micro_batch,
+      degrees[Axis::kPipeline] > 1
+          ? absl::StrCat(" ", Name(schedule), " chunks ", layout.pipeline_chunks)
+          : "",
+      degrees[Axis::kContext] > 1 ? absl::StrCat(" by ", Name(context_method)) : "",
+      layout.sequence_parallel ? " sequence-parallel" : "", tensor_weights.empty() ? "" : " uneven",
+      recompute == Recompute::kNone
+          ? ""
+          : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
+      overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard", " seed ", seed);
+}
+
+absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate) {
+  const PerAxis& degrees = run.layout.degrees;
+  ASSIGN_OR_RETURN(ModelParallel part,
+                   StageParts(run.model, degrees[Axis::kPipeline], run.layout.pipeline_chunks,
+                              coordinate[Axis::kPipeline]));
+  part.tensor_rank = coordinate[Axis::kTensor];
+  part.tensor_size = degrees[Axis::kTensor];
+  part.sequence_parallel = run.layout.sequence_parallel;
+  part.tensor_weights = run.tensor_weights;
+  part.recompute = run.recompute;
+  part.split_backward =
+      run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;
+  part.context_size = degrees[Axis::kContext];
+  part.context_method = run.context_method;
+  return part;
 }
 
 Harness::Harness(const std::vector<std::string>& files)
@@ -60,14 +96,22 @@ Harness::Harness(const std::vector<std::string>& files)
   if (files.empty()) text = *files_->Read(MUSTER_PARITY_TEXT);
   std::vector<int32_t> tokens;
   for (const char c : text) tokens.push_back(static_cast<unsigned char>(c) % kVocab);
-  const std::string prefix = directory_ + "/text";
-  auto writer = *IndexedDatasetWriter::Create(*files_, prefix, TokenType::kU8);
-  CHECK_OK(writer->Append(tokens));
-  CHECK_OK(writer->EndDocument());
-  CHECK_OK(writer->Finish());
-  dataset_ = *IndexedDataset::Open(prefix);
-  training_ =
-      std::make_unique<Sampler>(*Sampler::Training({{dataset_.get(), 1}}, {kSequence, kVocab, 9}));
+  constexpr size_t kValidation = 900;
+  const auto write = [&](const char* name, absl::Span<const int32_t> part) {
+    const std::string prefix = absl::StrCat(directory_, "/", name);
+    auto writer = *IndexedDatasetWriter::Create(*files_, prefix, TokenType::kU8);
+    CHECK_OK(writer->Append(part));
+    CHECK_OK(writer->EndDocument());
+    CHECK_OK(writer->Finish());
+    datasets_.push_back(*IndexedDataset::Open(prefix));
+  };
+  CHECK_GT(tokens.size(), 10 * kValidation);
+  write("train", absl::MakeSpan(tokens).subspan(kValidation));
+  write("validation", absl::MakeSpan(tokens).first(kValidation));
+  const SamplerOptions sampling = {kSequence, kVocab, 9};
+  training_ = std::make_unique<Sampler>(*Sampler::Training({{datasets_[0].get(), 1}}, sampling));
+  validation_ =
+      std::make_unique<Sampler>(*Sampler::Evaluation({{datasets_[1].get(), 1}}, sampling));
 }
 
 Harness::~Harness() { files_->RemoveTree(directory_).IgnoreError(); }
@@ -76,28 +120,28 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   RankResult result;
   const auto device = kernels::MakeCpuDevice(1);
   const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees}, world.size());
-  const PerAxis coordinate = mesh.CoordinateOf(world.rank());
-  ModelParallel part = *StageParts(run.model, mesh.degree(Axis::kPipeline),
-                                   run.layout.pipeline_chunks, coordinate[Axis::kPipeline]);
-  part.tensor_rank = coordinate[Axis::kTensor];
-  part.tensor_size = mesh.degree(Axis::kTensor);
-  part.sequence_parallel = run.layout.sequence_parallel;
-  part.tensor_weights = run.tensor_weights;
-  const auto model = *MakeModel(run.model, part);
+  const auto part = PartOf(run, mesh.CoordinateOf(world.rank()));
+  const auto model = part.ok() ? MakeModel(run.model, *part) : part.status();
   const auto groups = *MeshGroups::Make(mesh, world, run.layout.EffectiveShards());
+  result.status = model.status();
+  if (!result.status.ok()) {
+    world.Abort(result.status);
+    return result;
+  }
   TrainerOptions options;
   options.steps = run.steps;
   options.global_batch = run.layout.global_batch;
   options.micro_batch = run.layout.micro_batch;
   options.seed = run.seed;
   options.optimizer = optimizer;
-  options.schedule = {Decay::kCosine, 5e-3, 5e-4, 5, 50};
+  options.schedule = {Decay::kCosine, run.learning_rate, run.learning_rate / 10, 5, 50};
   options.bucket_bytes = run.bucket_bytes;
   options.overlap = run.overlap;
   options.zero = run.layout.zero;
   options.reshard_after_forward = run.reshard_after_forward;
   options.resident_elements = run.resident_elements;
   options.pipeline_schedule = run.schedule;
+  options.evaluate_every = run.evaluate_every;
   if (run.save_every > 0) {
     options.checkpoint_root = directory_ + "/checkpoints";
     options.checkpoint_every = run.save_every;
@@ -108,7 +152,8 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   if (run.adjust) run.adjust(options);
   Recorder hooks(result, run.stop_after);
   auto trainer =
-      Trainer::Make(options, *model, *device, *groups, *training_, nullptr, *files_, hooks);
+      Trainer::Make(options, **model, *device, *groups, *training_,
+                    run.evaluate_every > 0 ? validation_.get() : nullptr, *files_, hooks);
   result.status = trainer.status();
   if (result.status.ok()) result.status = (*trainer)->Restore(run.restore);
   if (result.status.ok()) result.status = (*trainer)->Run().status();
@@ -120,21 +165,22 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   result.reduced_bytes = groups->shard().bytes_sent();
   result.gathered_bytes = groups->gather().bytes_sent();
   result.replica_bytes = groups->replicate().bytes_sent();
+  result.pipeline_bytes = groups->Along({Axis::kPipeline}).bytes_sent();
+  result.context_bytes = groups->Along({Axis::kContext}).bytes_sent();
+  result.tensor_bytes = groups->Along({Axis::kTensor}).bytes_sent();
+  result.world_bytes = world.bytes_sent();
   return result;
 }
 
 std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optimizer) {
   ++runs_;
-  const PerAxis& degrees = run.layout.degrees;
-  int ranks = 1;
-  for (const Axis axis : kAxes) ranks *= degrees[axis];
-  auto world = MakeLocalCommunicators(ranks, absl::Seconds(120));
+  auto world = MakeLocalCommunicators(run.ranks(), absl::Seconds(120));
   if (run.wrap) {
     for (auto& communicator : world) communicator = run.wrap(std::move(communicator));
   }
-  std::vector<RankResult> results(ranks);
+  std::vector<RankResult> results(run.ranks());
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < run.ranks(); ++rank) {
     threads.emplace_back([&, rank] { results[rank] = TrainRank(run, optimizer, *world[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
@@ -181,30 +227,99 @@ Tensors Harness::FirstGradients(Case run) {
   return Read(Train(run, optimizer), kFirstMomentPrefix);
 }
 
-ModelDescription SmallGpt2() {
+ModelDescription SmallGpt2(int layers) {
   ModelDescription description;
   description.family = "gpt2";
-  description.sizes = {{"layers", 3},
-                       {"hidden", 28},
+  description.sizes = {{"layers", layers},
+                       {"hidden", 44},
                        {"heads", 4},
                        {"vocab", Harness::kVocab},
                        {"sequence_length", Harness::kSequence}};
   return description;
 }
 
-ModelDescription SmallLlama() {
+ModelDescription SmallLlama(int layers) {
   ModelDescription description;
   description.family = "llama";
-  description.sizes = {{"layers", 3},
-                       {"hidden", 24},
-                       {"heads", 6},
-                       {"kv_heads", 2},
-                       {"ffn", 44},
+  description.sizes = {{"layers", layers},
+                       {"hidden", 48},
+                       {"heads", 12},
+                       {"kv_heads", 4},
+                       {"ffn", 84},
                        {"vocab", Harness::kVocab},
                        {"sequence_length", Harness::kSequence}};
   description.numbers = {{"norm_epsilon", 1e-5}, {"rope_theta", 10000}};
   description.flags = {{"tied", false}};
   return description;
+}
+
+Case Data(int ranks, int zero, int shards) {
+  Case run;
+  run.model = SmallGpt2();
+  run.layout.degrees = PerAxis(1, ranks, 1, 1);
+  run.layout.zero = zero;
+  run.layout.zero_shards = shards;
+  run.layout.global_batch = 16;
+  run.layout.micro_batch = 2;
+  run.steps = 20;
+  return run;
+}
+
+Elements Count(const Case& run) {
+  const auto model = *MakeModel(run.model);
+  const int shards = run.layout.EffectiveShards();
+  const FlatLayout layout(model->parameters(),
+                          {.bucket_bytes = run.bucket_bytes,
+                           .shards = shards,
+                           .replicas = run.layout.degrees[Axis::kData] / shards,
+                           .by_block = run.layout.zero >= 2,
+                           .resident_elements = run.resident_elements});
+  Elements elements;
+  elements.all = layout.elements();
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    if (bucket.block < 0) continue;
+    ++elements.units;
+    elements.blocks += bucket.range.size();
+    elements.largest = std::max(elements.largest, bucket.range.size());
+  }
+  return elements;
+}
+
+void ExpectSameBits(const RankResult& expected, const RankResult& actual) {
+  EXPECT_FALSE(expected.losses.empty());
+  EXPECT_EQ(actual.losses, expected.losses);
+  EXPECT_EQ(actual.norms, expected.norms);
+  EXPECT_EQ(actual.validation, expected.validation);
+}
+
+void ExpectClose(const RankResult& expected, const RankResult& actual, double tolerance) {
+  ASSERT_FALSE(actual.losses.empty());
+  ASSERT_LE(actual.losses.size(), expected.losses.size());
+  const size_t skipped = expected.losses.size() - actual.losses.size();
+  for (size_t i = 0; i < actual.losses.size(); ++i) {
+    const size_t step = i + skipped;
+    EXPECT_NEAR(actual.losses[i] / expected.losses[step], 1, tolerance) << "step " << step + 1;
+    EXPECT_NEAR(actual.norms[i] / expected.norms[step], 1, tolerance) << "step " << step + 1;
+  }
+  for (const auto& [step, loss] : actual.validation) {
+    ASSERT_EQ(expected.validation.count(step), 1u);
+    EXPECT_NEAR(loss / expected.validation.at(step), 1, tolerance) << "validation at " << step;
+  }
+}
+
+void ExpectClose(const Tensors& expected, const Tensors& actual, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, values] : actual) {
+    ASSERT_EQ(expected.count(name), 1u) << name;
+    const std::vector<float>& reference = expected.at(name);
+    ASSERT_EQ(values.size(), reference.size()) << name;
+    double square = 0, difference = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      square += static_cast<double>(reference[i]) * reference[i];
+      difference += std::pow(static_cast<double>(values[i]) - reference[i], 2);
+    }
+    EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(square) + 1e-8) << name;
+  }
 }
 
 }  // namespace muster::parallel::parity

@@ -27,20 +27,27 @@ struct Case {
   Layout layout;  // degrees, chunks, ZeRO; batch sizes
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
+  ContextMethod context_method = ContextMethod::kRing;
+  Recompute recompute = Recompute::kNone;
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;
   int64_t resident_elements = 100;  // small, so that ZeRO-3 has something to shard
   int64_t steps = 50;
+  // Of the peak. Larger ones amplify rounding within 50 steps, on one rank as on several: see
+  // matrix_test.cc.
+  double learning_rate = 1e-3;
   uint64_t seed = 77;
-  int64_t stop_after = 0;  // > 0: ends after this step, with a checkpoint
-  int64_t save_every = 0;  // > 0: checkpoints
+  int64_t evaluate_every = 0;  // > 0: on text that is not trained on, also after the last step
+  int64_t stop_after = 0;      // > 0: ends after this step, with a checkpoint
+  int64_t save_every = 0;      // > 0: checkpoints
   std::vector<RestoreCandidate> restore;
   std::function<void(TrainerOptions&)> adjust;  // what has no field here
   // Around each rank's communicator of the world.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> wrap;
   bool may_fail = false;  // the status is the caller's to look at
 
+  int ranks() const;
   std::string ToString() const;
 };
 
@@ -49,10 +56,13 @@ struct RankResult {
   absl::Status status;
   std::vector<double> losses, norms;
   std::vector<StepReport> reports;
+  std::map<int64_t, double> validation;  // loss by step
   int64_t state_bytes = 0;
-  int64_t reduced_bytes = 0;            // by the shard group: reduce-scatters of gradients
-  int64_t gathered_bytes = 0;           // by the gather group: all-gathers of parameters
-  int64_t replica_bytes = 0;            // by the replicate group: all-reduces of gradients
+  int64_t reduced_bytes = 0;   // by the shard group: reduce-scatters of gradients
+  int64_t gathered_bytes = 0;  // by the gather group: all-gathers of parameters
+  int64_t replica_bytes = 0;   // by the replicate group: all-reduces of gradients
+  int64_t pipeline_bytes = 0, context_bytes = 0, tensor_bytes = 0;  // along these axes
+  int64_t world_bytes = 0;
   std::vector<RestoreCandidate> saved;  // newest first
 };
 
@@ -83,13 +93,33 @@ class Harness {
   const std::unique_ptr<FileSystem> files_;
   std::string directory_;
   int runs_ = 0;
-  std::unique_ptr<IndexedDataset> dataset_;
-  std::unique_ptr<Sampler> training_;
+  std::vector<std::unique_ptr<IndexedDataset>> datasets_;
+  std::unique_ptr<Sampler> training_, validation_;
 };
 
-// A GPT-2 and a Llama of odd sizes.
-ModelDescription SmallGpt2();
-ModelDescription SmallLlama();
+// A GPT-2 and a Llama of odd sizes; the Llama has four groups of three query heads.
+ModelDescription SmallGpt2(int layers = 3);
+ModelDescription SmallLlama(int layers = 3);
+
+// Data parallelism over `ranks`, 20 steps of 16 samples in micro-batches of two.
+Case Data(int ranks, int zero = 0, int shards = 0);
+
+// Elements of flat storage with all padding: in all, and of the blocks that ZeRO shards.
+struct Elements {
+  int64_t all = 0, blocks = 0, largest = 0;
+  int64_t units = 0;
+};
+// Of data parallelism.
+Elements Count(const Case& run);
+
+// The part of the model that a rank holds; what cannot be cut is refused.
+absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate);
+
+void ExpectSameBits(const RankResult& expected, const RankResult& actual);
+// Losses and norms of every step, relatively. `actual` may cover the last steps only.
+void ExpectClose(const RankResult& expected, const RankResult& actual, double tolerance = 1e-5);
+// Every tensor, relatively to its own norm.
+void ExpectClose(const Tensors& expected, const Tensors& actual, double tolerance = 1e-5);
 
 }  // namespace muster::parallel::parity
 
