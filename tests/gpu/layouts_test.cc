@@ -36,6 +36,7 @@ struct Layout {
   bool sequence_parallel = false;
   ContextMethod method = ContextMethod::kRing;
   int zero = 0;
+  PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
 };
 
 struct Curve {
@@ -124,6 +125,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<bool> {
     part.sequence_parallel = layout.sequence_parallel;
     part.context_size = mesh.degree(Axis::kContext);
     part.context_method = layout.method;
+    part.split_backward = layout.schedule == PipelineSchedule::kZeroBubble;
     const auto model = *MakeModel(description, part);
     TrainerOptions options;
     options.steps = kSteps;
@@ -134,6 +136,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<bool> {
     options.bucket_bytes = 256 << 10;
     options.precision = precision;
     options.zero = layout.zero;
+    options.pipeline_schedule = layout.schedule;
     options.resident_elements = 1000;
     options.job = JobId("gpu-layouts");
     options.epoch = Epoch(1);
@@ -195,7 +198,10 @@ class LayoutsGpuTest : public ::testing::TestWithParam<bool> {
         {.name = "all-to-all 2",
          .degrees = PerAxis(1, 1, 2, 1),
          .method = ContextMethod::kAllToAll},
-        {.name = "pipeline 2", .degrees = PerAxis(2, 1, 1, 1)}};
+        {.name = "pipeline 2", .degrees = PerAxis(2, 1, 1, 1)},
+        {.name = "pipeline 2, zero bubble",
+         .degrees = PerAxis(2, 1, 1, 1),
+         .schedule = PipelineSchedule::kZeroBubble}};
     for (const Layout& layout : layouts) {
       SCOPED_TRACE(absl::StrCat(description.family, ", ", layout.name));
       const Curve curve = Train(description, layout, precision);

@@ -17,6 +17,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/pipeline/executor.h"
+#include "tests/parallel/parameter_storage.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -49,30 +50,6 @@ struct Found {
   std::map<int, std::vector<float>> losses;
   std::map<int, std::vector<float>> forward_losses;
   absl::Status status;
-};
-
-// One tensor per parameter of a model, in memory of its own.
-class Storage {
- public:
-  explicit Storage(const ParameterRegistry& registry) : values_(registry.size()) {
-    std::vector<kernels::Tensor> views;
-    for (ParameterId id = 0; id < registry.size(); ++id) {
-      const Parameter& parameter = registry.at(id);
-      values_[id].resize(parameter.storage_elements());
-      views.push_back(
-          parameter.box.extent.size() == 1
-              ? kernels::Tensor(values_[id].data(), kernels::DType::kF32, {parameter.storage_rows})
-              : kernels::Tensor(values_[id].data(), kernels::DType::kF32,
-                                {parameter.storage_rows, parameter.box.extent[1]}));
-    }
-    views_ = ParameterViews(std::move(views));
-  }
-  std::vector<float>& operator[](ParameterId id) { return values_[id]; }
-  const ParameterViews& views() const { return views_; }
-
- private:
-  std::vector<std::vector<float>> values_;
-  ParameterViews views_;
 };
 
 // Keeps the gradients of every micro-batch apart.
@@ -120,7 +97,7 @@ class Client : public MicroBatchClient {
   std::map<int, std::vector<float>>& losses_;
   std::vector<int> next_;
   std::vector<bool> open_;
-  std::map<int, Storage> gradients_;
+  std::map<int, ParameterStorage> gradients_;
 };
 
 Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
@@ -129,7 +106,7 @@ Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
   const auto device = kernels::MakeCpuDevice(1);
   const auto stream = *device->MakeStream();
   const ParameterRegistry& registry = model->parameters();
-  Storage weights(registry);
+  ParameterStorage weights(registry);
   for (ParameterId id = 0; id < registry.size(); ++id) {
     Initialize(registry.at(id), 5, weights[id].data());
   }

@@ -20,6 +20,7 @@
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"
 #include "parallel/model/tensor_parallel.h"
+#include "tests/parallel/parameter_storage.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -74,29 +75,6 @@ struct Found {
   std::map<std::string, int64_t> memory;  // by category
 };
 
-class Storage {
- public:
-  explicit Storage(const ParameterRegistry& registry) : values_(registry.size()) {
-    std::vector<kernels::Tensor> views;
-    for (ParameterId id = 0; id < registry.size(); ++id) {
-      const Parameter& parameter = registry.at(id);
-      values_[id].resize(parameter.storage_elements());
-      views.push_back(
-          parameter.box.extent.size() == 1
-              ? kernels::Tensor(values_[id].data(), kernels::DType::kF32, {parameter.storage_rows})
-              : kernels::Tensor(values_[id].data(), kernels::DType::kF32,
-                                {parameter.storage_rows, parameter.box.extent[1]}));
-    }
-    views_ = ParameterViews(std::move(views));
-  }
-  std::vector<float>& operator[](ParameterId id) { return values_[id]; }
-  const ParameterViews& views() const { return views_; }
-
- private:
-  std::vector<std::vector<float>> values_;
-  ParameterViews views_;
-};
-
 // Adds this rank's gradients to those of the whole model: a sharded one to its place, a partial one
 // as a summand, a replicated one on rank 0.
 void Place(const Parameter& parameter, const std::vector<float>& values, int rank,
@@ -130,7 +108,7 @@ Found RunRank(const ModelDescription& description, const Layout& layout, Communi
   const auto device = kernels::MakeCpuDevice(1);
   const auto stream = *device->MakeStream();
   const ParameterRegistry& registry = model->parameters();
-  Storage weights(registry), gradients(registry);
+  ParameterStorage weights(registry), gradients(registry);
   for (ParameterId id = 0; id < registry.size(); ++id) {
     Initialize(registry.at(id), 5, weights[id].data());
     // Larger than a model begins with, so that every part matters to the loss.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/rng.h"
 #include "parallel/pipeline/schedule.h"
 #include "tests/parity/harness.h"
@@ -75,6 +76,10 @@ TEST(Growth, Rounding_GrowsOnOneRankAsOnSeveral) {
     }
   }
 }
+
+// MUSTER_PARITY_LAYOUTS asks for the whole proof, as ./dev test --full does: all pairs over 50
+// steps and so many random layouts. Without it there is time for 20 steps and two.
+const char* Wanted() { return std::getenv("MUSTER_PARITY_LAYOUTS"); }
 
 int64_t Size(const ModelDescription& model, const char* name) {
   const auto found = model.sizes.find(name);
@@ -152,6 +157,14 @@ bool TiedAcrossStages(const Case& run) {
   return run.layout.degrees[Axis::kPipeline] > 1 && run.model.family == "gpt2";
 }
 
+// Whether all sums are made in the order of tensor parallelism alone.
+bool OfMatrices(const Case& run) {
+  const PerAxis& degrees = run.layout.degrees;
+  return degrees[Axis::kTensor] > 1 && degrees[Axis::kContext] == 1 &&
+         PowerOfTwo(degrees[Axis::kData]) &&
+         PowerOfTwo(run.layout.global_batch / run.layout.micro_batch) && !TiedAcrossStages(run);
+}
+
 // What a layout is, one setting per axis.
 std::vector<std::string> Settings(const Case& run) {
   const Layout& layout = run.layout;
@@ -206,6 +219,9 @@ class Matrix : public ::testing::Test {
     } else {
       ExpectSameBits(alone.result, result);
     }
+    if (Wanted() != nullptr && OfMatrices(run)) {
+      ExpectSameBits(Get(MatricesAlone(run)).result, result);
+    }
     ExpectClose(alone.gradients, harness_.FirstGradients(run));
   }
 
@@ -226,8 +242,16 @@ class Matrix : public ::testing::Test {
     alone.layout.micro_batch = run.layout.micro_batch;
     return alone;
   }
+  static Case MatricesAlone(const Case& run) {
+    Case alone = Unsplit(run);
+    alone.layout.degrees[Axis::kTensor] = run.layout.degrees[Axis::kTensor];
+    alone.layout.sequence_parallel = run.layout.sequence_parallel;
+    alone.tensor_weights = run.tensor_weights;
+    return alone;
+  }
   const Reference& Get(const Case& run) {
-    const std::string key = absl::StrCat(run.ToString(), " steps ", run.steps);
+    const std::string key = absl::StrCat(run.ToString(), " steps ", run.steps, " weights ",
+                                         absl::StrJoin(run.tensor_weights, ","));
     auto found = references_.find(key);
     if (found == references_.end()) {
       Reference reference = {harness_.Train(run)[0], harness_.FirstGradients(run)};
@@ -239,10 +263,6 @@ class Matrix : public ::testing::Test {
   Harness harness_;
   std::map<std::string, Reference> references_;
 };
-
-// MUSTER_PARITY_LAYOUTS asks for the whole proof, as ./dev test --full does: all pairs over 50
-// steps and so many random layouts. Without it there is time for 20 steps and two.
-const char* Wanted() { return std::getenv("MUSTER_PARITY_LAYOUTS"); }
 
 // Every pair of settings that can go together, in as few layouts as a greedy choice takes.
 TEST_F(Matrix, EveryPairOfSettings_TrainsLikeOneRank) {

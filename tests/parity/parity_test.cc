@@ -1,5 +1,5 @@
-// Every layout trains like one rank, and every way of resuming like not stopping: fp32 on CPU
-// ranks.
+// The life of a training run: it learns, reports, saves, stops, resumes and fails as it should, on
+// one rank and on several. That every layout trains like one rank is for matrix_test.cc.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -278,25 +278,6 @@ TEST_F(Parity, RanksOfOneRun_ReportTheSameBits) {
   ExpectSameBits(curves[0], curves[1]);
 }
 
-TEST_F(Parity, OneTwoAndFourRanks_AreBitEqual) {
-  const Curve alone = Train({.ranks = 1})[0];
-  ExpectSameBits(alone, Train({.ranks = 2})[0]);
-  ExpectSameBits(alone, Train({.ranks = 4})[0]);
-}
-
-TEST_F(Parity, EveryStageOfZero_IsBitEqualToOneRank) {
-  options_.resident_elements = 100;
-  const Curve alone = Train({.ranks = 1})[0];
-  for (const int zero : {1, 2, 3}) {
-    options_.zero = zero;
-    ExpectSameBits(alone, Train({.ranks = 2, .shards = 2})[0]);
-    ExpectSameBits(alone, Train({.ranks = 4, .shards = 2})[0]);
-    ExpectSameBits(alone, Train({.ranks = 4, .shards = 4})[0]);
-  }
-  options_.reshard_after_forward = false;
-  ExpectSameBits(alone, Train({.ranks = 2, .shards = 2})[0]);
-}
-
 // Five groups of two query heads, an odd MLP.
 ModelDescription SmallLlama() {
   LlamaConfig config;
@@ -369,11 +350,6 @@ TEST_F(Parity, SequenceParallelRowsThatDoNotDivide_AreAConfigurationError) {
     EXPECT_THAT(std::string(curve.status.message()),
                 HasSubstr("micro_batch (1) x sequence_length (16) = 16 tokens"));
   }
-}
-
-TEST_F(Parity, ThreeRanks_AgreeWithOne) {
-  options_.global_batch = 12;
-  ExpectClose(Train({.ranks = 1})[0], Train({.ranks = 3})[0]);
 }
 
 TEST_F(Parity, Accumulation_AgreesWithOneLargeMicroBatch) {
