@@ -312,6 +312,27 @@ TEST_F(RankProcess, PipelineOfTwoStages_TrainsAndItsCheckpointIsWhole) {
   EXPECT_EQ(files_->Read(directory_ + "/sample")->size(), 3u + 30 + 1);
 }
 
+TEST_F(RankProcess, ZeroBubblePipeline_ReportsTheLossesOfOneForwardOneBackward) {
+  spec_.mutable_engine()->mutable_model()->set_layers(4);
+  spec_.mutable_engine()->mutable_parallel()->set_pipeline(2);
+  const auto losses = [this](v1::PipelineSchedule schedule) {
+    epoch_ = schedule;
+    spec_.mutable_engine()->mutable_parallel()->set_pipeline_schedule(schedule);
+    spec_.mutable_checkpoint()->set_path(absl::StrCat(directory_, "/schedule-", schedule));
+    Start(2);
+    for (const int rank : {0, 1}) EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    std::vector<double> curve;
+    const v1::RankExitReport report = Report(0);
+    for (const v1::LossPoint& point : report.progress().losses()) {
+      curve.push_back(point.train_loss());
+    }
+    return curve;
+  };
+  const std::vector<double> expected = losses(v1::PIPELINE_SCHEDULE_1F1B);
+  EXPECT_EQ(expected.size(), 12u);
+  EXPECT_EQ(losses(v1::PIPELINE_SCHEDULE_ZERO_BUBBLE), expected);
+}
+
 TEST_F(RankProcess, SequencesSharedByTwoRanks_Train) {
   spec_.mutable_engine()->mutable_parallel()->set_context(2);
   Start(2);
