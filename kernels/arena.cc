@@ -24,13 +24,16 @@ Tensor Arena::Take(absl::string_view category, DType dtype, std::initializer_lis
       kAlignment;
   offset_ += bytes;
   if (planning()) {
-    peak_ = std::max(peak_, offset_);
     const std::string name(category);
     taken_.push_back({begin, bytes, name});
     int64_t& live = live_by_category_[name];
     live += bytes;
     int64_t& most = by_category_[name];
     most = std::max(most, live);
+    if (offset_ > peak_) {
+      peak_ = offset_;
+      peak_by_category_ = live_by_category_;
+    }
     return Tensor(reinterpret_cast<void*>(kPlanningBase + begin), dtype, shape);
   }
   CHECK_LE(offset_, peak_) << "the arena was planned for less: " << std::string(category) << " "

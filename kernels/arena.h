@@ -36,6 +36,8 @@ class Arena {
   int64_t peak_bytes() const { return peak_; }
   // The most that was live at once, per category. The sum is at least peak_bytes().
   const std::map<std::string, int64_t>& bytes_by_category() const { return by_category_; }
+  // What was live when the peak was reached: sums to peak_bytes().
+  const std::map<std::string, int64_t>& peak_by_category() const { return peak_by_category_; }
 
  private:
   struct Taken {
@@ -46,7 +48,7 @@ class Arena {
 
   int64_t offset_ = 0;
   int64_t peak_ = 0;
-  std::map<std::string, int64_t> by_category_;
+  std::map<std::string, int64_t> by_category_, peak_by_category_;
   std::vector<Taken> taken_;  // planning only, a stack
   std::map<std::string, int64_t> live_by_category_;
   std::unique_ptr<Buffer> buffer_;

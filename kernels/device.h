@@ -3,6 +3,7 @@
 #ifndef MUSTER_KERNELS_DEVICE_H_
 #define MUSTER_KERNELS_DEVICE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -59,6 +60,12 @@ class Stream {
   virtual absl::Status status() const = 0;
 };
 
+// Of a device, in bytes.
+struct DeviceMemory {
+  int64_t total = 0;
+  int64_t free = 0;  // for anybody, at this moment
+};
+
 struct StreamOptions {
   bool threaded = false;       // host only
   bool high_priority = false;  // CUDA only
@@ -76,8 +83,16 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t bytes) = 0;
   // Host memory that copies fast and asynchronously (pinned on CUDA).
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t bytes) = 0;
+  // Of the whole device; a CPU device's is the machine's, or its control group's where that is
+  // less. kUnavailable when the system does not say.
+  virtual absl::StatusOr<DeviceMemory> Memory() = 0;
   virtual absl::StatusOr<std::unique_ptr<Stream>> MakeStream(StreamOptions options = {}) = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> MakeEvent(bool timing = false) = 0;
+  // In buffers that Allocate() has made and that are still there.
+  int64_t allocated_bytes() const { return allocated_bytes_; }
+
+ protected:
+  std::atomic<int64_t> allocated_bytes_ = 0;  // kept by the buffers
 };
 
 // `threads` >= 1: how many host threads one op may use. Ops split work by index ranges that do not

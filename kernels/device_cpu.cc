@@ -32,30 +32,65 @@ struct FreeDeleter {
 
 class HostBuffer : public Buffer {
  public:
-  HostBuffer(void* memory, int64_t bytes) : memory_(memory), bytes_(bytes) {}
+  // `counter`: may be null.
+  HostBuffer(void* memory, int64_t bytes, std::atomic<int64_t>* counter)
+      : memory_(memory), bytes_(bytes), counter_(counter) {
+    if (counter_ != nullptr) *counter_ += bytes_;
+  }
+  ~HostBuffer() override {
+    if (counter_ != nullptr) *counter_ -= bytes_;
+  }
   void* data() override { return memory_.get(); }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::unique_ptr<void, FreeDeleter> memory_;
   int64_t bytes_;
+  std::atomic<int64_t>* counter_;
 };
 
-// Bytes the system can still give, or the largest number when it does not say.
-int64_t AvailableBytes() {
+// A line of /proc/meminfo in bytes; the largest number when the system does not say.
+int64_t MemoryInfo(absl::string_view line) {
   std::ifstream file("/proc/meminfo");
   std::string key;
   int64_t kib = 0;
   while (file >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
+    if (key == line) return kib * 1024;
     file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
   return std::numeric_limits<int64_t>::max();
 }
 
+// Bytes the system can still give.
+int64_t AvailableBytes() { return MemoryInfo("MemAvailable:"); }
+
+// Lowers `memory` to what this process's control group (version 2) allows.
+void ApplyControlGroup(DeviceMemory& memory) {
+  std::ifstream membership("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(membership, line) && line.rfind("0::", 0) != 0) {
+  }
+  if (!membership) return;
+  const std::string folder = "/sys/fs/cgroup" + line.substr(3) + "/";
+  int64_t limit = 0, used = 0;
+  if (!(std::ifstream(folder + "memory.max") >> limit) || limit >= memory.total ||
+      !(std::ifstream(folder + "memory.current") >> used)) {
+    return;
+  }
+  // Cached files count as used, but give way.
+  std::ifstream statistics(folder + "memory.stat");
+  std::string key;
+  for (int64_t bytes = 0; statistics >> key >> bytes;) {
+    if (key == "active_file" || key == "inactive_file") used -= bytes;
+  }
+  memory.total = limit;
+  memory.free = std::clamp<int64_t>(limit - used, 0, memory.free);
+}
+
 // Linux promises more memory than it has and kills later; refusing here keeps the error with its
 // cause.
-absl::StatusOr<std::unique_ptr<Buffer>> AllocateHostMemory(int64_t bytes) {
+absl::StatusOr<std::unique_ptr<Buffer>> AllocateHostMemory(int64_t bytes,
+                                                           std::atomic<int64_t>* counter) {
   CHECK_GE(bytes, 0);
   const int64_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const int64_t available = bytes >= kHugePage ? AvailableBytes() : bytes;
@@ -66,7 +101,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> AllocateHostMemory(int64_t bytes) {
   }
   // Fewer TLB misses in the GEMMs; without huge pages everything works as well.
   if (bytes >= kHugePage) madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-  return std::make_unique<HostBuffer>(memory, bytes);
+  return std::make_unique<HostBuffer>(memory, bytes, counter);
 }
 
 class HostEvent : public Event {
@@ -225,10 +260,18 @@ class HostDevice : public Device {
   std::string name() const override { return "cpu"; }
   int threads() const override { return pool_.threads(); }
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t bytes) override {
-    return AllocateHostMemory(bytes);
+    return AllocateHostMemory(bytes, &allocated_bytes_);
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t bytes) override {
-    return AllocateHostMemory(bytes);
+    return AllocateHostMemory(bytes, /*counter=*/nullptr);
+  }
+  absl::StatusOr<DeviceMemory> Memory() override {
+    DeviceMemory memory = {MemoryInfo("MemTotal:"), AvailableBytes()};
+    if (memory.total == std::numeric_limits<int64_t>::max()) {
+      return absl::UnavailableError("/proc/meminfo does not say how much memory there is");
+    }
+    ApplyControlGroup(memory);
+    return memory;
   }
   absl::StatusOr<std::unique_ptr<Stream>> MakeStream(StreamOptions options) override {
     if (options.threaded) return std::make_unique<ThreadedStream>(*this);

@@ -17,13 +17,18 @@ namespace {
 
 class CudaBuffer : public Buffer {
  public:
-  CudaBuffer(void* data, int64_t bytes, bool host) : data_(data), bytes_(bytes), host_(host) {}
+  // `counter`: of device memory; null for the host's.
+  CudaBuffer(void* data, int64_t bytes, std::atomic<int64_t>* counter)
+      : data_(data), bytes_(bytes), counter_(counter) {
+    if (counter_ != nullptr) *counter_ += bytes_;
+  }
   ~CudaBuffer() override {
     // The error of a free is the sticky error of earlier work, which its stream reports.
-    if (host_) {
+    if (counter_ == nullptr) {
       cudaFreeHost(data_);
     } else {
       cudaFree(data_);
+      *counter_ -= bytes_;
     }
   }
   void* data() override { return data_; }
@@ -32,7 +37,7 @@ class CudaBuffer : public Buffer {
  private:
   void* const data_;
   const int64_t bytes_;
-  const bool host_;
+  std::atomic<int64_t>* const counter_;
 };
 
 class CudaEvent : public Event {
@@ -165,7 +170,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::Allocate(int64_t bytes) {
     return CudaStatus(error, absl::StrCat(name(), " ", uuid_, ": allocating ", bytes, " bytes, ",
                                           free, " of ", total, " free"));
   }
-  return std::make_unique<CudaBuffer>(data, bytes, /*host=*/false);
+  return std::make_unique<CudaBuffer>(data, bytes, &allocated_bytes_);
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateHost(int64_t bytes) {
@@ -176,7 +181,15 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateHost(int64_t bytes) 
     cudaGetLastError();
     return CudaStatus(error, absl::StrCat("pinning ", bytes, " bytes of host memory"));
   }
-  return std::make_unique<CudaBuffer>(data, bytes, /*host=*/true);
+  return std::make_unique<CudaBuffer>(data, bytes, /*counter=*/nullptr);
+}
+
+absl::StatusOr<DeviceMemory> CudaDevice::Memory() {
+  RETURN_IF_ERROR(CudaStatus(Select(), name()));
+  size_t free = 0;
+  size_t total = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), name()));
+  return DeviceMemory{static_cast<int64_t>(total), static_cast<int64_t>(free)};
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::MakeStream(StreamOptions options) {

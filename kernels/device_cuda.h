@@ -30,6 +30,7 @@ class CudaDevice : public Device {
   int threads() const override { return 1; }
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t bytes) override;
+  absl::StatusOr<DeviceMemory> Memory() override;
   absl::StatusOr<std::unique_ptr<Stream>> MakeStream(StreamOptions options) override;
   absl::StatusOr<std::unique_ptr<Event>> MakeEvent(bool timing) override;
 

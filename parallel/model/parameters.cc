@@ -57,7 +57,7 @@ ParameterId ParameterRegistry::Add(Parameter parameter) {
   }
   if (parameter.storage_rows == 0) parameter.storage_rows = parameter.box.extent[0];
   CHECK_GE(parameter.storage_rows, parameter.box.extent[0]) << parameter.name;
-  for (const Parameter& other : parameters_) CHECK(other.name != parameter.name) << other.name;
+  CHECK(names_.insert(parameter.name).second) << parameter.name;
   parameter.block = block_;
   parameter.resident = resident_;
   parameters_.push_back(std::move(parameter));

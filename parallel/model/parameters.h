@@ -3,6 +3,7 @@
 #define MUSTER_PARALLEL_MODEL_PARAMETERS_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +78,7 @@ class ParameterRegistry {
 
  private:
   std::vector<Parameter> parameters_;
+  std::set<std::string> names_;
   int block_ = -1;
   bool resident_ = true;
 };

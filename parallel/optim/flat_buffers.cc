@@ -71,17 +71,34 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
   return plan;
 }
 
-int64_t FlatBuffers::Bytes(const Plan& plan, const FlatBuffersOptions& options) {
-  const int64_t whole_levels = options.zero >= 2 ? 1 : options.gradient_levels;
-  return SizeOf(options.compute) *
-             (plan.whole_parameters + plan.parameter_slot_storage + plan.copy) +
-         SizeOf(DType::kF32) *
-             (plan.master + 2 * plan.moments + whole_levels * plan.whole_gradients +
-              plan.gradient_slot_storage + options.gradient_levels * plan.own_gradients);
+std::vector<FlatBuffers::Part> FlatBuffers::Parts(const Plan& plan,
+                                                  const FlatBuffersOptions& options) {
+  using Bytes = FlatBuffersBytes;
+  const DType compute = options.compute;
+  const bool sharded = options.zero >= 2;
+  return {
+      {&Bytes::parameters, compute, plan.whole_parameters, &FlatBuffers::whole_parameters_},
+      {&Bytes::gathered, compute, plan.parameter_slot_storage,
+       &FlatBuffers::parameter_slot_storage_},
+      {&Bytes::master, DType::kF32, plan.master, &FlatBuffers::master_},
+      {&Bytes::parameters, compute, plan.copy, &FlatBuffers::copy_},
+      {&Bytes::moments, DType::kF32, plan.moments, &FlatBuffers::m_},
+      {&Bytes::moments, DType::kF32, plan.moments, &FlatBuffers::v_},
+      {&Bytes::gradients, DType::kF32, plan.gradient_slot_storage,
+       &FlatBuffers::gradient_slot_storage_},
+      {&Bytes::gradients, DType::kF32, plan.whole_gradients, nullptr,
+       &FlatBuffers::whole_gradients_, sharded ? 1 : options.gradient_levels},
+      {&Bytes::gradients, DType::kF32, plan.own_gradients, nullptr, &FlatBuffers::own_gradients_,
+       sharded ? options.gradient_levels : 0},
+  };
 }
 
-int64_t FlatBuffers::Bytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
-  return Bytes(MakePlan(layout, options), options);
+FlatBuffersBytes FlatBuffers::Sizes(const FlatLayout& layout, const FlatBuffersOptions& options) {
+  FlatBuffersBytes bytes;
+  for (const Part& part : Parts(MakePlan(layout, options), options)) {
+    bytes.*part.category += part.level_count * part.elements * SizeOf(part.dtype);
+  }
+  return bytes;
 }
 
 absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& device,
@@ -105,33 +122,26 @@ absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& 
 }
 
 absl::Status FlatBuffers::Allocate(kernels::Device& device, kernels::Stream& stream) {
-  const auto allocate = [&](std::unique_ptr<kernels::Buffer>& buffer, DType dtype,
-                            int64_t elements) -> absl::Status {
-    auto made = device.Allocate(elements * SizeOf(dtype));
+  const auto allocate = [&](BufferPointer& buffer, const Part& part) -> absl::Status {
+    auto made = device.Allocate(part.elements * SizeOf(part.dtype));
     if (!made.ok()) {
       return Annotate(made.status(),
                       absl::StrFormat("parameters, optimizer state and gradients take %.1f MB",
-                                      static_cast<double>(Bytes(plan_, options_)) * 1e-6));
+                                      static_cast<double>(Bytes(layout_, options_)) * 1e-6));
     }
     buffer = *std::move(made);
-    if (elements > 0) kernels::Zero(stream, Slice(*buffer, dtype, 0, elements));
+    if (part.elements > 0) {
+      kernels::Zero(stream, Slice(*buffer, part.dtype, 0, part.elements));
+    }
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(allocate(whole_parameters_, options_.compute, plan_.whole_parameters));
-  RETURN_IF_ERROR(
-      allocate(parameter_slot_storage_, options_.compute, plan_.parameter_slot_storage));
-  RETURN_IF_ERROR(allocate(master_, DType::kF32, plan_.master));
-  RETURN_IF_ERROR(allocate(copy_, options_.compute, plan_.copy));
-  RETURN_IF_ERROR(allocate(m_, DType::kF32, plan_.moments));
-  RETURN_IF_ERROR(allocate(v_, DType::kF32, plan_.moments));
-  RETURN_IF_ERROR(allocate(gradient_slot_storage_, DType::kF32, plan_.gradient_slot_storage));
-  whole_gradients_.resize(options_.zero >= 2 ? 1 : options_.gradient_levels);
-  for (auto& level : whole_gradients_) {
-    RETURN_IF_ERROR(allocate(level, DType::kF32, plan_.whole_gradients));
-  }
-  own_gradients_.resize(options_.zero >= 2 ? options_.gradient_levels : 0);
-  for (auto& level : own_gradients_) {
-    RETURN_IF_ERROR(allocate(level, DType::kF32, plan_.own_gradients));
+  for (const Part& part : Parts(plan_, options_)) {
+    if (part.levels == nullptr) {
+      RETURN_IF_ERROR(allocate(this->*part.buffer, part));
+      continue;
+    }
+    (this->*part.levels).resize(part.level_count);
+    for (BufferPointer& level : this->*part.levels) RETURN_IF_ERROR(allocate(level, part));
   }
   for (int slot = 0; slot < gradient_slots_; ++slot) {
     ASSIGN_OR_RETURN(auto empty, device.MakeEvent());

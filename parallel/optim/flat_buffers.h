@@ -30,6 +30,16 @@ struct FlatBuffersOptions {
   bool reshard_after_forward = true;
 };
 
+// Device memory in bytes.
+struct FlatBuffersBytes {
+  int64_t parameters = 0;  // what the model computes with, but for gathered
+  int64_t gathered = 0;    // ZeRO-3: the rotating buffers of whole blocks
+  int64_t master = 0;      // fp32 values beside those
+  int64_t moments = 0;     // of AdamW
+  int64_t gradients = 0;
+  int64_t total() const { return parameters + gathered + master + moments + gradients; }
+};
+
 // Owns the device memory. Per element of a rank's own parts: 4 bytes each of m and v and, unless
 // the model computes with them in place, of the master weights. Single-threaded. The registry and
 // the layout must outlive it.
@@ -52,7 +62,10 @@ class FlatBuffers {
   // After the master weights were written by other means: the 16-bit copies of the own parts.
   void RefreshCopies(kernels::Stream& stream);
   // What Make() will ask the device for.
-  static int64_t Bytes(const FlatLayout& layout, const FlatBuffersOptions& options);
+  static FlatBuffersBytes Sizes(const FlatLayout& layout, const FlatBuffersOptions& options);
+  static int64_t Bytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
+    return Sizes(layout, options).total();
+  }
 
   const FlatLayout& layout() const { return layout_; }
   const ParameterRegistry& registry() const { return registry_; }
@@ -115,7 +128,18 @@ class FlatBuffers {
               const FlatBuffersOptions& options)
       : registry_(registry), layout_(layout), options_(options) {}
   static Plan MakePlan(const FlatLayout& layout, const FlatBuffersOptions& options);
-  static int64_t Bytes(const Plan& plan, const FlatBuffersOptions& options);
+  using BufferPointer = std::unique_ptr<kernels::Buffer>;
+  // One buffer, or one for each of several gradient levels.
+  struct Part {
+    int64_t FlatBuffersBytes::*category;
+    kernels::DType dtype;
+    int64_t elements;
+    BufferPointer FlatBuffers::*buffer = nullptr;
+    std::vector<BufferPointer> FlatBuffers::*levels = nullptr;
+    int level_count = 1;
+  };
+  // The one list of what is asked of the device, and of what is said to be needed.
+  static std::vector<Part> Parts(const Plan& plan, const FlatBuffersOptions& options);
   absl::Status Allocate(kernels::Device& device, kernels::Stream& stream);
   bool half() const { return options_.compute != kernels::DType::kF32; }
   int64_t part(int bucket) const {
@@ -131,9 +155,9 @@ class FlatBuffers {
   Plan plan_;
   std::vector<int> units_;
   int parameter_slots_ = 1, gradient_slots_ = 1;
-  std::unique_ptr<kernels::Buffer> whole_parameters_, parameter_slot_storage_, master_, copy_, m_,
-      v_, gradient_slot_storage_;
-  std::vector<std::unique_ptr<kernels::Buffer>> whole_gradients_, own_gradients_;  // per level
+  BufferPointer whole_parameters_, parameter_slot_storage_, master_, copy_, m_, v_,
+      gradient_slot_storage_;
+  std::vector<BufferPointer> whole_gradients_, own_gradients_;  // per level
   std::vector<std::unique_ptr<kernels::Event>> gradient_slot_empty_;
   ParameterViews parameter_views_;
   std::vector<ParameterViews> gradient_views_;

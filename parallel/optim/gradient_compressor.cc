@@ -72,9 +72,27 @@ int64_t GradientCompressor::StateBytes(const CompressionOptions& options,
   return elements * SizeOf(DType::kF32) * (options.momentum > 0 ? 2 : 1);
 }
 
+int64_t GradientCompressor::ExchangeBytes(const CompressionOptions& options,
+                                          const ParameterRegistry& registry,
+                                          const FlatLayout& layout, int ranks) {
+  int64_t contribution = 1;  // words of the largest one
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    if (!bucket.compressed) continue;
+    int64_t elements = 0, words = 0;
+    for (const ParameterId id : bucket.parameters) {
+      elements += registry.at(id).elements();
+      words += SignWords(registry.at(id).elements());
+    }
+    if (options.method == CompressionMethod::kTopK) {
+      words = 2 * PairsMax(options, elements, layout.shards(), ranks);
+    }
+    contribution = std::max(contribution, words);
+  }
+  return contribution * ranks * SizeOf(DType::kI32);
+}
+
 absl::Status GradientCompressor::Allocate(kernels::Stream& stream) {
   const FlatLayout& layout = flat_.layout();
-  int64_t contribution = 1;  // words of the largest one
   for (const FlatLayout::Bucket& from : layout.buckets()) {
     Bucket& bucket = buckets_.emplace_back();
     if (!from.compressed) continue;
@@ -87,13 +105,10 @@ absl::Status GradientCompressor::Allocate(kernels::Stream& stream) {
       bucket.words += SignWords(elements);
     }
     elements_ += bucket.elements;
-    contribution =
-        std::max(contribution,
-                 options_.method == CompressionMethod::kSign ? bucket.words : 2 * PairsMax(bucket));
   }
   kernels::Device& device = stream.device();
   const int64_t bytes = residual_elements_ * SizeOf(DType::kF32);
-  const int64_t gathered = contribution * group_.size() * SizeOf(DType::kI32);
+  const int64_t gathered = ExchangeBytes(options_, flat_.registry(), layout, group_.size());
   const auto allocate = [&](std::unique_ptr<kernels::Buffer>& buffer, int64_t size) {
     auto made = device.Allocate(size);
     if (!made.ok()) {
@@ -142,14 +157,19 @@ int64_t GradientCompressor::Count(const Piece& piece) const {
 }
 
 int64_t GradientCompressor::PairsMax(const Bucket& bucket) const {
-  const auto elements = static_cast<double>(bucket.elements);
-  if (options_.dense_above > 0) {
-    return std::min(bucket.elements, static_cast<int64_t>(options_.dense_above * elements));
+  return PairsMax(options_, bucket.elements, flat_.layout().shards(), group_.size());
+}
+
+int64_t GradientCompressor::PairsMax(const CompressionOptions& options, int64_t elements,
+                                     int shards, int ranks) {
+  const auto all = static_cast<double>(elements);
+  if (options.dense_above > 0) {
+    return std::min(elements, static_cast<int64_t>(options.dense_above * all));
   }
   // Of n ranks each sends a pair of 8 bytes to n - 1 others, or 4 bytes per element and part to
   // n - 1 others: twice, when everything and not a part is wanted.
-  const double rounds = flat_.layout().shards() > 1 ? 1 : 2;
-  return static_cast<int64_t>(elements * std::min(1.0, rounds / (2.0 * group_.size())));
+  const double rounds = shards > 1 ? 1 : 2;
+  return static_cast<int64_t>(all * std::min(1.0, rounds / (2.0 * ranks)));
 }
 
 void GradientCompressor::Accumulate(kernels::Stream& stream, int bucket) {

@@ -72,6 +72,9 @@ class GradientCompressor {
                                                                   kernels::Stream& stream);
   // What Make() will ask the device for that lasts: residual and momentum.
   static int64_t StateBytes(const CompressionOptions& options, const FlatLayout& layout);
+  // And for the contributions of `ranks` ranks to one bucket.
+  static int64_t ExchangeBytes(const CompressionOptions& options, const ParameterRegistry& registry,
+                               const FlatLayout& layout, int ranks);
 
   // Step 1, 2, ... of the run.
   void BeginStep(int64_t step);
@@ -113,6 +116,8 @@ class GradientCompressor {
   int64_t Count(const Piece& piece) const;  // that are sent in this step
   // Elements of a bucket's contribution up to which pairs are less to send than a dense one.
   int64_t PairsMax(const Bucket& bucket) const;
+  static int64_t PairsMax(const CompressionOptions& options, int64_t elements, int shards,
+                          int ranks);
   bool ExchangeLargest(kernels::Stream& stream, int bucket);
   void ExchangeSigns(kernels::Stream& stream, int bucket);
 

@@ -49,12 +49,20 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Make(
   return reducer;
 }
 
+int64_t GradientReducer::WireBytes(const FlatLayout& layout,
+                                   const GradientReducerOptions& options) {
+  if (options.wire == DType::kF32) return 0;
+  int64_t largest = 0;
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    largest = std::max(largest, bucket.range.size());
+  }
+  return largest * SizeOf(options.wire);
+}
+
 absl::Status GradientReducer::Allocate() {
   kernels::Device& device = compute_.device();
-  int64_t largest = 0;
   for (int i = 0; i < static_cast<int>(pending_.size()); ++i) {
     const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
-    largest = std::max(largest, bucket.range.size());
     CHECK(!bucket.compressed || options_.compressor != nullptr);
     if (bucket.block >= 0) {
       bucket_of_block_.resize(std::max<size_t>(bucket_of_block_.size(), bucket.block + 1), -1);
@@ -66,8 +74,7 @@ absl::Status GradientReducer::Allocate() {
     reduced_.push_back(std::move(reduced));
   }
   ASSIGN_OR_RETURN(finished_, device.MakeEvent());
-  if (options_.wire != DType::kF32) {
-    const int64_t bytes = largest * SizeOf(options_.wire);
+  if (const int64_t bytes = WireBytes(flat_.layout(), options_); bytes > 0) {
     ASSIGN_OR_RETURN(sent_, device.Allocate(bytes));
     ASSIGN_OR_RETURN(received_, device.Allocate(bytes));
   }

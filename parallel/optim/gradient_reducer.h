@@ -63,6 +63,11 @@ class GradientReducer : public GradientListener {
     return rank / together * per_rank * together + j * together + rank % together;
   }
 
+  // Device memory that a reducer takes: of what travels in 16 bits.
+  static int64_t Bytes(const FlatLayout& layout, const GradientReducerOptions& options) {
+    return 2 * WireBytes(layout, options);
+  }
+
   // `communication` is a threaded stream (host) or a high-priority one (CUDA).
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Make(
       FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute,
@@ -85,6 +90,8 @@ class GradientReducer : public GradientListener {
   GradientReducer(FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute,
                   kernels::Stream& communication, const GradientReducerOptions& options);
   absl::Status Allocate();
+  // One of its two buffers; 0: there are none.
+  static int64_t WireBytes(const FlatLayout& layout, const GradientReducerOptions& options);
   bool LastMicroBatch() const { return micro_batch_ + 1 == micro_batches_; }
   bool sharded() const { return flat_.options().zero >= 2; }
   int first_bucket() const { return options_.first_bucket; }

@@ -43,6 +43,10 @@ class Optimizer {
                                                          kernels::Stream& stream,
                                                          const OptimizerOptions& options);
 
+  // What Make() will ask the device for: the scalars of a step. The flat buffers hold the rest.
+  static constexpr int64_t kBytes =
+      sizeof(kernels::StepScalars) + sizeof(kernels::StepState) + sizeof(kernels::StepOutcome);
+
   // Enqueues the sum of squares of the own gradients that are counted, as the pair of
   // kernels::SumSquaresPair.
   void SumSquares(kernels::Stream& stream, kernels::Tensor pair);

@@ -85,15 +85,19 @@ absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const P
         "schedule zero_bubble with a model that was not made for a backward in two parts");
   }
   std::unique_ptr<PipelineExecutor> executor(new PipelineExecutor(plan, model, group, compute));
-  executor->Compile();
+  executor->counts_ = Compile(plan, executor->rank_, executor->steps_);
+  executor->inputs_.resize(executor->counts_.inputs);
+  executor->outputs_.resize(executor->counts_.outputs);
+  executor->gradients_.resize(executor->counts_.gradients);
   RETURN_IF_ERROR(executor->MakeEvents(options));
   return executor;
 }
 
 // Walks the list once, as every step does, and gives each action its buffers.
-void PipelineExecutor::Compile() {
-  const std::vector<PipelineAction>& actions = plan_.ranks[rank_];
-  std::vector<IndexPool> workspaces(plan_.shape.chunks);
+PipelineExecutor::Buffers PipelineExecutor::Compile(const PipelinePlan& plan, int rank,
+                                                    std::vector<Step>& steps) {
+  const std::vector<PipelineAction>& actions = plan.ranks[rank];
+  std::vector<IndexPool> workspaces(plan.shape.chunks);
   IndexPool inputs, outputs, gradients;
   std::map<std::pair<int, int>, Step> open;  // by chunk and micro-batch
   // What a group sends is free once the group has ended, not for its own receives.
@@ -108,7 +112,8 @@ void PipelineExecutor::Compile() {
       group = action.group;
     }
     Step& step = open[{action.chunk, action.micro_batch}];
-    const bool first = IsFirstPart(action.chunk), last = IsLastPart(action.chunk);
+    const int part = plan.Part(rank, action.chunk);
+    const bool first = part == 0, last = part + 1 == plan.parts();
     step.action = action;
     switch (action.op) {
       case PipelineOp::kReceiveActivation:
@@ -133,7 +138,7 @@ void PipelineExecutor::Compile() {
       default:
         break;
     }
-    steps_.push_back(step);
+    steps.push_back(step);
     if (action.op == PipelineOp::kSendActivation) sending.emplace_back(&outputs, step.output);
     if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kBackwardWeight) {
       workspaces[action.chunk].Release(step.workspace);
@@ -145,13 +150,12 @@ void PipelineExecutor::Compile() {
     }
     if (action.op == PipelineOp::kSendGradient) sending.emplace_back(&gradients, step.gradient);
   }
-  for (const IndexPool& pool : workspaces) counts_.workspaces.push_back(pool.size());
-  counts_.inputs = inputs.size();
-  counts_.outputs = outputs.size();
-  counts_.gradients = gradients.size();
-  inputs_.resize(inputs.size());
-  outputs_.resize(outputs.size());
-  gradients_.resize(gradients.size());
+  Buffers counts;
+  for (const IndexPool& pool : workspaces) counts.workspaces.push_back(pool.size());
+  counts.inputs = inputs.size();
+  counts.outputs = outputs.size();
+  counts.gradients = gradients.size();
+  return counts;
 }
 
 absl::Status PipelineExecutor::MakeEvents(const Options& options) {
@@ -167,28 +171,49 @@ absl::Status PipelineExecutor::MakeEvents(const Options& options) {
   return absl::OkStatus();
 }
 
-void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape) {
-  const int chunks = plan_.shape.chunks;
-  workspaces_.clear();
-  workspaces_.resize(chunks);
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    for (int i = 0; i < counts_.workspaces[chunk]; ++i) {
-      workspaces_[chunk].push_back(model_.TakeSaved(arena, shape, model_.parts()[chunk]));
+PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const Buffers& counts,
+                                                kernels::Arena& arena, const BatchShape& shape) {
+  Memory memory;
+  memory.workspaces.resize(counts.workspaces.size());
+  for (size_t chunk = 0; chunk < counts.workspaces.size(); ++chunk) {
+    for (int i = 0; i < counts.workspaces[chunk]; ++i) {
+      memory.workspaces[chunk].push_back(model.TakeSaved(arena, shape, model.parts()[chunk]));
     }
   }
-  for (std::vector<Buffer>* buffers : {&inputs_, &outputs_, &gradients_}) {
-    for (Buffer& buffer : *buffers) {
-      buffer.tensor =
-          arena.Take("stages", shape.activation, {model_.HiddenRows(shape), model_.shape().hidden});
+  const auto take = [&](std::vector<Tensor>& tensors, int count) {
+    for (int i = 0; i < count; ++i) {
+      tensors.push_back(
+          arena.Take("stages", shape.activation, {model.HiddenRows(shape), model.shape().hidden}));
     }
-  }
+  };
+  take(memory.inputs, counts.inputs);
+  take(memory.outputs, counts.outputs);
+  take(memory.gradients, counts.gradients);
   const int64_t mark = arena.Mark();
-  for (std::vector<Workspace>& of_chunk : workspaces_) {
+  for (std::vector<Workspace>& of_chunk : memory.workspaces) {
     for (Workspace& workspace : of_chunk) {
       arena.ReleaseTo(mark);
-      model_.TakeScratch(arena, workspace);
+      model.TakeScratch(arena, workspace);
     }
   }
+  return memory;
+}
+
+void PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
+                                  kernels::Arena& arena, const BatchShape& shape) {
+  std::vector<Step> steps;
+  Take(model, Compile(plan, rank, steps), arena, shape);
+}
+
+void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape) {
+  Memory memory = Take(model_, counts_, arena, shape);
+  workspaces_ = std::move(memory.workspaces);
+  const auto give = [](const std::vector<Tensor>& tensors, std::vector<Buffer>& buffers) {
+    for (size_t i = 0; i < tensors.size(); ++i) buffers[i].tensor = tensors[i];
+  };
+  give(memory.inputs, inputs_);
+  give(memory.outputs, outputs_);
+  give(memory.gradients, gradients_);
 }
 
 void PipelineExecutor::SetPositions(const Tensor& positions) {

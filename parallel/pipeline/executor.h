@@ -68,6 +68,9 @@ class PipelineExecutor {
   // The same Take() sequence on each call: once while the arena plans, once after Commit(). Scratch
   // comes last: whatever is taken afterwards would share its memory.
   void TakeMemory(kernels::Arena& arena, const BatchShape& shape);
+  // What TakeMemory() takes on stage `rank`, for planning without a device. Requires: as Make().
+  static void PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
+                         kernels::Arena& arena, const BatchShape& shape);
 
   // Of the tokens of every sequence, where they are not 0, 1, 2 ... (Flow::positions); after
   // TakeMemory.
@@ -114,7 +117,14 @@ class PipelineExecutor {
 
   PipelineExecutor(const PipelinePlan& plan, const Model& model, Communicator& group,
                    kernels::Stream& compute);
-  void Compile();
+  // Gives each action of `rank` its buffers, and counts them.
+  static Buffers Compile(const PipelinePlan& plan, int rank, std::vector<Step>& steps);
+  struct Memory {
+    std::vector<std::vector<Workspace>> workspaces;  // by chunk
+    std::vector<kernels::Tensor> inputs, outputs, gradients;
+  };
+  static Memory Take(const Model& model, const Buffers& counts, kernels::Arena& arena,
+                     const BatchShape& shape);
   absl::Status MakeEvents(const Options& options);
   absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);
   absl::Status Backward(const Step& step, const Pass& pass, MicroBatchClient& client);

@@ -13,6 +13,10 @@ namespace muster::parallel {
 using kernels::DType;
 using kernels::Tensor;
 
+int64_t BatchLoader::Bytes(int64_t micro_batch, int64_t sequence_length, int depth) {
+  return depth * (2 * micro_batch * sequence_length + 1) * SizeOf(DType::kI32);
+}
+
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& sampler,
                                                                 kernels::Device& device,
                                                                 const BatchLoaderOptions& options) {
@@ -22,7 +26,8 @@ absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& s
   MutexLock lock(&loader->mutex_);
   for (int i = 0; i < options.depth; ++i) {
     Slot slot;
-    ASSIGN_OR_RETURN(slot.memory, device.AllocateHost((2 * tokens + 1) * SizeOf(DType::kI32)));
+    ASSIGN_OR_RETURN(slot.memory,
+                     device.AllocateHost(Bytes(options.micro_batch, sampler.sequence_length(), 1)));
     ASSIGN_OR_RETURN(slot.copied, device.MakeEvent());
     auto* const data = static_cast<int32_t*>(slot.memory->data());
     slot.batch.tokens = Tensor(data, DType::kI32, {tokens});

@@ -45,6 +45,9 @@ struct BatchLoaderOptions {
 // Next() and Release() from one thread. The sampler and device must outlive it.
 class BatchLoader {
  public:
+  // Host memory of the slots.
+  static int64_t Bytes(int64_t micro_batch, int64_t sequence_length,
+                       int depth = BatchLoaderOptions().depth);
   // kResourceExhausted without memory for the slots.
   static absl::StatusOr<std::unique_ptr<BatchLoader>> Start(const Sampler& sampler,
                                                             kernels::Device& device,

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 #include "parallel/train/failure.h"
+#include "parallel/train/memory.h"
 
 namespace muster::parallel {
 namespace {
@@ -41,31 +42,6 @@ double Total(const float* values, int64_t count) {
   return total;
 }
 
-PipelineShape PipelineShapeOf(const TrainerOptions& options, const Model& model,
-                              MeshGroups& groups) {
-  PipelineShape shape;
-  shape.schedule = options.pipeline_schedule;
-  shape.stages = groups.mesh().degree(Axis::kPipeline);
-  shape.micro_batches = static_cast<int>(options.global_batch / options.micro_batch /
-                                         groups.mesh().degree(Axis::kData));
-  shape.chunks = static_cast<int>(model.parts().size());
-  return shape;
-}
-
-std::vector<int> Begins(const std::vector<BlockRange>& ranges) {
-  std::vector<int> begins;
-  for (const BlockRange& range : ranges) begins.push_back(range.begin);
-  return begins;
-}
-
-// Steps that the host may be ahead of what it knows.
-constexpr int64_t kStepsAhead = 2;
-
-std::function<bool(const Parameter&)> CompressedBy(const CompressionOptions& options) {
-  if (options.method == CompressionMethod::kNone) return nullptr;
-  return [options](const Parameter& parameter) { return Compresses(options, parameter); };
-}
-
 }  // namespace
 
 Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
@@ -80,15 +56,8 @@ Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Dev
       validation_(validation),
       files_(files),
       hooks_(hooks),
-      gradient_groups_(GradientGroups(PipelineShapeOf(options, model, groups), model,
-                                      groups.coordinate()[Axis::kPipeline])),
-      layout_(model.parameters(), {.bucket_bytes = options.bucket_bytes,
-                                   .shards = groups.shard().size(),
-                                   .replicas = groups.replicate().size(),
-                                   .by_block = options.zero >= 2,
-                                   .resident_elements = options.resident_elements,
-                                   .part_begins = Begins(gradient_groups_),
-                                   .compressed = CompressedBy(options.compression)}) {}
+      gradient_groups_(GradientGroupsOf(place())),
+      layout_(model.parameters(), LayoutOptionsOf(place())) {}
 
 Trainer::~Trainer() {
   // Work under way still refers to what is destroyed next. Its errors have been seen by Run().
@@ -105,15 +74,25 @@ std::vector<kernels::Stream*> Trainer::streams() const {
   return streams;
 }
 
-int64_t Trainer::global_micro_batches() const {
-  return options_.global_batch / options_.micro_batch;
+TrainerPlace Trainer::place() const {
+  return {.options = options_,
+          .model = model_,
+          .mesh = groups_.mesh(),
+          .coordinate = groups_.coordinate(),
+          .zero_shards = groups_.shard().size(),
+          .sequence_length = training_.sequence_length(),
+          .validation_samples = validation_ == nullptr ? 0 : validation_->samples_per_epoch()};
 }
-int64_t Trainer::micro_batches() const { return global_micro_batches() / data_size(); }
+
+MemoryUse Trainer::PredictedMemory() const { return PredictMemory(place(), device_.kind()); }
+
+int64_t Trainer::global_micro_batches() const { return GlobalMicroBatches(place()); }
+int64_t Trainer::micro_batches() const { return MicroBatches(place()); }
 int Trainer::together() const {
   if (options_.zero < 2) return 1;
   return std::max(1, groups_.shard().size() / groups_.mesh().degree(Axis::kContext));
 }
-int64_t Trainer::step_values() const { return 2 * global_micro_batches() + 1 + 2 * world_.size(); }
+int64_t Trainer::step_values() const { return StepValues(place()); }
 
 bool Trainer::reports_loss() const {
   return groups_.coordinate()[Axis::kTensor] == 0 &&
@@ -130,30 +109,10 @@ int64_t Trainer::state_bytes() const {
          GradientCompressor::StateBytes(options_.compression, layout_);
 }
 
-DType Trainer::compute_dtype() const {
-  switch (options_.precision) {
-    case Precision::kFp32:
-    case Precision::kTf32:
-      return DType::kF32;
-    case Precision::kBf16:
-      return DType::kBF16;
-    case Precision::kFp16:
-      return DType::kF16;
-  }
-  CHECK(false) << "precision " << static_cast<int>(options_.precision);
-  return DType::kF32;
-}
-
-BatchShape Trainer::batch_shape() const {
-  return {.batch = options_.micro_batch,
-          .sequence = training_.sequence_length() / context_size(),
-          .activation = compute_dtype()};
-}
-
 namespace {
 
-absl::Status CheckPipeline(const TrainerOptions& options, const Model& model, MeshGroups& groups) {
-  const PipelineShape shape = PipelineShapeOf(options, model, groups);
+absl::Status CheckPipeline(const TrainerPlace& place) {
+  const PipelineShape shape = PipelineShapeOf(place);
   RETURN_IF_ERROR(Validate(shape));
   if (shape.chunks > 1 && shape.stages == 1) {
     return absl::InvalidArgumentError(
@@ -247,7 +206,10 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
         training.sequence_length(), context, model.shape().context_size, 2 * context));
   }
   RETURN_IF_ERROR(CheckCompression(options, device));
-  return CheckPipeline(options, model, groups);
+  return CheckPipeline({.options = options,
+                        .model = model,
+                        .mesh = groups.mesh(),
+                        .sequence_length = training.sequence_length()});
 }
 
 }  // namespace
@@ -277,13 +239,9 @@ absl::Status Trainer::Allocate() {
   if (options_.overlap && context_size() > 1) {
     ASSIGN_OR_RETURN(exchange_, ContextOverlap::Make(device_));
   }
-  FlatBuffersOptions storage;
-  storage.gradient_levels = GradientReducer::Levels(micro_batches(), options_.zero);
+  FlatBuffersOptions storage = StorageOptionsOf(place());
   storage.seed = options_.seed;
-  storage.compute = compute_dtype();
-  storage.zero = options_.zero;
   storage.shard = groups_.shard().rank();
-  storage.reshard_after_forward = options_.reshard_after_forward;
   ASSIGN_OR_RETURN(flat_,
                    FlatBuffers::Make(device_, *compute_, model_.parameters(), layout_, storage));
   OptimizerOptions optimizing;
@@ -306,11 +264,7 @@ absl::Status Trainer::Allocate() {
                                          model_.parts(), *compute_, *gathering_, options_.overlap));
   RETURN_IF_ERROR(AllocatePipeline());
 
-  int64_t slots = step_values();
-  if (validation_ != nullptr) {
-    const int64_t samples = validation_->samples_per_epoch();
-    slots = std::max(slots, 2 * (samples / options_.micro_batch + 1));
-  }
+  const int64_t slots = ValueSlots(place());
   ASSIGN_OR_RETURN(values_, device_.Allocate(slots * static_cast<int64_t>(sizeof(float))));
   ASSIGN_OR_RETURN(host_values_, device_.AllocateHost(slots * static_cast<int64_t>(sizeof(float))));
   RETURN_IF_ERROR(AllocateFlights());
@@ -321,11 +275,11 @@ absl::Status Trainer::Allocate() {
 }
 
 absl::Status Trainer::AllocatePipeline() {
-  const PipelinePlan plan = MakePipelinePlan(PipelineShapeOf(options_, model_, groups_));
+  const PipelinePlan plan = MakePipelinePlan(PipelineShapeOf(place()));
   Communicator& group = groups_.Along({Axis::kPipeline});
   ASSIGN_OR_RETURN(executor_, PipelineExecutor::Make(plan, model_, group, *compute_,
                                                      {.overlap = options_.overlap}));
-  const BatchShape shape = batch_shape();
+  const BatchShape shape = BatchShapeOf(place());
   executor_->TakeMemory(arena_, shape);
   RETURN_IF_ERROR(Annotate(
       arena_.Commit(device_),
@@ -337,9 +291,8 @@ absl::Status Trainer::AllocatePipeline() {
 }
 
 absl::Status Trainer::AllocateFlights() {
-  // On the host a step has run when it has been enqueued: waiting for it costs nothing.
-  flights_.resize(device_.kind() == kernels::DeviceKind::kCuda ? kStepsAhead + 1 : 1);
-  const int64_t stride = sizeof(kernels::StepOutcome) + 2 * sizeof(float);
+  flights_.resize(StepsUnderWay(device_.kind()));
+  const int64_t stride = StepOutcomeBytes();
   ASSIGN_OR_RETURN(flight_memory_,
                    device_.AllocateHost(stride * static_cast<int64_t>(flights_.size())));
   char* memory = static_cast<char*>(flight_memory_->data());

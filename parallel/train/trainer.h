@@ -134,6 +134,9 @@ struct RestoreCandidate {
   std::string manifest_checksum;  // may be empty
 };
 
+struct MemoryUse;
+struct TrainerPlace;
+
 // Owns parameters, optimizer state, workspace and loader of one rank, and drives the steps.
 // Single-threaded, apart from the communication streams and the loader's thread.
 //
@@ -185,6 +188,8 @@ class Trainer {
   // Memory of the workspace by category, and of parameters, optimizer state and gradients.
   const kernels::Arena& arena() const { return arena_; }
   int64_t state_bytes() const;
+  // What this trainer was planned to take (memory.h).
+  MemoryUse PredictedMemory() const;
 
  private:
   Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
@@ -257,16 +262,15 @@ class Trainer {
   Communicator& gradient_group() { return groups_.Along({Axis::kData, Axis::kContext}); }
   int64_t own_elements() const;       // of a state that this rank saves
   FlatRange Saved(int bucket) const;  // the part of the own part of a bucket that this rank saves
-  kernels::DType compute_dtype() const;
   int data_rank() const { return groups_.coordinate()[Axis::kData]; }
   int data_size() const { return groups_.mesh().degree(Axis::kData); }
   // Whether this rank's losses count: every token's loss is reported by one rank.
   bool reports_loss() const;
+  TrainerPlace place() const;
   int64_t micro_batches() const;         // per rank and step
   int64_t global_micro_batches() const;  // per step
-  BatchShape batch_shape() const;
-  int together() const;         // see GradientReducer::MicroBatchOf
-  int64_t step_values() const;  // floats that a step exchanges
+  int together() const;                  // see GradientReducer::MicroBatchOf
+  int64_t step_values() const;           // floats that a step exchanges
 
   const TrainerOptions options_;
   const Model& model_;

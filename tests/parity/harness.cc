@@ -17,7 +17,7 @@
 #include "parallel/optim/flat_layout.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/train/checkpoint_names.h"
-#include "tests/support/key_value_store.h"
+#include "parallel/train/memory.h"
 
 namespace muster::parallel::parity {
 namespace {
@@ -156,6 +156,11 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
       Trainer::Make(options, **model, *device, *groups, *training_,
                     run.evaluate_every > 0 ? validation_.get() : nullptr, *files_, hooks);
   result.status = trainer.status();
+  if (trainer.ok()) {
+    const MemoryUse predicted = (*trainer)->PredictedMemory();
+    EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
+        << run.ToString() << ", rank " << world.rank() << ": " << predicted.ToString();
+  }
   if (result.status.ok()) result.status = (*trainer)->Restore(run.restore);
   if (result.status.ok()) result.status = (*trainer)->Run().status();
   if (!result.status.ok()) {
@@ -175,17 +180,14 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
 
 std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optimizer) {
   ++runs_;
-  testing::MemoryKeyValueStore store;
   auto world = MakeLocalCommunicators(run.ranks(), absl::Seconds(120));
+  if (run.wrap) {
+    for (auto& communicator : world) communicator = run.wrap(std::move(communicator));
+  }
   std::vector<RankResult> results(run.ranks());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.ranks(); ++rank) {
-    threads.emplace_back([&, rank] {
-      std::unique_ptr<Communicator>& communicator = world[rank];
-      if (run.gloo) communicator = *MakeGlooCommunicator(store, rank, run.ranks(), GlooOptions());
-      if (run.wrap) communicator = run.wrap(std::move(communicator));
-      results[rank] = TrainRank(run, optimizer, *communicator);
-    });
+    threads.emplace_back([&, rank] { results[rank] = TrainRank(run, optimizer, *world[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const RankResult& result : results) {

@@ -1,0 +1,232 @@
+#include "parallel/train/memory.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "kernels/arena.h"
+#include "kernels/step_math.h"
+#include "parallel/optim/gradient_compressor.h"
+#include "parallel/optim/gradient_reducer.h"
+#include "parallel/optim/optimizer.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/train/batch_loader.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::DeviceKind;
+using kernels::DType;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kFloat = sizeof(float);
+// Steps that the host may be ahead of what it knows.
+constexpr int64_t kStepsAhead = 2;
+constexpr int kSavedStates = 3;  // parameters and both moments
+
+int GradientRanks(const TrainerPlace& place) {
+  return place.mesh.degree(Axis::kData) * place.mesh.degree(Axis::kContext);
+}
+
+DType ComputeDtype(Precision precision) {
+  switch (precision) {
+    case Precision::kFp32:
+    case Precision::kTf32:
+      return DType::kF32;
+    case Precision::kBf16:
+      return DType::kBF16;
+    case Precision::kFp16:
+      return DType::kF16;
+  }
+  CHECK(false) << "precision " << static_cast<int>(precision);
+  return DType::kF32;
+}
+
+std::string Amount(int64_t bytes) {
+  const auto amount = static_cast<double>(bytes);
+  if (bytes >= 1024 * kMiB) return absl::StrFormat("%.2f GiB", amount / (1024.0 * kMiB));
+  return absl::StrFormat("%.1f MiB", amount / kMiB);
+}
+
+int64_t Sum(const std::vector<MemoryUse::Category>& categories) {
+  int64_t bytes = 0;
+  for (const MemoryUse::Category& category : categories) bytes += category.bytes;
+  return bytes;
+}
+
+int64_t CommunicationBytes(const TrainerPlace& place, const FlatLayout& layout) {
+  const GradientReducerOptions reducing = {.wire = place.options.gradient_wire};
+  int64_t bytes = static_cast<int64_t>(GradientGroupsOf(place).size()) *
+                      GradientReducer::Bytes(layout, reducing) +
+                  SharedTableBytes(place, layout);
+  if (place.options.compression.method != CompressionMethod::kNone) {
+    bytes += GradientCompressor::ExchangeBytes(place.options.compression, place.model.parameters(),
+                                               layout, GradientRanks(place));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+int64_t GlobalMicroBatches(const TrainerPlace& place) {
+  return place.options.global_batch / place.options.micro_batch;
+}
+
+int64_t MicroBatches(const TrainerPlace& place) {
+  return GlobalMicroBatches(place) / place.mesh.degree(Axis::kData);
+}
+
+FlatLayoutOptions LayoutOptionsOf(const TrainerPlace& place) {
+  const TrainerOptions& options = place.options;
+  FlatLayoutOptions layout;
+  layout.bucket_bytes = options.bucket_bytes;
+  layout.shards = place.zero_shards;
+  layout.replicas = GradientRanks(place) / place.zero_shards;
+  layout.by_block = options.zero >= 2;
+  layout.resident_elements = options.resident_elements;
+  for (const BlockRange& group : GradientGroupsOf(place)) {
+    layout.part_begins.push_back(group.begin);
+  }
+  if (options.compression.method != CompressionMethod::kNone) {
+    layout.compressed = [compression = options.compression](const Parameter& parameter) {
+      return Compresses(compression, parameter);
+    };
+  }
+  return layout;
+}
+
+std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place) {
+  return GradientGroups(PipelineShapeOf(place), place.model, place.coordinate[Axis::kPipeline]);
+}
+
+FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place) {
+  FlatBuffersOptions storage;
+  storage.gradient_levels = GradientReducer::Levels(MicroBatches(place), place.options.zero);
+  storage.compute = ComputeDtype(place.options.precision);
+  storage.zero = place.options.zero;
+  storage.reshard_after_forward = place.options.reshard_after_forward;
+  return storage;
+}
+
+PipelineShape PipelineShapeOf(const TrainerPlace& place) {
+  PipelineShape shape;
+  shape.schedule = place.options.pipeline_schedule;
+  shape.stages = place.mesh.degree(Axis::kPipeline);
+  shape.micro_batches = static_cast<int>(MicroBatches(place));
+  shape.chunks = static_cast<int>(place.model.parts().size());
+  return shape;
+}
+
+BatchShape BatchShapeOf(const TrainerPlace& place) {
+  return {.batch = place.options.micro_batch,
+          .sequence = place.sequence_length / place.mesh.degree(Axis::kContext),
+          .activation = ComputeDtype(place.options.precision)};
+}
+
+int64_t StepValues(const TrainerPlace& place) {
+  return 2 * GlobalMicroBatches(place) + 1 + 2 * place.mesh.world_size();
+}
+
+int64_t ValueSlots(const TrainerPlace& place) {
+  if (place.validation_samples == 0) return StepValues(place);
+  return std::max(StepValues(place),
+                  2 * (place.validation_samples / place.options.micro_batch + 1));
+}
+
+int64_t PositionBytes(const TrainerPlace& place) {
+  const int context = place.mesh.degree(Axis::kContext);
+  if (context == 1) return 0;
+  return place.sequence_length / context * static_cast<int64_t>(sizeof(int32_t));
+}
+
+int64_t SharedTableBytes(const TrainerPlace& place, const FlatLayout& layout) {
+  const ParameterRegistry& parameters = place.model.parameters();
+  for (ParameterId id = 0; id < parameters.size(); ++id) {
+    if (!parameters.at(id).on_two_stages) continue;
+    return layout.buckets()[layout.bucket_of(id)].range.size() / layout.shards() * kFloat;
+  }
+  return 0;
+}
+
+int64_t StepOutcomeBytes() { return sizeof(kernels::StepOutcome) + 2 * kFloat; }
+
+// On the host a step has run when it has been enqueued: waiting for it costs nothing.
+int64_t StepsUnderWay(DeviceKind device) {
+  return device == DeviceKind::kCuda ? kStepsAhead + 1 : 1;
+}
+
+int64_t MemoryUse::device_bytes() const { return Sum(device); }
+int64_t MemoryUse::host_bytes() const { return Sum(host); }
+
+std::string MemoryUse::ToString() const {
+  std::vector<Category> sorted = device;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Category& a, const Category& b) { return a.bytes > b.bytes; });
+  std::vector<std::string> texts;
+  for (const Category& category : sorted) {
+    if (category.bytes > 0) texts.push_back(category.name + " " + Amount(category.bytes));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
+int64_t LibraryBytes(DeviceKind device, int world_size) {
+  if (device != DeviceKind::kCuda) return 0;
+  constexpr int64_t kWorkspaces = 128 * kMiB, kNccl = 512 * kMiB;
+  return kCudaContextBytes + kWorkspaces + (world_size > 1 ? kNccl : 0);
+}
+
+MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
+  const TrainerOptions& options = place.options;
+  const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));
+  const FlatBuffersBytes flat = FlatBuffers::Sizes(layout, StorageOptionsOf(place));
+  const bool compressed = options.compression.method != CompressionMethod::kNone;
+  const int64_t residuals =
+      compressed ? GradientCompressor::StateBytes(options.compression, layout) : 0;
+  kernels::Arena arena;
+  PipelineExecutor::PlanMemory(MakePipelinePlan(PipelineShapeOf(place)), place.model,
+                               place.coordinate[Axis::kPipeline], arena, BatchShapeOf(place));
+  const auto workspace = [&](const char* category) {
+    const auto found = arena.peak_by_category().find(category);
+    return found == arena.peak_by_category().end() ? 0 : found->second;
+  };
+  const int64_t numbers = ValueSlots(place) * kFloat;
+
+  MemoryUse use;
+  use.device = {
+      {"parameters", flat.parameters},
+      {"gathered", flat.gathered},
+      {"master", flat.master},
+      {"optimizer", flat.moments},
+      {"gradients", flat.gradients},
+      {"communication", CommunicationBytes(place, layout)},
+      {"residuals", residuals},
+      {"inputs", workspace("inputs")},
+      {"activations", workspace("activations")},
+      {"logits", workspace("logits")},
+      {"stages", workspace("stages")},
+      {"scratch", workspace("scratch")},
+      {"step", numbers + Optimizer::kBytes + PositionBytes(place) + (compressed ? kFloat : 0)},
+      {"libraries", LibraryBytes(device, place.mesh.world_size())}};
+  int64_t planned = 0;
+  for (const auto& [category, bytes] : arena.peak_by_category()) planned += bytes;
+  CHECK_EQ(planned, workspace("inputs") + workspace("activations") + workspace("logits") +
+                        workspace("stages") + workspace("scratch"))
+      << "a category of the workspace is not listed";
+
+  int64_t largest = 0;  // elements of a bucket
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    largest = std::max(largest, bucket.range.size());
+  }
+  const int64_t staging =
+      kSavedStates * kFloat * layout.local_elements() / LayoutOptionsOf(place).replicas;
+  use.host = {{"batches", BatchLoader::Bytes(options.micro_batch, place.sequence_length)},
+              {"step", numbers + StepsUnderWay(device) * StepOutcomeBytes() +
+                           static_cast<int64_t>(sizeof(kernels::StepState))},
+              {"verify", options.verify_every > 0 ? largest * kFloat : 0},
+              {"checkpoint", options.checkpoint_root.empty() ? 0 : staging + residuals}};
+  return use;
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,98 @@
+// The memory of a rank's Trainer, known before there is a device: the same functions say how much
+// a Trainer allocates and how much a plan says that it will.
+#ifndef MUSTER_PARALLEL_TRAIN_MEMORY_H_
+#define MUSTER_PARALLEL_TRAIN_MEMORY_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+#include "parallel/mesh/mesh.h"
+#include "parallel/model/model.h"
+#include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/flat_layout.h"
+#include "parallel/pipeline/schedule.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::parallel {
+
+// All that the memory of one rank depends on. A view: what it refers to must outlive it.
+struct TrainerPlace {
+  const TrainerOptions& options;
+  const Model& model;  // this rank's part of it
+  const Mesh& mesh;
+  PerAxis coordinate{0, 0, 0, 0};
+  int zero_shards = 1;  // ranks of a shard group, see MeshGroups
+  int64_t sequence_length = 0;
+  int64_t validation_samples = 0;  // of the data set; 0: no validation, or not known
+};
+
+// ---- what a Trainer is laid out by
+// ---------------------------------------------------------------
+
+int64_t GlobalMicroBatches(const TrainerPlace& place);  // of a step
+int64_t MicroBatches(const TrainerPlace& place);        // of a step and this rank
+FlatLayoutOptions LayoutOptionsOf(const TrainerPlace& place);
+FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // but for seed and shard
+std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);
+PipelineShape PipelineShapeOf(const TrainerPlace& place);
+BatchShape BatchShapeOf(const TrainerPlace& place);
+// Floats that a step exchanges, and those of a step or an evaluation, whichever are more.
+int64_t StepValues(const TrainerPlace& place);
+int64_t ValueSlots(const TrainerPlace& place);
+// Of the positions of this rank's tokens, where ranks share sequences; else 0.
+int64_t PositionBytes(const TrainerPlace& place);
+// Of what the other end of a pipeline finds of a tied table; 0 where this rank has none.
+int64_t SharedTableBytes(const TrainerPlace& place, const FlatLayout& layout);
+// Of the outcomes of steps under way, in host memory: one step, and how many there are.
+int64_t StepOutcomeBytes();
+int64_t StepsUnderWay(kernels::DeviceKind device);
+
+// ---- what it will take
+// -----------------------------------------------------------------------------
+
+struct MemoryUse {
+  struct Category {
+    std::string name;
+    int64_t bytes = 0;
+  };
+  // Device memory, always the same categories in the same order:
+  //   parameters     what the model computes with, and 16-bit copies of own parts
+  //   gathered       ZeRO-3: whole blocks, while they are in use
+  //   master         fp32 weights beside those
+  //   optimizer      AdamW's two moments
+  //   gradients
+  //   communication  buffers of reductions: 16-bit wire, compressed gradients, tied tables
+  //   residuals      what gradient compression has not sent
+  //   inputs, activations, logits, stages, scratch
+  //                  the workspace when it is largest (kernels::Arena); activations are those of
+  //                  all micro-batches in flight, stages what a pipeline receives and sends
+  //   step           losses, norms and other numbers of a step
+  //   libraries      CUDA only, an allowance and not a prediction: see LibraryBytes
+  std::vector<Category> device;
+  // Host memory (pinned on CUDA): batches read ahead, numbers of steps, what is compared between
+  // ranks, a checkpoint while it is staged.
+  std::vector<Category> host;
+
+  int64_t device_bytes() const;
+  int64_t host_bytes() const;
+  // "activations 3.2 GiB, optimizer 1.1 GiB, ...": the device's, largest first.
+  std::string ToString() const;
+};
+
+// Of the library bytes, those that are taken as soon as there is a device.
+constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
+
+// What CUDA's context, cuBLASLt, cuDNN and, with several ranks, NCCL take for themselves; 0 on the
+// host. The context and kernels were measured on an H200 (docs/benchmarks/h200-one-gpu.md: 0.5
+// GiB); workspaces are those that kernels ask for; NCCL's is a round upper number.
+int64_t LibraryBytes(kernels::DeviceKind device, int world_size);
+
+// Exactly what Trainer::Make, with the same arguments, asks the device for, and what training asks
+// the host for, within some KiB; makes neither. Requires: options that Trainer::Make accepts.
+MemoryUse PredictMemory(const TrainerPlace& place, kernels::DeviceKind device);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_TRAIN_MEMORY_H_
