@@ -18,6 +18,7 @@
 #include "parallel/pipeline/stages.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/memory.h"
+#include "tests/support/key_value_store.h"
 
 namespace muster::parallel::parity {
 namespace {
@@ -180,14 +181,17 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
 
 std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optimizer) {
   ++runs_;
+  testing::MemoryKeyValueStore store;
   auto world = MakeLocalCommunicators(run.ranks(), absl::Seconds(120));
-  if (run.wrap) {
-    for (auto& communicator : world) communicator = run.wrap(std::move(communicator));
-  }
   std::vector<RankResult> results(run.ranks());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.ranks(); ++rank) {
-    threads.emplace_back([&, rank] { results[rank] = TrainRank(run, optimizer, *world[rank]); });
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<Communicator>& communicator = world[rank];
+      if (run.gloo) communicator = *MakeGlooCommunicator(store, rank, run.ranks(), GlooOptions());
+      if (run.wrap) communicator = run.wrap(std::move(communicator));
+      results[rank] = TrainRank(run, optimizer, *communicator);
+    });
   }
   for (std::thread& thread : threads) thread.join();
   for (const RankResult& result : results) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
 #include <vector>
 
 #include "parallel/pipeline/stages.h"
@@ -131,6 +132,25 @@ TEST_F(PipelineParity, WithoutOverlap_IsBitEqual) {
     Case run = Pipeline(llama_, 2, schedule, 2), without = run;
     without.overlap = false;
     ExpectSameBitsAsFirst({run, without});
+  }
+}
+
+// The same bits through sockets: pipelines, and the other axes beside them.
+TEST_F(PipelineParity, Gloo_IsBitEqualToLocal) {
+  for (const auto& [schedule, degrees, zero] :
+       std::vector<std::tuple<PipelineSchedule, PerAxis, int>>{
+           {kZeroBubble, PerAxis(4, 1, 1, 1), 0},
+           {kZeroBubble, PerAxis(2, 2, 1, 1), 3},
+           {kInterleaved, PerAxis(2, 2, 1, 1), 2},
+           {kZeroBubble, PerAxis(2, 1, 1, 2), 0},
+           {k1F1B, PerAxis(2, 1, 2, 1), 1}}) {
+    Case local = Pipeline(gpt2_, 2, schedule, 1, zero);
+    local.layout.degrees = degrees;
+    local.layout.sequence_parallel = degrees[Axis::kTensor] > 1;
+    local.steps = 5;
+    Case gloo = local;
+    gloo.gloo = true;
+    ExpectSameBitsAsFirst({local, gloo});
   }
 }
 
