@@ -401,6 +401,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     *rank.mutable_spec() = job.job().spec();
     *rank.mutable_restore() = attempt.restore();
   }
+  for (v1::RankAssignment& rank : *out.mutable_ranks()) rank.set_local_ranks(local_rank);
   return out;
 }
 

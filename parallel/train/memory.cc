@@ -166,7 +166,9 @@ std::string MemoryUse::ToString() const {
                    [](const Category& a, const Category& b) { return a.bytes > b.bytes; });
   std::vector<std::string> texts;
   for (const Category& category : sorted) {
-    if (category.bytes > 0) texts.push_back(category.name + " " + Amount(category.bytes));
+    if (category.bytes > 0 && category.bytes >= device_bytes() / 1000) {
+      texts.push_back(category.name + " " + Amount(category.bytes));
+    }
   }
   return absl::StrJoin(texts, ", ");
 }

@@ -77,7 +77,7 @@ struct MemoryUse {
 
   int64_t device_bytes() const;
   int64_t host_bytes() const;
-  // "activations 3.2 GiB, optimizer 1.1 GiB, ...": the device's, largest first.
+  // "activations 3.2 GiB, optimizer 1.1 GiB, ...": the device's, largest first, but for crumbs.
   std::string ToString() const;
 };
 

@@ -12,7 +12,9 @@
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
+#include "parallel/train/memory.h"
 #include "proto/spec/spec.h"
+#include "worker/rank/job_plan.h"
 
 namespace muster::worker {
 namespace {
@@ -119,74 +121,23 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
   return schedule;
 }
 
-absl::Status CheckLayout(const v1::RankAssignment& assignment, EngineSetup& setup) {
-  const v1::EngineSpec& engine = assignment.spec().engine();
+parallel::Layout LayoutOf(const v1::JobSpec& spec) {
+  const v1::ParallelSpec& split = spec.engine().parallel();
   parallel::Layout layout;
   layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext,
                        parallel::Axis::kTensor};
-  layout.degrees[parallel::Axis::kData] = engine.parallel().data();
-  layout.degrees[parallel::Axis::kPipeline] = engine.parallel().pipeline();
-  layout.degrees[parallel::Axis::kContext] = engine.parallel().context();
-  layout.pipeline_chunks = engine.parallel().pipeline_chunks();
-  layout.degrees[parallel::Axis::kTensor] = engine.parallel().tensor();
-  layout.sequence_parallel = engine.parallel().sequence();
-  layout.zero = engine.parallel().zero();
-  layout.zero_shards = engine.parallel().zero_shards();
-  layout.global_batch = engine.training().global_batch();
-  layout.micro_batch = engine.training().micro_batch();
-  if (engine.training().gradient_compression().has_top_k()) {
-    layout.top_k_density = engine.training().gradient_compression().top_k().density();
-  }
-  layout.sign_compression = engine.training().gradient_compression().has_sign();
-  parallel::ModelSize model;
-  model.layers = engine.model().layers();
-  model.heads = engine.model().heads();
-  model.kv_heads = engine.model().kv_heads();
-  model.sequence = engine.model().sequence_length();
-  if (absl::Status status = parallel::Validate(layout, model, {.ranks = assignment.world_size()});
-      !status.ok()) {
-    return Mark(std::move(status), FailureDomain::kConfiguration);
-  }
-  auto mesh = parallel::Mesh::Make({.degrees = layout.degrees}, assignment.world_size());
-  if (!mesh.ok()) return Misconfigured(absl::StrCat("engine.parallel: ", mesh.status().message()));
-  setup.mesh = *mesh;
-  setup.zero_shards = layout.EffectiveShards();
-  return absl::OkStatus();
-}
-
-// The part of the model that a rank holds.
-absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::RankAssignment& assignment,
-                                                            const parallel::Mesh& mesh) {
-  const v1::EngineSpec& engine = assignment.spec().engine();
-  const v1::ParallelSpec& split = engine.parallel();
-  const parallel::ModelDescription description = Describe(engine.model());
-  const parallel::PerAxis coordinate = mesh.CoordinateOf(assignment.rank());
-  parallel::ModelParallel part;
-  if (split.pipeline() > 1) {
-    auto parts = parallel::StageParts(description, split.pipeline(), split.pipeline_chunks(),
-                                      coordinate[parallel::Axis::kPipeline]);
-    if (!parts.ok()) {
-      return Mark(Annotate(parts.status(), "engine.parallel.pipeline"),
-                  FailureDomain::kConfiguration);
-    }
-    part = *std::move(parts);
-  }
-  part.context_size = split.context();
-  part.context_method = MethodOf(split.context_method());
-  part.tensor_rank = coordinate[parallel::Axis::kTensor];
-  part.tensor_size = mesh.degree(parallel::Axis::kTensor);
-  part.sequence_parallel = split.sequence();
-  part.split_backward = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
-  if (engine.training().recompute() == v1::RECOMPUTE_SELECTIVE) {
-    part.recompute = parallel::Recompute::kSelective;
-  } else if (engine.training().recompute() == v1::RECOMPUTE_FULL) {
-    part.recompute = parallel::Recompute::kFull;
-  }
-  auto model = parallel::MakeModel(description, part);
-  if (!model.ok()) {
-    return Mark(Annotate(model.status(), "engine.model"), FailureDomain::kConfiguration);
-  }
-  return model;
+  layout.degrees =
+      parallel::PerAxis(split.pipeline(), split.data(), split.context(), split.tensor());
+  layout.pipeline_chunks = split.pipeline_chunks();
+  layout.sequence_parallel = split.sequence();
+  layout.zero = split.zero();
+  layout.zero_shards = split.zero_shards();
+  layout.global_batch = spec.engine().training().global_batch();
+  layout.micro_batch = spec.engine().training().micro_batch();
+  const v1::GradientCompressionSpec& compression = spec.engine().training().gradient_compression();
+  if (compression.has_top_k()) layout.top_k_density = compression.top_k().density();
+  layout.sign_compression = compression.has_sign();
+  return layout;
 }
 
 // A file written and removed again proves what permissions only promise.
@@ -243,8 +194,91 @@ parallel::CompressionOptions CompressionOf(const v1::GradientCompressionSpec& sp
   return options;
 }
 
-parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
-  const v1::JobSpec& spec = assignment.spec();
+}  // namespace
+
+parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
+  parallel::ModelDescription description;
+  description.sizes = {{"layers", spec.layers()},
+                       {"hidden", spec.hidden()},
+                       {"heads", spec.heads()},
+                       {"vocab", spec.vocab()},
+                       {"sequence_length", spec.sequence_length()}};
+  if (spec.family() != v1::MODEL_FAMILY_LLAMA) {
+    description.family = "gpt2";
+    return description;
+  }
+  description.family = "llama";
+  description.sizes["kv_heads"] = spec.kv_heads();
+  description.sizes["ffn"] = spec.ffn();
+  description.flags["tied"] = spec.tied();
+  description.numbers["norm_epsilon"] = spec.norm_epsilon();
+  description.numbers["rope_theta"] = spec.rope_theta();
+  if (spec.has_rope_scaling()) {
+    const v1::RopeScalingSpec& scaling = spec.rope_scaling();
+    description.sizes["rope_original_context"] = scaling.original_context();
+    description.numbers["rope_factor"] = scaling.factor();
+    description.numbers["rope_low_frequency_factor"] = scaling.low_frequency_factor();
+    description.numbers["rope_high_frequency_factor"] = scaling.high_frequency_factor();
+  }
+  return description;
+}
+
+absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {
+  const parallel::Layout layout = LayoutOf(spec);
+  const int ranks = spec.resources().ranks();
+  const v1::ModelSpec& of = spec.engine().model();
+  const parallel::ModelSize model = {.layers = of.layers(),
+                                     .heads = of.heads(),
+                                     .kv_heads = of.kv_heads(),
+                                     .sequence = of.sequence_length()};
+  if (absl::Status status = parallel::Validate(layout, model, {.ranks = ranks}); !status.ok()) {
+    return Mark(std::move(status), FailureDomain::kConfiguration);
+  }
+  auto mesh = parallel::Mesh::Make({.degrees = layout.degrees}, ranks);
+  if (!mesh.ok()) return Misconfigured(absl::StrCat("engine.parallel: ", mesh.status().message()));
+  return SplitRun{*mesh, layout.EffectiveShards()};
+}
+
+absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
+                                               const parallel::PerAxis& coordinate) {
+  const v1::EngineSpec& engine = spec.engine();
+  const v1::ParallelSpec& split = engine.parallel();
+  parallel::ModelParallel part;
+  if (split.pipeline() > 1) {
+    auto parts =
+        parallel::StageParts(Describe(engine.model()), split.pipeline(), split.pipeline_chunks(),
+                             coordinate[parallel::Axis::kPipeline]);
+    if (!parts.ok()) {
+      return Mark(Annotate(parts.status(), "engine.parallel.pipeline"),
+                  FailureDomain::kConfiguration);
+    }
+    part = *std::move(parts);
+  }
+  part.context_size = split.context();
+  part.context_method = MethodOf(split.context_method());
+  part.tensor_rank = coordinate[parallel::Axis::kTensor];
+  part.tensor_size = split.tensor();
+  part.sequence_parallel = split.sequence();
+  part.split_backward = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
+  if (engine.training().recompute() == v1::RECOMPUTE_SELECTIVE) {
+    part.recompute = parallel::Recompute::kSelective;
+  } else if (engine.training().recompute() == v1::RECOMPUTE_FULL) {
+    part.recompute = parallel::Recompute::kFull;
+  }
+  return part;
+}
+
+absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& spec,
+                                                            const parallel::PerAxis& coordinate) {
+  ASSIGN_OR_RETURN(const parallel::ModelParallel part, PartOf(spec, coordinate));
+  auto model = parallel::MakeModel(Describe(spec.engine().model()), part);
+  if (!model.ok()) {
+    return Mark(Annotate(model.status(), "engine.model"), FailureDomain::kConfiguration);
+  }
+  return model;
+}
+
+parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec) {
   const v1::TrainingSpec& training = spec.engine().training();
   const v1::AdamWSpec& adamw = training.optimizer().adamw();
   parallel::TrainerOptions options;
@@ -285,38 +319,7 @@ parallel::TrainerOptions MakeOptions(const v1::RankAssignment& assignment) {
     options.checkpoint_every = spec.checkpoint().every_steps();
     options.checkpoint_keep = spec.checkpoint().keep();
   }
-  options.job = JobId(assignment.job_id());
-  options.epoch = Epoch(assignment.epoch());
   return options;
-}
-
-}  // namespace
-
-parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
-  parallel::ModelDescription description;
-  description.sizes = {{"layers", spec.layers()},
-                       {"hidden", spec.hidden()},
-                       {"heads", spec.heads()},
-                       {"vocab", spec.vocab()},
-                       {"sequence_length", spec.sequence_length()}};
-  if (spec.family() != v1::MODEL_FAMILY_LLAMA) {
-    description.family = "gpt2";
-    return description;
-  }
-  description.family = "llama";
-  description.sizes["kv_heads"] = spec.kv_heads();
-  description.sizes["ffn"] = spec.ffn();
-  description.flags["tied"] = spec.tied();
-  description.numbers["norm_epsilon"] = spec.norm_epsilon();
-  description.numbers["rope_theta"] = spec.rope_theta();
-  if (spec.has_rope_scaling()) {
-    const v1::RopeScalingSpec& scaling = spec.rope_scaling();
-    description.sizes["rope_original_context"] = scaling.original_context();
-    description.numbers["rope_factor"] = scaling.factor();
-    description.numbers["rope_low_frequency_factor"] = scaling.low_frequency_factor();
-    description.numbers["rope_high_frequency_factor"] = scaling.high_frequency_factor();
-  }
-  return description;
 }
 
 v1::Cause CauseOf(const absl::Status& status) {
@@ -346,24 +349,79 @@ std::string ResolvePath(const v1::JobSpec& spec, const std::string& path) {
   return absl::StrCat(spec.working_directory(), "/", path);
 }
 
-absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSystem& files) {
+namespace {
+
+// Whether what this rank will take is there. A GPU is this rank's alone: what is free of it counts.
+// The ranks on one host take their shares of it while others check, so there it is the total.
+absl::Status CheckMemory(const v1::RankAssignment& assignment, const EngineSetup& setup,
+                         const parallel::PerAxis& coordinate,
+                         std::optional<kernels::DeviceMemory> memory) {
+  if (!memory.has_value()) {
+    auto asked = setup.device->Memory();
+    if (absl::IsUnavailable(asked.status())) return absl::OkStatus();
+    if (!asked.ok()) return Mark(asked.status(), FailureDomain::kDevice);
+    memory = *asked;
+  }
+  const kernels::DeviceKind kind = setup.device->kind();
+  const parallel::MemoryUse use = parallel::PredictMemory(
+      {.options = setup.options,
+       .model = *setup.model,
+       .mesh = *setup.mesh,
+       .coordinate = coordinate,
+       .zero_shards = setup.zero_shards,
+       .sequence_length = setup.training->sequence_length(),
+       .validation_samples =
+           setup.validation == nullptr ? 0 : setup.validation->samples_per_epoch()},
+      kind);
+  const bool host = kind == kernels::DeviceKind::kCpu;
+  const int64_t share = memory->total / std::max(1, assignment.local_ranks());
+  const int64_t needed = NeededBytes(use, kind);
+  // The context of a GPU has been made by now.
+  const int64_t there = host ? share : memory->free + parallel::kCudaContextBytes;
+  if (needed <= there) return absl::OkStatus();
+  std::string message = absl::StrFormat(
+      "rank %d (%s) needs %s, and %s has %s%s: %s", assignment.rank(), coordinate.ToString(),
+      BytesText(needed), setup.device->name(), BytesText(there),
+      host ? absl::StrFormat(" for each of the job's %d ranks on this machine",
+                             std::max(1, assignment.local_ranks()))
+           : absl::StrFormat(" free of %s", BytesText(memory->total)),
+      use.ToString());
+  absl::StrAppend(&message, ". ", AdviceText(CheapestFit(assignment.spec(), there)));
+  return Mark(absl::ResourceExhaustedError(message), FailureDomain::kMemory);
+}
+
+}  // namespace
+
+absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSystem& files,
+                                        std::optional<kernels::DeviceMemory> memory) {
   // A spec that reaches a rank has its defaults; doing it again changes nothing.
   v1::RankAssignment assignment = given;
   spec::ApplyDefaults(*assignment.mutable_spec());
   if (absl::Status status = spec::Validate(assignment.spec()); !status.ok()) {
     return Mark(std::move(status), FailureDomain::kConfiguration);
   }
+  if (assignment.world_size() != assignment.spec().resources().ranks()) {
+    return Misconfigured(absl::StrFormat("resources.ranks: %d, but the rank was told of %d",
+                                         assignment.spec().resources().ranks(),
+                                         assignment.world_size()));
+  }
   EngineSetup setup;
-  RETURN_IF_ERROR(CheckLayout(assignment, setup));
+  ASSIGN_OR_RETURN(const SplitRun split, SplitOf(assignment.spec()));
+  setup.mesh = split.mesh;
+  setup.zero_shards = split.zero_shards;
+  const parallel::PerAxis coordinate = setup.mesh->CoordinateOf(assignment.rank());
   auto device = MakeDevice(assignment);
   if (!device.ok()) return Mark(device.status(), FailureDomain::kDevice);
   setup.device = *std::move(device);
-  ASSIGN_OR_RETURN(setup.model, BuildModel(assignment, *setup.mesh));
+  ASSIGN_OR_RETURN(setup.model, BuildModel(assignment.spec(), coordinate));
   RETURN_IF_ERROR(OpenData(assignment.spec(), setup));
   if (assignment.spec().has_checkpoint()) {
     RETURN_IF_ERROR(CheckCheckpointPath(assignment, files));
   }
-  setup.options = MakeOptions(assignment);
+  setup.options = OptionsOf(assignment.spec());
+  setup.options.job = JobId(assignment.job_id());
+  setup.options.epoch = Epoch(assignment.epoch());
+  RETURN_IF_ERROR(CheckMemory(assignment, setup, coordinate, memory));
   return setup;
 }
 

@@ -27,6 +27,20 @@ v1::Cause CauseOf(const absl::Status& status);
 // The model of a spec that has its defaults.
 parallel::ModelDescription Describe(const v1::ModelSpec& spec);
 
+// How the ranks of a spec are laid out. Every spec below has its defaults and has been validated.
+struct SplitRun {
+  parallel::Mesh mesh;
+  int zero_shards = 1;  // ranks over which ZeRO shards
+};
+absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec);
+// The part of the model of the rank at `coordinate`, described and made: no memory of parameters.
+absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
+                                               const parallel::PerAxis& coordinate);
+absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& spec,
+                                                            const parallel::PerAxis& coordinate);
+// But for job and epoch.
+parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec);
+
 // An absolute `path` as it is; a relative one below the spec's working directory.
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);
 
@@ -44,8 +58,11 @@ struct EngineSetup {
 
 // Marked with a FailureDomain: data (missing, corrupt, too small), storage (checkpoint path not
 // writable), configuration (an impossible combination). kUnavailable or kUnimplemented when the
-// device is not there.
-absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& assignment, FileSystem& files);
+// device is not there. Memory: kResourceExhausted with what the rank would take, by category, and
+// the cheapest change of the spec with which it would fit (job_plan.h). `memory` stands for what
+// the device says of itself.
+absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& assignment, FileSystem& files,
+                                        std::optional<kernels::DeviceMemory> memory = std::nullopt);
 
 }  // namespace muster::worker
 

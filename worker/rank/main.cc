@@ -8,6 +8,7 @@
 #include "base/metrics.h"
 #include "worker/rank/checkpoint_tools.h"
 #include "worker/rank/convert_tool.h"
+#include "worker/rank/plan_tool.h"
 #include "worker/rank/rank_metrics.h"
 #include "worker/rank/rank_run.h"
 
@@ -22,8 +23,8 @@ int Report(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   CLI::App app(
-      "One rank of a Muster job. Started by muster-worker; sample, verify and convert are for "
-      "people.",
+      "One rank of a Muster job. Started by muster-worker; sample, verify, convert and "
+      "plan are for people.",
       "muster-rank");
   std::string assignment;
   bool describe_metrics = false;
@@ -75,6 +76,13 @@ int Main(int argc, char** argv) {
   convert.add_option("-o,--output", converting.json, "text or json")
       ->transform(CLI::CheckedTransformer(formats));
 
+  CLI::App& plan = *app.add_subcommand("plan", "what a job spec will take, as JSON");
+  PlanArguments planning;
+  plan.add_option("--spec", planning.spec, "file with a JobSpec in Protobuf's binary form")
+      ->required();
+  plan.add_option("--device-memory", planning.device_memory, "bytes for each rank; 0 = not asked")
+      ->check(CLI::NonNegativeNumber);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -86,6 +94,7 @@ int Main(int argc, char** argv) {
   }
   if (sample.parsed()) return Report(RunSample(sampling));
   if (convert.parsed()) return Report(RunConvert(converting));
+  if (plan.parsed()) return Report(RunPlan(planning));
   if (verify.parsed()) return Report(RunVerify(checkpoint, json));
   if (assignment.empty()) {
     std::cerr << app.help();

@@ -1,0 +1,312 @@
+#include "worker/rank/job_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file_system.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/mesh_groups.h"
+#include "parallel/data/indexed_dataset.h"
+#include "parallel/train/failure.h"
+#include "parallel/train/trainer.h"
+#include "proto/spec/presets.h"
+#include "proto/spec/spec.h"
+#include "tests/support/status_matchers.h"
+#include "worker/rank/engine_setup.h"
+
+namespace muster::worker {
+namespace {
+
+using parallel::Axis;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+v1::JobSpec WithDefaults(v1::JobSpec spec) {
+  spec.set_name("plan");
+  spec.set_working_directory("/");
+  v1::EngineSpec& engine = *spec.mutable_engine();
+  if (engine.data().train().empty()) engine.mutable_data()->add_train()->set_path("/data/text");
+  engine.mutable_training()->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
+  if (engine.training().steps() == 0) engine.mutable_training()->set_steps(10);
+  spec::ApplyDefaults(spec);
+  EXPECT_OK(spec::Validate(spec));
+  return spec;
+}
+
+struct Split {
+  int pipeline = 1, data = 1, context = 1, tensor = 1;
+  bool sequence = false;
+  int zero = 0;
+};
+
+v1::JobSpec Preset(const std::string& name, const Split& split, int64_t global_batch,
+                   int64_t micro_batch) {
+  v1::JobSpec spec;
+  v1::EngineSpec& engine = *spec.mutable_engine();
+  *engine.mutable_model() = *spec::FindPreset(name);
+  engine.mutable_training()->set_global_batch(global_batch);
+  engine.mutable_training()->set_micro_batch(micro_batch);
+  engine.mutable_training()->set_precision(v1::PRECISION_BF16);
+  v1::ParallelSpec& parallel = *engine.mutable_parallel();
+  parallel.set_pipeline(split.pipeline);
+  parallel.set_data(split.data);
+  parallel.set_context(split.context);
+  parallel.set_tensor(split.tensor);
+  parallel.set_sequence(split.sequence);
+  parallel.set_zero(split.zero);
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  spec.mutable_resources()->set_ranks(split.pipeline * split.data * split.context * split.tensor);
+  return WithDefaults(std::move(spec));
+}
+
+// A job of this machine on a data set of its own.
+class SmallJobs : public ::testing::Test {
+ protected:
+  SmallJobs() : directory_(absl::StrCat(::testing::TempDir(), "/muster-plan-", getpid())) {
+    EXPECT_OK(files_->RemoveTree(directory_));
+    EXPECT_OK(files_->MakeDirectory(directory_));
+    auto writer = *parallel::IndexedDatasetWriter::Create(*files_, directory_ + "/text",
+                                                          parallel::TokenType::kU8);
+    std::vector<int32_t> tokens(5000);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * i % 97);
+    EXPECT_OK(writer->Append(tokens));
+    EXPECT_OK(writer->EndDocument());
+    EXPECT_OK(writer->Finish());
+  }
+  ~SmallJobs() override { files_->RemoveTree(directory_).IgnoreError(); }
+
+  v1::JobSpec Job(v1::ModelFamily family, const Split& split) {
+    v1::JobSpec spec;
+    v1::EngineSpec& engine = *spec.mutable_engine();
+    v1::ModelSpec& model = *engine.mutable_model();
+    model.set_family(family);
+    model.set_layers(5);
+    model.set_hidden(48);
+    model.set_heads(6);
+    model.set_vocab(131);
+    model.set_sequence_length(16);
+    if (family == v1::MODEL_FAMILY_LLAMA) {
+      model.set_kv_heads(3);
+      model.set_ffn(80);
+    }
+    engine.mutable_data()->add_train()->set_path(directory_ + "/text");
+    engine.mutable_training()->set_global_batch(24);
+    engine.mutable_training()->set_micro_batch(2);
+    v1::ParallelSpec& parallel = *engine.mutable_parallel();
+    parallel.set_bucket_bytes(8192);
+    parallel.set_pipeline(split.pipeline);
+    parallel.set_data(split.data);
+    parallel.set_context(split.context);
+    parallel.set_tensor(split.tensor);
+    parallel.set_sequence(split.sequence);
+    parallel.set_zero(split.zero);
+    spec.mutable_resources()->set_ranks(split.pipeline * split.data * split.context * split.tensor);
+    return WithDefaults(std::move(spec));
+  }
+
+  static v1::RankAssignment Assignment(const v1::JobSpec& spec, int rank) {
+    v1::RankAssignment assignment;
+    assignment.set_job_id("job-1");
+    assignment.set_epoch(1);
+    assignment.set_rank(rank);
+    assignment.set_world_size(spec.resources().ranks());
+    assignment.set_threads(1);
+    assignment.set_local_ranks(spec.resources().ranks());
+    *assignment.mutable_spec() = spec;
+    return assignment;
+  }
+
+  // Device memory that every rank's trainer allocates, by rank.
+  std::vector<int64_t> Allocated(const v1::JobSpec& spec) {
+    const int ranks = spec.resources().ranks();
+    std::vector<int64_t> bytes(ranks, -1);
+    auto world = parallel::MakeLocalCommunicators(ranks, absl::Seconds(60));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        auto setup = SetUpEngine(Assignment(spec, rank), *files_);
+        EXPECT_OK(setup.status());
+        if (!setup.ok()) return world[rank]->Abort(setup.status());
+        auto groups = parallel::MeshGroups::Make(*setup->mesh, *world[rank], setup->zero_shards);
+        EXPECT_OK(groups.status());
+        parallel::TrainerHooks hooks;
+        const auto trainer =
+            parallel::Trainer::Make(setup->options, *setup->model, *setup->device, **groups,
+                                    *setup->training, nullptr, *files_, hooks);
+        EXPECT_OK(trainer.status());
+        bytes[rank] = setup->device->allocated_bytes();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return bytes;
+  }
+
+  void ExpectPlanned(const v1::JobSpec& spec) {
+    ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+    const std::vector<int64_t> allocated = Allocated(spec);
+    const parallel::Mesh mesh =
+        *parallel::Mesh::Make({.degrees = plan.degrees}, spec.resources().ranks());
+    int ranks = 0;
+    for (const RankPlan& rank : plan.ranks) ranks += rank.ranks;
+    EXPECT_EQ(ranks, spec.resources().ranks());
+    for (int i = 0; i < ranks; ++i) {
+      // The entry of this rank: the last one of its stage that does not begin behind it, among
+      // entries of equal tensor ranks the one with as much.
+      const parallel::PerAxis coordinate = mesh.CoordinateOf(i);
+      bool found = false;
+      for (const RankPlan& rank : plan.ranks) {
+        found = found || (rank.pipeline == coordinate[Axis::kPipeline] &&
+                          rank.tensor <= coordinate[Axis::kTensor] &&
+                          rank.memory.device_bytes() == allocated[i]);
+      }
+      EXPECT_TRUE(found) << "rank " << i << " (" << coordinate.ToString() << ") took "
+                         << allocated[i] << " of " << plan.degrees.ToString() << ": "
+                         << plan.ranks[0].memory.ToString();
+    }
+    EXPECT_THAT(allocated, ::testing::Contains(plan.largest().memory.device_bytes()));
+  }
+
+  const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
+  const std::string directory_;
+};
+
+TEST_F(SmallJobs, PlansOfEveryLayout_AreWhatItsRanksAllocate) {
+  const std::vector<Split> splits = {
+      {},
+      {.data = 4, .zero = 1},
+      {.data = 3, .zero = 0},
+      {.data = 4, .zero = 2},
+      {.data = 4, .zero = 3},
+      {.tensor = 3},
+      {.tensor = 2, .sequence = true},
+      {.data = 2, .context = 2, .zero = 1},
+      {.data = 2, .context = 2, .tensor = 2},
+  };
+  for (const v1::ModelFamily family : {v1::MODEL_FAMILY_GPT2, v1::MODEL_FAMILY_LLAMA}) {
+    for (const Split& split : splits) ExpectPlanned(Job(family, split));
+    ExpectPlanned(Job(family, {.pipeline = 2, .data = 2}));
+    ExpectPlanned(Job(family, {.pipeline = 4, .tensor = 2}));
+  }
+  ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 2, .data = 2, .zero = 3}));
+}
+
+TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {
+  for (const v1::PipelineSchedule schedule :
+       {v1::PIPELINE_SCHEDULE_GPIPE, v1::PIPELINE_SCHEDULE_INTERLEAVED,
+        v1::PIPELINE_SCHEDULE_ZERO_BUBBLE}) {
+    v1::JobSpec spec = Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 2});
+    spec.mutable_engine()->mutable_parallel()->set_pipeline_schedule(schedule);
+    if (schedule == v1::PIPELINE_SCHEDULE_INTERLEAVED) {
+      spec.mutable_engine()->mutable_parallel()->set_pipeline_chunks(2);
+    }
+    ExpectPlanned(spec);
+  }
+  for (const v1::Recompute recompute : {v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
+    v1::JobSpec spec = Job(v1::MODEL_FAMILY_GPT2, {.data = 2});
+    spec.mutable_engine()->mutable_training()->set_recompute(recompute);
+    spec.mutable_engine()->mutable_training()->set_gradient_reduction(v1::GRADIENT_REDUCTION_BF16);
+    ExpectPlanned(spec);
+  }
+}
+
+TEST_F(SmallJobs, RankThatDoesNotFit_IsRefusedWithCategoriesAndTheCheapestChange) {
+  const v1::JobSpec spec = Job(v1::MODEL_FAMILY_LLAMA, {.data = 4});
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  v1::JobSpec sharded = spec;
+  sharded.mutable_engine()->mutable_parallel()->set_zero(1);
+  ASSERT_OK_AND_ASSIGN(const JobPlan with_zero, PlanJob(sharded));
+  ASSERT_LT(with_zero.needed_bytes(), plan.needed_bytes());
+  // Four ranks share the machine.
+  const kernels::DeviceMemory machine = {4 * with_zero.needed_bytes(), 0};
+  const auto refused = SetUpEngine(Assignment(spec, 2), *files_, machine);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(CauseOf(refused.status()), v1::CAUSE_OUT_OF_MEMORY);
+  EXPECT_THAT(std::string(refused.status().message()),
+              AllOf(HasSubstr("rank 2 (pp=0 dp=2"), HasSubstr(BytesText(plan.needed_bytes())),
+                    HasSubstr("4 ranks on this machine"), HasSubstr("optimizer "),
+                    HasSubstr("activations "), HasSubstr("engine.parallel.zero=1 would fit")));
+  EXPECT_OK(SetUpEngine(Assignment(sharded, 2), *files_, machine).status());
+  // And where nothing helps.
+  const auto hopeless = SetUpEngine(Assignment(spec, 2), *files_, kernels::DeviceMemory{4096, 0});
+  EXPECT_THAT(std::string(hopeless.status().message()), HasSubstr("needs more ranks"));
+}
+
+TEST(JobPlan, Llama70bOn512Ranks_IsPlannedWithoutItsMemory) {
+  ASSERT_OK_AND_ASSIGN(
+      const JobPlan plan,
+      PlanJob(Preset("llama-70b",
+                     {.pipeline = 8, .data = 8, .tensor = 8, .sequence = true, .zero = 1}, 512,
+                     1)));
+  EXPECT_EQ(plan.parameters, 70'553'706'496);
+  // Tensor ranks are alike but for the vocabulary: its 1002 units leave two ranks one more.
+  EXPECT_EQ(plan.ranks.size(), 16u);
+  int64_t blocks = 0;
+  double parameters = 0;
+  for (const RankPlan& rank : plan.ranks) {
+    EXPECT_EQ(rank.ranks, rank.tensor == 0 ? 16 : 48);
+    blocks += rank.tensor == 0 ? rank.blocks : 0;
+    parameters += rank.ranks / 8.0 * static_cast<double>(rank.parameters);
+  }
+  EXPECT_EQ(blocks, 80);
+  EXPECT_NEAR(parameters, 70'553'706'496.0, 1e-3 * 70e9);
+  EXPECT_TRUE(plan.ranks.front().embedding);
+  EXPECT_TRUE(plan.ranks.back().head);
+  // 1F1B keeps most activations on the first stage; 7 of 64 + 7 slots are idle at least.
+  EXPECT_EQ(&plan.largest(), &plan.ranks.front());
+  EXPECT_GT(plan.imbalance(), 0.1);
+  EXPECT_GT(plan.bubble, 7.0 / 71);
+  EXPECT_LT(plan.bubble, 0.2);
+  EXPECT_LT(plan.needed_bytes(), 80 * kGiB);
+}
+
+TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
+  const auto plan = [](int zero) {
+    return *PlanJob(Preset("llama-8b", {.data = 8, .zero = zero}, 64, 1));
+  };
+  const auto category = [](const JobPlan& plan, const std::string& name) {
+    for (const auto& category : plan.ranks[0].memory.device) {
+      if (category.name == name) return category.bytes;
+    }
+    return int64_t{-1};
+  };
+  const JobPlan zero0 = plan(0), zero1 = plan(1), zero3 = plan(3);
+  const auto parameters = static_cast<double>(zero0.parameters);
+  EXPECT_NEAR(category(zero0, "parameters"), 2 * parameters, 0.01 * parameters);
+  EXPECT_NEAR(category(zero0, "master"), 4 * parameters, 0.01 * parameters);
+  EXPECT_NEAR(category(zero0, "optimizer"), 8 * parameters, 0.01 * parameters);
+  EXPECT_NEAR(category(zero1, "optimizer"), parameters, 0.01 * parameters);
+  EXPECT_EQ(category(zero1, "gradients"), category(zero0, "gradients"));
+  EXPECT_LT(category(zero3, "gradients"), category(zero1, "gradients") / 2);
+  EXPECT_GT(category(zero3, "gathered"), 0);
+}
+
+TEST(CheapestFit, OfWhatFits_IsTheOneThatCostsLeast) {
+  const v1::JobSpec spec = Preset("llama-8b", {.data = 8, .zero = 1}, 64, 4);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  // A little too small: recomputing what is cheap costs less than all that saves more.
+  const auto little = CheapestFit(spec, plan.needed_bytes() - 1);
+  ASSERT_TRUE(little.has_value());
+  EXPECT_THAT(little->settings, ElementsAre("engine.parallel.zero=2"));
+  EXPECT_LT(little->plan.needed_bytes(), plan.needed_bytes());
+  // Much too small: several at once, and every one that is named is needed.
+  const auto much = CheapestFit(spec, 40 * kGiB);
+  ASSERT_TRUE(much.has_value());
+  EXPECT_LE(much->plan.needed_bytes(), 40 * kGiB);
+  EXPECT_GT(much->slowdown, little->slowdown);
+  EXPECT_FALSE(CheapestFit(spec, kGiB).has_value());
+}
+
+}  // namespace
+}  // namespace muster::worker

@@ -1,0 +1,307 @@
+#include "worker/rank/job_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "parallel/model/tensor_parallel.h"
+#include "parallel/pipeline/stages.h"
+#include "proto/spec/spec.h"
+#include "worker/rank/engine_setup.h"
+
+namespace muster::worker {
+namespace {
+
+using kernels::DeviceKind;
+using parallel::Axis;
+
+// Predictions of one search: it takes a second at most.
+constexpr int kTriesMax = 500;
+
+// What a tensor rank's memory depends on: its shares of heads, MLP columns and vocabulary.
+using Shares = std::tuple<int64_t, int64_t, int64_t>;
+
+Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelParallel& part) {
+  const auto size = [&](const char* name, const char* otherwise, int64_t factor) {
+    const auto found = model.sizes.find(name);
+    return found != model.sizes.end() ? found->second : factor * model.sizes.at(otherwise);
+  };
+  const auto held = parallel::TensorPart::Make(part, size("kv_heads", "heads", 1),
+                                               size("ffn", "hidden", 4), model.sizes.at("vocab"));
+  return {held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
+}
+
+absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split,
+                                  const parallel::TrainerOptions& options,
+                                  const parallel::PerAxis& coordinate, DeviceKind device) {
+  ASSIGN_OR_RETURN(const parallel::ModelParallel part, PartOf(spec, coordinate));
+  ASSIGN_OR_RETURN(const auto model, BuildModel(spec, coordinate));
+  const int head = static_cast<int>(spec.engine().model().layers()) + 1;
+  RankPlan rank;
+  rank.pipeline = coordinate[Axis::kPipeline];
+  rank.tensor = coordinate[Axis::kTensor];
+  rank.first_rank = split.mesh.RankOf(coordinate);
+  std::vector<parallel::BlockRange> parts = part.parts;
+  if (parts.empty()) parts.push_back({0, head + 1});
+  for (const parallel::BlockRange& range : parts) {
+    const bool first = range.begin == 0, last = range.end == head + 1;
+    rank.embedding = rank.embedding || first;
+    rank.head = rank.head || last;
+    rank.blocks += range.end - range.begin - (first ? 1 : 0) - (last ? 1 : 0);
+  }
+  rank.parameters = model->parameters().elements();
+  rank.memory =
+      parallel::PredictMemory({.options = options,
+                               .model = *model,
+                               .mesh = split.mesh,
+                               .coordinate = coordinate,
+                               .zero_shards = split.zero_shards,
+                               .sequence_length = spec.engine().model().sequence_length()},
+                              device);
+  return rank;
+}
+
+// Idle over all time of the ranks, every block at its estimated cost.
+absl::StatusOr<double> BubbleOf(const v1::JobSpec& spec, const SplitRun& split,
+                                const parallel::PipelineShape& shape) {
+  if (shape.stages == 1) return 0.0;
+  ASSIGN_OR_RETURN(const std::vector<double> blocks,
+                   parallel::BlockCosts(Describe(spec.engine().model())));
+  const parallel::PipelinePlan plan = parallel::MakePipelinePlan(shape);
+  parallel::PipelineCosts costs;
+  costs.parts.resize(plan.parts());
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    ASSIGN_OR_RETURN(const parallel::ModelParallel part,
+                     PartOf(spec, parallel::PerAxis(stage, 0, 0, 0)));
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      const parallel::BlockRange range = part.parts[chunk];
+      for (int i = range.begin; i < range.end; ++i) {
+        costs.parts[plan.Part(stage, chunk)] += blocks[i];
+      }
+    }
+  }
+  ASSIGN_OR_RETURN(const parallel::PipelineSimulation simulation, Simulate(plan, costs));
+  const double idle = simulation.bubble();
+  return idle / (1 + idle);
+}
+
+// One way to change a spec, and what it is estimated to cost.
+struct Candidate {
+  v1::JobSpec spec;
+  std::vector<std::string> settings;
+  double slowdown = 1;
+};
+
+const char* Name(v1::Recompute recompute) {
+  return recompute == v1::RECOMPUTE_FULL ? "full" : "selective";
+}
+
+// The pipeline's steps over micro-batches: how much longer a step takes than its work.
+double PipelineFactor(int64_t stages, int64_t micro_batches) {
+  return 1 +
+         static_cast<double>(stages - 1) / static_cast<double>(std::max<int64_t>(1, micro_batches));
+}
+
+class Search {
+ public:
+  explicit Search(const v1::JobSpec& spec) : spec_(spec) {}
+
+  // All valid changes, the cheapest first; of equal ones, those that change less.
+  std::vector<Candidate> Candidates() {
+    for (const int more_tensor : {1, 2, 4, 8}) {
+      for (const int more_pipeline : {1, 2, 4, 8}) Layout(more_tensor, more_pipeline);
+    }
+    std::stable_sort(found_.begin(), found_.end(), [](const Candidate& a, const Candidate& b) {
+      return std::make_pair(a.slowdown, a.settings.size()) <
+             std::make_pair(b.slowdown, b.settings.size());
+    });
+    return std::move(found_);
+  }
+
+ private:
+  void Layout(int more_tensor, int more_pipeline) {
+    const v1::ParallelSpec& before = spec_.engine().parallel();
+    const int taken = more_tensor * more_pipeline;
+    if (before.data() % taken != 0) return;
+    Candidate candidate = {spec_, {}, 1};
+    v1::ParallelSpec& after = *candidate.spec.mutable_engine()->mutable_parallel();
+    after.set_tensor(before.tensor() * more_tensor);
+    after.set_pipeline(before.pipeline() * more_pipeline);
+    after.set_data(before.data() / taken);
+    if (after.zero_shards() > after.data() * after.context()) after.set_zero_shards(0);
+    if (more_tensor > 1) {
+      candidate.settings.push_back(absl::StrCat("engine.parallel.tensor=", after.tensor()));
+      if (!after.sequence()) {
+        after.set_sequence(true);
+        candidate.settings.push_back("engine.parallel.sequence=true");
+      }
+    }
+    if (more_pipeline > 1) {
+      candidate.settings.push_back(absl::StrCat("engine.parallel.pipeline=", after.pipeline()));
+    }
+    if (taken > 1) {
+      candidate.settings.push_back(absl::StrCat("engine.parallel.data=", after.data()));
+    }
+    for (int doubled = 1; doubled < more_tensor; doubled *= 2) candidate.slowdown *= 1.08;
+    Batches(candidate);
+  }
+
+  void Batches(const Candidate& from) {
+    const v1::ParallelSpec& before = spec_.engine().parallel();
+    double slowdown = from.slowdown;
+    for (int64_t size = from.spec.engine().training().micro_batch();; size /= 2) {
+      Candidate candidate = from;
+      v1::TrainingSpec& training = *candidate.spec.mutable_engine()->mutable_training();
+      if (size != training.micro_batch()) {
+        candidate.settings.push_back(absl::StrCat("engine.training.micro_batch=", size));
+      }
+      const auto steps = [](const v1::TrainingSpec& of, const v1::ParallelSpec& split) {
+        return of.global_batch() / std::max<int64_t>(1, of.micro_batch() * split.data());
+      };
+      const double pipeline_before =
+          PipelineFactor(before.pipeline(), steps(spec_.engine().training(), before));
+      training.set_micro_batch(size);
+      const v1::ParallelSpec& after = candidate.spec.engine().parallel();
+      candidate.slowdown =
+          slowdown * PipelineFactor(after.pipeline(), steps(training, after)) / pipeline_before;
+      Zero(candidate);
+      if (size % 2 != 0) return;
+      slowdown *= 1.04;
+    }
+  }
+
+  void Zero(const Candidate& from) {
+    const v1::ParallelSpec& split = from.spec.engine().parallel();
+    for (int stage = split.zero(); stage <= 3; ++stage) {
+      if (stage > split.zero() && split.data() * split.context() == 1) return;
+      Candidate candidate = from;
+      if (stage != split.zero()) {
+        candidate.spec.mutable_engine()->mutable_parallel()->set_zero(stage);
+        candidate.settings.push_back(absl::StrCat("engine.parallel.zero=", stage));
+        constexpr std::array<double, 4> kFactors = {1, 1, 1.01, 1.05};
+        candidate.slowdown *= kFactors[stage] / kFactors[split.zero()];
+      }
+      Recompute(candidate);
+    }
+  }
+
+  void Recompute(const Candidate& from) {
+    const v1::Recompute before = from.spec.engine().training().recompute();
+    const auto factor = [](v1::Recompute mode) {
+      return mode == v1::RECOMPUTE_FULL ? 1.30 : mode == v1::RECOMPUTE_SELECTIVE ? 1.02 : 1.0;
+    };
+    for (const v1::Recompute after :
+         {v1::RECOMPUTE_NONE, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
+      if (after < before) continue;
+      Candidate candidate = from;
+      if (after != before) {
+        candidate.spec.mutable_engine()->mutable_training()->set_recompute(after);
+        candidate.settings.push_back(absl::StrCat("engine.training.recompute=", Name(after)));
+        candidate.slowdown *= factor(after) / factor(before);
+      }
+      if (candidate.settings.empty() || !spec::Validate(candidate.spec).ok()) continue;
+      found_.push_back(std::move(candidate));
+    }
+  }
+
+  const v1::JobSpec& spec_;
+  std::vector<Candidate> found_;
+};
+
+}  // namespace
+
+int64_t NeededBytes(const parallel::MemoryUse& use, DeviceKind device) {
+  return use.device_bytes() + (device == DeviceKind::kCpu ? use.host_bytes() : 0);
+}
+
+const RankPlan& JobPlan::largest() const {
+  return *std::max_element(ranks.begin(), ranks.end(), [&](const RankPlan& a, const RankPlan& b) {
+    return NeededBytes(a.memory, device) < NeededBytes(b.memory, device);
+  });
+}
+
+int64_t JobPlan::needed_bytes() const { return NeededBytes(largest().memory, device); }
+
+double JobPlan::imbalance() const {
+  double bytes = 0, count = 0;
+  for (const RankPlan& rank : ranks) {
+    bytes += static_cast<double>(NeededBytes(rank.memory, device)) * rank.ranks;
+    count += rank.ranks;
+  }
+  return bytes == 0 ? 0 : static_cast<double>(needed_bytes()) / (bytes / count) - 1;
+}
+
+absl::StatusOr<JobPlan> PlanJob(const v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(const SplitRun split, SplitOf(spec));
+  const parallel::TrainerOptions options = OptionsOf(spec);
+  const parallel::ModelDescription description = Describe(spec.engine().model());
+  JobPlan plan;
+  plan.device =
+      spec.resources().device() == v1::DEVICE_KIND_CUDA ? DeviceKind::kCuda : DeviceKind::kCpu;
+  plan.degrees = split.mesh.degrees();
+  const int replicas = plan.degrees[Axis::kData] * plan.degrees[Axis::kContext];
+  for (int stage = 0; stage < plan.degrees[Axis::kPipeline]; ++stage) {
+    std::map<Shares, size_t> alike;  // by index in plan.ranks
+    for (int tensor = 0; tensor < plan.degrees[Axis::kTensor]; ++tensor) {
+      const parallel::PerAxis coordinate(stage, 0, 0, tensor);
+      ASSIGN_OR_RETURN(const parallel::ModelParallel part, PartOf(spec, coordinate));
+      const auto [entry, added] = alike.emplace(SharesOf(description, part), plan.ranks.size());
+      if (added) {
+        ASSIGN_OR_RETURN(RankPlan rank, PlanRank(spec, split, options, coordinate, plan.device));
+        plan.ranks.push_back(std::move(rank));
+      }
+      plan.ranks[entry->second].ranks += replicas;
+    }
+  }
+  ASSIGN_OR_RETURN(const auto whole, parallel::MakeModel(description));
+  plan.parameters = whole->parameters().elements();
+  plan.flops_per_token = whole->training_flops_per_token();
+  plan.tokens_per_step = options.global_batch * spec.engine().model().sequence_length();
+  plan.micro_batches = options.global_batch / options.micro_batch / plan.degrees[Axis::kData];
+  parallel::PipelineShape shape;
+  shape.schedule = options.pipeline_schedule;
+  shape.stages = plan.degrees[Axis::kPipeline];
+  shape.micro_batches = static_cast<int>(plan.micro_batches);
+  shape.chunks = spec.engine().parallel().pipeline_chunks();
+  ASSIGN_OR_RETURN(plan.bubble, BubbleOf(spec, split, shape));
+  return plan;
+}
+
+std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes) {
+  int tries = 0;
+  for (Candidate& candidate : Search(spec).Candidates()) {
+    if (++tries > kTriesMax) break;
+    absl::StatusOr<JobPlan> plan = PlanJob(candidate.spec);
+    if (!plan.ok() || plan->needed_bytes() > bytes) continue;
+    return Change{std::move(candidate.settings), candidate.slowdown, *std::move(plan)};
+  }
+  return std::nullopt;
+}
+
+std::string AdviceText(const std::optional<Change>& change) {
+  if (!change.has_value()) {
+    return "No change of recompute, zero, micro_batch, tensor and pipeline makes it fit: it needs "
+           "more ranks, or devices with more memory";
+  }
+  return absl::StrFormat("%s would fit: %s for the largest rank, about %.0f %% slower by estimate",
+                         absl::StrJoin(change->settings, " "),
+                         BytesText(change->plan.needed_bytes()),
+                         std::max(0.0, 100 * (change->slowdown - 1)));
+}
+
+std::string BytesText(int64_t bytes) {
+  const auto amount = static_cast<double>(bytes);
+  constexpr double kMiB = 1024 * 1024;
+  if (amount >= 1024 * kMiB) return absl::StrFormat("%.2f GiB", amount / (1024 * kMiB));
+  return absl::StrFormat("%.1f MiB", amount / kMiB);
+}
+
+}  // namespace muster::worker

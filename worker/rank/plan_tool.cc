@@ -1,0 +1,91 @@
+#include "worker/rank/plan_tool.h"
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "proto/spec/spec.h"
+#include "worker/rank/job_plan.h"
+
+namespace muster::worker {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json Categories(const std::vector<parallel::MemoryUse::Category>& categories) {
+  ordered_json object = ordered_json::object();
+  for (const auto& [name, bytes] : categories) object[name] = bytes;
+  return object;
+}
+
+ordered_json Describe(const RankPlan& rank, kernels::DeviceKind device) {
+  return {{"pipeline", rank.pipeline},
+          {"tensor", rank.tensor},
+          {"firstRank", rank.first_rank},
+          {"ranks", rank.ranks},
+          {"blocks", rank.blocks},
+          {"embedding", rank.embedding},
+          {"head", rank.head},
+          {"parameters", rank.parameters},
+          {"neededBytes", NeededBytes(rank.memory, device)},
+          {"device", Categories(rank.memory.device)},
+          {"deviceBytes", rank.memory.device_bytes()},
+          {"host", Categories(rank.memory.host)},
+          {"hostBytes", rank.memory.host_bytes()}};
+}
+
+ordered_json Describe(const JobPlan& plan) {
+  ordered_json ranks = ordered_json::array();
+  for (const RankPlan& rank : plan.ranks) ranks.push_back(Describe(rank, plan.device));
+  ordered_json degrees = ordered_json::object();
+  for (const parallel::Axis axis : parallel::kAxes) {
+    degrees[std::string(parallel::Name(axis))] = plan.degrees[axis];
+  }
+  return {{"device", plan.device == kernels::DeviceKind::kCuda ? "cuda" : "cpu"},
+          {"degrees", degrees},
+          {"parameters", plan.parameters},
+          {"flopsPerToken", plan.flops_per_token},
+          {"tokensPerStep", plan.tokens_per_step},
+          {"flopsPerStep",
+           static_cast<double>(plan.flops_per_token) * static_cast<double>(plan.tokens_per_step)},
+          {"microBatches", plan.micro_batches},
+          {"bubble", plan.bubble},
+          {"neededBytes", plan.needed_bytes()},
+          {"imbalance", plan.imbalance()},
+          {"ranks", ranks}};
+}
+
+}  // namespace
+
+absl::Status RunPlan(const PlanArguments& arguments) {
+  ASSIGN_OR_RETURN(const std::string bytes, PosixFileSystem()->Read(arguments.spec));
+  v1::JobSpec spec;
+  if (!spec.ParseFromString(bytes)) {
+    return absl::InvalidArgumentError(arguments.spec + " holds no job spec");
+  }
+  spec::ApplyDefaults(spec);
+  RETURN_IF_ERROR(spec::Validate(spec));
+  ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
+  ordered_json object = Describe(plan);
+  if (arguments.device_memory > 0) {
+    const bool fits = plan.needed_bytes() <= arguments.device_memory;
+    object["deviceMemoryBytes"] = arguments.device_memory;
+    object["fits"] = fits;
+    if (!fits) {
+      const std::optional<Change> change = CheapestFit(spec, arguments.device_memory);
+      object["advice"] = AdviceText(change);
+      object["settings"] =
+          change.has_value() ? ordered_json(change->settings) : ordered_json(ordered_json::array());
+      if (change.has_value()) object["changed"] = Describe(change->plan);
+    }
+  }
+  std::printf("%s\n", object.dump(2).c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace muster::worker
