@@ -14,6 +14,7 @@
 #include "cli/data.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
+#include "cli/plan.h"
 #include "cli/watch.h"
 #include "proto/spec/names.h"
 
@@ -69,6 +70,7 @@ class Application {
                     "HOST:PORT, or file:PATH of a file that holds it [default: "
                     "$MUSTER_COORDINATOR, else the cluster of `muster local up`]");
     DeclareSubmit();
+    DeclarePlan();
     DeclareReads();
     DeclareLogs();
     DeclareSample();
@@ -106,19 +108,37 @@ class Application {
         return Submit(client, submit_, format(), terminal_);
       });
     });
-    submit->add_option("FILE", submit_.file, "YAML or JSON; - is stdin")->required();
+    TakesSpec(submit, submit_.file, submit_.overrides);
     submit->add_flag("--watch", submit_.watch, "Follow it to its end; exit 1 when it fails");
-    submit
-        ->add_option("--set", submit_.overrides,
+    submit->add_option("--request-id", submit_.request_id,
+                       "The same id never makes a second job [default: a new one]");
+    submit->add_flag("--dry-run", submit_.dry_run,
+                     "Let the coordinator check it; print it with defaults, submit nothing");
+  }
+
+  void TakesSpec(CLI::App* command, std::string& file, std::vector<std::string>& overrides) {
+    command->add_option("FILE", file, "YAML or JSON; - is stdin")->required();
+    command
+        ->add_option("--set", overrides,
                      "key=value, e.g. engine.training.steps=100 or engine.data.train[0].path=x; "
                      "null removes; may be repeated")
         ->expected(1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->allow_extra_args(false);
-    submit->add_option("--request-id", submit_.request_id,
-                       "The same id never makes a second job [default: a new one]");
-    submit->add_flag("--dry-run", submit_.dry_run,
-                     "Let the coordinator check it; print it with defaults, submit nothing");
+  }
+
+  void DeclarePlan() {
+    CLI::App* plan =
+        Add(app_, "plan", "Memory and work of every rank of a spec, before it runs", [this] {
+          plan_.working_directory = surroundings_.working_directory;
+          plan_.rank_binary = surroundings_.binaries + "/muster-rank";
+          return Plan(plan_, format(), terminal_);
+        });
+    TakesSpec(plan, plan_.file, plan_.overrides);
+    plan->add_option("--device-memory", plan_.device_memory,
+                     "Of each rank's device, e.g. 141GiB: whether it fits, or what would")
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+        ->type_name("SIZE");
   }
 
   void DeclareReads() {
@@ -382,6 +402,7 @@ class Application {
   bool follow_ = false;
   bool purge_ = false;
   SubmitOptions submit_;
+  PlanOptions plan_;
   LogsOptions logs_;
   ConvertOptions convert_;
   SampleOptions sample_;

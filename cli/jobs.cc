@@ -127,18 +127,24 @@ absl::Status Reconnecting(CoordinatorClient& client, Terminal& terminal,
 
 }  // namespace
 
+absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
+                                     const std::vector<std::string>& overrides,
+                                     const std::string& working_directory) {
+  ASSIGN_OR_RETURN(const std::string text, ReadText(file));
+  absl::StatusOr<v1::JobSpec> loaded =
+      spec::Load(text, file == "-" ? "stdin" : file, overrides, working_directory);
+  if (!loaded.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the spec is refused\n", loaded.status().message()));
+  }
+  return loaded;
+}
+
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal) {
-  ASSIGN_OR_RETURN(const std::string text, ReadText(options.file));
-  const std::string shown = options.file == "-" ? "stdin" : options.file;
   v1::SubmitRequest request;
-  absl::StatusOr<v1::JobSpec> job_spec =
-      spec::Load(text, shown, options.overrides, options.working_directory);
-  if (!job_spec.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the spec is refused\n", job_spec.status().message()));
-  }
-  *request.mutable_spec() = *std::move(job_spec);
+  ASSIGN_OR_RETURN(*request.mutable_spec(),
+                   LoadSpec(options.file, options.overrides, options.working_directory));
   request.set_request_id(options.request_id.empty() ? FreshRequestId() : options.request_id);
   request.set_validate_only(options.dry_run);
   ASSIGN_OR_RETURN(const v1::SubmitResponse response, client.Submit(request, kSubmitPatience));

@@ -8,10 +8,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cli/coordinator_client.h"
 #include "cli/output.h"
+#include "muster/v1/spec.pb.h"
 
 namespace muster::cli {
+
+// The spec in a file ("-" = stdin), with `--set` applied and checked (spec::Load). kNotFound names
+// the file; kInvalidArgument has every problem on a line of its own.
+absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
+                                     const std::vector<std::string>& overrides,
+                                     const std::string& working_directory);
 
 struct SubmitOptions {
   std::string file;  // "-" = stdin

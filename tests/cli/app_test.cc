@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -266,11 +267,62 @@ TEST_F(App, Version_NamesBothSidesAndIsNoFailureWithoutACoordinator) {
   EXPECT_EQ(Json::parse(out_.str())["coordinator"], nullptr);
 }
 
+TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
+  // In the place of the engine: takes the spec and answers with a plan.
+  const std::string rank = directory_ + "/muster-rank", seen = directory_ + "/seen";
+  std::ofstream(rank) << "#!/bin/sh\n"
+                         "cp \"${2#--spec=}\" "
+                      << seen
+                      << "\n"
+                         "echo \"$@\" > "
+                      << seen
+                      << ".args\n"
+                         "cat <<END\n"
+                         R"({"device": "cuda", "degrees": {"pipeline": 2, "data": 4, "tensor": 1},
+  "parameters": 8030261248, "flopsPerToken": 51000000000, "tokensPerStep": 262144,
+  "flopsPerStep": 1.3e16, "microBatches": 16, "bubble": 0.0588, "neededBytes": 107374182400,
+  "imbalance": 0.25, "deviceMemoryBytes": 85899345920, "fits": false,
+  "advice": "engine.parallel.zero=1 would fit", "ranks": [
+  {"pipeline": 0, "tensor": 0, "ranks": 4, "blocks": 17, "embedding": true, "head": false,
+   "parameters": 4000000000, "neededBytes": 107374182400, "deviceBytes": 107374182400,
+   "hostBytes": 1048576, "device": {"gathered": 0, "activations": 107374182400}},
+  {"pipeline": 1, "tensor": 0, "ranks": 4, "blocks": 15, "embedding": false, "head": true,
+   "parameters": 4030261248, "neededBytes": 64424509440, "deviceBytes": 64424509440,
+   "hostBytes": 1048576, "device": {"gathered": 0, "activations": 64424509440}}]})"
+                         "\nEND\n";
+  ASSERT_EQ(::chmod(rank.c_str(), 0700), 0);
+  ASSERT_EQ(
+      RunApp({"plan", SpecFile(), "--set", "engine.training.steps=7", "--device-memory", "80GiB"}),
+      0)
+      << err_.str();
+  v1::JobSpec spec;
+  std::ifstream bytes(seen);
+  ASSERT_TRUE(spec.ParseFromIstream(&bytes));
+  EXPECT_EQ(spec.engine().training().steps(), 7);
+  std::ifstream asked(seen + ".args");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(asked), {}),
+              HasSubstr("--device-memory=85899345920"));
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("pipeline 2 x data 4 on cuda"), HasSubstr("idles 5.9 %"),
+                    HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
+                    HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
+                    HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
+                    HasSubstr("does not fit into 80.0 GiB for each rank. engine.parallel.zero=1 "
+                              "would fit.")));
+  ASSERT_EQ(RunApp({"plan", SpecFile(), "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["ranks"][1]["blocks"], 15);
+  EXPECT_EQ(RunApp({"plan", SpecFile(), "--device-memory", "much"}), 2);
+  EXPECT_EQ(RunApp({"plan", SpecFile(), "--set", "engine.model.heads=3"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("engine.model.heads: 3 does not divide hidden (8)"));
+}
+
 TEST_F(App, Complete_OffersCommandsFlagsAndJobs) {
   RunApp({"__complete", "--", "get", "j"});
   EXPECT_EQ(out_.str(), "jobs\njob\n");
   RunApp({"__complete", "--", "logs", "g"});
   EXPECT_EQ(out_.str(), "gpt\n");
+  RunApp({"__complete", "--", "plan", "--dev"});
+  EXPECT_EQ(out_.str(), "--device-memory\n");
   RunApp({"__complete", "--", "submit", "--wa"});
   EXPECT_EQ(out_.str(), "--watch\n");
   RunApp({"__complete", "--", "get", "jobs", "-o", ""});

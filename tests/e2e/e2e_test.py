@@ -365,6 +365,19 @@ class BadInput(Scene):
         self.refuse("get", "job", "tiny")
         self.refuse("frobnicate", code=2)
 
+    def test_plan_says_what_ranks_take_and_a_job_that_cannot_fit_ends_before_training(self):
+        plan = self.cluster.json("plan", self.spec(), "--device-memory", "1TiB")
+        self.assertEqual(sum(rank["ranks"] for rank in plan["ranks"]), 2)
+        self.assertTrue(plan["fits"])
+        self.assertEqual(plan["ranks"][0]["deviceBytes"],
+                         sum(plan["ranks"][0]["device"].values()))
+        self.assertIn("It fits into 1.0 TiB", self.cluster.run("plan", self.spec(),
+                                                               "--device-memory", "1TiB").stdout)
+        out = self.refuse("submit", "--watch", self.spec(),
+                          "--set", "engine.model.hidden=65536", "--set", "engine.model.layers=100")
+        self.assertIn("needs", out)
+        self.assertIn("optimizer", out)
+
     def test_missing_data_fails_the_job_without_retries(self):
         out = self.refuse("submit", "--watch",
                           self.spec(edits=[("data/text.train", "data/absent")]))

@@ -1,0 +1,148 @@
+#include "cli/plan.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "cli/jobs.h"
+#include "cli/process.h"
+
+namespace muster::cli {
+namespace {
+
+// A file of this user's alone, removed at the end.
+class TemporaryFile {
+ public:
+  static absl::StatusOr<TemporaryFile> With(const std::string& bytes) {
+    std::error_code failed;
+    const std::filesystem::path folder = std::filesystem::temp_directory_path(failed);
+    std::string path = (failed ? std::filesystem::path("/tmp") : folder) / "muster-spec-XXXXXX";
+    const int file = mkstemp(path.data());
+    if (file < 0) return absl::UnavailableError(path + ": cannot be made");
+    TemporaryFile made(path);
+    const auto size = static_cast<ssize_t>(bytes.size());
+    const bool written = write(file, bytes.data(), bytes.size()) == size;
+    if (close(file) != 0 || !written) return absl::UnavailableError(path + ": cannot be written");
+    return made;
+  }
+  TemporaryFile(TemporaryFile&& other) noexcept : path_(std::move(other.path_)) {
+    other.path_.clear();
+  }
+  TemporaryFile& operator=(TemporaryFile&&) = delete;
+  ~TemporaryFile() {
+    if (!path_.empty()) unlink(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+double Number(const Json& object, const char* key) { return object.value(key, 0.0); }
+int64_t Integer(const Json& object, const char* key) { return object.value(key, int64_t{0}); }
+
+std::string Degrees(const Json& degrees) {
+  std::vector<std::string> parts;
+  for (const auto& [axis, degree] : degrees.items()) {
+    if (degree.get<int64_t>() > 1) parts.push_back(absl::StrCat(axis, " ", degree.get<int64_t>()));
+  }
+  return parts.empty() ? "one rank" : absl::StrJoin(parts, " x ");
+}
+
+void WriteSummary(const Json& plan, Terminal& terminal) {
+  std::ostream& out = terminal.out;
+  out << "model   " << ShortNumber(Number(plan, "parameters")) << " parameters, "
+      << ShortNumber(Number(plan, "flopsPerToken")) << " FLOPs per token\n";
+  out << "layout  " << Degrees(plan["degrees"]) << " on " << plan.value("device", "") << "\n";
+  out << "step    " << ShortNumber(Number(plan, "tokensPerStep")) << " tokens, "
+      << absl::StrFormat("%.3g FLOPs, ", Number(plan, "flopsPerStep"))
+      << Integer(plan, "microBatches") << " micro-batches per rank";
+  if (Number(plan, "bubble") > 0) {
+    out << absl::StrFormat("; the pipeline idles %.1f %% of it", 100 * Number(plan, "bubble"));
+  }
+  out << "\nmemory  " << Bytes(Integer(plan, "neededBytes")) << " for the largest rank";
+  if (Number(plan, "imbalance") >= 0.0005) {
+    out << absl::StrFormat(", %.1f %% above the mean", 100 * Number(plan, "imbalance"));
+  }
+  out << "\n\n";
+}
+
+// One row for each kind of rank; categories that nobody needs are left out.
+void WriteRanks(const Json& plan, Terminal& terminal) {
+  const Json& ranks = plan["ranks"];
+  std::vector<std::string> categories;
+  for (const auto& [category, bytes] : ranks[0]["device"].items()) {
+    bool used = false;
+    for (const Json& rank : ranks) used = used || Integer(rank["device"], category.c_str()) > 0;
+    if (used) categories.push_back(category);
+  }
+  const int64_t memory = Integer(plan, "deviceMemoryBytes");
+  std::vector<std::vector<std::string>> rows = {{"STAGE", "TENSOR", "RANKS", "BLOCKS", "PARAMS"}};
+  for (const std::string& category : categories) {
+    rows[0].push_back(absl::AsciiStrToUpper(category));
+  }
+  rows[0].insert(rows[0].end(), {"DEVICE", "HOST"});
+  if (memory > 0) rows[0].push_back("SHARE");
+  for (const Json& rank : ranks) {
+    std::string blocks = absl::StrCat(Integer(rank, "blocks"));
+    if (rank.value("embedding", false)) blocks = "embedding+" + blocks;
+    if (rank.value("head", false)) blocks += "+head";
+    std::vector<std::string> row = {
+        absl::StrCat(Integer(rank, "pipeline")), absl::StrCat(Integer(rank, "tensor")),
+        absl::StrCat(Integer(rank, "ranks")), blocks, ShortNumber(Number(rank, "parameters"))};
+    for (const std::string& category : categories) {
+      row.push_back(Bytes(Integer(rank["device"], category.c_str())));
+    }
+    row.push_back(Bytes(Integer(rank, "deviceBytes")));
+    row.push_back(Bytes(Integer(rank, "hostBytes")));
+    if (memory > 0) {
+      row.push_back(absl::StrFormat(
+          "%.0f %%", 100.0 * Number(rank, "neededBytes") / static_cast<double>(memory)));
+    }
+    rows.push_back(std::move(row));
+  }
+  terminal.out << Table(rows);
+}
+
+}  // namespace
+
+absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::JobSpec spec,
+                   LoadSpec(options.file, options.overrides, options.working_directory));
+  ASSIGN_OR_RETURN(const TemporaryFile file, TemporaryFile::With(spec.SerializeAsString()));
+  ASSIGN_OR_RETURN(const std::string text,
+                   RunAndCapture({options.rank_binary, "plan", "--spec=" + file.path(),
+                                  absl::StrCat("--device-memory=", options.device_memory)}));
+  const Json plan = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!plan.is_object() || !plan.contains("ranks") || plan["ranks"].empty()) {
+    return absl::InternalError("muster-rank plan printed no plan: " + text.substr(0, 200));
+  }
+  if (format != Format::kTable) {
+    Print(plan, format, terminal.out);
+    return absl::OkStatus();
+  }
+  WriteSummary(plan, terminal);
+  WriteRanks(plan, terminal);
+  if (plan.contains("fits")) {
+    terminal.out << "\n"
+                 << (plan.value("fits", false)
+                         ? absl::StrCat("It fits into ", Bytes(Integer(plan, "deviceMemoryBytes")),
+                                        " for each rank.")
+                         : absl::StrCat("It does not fit into ",
+                                        Bytes(Integer(plan, "deviceMemoryBytes")),
+                                        " for each rank. ", plan.value("advice", ""), "."))
+                 << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,27 @@
+// `muster plan`.
+#ifndef MUSTER_CLI_PLAN_H_
+#define MUSTER_CLI_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cli/output.h"
+
+namespace muster::cli {
+
+struct PlanOptions {
+  std::string file;  // "-" = stdin
+  std::vector<std::string> overrides;
+  std::string working_directory;
+  uint64_t device_memory = 0;  // bytes for each rank; 0 = not asked
+  std::string rank_binary;     // muster-rank
+};
+// What the spec will take, rank by rank. Runs `muster-rank plan`, which holds the engine; needs no
+// cluster, no data and no device.
+absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_PLAN_H_
