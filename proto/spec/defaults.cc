@@ -20,6 +20,7 @@ constexpr double kClipNorm = 1.0;
 constexpr double kNormEpsilon = 1e-5;
 constexpr double kRopeTheta = 10000;
 constexpr int32_t kKeep = 2;
+constexpr int64_t kResidentElements = 100'000;
 constexpr double kLossScale = 65536;
 constexpr int32_t kGrowthInterval = 1000;
 constexpr int32_t kHysteresis = 2;
@@ -146,6 +147,7 @@ void ApplyDefaults(v1::JobSpec& spec) {
                                 : resources.ranks());
     }
     if (!parallel.has_reshard_after_forward()) parallel.set_reshard_after_forward(true);
+    if (!parallel.has_resident_elements()) parallel.set_resident_elements(kResidentElements);
   }
   if (spec.has_checkpoint() && spec.checkpoint().keep() == 0)
     spec.mutable_checkpoint()->set_keep(kKeep);

@@ -296,6 +296,7 @@ class Judge {
   void Parallel(const v1::JobSpec& spec) {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
     NotNegative("engine.parallel.bucket_bytes", parallel.bucket_bytes());
+    NotNegative("engine.parallel.resident_elements", parallel.resident_elements());
     if (spec.resources().ranks() < 1) return;  // named by Resources
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
     parallel::Layout layout;

@@ -278,6 +278,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel.data=3", "2 ranks, but the degrees of engine.parallel multiply to 3"},
         Bad{"engine.parallel.data=-2", "engine.parallel.data: -2 is too small"},
         Bad{"engine.parallel.bucket_bytes=-1", "bucket_bytes: -1 is negative"},
+        Bad{"engine.parallel.resident_elements=-1", "resident_elements: -1 is negative"},
         Bad{"resources.ranks=65537", "resources.ranks: 65537 is out of range; 1 to 65536"},
         Bad{"resources.threads_per_rank=-1", "threads_per_rank: -1 is negative"},
         Bad{"checkpoint.path=null", "checkpoint.path: required"},

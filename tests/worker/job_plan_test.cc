@@ -292,6 +292,19 @@ TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
   EXPECT_GT(category(zero3, "gathered"), 0);
 }
 
+TEST(JobPlan, ResidentElements_StayWholeOnEveryRank) {
+  v1::JobSpec spec = Preset("llama-1b", {.data = 8, .zero = 3}, 64, 1);
+  const auto parameters = [&](int64_t resident) {
+    spec.mutable_engine()->mutable_parallel()->set_resident_elements(resident);
+    return PlanJob(spec)->ranks[0].memory.device[0];
+  };
+  const auto few = parameters(100'000), all = parameters(int64_t{1} << 40);
+  ASSERT_EQ(few.name, "parameters");
+  // With all of them resident nothing is sharded but the optimizer's state.
+  EXPECT_NEAR(all.bytes, 2.0 * 1'235'814'400, 1e7);
+  EXPECT_LT(few.bytes, all.bytes / 2);
+}
+
 TEST(CheapestFit, OfWhatFits_IsTheOneThatCostsLeast) {
   const v1::JobSpec spec = Preset("llama-8b", {.data = 8, .zero = 1}, 64, 4);
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
