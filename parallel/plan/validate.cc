@@ -45,8 +45,11 @@ class Judge {
 
   void Ranks() {
     if (cluster_.ranks < 1) return;  // whoever asks for none is told elsewhere
+    // Four degrees of kRanksMax each pass what 64 bits hold.
     int64_t product = 1;
-    for (const Axis axis : kAxes) product *= degree(axis);
+    for (const Axis axis : kAxes) {
+      if (product <= int64_t{kRanksMax} * kRanksMax) product *= degree(axis);
+    }
     if (product == cluster_.ranks) return;
     Add("resources.ranks", cluster_.ranks,
         " ranks, but the degrees of engine.parallel multiply to ", product, " (", Degrees(), ")");
@@ -86,7 +89,9 @@ class Judge {
       Add("engine.parallel.sequence", "needs tensor parallelism, but tensor is 1");
       return;
     }
-    const int64_t tokens = layout_.micro_batch * model_.sequence / degree(Axis::kContext);
+    int64_t tokens = 0;
+    if (__builtin_mul_overflow(layout_.micro_batch, model_.sequence, &tokens)) return;
+    tokens /= degree(Axis::kContext);
     if (tokens > 0 && tokens % tensor != 0) {
       Add("engine.parallel.sequence", "the ", tokens,
           " tokens of a micro-batch do not divide over ", tensor, " tensor-parallel ranks");
@@ -117,14 +122,14 @@ class Judge {
       Add("engine.parallel.zero", layout_.zero, " is out of range; stages 0 to 3");
       return;
     }
-    const int group = degree(Axis::kData) * degree(Axis::kContext);
+    const int64_t group = int64_t{degree(Axis::kData)} * degree(Axis::kContext);
     if (layout_.zero_shards < 0) {
       Add("engine.parallel.zero_shards", layout_.zero_shards, " is negative");
     } else if (layout_.zero == 0 && layout_.zero_shards > 1) {
       Add("engine.parallel.zero_shards", "stage 0 of ZeRO shards nothing, but zero_shards is ",
           layout_.zero_shards);
     } else if (layout_.zero_shards > 0 && group % layout_.zero_shards != 0) {
-      int nearest = std::min(layout_.zero_shards, group);
+      int64_t nearest = std::min<int64_t>(layout_.zero_shards, group);
       while (group % nearest != 0) --nearest;
       Add("engine.parallel.zero_shards", layout_.zero_shards, " does not divide the ", group,
           " data-parallel ranks; the nearest that does is ", nearest);

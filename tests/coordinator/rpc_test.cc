@@ -711,8 +711,11 @@ TEST_F(RpcTest, Drain_EndsEveryStreamWithUnavailableInTime) {
   const auto job_watch = stub_->WatchJob(job_context.get(), get);
   const auto event_context = Context();
   const auto event_watch = stub_->WatchEvents(event_context.get(), {});
+  // gRPC cancels a call that reaches a server which has begun to stop.
   v1::Job job;
   ASSERT_TRUE(job_watch->Read(&job));
+  v1::Event event;
+  ASSERT_TRUE(event_watch->Read(&event));
   RealClock clock;
   const absl::Duration start = clock.Monotonic();
   coordinator_->Stop();
@@ -721,7 +724,6 @@ TEST_F(RpcTest, Drain_EndsEveryStreamWithUnavailableInTime) {
   while (job_watch->Read(&job)) {
   }
   EXPECT_EQ(job_watch->Finish().error_code(), grpc::UNAVAILABLE);
-  v1::Event event;
   while (event_watch->Read(&event)) {
   }
   EXPECT_EQ(event_watch->Finish().error_code(), grpc::UNAVAILABLE);
