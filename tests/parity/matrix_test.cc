@@ -29,7 +29,7 @@ namespace {
 // are apart by parts in a hundred while losses still agree. Rounding_GrowsOnOneRankAsOnSeveral
 // shows that no exchange has a part in it. The proof therefore takes settings under which rounding
 // stays rounding for 50 steps: wider models, and this rate.
-constexpr double kLearningRate = 3e-4;
+constexpr double kLearningRate = 1e-4;
 constexpr double kFastLearningRate = 5e-3;
 
 ModelDescription Gpt2() { return SmallGpt2(5); }
