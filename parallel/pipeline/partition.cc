@@ -20,6 +20,11 @@ struct Cut {
 }  // namespace
 
 absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs, int parts) {
+  return PartitionLayersWithin(costs, parts, [](int, int, int) { return true; });
+}
+
+absl::StatusOr<std::vector<int>> PartitionLayersWithin(
+    absl::Span<const double> costs, int parts, absl::FunctionRef<bool(int, int, int)> fits) {
   const int layers = static_cast<int>(costs.size());
   if (parts < 1 || layers < parts) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -36,12 +41,15 @@ absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs,
   }
   // best[part][end]: layers [0, end) in part + 1 parts.
   std::vector<std::vector<Cut>> best(parts, std::vector<Cut>(layers + 1));
-  for (int end = 1; end <= layers; ++end) best[0][end] = {sums[end], sums[end] * sums[end], 0};
+  for (int end = 1; end <= layers; ++end) {
+    if (fits(0, 0, end)) best[0][end] = {sums[end], sums[end] * sums[end], 0};
+  }
   for (int part = 1; part < parts; ++part) {
     for (int end = part + 1; end <= layers; ++end) {
       Cut& cut = best[part][end];
       for (int begin = part; begin < end; ++begin) {
         const Cut& before = best[part - 1][begin];
+        if (!std::isfinite(before.largest) || !fits(part, begin, end)) continue;
         const double cost = sums[end] - sums[begin];
         const double largest = std::max(before.largest, cost);
         const double squares = before.squares + cost * cost;
@@ -50,6 +58,10 @@ absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs,
         }
       }
     }
+  }
+  if (!std::isfinite(best[parts - 1][layers].largest)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("no cut of %d layers into %d parts fits", layers, parts));
   }
   std::vector<int> boundaries(parts + 1, layers);
   for (int part = parts - 1; part >= 0; --part) {

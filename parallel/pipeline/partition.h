@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
@@ -19,6 +20,12 @@ namespace muster::parallel {
 // By dynamic programming, O(parts n^2). kInvalidArgument: fewer layers than parts, or a cost that
 // is negative or not finite.
 absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs, int parts);
+
+// The same among the cuts in which every range fits: fits(part, begin, end) says whether part
+// `part` may hold layers [begin, end). Costs then give way: a stage that keeps many micro-batches'
+// activations gets fewer layers than its share of the work. kFailedPrecondition when no cut fits.
+absl::StatusOr<std::vector<int>> PartitionLayersWithin(absl::Span<const double> costs, int parts,
+                                                       absl::FunctionRef<bool(int, int, int)> fits);
 
 }  // namespace muster::parallel
 

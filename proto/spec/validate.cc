@@ -343,8 +343,33 @@ class Judge {
     }
   }
 
+  // The first part may be the embedding alone and the last one the head.
+  void PipelineBlocks(const v1::JobSpec& spec) {
+    const v1::ParallelSpec& parallel = spec.engine().parallel();
+    const auto& blocks = parallel.pipeline_blocks();
+    if (blocks.empty()) return;
+    const std::string path = "engine.parallel.pipeline_blocks";
+    const int64_t parts = int64_t{parallel.pipeline()} * parallel.pipeline_chunks();
+    if (blocks.size() != parts) {
+      Add(path, blocks.size(), " numbers for ", parts, " parts (pipeline ", parallel.pipeline(),
+          " x pipeline_chunks ", parallel.pipeline_chunks(), ")");
+      return;
+    }
+    int64_t total = 0;
+    for (int i = 0; i < blocks.size(); ++i) {
+      const bool end = parts > 1 && (i == 0 || i + 1 == blocks.size());
+      if (!InRange(absl::StrCat(path, "[", i, "]"), blocks[i], end ? 0 : 1)) return;
+      total += blocks[i];
+    }
+    if (total != spec.engine().model().layers()) {
+      Add(path, "the numbers add up to ", total, ", but the model has ",
+          spec.engine().model().layers(), " layers");
+    }
+  }
+
   void Pipeline(const v1::JobSpec& spec) {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
+    PipelineBlocks(spec);
     const bool interleaved = parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED;
     const int32_t stages = parallel.pipeline(), chunks = parallel.pipeline_chunks();
     if (chunks > 1 && !interleaved) {

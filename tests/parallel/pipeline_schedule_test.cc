@@ -261,6 +261,17 @@ TEST(PartitionLayers, HeadOfGpt2_TakesTheRoomOfFiveBlocks) {
   EXPECT_EQ(cuts, (std::vector<int>{0, 10, 14}));
 }
 
+TEST(PartitionLayers, Within_IsTheBestOfTheCutsThatFit) {
+  // Part 0 has room for two layers, the others for any number.
+  const auto fits = [](int part, int begin, int end) { return part > 0 || end - begin <= 2; };
+  const std::vector<double> costs(9, 1.0);
+  ASSERT_OK_AND_ASSIGN(const std::vector<int> cuts, PartitionLayersWithin(costs, 3, fits));
+  EXPECT_EQ(cuts, (std::vector<int>{0, 2, 5, 9}));
+  const auto two = [](int, int begin, int end) { return end - begin <= 2; };
+  EXPECT_EQ(PartitionLayersWithin(costs, 3, two).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(PartitionLayers, BadInput_IsRefusedWithTheNumbers) {
   EXPECT_THAT(PartitionLayers({1, 2}, 3),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 layers")));

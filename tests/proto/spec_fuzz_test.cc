@@ -102,7 +102,11 @@ void Randomize(google::protobuf::Message& message, Rng& rng, int depth) {
     const int64_t whole = kWhole[rng.Below(std::size(kWhole))];
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_INT32:
-        reflection.SetInt32(&message, field, static_cast<int32_t>(whole));
+        if (field->is_repeated()) {
+          reflection.AddInt32(&message, field, static_cast<int32_t>(whole));
+        } else {
+          reflection.SetInt32(&message, field, static_cast<int32_t>(whole));
+        }
         break;
       case FieldDescriptor::CPPTYPE_BOOL:
         reflection.SetBool(&message, field, rng.Chance(0.5));

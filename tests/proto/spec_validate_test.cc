@@ -279,6 +279,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel.data=-2", "engine.parallel.data: -2 is too small"},
         Bad{"engine.parallel.bucket_bytes=-1", "bucket_bytes: -1 is negative"},
         Bad{"engine.parallel.resident_elements=-1", "resident_elements: -1 is negative"},
+        Bad{"engine.parallel.pipeline_blocks=[1, 1]", "2 numbers for 1 parts"},
+        Bad{"engine.parallel.pipeline_blocks=[99]", "the numbers add up to 99, but the model has"},
         Bad{"resources.ranks=65537", "resources.ranks: 65537 is out of range; 1 to 65536"},
         Bad{"resources.threads_per_rank=-1", "threads_per_rank: -1 is negative"},
         Bad{"checkpoint.path=null", "checkpoint.path: required"},

@@ -212,6 +212,11 @@ TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {
     }
     ExpectPlanned(spec);
   }
+  v1::JobSpec uneven = Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 3});
+  for (const int blocks : {1, 4, 0}) {
+    uneven.mutable_engine()->mutable_parallel()->add_pipeline_blocks(blocks);
+  }
+  ExpectPlanned(uneven);
   for (const v1::Recompute recompute : {v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
     v1::JobSpec spec = Job(v1::MODEL_FAMILY_GPT2, {.data = 2});
     spec.mutable_engine()->mutable_training()->set_recompute(recompute);
@@ -303,6 +308,42 @@ TEST(JobPlan, ResidentElements_StayWholeOnEveryRank) {
   // With all of them resident nothing is sharded but the optimizer's state.
   EXPECT_NEAR(all.bytes, 2.0 * 1'235'814'400, 1e7);
   EXPECT_LT(few.bytes, all.bytes / 2);
+}
+
+TEST(CheapestFit, OfAPipeline_MovesBlocksFromTheStageThatIsTooLarge) {
+  const v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 2, .zero = 3}, 64, 1);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  ASSERT_EQ(plan.largest().pipeline, 0);  // 1F1B keeps the most micro-batches there
+  const int64_t room = plan.needed_bytes() - 1;
+  const auto change = CheapestFit(spec, room);
+  ASSERT_TRUE(change.has_value());
+  EXPECT_LE(change->plan.needed_bytes(), room);
+  // Blocks moved by hand are planned as they are asked for.
+  v1::JobSpec moved = spec;
+  for (const int blocks : {6, 8, 9, 9}) {
+    moved.mutable_engine()->mutable_parallel()->add_pipeline_blocks(blocks);
+  }
+  ASSERT_OK(spec::Validate(moved));
+  ASSERT_OK_AND_ASSIGN(const JobPlan by_hand, PlanJob(moved));
+  EXPECT_EQ(by_hand.ranks[0].blocks, 6);
+  EXPECT_EQ(by_hand.ranks[3].blocks, 9);
+  EXPECT_LT(by_hand.imbalance(), plan.imbalance());
+}
+
+TEST(CheapestFit, OfAPipelineThatRecomputesAll_MovesBlocks) {
+  v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 1}, 64, 1);
+  spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_FULL);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  const int64_t room = plan.needed_bytes() - 1;
+  const auto change = CheapestFit(spec, room);
+  ASSERT_TRUE(change.has_value());
+  ASSERT_THAT(change->settings, ElementsAre(HasSubstr("engine.parallel.pipeline_blocks=[")));
+  EXPECT_LE(change->plan.needed_bytes(), room);
+  EXPECT_LT(change->plan.imbalance(), plan.imbalance());
+  EXPECT_GE(change->slowdown, 1);
+  int blocks = 0;
+  for (const RankPlan& rank : change->plan.ranks) blocks += rank.blocks;
+  EXPECT_EQ(blocks, 32);
 }
 
 TEST(CheapestFit, OfWhatFits_IsTheOneThatCostsLeast) {

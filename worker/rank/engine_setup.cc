@@ -194,6 +194,19 @@ parallel::CompressionOptions CompressionOf(const v1::GradientCompressionSpec& sp
   return options;
 }
 
+// The parts of a stage as the spec gives them; the embedding and the head are blocks too.
+std::vector<parallel::BlockRange> PartsOf(const v1::ParallelSpec& split, int stage) {
+  std::vector<parallel::BlockRange> parts;
+  const auto& blocks = split.pipeline_blocks();
+  int begin = 0;
+  for (int i = 0; i < blocks.size(); ++i) {
+    const int end = begin + blocks[i] + (i == 0 ? 1 : 0) + (i + 1 == blocks.size() ? 1 : 0);
+    if (i % split.pipeline() == stage) parts.push_back({begin, end});
+    begin = end;
+  }
+  return parts;
+}
+
 }  // namespace
 
 parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
@@ -244,7 +257,9 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   const v1::EngineSpec& engine = spec.engine();
   const v1::ParallelSpec& split = engine.parallel();
   parallel::ModelParallel part;
-  if (split.pipeline() > 1) {
+  if (split.pipeline() > 1 && !split.pipeline_blocks().empty()) {
+    part.parts = PartsOf(split, coordinate[parallel::Axis::kPipeline]);
+  } else if (split.pipeline() > 1) {
     auto parts =
         parallel::StageParts(Describe(engine.model()), split.pipeline(), split.pipeline_chunks(),
                              coordinate[parallel::Axis::kPipeline]);

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/model/tensor_parallel.h"
+#include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/stages.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/engine_setup.h"
@@ -93,6 +95,10 @@ absl::StatusOr<double> BubbleOf(const v1::JobSpec& spec, const SplitRun& split,
   return idle / (1 + idle);
 }
 
+DeviceKind DeviceOf(const v1::JobSpec& spec) {
+  return spec.resources().device() == v1::DEVICE_KIND_CUDA ? DeviceKind::kCuda : DeviceKind::kCpu;
+}
+
 // One way to change a spec, and what it is estimated to cost.
 struct Candidate {
   v1::JobSpec spec;
@@ -146,6 +152,11 @@ class Search {
     }
     if (more_pipeline > 1) {
       candidate.settings.push_back(absl::StrCat("engine.parallel.pipeline=", after.pipeline()));
+    }
+    // Numbers of another pipeline do not fit this one.
+    if (more_pipeline > 1 && !before.pipeline_blocks().empty()) {
+      after.clear_pipeline_blocks();
+      candidate.settings.push_back("engine.parallel.pipeline_blocks=null");
     }
     if (taken > 1) {
       candidate.settings.push_back(absl::StrCat("engine.parallel.data=", after.data()));
@@ -216,6 +227,76 @@ class Search {
   std::vector<Candidate> found_;
 };
 
+// The work of the slowest stage.
+double SlowestStage(const std::vector<double>& costs, const std::vector<int>& boundaries) {
+  double slowest = 0;
+  for (size_t i = 0; i + 1 < boundaries.size(); ++i) {
+    const auto at = [&](int boundary) { return costs.begin() + boundary; };
+    slowest = std::max(slowest, std::accumulate(at(boundaries[i]), at(boundaries[i + 1]), 0.0));
+  }
+  return slowest;
+}
+
+// What the largest rank of a stage needs, were it to hold these blocks. The first tensor rank has
+// no smaller share than the others.
+absl::StatusOr<int64_t> StageBytes(const v1::JobSpec& spec, int stage,
+                                   parallel::BlockRange blocks) {
+  ASSIGN_OR_RETURN(const SplitRun split, SplitOf(spec));
+  const parallel::PerAxis coordinate(stage, 0, 0, 0);
+  ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, coordinate));
+  part.parts = {blocks};
+  ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(Describe(spec.engine().model()), part));
+  const parallel::TrainerOptions options = OptionsOf(spec);
+  const DeviceKind device = DeviceOf(spec);
+  return NeededBytes(
+      parallel::PredictMemory({.options = options,
+                               .model = *model,
+                               .mesh = split.mesh,
+                               .coordinate = coordinate,
+                               .zero_shards = split.zero_shards,
+                               .sequence_length = spec.engine().model().sequence_length()},
+                              device),
+      device);
+}
+
+// Blocks moved from stages that do not fit to those that have room, as evenly in work as that goes.
+std::optional<Candidate> MoveBlocks(const v1::JobSpec& spec, int64_t bytes) {
+  const int stages = spec.engine().parallel().pipeline();
+  if (stages == 1 || spec.engine().parallel().pipeline_chunks() != 1) return std::nullopt;
+  const auto costs = parallel::BlockCosts(Describe(spec.engine().model()));
+  if (!costs.ok()) return std::nullopt;
+  const int last = static_cast<int>(costs->size());
+  std::map<std::tuple<int, int, bool, bool>, bool> known;  // inner blocks are alike
+  const auto fits = [&](int stage, int begin, int end) {
+    const auto [entry, added] =
+        known.try_emplace({stage, end - begin, begin == 0, end == last}, false);
+    if (added) {
+      const auto needed = StageBytes(spec, stage, {begin, end});
+      entry->second = needed.ok() && *needed <= bytes;
+    }
+    return entry->second;
+  };
+  const auto moved = parallel::PartitionLayersWithin(*costs, stages, fits);
+  if (!moved.ok()) return std::nullopt;
+  std::vector<int> before = {0};
+  for (int stage = 0; stage < stages; ++stage) {
+    const auto part = PartOf(spec, parallel::PerAxis(stage, 0, 0, 0));
+    if (!part.ok()) return std::nullopt;
+    before.push_back(part->parts[0].end);
+  }
+  Candidate candidate = {spec, {}, SlowestStage(*costs, *moved) / SlowestStage(*costs, before)};
+  auto& blocks = *candidate.spec.mutable_engine()->mutable_parallel()->mutable_pipeline_blocks();
+  blocks.Clear();
+  for (int stage = 0; stage < stages; ++stage) {
+    const int ends = (stage == 0 ? 1 : 0) + (stage + 1 == stages ? 1 : 0);
+    blocks.Add((*moved)[stage + 1] - (*moved)[stage] - ends);
+  }
+  candidate.settings = {
+      absl::StrCat("engine.parallel.pipeline_blocks=[", absl::StrJoin(blocks, ","), "]")};
+  if (!spec::Validate(candidate.spec).ok()) return std::nullopt;
+  return candidate;
+}
+
 }  // namespace
 
 int64_t NeededBytes(const parallel::MemoryUse& use, DeviceKind device) {
@@ -244,8 +325,7 @@ absl::StatusOr<JobPlan> PlanJob(const v1::JobSpec& spec) {
   const parallel::TrainerOptions options = OptionsOf(spec);
   const parallel::ModelDescription description = Describe(spec.engine().model());
   JobPlan plan;
-  plan.device =
-      spec.resources().device() == v1::DEVICE_KIND_CUDA ? DeviceKind::kCuda : DeviceKind::kCpu;
+  plan.device = DeviceOf(spec);
   plan.degrees = split.mesh.degrees();
   const int replicas = plan.degrees[Axis::kData] * plan.degrees[Axis::kContext];
   for (int stage = 0; stage < plan.degrees[Axis::kPipeline]; ++stage) {
@@ -277,7 +357,14 @@ absl::StatusOr<JobPlan> PlanJob(const v1::JobSpec& spec) {
 
 std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes) {
   int tries = 0;
-  for (Candidate& candidate : Search(spec).Candidates()) {
+  std::vector<Candidate> candidates = Search(spec).Candidates();
+  if (std::optional<Candidate> moved = MoveBlocks(spec, bytes); moved.has_value()) {
+    const auto dearer = std::find_if(
+        candidates.begin(), candidates.end(),
+        [&](const Candidate& candidate) { return candidate.slowdown > moved->slowdown; });
+    candidates.insert(dearer, *std::move(moved));
+  }
+  for (Candidate& candidate : candidates) {
     if (++tries > kTriesMax) break;
     absl::StatusOr<JobPlan> plan = PlanJob(candidate.spec);
     if (!plan.ok() || plan->needed_bytes() > bytes) continue;

@@ -65,10 +65,11 @@ struct Change {
 };
 
 // The change with the least estimated cost after which every rank fits into `bytes`; none found: no
-// value. Tried, alone and together: recomputation, higher stages of ZeRO, smaller micro-batches,
-// more tensor and pipeline parallelism at the expense of data parallelism. Estimates order the
-// choices; they are not measurements: recompute selective 2 %, full 30 %; ZeRO-3 5 %; each halved
-// micro-batch 4 %; each doubled tensor degree 8 %; pipelines their bubble.
+// value. Tried: other numbers of blocks on each pipeline stage; alone and together: recomputation,
+// higher stages of ZeRO, smaller micro-batches, more tensor and pipeline parallelism at the expense
+// of data parallelism. Estimates order the choices; they are not measurements: recompute selective
+// 2 %, full 30 %; ZeRO-3 5 %; each halved micro-batch 4 %; each doubled tensor degree 8 %;
+// pipelines their bubble.
 std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes);
 
 // "engine.training.recompute=selective would fit: 71.20 GiB for the largest rank, about 2 %
