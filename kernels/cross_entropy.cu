@@ -317,7 +317,9 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const MergeData<T> d) {
   if (!d.write_gradient) return;
   const float scale = d.loss_scale == nullptr ? d.scale : d.scale * *d.loss_scale;
   const float offset = masked ? INFINITY : most * kLog2E - log2f(scale / sum);
-  const int64_t target = masked ? -1 : d.targets[blockIdx.x] - d.first;
+  // -1 where another rank has it: the padding's columns stand for tokens of the next one.
+  const int64_t column = d.targets[blockIdx.x] - d.first;
+  const int64_t target = !masked && column < d.vocab ? column : -1;
   const int packs = d.columns / N;
   for (int p = threadIdx.x; p < packs; p += kThreads * kPacksInFlight) {
     Pack<T, N> loaded[kPacksInFlight];
