@@ -127,10 +127,11 @@ void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
   MUSTER_DISPATCH(SwigluForward, packed, y);
 }
 
-void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed) {
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y) {
   CheckSwiglu(packed, dy);
   CheckSwiglu(d_packed, dy);
-  MUSTER_DISPATCH(SwigluBackward, packed, dy, d_packed);
+  if (!y.empty()) CheckSwiglu(packed, y);
+  MUSTER_DISPATCH(SwigluBackward, packed, dy, d_packed, y);
 }
 
 void LinearForward(Stream& stream, const LinearForwardArgs& args) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kChunk = 32;
-constexpr int kRowsInFlight = 8;
+constexpr int kRowsInFlight = 4;
 
 template <typename T, typename W, int N>
 __global__ void __launch_bounds__(kThreads)
@@ -71,34 +71,39 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   float* const piece = pieces + static_cast<int64_t>(blockIdx.x) * 2 * columns;
   for (int column = threadIdx.x * N; column < columns; column += kThreads * N) {
-    int first = 0;  // of the run being added
     float sum[N] = {};
     for (int batch = 0; batch < count; batch += kRowsInFlight) {
-      // Loaded together: the stores below would hold back every later load.
+      // Loaded together, what is added to as well: the stores below would hold back later loads.
       Pack<T, N> rows[kRowsInFlight];
+      float*
+          target[kRowsInFlight];  // of the run that ends here; nullptr: it goes on, or is nobody's
+      Pack<float, N> before[kRowsInFlight];
 #pragma unroll
       for (int r = 0; r < kRowsInFlight; ++r) {
-        const int64_t row = position[min(batch + r, count - 1)];
-        rows[r] = LoadPack<N>(dout + row * columns + column);
+        const int i = min(batch + r, count - 1);
+        rows[r] = LoadPack<N>(dout + static_cast<int64_t>(position[i]) * columns + column);
+        target[r] = nullptr;
+        before[r] = Pack<float, N>{};
+        const int32_t id = token[i + 1];
+        const bool goes_on = token[i + 2] == id;  // in the next chunk when this is the last row
+        if (batch + r >= count || (goes_on && i + 1 < count) || id < 0 || id >= vocab) continue;
+        const bool began_before = token[0] == id;  // sorted: all rows from the first on are its
+        target[r] = began_before || goes_on ? piece + (began_before ? 0 : columns) + column
+                                            : d_wte + static_cast<int64_t>(id) * columns + column;
+        if (!began_before && !goes_on) before[r] = LoadPack<N>(target[r]);
       }
 #pragma unroll
       for (int r = 0; r < kRowsInFlight; ++r) {
+        if (batch + r >= count) break;
         const int i = batch + r;
-        if (i >= count) break;
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] += rows[r][j];
         if (i + 1 < count && token[i + 2] == token[i + 1]) continue;
-        const bool began_before = first == 0 && token[0] == token[1];
-        const bool goes_on = i + 1 == count && token[i + 2] == token[i + 1];
-        const bool valid = token[i + 1] >= 0 && token[i + 1] < vocab;
-        float* out = d_wte + static_cast<int64_t>(token[i + 1]) * columns + column;
-        if (began_before || goes_on) out = piece + (began_before ? 0 : columns) + column;
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-          if (valid) out[j] = began_before || goes_on ? sum[j] : out[j] + sum[j];
-          sum[j] = 0;
-        }
-        first = i + 1;
+        for (int j = 0; j < N; ++j) sum[j] += before[r][j];
+        if (target[r] != nullptr) StorePack<N>(target[r], FromFloats<float>(sum));
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] = 0;
       }
     }
   }
@@ -205,7 +210,7 @@ void TokenGradient(CudaStream& stream, const Tensor& tokens, const Tensor& dout,
   }
   const auto chunks = static_cast<unsigned>(CeilDiv(n, kChunk));
   constexpr int N = kPackSize<T> / 2;  // 8 bytes of 16-bit types: enough threads for C = 768
-  if (columns % N == 0 && Aligned16(dout)) {
+  if (columns % N == 0 && Aligned16(dout) && Aligned16(d_wte)) {
     SegmentKernel<T, N><<<chunks, kThreads, 0, stream.handle()>>>(
         sorted_tokens, sorted_positions, dout.as<T>(), n, columns, static_cast<int>(d_wte.dim(0)),
         d_wte.f32(), pieces);

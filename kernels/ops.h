@@ -123,8 +123,9 @@ void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse);
 // ---- SwiGLU (Shazeer, arXiv 2002.05202) ----
 // packed [T,2F] act: the gate in columns [0,F), `up` in [F,2F). y = silu(gate) * up, [T,F].
 void SwigluForward(Stream& stream, Tensor packed, Tensor y);
-// d_packed [T,2F] = ; may alias packed.
-void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed);
+// d_packed [T,2F] = ; may alias packed. `y`, unless empty, is written again with the bits of
+// Forward, for who has not kept it; it may alias dy.
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y = Tensor());
 
 // ---- linear ----
 // y = epilogue(x W^T + bias). kGelu also writes the pre-activation to `pre` (kept for backward).

@@ -30,7 +30,7 @@ void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args);
 void RotaryTable(Stream& stream, const RotaryTableArgs& args);
 void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse);
 void SwigluForward(Stream& stream, Tensor packed, Tensor y);
-void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed);
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y);
 void LinearForward(Stream& stream, const LinearForwardArgs& args);
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
 void GeluForward(Stream& stream, Tensor x, Tensor y);

@@ -1,6 +1,6 @@
 // SwiGLU. With s = sigmoid(g): y = g s u, du = dy g s, dg = dy u s (1 + g (1 - s)).
 // A thread takes a pack of columns of one row. Bytes: forward [T,2F] in, [T,F] out; backward [T,3F]
-// in, [T,2F] out.
+// in, [T,2F] out, [T,F] more where y is wanted again.
 #include "kernels/device_cuda.h"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    BackwardKernel(const T* packed, const T* dy, T* d_packed, int64_t columns, int parts) {
+    BackwardKernel(const T* packed, const T* dy, T* d_packed, T* y, int64_t columns, int parts) {
   int64_t row, column;
   if (!Locate<N>(columns, parts, row, column)) return;
   float gate[N], up[N], d[N];
@@ -46,11 +46,14 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < N; ++i) {
     const float s = Sigmoid(gate[i]);
     const float d_gate = d[i] * up[i] * s * (1.f + gate[i] * (1.f - s));
-    up[i] = d[i] * gate[i] * s;
+    const float d_up = d[i] * gate[i] * s;
+    d[i] = up[i] * (gate[i] * s);  // y, with the bits of the forward pass
+    up[i] = d_up;
     gate[i] = d_gate;
   }
   StorePack<N>(d_packed + row * 2 * columns + column, FromFloats<T>(gate));
   StorePack<N>(d_packed + row * 2 * columns + columns + column, FromFloats<T>(up));
+  if (y != nullptr) StorePack<N>(y + row * columns + column, FromFloats<T>(d));
 }
 
 // Calls launch(N as a constant, blocks, blocks a row).
@@ -83,15 +86,16 @@ void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
   cuda.CheckLaunch("SwigluForward");
 }
 
-void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed) {
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (dy.elements() == 0) return;
   DispatchFloat(dy.dtype(), [&](auto tag) {
     using T = decltype(tag);
-    const bool aligned = Aligned16(packed) && Aligned16(dy) && Aligned16(d_packed);
+    const bool aligned = Aligned16(packed) && Aligned16(dy) && Aligned16(d_packed) && Aligned16(y);
     ForRows<T>(dy, aligned, [&](auto width, unsigned blocks, int parts) {
       BackwardKernel<T, width()><<<blocks, kThreads, 0, cuda.handle()>>>(
-          packed.as<T>(), dy.as<T>(), d_packed.as<T>(), dy.dim(1), parts);
+          packed.as<T>(), dy.as<T>(), d_packed.as<T>(), y.empty() ? nullptr : y.as<T>(), dy.dim(1),
+          parts);
     });
   });
   cuda.CheckLaunch("SwigluBackward");

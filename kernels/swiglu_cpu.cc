@@ -46,8 +46,8 @@ void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
   });
 }
 
-void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed) {
-  EnqueueOnHost(stream, [packed, dy, d_packed](ThreadPool& pool) {
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y) {
+  EnqueueOnHost(stream, [packed, dy, d_packed, y](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
     const int64_t f = dy.dim(1);
     ForEachPart(pool, dy.dim(0), f, [&](int64_t row, int64_t begin, int64_t n) {
@@ -56,13 +56,15 @@ void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed) {
       const float* d = dy.f32() + row * f + begin;
       float* d_gate = d_packed.f32() + row * 2 * f + begin;
       float* d_up = d_gate + f;
+      float* out = y.empty() ? nullptr : y.f32() + row * f + begin;
       float* s = ThreadScratch(kColumns);
       Sigmoid(loops, n, gate, s);
       for (int64_t i = 0; i < n; ++i) {
-        // Both inputs are read before either output is written: the two may be the same memory.
-        const float g = gate[i], u = up[i];
-        d_up[i] = d[i] * g * s[i];
-        d_gate[i] = d[i] * u * s[i] * (1.0f + g * (1.0f - s[i]));
+        // All inputs are read before any output is written: they may be the same memory.
+        const float g = gate[i], u = up[i], dy_i = d[i];
+        d_up[i] = dy_i * g * s[i];
+        d_gate[i] = dy_i * u * s[i] * (1.0f + g * (1.0f - s[i]));
+        if (out != nullptr) out[i] = g * s[i] * u;
       }
     });
   });

@@ -121,8 +121,9 @@ TEST_F(SwigluGpuTest, ForwardAndBackward_InPlaceAndOddWidths_MatchTheHost) {
       SwigluBackward(*stream_, packed.gpu(), dy.gpu(), d_packed.gpu());
       SwigluBackward(*cpu_stream_, packed.cpu(), dy.cpu(), d_packed.cpu());
       ExpectClose("gradient " + what, d_packed);
-      SwigluBackward(*stream_, packed.gpu(), dy.gpu(), packed.gpu());
+      SwigluBackward(*stream_, packed.gpu(), dy.gpu(), packed.gpu(), dy.gpu());
       EXPECT_EQ(packed.Download(*stream_), d_packed.Download(*stream_)) << what;
+      EXPECT_EQ(dy.Download(*stream_), y.Download(*stream_)) << what;
     }
   }
   ASSERT_OK(stream_->Synchronize());

@@ -36,10 +36,11 @@ TEST(Swiglu, ForwardAndBackward_MatchFloat64) {
       const auto loss = [&] { return testing::DotOf(Reference(t, f, wide), dy); };
       ExpectClose(d_packed, testing::NumericGradient(wide, loss), 1e-5, "d_packed");
     }
-    Floats in_place = packed;
-    SwigluBackward(*host.stream, View(in_place, {t, 2 * f}), View(dy, {t, f}),
-                   View(in_place, {t, 2 * f}));
+    Floats in_place = packed, again = dy;
+    SwigluBackward(*host.stream, View(in_place, {t, 2 * f}), View(again, {t, f}),
+                   View(in_place, {t, 2 * f}), View(again, {t, f}));
     EXPECT_EQ(in_place, d_packed);
+    EXPECT_EQ(again, y);
   }
 }
 
