@@ -114,6 +114,7 @@ class HeadBlock : public Block {
     // The norm has consumed the last branch; its storage keeps the gradient for Backward.
     args.dx = flow.branch_storage.Rows(begin, count);
     args.dw = (*pass.gradients)[table_];
+    args.accumulate = !pass.overwrite_gradients || begin > 0;
     kernels::LinearBackward(pass.stream, args);
   }
 

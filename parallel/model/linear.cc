@@ -76,6 +76,7 @@ kernels::LinearBackwardArgs BackwardArgs(const Pass& pass, const Linear& linear,
   args.w = pass.weights[linear.weight];
   args.dx = dx;
   args.dw = (*pass.gradients)[linear.weight];
+  args.accumulate = !pass.overwrite_gradients;
   return args;
 }
 

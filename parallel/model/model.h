@@ -157,6 +157,8 @@ struct Pass {
   // kLossAndGradient: gradients are added to these, by Forward (the head's table) and by Backward.
   // The listener of Backward may be null.
   const ParameterViews* gradients = nullptr;
+  // The gradients hold nothing yet: the first addition to each overwrites it, whatever is there.
+  bool overwrite_gradients = false;
   GradientListener* listener = nullptr;
   BlockGate* gate = nullptr;
   // Device memory, or null: one fp32 factor beside loss_scale.

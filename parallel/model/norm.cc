@@ -93,6 +93,7 @@ void FillBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const
   args.rstd = saved.rstd;
   args.dx = d_hidden;
   args.dgamma = gradients.weight;
+  args.accumulate = !pass.overwrite_gradients;
 }
 
 // Adds to `gradients`.

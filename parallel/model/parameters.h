@@ -46,8 +46,8 @@ struct Parameter {
   int block = -1;
   // Whether it is kept whole where blocks are sharded (ZeRO-3): embeddings, head, what is tied.
   bool resident = true;
-  // Another pipeline stage holds the same tensor (a tied table: the embedding's and the head's). The
-  // gradient of both is the sum of what the two stages find.
+  // Another pipeline stage holds the same tensor (a tied table: the embedding's and the head's).
+  // The gradient of both is the sum of what the two stages find.
   bool on_two_stages = false;
   // The later of the two. The other one has the say: it counts it in the norm and saves it.
   bool duplicate = false;

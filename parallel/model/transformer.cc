@@ -71,9 +71,11 @@ ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& c
 
 class EmbeddingBlock : public Block {
  public:
+  // `shares_table`: with the head of the same model, which adds to its gradient first.
   EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                 const TensorPart& part, int context_size, TableUse use)
+                 const TensorPart& part, int context_size, TableUse use, bool shares_table)
       : hidden_(config.hidden),
+        shares_table_(shares_table),
         part_(part),
         context_size_(context_size),
         token_(AddTokenTable(registry, config, part, use)) {
@@ -143,6 +145,11 @@ class EmbeddingBlock : public Block {
                  const Tensor& d_out) const {
     const Tensor positions = Positions(*pass.gradients, flow);
     const bool spread = !saved.d_positions.empty();
+    // Rows of tokens and positions that do not occur are not written by what follows.
+    if (pass.overwrite_gradients) {
+      if (!shares_table_) kernels::Zero(pass.stream, (*pass.gradients)[token_]);
+      if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
+    }
     if (spread) kernels::Zero(pass.stream, saved.d_positions);
     kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens,
                                part_.Enter(pass, d_out, flow.branch_storage), flow.shape.sequence,
@@ -169,6 +176,7 @@ class EmbeddingBlock : public Block {
   }
   const std::string name_ = "embedding";
   int64_t hidden_;
+  bool shares_table_;
   TensorPart part_;
   int context_size_;
   ParameterId token_;
@@ -241,6 +249,7 @@ class TransformerBlock : public Block {
     // The MLP's and the attention's backward follow each other: the larger need serves both.
     const int64_t mark = arena.Mark();
     saved.d_up = arena.Take("scratch", shape.activation, {t, ffn_});
+    if (SwigluComesAgain()) saved.up = saved.d_up;
     arena.ReleaseTo(mark);
     saved.d_qkv = arena.Take("scratch", shape.activation, {t, QkvWidth()});
     if (context_size_ == 1) {
@@ -351,6 +360,7 @@ class TransformerBlock : public Block {
     const int64_t rows = part_.rows(shape);
     saved.norm1.TakeOutput(arena, category, shape.activation, rows, hidden_);
     saved.norm2.TakeOutput(arena, category, shape.activation, rows, hidden_);
+    if (SwigluComesAgain()) return;
     saved.up = arena.Take(category, shape.activation, {shape.tokens(), ffn_});
   }
 
@@ -361,17 +371,18 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
     } else {
-      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow.shape, saved),
-                            *saved.spread_saved);
+      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap},
+                            Spread(flow.shape, saved), *saved.spread_saved);
     }
     LinearForward(pass, output_, saved.attention, flow.branch_storage);
     flow.branch = part_.Leave(pass, flow.branch_storage);
   }
-  void MlpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
+  void MlpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                  bool activate = true) const {
     const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
     if (swiglu_) {
       LinearForward(pass, up_, y2, saved.pre);
-      kernels::SwigluForward(pass.stream, saved.pre, saved.up);
+      if (activate) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
     } else {
       LinearForward(pass, up_, y2, saved.up, saved.pre);
     }
@@ -385,20 +396,27 @@ class TransformerBlock : public Block {
     if (recompute_ == Recompute::kFull) {
       AttentionForward(pass, again, saved);
       NormForward(pass, norm2_, again, saved.norm2);
-      MlpForward(pass, again, saved);
+      MlpForward(pass, again, saved, /*activate=*/!SwigluComesAgain());
       return;
     }
     again.residual = saved.norm2.x;
     NormForward(pass, norm2_, again, saved.norm2);
-    // GELU comes again with its gradient, in one pass.
-    if (swiglu_) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
   }
+  // The MLP's activation comes again with its gradient, in one pass: in the place of d_up, which
+  // that pass reads.
+  bool SwigluComesAgain() const { return swiglu_ && recompute_ != Recompute::kNone; }
 
   // From flow.d_hidden to saved.d_small, the gradient of the norm's output: this rank's part of it.
   void MlpBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
     const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
-    if (swiglu_) {
+    // The gate and `up` are not needed again: their gradients take their place.
+    if (SwigluComesAgain()) {
+      LinearBackwardInput(pass, down_, dy, saved.d_up);
+      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre, saved.up);
+      LinearBackwardWeights(pass, down_, dy, saved.up);
+    } else if (swiglu_) {
       LinearBackward(pass, down_, dy, saved.up, saved.d_up);
+      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre);
     } else {
       LinearBackwardThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
                                 recompute_ == Recompute::kSelective);
@@ -406,8 +424,6 @@ class TransformerBlock : public Block {
     // Gathered once more, into the place of dy, rather than kept.
     const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
     if (swiglu_) {
-      // The gate and `up` are not needed again: their gradients take their place.
-      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre);
       LinearBackward(pass, up_, saved.pre, y2, saved.d_small);
     } else {
       LinearBackward(pass, up_, saved.d_up, y2, saved.d_small, /*bias_is_complete=*/true);
@@ -442,8 +458,9 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       kernels::AttentionBackward(pass.stream, args);
     } else {
-      saved.spread->Backward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow.shape, saved),
-                             {args.dout, args.dq, args.dk, args.dv}, *saved.spread_saved);
+      saved.spread->Backward({pass.stream, *pass.context, pass.context_overlap},
+                             Spread(flow.shape, saved), {args.dout, args.dq, args.dk, args.dv},
+                             *saved.spread_saved);
     }
     if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
   }
@@ -557,7 +574,8 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
       if (i == 0) {
         auto embedding = std::make_unique<EmbeddingBlock>(
             *registry, config, tensor, parallel.context_size,
-            config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage);
+            config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage,
+            /*shares_table=*/config.tied && has_head);
         if (config.tied) token = embedding->token();
         blocks.push_back(std::move(embedding));
       } else if (i < head) {

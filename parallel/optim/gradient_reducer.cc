@@ -97,6 +97,7 @@ const ParameterViews& GradientReducer::BeginMicroBatch() {
   }
   if (!sharded()) {
     ++level_;
+    if (options_.overwritten) return flat_.gradient_views(level_);
     if (all_buckets()) {
       kernels::Zero(compute_, flat_.all_gradients(level_));
     } else {

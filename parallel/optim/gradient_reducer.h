@@ -23,6 +23,9 @@ struct GradientReducerOptions {
   // What travels. bf16: the parts are exchanged all-to-all and summed in fp32 in a fixed order, so
   // one rounding of every contribution is all that is lost.
   kernels::DType wire = kernels::DType::kF32;
+  // Whoever computes gradients overwrites them (Pass::overwrite_gradients), so that BeginMicroBatch
+  // need not zero them. ZeRO 0 only: elsewhere their padding may hold what was reduced.
+  bool overwritten = false;
   // Buckets [first, last) are this reducer's: those of one group (GradientGroups) of a stage, whose
   // micro-batches come at their own times. last < 0: all of them.
   int first_bucket = 0;
@@ -75,7 +78,7 @@ class GradientReducer : public GradientListener {
 
   // Requires: the buffers have Levels(micro_batches) gradient levels.
   void BeginStep(int64_t micro_batches);
-  // Zeroed views for the backward of the next micro-batch.
+  // Zeroed views for the backward of the next micro-batch; with `overwritten`, of old values.
   const ParameterViews& BeginMicroBatch();
   // Before the backward of any block: its gradients get their (zeroed) rotating buffer.
   void AcquireBlock(int block);

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
+#include "kernels/range.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/memory.h"
 
@@ -320,6 +321,7 @@ absl::StatusOr<bool> Trainer::Agree(bool ok) {
 }
 
 absl::Status Trainer::EnqueueStep() {
+  const kernels::Range shown(*compute_, absl::StrCat("step ", enqueued_ + 1));
   if (enqueued_ == step_) collected_at_ = std::chrono::steady_clock::now();
   Flight& flight = flights_[enqueued_ % flights_.size()];
   const int64_t micro_batches = global_micro_batches();
@@ -348,6 +350,7 @@ absl::Status Trainer::EnqueueStep() {
                       static_cast<double>(options_.global_batch * training_.sequence_length()));
   optimizer_->CopyOutcome(*compute_, flight.outcome);
   compute_->Record(*flight.done);
+  const kernels::Range update(*compute_, "update");
   optimizer_->Update(*compute_, [this](int bucket) { gatherer_->Updated(bucket); });
   ++enqueued_;
   return absl::OkStatus();

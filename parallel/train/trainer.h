@@ -271,6 +271,8 @@ class Trainer {
   int64_t global_micro_batches() const;  // per step
   int together() const;                  // see GradientReducer::MicroBatchOf
   int64_t step_values() const;           // floats that a step exchanges
+  // Whether gradients that stand whole need no zeroing. A backward in two calls adds to them.
+  bool overwrites_gradients() const { return options_.zero == 0 && !model_.shape().split_backward; }
 
   const TrainerOptions options_;
   const Model& model_;

@@ -111,8 +111,10 @@ class Trainer::EvaluationClient : public MicroBatchClient {
 
 absl::Status Trainer::MakeReducers() {
   const std::vector<FlatLayout::Bucket>& buckets = layout_.buckets();
-  GradientReducerOptions reducing = {
-      .overlap = options_.overlap, .wire = options_.gradient_wire, .compressor = compressor_.get()};
+  GradientReducerOptions reducing = {.overlap = options_.overlap,
+                                     .wire = options_.gradient_wire,
+                                     .overwritten = overwrites_gradients(),
+                                     .compressor = compressor_.get()};
   reducers_.resize(gradient_groups_.size());
   // Buckets stand in backward order: the last group has the first ones.
   for (size_t group = reducers_.size(); group-- > 0;) {
@@ -199,6 +201,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
   // The real number of unmasked tokens is known only after the exchange; see PrepareStep.
   pass.loss_scale = 1.0f / static_cast<float>(options_.global_batch * training_.sequence_length());
   pass.dynamic_loss_scale = optimizer_->loss_scale();
+  pass.overwrite_gradients = overwrites_gradients();
   pass.listener = &client;
   absl::Status status = executor_->RunStep(pass, client);
   if (!status.ok()) {

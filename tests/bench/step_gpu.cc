@@ -131,11 +131,11 @@ class Step {
   void Enqueue() {
     SetScalars();
     const Tensor gradients = buffers_->all_gradients(0);
-    kernels::Zero(*stream_, gradients);
     const parallel::Pass pass = {.stream = *stream_,
                                  .weights = buffers_->parameter_views(),
                                  .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
-                                 .gradients = &buffers_->gradient_views(0)};
+                                 .gradients = &buffers_->gradient_views(0),
+                                 .overwrite_gradients = true};
     model_->Forward(pass, workspace_);
     model_->Backward(pass, workspace_);
     kernels::Sum(*stream_, workspace_.flow.losses, Scalar(0), false);
@@ -157,6 +157,13 @@ class Step {
     kernels::Copy(*stream_, Scalar(0), Tensor(&loss, DType::kF32, {1}));
     CHECK_OK(stream_->Synchronize());
     return loss / static_cast<float>(shape_.tokens());
+  }
+
+  // What was planned, by category, in bytes.
+  std::map<std::string, int64_t> Planned() const {
+    std::map<std::string, int64_t> planned = arena_.bytes_by_category();
+    planned["state"] = parallel::FlatBuffers::Bytes(layout_, buffers_->options());
+    return planned;
   }
 
   kernels::Stream& stream() { return *stream_; }
@@ -337,6 +344,11 @@ int Main(int argc, char** argv) {
   result.first = first;
   result.last = step.Loss();
   Print(options, result, FindPeer(options));
+  std::printf("  planned:");
+  for (const auto& [category, bytes] : step.Planned()) {
+    std::printf(" %s %.2f GiB,", category.c_str(), static_cast<double>(bytes) / kGiB);
+  }
+  std::printf(" the rest are libraries and their workspaces\n");
   PrintKernels(step, options.kernels);
   return 0;
 }
