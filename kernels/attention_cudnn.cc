@@ -93,6 +93,20 @@ std::vector<int64_t> StatisticsStride(const AttentionArgs& args) {
   return {args.q.dim(2) * args.q.dim(1), args.q.dim(1), 1, 1};
 }
 
+// Most of the workspace that a backward may ask for: it grows with the batch, and with the square
+// of the sequence, to several GiB. Samples then go through in parts.
+constexpr int64_t kWorkspaceBytesMax = int64_t{512} << 20;
+
+// Samples [begin, begin + count).
+AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t count) {
+  AttentionArgs& forward = args.forward;
+  for (Tensor* t : {&forward.q, &forward.k, &forward.v, &forward.out, &forward.lse, &args.dout,
+                    &args.dq, &args.dk, &args.dv, &args.delta}) {
+    *t = t->Rows(begin, count);
+  }
+  return args;
+}
+
 // Empty when cuDNN has no engine for it.
 Graph Build(cudnnHandle_t handle, std::unique_ptr<fe::graph::Graph> graph) {
   if (graph->validate().is_bad() || graph->build_operation_graph(handle).is_bad() ||
@@ -162,16 +176,35 @@ struct AttentionPlans::State {
   cudnnHandle_t handle = nullptr;
   std::map<Key, Graph> graphs;
 
-  // `build` makes the graph when it is not there yet. False without an engine for it.
+  // `build` makes the graph when it is not there yet. nullptr without an engine for it.
+  template <typename F>
+  const Graph* Find(const Key& key, const F& build) {
+    auto found = graphs.find(key);
+    if (found == graphs.end()) found = graphs.emplace(key, build()).first;
+    return found->second.graph == nullptr ? nullptr : &found->second;
+  }
+
+  // 0 when there is nothing to run, which Run reports.
+  template <typename F>
+  int64_t WorkspaceBytes(const Key& key, const F& build) {
+    if (handle == nullptr) return 0;
+    try {
+      const Graph* const found = Find(key, build);
+      return found == nullptr ? 0 : found->workspace_bytes;
+    } catch (const std::exception&) {
+      return 0;
+    }
+  }
+
+  // False without an engine for it.
   template <typename F>
   bool Run(CudaStream& stream, const char* op, const Key& key, const F& build,
            std::unordered_map<int64_t, void*> pointers) {
     if (handle == nullptr) return false;
     try {
-      auto found = graphs.find(key);
-      if (found == graphs.end()) found = graphs.emplace(key, build()).first;
-      const Graph& built = found->second;
-      if (built.graph == nullptr) return false;
+      const Graph* const found = Find(key, build);
+      if (found == nullptr) return false;
+      const Graph& built = *found;
       void* workspace = stream.Scratch(built.workspace_bytes);
       if (workspace == nullptr) return true;  // the stream has failed and says why
       fe::error_t error = built.graph->execute(handle, pointers, workspace);
@@ -214,8 +247,13 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
   Key key = KeyOf(forward);
   for (const Tensor* tensor : {&args.dout, &args.dq, &args.dk, &args.dv}) Append(*tensor, key);
   key.push_back(args.deterministic);
-  return state_->Run(stream, "AttentionBackward", key,
-                     [&] { return BuildBackward(state_->handle, args); },
+  const auto build = [&] { return BuildBackward(state_->handle, args); };
+  const int64_t batch = forward.q.dim(0);
+  if (batch > 1 && state_->WorkspaceBytes(key, build) > kWorkspaceBytesMax) {
+    return Backward(stream, Samples(args, 0, batch / 2)) &&
+           Backward(stream, Samples(args, batch / 2, batch - batch / 2));
+  }
+  return state_->Run(stream, "AttentionBackward", key, build,
                      {{kQ, forward.q.data()},
                       {kK, forward.k.data()},
                       {kV, forward.v.data()},

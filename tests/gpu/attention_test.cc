@@ -98,6 +98,45 @@ TEST_P(AttentionGpuTest, ForwardAndBackward_PackedGroupedAndOddShapes_MatchTheHo
   }
 }
 
+// Its workspace for all samples at once would take GiBs.
+TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSample) {
+  if (GetParam()) GTEST_SKIP() << "our own kernels have no workspace";
+  const int64_t batch = 3, sequence = 4096, heads = 32, key_heads = 8, width = 64;
+  const DType dtype = DType::kBF16;
+  const int64_t row = (heads + 2 * key_heads) * width;
+  Both qkv = Input(dtype, {batch, sequence, row}),
+       out = Output(dtype, {batch, sequence, heads, width});
+  Both dout = Input(dtype, {batch, sequence, heads, width});
+  Both lse = Output(DType::kF32, {batch, heads, sequence}),
+       delta = Output(DType::kF32, {batch, heads, sequence});
+  Both together = Output(dtype, {batch, sequence, row}),
+       apart = Output(dtype, {batch, sequence, row});
+  const auto run = [&](Both& gradients, int64_t first, int64_t count) {
+    const auto view = [&](Both& both, int64_t head, int64_t n) {
+      return both.Gpu(first * sequence * row + head * width, {count, sequence, n, width},
+                      {sequence * row, row, width, 1});
+    };
+    const auto samples = [&](Both& both) { return both.gpu().Rows(first, count); };
+    AttentionBackwardArgs args;
+    args.forward = {.q = view(qkv, 0, heads),
+                    .k = view(qkv, heads, key_heads),
+                    .v = view(qkv, heads + key_heads, key_heads),
+                    .out = samples(out),
+                    .lse = samples(lse)};
+    args.dout = samples(dout);
+    args.dq = view(gradients, 0, heads);
+    args.dk = view(gradients, heads, key_heads);
+    args.dv = view(gradients, heads + key_heads, key_heads);
+    args.delta = samples(delta);
+    AttentionForward(*stream_, args.forward);
+    AttentionBackward(*stream_, args);
+    ASSERT_OK(stream_->Synchronize());
+  };
+  run(together, 0, batch);
+  for (int64_t i = 0; i < batch; ++i) run(apart, i, 1);
+  EXPECT_EQ(together.Download(*stream_), apart.Download(*stream_));
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionGpuTest, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "Own" : "Chosen"; });
 
