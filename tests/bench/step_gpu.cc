@@ -349,6 +349,7 @@ int Main(int argc, char** argv) {
     std::printf(" %s %.2f GiB,", category.c_str(), static_cast<double>(bytes) / kGiB);
   }
   std::printf(" the rest are libraries and their workspaces\n");
+  std::fflush(stdout);
   PrintKernels(step, options.kernels);
   return 0;
 }
