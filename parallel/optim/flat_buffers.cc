@@ -1,6 +1,7 @@
 #include "parallel/optim/flat_buffers.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -52,12 +53,20 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
   const bool half = options.compute != DType::kF32;
   plan.gradient_slots = std::clamp(units, 1, kSlots);
   plan.parameter_slots = options.reshard_after_forward ? plan.gradient_slots : std::max(1, units);
-  plan.moments = layout.local_elements();
+  const bool all_on_host = options.host_buckets == static_cast<int>(layout.buckets().size());
+  if (options.host_buckets > 0) {
+    plan.host =
+        all_on_host ? layout.local_elements() : layout.buckets()[options.host_buckets].local;
+    plan.host_unit_local =
+        all_on_host ? plan.unit_local_elements : plan.unit_local[options.host_buckets];
+  }
+  plan.moments = layout.local_elements() - plan.host;
   plan.master = half ? plan.moments : 0;
   if (options.zero >= 3) {
     plan.whole_parameters = plan.resident_elements;
     plan.parameter_slot_storage = plan.parameter_slots * plan.slot_elements;
-    (half ? plan.copy : plan.master) = plan.unit_local_elements;
+    plan.copy = half ? plan.unit_local_elements : plan.host_unit_local;
+    if (!half) plan.master = plan.unit_local_elements - plan.host_unit_local;
   } else {
     plan.whole_parameters = layout.elements();
   }
@@ -101,12 +110,18 @@ FlatBuffersBytes FlatBuffers::Sizes(const FlatLayout& layout, const FlatBuffersO
   return bytes;
 }
 
+int64_t FlatBuffers::HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
+  return 3 * SizeOf(DType::kF32) * MakePlan(layout, options).host;
+}
+
 absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& device,
                                                                kernels::Stream& stream,
                                                                const ParameterRegistry& registry,
                                                                const FlatLayout& layout,
                                                                const FlatBuffersOptions& options) {
   CHECK(options.shard >= 0 && options.shard < layout.shards());
+  CHECK(options.host_buckets >= 0 &&
+        options.host_buckets <= static_cast<int>(layout.buckets().size()));
   std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout, options));
   flat->plan_ = MakePlan(layout, options);
   flat->units_ = flat->plan_.units;
@@ -143,6 +158,18 @@ absl::Status FlatBuffers::Allocate(kernels::Device& device, kernels::Stream& str
     (this->*part.levels).resize(part.level_count);
     for (BufferPointer& level : this->*part.levels) RETURN_IF_ERROR(allocate(level, part));
   }
+  for (auto* buffer : {&host_master_, &host_m_, &host_v_}) {
+    if (plan_.host == 0) break;
+    auto made = device.AllocateHost(plan_.host * SizeOf(DType::kF32));
+    if (!made.ok()) {
+      return Annotate(made.status(),
+                      absl::StrFormat("offloaded optimizer state takes %.1f MB of host memory",
+                                      static_cast<double>(HostBytes(layout_, options_)) * 1e-6));
+    }
+    *buffer = *std::move(made);
+    // The host's own: no stream knows of it yet. Padding stays zero.
+    std::memset((*buffer)->data(), 0, plan_.host * SizeOf(DType::kF32));
+  }
   for (int slot = 0; slot < gradient_slots_; ++slot) {
     ASSIGN_OR_RETURN(auto empty, device.MakeEvent());
     gradient_slot_empty_.push_back(std::move(empty));
@@ -154,16 +181,23 @@ Tensor FlatBuffers::Local(kernels::Buffer& buffer, int bucket) {
   return Slice(buffer, DType::kF32, layout_.buckets()[bucket].local, part(bucket));
 }
 
+Tensor FlatBuffers::State(std::unique_ptr<kernels::Buffer>& host,
+                          std::unique_ptr<kernels::Buffer>& device, int bucket) {
+  if (offloaded(bucket)) return Local(*host, bucket);
+  return Slice(*device, DType::kF32, layout_.buckets()[bucket].local - plan_.host, part(bucket));
+}
+
 Tensor FlatBuffers::master(int bucket) {
-  if (half()) return Local(*master_, bucket);
+  if (half() || offloaded(bucket)) return State(host_master_, master_, bucket);
   if (parameters_rotate(bucket)) {
-    return Slice(*master_, DType::kF32, plan_.unit_local[bucket], part(bucket));
+    return Slice(*master_, DType::kF32, plan_.unit_local[bucket] - plan_.host_unit_local,
+                 part(bucket));
   }
   return own_parameters(bucket);
 }
 
 Tensor FlatBuffers::copy(int bucket) {
-  if (!half()) return Tensor();
+  if (!half() && !offloaded(bucket)) return Tensor();
   if (!parameters_rotate(bucket)) return own_parameters(bucket);
   return Slice(*copy_, options_.compute, plan_.unit_local[bucket], part(bucket));
 }
@@ -184,7 +218,7 @@ Tensor FlatBuffers::own_parameters(int bucket) {
 
 Tensor FlatBuffers::gather_source(int bucket) {
   if (!parameters_rotate(bucket)) return Tensor();
-  return half() ? copy(bucket) : master(bucket);
+  return half() || offloaded(bucket) ? copy(bucket) : master(bucket);
 }
 
 Tensor FlatBuffers::whole_gradients(int bucket, int level) {
@@ -208,18 +242,18 @@ Tensor FlatBuffers::all_gradients(int level) {
 }
 
 Tensor FlatBuffers::all_masters() {
-  CHECK_EQ(layout_.shards(), 1);
+  CHECK(layout_.shards() == 1 && options_.host_buckets == 0);
   CHECK_LT(options_.zero, 2);
   return Slice(half() ? *master_ : *whole_parameters_, DType::kF32, 0, layout_.elements());
 }
 
 Tensor FlatBuffers::all_m() {
-  CHECK_EQ(layout_.shards(), 1);
+  CHECK(layout_.shards() == 1 && options_.host_buckets == 0);
   return Slice(*m_, DType::kF32, 0, layout_.elements());
 }
 
 Tensor FlatBuffers::all_v() {
-  CHECK_EQ(layout_.shards(), 1);
+  CHECK(layout_.shards() == 1 && options_.host_buckets == 0);
   return Slice(*v_, DType::kF32, 0, layout_.elements());
 }
 
@@ -246,9 +280,22 @@ ParameterViews FlatBuffers::GradientsAsViews(int level) {
 }
 
 void FlatBuffers::RefreshCopies(kernels::Stream& stream) {
-  if (!half()) return;
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
-    kernels::Cast(stream, master(bucket), copy(bucket));
+    if (half()) {
+      kernels::Cast(stream, master(bucket), copy(bucket));
+    } else if (offloaded(bucket)) {
+      kernels::Copy(stream, master(bucket), copy(bucket));
+    }
+  }
+}
+
+void FlatBuffers::ClearMoments(kernels::Stream& stream, int bucket) {
+  for (const Tensor& moment : {m(bucket), v(bucket)}) {
+    if (offloaded(bucket)) {
+      std::memset(moment.data(), 0, moment.bytes());
+    } else {
+      kernels::Zero(stream, moment);
+    }
   }
 }
 
@@ -256,8 +303,7 @@ absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
     const FlatRange own = layout_.Part(bucket, options_.shard);
     const Tensor to = master(bucket);
-    kernels::Zero(stream, m(bucket));
-    kernels::Zero(stream, v(bucket));
+    ClearMoments(stream, bucket);
     for (const FlatPiece& piece : layout_.Pieces(own)) {
       const Parameter& parameter = registry_.at(piece.parameter);
       std::vector<float> values(parameter.storage_elements());

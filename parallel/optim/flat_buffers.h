@@ -28,6 +28,9 @@ struct FlatBuffersOptions {
   int shard = 0;  // this rank's place among layout.shards()
   // ZeRO-3: false keeps gathered blocks until the next update, in memory for all of them.
   bool reshard_after_forward = true;
+  // Offload: the optimizer's state and the master weights of the first so many buckets, those of
+  // the last layers, are in (pinned) host memory.
+  int host_buckets = 0;
 };
 
 // Device memory in bytes.
@@ -40,7 +43,7 @@ struct FlatBuffersBytes {
   int64_t total() const { return parameters + gathered + master + moments + gradients; }
 };
 
-// Owns the device memory. Per element of a rank's own parts: 4 bytes each of m and v and, unless
+// Owns the memory. Per element of a rank's own parts: 4 bytes each of m and v and, unless
 // the model computes with them in place, of the master weights. Single-threaded. The registry and
 // the layout must outlive it.
 //
@@ -61,11 +64,12 @@ class FlatBuffers {
   absl::Status Initialize(kernels::Stream& stream, uint64_t seed);
   // After the master weights were written by other means: the 16-bit copies of the own parts.
   void RefreshCopies(kernels::Stream& stream);
-  // What Make() will ask the device for.
+  // What Make() will ask the device for, and the host.
   static FlatBuffersBytes Sizes(const FlatLayout& layout, const FlatBuffersOptions& options);
   static int64_t Bytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
     return Sizes(layout, options).total();
   }
+  static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
 
   const FlatLayout& layout() const { return layout_; }
   const ParameterRegistry& registry() const { return registry_; }
@@ -74,6 +78,7 @@ class FlatBuffers {
   bool parameters_rotate(int bucket) const {
     return options_.zero >= 3 && layout_.buckets()[bucket].block >= 0;
   }
+  bool offloaded(int bucket) const { return bucket < options_.host_buckets; }
   bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
   // Which of the rotating buffers a bucket uses.
   int parameter_slot(int bucket) const { return units_[bucket] % parameter_slots_; }
@@ -84,13 +89,14 @@ class FlatBuffers {
   // it is used again: by all reducers of these buffers.
   kernels::Event& gradient_slot_empty(int slot) { return *gradient_slot_empty_[slot]; }
 
-  // The own part of a bucket, fp32.
+  // The own part of a bucket, fp32; in host memory when it is offloaded.
   kernels::Tensor master(int bucket);
-  kernels::Tensor m(int bucket) { return Local(*m_, bucket); }
-  kernels::Tensor v(int bucket) { return Local(*v_, bucket); }
+  kernels::Tensor m(int bucket) { return State(host_m_, m_, bucket); }
+  kernels::Tensor v(int bucket) { return State(host_v_, v_, bucket); }
   // The reduced gradient of the own part. ZeRO 2 and 3: `level` counts partial sums of it.
   kernels::Tensor own_gradient(int bucket, int level = 0);
-  // The own part in 16 bits, where AdamW writes it; empty when the model computes in fp32.
+  // The own part of what the model computes with, where it is not the master weights themselves:
+  // in 16 bits, or in fp32 when those are on the host; otherwise empty.
   kernels::Tensor copy(int bucket);
 
   // A whole bucket of what the model computes with, and the own part of it.
@@ -120,6 +126,7 @@ class FlatBuffers {
     int parameter_slots = 1, gradient_slots = 1;
     int64_t slot_elements = 0;
     int64_t resident_elements = 0, unit_local_elements = 0;
+    int64_t host = 0, host_unit_local = 0;  // of own parts: offloaded; of them those of blocks
     int64_t whole_parameters = 0, parameter_slot_storage = 0, master = 0, copy = 0, moments = 0,
             whole_gradients = 0, gradient_slot_storage = 0, own_gradients = 0;
   };
@@ -146,6 +153,10 @@ class FlatBuffers {
     return layout_.buckets()[bucket].range.size() / layout_.shards();
   }
   kernels::Tensor Local(kernels::Buffer& buffer, int bucket);
+  // Of arrays that hold the offloaded buckets and the others.
+  kernels::Tensor State(std::unique_ptr<kernels::Buffer>& host,
+                        std::unique_ptr<kernels::Buffer>& device, int bucket);
+  void ClearMoments(kernels::Stream& stream, int bucket);
   ParameterViews ParametersAsViews();
   ParameterViews GradientsAsViews(int level);
 
@@ -156,7 +167,7 @@ class FlatBuffers {
   std::vector<int> units_;
   int parameter_slots_ = 1, gradient_slots_ = 1;
   BufferPointer whole_parameters_, parameter_slot_storage_, master_, copy_, m_, v_,
-      gradient_slot_storage_;
+      gradient_slot_storage_, host_master_, host_m_, host_v_;
   std::vector<BufferPointer> whole_gradients_, own_gradients_;  // per level
   std::vector<std::unique_ptr<kernels::Event>> gradient_slot_empty_;
   ParameterViews parameter_views_;

@@ -99,7 +99,8 @@ void Optimizer::Update(kernels::Stream& stream, const std::function<void(int buc
   args.beta2 = static_cast<float>(options_.adamw.beta2);
   args.epsilon = static_cast<float>(options_.adamw.epsilon);
   args.scalars = static_cast<const StepScalars*>(scalars_->data());
-  for (int bucket = static_cast<int>(layout.buckets().size()) - 1; bucket >= 0; --bucket) {
+  const int first = flat_.options().host_buckets;
+  for (int bucket = static_cast<int>(layout.buckets().size()) - 1; bucket >= first; --bucket) {
     const FlatRange part = layout.Part(bucket, flat_.options().shard);
     const Tensor parameter = flat_.master(bucket), gradient = flat_.own_gradient(bucket),
                  m = flat_.m(bucket), v = flat_.v(bucket), copy = flat_.copy(bucket);

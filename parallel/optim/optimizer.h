@@ -55,11 +55,16 @@ class Optimizer {
   void Prepare(kernels::Stream& stream, kernels::Tensor values, int64_t micro_batches,
                int64_t ranks, double nominal_tokens);
   // Enqueues the update, later buckets first (the order of forward); `updated` is called with each
-  // bucket when its own part has been enqueued.
+  // bucket when its own part has been enqueued. Buckets whose state is on the host are left out.
   void Update(kernels::Stream& stream, const std::function<void(int bucket)>& updated);
 
   // Enqueues a copy of what Prepare() found to pinned host memory.
   void CopyOutcome(kernels::Stream& stream, kernels::StepOutcome* host);
+  // Device memory: what Prepare() found, for updates elsewhere.
+  const kernels::StepScalars* scalars() const {
+    return static_cast<const kernels::StepScalars*>(scalars_->data());
+  }
+  const OptimizerOptions& options() const { return options_; }
   // Device memory: the factor of every loss, or null without dynamic loss scaling.
   const float* loss_scale() const;
 

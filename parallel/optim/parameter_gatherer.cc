@@ -80,11 +80,25 @@ void ParameterGatherer::Updated(int bucket) {
     stream_.Wait(*updated_[bucket]);
   }
   if (flat_.parameters_rotate(bucket)) {
-    int& held = held_[flat_.parameter_slot(bucket)];
-    if (held == bucket) held = -1;
-    return;
+    Invalidate(bucket);
+  } else if (group_.size() > 1) {
+    Gather(bucket);
   }
-  if (group_.size() > 1) Gather(bucket);
+}
+
+void ParameterGatherer::UpdatedBy(kernels::Event& written, int bucket) {
+  gathering().Wait(written);
+  if (flat_.parameters_rotate(bucket)) {
+    Invalidate(bucket);
+  } else {
+    // Also without anybody to gather from: compute waits for the event when it needs the bucket.
+    Gather(bucket);
+  }
+}
+
+void ParameterGatherer::Invalidate(int bucket) {
+  int& held = held_[flat_.parameter_slot(bucket)];
+  if (held == bucket) held = -1;
 }
 
 void ParameterGatherer::AllUpdated() {

@@ -42,6 +42,8 @@ class ParameterGatherer : public BlockGate {
   // The own part of the bucket has been written on the compute stream. Call it for every bucket,
   // on all ranks in the same order; later ones first is the order of forward.
   void Updated(int bucket);
+  // The same for a bucket that another stream writes, until `written`.
+  void UpdatedBy(kernels::Event& written, int bucket);
   // The same for all buckets.
   void AllUpdated();
   // Later work on the compute stream sees the whole bucket. Requires: it does not rotate.
@@ -60,6 +62,7 @@ class ParameterGatherer : public BlockGate {
   // The bucket of the block that comes after `block`, -1 if none.
   int NextBucket(int block, bool backward) const;
   void Gather(int bucket);
+  void Invalidate(int bucket);
   void EnsureGathered(int bucket);
 
   FlatBuffers& flat_;

@@ -11,6 +11,7 @@
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/optimizer_offload.h"
 #include "parallel/pipeline/executor.h"
 #include "parallel/train/batch_loader.h"
 
@@ -107,6 +108,10 @@ FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place) {
   storage.compute = ComputeDtype(place.options.precision);
   storage.zero = place.options.zero;
   storage.reshard_after_forward = place.options.reshard_after_forward;
+  if (place.options.offload_optimizer > 0) {
+    const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));
+    storage.host_buckets = HostBuckets(layout, place.options.offload_optimizer);
+  }
   return storage;
 }
 
@@ -182,7 +187,8 @@ int64_t LibraryBytes(DeviceKind device, int world_size) {
 MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   const TrainerOptions& options = place.options;
   const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));
-  const FlatBuffersBytes flat = FlatBuffers::Sizes(layout, StorageOptionsOf(place));
+  const FlatBuffersOptions storage = StorageOptionsOf(place);
+  const FlatBuffersBytes flat = FlatBuffers::Sizes(layout, storage);
   const bool compressed = options.compression.method != CompressionMethod::kNone;
   const int64_t residuals =
       compressed ? GradientCompressor::StateBytes(options.compression, layout) : 0;
@@ -226,6 +232,8 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   use.host = {{"batches", BatchLoader::Bytes(options.micro_batch, place.sequence_length)},
               {"step", numbers + StepsUnderWay(device) * StepOutcomeBytes() +
                            static_cast<int64_t>(sizeof(kernels::StepState))},
+              {"optimizer", FlatBuffers::HostBytes(layout, storage) +
+                                OptimizerOffload::HostBytes(layout, storage)},
               {"verify", options.verify_every > 0 ? largest * kFloat : 0},
               {"checkpoint", options.checkpoint_root.empty() ? 0 : staging + residuals}};
   return use;

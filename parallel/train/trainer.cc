@@ -207,6 +207,11 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
         training.sequence_length(), context, model.shape().context_size, 2 * context));
   }
   RETURN_IF_ERROR(CheckCompression(options, device));
+  if (!(options.offload_optimizer >= 0 && options.offload_optimizer <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a share of %g of the optimizer's state cannot be offloaded; 0 to 1",
+                        options.offload_optimizer));
+  }
   return CheckPipeline({.options = options,
                         .model = model,
                         .mesh = groups.mesh(),
@@ -258,6 +263,10 @@ absl::Status Trainer::Allocate() {
     ASSIGN_OR_RETURN(compressor_, GradientCompressor::Make(options_.compression, *flat_,
                                                            gradient_group(), *compute_));
     ASSIGN_OR_RETURN(residual_square_, device_.Allocate(sizeof(float)));
+  }
+  if (storage.host_buckets > 0) {
+    ASSIGN_OR_RETURN(offload_, OptimizerOffload::Make(*flat_, *optimizer_, device_,
+                                                      std::max(1, options_.offload_threads)));
   }
   RETURN_IF_ERROR(MakeReducers());
   ASSIGN_OR_RETURN(
@@ -328,6 +337,7 @@ absl::Status Trainer::EnqueueStep() {
   flight.outcome->tokens = -1;  // until the device has written it
   kernels::Zero(*compute_, Floats(*values_, 0, step_values()));
   RETURN_IF_ERROR(RunMicroBatches(flight));
+  if (offload_ != nullptr) offload_->FetchGradients(*compute_);
   if (compressor_ != nullptr) {
     compressor_->ResidualSquare(*compute_, Floats(*residual_square_, 0, 1));
     kernels::Copy(*compute_, Floats(*residual_square_, 0, 1),
@@ -351,7 +361,11 @@ absl::Status Trainer::EnqueueStep() {
   optimizer_->CopyOutcome(*compute_, flight.outcome);
   compute_->Record(*flight.done);
   const kernels::Range update(*compute_, "update");
+  if (offload_ != nullptr) offload_->Update(*compute_);
   optimizer_->Update(*compute_, [this](int bucket) { gatherer_->Updated(bucket); });
+  for (int bucket = flat_->options().host_buckets - 1; bucket >= 0; --bucket) {
+    gatherer_->UpdatedBy(offload_->written(bucket), bucket);
+  }
   ++enqueued_;
   return absl::OkStatus();
 }
@@ -360,6 +374,7 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   const Flight& flight = flights_[step_ % flights_.size()];
   flight.done->Synchronize();
   RETURN_IF_ERROR(Mark(executor_->status(), FailureDomain::kCommunication));
+  if (offload_ != nullptr) RETURN_IF_ERROR(Mark(offload_->status(), FailureDomain::kDevice));
   for (kernels::Stream* stream : streams()) {
     // A failed collective leaves nothing to be read.
     if (!stream->status().ok()) {
@@ -508,6 +523,7 @@ absl::StatusOr<Trainer::Outcome> Trainer::Run() {
     const bool save =
         !options_.checkpoint_root.empty() &&
         (last || step_ % options_.checkpoint_every == 0 || (stop && options_.checkpoint_on_stop));
+    if (offload_ != nullptr) offload_->Join(*compute_);
     if (Verifies(step_)) RETURN_IF_ERROR(Verify());
     // Saving first: an evaluation may be long, and the steps should count by then.
     if (save) RETURN_IF_ERROR(Save());

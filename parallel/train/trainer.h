@@ -25,6 +25,7 @@
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/optimizer_offload.h"
 #include "parallel/optim/parameter_gatherer.h"
 #include "parallel/optim/schedule.h"
 #include "parallel/pipeline/executor.h"
@@ -63,6 +64,10 @@ struct TrainerOptions {
   PipelineSchedule pipeline_schedule = PipelineSchedule::kOneForwardOneBackward;
   bool reshard_after_forward = true;    // ZeRO-3: free blocks after forward, gather them again
   int64_t resident_elements = 100'000;  // ZeRO-3: smaller parameters stay whole
+  // Share of the optimizer's state and master weights, 0 to 1, that is in host memory and updated
+  // by so many threads of the host.
+  double offload_optimizer = 0;
+  int offload_threads = 1;
   // Compares what several ranks hold every so many steps, and after the last; 0 = never.
   int64_t verify_every = 0;
   int64_t evaluate_every = 0;      // 0 = only after the last step
@@ -190,6 +195,7 @@ class Trainer {
   int64_t state_bytes() const;
   // What this trainer was planned to take (memory.h).
   MemoryUse PredictedMemory() const;
+  int64_t host_state_bytes() const { return FlatBuffers::HostBytes(layout_, flat_->options()); }
 
  private:
   Trainer(const TrainerOptions& options, const Model& model, kernels::Device& device,
@@ -297,6 +303,7 @@ class Trainer {
   std::unique_ptr<ContextOverlap> exchange_;  // of ranks that share sequences; null: on compute_
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per gradient group
   std::unique_ptr<ParameterGatherer> gatherer_;
+  std::unique_ptr<OptimizerOffload> offload_;  // null: all state is on the device
   std::unique_ptr<PipelineExecutor> executor_;
   std::unique_ptr<kernels::Buffer>
       positions_;                            // of this rank's tokens, where ranks share sequences

@@ -103,7 +103,8 @@ absl::Status Trainer::Verify() {
       RETURN_IF_ERROR(Mark(add("parameter", flat_->whole_parameters(i), layout_.buckets()[i].range),
                            FailureDomain::kMemory));
     }
-    const bool apart = flat_->parameters_rotate(i) || flat_->options().compute != DType::kF32;
+    const bool apart = flat_->parameters_rotate(i) || flat_->offloaded(i) ||
+                       flat_->options().compute != DType::kF32;
     if (apart)
       RETURN_IF_ERROR(Mark(add("master weight", flat_->master(i), own), FailureDomain::kMemory));
     RETURN_IF_ERROR(Mark(add("first moment", flat_->m(i), own), FailureDomain::kMemory));

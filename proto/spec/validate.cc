@@ -330,6 +330,11 @@ class Judge {
     }
     Pipeline(spec);
     Context(spec);
+    const std::string offload = "engine.parallel.offload.optimizer";
+    const double share = parallel.offload().optimizer();
+    if (Finite(offload, share) && (share < 0 || share > 1)) {
+      Add(offload, share, " is out of range; 0 to 1");
+    }
   }
 
   void Context(const v1::JobSpec& spec) {

@@ -169,6 +169,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
     return result;
   }
   result.state_bytes = (*trainer)->state_bytes();
+  result.host_state_bytes = (*trainer)->host_state_bytes();
   result.reduced_bytes = groups->shard().bytes_sent();
   result.gathered_bytes = groups->gather().bytes_sent();
   result.replica_bytes = groups->replicate().bytes_sent();

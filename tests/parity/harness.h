@@ -58,7 +58,7 @@ struct RankResult {
   std::vector<double> losses, norms;
   std::vector<StepReport> reports;
   std::map<int64_t, double> validation;  // loss by step
-  int64_t state_bytes = 0;
+  int64_t state_bytes = 0, host_state_bytes = 0;
   int64_t reduced_bytes = 0;   // by the shard group: reduce-scatters of gradients
   int64_t gathered_bytes = 0;  // by the gather group: all-gathers of parameters
   int64_t replica_bytes = 0;   // by the replicate group: all-reduces of gradients

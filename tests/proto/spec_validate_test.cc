@@ -205,6 +205,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.model.preset=llama-2b", "engine.model.preset: 'llama-2b' is not one of gpt2-1"},
         Bad{"engine.model.family=llama", "engine.model.ffn: required; 1 to"},
         Bad{"engine.model={preset: llama-1b, kv_heads: 5}", "5 does not divide heads (32)"},
+        Bad{"engine.parallel.offload={optimizer: 1.5}",
+            "engine.parallel.offload.optimizer: 1.5 is out of range; 0 to 1"},
         Bad{"engine.training.verify_every=-1", "engine.training.verify_every: -1"},
         Bad{"engine.training.gradient_compression={}",
             "gradient_compression: required: one of top_k, sign"},

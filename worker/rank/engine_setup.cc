@@ -324,6 +324,7 @@ parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec) {
   }
   options.compression = CompressionOf(training.gradient_compression());
   options.verify_every = training.verify_every();
+  options.offload_optimizer = spec.engine().parallel().offload().optimizer();
   options.zero = spec.engine().parallel().zero();
   options.pipeline_schedule = ScheduleOf(spec.engine().parallel().pipeline_schedule());
   options.reshard_after_forward = spec.engine().parallel().reshard_after_forward();
@@ -437,6 +438,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.options = OptionsOf(assignment.spec());
   setup.options.job = JobId(assignment.job_id());
   setup.options.epoch = Epoch(assignment.epoch());
+  setup.options.offload_threads = std::max(1, assignment.threads());
   RETURN_IF_ERROR(CheckMemory(assignment, setup, coordinate, memory));
   return setup;
 }

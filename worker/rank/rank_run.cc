@@ -383,11 +383,12 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient&
   if (assignment.rank() == 0) {
     PrintLine(absl::StrFormat(
         "job %s epoch %d: %s with %.2f M parameters, %d ranks on %s, %.1f MB of state and %.1f MB "
-        "of activations per rank",
+        "of activations per rank, %.1f MB of state offloaded",
         assignment.job_id(), assignment.epoch(), setup.model->description().family,
         static_cast<double>(setup.model->parameters().elements()) * 1e-6, assignment.world_size(),
         setup.device->name(), static_cast<double>(trainer->state_bytes()) * 1e-6,
-        static_cast<double>(trainer->arena().peak_bytes()) * 1e-6));
+        static_cast<double>(trainer->arena().peak_bytes()) * 1e-6,
+        static_cast<double>(trainer->host_state_bytes()) * 1e-6));
   }
 
   std::vector<parallel::RestoreCandidate> candidates;

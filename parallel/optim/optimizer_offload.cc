@@ -1,0 +1,207 @@
+#include "parallel/optim/optimizer_offload.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace muster::parallel {
+
+using kernels::DType;
+using kernels::StepScalars;
+using kernels::Tensor;
+
+namespace {
+
+// 4 MB of gradients: long enough for the links, short enough that three stages overlap.
+constexpr int64_t kTileElements = int64_t{1} << 20;
+constexpr int kSlots = 3;  // being made, going up, and one between
+
+}  // namespace
+
+int HostBuckets(const FlatLayout& layout, double share) {
+  if (!(share > 0)) return 0;
+  const auto wanted =
+      static_cast<int64_t>(std::llround(share * static_cast<double>(layout.local_elements())));
+  int count = 0;
+  int64_t elements = 0;
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    const int64_t part = bucket.range.size() / layout.shards();
+    // The bucket that crosses the line counts when more than half of it is inside.
+    if (count > 0 && elements + part / 2 > wanted) break;
+    elements += part;
+    ++count;
+  }
+  return count;
+}
+
+absl::StatusOr<std::unique_ptr<OptimizerOffload>> OptimizerOffload::Make(FlatBuffers& flat,
+                                                                         const Optimizer& optimizer,
+                                                                         kernels::Device& device,
+                                                                         int threads) {
+  CHECK_GT(flat.options().host_buckets, 0);
+  std::unique_ptr<OptimizerOffload> offload(new OptimizerOffload(flat));
+  RETURN_IF_ERROR(offload->Allocate(optimizer, device, threads));
+  return offload;
+}
+
+int64_t OptimizerOffload::HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
+  if (options.host_buckets == 0) return 0;
+  int64_t elements = 0;
+  for (int bucket = 0; bucket < options.host_buckets; ++bucket) {
+    elements += layout.buckets()[bucket].range.size() / layout.shards();
+  }
+  const int64_t slots =
+      options.compute == DType::kF32 ? 0 : kSlots * kTileElements * SizeOf(options.compute);
+  return elements * SizeOf(DType::kF32) + slots + static_cast<int64_t>(sizeof(StepScalars));
+}
+
+OptimizerOffload::~OptimizerOffload() {
+  for (kernels::Stream* stream : {down_.get(), work_.get(), up_.get()}) {
+    if (stream != nullptr) stream->Synchronize().IgnoreError();
+  }
+}
+
+absl::Status OptimizerOffload::Allocate(const Optimizer& optimizer, kernels::Device& device,
+                                        int threads) {
+  scalars_ = optimizer.scalars();
+  host_ = kernels::MakeCpuDevice(threads);
+  ASSIGN_OR_RETURN(adamw_, host_->MakeStream());
+  int64_t elements = 0;
+  for (int bucket = 0; bucket < flat_.options().host_buckets; ++bucket) {
+    elements += flat_.m(bucket).elements();
+  }
+  auto gradients = device.AllocateHost(elements * SizeOf(DType::kF32));
+  if (!gradients.ok()) {
+    return Annotate(gradients.status(),
+                    absl::StrFormat("offloaded gradients take %.1f MB of host memory",
+                                    static_cast<double>(4 * elements) * 1e-6));
+  }
+  gradients_ = *std::move(gradients);
+  ASSIGN_OR_RETURN(host_scalars_, device.AllocateHost(sizeof(StepScalars)));
+  if (flat_.options().compute != DType::kF32) {
+    ASSIGN_OR_RETURN(slots_,
+                     device.AllocateHost(kSlots * kTileElements * SizeOf(flat_.options().compute)));
+  }
+  for (auto* stream : {&down_, &work_, &up_}) {
+    ASSIGN_OR_RETURN(*stream, device.MakeStream({.threaded = true}));
+  }
+  for (auto* event : {&reduced_, &prepared_, &updated_, &tile_updated_}) {
+    ASSIGN_OR_RETURN(*event, device.MakeEvent());
+  }
+  for (int bucket = 0; bucket < flat_.options().host_buckets; ++bucket) {
+    for (auto* events : {&fetched_, &written_}) {
+      ASSIGN_OR_RETURN(auto event, device.MakeEvent());
+      events->push_back(std::move(event));
+    }
+  }
+  for (int slot = 0; slot < kSlots; ++slot) {
+    ASSIGN_OR_RETURN(auto event, device.MakeEvent());
+    slot_empty_.push_back(std::move(event));
+  }
+  MakeTiles(optimizer.options().adamw);
+  return absl::OkStatus();
+}
+
+Tensor OptimizerOffload::gradients(int bucket) {
+  return Tensor(static_cast<float*>(gradients_->data()) + flat_.layout().buckets()[bucket].local,
+                DType::kF32, {flat_.m(bucket).elements()});
+}
+
+void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
+  const FlatLayout& layout = flat_.layout();
+  const DType compute = flat_.options().compute;
+  for (int bucket = flat_.options().host_buckets - 1; bucket >= 0; --bucket) {
+    const FlatRange part = layout.Part(bucket, flat_.options().shard);
+    for (int64_t begin = 0; begin < part.size(); begin += kTileElements) {
+      const int64_t count = std::min(kTileElements, part.size() - begin);
+      Tile tile;
+      tile.bucket = bucket;
+      tile.master = flat_.master(bucket).Rows(begin, count);
+      tile.sent = tile.master;
+      tile.to = flat_.copy(bucket).Rows(begin, count);
+      if (compute != DType::kF32) {
+        tile.slot = static_cast<int>(tiles_.size()) % kSlots;
+        tile.sent =
+            Tensor(static_cast<char*>(slots_->data()) + tile.slot * kTileElements * SizeOf(compute),
+                   compute, {count});
+      }
+      for (const FlatPiece& piece :
+           layout.Pieces({part.begin + begin, part.begin + begin + count})) {
+        const int64_t at = piece.flat - part.begin;
+        kernels::AdamWArgs args;
+        args.parameter = flat_.master(bucket).Rows(at, piece.count);
+        args.gradient = gradients(bucket).Rows(at, piece.count);
+        args.m = flat_.m(bucket).Rows(at, piece.count);
+        args.v = flat_.v(bucket).Rows(at, piece.count);
+        args.beta1 = static_cast<float>(config.beta1);
+        args.beta2 = static_cast<float>(config.beta2);
+        args.epsilon = static_cast<float>(config.epsilon);
+        args.weight_decay = flat_.registry().at(piece.parameter).weight_decay
+                                ? static_cast<float>(config.weight_decay)
+                                : 0.0f;
+        args.scalars = static_cast<const StepScalars*>(host_scalars_->data());
+        tile.pieces.push_back(args);
+      }
+      tiles_.push_back(std::move(tile));
+    }
+  }
+}
+
+void OptimizerOffload::FetchGradients(kernels::Stream& compute) {
+  compute.Record(*reduced_);
+  down_->Wait(*reduced_);
+  // The host has read the last ones.
+  down_->Wait(*updated_);
+  for (int bucket = flat_.options().host_buckets - 1; bucket >= 0; --bucket) {
+    kernels::Copy(*down_, flat_.own_gradient(bucket), gradients(bucket));
+    down_->Record(*fetched_[bucket]);
+  }
+}
+
+void OptimizerOffload::Run(const Tile& tile) {
+  for (const kernels::AdamWArgs& piece : tile.pieces) kernels::AdamW(*adamw_, piece);
+  // Of a skipped step as well: the slot holds what an earlier tile left.
+  if (tile.slot >= 0) kernels::Cast(*adamw_, tile.master, tile.sent);
+}
+
+void OptimizerOffload::Update(kernels::Stream& compute) {
+  const int64_t size = sizeof(StepScalars);
+  compute.Record(*prepared_);
+  down_->Wait(*prepared_);
+  kernels::Copy(*down_, Tensor(const_cast<StepScalars*>(scalars_), DType::kU8, {size}),
+                Tensor(host_scalars_->data(), DType::kU8, {size}));
+  // Behind the gradients on the same stream: when the scalars are here, these are too, and the
+  // device may overwrite them.
+  down_->Record(*prepared_);
+  work_->Wait(*prepared_);
+  compute.Wait(*prepared_);
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    const Tile& tile = tiles_[i];
+    work_->Wait(*fetched_[tile.bucket]);
+    if (tile.slot >= 0) work_->Wait(*slot_empty_[tile.slot]);
+    work_->Enqueue([this, &tile] { Run(tile); });
+    work_->Record(*tile_updated_);
+    up_->Wait(*tile_updated_);
+    kernels::Copy(*up_, tile.sent, tile.to);
+    if (tile.slot >= 0) up_->Record(*slot_empty_[tile.slot]);
+    const bool last = i + 1 == tiles_.size() || tiles_[i + 1].bucket != tile.bucket;
+    if (last) up_->Record(*written_[tile.bucket]);
+  }
+  work_->Record(*updated_);
+}
+
+void OptimizerOffload::Join(kernels::Stream& compute) {
+  compute.Wait(*updated_);
+  for (const auto& written : written_) compute.Wait(*written);
+}
+
+absl::Status OptimizerOffload::status() const {
+  for (const auto* stream : {&down_, &work_, &up_}) RETURN_IF_ERROR((*stream)->status());
+  return adamw_->status();
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,84 @@
+// ZeRO-Offload: AdamW on the host for what the device has no room for (Ren et al., arXiv
+// 2101.06840).
+#ifndef MUSTER_PARALLEL_OPTIM_OPTIMIZER_OFFLOAD_H_
+#define MUSTER_PARALLEL_OPTIM_OPTIMIZER_OFFLOAD_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/optimizer.h"
+
+namespace muster::parallel {
+
+// How many of the first buckets hold `share` (0 to 1) of the own parts' elements, rounded to whole
+// ones; at least one when share > 0.
+int HostBuckets(const FlatLayout& layout, double share);
+
+// Updates the buckets whose optimizer state and master weights are in host memory
+// (FlatBuffersOptions::host_buckets). Three streams beside the computing one: gradients come down,
+// the host's threads update a tile, its parameters go up, each while the others are at another
+// tile. The bits are those of kernels::AdamW on a CPU device.
+//
+// Owns the streams, 4 bytes of pinned host memory per offloaded element of the own parts for
+// gradients, tiles for 16-bit parameters on their way up, and the host's threads. Single-threaded.
+class OptimizerOffload {
+ public:
+  // `threads` >= 1, of the host. Requires: flat.options().host_buckets > 0. `optimizer` has the
+  // scalars of every step. kResourceExhausted with the sizes.
+  static absl::StatusOr<std::unique_ptr<OptimizerOffload>> Make(FlatBuffers& flat,
+                                                                const Optimizer& optimizer,
+                                                                kernels::Device& device,
+                                                                int threads);
+  ~OptimizerOffload();
+  // What Make() will ask the host for.
+  static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
+
+  // Enqueues the way down of the gradients, which work enqueued on `compute` so far has reduced.
+  void FetchGradients(kernels::Stream& compute);
+  // Enqueues the update with the scalars that Optimizer::Prepare left on `compute`, which may write
+  // gradients again afterwards, but must not touch parameters of a bucket before written(bucket).
+  void Update(kernels::Stream& compute);
+  // When the own part of a bucket is where the device computes with it.
+  kernels::Event& written(int bucket) { return *written_[bucket]; }
+  // Later work on `compute` sees everything updated, on device and host.
+  void Join(kernels::Stream& compute);
+  // The first error of any of the streams.
+  absl::Status status() const;
+
+ private:
+  // Some elements of an own part, updated in one go.
+  struct Tile {
+    int bucket = 0;
+    std::vector<kernels::AdamWArgs> pieces;  // in host memory
+    kernels::Tensor master, sent, to;        // `sent` goes to `to`; 16-bit: made from master
+    int slot = -1;                           // of `sent`, where it is a slot
+  };
+
+  explicit OptimizerOffload(FlatBuffers& flat) : flat_(flat) {}
+  absl::Status Allocate(const Optimizer& optimizer, kernels::Device& device, int threads);
+  void MakeTiles(const AdamWConfig& config);
+  kernels::Tensor gradients(int bucket);  // in host memory
+  void Run(const Tile& tile);
+
+  FlatBuffers& flat_;
+  const kernels::StepScalars* scalars_ = nullptr;  // device memory
+  std::unique_ptr<kernels::Device> host_;
+  std::unique_ptr<kernels::Stream> adamw_;  // eager: runs inside work_
+  std::unique_ptr<kernels::Buffer> gradients_, host_scalars_, slots_;
+  std::vector<Tile> tiles_;                                         // in the order of the update
+  std::vector<std::unique_ptr<kernels::Event>> fetched_, written_;  // per bucket
+  std::vector<std::unique_ptr<kernels::Event>> slot_empty_;
+  std::unique_ptr<kernels::Event> reduced_, prepared_, updated_, tile_updated_;
+  // Last: they end before what they use.
+  std::unique_ptr<kernels::Stream> down_, work_, up_;
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_OPTIM_OPTIMIZER_OFFLOAD_H_
