@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/rng.h"
@@ -50,6 +51,43 @@ std::string FreshRequestId() {
   std::random_device device;
   Rng rng((static_cast<uint64_t>(device()) << 32) | device());
   return "cli-" + rng.Letters(20);
+}
+
+// A row per rank; kinds of waiting that no rank did are left out. Whoever computes longest and
+// waits least for the slowest is the slowest.
+std::vector<std::vector<std::string>> StepTimesRows(const v1::Job& job) {
+  struct Column {
+    const char* title;
+    double (v1::StepTimes::*seconds)() const;
+  };
+  std::vector<Column> waits = {{"GRADIENTS", &v1::StepTimes::gradients_seconds},
+                               {"PARAMETERS", &v1::StepTimes::parameters_seconds},
+                               {"TENSOR", &v1::StepTimes::tensor_seconds},
+                               {"CONTEXT", &v1::StepTimes::context_seconds},
+                               {"PIPELINE", &v1::StepTimes::pipeline_seconds},
+                               {"SLOWEST", &v1::StepTimes::slowest_seconds}};
+  waits.erase(std::remove_if(waits.begin(), waits.end(),
+                             [&](const Column& column) {
+                               return std::all_of(job.ranks().begin(), job.ranks().end(),
+                                                  [&](const v1::RankStatus& rank) {
+                                                    return (rank.times().*column.seconds)() <= 0;
+                                                  });
+                             }),
+              waits.end());
+  const auto milliseconds = [](double seconds) { return absl::StrFormat("%.1f", 1e3 * seconds); };
+  std::vector<std::vector<std::string>> rows = {{"RANK", "STEP", "TOTAL", "COMPUTING"}};
+  for (const Column& column : waits) rows[0].push_back(column.title);
+  for (const v1::RankStatus& rank : job.ranks()) {
+    if (!rank.has_times()) continue;
+    double computing = rank.times().step_seconds();
+    for (const Column& column : waits) computing -= (rank.times().*column.seconds)();
+    rows.push_back({absl::StrCat(rank.rank()), absl::StrCat(rank.times().step()),
+                    milliseconds(rank.times().step_seconds()), milliseconds(computing)});
+    for (const Column& column : waits) {
+      rows.back().push_back(milliseconds((rank.times().*column.seconds)()));
+    }
+  }
+  return rows;
 }
 
 std::string RanksText(const v1::Job& job) {
@@ -295,6 +333,11 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
     }
     terminal.out << "\nranks of attempt " << job.epoch() << " (" << RanksText(job) << ")\n"
                  << Indented(Table(rows));
+  }
+  if (std::any_of(job.ranks().begin(), job.ranks().end(),
+                  [](const v1::RankStatus& rank) { return rank.has_times(); })) {
+    terminal.out << "\nmilliseconds of the last step of every rank, and how many it waited for\n"
+                 << Indented(Table(StepTimesRows(job)));
   }
   if (!job.causes().empty()) {
     std::vector<std::vector<std::string>> rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};

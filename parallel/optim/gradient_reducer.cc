@@ -119,7 +119,11 @@ const ParameterViews& GradientReducer::BeginMicroBatch() {
 void GradientReducer::AcquireBlock(int block) {
   if (block >= static_cast<int>(bucket_of_block_.size()) || bucket_of_block_[block] < 0) return;
   const int bucket = bucket_of_block_[block];
-  if (options_.overlap) compute_.Wait(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
+  if (options_.overlap) {
+    if (options_.meter != nullptr) options_.meter->Begin(Exposure::kGradients, compute_);
+    compute_.Wait(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
+    if (options_.meter != nullptr) options_.meter->End(compute_);
+  }
   kernels::Zero(compute_, flat_.whole_gradients(bucket));
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/exposure.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
@@ -32,6 +33,8 @@ struct GradientReducerOptions {
   int last_bucket = -1;
   // For the buckets that are compressed; null: there are none. Shared by the reducers of a rank.
   GradientCompressor* compressor = nullptr;
+  // Counts waits for a rotating buffer that is still being reduced; may be null.
+  ExposureMeter* meter = nullptr;
 };
 
 // Order of summation. Floating point sums depend on their order, and a training run amplifies the

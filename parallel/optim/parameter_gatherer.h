@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/exposure.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/gradient_reducer.h"
@@ -38,6 +39,9 @@ class ParameterGatherer : public BlockGate {
       FlatBuffers& flat, Communicator& group, GradientReducer& reducer,
       const std::vector<BlockRange>& parts, kernels::Stream& compute, kernels::Stream& stream,
       bool overlap);
+
+  // Counts what the compute stream waits for here from now on.
+  void Measure(ExposureMeter& meter) { meter_ = &meter; }
 
   // The own part of the bucket has been written on the compute stream. Call it for every bucket,
   // on all ranks in the same order; later ones first is the order of forward.
@@ -72,6 +76,7 @@ class ParameterGatherer : public BlockGate {
   kernels::Stream& compute_;
   kernels::Stream& stream_;
   const bool overlap_;
+  ExposureMeter* meter_ = nullptr;
   std::vector<std::unique_ptr<kernels::Event>> updated_, gathered_;  // per bucket
   std::vector<std::unique_ptr<kernels::Event>> used_;  // per slot: its last user has finished
   std::vector<int> first_block_;                       // per bucket: that uses it

@@ -85,6 +85,7 @@ absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const P
         "schedule zero_bubble with a model that was not made for a backward in two parts");
   }
   std::unique_ptr<PipelineExecutor> executor(new PipelineExecutor(plan, model, group, compute));
+  executor->meter_ = options.meter;
   executor->counts_ = Compile(plan, executor->rank_, executor->steps_);
   executor->inputs_.resize(executor->counts_.inputs);
   executor->outputs_.resize(executor->counts_.outputs);
@@ -229,7 +230,10 @@ BlockRange PipelineExecutor::Trunk(int chunk) const {
 }
 
 void PipelineExecutor::Await(Buffer& buffer) {
-  if (buffer.waiting) compute_.Wait(*buffer.exchanged);
+  if (!buffer.waiting) return;
+  if (meter_ != nullptr) meter_->Begin(Exposure::kPipeline, compute_);
+  compute_.Wait(*buffer.exchanged);
+  if (meter_ != nullptr) meter_->End(compute_);
   buffer.waiting = false;
 }
 

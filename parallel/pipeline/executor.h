@@ -20,6 +20,7 @@
 #include "kernels/arena.h"
 #include "kernels/device.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/exposure.h"
 #include "parallel/model/model.h"
 #include "parallel/pipeline/schedule.h"
 
@@ -53,6 +54,7 @@ class PipelineExecutor {
   struct Options {
     // Exchanges on a stream of their own; else on the computing stream.
     bool overlap = true;
+    ExposureMeter* meter = nullptr;  // counts the waits for neighbours; may be null
   };
 
   // `group`: the ranks along the pipeline axis, plan.shape.stages of them, in the order of the
@@ -153,6 +155,7 @@ class PipelineExecutor {
   std::vector<Buffer> inputs_, outputs_, gradients_;
   std::unique_ptr<kernels::Stream> exchange_;  // null: exchanges run on the computing stream
   std::unique_ptr<kernels::Event> computed_;
+  ExposureMeter* meter_ = nullptr;
   const ParameterViews* head_gradients_ = nullptr;  // from the head's forward to its backward
 };
 

@@ -268,10 +268,12 @@ absl::Status Trainer::Allocate() {
     ASSIGN_OR_RETURN(offload_, OptimizerOffload::Make(*flat_, *optimizer_, device_,
                                                       std::max(1, options_.offload_threads)));
   }
+  MakeMeter();
   RETURN_IF_ERROR(MakeReducers());
   ASSIGN_OR_RETURN(
-      gatherer_, ParameterGatherer::Make(*flat_, groups_.gather(), *reducers_.front(),
+      gatherer_, ParameterGatherer::Make(*flat_, *metered_gather_, *reducers_.front(),
                                          model_.parts(), *compute_, *gathering_, options_.overlap));
+  gatherer_->Measure(*meter_);
   RETURN_IF_ERROR(AllocatePipeline());
 
   const int64_t slots = ValueSlots(place());
@@ -286,9 +288,9 @@ absl::Status Trainer::Allocate() {
 
 absl::Status Trainer::AllocatePipeline() {
   const PipelinePlan plan = MakePipelinePlan(PipelineShapeOf(place()));
-  Communicator& group = groups_.Along({Axis::kPipeline});
-  ASSIGN_OR_RETURN(executor_, PipelineExecutor::Make(plan, model_, group, *compute_,
-                                                     {.overlap = options_.overlap}));
+  ASSIGN_OR_RETURN(executor_,
+                   PipelineExecutor::Make(plan, model_, *metered_pipeline_, *compute_,
+                                          {.overlap = options_.overlap, .meter = meter_.get()}));
   const BatchShape shape = BatchShapeOf(place());
   executor_->TakeMemory(arena_, shape);
   RETURN_IF_ERROR(Annotate(
@@ -300,8 +302,17 @@ absl::Status Trainer::AllocatePipeline() {
   return AllocateShared();
 }
 
-absl::Status Trainer::AllocateFlights() {
+void Trainer::MakeMeter() {
   flights_.resize(StepsUnderWay(device_.kind()));
+  meter_ = std::make_unique<ExposureMeter>(device_, *compute_, static_cast<int>(flights_.size()));
+  metered_world_ = meter_->Around(world_, Exposure::kSlowest);
+  metered_gather_ = meter_->Around(groups_.gather(), Exposure::kParameters);
+  metered_tensor_ = meter_->Around(groups_.Along({Axis::kTensor}), Exposure::kTensor);
+  metered_context_ = meter_->Around(groups_.Along({Axis::kContext}), Exposure::kContext);
+  metered_pipeline_ = meter_->Around(groups_.Along({Axis::kPipeline}), Exposure::kPipeline);
+}
+
+absl::Status Trainer::AllocateFlights() {
   const int64_t stride = StepOutcomeBytes();
   ASSIGN_OR_RETURN(flight_memory_,
                    device_.AllocateHost(stride * static_cast<int64_t>(flights_.size())));
@@ -312,7 +323,7 @@ absl::Status Trainer::AllocateFlights() {
     flight.residual_square = flight.stop + 1;
     memory += stride;
     ASSIGN_OR_RETURN(flight.done, device_.MakeEvent());
-    for (auto* event : {&flight.reducing, &flight.reduced, &flight.exchanging, &flight.exchanged}) {
+    for (auto* event : {&flight.reducing, &flight.reduced}) {
       ASSIGN_OR_RETURN(*event, device_.MakeEvent(/*timing=*/true));
     }
   }
@@ -335,6 +346,7 @@ absl::Status Trainer::EnqueueStep() {
   Flight& flight = flights_[enqueued_ % flights_.size()];
   const int64_t micro_batches = global_micro_batches();
   flight.outcome->tokens = -1;  // until the device has written it
+  meter_->BeginStep(static_cast<int>(enqueued_ % flights_.size()));
   kernels::Zero(*compute_, Floats(*values_, 0, step_values()));
   RETURN_IF_ERROR(RunMicroBatches(flight));
   if (offload_ != nullptr) offload_->FetchGradients(*compute_);
@@ -351,11 +363,10 @@ absl::Status Trainer::EnqueueStep() {
     optimizer_->SumSquares(*compute_,
                            Floats(*values_, 2 * micro_batches + 1 + 2 * world_.rank(), 2));
   }
-  compute_->Record(*flight.exchanging);
   if (world_.size() > 1) {
-    world_.AllReduce(*compute_, Floats(*values_, 0, step_values()), ReduceOp::kSum);
+    metered_world_->AllReduce(*compute_, Floats(*values_, 0, step_values()), ReduceOp::kSum);
   }
-  compute_->Record(*flight.exchanged);
+  meter_->EndStep();
   optimizer_->Prepare(*compute_, Floats(*values_, 0, step_values()), micro_batches, world_.size(),
                       static_cast<double>(options_.global_batch * training_.sequence_length()));
   optimizer_->CopyOutcome(*compute_, flight.outcome);
@@ -416,8 +427,10 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   report.seconds = std::chrono::duration<double>(now - collected_at_).count();
   collected_at_ = now;
   if (world_.size() > 1) {
-    report.exposed_communication_seconds = flight.reduced->SecondsSince(*flight.reducing) +
-                                           flight.exchanged->SecondsSince(*flight.exchanging);
+    report.exposed = meter_->Seconds(static_cast<int>((step - 1) % flights_.size()));
+    report.exposed[static_cast<int>(Exposure::kGradients)] +=
+        flight.reduced->SecondsSince(*flight.reducing);
+    for (const double seconds : report.exposed) report.exposed_communication_seconds += seconds;
   }
   report.tokens = static_cast<int64_t>(outcome.tokens);
   report.consumed_samples = consumed_samples_;

@@ -17,6 +17,7 @@
 #include "kernels/device.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/exposure.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/data/sampler.h"
 #include "parallel/model/model.h"
@@ -86,7 +87,8 @@ struct StepReport {
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
   double seconds = 0;
-  double exposed_communication_seconds = 0;  // of `seconds`, waiting for collectives
+  double exposed_communication_seconds = 0;  // of `seconds`, waiting for other ranks
+  ExposedSeconds exposed{};                  // the same by what was waited for
   int64_t tokens = 0;                        // unmasked, all ranks
   int64_t consumed_samples = 0;              // so far
   bool skipped = false;                      // fp16: an overflow, no update
@@ -224,12 +226,13 @@ class Trainer {
     float* residual_square = nullptr;         // pinned host memory
     double density = 1;
     std::unique_ptr<kernels::Event> done;
-    // Around what compute waits for: the end of the reductions, the exchange of step values.
-    std::unique_ptr<kernels::Event> reducing, reduced, exchanging, exchanged;
+    // Around the end of the reductions, which compute waits for.
+    std::unique_ptr<kernels::Event> reducing, reduced;
   };
 
   std::vector<kernels::Stream*> streams() const;  // those there are, the computing one last
   absl::Status AllocateFlights();
+  void MakeMeter();
   absl::Status EnqueueStep();
   class StepClient;
   class EvaluationClient;
@@ -301,6 +304,10 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
   std::unique_ptr<ContextOverlap> exchange_;  // of ranks that share sequences; null: on compute_
+  std::unique_ptr<ExposureMeter> meter_;
+  // Groups whose calls on the computing stream are waits.
+  std::unique_ptr<Communicator> metered_world_, metered_gather_, metered_tensor_, metered_context_,
+      metered_pipeline_;
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per gradient group
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<OptimizerOffload> offload_;  // null: all state is on the device

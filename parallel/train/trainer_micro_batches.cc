@@ -114,7 +114,8 @@ absl::Status Trainer::MakeReducers() {
   GradientReducerOptions reducing = {.overlap = options_.overlap,
                                      .wire = options_.gradient_wire,
                                      .overwritten = overwrites_gradients(),
-                                     .compressor = compressor_.get()};
+                                     .compressor = compressor_.get(),
+                                     .meter = meter_.get()};
   reducers_.resize(gradient_groups_.size());
   // Buckets stand in backward order: the last group has the first ones.
   for (size_t group = reducers_.size(); group-- > 0;) {
@@ -187,8 +188,8 @@ void Trainer::CopyTokens(const Tensor& whole, const Tensor& local) {
 Pass Trainer::MakePass() {
   Pass pass = {*compute_, flat_->parameter_views()};
   pass.gate = gatherer_.get();
-  pass.tensor = &groups_.Along({Axis::kTensor});
-  pass.context = &groups_.Along({Axis::kContext});
+  pass.tensor = metered_tensor_.get();
+  pass.context = metered_context_.get();
   pass.context_overlap = exchange_.get();
   return pass;
 }

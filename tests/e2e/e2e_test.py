@@ -137,7 +137,11 @@ class MainPath(Scene):
 
         log = self.cluster.run("logs", "tiny", "--rank", 1).stdout
         self.assertIn(str(STEPS), log)
-        self.assertIn("tiny", self.cluster.run("describe", "job", "tiny").stdout)
+        for rank in job["ranks"]:
+            self.assertGreater(rank["times"]["stepSeconds"], 0)
+        described = self.cluster.run("describe", "job", "tiny").stdout
+        for word in ("tiny", "COMPUTING", "GRADIENTS", "SLOWEST"):
+            self.assertIn(word, described)
         self.assertIn("worker-1", self.cluster.run("get", "workers").stdout)
         kept = self.cluster.poll(
             "only the newest two are kept",

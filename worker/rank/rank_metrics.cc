@@ -13,6 +13,10 @@ const std::vector<absl::string_view>& Labels() {
   static const auto& labels = *new std::vector<absl::string_view>{"job_name", "rank"};
   return labels;
 }
+const std::vector<absl::string_view>& KindLabels() {
+  static const auto& labels = *new std::vector<absl::string_view>{"job_name", "rank", "kind"};
+  return labels;
+}
 const std::vector<double>& SecondsBuckets() {
   static const auto& buckets = *new std::vector<double>{
       0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300};
@@ -27,6 +31,19 @@ struct Families {
   Family exposed{Kind::kCounter, "muster_rank_exposed_communication_seconds_total",
                  "Time in which a step waited for collectives that backward did not hide.",
                  Labels()};
+  Family exposed_by_kind{Kind::kCounter, "muster_rank_exposed_seconds_total",
+                         "Time in which the rank's device computed nothing, waiting for gradients, "
+                         "parameters, the tensor, context or pipeline group, or at the end of a "
+                         "step for the slowest rank.",
+                         KindLabels()};
+  Family gradient_bytes{Kind::kCounter, "muster_rank_gradient_bytes_total",
+                        "Bytes sent by this rank to reduce gradients.", Labels()};
+  Family gradient_density{Kind::kGauge, "muster_rank_gradient_density",
+                          "Share of the elements of compressed gradients that the last step sent; "
+                          "1 without compression.",
+                          Labels()};
+  Family residual_norm{Kind::kGauge, "muster_rank_gradient_residual_norm",
+                       "Norm of what compression has kept back on this rank so far.", Labels()};
   Family damaged{Kind::kCounter, "muster_rank_damaged_checkpoints_total",
                  "Checkpoints found damaged and skipped while restoring.", Labels()};
   Family step{Kind::kGauge, "muster_rank_step", "Last optimizer step finished.", Labels()};
@@ -63,6 +80,18 @@ std::vector<std::string> Values(const std::string& job_name, int rank) {
   return {job_name, absl::StrCat(rank)};
 }
 
+std::array<metrics::Counter*, parallel::kExposures> ExposedCounters(metrics::Registry& registry,
+                                                                    const std::string& job_name,
+                                                                    int rank) {
+  std::array<metrics::Counter*, parallel::kExposures> counters{};
+  for (int i = 0; i < parallel::kExposures; ++i) {
+    counters[i] = &registry.GetCounter(
+        All().exposed_by_kind, {job_name, absl::StrCat(rank),
+                                std::string(parallel::Name(static_cast<parallel::Exposure>(i)))});
+  }
+  return counters;
+}
+
 }  // namespace
 
 std::vector<const Family*> RankMetricsCatalogue() {
@@ -77,6 +106,10 @@ std::vector<const Family*> RankMetricsCatalogue() {
           &f.tokens_per_second,
           &f.step_seconds,
           &f.exposed,
+          &f.exposed_by_kind,
+          &f.gradient_bytes,
+          &f.gradient_density,
+          &f.residual_norm,
           &f.checkpoint_seconds,
           &f.checkpoint_bytes,
           &f.restore_seconds,
@@ -88,12 +121,16 @@ RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int 
     : steps_(r.GetCounter(All().steps, Values(job_name, rank))),
       tokens_(r.GetCounter(All().tokens, Values(job_name, rank))),
       exposed_communication_seconds_(r.GetCounter(All().exposed, Values(job_name, rank))),
+      exposed_seconds_(ExposedCounters(r, job_name, rank)),
+      gradient_bytes_(r.GetCounter(All().gradient_bytes, Values(job_name, rank))),
       damaged_(r.GetCounter(All().damaged, Values(job_name, rank))),
       step_(r.GetGauge(All().step, Values(job_name, rank))),
       train_loss_(r.GetGauge(All().train_loss, Values(job_name, rank))),
       validation_loss_(r.GetGauge(All().validation_loss, Values(job_name, rank))),
       gradient_norm_(r.GetGauge(All().gradient_norm, Values(job_name, rank))),
       learning_rate_(r.GetGauge(All().learning_rate, Values(job_name, rank))),
+      gradient_density_(r.GetGauge(All().gradient_density, Values(job_name, rank))),
+      residual_norm_(r.GetGauge(All().residual_norm, Values(job_name, rank))),
       tokens_per_second_(r.GetGauge(All().tokens_per_second, Values(job_name, rank))),
       checkpoint_bytes_(r.GetGauge(All().checkpoint_bytes, Values(job_name, rank))),
       restore_seconds_(r.GetGauge(All().restore_seconds, Values(job_name, rank))),
@@ -105,6 +142,12 @@ void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_sec
   steps_.Increment();
   tokens_.Increment(static_cast<double>(report.tokens));
   exposed_communication_seconds_.Increment(report.exposed_communication_seconds);
+  for (int i = 0; i < parallel::kExposures; ++i) {
+    exposed_seconds_[i]->Increment(report.exposed[i]);
+  }
+  gradient_bytes_.Increment(static_cast<double>(report.gradient_bytes));
+  gradient_density_.Set(report.gradient_density);
+  residual_norm_.Set(report.residual_norm);
   step_.Set(static_cast<double>(report.step));
   train_loss_.Set(report.loss);
   gradient_norm_.Set(report.gradient_norm);

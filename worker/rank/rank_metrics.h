@@ -1,7 +1,9 @@
-// The metrics of a rank process. Every series carries the labels "job_name" and "rank".
+// The metrics of a rank process. Every series carries the labels "job_name" and "rank", and the
+// exposed times also "kind".
 #ifndef MUSTER_WORKER_RANK_RANK_METRICS_H_
 #define MUSTER_WORKER_RANK_RANK_METRICS_H_
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -28,12 +30,16 @@ class RankMetrics {
   metrics::Counter& steps_;
   metrics::Counter& tokens_;
   metrics::Counter& exposed_communication_seconds_;
+  std::array<metrics::Counter*, parallel::kExposures> exposed_seconds_;  // by parallel::Exposure
+  metrics::Counter& gradient_bytes_;
   metrics::Counter& damaged_;
   metrics::Gauge& step_;
   metrics::Gauge& train_loss_;
   metrics::Gauge& validation_loss_;
   metrics::Gauge& gradient_norm_;
   metrics::Gauge& learning_rate_;
+  metrics::Gauge& gradient_density_;
+  metrics::Gauge& residual_norm_;
   metrics::Gauge& tokens_per_second_;
   metrics::Gauge& checkpoint_bytes_;
   metrics::Gauge& restore_seconds_;

@@ -177,6 +177,7 @@ class Reporter : public parallel::TrainerHooks {
     progress_.set_gradient_norm(report.gradient_norm);
     progress_.set_consumed_samples(report.consumed_samples);
     progress_.set_exposed_communication_seconds(report.exposed_communication_seconds);
+    SetTimes(report);
     metrics_.Step(report, tokens_per_second);
     const int64_t steps = assignment_.spec().engine().training().steps();
     AddLossPoint(report, steps);
@@ -264,6 +265,21 @@ class Reporter : public parallel::TrainerHooks {
   }
 
  private:
+  void SetTimes(const parallel::StepReport& report) {
+    const auto exposed = [&](parallel::Exposure kind) {
+      return report.exposed[static_cast<int>(kind)];
+    };
+    v1::StepTimes& times = *progress_.mutable_times();
+    times.set_step(report.step);
+    times.set_step_seconds(report.seconds);
+    times.set_gradients_seconds(exposed(parallel::Exposure::kGradients));
+    times.set_parameters_seconds(exposed(parallel::Exposure::kParameters));
+    times.set_tensor_seconds(exposed(parallel::Exposure::kTensor));
+    times.set_context_seconds(exposed(parallel::Exposure::kContext));
+    times.set_pipeline_seconds(exposed(parallel::Exposure::kPipeline));
+    times.set_slowest_seconds(exposed(parallel::Exposure::kSlowest));
+  }
+
   void AddLossPoint(const parallel::StepReport& report, int64_t steps) {
     if (assignment_.rank() != 0) return;
     const int64_t stride = (steps + kLossPoints - 1) / kLossPoints;

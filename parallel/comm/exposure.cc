@@ -1,0 +1,138 @@
+#include "parallel/comm/exposure.h"
+
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Stream;
+using kernels::Tensor;
+
+class MeteredCommunicator : public Communicator {
+ public:
+  MeteredCommunicator(Communicator& inner, ExposureMeter& meter, Exposure kind)
+      : inner_(inner), meter_(meter), kind_(kind) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  const std::string& name() const override { return inner_.name(); }
+  void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
+    Metered(stream, [&] { inner_.AllReduce(stream, data, op); });
+  }
+  void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
+    Metered(stream, [&] { inner_.ReduceScatter(stream, data, op); });
+  }
+  void AllGather(Stream& stream, Tensor data) override {
+    Metered(stream, [&] { inner_.AllGather(stream, data); });
+  }
+  void Broadcast(Stream& stream, Tensor data, int root) override {
+    Metered(stream, [&] { inner_.Broadcast(stream, data, root); });
+  }
+  void AllToAll(Stream& stream, Tensor in, Tensor out) override {
+    Metered(stream, [&] { inner_.AllToAll(stream, in, out); });
+  }
+  // Within a group the waiting is at its end.
+  void Send(Stream& stream, Tensor data, int to) override {
+    if (grouped_) return inner_.Send(stream, data, to);
+    Metered(stream, [&] { inner_.Send(stream, data, to); });
+  }
+  void Receive(Stream& stream, Tensor data, int from) override {
+    if (grouped_) return inner_.Receive(stream, data, from);
+    Metered(stream, [&] { inner_.Receive(stream, data, from); });
+  }
+  void GroupBegin() override {
+    grouped_ = true;
+    inner_.GroupBegin();
+  }
+  void GroupEnd(Stream& stream) override {
+    grouped_ = false;
+    Metered(stream, [&] { inner_.GroupEnd(stream); });
+  }
+  absl::Status Barrier() override { return inner_.Barrier(); }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override {
+    return inner_.Split(color, key, name);
+  }
+  void Abort(absl::Status why) override { inner_.Abort(std::move(why)); }
+  int64_t bytes_sent() const override { return inner_.bytes_sent(); }
+
+ private:
+  template <typename Call>
+  void Metered(Stream& stream, Call call) {
+    // A group of one has nobody to wait for.
+    const bool counts = size() > 1;
+    if (counts) meter_.Begin(kind_, stream);
+    call();
+    if (counts) meter_.End(stream);
+  }
+
+  Communicator& inner_;
+  ExposureMeter& meter_;
+  const Exposure kind_;
+  bool grouped_ = false;
+};
+
+}  // namespace
+
+absl::string_view Name(Exposure kind) {
+  switch (kind) {
+    case Exposure::kGradients:
+      return "gradients";
+    case Exposure::kParameters:
+      return "parameters";
+    case Exposure::kTensor:
+      return "tensor";
+    case Exposure::kContext:
+      return "context";
+    case Exposure::kPipeline:
+      return "pipeline";
+    case Exposure::kSlowest:
+      return "slowest";
+  }
+  return "unknown";
+}
+
+void ExposureMeter::BeginStep(int step) {
+  current_ = step;
+  steps_[step].used = 0;
+}
+
+void ExposureMeter::Begin(Exposure kind, const Stream& stream) {
+  if (current_ < 0 || &stream != &compute_) return;
+  CHECK(!open_) << "a wait inside a wait";
+  Step& step = steps_[current_];
+  if (step.used == step.waits.size()) {
+    auto begin = device_.MakeEvent(/*timing=*/true);
+    auto end = device_.MakeEvent(/*timing=*/true);
+    if (!begin.ok() || !end.ok()) return;
+    step.waits.push_back({kind, *std::move(begin), *std::move(end)});
+  }
+  step.waits[step.used].kind = kind;
+  compute_.Record(*step.waits[step.used].begin);
+  open_ = true;
+}
+
+void ExposureMeter::End(const Stream& stream) {
+  if (!open_ || &stream != &compute_) return;
+  Step& step = steps_[current_];
+  compute_.Record(*step.waits[step.used].end);
+  ++step.used;
+  open_ = false;
+}
+
+ExposedSeconds ExposureMeter::Seconds(int step) const {
+  ExposedSeconds seconds{};
+  for (size_t i = 0; i < steps_[step].used; ++i) {
+    const Wait& wait = steps_[step].waits[i];
+    seconds[static_cast<int>(wait.kind)] += wait.end->SecondsSince(*wait.begin);
+  }
+  return seconds;
+}
+
+std::unique_ptr<Communicator> ExposureMeter::Around(Communicator& inner, Exposure kind) {
+  return std::make_unique<MeteredCommunicator>(inner, *this, kind);
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,74 @@
+// How long a rank's computing stream waits for others, and for what: communication that overlap has
+// not hidden.
+#ifndef MUSTER_PARALLEL_COMM_EXPOSURE_H_
+#define MUSTER_PARALLEL_COMM_EXPOSURE_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/device.h"
+#include "parallel/comm/communicator.h"
+
+namespace muster::parallel {
+
+enum class Exposure : uint8_t {
+  kGradients,   // being reduced
+  kParameters,  // being gathered
+  kTensor,      // collectives of the tensor group
+  kContext,     // exchanges of the context group
+  kPipeline,    // the neighbouring stages
+  kSlowest,     // the end of a step: whoever comes last
+};
+inline constexpr int kExposures = 6;
+absl::string_view Name(Exposure kind);  // "gradients", "parameters", ...
+
+// Seconds by Exposure.
+using ExposedSeconds = std::array<double, kExposures>;
+
+// Timing events around every wait, on the computing stream itself, so that nothing waits for the
+// measurement. Single-threaded; the device must outlive it. Costs two recorded events per wait.
+class ExposureMeter {
+ public:
+  // Counts up to `steps` steps at once.
+  ExposureMeter(kernels::Device& device, kernels::Stream& compute, int steps)
+      : device_(device), compute_(compute), steps_(steps) {}
+
+  // From here until EndStep, waits are counted for slot `step`, whose last counts are forgotten.
+  void BeginStep(int step);
+  void EndStep() { current_ = -1; }
+  // Around work of `stream` that waits: counted when that is the computing stream. Not nested. An
+  // event that cannot be made leaves the wait out of the count.
+  void Begin(Exposure kind, const kernels::Stream& stream);
+  void End(const kernels::Stream& stream);
+  // Requires: the step's work has finished on the device.
+  ExposedSeconds Seconds(int step) const;
+
+  // `inner` with every call on the computing stream counted as `kind`. `inner` and the meter must
+  // outlive it; groups split from it are not counted.
+  std::unique_ptr<Communicator> Around(Communicator& inner, Exposure kind);
+
+ private:
+  struct Wait {
+    Exposure kind = Exposure::kGradients;
+    std::unique_ptr<kernels::Event> begin, end;
+  };
+  struct Step {
+    std::vector<Wait> waits;  // grows to the most that a step had; only the first `used` count
+    size_t used = 0;
+  };
+
+  kernels::Device& device_;
+  kernels::Stream& compute_;
+  std::vector<Step> steps_;
+  int current_ = -1;
+  bool open_ = false;
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_COMM_EXPOSURE_H_

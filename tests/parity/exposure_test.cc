@@ -1,0 +1,162 @@
+// Where the time of a step goes: waits are counted by what is waited for, and the rank that holds
+// up the others is the one that does not wait.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/exposure.h"
+#include "tests/parity/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::parallel::parity {
+namespace {
+
+void BusyFor(std::chrono::milliseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
+double Of(const ExposedSeconds& seconds, Exposure kind) { return seconds[static_cast<int>(kind)]; }
+
+TEST(ExposureMeter, WaitsOfTheComputingStream_AreCountedByKindAndStep) {
+  const auto device = kernels::MakeCpuDevice(1);
+  const auto compute = *device->MakeStream();
+  const auto beside = *device->MakeStream({.threaded = true});
+  const auto done = *device->MakeEvent();
+  ExposureMeter meter(*device, *compute, 2);
+  const auto wait = [&](Exposure kind, kernels::Stream& stream) {
+    meter.Begin(kind, stream);
+    // Begun after the count, so that no pause of this thread makes the wait shorter.
+    beside->Enqueue([] { BusyFor(std::chrono::milliseconds(20)); });
+    beside->Record(*done);
+    stream.Wait(*done);
+    meter.End(stream);
+  };
+  wait(Exposure::kTensor, *compute);  // outside of a step
+  meter.BeginStep(0);
+  wait(Exposure::kGradients, *compute);
+  wait(Exposure::kGradients, *compute);
+  wait(Exposure::kPipeline, *compute);
+  wait(Exposure::kContext, *beside);
+  ASSERT_OK(beside->Synchronize());
+  meter.BeginStep(1);
+  wait(Exposure::kParameters, *compute);
+  meter.EndStep();
+  const ExposedSeconds first = meter.Seconds(0), second = meter.Seconds(1);
+  EXPECT_GE(Of(first, Exposure::kGradients), 0.040);
+  EXPECT_GE(Of(first, Exposure::kPipeline), 0.020);
+  EXPECT_EQ(Of(first, Exposure::kContext), 0);
+  EXPECT_EQ(Of(first, Exposure::kTensor), 0);
+  EXPECT_EQ(Of(first, Exposure::kParameters), 0);
+  EXPECT_GE(Of(second, Exposure::kParameters), 0.020);
+  EXPECT_EQ(Of(second, Exposure::kGradients), 0);
+  // A slot that begins anew has forgotten.
+  meter.BeginStep(0);
+  EXPECT_EQ(meter.Seconds(0), ExposedSeconds{});
+}
+
+// One of two ranks that comes to the end of every step 20 ms after the other.
+class LateRank : public Communicator {
+ public:
+  LateRank(std::unique_ptr<Communicator> inner, int late,
+           std::shared_ptr<std::atomic<int>> arrivals)
+      : inner_(std::move(inner)), late_(late), arrivals_(std::move(arrivals)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+  void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
+    ++calls_;
+    if (rank() == late_) {
+      while (*arrivals_ < calls_) std::this_thread::yield();
+      BusyFor(std::chrono::milliseconds(20));
+    } else {
+      ++*arrivals_;
+    }
+    inner_->AllReduce(stream, data, op);
+  }
+  void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
+    inner_->ReduceScatter(stream, data, op);
+  }
+  void AllGather(kernels::Stream& stream, kernels::Tensor data) override {
+    inner_->AllGather(stream, data);
+  }
+  void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) override {
+    inner_->Broadcast(stream, data, root);
+  }
+  void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
+    inner_->AllToAll(stream, in, out);
+  }
+  void Send(kernels::Stream& stream, kernels::Tensor data, int to) override {
+    inner_->Send(stream, data, to);
+  }
+  void Receive(kernels::Stream& stream, kernels::Tensor data, int from) override {
+    inner_->Receive(stream, data, from);
+  }
+  void GroupBegin() override { inner_->GroupBegin(); }
+  void GroupEnd(kernels::Stream& stream) override { inner_->GroupEnd(stream); }
+  absl::Status Barrier() override { return inner_->Barrier(); }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override {
+    return inner_->Split(color, key, name);
+  }
+  void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
+  int64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  const int late_;
+  const std::shared_ptr<std::atomic<int>> arrivals_;
+  int calls_ = 0;
+};
+
+Case Steps(const PerAxis& degrees, int zero = 0) {
+  Case run;
+  run.model = SmallLlama();
+  run.layout.degrees = degrees;
+  run.layout.zero = zero;
+  run.layout.global_batch = 8;
+  run.layout.micro_batch = 2;
+  run.steps = 7;
+  return run;
+}
+
+TEST(Exposure, TheOthers_WaitForTheLateRank) {
+  Harness harness;
+  Case run = Steps(PerAxis(1, 2, 1, 1));
+  const auto arrivals = std::make_shared<std::atomic<int>>(0);
+  run.wrap = [&](std::unique_ptr<Communicator> world) {
+    return std::make_unique<LateRank>(std::move(world), /*late=*/1, arrivals);
+  };
+  const auto results = harness.Train(run);
+  for (const StepReport& report : results[0].reports) {
+    EXPECT_GE(Of(report.exposed, Exposure::kSlowest), 0.020);
+    EXPECT_LE(report.exposed_communication_seconds, report.seconds);
+  }
+}
+
+TEST(Exposure, EveryAxis_HasItsKind) {
+  Harness harness;
+  const auto waits = [&](const PerAxis& degrees, int zero, Exposure kind) {
+    double seconds = 0;
+    for (const RankResult& result : harness.Train(Steps(degrees, zero))) {
+      for (const StepReport& report : result.reports) seconds += Of(report.exposed, kind);
+    }
+    return seconds;
+  };
+  EXPECT_GT(waits(PerAxis(1, 2, 1, 1), 0, Exposure::kGradients), 0);
+  EXPECT_GT(waits(PerAxis(1, 2, 1, 1), 3, Exposure::kParameters), 0);
+  EXPECT_GT(waits(PerAxis(2, 1, 1, 1), 0, Exposure::kPipeline), 0);
+  EXPECT_GT(waits(PerAxis(1, 1, 1, 2), 0, Exposure::kTensor), 0);
+  EXPECT_EQ(waits(PerAxis(1, 2, 1, 1), 0, Exposure::kTensor), 0);
+  EXPECT_EQ(waits(PerAxis(1, 1, 1, 1), 0, Exposure::kSlowest), 0);
+}
+
+}  // namespace
+}  // namespace muster::parallel::parity
