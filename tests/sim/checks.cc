@@ -215,11 +215,14 @@ void World::CheckRecovery() {
       both->clear_step_seconds();
       both->clear_consumed_tokens();
       both->clear_losses();
+      both->clear_phase();
       both->clear_waiting();
       for (v1::RankStatus& rank : *both->mutable_ranks()) {
         rank.clear_state();
         rank.clear_pid();
         rank.clear_step();
+        rank.clear_metrics_address();
+        rank.clear_times();
       }
     }
     if (mine.SerializeAsString() != twin->SerializeAsString()) {
