@@ -131,18 +131,18 @@ void SumTiles(ThreadPool& pool, int64_t parts, const Tensor& out, Fill fill) {
     float* memory = ThreadScratch((levels + 1) * kTileElements);
     // Subtrees of equal size merge at once, like the digits of a binary counter (SumAsTree).
     int64_t depth = 0;
-    const auto merge = [&] {
-      float* into = memory + (depth - 2) * kTileElements;
+    // The newest of `open` sums goes into the one before it.
+    const auto merge = [&](int64_t open) {
+      float* into = memory + (open - 2) * kTileElements;
       const float* from = into + kTileElements;
       for (int64_t i = 0; i < count; ++i) into[i] += from[i];
-      --depth;
     };
     for (int64_t part = 0; part < parts; ++part) {
       fill(part, first, count, memory + depth * kTileElements);
       ++depth;
-      for (int64_t bits = part; (bits & 1) != 0; bits >>= 1) merge();
+      for (int64_t bits = part; (bits & 1) != 0; bits >>= 1) merge(depth--);
     }
-    while (depth > 1) merge();
+    for (; depth > 1; --depth) merge(depth);
     std::memcpy(out.f32() + first, memory, count * sizeof(float));
   });
 }

@@ -13,7 +13,6 @@
 namespace muster::parallel {
 namespace {
 
-using kernels::DType;
 using kernels::Tensor;
 
 constexpr int kRepetitions = 3;  // after one to warm up
