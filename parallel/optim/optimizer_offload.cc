@@ -182,7 +182,8 @@ void OptimizerOffload::Update(kernels::Stream& compute) {
   for (size_t i = 0; i < tiles_.size(); ++i) {
     const Tile& tile = tiles_[i];
     work_->Wait(*fetched_[tile.bucket]);
-    if (tile.slot >= 0) work_->Wait(*slot_empty_[tile.slot]);
+    // What the last step sent from here must have been read: a slot, or the master itself.
+    work_->Wait(tile.slot >= 0 ? *slot_empty_[tile.slot] : *written_[tile.bucket]);
     work_->Enqueue([this, &tile] { Run(tile); });
     work_->Record(*tile_updated_);
     up_->Wait(*tile_updated_);
