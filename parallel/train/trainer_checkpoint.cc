@@ -274,6 +274,8 @@ absl::Status Trainer::LoadResiduals(CheckpointReader& reader) {
 
 absl::Status Trainer::Load(CheckpointReader& reader) {
   const CheckpointState& state = reader.state();
+  // Peers may still be gathering the initial values of what is about to be overwritten.
+  RETURN_IF_ERROR(gathering_->Synchronize());
   RETURN_IF_ERROR(LoadTensors(reader));
   RETURN_IF_ERROR(LoadResiduals(reader));
   const auto integer = [&](const char* key, int64_t otherwise) {
