@@ -35,6 +35,18 @@ void World::StartCoordinator() {
   core_ = *std::move(core);
   Trace(absl::StrCat("coordinator starts, term ", core_->leader_term()));
   CarryOut(std::move(output));
+  ReadJobsBack(coordinator_generation_);
+}
+
+// What became durable right before a crash was told to nobody; users learn of it by asking again.
+void World::ReadJobsBack(uint64_t generation) {
+  if (generation != coordinator_generation_ || core_ == nullptr) return;
+  if (!unsynced_.empty() || syncing_) {
+    queue_.After(absl::Milliseconds(10), [this, generation] { ReadJobsBack(generation); });
+    return;
+  }
+  uint64_t next = 0;
+  for (const v1::Job& job : core_->ListJobs(0, 1000, &next)) CheckJob(job);
 }
 
 void World::CrashCoordinator(absl::string_view why) {

@@ -114,6 +114,7 @@ class World {
  private:
   // ---- coordinator (coordinator.cc)
   void StartCoordinator();
+  void ReadJobsBack(uint64_t generation);
   void CrashCoordinator(absl::string_view why);
   void Feed(coordinator::CoreEvent event);
   void CarryOut(coordinator::CoreOutput output);
