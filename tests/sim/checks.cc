@@ -195,6 +195,8 @@ void World::CheckJob(const v1::Job& job) {
 // A coordinator started now from what is durable would know the same.
 void World::CheckRecovery() {
   if (!unsynced_.empty() || syncing_) return;
+  // The twin would act at once on a timer that this very instant is about to bring to the other.
+  if (core_timer_ <= queue_.now()) return;
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> other =
       Core::Recover(CoreConfig(), *store_, Rng(1), queue_.now(), &output);
