@@ -12,6 +12,7 @@
 
 #include "parallel/comm/exposure.h"
 #include "tests/parity/harness.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel::parity {
@@ -63,14 +64,11 @@ TEST(ExposureMeter, WaitsOfTheComputingStream_AreCountedByKindAndStep) {
 }
 
 // One of two ranks that comes to the end of every step 20 ms after the other.
-class LateRank : public Communicator {
+class LateRank : public muster::testing::ForwardingCommunicator {
  public:
   LateRank(std::unique_ptr<Communicator> inner, int late,
            std::shared_ptr<std::atomic<int>> arrivals)
-      : inner_(std::move(inner)), late_(late), arrivals_(std::move(arrivals)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  const std::string& name() const override { return inner_->name(); }
+      : ForwardingCommunicator(std::move(inner)), late_(late), arrivals_(std::move(arrivals)) {}
   void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
     ++calls_;
     if (rank() == late_) {
@@ -81,36 +79,8 @@ class LateRank : public Communicator {
     }
     inner_->AllReduce(stream, data, op);
   }
-  void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
-    inner_->ReduceScatter(stream, data, op);
-  }
-  void AllGather(kernels::Stream& stream, kernels::Tensor data) override {
-    inner_->AllGather(stream, data);
-  }
-  void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) override {
-    inner_->Broadcast(stream, data, root);
-  }
-  void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
-    inner_->AllToAll(stream, in, out);
-  }
-  void Send(kernels::Stream& stream, kernels::Tensor data, int to) override {
-    inner_->Send(stream, data, to);
-  }
-  void Receive(kernels::Stream& stream, kernels::Tensor data, int from) override {
-    inner_->Receive(stream, data, from);
-  }
-  void GroupBegin() override { inner_->GroupBegin(); }
-  void GroupEnd(kernels::Stream& stream) override { inner_->GroupEnd(stream); }
-  absl::Status Barrier() override { return inner_->Barrier(); }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
-                                                      const std::string& name) override {
-    return inner_->Split(color, key, name);
-  }
-  void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
-  int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   const int late_;
   const std::shared_ptr<std::atomic<int>> arrivals_;
   int calls_ = 0;

@@ -9,6 +9,7 @@
 
 #include "parallel/train/failure.h"
 #include "tests/parity/harness.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel::parity {
@@ -22,50 +23,26 @@ using ::testing::Not;
 
 // A link that flips one bit of element 7 of the `which`-th all-reduce of a group on one of its
 // ranks.
-class FaultyLink : public Communicator {
+class FaultyLink : public muster::testing::ForwardingCommunicator {
  public:
   FaultyLink(std::unique_ptr<Communicator> inner, std::string group, int rank, int which)
-      : inner_(std::move(inner)), group_(std::move(group)), rank_(rank), which_(which) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  const std::string& name() const override { return inner_->name(); }
+      : ForwardingCommunicator(std::move(inner)),
+        group_(std::move(group)),
+        rank_(rank),
+        which_(which) {}
   void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
     inner_->AllReduce(stream, data, op);
     if (name() != group_ || rank() != rank_ || ++calls_ != which_) return;
     stream.Enqueue([data] { static_cast<uint32_t*>(data.data())[7] ^= 1u << 22; });
   }
-  void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
-    inner_->ReduceScatter(stream, data, op);
-  }
-  void AllGather(kernels::Stream& stream, kernels::Tensor data) override {
-    inner_->AllGather(stream, data);
-  }
-  void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) override {
-    inner_->Broadcast(stream, data, root);
-  }
-  void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
-    inner_->AllToAll(stream, in, out);
-  }
-  void Send(kernels::Stream& stream, kernels::Tensor data, int to) override {
-    inner_->Send(stream, data, to);
-  }
-  void Receive(kernels::Stream& stream, kernels::Tensor data, int from) override {
-    inner_->Receive(stream, data, from);
-  }
-  void GroupBegin() override { inner_->GroupBegin(); }
-  void GroupEnd(kernels::Stream& stream) override { inner_->GroupEnd(stream); }
-  absl::Status Barrier() override { return inner_->Barrier(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override {
     auto made = inner_->Split(color, key, name);
     if (!made.ok()) return made.status();
     return std::make_unique<FaultyLink>(*std::move(made), group_, rank_, which_);
   }
-  void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
-  int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   const std::string group_;
   const int rank_, which_;
   int calls_ = 0;
