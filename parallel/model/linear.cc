@@ -24,12 +24,17 @@ Parameter Weight(const LinearSpec& spec, const TensorPart& part) {
 }  // namespace
 
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
-                         const std::vector<Span>& rows, const TensorPart& part) {
+                         const std::vector<Span>& rows, const TensorPart& part,
+                         TensorSharing sharing, bool in_two) {
   Parameter weight = Weight(spec, part);
   Parameter bias;
   bias.name = spec.name + ".bias";
   bias.global_shape = {spec.outputs};
-  bias.sharing = part.sharded();
+  for (Parameter* parameter : {&weight, &bias}) {
+    parameter->sharing = sharing;
+    parameter->first_sharer = part.rank == part.kv_sharers.begin;
+    parameter->in_two = in_two;
+  }
   if (part.size > 1) {
     for (const Span& span : rows) {
       weight.bands.push_back({{span.begin, 0}, {span.size(), spec.inputs}});

@@ -30,9 +30,15 @@ struct LinearSpec {
   bool bias = true;
 };
 
-// This rank holds the rows (outputs) in `rows`, one span after another.
+// This rank holds the rows (outputs) in `rows`, one span after another. kShared: so do all ranks of
+// part.kv_sharers. `in_two`: of a matrix whose other rows are added by another call.
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
-                         const std::vector<Span>& rows, const TensorPart& part);
+                         const std::vector<Span>& rows, const TensorPart& part,
+                         TensorSharing sharing, bool in_two = false);
+inline Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
+                                const std::vector<Span>& rows, const TensorPart& part) {
+  return AddColumnParallel(registry, spec, rows, part, part.sharded());
+}
 // This rank holds the columns (inputs) in `columns`; every rank holds the bias. Its gradient is the
 // same on all ranks, since each sees the gradient of all rows of the output.
 Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span columns,

@@ -169,7 +169,7 @@ absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescripti
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
   RETURN_IF_ERROR(CheckSplit(parallel));
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, config.kv_heads, config.ffn, config.vocab));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, config.heads, config.ffn, config.vocab));
   RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.kv_heads));
   return MakeLlama(config, parallel);
 }

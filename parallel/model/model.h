@@ -221,6 +221,9 @@ class Model {
     int tensor_size = 1;
     bool sequence_parallel = false;
     bool split_backward = false;  // BackwardInput and BackwardWeights can be called
+    // Where ranks of the tensor group share key/value heads: which one, so those of one number hold
+    // the same TensorSharing::kShared parameters. -1: none is shared.
+    int kv_group = -1;
   };
 
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,

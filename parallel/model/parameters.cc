@@ -57,7 +57,7 @@ ParameterId ParameterRegistry::Add(Parameter parameter) {
   }
   if (parameter.storage_rows == 0) parameter.storage_rows = parameter.box.extent[0];
   CHECK_GE(parameter.storage_rows, parameter.box.extent[0]) << parameter.name;
-  CHECK(names_.insert(parameter.name).second) << parameter.name;
+  CHECK(names_.insert(parameter.name).second || parameter.in_two) << parameter.name;
   parameter.block = block_;
   parameter.resident = resident_;
   parameters_.push_back(std::move(parameter));

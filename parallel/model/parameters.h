@@ -20,6 +20,7 @@ enum class TensorSharing : uint8_t {
   kReplicated,  // the same value, and the same gradient
   kSharded,     // another box each
   kPartial,     // the same value, each a part of the gradient: to be summed over the group
+  kShared,      // as kPartial among some neighbours (Model::Shape::kv_group); others, another box
 };
 
 // Index into a ParameterRegistry.
@@ -42,6 +43,10 @@ struct Parameter {
   Initializer initializer = Initializer::kZeros;
   float stddev = 0;  // of kNormal
   TensorSharing sharing = TensorSharing::kReplicated;
+  // kShared: the first rank of those that hold it, which counts it in the norm and saves it.
+  bool first_sharer = false;
+  // Another parameter of the same name holds other bands of the tensor.
+  bool in_two = false;
   // Set by the registry. Index of the block within the model, -1 when it belongs to none.
   int block = -1;
   // Whether it is kept whole where blocks are sharded (ZeRO-3): embeddings, head, what is tied.
@@ -69,7 +74,8 @@ class ParameterRegistry {
     block_ = block;
     resident_ = resident;
   }
-  // Fills in box, bands and storage_rows when empty. Requires: the name is new.
+  // Fills in box, bands and storage_rows when empty. Requires: the name is new, or that of a
+  // parameter in two.
   ParameterId Add(Parameter parameter);
   const Parameter& at(ParameterId id) const { return parameters_[id]; }
   int size() const { return static_cast<int>(parameters_.size()); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
@@ -41,6 +42,50 @@ std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>
   return spans;
 }
 
+std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
+                             const std::vector<double>& weights) {
+  CHECK(kv_heads > 0 && kv_heads <= ranks && ranks <= kv_heads * group)
+      << kv_heads << " key/value heads of " << group << " query heads for " << ranks << " ranks";
+  // How long the slowest of ranks [begin, end) takes for one head's query heads.
+  const auto time = [&](int begin, int end) {
+    std::vector<double> own;
+    if (!weights.empty()) own.assign(weights.begin() + begin, weights.begin() + end);
+    const std::vector<Span> spans = SplitUnits(group, end - begin, own);
+    double longest = 0;
+    for (int i = 0; i < end - begin; ++i) {
+      longest =
+          std::max(longest, static_cast<double>(spans[i].size()) / (own.empty() ? 1 : own[i]));
+    }
+    return longest;
+  };
+  // best[begin]: over the heads not yet given ranks, from the last one backwards.
+  std::vector<double> best(ranks + 1, std::numeric_limits<double>::infinity());
+  best[ranks] = 0;
+  std::vector<std::vector<int>> ends(kv_heads, std::vector<int>(ranks + 1, 0));
+  for (int64_t head = kv_heads - 1; head >= 0; --head) {
+    std::vector<double> longer(ranks + 1, std::numeric_limits<double>::infinity());
+    for (int begin = 0; begin < ranks; ++begin) {
+      for (int end = static_cast<int>(std::min<int64_t>(ranks, begin + group)); end > begin;
+           --end) {
+        if (std::isinf(best[end])) continue;
+        const double longest = std::max(time(begin, end), best[end]);
+        if (longest >= longer[begin]) continue;
+        longer[begin] = longest;
+        ends[head][begin] = end;
+      }
+    }
+    best = std::move(longer);
+  }
+  std::vector<Span> runs(kv_heads);
+  int64_t begin = 0;
+  for (int64_t head = 0; head < kv_heads; ++head) {
+    runs[head] = {begin, ends[head][begin]};
+    begin = runs[head].end;
+  }
+  CHECK_EQ(begin, ranks);
+  return runs;
+}
+
 int64_t UnitSize(int64_t size, int ranks) {
   int64_t unit = 128;
   while (unit > 1 && size / unit < 8 * ranks) unit /= 2;
@@ -56,15 +101,40 @@ Span PartOf(int64_t size, int64_t unit, const ModelParallel& parallel) {
   return {span.begin * unit, std::min(size, span.end * unit)};
 }
 
+// More ranks than key/value heads: one of them, and some of its query heads.
+void ShareHeads(const ModelParallel& parallel, int64_t kv_heads, int64_t group, TensorPart& part) {
+  part.shares_kv = true;
+  const std::vector<Span> runs =
+      SplitRanks(kv_heads, group, parallel.tensor_size, parallel.tensor_weights);
+  int64_t head = 0;
+  while (runs[head].end <= part.rank) ++head;
+  part.kv_heads = {head, head + 1};
+  part.kv_sharers = runs[head];
+  std::vector<double> weights;
+  for (int64_t i = runs[head].begin; i < runs[head].end && !parallel.tensor_weights.empty(); ++i) {
+    weights.push_back(parallel.tensor_weights[i]);
+  }
+  const Span own =
+      SplitUnits(group, static_cast<int>(runs[head].size()), weights)[part.rank - runs[head].begin];
+  part.heads = {head * group + own.begin, head * group + own.end};
+}
+
 }  // namespace
 
-TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t kv_heads, int64_t ffn,
-                            int64_t vocab) {
+TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
+                            int64_t ffn, int64_t vocab) {
   TensorPart part;
   part.rank = parallel.tensor_rank;
   part.size = parallel.tensor_size;
   part.sequence = parallel.sequence_parallel && part.size > 1;
-  part.kv_heads = PartOf(kv_heads, 1, parallel);
+  const int64_t group = heads / kv_heads;
+  if (kv_heads < part.size) {
+    ShareHeads(parallel, kv_heads, group, part);
+  } else {
+    part.kv_heads = PartOf(kv_heads, 1, parallel);
+    part.kv_sharers = {part.rank, part.rank + 1};
+    part.heads = {group * part.kv_heads.begin, group * part.kv_heads.end};
+  }
   part.ffn = PartOf(ffn, UnitSize(ffn, part.size), parallel);
   part.vocab = PartOf(vocab, UnitSize(vocab, part.size), parallel);
   return part;
@@ -89,19 +159,19 @@ Tensor TensorPart::Leave(const Pass& pass, Tensor partial) const {
   return partial.Rows(rank * count, count);
 }
 
-absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t kv_heads, int64_t ffn,
+absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, int64_t ffn,
                                  int64_t vocab) {
   const int size = parallel.tensor_size;
   if (size < 1 || parallel.tensor_rank < 0 || parallel.tensor_rank >= size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "tensor rank %d of a tensor-parallel group of %d", parallel.tensor_rank, size));
   }
-  if (kv_heads < size || ffn < size || vocab < size) {
+  if (heads < size || ffn < size || vocab < size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "tensor parallelism over %d ranks leaves some of them without work: the model has %d "
-        "key/value heads, an MLP of %d columns and a vocabulary of %d; the tensor degree can be at "
+        "attention heads, an MLP of %d columns and a vocabulary of %d; the tensor degree can be at "
         "most %d",
-        size, kv_heads, ffn, vocab, std::min({kv_heads, ffn, vocab})));
+        size, heads, ffn, vocab, std::min({heads, ffn, vocab})));
   }
   const std::vector<double>& weights = parallel.tensor_weights;
   if (weights.empty()) return absl::OkStatus();

@@ -7,6 +7,10 @@
 // whole units: a key/value head with its query heads, a block of the MLP's columns, a block of the
 // vocabulary. They need not be equal: ranks get units in proportion to their weights.
 //
+// With fewer key/value heads than ranks, neighbours share one: each holds some of its query heads,
+// and all of them the rows of its keys and values, whose gradients are summed over them once a
+// step.
+//
 // Hidden states [T,C] outside of these pairs are the same on all ranks, or, with sequence
 // parallelism, each rank has T/ranks rows of them: the norms, the residual stream and what they
 // keep shrink, for the same bytes on the wire, and one more gather per pair in backward.
@@ -36,6 +40,13 @@ struct Span {
 // one positive weight per rank or none.
 std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>& weights);
 
+// The ranks that share each key/value head, in order, where there are fewer heads than ranks: the
+// ranks cut into runs of at most `group` (a head's query heads), so that the rank that works
+// longest for its weight does so least; of equal cuts, the one with more ranks for the lower head.
+// Requires: kv_heads <= ranks <= kv_heads x group, weights as in SplitUnits.
+std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
+                             const std::vector<double>& weights);
+
 // Elements per unit of a dimension of `size`: the largest power of two up to 128 that leaves every
 // rank eight units, else 1.
 int64_t UnitSize(int64_t size, int ranks);
@@ -45,11 +56,14 @@ struct TensorPart {
   int rank = 0;
   int size = 1;
   bool sequence = false;  // false when size is 1
-  Span kv_heads, ffn, vocab;
+  Span heads, kv_heads, ffn, vocab;
+  // Fewer key/value heads in the model than ranks: those that share this rank's, maybe it alone.
+  bool shares_kv = false;
+  Span kv_sharers;
 
   // Requires: CheckTensorParallel.
-  static TensorPart Make(const ModelParallel& parallel, int64_t kv_heads, int64_t ffn,
-                         int64_t vocab);
+  static TensorPart Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
+                         int64_t ffn, int64_t vocab);
 
   TensorSharing sharded() const {
     return size > 1 ? TensorSharing::kSharded : TensorSharing::kReplicated;
@@ -70,7 +84,7 @@ struct TensorPart {
 
 // kInvalidArgument with all numbers when a rank would be left without a unit, or `parallel` makes
 // no sense.
-absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t kv_heads, int64_t ffn,
+absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, int64_t ffn,
                                  int64_t vocab);
 
 }  // namespace muster::parallel

@@ -13,6 +13,7 @@
 #include "parallel/model/head.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
+#include "parallel/model/qkv.h"
 #include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
@@ -192,33 +193,27 @@ class TransformerBlock : public Block {
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
         part_(part),
-        heads_(config.heads / config.kv_heads * part.kv_heads.size()),
-        kv_heads_(part.kv_heads.size()),
-        depth_(config.hidden / config.heads),
         ffn_(part.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary),
         recompute_(parallel.recompute),
         split_(parallel.split_backward),
         context_size_(parallel.context_size),
-        context_method_(parallel.context_method) {
+        context_method_(parallel.context_method),
+        norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, part.by_rows())),
+        qkv_(registry,
+             {name_ + ".attention.qkv", config.hidden, config.heads, config.kv_heads, kStddev,
+              config.bias},
+             part) {
     const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
     const int64_t c = config.hidden;
     const auto spec = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
       return LinearSpec{name_ + name, outputs, inputs, stddev, config.bias};
     };
-    // This rank's query heads, and its heads of keys and of values, as rows.
-    const int64_t group = config.heads / config.kv_heads;
-    const int64_t keys = config.hidden, values = keys + config.kv_heads * depth_;
-    const Span kv = {part.kv_heads.begin * depth_, part.kv_heads.end * depth_};
-    const Span q = {group * kv.begin, group * kv.end};
+    const Span q = {part.heads.begin * qkv_.depth(), part.heads.end * qkv_.depth()};
     std::vector<Span> up = {part.ffn};
     if (swiglu_) up.push_back({config.ffn + part.ffn.begin, config.ffn + part.ffn.end});
 
-    norm1_ = AddNorm(registry, name_ + ".norm1", c, config.norm, part.by_rows());
-    qkv_ = AddColumnParallel(
-        registry, spec(".attention.qkv", c + 2 * config.kv_heads * depth_, c, kStddev),
-        {q, {keys + kv.begin, keys + kv.end}, {values + kv.begin, values + kv.end}}, part);
     output_ = AddRowParallel(registry, spec(".attention.output", c, c, residual), q, part);
     norm2_ = AddNorm(registry, name_ + ".norm2", c, config.norm, part.by_rows());
     up_ = AddColumnParallel(
@@ -251,9 +246,10 @@ class TransformerBlock : public Block {
     saved.d_up = arena.Take("scratch", shape.activation, {t, ffn_});
     if (SwigluComesAgain()) saved.up = saved.d_up;
     arena.ReleaseTo(mark);
-    saved.d_qkv = arena.Take("scratch", shape.activation, {t, QkvWidth()});
+    saved.d_qkv = qkv_.Take(arena, "scratch", shape.activation, t);
+    saved.d_shared = qkv_.TakeScratch(arena, shape.activation, t);
     if (context_size_ == 1) {
-      saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, heads_, shape.sequence});
+      saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
       saved.spread->TakeScratch(arena, *saved.spread_saved);
     }
@@ -300,7 +296,7 @@ class TransformerBlock : public Block {
                       flow.d_hidden, saved.d_norm2);
     kernels::Copy(stream, KeptGradient(flow), saved.norm2.x);
     AttentionBackwardInput(pass, flow, saved, KeepGradient(pass, flow));
-    kernels::Copy(stream, saved.d_qkv, saved.qkv);
+    Copy(stream, saved.d_qkv, saved.qkv);
     NormBackwardInput(pass, norm1_, part_.Leave(pass, saved.d_small), saved.x1, saved.norm1,
                       flow.d_hidden, saved.d_norm1);
     kernels::Copy(stream, KeptGradient(flow), saved.norm1.x);
@@ -312,7 +308,7 @@ class TransformerBlock : public Block {
     LinearBackwardWeights(pass, up_, saved.pre, whole(saved.norm2.y));
     NormBackwardWeights(pass, norm2_, saved.d_norm2);
     LinearBackwardWeights(pass, output_, whole(saved.norm1.x), saved.attention);
-    LinearBackwardWeights(pass, qkv_, saved.qkv, whole(saved.norm1.y));
+    qkv_.BackwardWeights(pass, saved.qkv, whole(saved.norm1.y));
     NormBackwardWeights(pass, norm1_, saved.d_norm1);
   }
 
@@ -323,8 +319,10 @@ class TransformerBlock : public Block {
   struct TransformerSaved : Saved {
     NormSaved norm1, norm2;
     Tensor x1;  // input of norm1: norm1.x, or what came from outside into the first block
-    Tensor qkv, attention, lse, pre, up;
-    Tensor d_small, d_up, d_qkv, delta;  // scratch
+    QkvProjection::Output qkv;
+    Tensor attention, lse, pre, up;
+    Tensor d_small, d_up, delta, d_shared;  // scratch
+    QkvProjection::Output d_qkv;            // scratch
     // Where several ranks share a sequence, in the place of lse and delta.
     std::unique_ptr<ContextAttention> spread;
     std::unique_ptr<ContextAttention::Saved> spread_saved;
@@ -340,14 +338,14 @@ class TransformerBlock : public Block {
     saved.norm2.TakeInput(arena, category, activation, rows, hidden_);
     saved.norm1.TakeStatistics(arena, category, norm1_, rows);
     saved.norm2.TakeStatistics(arena, category, norm2_, rows);
-    saved.qkv = arena.Take(category, activation, {t, QkvWidth()});
-    saved.attention = arena.Take(category, activation, {t, heads_ * depth_});
+    saved.qkv = qkv_.Take(arena, category, activation, t);
+    saved.attention = arena.Take(category, activation, {t, AttentionWidth()});
     if (context_size_ == 1) {
-      saved.lse = arena.Take(category, DType::kF32, {shape.batch, heads_, shape.sequence});
+      saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
       auto spread = MakeContextAttention({context_method_, context_size_, shape.batch,
-                                          shape.sequence * context_size_, heads_, kv_heads_, depth_,
-                                          shape.activation});
+                                          shape.sequence * context_size_, qkv_.heads(),
+                                          qkv_.kv_heads(), qkv_.depth(), shape.activation});
       CHECK_OK(spread);
       saved.spread = *std::move(spread);
       saved.spread_saved = saved.spread->TakeSaved(arena);
@@ -366,8 +364,8 @@ class TransformerBlock : public Block {
 
   // Norms consume the branch: its storage is free for their gathered rows.
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
-    LinearForward(pass, qkv_, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
-    if (rotary_) Rotate(pass, flow, saved.qkv, /*inverse=*/false);
+    qkv_.Forward(pass, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
+    if (rotary_) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
     } else {
@@ -433,27 +431,27 @@ class TransformerBlock : public Block {
     const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
     LinearBackward(pass, output_, dy, saved.attention, AttentionGradient(saved));
     ScoresBackward(pass, flow, saved);
-    LinearBackward(pass, qkv_, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
-                   saved.d_small);
+    qkv_.Backward(pass, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
+                  saved.d_small, saved.d_shared);
   }
   void AttentionBackwardInput(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
                               const Tensor& dy) const {
     LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
     ScoresBackward(pass, flow, saved);
-    LinearBackwardInput(pass, qkv_, saved.d_qkv, saved.d_small);
+    qkv_.BackwardInput(pass, saved.d_qkv, saved.d_small, saved.d_shared);
   }
   Tensor AttentionGradient(const TransformerSaved& saved) const {
     return Tensor(saved.d_small.data(), saved.d_small.dtype(),
-                  {saved.attention.dim(0), heads_ * depth_});
+                  {saved.attention.dim(0), AttentionWidth()});
   }
   // From the gradient of the attention's output to saved.d_qkv.
   void ScoresBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
     kernels::AttentionBackwardArgs args;
     args.forward = Attention(flow.shape, saved);
-    args.dout = Heads(AttentionGradient(saved), flow.shape, 0, heads_);
-    args.dq = Heads(saved.d_qkv, flow.shape, 0, heads_);
-    args.dk = Heads(saved.d_qkv, flow.shape, heads_, kv_heads_);
-    args.dv = Heads(saved.d_qkv, flow.shape, heads_ + kv_heads_, kv_heads_);
+    args.dout = AttentionHeads(AttentionGradient(saved), flow.shape);
+    args.dq = qkv_.Queries(saved.d_qkv, flow.shape);
+    args.dk = qkv_.Keys(saved.d_qkv, flow.shape);
+    args.dv = qkv_.Values(saved.d_qkv, flow.shape);
     args.delta = saved.delta;
     if (context_size_ == 1) {
       kernels::AttentionBackward(pass.stream, args);
@@ -462,7 +460,7 @@ class TransformerBlock : public Block {
                              Spread(flow.shape, saved), {args.dout, args.dq, args.dk, args.dv},
                              *saved.spread_saved);
     }
-    if (rotary_) Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
+    if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
   }
 
   // All rows of flow.d_hidden, of which this rank's stay in the branch's storage while it changes.
@@ -476,32 +474,23 @@ class TransformerBlock : public Block {
     return flow.branch_storage.Rows(part_.sequence ? part_.rank * rows : 0, rows);
   }
 
-  int64_t QkvWidth() const { return (heads_ + 2 * kv_heads_) * depth_; }
+  int64_t AttentionWidth() const { return qkv_.heads() * qkv_.depth(); }
   int64_t UpWidth() const { return swiglu_ ? 2 * ffn_ : ffn_; }
 
-  // Heads [first, first + count) of a packed [T, width] tensor as [B,S,count,D].
-  Tensor Heads(Tensor packed, const BatchShape& shape, int64_t first, int64_t count) const {
-    const int64_t width = packed.dim(1);
-    auto* data = static_cast<char*>(packed.data()) + first * depth_ * SizeOf(packed.dtype());
-    return Tensor(data, packed.dtype(), {shape.batch, shape.sequence, count, depth_},
-                  {shape.sequence * width, width, depth_, 1});
-  }
-  // Queries and keys stand side by side: one call turns both.
-  void Rotate(const Pass& pass, const Flow& flow, Tensor qkv, bool inverse) const {
-    kernels::Rotary(pass.stream, Heads(qkv, flow.shape, 0, heads_ + kv_heads_), flow.rotary,
-                    inverse);
+  // Attention's output [T,HD], or its gradient, as [B,S,H,D].
+  Tensor AttentionHeads(Tensor output, const BatchShape& shape) const {
+    return output.Reshape({shape.batch, shape.sequence, qkv_.heads(), qkv_.depth()});
   }
   ContextAttention::Inputs Spread(const BatchShape& shape, const TransformerSaved& saved) const {
-    return {Heads(saved.qkv, shape, 0, heads_), Heads(saved.qkv, shape, heads_, kv_heads_),
-            Heads(saved.qkv, shape, heads_ + kv_heads_, kv_heads_),
-            Heads(saved.attention, shape, 0, heads_)};
+    return {qkv_.Queries(saved.qkv, shape), qkv_.Keys(saved.qkv, shape),
+            qkv_.Values(saved.qkv, shape), AttentionHeads(saved.attention, shape)};
   }
   kernels::AttentionArgs Attention(const BatchShape& shape, const TransformerSaved& saved) const {
     kernels::AttentionArgs args;
-    args.q = Heads(saved.qkv, shape, 0, heads_);
-    args.k = Heads(saved.qkv, shape, heads_, kv_heads_);
-    args.v = Heads(saved.qkv, shape, heads_ + kv_heads_, kv_heads_);
-    args.out = Heads(saved.attention, shape, 0, heads_);
+    args.q = qkv_.Queries(saved.qkv, shape);
+    args.k = qkv_.Keys(saved.qkv, shape);
+    args.v = qkv_.Values(saved.qkv, shape);
+    args.out = AttentionHeads(saved.attention, shape);
     args.lse = saved.lse;
     return args;
   }
@@ -509,14 +498,17 @@ class TransformerBlock : public Block {
   std::string name_;
   int64_t hidden_;
   TensorPart part_;
-  int64_t heads_, kv_heads_, depth_, ffn_;  // of this rank
+  int64_t ffn_;  // of this rank
   bool swiglu_, rotary_;
   Recompute recompute_;
   bool split_;
   int context_size_;
   ContextMethod context_method_;
-  Norm norm1_, norm2_;
-  Linear qkv_, output_, up_, down_;
+  Norm norm1_;
+  QkvProjection qkv_;
+  Linear output_;
+  Norm norm2_;
+  Linear up_, down_;
 };
 
 // Weights of one block's matrix products.
@@ -554,8 +546,9 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   CHECK_EQ(config.heads % config.kv_heads, 0);
   const int64_t depth = config.hidden / config.heads;
   CHECK(config.position != PositionKind::kRotary || depth % 2 == 0);
-  CHECK_OK(CheckTensorParallel(parallel, config.kv_heads, config.ffn, config.vocab));
-  const TensorPart tensor = TensorPart::Make(parallel, config.kv_heads, config.ffn, config.vocab);
+  CHECK_OK(CheckTensorParallel(parallel, config.heads, config.ffn, config.vocab));
+  const TensorPart tensor =
+      TensorPart::Make(parallel, config.heads, config.kv_heads, config.ffn, config.vocab);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<BlockRange> parts = parallel.parts;
@@ -604,6 +597,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
     shape.rope_scaling = config.rope_scaling;
   }
   shape.tensor_size = tensor.size;
+  if (tensor.shares_kv) shape.kv_group = static_cast<int>(tensor.kv_heads.begin);
   shape.sequence_parallel = tensor.sequence;
   shape.split_backward = parallel.split_backward;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),

@@ -32,9 +32,10 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
   const int64_t bucket_elements = options.bucket_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t alignment =
       std::lcm<int64_t>(int64_t{options.shards} * options.replicas, kBucketAlignment);
-  // Buckets that are being filled, by (block, partial, compressed); offsets are relative to the
+  // Buckets that are being filled, by (block, sharing, compressed); offsets are relative to the
   // bucket until it closes, since several may be open.
-  using Key = std::tuple<int, bool, bool>;
+  // Whether and with whom gradients are summed: kReplicated stands for kSharded too.
+  using Key = std::tuple<int, TensorSharing, bool>;
   std::map<Key, Bucket> open;
   const auto close = [&](Key key) {
     Bucket bucket = std::move(open.at(key));
@@ -58,11 +59,14 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     if (id + 1 < parameters.size() && part_of(parameter) != part_of(parameters.at(id + 1))) {
       while (!open.empty()) close(open.rbegin()->first);
     }
-    const bool partial = parameter.sharing == TensorSharing::kPartial;
-    const bool sharded = options.by_block && !parameter.resident && !partial &&
+    const TensorSharing summed = parameter.sharing == TensorSharing::kSharded
+                                     ? TensorSharing::kReplicated
+                                     : parameter.sharing;
+    const bool sharded = options.by_block && !parameter.resident &&
+                         summed == TensorSharing::kReplicated &&
                          parameter.elements() >= options.resident_elements;
     const bool compressed = options.compressed != nullptr && options.compressed(parameter);
-    const Key key = {sharded ? parameter.block : -1, partial, compressed};
+    const Key key = {sharded ? parameter.block : -1, summed, compressed};
     // Backward has left the blocks behind this one.
     while (!open.empty() && std::get<0>(open.rbegin()->first) > parameter.block) {
       close(open.rbegin()->first);
@@ -70,7 +74,8 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     if (parameter.on_two_stages && open.count(key) != 0) close(key);
     Bucket& bucket = open[key];
     bucket.block = std::get<0>(key);
-    bucket.partial = partial;
+    bucket.partial = summed == TensorSharing::kPartial;
+    bucket.shared = summed == TensorSharing::kShared;
     bucket.compressed = compressed;
     bucket.parameters.push_back(id);
     offsets_[id] = RoundUp(bucket.range.end, kParameterAlignment);

@@ -9,8 +9,9 @@
 // With `by_block` (ZeRO 2 and 3) the parameters of a block that are not resident make one bucket,
 // whatever its size, so that they can be gathered and freed together; the resident ones, and those
 // too small for a share of their own to pay, fill buckets as above. Parameters whose gradients are
-// partial over the tensor group (TensorSharing::kPartial) have buckets of their own, and so has
-// each that another pipeline stage holds too: both stages' ranks own the same parts of it.
+// partial over the tensor group (TensorSharing::kPartial) or some of its ranks (kShared) have
+// buckets of their own, never by block, and so has each that another pipeline stage holds too: all
+// who hold it own the same parts of it.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 
@@ -59,7 +60,8 @@ class FlatLayout {
     FlatRange range;
     std::vector<ParameterId> parameters;  // in storage order
     int block = -1;                       // by_block: of whose parameters it is made; -1 = resident
-    bool partial = false;
+    bool partial = false;                 // kPartial
+    bool shared = false;                  // kShared
     bool compressed = false;
     int64_t local = 0;  // where the own part begins in storage that holds own parts only
   };

@@ -40,6 +40,8 @@ int64_t SignWords(int64_t elements) { return 1 + (elements + kWordBits - 1) / kW
 bool Compresses(const CompressionOptions& options, const Parameter& parameter) {
   if (options.method == CompressionMethod::kNone) return false;
   if (parameter.sharing == TensorSharing::kPartial || parameter.duplicate) return false;
+  // Residuals are those of whole tensors.
+  if (parameter.in_two) return false;
   if (parameter.global_shape.size() < 2 || parameter.elements() < options.min_elements) {
     return false;
   }

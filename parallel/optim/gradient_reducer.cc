@@ -64,6 +64,7 @@ absl::Status GradientReducer::Allocate() {
   for (int i = 0; i < static_cast<int>(pending_.size()); ++i) {
     const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
     CHECK(!bucket.compressed || options_.compressor != nullptr);
+    CHECK(!bucket.shared || options_.sharers != nullptr);
     if (bucket.block >= 0) {
       bucket_of_block_.resize(std::max<size_t>(bucket_of_block_.size(), bucket.block + 1), -1);
       bucket_of_block_[bucket.block] = i;
@@ -253,11 +254,11 @@ void GradientReducer::Finish() {
   }
   Communicator& tensor = groups_.Along({Axis::kTensor});
   if (tensor.size() == 1) return;
-  // Summed over the tensor group last: by now there is only the own part of it to send.
+  // Summed over tensor ranks last: by now there is only the own part of it to send.
   for (int i = first_bucket(); i < last_bucket(); ++i) {
-    if (flat_.layout().buckets()[i].partial) {
-      tensor.AllReduce(compute_, flat_.own_gradient(i), ReduceOp::kSum);
-    }
+    const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
+    if (bucket.partial) tensor.AllReduce(compute_, flat_.own_gradient(i), ReduceOp::kSum);
+    if (bucket.shared) options_.sharers->AllReduce(compute_, flat_.own_gradient(i), ReduceOp::kSum);
   }
 }
 

@@ -31,6 +31,8 @@ struct GradientReducerOptions {
   // micro-batches come at their own times. last < 0: all of them.
   int first_bucket = 0;
   int last_bucket = -1;
+  // The ranks that hold the same kShared parameters; null: there are none.
+  Communicator* sharers = nullptr;
   // For the buckets that are compressed; null: there are none. Shared by the reducers of a rank.
   GradientCompressor* compressor = nullptr;
   // Counts waits for a rotating buffer that is still being reduced; may be null.

@@ -78,11 +78,11 @@ class Judge {
 
   void Tensor() {
     const int tensor = degree(Axis::kTensor);
-    // Shares need not be equal, but nobody can be left without.
-    const int64_t groups = model_.kv_heads > 0 ? model_.kv_heads : model_.heads;
-    if (tensor > 1 && groups > 0 && tensor > groups) {
-      Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", groups,
-          " key/value heads of the model: each needs one");
+    // Shares need not be equal, and ranks may share a key/value head, but nobody can be left
+    // without a query head.
+    if (tensor > 1 && model_.heads > 0 && tensor > model_.heads) {
+      Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", model_.heads,
+          " attention heads of the model: each needs one");
     }
     if (!layout_.sequence_parallel) return;
     if (tensor == 1) {

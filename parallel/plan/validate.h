@@ -45,7 +45,6 @@ int64_t SignRanksMax(int zero);
 struct ModelSize {
   int64_t layers = 0;
   int64_t heads = 0;
-  int64_t kv_heads = 0;  // 0: as many as heads
   int64_t sequence = 0;  // tokens
 };
 

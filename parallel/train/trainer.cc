@@ -100,6 +100,12 @@ bool Trainer::reports_loss() const {
          groups_.coordinate()[Axis::kPipeline] + 1 == groups_.mesh().degree(Axis::kPipeline);
 }
 
+bool Trainer::SpeaksFor(const Parameter& parameter) const {
+  if (parameter.duplicate) return false;
+  if (parameter.sharing == TensorSharing::kShared) return parameter.first_sharer;
+  return parameter.sharing == TensorSharing::kSharded || groups_.coordinate()[Axis::kTensor] == 0;
+}
+
 int64_t Trainer::GradientBytesSent() {
   return groups_.shard().bytes_sent() + groups_.replicate().bytes_sent() +
          gradient_group().bytes_sent();
@@ -254,10 +260,7 @@ absl::Status Trainer::Allocate() {
   optimizing.adamw = options_.optimizer;
   optimizing.schedule = options_.schedule;
   if (options_.precision == Precision::kFp16) optimizing.loss_scaling = options_.loss_scaling;
-  optimizing.counted = [this](const Parameter& parameter) {
-    return !parameter.duplicate && (parameter.sharing == TensorSharing::kSharded ||
-                                    groups_.coordinate()[Axis::kTensor] == 0);
-  };
+  optimizing.counted = [this](const Parameter& parameter) { return SpeaksFor(parameter); };
   ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, *compute_, optimizing));
   if (options_.compression.method != CompressionMethod::kNone) {
     ASSIGN_OR_RETURN(compressor_, GradientCompressor::Make(options_.compression, *flat_,
@@ -269,6 +272,11 @@ absl::Status Trainer::Allocate() {
                                                       std::max(1, options_.offload_threads)));
   }
   MakeMeter();
+  if (model_.shape().kv_group >= 0) {
+    ASSIGN_OR_RETURN(
+        sharers_, groups_.Along({Axis::kTensor})
+                      .Split(model_.shape().kv_group, groups_.coordinate()[Axis::kTensor], "kv"));
+  }
   RETURN_IF_ERROR(MakeReducers());
   ASSIGN_OR_RETURN(
       gatherer_, ParameterGatherer::Make(*flat_, *metered_gather_, *reducers_.front(),

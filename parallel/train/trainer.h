@@ -269,6 +269,9 @@ class Trainer {
   std::vector<SavePiece> StagePieces(float* staging);
   // Where gradients are averaged; used by compression alone.
   Communicator& gradient_group() { return groups_.Along({Axis::kData, Axis::kContext}); }
+  // Of a parameter that several ranks of its tensor group, or two stages, hold: whether this rank
+  // counts it in the norm and saves it.
+  bool SpeaksFor(const Parameter& parameter) const;
   int64_t own_elements() const;       // of a state that this rank saves
   FlatRange Saved(int bucket) const;  // the part of the own part of a bucket that this rank saves
   int data_rank() const { return groups_.coordinate()[Axis::kData]; }
@@ -308,6 +311,7 @@ class Trainer {
   // Groups whose calls on the computing stream are waits.
   std::unique_ptr<Communicator> metered_world_, metered_gather_, metered_tensor_, metered_context_,
       metered_pipeline_;
+  std::unique_ptr<Communicator> sharers_;  // of key/value heads; null: no tensor ranks share any
   std::vector<std::unique_ptr<GradientReducer>> reducers_;  // per gradient group
   std::unique_ptr<ParameterGatherer> gatherer_;
   std::unique_ptr<OptimizerOffload> offload_;  // null: all state is on the device

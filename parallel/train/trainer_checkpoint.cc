@@ -88,12 +88,7 @@ std::vector<SavePiece> Trainer::StagePieces(float* staging) {
                     Tensor(staging, DType::kF32, {saved.size()}));
       for (const FlatPiece& piece : layout_.Pieces(saved)) {
         const Parameter& parameter = model_.parameters().at(piece.parameter);
-        if (parameter.duplicate) continue;  // another stage saves it
-        // What all ranks of a tensor group hold is saved by the first of them.
-        if (parameter.sharing != TensorSharing::kSharded &&
-            groups_.coordinate()[Axis::kTensor] != 0) {
-          continue;
-        }
+        if (!SpeaksFor(parameter)) continue;  // another rank saves it
         const float* data = staging + (piece.flat - saved.begin);
         for (Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
           const int64_t size = box.elements();
@@ -125,10 +120,7 @@ void Trainer::StageResiduals(float* staging, std::vector<SavePiece>& pieces) {
       for (const ParameterId id : bucket.parameters) {
         const Parameter& parameter = model_.parameters().at(id);
         // The ranks of a tensor group compress the same gradient the same way.
-        if (parameter.sharing != TensorSharing::kSharded &&
-            groups_.coordinate()[Axis::kTensor] != 0) {
-          continue;
-        }
+        if (!SpeaksFor(parameter)) continue;
         const float* data = staging + (layout_.offset(id) - bucket.range.begin);
         for (const Box& box : parameter.Boxes(0, parameter.elements())) {
           pieces.push_back({ResidualName(state, parameter.name), DType::kF32,

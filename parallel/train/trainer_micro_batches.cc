@@ -114,6 +114,7 @@ absl::Status Trainer::MakeReducers() {
   GradientReducerOptions reducing = {.overlap = options_.overlap,
                                      .wire = options_.gradient_wire,
                                      .overwritten = overwrites_gradients(),
+                                     .sharers = sharers_.get(),
                                      .compressor = compressor_.get(),
                                      .meter = meter_.get()};
   reducers_.resize(gradient_groups_.size());

@@ -322,7 +322,6 @@ class Judge {
     parallel::ModelSize model;
     model.layers = spec.engine().model().layers();
     model.heads = spec.engine().model().heads();
-    model.kv_heads = spec.engine().model().kv_heads();
     model.sequence = spec.engine().model().sequence_length();
     for (parallel::LayoutProblem& problem :
          parallel::FindProblems(layout, model, {.ranks = spec.resources().ranks()})) {

@@ -102,7 +102,7 @@ TEST(Mesh, WrongProduct_IsRefusedWithEveryNumber) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("exactly once")));
 }
 
-constexpr ModelSize kModel = {.layers = 12, .heads = 12, .kv_heads = 4, .sequence = 1024};
+constexpr ModelSize kModel = {.layers = 12, .heads = 12, .sequence = 1024};
 
 Layout Split(const PerAxis& degrees) {
   Layout layout;
@@ -132,10 +132,11 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
       problem(Split(PerAxis(1, 4, 1, 1)), 8),
       HasSubstr("resources.ranks: 8 ranks, but the degrees of engine.parallel multiply to 4 "
                 "(data 4); the nearest layout that works is pp=1 dp=8 cp=1 tp=1"));
-  EXPECT_THAT(problem(Split(PerAxis(1, 1, 1, 8)), 8),
-              HasSubstr("engine.parallel.tensor: 8 ranks cannot share the 4 key/value heads of the "
-                        "model: each needs one; the nearest layout that works is pp=1 dp=2 cp=1 "
-                        "tp=4"));
+  EXPECT_THAT(
+      problem(Split(PerAxis(1, 1, 1, 16)), 16),
+      HasSubstr("engine.parallel.tensor: 16 ranks cannot share the 12 attention heads of the "
+                "model: each needs one; the nearest layout that works is pp=1 dp=2 cp=1 "
+                "tp=8"));
   EXPECT_THAT(problem(Split(PerAxis(16, 1, 1, 1)), 16),
               HasSubstr("engine.parallel.pipeline: 16 stages (16 ranks x 1 chunks) for 12 layers"));
   EXPECT_THAT(problem(Split(PerAxis(1, 3, 1, 1)), 3),
@@ -188,9 +189,9 @@ TEST(ValidateLayout, CompressionPastItsBreakEven_IsRefusedWithTheNumbers) {
 TEST(ValidateLayout, EveryDegree_IsJudged) {
   for (int ranks = 1; ranks <= 24; ++ranks) {
     for (int data = 1; data <= 8; ++data) {
-      for (int tensor = 1; tensor <= 8; ++tensor) {
+      for (int tensor = 1; tensor <= 16; ++tensor) {
         const Layout layout = Split(PerAxis(1, data, 1, tensor));
-        const bool fits = data * tensor == ranks && tensor <= 4 && 32 % data == 0;
+        const bool fits = data * tensor == ranks && tensor <= 12 && 32 % data == 0;
         EXPECT_EQ(Validate(layout, kModel, {.ranks = ranks}).ok(), fits)
             << ranks << " ranks, data " << data << ", tensor " << tensor;
       }

@@ -37,13 +37,13 @@ constexpr BatchShape kBatch = {.batch = 2, .sequence = 6, .head_tokens = 5};
 
 ModelDescription Gpt2() { return Describe(Gpt2Config{2, 20, 5, kVocab, 8}); }
 
-// Five groups of two query heads, an odd MLP.
-ModelDescription Llama(bool tied) {
+// Ten query heads in five groups, or another number, and an odd MLP.
+ModelDescription Llama(bool tied, int64_t kv_heads = 5) {
   LlamaConfig config;
   config.layers = 2;
   config.hidden = 40;
   config.heads = 10;
-  config.kv_heads = 5;
+  config.kv_heads = kv_heads;
   config.ffn = 53;
   config.vocab = kVocab;
   config.sequence_length = 8;
@@ -75,8 +75,8 @@ struct Found {
   std::map<std::string, int64_t> memory;  // by category
 };
 
-// Adds this rank's gradients to those of the whole model: a sharded one to its place, a partial one
-// as a summand, a replicated one on rank 0.
+// Adds this rank's gradients to those of the whole model: a sharded one to its place, a partial
+// or shared one as a summand, a replicated one on rank 0.
 void Place(const Parameter& parameter, const std::vector<float>& values, int rank,
            std::map<std::string, Whole>& to) {
   const Box whole = Box::Whole(parameter.global_shape);
@@ -197,10 +197,15 @@ class TensorParallel : public ::testing::TestWithParam<std::string> {
  protected:
   static ModelDescription Describe() {
     if (GetParam() == "gpt2") return Gpt2();
+    // Fewer key/value heads than ranks: one, or two for three ranks and four.
+    if (GetParam() == "llama_one_kv_head") return Llama(true, 1);
+    if (GetParam() == "llama_two_kv_heads") return Llama(false, 2);
     return Llama(GetParam() == "llama_tied");
   }
 };
-INSTANTIATE_TEST_SUITE_P(Models, TensorParallel, ::testing::Values("gpt2", "llama", "llama_tied"),
+INSTANTIATE_TEST_SUITE_P(Models, TensorParallel,
+                         ::testing::Values("gpt2", "llama", "llama_tied", "llama_one_kv_head",
+                                           "llama_two_kv_heads"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(TensorParallel, EveryLayout_GivesTheLossesAndGradientsOfOneRank) {
@@ -302,12 +307,12 @@ TEST(MakeModel, TensorParallelismThatDoesNotFit_IsRefusedWithAllNumbers) {
     return MakeModel(description, parallel).status();
   };
   ModelParallel parallel;
-  parallel.tensor_size = 6;
+  parallel.tensor_size = 11;
   EXPECT_THAT(refusal(Llama(true), parallel),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("over 6 ranks leaves some of them without work: the model has 5 "
-                                 "key/value heads, an MLP of 53 columns and a vocabulary of 61; "
-                                 "the tensor degree can be at most 5")));
+                       HasSubstr("over 11 ranks leaves some of them without work: the model has 10 "
+                                 "attention heads, an MLP of 53 columns and a vocabulary of 61; "
+                                 "the tensor degree can be at most 10")));
   parallel.tensor_size = 2;
   parallel.tensor_rank = 2;
   EXPECT_THAT(refusal(Gpt2(), parallel),
@@ -332,6 +337,30 @@ TEST(SplitUnits, FollowsWeightsByLargestRemainderAndLeavesNobodyEmpty) {
       EXPECT_EQ(spans.back().end, units);
       for (int rank = 0; rank < ranks; ++rank) {
         EXPECT_EQ(spans[rank].size(), units / ranks + (rank < units % ranks ? 1 : 0));
+      }
+    }
+  }
+}
+
+TEST(SplitRanks, GivesEveryHeadARunAndTheSlowestRankLittle) {
+  EXPECT_THAT(SplitRanks(1, 4, 3, {}), ElementsAre(Span{0, 3}));
+  EXPECT_THAT(SplitRanks(2, 4, 8, {}), ElementsAre(Span{0, 4}, Span{4, 8}));
+  EXPECT_THAT(SplitRanks(2, 5, 3, {}), ElementsAre(Span{0, 2}, Span{2, 3}));
+  // The fast rank takes a head alone.
+  EXPECT_THAT(SplitRanks(2, 5, 3, {3, 1, 1}), ElementsAre(Span{0, 1}, Span{1, 3}));
+  // No more ranks than a head has query heads.
+  EXPECT_THAT(SplitRanks(2, 2, 4, {9, 1, 1, 1}), ElementsAre(Span{0, 2}, Span{2, 4}));
+  for (int64_t heads = 1; heads <= 5; ++heads) {
+    for (int64_t group = 1; group <= 6; ++group) {
+      for (int ranks = static_cast<int>(heads); ranks <= heads * group; ++ranks) {
+        const std::vector<Span> runs = SplitRanks(heads, group, ranks, {});
+        int64_t longest = 0;
+        for (const Span& run : runs) {
+          EXPECT_TRUE(run.size() >= 1 && run.size() <= group);
+          longest = std::max(longest, (group + run.size() - 1) / run.size());
+        }
+        // No cut does better than one that gives every head as many ranks as there are for each.
+        EXPECT_EQ(longest, (group + ranks / heads - 1) / (ranks / heads));
       }
     }
   }

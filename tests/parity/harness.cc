@@ -57,9 +57,11 @@ int Case::ranks() const {
 
 std::string Case::ToString() const {
   const PerAxis& degrees = layout.degrees;
+  const auto kv_heads = model.sizes.find("kv_heads");
   return absl::StrCat(
-      model.family, " ", degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(),
-      " batch ", layout.global_batch, "/", layout.micro_batch,
+      model.family, kv_heads == model.sizes.end() ? "" : absl::StrCat(" kv ", kv_heads->second),
+      " ", degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(), " batch ",
+      layout.global_batch, "/", layout.micro_batch,
       degrees[Axis::kPipeline] > 1
           ? absl::StrCat(" ", Name(schedule), " chunks ", layout.pipeline_chunks)
           : "",

@@ -53,6 +53,55 @@ TEST_F(Layouts, WhatOneLayoutSaves_AnyOtherResumes) {
   }
 }
 
+// Twelve query heads over two key/value heads: with three ranks two share the first, with weights
+// two share the second.
+TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
+  const auto on = [](const PerAxis& degrees) {
+    Case run;
+    run.model = SmallLlama();
+    run.model.sizes["kv_heads"] = 2;
+    run.layout.degrees = degrees;
+    run.layout.global_batch = 16;
+    run.layout.micro_batch = 2;
+    run.steps = 12;
+    return run;
+  };
+  const Case alone = on(PerAxis(1, 1, 1, 1));
+  const RankResult whole = harness_.Train(alone)[0];
+  const Tensors gradients = harness_.FirstGradients(alone);
+  std::vector<Case> layouts;
+  layouts.push_back(on(PerAxis(1, 1, 1, 4)));
+  layouts.push_back(on(PerAxis(1, 2, 1, 3)));
+  layouts.back().layout.zero = 3;
+  layouts.push_back(on(PerAxis(1, 1, 1, 3)));
+  layouts.back().tensor_weights = {3, 1, 1};
+  layouts.push_back(on(PerAxis(1, 1, 1, 8)));
+  layouts.back().layout.sequence_parallel = true;
+  layouts.push_back(on(PerAxis(2, 1, 1, 4)));
+  layouts.back().schedule = PipelineSchedule::kZeroBubble;
+  layouts.back().layout.sequence_parallel = true;
+  layouts.push_back(on(PerAxis(1, 1, 2, 3)));
+  layouts.back().gloo = true;
+  for (const Case& layout : layouts) {
+    SCOPED_TRACE(layout.ToString());
+    ExpectClose(gradients, harness_.FirstGradients(layout));
+    Case first = layout, second = alone;
+    first.save_every = 8;
+    first.stop_after = 8;
+    const std::vector<RankResult> saved = harness_.Train(first);
+    second.restore = saved[0].saved;
+    ExpectClose(whole, harness_.Train(second)[0]);
+    // And back: of one rank's checkpoint.
+    first = alone;
+    first.save_every = 8;
+    first.stop_after = 8;
+    second = layout;
+    second.restore = harness_.Train(first)[0].saved;
+    second.adjust = [](TrainerOptions& options) { options.verify_every = 1; };
+    ExpectClose(whole, harness_.Train(second)[0]);
+  }
+}
+
 TEST_F(Layouts, StateOfARank_IsThatOfTheFormulas) {
   const auto state = [this](Case run) {
     run.steps = 1;

@@ -95,7 +95,6 @@ Value Pick(Rng& rng, std::initializer_list<Value> choices) {
 bool Works(const Case& run) {
   const ModelSize size = {.layers = Size(run.model, "layers"),
                           .heads = Size(run.model, "heads"),
-                          .kv_heads = Size(run.model, "kv_heads"),
                           .sequence = Harness::kSequence};
   if (!Validate(run.layout, size, {.ranks = run.ranks()}).ok()) return false;
   const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees}, run.ranks());
@@ -111,6 +110,7 @@ Case Draw(Rng& rng) {
     Case run;
     run.learning_rate = kLearningRate;
     run.model = rng.Chance(0.5) ? Gpt2() : Llama();
+    if (run.model.family == "llama") run.model.sizes["kv_heads"] = Pick(rng, {1, 2, 4});
     Layout& layout = run.layout;
     layout.degrees = PerAxis(Pick(rng, {1, 1, 2, 3, 4}), Pick(rng, {1, 1, 2, 3, 4, 8}),
                              Pick(rng, {1, 1, 2, 4}), Pick(rng, {1, 1, 2, 3, 4}));
@@ -165,6 +165,12 @@ bool OfMatrices(const Case& run) {
          PowerOfTwo(run.layout.global_batch / run.layout.micro_batch) && !TiedAcrossStages(run);
 }
 
+// Whether tensor ranks share key/value heads.
+bool SharesKeys(const Case& run) {
+  const int64_t heads = Size(run.model, "kv_heads");
+  return heads > 0 && heads < run.layout.degrees[Axis::kTensor];
+}
+
 // What a layout is, one setting per axis.
 std::vector<std::string> Settings(const Case& run) {
   const Layout& layout = run.layout;
@@ -183,6 +189,7 @@ std::vector<std::string> Settings(const Case& run) {
           layout.degrees[Axis::kContext] > 1 ? Name(run.context_method) : "no method",
           layout.sequence_parallel ? "sequence" : "no sequence",
           run.tensor_weights.empty() ? "even" : "uneven",
+          SharesKeys(run) ? "shares keys" : "own keys",
           absl::StrCat("zero ", layout.zero),
           layout.zero > 0 && layout.EffectiveShards() < data ? "hybrid" : "not hybrid",
           absl::StrCat("recompute ", static_cast<int>(run.recompute)),

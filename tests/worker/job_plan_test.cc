@@ -199,6 +199,8 @@ TEST_F(SmallJobs, PlansOfEveryLayout_AreWhatItsRanksAllocate) {
     ExpectPlanned(Job(family, {.pipeline = 4, .tensor = 2}));
   }
   ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 2, .data = 2, .zero = 3}));
+  // Five ranks for three key/value heads.
+  ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.tensor = 5}));
 }
 
 TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {

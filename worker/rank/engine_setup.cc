@@ -242,7 +242,6 @@ absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {
   const v1::ModelSpec& of = spec.engine().model();
   const parallel::ModelSize model = {.layers = of.layers(),
                                      .heads = of.heads(),
-                                     .kv_heads = of.kv_heads(),
                                      .sequence = of.sequence_length()};
   if (absl::Status status = parallel::Validate(layout, model, {.ranks = ranks}); !status.ok()) {
     return Mark(std::move(status), FailureDomain::kConfiguration);

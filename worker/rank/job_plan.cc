@@ -29,16 +29,17 @@ using parallel::Axis;
 constexpr int kTriesMax = 500;
 
 // What a tensor rank's memory depends on: its shares of heads, MLP columns and vocabulary.
-using Shares = std::tuple<int64_t, int64_t, int64_t>;
+using Shares = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelParallel& part) {
   const auto size = [&](const char* name, const char* otherwise, int64_t factor) {
     const auto found = model.sizes.find(name);
     return found != model.sizes.end() ? found->second : factor * model.sizes.at(otherwise);
   };
-  const auto held = parallel::TensorPart::Make(part, size("kv_heads", "heads", 1),
-                                               size("ffn", "hidden", 4), model.sizes.at("vocab"));
-  return {held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
+  const auto held =
+      parallel::TensorPart::Make(part, model.sizes.at("heads"), size("kv_heads", "heads", 1),
+                                 size("ffn", "hidden", 4), model.sizes.at("vocab"));
+  return {held.heads.size(), held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
 }
 
 absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split,
