@@ -12,6 +12,7 @@
 #include "cli/convert.h"
 #include "cli/coordinator_client.h"
 #include "cli/data.h"
+#include "cli/debug.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/plan.h"
@@ -184,6 +185,17 @@ class Application {
     logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
         ->check(CLI::NonNegativeNumber)
         ->type_name("BYTES");
+    CLI::App* debug = Add(app_, "debug", "What the collectives of a running job wait for", [this] {
+      debug_.job = job_;
+      debug_.timeout = absl::Seconds(debug_timeout_);
+      return WithClient(
+          [this](auto& client) { return Debug(client, debug_, format(), terminal_); });
+    });
+    TakesJob(debug);
+    debug->add_flag("--calls", debug_.calls, "Every recorded call of every rank");
+    debug->add_option("--timeout", debug_timeout_, "Seconds a rank has to answer [default: 5]")
+        ->check(CLI::PositiveNumber)
+        ->type_name("SECONDS");
     CLI::App* events = Add(app_, "events", "What happened to a job, or in the cluster", [this] {
       return WithClient(
           [this](auto& client) { return Events(client, job_, follow_, format(), terminal_); });
@@ -404,6 +416,8 @@ class Application {
   SubmitOptions submit_;
   PlanOptions plan_;
   LogsOptions logs_;
+  DebugOptions debug_;
+  double debug_timeout_ = 5;
   ConvertOptions convert_;
   SampleOptions sample_;
   TokenizeArguments tokenize_;

@@ -3,7 +3,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
+#include <random>
+#include <thread>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -19,6 +23,7 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(20);
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(100);
 constexpr absl::Duration kRetryMax = absl::Seconds(2);
 constexpr int kPageSize = 500;
+constexpr int kThreadsMax = 32;  // that wait for answers of ranks
 
 // The address itself, read from its file when it is "file:PATH".
 absl::StatusOr<std::string> Resolve(const Endpoint& endpoint) {
@@ -107,7 +112,55 @@ class GrpcClient : public CoordinatorClient {
     return Stream<v1::LogChunk>(&v1::JobService::Stub::GetLogs, request, each);
   }
 
+  std::vector<absl::StatusOr<v1::CollectiveRecord>> GetCollectives(
+      const std::string& job, int ranks, absl::Duration timeout) override {
+    std::vector<absl::StatusOr<v1::CollectiveRecord>> records(static_cast<size_t>(ranks),
+                                                              absl::UnknownError("was not asked"));
+    const auto stub = Stub();
+    if (!stub.ok()) {
+      std::fill(records.begin(), records.end(), stub.status());
+      return records;
+    }
+    v1::GetLogsRequest request;
+    request.set_name(job);
+    std::random_device device;
+    request.set_collectives((static_cast<uint64_t>(device()) << 32 | device()) | 1);
+    std::atomic<int> next = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < std::min(ranks, kThreadsMax); ++i) {
+      threads.emplace_back([&, request]() mutable {
+        for (int rank = next++; rank < ranks; rank = next++) {
+          request.set_rank(rank);
+          records[static_cast<size_t>(rank)] = CollectivesOf(**stub, request, timeout);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return records;
+  }
+
  private:
+  // On any thread.
+  static absl::StatusOr<v1::CollectiveRecord> CollectivesOf(v1::JobService::Stub& stub,
+                                                            const v1::GetLogsRequest& request,
+                                                            absl::Duration timeout) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    const auto reader = stub.GetLogs(&context, request);
+    std::string data;
+    for (v1::LogChunk chunk; reader->Read(&chunk);) data += chunk.data();
+    const grpc::Status status = reader->Finish();
+    v1::CollectiveRecord record;
+    if (status.ok() && record.ParseFromString(data)) return record;
+    if (status.ok()) return absl::DataLossError("the record of its collectives is damaged");
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("no answer within ", absl::FormatDuration(timeout),
+                       "; its process may be stopped, or its machine out of reach"));
+    }
+    return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  }
+
   absl::StatusOr<v1::JobService::Stub*> Stub() {
     if (stub_ != nullptr) return stub_.get();
     ASSIGN_OR_RETURN(address_, Resolve(endpoint_));

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "muster/v1/job_service.pb.h"
+#include "muster/v1/rank.pb.h"
 
 namespace muster::cli {
 
@@ -52,6 +53,10 @@ class CoordinatorClient {
                                    const std::function<bool(const v1::Event&)>& each) = 0;
   virtual absl::Status GetLogs(const v1::GetLogsRequest& request,
                                const std::function<bool(const v1::LogChunk&)>& each) = 0;
+  // What the collectives of ranks 0 to `ranks` - 1 are doing, asked of all of them at the same
+  // time. kDeadlineExceeded: that rank did not answer within `timeout`.
+  virtual std::vector<absl::StatusOr<v1::CollectiveRecord>> GetCollectives(
+      const std::string& job, int ranks, absl::Duration timeout) = 0;
 
   static std::unique_ptr<CoordinatorClient> Connect(const Endpoint& endpoint);
 };

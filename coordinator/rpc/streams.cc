@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/core/causes.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/status.h"
@@ -249,6 +250,16 @@ class LogStream : public PullStream<v1::LogChunk> {
                                                      ranks - 1, ", the ranks of job ", id_));
     }
     if (request_.tail_bytes() < 0) return absl::InvalidArgumentError("tail_bytes: negative");
+    if (request_.collectives() != 0) {
+      if (job->state() != v1::JOB_STATE_RUNNING) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("job ", id_, " is ", StateName(job->state()), ": no rank of it runs"));
+      }
+      if (!job->spec().has_engine()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "job ", id_, " runs a command of its own; collectives are recorded by the engine"));
+      }
+    }
     if (epoch_ > job->epoch()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "epoch: ", epoch_, " of job ", id_, " is not there yet; the newest is ", job->epoch()));
@@ -279,6 +290,9 @@ class LogStream : public PullStream<v1::LogChunk> {
       }
     }
     if (!at_end_) return Ask();
+    if (request_.collectives() != 0) {
+      return offset_ > 0 ? Step::kEnd : AskAgainAfter(kLogFollowInterval);
+    }
     if (!request_.follow()) return Step::kEnd;
     if (!closed_) return AskAgainAfter(kLogFollowInterval);
     return AfterClosed();
@@ -329,6 +343,7 @@ class LogStream : public PullStream<v1::LogChunk> {
     ask.set_rank(request_.rank());
     ask.set_offset(offset_);
     ask.set_length_max(kLogChunkBytes);
+    ask.set_collectives(request_.collectives());
     shell().ReadLog(std::move(ask),
                     [self = shared_from_this()](absl::StatusOr<v1::LogReply> reply) {
                       auto& stream = static_cast<LogStream&>(*self);

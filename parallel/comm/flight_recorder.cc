@@ -18,9 +18,9 @@ using kernels::Tensor;
 
 class RecordedCommunicator : public Communicator {
  public:
-  RecordedCommunicator(std::unique_ptr<Communicator> inner,
+  RecordedCommunicator(std::unique_ptr<Communicator> inner, std::string path,
                        std::shared_ptr<FlightRecorder> recorder)
-      : inner_(std::move(inner)), recorder_(std::move(recorder)) {}
+      : inner_(std::move(inner)), path_(std::move(path)), recorder_(std::move(recorder)) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
@@ -28,36 +28,36 @@ class RecordedCommunicator : public Communicator {
   int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
-    const uint64_t id = recorder_->Begin(name(), "all-reduce", data, -1);
+    const uint64_t id = recorder_->Begin(name(), path_, "all-reduce", data, -1);
     inner_->AllReduce(stream, data, op);
     FlightRecorder::Follow(recorder_, id, stream);
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    const uint64_t id = recorder_->Begin(name(), "reduce-scatter", data, -1);
+    const uint64_t id = recorder_->Begin(name(), path_, "reduce-scatter", data, -1);
     inner_->ReduceScatter(stream, data, op);
     FlightRecorder::Follow(recorder_, id, stream);
   }
   void AllGather(Stream& stream, Tensor data) override {
-    const uint64_t id = recorder_->Begin(name(), "all-gather", data, -1);
+    const uint64_t id = recorder_->Begin(name(), path_, "all-gather", data, -1);
     inner_->AllGather(stream, data);
     FlightRecorder::Follow(recorder_, id, stream);
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {
-    const uint64_t id = recorder_->Begin(name(), "broadcast", data, root);
+    const uint64_t id = recorder_->Begin(name(), path_, "broadcast", data, root);
     inner_->Broadcast(stream, data, root);
     FlightRecorder::Follow(recorder_, id, stream);
   }
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
-    const uint64_t id = recorder_->Begin(name(), "all-to-all", in, -1);
+    const uint64_t id = recorder_->Begin(name(), path_, "all-to-all", in, -1);
     inner_->AllToAll(stream, in, out);
     FlightRecorder::Follow(recorder_, id, stream);
   }
   void Send(Stream& stream, Tensor data, int to) override {
-    Transfer(stream, recorder_->Begin(name(), "send", data, to),
+    Transfer(stream, recorder_->Begin(name(), path_, "send", data, to),
              [&] { inner_->Send(stream, data, to); });
   }
   void Receive(Stream& stream, Tensor data, int from) override {
-    Transfer(stream, recorder_->Begin(name(), "receive", data, from),
+    Transfer(stream, recorder_->Begin(name(), path_, "receive", data, from),
              [&] { inner_->Receive(stream, data, from); });
   }
   void GroupBegin() override {
@@ -72,7 +72,7 @@ class RecordedCommunicator : public Communicator {
     }
   }
   absl::Status Barrier() override {
-    const uint64_t id = recorder_->Begin(name(), "barrier", Tensor(), -1);
+    const uint64_t id = recorder_->Begin(name(), path_, "barrier", Tensor(), -1);
     absl::Status status = inner_->Barrier();
     recorder_->Finish(
         id, status.ok() ? FlightRecorder::State::kFinished : FlightRecorder::State::kFailed);
@@ -81,7 +81,8 @@ class RecordedCommunicator : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override {
     ASSIGN_OR_RETURN(std::unique_ptr<Communicator> group, inner_->Split(color, key, name));
-    return FlightRecorder::Record(std::move(group), recorder_);
+    return std::make_unique<RecordedCommunicator>(
+        std::move(group), absl::StrCat(path_, "/", name, ":", color), recorder_);
   }
   void Abort(absl::Status why) override {
     recorder_->Freeze();
@@ -100,6 +101,7 @@ class RecordedCommunicator : public Communicator {
   }
 
   const std::unique_ptr<Communicator> inner_;
+  const std::string path_;
   const std::shared_ptr<FlightRecorder> recorder_;
   bool grouping_ = false;
   std::vector<uint64_t> grouped_;
@@ -109,19 +111,22 @@ FlightRecorder::FlightRecorder(size_t calls_max) : calls_max_(calls_max) { CHECK
 
 std::unique_ptr<Communicator> FlightRecorder::Record(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<FlightRecorder> recorder) {
-  return std::make_unique<RecordedCommunicator>(std::move(communicator), std::move(recorder));
+  std::string path = communicator->name();
+  return std::make_unique<RecordedCommunicator>(std::move(communicator), std::move(path),
+                                                std::move(recorder));
 }
 
-uint64_t FlightRecorder::Begin(const std::string& group, const char* operation, const Tensor& data,
-                               int peer) {
+uint64_t FlightRecorder::Begin(const std::string& group, const std::string& path,
+                               const char* operation, const Tensor& data, int peer) {
   MutexLock lock(&mutex_);
   Entry entry;
   if (entries_.size() == calls_max_) {
     entry.done = std::move(entries_.front().done);  // events are kept, not made anew
     entries_.pop_front();
   }
-  entry.number = calls_[group]++;
+  entry.number = calls_[path]++;
   entry.group = group;
+  entry.path = path;
   entry.operation = operation;
   entry.dtype = data.dtype();
   entry.elements = data.empty() ? 0 : data.elements();
@@ -181,15 +186,25 @@ void FlightRecorder::Freeze() {
   frozen_ = true;
 }
 
-std::string FlightRecorder::Line(const Entry& entry, State state) {
+std::string FlightRecorder::Line(const Call& call, State state) {
   const char* const states[] = {"unfinished", "finished", "failed"};
   return absl::StrFormat(
-      "%s call %d: %s %s[%d] %d bytes%s, enqueued %s, %s", entry.group, entry.number,
-      entry.operation, kernels::Name(entry.dtype), entry.elements,
-      entry.elements * kernels::SizeOf(entry.dtype),
-      entry.peer < 0 ? "" : absl::StrCat(", peer ", entry.peer),
-      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", entry.enqueued, absl::UTCTimeZone()),
+      "%s call %d: %s %s[%d] %d bytes%s, enqueued %s, %s", call.group, call.number, call.operation,
+      kernels::Name(call.dtype), call.elements, call.bytes(),
+      call.peer < 0 ? "" : absl::StrCat(", peer ", call.peer),
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", call.enqueued, absl::UTCTimeZone()),
       states[static_cast<int>(state)]);
+}
+
+std::vector<FlightRecorder::Call> FlightRecorder::Calls() const {
+  MutexLock lock(&mutex_);
+  std::vector<Call> calls;
+  calls.reserve(entries_.size());
+  for (const Entry& entry : entries_) {
+    calls.push_back(entry);
+    calls.back().state = StateOf(entry, frozen_);
+  }
+  return calls;
 }
 
 std::string FlightRecorder::Dump() const {

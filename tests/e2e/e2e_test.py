@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -227,6 +228,33 @@ class Failures(Scene):
         for rank in self.training()["ranks"]:
             kill(rank["pid"])
         self.assert_recovered(self.cluster.finish("tiny"), attempts=2)
+
+    def test_stopped_rank_is_named_by_debug_and_the_other_one_waits_for_it(self):
+        self.disturbed()
+        job = self.training()
+        shown = self.cluster.json("debug", "tiny")
+        self.assertEqual({rank["rank"] for rank in shown["ranks"]}, {0, 1})
+        for rank in shown["ranks"]:
+            operations = {call["operation"] for call in rank["collectives"]}
+            self.assertIn("all-reduce", operations)
+        stopped = job["ranks"][1]["pid"]
+        os.kill(int(stopped), signal.SIGSTOP)
+        try:
+            waiting = self.cluster.poll(
+                "rank 0 waits in a collective",
+                lambda: self.cluster.json("debug", "tiny", "--timeout", 1),
+                lambda shown: any(group.get("waitingRank") == 0 and group["waitedSeconds"] > 0.5
+                                  for group in shown["groups"]), 30)
+            self.assertIn("no answer within 1s", next(
+                rank["error"] for rank in waiting["ranks"] if rank["rank"] == 1))
+            self.assertIn("rank 1: no answer",
+                          self.cluster.run("debug", "tiny", "--timeout", 1).stdout)
+        finally:
+            os.kill(int(stopped), signal.SIGCONT)
+        self.assert_recovered(self.cluster.finish("tiny"), attempts=1)
+        refused = self.cluster.run("debug", "tiny", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("is succeeded: no rank of it runs", refused.stderr)
 
     def test_killed_daemon_costs_no_attempt_when_it_returns(self):
         self.disturbed()

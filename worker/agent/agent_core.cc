@@ -588,6 +588,7 @@ void AgentCore::Serve(CallId call, const v1::ReportRequest& request) {
   v1::ReportResponse response;
   response.set_stop((*attempt)->stored.phase() == v1::DESIRED_PHASE_STOPPED);
   response.set_last_committed_step((*attempt)->stored.last_committed_step());
+  response.set_collectives(rank.collectives);
   Reply(call, std::move(response));
 }
 
@@ -901,6 +902,18 @@ std::set<std::string> AgentCore::HeldDirectories() const {
   std::set<std::string> names;
   for (const auto& [key, attempt] : attempts_) names.insert(DirectoryName(key));
   return names;
+}
+
+absl::Status AgentCore::AskForCollectives(const RankKey& key, uint64_t number) {
+  const auto attempt = attempts_.find(key.attempt);
+  if (attempt != attempts_.end()) {
+    const auto rank = attempt->second.ranks.find(key.rank);
+    if (rank != attempt->second.ranks.end() && !Exited(rank->second.stored)) {
+      rank->second.collectives = number;
+      return absl::OkStatus();
+    }
+  }
+  return absl::FailedPreconditionError("the rank does not run here");
 }
 
 std::optional<v1::RankExit> AgentCore::ExitOf(const RankKey& key) const {

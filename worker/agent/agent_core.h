@@ -226,6 +226,9 @@ class AgentCore {
   std::set<std::string> HeldDirectories() const;
   // Absent before the rank has ended, or when it is not held.
   std::optional<v1::RankExit> ExitOf(const RankKey& key) const;
+  // The rank learns with its next report that this record of its collectives is wanted.
+  // kFailedPrecondition: it does not run here.
+  absl::Status AskForCollectives(const RankKey& key, uint64_t number);
   // Broken invariants, for tests and the simulator; empty when sound.
   std::vector<std::string> CheckInvariants() const;
 
@@ -238,6 +241,7 @@ class AgentCore {
     bool start_failed = false;          // in this process; the attempt is refused
     std::optional<absl::Time> kill_at;  // SIGTERM was sent
     bool killed = false;                // SIGKILL was sent
+    uint64_t collectives = 0;           // the newest record that somebody asked for; 0: nobody has
   };
   struct Attempt {
     v1::StoredAttempt stored;  // without ranks: they are below

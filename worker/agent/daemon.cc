@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/file_system.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "worker/agent/limits.h"
@@ -232,7 +233,29 @@ void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
   Handle(CoordinatorMessage{session, std::move(message)});
 }
 
-v1::LogReply Daemon::ReadLogFor(const v1::LogRequest& request) const {
+v1::LogReply Daemon::ReadCollectivesFor(const v1::LogRequest& request) {
+  v1::LogReply reply;
+  reply.set_request(request.request());
+  reply.set_end(true);
+  const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
+  const auto record = PosixFileSystem()->Read(absl::StrCat(state_->attempts(), "/",
+                                                           RunDirectoryName(key), kCollectivesFile,
+                                                           request.collectives(), kCollectivesEnd));
+  if (record.ok()) {
+    reply.set_data(*record);
+    return reply;
+  }
+  const absl::Status asked = core_->AskForCollectives(key, request.collectives());
+  if (!asked.ok()) {
+    reply.set_status_code(static_cast<int>(asked.code()));
+    reply.set_status_message(absl::StrCat("collectives of ", ToString(key), " on worker ",
+                                          options_.name, ": ", std::string(asked.message())));
+  }
+  return reply;
+}
+
+v1::LogReply Daemon::ReadLogFor(const v1::LogRequest& request) {
+  if (request.collectives() != 0) return ReadCollectivesFor(request);
   v1::LogReply reply;
   reply.set_request(request.request());
   const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};

@@ -86,7 +86,8 @@ class Daemon {
   void Carry(Reconnect action);
   void Carry(ArmTimer action);
   void OnMessage(SessionId session, v1::FromCoordinator message);
-  v1::LogReply ReadLogFor(const v1::LogRequest& request) const;
+  v1::LogReply ReadLogFor(const v1::LogRequest& request);
+  v1::LogReply ReadCollectivesFor(const v1::LogRequest& request);
   void UpdateGauges();
   void MeasureLogs();
 

@@ -20,6 +20,9 @@ constexpr char kShimLockFile[] = "/shim.lock";
 constexpr char kShimErrorFile[] = "/shim.log";  // the shim's own complaints
 constexpr char kLogDirectory[] = "/log";
 constexpr char kCommitDirectory[] = "/commits";
+// A v1::CollectiveRecord, followed by its number and kCollectivesEnd.
+constexpr char kCollectivesFile[] = "/collectives-";
+constexpr char kCollectivesEnd[] = ".pb";
 
 // Absent when the file is missing or not whole (they are written atomically).
 std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);

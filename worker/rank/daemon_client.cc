@@ -317,6 +317,10 @@ class GrpcDaemonClient : public DaemonClient {
         continue;
       }
       if (response.stop()) stop_requested_ = true;
+      if (response.collectives() != collectives_) {
+        collectives_ = response.collectives();
+        if (collectives_ != 0 && options_.on_collectives) options_.on_collectives(collectives_);
+      }
       MutexLock lock(&mutex_);
       reported_version_ = version;
       if (response.last_committed_step() > last_committed_step_) {
@@ -328,6 +332,7 @@ class GrpcDaemonClient : public DaemonClient {
   DaemonClientOptions options_;
   std::unique_ptr<v1::RankService::Stub> stub_;
   std::atomic<bool> stop_requested_{false};
+  uint64_t collectives_ = 0;  // of the reporting thread: the last number it was asked for
   const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::atomic<int64_t> last_committed_step_{0};
 

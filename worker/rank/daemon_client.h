@@ -34,6 +34,9 @@ struct DaemonClientOptions {
   absl::Duration attempt_timeout = absl::Seconds(2);
   // The attempt has ended: called at most once, on a thread of the client. The message says why.
   absl::AnyInvocable<void(absl::Status)> on_aborted;
+  // Somebody asks what this rank's collectives are doing: once per number, on a thread of the
+  // client, which reports no progress meanwhile.
+  absl::AnyInvocable<void(uint64_t)> on_collectives;
 
   static DaemonClientOptions From(const v1::RankAssignment& assignment);
 };

@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
@@ -318,11 +319,27 @@ class Reporter : public parallel::TrainerHooks {
 class FlightRecord {
  public:
   FlightRecord(std::string run_directory, Logger& logger)
-      : path_(run_directory.empty() ? "" : run_directory + "/collectives.log"),
+      : directory_(run_directory),
+        path_(run_directory.empty() ? "" : run_directory + "/collectives.log"),
         logger_(logger),
         recorder_(std::make_shared<parallel::FlightRecorder>()) {}
 
   const std::shared_ptr<parallel::FlightRecorder>& recorder() const { return recorder_; }
+
+  // Leaves a record with this number, and removes the one before. One thread.
+  void Answer(uint64_t number) {
+    if (directory_.empty()) return;
+    const auto files = PosixFileSystem();
+    const std::string path = absl::StrCat(directory_, "/collectives-", number, ".pb");
+    const absl::Status written =
+        files->WriteAtomically(path, RecordOf(*recorder_).SerializeAsString());
+    if (!written.ok()) {
+      logger_.Warning("no record of collectives", {{"reason", written.ToString()}});
+      return;
+    }
+    if (!answer_.empty()) files->RemoveFile(answer_).IgnoreError();
+    answer_ = path;
+  }
 
   // From any thread.
   void Dump() {
@@ -341,7 +358,36 @@ class FlightRecord {
   }
 
  private:
-  const std::string path_;
+  static v1::CollectiveRecord RecordOf(const parallel::FlightRecorder& recorder) {
+    using State = parallel::FlightRecorder::State;
+    v1::CollectiveRecord record;
+    SetTime(absl::Now(), *record.mutable_time());
+    for (const parallel::FlightRecorder::Call& call : recorder.Calls()) {
+      v1::Collective& collective = *record.add_collectives();
+      collective.set_group(call.group);
+      collective.set_path(call.path);
+      collective.set_number(static_cast<int64_t>(call.number));
+      collective.set_operation(call.operation);
+      collective.set_dtype(kernels::Name(call.dtype));
+      collective.set_elements(call.elements);
+      collective.set_bytes(call.bytes());
+      collective.set_peer(call.peer);
+      SetTime(call.enqueued, *collective.mutable_enqueued());
+      collective.set_state(call.state == State::kUnfinished ? v1::COLLECTIVE_STATE_UNFINISHED
+                           : call.state == State::kFinished ? v1::COLLECTIVE_STATE_FINISHED
+                                                            : v1::COLLECTIVE_STATE_FAILED);
+    }
+    return record;
+  }
+  static void SetTime(absl::Time time, google::protobuf::Timestamp& to) {
+    const absl::Duration since = time - absl::UnixEpoch();
+    const int64_t seconds = absl::ToInt64Seconds(since);
+    to.set_seconds(seconds);
+    to.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(since - absl::Seconds(seconds))));
+  }
+
+  const std::string directory_, path_;
+  std::string answer_;
   Logger& logger_;
   const std::shared_ptr<parallel::FlightRecorder> recorder_;
   Mutex mutex_;
@@ -482,6 +528,7 @@ int RunRank(const std::string& path) {
                     absl::StrCat("the attempt is over: ", std::string(why.message())),
                     kExitStopped);
   };
+  options.on_collectives = [&flight](uint64_t number) { flight.Answer(number); };
   auto client = DaemonClient::Make(std::move(options));
   if (!client.ok()) {
     exit.Write(v1::CAUSE_LAUNCH, client.status().ToString());

@@ -1,0 +1,73 @@
+#include "cli/debug.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+// Call `number`, made at second 100 + number; the last one of a record may be unfinished.
+void Add(v1::CollectiveRecord& record, const std::string& group, int color, int64_t number,
+         const std::string& operation = "all-reduce", bool finished = true) {
+  v1::Collective& call = *record.add_collectives();
+  call.set_group(group);
+  call.set_path("world/" + group + ":" + std::to_string(color));
+  call.set_number(number);
+  call.set_operation(operation);
+  call.mutable_enqueued()->set_seconds(100 + number);
+  call.set_state(finished ? v1::COLLECTIVE_STATE_FINISHED : v1::COLLECTIVE_STATE_UNFINISHED);
+  record.mutable_time()->set_seconds(120);
+}
+
+TEST(Compare, RankThatHasMadeFewerCallsThanItsGroup_IsBehindThere) {
+  std::map<int, v1::CollectiveRecord> records;
+  // Two tensor groups: rank 1 has not made call 8, and rank 0 waits for it; 2 and 3 are even.
+  Add(records[0], "tp", 0, 7);
+  Add(records[0], "tp", 0, 8, "all-gather", /*finished=*/false);
+  Add(records[1], "tp", 0, 7);
+  Add(records[2], "tp", 1, 5);
+  Add(records[3], "tp", 1, 5);
+  const std::vector<GroupProgress> groups = Compare(records);
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_THAT(groups[0].calls, ElementsAre(Pair(0, 9), Pair(1, 8)));
+  EXPECT_THAT(groups[0].behind, ElementsAre(1));
+  ASSERT_NE(groups[0].waits, nullptr);
+  EXPECT_EQ(groups[0].waits->operation(), "all-gather");
+  EXPECT_EQ(groups[0].waiting_rank, 0);
+  EXPECT_EQ(groups[0].waited, absl::Seconds(12));
+  EXPECT_THAT(groups[1].behind, IsEmpty());
+  EXPECT_EQ(groups[1].waits, nullptr);
+}
+
+TEST(Compare, OldestUnfinishedCall_IsTheOneShown) {
+  std::map<int, v1::CollectiveRecord> records;
+  Add(records[0], "dp", 0, 4, "all-reduce", /*finished=*/false);
+  Add(records[1], "dp", 0, 3, "all-reduce", /*finished=*/false);
+  Add(records[1], "dp", 0, 4, "all-reduce", /*finished=*/false);
+  const std::vector<GroupProgress> groups = Compare(records);
+  ASSERT_EQ(groups.size(), 1u);
+  ASSERT_NE(groups[0].waits, nullptr);
+  EXPECT_EQ(groups[0].waits->number(), 3);
+  EXPECT_EQ(groups[0].waiting_rank, 1);
+  EXPECT_THAT(groups[0].behind, IsEmpty());
+}
+
+TEST(Compare, RanksThatSendAndReceive_MakeDifferentNumbersOfCallsByNature) {
+  std::map<int, v1::CollectiveRecord> records;
+  Add(records[0], "pp", 0, 9, "send");
+  Add(records[1], "pp", 0, 4, "receive");
+  const std::vector<GroupProgress> groups = Compare(records);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_THAT(groups[0].behind, IsEmpty());
+}
+
+}  // namespace
+}  // namespace muster::cli
