@@ -26,6 +26,7 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
     case v1::CAUSE_NUMERIC:
       return Budget::kNotRetried;
     case v1::CAUSE_STORAGE:
+    case v1::CAUSE_OUT_OF_MEMORY:
       return trained ? Budget::kCounted : Budget::kNotRetried;
     case v1::CAUSE_WORKER_LOST:
     case v1::CAUSE_PREEMPTED:

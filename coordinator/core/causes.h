@@ -17,7 +17,8 @@ enum class Budget {
 };
 
 // `trained`: the attempt had all ranks training. STORAGE before that is not retried (the path is
-// wrong), afterwards it is counted (the disk filled up).
+// wrong), nor is OUT_OF_MEMORY (a rank was refused what it needs, or ended in taking it);
+// afterwards they are counted (the disk filled up; something else took the machine's memory).
 Budget BudgetOf(v1::Cause cause, bool trained);
 
 // True for causes that only tell that some other rank vanished.

@@ -337,6 +337,11 @@ TEST_F(CoreTest, CommunicationFirst_TheCrashWithinTheGraceIsTheCause) {
   EXPECT_TRUE(Job().causes(0).counted());
 }
 
+TEST_F(CoreTest, OutOfMemory_BeforeTrainingIsNotTriedAgain_AfterwardsItIs) {
+  EXPECT_EQ(BudgetOf(v1::CAUSE_OUT_OF_MEMORY, /*trained=*/false), Budget::kNotRetried);
+  EXPECT_EQ(BudgetOf(v1::CAUSE_OUT_OF_MEMORY, /*trained=*/true), Budget::kCounted);
+}
+
 TEST_F(CoreTest, CommunicationAlone_IsTheCauseAfterTheGrace) {
   const v1::Job job = Train();
   Observe(Ranks(job, v1::RANK_STATE_TRAINING, {{0, v1::CAUSE_COMMUNICATION}}));
