@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -183,6 +184,13 @@ class Trainer {
   // without any, training starts from the beginning. kStorage or kCommunication.
   absl::Status Restore(const std::vector<RestoreCandidate>& candidates);
 
+  // Gives a box of one of the model's parameters as floats, row-major.
+  using WeightReader =
+      absl::FunctionRef<absl::Status(const std::string& name, const Box& box, float* out)>;
+  // Begins with the weights of `read` instead of those of the seed. A collective, before the first
+  // step; every rank reads what it holds. When one of them cannot, all fail: kStorage.
+  absl::Status Initialize(WeightReader read);
+
   // Trains until the last step or a stop. Saves every checkpoint_every steps and after the last.
   absl::StatusOr<Outcome> Run();
 
@@ -207,6 +215,8 @@ class Trainer {
   absl::Status Allocate();
   absl::Status Load(CheckpointReader& reader);
   absl::Status LoadTensors(CheckpointReader& reader);
+  // The own parts of parameters (0) or of one of their moments (1, 2), all of it.
+  absl::Status LoadOwn(int state, WeightReader read);
   // Brings master weights that were just written to where the model reads them, on all ranks.
   void Publish();
   // Times one bucket either way and warns when the dense one is faster. A collective.
@@ -322,8 +332,8 @@ class Trainer {
   std::unique_ptr<kernels::Buffer> shared_;  // what that stage has found
   std::unique_ptr<BatchLoader> loader_;
 
-  int64_t step_ = 0;      // collected
-  int64_t enqueued_ = 0;  // >= step_
+  int64_t step_ = 0;                 // collected
+  int64_t enqueued_ = 0;             // >= step_
   std::chrono::steady_clock::time_point collected_at_;
   int64_t consumed_samples_ = 0;
   int64_t gradient_bytes_ = 0;  // sent up to the last step collected

@@ -184,32 +184,60 @@ absl::Status Trainer::Save() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::LoadTensors(CheckpointReader& reader) {
+absl::Status Trainer::LoadOwn(int state, WeightReader read) {
   std::vector<float> values;
   for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
     const FlatRange part = layout_.Part(i, groups_.shard().rank());
     for (const FlatPiece& piece : layout_.Pieces(part)) {
       const Parameter& parameter = model_.parameters().at(piece.parameter);
-      for (int which = 0; which < kStates; ++which) {
-        const std::string name = StateName(which, parameter.name);
-        const auto found = reader.tensors().find(name);
-        if (found == reader.tensors().end() || found->second.shape != parameter.global_shape) {
-          return absl::FailedPreconditionError(
-              absl::StrFormat("%s: tensor %s is missing or has another shape than the model",
-                              reader.directory(), name));
-        }
-        values.resize(piece.count);
-        float* to = values.data();
-        for (const Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
-          RETURN_IF_ERROR(reader.Read(name, DType::kF32, box, to));
-          to += box.elements();
-        }
-        kernels::Copy(*compute_, Tensor(values.data(), DType::kF32, {piece.count}),
-                      StateTensor(which, i).Rows(piece.flat - part.begin, piece.count));
-        RETURN_IF_ERROR(compute_->Synchronize());
+      values.resize(piece.count);
+      float* to = values.data();
+      for (const Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
+        RETURN_IF_ERROR(read(parameter.name, box, to));
+        to += box.elements();
       }
+      kernels::Copy(*compute_, Tensor(values.data(), DType::kF32, {piece.count}),
+                    StateTensor(state, i).Rows(piece.flat - part.begin, piece.count));
+      RETURN_IF_ERROR(compute_->Synchronize());
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::LoadTensors(CheckpointReader& reader) {
+  for (int state = 0; state < kStates; ++state) {
+    for (ParameterId id = 0; id < model_.parameters().size(); ++id) {
+      const Parameter& parameter = model_.parameters().at(id);
+      const std::string name = StateName(state, parameter.name);
+      const auto found = reader.tensors().find(name);
+      if (found == reader.tensors().end() || found->second.shape != parameter.global_shape) {
+        return absl::FailedPreconditionError(
+            absl::StrFormat("%s: tensor %s is missing or has another shape than the model",
+                            reader.directory(), name));
+      }
+    }
+    RETURN_IF_ERROR(LoadOwn(state, [&](const std::string& name, const Box& box, float* out) {
+      return reader.Read(StateName(state, name), DType::kF32, box, out);
+    }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Initialize(WeightReader read) {
+  CHECK_EQ(step_, 0);
+  hooks_.OnPhase("restoring");
+  // Peers may still be gathering the initial values of what is about to be overwritten.
+  RETURN_IF_ERROR(gathering_->Synchronize());
+  absl::Status status = LoadOwn(/*state=*/0, read);
+  ASSIGN_OR_RETURN(const bool everywhere, Agree(status.ok()));
+  if (!everywhere) {
+    if (status.ok()) {
+      status = absl::FailedPreconditionError(
+          "another rank could not read the weights to begin with; see its log");
+    }
+    return Mark(std::move(status), FailureDomain::kStorage);
+  }
+  Publish();
   return absl::OkStatus();
 }
 

@@ -207,6 +207,9 @@ class Judge {
     } else {
       Add("engine.model", "required");
     }
+    if (!engine.model().initialize_from().empty()) {
+      Path("engine.model.initialize_from", engine.model().initialize_from(), spec);
+    }
     Sources("engine.data.train", engine.data().train(), spec);
     if (engine.data().train().empty()) Add("engine.data.train", "required: at least one data set");
     Sources("engine.data.validation", engine.data().validation(), spec);

@@ -409,6 +409,10 @@ class BadInput(Scene):
                           "--set", "engine.model.hidden=65536", "--set", "engine.model.layers=100")
         self.assertIn("needs", out)
         self.assertIn("optimizer", out)
+        # It would not fit the next time either.
+        job = self.cluster.job("tiny")
+        self.assertEqual((job["state"], job["attempts"]), ("failed", 1))
+        self.assertEqual(job["causes"][0]["cause"], "out_of_memory")
 
     def test_missing_data_fails_the_job_without_retries(self):
         out = self.refuse("submit", "--watch",
@@ -437,6 +441,45 @@ class BadInput(Scene):
                 connection.sendall(garbage)
         self.submit(steps=5)
         self.assertEqual(self.cluster.finish("tiny")["state"], "succeeded")
+
+
+class FineTuning(Scene):
+    def test_job_begins_with_a_hugging_face_model_and_with_its_import(self):
+        # The folder, which transformers wrote, knows 61 tokens: text of digits and spaces.
+        peer = pathlib.Path(__file__).parents[1] / "interop/data/llama-tied-scaled"
+        (self.directory / "digits").write_text("".join(f"{i * i} {i}" for i in range(5000)))
+        self.cluster.run("data", "tokenize", "--input", self.directory / "digits", "--output",
+                         self.directory / "data/digits", "--tokenizer", "bytes")
+        self.cluster.run("convert", peer, self.directory / "imported")
+        model = ("{family: llama, layers: 2, hidden: 24, heads: 6, kv_heads: 2, ffn: 40, vocab: 61, "
+                 "sequence_length: 32, tied: true, norm_epsilon: 1.0e-5, rope_theta: 500000, "
+                 "rope_scaling: {factor: 8, low_frequency_factor: 1, high_frequency_factor: 4, "
+                 "original_context: 16}")
+        old = "{family: gpt2, layers: 2, hidden: 64, heads: 2, vocab: 256, sequence_length: 64}"
+        losses = {}
+        for name, ranks, source in [
+                ("folder", 2, f", initialize_from: {peer}"),
+                ("imported", 1, ", initialize_from: imported/imported/step-00000000.e0"),
+                ("random", 1, "")]:
+            edits = [(old, model + source + "}"), ("data/text.train", "data/digits"),
+                     ("    validation: [{path: data/text.validation}]\n", ""),
+                     ("warmup_steps: 10", "warmup_steps: 2")]
+            self.submit(name, steps=4, ranks=ranks, edits=edits)
+            job = self.cluster.finish(name)
+            self.assertEqual(job["state"], "succeeded", job)
+            losses[name] = [point["trainLoss"] for point in job["losses"]]
+        self.assertEqual(losses["folder"], losses["imported"])
+        self.assertGreater(abs(losses["folder"][0] - losses["random"][0]), 0.01)
+        self.assertIn("began with the weights of Hugging Face folder",
+                      self.cluster.run("logs", "folder").stdout)
+        # Another model than the spec's is named by its fields.
+        spec = self.spec("other", edits=[(old, model.replace("rope_theta: 500000", "rope_theta: 10000") +
+                                          f", initialize_from: {peer}" + "}"),
+                                         ("data/text.train", "data/digits"),
+                                         ("    validation: [{path: data/text.validation}]\n", "")])
+        refused = self.cluster.run("submit", "--watch", spec, check=False)
+        self.assertIn("rope_theta is 10000 in the spec and 500000 there", refused.stdout + refused.stderr)
+        self.assertEqual(self.cluster.job("other")["attempts"], 1)
 
 
 class Metrics(Scene):

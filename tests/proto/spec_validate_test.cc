@@ -221,6 +221,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.training.gradient_compression={sign: {}, min_elements: -1}",
             "min_elements: -1 is negative"},
         Bad{"engine.model={preset: llama-1b, hidden: 96}", "96 are 3 wide each; rotary positions"},
+        Bad{"engine.model.initialize_from=\"a\\tb\"",
+            "engine.model.initialize_from: 'a\\tb' contains a control character"},
         Bad{"engine.model={preset: llama-1b, rope_theta: 0}", "rope_theta: 0 is not larger than 0"},
         Bad{"engine.model={preset: llama-1b, rope_scaling: {factor: 0.5}}", "0.5 is less than 1"},
         Bad{"engine.parallel={data: 1, tensor: 3}",

@@ -430,6 +430,13 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   if (!device.ok()) return Mark(device.status(), FailureDomain::kDevice);
   setup.device = *std::move(device);
   ASSIGN_OR_RETURN(setup.model, BuildModel(assignment.spec(), coordinate));
+  const v1::ModelSpec& model = assignment.spec().engine().model();
+  if (!model.initialize_from().empty()) {
+    ASSIGN_OR_RETURN(
+        setup.initial_weights,
+        InitialWeights::Open(files, ResolvePath(assignment.spec(), model.initialize_from()),
+                             Describe(model)));
+  }
   RETURN_IF_ERROR(OpenData(assignment.spec(), setup));
   if (assignment.spec().has_checkpoint()) {
     RETURN_IF_ERROR(CheckCheckpointPath(assignment, files));

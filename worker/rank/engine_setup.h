@@ -18,6 +18,7 @@
 #include "parallel/mesh/mesh.h"
 #include "parallel/model/model.h"
 #include "parallel/train/trainer.h"
+#include "worker/rank/initial_weights.h"
 
 namespace muster::worker {
 
@@ -50,9 +51,10 @@ struct EngineSetup {
   std::unique_ptr<parallel::Model> model;
   std::vector<std::unique_ptr<parallel::IndexedDataset>> datasets;
   std::unique_ptr<parallel::Sampler> training;
-  std::unique_ptr<parallel::Sampler> validation;  // null: no evaluation
-  std::optional<parallel::Mesh> mesh;             // always there after SetUpEngine
-  int zero_shards = 1;                            // ranks over which ZeRO shards
+  std::unique_ptr<parallel::Sampler> validation;    // null: no evaluation
+  std::unique_ptr<InitialWeights> initial_weights;  // null: those of the seed
+  std::optional<parallel::Mesh> mesh;               // always there after SetUpEngine
+  int zero_shards = 1;                              // ranks over which ZeRO shards
   parallel::TrainerOptions options;
 };
 

@@ -466,6 +466,14 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient&
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     reporter.Restored(trainer->step(), trainer->consumed_samples());
     PrintLine(absl::StrFormat("restored step %d", trainer->step()));
+  } else if (setup.initial_weights != nullptr) {
+    RETURN_IF_ERROR(
+        trainer->Initialize([&](const std::string& name, const parallel::Box& box, float* out) {
+          return setup.initial_weights->Read(name, box, out);
+        }));
+    if (assignment.rank() == 0) {
+      PrintLine(absl::StrCat("began with the weights of ", setup.initial_weights->source()));
+    }
   }
 
   ASSIGN_OR_RETURN(const parallel::Trainer::Outcome outcome, trainer->Run());
