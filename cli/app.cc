@@ -16,6 +16,7 @@
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/plan.h"
+#include "cli/profile.h"
 #include "cli/watch.h"
 #include "proto/spec/names.h"
 
@@ -74,6 +75,7 @@ class Application {
     DeclarePlan();
     DeclareReads();
     DeclareLogs();
+    DeclareProfile();
     DeclareSample();
     DeclareConvert();
     DeclareData();
@@ -202,6 +204,21 @@ class Application {
     });
     TakesJob(events, /*required=*/false);
     events->add_flag("-f,--follow", follow_, "Go on with new events");
+  }
+
+  void DeclareProfile() {
+    CLI::App* profile =
+        Add(app_, "profile", "A Chrome trace of the next steps of a running job", [this] {
+          profile_.job = job_;
+          return WithClient(
+              [this](auto& client) { return Profile(client, profile_, format(), terminal_); });
+        });
+    TakesJob(profile);
+    profile->add_option("--steps", profile_.steps, "How many")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    profile->add_option("--output", profile_.output, "File to write [default: NAME.trace.json]")
+        ->type_name("FILE");
   }
 
   void DeclareSample() {
@@ -418,6 +435,7 @@ class Application {
   LogsOptions logs_;
   DebugOptions debug_;
   double debug_timeout_ = 5;
+  ProfileOptions profile_;
   ConvertOptions convert_;
   SampleOptions sample_;
   TokenizeArguments tokenize_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "coordinator/core/causes.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
@@ -249,6 +250,7 @@ class LogStream : public PullStream<v1::LogChunk> {
       return absl::InvalidArgumentError(absl::StrCat("rank: ", request_.rank(), " is not in 0 to ",
                                                      ranks - 1, ", the ranks of job ", id_));
     }
+    if (request_.has_profile()) RETURN_IF_ERROR(CheckProfile(*job));
     if (request_.tail_bytes() < 0) return absl::InvalidArgumentError("tail_bytes: negative");
     if (request_.collectives() != 0) {
       if (job->state() != v1::JOB_STATE_RUNNING) {
@@ -298,9 +300,32 @@ class LogStream : public PullStream<v1::LogChunk> {
     return AfterClosed();
   }
 
+  absl::Status CheckProfile(const v1::Job& job) const {
+    const v1::ProfileSteps& profile = request_.profile();
+    if (profile.steps() < 1 || profile.steps() > kProfileStepsMax) {
+      return absl::InvalidArgumentError(absl::StrCat("profile.steps: ", profile.steps(),
+                                                     " is out of range; 1 to ", kProfileStepsMax));
+    }
+    if (profile.first_step() < 1) return absl::InvalidArgumentError("profile.first_step: below 1");
+    if (request_.epoch() != 0 && request_.epoch() != job.epoch()) {
+      return absl::InvalidArgumentError("epoch: only the newest attempt can be profiled");
+    }
+    if (job.state() != v1::JOB_STATE_RUNNING) {
+      return absl::FailedPreconditionError(absl::StrCat("job ", job.id(), " is ",
+                                                        StateName(job.state()),
+                                                        "; only one that trains has a profile"));
+    }
+    if (profile.first_step() + profile.steps() - 1 > job.steps()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job ", job.id(), " ends at step ", job.steps(), ", before step ",
+                       profile.first_step() + profile.steps() - 1));
+    }
+    return absl::OkStatus();
+  }
+
   // The attempt's log is complete, or will never come.
   Step AfterClosed() {
-    if (request_.epoch() != 0) return Step::kEnd;
+    if (request_.epoch() != 0 || request_.has_profile()) return Step::kEnd;
     const std::shared_ptr<const v1::Job> job = shell().shown().Find(id_);
     if (job == nullptr) return Step::kEnd;
     if (job->epoch() > epoch_) {
@@ -344,6 +369,7 @@ class LogStream : public PullStream<v1::LogChunk> {
     ask.set_offset(offset_);
     ask.set_length_max(kLogChunkBytes);
     ask.set_collectives(request_.collectives());
+    if (request_.has_profile()) *ask.mutable_profile() = request_.profile();
     shell().ReadLog(std::move(ask),
                     [self = shared_from_this()](absl::StatusOr<v1::LogReply> reply) {
                       auto& stream = static_cast<LogStream&>(*self);

@@ -171,7 +171,18 @@ void FlightRecorder::Follow(const std::shared_ptr<FlightRecorder>& recorder, uin
 void FlightRecorder::Finish(uint64_t id, State state) {
   MutexLock lock(&mutex_);
   Entry* entry = Find(id);
-  if (entry != nullptr && !frozen_) entry->state = state;
+  if (entry == nullptr || frozen_) return;
+  entry->state = state;
+  if (trace_ == nullptr || state != State::kFinished) return;
+  trace_->AddQueued(
+      absl::StrCat("collectives of ", entry->group),
+      absl::StrFormat("%s %s[%d]", entry->operation, kernels::Name(entry->dtype), entry->elements),
+      absl::ToUnixNanos(entry->enqueued), absl::GetCurrentTimeNanos());
+}
+
+void FlightRecorder::SetTrace(std::shared_ptr<kernels::Trace> trace) {
+  MutexLock lock(&mutex_);
+  trace_ = std::move(trace);
 }
 
 FlightRecorder::State FlightRecorder::StateOf(const Entry& entry, bool frozen) {

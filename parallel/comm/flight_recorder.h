@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "kernels/device.h"
+#include "kernels/trace.h"
 #include "parallel/comm/communicator.h"
 
 namespace muster::parallel {
@@ -46,6 +47,10 @@ class FlightRecorder {
   static std::unique_ptr<Communicator> Record(std::unique_ptr<Communicator> communicator,
                                               std::shared_ptr<FlightRecorder> recorder);
 
+  // From now on, calls that finish on host streams are also spans of `trace`, on a track of their
+  // group, from the moment when they were enqueued; null ends that. (CUDA's are in the device's own
+  // records.)
+  void SetTrace(std::shared_ptr<kernels::Trace> trace);
   // Keeps what is unfinished now unfinished for good: communicators that end what is under way make
   // it look finished afterwards. The first time counts.
   void Freeze();
@@ -79,6 +84,7 @@ class FlightRecorder {
   const size_t calls_max_;
   mutable Mutex mutex_;
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<kernels::Trace> trace_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, uint64_t> calls_ ABSL_GUARDED_BY(mutex_);  // by path
   std::deque<Entry> entries_ ABSL_GUARDED_BY(mutex_);              // ids next_id_ - size() ...

@@ -81,7 +81,7 @@ void Model::Backward(const Pass& pass, Workspace& workspace) const {
 }
 
 void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) const {
-  const kernels::Range forward(pass.stream, "forward");
+  const kernels::Range forward(pass.stream, "forward", pass.trace);
   CHECK(shape_.tensor_size == 1 ||
         (pass.tensor != nullptr && pass.tensor->size() == shape_.tensor_size))
       << "the model was cut for a tensor-parallel group of " << shape_.tensor_size;
@@ -96,7 +96,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
   }
   for (int i = range.begin; i < range.end; ++i) {
     if (pass.gate != nullptr) pass.gate->Acquire(i, BlockWork::kForward);
-    const kernels::Range shown(pass.stream, blocks_[i]->name());
+    const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
     if (pass.gate != nullptr) pass.gate->Release(i, BlockWork::kForward);
   }
@@ -105,10 +105,10 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
 template <typename Run>
 void Model::BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange range,
                             BlockWork work, Run run) const {
-  const kernels::Range backward(pass.stream, "backward");
+  const kernels::Range backward(pass.stream, "backward", pass.trace);
   for (int i = range.end; i-- > range.begin;) {
     if (pass.gate != nullptr) pass.gate->Acquire(i, work);
-    const kernels::Range shown(pass.stream, blocks_[i]->name());
+    const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     run(*blocks_[i], *workspace.saved[i - workspace.first_block]);
     if (pass.gate != nullptr) pass.gate->Release(i, work);
   }

@@ -28,6 +28,7 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
+#include "kernels/trace.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/parameters.h"
@@ -170,6 +171,7 @@ struct Pass {
   // run on `stream`, those of a ring beside it where there is an overlap.
   Communicator* context = nullptr;
   ContextOverlap* context_overlap = nullptr;
+  kernels::Trace* trace = nullptr;  // null: nobody profiles
 };
 
 // Single-threaded. Parameters are registered by the constructors.

@@ -349,7 +349,8 @@ absl::StatusOr<bool> Trainer::Agree(bool ok) {
 }
 
 absl::Status Trainer::EnqueueStep() {
-  const kernels::Range shown(*compute_, absl::StrCat("step ", enqueued_ + 1));
+  trace_ = hooks_.BeginStep(enqueued_ + 1);
+  const kernels::Range shown(*compute_, absl::StrCat("step ", enqueued_ + 1), trace_);
   if (enqueued_ == step_) collected_at_ = std::chrono::steady_clock::now();
   Flight& flight = flights_[enqueued_ % flights_.size()];
   const int64_t micro_batches = global_micro_batches();
@@ -379,7 +380,7 @@ absl::Status Trainer::EnqueueStep() {
                       static_cast<double>(options_.global_batch * training_.sequence_length()));
   optimizer_->CopyOutcome(*compute_, flight.outcome);
   compute_->Record(*flight.done);
-  const kernels::Range update(*compute_, "update");
+  const kernels::Range update(*compute_, "update", trace_);
   if (offload_ != nullptr) offload_->Update(*compute_);
   optimizer_->Update(*compute_, [this](int bucket) { gatherer_->Updated(bucket); });
   for (int bucket = flat_->options().host_buckets - 1; bucket >= 0; --bucket) {

@@ -16,6 +16,7 @@
 #include "base/ids.h"
 #include "kernels/arena.h"
 #include "kernels/device.h"
+#include "kernels/trace.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
@@ -120,6 +121,9 @@ class TrainerHooks {
   virtual ~TrainerHooks() = default;
   // "restoring", "training", "evaluating", "saving", "finished".
   virtual void OnPhase(absl::string_view phase) {}
+  // The step is enqueued next. Returns where its spans are recorded, or null for nowhere; what is
+  // returned must stay until OnStep of that step has run, or the trainer has gone.
+  virtual kernels::Trace* BeginStep(int64_t step) { return nullptr; }
   // In order, without a gap; on CUDA some steps late.
   virtual void OnStep(const StepReport& report) {}
   virtual void OnEvaluation(const EvaluationReport& report) {}
@@ -334,6 +338,7 @@ class Trainer {
 
   int64_t step_ = 0;                 // collected
   int64_t enqueued_ = 0;             // >= step_
+  kernels::Trace* trace_ = nullptr;  // of the step that is being enqueued
   std::chrono::steady_clock::time_point collected_at_;
   int64_t consumed_samples_ = 0;
   int64_t gradient_bytes_ = 0;  // sent up to the last step collected

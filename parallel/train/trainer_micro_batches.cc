@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
+#include "kernels/range.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
 
@@ -31,6 +32,7 @@ class Trainer::StepClient : public MicroBatchClient, public GradientListener {
   StepClient(Trainer& trainer, Flight& flight) : trainer_(trainer), flight_(flight) {}
 
   absl::Status Load(int micro_batch, Flow& flow) override {
+    const kernels::Range waiting(*trainer_.compute_, "wait for data", trainer_.trace_);
     absl::StatusOr<MicroBatch> batch = trainer_.loader_->Next();
     if (!batch.ok()) return Mark(batch.status(), FailureDomain::kData);
     kernels::Stream& compute = *trainer_.compute_;
@@ -192,6 +194,7 @@ Pass Trainer::MakePass() {
   pass.tensor = metered_tensor_.get();
   pass.context = metered_context_.get();
   pass.context_overlap = exchange_.get();
+  pass.trace = trace_;
   return pass;
 }
 
@@ -211,6 +214,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
                ? Mark(std::move(status), FailureDomain::kCommunication)
                : status;
   }
+  const kernels::Range reducing(*compute_, "finish the gradients", trace_);
   for (const auto& reducer : reducers_) reducer->Finish();
   SumShared();
   compute_->Record(*flight.reduced);

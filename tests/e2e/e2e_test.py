@@ -443,6 +443,41 @@ class BadInput(Scene):
         self.assertEqual(self.cluster.finish("tiny")["state"], "succeeded")
 
 
+class Profiles(Scene):
+    def test_profile_has_the_same_steps_of_every_rank(self):
+        self.submit(steps=1000 * STEPS)
+        self.training()
+        path = self.directory / "out.json"
+        said = self.cluster.json("profile", "tiny", "--steps", 3, "--output", path)
+        events = json.loads(path.read_text())["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        wanted = {f"step {said['firstStep'] + i}" for i in range(3)}
+        titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+        self.assertEqual({pid: title.split(",")[0] for pid, title in titles.items()},
+                         {0: "rank 0", 1: "rank 1"})
+        tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        for rank in range(2):
+            mine = [span for span in spans if span["pid"] == rank]
+            steps = {s["name"]: s for s in mine if s["name"].startswith("step ")}
+            self.assertEqual(set(steps), wanted)
+            names = [s["name"] for s in mine]
+            for name in ("forward", "backward", "wait for data"):
+                self.assertEqual(names.count(name), 3 * 2, "two micro-batches in each of three steps")
+            self.assertEqual(names.count("update"), 3)
+            first = steps[f"step {said['firstStep']}"]
+            inside = [s for s in mine if first["ts"] <= s["ts"] and
+                      s["ts"] + s["dur"] <= first["ts"] + first["dur"] + 0.001]
+            self.assertGreater(len(inside), 5)
+            collectives = [s for s in mine if "collectives" in tracks[rank, s["tid"]]]
+            self.assertTrue(any(s["name"].startswith("all-reduce F32") for s in collectives), names)
+        self.cluster.run("cancel", "tiny")
+        self.cluster.finish("tiny")
+        refused = self.cluster.run("profile", "tiny", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("job tiny is cancelled; only one that trains has a profile", refused.stderr)
+        self.assertIn("tiny", self.cluster.run("profile", "tinny", check=False).stderr)
+
+
 class FineTuning(Scene):
     def test_job_begins_with_a_hugging_face_model_and_with_its_import(self):
         # The folder, which transformers wrote, knows 61 tokens: text of digits and spaces.

@@ -220,7 +220,8 @@ void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
   if (message.has_log()) {
     v1::FromWorker reply;
     reply.set_incarnation(incarnation_.value());
-    *reply.mutable_log() = ReadLogFor(message.log());
+    *reply.mutable_log() =
+        message.log().has_profile() ? ReadProfileFor(message.log()) : ReadLogFor(message.log());
     session_->Send(session, std::move(reply));
     return;
   }
@@ -281,6 +282,56 @@ v1::LogReply Daemon::ReadLogFor(const v1::LogRequest& request) {
   reply.set_end(piece->end);
   reply.set_closed(closed);
   *reply.mutable_data() = std::move(piece->data);
+  return reply;
+}
+
+v1::LogReply Daemon::ReadProfileFor(const v1::LogRequest& request) const {
+  v1::LogReply reply;
+  reply.set_request(request.request());
+  const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
+  const std::string run_directory = absl::StrCat(state_->attempts(), "/", RunDirectoryName(key));
+  const auto refuse = [&](const absl::Status& why) {
+    reply.set_status_code(static_cast<int>(why.code()));
+    reply.set_status_message(absl::StrCat("profile of ", ToString(key), " on worker ",
+                                          options_.name, ": ", std::string(why.message())));
+    return reply;
+  };
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  const std::string result = run_directory + ProfileFile(request.profile());
+  // Looked at before the trace: one that is left just before the exit is then seen.
+  const bool exited = ReadShimExit(run_directory).has_value();
+  if (const std::string trace = result + ".json"; files->Exists(trace)) {
+    const absl::StatusOr<int64_t> found = files->Size(trace);
+    if (!found.ok()) return refuse(found.status());
+    const int64_t size = *found;
+    const int64_t offset = std::clamp<int64_t>(request.offset(), 0, size);
+    const int64_t length =
+        std::min({size - offset, kLogReplyBytesMax,
+                  request.length_max() > 0 ? request.length_max() : kLogReplyBytesMax});
+    absl::StatusOr<std::string> data = files->ReadRange(trace, offset, length);
+    if (!data.ok()) return refuse(data.status());
+    reply.set_offset(offset);
+    reply.set_end(offset + length == size);
+    reply.set_closed(true);
+    *reply.mutable_data() = *std::move(data);
+    return reply;
+  }
+  if (const absl::StatusOr<std::string> why = files->Read(result + ".failed"); why.ok()) {
+    return refuse(absl::FailedPreconditionError(*why));
+  }
+  if (exited || !core_->Holds(key.attempt)) {
+    return refuse(
+        absl::FailedPreconditionError("the rank has ended without recording these steps"));
+  }
+  const std::string wanted = request.profile().SerializeAsString();
+  const std::string path = run_directory + kProfileRequestFile;
+  const absl::StatusOr<std::string> asked = files->Read(path);
+  if (!asked.ok() || *asked != wanted) {
+    if (const absl::Status status = files->WriteAtomically(path, wanted); !status.ok()) {
+      return refuse(status);
+    }
+  }
+  reply.set_end(true);
   return reply;
 }
 

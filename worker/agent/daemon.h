@@ -88,6 +88,8 @@ class Daemon {
   void OnMessage(SessionId session, v1::FromCoordinator message);
   v1::LogReply ReadLogFor(const v1::LogRequest& request);
   v1::LogReply ReadCollectivesFor(const v1::LogRequest& request);
+  // Asks the rank for the trace, through a file in its run directory, until it is there.
+  v1::LogReply ReadProfileFor(const v1::LogRequest& request) const;
   void UpdateGauges();
   void MeasureLogs();
 

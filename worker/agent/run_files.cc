@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 
 namespace muster::worker {
@@ -51,6 +52,10 @@ std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_dire
   v1::RankExitReport report;
   if (!bytes.ok() || !report.ParseFromString(*bytes)) return std::nullopt;
   return report;
+}
+
+std::string ProfileFile(const v1::ProfileSteps& steps) {
+  return absl::StrCat("/profile-", steps.first_step(), "-", steps.steps());
 }
 
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory) {

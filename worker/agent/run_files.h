@@ -23,6 +23,10 @@ constexpr char kCommitDirectory[] = "/commits";
 // A v1::CollectiveRecord, followed by its number and kCollectivesEnd.
 constexpr char kCollectivesFile[] = "/collectives-";
 constexpr char kCollectivesEnd[] = ".pb";
+// A v1::ProfileSteps that the rank is to record; see worker/rank/profiler.h.
+constexpr char kProfileRequestFile[] = "/profile.pb";
+// What it then leaves, with ".json" or ".failed" behind it.
+std::string ProfileFile(const v1::ProfileSteps& steps);
 
 // Absent when the file is missing or not whole (they are written atomically).
 std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);

@@ -30,6 +30,7 @@
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
 #include "worker/rank/failure_deadline.h"
+#include "worker/rank/profiler.h"
 #include "worker/rank/rank_metrics.h"
 
 namespace muster::worker {
@@ -144,13 +145,14 @@ void PrintLine(const std::string& line) {
 class Reporter : public parallel::TrainerHooks {
  public:
   Reporter(const v1::RankAssignment& assignment, DaemonClient& client, SignalWatcher& signals,
-           ExitReporter& exit, RankMetrics& metrics, Logger& logger,
+           ExitReporter& exit, RankMetrics& metrics, Profiler& profiler, Logger& logger,
            const std::string& metrics_address)
       : assignment_(assignment),
         client_(client),
         signals_(signals),
         exit_(exit),
         metrics_(metrics),
+        profiler_(profiler),
         logger_(logger) {
     progress_.set_metrics_address(metrics_address);
   }
@@ -161,7 +163,10 @@ class Reporter : public parallel::TrainerHooks {
     Publish(/*now=*/true);
   }
 
+  kernels::Trace* BeginStep(int64_t step) override { return profiler_.BeginStep(step); }
+
   void OnStep(const parallel::StepReport& report) override {
+    profiler_.EndStep(report.step);
     recent_.push_back({report.tokens, report.seconds});
     if (recent_.size() > kThroughputSteps) recent_.pop_front();
     double tokens = 0, seconds = 0;
@@ -309,6 +314,7 @@ class Reporter : public parallel::TrainerHooks {
   SignalWatcher& signals_;
   ExitReporter& exit_;
   RankMetrics& metrics_;
+  Profiler& profiler_;
   Logger& logger_;
   v1::RankProgress progress_;
   std::deque<std::pair<int64_t, double>> recent_;
@@ -427,11 +433,12 @@ struct Ending {
 };
 
 absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient& client,
-                             Reporter& reporter, RankMetrics& metrics, const FlightRecord& flight,
-                             FailureDeadline& deadline) {
+                             Reporter& reporter, RankMetrics& metrics, Profiler& profiler,
+                             const FlightRecord& flight, FailureDeadline& deadline) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   reporter.OnPhase("starting");
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
+  profiler.SetDevice(setup.device->kind());
   reporter.OnPhase("bootstrapping");
   ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight, deadline));
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
@@ -542,7 +549,12 @@ int RunRank(const std::string& path) {
     exit.Write(v1::CAUSE_LAUNCH, client.status().ToString());
     return kExitFailed;
   }
-  Reporter reporter(*assignment, **client, signals, exit, rank_metrics, *logger,
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  Profiler profiler(*files, assignment->run_directory(), assignment->rank(),
+                    absl::StrFormat("rank %d, %s, %s", assignment->rank(), assignment->device(),
+                                    assignment->worker()),
+                    flight.recorder());
+  Reporter reporter(*assignment, **client, signals, exit, rank_metrics, profiler, *logger,
                     server ? server->address() : "");
   logger->Info("rank starts", {{"job", assignment->job_id()},
                                {"epoch", assignment->epoch()},
@@ -558,7 +570,7 @@ int RunRank(const std::string& path) {
     exit.EndProcess(v1::CAUSE_COMMUNICATION, message, kExitFailed);
   });
   const absl::StatusOr<Ending> trained =
-      Train(*assignment, **client, reporter, rank_metrics, flight, deadline);
+      Train(*assignment, **client, reporter, rank_metrics, profiler, flight, deadline);
   deadline.Disarm();
   Ending ending;
   if (trained.ok()) {

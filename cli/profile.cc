@@ -1,0 +1,132 @@
+#include "cli/profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "proto/spec/names.h"
+
+namespace muster::cli {
+namespace {
+
+// From the request until every rank has it: a rank looks at each step.
+constexpr double kNoticeSeconds = 1.5;
+constexpr int kAttempts = 3;
+
+absl::StatusOr<v1::ProfileSteps> Choose(const v1::Job& job, int32_t steps, double notice) {
+  if (job.state() != v1::JOB_STATE_RUNNING) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", job.name(), " is ",
+                                                      spec::EnumName(job.state()),
+                                                      "; only one that trains has a profile"));
+  }
+  const int64_t ahead =
+      job.step_seconds() > 0 ? static_cast<int64_t>(std::ceil(notice / job.step_seconds())) : 1;
+  v1::ProfileSteps chosen;
+  chosen.set_first_step(job.step() + 1 + std::max<int64_t>(1, ahead));
+  chosen.set_steps(steps);
+  if (chosen.first_step() + steps - 1 > job.steps()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job %s is at step %d of %d: it ends before %d steps from %d on could be "
+                        "recorded",
+                        job.name(), job.step(), job.steps(), steps, chosen.first_step()));
+  }
+  return chosen;
+}
+
+// What there is of one rank's trace; all of it with `follow`, which waits for it.
+absl::StatusOr<std::string> Fetch(CoordinatorClient& client, const v1::Job& job, int32_t rank,
+                                  const v1::ProfileSteps& steps, bool follow) {
+  v1::GetLogsRequest request;
+  request.set_name(job.id());
+  request.set_rank(rank);
+  request.set_follow(follow);
+  *request.mutable_profile() = steps;
+  std::string trace;
+  const absl::Status status = client.GetLogs(request, [&](const v1::LogChunk& chunk) {
+    trace += chunk.data();
+    return true;
+  });
+  if (!status.ok()) return status;
+  if (follow && trace.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job.name(), ": the attempt ended before rank ", rank,
+                     " had recorded its steps; see muster describe job ", job.name()));
+  }
+  return trace;
+}
+
+absl::StatusOr<std::vector<std::string>> Record(CoordinatorClient& client, const v1::Job& job,
+                                                const v1::ProfileSteps& steps) {
+  const int32_t ranks = job.spec().resources().ranks();
+  // All are asked before any is waited for, so that they record the same steps.
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    RETURN_IF_ERROR(Fetch(client, job, rank, steps, /*follow=*/false).status());
+  }
+  std::vector<std::string> traces;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    ASSIGN_OR_RETURN(std::string trace, Fetch(client, job, rank, steps, /*follow=*/true));
+    traces.push_back(std::move(trace));
+  }
+  return traces;
+}
+
+// Every rank's trace is a JSON array of events: so is what they make together.
+absl::Status Write(const std::string& path, const v1::Job& job,
+                   const std::vector<std::string>& traces) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << R"({"displayTimeUnit":"ms","otherData":{"job":")" << job.id() << R"("},"traceEvents":[)";
+  const char* separator = "";
+  for (const std::string& trace : traces) {
+    absl::string_view events = absl::StripSuffix(absl::StripSuffix(trace, "\n"), "]");
+    events = absl::StripPrefix(events, "[");
+    file << separator << std::string(events);
+    separator = ",\n";
+  }
+  file << "]}\n";
+  file.close();
+  if (!file) return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Profile(CoordinatorClient& client, const ProfileOptions& options, Format format,
+                     Terminal& terminal) {
+  absl::StatusOr<std::vector<std::string>> traces;
+  v1::ProfileSteps steps;
+  v1::Job job;
+  // A rank may have been faster than the coordinator knew; the next time it gets longer notice.
+  double notice = kNoticeSeconds;
+  for (int attempt = 0; attempt < kAttempts; ++attempt, notice *= 3) {
+    ASSIGN_OR_RETURN(job, client.GetJob(options.job));
+    ASSIGN_OR_RETURN(steps, Choose(job, options.steps, notice));
+    traces = Record(client, job, steps);
+    if (traces.ok() || !absl::StrContains(traces.status().message(), "had come to step")) break;
+  }
+  if (!traces.ok()) return traces.status();
+  const std::string path =
+      options.output.empty() ? absl::StrCat(job.name(), ".trace.json") : options.output;
+  RETURN_IF_ERROR(Write(path, job, *traces));
+  const int64_t last = steps.first_step() + steps.steps() - 1;
+  if (format != Format::kTable) {
+    Print(Json{{"path", path},
+               {"job", job.id()},
+               {"firstStep", steps.first_step()},
+               {"lastStep", last},
+               {"ranks", traces->size()}},
+          format, terminal.out);
+  } else {
+    terminal.out << absl::StrFormat(
+        "%s: steps %d to %d of %d ranks; open it in https://ui.perfetto.dev or chrome://tracing\n",
+        path, steps.first_step(), last, traces->size());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,84 @@
+#include "worker/rank/profiler.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+
+namespace muster::worker {
+namespace {
+
+constexpr char kRequestFile[] = "/profile.pb";
+
+}  // namespace
+
+Profiler::Profiler(FileSystem& files, std::string run_directory, int rank, std::string title,
+                   std::shared_ptr<parallel::FlightRecorder> collectives)
+    : files_(files),
+      run_directory_(std::move(run_directory)),
+      rank_(rank),
+      title_(std::move(title)),
+      collectives_(std::move(collectives)) {}
+
+void Profiler::LookForRequest(int64_t step) {
+  const std::string path = run_directory_ + kRequestFile;
+  // At every step: a look at a name that is not there takes about a microsecond.
+  if (access(path.c_str(), F_OK) != 0) return;
+  const absl::StatusOr<std::string> bytes = files_.Read(path);
+  v1::ProfileSteps steps;
+  if (!bytes.ok() || !steps.ParseFromString(*bytes) || steps.steps() < 1) return;
+  if (steps.first_step() == asked_.first_step() && steps.steps() == asked_.steps()) return;
+  asked_ = steps;
+  waiting_ = steps.first_step() >= step;
+  if (!waiting_) {
+    Leave("failed",
+          absl::StrFormat("rank %d had come to step %d when it was asked for steps from %d", rank_,
+                          step, steps.first_step()));
+  }
+}
+
+kernels::Trace* Profiler::BeginStep(int64_t step) {
+  if (run_directory_.empty()) return nullptr;
+  if (trace_ == nullptr) LookForRequest(step);
+  if (waiting_ && step == asked_.first_step()) {
+    waiting_ = false;
+    trace_ = std::make_shared<kernels::Trace>();
+    collectives_->SetTrace(trace_);
+    if (device_ == kernels::DeviceKind::kCuda) {
+      auto started = kernels::DeviceTrace::Start(trace_);
+      if (started.ok()) {
+        device_trace_ = *std::move(started);
+      } else {
+        // The rest is worth having; the trace says what is not in it.
+        const int64_t now = absl::GetCurrentTimeNanos();
+        trace_->Add(absl::StrCat("no device records: ", started.status().message()),
+                    "see the row's name", now, now + 1);
+      }
+    }
+  }
+  const bool recorded = trace_ != nullptr && step < asked_.first_step() + asked_.steps();
+  return recorded ? trace_.get() : nullptr;
+}
+
+void Profiler::EndStep(int64_t step) {
+  if (trace_ != nullptr && step >= asked_.first_step() + asked_.steps() - 1) Finish();
+}
+
+void Profiler::Finish() {
+  device_trace_.reset();
+  collectives_->SetTrace(nullptr);
+  Leave("json", trace_->ToJson(rank_, title_));
+  trace_.reset();
+}
+
+void Profiler::Leave(const char* suffix, const std::string& text) {
+  const std::string path = absl::StrFormat("%s/profile-%d-%d.%s", run_directory_,
+                                           asked_.first_step(), asked_.steps(), suffix);
+  // A full disk costs the profile, not the job.
+  files_.WriteAtomically(path, text).IgnoreError();
+}
+
+}  // namespace muster::worker
