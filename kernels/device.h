@@ -76,7 +76,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual DeviceKind kind() const = 0;
-  virtual std::string name() const = 0;  // "cpu", "cuda:3 NVIDIA H200"
+  virtual std::string name() const = 0;  // "cpu", "cuda:3 NVIDIA H200 GPU-<UUID>"
   // Threads that a host op may use; 1 on CUDA.
   virtual int threads() const = 0;
   // kResourceExhausted with the sizes asked for and free. Contents are undefined.

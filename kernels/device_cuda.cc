@@ -157,7 +157,9 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(int ordinal,
   return device;
 }
 
-std::string CudaDevice::name() const { return absl::StrCat("cuda:", ordinal_, " ", model_); }
+std::string CudaDevice::name() const {
+  return absl::StrCat("cuda:", ordinal_, " ", model_, " ", uuid_);
+}
 
 absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::Allocate(int64_t bytes) {
   RETURN_IF_ERROR(CudaStatus(Select(), name()));
@@ -167,8 +169,8 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::Allocate(int64_t bytes) {
     size_t free = 0;
     size_t total = 0;
     cudaMemGetInfo(&free, &total);
-    return CudaStatus(error, absl::StrCat(name(), " ", uuid_, ": allocating ", bytes, " bytes, ",
-                                          free, " of ", total, " free"));
+    return CudaStatus(error, absl::StrCat(name(), ": allocating ", bytes, " bytes, ", free, " of ",
+                                          total, " free"));
   }
   return std::make_unique<CudaBuffer>(data, bytes, &allocated_bytes_);
 }
@@ -252,7 +254,7 @@ void CudaStream::Wait(Event& event) {
 
 absl::Status CudaStream::Synchronize() {
   Check(device_.Select(), "selecting the device");
-  Check(cudaStreamSynchronize(handle_), absl::StrCat(device_.name(), " ", device_.uuid()));
+  Check(cudaStreamSynchronize(handle_), device_.name());
   MutexLock lock(&mutex_);
   return std::exchange(status_, absl::OkStatus());
 }

@@ -35,9 +35,9 @@ absl::Status CheckNcclPeers(const std::vector<NcclPeer>& by_rank) {
     }
     const auto [other, inserted] = rank_of.emplace(peer.uuid, rank);
     if (!inserted) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("ranks ", other->second, " and ", rank, " were both given ", peer.device,
-                       " ", peer.uuid, "; NCCL needs one GPU per rank"));
+      return absl::FailedPreconditionError(absl::StrCat("ranks ", other->second, " and ", rank,
+                                                        " were both given ", peer.device,
+                                                        "; NCCL needs one GPU per rank"));
     }
   }
   return absl::OkStatus();

@@ -220,8 +220,7 @@ void NcclWorld::SweepGroup(NcclGroup& group, absl::Time now) {
     if (state == cudaErrorNotReady) break;
     if (state != cudaSuccess) {
       EndLocked(kernels::cuda::CudaStatus(
-          state,
-          absl::StrCat(group.Describe(first.call), ", on ", device_.name(), " ", device_.uuid())));
+          state, absl::StrCat(group.Describe(first.call), ", on ", device_.name())));
       return;
     }
     group.idle_events.push_back(first.done);

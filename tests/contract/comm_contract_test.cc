@@ -662,7 +662,7 @@ TEST(FlightRecorder, MoreCallsThanItKeeps_KeepsTheNewest) {
 }
 
 TEST(NcclPeers, WhatCannotWorkTogether_IsNamed) {
-  const NcclPeer good{"2.28.9", "cuda:0 NVIDIA H200", "GPU-a", ""};
+  const NcclPeer good{"2.28.9", "cuda:0 NVIDIA H200 GPU-a", "GPU-a", ""};
   NcclPeer other = good;
   other.uuid = "GPU-b";
   EXPECT_OK(CheckNcclPeers({good, other}));

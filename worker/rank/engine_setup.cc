@@ -240,9 +240,8 @@ absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {
   const parallel::Layout layout = LayoutOf(spec);
   const int ranks = spec.resources().ranks();
   const v1::ModelSpec& of = spec.engine().model();
-  const parallel::ModelSize model = {.layers = of.layers(),
-                                     .heads = of.heads(),
-                                     .sequence = of.sequence_length()};
+  const parallel::ModelSize model = {
+      .layers = of.layers(), .heads = of.heads(), .sequence = of.sequence_length()};
   if (absl::Status status = parallel::Validate(layout, model, {.ranks = ranks}); !status.ok()) {
     return Mark(std::move(status), FailureDomain::kConfiguration);
   }
@@ -427,7 +426,11 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.zero_shards = split.zero_shards;
   const parallel::PerAxis coordinate = setup.mesh->CoordinateOf(assignment.rank());
   auto device = MakeDevice(assignment);
-  if (!device.ok()) return Mark(device.status(), FailureDomain::kDevice);
+  if (!device.ok()) {
+    return Mark(device.status(), absl::IsResourceExhausted(device.status())
+                                     ? FailureDomain::kMemory
+                                     : FailureDomain::kDevice);
+  }
   setup.device = *std::move(device);
   ASSIGN_OR_RETURN(setup.model, BuildModel(assignment.spec(), coordinate));
   const v1::ModelSpec& model = assignment.spec().engine().model();
