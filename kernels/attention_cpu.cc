@@ -39,9 +39,27 @@ float ScaleOf(const AttentionArgs& args) {
   return args.scale != 0 ? args.scale : 1.0f / std::sqrt(static_cast<float>(args.q.dim(3)));
 }
 
-// Keys of the block at `key0` that query `query` attends to.
-int64_t ValidKeys(const AttentionArgs& args, int64_t query, int64_t key0, int64_t keys) {
-  return args.causal ? std::clamp<int64_t>(query + 1 - key0, 0, keys) : keys;
+// Keys [begin, end) of the block at `key0` that a query attends to; begin >= end: none.
+struct ValidKeys {
+  int64_t begin = 0, end = 0;
+
+  ValidKeys(const AttentionArgs& args, int64_t batch, int64_t query, int64_t key0, int64_t keys)
+      : begin(std::clamp<int64_t>(FirstKey(args, batch, query) - key0, 0, keys)),
+        end(args.causal ? std::clamp<int64_t>(query + 1 - key0, 0, keys) : keys) {}
+
+  // Of a query's document, by index.
+  static int64_t FirstKey(const AttentionArgs& args, int64_t batch, int64_t query) {
+    if (args.documents.empty()) return 0;
+    return args.documents.as<int32_t>()[batch * args.documents.stride(0) + query] -
+           args.key_position;
+  }
+};
+
+// The begin of the first block with a key that any of the queries from `query0` on attends to.
+int64_t FirstBlock(const AttentionArgs& args, int64_t batch, int64_t query0) {
+  if (args.documents.empty()) return 0;
+  // Documents begin in the order of their tokens.
+  return std::max<int64_t>(0, ValidKeys::FirstKey(args, batch, query0)) / kBlock * kBlock;
 }
 
 void ForwardBlock(const AttentionArgs& args, int64_t batch, int64_t head, int64_t query0) {
@@ -57,20 +75,33 @@ void ForwardBlock(const AttentionArgs& args, int64_t batch, int64_t head, int64_
   float m[kBlock], l[kBlock];
   std::fill(m, m + queries, -std::numeric_limits<float>::infinity());
   std::fill(l, l + queries, 0.0f);
-  for (int64_t key0 = 0; key0 < key_end; key0 += kBlock) {
+  const int64_t key_begin = FirstBlock(args, batch, query0);
+  for (int64_t key0 = key_begin; key0 < key_end; key0 += kBlock) {
     const int64_t keys = std::min(kBlock, key_end - key0);
     Gemm(queries, keys, width, {q.Row(query0), q.stride}, {k.Row(key0), k.stride, Transpose::kYes},
          0, scores, kBlock);
     for (int64_t row = 0; row < queries; ++row) {
-      const float factor = loops.softmax_block(keys, ValidKeys(args, query0 + row, key0, keys),
-                                               scale, scores + row * kBlock, &m[row], &l[row]);
-      if (key0 > 0) loops.scale(width, factor, out.Row(query0 + row));
+      const ValidKeys valid(args, batch, query0 + row, key0, keys);
+      float* s = scores + row * kBlock;
+      if (valid.begin >= valid.end) {
+        std::fill(s, s + keys, 0.0f);
+        continue;
+      }
+      std::fill(s, s + valid.begin, 0.0f);
+      const float factor = loops.softmax_block(keys - valid.begin, valid.end - valid.begin, scale,
+                                               s + valid.begin, &m[row], &l[row]);
+      if (key0 > key_begin) loops.scale(width, factor, out.Row(query0 + row));
     }
-    Gemm(queries, width, keys, {scores, kBlock}, {v.Row(key0), v.stride}, key0 > 0 ? 1 : 0,
+    Gemm(queries, width, keys, {scores, kBlock}, {v.Row(key0), v.stride}, key0 > key_begin ? 1 : 0,
          out.Row(query0), out.stride);
   }
   float* lse = args.lse.f32() + (batch * heads + head) * sequence + query0;
   for (int64_t row = 0; row < queries; ++row) {
+    if (l[row] == 0) {  // no key
+      std::fill(out.Row(query0 + row), out.Row(query0 + row) + width, 0.0f);
+      lse[row] = -std::numeric_limits<float>::infinity();
+      continue;
+    }
     loops.scale(width, 1.0f / l[row], out.Row(query0 + row));
     lse[row] = m[row] + std::log(l[row]);
   }
@@ -101,9 +132,15 @@ void BackwardOfTile(const AttentionBackwardArgs& args, int64_t batch, int64_t he
   Gemm(tile.queries, tile.keys, width, {q.Row(tile.query0), q.stride},
        {k.Row(tile.key0), k.stride, Transpose::kYes}, 0, p, kBlock);
   for (int64_t row = 0; row < tile.queries; ++row) {
-    const int64_t valid = ValidKeys(forward, tile.query0 + row, tile.key0, tile.keys);
-    loops.softmax_probabilities(tile.keys, valid, scale, lse[row], p + row * kBlock,
-                                p + row * kBlock);
+    const ValidKeys valid(forward, batch, tile.query0 + row, tile.key0, tile.keys);
+    float* s = p + row * kBlock;
+    if (valid.begin >= valid.end) {
+      std::fill(s, s + tile.keys, 0.0f);
+      continue;
+    }
+    std::fill(s, s + valid.begin, 0.0f);
+    loops.softmax_probabilities(tile.keys - valid.begin, valid.end - valid.begin, scale, lse[row],
+                                s + valid.begin, s + valid.begin);
   }
   const float keep = tile.first_queries ? 0 : 1;
   Gemm(tile.keys, width, tile.queries, {p, kBlock, Transpose::kYes},
@@ -134,9 +171,14 @@ void BackwardGroup(const AttentionBackwardArgs& args, int64_t batch, int64_t key
     for (int64_t key0 = 0; key0 < key_count; key0 += kBlock) {
       const int64_t query_begin = forward.causal ? key0 : 0;
       for (int64_t query0 = query_begin; query0 < sequence; query0 += kBlock) {
+        const int64_t queries = std::min(kBlock, sequence - query0);
+        // Blocks of other documents alone add nothing; the first ones write the zeros.
+        if (key0 > 0 && query0 > query_begin && key0 < FirstBlock(forward, batch, query0)) {
+          continue;
+        }
         BackwardOfTile(args, batch, head,
                        {.query0 = query0,
-                        .queries = std::min(kBlock, sequence - query0),
+                        .queries = queries,
                         .key0 = key0,
                         .keys = std::min(kBlock, key_count - key0),
                         .first_keys = key0 == 0,

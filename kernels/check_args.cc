@@ -217,6 +217,11 @@ void CheckAttention(const AttentionArgs& args) {
   CheckHeads("v", args.v, act, b, keys, g, d);
   CheckHeads("out", args.out, act, b, s, h, d);
   CheckIs("lse", args.lse, DType::kF32, {b, h, s});
+  CHECK(args.documents.empty() ||
+        (args.documents.dtype() == DType::kI32 && args.documents.rank() == 2 &&
+         args.documents.dim(0) == b && args.documents.dim(1) == s &&
+         (args.documents.stride(1) == 1 || s == 1)))
+      << "documents " << args.documents.ToString();
 }
 
 void CheckAttention(const AttentionBackwardArgs& args) {

@@ -174,6 +174,12 @@ struct AttentionArgs {
   Tensor q, k, v, out, lse;
   float scale = 0;  // 0 = 1/sqrt(D)
   bool causal = true;
+  // Packed sequences: a query sees the keys of its own document alone. [B,S] i32, the position at
+  // which the document of each query begins, or empty; the first key has position `key_position`,
+  // the others follow. Without causal, a query may be left with no key: out = 0, lse = -inf. Host
+  // devices only.
+  Tensor documents = Tensor();
+  int64_t key_position = 0;
 };
 void AttentionForward(Stream& stream, const AttentionArgs& args);
 struct AttentionBackwardArgs {

@@ -122,6 +122,8 @@ class AllGather : public ContextAttention {
     sets.push_back({chunk, Tokens(Whole(keys, 0), before, shape_.chunk()),
                     Tokens(Whole(keys, 1), before, shape_.chunk()), /*causal=*/true});
     sets.front().first = true;
+    sets.back().key_position = before;
+    for (ChunkAttention::KeySet& set : sets) set.query_position = before;
     return sets;
   }
 

@@ -51,7 +51,7 @@ class AllToAll : public ContextAttention {
     }
     call.group.AllToAll(stream, saved.send, saved.receive);
     Reorder(stream, saved.receive, saved.qkv, Packed(), /*to_parts=*/false);
-    kernels::AttentionForward(stream, Attention(saved));
+    kernels::AttentionForward(stream, Attention(inputs, saved));
     const Tensor send = Prefix(saved.send, heads_), receive = Prefix(saved.receive, heads_);
     Reorder(stream, send, saved.out, heads_, /*to_parts=*/true);
     call.group.AllToAll(stream, send, receive);
@@ -61,7 +61,7 @@ class AllToAll : public ContextAttention {
     }
   }
 
-  void Backward(const Call& call, const Inputs&, const Gradients& gradients,
+  void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
                 Saved& base) const override {
     auto& saved = static_cast<HeadsSaved&>(base);
     kernels::Stream& stream = call.stream;
@@ -73,7 +73,7 @@ class AllToAll : public ContextAttention {
     call.group.AllToAll(stream, send, receive);
     Reorder(stream, receive, saved.d_out, heads_, /*to_parts=*/false);
     kernels::AttentionBackwardArgs args;
-    args.forward = Attention(saved);
+    args.forward = Attention(inputs, saved);
     args.dout = saved.d_out;
     args.dq = Query(saved.d_qkv);
     args.dk = Key(saved.d_qkv);
@@ -127,13 +127,14 @@ class AllToAll : public ContextAttention {
       }
     }
   }
-  kernels::AttentionArgs Attention(const HeadsSaved& saved) const {
+  kernels::AttentionArgs Attention(const Inputs& inputs, const HeadsSaved& saved) const {
     kernels::AttentionArgs args;
     args.q = Query(saved.qkv);
     args.k = Key(saved.qkv);
     args.v = Value(saved.qkv);
     args.out = saved.out;
     args.lse = saved.lse;
+    args.documents = inputs.documents;
     return args;
   }
 

@@ -32,6 +32,14 @@ Tensor ChunkAttention::Chunk(const Tensor& x, int chunk) const {
   return Tokens(x, chunk * shape_.chunk(), shape_.chunk());
 }
 
+void ChunkAttention::Mask(const ContextAttention::Inputs& inputs, const KeySet& set,
+                          kernels::AttentionArgs& args) const {
+  if (inputs.documents.empty()) return;
+  args.documents = Tensor(inputs.documents.as<int32_t>() + set.query_position, DType::kI32,
+                          {shape_.batch, shape_.chunk()}, {shape_.sequence, 1});
+  args.key_position = set.key_position;
+}
+
 ChunkAttention::Saved ChunkAttention::TakeSaved(kernels::Arena& arena) const {
   Saved saved;
   for (Tensor& lse : saved.lse) {
@@ -64,6 +72,7 @@ void ChunkAttention::Forward(kernels::Stream& stream, const ContextAttention::In
   args.out = direct ? out : scratch.partial;
   args.lse = set.first ? lse : scratch.partial_lse;
   args.causal = set.causal;
+  Mask(inputs, set, args);
   kernels::AttentionForward(stream, args);
   if (direct) return;
   if (set.first) {
@@ -89,6 +98,7 @@ void ChunkAttention::Backward(kernels::Stream& stream, const ContextAttention::I
   args.forward.out = Chunk(inputs.out, set.chunk);
   args.forward.lse = saved.lse[set.chunk];
   args.forward.causal = set.causal;
+  Mask(inputs, set, args.forward);
   args.dout = Chunk(gradients.dout, set.chunk);
   args.dq = scratch.partial;
   args.dk = dk;

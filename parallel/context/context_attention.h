@@ -86,6 +86,9 @@ class ContextAttention {
   // last dimension (packed QKV needs no copy).
   struct Inputs {
     kernels::Tensor q, k, v, out;
+    // [B,S] i32: the position in the whole sequence at which each of its tokens' document begins,
+    // on every rank; empty: all is one document.
+    kernels::Tensor documents = kernels::Tensor();
   };
   struct Gradients {
     kernels::Tensor dout;        // as out

@@ -50,6 +50,8 @@ class ChunkAttention {
     kernels::Tensor k, v;
     bool causal = false;
     bool first = false;  // of this chunk: results are written, not merged
+    // In the whole sequence, of the first query and the first key; the others follow.
+    int64_t query_position = 0, key_position = 0;
   };
   void Forward(kernels::Stream& stream, const ContextAttention::Inputs& inputs, const KeySet& set,
                const Saved& saved, const Scratch& scratch) const;
@@ -65,6 +67,9 @@ class ChunkAttention {
                       const Scratch& scratch) const;
 
  private:
+  // Says which keys of the set belong to the queries' documents.
+  void Mask(const ContextAttention::Inputs& inputs, const KeySet& set,
+            kernels::AttentionArgs& args) const;
   kernels::Tensor Chunk(const kernels::Tensor& x, int chunk) const;
   bool narrow() const { return shape_.activation != kernels::DType::kF32; }
 

@@ -61,9 +61,11 @@ struct Sight {
   int key_chunks = 1;  // how many
   bool causal = false;
 };
-std::vector<Sight> SightsOf(int rank, int block) {
+// `apart`: chunks of keys that do not follow each other in the sequence are seen one by one.
+std::vector<Sight> SightsOf(int rank, int block, bool apart) {
   if (block == rank) return {{0, 0, 1, true}, {1, 0}, {1, 1, 1, true}};
   if (block < rank) return {{0, 0}, {1, 0}};
+  if (apart) return {{1, 0}, {1, 1}};
   return {{1, 0, 2}};
 }
 
@@ -103,9 +105,9 @@ class Ring : public ContextAttention {
         exchange.Start(saved.keys[i % 2], saved.keys[(i + 1) % 2], exchange.Arrived((i + 1) % 2));
       }
       const int block = (r - i + c) % c;
-      for (const Sight& sight : SightsOf(r, block)) {
+      for (const Sight& sight : SightsOf(r, block, !inputs.documents.empty())) {
         chunks_.Forward(call.stream, inputs,
-                        SetOf(sight, block == r, inputs, saved.keys[i % 2], begun), saved.chunks,
+                        SetOf(sight, r, block, inputs, saved.keys[i % 2], begun), saved.chunks,
                         saved.scratch);
       }
     }
@@ -130,11 +132,11 @@ class Ring : public ContextAttention {
       if (i + 1 < c) exchange.Await(exchange.Arrived((i + 1) % 2));
       if (i + 2 < c) exchange.Start(keys, saved.keys[i % 2], exchange.Arrived(i % 2));
       bool waiting = i > 0;  // for what the ranks before have found: needed only to add to
-      for (const Sight& sight : SightsOf(r, block)) {
+      for (const Sight& sight : SightsOf(r, block, !inputs.documents.empty())) {
         const int64_t count = sight.key_chunks * shape_.chunk();
         const Tensor dk = Partial(saved, 0, count), dv = Partial(saved, 1, count);
         chunks_.Backward(call.stream, inputs, gradients,
-                         SetOf(sight, block == r, inputs, keys, begun), dk, dv, saved.chunks,
+                         SetOf(sight, r, block, inputs, keys, begun), dk, dv, saved.chunks,
                          saved.scratch);
         if (waiting) exchange.Await(exchange.Returned(i % 2));
         waiting = false;
@@ -172,8 +174,13 @@ class Ring : public ContextAttention {
     kernels::CopyStrided(stream, inputs.k, KeysOf(buffer, 0));
     kernels::CopyStrided(stream, inputs.v, KeysOf(buffer, 1));
   }
-  ChunkAttention::KeySet SetOf(const Sight& sight, bool own, const Inputs& inputs,
+  // Where a rank's chunk begins in the sequence.
+  int64_t PositionOf(int rank, int chunk) const {
+    return (chunk == 0 ? rank : 2 * shape_.ranks - 1 - rank) * shape_.chunk();
+  }
+  ChunkAttention::KeySet SetOf(const Sight& sight, int rank, int block, const Inputs& inputs,
                                const Tensor& buffer, bool* begun) const {
+    const bool own = rank == block;
     const int64_t begin = sight.key_chunk * shape_.chunk();
     const int64_t count = sight.key_chunks * shape_.chunk();
     ChunkAttention::KeySet set;
@@ -182,6 +189,8 @@ class Ring : public ContextAttention {
     set.v = Tokens(own ? inputs.v : KeysOf(buffer, 1), begin, count);
     set.causal = sight.causal;
     set.first = !begun[sight.chunk];
+    set.query_position = PositionOf(rank, sight.chunk);
+    set.key_position = PositionOf(block, sight.key_chunk);
     begun[sight.chunk] = true;
     return set;
   }

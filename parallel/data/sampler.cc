@@ -219,4 +219,29 @@ absl::Status Sampler::Fill(absl::Span<const int64_t> samples, absl::Span<int32_t
   return absl::OkStatus();
 }
 
+void Sampler::Documents(absl::Span<const int64_t> samples, absl::Span<int32_t> begins) const {
+  const int64_t length = options_.sequence_length;
+  CHECK_EQ(begins.size(), samples.size() * static_cast<size_t>(length));
+  int32_t* out = begins.data();
+  for (const int64_t sample : samples) {
+    const SampleLocation location = Locate(sample);
+    const IndexedDataset& dataset = *sources_[static_cast<size_t>(location.source)].dataset;
+    // The last document that begins at or before the first token.
+    int64_t document = 0;
+    for (int64_t low = 0, high = dataset.documents(); high - low > 1;) {
+      const int64_t middle = low + (high - low) / 2;
+      (dataset.DocumentBegin(middle) <= location.begin ? low : high) = middle;
+      document = low;
+    }
+    for (int64_t i = 0; i < length; ++i) {
+      while (document + 1 < dataset.documents() &&
+             dataset.DocumentBegin(document + 1) <= location.begin + i) {
+        ++document;
+      }
+      *out++ = static_cast<int32_t>(
+          std::max<int64_t>(0, dataset.DocumentBegin(document) - location.begin));
+    }
+  }
+}
+
 }  // namespace muster::parallel

@@ -108,6 +108,9 @@ class Sampler {
   // vocabulary. Requires: sizes agree.
   absl::Status Fill(absl::Span<const int64_t> samples, absl::Span<int32_t> tokens,
                     absl::Span<int32_t> targets) const;
+  // Row r of `begins` (samples.size() x S): for every token of sample samples[r] the position in
+  // the sample at which its document begins, 0 where it began earlier. Requires: the size agrees.
+  void Documents(absl::Span<const int64_t> samples, absl::Span<int32_t> begins) const;
 
  private:
   Sampler(std::vector<SampleSource> sources, const SamplerOptions& options, bool training);

@@ -53,6 +53,10 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     workspace.flow.rotary =
         arena.Take("inputs", DType::kF32, {shape.sequence, shape_.rotary_width});
   }
+  if (shape_.documents) {
+    workspace.flow.documents =
+        arena.Take("inputs", DType::kI32, {shape.batch, shape.sequence * shape_.context_size});
+  }
   for (int i = range.begin; i < range.end; ++i) {
     workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
   }

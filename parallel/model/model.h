@@ -79,6 +79,8 @@ struct ModelParallel {
   // ContextPositions, and BatchShape::sequence counts them alone.
   int context_size = 1;
   ContextMethod context_method = ContextMethod::kRing;
+  // Attention stays within documents (Flow::documents). On host devices.
+  bool documents = false;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
@@ -103,6 +105,9 @@ struct Flow {
   // [S,D] fp32. Row s stands for position s, or for positions[s] where they are given ([S] i32).
   kernels::Tensor rotary;
   kernels::Tensor positions;
+  // Where documents are kept apart: the position at which the document of each token begins, of
+  // whole sequences; [B, S x context_size] i32.
+  kernels::Tensor documents;
   kernels::Tensor residual;  // [R,C]
   kernels::Tensor branch;    // [R,C], empty in front of the first block
   // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
@@ -226,6 +231,7 @@ class Model {
     // Where ranks of the tensor group share key/value heads: which one, so those of one number hold
     // the same TensorSharing::kShared parameters. -1: none is shared.
     int kv_group = -1;
+    bool documents = false;  // Flow::documents is read
   };
 
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,

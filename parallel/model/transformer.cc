@@ -367,10 +367,10 @@ class TransformerBlock : public Block {
     qkv_.Forward(pass, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
     if (rotary_) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     if (context_size_ == 1) {
-      kernels::AttentionForward(pass.stream, Attention(flow.shape, saved));
+      kernels::AttentionForward(pass.stream, Attention(flow, saved));
     } else {
-      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap},
-                            Spread(flow.shape, saved), *saved.spread_saved);
+      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
+                            *saved.spread_saved);
     }
     LinearForward(pass, output_, saved.attention, flow.branch_storage);
     flow.branch = part_.Leave(pass, flow.branch_storage);
@@ -447,7 +447,7 @@ class TransformerBlock : public Block {
   // From the gradient of the attention's output to saved.d_qkv.
   void ScoresBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
     kernels::AttentionBackwardArgs args;
-    args.forward = Attention(flow.shape, saved);
+    args.forward = Attention(flow, saved);
     args.dout = AttentionHeads(AttentionGradient(saved), flow.shape);
     args.dq = qkv_.Queries(saved.d_qkv, flow.shape);
     args.dk = qkv_.Keys(saved.d_qkv, flow.shape);
@@ -457,7 +457,7 @@ class TransformerBlock : public Block {
       kernels::AttentionBackward(pass.stream, args);
     } else {
       saved.spread->Backward({pass.stream, *pass.context, pass.context_overlap},
-                             Spread(flow.shape, saved), {args.dout, args.dq, args.dk, args.dv},
+                             Spread(flow, saved), {args.dout, args.dq, args.dk, args.dv},
                              *saved.spread_saved);
     }
     if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
@@ -481,17 +481,20 @@ class TransformerBlock : public Block {
   Tensor AttentionHeads(Tensor output, const BatchShape& shape) const {
     return output.Reshape({shape.batch, shape.sequence, qkv_.heads(), qkv_.depth()});
   }
-  ContextAttention::Inputs Spread(const BatchShape& shape, const TransformerSaved& saved) const {
+  ContextAttention::Inputs Spread(const Flow& flow, const TransformerSaved& saved) const {
+    const BatchShape& shape = flow.shape;
     return {qkv_.Queries(saved.qkv, shape), qkv_.Keys(saved.qkv, shape),
-            qkv_.Values(saved.qkv, shape), AttentionHeads(saved.attention, shape)};
+            qkv_.Values(saved.qkv, shape), AttentionHeads(saved.attention, shape), flow.documents};
   }
-  kernels::AttentionArgs Attention(const BatchShape& shape, const TransformerSaved& saved) const {
+  kernels::AttentionArgs Attention(const Flow& flow, const TransformerSaved& saved) const {
+    const BatchShape& shape = flow.shape;
     kernels::AttentionArgs args;
     args.q = qkv_.Queries(saved.qkv, shape);
     args.k = qkv_.Keys(saved.qkv, shape);
     args.v = qkv_.Values(saved.qkv, shape);
     args.out = AttentionHeads(saved.attention, shape);
     args.lse = saved.lse;
+    args.documents = flow.documents;
     return args;
   }
 
@@ -600,6 +603,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   if (tensor.shares_kv) shape.kv_group = static_cast<int>(tensor.kv_heads.begin);
   shape.sequence_parallel = tensor.sequence;
   shape.split_backward = parallel.split_backward;
+  shape.documents = parallel.documents;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
                                  TrainingFlopsPerToken(config), std::move(parts));
 }

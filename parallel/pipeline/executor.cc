@@ -122,6 +122,8 @@ PipelineExecutor::Buffers PipelineExecutor::Compile(const PipelinePlan& plan, in
         break;
       case PipelineOp::kForward: {
         step.workspace = workspaces[action.chunk].Acquire();
+        // Its backward comes last of all chunks': it is there as long as any of them.
+        step.loaded = open[{0, action.micro_batch}].workspace;
         const auto next = std::find_if(actions.begin() + static_cast<int64_t>(i) + 1, actions.end(),
                                        [](const PipelineAction& a) { return IsCompute(a.op); });
         step.head_in_forward = last && IsBackward(next->op) && next->chunk == action.chunk &&
@@ -247,12 +249,27 @@ void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
   }
 }
 
+absl::Status PipelineExecutor::Load(const Step& step, MicroBatchClient& client) {
+  const int chunk = step.action.chunk;
+  Flow& flow = workspaces_[chunk][step.workspace].flow;
+  if (!model_.shape().documents) {
+    if (!IsFirstPart(chunk) && !IsLastPart(chunk)) return absl::OkStatus();
+    return client.Load(step.action.micro_batch, flow);
+  }
+  if (chunk == 0) return client.Load(step.action.micro_batch, flow);
+  const Flow& loaded = workspaces_[0][step.loaded].flow;
+  flow.tokens = loaded.tokens;
+  flow.targets = loaded.targets;
+  flow.documents = loaded.documents;
+  return absl::OkStatus();
+}
+
 absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
                                        MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
   Flow& flow = workspace.flow;
-  if (IsFirstPart(chunk) || IsLastPart(chunk)) RETURN_IF_ERROR(client.Load(micro_batch, flow));
+  RETURN_IF_ERROR(Load(step, client));
   if (!IsFirstPart(chunk)) {
     Await(inputs_[step.input]);
     flow.residual = inputs_[step.input].tensor;

@@ -32,7 +32,9 @@ class MicroBatchClient {
  public:
   virtual ~MicroBatchClient() = default;
   // Fills flow.tokens (first part) and flow.targets (last part) with micro-batch `i`, on the pass's
-  // stream. Each part asks in order; a rank that holds both ends may be asked twice.
+  // stream. Each part asks in order; a rank that holds both ends may be asked twice. Where the
+  // model keeps documents apart, the first chunk of every rank asks, once, and fills flow.documents
+  // too.
   virtual absl::Status Load(int micro_batch, Flow& flow) = 0;
   // Last part: flow.losses has been computed.
   virtual void OnLosses(int micro_batch, const Flow& flow) = 0;
@@ -113,6 +115,7 @@ class PipelineExecutor {
   struct Step {
     PipelineAction action;
     int workspace = -1;
+    int loaded = -1;  // the first chunk's, of the same micro-batch
     int input = -1, output = -1, gradient = -1;
     bool head_in_forward = false;  // last part: its backward comes next
   };
@@ -128,6 +131,7 @@ class PipelineExecutor {
   static Memory Take(const Model& model, const Buffers& counts, kernels::Arena& arena,
                      const BatchShape& shape);
   absl::Status MakeEvents(const Options& options);
+  absl::Status Load(const Step& step, MicroBatchClient& client);
   absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);
   absl::Status Backward(const Step& step, const Pass& pass, MicroBatchClient& client);
   void BackwardInput(const Step& step, const Pass& pass, MicroBatchClient& client);

@@ -13,8 +13,9 @@ namespace muster::parallel {
 using kernels::DType;
 using kernels::Tensor;
 
-int64_t BatchLoader::Bytes(int64_t micro_batch, int64_t sequence_length, int depth) {
-  return depth * (2 * micro_batch * sequence_length + 1) * SizeOf(DType::kI32);
+int64_t BatchLoader::Bytes(int64_t micro_batch, int64_t sequence_length, bool documents,
+                           int depth) {
+  return depth * ((documents ? 3 : 2) * micro_batch * sequence_length + 1) * SizeOf(DType::kI32);
 }
 
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& sampler,
@@ -27,12 +28,16 @@ absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& s
   for (int i = 0; i < options.depth; ++i) {
     Slot slot;
     ASSIGN_OR_RETURN(slot.memory,
-                     device.AllocateHost(Bytes(options.micro_batch, sampler.sequence_length(), 1)));
+                     device.AllocateHost(Bytes(options.micro_batch, sampler.sequence_length(),
+                                               options.documents, /*depth=*/1)));
     ASSIGN_OR_RETURN(slot.copied, device.MakeEvent());
     auto* const data = static_cast<int32_t*>(slot.memory->data());
     slot.batch.tokens = Tensor(data, DType::kI32, {tokens});
     slot.batch.targets = Tensor(data + tokens, DType::kI32, {tokens});
     slot.batch.unmasked = Tensor(data + 2 * tokens, DType::kF32, {1});
+    if (options.documents) {
+      slot.batch.documents = Tensor(data + 2 * tokens + 1, DType::kI32, {tokens});
+    }
     slot.batch.slot = i;
     loader->slots_.push_back(std::move(slot));
     loader->free_.push_back(i);
@@ -76,6 +81,7 @@ absl::Status BatchLoader::Fill(int64_t first_sample, Slot& slot) {
   const auto counted =
       std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
   *slot.batch.unmasked.f32() = static_cast<float>(counted);
+  if (options_.documents) sampler_.Documents(samples, span(slot.batch.documents));
   return status;
 }
 

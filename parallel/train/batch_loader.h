@@ -29,6 +29,8 @@ struct MicroBatch {
   kernels::Tensor tokens;    // [micro_batch x S] i32
   kernels::Tensor targets;   // [micro_batch x S] i32, < 0 = masked
   kernels::Tensor unmasked;  // [1] fp32: targets that count
+  // [micro_batch x S] i32, with BatchLoaderOptions::documents: see Sampler::Documents.
+  kernels::Tensor documents;
   int slot = 0;
 };
 
@@ -39,6 +41,7 @@ struct BatchLoaderOptions {
   int ranks = 1;
   int together = 1;          // see GradientReducer::MicroBatchOf
   int64_t first_sample = 0;  // consumed so far; a multiple of global_batch is not needed
+  bool documents = false;    // say where they begin
   int depth = 4;             // slots: micro-batches held ready, or being copied, at most
 };
 
@@ -46,7 +49,7 @@ struct BatchLoaderOptions {
 class BatchLoader {
  public:
   // Host memory of the slots.
-  static int64_t Bytes(int64_t micro_batch, int64_t sequence_length,
+  static int64_t Bytes(int64_t micro_batch, int64_t sequence_length, bool documents,
                        int depth = BatchLoaderOptions().depth);
   // kResourceExhausted without memory for the slots.
   static absl::StatusOr<std::unique_ptr<BatchLoader>> Start(const Sampler& sampler,

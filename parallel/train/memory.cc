@@ -229,7 +229,8 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   }
   const int64_t staging =
       kSavedStates * kFloat * layout.local_elements() / LayoutOptionsOf(place).replicas;
-  use.host = {{"batches", BatchLoader::Bytes(options.micro_batch, place.sequence_length)},
+  use.host = {{"batches", BatchLoader::Bytes(options.micro_batch, place.sequence_length,
+                                             place.model.shape().documents)},
               {"step", numbers + StepsUnderWay(device) * StepOutcomeBytes() +
                            static_cast<int64_t>(sizeof(kernels::StepState))},
               {"optimizer", FlatBuffers::HostBytes(layout, storage) +

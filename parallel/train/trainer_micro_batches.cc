@@ -38,6 +38,7 @@ class Trainer::StepClient : public MicroBatchClient, public GradientListener {
     kernels::Stream& compute = *trainer_.compute_;
     trainer_.CopyTokens(batch->tokens, flow.tokens);
     trainer_.CopyTokens(batch->targets, flow.targets);
+    if (!flow.documents.empty()) kernels::Copy(compute, batch->documents, flow.documents);
     // Every rank of a context group has losses of its own, and counts the same tokens.
     if (trainer_.reports_loss() && trainer_.groups_.coordinate()[Axis::kContext] == 0) {
       kernels::Copy(
@@ -84,13 +85,17 @@ class Trainer::StepClient : public MicroBatchClient, public GradientListener {
 class Trainer::EvaluationClient : public MicroBatchClient {
  public:
   EvaluationClient(Trainer& trainer, std::vector<int32_t>& tokens, std::vector<int32_t>& targets,
-                   Tensor loss)
-      : trainer_(trainer), tokens_(tokens), targets_(targets), loss_(loss) {}
+                   std::vector<int32_t>& documents, Tensor loss)
+      : trainer_(trainer), tokens_(tokens), targets_(targets), documents_(documents), loss_(loss) {}
 
   absl::Status Load(int, Flow& flow) override {
     const auto size = static_cast<int64_t>(tokens_.size());
     trainer_.CopyTokens(Tensor(tokens_.data(), DType::kI32, {size}), flow.tokens);
     trainer_.CopyTokens(Tensor(targets_.data(), DType::kI32, {size}), flow.targets);
+    if (!flow.documents.empty()) {
+      kernels::Copy(*trainer_.compute_, Tensor(documents_.data(), DType::kI32, {size}),
+                    flow.documents);
+    }
     return absl::OkStatus();
   }
   void OnLosses(int, const Flow& flow) override {
@@ -108,6 +113,7 @@ class Trainer::EvaluationClient : public MicroBatchClient {
   Trainer& trainer_;
   std::vector<int32_t>& tokens_;
   std::vector<int32_t>& targets_;
+  std::vector<int32_t>& documents_;
   const Tensor loss_;  // empty: nobody asks
 };
 
@@ -230,15 +236,17 @@ absl::Status Trainer::EvaluateBatch(const std::vector<int64_t>& samples, int64_t
   const int64_t size = options_.micro_batch * validation_->sequence_length();
   // The last micro-batch is filled up with masked samples.
   const int64_t real = static_cast<int64_t>(samples.size()) * validation_->sequence_length();
-  std::vector<int32_t> tokens(size, 0), targets(size, -1);
+  std::vector<int32_t> tokens(size, 0), targets(size, -1), documents(size, 0);
   if (real > 0) {
     RETURN_IF_ERROR(Mark(validation_->Fill(samples, absl::MakeSpan(tokens.data(), real),
                                            absl::MakeSpan(targets.data(), real)),
                          FailureDomain::kData));
+    validation_->Documents(samples, absl::MakeSpan(documents.data(), real));
   }
   const bool reports = slot < batches && reports_loss();
   const bool counts = reports && groups_.coordinate()[Axis::kContext] == 0;
-  EvaluationClient client(*this, tokens, targets, reports ? Floats(*values_, slot, 1) : Tensor());
+  EvaluationClient client(*this, tokens, targets, documents,
+                          reports ? Floats(*values_, slot, 1) : Tensor());
   Pass pass = MakePass();
   pass.head = HeadMode::kLoss;
   RETURN_IF_ERROR(executor_->RunForward(pass, 1, client));

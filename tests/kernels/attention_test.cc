@@ -19,6 +19,8 @@ struct Shape {
   int64_t batch, sequence, heads, key_heads, width;
   bool causal = true;
   double scale = 0;
+  std::vector<int32_t> documents = {};  // see AttentionArgs
+  int64_t key_position = 0;
   int64_t packed() const { return (heads + 2 * key_heads) * width; }
   int64_t tokens() const { return batch * sequence; }
 };
@@ -34,15 +36,25 @@ Doubles Reference(const Shape& s, const Doubles& qkv, Doubles* lse) {
       for (int64_t i = 0; i < s.sequence; ++i) {
         const double* q = &qkv[(b * s.sequence + i) * s.packed() + h * s.width];
         const int64_t keys = s.causal ? i + 1 : s.sequence;
+        int64_t first = 0;
+        if (!s.documents.empty()) {
+          first = std::max<int64_t>(0, s.documents[b * s.sequence + i] - s.key_position);
+        }
+        if (first >= keys) {
+          if (lse != nullptr) {
+            (*lse)[(b * s.heads + h) * s.sequence + i] = -std::numeric_limits<double>::infinity();
+          }
+          continue;
+        }
         Doubles scores(keys);
         double most = -1e300, sum = 0;
-        for (int64_t j = 0; j < keys; ++j) {
+        for (int64_t j = first; j < keys; ++j) {
           const double* k = &qkv[(b * s.sequence + j) * s.packed() + (s.heads + g) * s.width];
           for (int64_t d = 0; d < s.width; ++d) scores[j] += scale * q[d] * k[d];
           most = std::max(most, scores[j]);
         }
-        for (int64_t j = 0; j < keys; ++j) sum += std::exp(scores[j] - most);
-        for (int64_t j = 0; j < keys; ++j) {
+        for (int64_t j = first; j < keys; ++j) sum += std::exp(scores[j] - most);
+        for (int64_t j = first; j < keys; ++j) {
           const double* v =
               &qkv[(b * s.sequence + j) * s.packed() + (s.heads + s.key_heads + g) * s.width];
           double* to = &out[((b * s.sequence + i) * s.heads + h) * s.width];
@@ -67,7 +79,11 @@ AttentionArgs Args(const Shape& s, Floats& qkv, Floats& out, Floats& lse) {
           .out = View(out, {s.batch, s.sequence, s.heads, s.width}),
           .lse = View(lse, {s.batch, s.heads, s.sequence}),
           .scale = static_cast<float>(s.scale),
-          .causal = s.causal};
+          .causal = s.causal,
+          .documents = s.documents.empty() ? Tensor()
+                                           : Tensor(const_cast<int32_t*>(s.documents.data()),
+                                                    DType::kI32, {s.batch, s.sequence}),
+          .key_position = s.key_position};
 }
 
 struct Result {
@@ -119,9 +135,53 @@ TEST(Attention, Forward_HugeScores_StayFinite) {
   ExpectClose(result.lse, lse, 1e-5, "lse");
 }
 
+// Documents of 40 to 90 tokens: their borders lie inside of tiles and between them.
+std::vector<int32_t> Documents(int64_t batch, int64_t sequence) {
+  std::vector<int32_t> begins;
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t begin = 0, size = 40 + 17 * b;
+    for (int64_t i = 0; i < sequence; ++i) {
+      if (i == begin + size) {
+        begin = i;
+        size = 40 + size * 7 % 51;
+      }
+      begins.push_back(static_cast<int32_t>(begin));
+    }
+  }
+  return begins;
+}
+
+TEST(Attention, QueriesOfPackedDocuments_SeeTheirOwnAlone) {
+  for (Shape s : std::vector<Shape>{{2, 300, 4, 2, 16}, {1, 150, 2, 2, 8, false}}) {
+    s.documents = Documents(s.batch, s.sequence);
+    // Without causal: keys that stand 90 positions in front of the queries, so that some queries
+    // have none.
+    if (!s.causal) {
+      s.key_position = -90;
+      for (int32_t& begin : s.documents) begin = begin < 60 ? begin - 100 : begin;
+    }
+    const Floats qkv = Random(s.tokens() * s.packed(), 1);
+    Doubles lse;
+    const Doubles out = Reference(s, testing::Wide(qkv), &lse);
+    const Result result = RunBoth(s, qkv, {});
+    ExpectClose(result.out, out, 1e-5, "out");
+    for (size_t i = 0; i < lse.size(); ++i) {
+      if (std::isinf(lse[i])) {
+        EXPECT_EQ(result.lse[i], -std::numeric_limits<float>::infinity());
+      } else {
+        EXPECT_NEAR(result.lse[i], lse[i], 1e-4);
+      }
+    }
+  }
+}
+
 TEST(Attention, Backward_SmallShapes_MatchesFiniteDifferences) {
-  for (const Shape& s : std::vector<Shape>{
-           {2, 5, 2, 2, 3}, {1, 9, 4, 2, 4}, {1, 6, 3, 1, 5, false}, {1, 7, 2, 2, 4, true, 0.7}}) {
+  for (const Shape& s : std::vector<Shape>{{2, 5, 2, 2, 3},
+                                           {1, 9, 4, 2, 4},
+                                           {1, 6, 3, 1, 5, false},
+                                           {1, 7, 2, 2, 4, true, 0.7},
+                                           {2, 5, 2, 1, 3, true, 0, {0, 0, 2, 2, 4, 0, 1, 1, 1, 1}},
+                                           {1, 4, 1, 1, 3, false, 0, {5, 5, 7, 8}, 4}}) {
     SCOPED_TRACE(::testing::Message() << "S " << s.sequence << " H " << s.heads);
     const Floats qkv = Random(s.tokens() * s.packed(), 1);
     const Floats dout = Random(s.tokens() * s.heads * s.width, 2);
@@ -133,7 +193,9 @@ TEST(Attention, Backward_SmallShapes_MatchesFiniteDifferences) {
 }
 
 TEST(Attention, Backward_SeveralTiles_MatchesFiniteDifferencesAlongDirections) {
-  for (const Shape& s : std::vector<Shape>{{1, 300, 2, 2, 8}, {1, 257, 4, 2, 8, false}}) {
+  for (const Shape& s : std::vector<Shape>{{1, 300, 2, 2, 8},
+                                           {1, 257, 4, 2, 8, false},
+                                           {1, 300, 2, 2, 8, true, 0, Documents(1, 300)}}) {
     const Floats qkv = Random(s.tokens() * s.packed(), 1);
     const Floats dout = Random(s.tokens() * s.heads * s.width, 2);
     const Floats dqkv = RunBoth(s, qkv, dout).dqkv;

@@ -46,7 +46,14 @@ struct Result {
   Floats d_qkv;  // packed
 };
 
-Result OneRank(const ContextShape& s, Floats qkv, Floats dout) {
+using Documents = std::vector<int32_t>;  // see ContextAttention::Inputs; empty: one
+
+Tensor View(Documents& documents, const ContextShape& s) {
+  if (documents.empty()) return Tensor();
+  return Tensor(documents.data(), DType::kI32, {s.batch, s.sequence});
+}
+
+Result OneRank(const ContextShape& s, Floats qkv, Floats dout, Documents documents = {}) {
   kernels::testing::Host host;
   Result result = {Floats(dout.size()), Floats(qkv.size())};
   Floats lse(s.batch * s.heads * s.sequence), delta(lse.size());
@@ -57,6 +64,7 @@ Result OneRank(const ContextShape& s, Floats qkv, Floats dout) {
   args.forward.v = Slice(qkv, s, n, s.heads + s.key_heads, s.key_heads);
   args.forward.out = Slice(result.out, s, n, 0, s.heads);
   args.forward.lse = kernels::testing::View(lse, {s.batch, s.heads, n});
+  args.forward.documents = View(documents, s);
   args.dout = Slice(dout, s, n, 0, s.heads);
   args.dq = Slice(result.d_qkv, s, n, 0, s.heads);
   args.dk = Slice(result.d_qkv, s, n, s.heads, s.key_heads);
@@ -97,7 +105,7 @@ struct RankResult {
 };
 
 RankResult RunRank(const ContextShape& s, Communicator& group, Floats qkv, Floats dout,
-                   bool overlapped, int calls) {
+                   bool overlapped, int calls, Documents documents) {
   RankResult result;
   const auto device = kernels::MakeCpuDevice(1);
   const auto stream = *device->MakeStream({.threaded = overlapped});
@@ -113,10 +121,10 @@ RankResult RunRank(const ContextShape& s, Communicator& group, Floats qkv, Float
 
   result.result = {Floats(dout.size()), Floats(qkv.size(), NAN)};
   const int64_t n = s.local();
-  ContextAttention::Inputs inputs = {Slice(qkv, s, n, 0, s.heads),
-                                     Slice(qkv, s, n, s.heads, s.key_heads),
-                                     Slice(qkv, s, n, s.heads + s.key_heads, s.key_heads),
-                                     Slice(result.result.out, s, n, 0, s.heads)};
+  ContextAttention::Inputs inputs = {
+      Slice(qkv, s, n, 0, s.heads), Slice(qkv, s, n, s.heads, s.key_heads),
+      Slice(qkv, s, n, s.heads + s.key_heads, s.key_heads),
+      Slice(result.result.out, s, n, 0, s.heads), View(documents, s)};
   Floats& d = result.result.d_qkv;
   ContextAttention::Gradients gradients = {
       Slice(dout, s, n, 0, s.heads), Slice(d, s, n, 0, s.heads),
@@ -136,14 +144,15 @@ RankResult RunRank(const ContextShape& s, Communicator& group, Floats qkv, Float
 }
 
 std::vector<RankResult> RunRanks(const ContextShape& s, const Floats& qkv, const Floats& dout,
-                                 bool overlapped = false, int calls = 1) {
+                                 bool overlapped = false, int calls = 1,
+                                 const Documents& documents = {}) {
   auto groups = MakeLocalCommunicators(s.ranks, absl::Seconds(60));
   std::vector<RankResult> results(s.ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < s.ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] =
-          RunRank(s, *groups[rank], Take(s, rank, qkv), Take(s, rank, dout), overlapped, calls);
+      results[rank] = RunRank(s, *groups[rank], Take(s, rank, qkv), Take(s, rank, dout), overlapped,
+                              calls, documents);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -197,6 +206,28 @@ TEST(ContextAttention, ForwardAndGradients_AreThoseOfOneRank) {
     if (s.ranks > s.key_heads) with_groups.insert(s.method);
   }
   EXPECT_EQ(with_groups.size(), 3u);  // also fewer key/value heads than ranks
+}
+
+TEST(ContextAttention, Documents_AreKeptApartAsOnOneRank) {
+  for (const ContextShape& s : Shapes()) {
+    SCOPED_TRACE(Describe(s));
+    const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
+    const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
+    // Of lengths that fit no chunk: some end in a chunk, some are longer than one.
+    Documents documents;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      int64_t begin = 0;
+      for (int64_t i = 0; i < s.sequence; ++i) {
+        if (i - begin == 1 + s.sequence / 5 + b || i == s.sequence - 2) begin = i;
+        documents.push_back(static_cast<int32_t>(begin));
+      }
+    }
+    const Result expected = OneRank(s, qkv, dout, documents);
+    const Result actual = Together(s, RunRanks(s, qkv, dout, true, 1, documents));
+    ExpectClose(actual.out, expected.out, 1e-5, "out");
+    ExpectClose(actual.d_qkv, expected.d_qkv, 1e-5, "gradients");
+    EXPECT_NE(expected.out, OneRank(s, qkv, dout).out);
+  }
 }
 
 TEST(ContextAttention, OverlappedExchanges_GiveTheSameBits) {

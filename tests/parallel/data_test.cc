@@ -326,6 +326,17 @@ TEST_F(Data, Training_EachEpochVisitsEverySampleOnce_InAnOrderOfItsOwn) {
   EXPECT_EQ(shifts, (std::set<int64_t>{0, 1, 2}));  // no token is left out for ever
 }
 
+TEST_F(Data, Documents_SayWhereTheDocumentOfEveryTokenBegins) {
+  auto dataset = Counting("d", {3, 1, 14, 40});  // they begin at 0, 3, 4, 18
+  ASSERT_OK_AND_ASSIGN(const Sampler sampler,
+                       Sampler::Evaluation({{dataset.get()}}, {10, 1000, 5}));
+  std::vector<int32_t> begins(30);
+  sampler.Documents({1, 0, 2}, absl::MakeSpan(begins));
+  EXPECT_EQ(begins, (std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 0, 8, 8,     // tokens 10 to 19
+                                          0, 0, 0, 3, 4, 4, 4, 4, 4, 4,     // 0 to 9
+                                          0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));  // 20 to 29
+}
+
 TEST_F(Data, Fill_GivesInputsAndTheTokensThatFollow_WhateverTheGrouping) {
   auto a = Counting("a", {500}), b = Counting("b", {300});
   ASSERT_OK_AND_ASSIGN(const Sampler sampler,

@@ -70,7 +70,8 @@ std::string Case::ToString() const {
       recompute == Recompute::kNone
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
-      overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard", " seed ", seed);
+      documents ? " documents" : "", overlap ? "" : " no-overlap",
+      reshard_after_forward ? "" : " no-reshard", " seed ", seed);
 }
 
 absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate) {
@@ -87,6 +88,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
       run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;
   part.context_size = degrees[Axis::kContext];
   part.context_method = run.context_method;
+  part.documents = run.documents;
   return part;
 }
 
@@ -104,8 +106,11 @@ Harness::Harness(const std::vector<std::string>& files)
   const auto write = [&](const char* name, absl::Span<const int32_t> part) {
     const std::string prefix = absl::StrCat(directory_, "/", name);
     auto writer = *IndexedDatasetWriter::Create(*files_, prefix, TokenType::kU8);
-    CHECK_OK(writer->Append(part));
-    CHECK_OK(writer->EndDocument());
+    // Documents of 1 to 23 tokens.
+    for (size_t begin = 0, size = 1; begin < part.size(); begin += size, size = size * 7 % 23 + 1) {
+      CHECK_OK(writer->Append(part.subspan(begin, size)));
+      CHECK_OK(writer->EndDocument());
+    }
     CHECK_OK(writer->Finish());
     datasets_.push_back(*IndexedDataset::Open(prefix));
   };

@@ -29,6 +29,7 @@ struct Case {
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   ContextMethod context_method = ContextMethod::kRing;
   Recompute recompute = Recompute::kNone;
+  bool documents = false;  // attention stays within them
   bool gloo = false;  // ranks talk over sockets, not through memory
   bool overlap = true;
   bool reshard_after_forward = true;

@@ -134,6 +134,7 @@ Case Draw(Rng& rng) {
     layout.global_batch = data % 3 == 0 ? 24 : 16;
     layout.micro_batch = Pick(rng, {1, 2, 4});
     run.recompute = Pick(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+    run.documents = rng.Chance(0.3);
     run.overlap = rng.Chance(0.8);
     run.reshard_after_forward = rng.Chance(0.5);
     run.bucket_bytes = Pick(rng, {1024, 8192, 1 << 20});
@@ -190,6 +191,7 @@ std::vector<std::string> Settings(const Case& run) {
           layout.sequence_parallel ? "sequence" : "no sequence",
           run.tensor_weights.empty() ? "even" : "uneven",
           SharesKeys(run) ? "shares keys" : "own keys",
+          run.documents ? "documents" : "one document",
           absl::StrCat("zero ", layout.zero),
           layout.zero > 0 && layout.EffectiveShards() < data ? "hybrid" : "not hybrid",
           absl::StrCat("recompute ", static_cast<int>(run.recompute)),
@@ -245,6 +247,7 @@ class Matrix : public ::testing::Test {
     alone.steps = run.steps;
     alone.learning_rate = run.learning_rate;
     alone.seed = run.seed;
+    alone.documents = run.documents;
     alone.layout.global_batch = run.layout.global_batch;
     alone.layout.micro_batch = run.layout.micro_batch;
     return alone;
