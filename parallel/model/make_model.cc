@@ -90,6 +90,12 @@ absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
 }
 
 absl::Status CheckSplit(const ModelParallel& parallel) {
+  if (parallel.split_backward && parallel.offload_activations) {
+    return absl::InvalidArgumentError(
+        "a backward in two parts (schedule zero_bubble) leaves gradients in the place of "
+        "activations, which offload.activations brings from the host once; use schedule 1f1b, "
+        "gpipe or interleaved");
+  }
   if (!parallel.split_backward || parallel.recompute == Recompute::kNone) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "a backward in two parts (schedule zero_bubble) puts the gradients of weights off and keeps "

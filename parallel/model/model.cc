@@ -1,5 +1,6 @@
 #include "parallel/model/model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -57,8 +58,32 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     workspace.flow.documents =
         arena.Take("inputs", DType::kI32, {shape.batch, shape.sequence * shape_.context_size});
   }
+  ActivationSlots& slots = workspace.slots;
+  int64_t base = 0;  // of the slots
   for (int i = range.begin; i < range.end; ++i) {
+    if (!blocks_[i]->offloads()) {
+      workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
+      continue;
+    }
+    if (slots.count == 0) {
+      slots.first = i;
+      base = arena.Mark();
+    }
+    CHECK_EQ(i, slots.first + slots.count) << "blocks that offload follow each other";
+    arena.ReleaseTo(base);
+    if (const int slot = slots.count % ActivationSlots::kSlots; slot > 0) {
+      arena.Take("activations", DType::kU8, {slot * slots.bytes});
+    }
+    const int64_t begin = arena.Mark();
     workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
+    const int64_t bytes = arena.Mark() - begin;
+    CHECK(slots.count == 0 || bytes == slots.bytes) << blocks_[i]->name();
+    slots.bytes = bytes;
+    ++slots.count;
+    // The next block takes memory behind the slots, unless it offloads too.
+    arena.ReleaseTo(base);
+    slots.slots = arena.Take("activations", DType::kU8,
+                             {std::min(slots.count, ActivationSlots::kSlots) * slots.bytes});
   }
   return workspace;
 }
@@ -101,7 +126,12 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
   for (int i = range.begin; i < range.end; ++i) {
     if (pass.gate != nullptr) pass.gate->Acquire(i, BlockWork::kForward);
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
+    const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
+    if (offloads) workspace.offload->BeforeForward(pass.stream, i);
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
+    if (offloads && pass.head == HeadMode::kLossAndGradient) {
+      workspace.offload->AfterForward(pass.stream, i);
+    }
     if (pass.gate != nullptr) pass.gate->Release(i, BlockWork::kForward);
   }
 }
@@ -113,32 +143,35 @@ void Model::BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange r
   for (int i = range.end; i-- > range.begin;) {
     if (pass.gate != nullptr) pass.gate->Acquire(i, work);
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
-    run(*blocks_[i], *workspace.saved[i - workspace.first_block]);
+    run(i, *workspace.saved[i - workspace.first_block]);
     if (pass.gate != nullptr) pass.gate->Release(i, work);
   }
 }
 
 void Model::Backward(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(pass.gradients != nullptr);
-  BackwardThrough(pass, workspace, range, BlockWork::kBackward,
-                  [&](const Block& block, Block::Saved& saved) {
-                    block.Backward(pass, workspace.flow, saved);
-                  });
+  CHECK(workspace.slots.copied() == 0 || workspace.offload != nullptr)
+      << "activations have been overwritten";
+  BackwardThrough(pass, workspace, range, BlockWork::kBackward, [&](int i, Block::Saved& saved) {
+    const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
+    if (offloads) workspace.offload->BeforeBackward(pass.stream, i);
+    blocks_[i]->Backward(pass, workspace.flow, saved);
+    if (offloads) workspace.offload->AfterBackward(pass.stream, i);
+  });
 }
 
 void Model::BackwardInput(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(shape_.split_backward);
-  BackwardThrough(pass, workspace, range, BlockWork::kBackwardInput,
-                  [&](const Block& block, Block::Saved& saved) {
-                    block.BackwardInput(pass, workspace.flow, saved);
-                  });
+  BackwardThrough(
+      pass, workspace, range, BlockWork::kBackwardInput,
+      [&](int i, Block::Saved& saved) { blocks_[i]->BackwardInput(pass, workspace.flow, saved); });
 }
 
 void Model::BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(shape_.split_backward && pass.gradients != nullptr);
   BackwardThrough(pass, workspace, range, BlockWork::kBackwardWeights,
-                  [&](const Block& block, Block::Saved& saved) {
-                    block.BackwardWeights(pass, workspace.flow, saved);
+                  [&](int i, Block::Saved& saved) {
+                    blocks_[i]->BackwardWeights(pass, workspace.flow, saved);
                   });
 }
 

@@ -31,6 +31,7 @@
 #include "kernels/trace.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/model/activation_offload.h"
 #include "parallel/model/parameters.h"
 
 namespace muster::parallel {
@@ -81,6 +82,9 @@ struct ModelParallel {
   ContextMethod context_method = ContextMethod::kRing;
   // Attention stays within documents (Flow::documents). On host devices.
   bool documents = false;
+  // What transformer blocks keep is in the host's memory until their backward
+  // (activation_offload.h). Not with split_backward, which leaves values there.
+  bool offload_activations = false;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
@@ -192,6 +196,9 @@ class Block {
   // Takes what must live from Forward to Backward.
   virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena,
                                            const BatchShape& shape) const = 0;
+  // Whether what TakeSaved takes can be elsewhere between Forward and Backward: the next block
+  // reads it, but none behind that. All such blocks of a model take as much.
+  virtual bool offloads() const { return false; }
   // Takes what only lives inside one call of Backward; views are kept in `saved`.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
@@ -211,6 +218,9 @@ struct Workspace {
   Flow flow;
   std::vector<std::unique_ptr<Block::Saved>> saved;  // per block
   int first_block = 0;                               // whose saved comes first
+  ActivationSlots slots;                             // of the blocks that offload
+  // Made by whoever runs steps where slots.copied() > 0; without it there is no backward.
+  std::unique_ptr<ActivationOffload> offload;
 };
 
 // Owns the blocks and the registry. Const after construction; any number of workspaces.

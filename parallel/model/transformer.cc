@@ -198,6 +198,7 @@ class TransformerBlock : public Block {
         rotary_(config.position == PositionKind::kRotary),
         recompute_(parallel.recompute),
         split_(parallel.split_backward),
+        offload_(parallel.offload_activations),
         context_size_(parallel.context_size),
         context_method_(parallel.context_method),
         norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, part.by_rows())),
@@ -222,6 +223,7 @@ class TransformerBlock : public Block {
   }
 
   const std::string& name() const override { return name_; }
+  bool offloads() const override { return offload_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<TransformerSaved>();
@@ -505,6 +507,7 @@ class TransformerBlock : public Block {
   bool swiglu_, rotary_;
   Recompute recompute_;
   bool split_;
+  bool offload_;
   int context_size_;
   ContextMethod context_method_;
   Norm norm1_;

@@ -64,6 +64,10 @@ PipelineExecutor::PipelineExecutor(const PipelinePlan& plan, const Model& model,
 PipelineExecutor::~PipelineExecutor() {
   // Work under way still refers to the buffers. Its errors have been returned.
   if (exchange_ != nullptr) exchange_->Synchronize().IgnoreError();
+  if (offload_ != nullptr) {
+    offload_->out->Synchronize().IgnoreError();
+    offload_->in->Synchronize().IgnoreError();
+  }
 }
 
 absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const PipelinePlan& plan,
@@ -202,10 +206,30 @@ PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const Buffer
   return memory;
 }
 
-void PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
-                                  kernels::Arena& arena, const BatchShape& shape) {
+absl::Status PipelineExecutor::AllocateOffload() {
+  for (std::vector<Workspace>& of_chunk : workspaces_) {
+    for (Workspace& workspace : of_chunk) {
+      if (workspace.slots.copied() == 0) continue;
+      kernels::Device& device = compute_.device();
+      if (offload_ == nullptr) {
+        ASSIGN_OR_RETURN(offload_, ActivationStreams::Make(device));
+      }
+      ASSIGN_OR_RETURN(workspace.offload,
+                       ActivationOffload::Make(device, *offload_, workspace.slots));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
+                                     kernels::Arena& arena, const BatchShape& shape) {
   std::vector<Step> steps;
-  Take(model, Compile(plan, rank, steps), arena, shape);
+  const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape);
+  int64_t offloaded = 0;
+  for (const std::vector<Workspace>& of_chunk : memory.workspaces) {
+    for (const Workspace& workspace : of_chunk) offloaded += workspace.slots.host_bytes();
+  }
+  return offloaded;
 }
 
 void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape) {

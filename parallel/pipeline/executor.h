@@ -72,9 +72,13 @@ class PipelineExecutor {
   // The same Take() sequence on each call: once while the arena plans, once after Commit(). Scratch
   // comes last: whatever is taken afterwards would share its memory.
   void TakeMemory(kernels::Arena& arena, const BatchShape& shape);
-  // What TakeMemory() takes on stage `rank`, for planning without a device. Requires: as Make().
-  static void PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
-                         kernels::Arena& arena, const BatchShape& shape);
+  // After TakeMemory from a committed arena: memory of the host for activations that the model
+  // offloads. kResourceExhausted.
+  absl::Status AllocateOffload();
+  // What TakeMemory() takes on stage `rank`, for planning without a device; returns the bytes of
+  // AllocateOffload(). Requires: as Make().
+  static int64_t PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
+                            kernels::Arena& arena, const BatchShape& shape);
 
   // Of the tokens of every sequence, where they are not 0, 1, 2 ... (Flow::positions); after
   // TakeMemory.
@@ -155,6 +159,7 @@ class PipelineExecutor {
   const bool split_;  // backward is two actions
   std::vector<Step> steps_;
   Buffers counts_;
+  std::unique_ptr<ActivationStreams> offload_;      // null: nothing is offloaded
   std::vector<std::vector<Workspace>> workspaces_;  // by chunk
   std::vector<Buffer> inputs_, outputs_, gradients_;
   std::unique_ptr<kernels::Stream> exchange_;  // null: exchanges run on the computing stream

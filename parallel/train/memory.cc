@@ -193,8 +193,9 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   const int64_t residuals =
       compressed ? GradientCompressor::StateBytes(options.compression, layout) : 0;
   kernels::Arena arena;
-  PipelineExecutor::PlanMemory(MakePipelinePlan(PipelineShapeOf(place)), place.model,
-                               place.coordinate[Axis::kPipeline], arena, BatchShapeOf(place));
+  const int64_t offloaded =
+      PipelineExecutor::PlanMemory(MakePipelinePlan(PipelineShapeOf(place)), place.model,
+                                   place.coordinate[Axis::kPipeline], arena, BatchShapeOf(place));
   const auto workspace = [&](const char* category) {
     const auto found = arena.peak_by_category().find(category);
     return found == arena.peak_by_category().end() ? 0 : found->second;
@@ -235,6 +236,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
                            static_cast<int64_t>(sizeof(kernels::StepState))},
               {"optimizer", FlatBuffers::HostBytes(layout, storage) +
                                 OptimizerOffload::HostBytes(layout, storage)},
+              {"activations", offloaded},
               {"verify", options.verify_every > 0 ? largest * kFloat : 0},
               {"checkpoint", options.checkpoint_root.empty() ? 0 : staging + residuals}};
   return use;

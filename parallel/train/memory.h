@@ -72,7 +72,8 @@ struct MemoryUse {
   //   libraries      CUDA only, an allowance and not a prediction: see LibraryBytes
   std::vector<Category> device;
   // Host memory (pinned on CUDA): batches read ahead, numbers of steps, offloaded optimizer state
-  // with its gradients, what is compared between ranks, a checkpoint while it is staged.
+  // with its gradients, offloaded activations, what is compared between ranks, a checkpoint while
+  // it is staged.
   std::vector<Category> host;
 
   int64_t device_bytes() const;

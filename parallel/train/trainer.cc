@@ -311,6 +311,7 @@ absl::Status Trainer::AllocatePipeline() {
       absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
   executor_->TakeMemory(arena_, shape);
+  RETURN_IF_ERROR(executor_->AllocateOffload());
   RETURN_IF_ERROR(AllocatePositions());
   return AllocateShared();
 }

@@ -339,6 +339,12 @@ class Judge {
     Context(spec);
     const std::string offload = "engine.parallel.offload.optimizer";
     const double share = parallel.offload().optimizer();
+    if (parallel.offload().activations() && parallel.pipeline() > 1 &&
+        parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) {
+      Add("engine.parallel.offload.activations",
+          "does not go with pipeline_schedule zero_bubble, whose backward in two parts needs them "
+          "twice; use 1f1b, gpipe or interleaved");
+    }
     if (Finite(offload, share) && (share < 0 || share > 1)) {
       Add(offload, share, " is out of range; 0 to 1");
     }

@@ -70,8 +70,9 @@ std::string Case::ToString() const {
       recompute == Recompute::kNone
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
-      documents ? " documents" : "", overlap ? "" : " no-overlap",
-      reshard_after_forward ? "" : " no-reshard", " seed ", seed);
+      documents ? " documents" : "", offload_activations ? " offload" : "",
+      offload_optimizer > 0 ? absl::StrCat(" optimizer-offload ", offload_optimizer) : "",
+      overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard", " seed ", seed);
 }
 
 absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate) {
@@ -89,6 +90,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
   part.context_size = degrees[Axis::kContext];
   part.context_method = run.context_method;
   part.documents = run.documents;
+  part.offload_activations = run.offload_activations;
   return part;
 }
 
@@ -151,6 +153,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   options.resident_elements = run.resident_elements;
   options.pipeline_schedule = run.schedule;
   options.evaluate_every = run.evaluate_every;
+  options.offload_optimizer = run.offload_optimizer;
   if (run.save_every > 0) {
     options.checkpoint_root = directory_ + "/checkpoints";
     options.checkpoint_every = run.save_every;

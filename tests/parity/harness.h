@@ -29,8 +29,10 @@ struct Case {
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   ContextMethod context_method = ContextMethod::kRing;
   Recompute recompute = Recompute::kNone;
-  bool documents = false;  // attention stays within them
-  bool gloo = false;  // ranks talk over sockets, not through memory
+  bool offload_activations = false;
+  double offload_optimizer = 0;  // share of the state
+  bool documents = false;        // attention stays within them
+  bool gloo = false;             // ranks talk over sockets, not through memory
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;

@@ -135,6 +135,8 @@ Case Draw(Rng& rng) {
     layout.micro_batch = Pick(rng, {1, 2, 4});
     run.recompute = Pick(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
     run.documents = rng.Chance(0.3);
+    run.offload_activations = rng.Chance(0.3);
+    run.offload_optimizer = Pick(rng, {0.0, 0.0, 0.5, 1.0});
     run.overlap = rng.Chance(0.8);
     run.reshard_after_forward = rng.Chance(0.5);
     run.bucket_bytes = Pick(rng, {1024, 8192, 1 << 20});
@@ -192,6 +194,8 @@ std::vector<std::string> Settings(const Case& run) {
           run.tensor_weights.empty() ? "even" : "uneven",
           SharesKeys(run) ? "shares keys" : "own keys",
           run.documents ? "documents" : "one document",
+          run.offload_activations ? "offload" : "no offload",
+          run.offload_optimizer > 0 ? "optimizer offload" : "no optimizer offload",
           absl::StrCat("zero ", layout.zero),
           layout.zero > 0 && layout.EffectiveShards() < data ? "hybrid" : "not hybrid",
           absl::StrCat("recompute ", static_cast<int>(run.recompute)),

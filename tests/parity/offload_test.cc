@@ -1,4 +1,6 @@
-// Optimizer state in host memory: the same bits as on the device, less of the device's memory.
+// Optimizer state and activations in host memory: the same bits as on the device, less of the
+// device's memory.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,6 +15,7 @@
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "parallel/optim/optimizer_offload.h"
+#include "parallel/pipeline/executor.h"
 #include "tests/parity/harness.h"
 #include "tests/support/status_matchers.h"
 
@@ -53,6 +56,63 @@ TEST(Offload, EveryShareAndStageOfZero_HasTheBitsOfTheDevice) {
     }
   }
   EXPECT_EQ(harness.Train(Offloaded(1, 1))[0].losses, expected[0].losses);
+}
+
+// Six blocks, of which two stay on the device.
+TEST(Offload, Activations_GiveTheSameBitsWithLessOfTheDevice) {
+  Harness harness;
+  struct Layout {
+    PerAxis degrees;
+    PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
+    int chunks = 1;
+    ContextMethod method = ContextMethod::kRing;
+  };
+  for (const Layout& layout : {Layout{PerAxis(1, 1, 1, 1)}, Layout{PerAxis(1, 2, 1, 2)},
+                               Layout{PerAxis(2, 1, 1, 1), PipelineSchedule::kGPipe},
+                               Layout{PerAxis(2, 1, 1, 1), PipelineSchedule::kInterleaved, 3},
+                               Layout{PerAxis(1, 1, 2, 1), PipelineSchedule::kOneForwardOneBackward,
+                                      1, ContextMethod::kAllToAll}}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      Case run = Offloaded(0);
+      run.model = SmallLlama(/*layers=*/6);
+      run.layout.degrees = layout.degrees;
+      run.layout.pipeline_chunks = layout.chunks;
+      run.schedule = layout.schedule;
+      run.context_method = layout.method;
+      run.recompute = recompute;
+      run.evaluate_every = 4;
+      SCOPED_TRACE(run.ToString());
+      const RankResult on_device = harness.Train(run)[0];
+      run.offload_activations = true;
+      ExpectSameBits(on_device, harness.Train(run)[0]);
+    }
+  }
+}
+
+TEST(Offload, DeviceMemoryOfActivations_DoesNotGrowWithTheBlocks) {
+  const auto planned = [](int layers, bool offload) {
+    kernels::Arena arena;
+    ModelParallel part;
+    part.offload_activations = offload;
+    const auto model = *MakeModel(SmallLlama(layers), part);
+    const int64_t host = PipelineExecutor::PlanMemory(
+        MakePipelinePlan({.micro_batches = 2}), *model, 0, arena, {.batch = 2, .sequence = 16});
+    return std::pair(arena.peak_bytes(), host);
+  };
+  EXPECT_EQ(planned(8, true).first, planned(4, true).first);
+  EXPECT_EQ(planned(2, true).first, planned(2, false).first);
+  EXPECT_EQ(planned(2, true).second, 0);
+  EXPECT_EQ(planned(8, false).second, 0);
+  // What the device has less, the host has.
+  EXPECT_EQ(planned(8, true).first + planned(8, true).second, planned(8, false).first);
+}
+
+TEST(Offload, ActivationsWithABackwardInTwoParts_AreRefused) {
+  ModelParallel part;
+  part.offload_activations = part.split_backward = true;
+  EXPECT_THAT(MakeModel(SmallLlama(), part).status(),
+              ::muster::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                          ::testing::HasSubstr("use schedule 1f1b")));
 }
 
 TEST(Offload, PipelineAndTensorParallelRanks_HaveTheirOwnBits) {

@@ -182,6 +182,18 @@ TEST_P(SpecValidateBad, Override_IsRefusedByNameValueAndRule) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(GetParam().message)));
 }
 
+TEST(SpecValidate, DocumentsApart_AreRefusedWhereAttentionCannotKeepThemApart) {
+  const std::string apart = "engine.data.separate_documents=true";
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {apart}));
+  ApplyDefaults(spec);
+  EXPECT_OK(Validate(spec));
+  ASSERT_OK_AND_ASSIGN(spec, Parse(kExample, "f", {apart, "resources.device=cuda"}));
+  ApplyDefaults(spec);
+  EXPECT_THAT(Validate(spec),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("engine.data.separate_documents: needs resources.device cpu")));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Table, SpecValidateBad,
     ::testing::Values(
@@ -259,6 +271,9 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel={pipeline: 2, pipeline_schedule: interleaved, pipeline_chunks: 1}",
             "interleaved needs 2 chunks per stage or more"},
         Bad{"engine.parallel={pipeline_chunks: 2}", "interleaved needs 2 pipeline stages"},
+        Bad{"engine.parallel={pipeline: 2, pipeline_schedule: zero_bubble, offload: {activations: "
+            "true}}",
+            "engine.parallel.offload.activations: does not go with pipeline_schedule zero_bubble"},
         Bad{"engine.parallel={pipeline_schedule: zero_bubble}",
             "zero_bubble needs 2 pipeline stages or more, but pipeline is 1; use 1f1b"},
         Bad{"engine.parallel={context: 3}", "the degrees of engine.parallel multiply to 6"},

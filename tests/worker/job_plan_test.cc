@@ -227,6 +227,17 @@ TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {
   }
 }
 
+TEST_F(SmallJobs, PlansWithDocumentsApartAndActivationsOnTheHost_AreWhatRanksAllocate) {
+  for (const Split& split : {Split{.pipeline = 2}, Split{.data = 2, .context = 2}}) {
+    v1::JobSpec spec = Job(v1::MODEL_FAMILY_LLAMA, split);
+    const int64_t on_device = PlanJob(spec)->largest().memory.device_bytes();
+    spec.mutable_engine()->mutable_parallel()->mutable_offload()->set_activations(true);
+    EXPECT_LT(PlanJob(spec)->largest().memory.device_bytes(), on_device);
+    spec.mutable_engine()->mutable_data()->set_separate_documents(true);
+    ExpectPlanned(spec);
+  }
+}
+
 TEST_F(SmallJobs, RankThatDoesNotFit_IsRefusedWithCategoriesAndTheCheapestChange) {
   const v1::JobSpec spec = Job(v1::MODEL_FAMILY_LLAMA, {.data = 4});
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));

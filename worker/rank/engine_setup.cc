@@ -270,6 +270,7 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   part.context_size = split.context();
   part.context_method = MethodOf(split.context_method());
   part.documents = spec.engine().data().separate_documents();
+  part.offload_activations = spec.engine().parallel().offload().activations();
   part.tensor_rank = coordinate[parallel::Axis::kTensor];
   part.tensor_size = split.tensor();
   part.sequence_parallel = split.sequence();
