@@ -5,6 +5,7 @@
 #if defined(MUSTER_KERNELS_CUDA) && __has_include(<cupti.h>)
 
 #include <cupti.h>
+#include <cxxabi.h>
 
 #include <cstdlib>
 #include <string>
@@ -62,6 +63,15 @@ Session& TheSession() {
   return session;
 }
 
+std::string Demangled(const char* name) {
+  int failed = 0;
+  char* plain = abi::__cxa_demangle(name, nullptr, nullptr, &failed);
+  if (failed != 0 || plain == nullptr) return name;
+  std::string text = plain;
+  std::free(plain);
+  return text;
+}
+
 void CUPTIAPI GiveBuffer(uint8_t** buffer, size_t* size, size_t* records) {
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, kBufferBytes));
   *size = *buffer == nullptr ? 0 : kBufferBytes;
@@ -73,6 +83,7 @@ void CUPTIAPI TakeBuffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t va
   MutexLock lock(&session.mutex);
   const auto add = [&session](uint32_t stream, const std::string& name, uint64_t begin,
                               uint64_t end) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    if (begin == 0 || end == 0) return;  // it had not run when the records were asked for
     session.trace->Add(absl::StrCat("device, stream ", stream), name,
                        static_cast<int64_t>(begin) + session.to_unix,
                        static_cast<int64_t>(end) + session.to_unix);
@@ -83,7 +94,7 @@ void CUPTIAPI TakeBuffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t va
     // The fields that are read stand at the same place in every version of a record.
     if (activity->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
       const auto* kernel = reinterpret_cast<const CUpti_ActivityKernel9*>(activity);
-      add(kernel->streamId, kernel->name, kernel->start, kernel->end);
+      add(kernel->streamId, Demangled(kernel->name), kernel->start, kernel->end);
     } else if (activity->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
       const auto* copy = reinterpret_cast<const CUpti_ActivityMemcpy5*>(activity);
       add(copy->streamId, absl::StrCat("copy of ", copy->bytes, " bytes"), copy->start, copy->end);

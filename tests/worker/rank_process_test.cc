@@ -292,6 +292,16 @@ TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {
   EXPECT_EQ(losses(3), whole);
 }
 
+TEST_F(RankProcess, StepsFasterThanReports_AllStandInTheCurve) {
+  spec_.mutable_engine()->mutable_training()->set_steps(150);
+  spec_.clear_checkpoint();
+  Start(1);
+  EXPECT_EQ(Wait(0), kExitCompleted) << Output(0);
+  const v1::RankExitReport report = Report(0);
+  ASSERT_EQ(report.progress().losses_size(), 150);
+  for (int i = 0; i < 150; ++i) EXPECT_EQ(report.progress().losses(i).step(), i + 1);
+}
+
 TEST_F(RankProcess, PipelineOfTwoStages_TrainsAndItsCheckpointIsWhole) {
   spec_.mutable_engine()->mutable_model()->set_layers(4);
   spec_.mutable_engine()->mutable_parallel()->set_pipeline(2);

@@ -48,9 +48,11 @@ constexpr absl::Duration kFailureGrace = absl::Seconds(1);
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(15);
 constexpr size_t kThroughputSteps = 20;
 // Of the curve that users see; a report carries the end of it, enough for a daemon or coordinator
-// that was away for a while.
+// that was away for a while, and for jobs that make hundreds of steps between two reports.
 constexpr int64_t kLossPoints = 256;
 constexpr int kLossPointsPerReport = 64;
+constexpr int kYoungLossPointsPerReport = 512;
+constexpr absl::Duration kYoungLossPoint = absl::Seconds(30);
 constexpr int64_t kLineEverySteps = 10;  // of runs with more than a hundred steps
 
 // Writes exit.pb exactly once, whichever thread ends the process.
@@ -292,9 +294,14 @@ class Reporter : public parallel::TrainerHooks {
     const int64_t evaluate_every = assignment_.spec().engine().training().evaluate_every();
     const bool evaluated = evaluate_every > 0 && report.step % evaluate_every == 0;
     if (report.step != 1 && report.step != steps && report.step % stride != 0 && !evaluated) return;
-    if (progress_.losses_size() == kLossPointsPerReport) {
+    const absl::Time now = absl::Now();
+    while (progress_.losses_size() >= kLossPointsPerReport &&
+           (progress_.losses_size() >= kYoungLossPointsPerReport ||
+            now - loss_times_.front() > kYoungLossPoint)) {
       progress_.mutable_losses()->DeleteSubrange(0, 1);
+      loss_times_.pop_front();
     }
+    loss_times_.push_back(now);
     v1::LossPoint* point = progress_.add_losses();
     point->set_step(report.step);
     point->set_train_loss(report.loss);
@@ -317,6 +324,7 @@ class Reporter : public parallel::TrainerHooks {
   Profiler& profiler_;
   Logger& logger_;
   v1::RankProgress progress_;
+  std::deque<absl::Time> loss_times_;  // of progress_.losses()
   std::deque<std::pair<int64_t, double>> recent_;
   bool first_step_ = true;
 };
