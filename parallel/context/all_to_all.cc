@@ -79,6 +79,7 @@ class AllToAll : public ContextAttention {
     args.dk = Key(saved.d_qkv);
     args.dv = Value(saved.d_qkv);
     args.delta = saved.delta;
+    args.deterministic = shape_.deterministic;
     kernels::AttentionBackward(stream, args);
     Reorder(stream, saved.send, saved.d_qkv, Packed(), /*to_parts=*/true);
     call.group.AllToAll(stream, saved.send, saved.receive);

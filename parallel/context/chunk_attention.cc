@@ -104,6 +104,7 @@ void ChunkAttention::Backward(kernels::Stream& stream, const ContextAttention::I
   args.dk = dk;
   args.dv = dv;
   args.delta = scratch.delta;
+  args.deterministic = shape_.deterministic;
   kernels::AttentionBackward(stream, args);
   kernels::CopyStrided(stream, scratch.partial,
                        Chunk(narrow() ? scratch.sum : gradients.dq, set.chunk), !set.first);

@@ -52,6 +52,7 @@ struct ContextShape {
   int64_t key_heads = 0;  // G
   int64_t width = 0;      // D
   kernels::DType activation = kernels::DType::kF32;
+  bool deterministic = true;  // kernels::AttentionBackwardArgs
 
   int64_t local() const { return sequence / ranks; }
   int64_t chunk() const { return sequence / (2 * ranks); }

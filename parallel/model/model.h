@@ -85,6 +85,8 @@ struct ModelParallel {
   // What transformer blocks keep is in the host's memory until their backward
   // (activation_offload.h). Not with split_backward, which leaves values there.
   bool offload_activations = false;
+  // Backward gives the same bits every time; see kernels::AttentionBackwardArgs.
+  bool deterministic = true;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits

@@ -201,6 +201,7 @@ class TransformerBlock : public Block {
         offload_(parallel.offload_activations),
         context_size_(parallel.context_size),
         context_method_(parallel.context_method),
+        deterministic_(parallel.deterministic),
         norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, part.by_rows())),
         qkv_(registry,
              {name_ + ".attention.qkv", config.hidden, config.heads, config.kv_heads, kStddev,
@@ -345,9 +346,9 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
-      auto spread = MakeContextAttention({context_method_, context_size_, shape.batch,
-                                          shape.sequence * context_size_, qkv_.heads(),
-                                          qkv_.kv_heads(), qkv_.depth(), shape.activation});
+      auto spread = MakeContextAttention(
+          {context_method_, context_size_, shape.batch, shape.sequence * context_size_,
+           qkv_.heads(), qkv_.kv_heads(), qkv_.depth(), shape.activation, deterministic_});
       CHECK_OK(spread);
       saved.spread = *std::move(spread);
       saved.spread_saved = saved.spread->TakeSaved(arena);
@@ -455,6 +456,7 @@ class TransformerBlock : public Block {
     args.dk = qkv_.Keys(saved.d_qkv, flow.shape);
     args.dv = qkv_.Values(saved.d_qkv, flow.shape);
     args.delta = saved.delta;
+    args.deterministic = deterministic_;
     if (context_size_ == 1) {
       kernels::AttentionBackward(pass.stream, args);
     } else {
@@ -510,6 +512,7 @@ class TransformerBlock : public Block {
   bool offload_;
   int context_size_;
   ContextMethod context_method_;
+  bool deterministic_;
   Norm norm1_;
   QkvProjection qkv_;
   Linear output_;

@@ -33,5 +33,14 @@ TEST(Presets, LlamaOverEightTensorParallelRanks_LeavesEachAnEighth) {
   EXPECT_NEAR(static_cast<double>(model->parameters().elements()), 70'553'706'496 / 8.0, 2e7);
 }
 
+TEST(PartOf, AnyOrder_IsForTheJobToAllow) {
+  v1::JobSpec spec;
+  for (const bool allowed : {false, true}) {
+    spec.mutable_engine()->mutable_training()->set_any_order(allowed);
+    ASSERT_OK_AND_ASSIGN(const parallel::ModelParallel part, PartOf(spec, parallel::PerAxis()));
+    EXPECT_EQ(part.deterministic, !allowed);
+  }
+}
+
 }  // namespace
 }  // namespace muster::worker
