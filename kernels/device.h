@@ -39,6 +39,13 @@ class Event {
   virtual double SecondsSince(const Event& earlier) const = 0;
 };
 
+// Work of one stream that was recorded and can run again by one call: a CUDA graph. It refers to
+// the memory that the work uses, and is destroyed before its stream.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+};
+
 // In-order queue of work. One thread enqueues at a time.
 // A host stream is either eager (work runs inside the call) or threaded (a thread of its own runs
 // it in order), so that paths which overlap on a GPU overlap on CPU ranks and in tests too.
@@ -58,6 +65,16 @@ class Stream {
   // Makes a later Synchronize return `status` (the first one wins). Thread-safe.
   virtual void Fail(absl::Status status) = 0;
   virtual absl::Status status() const = 0;
+
+  // What is enqueued from here to EndRecording is recorded and does not run. False, and nothing is
+  // recorded, on streams that cannot (the host's). See kernels/replay.h.
+  virtual bool BeginRecording() { return false; }
+  // nullptr when something in between cannot be recorded: an allocation, a wait of the host. The
+  // stream is as before BeginRecording then, and has not failed.
+  virtual std::unique_ptr<RecordedWork> EndRecording() { return nullptr; }
+  // Enqueues it as a whole. False, and nothing runs, when the stream's scratch memory has moved
+  // since.
+  virtual bool Run(RecordedWork&) { return false; }
 };
 
 // Of a device, in bytes.

@@ -62,6 +62,18 @@ class CudaEvent : public Event {
   const bool timing_;
 };
 
+class CudaGraph : public RecordedWork {
+ public:
+  CudaGraph(cudaGraphExec_t handle, const void* scratch) : handle_(handle), scratch_(scratch) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(handle_); }
+  cudaGraphExec_t handle() const { return handle_; }
+  const void* scratch() const { return scratch_; }
+
+ private:
+  const cudaGraphExec_t handle_;
+  const void* const scratch_;  // of the stream, which the work writes to
+};
+
 std::string FormatUuid(const cudaUUID_t& uuid) {
   std::string text = "GPU-";
   for (int i = 0; i < 16; ++i) {
@@ -260,6 +272,11 @@ absl::Status CudaStream::Synchronize() {
 }
 
 void CudaStream::Fail(absl::Status status) {
+  // What is wrong beyond the recording shows again when the work runs without one.
+  if (recording_ && std::this_thread::get_id() == recorder_) {
+    recording_failed_ = true;
+    return;
+  }
   MutexLock lock(&mutex_);
   if (status_.ok()) status_ = std::move(status);
 }
@@ -275,8 +292,49 @@ bool CudaStream::Check(cudaError_t error, absl::string_view what) {
   return false;
 }
 
+bool CudaStream::BeginRecording() {
+  CHECK(!recording_);
+  // Other threads may allocate meanwhile.
+  if (!status().ok() || device_.Select() != cudaSuccess ||
+      cudaStreamBeginCapture(handle_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  recorder_ = std::this_thread::get_id();
+  recording_failed_ = false;
+  recording_ = true;
+  return true;
+}
+
+std::unique_ptr<RecordedWork> CudaStream::EndRecording() {
+  CHECK(recording_);
+  recording_ = false;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  const bool made = cudaStreamEndCapture(handle_, &graph) == cudaSuccess && !recording_failed_ &&
+                    cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess;
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (!made) {
+    cudaGetLastError();  // clears it: the next launch check must not see it
+    return nullptr;
+  }
+  return std::make_unique<CudaGraph>(executable, scratch_ == nullptr ? nullptr : scratch_->data());
+}
+
+bool CudaStream::Run(RecordedWork& work) {
+  auto& graph = static_cast<CudaGraph&>(work);
+  if (scratch_ != nullptr && scratch_->data() != graph.scratch()) return false;
+  if (!Check(device_.Select(), "selecting the device")) return true;
+  Check(cudaGraphLaunch(graph.handle(), handle_), "running recorded work");
+  return true;
+}
+
 void* CudaStream::Scratch(int64_t bytes) {
   if (scratch_ != nullptr && scratch_->bytes() >= bytes) return scratch_->data();
+  if (recording_) {
+    recording_failed_ = true;
+    return nullptr;
+  }
   if (!Check(cudaStreamSynchronize(handle_), "waiting to grow scratch memory")) return nullptr;
   scratch_.reset();
   absl::StatusOr<std::unique_ptr<Buffer>> grown = device_.Allocate(bytes);

@@ -4,9 +4,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -70,7 +72,12 @@ class CudaStream : public Stream {
   absl::Status Synchronize() override;
   void Fail(absl::Status status) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  bool BeginRecording() override;
+  std::unique_ptr<RecordedWork> EndRecording() override;
+  bool Run(RecordedWork& work) override;
 
+  // Between BeginRecording and EndRecording: nothing may be measured, allocated or waited for.
+  bool recording() const { return recording_; }
   CudaDevice& cuda_device() { return device_; }
   cudaStream_t handle() const { return handle_; }
   // Fails the stream when `error` is not success; true when it is.
@@ -79,7 +86,8 @@ class CudaStream : public Stream {
   bool CheckLaunch(absl::string_view op) { return Check(cudaGetLastError(), op); }
   // At least `bytes` of device memory, 256-byte aligned, for the op being enqueued: the next op on
   // this stream gets the same bytes. Grows (and then waits for the stream) only when an op asks for
-  // more than any before it, so not after the first step. nullptr after failing the stream.
+  // more than any before it, so not after the first step. nullptr after failing the stream, or the
+  // recording under way.
   void* Scratch(int64_t bytes);
   // cuDNN's handle and graphs, made at first use; they belong to one stream.
   AttentionPlans& attention_plans();
@@ -89,6 +97,9 @@ class CudaStream : public Stream {
   const cudaStream_t handle_;
   std::unique_ptr<Buffer> scratch_;
   std::unique_ptr<AttentionPlans> attention_plans_;
+  std::atomic<bool> recording_ = false;
+  std::thread::id recorder_;  // the thread that records
+  bool recording_failed_ = false;
   mutable Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

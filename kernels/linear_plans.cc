@@ -273,6 +273,7 @@ absl::Status LinearPlans::Run(CudaStream& stream, const Gemm& gemm, void* worksp
     const absl::Status status = Multiply(handle_, stream, gemm, descriptors, algorithm, workspace);
     if (status.ok()) return status;
   }
+  if (stream.recording()) return absl::FailedPreconditionError("measuring while recording");
   ASSIGN_OR_RETURN(algorithm, Measure(stream, gemm, workspace));
   Keep(key, Encode(algorithm));
   return Multiply(handle_, stream, gemm, descriptors, algorithm, workspace);
@@ -335,6 +336,7 @@ bool LinearPlans::FirstIsFaster(CudaStream& stream, const std::string& key,
     const auto found = plans_.find(name);
     if (found != plans_.end()) return found->second == "1";
   }
+  if (stream.recording()) return true;  // its product has no plan: the recording fails there
   // Each way measures its own algorithms in its first run.
   const std::vector<float> times = TimesOf(stream, {first, second});
   const bool faster = times[0] < times[1];

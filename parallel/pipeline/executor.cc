@@ -1,6 +1,7 @@
 #include "parallel/pipeline/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -90,6 +91,10 @@ absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const P
   }
   std::unique_ptr<PipelineExecutor> executor(new PipelineExecutor(plan, model, group, compute));
   executor->meter_ = options.meter;
+  if (options.replay) {
+    CHECK(plan.shape.stages == 1 && plan.shape.chunks == 1);
+    executor->replay_ = std::make_unique<kernels::Replay>(compute);
+  }
   executor->counts_ = Compile(plan, executor->rank_, executor->steps_);
   executor->inputs_.resize(executor->counts_.inputs);
   executor->outputs_.resize(executor->counts_.outputs);
@@ -307,9 +312,59 @@ absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
   head_gradients_ = &client.BeginGradients(HeadGroup(chunk), micro_batch);
   Pass with_gradients = pass;
   with_gradients.gradients = head_gradients_;
-  model_.Forward(with_gradients, workspace, model_.parts()[chunk]);
+  ModelForward(with_gradients, chunk, step.workspace);
   client.OnLosses(micro_batch, flow);
   return absl::OkStatus();
+}
+
+// A recording depends on what the pass points to, and on the memory of the workspace.
+bool PipelineExecutor::Replayed(const Pass& pass, bool backward, Workspace& workspace,
+                                absl::FunctionRef<void(const Pass& pass)> work) {
+  uint32_t scale = 0;
+  static_assert(sizeof(scale) == sizeof(pass.loss_scale));
+  std::memcpy(&scale, &pass.loss_scale, sizeof(scale));
+  const auto address = [](const void* p) {
+    return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(p));
+  };
+  const kernels::Replay::Key key = {backward,
+                                    address(&workspace),
+                                    address(&pass.weights),
+                                    address(pass.gradients),
+                                    address(pass.dynamic_loss_scale),
+                                    address(workspace.flow.d_hidden.data()),
+                                    scale,
+                                    pass.overwrite_gradients};
+  Pass quiet = pass;
+  quiet.listener = nullptr;
+  const Flow before = workspace.flow;
+  const bool called = replay_->Run(key, [&] {
+    workspace.flow = before;
+    work(quiet);
+  });
+  if (called) {
+    replayed_[key] = workspace.flow;
+  } else {
+    workspace.flow = replayed_.at(key);
+  }
+  return called;
+}
+
+void PipelineExecutor::ModelForward(const Pass& pass, int chunk, int index) {
+  Workspace& workspace = workspaces_[chunk][index];
+  const BlockRange& part = model_.parts()[chunk];
+  const auto work = [&](const Pass& pass) { model_.Forward(pass, workspace, part); };
+  if (!Replays(pass)) return work(pass);
+  Replayed(pass, /*backward=*/false, workspace, work);
+}
+
+void PipelineExecutor::ModelBackward(const Pass& pass, int chunk, int index) {
+  Workspace& workspace = workspaces_[chunk][index];
+  const BlockRange& part = model_.parts()[chunk];
+  const auto work = [&](const Pass& pass) { model_.Backward(pass, workspace, part); };
+  if (!Replays(pass)) return work(pass);
+  Replayed(pass, /*backward=*/true, workspace, work);
+  if (pass.listener == nullptr) return;
+  for (ParameterId id = 0; id < model_.parameters().size(); ++id) pass.listener->GradientReady(id);
 }
 
 absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
@@ -324,7 +379,7 @@ absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
   with_gradients.gradients =
       step.head_in_forward ? head_gradients_ : &client.BeginGradients(chunk, micro_batch);
   if (IsLastPart(chunk) && !step.head_in_forward) Head(step, with_gradients, client);
-  model_.Backward(with_gradients, workspace, model_.parts()[chunk]);
+  ModelBackward(with_gradients, chunk, step.workspace);
   client.EndGradients(chunk, micro_batch);
   return absl::OkStatus();
 }

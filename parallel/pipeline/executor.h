@@ -12,13 +12,16 @@
 #define MUSTER_PARALLEL_PIPELINE_EXECUTOR_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/arena.h"
 #include "kernels/device.h"
+#include "kernels/replay.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
 #include "parallel/model/model.h"
@@ -57,6 +60,10 @@ class PipelineExecutor {
     // Exchanges on a stream of their own; else on the computing stream.
     bool overlap = true;
     ExposureMeter* meter = nullptr;  // counts the waits for neighbours; may be null
+    // RunStep records the work of each micro-batch and runs the recordings (kernels/replay.h). The
+    // listener hears of all gradients at the end of a backward. Requires: one stage and one chunk,
+    // and nothing enqueued by the pass's gate or to another stream.
+    bool replay = false;
   };
 
   // `group`: the ranks along the pipeline axis, plan.shape.stages of them, in the order of the
@@ -142,6 +149,15 @@ class PipelineExecutor {
   void BackwardWeights(const Step& step, const Pass& pass, MicroBatchClient& client);
   // Of the last part: losses and the gradient of the head's input, where Forward has not run it.
   void Head(const Step& step, const Pass& with_gradients, MicroBatchClient& client);
+  // A trace shows what the host enqueues; offloaded activations leave on streams of their own.
+  bool Replays(const Pass& pass) const {
+    return replay_ != nullptr && offload_ == nullptr && pass.trace == nullptr;
+  }
+  // The part's passes, or recordings of them.
+  void ModelForward(const Pass& pass, int chunk, int workspace);
+  void ModelBackward(const Pass& pass, int chunk, int workspace);
+  bool Replayed(const Pass& pass, bool backward, Workspace& workspace,
+                absl::FunctionRef<void(const Pass& pass)> work);
   size_t Exchange(size_t begin);
   void Await(Buffer& buffer);
   void Add(const Flow& flow, Buffer& to);
@@ -166,6 +182,8 @@ class PipelineExecutor {
   std::unique_ptr<kernels::Event> computed_;
   ExposureMeter* meter_ = nullptr;
   const ParameterViews* head_gradients_ = nullptr;  // from the head's forward to its backward
+  std::unique_ptr<kernels::Replay> replay_;         // null: no recordings
+  std::map<kernels::Replay::Key, Flow> replayed_;   // what each recording leaves behind
 };
 
 }  // namespace muster::parallel

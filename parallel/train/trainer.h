@@ -16,6 +16,7 @@
 #include "base/ids.h"
 #include "kernels/arena.h"
 #include "kernels/device.h"
+#include "kernels/replay.h"
 #include "kernels/trace.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
@@ -55,6 +56,9 @@ struct TrainerOptions {
   Schedule schedule;
   int64_t bucket_bytes = 4 << 20;
   bool overlap = true;  // communicate while the model computes
+  // On one rank, micro-batches and updates are recorded and run as a whole (kernels/replay.h) where
+  // the device can and memory stands still: not with ZeRO 2 and 3, nor with an offloaded optimizer.
+  bool record = true;
   Precision precision = Precision::kFp32;
   kernels::LossScaling loss_scaling;  // of fp16, where it is dynamic
   // What gradients travel in: kF32, or kBF16 with sums in fp32.
@@ -319,6 +323,7 @@ class Trainer {
   std::unique_ptr<kernels::Buffer> values_, host_values_, flight_memory_, residual_square_;
   std::vector<Flight> flights_;  // a ring, by step
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<kernels::Replay> replay_;  // of updates; null where steps are not recorded
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
   std::unique_ptr<ContextOverlap> exchange_;  // of ranks that share sequences; null: on compute_
   std::unique_ptr<ExposureMeter> meter_;

@@ -1,7 +1,8 @@
 // Training steps of a model on one GPU with fp32 master weights: forward, backward, global norm
 // with clipping, AdamW that also writes the 16-bit copy; random tokens. No host synchronisation
-// inside a step. Prints the median step, tokens/s, model FLOP utilisation, memory and where the
-// time goes; with --peer, the ratio to what torch_peer.py has written there.
+// inside a step; from the third step on it is one recording (kernels/replay.h). Prints the median
+// step, tokens/s, model FLOP utilisation, memory and where the time goes; with --peer, the ratio to
+// what torch_peer.py has written there.
 //
 // MFU = tokens/s x FLOPs per token / 989e12 (H200, dense bf16, by its data sheet), with 6 FLOPs per
 // weight of a matrix product and token, and 6 layers x sequence x hidden of attention, whose causal
@@ -24,6 +25,7 @@
 #include "kernels/arena.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/replay.h"
 #include "nlohmann/json.hpp"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"
@@ -47,6 +49,8 @@ struct Options {
   int steps = 20;
   bool recompute = false;
   bool kernels = false;
+  bool recordings = true;
+  bool any_order = false;
 };
 
 parallel::LlamaConfig Llama(int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, bool tied) {
@@ -76,7 +80,8 @@ std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
     config.vocab = 50257;
     config.sequence_length = options.sequence;
     if (options.layers > 0) config.layers = options.layers;
-    return parallel::MakeGpt2(config, {.recompute = recompute});
+    return parallel::MakeGpt2(config,
+                              {.recompute = recompute, .deterministic = !options.any_order});
   }
   const auto found = llama.find(options.model);
   CHECK(found != llama.end()) << "unknown model " << options.model
@@ -84,7 +89,7 @@ std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
   parallel::LlamaConfig config = found->second;
   config.sequence_length = options.sequence;
   if (options.layers > 0) config.layers = options.layers;
-  return parallel::MakeLlama(config, {.recompute = recompute});
+  return parallel::MakeLlama(config, {.recompute = recompute, .deterministic = !options.any_order});
 }
 
 DType TypeOf(const std::string& name) {
@@ -126,31 +131,13 @@ class Step {
     workspace_ = model_->TakeWorkspace(arena_, shape_);
     FillTokens(workspace_.flow.tokens, 1);
     FillTokens(workspace_.flow.targets, 2);
+    if (options.recordings) replay_ = std::make_unique<kernels::Replay>(*stream_);
   }
 
   void Enqueue() {
     SetScalars();
-    const Tensor gradients = buffers_->all_gradients(0);
-    const parallel::Pass pass = {.stream = *stream_,
-                                 .weights = buffers_->parameter_views(),
-                                 .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
-                                 .gradients = &buffers_->gradient_views(0),
-                                 .overwrite_gradients = true};
-    model_->Forward(pass, workspace_);
-    model_->Backward(pass, workspace_);
-    kernels::Sum(*stream_, workspace_.flow.losses, Scalar(0), false);
-    kernels::SumSquares(*stream_, gradients, Scalar(1), false);
-    auto* scalars = static_cast<kernels::StepScalars*>(scalars_->data());
-    kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(2), scalars);
-    for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
-      kernels::AdamW(*stream_, {.parameter = buffers_->master(i),
-                                .gradient = buffers_->own_gradient(i),
-                                .m = buffers_->m(i),
-                                .v = buffers_->v(i),
-                                .copy = buffers_->copy(i),
-                                .weight_decay = 0.1f,
-                                .scalars = scalars});
-    }
+    if (replay_ == nullptr) return EnqueueKernels();
+    replay_->Run({}, [this] { EnqueueKernels(); });
   }
   float Loss() {
     float loss = 0;
@@ -173,6 +160,29 @@ class Step {
  private:
   static constexpr int kSteps = 1024;
 
+  void EnqueueKernels() {
+    const Tensor gradients = buffers_->all_gradients(0);
+    const parallel::Pass pass = {.stream = *stream_,
+                                 .weights = buffers_->parameter_views(),
+                                 .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
+                                 .gradients = &buffers_->gradient_views(0),
+                                 .overwrite_gradients = true};
+    model_->Forward(pass, workspace_);
+    model_->Backward(pass, workspace_);
+    kernels::Sum(*stream_, workspace_.flow.losses, Scalar(0), false);
+    kernels::SumSquares(*stream_, gradients, Scalar(1), false);
+    auto* scalars = static_cast<kernels::StepScalars*>(scalars_->data());
+    kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(2), scalars);
+    for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+      kernels::AdamW(*stream_, {.parameter = buffers_->master(i),
+                                .gradient = buffers_->own_gradient(i),
+                                .m = buffers_->m(i),
+                                .v = buffers_->v(i),
+                                .copy = buffers_->copy(i),
+                                .weight_decay = 0.1f,
+                                .scalars = scalars});
+    }
+  }
   Tensor Scalar(int i) { return Tensor(static_cast<float*>(sums_->data()) + i, DType::kF32, {1}); }
   void FillTokens(const Tensor& to, uint32_t seed) {
     std::mt19937 generator(seed);
@@ -205,6 +215,7 @@ class Step {
   std::unique_ptr<kernels::Buffer> scalars_, host_scalars_, sums_;
   kernels::Arena arena_;
   parallel::Workspace workspace_;
+  std::unique_ptr<kernels::Replay> replay_;  // goes before the stream
   double beta1_power_ = 1, beta2_power_ = 1;
   int step_ = 0;
 };
@@ -279,7 +290,8 @@ struct Result {
 void Print(const Options& options, const Result& r, const Peer& peer) {
   const std::string work =
       options.model + " " + options.dtype + " " + std::to_string(options.batch) + " x " +
-      std::to_string(options.sequence) + (options.recompute ? ", recomputing" : "");
+      std::to_string(options.sequence) + (options.recompute ? ", recomputing" : "") +
+      (options.any_order ? ", any order" : "");
   std::printf(
       "%s: %.2f ms (%.2f to %.2f), %.0f tokens/s, MFU %.1f %%, %.1f GiB (with the context %.1f), "
       "loss %.4f to %.4f\n",
@@ -319,6 +331,10 @@ int Main(int argc, char** argv) {
   app.add_option("--row", options.row, "file that gets the result as a row of a table");
   app.add_flag("--recompute", options.recompute,
                "keep no outputs of norms and of the MLP's activation");
+  app.add_flag("--any-order", options.any_order,
+               "attention's backward adds in any order: two runs differ in their last bits");
+  app.add_flag("!--no-recordings", options.recordings,
+               "enqueue every kernel of every step, instead of one recording of them");
   app.add_flag("--kernels", options.kernels, "list every kernel");
   CLI11_PARSE(app, argc, argv);
   auto device = kernels::MakeCudaDevice(0, {.plan_cache = options.plans});
