@@ -1,8 +1,11 @@
 #include "parallel/model/parameters.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/ops.h"
@@ -70,6 +73,26 @@ int64_t ParameterRegistry::elements() const {
   return total;
 }
 
+namespace {
+
+// fill(begin, end) for all rows, in parallel where they are many: large models have billions of
+// values, and each depends on its place alone.
+void ForRows(int64_t rows, int64_t elements,
+             const std::function<void(int64_t begin, int64_t end)>& fill) {
+  constexpr int64_t kElementsOfThread = 1 << 20, kThreadsMost = 16;
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t parts =
+      std::max<int64_t>(1, std::min({elements / kElementsOfThread, rows, cores, kThreadsMost}));
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < parts; ++i) {
+    threads.emplace_back(fill, i * rows / parts, (i + 1) * rows / parts);
+  }
+  fill(0, rows / parts);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
 void Initialize(const Parameter& parameter, uint64_t seed, float* values) {
   std::fill(values, values + parameter.storage_elements(), 0.0f);
   if (parameter.initializer == Initializer::kOnes) {
@@ -83,14 +106,16 @@ void Initialize(const Parameter& parameter, uint64_t seed, float* values) {
        parameter.bands.empty() ? std::vector<Box>{parameter.box} : parameter.bands) {
     const int64_t rows = matrix ? band.extent[0] : 1;
     const int64_t run = matrix ? band.extent[1] : band.extent[0];
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t first =
-          matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
-                 : band.offset[0];
-      kernels::FillNormal(kernels::Tensor(values, kernels::DType::kF32, {run}), seed, stream_id,
-                          first, 0.0f, parameter.stddev);
-      values += run;
-    }
+    ForRows(rows, rows * run, [&, values](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t first =
+            matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
+                   : band.offset[0];
+        kernels::FillNormal(kernels::Tensor(values + row * run, kernels::DType::kF32, {run}), seed,
+                            stream_id, first, 0.0f, parameter.stddev);
+      }
+    });
+    values += rows * run;
   }
 }
 

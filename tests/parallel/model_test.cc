@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -377,6 +378,27 @@ TEST(MakeModel, BadDescription_NamesWhatIsWrong) {
   odd.sizes["heads"] = 3;
   EXPECT_THAT(MakeModel(odd).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("does not divide")));
+}
+
+TEST(Initialize, LargeMatrix_HasTheValuesOfItsElementsWhateverThreadsFillIt) {
+  Parameter parameter;
+  parameter.name = "large";
+  parameter.global_shape = {3001, 1024};
+  parameter.box = {{1, 0}, {3000, 1024}};
+  parameter.storage_rows = 3008;
+  parameter.initializer = Initializer::kNormal;
+  parameter.stddev = 0.5f;
+  std::vector<float> values(parameter.storage_elements(), -1.0f);
+  Initialize(parameter, 7, values.data());
+  Parameter row = parameter;
+  row.storage_rows = 1;
+  std::vector<float> expected(1024);
+  for (int64_t i = 0; i < 3000; ++i) {
+    row.box = {{i + 1, 0}, {1, 1024}};
+    Initialize(row, 7, expected.data());
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), values.begin() + i * 1024)) << i;
+  }
+  EXPECT_EQ(std::count(values.begin() + 3000 * 1024, values.end(), 0.0f), 8 * 1024);
 }
 
 }  // namespace
