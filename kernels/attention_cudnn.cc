@@ -26,6 +26,7 @@ bool AttentionPlans::Backward(CudaStream&, const AttentionBackwardArgs&) { retur
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/attention_workspace.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -92,10 +93,6 @@ std::vector<int64_t> StatisticsShape(const AttentionArgs& args) {
 std::vector<int64_t> StatisticsStride(const AttentionArgs& args) {
   return {args.q.dim(2) * args.q.dim(1), args.q.dim(1), 1, 1};
 }
-
-// Most of the workspace that a backward may ask for: it grows with the batch, and with the square
-// of the sequence, to several GiB. Samples then go through in parts.
-constexpr int64_t kWorkspaceBytesMax = int64_t{512} << 20;
 
 // Samples [begin, begin + count).
 AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t count) {
@@ -249,7 +246,7 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
   key.push_back(args.deterministic);
   const auto build = [&] { return BuildBackward(state_->handle, args); };
   const int64_t batch = forward.q.dim(0);
-  if (batch > 1 && state_->WorkspaceBytes(key, build) > kWorkspaceBytesMax) {
+  if (batch > 1 && state_->WorkspaceBytes(key, build) > kAttentionWorkspaceBytesMax) {
     return Backward(stream, Samples(args, 0, batch / 2)) &&
            Backward(stream, Samples(args, batch / 2, batch - batch / 2));
   }

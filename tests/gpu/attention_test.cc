@@ -1,3 +1,4 @@
+#include "kernels/attention_workspace.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {
@@ -135,6 +136,17 @@ TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSampl
   run(together, 0, batch);
   for (int64_t i = 0; i < batch; ++i) run(apart, i, 1);
   EXPECT_EQ(together.Download(*stream_), apart.Download(*stream_));
+}
+
+// As cuDNN 9.19 answers on an H200, in MiB, at the shapes of GPT-2 124M and Llama 1B and 3B.
+TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
+  const auto mib = [](auto... shape) { return AttentionWorkspaceBytes(shape...) >> 20; };
+  EXPECT_EQ(mib(64, 12, 12, 1024, 64, true), 1539);
+  EXPECT_EQ(mib(64, 12, 12, 1024, 64, false), 195);
+  EXPECT_EQ(mib(4, 32, 8, 4096, 64, false), 258);
+  EXPECT_EQ(mib(2, 24, 8, 4096, 128, true), 1632);
+  EXPECT_EQ(mib(4, 32, 8, 4096, 64, true), 4226 / 4);  // a sample at a time
+  EXPECT_EQ(mib(1, 32, 8, 16384, 64, true), (int64_t{32} * 16384 * (2 * 16384 + 4 + 256)) >> 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionGpuTest, ::testing::Values(false, true),
