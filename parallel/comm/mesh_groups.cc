@@ -11,16 +11,6 @@
 namespace muster::parallel {
 namespace {
 
-// Every set of axes that somebody communicates along, in the one order of creation.
-std::vector<std::vector<Axis>> AxisSets() {
-  return {{Axis::kTensor},
-          {Axis::kContext},
-          {Axis::kData},
-          {Axis::kPipeline},
-          {Axis::kData, Axis::kContext},
-          {Axis::kPipeline, Axis::kTensor}};
-}
-
 std::string NameOf(std::vector<Axis> axes) {
   std::sort(axes.begin(), axes.end());
   return absl::StrJoin(axes, "x",
@@ -101,21 +91,44 @@ absl::Status MeshGroups::Split(int zero_shards) {
     CHECK_EQ(made->size(), size) << name;
     return made;
   };
-  for (const std::vector<Axis>& axes : AxisSets()) {
-    int size = 1;
-    for (const Axis axis : axes) size *= mesh_.degree(axis);
-    const std::string name = NameOf(axes);
-    ASSIGN_OR_RETURN(along_[name], split(size, mesh_.ColorOf(world_.rank(), axes), name));
+  for (const Axis axis : {Axis::kTensor, Axis::kContext, Axis::kPipeline}) {
+    const std::string name = NameOf({axis});
+    ASSIGN_OR_RETURN(along_[name],
+                     split(mesh_.degree(axis), mesh_.ColorOf(world_.rank(), {axis}), name));
   }
   const std::vector<Axis> gradient = {Axis::kData, Axis::kContext};
-  const int replicas = gradient_size() / zero_shards;
+  const std::vector<int> members = mesh_.GroupOf(world_.rank(), gradient);
+  const int size = static_cast<int>(members.size());
+  const int rank =
+      static_cast<int>(std::find(members.begin(), members.end(), world_.rank()) - members.begin());
   const int color = mesh_.ColorOf(world_.rank(), gradient);
-  const int shard_color = color * replicas + gradient_rank() / zero_shards;
+  const int replicas = size / zero_shards;
+  const int shard_color = color * replicas + rank / zero_shards;
   ASSIGN_OR_RETURN(shard_, split(zero_shards, shard_color, "shard"));
   ASSIGN_OR_RETURN(gather_, split(zero_shards, shard_color, "gather"));
-  ASSIGN_OR_RETURN(replicate_, split(replicas, color * zero_shards + gradient_rank() % zero_shards,
-                                     "replicate"));
+  ASSIGN_OR_RETURN(replicate_,
+                   split(replicas, color * zero_shards + rank % zero_shards, "replicate"));
+  std::shared_ptr<Communicator>& whole = along_[NameOf(gradient)];
+  if (zero_shards == size) {
+    whole = shard_;
+  } else if (zero_shards == 1) {
+    whole = replicate_;
+  } else {
+    ASSIGN_OR_RETURN(whole, split(size, color, NameOf(gradient)));
+  }
   return absl::OkStatus();
+}
+
+int MeshGroups::Count(const Mesh& mesh, int zero_shards) {
+  int count = 0;
+  for (const Axis axis : {Axis::kTensor, Axis::kContext, Axis::kPipeline}) {
+    if (mesh.degree(axis) > 1) ++count;
+  }
+  const int replicas = mesh.degree(Axis::kData) * mesh.degree(Axis::kContext) / zero_shards;
+  if (zero_shards > 1) count += 2;
+  if (replicas > 1) ++count;
+  if (zero_shards > 1 && replicas > 1) ++count;
+  return count;
 }
 
 Communicator& MeshGroups::Along(const std::vector<Axis>& axes) {

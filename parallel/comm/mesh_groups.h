@@ -18,7 +18,9 @@ namespace muster::parallel {
 // Owns every communicator but the world's, which must outlive it. Make() is a collective over the
 // whole world. A group of one rank costs nothing and its collectives do nothing. Groups that are
 // the same set of ranks are still separate communicators where they are used from different
-// streams. Single-threaded, apart from what Communicator allows.
+// streams; the gradient group is shard() or replicate() where one of them is all of it. No more
+// than are used: each takes up to a GiB of a GPU's memory (docs/benchmarks/h200-layouts.md).
+// Single-threaded, apart from what Communicator allows.
 class MeshGroups {
  public:
   // `zero_shards`: ranks over which ZeRO shards, a divisor of the gradient group (data x context);
@@ -30,13 +32,15 @@ class MeshGroups {
   static absl::StatusOr<std::unique_ptr<MeshGroups>> MakeData(Communicator& world,
                                                               int zero_shards = 1);
   ~MeshGroups();
+  // The communicators of several ranks that Make() would make for one of them.
+  static int Count(const Mesh& mesh, int zero_shards);
 
   const Mesh& mesh() const { return mesh_; }
   const PerAxis& coordinate() const { return coordinate_; }
   Communicator& world() { return world_; }
 
-  // The group of this rank along the axes: {kData}, {kTensor}, {kContext}, {kPipeline},
-  // {kData, kContext}, {kTensor, kPipeline}; the order within the list does not matter.
+  // The group of this rank along the axes: {kTensor}, {kContext}, {kPipeline} or {kData, kContext},
+  // whose order does not matter.
   Communicator& Along(const std::vector<Axis>& axes);
 
   // The gradient group Along({kData, kContext}) cut in two. Ranks of a shard group are neighbours
@@ -55,8 +59,8 @@ class MeshGroups {
   const Mesh mesh_;
   Communicator& world_;
   const PerAxis coordinate_;
-  std::map<std::string, std::unique_ptr<Communicator>> along_;  // by name
-  std::unique_ptr<Communicator> shard_, gather_, replicate_;
+  std::map<std::string, std::shared_ptr<Communicator>> along_;  // by name
+  std::shared_ptr<Communicator> shard_, gather_, replicate_;
 };
 
 }  // namespace muster::parallel

@@ -1,13 +1,17 @@
 #include "parallel/train/memory.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "kernels/arena.h"
+#include "kernels/attention_workspace.h"
 #include "kernels/step_math.h"
+#include "parallel/comm/mesh_groups.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
@@ -178,10 +182,32 @@ std::string MemoryUse::ToString() const {
   return absl::StrJoin(texts, ", ");
 }
 
-int64_t LibraryBytes(DeviceKind device, int world_size) {
+// As if backward kept its order, which kernels/attention_cudnn.cc gives up beyond 4 GiB.
+int64_t AttentionBytes(const TrainerPlace& place) {
+  if (ComputeDtype(place.options.precision) == DType::kF32) return 0;
+  constexpr int64_t kMostInOrder = 4096 * kMiB;
+  const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
+  const auto heads = sizes.find("heads"), hidden = sizes.find("hidden");
+  if (heads == sizes.end() || hidden == sizes.end()) return 0;
+  const auto shared = sizes.find("kv_heads");
+  const int64_t key_heads = shared == sizes.end() ? heads->second : shared->second;
+  const int64_t tensor = place.mesh.degree(Axis::kTensor);
+  const auto bytes = [&](bool deterministic) {
+    return kernels::AttentionWorkspaceBytes(
+        place.options.micro_batch, (heads->second + tensor - 1) / tensor,
+        (key_heads + tensor - 1) / tensor, BatchShapeOf(place).sequence,
+        hidden->second / heads->second, deterministic);
+  };
+  const int64_t in_order = bytes(true);
+  return in_order <= kMostInOrder ? in_order : bytes(false);
+}
+
+int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   if (device != DeviceKind::kCuda) return 0;
-  constexpr int64_t kWorkspaces = 128 * kMiB, kNccl = 512 * kMiB;
-  return kCudaContextBytes + kWorkspaces + (world_size > 1 ? kNccl : 0);
+  constexpr int64_t kWorkspaces = 128 * kMiB, kCommunicator = 800 * kMiB;
+  const int communicators =
+      place.mesh.world_size() == 1 ? 0 : 1 + MeshGroups::Count(place.mesh, place.zero_shards);
+  return kCudaContextBytes + kWorkspaces + AttentionBytes(place) + communicators * kCommunicator;
 }
 
 MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
@@ -217,7 +243,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
       {"stages", workspace("stages")},
       {"scratch", workspace("scratch")},
       {"step", numbers + Optimizer::kBytes + PositionBytes(place) + (compressed ? kFloat : 0)},
-      {"libraries", LibraryBytes(device, place.mesh.world_size())}};
+      {"libraries", LibraryBytes(place, device)}};
   int64_t planned = 0;
   for (const auto& [category, bytes] : arena.peak_by_category()) planned += bytes;
   CHECK_EQ(planned, workspace("inputs") + workspace("activations") + workspace("logits") +

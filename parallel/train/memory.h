@@ -86,9 +86,10 @@ struct MemoryUse {
 constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
 
 // What CUDA's context, cuBLASLt, cuDNN and, with several ranks, NCCL take for themselves; 0 on the
-// host. The context and kernels were measured on an H200 (docs/benchmarks/h200-one-gpu.md: 0.5
-// GiB); workspaces are those that kernels ask for; NCCL's is a round upper number.
-int64_t LibraryBytes(kernels::DeviceKind device, int world_size);
+// host. Measured on H200s (docs/benchmarks/h200-one-gpu.md, h200-layouts.md): 0.5 GiB of context
+// and kernels, 0.77 to 1.0 GiB for a communicator of four ranks; workspaces are those that kernels
+// ask for.
+int64_t LibraryBytes(const TrainerPlace& place, kernels::DeviceKind device);
 
 // Exactly what Trainer::Make, with the same arguments, asks the device for, and what training asks
 // the host for, within some KiB; makes neither. Requires: options that Trainer::Make accepts.

@@ -107,8 +107,10 @@ bool Trainer::SpeaksFor(const Parameter& parameter) const {
 }
 
 int64_t Trainer::GradientBytesSent() {
+  Communicator& whole = gradient_group();
+  const bool counted = &whole == &groups_.shard() || &whole == &groups_.replicate();
   return groups_.shard().bytes_sent() + groups_.replicate().bytes_sent() +
-         gradient_group().bytes_sent();
+         (counted ? 0 : whole.bytes_sent());
 }
 
 int64_t Trainer::state_bytes() const {

@@ -578,12 +578,8 @@ TEST_P(CommContract, MeshGroups_JoinExactlyTheRanksThatTheMeshNames) {
     for (const PerAxis& degrees : {PerAxis(2, 2, 1, 2), PerAxis(1, 4, 2, 1), PerAxis(1, 8, 1, 1)}) {
       ASSERT_OK_AND_ASSIGN(const Mesh mesh, Mesh::Make({.degrees = degrees}, 8));
       ASSERT_OK_AND_ASSIGN(auto groups, MeshGroups::Make(mesh, self.world, 2));
-      const std::vector<std::vector<Axis>> sets = {{Axis::kData},
-                                                   {Axis::kTensor},
-                                                   {Axis::kContext},
-                                                   {Axis::kPipeline},
-                                                   {Axis::kContext, Axis::kData},
-                                                   {Axis::kTensor, Axis::kPipeline}};
+      const std::vector<std::vector<Axis>> sets = {
+          {Axis::kTensor}, {Axis::kContext}, {Axis::kPipeline}, {Axis::kContext, Axis::kData}};
       for (const std::vector<Axis>& axes : sets) {
         int64_t expected = 0;
         for (const int rank : mesh.GroupOf(self.rank, axes)) expected |= int64_t{1} << rank;
