@@ -94,6 +94,10 @@ std::vector<int64_t> StatisticsStride(const AttentionArgs& args) {
   return {args.q.dim(2) * args.q.dim(1), args.q.dim(1), 1, 1};
 }
 
+// Most of a workspace for one sample. Beyond (16,384 tokens of 32 heads would take 16 GiB), dq is
+// added up in any order, which needs none that grows with the square.
+constexpr int64_t kWorkspaceBytesOfOneMax = int64_t{4} << 30;
+
 // Samples [begin, begin + count).
 AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t count) {
   AttentionArgs& forward = args.forward;
@@ -249,6 +253,11 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
   if (batch > 1 && state_->WorkspaceBytes(key, build) > kAttentionWorkspaceBytesMax) {
     return Backward(stream, Samples(args, 0, batch / 2)) &&
            Backward(stream, Samples(args, batch / 2, batch - batch / 2));
+  }
+  if (args.deterministic && state_->WorkspaceBytes(key, build) > kWorkspaceBytesOfOneMax) {
+    AttentionBackwardArgs any_order = args;
+    any_order.deterministic = false;
+    return Backward(stream, any_order);
   }
   return state_->Run(stream, "AttentionBackward", key, build,
                      {{kQ, forward.q.data()},
