@@ -96,7 +96,7 @@ std::vector<int64_t> StatisticsStride(const AttentionArgs& args) {
 
 // Most of a workspace for one sample. Beyond (16,384 tokens of 32 heads would take 16 GiB), dq is
 // added up in any order, which needs none that grows with the square.
-constexpr int64_t kWorkspaceBytesOfOneMax = int64_t{4} << 30;
+constexpr int64_t kWorkspaceBytesOfOneMax = int64_t{8} << 30;
 
 // Samples [begin, begin + count).
 AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t count) {

@@ -187,7 +187,7 @@ struct AttentionBackwardArgs {
   Tensor dout;        // as out
   Tensor dq, dk, dv;  // as q, k, v; written
   Tensor delta;       // [B,H,S] fp32 scratch: row sums of dout * out
-  // False, or over 4 GiB of workspace (12,000 tokens, 32 heads): dq adds up in any order on CUDA.
+  // False, or over 8 GiB of workspace (11,000 tokens, 32 heads): dq adds up in any order on CUDA.
   bool deterministic = true;
 };
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);

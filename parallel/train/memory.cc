@@ -182,10 +182,10 @@ std::string MemoryUse::ToString() const {
   return absl::StrJoin(texts, ", ");
 }
 
-// As if backward kept its order, which kernels/attention_cudnn.cc gives up beyond 4 GiB.
+// As if backward kept its order, which kernels/attention_cudnn.cc gives up beyond 8 GiB.
 int64_t AttentionBytes(const TrainerPlace& place) {
   if (ComputeDtype(place.options.precision) == DType::kF32) return 0;
-  constexpr int64_t kMostInOrder = 4096 * kMiB;
+  constexpr int64_t kMostInOrder = 8192 * kMiB;
   const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
   const auto heads = sizes.find("heads"), hidden = sizes.find("hidden");
   if (heads == sizes.end() || hidden == sizes.end()) return 0;
