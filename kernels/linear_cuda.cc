@@ -3,9 +3,10 @@
 //   dx^T = W^T dy^T                (K, T, N)
 //   dW^T = x^T dy                  (K, N, T), the gradient transposed, added in fp32 (beta = 1)
 // GELU and its gradient are fused into the product where that measures faster than a pass of their
-// own. Bias gradients never are: cuBLASLt's weight gradients with that epilogue run at 467 to 596
-// TFLOP/s where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it to
-// GELU's gradient.
+// own; never in fp32, where the fused one costs digits (docs/benchmarks/h200-correctness.md). Bias
+// gradients never are: cuBLASLt's weight gradients with that epilogue run at 467 to 596 TFLOP/s
+// where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it to GELU's
+// gradient.
 #include "kernels/linear_cuda.h"
 
 #include <algorithm>
@@ -78,6 +79,7 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
     cuda::GeluForward(stream, args.pre, args.y);
     return absl::OkStatus();
   };
+  if (args.x.dtype() == DType::kF32) return run_apart();
   return plans.FirstIsFaster(stream, plans.KeyOf(fused), run_fused, run_apart) ? run_fused()
                                                                                : run_apart();
 }
@@ -106,6 +108,7 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
                        scratch);
     return absl::OkStatus();
   };
+  if (args.dx.dtype() == DType::kF32) return run_apart(args.pre_dbias);
   // Trials add into a buffer of their own.
   std::unique_ptr<Buffer> trial;
   const auto trial_dbias = [&]() -> absl::StatusOr<Tensor> {
