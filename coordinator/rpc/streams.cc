@@ -310,15 +310,16 @@ class LogStream : public PullStream<v1::LogChunk> {
     if (request_.epoch() != 0 && request_.epoch() != job.epoch()) {
       return absl::InvalidArgumentError("epoch: only the newest attempt can be profiled");
     }
+    // Not their sum: a first step may be any number of 64 bits.
+    if (profile.first_step() > job.steps() - profile.steps() + 1) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job ", job.id(), " ends at step ", job.steps(), ", before ",
+                       profile.steps(), " steps from ", profile.first_step(), " on"));
+    }
     if (job.state() != v1::JOB_STATE_RUNNING) {
       return absl::FailedPreconditionError(absl::StrCat("job ", job.id(), " is ",
                                                         StateName(job.state()),
                                                         "; only one that trains has a profile"));
-    }
-    if (profile.first_step() + profile.steps() - 1 > job.steps()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("job ", job.id(), " ends at step ", job.steps(), ", before step ",
-                       profile.first_step() + profile.steps() - 1));
     }
     return absl::OkStatus();
   }

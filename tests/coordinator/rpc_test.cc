@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -571,6 +572,30 @@ TEST_F(RpcTest, LogsOfARankThatIsNotThere_SayWhatIsPossible) {
   const auto early_context = Context();
   EXPECT_EQ(stub_->GetLogs(early_context.get(), request)->Finish().error_code(),
             grpc::FAILED_PRECONDITION);
+}
+
+TEST_F(RpcTest, ProfileOfStepsThatNeverCome_IsRefused) {
+  const v1::Job job = MustSubmit("gpt");
+  const auto refusal = [&](int64_t first_step, int32_t steps) {
+    v1::GetLogsRequest request;
+    request.set_name("gpt");
+    request.mutable_profile()->set_first_step(first_step);
+    request.mutable_profile()->set_steps(steps);
+    const auto context = Context();
+    const grpc::Status status = stub_->GetLogs(context.get(), request)->Finish();
+    return std::make_pair(status.error_code(), status.error_message());
+  };
+  const auto is = [](grpc::StatusCode code, const std::string& text) {
+    return ::testing::Pair(code, HasSubstr(text));
+  };
+  EXPECT_THAT(refusal(1, 0), is(grpc::INVALID_ARGUMENT, "profile.steps: 0"));
+  EXPECT_THAT(refusal(1, 1001), is(grpc::INVALID_ARGUMENT, "1 to 1000"));
+  EXPECT_THAT(refusal(0, 1), is(grpc::INVALID_ARGUMENT, "profile.first_step"));
+  const std::string end = absl::StrCat("ends at step ", job.spec().engine().training().steps());
+  EXPECT_THAT(refusal(job.spec().engine().training().steps(), 2),
+              is(grpc::FAILED_PRECONDITION, end));
+  EXPECT_THAT(refusal(std::numeric_limits<int64_t>::max(), 5), is(grpc::FAILED_PRECONDITION, end));
+  EXPECT_THAT(refusal(1, 1), is(grpc::FAILED_PRECONDITION, "only one that trains"));
 }
 
 // ---- the server ---------------------------------------------------------------------------------
