@@ -40,7 +40,7 @@ class HeadBlock : public Block {
     const int64_t chunk = HeadChunk(shape, columns);
     saved.logits = arena.Take("logits", shape.activation, {chunk, columns});
     if (part_.size > 1) saved.stats = arena.Take("scratch", DType::kF32, {part_.size * chunk, 3});
-    if (part_.sequence) {
+    if (part_.sequence && part_.overlap == TensorOverlap::kNone) {
       saved.gathered = arena.Take("scratch", shape.activation, {shape.tokens(), hidden_});
     }
   }
@@ -49,7 +49,8 @@ class HeadBlock : public Block {
     auto& saved = static_cast<HeadSaved&>(base);
     NormForward(pass, norm_, flow, saved.norm);
     saved.x = flow.residual;
-    saved.y = part_.Enter(pass, saved.norm.y, saved.gathered);
+    saved.y =
+        part_.Enter(pass, saved.norm.y, flow.gathered.empty() ? saved.gathered : flow.gathered);
     const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
       CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
@@ -78,8 +79,9 @@ class HeadBlock : public Block {
     NormSaved norm;
     Tensor x;  // input of the norm: norm.x, or what a stage in front has sent
     Tensor losses;
-    // Scratch: the normed input of all tokens, where this rank has normed some of them; the logits
-    // of one chunk of tokens, and what the ranks tell each other about theirs.
+    // Scratch: the normed input of all tokens, where this rank has normed some of them (in memory
+    // of its own where the flow has none); the logits of one chunk of tokens, and what the ranks
+    // tell each other about theirs.
     Tensor y, gathered;
     Tensor logits, stats;
   };

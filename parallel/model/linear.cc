@@ -71,45 +71,6 @@ void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y, T
   kernels::LinearForward(pass.stream, args);
 }
 
-namespace {
-
-kernels::LinearBackwardArgs BackwardArgs(const Pass& pass, const Linear& linear, Tensor dy,
-                                         Tensor x, Tensor dx) {
-  kernels::LinearBackwardArgs args;
-  args.dy = dy;
-  args.x = x;
-  args.w = pass.weights[linear.weight];
-  args.dx = dx;
-  args.dw = (*pass.gradients)[linear.weight];
-  args.accumulate = !pass.overwrite_gradients;
-  return args;
-}
-
-}  // namespace
-
-void LinearBackward(const Pass& pass, const Linear& linear, Tensor dy, Tensor x, Tensor dx,
-                    bool bias_is_complete) {
-  kernels::LinearBackwardArgs args = BackwardArgs(pass, linear, dy, x, dx);
-  const bool bias = linear.bias.has_value() && !bias_is_complete;
-  if (bias) args.dbias = (*pass.gradients)[*linear.bias];
-  kernels::LinearBackward(pass.stream, args);
-  if (bias) Ready(pass, *linear.bias);
-  Ready(pass, linear.weight);
-}
-
-void LinearBackwardThroughGelu(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
-                               Tensor dx, Tensor pre, const Linear& front, bool recompute) {
-  kernels::LinearBackwardArgs args = BackwardArgs(pass, linear, dy, x, dx);
-  args.pre = pre;
-  args.recompute_x = recompute;
-  if (linear.bias.has_value()) args.dbias = (*pass.gradients)[*linear.bias];
-  if (front.bias.has_value()) args.pre_dbias = (*pass.gradients)[*front.bias];
-  kernels::LinearBackward(pass.stream, args);
-  if (linear.bias.has_value()) Ready(pass, *linear.bias);
-  Ready(pass, linear.weight);
-  if (front.bias.has_value()) Ready(pass, *front.bias);
-}
-
 void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx, Tensor pre) {
   kernels::LinearBackwardArgs args;
   args.dy = dy;
@@ -119,8 +80,34 @@ void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tens
   kernels::LinearBackward(pass.stream, args);
 }
 
-void LinearBackwardWeights(const Pass& pass, const Linear& linear, Tensor dy, Tensor x) {
-  LinearBackward(pass, linear, dy, x, /*dx=*/Tensor());
+void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
+                                    Tensor dx, Tensor pre, const Linear& front, bool recompute) {
+  kernels::LinearBackwardArgs args;
+  args.dy = dy;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  args.dx = dx;
+  args.pre = pre;
+  args.recompute_x = recompute;
+  if (front.bias.has_value()) args.pre_dbias = (*pass.gradients)[*front.bias];
+  args.accumulate = !pass.overwrite_gradients;
+  kernels::LinearBackward(pass.stream, args);
+  if (front.bias.has_value()) Ready(pass, *front.bias);
+}
+
+void LinearBackwardWeights(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
+                           bool bias_is_complete) {
+  kernels::LinearBackwardArgs args;
+  args.dy = dy;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  args.dw = (*pass.gradients)[linear.weight];
+  const bool bias = linear.bias.has_value() && !bias_is_complete;
+  if (bias) args.dbias = (*pass.gradients)[*linear.bias];
+  args.accumulate = !pass.overwrite_gradients;
+  kernels::LinearBackward(pass.stream, args);
+  if (bias) Ready(pass, *linear.bias);
+  Ready(pass, linear.weight);
 }
 
 }  // namespace muster::parallel

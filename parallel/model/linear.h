@@ -47,21 +47,17 @@ Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span 
 // y = x W^T + bias. With `pre`, y is the GELU of that, which is kept in `pre`.
 void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y,
                    kernels::Tensor pre = kernels::Tensor());
-// dx = dy W. Reports the gradients as complete, that of the bias only when it has not been yet.
-void LinearBackward(const Pass& pass, const Linear& linear, kernels::Tensor dy, kernels::Tensor x,
-                    kernels::Tensor dx, bool bias_is_complete = false);
-// The same with x = gelu(pre) and dx = dy W gelu'(pre), where `pre` is the output of `front`, whose
-// bias gradient is complete afterwards. With `recompute`, x has not been kept and is written first.
-void LinearBackwardThroughGelu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
-                               kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
-                               const Linear& front, bool recompute);
-
 // Backward in two calls. The first is the gradient of the input only, with `pre` times gelu'(pre).
 void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                          kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
-// The second adds and reports those of weight and bias.
+// The same with `pre` as the output of `front`, whose bias gradient is complete afterwards. With
+// `recompute`, x = gelu(pre) has not been kept and is written.
+void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
+                                    kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
+                                    const Linear& front, bool recompute);
+// The second adds and reports those of weight and bias, the bias's only when it is not complete.
 void LinearBackwardWeights(const Pass& pass, const Linear& linear, kernels::Tensor dy,
-                           kernels::Tensor x);
+                           kernels::Tensor x, bool bias_is_complete = false);
 
 }  // namespace muster::parallel
 

@@ -92,6 +92,10 @@ void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {
   Flow& flow = workspace.flow;
   flow.branch_storage =
       arena.Take("scratch", flow.shape.activation, {flow.shape.tokens(), shape_.hidden});
+  if (shape_.sequence_parallel && shape_.tensor_overlap != TensorOverlap::kNone) {
+    flow.gathered =
+        arena.Take("scratch", flow.shape.activation, {flow.shape.tokens(), shape_.hidden});
+  }
   const int64_t mark = arena.Mark();
   for (size_t i = 0; i < workspace.saved.size(); ++i) {
     arena.ReleaseTo(mark);
@@ -143,6 +147,7 @@ void Model::BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange r
   for (int i = range.end; i-- > range.begin;) {
     if (pass.gate != nullptr) pass.gate->Acquire(i, work);
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
+    workspace.flow.more_behind = i > range.begin;
     run(i, *workspace.saved[i - workspace.first_block]);
     if (pass.gate != nullptr) pass.gate->Release(i, work);
   }

@@ -33,6 +33,7 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/model/activation_offload.h"
 #include "parallel/model/parameters.h"
+#include "parallel/model/tensor_stream.h"
 
 namespace muster::parallel {
 
@@ -60,6 +61,16 @@ enum class Recompute : uint8_t {
   kFull,
 };
 
+// Which collectives of the tensor group run beside the computing stream.
+enum class TensorOverlap : uint8_t {
+  kNone,
+  // Those of backward, under the products of backward that do not need them: gradients of weights,
+  // and all that runs before a layer's input is needed. The numbers are the same. With sequence
+  // parallelism for one more tensor [T,C].
+  kBackward,
+};
+const char* Name(TensorOverlap overlap);  // "none", "backward": the names of the job spec
+
 // Which part of a model one rank holds. Names, boxes and initial values of parameters stay those of
 // the whole model.
 struct ModelParallel {
@@ -69,6 +80,7 @@ struct ModelParallel {
   int tensor_rank = 0;
   int tensor_size = 1;
   bool sequence_parallel = false;
+  TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   // How much work each rank of the group gets, in any unit; empty: all the same.
   std::vector<double> tensor_weights;
   // Of every transformer block.
@@ -119,7 +131,14 @@ struct Flow {
   // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
   // gradient of its norm's output.
   kernels::Tensor branch_storage;
+  // [T,C] scratch for all rows of gradients of hidden states while those of a layer's input stand
+  // in branch_storage. Of models that gather them at the same time; else empty.
+  kernels::Tensor gathered;
   kernels::Tensor d_hidden;  // [R,C] gradient of residual and of branch
+  // Backward: another block follows on this rank, and all rows of d_hidden, where the block before
+  // has begun to gather them for it.
+  bool more_behind = false;
+  Started d_whole;
   // kLogits: the first token whose logits are wanted; the logits of it and of those behind it, as
   // many as a chunk of the head holds, [chunk,V]. They last until the next pass.
   int64_t logits_begin = 0;
@@ -175,9 +194,10 @@ struct Pass {
   BlockGate* gate = nullptr;
   // Device memory, or null: one fp32 factor beside loss_scale.
   const float* dynamic_loss_scale = nullptr;
-  // The tensor-parallel group that the model was cut for; its collectives run on `stream`. Not used
-  // when that is one rank.
+  // The tensor-parallel group that the model was cut for; its collectives run on `stream`, those
+  // that overlap beside it where there is a stream for them. Not used when that is one rank.
   Communicator* tensor = nullptr;
+  TensorStream* tensor_stream = nullptr;
   // The ranks that share each sequence, where the model was cut for several. Exchanges of attention
   // run on `stream`, those of a ring beside it where there is an overlap.
   Communicator* context = nullptr;
@@ -239,6 +259,7 @@ class Model {
     kernels::RotaryScaling rope_scaling;
     int tensor_size = 1;
     bool sequence_parallel = false;
+    TensorOverlap tensor_overlap = TensorOverlap::kNone;  // kNone with tensor_size 1
     bool split_backward = false;  // BackwardInput and BackwardWeights can be called
     // Where ranks of the tensor group share key/value heads: which one, so those of one number hold
     // the same TensorSharing::kShared parameters. -1: none is shared.

@@ -78,17 +78,6 @@ void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output) co
   if (shares_) LinearForward(pass, pairs_, x, output.pairs);
 }
 
-void QkvProjection::Backward(const Pass& pass, const Output& d_output, Tensor x, Tensor dx,
-                             Tensor scratch) const {
-  if (shares_) {
-    LinearBackward(pass, pairs_, d_output.pairs, x, scratch);
-    LinearBackward(pass, packed_, d_output.packed, x, dx);
-    kernels::Add(pass.stream, dx, scratch, dx);
-  } else {
-    LinearBackward(pass, packed_, d_output.packed, x, dx);
-  }
-}
-
 void QkvProjection::BackwardInput(const Pass& pass, const Output& d_output, Tensor dx,
                                   Tensor scratch) const {
   LinearBackwardInput(pass, packed_, d_output.packed, dx);

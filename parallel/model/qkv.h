@@ -44,7 +44,7 @@ class QkvProjection {
 
   Output Take(kernels::Arena& arena, const std::string& category, kernels::DType dtype,
               int64_t tokens) const;
-  // Of Backward and BackwardInput, [T,C]; empty when they need none.
+  // Of BackwardInput, [T,C]; empty when they need none.
   kernels::Tensor TakeScratch(kernels::Arena& arena, kernels::DType dtype, int64_t tokens) const;
 
   // Views of an output as [B,S,heads,D].
@@ -56,8 +56,6 @@ class QkvProjection {
 
   // As those of a linear layer (linear.h).
   void Forward(const Pass& pass, kernels::Tensor x, const Output& output) const;
-  void Backward(const Pass& pass, const Output& d_output, kernels::Tensor x, kernels::Tensor dx,
-                kernels::Tensor scratch) const;
   void BackwardInput(const Pass& pass, const Output& d_output, kernels::Tensor dx,
                      kernels::Tensor scratch) const;
   void BackwardWeights(const Pass& pass, const Output& d_output, kernels::Tensor x) const;

@@ -13,6 +13,16 @@ namespace muster::parallel {
 
 using kernels::Tensor;
 
+const char* Name(TensorOverlap overlap) {
+  switch (overlap) {
+    case TensorOverlap::kNone:
+      return "none";
+    case TensorOverlap::kBackward:
+      return "backward";
+  }
+  return "unknown";
+}
+
 std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>& weights) {
   CHECK(ranks > 0 && units >= ranks) << units << " units for " << ranks << " ranks";
   CHECK(weights.empty() || static_cast<int>(weights.size()) == ranks);
@@ -127,6 +137,7 @@ TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_
   part.rank = parallel.tensor_rank;
   part.size = parallel.tensor_size;
   part.sequence = parallel.sequence_parallel && part.size > 1;
+  if (part.size > 1) part.overlap = parallel.tensor_overlap;
   const int64_t group = heads / kv_heads;
   if (kv_heads < part.size) {
     ShareHeads(parallel, kv_heads, group, part);
@@ -140,23 +151,63 @@ TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_
   return part;
 }
 
+namespace {
+
+void Gather(Communicator& group, kernels::Stream& stream, const Tensor& rows, const Tensor& all) {
+  const int64_t count = rows.dim(0);
+  kernels::Copy(stream, rows, all.Rows(group.rank() * count, count));
+  group.AllGather(stream, all);
+}
+
+}  // namespace
+
 Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage) const {
   if (!sequence) return rows;
-  const int64_t count = rows.dim(0);
-  kernels::Copy(pass.stream, rows, storage.Rows(rank * count, count));
-  pass.tensor->AllGather(pass.stream, storage);
+  Gather(*pass.tensor, pass.stream, rows, storage);
   return storage;
 }
 
 Tensor TensorPart::Leave(const Pass& pass, Tensor partial) const {
   if (size == 1) return partial;
-  if (!sequence) {
-    pass.tensor->AllReduce(pass.stream, partial, ReduceOp::kSum);
-    return partial;
+  Sum(*pass.tensor, pass.stream, partial);
+  return OwnRows(partial);
+}
+
+Started TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage) const {
+  if (!sequence || !Overlaps(pass)) return {Enter(pass, rows, storage)};
+  return {storage, pass.tensor_stream->Start(pass.stream, [&](kernels::Stream& stream) {
+            Gather(*pass.tensor, stream, rows, storage);
+          })};
+}
+
+Started TensorPart::StartLeave(const Pass& pass, Tensor partial) const {
+  if (!Overlaps(pass)) return {Leave(pass, partial)};
+  return {OwnRows(partial), pass.tensor_stream->Start(pass.stream, [&](kernels::Stream& stream) {
+            Sum(*pass.tensor, stream, partial);
+          })};
+}
+
+Tensor TensorPart::Await(const Pass& pass, const Started& started) {
+  if (started.done != nullptr) pass.tensor_stream->Await(pass.stream, *started.done);
+  return started.tensor;
+}
+
+bool TensorPart::Overlaps(const Pass& pass) const {
+  return overlap != TensorOverlap::kNone && pass.tensor_stream != nullptr;
+}
+
+void TensorPart::Sum(Communicator& group, kernels::Stream& stream, const Tensor& partial) const {
+  if (sequence) {
+    group.ReduceScatter(stream, partial, ReduceOp::kSum);
+  } else {
+    group.AllReduce(stream, partial, ReduceOp::kSum);
   }
-  pass.tensor->ReduceScatter(pass.stream, partial, ReduceOp::kSum);
-  const int64_t count = partial.dim(0) / size;
-  return partial.Rows(rank * count, count);
+}
+
+Tensor TensorPart::OwnRows(const Tensor& all) const {
+  if (!sequence) return all;
+  const int64_t count = all.dim(0) / size;
+  return all.Rows(rank * count, count);
 }
 
 absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, int64_t ffn,

@@ -55,7 +55,8 @@ int64_t UnitSize(int64_t size, int ranks);
 struct TensorPart {
   int rank = 0;
   int size = 1;
-  bool sequence = false;  // false when size is 1
+  bool sequence = false;                         // false when size is 1
+  TensorOverlap overlap = TensorOverlap::kNone;  // kNone when size is 1
   Span heads, kv_heads, ffn, vocab;
   // Fewer key/value heads in the model than ranks: those that share this rank's, maybe it alone.
   bool shares_kv = false;
@@ -80,6 +81,17 @@ struct TensorPart {
   // Where it ends (backward: begins): `partial` [T,C] is summed over the ranks in place. Returns
   // this rank's rows of it: all, without sequence parallelism.
   kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial) const;
+
+  // The same beside the computing stream, if the pass has a stream for that, of a model that
+  // overlaps: what is enqueued until Await() runs under it, and must leave its tensors alone.
+  Started StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
+  Started StartLeave(const Pass& pass, kernels::Tensor partial) const;
+  static kernels::Tensor Await(const Pass& pass, const Started& started);
+
+ private:
+  bool Overlaps(const Pass& pass) const;
+  void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial) const;
+  kernels::Tensor OwnRows(const kernels::Tensor& all) const;
 };
 
 // kInvalidArgument with all numbers when a rank would be left without a unit, or `parallel` makes

@@ -124,7 +124,10 @@ class EmbeddingBlock : public Block {
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
-    Gradients(pass, flow, static_cast<EmbeddingSaved&>(base), flow.d_hidden);
+    const Started begun = std::exchange(flow.d_whole, {});
+    Gradients(pass, flow, static_cast<EmbeddingSaved&>(base),
+              begun.tensor.empty() ? part_.Enter(pass, flow.d_hidden, flow.branch_storage)
+                                   : TensorPart::Await(pass, begun));
   }
   // Nobody waits for what is in front. The first block has used up the hidden state.
   void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
@@ -132,7 +135,7 @@ class EmbeddingBlock : public Block {
   }
   void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
-    Gradients(pass, flow, saved, saved.out);
+    Gradients(pass, flow, saved, part_.Enter(pass, saved.out, flow.branch_storage));
   }
 
  private:
@@ -142,6 +145,7 @@ class EmbeddingBlock : public Block {
     Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
   };
 
+  // `d_out`: of all rows.
   void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
                  const Tensor& d_out) const {
     const Tensor positions = Positions(*pass.gradients, flow);
@@ -152,9 +156,9 @@ class EmbeddingBlock : public Block {
       if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
     }
     if (spread) kernels::Zero(pass.stream, saved.d_positions);
-    kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens,
-                               part_.Enter(pass, d_out, flow.branch_storage), flow.shape.sequence,
-                               (*pass.gradients)[token_], spread ? saved.d_positions : positions);
+    kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens, d_out,
+                               flow.shape.sequence, (*pass.gradients)[token_],
+                               spread ? saved.d_positions : positions);
     for (int chunk = 0; spread && chunk < 2; ++chunk) {
       kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
                     Chunk(pass, positions, flow, chunk));
@@ -264,20 +268,33 @@ class TransformerBlock : public Block {
     saved.x1 = flow.residual;
     AttentionForward(pass, flow, saved);
     NormForward(pass, norm2_, flow, saved.norm2);
-    MlpForward(pass, flow, saved);
+    MlpForward(pass, part_.Enter(pass, saved.norm2.y, flow.branch_storage), saved);
     LinearForward(pass, down_, saved.up, flow.branch_storage);
     flow.branch = part_.Leave(pass, flow.branch_storage);
   }
 
+  // Every collective is begun as soon as what it sends is there, and awaited where its result is
+  // used, with gradients of weights in between, which nothing else waits for: that of `down` under
+  // the sum of the gradient of norm2's output, that of `up` under the gather behind norm2, that of
+  // `output` under the second sum, that of qkv under the gather behind norm1. The inputs of `up`
+  // and qkv are gathered once more, rather than kept, under what comes before.
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    if (recompute_ != Recompute::kNone) Again(pass, flow, saved);
-    MlpBackward(pass, flow, saved);
-    NormBackward(pass, norm2_, part_.Leave(pass, saved.d_small), saved.norm2.x, saved.norm2,
+    Started d_out = std::exchange(flow.d_whole, {}), y2;
+    if (recompute_ != Recompute::kNone) Again(pass, flow, saved, d_out, y2);
+    if (d_out.tensor.empty()) d_out = StartGradient(pass, flow);
+    const bool beside = GathersBeside(flow);
+    if (beside && y2.tensor.empty()) y2 = StartInput(pass, flow, saved.norm2);
+    const Tensor d_mlp = part_.Await(pass, d_out);
+    MlpBackwardInput(pass, d_mlp, saved);
+    const Started d_norm2 = part_.StartLeave(pass, saved.d_small);
+    LinearBackwardWeights(pass, down_, d_mlp, saved.up);
+    if (!beside) UpBackwardWeights(pass, saved, StartInput(pass, flow, saved.norm2));
+    NormBackward(pass, norm2_, part_.Await(pass, d_norm2), saved.norm2.x, saved.norm2,
                  flow.d_hidden);
-    AttentionBackward(pass, flow, saved);
-    NormBackward(pass, norm1_, part_.Leave(pass, saved.d_small), saved.x1, saved.norm1,
-                 flow.d_hidden);
+    d_out = StartGradient(pass, flow);
+    if (beside) UpBackwardWeights(pass, saved, y2);
+    AttentionBackward(pass, flow, saved, d_out);
   }
 
   // Leaves behind, for BackwardWeights: the gradients of the outputs of the four products in the
@@ -306,12 +323,25 @@ class TransformerBlock : public Block {
   }
   void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    const auto whole = [&](Tensor rows) { return part_.Enter(pass, rows, flow.branch_storage); };
-    LinearBackwardWeights(pass, down_, whole(saved.norm2.x), saved.up);
-    LinearBackwardWeights(pass, up_, saved.pre, whole(saved.norm2.y));
+    // Each is gathered under the product before it.
+    const Tensor rows[] = {saved.norm2.x, saved.norm2.y, saved.norm1.x, saved.norm1.y};
+    const bool beside = GathersBeside(flow);
+    int next = 0;
+    const auto start = [&] {
+      const Tensor storage = beside && next % 2 == 0 ? flow.gathered : flow.branch_storage;
+      return part_.StartEnter(pass, rows[next++], storage);
+    };
+    Started begun = beside ? start() : Started();
+    const auto whole = [&] {
+      const Started now = beside ? begun : start();
+      if (beside && next < 4) begun = start();
+      return part_.Await(pass, now);
+    };
+    LinearBackwardWeights(pass, down_, whole(), saved.up);
+    LinearBackwardWeights(pass, up_, saved.pre, whole());
     NormBackwardWeights(pass, norm2_, saved.d_norm2);
-    LinearBackwardWeights(pass, output_, whole(saved.norm1.x), saved.attention);
-    qkv_.BackwardWeights(pass, saved.qkv, whole(saved.norm1.y));
+    LinearBackwardWeights(pass, output_, whole(), saved.attention);
+    qkv_.BackwardWeights(pass, saved.qkv, whole());
     NormBackwardWeights(pass, norm1_, saved.d_norm1);
   }
 
@@ -378,9 +408,9 @@ class TransformerBlock : public Block {
     LinearForward(pass, output_, saved.attention, flow.branch_storage);
     flow.branch = part_.Leave(pass, flow.branch_storage);
   }
-  void MlpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+  // `y2`: all rows of norm2's output.
+  void MlpForward(const Pass& pass, const Tensor& y2, const TransformerSaved& saved,
                   bool activate = true) const {
-    const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
     if (swiglu_) {
       LinearForward(pass, up_, y2, saved.pre);
       if (activate) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
@@ -388,8 +418,10 @@ class TransformerBlock : public Block {
       LinearForward(pass, up_, y2, saved.up, saved.pre);
     }
   }
-  // Makes what was not kept.
-  void Again(const Pass& pass, const Flow& flow, TransformerSaved& saved) const {
+  // Makes what was not kept. Where everything comes again, and gathers overlap, the gather of
+  // d_hidden is begun on the way, and all rows of norm2's output stay where they were needed.
+  void Again(const Pass& pass, const Flow& flow, TransformerSaved& saved, Started& d_out,
+             Started& y2) const {
     Flow again = flow;
     again.residual = saved.x1;
     again.branch = Tensor();
@@ -397,7 +429,12 @@ class TransformerBlock : public Block {
     if (recompute_ == Recompute::kFull) {
       AttentionForward(pass, again, saved);
       NormForward(pass, norm2_, again, saved.norm2);
-      MlpForward(pass, again, saved, /*activate=*/!SwigluComesAgain());
+      const Tensor input = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
+      if (GathersBeside(flow)) {
+        d_out = StartGradient(pass, flow);
+        y2 = {input};
+      }
+      MlpForward(pass, input, saved, /*activate=*/!SwigluComesAgain());
       return;
     }
     again.residual = saved.norm2.x;
@@ -407,35 +444,58 @@ class TransformerBlock : public Block {
   // that pass reads.
   bool SwigluComesAgain() const { return swiglu_ && recompute_ != Recompute::kNone; }
 
-  // From flow.d_hidden to saved.d_small, the gradient of the norm's output: this rank's part of it.
-  void MlpBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
-    const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
-    // The gate and `up` are not needed again: their gradients take their place.
-    if (SwigluComesAgain()) {
-      LinearBackwardInput(pass, down_, dy, saved.d_up);
-      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre, saved.up);
-      LinearBackwardWeights(pass, down_, dy, saved.up);
-    } else if (swiglu_) {
-      LinearBackward(pass, down_, dy, saved.up, saved.d_up);
-      kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre);
-    } else {
-      LinearBackwardThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
-                                recompute_ == Recompute::kSelective);
-    }
-    // Gathered once more, into the place of dy, rather than kept.
-    const Tensor y2 = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
-    if (swiglu_) {
-      LinearBackward(pass, up_, saved.pre, y2, saved.d_small);
-    } else {
-      LinearBackward(pass, up_, saved.d_up, y2, saved.d_small, /*bias_is_complete=*/true);
-    }
+  // Whether there is memory for two gathers at once.
+  static bool GathersBeside(const Flow& flow) { return !flow.gathered.empty(); }
+  // All rows of flow.d_hidden.
+  Started StartGradient(const Pass& pass, const Flow& flow) const {
+    return part_.StartEnter(pass, flow.d_hidden,
+                            GathersBeside(flow) ? flow.gathered : flow.branch_storage);
   }
-  void AttentionBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
-    const Tensor dy = part_.Enter(pass, flow.d_hidden, flow.branch_storage);
-    LinearBackward(pass, output_, dy, saved.attention, AttentionGradient(saved));
-    ScoresBackward(pass, flow, saved);
-    qkv_.Backward(pass, saved.d_qkv, part_.Enter(pass, saved.norm1.y, flow.branch_storage),
-                  saved.d_small, saved.d_shared);
+  // Those of a norm's output.
+  Started StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const {
+    return part_.StartEnter(pass, norm.y, flow.branch_storage);
+  }
+
+  // From the gradient of the MLP's output to saved.d_small, that of norm2's: this rank's part of
+  // it.
+  void MlpBackwardInput(const Pass& pass, const Tensor& dy, const TransformerSaved& saved) const {
+    if (!swiglu_) {
+      LinearBackwardInputThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
+                                     recompute_ == Recompute::kSelective);
+      LinearBackwardInput(pass, up_, saved.d_up, saved.d_small);
+      return;
+    }
+    LinearBackwardInput(pass, down_, dy, saved.d_up);
+    // The gate and `up` are not needed again: their gradients take their place.
+    kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre,
+                            SwigluComesAgain() ? saved.up : Tensor());
+    LinearBackwardInput(pass, up_, saved.pre, saved.d_small);
+  }
+  void UpBackwardWeights(const Pass& pass, const TransformerSaved& saved, const Started& y2) const {
+    LinearBackwardWeights(pass, up_, swiglu_ ? saved.pre : saved.d_up, part_.Await(pass, y2),
+                          /*bias_is_complete=*/!swiglu_);
+  }
+  // `d_out`: of the gradient of attention's output. To flow.d_hidden.
+  void AttentionBackward(const Pass& pass, Flow& flow, const TransformerSaved& saved,
+                         const Started& d_out) const {
+    const bool beside = GathersBeside(flow);
+    Started y1;
+    if (beside) y1 = StartInput(pass, flow, saved.norm1);
+    const Tensor dy = part_.Await(pass, d_out);
+    AttentionBackwardInput(pass, flow, saved, dy);
+    const Started d_norm1 = part_.StartLeave(pass, saved.d_small);
+    LinearBackwardWeights(pass, output_, dy, saved.attention);
+    // The block behind takes the gather over, unless it uses the memory before.
+    const bool ahead = beside && flow.more_behind && recompute_ != Recompute::kFull;
+    const auto weights = [&] {
+      if (!beside) y1 = StartInput(pass, flow, saved.norm1);
+      qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));
+    };
+    if (!ahead) weights();
+    NormBackward(pass, norm1_, part_.Await(pass, d_norm1), saved.x1, saved.norm1, flow.d_hidden);
+    if (!ahead) return;
+    flow.d_whole = StartGradient(pass, flow);
+    weights();
   }
   void AttentionBackwardInput(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
                               const Tensor& dy) const {
@@ -608,6 +668,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.tensor_size = tensor.size;
   if (tensor.shares_kv) shape.kv_group = static_cast<int>(tensor.kv_heads.begin);
   shape.sequence_parallel = tensor.sequence;
+  shape.tensor_overlap = tensor.overlap;
   shape.split_backward = parallel.split_backward;
   shape.documents = parallel.documents;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),

@@ -68,8 +68,9 @@ Trainer::~Trainer() {
 std::vector<kernels::Stream*> Trainer::streams() const {
   std::vector<kernels::Stream*> streams;
   kernels::Stream* const exchange = exchange_ == nullptr ? nullptr : exchange_->stream.get();
+  kernels::Stream* const tensor = tensor_stream_ == nullptr ? nullptr : &tensor_stream_->stream();
   for (kernels::Stream* stream :
-       {communication_.get(), gathering_.get(), exchange, compute_.get()}) {
+       {communication_.get(), gathering_.get(), exchange, tensor, compute_.get()}) {
     if (stream != nullptr) streams.push_back(stream);
   }
   return streams;
@@ -258,6 +259,9 @@ absl::Status Trainer::Allocate() {
   if (options_.overlap && context_size() > 1) {
     ASSIGN_OR_RETURN(exchange_, ContextOverlap::Make(device_));
   }
+  if (options_.overlap && model_.shape().tensor_overlap != TensorOverlap::kNone) {
+    ASSIGN_OR_RETURN(tensor_stream_, TensorStream::Make(device_));
+  }
   FlatBuffersOptions storage = StorageOptionsOf(place());
   storage.seed = options_.seed;
   storage.shard = groups_.shard().rank();
@@ -279,6 +283,7 @@ absl::Status Trainer::Allocate() {
                                                       std::max(1, options_.offload_threads)));
   }
   MakeMeter();
+  if (tensor_stream_ != nullptr) tensor_stream_->Measure(meter_.get());
   if (model_.shape().kv_group >= 0) {
     ASSIGN_OR_RETURN(
         sharers_, groups_.Along({Axis::kTensor})

@@ -325,7 +325,8 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<kernels::Replay> replay_;  // of updates; null where steps are not recorded
   std::unique_ptr<kernels::Stream> compute_, communication_, gathering_;
-  std::unique_ptr<ContextOverlap> exchange_;  // of ranks that share sequences; null: on compute_
+  std::unique_ptr<ContextOverlap> exchange_;     // of ranks that share sequences; null: on compute_
+  std::unique_ptr<TensorStream> tensor_stream_;  // null: tensor collectives run on compute_
   std::unique_ptr<ExposureMeter> meter_;
   // Groups whose calls on the computing stream are waits.
   std::unique_ptr<Communicator> metered_world_, metered_gather_, metered_tensor_, metered_context_,

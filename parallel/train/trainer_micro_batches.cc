@@ -198,6 +198,7 @@ Pass Trainer::MakePass() {
   Pass pass = {*compute_, flat_->parameter_views()};
   pass.gate = gatherer_.get();
   pass.tensor = metered_tensor_.get();
+  pass.tensor_stream = tensor_stream_.get();
   pass.context = metered_context_.get();
   pass.context_overlap = exchange_.get();
   pass.trace = trace_;

@@ -137,6 +137,9 @@ void ApplyDefaults(v1::JobSpec& spec) {
     if (parallel.context_method() == v1::CONTEXT_METHOD_UNSPECIFIED) {
       parallel.set_context_method(v1::CONTEXT_METHOD_RING);
     }
+    if (parallel.tensor_overlap() == v1::TENSOR_OVERLAP_UNSPECIFIED) {
+      parallel.set_tensor_overlap(v1::TENSOR_OVERLAP_BACKWARD);
+    }
     if (parallel.data() == 0) {
       // What the other degrees leave; where they do not divide the ranks, Validate says so.
       const __int128 others =

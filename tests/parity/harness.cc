@@ -67,6 +67,7 @@ std::string Case::ToString() const {
           : "",
       degrees[Axis::kContext] > 1 ? absl::StrCat(" by ", Name(context_method)) : "",
       layout.sequence_parallel ? " sequence-parallel" : "", tensor_weights.empty() ? "" : " uneven",
+      degrees[Axis::kTensor] > 1 ? absl::StrCat(" tensor-overlap ", Name(tensor_overlap)) : "",
       recompute == Recompute::kNone
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
@@ -84,6 +85,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
   part.tensor_size = degrees[Axis::kTensor];
   part.sequence_parallel = run.layout.sequence_parallel;
   part.tensor_weights = run.tensor_weights;
+  part.tensor_overlap = run.tensor_overlap;
   part.recompute = run.recompute;
   part.split_backward =
       run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;

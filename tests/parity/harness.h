@@ -27,6 +27,7 @@ struct Case {
   Layout layout;  // degrees, chunks, ZeRO; batch sizes
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
+  TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   ContextMethod context_method = ContextMethod::kRing;
   Recompute recompute = Recompute::kNone;
   bool offload_activations = false;

@@ -102,6 +102,54 @@ TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
   }
 }
 
+// What runs beside the computing stream, or in another place of backward, is the same work.
+TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
+  std::vector<Case> runs;
+  for (const ModelDescription& model : {SmallGpt2(), SmallLlama()}) {
+    for (const bool rows : {false, true}) {
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        Case run;
+        run.model = model;
+        run.layout.degrees = PerAxis(1, 1, 1, 2);
+        run.layout.sequence_parallel = rows;
+        run.recompute = recompute;
+        runs.push_back(run);
+      }
+      Case run = runs.back();
+      run.recompute = Recompute::kNone;
+      run.layout.degrees = PerAxis(2, 1, 1, 2);
+      run.schedule = PipelineSchedule::kZeroBubble;
+      runs.push_back(run);
+      run.schedule = PipelineSchedule::kOneForwardOneBackward;
+      run.layout.degrees = PerAxis(1, 2, 2, 2);
+      run.layout.zero = 3;
+      runs.push_back(run);
+      run.layout = {};
+      run.layout.degrees = PerAxis(1, 1, 1, 3);
+      run.model.sizes["hidden"] = 48;
+      run.layout.sequence_parallel = false;
+      run.tensor_weights = {3, 1, 2};
+      run.offload_activations = true;
+      run.gloo = model.family == "llama" && rows;
+      runs.push_back(run);
+    }
+  }
+  for (Case& run : runs) {
+    SCOPED_TRACE(run.ToString());
+    run.steps = 6;
+    run.layout.global_batch = 16;
+    run.layout.micro_batch = 2;
+    run.tensor_overlap = TensorOverlap::kNone;
+    const RankResult plain = harness_.Train(run)[0];
+    run.tensor_overlap = TensorOverlap::kBackward;
+    ExpectSameBits(plain, harness_.Train(run)[0]);
+    // The same order without the stream.
+    run.overlap = false;
+    ExpectSameBits(plain, harness_.Train(run)[0]);
+  }
+}
+
 TEST_F(Layouts, StateOfARank_IsThatOfTheFormulas) {
   const auto state = [this](Case run) {
     run.steps = 1;

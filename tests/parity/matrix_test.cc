@@ -126,6 +126,7 @@ Case Draw(Rng& rng) {
     run.context_method =
         Pick(rng, {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll});
     layout.sequence_parallel = tensor > 1 && rng.Chance(0.5);
+    if (tensor > 1 && rng.Chance(0.3)) run.tensor_overlap = TensorOverlap::kNone;
     if (tensor > 1 && rng.Chance(0.4)) {
       for (int i = 0; i < tensor; ++i) run.tensor_weights.push_back(1 + rng.Below(4));
     }
@@ -191,6 +192,8 @@ std::vector<std::string> Settings(const Case& run) {
           layout.degrees[Axis::kPipeline] > 1 ? Name(run.schedule) : "no schedule",
           layout.degrees[Axis::kContext] > 1 ? Name(run.context_method) : "no method",
           layout.sequence_parallel ? "sequence" : "no sequence",
+          absl::StrCat("tensor overlap ",
+                       layout.degrees[Axis::kTensor] > 1 ? Name(run.tensor_overlap) : "of one"),
           run.tensor_weights.empty() ? "even" : "uneven",
           SharesKeys(run) ? "shares keys" : "own keys",
           run.documents ? "documents" : "one document",

@@ -108,8 +108,12 @@ class Formula {
     // gradients once more too.
     int64_t per_block = rows ? 4 + 6 : 2 + 2;
     if (rows && part_.split_backward) per_block += 2;
-    // Forward once more, but for its last product.
-    if (run_.recompute == Recompute::kFull) per_block += rows ? 3 : 1;
+    // Forward once more, but for its last product. Where gathers overlap, the input of the second
+    // pair stays gathered until backward needs it.
+    if (run_.recompute == Recompute::kFull) {
+      const bool stays = run_.tensor_overlap != TensorOverlap::kNone;
+      per_block += rows ? (stays ? 2 : 3) : 1;
+    }
     // The embedding's sum, and the gather of its gradient; the head's input, and the sum of its
     // gradient.
     const int64_t collectives =
@@ -192,7 +196,10 @@ TEST_F(Volume, OfTensorParallelism_IsThatOfTheFormula) {
         Case run = Split(model, PerAxis(1, 1, 1, 2));
         run.layout.sequence_parallel = rows;
         run.recompute = recompute;
-        ExpectFormula(run);
+        for (const TensorOverlap overlap : {TensorOverlap::kNone, TensorOverlap::kBackward}) {
+          run.tensor_overlap = overlap;
+          ExpectFormula(run);
+        }
       }
     }
   }

@@ -274,6 +274,9 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   part.tensor_rank = coordinate[parallel::Axis::kTensor];
   part.tensor_size = split.tensor();
   part.sequence_parallel = split.sequence();
+  part.tensor_overlap = split.tensor_overlap() == v1::TENSOR_OVERLAP_NONE
+                            ? parallel::TensorOverlap::kNone
+                            : parallel::TensorOverlap::kBackward;
   part.split_backward = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
   if (engine.training().recompute() == v1::RECOMPUTE_SELECTIVE) {
     part.recompute = parallel::Recompute::kSelective;

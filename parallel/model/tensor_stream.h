@@ -1,0 +1,51 @@
+// Collectives of the tensor group beside the computing stream, so that products run over them.
+#ifndef MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
+#define MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
+
+#include <array>
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+#include "parallel/comm/exposure.h"
+
+namespace muster::parallel {
+
+// A tensor that a collective fills: to be read once it has been awaited.
+struct Started {
+  kernels::Tensor tensor;
+  kernels::Event* done = nullptr;  // null: it has run on the computing stream
+};
+
+// Owns the stream and its events. Serves all layers of a model; used by the thread that enqueues on
+// the computing stream, which makes the order of the calls the same on all ranks.
+class TensorStream {
+ public:
+  static absl::StatusOr<std::unique_ptr<TensorStream>> Make(kernels::Device& device);
+
+  // Counts the waits of Await, which it must outlive; null: nobody does.
+  void Measure(ExposureMeter* meter) { meter_ = meter; }
+
+  // Enqueues `work` behind all that `compute` has been given. The event is that of its end, and is
+  // used again kUnderWay calls later.
+  kernels::Event* Start(kernels::Stream& compute,
+                        absl::FunctionRef<void(kernels::Stream& stream)> work);
+  void Await(kernels::Stream& compute, kernels::Event& done);
+
+  kernels::Stream& stream() { return *stream_; }
+
+ private:
+  static constexpr int kUnderWay = 8;
+
+  std::unique_ptr<kernels::Stream> stream_;
+  std::unique_ptr<kernels::Event> ready_;  // compute: what is sent has been written
+  std::array<std::unique_ptr<kernels::Event>, kUnderWay> done_;
+  int next_ = 0;
+  ExposureMeter* meter_ = nullptr;
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
