@@ -29,14 +29,6 @@
   cpu::op(stream, __VA_ARGS__)
 #endif
 
-// For ops without a CUDA twin: the stream fails, so that a step ends with a message.
-#define MUSTER_DISPATCH_HOST(op, ...)                                              \
-  if (stream.device().kind() == DeviceKind::kCuda) {                               \
-    stream.Fail(absl::UnimplementedError(#op " runs on CPU devices only so far")); \
-  } else {                                                                         \
-    cpu::op(stream, __VA_ARGS__);                                                  \
-  }
-
 namespace muster::kernels {
 
 void Zero(Stream& stream, Tensor out) {
@@ -227,22 +219,22 @@ void AdamW(Stream& stream, const AdamWArgs& args) {
 
 void TakeLargest(Stream& stream, const TakeLargestArgs& args) {
   CheckTakeLargest(args);
-  MUSTER_DISPATCH_HOST(TakeLargest, args);
+  MUSTER_DISPATCH(TakeLargest, args);
 }
 
 void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out) {
   CheckSumSparse(entries, first, out);
-  MUSTER_DISPATCH_HOST(SumSparse, entries, first, out);
+  MUSTER_DISPATCH(SumSparse, entries, first, out);
 }
 
 void TakeSigns(Stream& stream, Tensor x, Tensor packed) {
   CheckTakeSigns(x, packed);
-  MUSTER_DISPATCH_HOST(TakeSigns, x, packed);
+  MUSTER_DISPATCH(TakeSigns, x, packed);
 }
 
 void SumSigns(Stream& stream, Tensor packed, int64_t first, Tensor out) {
   CheckSumSigns(packed, first, out);
-  MUSTER_DISPATCH_HOST(SumSigns, packed, first, out);
+  MUSTER_DISPATCH(SumSigns, packed, first, out);
 }
 
 #ifndef MUSTER_KERNELS_CUDA

@@ -339,7 +339,6 @@ struct AdamWArgs {
 void AdamW(Stream& stream, const AdamWArgs& args);
 
 // ---- gradient compression ----
-// On CUDA: kUnimplemented on the stream, so far.
 //
 // Takes the k elements of x of largest magnitude out of it: they become zero there, and in `also`.
 // Among equal magnitudes lower indices go first; NaN is larger than anything. They are written

@@ -49,6 +49,10 @@ void PrepareStep(Stream& stream, const PrepareStepArgs& args);
 void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
                      StepScalars* scalars);
 void AdamW(Stream& stream, const AdamWArgs& args);
+void TakeLargest(Stream& stream, const TakeLargestArgs& args);
+void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out);
+void TakeSigns(Stream& stream, Tensor x, Tensor packed);
+void SumSigns(Stream& stream, Tensor packed, int64_t first, Tensor out);
 
 }  // namespace muster::kernels::cuda
 

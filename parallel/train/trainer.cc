@@ -133,7 +133,7 @@ absl::Status CheckPipeline(const TrainerPlace& place) {
   return absl::OkStatus();
 }
 
-absl::Status CheckCompression(const TrainerOptions& options, const kernels::Device& device) {
+absl::Status CheckCompression(const TrainerOptions& options) {
   const CompressionOptions& compression = options.compression;
   if (compression.method == CompressionMethod::kNone) return absl::OkStatus();
   if (options.zero >= 2) {
@@ -156,9 +156,6 @@ absl::Status CheckCompression(const TrainerOptions& options, const kernels::Devi
         "gradient compression: density %g must be above 0 and at most 1, momentum %g at least 0 "
         "and less than 1, warmup_steps %d not negative",
         compression.density, compression.momentum, compression.warmup_steps));
-  }
-  if (device.kind() == kernels::DeviceKind::kCuda) {
-    return absl::UnimplementedError("gradient compression runs on CPU devices only so far");
   }
   return absl::OkStatus();
 }
@@ -215,7 +212,7 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
         "must be the same, and the samples a multiple of two chunks per rank (%d)",
         training.sequence_length(), context, model.shape().context_size, 2 * context));
   }
-  RETURN_IF_ERROR(CheckCompression(options, device));
+  RETURN_IF_ERROR(CheckCompression(options));
   if (shape.documents && device.kind() != kernels::DeviceKind::kCpu) {
     return absl::UnimplementedError(
         "attention within documents runs on CPU devices only so far: engine.data."
@@ -308,9 +305,9 @@ absl::Status Trainer::Allocate() {
 
 absl::Status Trainer::AllocatePipeline() {
   // Alone, a step is the same kernels every time. Shards of ZeRO 2 and 3 rotate, and offloaded
-  // buckets are waited for, inside a pass.
+  // buckets are waited for, inside a pass; how much of a gradient is sent changes by step.
   if (options_.record && device_.kind() == kernels::DeviceKind::kCuda && world_.size() == 1 &&
-      options_.zero < 2 && flat_->options().host_buckets == 0) {
+      options_.zero < 2 && flat_->options().host_buckets == 0 && compressor_ == nullptr) {
     replay_ = std::make_unique<kernels::Replay>(*compute_);
   }
   const PipelinePlan plan = MakePipelinePlan(PipelineShapeOf(place()));

@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -44,9 +45,11 @@ absl::Status Trainer::CompareWithDense() {
   }
   if (bucket < 0) return absl::OkStatus();
   const Tensor gradient = flat_->whole_gradients(bucket);
-  if (device_.kind() == kernels::DeviceKind::kCpu) {
-    kernels::FillNormal(gradient, options_.seed, /*stream_id=*/0, /*first=*/0, 0, 1);
-  }
+  // Equal values would be selected at another speed.
+  std::vector<float> values(gradient.elements());
+  const Tensor host(values.data(), kernels::DType::kF32, {gradient.elements()});
+  kernels::FillNormal(host, options_.seed, /*stream_id=*/0, /*first=*/0, 0, 1);
+  kernels::Copy(*compute_, host, gradient);
   compressor_->BeginStep(options_.compression.warmup_steps + 1);
   ASSIGN_OR_RETURN(double compressed,
                    MedianSeconds(*compute_, [&] { compressor_->Exchange(*compute_, bucket); }));

@@ -466,9 +466,6 @@ class Judge {
     if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16) {
       Add(path, "sends fp32 values; use gradient_reduction: fp32");
     }
-    if (spec.resources().device() == v1::DEVICE_KIND_CUDA) {
-      Add(path, "runs on resources.device: cpu only so far");
-    }
   }
 
   void Precision(const v1::JobSpec& spec) {

@@ -283,6 +283,64 @@ TEST_P(LayoutsGpuTest, EveryLayout_TrainsLikeOneRank) {
   }
 }
 
+// Compressed gradients are others than those of one rank: the reference is the host.
+TEST_P(LayoutsGpuTest, CompressedGradients_TrainLikeThoseOfTheHost) {
+  const int count = cuda() ? std::min(CountGpus(), 2) : 2;
+  if (count < 1) GTEST_SKIP() << "NO GPU, NOT TESTED";
+  const std::vector<std::string> methods = {"training.gradient_compression.top_k.density=0.1",
+                                            "training.gradient_compression.top_k.momentum=0.5",
+                                            "training.gradient_compression.sign={}"};
+  std::vector<std::vector<double>> losses;
+  for (const DeviceKind kind : {DeviceKind::kCpu, GetParam()}) {
+    const std::string meet = directory_ / absl::StrCat("meet-", losses.size());
+    ASSERT_OK(PosixFileSystem()->MakeDirectory(meet));
+    const auto work = [&](RankProcess& self, int index) -> absl::StatusOr<std::string> {
+      std::vector<std::string> overrides = {"model.family=gpt2",
+                                            "model.layers=2",
+                                            "model.hidden=128",
+                                            "model.heads=2",
+                                            absl::StrCat("model.vocab=", kVocab),
+                                            "model.sequence_length=64",
+                                            "training.precision=fp32",
+                                            "training.steps=10",
+                                            "training.global_batch=8",
+                                            "training.micro_batch=2",
+                                            "training.optimizer.adamw.lr=0.0003",
+                                            absl::StrCat("parallel.data=", count),
+                                            methods[index]};
+      if (index == 1) overrides.push_back(methods[0]);
+      EngineRun run;
+      run.cache_directory = directory_ / "plans";
+      auto spec = EngineSpec(kind, directory_ / "text", overrides);
+      if (!spec.ok()) return spec.status();
+      run.spec = *std::move(spec);
+      const auto result = RunEngine(self, run);
+      if (!result.ok()) return result.status();
+      return result->ToText();
+    };
+    RankProcesses ranks(count, kind, meet, work);
+    for (int i = 0; i < static_cast<int>(methods.size()); ++i) {
+      const auto texts = ranks.Run(i, count, kBound);
+      ASSERT_OK(texts) << methods[i];
+      losses.push_back(EngineResult::FromText(texts->front())->losses);
+    }
+  }
+  for (size_t i = 0; i < methods.size(); ++i) {
+    const std::vector<double>& host = losses[i];
+    const std::vector<double>& other = losses[methods.size() + i];
+    ASSERT_EQ(host.size(), 10u);
+    ASSERT_EQ(other.size(), 10u);
+    EXPECT_LT(host.back(), host.front());
+    double worst = 0;
+    for (size_t step = 0; step < host.size(); ++step) {
+      worst = std::max(worst, std::abs(other[step] / host[step] - 1));
+    }
+    EXPECT_LE(worst, cuda() ? 1e-3 : 0) << methods[i];
+    std::cout << absl::StrFormat("  %s over %d: losses within %.1e", methods[i], count, worst)
+              << std::endl;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, LayoutsGpuTest,
                          ::testing::Values(DeviceKind::kCpu, DeviceKind::kCuda),
                          [](const auto& info) {

@@ -102,8 +102,8 @@ TEST(SpecDefaults, GradientCompression_LeavesTablesWhole) {
   EXPECT_THAT(spec.engine().training().gradient_compression().exclude(),
               ::testing::ElementsAre("embedding.*", "head.*"));
   EXPECT_EQ(spec.engine().training().gradient_compression().min_elements(), 1024);
-  for (const char* with : {"engine.training.gradient_reduction=bf16", "resources.device=cuda",
-                           "engine.parallel.zero=2"}) {
+  for (const char* with : {"engine.training.gradient_reduction=bf16",
+                           "engine.training.precision=fp16", "engine.parallel.zero=2"}) {
     ASSERT_OK_AND_ASSIGN(spec, Parse(kExample, "f", {top_k, with}));
     ApplyDefaults(spec);
     EXPECT_THAT(Validate(spec), StatusIs(absl::StatusCode::kInvalidArgument,
