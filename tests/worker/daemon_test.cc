@@ -36,6 +36,7 @@ namespace {
 using ::muster::testing::IsOk;
 using ::muster::testing::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
@@ -470,6 +471,38 @@ TEST_F(DaemonTest, EndRanks_LeavesNothingRunningAndSaysWhy) {
   daemon_->EndRanks();
   EXPECT_FALSE(ReadProcessStat(static_cast<pid_t>(running.pid())).has_value());
   EXPECT_EQ(coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit().cause(), v1::CAUSE_PREEMPTED);
+}
+
+// Against a management library of ours.
+TEST_F(DaemonTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu) {
+  const std::string xid = directory_ + "/xid";
+  ::setenv("FAKE_NVML", "gpus=2", 1);
+  ::setenv("FAKE_NVML_XID", xid.c_str(), 1);
+  daemon_.reset();
+  DaemonOptions options = Options();
+  options.gpus.emplace();
+  options.gpus->library = FAKE_NVML_LIBRARY;
+  options.gpus->cuda_major = 13;
+  options.gpus->architectures = "90a-real";
+  auto daemon = Daemon::Start(options, clock_, *metrics_, Logger::Discard());
+  ASSERT_OK(daemon);
+  daemon_ = std::move(*daemon);
+  v1::DesiredAttempt wanted = Wanted(v1::DESIRED_PHASE_RUNNING);
+  wanted.mutable_ranks(0)->set_device("cuda:1");
+  coordinator_->Desire({wanted});
+  const v1::ObservedRank running = coordinator_->AwaitRank(v1::RANK_STATE_RUNNING);
+  for (const char* error : {"0 13", "1 79"}) {
+    std::ofstream(xid + ".new") << error << "\n";
+    std::filesystem::rename(xid + ".new", xid);
+    while (std::filesystem::exists(xid)) std::this_thread::yield();
+  }
+  ::kill(static_cast<pid_t>(running.pid()), SIGKILL);
+  const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit();
+  EXPECT_THAT(exit.message(), HasSubstr("signal"));
+  EXPECT_THAT(exit.message(), HasSubstr("Xid 79 on GPU-10000000-aaaa: it has fallen off the bus"));
+  EXPECT_THAT(exit.message(), Not(HasSubstr("Xid 13")));
+  ::unsetenv("FAKE_NVML_XID");
+  ::unsetenv("FAKE_NVML");
 }
 
 TEST_F(DaemonTest, StateDirectory_TooLongForASocket_GetsAShortOne) {

@@ -3,16 +3,24 @@
 //   10 init (0)      code of Init      lost (-1)     index of a GPU off the bus links (18) active
 //   NVLinks    switches (1)  1: they lead to switches, 0: to the next GPU pending (-1)  index of a
 //   GPU with a row to be replaced      ecc (0)  errors of GPU 0
+//
+// FAKE_NVML_XID names a file: "INDEX XID" in it is an error of that GPU. Once the error has been
+// dealt with, that is, when the next one is waited for, the file is gone.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
+#include <thread>
 
 #include "worker/agent/nvml.h"
 
 namespace {
 
 using muster::worker::NvmlDevice;
+using muster::worker::NvmlEvent;
+using muster::worker::NvmlEventSet;
 using muster::worker::NvmlMemory;
 using muster::worker::NvmlPciInfo;
 
@@ -102,6 +110,33 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(NvmlDevice, unsigned int, int* type) {
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(NvmlDevice device, unsigned int, NvmlPciInfo* pci) {
   Address((Index(device) + 1) % Setting("gpus", 2), pci);
   return 0;
+}
+int nvmlEventSetCreate(NvmlEventSet* set) {
+  *set = reinterpret_cast<NvmlEventSet>(static_cast<intptr_t>(1));
+  return 0;
+}
+int nvmlEventSetFree(NvmlEventSet) { return 0; }
+int nvmlDeviceRegisterEvents(NvmlDevice device, unsigned long long, NvmlEventSet) {
+  return Lost(device);
+}
+int nvmlEventSetWait_v2(NvmlEventSet, NvmlEvent* event, unsigned int milliseconds) {
+  static bool delivered = false;
+  const char* path = std::getenv("FAKE_NVML_XID");
+  if (path == nullptr) return muster::worker::kNvmlErrorTimeout;
+  if (delivered) std::remove(path);
+  delivered = false;
+  for (unsigned int waited = 0; waited < milliseconds; waited += 5) {
+    std::ifstream file(path);
+    int index = 0;
+    if (file >> index >> event->data) {
+      event->device = reinterpret_cast<NvmlDevice>(static_cast<intptr_t>(index) + 1);
+      event->type = muster::worker::kNvmlEventXid;
+      delivered = true;
+      return 0;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return muster::worker::kNvmlErrorTimeout;
 }
 int nvmlDeviceGetP2PStatus(NvmlDevice, NvmlDevice, int, int* status) {
   *status = muster::worker::kNvmlP2pOk;

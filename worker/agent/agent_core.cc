@@ -924,6 +924,13 @@ std::optional<v1::RankExit> AgentCore::ExitOf(const RankKey& key) const {
   return rank->second.stored.exit();
 }
 
+std::string AgentCore::DeviceOf(const RankKey& key) const {
+  const auto attempt = attempts_.find(key.attempt);
+  if (attempt == attempts_.end()) return "";
+  const auto rank = attempt->second.ranks.find(key.rank);
+  return rank == attempt->second.ranks.end() ? "" : rank->second.stored.device();
+}
+
 std::vector<std::string> AgentCore::CheckInvariants() const {
   std::vector<std::string> broken;
   std::map<std::string, RankKey> holders;

@@ -226,6 +226,8 @@ class AgentCore {
   std::set<std::string> HeldDirectories() const;
   // Absent before the rank has ended, or when it is not held.
   std::optional<v1::RankExit> ExitOf(const RankKey& key) const;
+  // "cuda:0"; empty when the rank is not held.
+  std::string DeviceOf(const RankKey& key) const;
   // The rank learns with its next report that this record of its collectives is wanted.
   // kFailedPrecondition: it does not run here.
   absl::Status AskForCollectives(const RankKey& key, uint64_t number);

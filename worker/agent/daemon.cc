@@ -9,6 +9,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
@@ -25,6 +26,7 @@ namespace {
 
 constexpr absl::Duration kMeasureLogsEvery = absl::Seconds(10);
 constexpr absl::Duration kKillPatience = absl::Seconds(5);
+constexpr size_t kGpuErrorsMax = 4;  // that a rank's end tells of
 
 absl::Status CheckOptions(const DaemonOptions& options) {
   const bool plain = std::all_of(options.name.begin(), options.name.end(), [](char c) {
@@ -75,6 +77,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
     self->MeasureLogs();
     self->host_->Prune(self->core_->HeldDirectories());
   });
+  if (!self->gpu_names_.empty()) {
+    self->gpu_watch_ = GpuWatch::Start(self->options_.gpus->library, [self](GpuError error) {
+      self->loop_->Post([self, error = std::move(error)] { self->OnGpuError(error); });
+    });
+  }
   ASSIGN_OR_RETURN(self->server_, RankServer::Start(self->socket(), [self](AgentEvent event) {
                      self->Post(std::move(event));
                    }));
@@ -110,10 +117,11 @@ Daemon::~Daemon() {
   if (loop_ != nullptr) loop_->Stop();
   session_.reset();
   server_.reset();
+  gpu_watch_.reset();
   host_.reset();
 }
 
-AgentConfig Daemon::Config() const {
+AgentConfig Daemon::Config() {
   AgentConfig config;
   config.hello.set_worker(options_.name);
   config.hello.set_boot_id(BootId());
@@ -137,6 +145,7 @@ AgentConfig Daemon::Config() const {
                                  {"driver", report.driver},
                                  {"usable", device.unusable().empty()}});
       *config.hello.add_devices() = device;
+      gpu_names_[device.uuid()] = device.name();
     }
     ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
   }
@@ -181,16 +190,42 @@ void Daemon::Handle(AgentEvent event) {
     exited->exit.set_message(
         absl::StrCat("worker ", options_.name, " was stopped along with its ranks"));
   }
+  if (auto* exited = std::get_if<RankExited>(&event)) NameGpuError(*exited);
   AgentOutput output = core_->Handle(event, Now());
   Note(event);
   CarryOut(std::move(output));
   UpdateGauges();
 }
 
+void Daemon::OnGpuError(const GpuError& error) {
+  metrics_.GetCounter(kGpuErrors, {error.uuid, absl::StrCat(error.xid)}).Increment();
+  log_->Error("a GPU failed", {{"worker", options_.name}, {"why", error.message}});
+  const auto device = gpu_names_.find(error.uuid);
+  if (device == gpu_names_.end()) return;  // not offered
+  std::vector<std::string>& errors = gpu_errors_[device->second];
+  // One fault often reports itself a hundred times.
+  if (std::count(errors.begin(), errors.end(), error.message) == 0 &&
+      errors.size() < kGpuErrorsMax) {
+    errors.push_back(error.message);
+  }
+}
+
+void Daemon::NameGpuError(RankExited& exited) {
+  const auto found = gpu_errors_.find(core_->DeviceOf(exited.rank));
+  if (found == gpu_errors_.end()) return;
+  if (exited.exit.code() != 0 || exited.exit.signal() != 0) {
+    exited.exit.set_message(absl::StrCat(exited.exit.message(),
+                                         exited.exit.message().empty() ? "" : "; ",
+                                         absl::StrJoin(found->second, "; ")));
+  }
+  gpu_errors_.erase(found);
+}
+
 // Counts and logs what people want to know of.
 void Daemon::Note(const AgentEvent& event) {
   if (const auto* started = std::get_if<RankStarted>(&event)) {
     const bool found_again = attaching_.erase(started->rank) > 0;
+    if (!found_again) gpu_errors_.erase(core_->DeviceOf(started->rank));
     metrics_.GetCounter(found_again ? kReattached : kRankStarts).Increment();
     log_->Info(found_again ? "found a rank again" : "started a rank",
                {{"rank", ToString(started->rank)}, {"pid", started->pid}});

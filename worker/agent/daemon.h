@@ -22,6 +22,7 @@
 #include "base/loop.h"
 #include "base/metrics.h"
 #include "worker/agent/agent_core.h"
+#include "worker/agent/gpu_watch.h"
 #include "worker/agent/gpus.h"
 #include "worker/agent/process_host.h"
 #include "worker/agent/rank_server.h"
@@ -68,12 +69,15 @@ class Daemon {
  private:
   Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
          std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state);
-  AgentConfig Config() const;
+  AgentConfig Config();
   absl::Time Now() const { return absl::UnixEpoch() + clock_.Monotonic(); }
 
   void Post(AgentEvent event);
   void Handle(AgentEvent event);
   void Note(const AgentEvent& event);
+  void OnGpuError(const GpuError& error);
+  // The GPU's error belongs to how the rank ended.
+  void NameGpuError(RankExited& exited);
   void CarryOut(AgentOutput output);
   void Carry(PrepareAttempt action) { host_->Carry(std::move(action)); }
   void Carry(StartRank action);
@@ -100,12 +104,16 @@ class Daemon {
   const Incarnation incarnation_;
   // Destroyed from the last up: first what posts events, then the loop, then what events use.
   std::unique_ptr<StateDirectory> state_;
-  std::unique_ptr<AgentCore> core_;  // on the loop
-  std::set<RankKey> attaching_;      // on the loop
-  uint64_t timer_ = 0;               // on the loop: the newest one armed
-  bool failed_ = false;              // on the loop
-  bool ending_ranks_ = false;        // on the loop
+  std::unique_ptr<AgentCore> core_;               // on the loop
+  std::set<RankKey> attaching_;                   // on the loop
+  std::map<std::string, std::string> gpu_names_;  // "cuda:0" by UUID
+  // On the loop: what befell a device since a rank was started on it, by its name.
+  std::map<std::string, std::vector<std::string>> gpu_errors_;
+  uint64_t timer_ = 0;         // on the loop: the newest one armed
+  bool failed_ = false;        // on the loop
+  bool ending_ranks_ = false;  // on the loop
   std::unique_ptr<ThreadLoop> loop_;
+  std::unique_ptr<GpuWatch> gpu_watch_;
   std::unique_ptr<ProcessHost> host_;
   std::unique_ptr<RankServer> server_;
   std::unique_ptr<SessionClient> session_;

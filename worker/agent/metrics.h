@@ -25,6 +25,11 @@ inline const metrics::Family kRankExits = {metrics::Kind::kCounter,
                                            "muster_worker_rank_exits_total",
                                            "Rank processes that ended, by cause.",
                                            {"cause"}};
+inline const metrics::Family kGpuErrors = {
+    metrics::Kind::kCounter,
+    "muster_worker_gpu_errors_total",
+    "Errors that the driver reported of a GPU (Xid), by its UUID and the error's number.",
+    {"gpu", "xid"}};
 inline const metrics::Family kReattached = {
     metrics::Kind::kCounter,
     "muster_worker_ranks_reattached_total",
@@ -72,9 +77,10 @@ inline const metrics::Family kPersistSeconds = {
 
 // The catalogue behind --describe-metrics and docs/metrics.md.
 inline std::vector<const metrics::Family*> WorkerFamilies() {
-  return {&kSlots,     &kSlotsUsed,      &kAttempts,        &kRanks,     &kRankStarts,
-          &kRankExits, &kReattached,     &kRefusals,        &kSessionUp, &kSessions,
-          &kDials,     &kCommitsPending, &kKeyValuePending, &kLogBytes,  &kPersistSeconds};
+  return {&kSlots,          &kSlotsUsed,       &kAttempts,  &kRanks,
+          &kRankStarts,     &kRankExits,       &kGpuErrors, &kReattached,
+          &kRefusals,       &kSessionUp,       &kSessions,  &kDials,
+          &kCommitsPending, &kKeyValuePending, &kLogBytes,  &kPersistSeconds};
 }
 
 }  // namespace muster::worker

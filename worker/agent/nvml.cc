@@ -33,6 +33,11 @@ absl::StatusOr<Nvml> Nvml::Load(const std::string& library) {
   (void)loaded.Resolve("nvmlDeviceGetNvLinkRemoteDeviceType", nvml.DeviceGetNvLinkRemoteDeviceType);
   (void)loaded.Resolve("nvmlDeviceGetNvLinkRemotePciInfo_v2", nvml.DeviceGetNvLinkRemotePciInfo);
   (void)loaded.Resolve("nvmlDeviceGetP2PStatus", nvml.DeviceGetP2PStatus);
+  const bool events = loaded.Resolve("nvmlEventSetCreate", nvml.EventSetCreate).ok() &&
+                      loaded.Resolve("nvmlEventSetFree", nvml.EventSetFree).ok() &&
+                      loaded.Resolve("nvmlDeviceRegisterEvents", nvml.DeviceRegisterEvents).ok() &&
+                      loaded.Resolve("nvmlEventSetWait_v2", nvml.EventSetWait).ok();
+  if (!events) nvml.EventSetCreate = nullptr;
   return nvml;
 }
 

@@ -25,7 +25,15 @@ struct NvmlPciInfo {
   char bus_id[32];  // "00000000:1B:00.0"
 };
 
+struct NvmlEvent {
+  NvmlDevice device;
+  unsigned long long type, data;  // data of kNvmlEventXid: its number
+  unsigned int gpu_instance, compute_instance;
+};
+using NvmlEventSet = struct NvmlEventSetHandle*;
+
 inline constexpr int kNvmlSuccess = 0;
+inline constexpr int kNvmlErrorTimeout = 10;
 inline constexpr int kNvmlErrorGpuIsLost = 15;
 inline constexpr int kNvmlUncorrectedEcc = 1;
 inline constexpr int kNvmlVolatileEcc = 0;  // since the driver was loaded
@@ -33,6 +41,7 @@ inline constexpr int kNvmlP2pNvlink = 2;
 inline constexpr int kNvmlP2pOk = 0;
 inline constexpr int kNvmlRemoteIsSwitch = 2;
 inline constexpr unsigned int kNvmlLinksMax = 18;
+inline constexpr unsigned long long kNvmlEventXid = 8;  // nvmlEventTypeXidCriticalError
 
 // Functions return an NVML code; the optional ones are null where the library has none.
 struct Nvml {
@@ -59,6 +68,11 @@ struct Nvml {
   int (*DeviceGetNvLinkRemoteDeviceType)(NvmlDevice, unsigned int, int*) = nullptr;
   int (*DeviceGetNvLinkRemotePciInfo)(NvmlDevice, unsigned int, NvmlPciInfo*) = nullptr;
   int (*DeviceGetP2PStatus)(NvmlDevice, NvmlDevice, int, int*) = nullptr;
+  // All four or none.
+  int (*EventSetCreate)(NvmlEventSet*) = nullptr;
+  int (*EventSetFree)(NvmlEventSet) = nullptr;
+  int (*DeviceRegisterEvents)(NvmlDevice, unsigned long long types, NvmlEventSet) = nullptr;
+  int (*EventSetWait)(NvmlEventSet, NvmlEvent*, unsigned int milliseconds) = nullptr;
 };
 
 }  // namespace muster::worker
