@@ -288,8 +288,8 @@ void CheckReduction(const Tensor& x, const Tensor& out) {
 }
 
 void CheckSumParts(const Tensor& in, const Tensor& out) {
-  CheckFp32(out);
-  CHECK(IsActivation(in.dtype()) && in.contiguous() && out.elements() > 0 &&
+  CHECK(out.dtype() == DType::kF32 || out.dtype() == in.dtype()) << out.ToString();
+  CHECK(IsActivation(in.dtype()) && in.contiguous() && out.contiguous() && out.elements() > 0 &&
         in.elements() % out.elements() == 0)
       << in.ToString() << " in parts of " << out.ToString();
 }

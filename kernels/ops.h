@@ -257,7 +257,8 @@ void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate);
 // rounding. So partial sums of different ranks add up to the same total, however they were cut.
 void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate);
 // out[i] = the sum over parts of in[part * n + i] as one binary tree over the parts in order,
-// ((0 1) (2 3)) ..., in fp32. in [parts * n] fp32, bf16 or fp16; out [n] fp32.
+// ((0 1) (2 3)) ..., in fp32. in [parts * n] fp32, bf16 or fp16; out [n] fp32, or as in (rounded
+// once).
 void SumParts(Stream& stream, Tensor in, Tensor out);
 
 // Scalars of a step, in device memory, so that no step waits for the host.

@@ -21,23 +21,67 @@ __global__ void PrepareStepKernel(const PrepareStepArgs args, const float* value
   PrepareStepOn(args, values);
 }
 
-template <typename T>
+// Parts [kFirst, kFirst + kCount) as SumAsTree adds them, in registers: their number is known.
+template <int kFirst, int kCount, int N, typename T>
+__device__ void SumTree(const T* in, int64_t n, float (&sum)[N]) {
+  if constexpr (kCount == 1) {
+    LoadFloats<N>(in + kFirst * n, sum);
+  } else {
+    constexpr int kLeft = kCount > 4 ? 4 : kCount > 2 ? 2 : 1;
+    float right[N];
+    SumTree<kFirst, kLeft>(in, n, sum);
+    SumTree<kFirst + kLeft, kCount - kLeft>(in, n, right);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] += right[j];
+  }
+}
+
+// kParts 0: any number of them.
+template <int kParts, typename T, typename O>
 struct SumPartsElements {
+  static_assert(kParts <= 8);
   const T* in;
-  float* out;
+  O* out;
   int64_t n;
   int64_t parts;
 
   template <int N>
   __device__ void Apply(int64_t i) const {
     float sum[N];
+    if constexpr (kParts > 0) {
+      SumTree<0, kParts>(in + i, n, sum);
+    } else {
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      sum[j] = SumAsTree(parts, [&](int64_t part) { return ToFloat(in[part * n + i + j]); });
+      for (int j = 0; j < N; ++j) {
+        sum[j] = SumAsTree(parts, [&](int64_t part) { return ToFloat(in[part * n + i + j]); });
+      }
     }
-    StorePack<N>(out + i, FromFloats<float>(sum));
+    StorePack<N>(out + i, FromFloats<O>(sum));
   }
 };
+
+template <int kParts, typename T, typename O>
+void LaunchSumParts(CudaStream& stream, const T* in, O* out, int64_t n, int64_t parts) {
+  // Where the second part is aligned all are.
+  Elementwise<kPackSize<T>>(stream, "SumParts", n, {in, in + n, out},
+                            SumPartsElements<kParts, T, O>{in, out, n, parts});
+}
+
+template <typename T, typename O>
+void SumPartsTo(CudaStream& stream, const T* in, O* out, int64_t n, int64_t parts) {
+  switch (parts) {
+    case 2:
+      return LaunchSumParts<2>(stream, in, out, n, parts);
+    case 3:
+      return LaunchSumParts<3>(stream, in, out, n, parts);
+    case 4:
+      return LaunchSumParts<4>(stream, in, out, n, parts);
+    case 8:
+      return LaunchSumParts<8>(stream, in, out, n, parts);
+    default:
+      return LaunchSumParts<0>(stream, in, out, n, parts);
+  }
+}
 
 template <typename C>
 struct AdamWElements {
@@ -93,11 +137,15 @@ void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor 
 }
 
 void SumParts(Stream& stream, Tensor in, Tensor out) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  const int64_t n = out.elements(), parts = in.elements() / n;
   DispatchFloat(in.dtype(), [&](auto tag) {
     using T = decltype(tag);
-    const int64_t n = out.elements();
-    Elementwise<4>(CudaStream::Of(stream), "SumParts", n, {in.data(), out.data()},
-                   SumPartsElements<T>{in.as<T>(), out.f32(), n, in.elements() / n});
+    if (out.dtype() == DType::kF32) {
+      SumPartsTo(cuda, in.as<T>(), out.f32(), n, parts);
+    } else {
+      SumPartsTo(cuda, in.as<T>(), out.as<T>(), n, parts);
+    }
   });
 }
 

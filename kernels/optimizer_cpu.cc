@@ -68,8 +68,8 @@ void SumParts(Stream& stream, Tensor in, Tensor out) {
     pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
       const int64_t end = std::min(n, (chunk + 1) * kChunkElements);
       for (int64_t i = chunk * kChunkElements; i < end; ++i) {
-        out.f32()[i] =
-            SumAsTree(parts, [&](int64_t part) { return ReadAsFloat(in, part * n + i); });
+        WriteFloat(out, i,
+                   SumAsTree(parts, [&](int64_t part) { return ReadAsFloat(in, part * n + i); }));
       }
     });
   });

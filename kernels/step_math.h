@@ -41,6 +41,7 @@ MUSTER_HOST_DEVICE inline bool IsFinite(double x) { return x - x == 0; }
 template <typename Load>
 MUSTER_HOST_DEVICE inline float SumAsTree(int64_t count, Load load) {
   float levels[32];
+  levels[0] = 0;
   int depth = 0;
   for (int64_t k = 0; k < count; ++k) {
     levels[depth++] = load(k);

@@ -68,8 +68,15 @@ enum class TensorOverlap : uint8_t {
   // and all that runs before a layer's input is needed. The numbers are the same. With sequence
   // parallelism for one more tensor [T,C].
   kBackward,
+  // Also those of forward, where nothing else is left to do: a product that follows a gather, or
+  // comes before a sum, runs in one piece per rank. Each rank's rows are multiplied while the next
+  // ones arrive; each piece of an output leaves for the rank that sums it while the next one is
+  // made. Sums in fp32 are made in the order of a collective, in 16 bits with one rounding. Same
+  // bytes, same memory. With sequence parallelism.
+  kChunked,
 };
-const char* Name(TensorOverlap overlap);  // "none", "backward": the names of the job spec
+const char* Name(
+    TensorOverlap overlap);  // "none", "backward", "chunked": the names of the job spec
 
 // Which part of a model one rank holds. Names, boxes and initial values of parameters stay those of
 // the whole model.

@@ -28,6 +28,10 @@ QkvProjection::QkvProjection(ParameterRegistry& registry, const Spec& spec, cons
   }
 }
 
+QkvProjection::Output QkvProjection::Output::Rows(int64_t first, int64_t count) const {
+  return {packed.Rows(first, count), pairs.empty() ? pairs : pairs.Rows(first, count)};
+}
+
 QkvProjection::Output QkvProjection::Take(kernels::Arena& arena, const std::string& category,
                                           kernels::DType dtype, int64_t tokens) const {
   Output output;

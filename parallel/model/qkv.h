@@ -34,6 +34,8 @@ class QkvProjection {
   struct Output {
     kernels::Tensor packed;  // [T,(H+2G)D]; with sharers the queries alone, [T,HD]
     kernels::Tensor pairs;   // with sharers: keys, then values, [T,2GD]
+
+    Output Rows(int64_t first, int64_t count) const;
   };
 
   QkvProjection(ParameterRegistry& registry, const Spec& spec, const TensorPart& part);

@@ -19,6 +19,8 @@ const char* Name(TensorOverlap overlap) {
       return "none";
     case TensorOverlap::kBackward:
       return "backward";
+    case TensorOverlap::kChunked:
+      return "chunked";
   }
   return "unknown";
 }
@@ -192,6 +194,67 @@ Tensor TensorPart::Await(const Pass& pass, const Started& started) {
   return started.tensor;
 }
 
+kernels::Event* TensorPart::Start(const Pass& pass,
+                                  absl::FunctionRef<void(kernels::Stream& stream)> work) const {
+  if (pass.tensor_stream != nullptr) return pass.tensor_stream->Start(pass.stream, work);
+  work(pass.stream);
+  return nullptr;
+}
+
+// In step i every rank sends to the rank i places behind it, and receives from the one i places
+// before: all links of a switch are busy both ways, and no step needs what another has brought.
+void TensorPart::EnterThrough(const Pass& pass, Tensor rows, Tensor storage, RowsIn product) const {
+  if (!sequence || overlap != TensorOverlap::kChunked) {
+    product(Enter(pass, rows, storage), 0);
+    return;
+  }
+  const int64_t count = rows.dim(0);
+  std::vector<kernels::Event*> arrived(size);
+  for (int step = 1; step < size; ++step) {
+    const int from = (rank + size - step) % size;
+    arrived[from] = Start(pass, [&](kernels::Stream& stream) {
+      pass.tensor->GroupBegin();
+      pass.tensor->Send(stream, rows, (rank + step) % size);
+      pass.tensor->Receive(stream, storage.Rows(from * count, count), from);
+      pass.tensor->GroupEnd(stream);
+    });
+  }
+  // Behind the exchanges on the host, so that they are not behind it on the device.
+  kernels::Copy(pass.stream, rows, storage.Rows(rank * count, count));
+  product(rows, rank * count);
+  for (int step = 1; step < size; ++step) {
+    const int from = (rank + size - step) % size;
+    const Tensor x = storage.Rows(from * count, count);
+    product(Await(pass, {x, arrived[from]}), from * count);
+  }
+}
+
+// Part p of `received` is what rank p has found of this rank's rows.
+Tensor TensorPart::LeaveThrough(const Pass& pass, Tensor storage, Tensor received,
+                                RowsOut product) const {
+  if (!sequence || overlap != TensorOverlap::kChunked) {
+    product(0, storage);
+    return Leave(pass, storage);
+  }
+  const int64_t count = storage.dim(0) / size;
+  const auto part = [&](const Tensor& all, int of) { return all.Rows(of * count, count); };
+  kernels::Event* arrived = nullptr;
+  for (int step = 1; step < size; ++step) {
+    const int to = (rank + step) % size, from = (rank + size - step) % size;
+    product(to * count, part(storage, to));
+    arrived = Start(pass, [&](kernels::Stream& stream) {
+      pass.tensor->GroupBegin();
+      pass.tensor->Send(stream, part(storage, to), to);
+      pass.tensor->Receive(stream, part(received, from), from);
+      pass.tensor->GroupEnd(stream);
+    });
+  }
+  product(rank * count, part(received, rank));
+  // One stream: the last is behind the others.
+  kernels::SumParts(pass.stream, Await(pass, {received, arrived}), OwnRows(storage));
+  return OwnRows(storage);
+}
+
 bool TensorPart::Overlaps(const Pass& pass) const {
   return overlap != TensorOverlap::kNone && pass.tensor_stream != nullptr;
 }
@@ -223,6 +286,11 @@ absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, i
         "attention heads, an MLP of %d columns and a vocabulary of %d; the tensor degree can be at "
         "most %d",
         size, heads, ffn, vocab, std::min({heads, ffn, vocab})));
+  }
+  if (parallel.tensor_overlap == TensorOverlap::kChunked && !parallel.sequence_parallel) {
+    return absl::InvalidArgumentError(
+        "tensor_overlap chunked cuts products by the rows that ranks have with sequence "
+        "parallelism, which is off; use backward");
   }
   const std::vector<double>& weights = parallel.tensor_weights;
   if (weights.empty()) return absl::OkStatus();

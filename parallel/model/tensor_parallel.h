@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "kernels/tensor.h"
 #include "parallel/model/model.h"
@@ -88,7 +89,21 @@ struct TensorPart {
   Started StartLeave(const Pass& pass, kernels::Tensor partial) const;
   static kernels::Tensor Await(const Pass& pass, const Started& started);
 
+  // Enter, with what is made of all rows: `product` is called for rows [first, first + x.dim(0)),
+  // of which x is all there is, once, or, with TensorOverlap::kChunked, once for every rank's.
+  using RowsIn = absl::FunctionRef<void(kernels::Tensor x, int64_t first)>;
+  void EnterThrough(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
+                    RowsIn product) const;
+  // Leave, with what makes the partial sum: `product` is called for y, rows [first, first +
+  // y.dim(0)) of it. `storage` and `received` [T,C]; the latter is not used without kChunked.
+  using RowsOut = absl::FunctionRef<void(int64_t first, kernels::Tensor y)>;
+  kernels::Tensor LeaveThrough(const Pass& pass, kernels::Tensor storage, kernels::Tensor received,
+                               RowsOut product) const;
+
  private:
+  // `work` beside the computing stream, or on it: then without an event.
+  kernels::Event* Start(const Pass& pass,
+                        absl::FunctionRef<void(kernels::Stream& stream)> work) const;
   bool Overlaps(const Pass& pass) const;
   void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial) const;
   kernels::Tensor OwnRows(const kernels::Tensor& all) const;

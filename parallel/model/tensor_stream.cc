@@ -4,11 +4,13 @@
 
 namespace muster::parallel {
 
-absl::StatusOr<std::unique_ptr<TensorStream>> TensorStream::Make(kernels::Device& device) {
+absl::StatusOr<std::unique_ptr<TensorStream>> TensorStream::Make(kernels::Device& device,
+                                                                 int ranks) {
   auto made = std::make_unique<TensorStream>();
   // With priority its few thread blocks find room beside those of a product under way.
   ASSIGN_OR_RETURN(made->stream_, device.MakeStream({.threaded = true, .high_priority = true}));
   ASSIGN_OR_RETURN(made->ready_, device.MakeEvent());
+  made->done_.resize(ranks + kUnderWay);
   for (std::unique_ptr<kernels::Event>& event : made->done_) {
     ASSIGN_OR_RETURN(event, device.MakeEvent());
   }
@@ -21,7 +23,7 @@ kernels::Event* TensorStream::Start(kernels::Stream& compute,
   stream_->Wait(*ready_);
   work(*stream_);
   kernels::Event* const done = done_[next_].get();
-  next_ = (next_ + 1) % kUnderWay;
+  next_ = (next_ + 1) % done_.size();
   stream_->Record(*done);
   return done;
 }

@@ -2,8 +2,8 @@
 #ifndef MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
 #define MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
 
-#include <array>
 #include <memory>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -23,13 +23,14 @@ struct Started {
 // the computing stream, which makes the order of the calls the same on all ranks.
 class TensorStream {
  public:
-  static absl::StatusOr<std::unique_ptr<TensorStream>> Make(kernels::Device& device);
+  // For a group of `ranks`.
+  static absl::StatusOr<std::unique_ptr<TensorStream>> Make(kernels::Device& device, int ranks);
 
   // Counts the waits of Await, which it must outlive; null: nobody does.
   void Measure(ExposureMeter* meter) { meter_ = meter; }
 
   // Enqueues `work` behind all that `compute` has been given. The event is that of its end, and is
-  // used again kUnderWay calls later.
+  // used again ranks + kUnderWay calls later.
   kernels::Event* Start(kernels::Stream& compute,
                         absl::FunctionRef<void(kernels::Stream& stream)> work);
   void Await(kernels::Stream& compute, kernels::Event& done);
@@ -37,12 +38,12 @@ class TensorStream {
   kernels::Stream& stream() { return *stream_; }
 
  private:
-  static constexpr int kUnderWay = 8;
+  static constexpr int kUnderWay = 8;  // beside those of a product in chunks
 
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Event> ready_;  // compute: what is sent has been written
-  std::array<std::unique_ptr<kernels::Event>, kUnderWay> done_;
-  int next_ = 0;
+  std::vector<std::unique_ptr<kernels::Event>> done_;
+  size_t next_ = 0;
   ExposureMeter* meter_ = nullptr;
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/ops.h"
@@ -268,9 +269,9 @@ class TransformerBlock : public Block {
     saved.x1 = flow.residual;
     AttentionForward(pass, flow, saved);
     NormForward(pass, norm2_, flow, saved.norm2);
-    MlpForward(pass, part_.Enter(pass, saved.norm2.y, flow.branch_storage), saved);
-    LinearForward(pass, down_, saved.up, flow.branch_storage);
-    flow.branch = part_.Leave(pass, flow.branch_storage);
+    UpForward(pass, flow, saved, [] {});
+    if (swiglu_) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
+    flow.branch = RowForward(pass, down_, saved.up, flow);
   }
 
   // Every collective is begun as soon as what it sends is there, and awaited where its result is
@@ -303,22 +304,32 @@ class TransformerBlock : public Block {
   void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     kernels::Stream& stream = pass.stream;
-    const Tensor dy = KeepGradient(pass, flow);
+    EnterKeeping(pass, flow, [&](Tensor dy, int64_t first) {
+      const int64_t rows = dy.dim(0);
+      LinearBackwardInput(pass, down_, dy, saved.d_up.Rows(first, rows),
+                          swiglu_ ? Tensor() : saved.pre.Rows(first, rows));
+    });
     if (swiglu_) {
-      LinearBackwardInput(pass, down_, dy, saved.d_up);
       kernels::SwigluBackward(stream, saved.pre, saved.d_up, saved.pre);
     } else {
-      LinearBackwardInput(pass, down_, dy, saved.d_up, saved.pre);
       kernels::Copy(stream, saved.d_up, saved.pre);
     }
-    LinearBackwardInput(pass, up_, saved.pre, saved.d_small);
-    NormBackwardInput(pass, norm2_, part_.Leave(pass, saved.d_small), saved.norm2.x, saved.norm2,
-                      flow.d_hidden, saved.d_norm2);
+    const Tensor d_norm2 =
+        part_.LeaveThrough(pass, saved.d_small, flow.gathered, [&](int64_t first, Tensor dx) {
+          LinearBackwardInput(pass, up_, saved.pre.Rows(first, dx.dim(0)), dx);
+        });
+    NormBackwardInput(pass, norm2_, d_norm2, saved.norm2.x, saved.norm2, flow.d_hidden,
+                      saved.d_norm2);
     kernels::Copy(stream, KeptGradient(flow), saved.norm2.x);
-    AttentionBackwardInput(pass, flow, saved, KeepGradient(pass, flow));
+    EnterKeeping(pass, flow, [&](Tensor dy, int64_t first) {
+      LinearBackwardInput(pass, output_, dy, AttentionGradient(saved).Rows(first, dy.dim(0)));
+    });
+    ScoresBackward(pass, flow, saved);
+    const Tensor d_norm1 = part_.LeaveThrough(
+        pass, saved.d_small, flow.gathered,
+        [&](int64_t first, Tensor dx) { QkvBackwardInput(pass, saved, first, dx); });
     Copy(stream, saved.d_qkv, saved.qkv);
-    NormBackwardInput(pass, norm1_, part_.Leave(pass, saved.d_small), saved.x1, saved.norm1,
-                      flow.d_hidden, saved.d_norm1);
+    NormBackwardInput(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow.d_hidden, saved.d_norm1);
     kernels::Copy(stream, KeptGradient(flow), saved.norm1.x);
   }
   void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
@@ -397,7 +408,9 @@ class TransformerBlock : public Block {
 
   // Norms consume the branch: its storage is free for their gathered rows.
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
-    qkv_.Forward(pass, part_.Enter(pass, saved.norm1.y, flow.branch_storage), saved.qkv);
+    part_.EnterThrough(pass, saved.norm1.y, flow.branch_storage, [&](Tensor x, int64_t first) {
+      qkv_.Forward(pass, x, saved.qkv.Rows(first, x.dim(0)));
+    });
     if (rotary_) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow, saved));
@@ -405,18 +418,29 @@ class TransformerBlock : public Block {
       saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
                             *saved.spread_saved);
     }
-    LinearForward(pass, output_, saved.attention, flow.branch_storage);
-    flow.branch = part_.Leave(pass, flow.branch_storage);
+    flow.branch = RowForward(pass, output_, saved.attention, flow);
   }
-  // `y2`: all rows of norm2's output.
-  void MlpForward(const Pass& pass, const Tensor& y2, const TransformerSaved& saved,
-                  bool activate = true) const {
-    if (swiglu_) {
-      LinearForward(pass, up_, y2, saved.pre);
-      if (activate) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
-    } else {
-      LinearForward(pass, up_, y2, saved.up, saved.pre);
-    }
+  // From norm2's output, all rows of which end up in the branch's storage, to the pre-activation
+  // and, with GELU, the activation. `begun` is called behind the last exchange.
+  void UpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                 absl::FunctionRef<void()> begun) const {
+    bool waiting = true;
+    part_.EnterThrough(pass, saved.norm2.y, flow.branch_storage, [&](Tensor x, int64_t first) {
+      if (std::exchange(waiting, false)) begun();
+      const Tensor pre = saved.pre.Rows(first, x.dim(0));
+      if (swiglu_) {
+        LinearForward(pass, up_, x, pre);
+      } else {
+        LinearForward(pass, up_, x, saved.up.Rows(first, x.dim(0)), pre);
+      }
+    });
+  }
+  // The last product of a pair: this rank's rows of the sum.
+  Tensor RowForward(const Pass& pass, const Linear& linear, const Tensor& x,
+                    const Flow& flow) const {
+    return part_.LeaveThrough(
+        pass, flow.branch_storage, flow.gathered,
+        [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
   }
   // Makes what was not kept. Where everything comes again, and gathers overlap, the gather of
   // d_hidden is begun on the way, and all rows of norm2's output stay where they were needed.
@@ -429,12 +453,11 @@ class TransformerBlock : public Block {
     if (recompute_ == Recompute::kFull) {
       AttentionForward(pass, again, saved);
       NormForward(pass, norm2_, again, saved.norm2);
-      const Tensor input = part_.Enter(pass, saved.norm2.y, flow.branch_storage);
-      if (GathersBeside(flow)) {
+      UpForward(pass, flow, saved, [&] {
+        if (!GathersBeside(flow)) return;
         d_out = StartGradient(pass, flow);
-        y2 = {input};
-      }
-      MlpForward(pass, input, saved, /*activate=*/!SwigluComesAgain());
+        y2 = {flow.branch_storage};
+      });
       return;
     }
     again.residual = saved.norm2.x;
@@ -482,7 +505,9 @@ class TransformerBlock : public Block {
     Started y1;
     if (beside) y1 = StartInput(pass, flow, saved.norm1);
     const Tensor dy = part_.Await(pass, d_out);
-    AttentionBackwardInput(pass, flow, saved, dy);
+    LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
+    ScoresBackward(pass, flow, saved);
+    QkvBackwardInput(pass, saved, 0, saved.d_small);
     const Started d_norm1 = part_.StartLeave(pass, saved.d_small);
     LinearBackwardWeights(pass, output_, dy, saved.attention);
     // The block behind takes the gather over, unless it uses the memory before.
@@ -497,11 +522,12 @@ class TransformerBlock : public Block {
     flow.d_whole = StartGradient(pass, flow);
     weights();
   }
-  void AttentionBackwardInput(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
-                              const Tensor& dy) const {
-    LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
-    ScoresBackward(pass, flow, saved);
-    qkv_.BackwardInput(pass, saved.d_qkv, saved.d_small, saved.d_shared);
+  // Rows [first, first + dx.dim(0)).
+  void QkvBackwardInput(const Pass& pass, const TransformerSaved& saved, int64_t first,
+                        const Tensor& dx) const {
+    const int64_t rows = dx.dim(0);
+    qkv_.BackwardInput(pass, saved.d_qkv.Rows(first, rows), dx,
+                       saved.d_shared.empty() ? Tensor() : saved.d_shared.Rows(first, rows));
   }
   Tensor AttentionGradient(const TransformerSaved& saved) const {
     return Tensor(saved.d_small.data(), saved.d_small.dtype(),
@@ -527,11 +553,11 @@ class TransformerBlock : public Block {
     if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
   }
 
-  // All rows of flow.d_hidden, of which this rank's stay in the branch's storage while it changes.
-  Tensor KeepGradient(const Pass& pass, const Flow& flow) const {
-    if (part_.sequence) return part_.Enter(pass, flow.d_hidden, flow.branch_storage);
-    kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
-    return flow.d_hidden;
+  // Through `product` from flow.d_hidden, of which this rank's rows stay in the branch's storage
+  // while it changes.
+  void EnterKeeping(const Pass& pass, const Flow& flow, TensorPart::RowsIn product) const {
+    if (!part_.sequence) kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
+    part_.EnterThrough(pass, flow.d_hidden, flow.branch_storage, product);
   }
   Tensor KeptGradient(const Flow& flow) const {
     const int64_t rows = part_.rows(flow.shape);

@@ -84,6 +84,12 @@ class Judge {
       Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", model_.heads,
           " attention heads of the model: each needs one");
     }
+    if (layout_.tensor_chunks && !layout_.sequence_parallel) {
+      Add("engine.parallel.tensor_overlap",
+          "chunked cuts products by the rows that ranks have with sequence parallelism, which is "
+          "off; ",
+          tensor > 1 ? "set sequence true, or use backward" : "use backward, as tensor is 1");
+    }
     if (!layout_.sequence_parallel) return;
     if (tensor == 1) {
       Add("engine.parallel.sequence", "needs tensor parallelism, but tensor is 1");

@@ -16,6 +16,7 @@ namespace muster::parallel {
 struct Layout {
   PerAxis degrees{1, 1, 1, 1};
   bool sequence_parallel = false;  // within tensor groups
+  bool tensor_chunks = false;      // products in chunks, over collectives of the tensor group
   int pipeline_chunks = 1;         // model parts per pipeline stage
   int zero = 0;                    // stage of ZeRO
   int zero_shards = 0;             // ranks it shards over; 0: all of data x context

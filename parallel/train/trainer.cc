@@ -257,7 +257,7 @@ absl::Status Trainer::Allocate() {
     ASSIGN_OR_RETURN(exchange_, ContextOverlap::Make(device_));
   }
   if (options_.overlap && model_.shape().tensor_overlap != TensorOverlap::kNone) {
-    ASSIGN_OR_RETURN(tensor_stream_, TensorStream::Make(device_));
+    ASSIGN_OR_RETURN(tensor_stream_, TensorStream::Make(device_, model_.shape().tensor_size));
   }
   FlatBuffersOptions storage = StorageOptionsOf(place());
   storage.seed = options_.seed;

@@ -317,6 +317,7 @@ class Judge {
     layout.degrees[parallel::Axis::kTensor] = parallel.tensor();
     layout.pipeline_chunks = parallel.pipeline_chunks();
     layout.sequence_parallel = parallel.sequence();
+    layout.tensor_chunks = parallel.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
     layout.zero = parallel.zero();
     layout.zero_shards = parallel.zero_shards();
     layout.global_batch = spec.engine().training().global_batch();

@@ -12,6 +12,7 @@ using CopyStridedGpuTest = GpuTest;
 using ShardTokensGpuTest = GpuTest;
 using AttentionMergeGpuTest = GpuTest;
 using SharedCrossEntropyGpuTest = GpuTest;
+using SumPartsGpuTest = GpuTest;
 
 using Four = std::array<int64_t, 4>;
 struct Strided {
@@ -239,6 +240,27 @@ TEST_F(SharedCrossEntropyGpuTest, LossAndGradientOverRanks_MatchTheHostAndFloat6
         if (rank == 0) first_losses = actual;
         EXPECT_EQ(actual, first_losses) << what << ", rank " << rank;
         first += parts[rank];
+      }
+    }
+  }
+}
+
+TEST_F(SumPartsGpuTest, AnyNumberOfParts_IsAddedInTheOrderOfTheHostAndRoundedOnce) {
+  for (const DType in_type : FloatTypes()) {
+    for (const DType out_type : {in_type, DType::kF32}) {
+      for (const int64_t parts : {1, 2, 3, 4, 5, 8, 9}) {
+        // The second leaves parts behind the first unaligned.
+        for (const int64_t n : {4096 * 3, 1001}) {
+          Both in = Input(in_type, {parts * n}), out = Output(out_type, {n});
+          SumParts(*stream_, in.gpu(), out.gpu());
+          SumParts(*cpu_stream_, in.cpu(), out.cpu());
+          const std::vector<float> actual = out.Download(*stream_);
+          for (int64_t i = 0; i < n; ++i) {
+            ASSERT_EQ(actual[i], RoundTo(out_type, out.values()[i]))
+                << parts << " parts of " << Name(in_type) << " to " << Name(out_type) << " at "
+                << i;
+          }
+        }
       }
     }
   }

@@ -160,6 +160,16 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   layout = Split(PerAxis(1, 2, 1, 1));
   layout.sequence_parallel = true;
   EXPECT_THAT(problem(layout, 2), HasSubstr("needs tensor parallelism"));
+  layout = Split(PerAxis(1, 1, 1, 2));
+  layout.tensor_chunks = true;
+  EXPECT_THAT(problem(layout, 2),
+              HasSubstr("engine.parallel.tensor_overlap: chunked cuts products by the rows that "
+                        "ranks have with sequence parallelism, which is off; set sequence true"));
+  layout.sequence_parallel = true;
+  EXPECT_OK(Validate(layout, kModel, {.ranks = 2}));
+  layout = Split(PerAxis(1, 2, 1, 1));
+  layout.tensor_chunks = true;
+  EXPECT_THAT(problem(layout, 2), HasSubstr("use backward, as tensor is 1"));
 }
 
 TEST(ValidateLayout, CompressionPastItsBreakEven_IsRefusedWithTheNumbers) {

@@ -324,6 +324,10 @@ TEST(MakeModel, TensorParallelismThatDoesNotFit_IsRefusedWithAllNumbers) {
   parallel.tensor_weights = {1, -2};
   EXPECT_THAT(refusal(Gpt2(), parallel),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight -2")));
+  parallel.tensor_weights = {};
+  parallel.tensor_overlap = TensorOverlap::kChunked;
+  EXPECT_THAT(refusal(Gpt2(), parallel),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use backward")));
 }
 
 TEST(SplitUnits, FollowsWeightsByLargestRemainderAndLeavesNobodyEmpty) {

@@ -128,5 +128,26 @@ TEST(Exposure, EveryAxis_HasItsKind) {
   EXPECT_EQ(waits(PerAxis(1, 1, 1, 1), 0, Exposure::kSlowest), 0);
 }
 
+// Of what runs beside the computing stream the rest that it waits for, and nothing of it under
+// another name.
+TEST(Exposure, TensorCollectivesThatOverlap_CountAsSuch) {
+  Harness harness;
+  for (const TensorOverlap overlap :
+       {TensorOverlap::kNone, TensorOverlap::kBackward, TensorOverlap::kChunked}) {
+    Case run = Steps(PerAxis(1, 1, 1, 2));
+    run.layout.sequence_parallel = true;
+    run.tensor_overlap = overlap;
+    SCOPED_TRACE(run.ToString());
+    for (const RankResult& result : harness.Train(run)) {
+      for (const StepReport& report : result.reports) {
+        EXPECT_GT(Of(report.exposed, Exposure::kTensor), 0);
+        EXPECT_EQ(Of(report.exposed, Exposure::kContext), 0);
+        EXPECT_EQ(Of(report.exposed, Exposure::kPipeline), 0);
+        EXPECT_LE(report.exposed_communication_seconds, report.seconds);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace muster::parallel::parity

@@ -147,6 +147,45 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
     // The same order without the stream.
     run.overlap = false;
     ExpectSameBits(plain, harness_.Train(run)[0]);
+    if (!run.layout.sequence_parallel) continue;
+    // Products in chunks have their own rounding, the same in every run.
+    run.tensor_overlap = TensorOverlap::kChunked;
+    const RankResult chunked = harness_.Train(run)[0];
+    ExpectClose(plain, chunked);
+    run.overlap = true;
+    ExpectSameBits(chunked, harness_.Train(run)[0]);
+  }
+}
+
+// Three ranks, of which two share a key/value head; unequal shares; threads and processes' sockets.
+TEST_F(Layouts, ProductsInChunks_TrainLikeOneRank) {
+  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
+    Case alone;
+    alone.model = model;
+    alone.layout.global_batch = 12;
+    alone.layout.micro_batch = 3;
+    alone.steps = 12;
+    if (model.family == "llama") alone.model.sizes["kv_heads"] = 2;
+    const RankResult whole = harness_.Train(alone)[0];
+    const Tensors gradients = harness_.FirstGradients(alone);
+    Case split = alone;
+    split.layout.sequence_parallel = true;
+    split.tensor_overlap = TensorOverlap::kChunked;
+    std::vector<Case> runs;
+    for (const PerAxis& degrees : {PerAxis(1, 1, 1, 2), PerAxis(1, 1, 1, 3), PerAxis(1, 2, 1, 4),
+                                   PerAxis(2, 1, 2, 2), PerAxis(2, 1, 1, 3)}) {
+      runs.push_back(split);
+      runs.back().layout.degrees = degrees;
+      if (degrees[Axis::kPipeline] > 1) runs.back().schedule = PipelineSchedule::kZeroBubble;
+      if (degrees[Axis::kData] > 1) runs.back().recompute = Recompute::kFull;
+    }
+    runs[1].tensor_weights = {3, 1, 2};
+    runs[1].gloo = model.family == "llama";
+    for (const Case& run : runs) {
+      SCOPED_TRACE(run.ToString());
+      ExpectClose(whole, harness_.Train(run)[0]);
+      ExpectClose(gradients, harness_.FirstGradients(run));
+    }
   }
 }
 

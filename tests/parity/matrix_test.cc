@@ -126,7 +126,11 @@ Case Draw(Rng& rng) {
     run.context_method =
         Pick(rng, {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll});
     layout.sequence_parallel = tensor > 1 && rng.Chance(0.5);
-    if (tensor > 1 && rng.Chance(0.3)) run.tensor_overlap = TensorOverlap::kNone;
+    if (tensor > 1 && rng.Chance(0.6)) {
+      run.tensor_overlap = layout.sequence_parallel && rng.Chance(0.6) ? TensorOverlap::kChunked
+                                                                       : TensorOverlap::kNone;
+    }
+    layout.tensor_chunks = run.tensor_overlap == TensorOverlap::kChunked;
     if (tensor > 1 && rng.Chance(0.4)) {
       for (int i = 0; i < tensor; ++i) run.tensor_weights.push_back(1 + rng.Below(4));
     }

@@ -240,6 +240,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel={data: 1, tensor: 3}",
             "2 ranks, but the degrees of engine.parallel multiply to 3 (data 1 x tensor 3)"},
         Bad{"engine.parallel={sequence: true}", "engine.parallel.sequence: needs tensor"},
+        Bad{"engine.parallel={tensor_overlap: chunked}",
+            "engine.parallel.tensor_overlap: chunked cuts products by the rows"},
         Bad{"engine.data=null", "engine.data.train: required: at least one data set"},
         Bad{"engine.data.train=[]", "engine.data.train: required"},
         Bad{"engine.data.train[0].path=null", "engine.data.train[0].path: required"},

@@ -47,6 +47,17 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssign
   return device;
 }
 
+parallel::TensorOverlap OverlapOf(v1::TensorOverlap overlap) {
+  switch (overlap) {
+    case v1::TENSOR_OVERLAP_NONE:
+      return parallel::TensorOverlap::kNone;
+    case v1::TENSOR_OVERLAP_CHUNKED:
+      return parallel::TensorOverlap::kChunked;
+    default:
+      return parallel::TensorOverlap::kBackward;
+  }
+}
+
 parallel::ContextMethod MethodOf(v1::ContextMethod method) {
   switch (method) {
     case v1::CONTEXT_METHOD_ALL_GATHER:
@@ -130,6 +141,7 @@ parallel::Layout LayoutOf(const v1::JobSpec& spec) {
       parallel::PerAxis(split.pipeline(), split.data(), split.context(), split.tensor());
   layout.pipeline_chunks = split.pipeline_chunks();
   layout.sequence_parallel = split.sequence();
+  layout.tensor_chunks = split.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
   layout.zero = split.zero();
   layout.zero_shards = split.zero_shards();
   layout.global_batch = spec.engine().training().global_batch();
@@ -274,9 +286,7 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   part.tensor_rank = coordinate[parallel::Axis::kTensor];
   part.tensor_size = split.tensor();
   part.sequence_parallel = split.sequence();
-  part.tensor_overlap = split.tensor_overlap() == v1::TENSOR_OVERLAP_NONE
-                            ? parallel::TensorOverlap::kNone
-                            : parallel::TensorOverlap::kBackward;
+  part.tensor_overlap = OverlapOf(split.tensor_overlap());
   part.split_backward = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
   if (engine.training().recompute() == v1::RECOMPUTE_SELECTIVE) {
     part.recompute = parallel::Recompute::kSelective;
