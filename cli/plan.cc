@@ -76,15 +76,43 @@ void WriteSummary(const Json& plan, Terminal& terminal) {
   out << "\n\n";
 }
 
+// Of the numbers that ranks have under `key`, those that are not 0 for all of them.
+std::vector<std::string> Used(const Json& ranks, const char* key) {
+  std::vector<std::string> categories;
+  for (const auto& [category, bytes] : ranks[0][key].items()) {
+    bool used = false;
+    for (const Json& rank : ranks) used = used || Integer(rank[key], category.c_str()) > 0;
+    if (used) categories.push_back(category);
+  }
+  return categories;
+}
+
+// What ranks send in a step, by what for. Nothing where they are alone.
+void WriteSent(const Json& plan, Terminal& terminal) {
+  const Json& ranks = plan["ranks"];
+  if (!ranks[0].contains("sent")) return;
+  const std::vector<std::string> categories = Used(ranks, "sent");
+  if (categories.empty()) return;
+  std::vector<std::vector<std::string>> rows = {{"STAGE", "TENSOR", "SENDS PER STEP"}};
+  for (const std::string& category : categories) {
+    rows[0].push_back(absl::AsciiStrToUpper(category));
+  }
+  for (const Json& rank : ranks) {
+    std::vector<std::string> row = {absl::StrCat(Integer(rank, "pipeline")),
+                                    absl::StrCat(Integer(rank, "tensor")),
+                                    Bytes(Integer(rank, "sentBytes"))};
+    for (const std::string& category : categories) {
+      row.push_back(Bytes(Integer(rank["sent"], category.c_str())));
+    }
+    rows.push_back(std::move(row));
+  }
+  terminal.out << "\n" << Table(rows);
+}
+
 // One row for each kind of rank; categories that nobody needs are left out.
 void WriteRanks(const Json& plan, Terminal& terminal) {
   const Json& ranks = plan["ranks"];
-  std::vector<std::string> categories;
-  for (const auto& [category, bytes] : ranks[0]["device"].items()) {
-    bool used = false;
-    for (const Json& rank : ranks) used = used || Integer(rank["device"], category.c_str()) > 0;
-    if (used) categories.push_back(category);
-  }
+  const std::vector<std::string> categories = Used(ranks, "device");
   const int64_t memory = Integer(plan, "deviceMemoryBytes");
   std::vector<std::vector<std::string>> rows = {{"STAGE", "TENSOR", "RANKS", "BLOCKS", "PARAMS"}};
   for (const std::string& category : categories) {
@@ -132,6 +160,7 @@ absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal)
   }
   WriteSummary(plan, terminal);
   WriteRanks(plan, terminal);
+  WriteSent(plan, terminal);
   if (plan.contains("fits")) {
     terminal.out << "\n"
                  << (plan.value("fits", false)

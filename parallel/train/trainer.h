@@ -213,6 +213,8 @@ class Trainer {
   int64_t state_bytes() const;
   // What this trainer was planned to take (memory.h).
   MemoryUse PredictedMemory() const;
+  // Sent by this rank among those that share its key/value heads.
+  int64_t key_bytes_sent() const { return sharers_ == nullptr ? 0 : sharers_->bytes_sent(); }
   int64_t host_state_bytes() const { return FlatBuffers::HostBytes(layout_, flat_->options()); }
 
  private:

@@ -285,10 +285,12 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   "advice": "engine.parallel.zero=1 would fit", "ranks": [
   {"pipeline": 0, "tensor": 0, "ranks": 4, "blocks": 17, "embedding": true, "head": false,
    "parameters": 4000000000, "neededBytes": 107374182400, "deviceBytes": 107374182400,
-   "hostBytes": 1048576, "device": {"gathered": 0, "activations": 107374182400}},
+   "hostBytes": 1048576, "device": {"gathered": 0, "activations": 107374182400},
+   "sent": {"pipeline": 2147483648, "tensor": 0}, "sentBytes": 2147483648},
   {"pipeline": 1, "tensor": 0, "ranks": 4, "blocks": 15, "embedding": false, "head": true,
    "parameters": 4030261248, "neededBytes": 64424509440, "deviceBytes": 64424509440,
-   "hostBytes": 1048576, "device": {"gathered": 0, "activations": 64424509440}}]})"
+   "hostBytes": 1048576, "device": {"gathered": 0, "activations": 64424509440},
+   "sent": {"pipeline": 2147483648, "tensor": 0}, "sentBytes": 2147483648}]})"
                          "\nEND\n";
   ASSERT_EQ(::chmod(rank.c_str(), 0700), 0);
   ASSERT_EQ(
@@ -307,6 +309,7 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
                     HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
                     HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
                     HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
+                    HasSubstr("STAGE  TENSOR  SENDS PER STEP  PIPELINE\n"),
                     HasSubstr("does not fit into 80.0 GiB for each rank. engine.parallel.zero=1 "
                               "would fit.")));
   ASSERT_EQ(RunApp({"plan", SpecFile(), "-o", "json"}), 0) << err_.str();

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +18,7 @@
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
 #include "tests/parity/harness.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel::parity {
@@ -305,6 +309,72 @@ TEST(Compression, WhatDoesNotGoWithIt_IsAConfigurationError) {
               HasSubstr("not 16-bit gradients"));
   EXPECT_THAT(message(0, [](TrainerOptions& o) { o.compression.density = 1.5; }),
               HasSubstr("density 1.5 must be above 0"));
+}
+
+// A link on which either way of reducing a bucket takes long. Groups split from it are as slow.
+class SlowLink : public muster::testing::ForwardingCommunicator {
+ public:
+  // Of whole gradients, or of what is left of them.
+  enum class Slow { kDense, kCompressed };
+  SlowLink(std::unique_ptr<Communicator> inner, Slow slow)
+      : ForwardingCommunicator(std::move(inner)), slow_(slow) {}
+  void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
+    Delay(Slow::kDense, data);
+    inner_->AllReduce(stream, data, op);
+  }
+  void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
+    Delay(Slow::kDense, data);
+    inner_->ReduceScatter(stream, data, op);
+  }
+  void AllGather(kernels::Stream& stream, kernels::Tensor data) override {
+    Delay(Slow::kCompressed, data);
+    inner_->AllGather(stream, data);
+  }
+  void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
+    Delay(Slow::kCompressed, in);
+    inner_->AllToAll(stream, in, out);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override {
+    auto child = inner_->Split(color, key, name);
+    if (!child.ok()) return child.status();
+    return std::make_unique<SlowLink>(*std::move(child), slow_);
+  }
+
+ private:
+  // What a step exchanges besides is small.
+  void Delay(Slow kind, const kernels::Tensor& data) const {
+    if (kind != slow_ || data.elements() < 200) return;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+    while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  }
+  const Slow slow_;
+};
+
+TEST(Compression, WhereWholeGradientsTakeLessTime_TheFirstRankWarnsAtTheStart) {
+  Harness harness;
+  for (const SlowLink::Slow slow : {SlowLink::Slow::kDense, SlowLink::Slow::kCompressed}) {
+    for (const int zero : {0, 1}) {
+      Case run = TrainingOf(2, TopK(kDensity), zero);
+      run.steps = 1;
+      run.wrap = [slow](std::unique_ptr<Communicator> world) {
+        return std::make_unique<SlowLink>(std::move(world), slow);
+      };
+      SCOPED_TRACE(run.ToString());
+      const auto results = harness.Train(run);
+      EXPECT_TRUE(results[1].warnings.empty());
+      if (slow == SlowLink::Slow::kDense) {
+        EXPECT_TRUE(results[0].warnings.empty()) << results[0].warnings[0];
+        continue;
+      }
+      ASSERT_EQ(results[0].warnings.size(), 1u);
+      EXPECT_THAT(std::string(results[0].warnings[0].message()),
+                  ::testing::AllOf(HasSubstr("gradient compression slows this job down"),
+                                   HasSubstr("among 2 ranks"), HasSubstr("slower links")));
+    }
+  }
+  // Alone nothing travels, and nothing is measured.
+  EXPECT_TRUE(harness.Train(TrainingOf(1, TopK(kDensity)))[0].warnings.empty());
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ class Recorder : public TrainerHooks {
     result_.saved.insert(result_.saved.begin(),
                          {saved.id, saved.result.directory, saved.result.manifest_checksum});
   }
+  void OnWarning(const absl::Status& status) override { result_.warnings.push_back(status); }
   bool StopRequested() override { return stop_after_ > 0 && step_ + 1 >= stop_after_; }
 
  private:
@@ -188,7 +189,15 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   result.pipeline_bytes = groups->Along({Axis::kPipeline}).bytes_sent();
   result.context_bytes = groups->Along({Axis::kContext}).bytes_sent();
   result.tensor_bytes = groups->Along({Axis::kTensor}).bytes_sent();
+  result.key_bytes = (*trainer)->key_bytes_sent();
   result.world_bytes = world.bytes_sent();
+  result.predicted = PredictVolume({.options = options,
+                                    .model = **model,
+                                    .mesh = mesh,
+                                    .coordinate = mesh.CoordinateOf(world.rank()),
+                                    .zero_shards = run.layout.EffectiveShards(),
+                                    .sequence_length = kSequence},
+                                   *part, device->kind());
   return result;
 }
 

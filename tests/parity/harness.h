@@ -18,6 +18,7 @@
 #include "parallel/model/model.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/trainer.h"
+#include "parallel/train/volume.h"
 
 namespace muster::parallel::parity {
 
@@ -67,8 +68,11 @@ struct RankResult {
   int64_t gathered_bytes = 0;  // by the gather group: all-gathers of parameters
   int64_t replica_bytes = 0;   // by the replicate group: all-reduces of gradients
   int64_t pipeline_bytes = 0, context_bytes = 0, tensor_bytes = 0;  // along these axes
+  int64_t key_bytes = 0;  // among ranks that share key/value heads
   int64_t world_bytes = 0;
+  StepVolume predicted;                 // of one step
   std::vector<RestoreCandidate> saved;  // newest first
+  std::vector<absl::Status> warnings;
 };
 
 using Tensors = std::map<std::string, std::vector<float>>;  // whole, by name

@@ -310,6 +310,33 @@ TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
   EXPECT_GT(category(zero3, "gathered"), 0);
 }
 
+// Per parameter: fp32 gradients one way, bf16 parameters the other, for ZeRO-3 twice for each
+// micro-batch. Per layer of tensor parallelism with sequence parallelism ten collectives.
+TEST(JobPlan, WhatRanksSend_IsThatOfTheMethods) {
+  const auto sent = [](const Split& split) {
+    const JobPlan plan = *PlanJob(Preset("llama-8b", split, 64, 1));
+    return std::make_pair(plan.ranks[0].sent, static_cast<double>(plan.parameters));
+  };
+  const auto [ddp, parameters] = sent({.data = 8});
+  EXPECT_NEAR(ddp.replicas, 2 * 4 * parameters * 7 / 8, 0.01 * parameters);
+  EXPECT_EQ(ddp.total(), ddp.replicas);
+  const auto [zero1, same] = sent({.data = 8, .zero = 1});
+  EXPECT_NEAR(zero1.gradients, 4 * parameters * 7 / 8, 0.01 * parameters);
+  EXPECT_NEAR(zero1.parameters, 2 * parameters * 7 / 8, 0.01 * parameters);
+  const auto [zero3, again] = sent({.data = 8, .zero = 3});
+  EXPECT_NEAR(zero3.gradients, 8 * zero1.gradients, 0.01 * zero3.gradients);
+  EXPECT_GT(zero3.parameters, 12 * zero1.parameters);
+  EXPECT_LT(zero3.parameters, 16 * zero1.parameters);
+  const auto [tensor, all] = sent({.data = 2, .tensor = 4, .sequence = true});
+  // 32 micro-batches of bf16 rows of 4096 columns, 32 layers, embedding and head.
+  const double row = 32.0 * 2 * 4096;
+  const auto tokens = static_cast<double>(spec::FindPreset("llama-8b")->sequence_length());
+  EXPECT_NEAR(tensor.tensor, row * tokens * (10 * 32 + 4) * 3 / 4, 0.01 * tensor.tensor);
+  EXPECT_EQ(tensor.keys, 0);
+  EXPECT_GT(sent({.tensor = 16, .sequence = true}).first.keys, 0);  // of 8 key/value heads
+  EXPECT_EQ(sent({}).first.total(), 0);
+}
+
 TEST(JobPlan, ResidentElements_StayWholeOnEveryRank) {
   v1::JobSpec spec = Preset("llama-1b", {.data = 8, .zero = 3}, 64, 1);
   const auto parameters = [&](int64_t resident) {

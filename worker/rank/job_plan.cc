@@ -61,14 +61,14 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
     rank.blocks += range.end - range.begin - (first ? 1 : 0) - (last ? 1 : 0);
   }
   rank.parameters = model->parameters().elements();
-  rank.memory =
-      parallel::PredictMemory({.options = options,
-                               .model = *model,
-                               .mesh = split.mesh,
-                               .coordinate = coordinate,
-                               .zero_shards = split.zero_shards,
-                               .sequence_length = spec.engine().model().sequence_length()},
-                              device);
+  const parallel::TrainerPlace place = {.options = options,
+                                        .model = *model,
+                                        .mesh = split.mesh,
+                                        .coordinate = coordinate,
+                                        .zero_shards = split.zero_shards,
+                                        .sequence_length = spec.engine().model().sequence_length()};
+  rank.memory = parallel::PredictMemory(place, device);
+  rank.sent = parallel::PredictVolume(place, part, device);
   return rank;
 }
 

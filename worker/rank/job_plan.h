@@ -14,6 +14,7 @@
 #include "muster/v1/spec.pb.h"
 #include "parallel/mesh/mesh.h"
 #include "parallel/train/memory.h"
+#include "parallel/train/volume.h"
 
 namespace muster::worker {
 
@@ -29,6 +30,7 @@ struct RankPlan {
   bool embedding = false, head = false;
   int64_t parameters = 0;  // held by the model's part, before ZeRO shards them
   parallel::MemoryUse memory;
+  parallel::StepVolume sent;  // by each of the ranks in a step
 };
 
 struct JobPlan {

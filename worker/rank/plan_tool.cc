@@ -23,6 +23,13 @@ ordered_json Categories(const std::vector<parallel::MemoryUse::Category>& catego
   return object;
 }
 
+ordered_json Describe(const parallel::StepVolume& sent) {
+  return {{"pipeline", sent.pipeline},    {"context", sent.context},
+          {"tensor", sent.tensor},        {"keys", sent.keys},
+          {"gradients", sent.gradients},  {"replicas", sent.replicas},
+          {"parameters", sent.parameters}};
+}
+
 ordered_json Describe(const RankPlan& rank, kernels::DeviceKind device) {
   return {{"pipeline", rank.pipeline},
           {"tensor", rank.tensor},
@@ -36,7 +43,9 @@ ordered_json Describe(const RankPlan& rank, kernels::DeviceKind device) {
           {"device", Categories(rank.memory.device)},
           {"deviceBytes", rank.memory.device_bytes()},
           {"host", Categories(rank.memory.host)},
-          {"hostBytes", rank.memory.host_bytes()}};
+          {"hostBytes", rank.memory.host_bytes()},
+          {"sent", Describe(rank.sent)},
+          {"sentBytes", rank.sent.total()}};
 }
 
 ordered_json Describe(const JobPlan& plan) {

@@ -1,0 +1,187 @@
+#include "parallel/train/volume.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/collective_plan.h"
+#include "parallel/context/context_attention.h"
+#include "parallel/model/tensor_parallel.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::DeviceKind;
+
+constexpr int64_t kFloat = 4;  // bytes
+
+// What a ring, or an exchange of equal parts, sends.
+int64_t Moved(int64_t bytes, int64_t size) { return bytes * (size - 1) / size; }
+
+TensorPart HeldBy(const ModelDescription& model, const ModelParallel& part) {
+  const auto size = [&](const char* name, const char* otherwise, int64_t factor) {
+    const auto found = model.sizes.find(name);
+    return found != model.sizes.end() ? found->second : factor * model.sizes.at(otherwise);
+  };
+  return TensorPart::Make(part, model.sizes.at("heads"), size("kv_heads", "heads", 1),
+                          size("ffn", "hidden", 4), model.sizes.at("vocab"));
+}
+
+class Formulas {
+ public:
+  Formulas(const TrainerPlace& place, const ModelParallel& part, DeviceKind device)
+      : place_(place),
+        part_(part),
+        device_(device),
+        held_(HeldBy(place.model.description(), part)),
+        layout_(place.model.parameters(), LayoutOptionsOf(place)),
+        width_(SizeOf(BatchShapeOf(place).activation)),
+        tensor_(place.mesh.degree(Axis::kTensor)),
+        context_(place.mesh.degree(Axis::kContext)),
+        tokens_(BatchShapeOf(place).tokens()),
+        hidden_(place.model.shape().hidden),
+        micro_batches_(MicroBatches(place)) {
+    const auto& sizes = place.model.description().sizes;
+    const int head = static_cast<int>(sizes.at("layers")) + 1;
+    std::vector<BlockRange> ranges = part.parts;
+    if (ranges.empty()) ranges.push_back({0, head + 1});
+    for (const BlockRange& range : ranges) {
+      const int end = range.end < 0 ? head + 1 : range.end;
+      blocks_ += end - range.begin;
+      has_embedding_ = has_embedding_ || range.begin == 0;
+      has_head_ = has_head_ || end == head + 1;
+    }
+    parts_ = static_cast<int64_t>(ranges.size());
+    blocks_ -= has_embedding_ + has_head_;
+  }
+
+  StepVolume Step() const {
+    StepVolume volume;
+    volume.pipeline = Pipeline();
+    volume.context = micro_batches_ * blocks_ * Attention();
+    volume.tensor = micro_batches_ * Matrices();
+    for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+      const FlatLayout::Bucket& bucket = layout_.buckets()[i];
+      const int64_t bytes = kFloat * layout_.Part(i, 0).size();
+      // Norms see this rank's rows only: their gradients are summed once a step.
+      if (bucket.partial) volume.tensor += AllReduced(bytes, tensor_);
+      if (bucket.shared) volume.keys += AllReduced(bytes, held_.kv_sharers.size());
+    }
+    volume.gradients = Gradients();
+    volume.replicas = Replicas();
+    volume.parameters = Parameters();
+    return volume;
+  }
+
+ private:
+  // An all-reduce: a reduce-scatter and an all-gather, or everything to everyone where it is small.
+  int64_t AllReduced(int64_t bytes, int64_t size) const {
+    if (device_ == DeviceKind::kCpu && bytes <= kOneRoundBytesMax) return bytes * (size - 1);
+    return 2 * Moved(bytes, size);
+  }
+
+  // Every part sends its output on and the gradient of its input back.
+  int64_t Pipeline() const {
+    if (place_.mesh.degree(Axis::kPipeline) == 1) return 0;
+    const int64_t rows = tokens_ / (part_.sequence_parallel ? tensor_ : 1);
+    const int64_t messages = 2 * parts_ - has_embedding_ - has_head_;
+    // A tied table's gradient, or the part of it that the rank owns, goes once to the other stage.
+    return micro_batches_ * messages * width_ * rows * hidden_ + SharedTableBytes(place_, layout_);
+  }
+
+  // Attention of one block, forward and backward (context_attention.h).
+  int64_t Attention() const {
+    if (context_ == 1) return 0;
+    const int64_t depth = hidden_ / place_.model.description().sizes.at("heads");
+    const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
+    const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
+    const int64_t forwards = part_.recompute == Recompute::kFull ? 2 : 1;
+    if (part_.context_method == ContextMethod::kAllToAll) {
+      const int64_t copies = std::max<int64_t>(key_heads, context_) / key_heads;
+      return width_ * (forwards + 1) * (context_ - 1) * (2 * queries + 2 * copies * keys) /
+             context_;
+    }
+    return (context_ - 1) * keys * (forwards * 2 * width_ + 2 * width_ + 2 * kFloat);
+  }
+
+  // The collectives on hidden states [T,C] of one micro-batch: all-reduces, or, with sequence
+  // parallelism, gathers and scatters, each half of one.
+  int64_t Matrices() const {
+    if (tensor_ == 1) return 0;
+    const bool rows = part_.sequence_parallel;
+    // Forward ends two pairs of matrices, backward begins two. With rows each pair is also begun
+    // (and ended), and backward gathers the input of each once more. A split backward gathers the
+    // gradients once more too.
+    int64_t per_block = rows ? 4 + 6 : 2 + 2;
+    if (rows && part_.split_backward) per_block += 2;
+    // Forward once more, but for its last product. Where gathers overlap, the input of the second
+    // pair stays gathered until backward needs it.
+    if (part_.recompute == Recompute::kFull) {
+      const bool stays = part_.tensor_overlap != TensorOverlap::kNone;
+      per_block += rows ? (stays ? 2 : 3) : 1;
+    }
+    // The embedding's sum, and the gather of its gradient; the head's input, and the sum of its
+    // gradient.
+    const int64_t collectives =
+        blocks_ * per_block + has_embedding_ * (rows ? 2 : 1) + has_head_ * (rows ? 2 : 1);
+    // Three numbers per token from every rank for the loss.
+    const int64_t statistics = has_head_ * Moved(kFloat * tensor_ * tokens_ * 3, tensor_);
+    const int64_t states = width_ * tokens_ * hidden_;
+    return collectives * (rows ? Moved(states, tensor_) : AllReduced(states, tensor_)) + statistics;
+  }
+
+  // Reduce-scatters: once a step, or, with stages 2 and 3, for every micro-batch.
+  int64_t Gradients() const {
+    const int64_t times = place_.options.zero >= 2 ? micro_batches_ : 1;
+    return times *
+           Moved(layout_.elements() * SizeOf(place_.options.gradient_wire), place_.zero_shards);
+  }
+  int64_t Replicas() const {
+    const int64_t replicas =
+        int64_t{place_.mesh.degree(Axis::kData)} * context_ / place_.zero_shards;
+    int64_t bytes = 0;
+    for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+      bytes +=
+          AllReduced(layout_.Part(i, 0).size() * SizeOf(place_.options.gradient_wire), replicas);
+    }
+    return bytes;
+  }
+
+  // Gathers: what stays whole after every update; blocks of stage 3 whenever they are needed and
+  // not whole.
+  int64_t Parameters() const {
+    if (place_.options.zero == 0) return 0;
+    int64_t whole = layout_.elements(), blocks = 0, largest = 0;
+    for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
+      if (place_.options.zero < 3 || bucket.block < 0) continue;
+      ++blocks;
+      whole -= bucket.range.size();
+      largest = std::max(largest, bucket.range.size());
+    }
+    const int64_t kept =
+        place_.options.reshard_after_forward ? std::min<int64_t>(2, blocks) : blocks;
+    const int64_t gathers = blocks + (2 * micro_batches_ - 1) * (blocks - kept);
+    const int64_t width = SizeOf(StorageOptionsOf(place_).compute);
+    return Moved(width * whole, place_.zero_shards) +
+           gathers * Moved(width * largest, place_.zero_shards);
+  }
+
+  const TrainerPlace& place_;
+  const ModelParallel& part_;
+  const DeviceKind device_;
+  const TensorPart held_;
+  const FlatLayout layout_;
+  const int64_t width_;  // bytes of an activation
+  const int64_t tensor_, context_, tokens_, hidden_, micro_batches_;
+  int64_t parts_ = 0, blocks_ = 0;
+  bool has_embedding_ = false, has_head_ = false;
+};
+
+}  // namespace
+
+StepVolume PredictVolume(const TrainerPlace& place, const ModelParallel& part, DeviceKind device) {
+  return Formulas(place, part, device).Step();
+}
+
+}  // namespace muster::parallel
