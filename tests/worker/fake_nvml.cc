@@ -6,13 +6,13 @@
 //
 // FAKE_NVML_XID names a file: "INDEX XID" in it is an error of that GPU. Once the error has been
 // dealt with, that is, when the next one is waited for, the file is gone.
-#include <chrono>
+#include <poll.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "worker/agent/nvml.h"
 
@@ -134,7 +134,7 @@ int nvmlEventSetWait_v2(NvmlEventSet, NvmlEvent* event, unsigned int millisecond
       delivered = true;
       return 0;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ::poll(nullptr, 0, 5);
   }
   return muster::worker::kNvmlErrorTimeout;
 }
