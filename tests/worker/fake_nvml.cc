@@ -1,8 +1,13 @@
 // A management library for tests: GPUs as FAKE_NVML says, "name=value" pairs separated by spaces.
-//   gpus (2)      how many          cuda (13000)  what the driver supports    cc (90)  capability x
-//   10 init (0)      code of Init      lost (-1)     index of a GPU off the bus links (18) active
-//   NVLinks    switches (1)  1: they lead to switches, 0: to the next GPU pending (-1)  index of a
-//   GPU with a row to be replaced      ecc (0)  errors of GPU 0
+//   gpus (2)       how many
+//   cuda (13000)   what the driver supports
+//   cc (90)        compute capability x 10
+//   init (0)       code of Init
+//   lost (-1)      index of a GPU off the bus
+//   links (18)     active NVLinks
+//   switches (1)   1: they lead to switches, 0: to the next GPU
+//   pending (-1)   index of a GPU with a row to be replaced
+//   ecc (0)        errors of GPU 0
 //
 // FAKE_NVML_XID names a file: "INDEX XID" in it is an error of that GPU. Once the error has been
 // dealt with, that is, when the next one is waited for, the file is gone.
