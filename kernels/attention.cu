@@ -1,5 +1,10 @@
-// Attention: cuDNN's graph where there is one for the problem, else our own kernels, which take any
-// dtype and head width up to 256 on any device.
+// Attention: cuDNN's graph where there is one for the problem, else our own kernels on the tensor
+// cores, else those below, which take any dtype and head width up to 256 on any device.
+//
+// cuDNN first, because it uses what each generation of tensor cores adds (on an H200 it takes half
+// to four fifths of the time of our kernels: docs/benchmarks/h200-kernels.md). It has no mask for
+// documents given by their beginnings, and its backward in a fixed order takes memory that grows
+// with the square of the sequence.
 //
 // Tiled attention with the online softmax of FlashAttention-2 (arXiv 2307.08691), in fp32 on the
 // CUDA cores. A block takes one tile of queries (forward, dq) or of keys (dk, dv) of one head and
@@ -13,6 +18,7 @@
 #include <cmath>
 
 #include "kernels/attention_cudnn.h"
+#include "kernels/attention_flash.h"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
 
@@ -50,12 +56,20 @@ struct Data {
   View q, k, v, out, dout, dq, dk, dv;
   float* lse;
   float* delta;
+  const int32_t* documents;  // or null; see AttentionArgs
+  int64_t documents_stride, key_position;
   int heads, key_heads, queries, keys, width;
   float scale;
   bool causal;
 
   __device__ int64_t Statistic(int b, int head, int row) const {
     return (static_cast<int64_t>(b) * heads + head) * queries + row;
+  }
+  // The first key that a query sees; rows behind the last one count as the last.
+  __device__ int FirstKey(int b, int row) const {
+    if (documents == nullptr) return 0;
+    const int64_t begin = documents[b * documents_stride + min(row, queries - 1)];
+    return static_cast<int>(begin > key_position ? begin - key_position : 0);
   }
 };
 
@@ -172,7 +186,8 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Data d) {
     sum[r] = 0;
   }
   const int keys = d.causal ? min(d.keys, begin + kTile) : d.keys;
-  for (int key = 0; key < keys; key += kTile) {
+  // Documents begin in the order of their tokens.
+  for (int key = d.FirstKey(b, begin) / kTile * kTile; key < keys; key += kTile) {
     __syncthreads();  // the tiles of the last round have been read
     LoadTile<kTile, kWidth>(d.k, d.k.At(b, key_head), key, d.keys, d.width, k);
     LoadTile<kTile, kWidth>(d.v, d.v.At(b, key_head), key, d.keys, d.width, v);
@@ -182,21 +197,24 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Data d) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int row = begin + ty * R + r;
+      const int first = d.FirstKey(b, row);
       float tile_max = max[r];
 #pragma unroll
       for (int c = 0; c < R; ++c) {
         const int column = key + tx + kSide * c;
-        const bool seen = column < d.keys && (!d.causal || column <= row);
+        const bool seen = column >= first && column < d.keys && (!d.causal || column <= row);
         s[r][c] = seen ? s[r][c] * d.scale : -INFINITY;
         tile_max = fmaxf(tile_max, s[r][c]);
       }
-      tile_max = RowMax(tile_max);  // finite: the first tile holds key 0, which every row sees
-      const float shrink = __expf(max[r] - tile_max);
+      tile_max = RowMax(tile_max);
+      // A row that has seen no key yet stays empty.
+      const float base = tile_max == -INFINITY ? 0.f : tile_max;
+      const float shrink = __expf(max[r] - base);
       max[r] = tile_max;
       float tile_sum = 0;
 #pragma unroll
       for (int c = 0; c < R; ++c) {
-        const float e = __expf(s[r][c] - tile_max);
+        const float e = __expf(s[r][c] - base);
         tile_sum += e;
         p[ty * R + r][tx + kSide * c] = e;
       }
@@ -212,7 +230,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Data d) {
     const int row = begin + ty * R + r;
     if (tx == 0 && row < d.queries) d.lse[d.Statistic(b, head, row)] = max[r] + logf(sum[r]);
 #pragma unroll
-    for (int w = 0; w < kWidth / kSide; ++w) out[r][w] /= sum[r];
+    for (int w = 0; w < kWidth / kSide; ++w) out[r][w] = sum[r] == 0 ? 0.f : out[r][w] / sum[r];
   }
   StoreTile<kTile, kWidth>(d.out, d.out.At(b, head), begin, d.queries, d.width, out);
 }
@@ -248,12 +266,14 @@ __device__ void ScoreGradient(const Data& d, int b, int head, int query, int key
   for (int r = 0; r < R; ++r) {
     const int row = query + ty * R + r;
     const bool inside = row < d.queries;
+    const int first = d.FirstKey(b, row);
     const float lse = inside ? d.lse[d.Statistic(b, head, row)] : 0.f;
     const float delta = inside ? d.delta[d.Statistic(b, head, row)] : 0.f;
 #pragma unroll
     for (int c = 0; c < R; ++c) {
       const int column = key + tx + kSide * c;
-      const bool seen = inside && column < d.keys && (!d.causal || column <= row);
+      const bool seen =
+          inside && column >= first && column < d.keys && (!d.causal || column <= row);
       const float probability = seen ? __expf(s[r][c] * d.scale - lse) : 0.f;
       if (kProbabilities) (*p)[ty * R + r][tx + kSide * c] = probability;
       ds[ty * R + r][tx + kSide * c] = probability * (dp[r][c] - delta) * d.scale;
@@ -281,6 +301,7 @@ __global__ void __launch_bounds__(kThreads) KeyValueGradientKernel(const Data d)
   float dk[R][kWidth / kSide] = {}, dv[R][kWidth / kSide] = {};
   for (int head = key_head * group; head < (key_head + 1) * group; ++head) {
     for (int query = d.causal ? key : 0; query < d.queries; query += kTile) {
+      if (d.FirstKey(b, query) >= key + kTile) break;  // this document begins behind the tile
       __syncthreads();
       LoadTile<kTile, kWidth>(d.q, d.q.At(b, head), query, d.queries, d.width, q);
       LoadTile<kTile, kWidth>(d.dout, d.dout.At(b, head), query, d.queries, d.width, dout);
@@ -313,7 +334,7 @@ __global__ void __launch_bounds__(kThreads) QueryGradientKernel(const Data d) {
   LoadTile<kTile, kWidth>(d.dout, d.dout.At(b, head), query, d.queries, d.width, dout);
   float dq[R][kWidth / kSide] = {};
   const int keys = d.causal ? min(d.keys, query + kTile) : d.keys;
-  for (int key = 0; key < keys; key += kTile) {
+  for (int key = d.FirstKey(b, query) / kTile * kTile; key < keys; key += kTile) {
     __syncthreads();
     LoadTile<kTile, kWidth>(d.k, d.k.At(b, key_head), key, d.keys, d.width, k);
     LoadTile<kTile, kWidth>(d.v, d.v.At(b, key_head), key, d.keys, d.width, v);
@@ -372,6 +393,11 @@ Data DataOf(const AttentionArgs& args) {
   d.v = ViewOf(args.v);
   d.out = ViewOf(args.out);
   d.lse = args.lse.f32();
+  if (!args.documents.empty()) {
+    d.documents = args.documents.as<int32_t>();
+    d.documents_stride = args.documents.stride(0);
+    d.key_position = args.key_position;
+  }
   d.heads = static_cast<int>(args.q.dim(2));
   d.key_heads = static_cast<int>(args.k.dim(2));
   d.queries = static_cast<int>(args.q.dim(1));
@@ -418,17 +444,17 @@ void TiledBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
 void AttentionForward(Stream& stream, const AttentionArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.q.elements() == 0) return;
-  if (cuda.cuda_device().options().own_attention || !cuda.attention_plans().Forward(cuda, args)) {
-    TiledForward(cuda, args);
-  }
+  const bool own = cuda.cuda_device().options().own_attention;
+  if (!own && cuda.attention_plans().Forward(cuda, args)) return;
+  if (!FlashForward(cuda, args)) TiledForward(cuda, args);
 }
 
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.forward.q.elements() == 0) return;
-  if (cuda.cuda_device().options().own_attention || !cuda.attention_plans().Backward(cuda, args)) {
-    TiledBackward(cuda, args);
-  }
+  const bool own = cuda.cuda_device().options().own_attention;
+  if (!own && cuda.attention_plans().Backward(cuda, args)) return;
+  if (!FlashBackward(cuda, args)) TiledBackward(cuda, args);
 }
 
 }  // namespace muster::kernels::cuda

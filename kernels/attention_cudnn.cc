@@ -94,10 +94,6 @@ std::vector<int64_t> StatisticsStride(const AttentionArgs& args) {
   return {args.q.dim(2) * args.q.dim(1), args.q.dim(1), 1, 1};
 }
 
-// Most of a workspace for one sample. Beyond (16,384 tokens of 32 heads would take 16 GiB), dq is
-// added up in any order, which needs none that grows with the square.
-constexpr int64_t kWorkspaceBytesOfOneMax = int64_t{8} << 30;
-
 // Samples [begin, begin + count).
 AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t count) {
   AttentionArgs& forward = args.forward;
@@ -105,6 +101,27 @@ AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t
                     &args.dq, &args.dk, &args.dv, &args.delta}) {
     *t = t->Rows(begin, count);
   }
+  return args;
+}
+
+Tensor SliceDim(const Tensor& t, int dim, int64_t begin, int64_t count) {
+  auto* data = static_cast<char*>(t.data()) + begin * t.stride(dim) * SizeOf(t.dtype());
+  if (t.rank() == 3) {
+    return Tensor(data, t.dtype(), {t.dim(0), count, t.dim(2)});
+  }
+  return Tensor(data, t.dtype(), {t.dim(0), t.dim(1), count, t.dim(3)},
+                {t.stride(0), t.stride(1), t.stride(2), t.stride(3)});
+}
+
+// Key heads [begin, begin + count) with their queries. Requires: one sample.
+AttentionBackwardArgs KeyHeads(AttentionBackwardArgs args, int64_t begin, int64_t count) {
+  AttentionArgs& forward = args.forward;
+  const int64_t group = forward.q.dim(2) / forward.k.dim(2);
+  for (Tensor* t : {&forward.lse, &args.delta}) *t = SliceDim(*t, 1, begin * group, count * group);
+  for (Tensor* t : {&forward.q, &forward.out, &args.dout, &args.dq}) {
+    *t = SliceDim(*t, 2, begin * group, count * group);
+  }
+  for (Tensor* t : {&forward.k, &forward.v, &args.dk, &args.dv}) *t = SliceDim(*t, 2, begin, count);
   return args;
 }
 
@@ -167,8 +184,8 @@ Graph BuildBackward(cudnnHandle_t handle, const AttentionBackwardArgs& args) {
 }
 
 bool Supported(const AttentionArgs& args) {
-  // Not fp32; whole 16-byte rows. The graph itself says no to the rest.
-  return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0;
+  // Not fp32; whole 16-byte rows; no mask of documents. The graph itself says no to the rest.
+  return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0 && args.documents.empty();
 }
 
 }  // namespace
@@ -249,15 +266,19 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
   for (const Tensor* tensor : {&args.dout, &args.dq, &args.dk, &args.dv}) Append(*tensor, key);
   key.push_back(args.deterministic);
   const auto build = [&] { return BuildBackward(state_->handle, args); };
-  const int64_t batch = forward.q.dim(0);
-  if (batch > 1 && state_->WorkspaceBytes(key, build) > kAttentionWorkspaceBytesMax) {
-    return Backward(stream, Samples(args, 0, batch / 2)) &&
-           Backward(stream, Samples(args, batch / 2, batch - batch / 2));
-  }
-  if (args.deterministic && state_->WorkspaceBytes(key, build) > kWorkspaceBytesOfOneMax) {
-    AttentionBackwardArgs any_order = args;
-    any_order.deterministic = false;
-    return Backward(stream, any_order);
+  const int64_t workspace = state_->WorkspaceBytes(key, build);
+  if (workspace > kAttentionWorkspaceBytesMax) {
+    // Parts are alike but for a head or sample: either all of them have a graph or none.
+    const int64_t batch = forward.q.dim(0), key_heads = forward.k.dim(2);
+    if (batch > 1) {
+      return Backward(stream, Samples(args, 0, batch / 2)) &&
+             Backward(stream, Samples(args, batch / 2, batch - batch / 2));
+    }
+    if (args.deterministic && key_heads > 1) {
+      return Backward(stream, KeyHeads(args, 0, key_heads / 2)) &&
+             Backward(stream, KeyHeads(args, key_heads / 2, key_heads - key_heads / 2));
+    }
+    if (args.deterministic && workspace > kAttentionWorkspaceBytesOfOneMax) return false;
   }
   return state_->Run(stream, "AttentionBackward", key, build,
                      {{kQ, forward.q.data()},

@@ -18,7 +18,8 @@ class AttentionPlans {
   explicit AttentionPlans(cudaStream_t stream);
   ~AttentionPlans();
 
-  // False when there is no graph for this problem (dtype, head width, architecture): nothing was
+  // False when there is no graph for this problem (dtype, head width, architecture, documents, or a
+  // fixed order that takes too large a workspace: attention_workspace.h), and then nothing was
   // enqueued. An error while running one fails the stream.
   bool Forward(CudaStream& stream, const AttentionArgs& args);
   bool Backward(CudaStream& stream, const AttentionBackwardArgs& args);

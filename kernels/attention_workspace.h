@@ -6,22 +6,32 @@
 
 namespace muster::kernels {
 
-// Where a backward would take more, its samples go through in parts. Parts fill the chip less well:
-// on an H200, four in the place of one take a tenth more time.
+// Where a backward would take more, its samples go through in parts, and one sample in a fixed
+// order by groups of heads. Parts fill the chip less well: on an H200, four in the place of one
+// take a tenth more time.
 constexpr int64_t kAttentionWorkspaceBytesMax = int64_t{2} << 30;
+// Where the heads of one key head would take more in a fixed order (four of them beyond 34,000
+// tokens), our own kernels run, which need no workspace.
+constexpr int64_t kAttentionWorkspaceBytesOfOneMax = int64_t{9} << 30;
 
 // Of cuDNN's graphs in 16 bits, as cuDNN 9.19 asks on Hopper: the gradient of the scores, or where
 // any order will do an fp32 sum of dq; row sums; dk and dv of every query head where heads share
-// them. Requires: batch > 0.
+// them. Without documents, for which our own kernels run. Requires: batch > 0.
 constexpr int64_t AttentionWorkspaceBytes(int64_t batch, int64_t heads, int64_t key_heads,
                                           int64_t sequence, int64_t width, bool deterministic) {
-  const auto bytes = [=](int64_t samples) {
-    const int64_t rows = samples * heads * sequence;
+  const int64_t group = heads / key_heads;
+  const auto bytes = [=](int64_t samples, int64_t keys) {
+    const int64_t rows = samples * keys * group * sequence;
     return rows * (deterministic ? 2 * sequence : 4 * width) + rows * 4 +
-           (key_heads < heads ? rows * width * 4 : 0);
+           (group > 1 ? rows * width * 4 : 0);
   };
-  while (batch > 1 && bytes(batch) > kAttentionWorkspaceBytesMax) batch -= batch / 2;
-  return bytes(batch);
+  int64_t keys = key_heads;
+  while (batch > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) batch -= batch / 2;
+  while (deterministic && keys > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) {
+    keys -= keys / 2;
+  }
+  const int64_t most = bytes(batch, keys);
+  return deterministic && most > kAttentionWorkspaceBytesOfOneMax ? 0 : most;
 }
 
 }  // namespace muster::kernels

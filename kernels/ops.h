@@ -176,8 +176,8 @@ struct AttentionArgs {
   bool causal = true;
   // Packed sequences: a query sees the keys of its own document alone. [B,S] i32, the position at
   // which the document of each query begins, or empty; the first key has position `key_position`,
-  // the others follow. Without causal, a query may be left with no key: out = 0, lse = -inf. Host
-  // devices only.
+  // the others follow. Requires: does not fall along S. Without causal, a query may be left with no
+  // key: out = 0, lse = -inf.
   Tensor documents = Tensor();
   int64_t key_position = 0;
 };
@@ -187,7 +187,7 @@ struct AttentionBackwardArgs {
   Tensor dout;        // as out
   Tensor dq, dk, dv;  // as q, k, v; written
   Tensor delta;       // [B,H,S] fp32 scratch: row sums of dout * out
-  // False, or over 8 GiB of workspace (11,000 tokens, 32 heads): dq adds up in any order on CUDA.
+  // False: dq may be added up in any order on CUDA, faster from some thousand tokens on.
   bool deterministic = true;
 };
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);

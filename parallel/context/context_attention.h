@@ -4,8 +4,8 @@
 // Layout (zigzag, for all methods): a sequence of S tokens is cut into 2c chunks; rank r holds
 // chunk r, then chunk 2c - 1 - r, so that causal work is the same on every rank. ContextPositions
 // gives the positions of a rank's tokens; inputs, targets and rotary or learned positions follow
-// them. Documents packed into one sequence see each other, as they do on one rank: no op has a
-// document mask.
+// them. Documents packed into one sequence see each other, as they do on one rank, unless
+// Inputs::documents says where they begin.
 //
 //   kRing (Liu et al., Ring Attention, arXiv 2310.01889): keys and values
 //     travel around the ring in c - 1 steps and each step's partial result is merged by its lse.

@@ -99,7 +99,7 @@ struct ModelParallel {
   // ContextPositions, and BatchShape::sequence counts them alone.
   int context_size = 1;
   ContextMethod context_method = ContextMethod::kRing;
-  // Attention stays within documents (Flow::documents). On host devices.
+  // Attention stays within documents (Flow::documents).
   bool documents = false;
   // What transformer blocks keep is in the host's memory until their backward
   // (activation_offload.h). Not with split_backward, which leaves values there.

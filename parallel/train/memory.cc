@@ -182,10 +182,11 @@ std::string MemoryUse::ToString() const {
   return absl::StrJoin(texts, ", ");
 }
 
-// As if backward kept its order, which kernels/attention_cudnn.cc gives up beyond 8 GiB.
+// The larger workspace of the two orders that backward may add up in.
 int64_t AttentionBytes(const TrainerPlace& place) {
-  if (ComputeDtype(place.options.precision) == DType::kF32) return 0;
-  constexpr int64_t kMostInOrder = 8192 * kMiB;
+  if (ComputeDtype(place.options.precision) == DType::kF32 || place.model.shape().documents) {
+    return 0;
+  }
   const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
   const auto heads = sizes.find("heads"), hidden = sizes.find("hidden");
   if (heads == sizes.end() || hidden == sizes.end()) return 0;
@@ -198,8 +199,7 @@ int64_t AttentionBytes(const TrainerPlace& place) {
         (key_heads + tensor - 1) / tensor, BatchShapeOf(place).sequence,
         hidden->second / heads->second, deterministic);
   };
-  const int64_t in_order = bytes(true);
-  return in_order <= kMostInOrder ? in_order : bytes(false);
+  return std::max(bytes(true), bytes(false));
 }
 
 int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {

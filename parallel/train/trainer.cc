@@ -213,11 +213,6 @@ absl::Status CheckOptions(const TrainerOptions& options, const Model& model,
         training.sequence_length(), context, model.shape().context_size, 2 * context));
   }
   RETURN_IF_ERROR(CheckCompression(options));
-  if (shape.documents && device.kind() != kernels::DeviceKind::kCpu) {
-    return absl::UnimplementedError(
-        "attention within documents runs on CPU devices only so far: engine.data."
-        "separate_documents needs resources.device cpu");
-  }
   if (!(options.offload_optimizer >= 0 && options.offload_optimizer <= 1)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("a share of %g of the optimizer's state cannot be offloaded; 0 to 1",

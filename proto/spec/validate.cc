@@ -213,11 +213,6 @@ class Judge {
     Sources("engine.data.train", engine.data().train(), spec);
     if (engine.data().train().empty()) Add("engine.data.train", "required: at least one data set");
     Sources("engine.data.validation", engine.data().validation(), spec);
-    if (engine.data().separate_documents() && spec.resources().device() == v1::DEVICE_KIND_CUDA) {
-      Add("engine.data.separate_documents",
-          "needs resources.device cpu: the GPU's attention does "
-          "not keep documents apart so far");
-    }
     Parallel(spec);
     if (engine.has_training()) {
       Training(spec);

@@ -1,6 +1,7 @@
 // Speed of every CUDA op at the shapes of GPT-2 124M (64 x 1024) and 1558M (16 x 1024), beside the
 // two ceilings measured in the same run: a device copy (bytes read plus written) and an 8192^3
-// product. Correctness is gpu_test's. Usage: bench_ops_gpu [--plans FOLDER] [--runs N]
+// product; and attention as the engine chooses it beside our own kernels alone. Correctness is
+// gpu_test's. Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -76,8 +77,12 @@ class Bench {
       const double u = std::uniform_real_distribution<double>()(random);
       value = static_cast<int32_t>(u * u * u * below);
     }
-    Tensor tensor = Empty(DType::kI32, {n});
-    Copy(*stream_, Tensor(values.data(), DType::kI32, {n}), tensor);
+    return Upload(values);
+  }
+  Tensor Upload(const std::vector<int32_t>& values) {
+    Tensor tensor = Empty(DType::kI32, {static_cast<int64_t>(values.size())});
+    Copy(*stream_, Tensor(const_cast<int32_t*>(values.data()), DType::kI32, {tensor.elements()}),
+         tensor);
     CHECK_OK(stream_->Synchronize());
     return tensor;
   }
@@ -118,6 +123,10 @@ class Bench {
     if (copy_ == 0) copy_ = rate;
     std::printf("%-34s %9.3f ms %8.0f GB/s    %5.1f %%\n", name.c_str(), seconds * 1e3, rate,
                 100 * rate / copy_);
+  }
+  void UseCeilingsOf(const Bench& other) {
+    copy_ = other.copy_;
+    gemm_ = other.gemm_;
   }
   void Flops(const std::string& name, double flops, const std::function<void(Stream&)>& work) {
     const double seconds = Time(work);
@@ -326,11 +335,90 @@ void Attentions(Bench& bench, const Model& m) {
   bench.Clear();
 }
 
+struct AttentionWork {
+  int64_t batch, sequence, heads, key_heads, width;
+  int64_t document = 0;  // mean tokens of a document; 0: all is one
+};
+constexpr AttentionWork kAttentionWorks[] = {
+    {64, 1024, 12, 12, 64},      {4, 4096, 32, 8, 64},       {2, 4096, 24, 8, 128},
+    {1, 16384, 32, 8, 64},       {1, 32768, 32, 8, 64},      {4, 4096, 32, 8, 64, 1000},
+    {1, 32768, 32, 8, 64, 1000}, {2, 4096, 24, 8, 128, 1000}};
+
+// Where documents of `work.document` / 2 to 3/2 times as many tokens begin, and how many pairs of a
+// query and a key that it sees there are in all samples.
+std::vector<int32_t> BeginsOf(const AttentionWork& work, double* pairs) {
+  std::vector<int32_t> begins;
+  std::mt19937 random(3);
+  *pairs = 0;
+  for (int64_t b = 0; b < work.batch; ++b) {
+    int64_t begin = 0, end = work.document > 0 ? 0 : work.sequence;
+    for (int64_t i = 0; i < work.sequence; ++i) {
+      if (i == end) {
+        begin = i;
+        end = i + work.document / 2 + static_cast<int64_t>(random() % work.document);
+      }
+      begins.push_back(static_cast<int32_t>(begin));
+      *pairs += static_cast<double>(i - begin + 1);
+    }
+  }
+  return begins;
+}
+
+// Rates count the pairs of query and key that are seen, and the five products of a backward.
+void AttentionOf(Bench& bench, const AttentionWork& work, const std::string& who) {
+  const int64_t b = work.batch, s = work.sequence, h = work.heads, g = work.key_heads,
+                d = work.width, row = (h + 2 * g) * d;
+  Tensor qkv = bench.Random(kAct, {b * s, row}), dqkv = bench.Empty(kAct, {b * s, row});
+  const auto part = [&](const Tensor& packed, int64_t head, int64_t heads) {
+    auto* data = static_cast<uint16_t*>(packed.data()) + head * d;
+    return Tensor(data, kAct, {b, s, heads, d}, {s * row, row, d, 1});
+  };
+  double pairs = 0;
+  const std::vector<int32_t> begins = BeginsOf(work, &pairs);
+  AttentionArgs forward{.q = part(qkv, 0, h),
+                        .k = part(qkv, h, g),
+                        .v = part(qkv, h + g, g),
+                        .out = bench.Empty(kAct, {b, s, h, d}),
+                        .lse = bench.Empty(kF32, {b, h, s})};
+  if (work.document > 0) forward.documents = bench.Upload(begins).Reshape({b, s});
+  AttentionBackwardArgs backward{.forward = forward,
+                                 .dout = bench.Random(kAct, {b, s, h, d}),
+                                 .dq = part(dqkv, 0, h),
+                                 .dk = part(dqkv, h, g),
+                                 .dv = part(dqkv, h + g, g),
+                                 .delta = bench.Empty(kF32, {b, h, s})};
+  const double flops = 4.0 * pairs * h * d;
+  bench.Flops(who + " forward", flops, [&](Stream& st) { AttentionForward(st, forward); });
+  bench.Flops(who + " backward", 2.5 * flops, [&](Stream& st) { AttentionBackward(st, backward); });
+  if (who == "chosen" && work.document == 0) {
+    backward.deterministic = false;
+    bench.Flops(who + " backward, any order", 2.5 * flops,
+                [&](Stream& st) { AttentionBackward(st, backward); });
+  }
+  bench.Clear();
+}
+
+// As the engine chooses, and our own kernels.
+void AttentionWorks(Bench& bench, Bench& own) {
+  for (const AttentionWork& work : kAttentionWorks) {
+    std::printf("-- attention %lldx%lld, %lld heads (%lld) of %lld%s\n",
+                static_cast<long long>(work.batch), static_cast<long long>(work.sequence),
+                static_cast<long long>(work.heads), static_cast<long long>(work.key_heads),
+                static_cast<long long>(work.width),
+                work.document > 0 ? absl::StrCat(", documents of ", work.document).c_str() : "");
+    AttentionOf(bench, work, "chosen");
+    if (work.document == 0) AttentionOf(own, work, "our own");
+    std::fflush(stdout);
+  }
+}
+
 int Main(int argc, char** argv) {
   CudaOptions options;
   int runs = 15;
+  bool all = true;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--plans") == 0) options.plan_cache = argv[i + 1];
+    if (std::strcmp(argv[i], "--only") == 0) all = std::strcmp(argv[i + 1], "attention") != 0;
     if (std::strcmp(argv[i], "--runs") == 0) runs = std::max(1, std::atoi(argv[i + 1]));
   }
   auto device = MakeCudaDevice(0, options);
@@ -342,7 +430,14 @@ int Main(int argc, char** argv) {
               runs);
   Bench bench(**device, runs);
   Ceilings(bench);
+  options.own_attention = true;
+  auto own_device = MakeCudaDevice(0, options);
+  CHECK_OK(own_device);
+  Bench own(**own_device, runs);
+  own.UseCeilingsOf(bench);
+  AttentionWorks(bench, own);
   for (const Model& model : kModels) {
+    if (!all) break;
     std::printf("-- %s\n", model.name);
     Norms(bench, model);
     Elementwise(bench, model);

@@ -7,11 +7,100 @@ namespace {
 struct Shape {
   int64_t batch, queries, keys, heads, key_heads, width;
   bool causal;
+  int64_t document = 0;  // mean tokens of a document; 0: all is one
+  int64_t key_position = 0;
+
+  std::string ToString() const {
+    return absl::StrCat("S=", queries, " keys=", keys, " H=", heads, " G=", key_heads, " D=", width,
+                        causal ? " causal" : "", document > 0 ? " documents" : "");
+  }
 };
 
-class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<bool> {
- protected:
-  AttentionGpuTest() { options_.own_attention = GetParam(); }
+// Where the documents of the queries begin. Without causal, keys are those in front of the queries:
+// some documents begin in front of all keys, some behind them.
+std::vector<int32_t> DocumentsOf(const Shape& s, std::mt19937& random) {
+  std::vector<int32_t> begins;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t first = s.key_position + (s.causal ? 0 : s.keys);
+    int64_t begin = s.causal ? first : s.key_position - 3 + b * s.keys / 2, left = s.queries / 2;
+    for (int64_t i = 0; i < s.queries; ++i) {
+      if (left-- == 0) {
+        begin = first + i;
+        left = s.document / 2 + random() % s.document;
+      }
+      begins.push_back(static_cast<int32_t>(begin));
+    }
+  }
+  return begins;
+}
+
+// All tensors of one call, on the device and on the host. q, k and v stand interleaved in one row,
+// as a fused QKV layer makes them.
+struct Problem {
+  Problem(const Shape& s, Both qkv, Both dqkv, Both out, Both dout, Both lse, Both delta,
+          Both documents)
+      : shape(s),
+        qkv(std::move(qkv)),
+        dqkv(std::move(dqkv)),
+        out(std::move(out)),
+        dout(std::move(dout)),
+        lse(std::move(lse)),
+        delta(std::move(delta)),
+        documents(std::move(documents)) {}
+
+  AttentionArgs Forward(bool gpu) {
+    AttentionArgs args;
+    args.q = View(qkv, gpu, 0, shape.queries, shape.heads);
+    args.k = View(qkv, gpu, shape.heads, shape.keys, shape.key_heads);
+    args.v = View(qkv, gpu, shape.heads + shape.key_heads, shape.keys, shape.key_heads);
+    args.out = gpu ? out.gpu() : out.cpu();
+    args.lse = gpu ? lse.gpu() : lse.cpu();
+    args.causal = shape.causal;
+    if (shape.document > 0) {
+      args.documents = Tensor((gpu ? documents.gpu() : documents.cpu()).data(), DType::kI32,
+                              {shape.batch, shape.queries});
+      args.key_position = shape.key_position;
+    }
+    return args;
+  }
+  AttentionBackwardArgs Backward(bool gpu, bool deterministic) {
+    AttentionBackwardArgs args;
+    args.forward = Forward(gpu);
+    args.dout = gpu ? dout.gpu() : dout.cpu();
+    args.dq = View(dqkv, gpu, 0, shape.queries, shape.heads);
+    args.dk = View(dqkv, gpu, shape.heads, shape.keys, shape.key_heads);
+    args.dv = View(dqkv, gpu, shape.heads + shape.key_heads, shape.keys, shape.key_heads);
+    args.delta = gpu ? delta.gpu() : delta.cpu();
+    args.deterministic = deterministic;
+    return args;
+  }
+  // The part of dqkv's elements that a backward writes: rows of q past the queries, and of k, v
+  // past the keys, belong to nobody and stay NaN.
+  std::vector<float> Written(const std::vector<float>& all) const {
+    std::vector<float> written;
+    for (int64_t r = 0; r < shape.batch * Rows(shape); ++r) {
+      for (int64_t c = 0; c < Row(shape); ++c) {
+        if (r % Rows(shape) < (c < shape.heads * shape.width ? shape.queries : shape.keys)) {
+          written.push_back(all[r * Row(shape) + c]);
+        }
+      }
+    }
+    return written;
+  }
+
+  static int64_t Row(const Shape& s) { return (s.heads + 2 * s.key_heads) * s.width; }
+  static int64_t Rows(const Shape& s) { return std::max(s.queries, s.keys); }
+
+  Tensor View(Both& both, bool gpu, int64_t head, int64_t length, int64_t heads) const {
+    const int64_t row = Row(shape), begin = head * shape.width;
+    return gpu ? both.Gpu(begin, {shape.batch, length, heads, shape.width},
+                          {Rows(shape) * row, row, shape.width, 1})
+               : both.Cpu(begin, {shape.batch, length, heads, shape.width},
+                          {Rows(shape) * row, row, shape.width, 1});
+  }
+
+  const Shape shape;
+  Both qkv, dqkv, out, dout, lse, delta, documents;
 };
 
 // 16-bit attention rounds the probabilities and the scores' gradients to 16 bits before the second
@@ -22,79 +111,96 @@ double Slack(DType dtype) {
   return dtype == DType::kBF16 ? 4e-3 : 6e-4;
 }
 
+class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  AttentionGpuTest() { options_.own_attention = GetParam(); }
+
+  Problem Make(const Shape& s, DType dtype) {
+    const int64_t row = Problem::Row(s), rows = s.batch * Problem::Rows(s);
+    return Problem(s, Input(dtype, {rows, row}), Output(dtype, {rows, row}),
+                   Output(dtype, {s.batch, s.queries, s.heads, s.width}),
+                   Input(dtype, {s.batch, s.queries, s.heads, s.width}),
+                   Output(DType::kF32, {s.batch, s.heads, s.queries}),
+                   Output(DType::kF32, {s.batch, s.heads, s.queries}),
+                   Integers(s.document > 0 ? DocumentsOf(s, random_) : std::vector<int32_t>{0}));
+  }
+
+  // Queries without any key have lse = -inf on both sides, which no distance can hold.
+  void ExpectSameLse(const std::string& what, Both& lse, int* empty) {
+    std::vector<float> actual = lse.Download(*stream_), expected = lse.values();
+    *empty = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (!std::isinf(expected[i])) continue;
+      EXPECT_EQ(actual[i], expected[i]) << what << " at " << i;
+      actual[i] = expected[i] = 0;
+      ++*empty;
+    }
+    ExpectClose(what, actual, expected, DType::kF32, 1e-5);
+  }
+
+  void ExpectLikeTheHost(const Shape& s, DType dtype) {
+    const std::string what = absl::StrCat(Name(dtype), " ", s.ToString());
+    Problem problem = Make(s, dtype);
+    AttentionForward(*stream_, problem.Forward(/*gpu=*/true));
+    ASSERT_OK(stream_->Synchronize()) << what;
+    AttentionForward(*cpu_stream_, problem.Forward(/*gpu=*/false));
+    ExpectClose("out " + what, problem.out, Slack(dtype));
+    int empty = 0;
+    ExpectSameLse("lse " + what, problem.lse, &empty);
+    EXPECT_EQ(empty > 0, s.document > 0 && !s.causal) << what;
+    AttentionBackward(*cpu_stream_, problem.Backward(/*gpu=*/false, /*deterministic=*/true));
+    for (const bool deterministic : {true, false}) {
+      const auto run = [&] {
+        problem.dqkv.Poison();
+        problem.dqkv.Upload(*stream_);
+        AttentionBackward(*stream_, problem.Backward(/*gpu=*/true, deterministic));
+        EXPECT_OK(stream_->Synchronize()) << what;
+        return problem.dqkv.Download(*stream_);
+      };
+      const std::vector<float> actual = run();
+      ExpectClose("gradients " + what, problem.Written(actual),
+                  problem.Written(problem.dqkv.values()), dtype, Slack(dtype));
+      if (!deterministic) continue;
+      const std::vector<float> again = run();
+      EXPECT_EQ(std::memcmp(actual.data(), again.data(), again.size() * sizeof(float)), 0) << what;
+    }
+  }
+};
+
 TEST_P(AttentionGpuTest, ForwardAndBackward_PackedGroupedAndOddShapes_MatchTheHost) {
-  const std::vector<Shape> shapes = {
-      {2, 37, 37, 3, 3, 64, true},  {1, 200, 200, 4, 2, 64, true}, {2, 129, 129, 4, 1, 128, true},
-      {1, 64, 64, 2, 2, 40, true},  {1, 70, 33, 2, 1, 64, false},  {1, 33, 33, 1, 1, 13, true},
-      {1, 40, 40, 2, 2, 256, true}, {2, 256, 256, 2, 2, 96, false}};
-  for (DType dtype : FloatTypes()) {
-    for (const Shape& s : shapes) {
-      const std::string what =
-          absl::StrCat(Name(dtype), " S=", s.queries, " H=", s.heads, " G=", s.key_heads,
-                       " D=", s.width, s.causal ? " causal" : "");
-      const int64_t q_width = s.heads * s.width, kv_width = s.key_heads * s.width;
-      // q, k and v interleaved in one row where they have the same rows, as a fused QKV layer
-      // makes.
-      const int64_t row = q_width + 2 * kv_width;
-      const int64_t rows = std::max(s.queries, s.keys);
-      Both qkv = Input(dtype, {s.batch * rows, row}), dqkv = Output(dtype, {s.batch * rows, row});
-      Both out = Output(dtype, {s.batch, s.queries, s.heads, s.width});
-      Both dout = Input(dtype, {s.batch, s.queries, s.heads, s.width});
-      Both lse = Output(DType::kF32, {s.batch, s.heads, s.queries});
-      Both delta = Output(DType::kF32, {s.batch, s.heads, s.queries});
-      const auto view = [&](Both& both, bool gpu, int64_t begin, int64_t length, int64_t heads) {
-        return gpu ? both.Gpu(begin, {s.batch, length, heads, s.width},
-                              {rows * row, row, s.width, 1})
-                   : both.Cpu(begin, {s.batch, length, heads, s.width},
-                              {rows * row, row, s.width, 1});
-      };
-      const auto forward = [&](bool gpu) {
-        return AttentionArgs{.q = view(qkv, gpu, 0, s.queries, s.heads),
-                             .k = view(qkv, gpu, q_width, s.keys, s.key_heads),
-                             .v = view(qkv, gpu, q_width + kv_width, s.keys, s.key_heads),
-                             .out = gpu ? out.gpu() : out.cpu(),
-                             .lse = gpu ? lse.gpu() : lse.cpu(),
-                             .causal = s.causal};
-      };
-      const auto backward = [&](bool gpu, bool deterministic) {
-        return AttentionBackwardArgs{.forward = forward(gpu),
-                                     .dout = gpu ? dout.gpu() : dout.cpu(),
-                                     .dq = view(dqkv, gpu, 0, s.queries, s.heads),
-                                     .dk = view(dqkv, gpu, q_width, s.keys, s.key_heads),
-                                     .dv = view(dqkv, gpu, q_width + kv_width, s.keys, s.key_heads),
-                                     .delta = gpu ? delta.gpu() : delta.cpu(),
-                                     .deterministic = deterministic};
-      };
-      AttentionForward(*stream_, forward(true));
-      ASSERT_OK(stream_->Synchronize()) << what;
-      AttentionForward(*cpu_stream_, forward(false));
-      ExpectClose("out " + what, out, Slack(dtype));
-      ExpectClose("lse " + what, lse, 1e-5);
-      AttentionBackward(*cpu_stream_, backward(false, true));
-      for (bool deterministic : {true, false}) {
-        dqkv.Poison();
-        dqkv.Upload(*stream_);
-        AttentionBackward(*stream_, backward(true, deterministic));
-        ASSERT_OK(stream_->Synchronize()) << what;
-        // Rows of q past the queries, and of k, v past the keys, belong to nobody.
-        const std::vector<float> actual = dqkv.Download(*stream_);
-        std::vector<float> got, expected;
-        for (int64_t r = 0; r < s.batch * rows; ++r) {
-          for (int64_t c = 0; c < row; ++c) {
-            if (r % rows >= (c < q_width ? s.queries : s.keys)) continue;
-            got.push_back(actual[r * row + c]);
-            expected.push_back(dqkv.values()[r * row + c]);
-          }
-        }
-        ExpectClose("gradients " + what, got, expected, dtype, Slack(dtype));
-        if (!deterministic) continue;
-        dqkv.Poison();
-        dqkv.Upload(*stream_);
-        AttentionBackward(*stream_, backward(true, true));
-        const std::vector<float> again = dqkv.Download(*stream_);
-        EXPECT_EQ(std::memcmp(actual.data(), again.data(), again.size() * sizeof(float)), 0)
-            << what;
-      }
+  for (const DType dtype : FloatTypes()) {
+    for (const Shape& s : std::vector<Shape>{{2, 37, 37, 3, 3, 64, true},
+                                             {1, 200, 200, 4, 2, 64, true},
+                                             {1, 333, 333, 2, 2, 64, true},
+                                             {2, 129, 129, 4, 1, 128, true},
+                                             {1, 300, 300, 2, 1, 128, true},
+                                             {1, 64, 64, 2, 2, 40, true},
+                                             {1, 131, 131, 2, 1, 20, true},
+                                             {1, 257, 257, 3, 3, 80, true},
+                                             {1, 70, 33, 2, 1, 64, false},
+                                             {2, 130, 257, 4, 2, 64, false},
+                                             {1, 257, 130, 4, 2, 128, false},
+                                             {1, 33, 33, 1, 1, 13, true},
+                                             {1, 40, 40, 2, 2, 256, true},
+                                             {2, 256, 256, 2, 2, 96, false}}) {
+      ExpectLikeTheHost(s, dtype);
+    }
+  }
+}
+
+// Borders of documents inside of tiles and between them, keys in front of the queries, queries
+// without any key.
+TEST_P(AttentionGpuTest, ForwardAndBackward_WithinDocuments_MatchTheHost) {
+  for (const DType dtype : FloatTypes()) {
+    for (const Shape& s : std::vector<Shape>{{2, 333, 333, 4, 2, 64, true, 40},
+                                             {2, 400, 400, 2, 1, 128, true, 150, 1000},
+                                             {1, 257, 257, 3, 3, 80, true, 60},
+                                             {1, 131, 131, 2, 1, 40, true, 10},
+                                             {1, 90, 90, 2, 2, 256, true, 30},
+                                             {2, 130, 257, 4, 2, 64, false, 30, 100},
+                                             {2, 257, 130, 2, 2, 128, false, 50},
+                                             {1, 70, 33, 2, 1, 13, false, 20, 5}}) {
+      ExpectLikeTheHost(s, dtype);
     }
   }
 }
@@ -138,6 +244,30 @@ TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSampl
   EXPECT_EQ(together.Download(*stream_), apart.Download(*stream_));
 }
 
+// In a fixed order at any length: heads go through in groups, or our own kernels run, whichever the
+// workspace allows.
+TEST_P(AttentionGpuTest, Backward_InOrderOfOneLongSample_RepeatsItsBits) {
+  for (const Shape& s :
+       std::vector<Shape>{{1, 16384, 16384, 4, 2, 16, true}, {1, 25600, 25600, 8, 1, 16, true}}) {
+    Problem problem = Make(s, DType::kBF16);
+    AttentionForward(*stream_, problem.Forward(/*gpu=*/true));
+    std::vector<float> once, again;
+    for (std::vector<float>* to : {&once, &again}) {
+      problem.dqkv.Poison();
+      problem.dqkv.Upload(*stream_);
+      AttentionBackward(*stream_, problem.Backward(/*gpu=*/true, /*deterministic=*/true));
+      ASSERT_OK(stream_->Synchronize());
+      *to = problem.dqkv.Download(*stream_);
+    }
+    EXPECT_EQ(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)), 0);
+    // Any order adds up the same terms.
+    problem.dqkv.Poison();
+    problem.dqkv.Upload(*stream_);
+    AttentionBackward(*stream_, problem.Backward(/*gpu=*/true, /*deterministic=*/false));
+    ExpectClose(s.ToString(), problem.dqkv.Download(*stream_), once, DType::kBF16, 4e-3);
+  }
+}
+
 // As cuDNN 9.19 answers on an H200, in MiB, at the shapes of GPT-2 124M and Llama 1B and 3B.
 TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
   const auto mib = [](auto... shape) { return AttentionWorkspaceBytes(shape...) >> 20; };
@@ -146,7 +276,10 @@ TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, false), 258);
   EXPECT_EQ(mib(2, 24, 8, 4096, 128, true), 1632);
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, true), 4226 / 4);  // a sample at a time
-  EXPECT_EQ(mib(1, 32, 8, 16384, 64, true), (int64_t{32} * 16384 * (2 * 16384 + 4 + 256)) >> 20);
+  // A key head at a time, up to 32 K tokens of four heads; none where our own kernels run.
+  EXPECT_EQ(mib(1, 32, 8, 16384, 64, true), (int64_t{4} * 16384 * (2 * 16384 + 4 + 256)) >> 20);
+  EXPECT_EQ(mib(1, 32, 8, 32768, 64, true), (int64_t{4} * 32768 * (2 * 32768 + 4 + 256)) >> 20);
+  EXPECT_EQ(mib(1, 32, 8, 131072, 64, true), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionGpuTest, ::testing::Values(false, true),

@@ -165,7 +165,8 @@ absl::StatusOr<EngineResult> RunEngine(RankProcess& self, const EngineRun& run) 
   return result;
 }
 
-absl::Status WriteTokens(const std::string& prefix, int64_t count, int64_t vocab, bool learnable) {
+absl::Status WriteTokens(const std::string& prefix, int64_t count, int64_t vocab, bool learnable,
+                         int64_t document) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   ASSIGN_OR_RETURN(auto writer, parallel::IndexedDatasetWriter::Create(
                                     *files, prefix, parallel::TokenTypeFor(vocab)));
@@ -176,8 +177,11 @@ absl::Status WriteTokens(const std::string& prefix, int64_t count, int64_t vocab
     const auto any = static_cast<int32_t>(rng.Below(static_cast<uint64_t>(vocab)));
     text.push_back(learnable && rng.Chance(0.8) ? likely : any);
   }
-  RETURN_IF_ERROR(writer->Append(text));
-  RETURN_IF_ERROR(writer->EndDocument());
+  const int64_t size = document > 0 ? document : count;
+  for (int64_t begin = 0; begin < count; begin += size) {
+    RETURN_IF_ERROR(writer->Append(absl::MakeConstSpan(text).subspan(begin, size)));
+    RETURN_IF_ERROR(writer->EndDocument());
+  }
   return writer->Finish();
 }
 

@@ -52,8 +52,10 @@ struct EngineResult {
 absl::StatusOr<EngineResult> RunEngine(RankProcess& self, const EngineRun& run);
 
 // Writes `count` tokens below `vocab` to the data set `prefix`: by chance, or, `learnable`, a chain
-// over the vocabulary that is followed four times out of five.
-absl::Status WriteTokens(const std::string& prefix, int64_t count, int64_t vocab, bool learnable);
+// over the vocabulary that is followed four times out of five. In documents of `document` tokens;
+// 0: in one.
+absl::Status WriteTokens(const std::string& prefix, int64_t count, int64_t vocab, bool learnable,
+                         int64_t document = 0);
 
 }  // namespace muster::testing
 

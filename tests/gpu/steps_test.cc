@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/file_system.h"
 #include "base/rng.h"
 #include "kernels/arena.h"
@@ -70,16 +72,17 @@ class StepsTest : public ::testing::TestWithParam<bool> {
   }
   DType compute() const { return GetParam() ? DType::kBF16 : DType::kF32; }
 
-  // Master weights and moments after `steps`.
+  // Master weights and moments after `steps`. `documents`: attention stays within those of a few
+  // tokens, other ones in every step.
   std::vector<float> Train(const ModelDescription& description, Recompute recompute, int steps,
-                           bool record);
+                           bool record, bool documents = false);
 
   std::unique_ptr<kernels::Device> device_;
 };
 
 std::vector<float> StepsTest::Train(const ModelDescription& description, Recompute recompute,
-                                    int steps, bool record) {
-  const auto model = *MakeModel(description, {.recompute = recompute});
+                                    int steps, bool record, bool documents) {
+  const auto model = *MakeModel(description, {.recompute = recompute, .documents = documents});
   const FlatLayout layout(model->parameters(), int64_t{1} << 20, 1);
   const auto stream = *device_->MakeStream();
   const auto flat = *FlatBuffers::Make(*device_, *stream, model->parameters(), layout,
@@ -124,12 +127,20 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
     }
   };
   kernels::Replay replay(*stream);
-  std::mt19937 random(11);
+  std::mt19937 random(11), borders(12);
   for (int step = 0; step < steps; ++step) {
     std::vector<int32_t> tokens(shape.tokens());
     for (const Tensor& to : {workspace.flow.tokens, workspace.flow.targets}) {
       for (int32_t& token : tokens) token = static_cast<int32_t>(random() % kVocab);
       upload(tokens.data(), to);
+    }
+    if (documents) {
+      std::vector<int32_t> begins(shape.tokens());
+      for (int32_t i = 0; i < shape.tokens(); ++i) {
+        const int32_t position = i % kSequence;
+        begins[i] = position == 0 || borders() % 20 == 0 ? position : begins[i - 1];
+      }
+      upload(begins.data(), workspace.flow.documents);
     }
     if (record) {
       replay.Run({}, enqueue);
@@ -165,6 +176,20 @@ TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) 
   }
 }
 
+TEST_P(StepsTest, DocumentsThatChangeFromStepToStep_AreReadByRecordedStepsToo) {
+  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+    SCOPED_TRACE(description.family);
+    const auto train = [&](bool record, bool documents) {
+      return Train(description, Recompute::kNone, 4, record, documents);
+    };
+    const std::vector<float> once = train(/*record=*/false, /*documents=*/true);
+    EXPECT_NE(once, train(/*record=*/false, /*documents=*/false));
+    const std::vector<float> recorded = train(/*record=*/true, /*documents=*/true);
+    ASSERT_EQ(once.size(), recorded.size());
+    EXPECT_EQ(std::memcmp(once.data(), recorded.data(), once.size() * sizeof(float)), 0);
+  }
+}
+
 class Recorder : public TrainerHooks {
  public:
   void OnStep(const StepReport& report) override {
@@ -190,15 +215,19 @@ TEST_P(StepsTest, TrainerThatRecords_ReportsTheNumbersOfOneThatDoesNot) {
       const int32_t likely = (text.back() * 7 + 1) % kVocab;
       text.push_back(rng.Chance(0.8) ? likely : static_cast<int32_t>(rng.Below(kVocab)));
     }
-    ASSERT_OK(writer->Append(text));
-    ASSERT_OK(writer->EndDocument());
+    for (size_t begin = 0; begin < text.size();) {  // documents of 20 to 99 tokens
+      const size_t size = std::min<size_t>(20 + rng.Below(80), text.size() - begin);
+      ASSERT_OK(writer->Append(absl::MakeSpan(text).subspan(begin, size)));
+      ASSERT_OK(writer->EndDocument());
+      begin += size;
+    }
     ASSERT_OK(writer->Finish());
   }
   const auto dataset = *IndexedDataset::Open(directory + "/text");
   const auto training = *Sampler::Training({{dataset.get(), 1}}, {kSequence, kVocab, 9});
   const auto validation = *Sampler::Training({{dataset.get(), 1}}, {kSequence, kVocab, 10});
-  const auto model = *MakeModel(Gpt2());
-  const auto train = [&](bool record) {
+  const auto train = [&](bool record, bool documents) {
+    const auto model = *MakeModel(Gpt2(), {.documents = documents});
     TrainerOptions options;
     options.steps = 7;
     options.global_batch = 6;
@@ -220,9 +249,12 @@ TEST_P(StepsTest, TrainerThatRecords_ReportsTheNumbersOfOneThatDoesNot) {
     EXPECT_OK((*trainer)->Run());
     return recorder.numbers;
   };
-  const std::vector<double> apart = train(/*record=*/false);
-  EXPECT_EQ(apart.size(), 7u * 2 + 3);
-  EXPECT_EQ(apart, train(/*record=*/true));
+  for (const bool documents : {false, true}) {
+    const std::vector<double> apart = train(/*record=*/false, documents);
+    EXPECT_EQ(apart.size(), 7u * 2 + 3);
+    EXPECT_EQ(apart, train(/*record=*/true, documents));
+    EXPECT_NE(apart, train(/*record=*/false, !documents));
+  }
   EXPECT_OK(files->RemoveTree(directory));
 }
 

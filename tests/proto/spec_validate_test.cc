@@ -182,16 +182,13 @@ TEST_P(SpecValidateBad, Override_IsRefusedByNameValueAndRule) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(GetParam().message)));
 }
 
-TEST(SpecValidate, DocumentsApart_AreRefusedWhereAttentionCannotKeepThemApart) {
-  const std::string apart = "engine.data.separate_documents=true";
-  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {apart}));
-  ApplyDefaults(spec);
-  EXPECT_OK(Validate(spec));
-  ASSERT_OK_AND_ASSIGN(spec, Parse(kExample, "f", {apart, "resources.device=cuda"}));
-  ApplyDefaults(spec);
-  EXPECT_THAT(Validate(spec),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("engine.data.separate_documents: needs resources.device cpu")));
+TEST(SpecValidate, DocumentsApart_AreTakenOnEveryDevice) {
+  for (const char* device : {"resources.device=cpu", "resources.device=cuda"}) {
+    ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                         Parse(kExample, "f", {"engine.data.separate_documents=true", device}));
+    ApplyDefaults(spec);
+    EXPECT_OK(Validate(spec)) << device;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

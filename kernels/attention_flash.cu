@@ -1,0 +1,187 @@
+// Launches of attention_flash.cuh, and the tiles by head width. Chosen among 33 variants on an H200
+// (docs/benchmarks/h200-kernels.md): what counts is how often a word that a warp reads from shared
+// memory is used, so warps own 32 rows where the sums still fit into 255 registers, and 16 of dk
+// and dv from width 96 on.
+#include "kernels/attention_flash.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/attention_flash.cuh"
+
+namespace muster::kernels::cuda {
+namespace flash {
+
+// By rows of queries: forward, dq.
+template <int width, int keys, int part, bool keep>
+struct QueryShape {
+  static constexpr int kWidth = width, kM = 2, kWarps = 4, kKeys = keys, kPart = part, kBlocks = 2;
+  static constexpr int kQueries = kWarps * 16 * kM;
+  static constexpr bool kKeep = keep;
+};
+// By rows of keys: dk, dv.
+template <int width, int tiles, int part>
+struct KeyShape {
+  static constexpr int kWidth = width, kM = tiles, kWarps = 4, kQueries = 64, kPart = part;
+  static constexpr int kBlocks = 2, kKeys = kWarps * 16 * kM;
+  static constexpr bool kKeep = false;
+};
+
+}  // namespace flash
+
+namespace {
+
+using flash::Data;
+using flash::KeyShape;
+using flash::QueryShape;
+using flash::View;
+
+template <int width>
+struct Shapes;
+template <>
+struct Shapes<64> {
+  using Forward = QueryShape<64, 64, 64, true>;
+  using QueryGradient = QueryShape<64, 64, 32, true>;
+  using KeyGradient = KeyShape<64, 2, 32>;
+};
+template <>
+struct Shapes<96> {
+  using Forward = QueryShape<96, 64, 64, false>;
+  using QueryGradient = QueryShape<96, 32, 32, false>;
+  using KeyGradient = KeyShape<96, 1, 64>;
+};
+template <>
+struct Shapes<128> {
+  using Forward = QueryShape<128, 32, 32, false>;
+  using QueryGradient = QueryShape<128, 32, 32, false>;
+  using KeyGradient = KeyShape<128, 1, 64>;
+};
+
+float ScaleOf(const AttentionArgs& args) {
+  return args.scale != 0 ? args.scale : 1.f / std::sqrt(static_cast<float>(args.q.dim(3)));
+}
+
+bool WholePacks(const Tensor& t) {
+  return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
+}
+
+bool Takes(const AttentionArgs& args) {
+  return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0 && args.q.dim(3) <= 128 &&
+         ScaleOf(args) > 0 && WholePacks(args.q) && WholePacks(args.k) && WholePacks(args.v) &&
+         WholePacks(args.out);
+}
+
+template <typename T>
+View<T> ViewOf(const Tensor& t) {
+  return {t.as<T>(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+template <typename T>
+Data<T> DataOf(const AttentionArgs& args) {
+  Data<T> d{};
+  d.q = ViewOf<T>(args.q);
+  d.k = ViewOf<T>(args.k);
+  d.v = ViewOf<T>(args.v);
+  d.out = ViewOf<T>(args.out);
+  d.lse = args.lse.f32();
+  if (!args.documents.empty()) {
+    d.documents = args.documents.as<int32_t>();
+    d.documents_stride = args.documents.stride(0);
+    d.key_position = args.key_position;
+  }
+  d.batch = static_cast<int>(args.q.dim(0));
+  d.heads = static_cast<int>(args.q.dim(2));
+  d.key_heads = static_cast<int>(args.k.dim(2));
+  d.queries = static_cast<int>(args.q.dim(1));
+  d.keys = static_cast<int>(args.k.dim(1));
+  d.width = static_cast<int>(args.q.dim(3));
+  d.scale = ScaleOf(args);
+  d.causal = args.causal;
+  return d;
+}
+
+template <typename T>
+Data<T> DataOf(const AttentionBackwardArgs& args) {
+  Data<T> d = DataOf<T>(args.forward);
+  d.dout = ViewOf<T>(args.dout);
+  d.dq = ViewOf<T>(args.dq);
+  d.dk = ViewOf<T>(args.dk);
+  d.dv = ViewOf<T>(args.dv);
+  d.delta = args.delta.f32();
+  return d;
+}
+
+// Calls f(T{}, Shapes<width>{}) for the element type and the narrowest tiles that hold the heads.
+template <typename F>
+bool Dispatch(const AttentionArgs& args, const F& f) {
+  const auto by_width = [&](auto element) {
+    const int64_t width = args.q.dim(3);
+    if (width <= 64) return f(element, Shapes<64>{});
+    if (width <= 96) return f(element, Shapes<96>{});
+    return f(element, Shapes<128>{});
+  };
+  return args.q.dtype() == DType::kBF16 ? by_width(__nv_bfloat16{}) : by_width(__half{});
+}
+
+// One block for each tile of `rows` of each of `heads` heads of each sample.
+template <typename Shape, typename T, typename Kernel>
+void Launch(CudaStream& stream, const char* op, Kernel kernel, const Data<T>& d, int rows, int tile,
+            int heads, int shared_bytes) {
+  if (!stream.Check(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+          op)) {
+    return;
+  }
+  const auto tiles = static_cast<int>(CeilDiv(rows, tile));
+  const auto blocks = static_cast<unsigned>(int64_t{tiles} * heads * d.batch);
+  kernel<<<blocks, Shape::kWarps * kWarp, shared_bytes, stream.handle()>>>(d, tiles);
+  stream.CheckLaunch(op);
+}
+
+}  // namespace
+
+bool FlashForward(CudaStream& stream, const AttentionArgs& args) {
+  if (!Takes(args)) return false;
+  return Dispatch(args, [&](auto element, auto shapes) {
+    using T = decltype(element);
+    using Shape = typename decltype(shapes)::Forward;
+    constexpr int kBytes = flash::ForwardBytes<Shape>();
+    if (kBytes > stream.cuda_device().shared_bytes_per_block()) return false;
+    const Data<T> d = DataOf<T>(args);
+    Launch<Shape>(stream, "AttentionForward", flash::ForwardKernel<T, Shape>, d, d.queries,
+                  Shape::kQueries, d.heads, kBytes);
+    return true;
+  });
+}
+
+bool FlashBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
+  if (!Takes(args.forward) || !WholePacks(args.dout) || !WholePacks(args.dq) ||
+      !WholePacks(args.dk) || !WholePacks(args.dv)) {
+    return false;
+  }
+  return Dispatch(args.forward, [&](auto element, auto shapes) {
+    using T = decltype(element);
+    using QueryGradient = typename decltype(shapes)::QueryGradient;
+    using KeyGradient = typename decltype(shapes)::KeyGradient;
+    constexpr int kQueryBytes = flash::QueryGradientBytes<QueryGradient>();
+    constexpr int kKeyBytes = flash::KeyValueGradientBytes<KeyGradient>();
+    if (std::max(kQueryBytes, kKeyBytes) > stream.cuda_device().shared_bytes_per_block()) {
+      return false;
+    }
+    const Data<T> d = DataOf<T>(args);
+    const int64_t rows = int64_t{d.batch} * d.queries * d.heads;
+    const int lanes = d.width <= 64 ? 8 : 16;
+    flash::DeltaKernel<T><<<static_cast<unsigned>(CeilDiv(rows * lanes, flash::kDeltaThreads)),
+                            flash::kDeltaThreads, 0, stream.handle()>>>(d, rows, lanes);
+    stream.CheckLaunch("AttentionBackward: delta");
+    Launch<KeyGradient>(stream, "AttentionBackward: dk, dv",
+                        flash::KeyValueGradientKernel<T, KeyGradient>, d, d.keys,
+                        KeyGradient::kKeys, d.key_heads, kKeyBytes);
+    Launch<QueryGradient>(stream, "AttentionBackward: dq",
+                          flash::QueryGradientKernel<T, QueryGradient>, d, d.queries,
+                          QueryGradient::kQueries, d.heads, kQueryBytes);
+    return true;
+  });
+}
+
+}  // namespace muster::kernels::cuda
