@@ -1,10 +1,9 @@
 // Attention: cuDNN's graph where there is one for the problem, else our own kernels on the tensor
 // cores, else those below, which take any dtype and head width up to 256 on any device.
 //
-// cuDNN first, because it uses what each generation of tensor cores adds (on an H200 it takes half
-// to four fifths of the time of our kernels: docs/benchmarks/h200-kernels.md). It has no mask for
-// documents given by their beginnings, and its backward in a fixed order takes memory that grows
-// with the square of the sequence.
+// cuDNN first, because on an H200 it takes 0.6 to 0.8 of the time of our kernels
+// (docs/benchmarks/h200-kernels.md). It has no mask for documents given by their beginnings, and
+// its backward in a fixed order takes memory that grows with the square of the sequence.
 //
 // Tiled attention with the online softmax of FlashAttention-2 (arXiv 2307.08691), in fp32 on the
 // CUDA cores. A block takes one tile of queries (forward, dq) or of keys (dk, dv) of one head and

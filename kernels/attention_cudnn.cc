@@ -274,6 +274,7 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
       return Backward(stream, Samples(args, 0, batch / 2)) &&
              Backward(stream, Samples(args, batch / 2, batch - batch / 2));
     }
+    if (args.deterministic && forward.q.dim(3) <= kAttentionOwnWidthMax) return false;
     if (args.deterministic && key_heads > 1) {
       return Backward(stream, KeyHeads(args, 0, key_heads / 2)) &&
              Backward(stream, KeyHeads(args, key_heads / 2, key_heads - key_heads / 2));

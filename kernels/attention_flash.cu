@@ -1,12 +1,14 @@
-// Launches of attention_flash.cuh, and the tiles by head width. Chosen among 33 variants on an H200
-// (docs/benchmarks/h200-kernels.md): what counts is how often a word that a warp reads from shared
-// memory is used, so warps own 32 rows where the sums still fit into 255 registers, and 16 of dk
-// and dv from width 96 on.
+// Launches of attention_flash.cuh, and the tiles by head width. Chosen among 75 variants on an H200
+// (docs/benchmarks/h200-kernels.md). By warps, what counts is how often a word that a warp reads
+// from shared memory is used, so they own 32 rows where the sums still fit into 255 registers, and
+// 16 of dk and dv from width 96 on. By groups, it is how much else a multiprocessor can do while
+// one waits.
 #include "kernels/attention_flash.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/match.h"
 #include "kernels/attention_flash.cuh"
 
 namespace muster::kernels::cuda {
@@ -17,14 +19,26 @@ template <int width, int keys, int part, bool keep>
 struct QueryShape {
   static constexpr int kWidth = width, kM = 2, kWarps = 4, kKeys = keys, kPart = part, kBlocks = 2;
   static constexpr int kQueries = kWarps * 16 * kM;
-  static constexpr bool kKeep = keep;
+  static constexpr bool kKeep = keep, kGroups = false;
+};
+template <int width, int warps, int blocks>
+struct QueryGroupShape {
+  static constexpr int kWidth = width, kM = 1, kWarps = warps, kKeys = 64, kPart = 64;
+  static constexpr int kQueries = warps * 16, kBlocks = blocks;
+  static constexpr bool kKeep = false, kGroups = true;
 };
 // By rows of keys: dk, dv.
 template <int width, int tiles, int part>
 struct KeyShape {
   static constexpr int kWidth = width, kM = tiles, kWarps = 4, kQueries = 64, kPart = part;
   static constexpr int kBlocks = 2, kKeys = kWarps * 16 * kM;
-  static constexpr bool kKeep = false;
+  static constexpr bool kKeep = false, kGroups = false;
+};
+template <int width, int queries>
+struct KeyGroupShape {
+  static constexpr int kWidth = width, kM = 1, kWarps = 8, kQueries = queries, kPart = 64;
+  static constexpr int kBlocks = 1, kKeys = kWarps * 16;
+  static constexpr bool kKeep = false, kGroups = true;
 };
 
 }  // namespace flash
@@ -32,7 +46,9 @@ struct KeyShape {
 namespace {
 
 using flash::Data;
+using flash::KeyGroupShape;
 using flash::KeyShape;
+using flash::QueryGroupShape;
 using flash::QueryShape;
 using flash::View;
 
@@ -55,6 +71,21 @@ struct Shapes<128> {
   using Forward = QueryShape<128, 32, 32, false>;
   using QueryGradient = QueryShape<128, 32, 32, false>;
   using KeyGradient = KeyShape<128, 1, 64>;
+};
+
+template <int width>
+struct GroupShapes;
+template <>
+struct GroupShapes<64> {
+  using Forward = QueryGroupShape<64, 8, 2>;
+  using QueryGradient = QueryGroupShape<64, 8, 2>;
+  using KeyGradient = KeyGroupShape<64, 128>;
+};
+template <>
+struct GroupShapes<128> {
+  using Forward = QueryGroupShape<128, 12, 1>;
+  using QueryGradient = QueryGroupShape<128, 8, 1>;
+  using KeyGradient = KeyGroupShape<128, 64>;
 };
 
 float ScaleOf(const AttentionArgs& args) {
@@ -111,11 +142,20 @@ Data<T> DataOf(const AttentionBackwardArgs& args) {
   return d;
 }
 
-// Calls f(T{}, Shapes<width>{}) for the element type and the narrowest tiles that hold the heads.
+// Whether this build and the device have products by groups of warps.
+bool HasGroups(CudaStream& stream) {
+  return stream.cuda_device().compute_major() == 9 &&
+         absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
+}
+
+// Calls f(T{}, shapes) for the element type and the narrowest tiles that hold the heads.
 template <typename F>
-bool Dispatch(const AttentionArgs& args, const F& f) {
+bool Dispatch(CudaStream& stream, const AttentionArgs& args, const F& f) {
   const auto by_width = [&](auto element) {
     const int64_t width = args.q.dim(3);
+    if (HasGroups(stream)) {
+      return width <= 64 ? f(element, GroupShapes<64>{}) : f(element, GroupShapes<128>{});
+    }
     if (width <= 64) return f(element, Shapes<64>{});
     if (width <= 96) return f(element, Shapes<96>{});
     return f(element, Shapes<128>{});
@@ -142,7 +182,7 @@ void Launch(CudaStream& stream, const char* op, Kernel kernel, const Data<T>& d,
 
 bool FlashForward(CudaStream& stream, const AttentionArgs& args) {
   if (!Takes(args)) return false;
-  return Dispatch(args, [&](auto element, auto shapes) {
+  return Dispatch(stream, args, [&](auto element, auto shapes) {
     using T = decltype(element);
     using Shape = typename decltype(shapes)::Forward;
     constexpr int kBytes = flash::ForwardBytes<Shape>();
@@ -159,7 +199,7 @@ bool FlashBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
       !WholePacks(args.dk) || !WholePacks(args.dv)) {
     return false;
   }
-  return Dispatch(args.forward, [&](auto element, auto shapes) {
+  return Dispatch(stream, args.forward, [&](auto element, auto shapes) {
     using T = decltype(element);
     using QueryGradient = typename decltype(shapes)::QueryGradient;
     using KeyGradient = typename decltype(shapes)::KeyGradient;

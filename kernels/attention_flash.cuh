@@ -1,13 +1,13 @@
 // The kernels of attention_flash.cu: FlashAttention-2 (arXiv 2307.08691) on the tensor cores, for
 // 16-bit tensors of any head width up to kWidth (a multiple of 8; the rest is read as zeros).
 //
+// Products are taken by warps (tensor_core.cuh), or on Hopper by groups of four (warpgroup.cuh);
+// where rows and sums stand is the same.
+//
 // A warp owns rows: queries in forward and dq, keys in dk and dv, where scores are computed
 // transposed. Its scores stay in registers and become the first operand of the second product
 // there; the tiles of the other side pass through shared memory, two at a time, read by all warps.
 // Every sum belongs to one warp and is taken in one order: no atomics, the same bits every time.
-//
-// Tiles in shared memory have rows of kWidth + 8 elements, so that the eight rows that ldmatrix
-// reads at a time lie in different banks.
 #ifndef MUSTER_KERNELS_ATTENTION_FLASH_CUH_
 #define MUSTER_KERNELS_ATTENTION_FLASH_CUH_
 
@@ -16,6 +16,7 @@
 
 #include "kernels/pack.cuh"
 #include "kernels/tensor_core.cuh"
+#include "kernels/warpgroup.cuh"
 
 namespace muster::kernels::cuda::flash {
 
@@ -65,51 +66,110 @@ struct Place {
   }
 };
 
-template <int kWidth>
-constexpr int kPitch = kWidth + 8;  // elements from row to row of a tile
+// Rows of 16-bit elements in shared memory: for products by groups of warps in slabs
+// (warpgroup.cuh), else 8 elements longer than they need to be, so that the eight rows that
+// ldmatrix reads at a time lie in different banks.
+template <int width, int rows, bool groups>
+struct Tile {
+  static constexpr int kWidth = width, kRows = rows, kStep = groups ? 64 : width + 8;
+  static constexpr int kElements = groups ? rows * width : rows * kStep;
+  static constexpr bool kGroups = groups;
+  static constexpr int kSlab = rows * 64;
+
+  __device__ static int At(int row, int column) {
+    if constexpr (!groups) return row * kStep + column;
+    return column / 64 * kSlab + row * 64 + (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+  }
+};
 
 // Rows [begin, begin + kRows) of one head, on their way; zeros past the end.
-template <int kRows, int kWidth, int kThreads, typename T>
+template <typename Tile, int kThreads, typename T>
 __device__ inline void LoadTile(const T* head, int64_t row_stride, int begin, int rows, int width,
                                 T* tile) {
-  constexpr int kPacks = kWidth / 8;
+  constexpr int kPacks = Tile::kWidth / 8;
 #pragma unroll
-  for (int i = threadIdx.x; i < kRows * kPacks; i += kThreads) {
+  for (int i = threadIdx.x; i < Tile::kRows * kPacks; i += kThreads) {
     const int row = i / kPacks, column = i % kPacks * 8;
     const bool inside = begin + row < rows && column < width;
-    CopyAsyncOrZero<16>(tile + row * kPitch<kWidth> + column,
+    CopyAsyncOrZero<16>(tile + Tile::At(row, column),
                         inside ? head + (begin + row) * row_stride + column : head, inside);
   }
 }
 
-// The a operands of kM x kK tiles of 16 x 16.
-template <int kM, int kK, int kWidth, typename T>
-__device__ inline void LoadOperands(const T* rows, uint32_t (&words)[kM][kK][4]) {
+// Every thread's copies have arrived, and what was read before may be overwritten.
+template <bool kGroups>
+__device__ inline void AwaitTiles() {
+  WaitCopies<0>();
+  if constexpr (kGroups) PublishToProducts();
+  __syncthreads();
+}
+
+// The a operands of kM x kK tiles of 16 x 16, from a row and column on.
+template <typename Tile, int kM, int kK, typename T>
+__device__ inline void LoadOperands(const T* tile, int row, int column,
+                                    uint32_t (&words)[kM][kK][4]) {
   const int lane = threadIdx.x % kWarp;
-  const T* const at = rows + lane % 16 * kPitch<kWidth> + lane / 16 * 8;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int k = 0; k < kK; ++k) {
-      LoadMatrices<false>(words[m][k], at + m * 16 * kPitch<kWidth> + k * 16);
+      LoadMatrices<false>(
+          words[m][k], tile + Tile::At(row + m * 16 + lane % 16, column + k * 16 + lane / 16 * 8));
     }
   }
 }
 
-// A warp's rows as the left operand of products: read once into registers, or from shared memory
-// each time.
-template <bool kKeep, int kM, int kWidth, typename T>
+// By groups: all but the last n commits of products are done, `sums` among them.
+template <bool kGroups, int n, int kM, int kN>
+__device__ inline void AwaitSums(float (&sums)[kM][kN][4]) {
+  if constexpr (kGroups) {
+    AwaitProducts<n>();
+    TakeSums(sums);
+  }
+}
+
+// A warp's rows of a tile as the left operand of products: read once into registers, or from shared
+// memory each time.
+template <typename Tile, bool kKeep, int kM, typename T>
 class Left {
  public:
-  // Requires: the tile is there for every lane.
-  __device__ explicit Left(const T* rows) : rows_(rows) {
-    if constexpr (kKeep) LoadOperands<kM, kWidth / 16, kWidth>(rows, words_);
+  static constexpr int kSteps = Tile::kWidth / 16;
+
+  // Requires: the tile is there for every lane. `row`: the first of the warp.
+  __device__ Left(const T* tile, int row) : tile_(tile), row_(row) {
+    if constexpr (kKeep) LoadOperands<Tile, kM, kSteps>(tile, row, 0, words_);
   }
-  // c = rows other^T, over kN x 8 rows of `other`.
-  template <int kN>
+  // c = rows other^T, over kN x 8 rows of `other`, which is a tile from a row on. By groups: on its
+  // way, one commit.
+  template <typename Other, int kN>
   __device__ void Times(const T* other, float (&c)[kM][kN][4]) const {
+    if constexpr (Tile::kGroups) {
+      TimesByGroup<Other>(other, c);
+    } else {
+      TimesByWarp<Other>(other, c);
+    }
+  }
+
+ private:
+  template <typename Other, int kN>
+  __device__ void TimesByGroup(const T* other, float (&c)[kM][kN][4]) const {
+    static_assert(kM == 1 && !kKeep);
+    const uint64_t right = MatrixAt(other, 16, 1024);
+    const uint64_t left = MatrixAt(tile_ + row_ / 64 * 64 * 64, 16, 1024);
+    BeginProducts();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      // In units of 16 bytes: a slab is four steps of 16 columns.
+      const TileOperand a{left + k / 4 * (Tile::kSlab / 8) + k % 4 * 2};
+      const uint64_t b = right + k / 4 * (Other::kSlab / 8) + k % 4 * 2;
+      GroupMultiplyAdd<T, false>(c[0], a, b, k > 0);
+    }
+    CommitProducts();
+  }
+  template <typename Other, int kN>
+  __device__ void TimesByWarp(const T* other, float (&c)[kM][kN][4]) const {
     const int lane = threadIdx.x % kWarp;
-    const T* const at = other + (lane / 16 * 8 + lane % 8) * kPitch<kWidth> + lane / 8 % 2 * 8;
+    const T* const at = other + (lane / 16 * 8 + lane % 8) * Other::kStep + lane / 8 % 2 * 8;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -119,13 +179,13 @@ class Left {
       }
     }
 #pragma unroll
-    for (int k = 0; k < kWidth / 16; ++k) {
+    for (int k = 0; k < kSteps; ++k) {
       uint32_t a[kM][1][4];
-      if constexpr (!kKeep) LoadOperands<kM, 1, kWidth>(rows_ + k * 16, a);
+      if constexpr (!kKeep) LoadOperands<Tile>(tile_, row_, k * 16, a);
 #pragma unroll
       for (int n = 0; n < kN; n += 2) {
         uint32_t b[4];
-        LoadMatrices<false>(b, at + n * 8 * kPitch<kWidth> + k * 16);
+        LoadMatrices<false>(b, at + n * 8 * Other::kStep + k * 16);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           const uint32_t(&left)[4] = Words(a, m, k);
@@ -135,8 +195,6 @@ class Left {
       }
     }
   }
-
- private:
   __device__ const uint32_t (&Words(const uint32_t (&a)[kM][1][4], int m, int k) const)[4] {
     if constexpr (kKeep) {
       return words_[m][k];
@@ -145,8 +203,9 @@ class Left {
     }
   }
 
-  const T* rows_;
-  uint32_t words_[kKeep ? kM : 1][kKeep ? kWidth / 16 : 1][4];
+  const T* tile_;
+  int row_;
+  uint32_t words_[kKeep ? kM : 1][kKeep ? kSteps : 1][4];
 };
 
 // Scores as the left operand of the next product.
@@ -164,18 +223,29 @@ __device__ inline void RoundScores(const float (&c)[kM][kN][4], uint32_t (&words
   }
 }
 
-// sum += scores rows, over the kK x 16 rows of a tile.
-template <int kWidth, typename T, int kM, int kK>
+// sum += scores rows, over the kK x 16 rows of a tile from a row on. By groups: on its way, one
+// commit.
+template <typename Tile, typename T, int kM, int kK>
 __device__ inline void AddProduct(const uint32_t (&scores)[kM][kK][4], const T* rows,
-                                  float (&sum)[kM][kWidth / 8][4]) {
+                                  float (&sum)[kM][Tile::kWidth / 8][4]) {
+  if constexpr (Tile::kGroups) {
+    const uint64_t right = MatrixAt(rows, Tile::kSlab * 2, 1024);
+    BeginProducts();
+#pragma unroll
+    for (int k = 0; k < kK; ++k) {
+      GroupMultiplyAdd<T, true>(sum[0], RegisterOperand{scores[0][k]}, right + k * 128, 1);
+    }
+    CommitProducts();
+    return;
+  }
   const int lane = threadIdx.x % kWarp;
-  const T* const at = rows + lane % 16 * kPitch<kWidth> + lane / 16 * 8;
+  const T* const at = rows + lane % 16 * Tile::kStep + lane / 16 * 8;
 #pragma unroll
   for (int k = 0; k < kK; ++k) {
 #pragma unroll
-    for (int n = 0; n < kWidth / 8; n += 2) {
+    for (int n = 0; n < Tile::kWidth / 8; n += 2) {
       uint32_t b[4];
-      LoadMatrices<true>(b, at + k * 16 * kPitch<kWidth> + n * 8);
+      LoadMatrices<true>(b, at + k * 16 * Tile::kStep + n * 8);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         MultiplyAdd<T>(sum[m][n], scores[m][k], b[0], b[1]);
@@ -186,32 +256,33 @@ __device__ inline void AddProduct(const uint32_t (&scores)[kM][kK][4], const T* 
 }
 
 // A warp's rows to memory, scaled row by row, through its own rows of a tile that nobody else reads
-// any more. `begin` is the first of them; factor[m][h] belongs to row 16 m + 8 h + g.
-template <int kWidth, typename T, int kM>
-__device__ inline void StoreRows(const float (&sum)[kM][kWidth / 8][4],
-                                 const float (&factor)[kM][2], T* own, T* head, int64_t row_stride,
-                                 int begin, int rows, int width) {
+// any more: those from `own` on, the first of which is row `begin` of the head; factor[m][h]
+// belongs to row 16 m + 8 h + g.
+template <typename Tile, typename T, int kM>
+__device__ inline void StoreRows(const float (&sum)[kM][Tile::kWidth / 8][4],
+                                 const float (&factor)[kM][2], T* tile, int own, T* head,
+                                 int64_t row_stride, int begin, int rows, int width) {
   const int lane = threadIdx.x % kWarp;
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
-    for (int n = 0; n < kWidth / 8; ++n) {
+    for (int n = 0; n < Tile::kWidth / 8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        T* const at = own + (m * 16 + h * 8 + lane / 4) * kPitch<kWidth> + n * 8 + lane % 4 * 2;
+        T* const at = tile + Tile::At(own + m * 16 + h * 8 + lane / 4, n * 8 + lane % 4 * 2);
         *reinterpret_cast<uint32_t*>(at) =
             PackPair<T>(sum[m][n][2 * h] * factor[m][h], sum[m][n][2 * h + 1] * factor[m][h]);
       }
     }
   }
   __syncwarp();
-  constexpr int kPacks = kWidth / 8;
+  constexpr int kPacks = Tile::kWidth / 8;
   for (int i = lane; i < kM * 16 * kPacks; i += kWarp) {
     const int row = i / kPacks, column = i % kPacks * 8;
     if (begin + row < rows && column < width) {
       StorePack<8>(head + (begin + row) * row_stride + column,
-                   LoadPack<8>(own + row * kPitch<kWidth> + column));
+                   LoadPack<8>(tile + Tile::At(own + row, column)));
     }
   }
 }
@@ -299,67 +370,80 @@ struct KeyRange {
 };
 
 template <typename Shape>
+using QueryTile = Tile<Shape::kWidth, Shape::kQueries, Shape::kGroups>;
+template <typename Shape>
+using KeyTile = Tile<Shape::kWidth, Shape::kKeys, Shape::kGroups>;
+// Rows of those that skip a tile together.
+template <typename Shape>
+constexpr int kTogether = Shape::kGroups ? 64 : 16 * Shape::kM;
+
+template <typename Shape>
 constexpr int ForwardBytes() {
-  return (Shape::kQueries + 4 * Shape::kKeys) * kPitch<Shape::kWidth> * 2 + Shape::kQueries * 4;
+  return (QueryTile<Shape>::kElements + 4 * KeyTile<Shape>::kElements) * 2 + Shape::kQueries * 4;
 }
 
 // Shape: kWidth, kM (tiles of 16 queries of a warp), kWarps, kKeys (of a tile), kKeep (queries in
-// registers), kBlocks (of a multiprocessor, for the compiler).
+// registers), kGroups (products by groups of warps), kBlocks (of a multiprocessor, for the
+// compiler).
 template <typename T, typename Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     ForwardKernel(const Data<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kKeys = Shape::kKeys;
   constexpr int kQueries = Shape::kQueries, kThreads = Shape::kWarps * kWarp;
-  extern __shared__ uint4 memory[];
+  constexpr int kRows = kTogether<Shape>;
+  using Rows = QueryTile<Shape>;
+  using Keys = KeyTile<Shape>;
+  extern __shared__ __align__(1024) uint4 memory[];
   T* const q_tile = reinterpret_cast<T*>(memory);
-  T* const k_tiles = q_tile + kQueries * kPitch<kWidth>;
-  T* const v_tiles = k_tiles + 2 * kKeys * kPitch<kWidth>;
-  int* const first = reinterpret_cast<int*>(v_tiles + 2 * kKeys * kPitch<kWidth>);
+  T* const k_tiles = q_tile + Rows::kElements;
+  T* const v_tiles = k_tiles + 2 * Keys::kElements;
+  int* const first = reinterpret_cast<int*>(v_tiles + 2 * Keys::kElements);
   const Place at(tiles, d.heads, /*last_first=*/d.causal);
   const int b = at.batch, query0 = at.tile * kQueries;
   const int key_head = at.head / (d.heads / d.key_heads);
   const int own = threadIdx.x / kWarp * 16 * kM, row0 = query0 + own;  // of this warp
+  const int together = own / kRows * kRows, rows0 = query0 + together;
   const int lane = threadIdx.x % kWarp;
   const T* const k = d.k.Head(b, key_head);
   const T* const v = d.v.Head(b, key_head);
   const KeyRange range(d, b, query0, kQueries, kKeys);
   const auto load = [&](int key, int buffer) {
-    const int offset = buffer * kKeys * kPitch<kWidth>;
-    LoadTile<kKeys, kWidth, kThreads>(k, d.k.row_stride, key, d.keys, d.width, k_tiles + offset);
-    LoadTile<kKeys, kWidth, kThreads>(v, d.v.row_stride, key, d.keys, d.width, v_tiles + offset);
+    const int offset = buffer * Keys::kElements;
+    LoadTile<Keys, kThreads>(k, d.k.row_stride, key, d.keys, d.width, k_tiles + offset);
+    LoadTile<Keys, kThreads>(v, d.v.row_stride, key, d.keys, d.width, v_tiles + offset);
   };
-  LoadTile<kQueries, kWidth, kThreads>(d.q.Head(b, at.head), d.q.row_stride, query0, d.queries,
-                                       d.width, q_tile);
+  LoadTile<Rows, kThreads>(d.q.Head(b, at.head), d.q.row_stride, query0, d.queries, d.width,
+                           q_tile);
   for (int i = threadIdx.x; i < kQueries; i += kThreads) first[i] = d.FirstKey(b, query0 + i);
   if (range.begin < range.end) load(range.begin, 0);
   CommitCopies();
-  WaitCopies<0>();
-  __syncthreads();
-  const Left<Shape::kKeep, kM, kWidth, T> q(q_tile + own * kPitch<kWidth>);
-  const int first_of_warp = first[own], last_first = first[own + 16 * kM - 1];
+  AwaitTiles<Shape::kGroups>();
+  const Left<Rows, Shape::kKeep, kM, T> q(q_tile, own);
+  const int first_first = first[together], last_first = first[together + kRows - 1];
   const float scale2 = d.scale * kLog2E;
   float most[kM][2], sum[kM][2] = {}, out[kM][kWidth / 8][4] = {};
 #pragma unroll
   for (int m = 0; m < kM; ++m) most[m][0] = most[m][1] = -INFINITY;
   int buffer = 0;
   for (int key = range.begin; key < range.end; key += kKeys, buffer ^= 1) {
-    WaitCopies<0>();
-    __syncthreads();  // this tile is there, and the last one has been read
+    AwaitTiles<Shape::kGroups>();
     if (key + kKeys < range.end) load(key + kKeys, buffer ^ 1);
     CommitCopies();
-    if (row0 >= d.queries || (d.causal && key >= row0 + 16 * kM) || first_of_warp >= key + kKeys) {
+    if (rows0 >= d.queries || (d.causal && key >= rows0 + kRows) || first_first >= key + kKeys) {
       continue;
     }
-    const int offset = buffer * kKeys * kPitch<kWidth>;
+    const int offset = buffer * Keys::kElements;
     float s[kM][kKeys / 8][4];
-    q.Times(k_tiles + offset, s);
+    q.template Times<Keys>(k_tiles + offset, s);
+    AwaitSums<Shape::kGroups, 0>(s);
     if (key + kKeys > d.keys || (d.causal && key + kKeys > row0 + 1) || last_first > key) {
       MaskKeys(row0, key, d.keys, d.causal, first + own, s);
     }
     SoftmaxStep(scale2, s, most, sum, out);
     uint32_t p[kM][kKeys / 16][4];
     RoundScores<T>(s, p);
-    AddProduct<kWidth>(p, v_tiles + offset, out);
+    AddProduct<Keys>(p, v_tiles + offset, out);
+    AwaitSums<Shape::kGroups, 0>(out);
   }
   float factor[kM][2];
 #pragma unroll
@@ -375,8 +459,9 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       }
     }
   }
-  StoreRows<kWidth>(out, factor, q_tile + own * kPitch<kWidth>, d.out.Head(b, at.head),
-                    d.out.row_stride, row0, d.queries, d.width);
+  if constexpr (Shape::kGroups) __syncthreads();
+  StoreRows<Rows>(out, factor, q_tile, own, d.out.Head(b, at.head), d.out.row_stride, row0,
+                  d.queries, d.width);
 }
 
 constexpr int kDeltaThreads = 256;
@@ -411,7 +496,8 @@ __device__ inline float Base(float lse) { return lse == -INFINITY ? INFINITY : l
 
 template <typename Shape>
 constexpr int QueryGradientBytes() {
-  return (2 * Shape::kQueries + 4 * Shape::kKeys) * kPitch<Shape::kWidth> * 2 + Shape::kQueries * 4;
+  return (2 * QueryTile<Shape>::kElements + 4 * KeyTile<Shape>::kElements) * 2 +
+         Shape::kQueries * 4;
 }
 
 // Shape: as ForwardKernel's, and kPart (keys of a tile at a time).
@@ -420,30 +506,33 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     QueryGradientKernel(const Data<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kKeys = Shape::kKeys;
   constexpr int kPart = Shape::kPart, kQueries = Shape::kQueries;
-  constexpr int kThreads = Shape::kWarps * kWarp;
-  extern __shared__ uint4 memory[];
+  constexpr int kThreads = Shape::kWarps * kWarp, kRows = kTogether<Shape>;
+  using Rows = QueryTile<Shape>;
+  using Keys = KeyTile<Shape>;
+  extern __shared__ __align__(1024) uint4 memory[];
   T* const q_tile = reinterpret_cast<T*>(memory);
-  T* const dout_tile = q_tile + kQueries * kPitch<kWidth>;
-  T* const k_tiles = dout_tile + kQueries * kPitch<kWidth>;
-  T* const v_tiles = k_tiles + 2 * kKeys * kPitch<kWidth>;
-  int* const first = reinterpret_cast<int*>(v_tiles + 2 * kKeys * kPitch<kWidth>);
+  T* const dout_tile = q_tile + Rows::kElements;
+  T* const k_tiles = dout_tile + Rows::kElements;
+  T* const v_tiles = k_tiles + 2 * Keys::kElements;
+  int* const first = reinterpret_cast<int*>(v_tiles + 2 * Keys::kElements);
   const Place at(tiles, d.heads, /*last_first=*/d.causal);
   const int b = at.batch, query0 = at.tile * kQueries;
   const int key_head = at.head / (d.heads / d.key_heads);
   const int own = threadIdx.x / kWarp * 16 * kM, row0 = query0 + own;
+  const int together = own / kRows * kRows, rows0 = query0 + together;
   const int lane = threadIdx.x % kWarp;
   const T* const k = d.k.Head(b, key_head);
   const T* const v = d.v.Head(b, key_head);
   const KeyRange range(d, b, query0, kQueries, kKeys);
   const auto load = [&](int key, int buffer) {
-    const int offset = buffer * kKeys * kPitch<kWidth>;
-    LoadTile<kKeys, kWidth, kThreads>(k, d.k.row_stride, key, d.keys, d.width, k_tiles + offset);
-    LoadTile<kKeys, kWidth, kThreads>(v, d.v.row_stride, key, d.keys, d.width, v_tiles + offset);
+    const int offset = buffer * Keys::kElements;
+    LoadTile<Keys, kThreads>(k, d.k.row_stride, key, d.keys, d.width, k_tiles + offset);
+    LoadTile<Keys, kThreads>(v, d.v.row_stride, key, d.keys, d.width, v_tiles + offset);
   };
-  LoadTile<kQueries, kWidth, kThreads>(d.q.Head(b, at.head), d.q.row_stride, query0, d.queries,
-                                       d.width, q_tile);
-  LoadTile<kQueries, kWidth, kThreads>(d.dout.Head(b, at.head), d.dout.row_stride, query0,
-                                       d.queries, d.width, dout_tile);
+  LoadTile<Rows, kThreads>(d.q.Head(b, at.head), d.q.row_stride, query0, d.queries, d.width,
+                           q_tile);
+  LoadTile<Rows, kThreads>(d.dout.Head(b, at.head), d.dout.row_stride, query0, d.queries, d.width,
+                           dout_tile);
   for (int i = threadIdx.x; i < kQueries; i += kThreads) first[i] = d.FirstKey(b, query0 + i);
   if (range.begin < range.end) load(range.begin, 0);
   CommitCopies();
@@ -458,30 +547,29 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       delta[m][h] = inside ? d.delta[d.Statistic(b, at.head, row)] : 0.f;
     }
   }
-  WaitCopies<0>();
-  __syncthreads();
-  const Left<Shape::kKeep, kM, kWidth, T> q(q_tile + own * kPitch<kWidth>);
-  const Left<Shape::kKeep, kM, kWidth, T> dout(dout_tile + own * kPitch<kWidth>);
-  const int first_of_warp = first[own], last_first = first[own + 16 * kM - 1];
+  AwaitTiles<Shape::kGroups>();
+  const Left<Rows, Shape::kKeep, kM, T> q(q_tile, own);
+  const Left<Rows, Shape::kKeep, kM, T> dout(dout_tile, own);
+  const int first_first = first[together], last_first = first[together + kRows - 1];
   const float scale2 = d.scale * kLog2E;
   float dq[kM][kWidth / 8][4] = {};
   int buffer = 0;
   for (int tile = range.begin; tile < range.end; tile += kKeys, buffer ^= 1) {
-    WaitCopies<0>();
-    __syncthreads();
+    AwaitTiles<Shape::kGroups>();
     if (tile + kKeys < range.end) load(tile + kKeys, buffer ^ 1);
     CommitCopies();
 #pragma unroll 1
     for (int part = 0; part < kKeys; part += kPart) {
       const int key = tile + part;
-      if (row0 >= d.queries || key >= d.keys || (d.causal && key >= row0 + 16 * kM) ||
-          first_of_warp >= key + kPart) {
+      if (rows0 >= d.queries || key >= d.keys || (d.causal && key >= rows0 + kRows) ||
+          first_first >= key + kPart) {
         continue;
       }
-      const int offset = (buffer * kKeys + part) * kPitch<kWidth>;
+      const int offset = buffer * Keys::kElements + part * Keys::kStep;
       float s[kM][kPart / 8][4], dp[kM][kPart / 8][4];
-      q.Times(k_tiles + offset, s);
-      dout.Times(v_tiles + offset, dp);
+      q.template Times<Keys>(k_tiles + offset, s);
+      dout.template Times<Keys>(v_tiles + offset, dp);
+      AwaitSums<Shape::kGroups, 1>(s);
       if (key + kPart > d.keys || (d.causal && key + kPart > row0 + 1) || last_first > key) {
         MaskKeys(row0, key, d.keys, d.causal, first + own, s);
       }
@@ -491,21 +579,33 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
         for (int n = 0; n < kPart / 8; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            dp[m][n][i] =
-                Exp2(s[m][n][i] * scale2 - base[m][i / 2]) * (dp[m][n][i] - delta[m][i / 2]);
+            s[m][n][i] = Exp2(s[m][n][i] * scale2 - base[m][i / 2]);
+          }
+        }
+      }
+      AwaitSums<Shape::kGroups, 0>(dp);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kPart / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - delta[m][i / 2]);
           }
         }
       }
       uint32_t ds[kM][kPart / 16][4];
       RoundScores<T>(dp, ds);
-      AddProduct<kWidth>(ds, k_tiles + offset, dq);
+      AddProduct<Keys>(ds, k_tiles + offset, dq);
+      AwaitSums<Shape::kGroups, 0>(dq);
     }
   }
   float factor[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) factor[m][0] = factor[m][1] = d.scale;
-  StoreRows<kWidth>(dq, factor, q_tile + own * kPitch<kWidth>, d.dq.Head(b, at.head),
-                    d.dq.row_stride, row0, d.queries, d.width);
+  if constexpr (Shape::kGroups) __syncthreads();
+  StoreRows<Rows>(dq, factor, q_tile, own, d.dq.Head(b, at.head), d.dq.row_stride, row0, d.queries,
+                  d.width);
 }
 
 // How many of the queries [begin, queries) come before the first that does not see `key` any more,
@@ -530,7 +630,7 @@ __device__ inline int LastQuery(const Data<T>& d, int b, int begin, int key) {
 
 template <typename Shape>
 constexpr int KeyValueGradientBytes() {
-  return (2 * Shape::kKeys + 4 * Shape::kQueries) * kPitch<Shape::kWidth> * 2 +
+  return (2 * KeyTile<Shape>::kElements + 4 * QueryTile<Shape>::kElements) * 2 +
          2 * 3 * Shape::kQueries * 4;
 }
 
@@ -541,26 +641,30 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     KeyValueGradientKernel(const Data<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kQueries = Shape::kQueries;
   constexpr int kPart = Shape::kPart, kKeys = Shape::kKeys, kThreads = Shape::kWarps * kWarp;
-  extern __shared__ uint4 memory[];
+  constexpr int kRows = kTogether<Shape>;
+  using Rows = KeyTile<Shape>;
+  using Queries = QueryTile<Shape>;
+  extern __shared__ __align__(1024) uint4 memory[];
   T* const k_tile = reinterpret_cast<T*>(memory);
-  T* const v_tile = k_tile + kKeys * kPitch<kWidth>;
-  T* const q_tiles = v_tile + kKeys * kPitch<kWidth>;
-  T* const dout_tiles = q_tiles + 2 * kQueries * kPitch<kWidth>;
+  T* const v_tile = k_tile + Rows::kElements;
+  T* const q_tiles = v_tile + Rows::kElements;
+  T* const dout_tiles = q_tiles + 2 * Queries::kElements;
   // Of a tile's queries: lse, delta, where their documents begin.
-  auto* const statistics = reinterpret_cast<float*>(dout_tiles + 2 * kQueries * kPitch<kWidth>);
+  auto* const statistics = reinterpret_cast<float*>(dout_tiles + 2 * Queries::kElements);
   const Place at(tiles, d.key_heads, /*last_first=*/false);
   const int b = at.batch, key0 = at.tile * kKeys, group = d.heads / d.key_heads;
   const int own = threadIdx.x / kWarp * 16 * kM, row0 = key0 + own;
+  const int rows0 = key0 + own / kRows * kRows;
   const int lane = threadIdx.x % kWarp;
   const int begin = d.causal ? key0 / kQueries * kQueries : 0;
   const int end = LastQuery(d, b, begin, min(key0 + kKeys, d.keys) - 1);
   const int tiles_of_head = end > begin ? (end - begin + kQueries - 1) / kQueries : 0;
   const auto load = [&](int head, int query, int buffer) {
-    const int offset = buffer * kQueries * kPitch<kWidth>;
-    LoadTile<kQueries, kWidth, kThreads>(d.q.Head(b, head), d.q.row_stride, query, d.queries,
-                                         d.width, q_tiles + offset);
-    LoadTile<kQueries, kWidth, kThreads>(d.dout.Head(b, head), d.dout.row_stride, query, d.queries,
-                                         d.width, dout_tiles + offset);
+    const int offset = buffer * Queries::kElements;
+    LoadTile<Queries, kThreads>(d.q.Head(b, head), d.q.row_stride, query, d.queries, d.width,
+                                q_tiles + offset);
+    LoadTile<Queries, kThreads>(d.dout.Head(b, head), d.dout.row_stride, query, d.queries, d.width,
+                                dout_tiles + offset);
     float* const to = statistics + buffer * 3 * kQueries;
     for (int i = threadIdx.x; i < kQueries; i += kThreads) {
       const bool inside = query + i < d.queries;
@@ -574,25 +678,21 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       }
     }
   };
-  LoadTile<kKeys, kWidth, kThreads>(d.k.Head(b, at.head), d.k.row_stride, key0, d.keys, d.width,
-                                    k_tile);
-  LoadTile<kKeys, kWidth, kThreads>(d.v.Head(b, at.head), d.v.row_stride, key0, d.keys, d.width,
-                                    v_tile);
+  LoadTile<Rows, kThreads>(d.k.Head(b, at.head), d.k.row_stride, key0, d.keys, d.width, k_tile);
+  LoadTile<Rows, kThreads>(d.v.Head(b, at.head), d.v.row_stride, key0, d.keys, d.width, v_tile);
   int next_head = at.head * group, next_query = begin;
   const int rounds = tiles_of_head * group;
   if (rounds > 0) load(next_head, next_query, 0);
   CommitCopies();
-  WaitCopies<0>();
-  __syncthreads();
-  const Left<Shape::kKeep, kM, kWidth, T> k(k_tile + own * kPitch<kWidth>);
-  const Left<Shape::kKeep, kM, kWidth, T> v(v_tile + own * kPitch<kWidth>);
+  AwaitTiles<Shape::kGroups>();
+  const Left<Rows, Shape::kKeep, kM, T> k(k_tile, own);
+  const Left<Rows, Shape::kKeep, kM, T> v(v_tile, own);
   const float scale2 = d.scale * kLog2E;
   const int position = static_cast<int>(d.key_position) + row0;  // of the warp's first key
   float dk[kM][kWidth / 8][4] = {}, dv[kM][kWidth / 8][4] = {};
   for (int round = 0; round < rounds; ++round) {
     const int tile = next_query, buffer = round % 2;
-    WaitCopies<0>();
-    __syncthreads();  // this tile is there, and the last one has been read
+    AwaitTiles<Shape::kGroups>();
     next_query += kQueries;
     if (next_query >= end) {
       next_query = begin;
@@ -607,14 +707,15 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       const float* const delta = lse + kQueries;
       const int* const document = reinterpret_cast<const int*>(lse + 2 * kQueries);
       const bool apart = d.documents != nullptr;
-      if (row0 >= d.keys || query >= d.queries || (d.causal && query + kPart <= row0) ||
-          (apart && document[0] >= position + 16 * kM)) {
+      if (rows0 >= d.keys || query >= d.queries || (d.causal && query + kPart <= rows0) ||
+          (apart && document[0] >= d.key_position + rows0 + kRows)) {
         continue;
       }
-      const int offset = (buffer * kQueries + part) * kPitch<kWidth>;
+      const int offset = buffer * Queries::kElements + part * Queries::kStep;
       float s[kM][kPart / 8][4], dp[kM][kPart / 8][4];
-      k.Times(q_tiles + offset, s);
-      v.Times(dout_tiles + offset, dp);
+      k.template Times<Queries>(q_tiles + offset, s);
+      v.template Times<Queries>(dout_tiles + offset, dp);
+      AwaitSums<Shape::kGroups, 1>(s);
       const bool masked =
           (d.causal && query < row0 + 16 * kM - 1) || (apart && document[kPart - 1] > position);
 #pragma unroll
@@ -623,7 +724,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
         for (int j = 0; j < 2; ++j) {
           const int column = n * 8 + lane % 4 * 2 + j;
           // Queries past the end have zeros in q, dout and delta.
-          const float base = Base(lse[column]), subtract = delta[column];
+          const float base = Base(lse[column]);
           const int end_row = masked && d.causal ? query + column + 1 - row0 : kM * 16;
           const int begin_row = masked && apart ? document[column] - position : 0;
 #pragma unroll
@@ -632,29 +733,46 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
             for (int h = 0; h < 2; ++h) {
               const int row = m * 16 + h * 8 + lane / 4, i = 2 * h + j;
               const bool seen = row < end_row && row >= begin_row;
-              const float p = seen ? Exp2(s[m][n][i] * scale2 - base) : 0.f;
-              s[m][n][i] = p;
-              dp[m][n][i] = p * (dp[m][n][i] - subtract);
+              s[m][n][i] = seen ? Exp2(s[m][n][i] * scale2 - base) : 0.f;
             }
           }
         }
       }
-      uint32_t rounded[kM][kPart / 16][4];
-      RoundScores<T>(s, rounded);
-      AddProduct<kWidth>(rounded, dout_tiles + offset, dv);
-      RoundScores<T>(dp, rounded);
-      AddProduct<kWidth>(rounded, q_tiles + offset, dk);
+      uint32_t p[kM][kPart / 16][4], ds[kM][kPart / 16][4];
+      AwaitSums<Shape::kGroups, 0>(dp);
+#pragma unroll
+      for (int n = 0; n < kPart / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float subtract = delta[n * 8 + lane % 4 * 2 + j];
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+#pragma unroll
+            for (int i = j; i < 4; i += 2) dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - subtract);
+          }
+        }
+      }
+      // Nothing is computed while products read these operands from registers: the compiler does
+      // not keep them reliably.
+      RoundScores<T>(s, p);
+      if constexpr (Shape::kGroups) RoundScores<T>(dp, ds);
+      AddProduct<Queries>(p, dout_tiles + offset, dv);
+      if constexpr (!Shape::kGroups) RoundScores<T>(dp, ds);
+      AddProduct<Queries>(ds, q_tiles + offset, dk);
+      AwaitSums<Shape::kGroups, 0>(dk);
+      AwaitSums<Shape::kGroups, 0>(dv);
     }
   }
+  if constexpr (Shape::kGroups) __syncthreads();
   float factor[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) factor[m][0] = factor[m][1] = 1;
-  StoreRows<kWidth>(dv, factor, v_tile + own * kPitch<kWidth>, d.dv.Head(b, at.head),
-                    d.dv.row_stride, row0, d.keys, d.width);
+  StoreRows<Rows>(dv, factor, v_tile, own, d.dv.Head(b, at.head), d.dv.row_stride, row0, d.keys,
+                  d.width);
 #pragma unroll
   for (int m = 0; m < kM; ++m) factor[m][0] = factor[m][1] = d.scale;
-  StoreRows<kWidth>(dk, factor, k_tile + own * kPitch<kWidth>, d.dk.Head(b, at.head),
-                    d.dk.row_stride, row0, d.keys, d.width);
+  StoreRows<Rows>(dk, factor, k_tile, own, d.dk.Head(b, at.head), d.dk.row_stride, row0, d.keys,
+                  d.width);
 }
 
 }  // namespace muster::kernels::cuda::flash

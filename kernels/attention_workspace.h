@@ -6,12 +6,13 @@
 
 namespace muster::kernels {
 
-// Where a backward would take more, its samples go through in parts, and one sample in a fixed
-// order by groups of heads. Parts fill the chip less well: on an H200, four in the place of one
-// take a tenth more time.
+// Where a backward would take more, its samples go through in parts. Parts fill the chip less well:
+// on an H200, four in the place of one take a tenth more time.
 constexpr int64_t kAttentionWorkspaceBytesMax = int64_t{2} << 30;
-// Where the heads of one key head would take more in a fixed order (four of them beyond 34,000
-// tokens), our own kernels run, which need no workspace.
+// Where one sample in a fixed order would take more, our own kernels run, which need none: for
+// heads of up to this width, at which they are as fast; wider ones go through cuDNN by groups of
+// heads, as long as those of one key head take no more than kAttentionWorkspaceBytesOfOneMax.
+constexpr int64_t kAttentionOwnWidthMax = 64;
 constexpr int64_t kAttentionWorkspaceBytesOfOneMax = int64_t{9} << 30;
 
 // Of cuDNN's graphs in 16 bits, as cuDNN 9.19 asks on Hopper: the gradient of the scores, or where
@@ -27,11 +28,12 @@ constexpr int64_t AttentionWorkspaceBytes(int64_t batch, int64_t heads, int64_t 
   };
   int64_t keys = key_heads;
   while (batch > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) batch -= batch / 2;
-  while (deterministic && keys > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) {
-    keys -= keys / 2;
+  if (deterministic && bytes(batch, keys) > kAttentionWorkspaceBytesMax) {
+    if (width <= kAttentionOwnWidthMax) return 0;
+    while (keys > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) keys -= keys / 2;
+    if (bytes(batch, keys) > kAttentionWorkspaceBytesOfOneMax) return 0;
   }
-  const int64_t most = bytes(batch, keys);
-  return deterministic && most > kAttentionWorkspaceBytesOfOneMax ? 0 : most;
+  return bytes(batch, keys);
 }
 
 }  // namespace muster::kernels

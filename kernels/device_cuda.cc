@@ -151,7 +151,8 @@ CudaDevice::CudaDevice(int ordinal, const CudaOptions& options, const cudaDevice
       model_(properties.name),
       uuid_(FormatUuid(properties.uuid)),
       multiprocessors_(properties.multiProcessorCount),
-      shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)) {}
+      shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
+      compute_major_(properties.major) {}
 
 CudaDevice::~CudaDevice() = default;
 

@@ -41,6 +41,8 @@ class CudaDevice : public Device {
   int ordinal() const { return ordinal_; }
   const std::string& uuid() const { return uuid_; }
   int multiprocessors() const { return multiprocessors_; }
+  // Of the architecture: 9 is Hopper.
+  int compute_major() const { return compute_major_; }
   int shared_bytes_per_block() const { return shared_bytes_per_block_; }
   const CudaOptions& options() const { return options_; }
   LinearPlans& linear_plans() { return *linear_plans_; }
@@ -54,6 +56,7 @@ class CudaDevice : public Device {
   const std::string uuid_;
   const int multiprocessors_;
   const int shared_bytes_per_block_;
+  const int compute_major_;
   std::unique_ptr<LinearPlans> linear_plans_;
 };
 

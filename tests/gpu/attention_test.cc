@@ -245,26 +245,31 @@ TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSampl
 }
 
 // In a fixed order at any length: heads go through in groups, or our own kernels run, whichever the
-// workspace allows.
-TEST_P(AttentionGpuTest, Backward_InOrderOfOneLongSample_RepeatsItsBits) {
-  for (const Shape& s :
-       std::vector<Shape>{{1, 16384, 16384, 4, 2, 16, true}, {1, 25600, 25600, 8, 1, 16, true}}) {
+// workspace allows. Long sums, so both of them, and any order, are compared too.
+TEST_P(AttentionGpuTest, Backward_InOrderOfOneLongSample_RepeatsItsBitsAndIsThatOfOtherKernels) {
+  CudaOptions other_options;
+  other_options.own_attention = !GetParam();
+  ASSERT_OK_AND_ASSIGN(const auto other_device, MakeCudaDevice(0, other_options));
+  ASSERT_OK_AND_ASSIGN(const auto other, other_device->MakeStream());
+  for (const Shape& s : std::vector<Shape>{{1, 4096, 4096, 4, 2, 64, true},
+                                           {1, 2048, 2048, 3, 1, 128, true},
+                                           {1, 16384, 16384, 4, 2, 72, true},
+                                           {1, 12288, 12288, 8, 1, 16, true}}) {
     Problem problem = Make(s, DType::kBF16);
-    AttentionForward(*stream_, problem.Forward(/*gpu=*/true));
-    std::vector<float> once, again;
-    for (std::vector<float>* to : {&once, &again}) {
+    const auto run = [&](Stream& stream, bool deterministic) {
+      problem.out.Poison();
+      problem.out.Upload(stream);
       problem.dqkv.Poison();
-      problem.dqkv.Upload(*stream_);
-      AttentionBackward(*stream_, problem.Backward(/*gpu=*/true, /*deterministic=*/true));
-      ASSERT_OK(stream_->Synchronize());
-      *to = problem.dqkv.Download(*stream_);
-    }
+      problem.dqkv.Upload(stream);
+      AttentionForward(stream, problem.Forward(/*gpu=*/true));
+      AttentionBackward(stream, problem.Backward(/*gpu=*/true, deterministic));
+      EXPECT_OK(stream.Synchronize());
+      return problem.dqkv.Download(stream);
+    };
+    const std::vector<float> once = run(*stream_, true), again = run(*stream_, true);
     EXPECT_EQ(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)), 0);
-    // Any order adds up the same terms.
-    problem.dqkv.Poison();
-    problem.dqkv.Upload(*stream_);
-    AttentionBackward(*stream_, problem.Backward(/*gpu=*/true, /*deterministic=*/false));
-    ExpectClose(s.ToString(), problem.dqkv.Download(*stream_), once, DType::kBF16, 4e-3);
+    ExpectClose(s.ToString(), once, run(*stream_, false), DType::kBF16, 4e-3);
+    ExpectClose(s.ToString(), once, run(*other, false), DType::kBF16, 4e-3);
   }
 }
 
@@ -276,10 +281,10 @@ TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, false), 258);
   EXPECT_EQ(mib(2, 24, 8, 4096, 128, true), 1632);
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, true), 4226 / 4);  // a sample at a time
-  // A key head at a time, up to 32 K tokens of four heads; none where our own kernels run.
-  EXPECT_EQ(mib(1, 32, 8, 16384, 64, true), (int64_t{4} * 16384 * (2 * 16384 + 4 + 256)) >> 20);
-  EXPECT_EQ(mib(1, 32, 8, 32768, 64, true), (int64_t{4} * 32768 * (2 * 32768 + 4 + 256)) >> 20);
-  EXPECT_EQ(mib(1, 32, 8, 131072, 64, true), 0);
+  // One sample beyond 2 GiB: none where our own kernels run, or a key head at a time.
+  EXPECT_EQ(mib(1, 32, 8, 16384, 64, true), 0);
+  EXPECT_EQ(mib(1, 32, 8, 16384, 128, true), (int64_t{4} * 16384 * (2 * 16384 + 4 + 512)) >> 20);
+  EXPECT_EQ(mib(1, 32, 8, 131072, 128, true), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionGpuTest, ::testing::Values(false, true),
