@@ -268,13 +268,13 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
   const auto build = [&] { return BuildBackward(state_->handle, args); };
   const int64_t workspace = state_->WorkspaceBytes(key, build);
   if (workspace > kAttentionWorkspaceBytesMax) {
+    if (args.deterministic && forward.q.dim(3) <= kAttentionOwnWidthMax) return false;
     // Parts are alike but for a head or sample: either all of them have a graph or none.
     const int64_t batch = forward.q.dim(0), key_heads = forward.k.dim(2);
     if (batch > 1) {
       return Backward(stream, Samples(args, 0, batch / 2)) &&
              Backward(stream, Samples(args, batch / 2, batch - batch / 2));
     }
-    if (args.deterministic && forward.q.dim(3) <= kAttentionOwnWidthMax) return false;
     if (args.deterministic && key_heads > 1) {
       return Backward(stream, KeyHeads(args, 0, key_heads / 2)) &&
              Backward(stream, KeyHeads(args, key_heads / 2, key_heads - key_heads / 2));

@@ -9,9 +9,9 @@ namespace muster::kernels {
 // Where a backward would take more, its samples go through in parts. Parts fill the chip less well:
 // on an H200, four in the place of one take a tenth more time.
 constexpr int64_t kAttentionWorkspaceBytesMax = int64_t{2} << 30;
-// Where one sample in a fixed order would take more, our own kernels run, which need none: for
-// heads of up to this width, at which they are as fast; wider ones go through cuDNN by groups of
-// heads, as long as those of one key head take no more than kAttentionWorkspaceBytesOfOneMax.
+// In a fixed order, our own kernels run instead, which need none: for heads of up to this width, at
+// which they are as fast as parts; for wider ones where a sample cannot go through cuDNN by groups
+// of heads, because those of one key head would take more than kAttentionWorkspaceBytesOfOneMax.
 constexpr int64_t kAttentionOwnWidthMax = 64;
 constexpr int64_t kAttentionWorkspaceBytesOfOneMax = int64_t{9} << 30;
 
@@ -27,9 +27,12 @@ constexpr int64_t AttentionWorkspaceBytes(int64_t batch, int64_t heads, int64_t 
            (group > 1 ? rows * width * 4 : 0);
   };
   int64_t keys = key_heads;
+  if (deterministic && width <= kAttentionOwnWidthMax &&
+      bytes(batch, keys) > kAttentionWorkspaceBytesMax) {
+    return 0;
+  }
   while (batch > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) batch -= batch / 2;
-  if (deterministic && bytes(batch, keys) > kAttentionWorkspaceBytesMax) {
-    if (width <= kAttentionOwnWidthMax) return 0;
+  if (deterministic) {
     while (keys > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) keys -= keys / 2;
     if (bytes(batch, keys) > kAttentionWorkspaceBytesOfOneMax) return 0;
   }
