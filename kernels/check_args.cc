@@ -167,11 +167,13 @@ void CheckLinear(const LinearForwardArgs& args) {
   CheckIs("x", args.x, act, {t, k});
   CheckIs("w", args.w, act, {n, k});
   CheckIsOrEmpty("bias", args.bias, act, {n});
-  CheckIs("y", args.y, act, {t, n});
-  if (args.epilogue == Epilogue::kGelu) {
+  const bool swiglu = args.epilogue == Epilogue::kSwiglu;
+  CHECK(!swiglu || n % 2 == 0) << n << " columns are not a gate and as many more";
+  CheckIs("y", args.y, act, {t, swiglu ? n / 2 : n});
+  if (args.epilogue != Epilogue::kNone) {
     CheckIs("pre", args.pre, act, {t, n});
   } else {
-    CHECK(args.pre.empty()) << "pre is written with kGelu only";
+    CHECK(args.pre.empty()) << "pre is written with an activation only";
   }
 }
 
@@ -189,12 +191,19 @@ void CheckLinear(const LinearBackwardArgs& args) {
   CHECK(!args.dw.empty() || (!args.dx.empty() && args.dbias.empty())) << "dbias comes with dw";
   CheckIsOrEmpty("dbias", args.dbias, DType::kF32, {n});
   CheckIsOrEmpty("pre_dbias", args.pre_dbias, DType::kF32, {k});
-  CHECK(!args.pre.empty() || (args.pre_dbias.empty() && !args.recompute_x))
-      << "without pre there is no layer in front";
+  CHECK(!args.pre.empty() || args.pre_dbias.empty()) << "without pre there is no layer in front";
+  CHECK(!args.recompute_x || !args.pre.empty() || !args.packed.empty())
+      << "x comes again from pre or packed";
+  CheckIsOrEmpty("packed", args.packed, act, {t, 2 * k});
+  if (!args.packed.empty()) {
+    CheckIs("d_packed", args.d_packed, act, {t, 2 * k});
+    CHECK(args.pre.empty() && args.dw.empty() && !args.dx.empty())
+        << "packed is for dx alone, and in the place of pre";
+  }
   CHECK(args.pre.empty() || !args.dx.empty()) << "pre is for dx";
   if (!args.dx.empty()) {
-    CHECK(args.dx.data() != args.x.data() && args.dx.data() != args.dy.data() &&
-          args.dx.data() != args.pre.data())
+    CHECK((args.dx.data() != args.x.data() || !args.packed.empty()) &&
+          args.dx.data() != args.dy.data() && args.dx.data() != args.pre.data())
         << "dx cannot alias an input";
   }
 }

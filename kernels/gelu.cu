@@ -1,28 +1,15 @@
-// GELU, tanh form: y = x s with s = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), since
-// (1 + tanh u) / 2 = sigmoid(2u). y' = s + x s (1 - s) 2u'. For 16-bit tensors
-// with the fast exponential: its error (about 1e-6 relative) is far under a rounding of outputs.
+// GELU (activation.cuh) as a pass of its own.
 //
 // Backward with column sums: block (x, y) takes packs of columns [x * 32, +32) of rows y, y +
 // gridDim.y, ..., as ColumnSum does (reduce.cu), so that the bias gradient costs no pass of its
 // own.
-#include <type_traits>
-
+#include "kernels/activation.cuh"
 #include "kernels/column_sum.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/ops_cuda.h"
 
 namespace muster::kernels::cuda {
 namespace {
-
-constexpr float kTwoRootTwoOverPi = 1.5957691216057308f;  // 2 sqrt(2 / pi)
-constexpr float kCubic = 0.044715f;
-
-template <typename T>
-__device__ float GeluSigmoid(float x) {
-  const float twice_u = kTwoRootTwoOverPi * x * (1.f + kCubic * x * x);
-  if constexpr (std::is_same_v<T, float>) return 1.f / (1.f + expf(-twice_u));
-  return __fdividef(1.f, 1.f + __expf(-twice_u));
-}
 
 template <typename T>
 struct GeluElements {
@@ -33,7 +20,7 @@ struct GeluElements {
     float v[N];
     LoadFloats<N>(x + i, v);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] *= GeluSigmoid<T>(v[j]);
+    for (int j = 0; j < N; ++j) v[j] = Gelu<T>(v[j]);
     StorePack<N>(y + i, FromFloats<T>(v));
   }
 };
@@ -50,9 +37,8 @@ struct GeluGradientElements {
     LoadFloats<N>(dy + i, g);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float s = GeluSigmoid<T>(v[j]);
-      const float twice_u_gradient = kTwoRootTwoOverPi * (1.f + 3.f * kCubic * v[j] * v[j]);
-      g[j] *= s + v[j] * s * (1.f - s) * twice_u_gradient;
+      float y;
+      g[j] *= GeluSlope<T>(v[j], y);
     }
     StorePack<N>(dx + i, FromFloats<T>(g));
   }
@@ -87,13 +73,7 @@ __global__ void __launch_bounds__(kSumWarps* kWarp)
       if (at >= rows) continue;
       float g[N], out[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float v = in[r][i];
-        const float s = GeluSigmoid<T>(v);
-        const float twice_u_gradient = kTwoRootTwoOverPi * (1.f + 3.f * kCubic * v * v);
-        out[i] = v * s;
-        g[i] = gradient[r][i] * (s + out[i] * (1.f - s) * twice_u_gradient);
-      }
+      for (int i = 0; i < N; ++i) g[i] = gradient[r][i] * GeluSlope<T>(in[r][i], out[i]);
       const Pack<T, N> rounded = FromFloats<T>(g);
       StorePack<N>(dx + at * columns + column, rounded);
       if constexpr (kOutput) StorePack<N>(y + at * columns + column, FromFloats<T>(out));

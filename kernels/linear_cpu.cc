@@ -120,6 +120,11 @@ void ForElements(ThreadPool& pool, int64_t n, Body body) {
 }  // namespace
 
 void LinearForward(Stream& stream, const LinearForwardArgs& args) {
+  if (args.epilogue == Epilogue::kSwiglu) {
+    cpu::LinearForward(stream, {.x = args.x, .w = args.w, .bias = args.bias, .y = args.pre});
+    cpu::SwigluForward(stream, args.pre, args.y);
+    return;
+  }
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const SingleThreadedScope scope;
     if (args.y.elements() == 0) return;
@@ -129,6 +134,12 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args) {
 }
 
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
+  if (!args.packed.empty()) {
+    cpu::LinearBackward(stream, {.dy = args.dy, .w = args.w, .dx = args.dx});
+    cpu::SwigluBackward(stream, args.packed, args.dx, args.d_packed,
+                        args.recompute_x ? args.x : Tensor());
+    return;
+  }
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const SingleThreadedScope scope;
     if (args.dy.elements() == 0) return;

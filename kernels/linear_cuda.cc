@@ -2,19 +2,23 @@
 //   y^T  = W x^T       (m, n, k) = (N, T, K), the weights transposed
 //   dx^T = W^T dy^T                (K, T, N)
 //   dW^T = x^T dy                  (K, N, T), the gradient transposed, added in fp32 (beta = 1)
-// GELU and its gradient are fused into the product where that measures faster than a pass of their
-// own; never in fp32, where the fused one costs digits (docs/benchmarks/h200-correctness.md). Bias
-// gradients never are: cuBLASLt's weight gradients with that epilogue run at 467 to 596 TFLOP/s
-// where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it to GELU's
-// gradient.
+// Each is computed in the way that measures fastest: cuBLASLt's product with the activation or its
+// gradient behind it, or in a pass of its own, or a product of ours (gemm_hopper.h). In fp32 GELU
+// is always a pass of its own: cuBLASLt's costs digits (docs/benchmarks/h200-correctness.md). Bias
+// gradients come with ours or in a pass: cuBLASLt's weight gradients with that epilogue run at 467
+// to 596 TFLOP/s where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it
+// to GELU's gradient.
 #include "kernels/linear_cuda.h"
 
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/column_sum.cuh"
+#include "kernels/gemm_hopper.h"
 #include "kernels/ops_cuda.h"
 
 namespace muster::kernels::cuda {
@@ -62,83 +66,158 @@ Gemm WeightGradientGemm(const LinearBackwardArgs& args) {
           .beta = args.accumulate ? 1.0f : 0.0f};
 }
 
+HopperGemm OwnForward(const LinearForwardArgs& args) {
+  HopperGemm own;
+  own.a = args.x;
+  own.b = args.w;
+  own.bias = args.bias;
+  if (args.epilogue == Epilogue::kNone) {
+    own.out = args.y;
+  } else {
+    own.fused = args.epilogue == Epilogue::kGelu ? Fused::kGelu : Fused::kSwiglu;
+    own.out = args.pre;
+    own.activation = args.y;
+  }
+  return own;
+}
+
+HopperGemm OwnInputGradient(const LinearBackwardArgs& args) {
+  HopperGemm own;
+  own.transpose_b = false;
+  own.a = args.dy;
+  own.b = args.w;
+  own.out = args.dx;
+  if (!args.pre.empty()) {
+    own.fused = Fused::kGeluGradient;
+    own.pre = args.pre;
+    own.column_sums = args.pre_dbias;
+    own.accumulate = args.accumulate;
+  } else if (!args.packed.empty()) {
+    own.fused = Fused::kSwigluGradient;
+    own.pre = args.packed;
+    own.out = args.d_packed;
+  }
+  if (args.recompute_x) own.activation = args.x;
+  return own;
+}
+
+using Way = LinearPlans::Way;
+
 absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
   void* workspace = stream.Scratch(LinearPlans::kWorkspaceBytes);
   if (workspace == nullptr) return stream.status();
   LinearPlans& plans = stream.cuda_device().linear_plans();
-  const Gemm plain = ForwardGemm(args);
-  if (args.epilogue == Epilogue::kNone) return plans.Run(stream, plain, workspace);
-  Gemm fused = plain;
-  fused.epilogue = args.bias.empty() ? GemmEpilogue::kGelu : GemmEpilogue::kGeluBias;
-  fused.pre = args.pre.data();
-  Gemm before = plain;
-  before.d = args.pre.data();
-  const auto run_fused = [&] { return plans.Run(stream, fused, workspace); };
-  const auto run_apart = [&]() -> absl::Status {
-    RETURN_IF_ERROR(plans.Run(stream, before, workspace));
-    cuda::GeluForward(stream, args.pre, args.y);
-    return absl::OkStatus();
-  };
-  if (args.x.dtype() == DType::kF32) return run_apart();
-  return plans.FirstIsFaster(stream, plans.KeyOf(fused), run_fused, run_apart) ? run_fused()
-                                                                               : run_apart();
+  Gemm product = ForwardGemm(args);
+  std::vector<Way> ways;
+  std::string key;
+  if (args.epilogue == Epilogue::kNone) {
+    ways.push_back([&](bool) { return plans.Run(stream, product, workspace); });
+    key = plans.KeyOf(product);
+  } else {
+    product.d = args.pre.data();
+    ways.push_back([&](bool) -> absl::Status {
+      RETURN_IF_ERROR(plans.Run(stream, product, workspace));
+      if (args.epilogue == Epilogue::kGelu) {
+        cuda::GeluForward(stream, args.pre, args.y);
+      } else {
+        cuda::SwigluForward(stream, args.pre, args.y);
+      }
+      return absl::OkStatus();
+    });
+    key =
+        absl::StrCat(plans.KeyOf(product), args.epilogue == Epilogue::kGelu ? " gelu" : " swiglu");
+  }
+  Gemm fused = ForwardGemm(args);
+  if (args.epilogue == Epilogue::kGelu && args.x.dtype() != DType::kF32) {
+    fused.epilogue = args.bias.empty() ? GemmEpilogue::kGelu : GemmEpilogue::kGeluBias;
+    fused.pre = args.pre.data();
+    ways.push_back([&](bool) { return plans.Run(stream, fused, workspace); });
+  }
+  const HopperGemm own = OwnForward(args);
+  if (HopperGemmServes(stream.cuda_device(), own)) {
+    ways.push_back([&](bool) { return RunHopperGemm(stream, own, nullptr); });
+  }
+  return plans.RunFastest(stream, key, ways);
 }
 
+// What a trial writes in the place of a tensor that it would spoil.
+class Stand {
+ public:
+  absl::StatusOr<Tensor> For(CudaStream& stream, bool trial, const Tensor& tensor) {
+    if (!trial || tensor.empty()) return tensor;
+    if (buffer_ == nullptr) {
+      ASSIGN_OR_RETURN(buffer_, stream.cuda_device().Allocate(tensor.bytes()));
+    }
+    if (tensor.rank() == 1) return Tensor(buffer_->data(), tensor.dtype(), {tensor.dim(0)});
+    return Tensor(buffer_->data(), tensor.dtype(), {tensor.dim(0), tensor.dim(1)});
+  }
+
+ private:
+  std::unique_ptr<Buffer> buffer_;
+};
+
 // With `pre`, either GELU's gradient is fused into the product, and the bias gradient and the
-// recomputed activation are passes of their own, or one pass behind the product does all three.
-// `scratch`: of a column sum.
+// recomputed activation are passes of their own, or one pass behind the product does all three, or
+// the product does. `scratch`: of column sums.
 absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, void* workspace,
                            void* scratch) {
   LinearPlans& plans = stream.cuda_device().linear_plans();
   const Gemm plain = InputGradientGemm(args);
-  if (args.pre.empty()) return plans.Run(stream, plain, workspace);
-  Gemm fused = plain;
-  fused.epilogue = GemmEpilogue::kGeluGradient;
-  fused.pre = args.pre.data();
+  const HopperGemm own = OwnInputGradient(args);
+  const bool gelu = !args.pre.empty(), swiglu = !args.packed.empty();
+  const bool in_place = swiglu && args.packed.data() == args.d_packed.data();
   const Tensor recomputed = args.recompute_x ? args.x : Tensor();
-  const auto run_fused = [&](const Tensor& dbias) -> absl::Status {
-    RETURN_IF_ERROR(plans.Run(stream, fused, workspace));
-    if (args.recompute_x) cuda::GeluForward(stream, args.pre, args.x);
-    if (!dbias.empty()) ColumnSum(stream, args.dx, dbias, args.accumulate, scratch);
-    return absl::OkStatus();
-  };
-  const auto run_apart = [&](const Tensor& dbias) -> absl::Status {
+  Stand sums, gradients;
+  std::vector<Way> ways;
+  ways.push_back([&](bool trial) -> absl::Status {
     RETURN_IF_ERROR(plans.Run(stream, plain, workspace));
-    GeluBackwardAndSum(stream, args.pre, args.dx, args.dx, recomputed, dbias, args.accumulate,
-                       scratch);
-    return absl::OkStatus();
-  };
-  if (args.dx.dtype() == DType::kF32) return run_apart(args.pre_dbias);
-  // Trials add into a buffer of their own.
-  std::unique_ptr<Buffer> trial;
-  const auto trial_dbias = [&]() -> absl::StatusOr<Tensor> {
-    if (args.pre_dbias.empty()) return Tensor();
-    if (trial == nullptr) {
-      ASSIGN_OR_RETURN(trial, stream.cuda_device().Allocate(args.pre_dbias.bytes()));
+    if (gelu) {
+      ASSIGN_OR_RETURN(const Tensor dbias, sums.For(stream, trial, args.pre_dbias));
+      GeluBackwardAndSum(stream, args.pre, args.dx, args.dx, recomputed, dbias, args.accumulate,
+                         scratch);
+    } else if (swiglu) {
+      ASSIGN_OR_RETURN(const Tensor d_packed,
+                       gradients.For(stream, trial && in_place, args.d_packed));
+      cuda::SwigluBackward(stream, args.packed, args.dx, d_packed, recomputed);
     }
-    return Tensor(trial->data(), DType::kF32, {args.pre_dbias.elements()});
-  };
-  const bool fuse = plans.FirstIsFaster(
+    return absl::OkStatus();
+  });
+  Gemm fused = plain;
+  if (gelu && args.dx.dtype() != DType::kF32) {
+    fused.epilogue = GemmEpilogue::kGeluGradient;
+    fused.pre = args.pre.data();
+    ways.push_back([&](bool trial) -> absl::Status {
+      RETURN_IF_ERROR(plans.Run(stream, fused, workspace));
+      if (args.recompute_x) cuda::GeluForward(stream, args.pre, args.x);
+      if (args.pre_dbias.empty()) return absl::OkStatus();
+      ASSIGN_OR_RETURN(const Tensor dbias, sums.For(stream, trial, args.pre_dbias));
+      ColumnSum(stream, args.dx, dbias, args.accumulate, scratch);
+      return absl::OkStatus();
+    });
+  }
+  if (HopperGemmServes(stream.cuda_device(), own)) {
+    ways.push_back([&](bool trial) -> absl::Status {
+      HopperGemm now = own;
+      ASSIGN_OR_RETURN(now.column_sums, sums.For(stream, trial, own.column_sums));
+      ASSIGN_OR_RETURN(now.out, gradients.For(stream, trial && in_place, own.out));
+      return RunHopperGemm(stream, now, scratch);
+    });
+  }
+  return plans.RunFastest(
       stream,
-      absl::StrCat(plans.KeyOf(fused), args.pre_dbias.empty() ? "" : " bias",
-                   args.recompute_x ? " recompute" : ""),
-      [&]() -> absl::Status {
-        ASSIGN_OR_RETURN(const Tensor dbias, trial_dbias());
-        return run_fused(dbias);
-      },
-      [&]() -> absl::Status {
-        ASSIGN_OR_RETURN(const Tensor dbias, trial_dbias());
-        return run_apart(dbias);
-      });
-  return fuse ? run_fused(args.pre_dbias) : run_apart(args.pre_dbias);
+      absl::StrCat(plans.KeyOf(plain), gelu ? " gelu'" : "", swiglu ? " swiglu'" : "",
+                   args.pre_dbias.empty() ? "" : " bias", args.recompute_x ? " recompute" : ""),
+      ways);
 }
 
 absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args) {
   const auto sum_bytes = [&](const Tensor& sum, const Tensor& of) {
     return sum.empty() ? 0 : ColumnSumScratchBytes(stream.cuda_device(), of.dim(0), of.dim(1));
   };
-  const int64_t extra =
-      std::max(sum_bytes(args.dbias, args.dy), sum_bytes(args.pre_dbias, args.dx));
+  int64_t extra = std::max(sum_bytes(args.dbias, args.dy), sum_bytes(args.pre_dbias, args.dx));
+  if (!args.dx.empty()) {
+    extra = std::max(extra, HopperGemmScratchBytes(OwnInputGradient(args)));
+  }
   auto* workspace = static_cast<char*>(stream.Scratch(LinearPlans::kWorkspaceBytes + extra));
   if (workspace == nullptr) return stream.status();
   char* const scratch = workspace + LinearPlans::kWorkspaceBytes;

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -54,12 +55,13 @@ class LinearPlans {
   absl::Status Run(CudaStream& stream, const Gemm& gemm, void* workspace)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // True when the first of two ways to compute the same thing is the faster one; measured at the
-  // first call for `key` and kept like an algorithm. A way that returns an error loses. Both must
-  // be repeatable.
-  bool FirstIsFaster(CudaStream& stream, const std::string& key,
-                     const std::function<absl::Status()>& first,
-                     const std::function<absl::Status()>& second) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A way to compute something; `trial`: writes where it may be repeated.
+  using Way = std::function<absl::Status(bool trial)>;
+  // Runs the fastest of several ways to compute the same thing, which is measured by trials at the
+  // first call for `key` and kept like an algorithm. A way whose trial returns an error loses; when
+  // all do, and while recording, the first one is taken.
+  absl::Status RunFastest(CudaStream& stream, const std::string& key, const std::vector<Way>& ways)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Names a problem in keys: shape, types, alignment.
   std::string KeyOf(const Gemm& gemm) const;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/mutex.h"
@@ -327,21 +329,33 @@ absl::StatusOr<cublasLtMatmulAlgo_t> LinearPlans::Measure(CudaStream& stream, co
   return finalists[std::min_element(last.begin(), last.end()) - last.begin()];
 }
 
-bool LinearPlans::FirstIsFaster(CudaStream& stream, const std::string& key,
-                                const std::function<absl::Status()>& first,
-                                const std::function<absl::Status()>& second) {
-  const std::string name = absl::StrCat("choice ", key);
+absl::Status LinearPlans::RunFastest(CudaStream& stream, const std::string& key,
+                                     const std::vector<Way>& ways) {
+  if (ways.size() == 1) return ways.front()(/*trial=*/false);
+  const std::string name = absl::StrCat("way of ", ways.size(), " ", key);
+  auto fastest = static_cast<uint64_t>(ways.size());
   {
     MutexLock lock(&mutex_);
     const auto found = plans_.find(name);
-    if (found != plans_.end()) return found->second == "1";
+    if (found == plans_.end() || !absl::SimpleAtoi(found->second, &fastest)) fastest = ways.size();
   }
-  if (stream.recording()) return true;  // its product has no plan: the recording fails there
+  if (fastest < ways.size()) return ways[fastest](/*trial=*/false);
+  // A product without a plan fails the recording.
+  if (stream.recording()) return ways.front()(/*trial=*/false);
+  std::vector<std::function<absl::Status()>> trials;
+  for (const Way& way : ways) {
+    trials.push_back([&way] { return way(/*trial=*/true); });
+  }
   // Each way measures its own algorithms in its first run.
-  const std::vector<float> times = TimesOf(stream, {first, second});
-  const bool faster = times[0] < times[1];
-  Keep(name, faster ? "1" : "0");
-  return faster;
+  const std::vector<float> times = TimesOf(stream, trials);
+  fastest = std::min_element(times.begin(), times.end()) - times.begin();
+  if (std::isfinite(times[fastest])) {
+    Keep(name, absl::StrCat(fastest));
+  } else {  // no room for trials: the next process may have it
+    MutexLock lock(&mutex_);
+    plans_[name] = absl::StrCat(fastest);
+  }
+  return ways[fastest](/*trial=*/false);
 }
 
 void LinearPlans::Load() {

@@ -128,15 +128,16 @@ void SwigluForward(Stream& stream, Tensor packed, Tensor y);
 void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y = Tensor());
 
 // ---- linear ----
-// y = epilogue(x W^T + bias). kGelu also writes the pre-activation to `pre` (kept for backward).
-enum class Epilogue { kNone, kGelu };
+// y = epilogue(x W^T + bias). kGelu and kSwiglu also write the pre-activation, rounded, to `pre`
+// (kept for backward); kSwiglu applies SwigluForward to it.
+enum class Epilogue { kNone, kGelu, kSwiglu };
 struct LinearForwardArgs {
   Tensor x;     // [T,K] act
   Tensor w;     // [N,K] act
   Tensor bias;  // [N] act or empty
-  Tensor y;     // [T,N] act
+  Tensor y;     // [T,N] act; [T,N/2] with kSwiglu
   Epilogue epilogue = Epilogue::kNone;
-  Tensor pre;  // [T,N] act, with kGelu
+  Tensor pre;  // [T,N] act, with kGelu and kSwiglu
 };
 void LinearForward(Stream& stream, const LinearForwardArgs& args);
 // dx = dy W (then times gelu'(pre) when `pre` is given: the epilogue of the layer in front, whose
@@ -146,6 +147,8 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args);
 // no w. With `pre`, two more things that would each read a [T,K] tensor once more on their own:
 // with `recompute_x` x = gelu(pre) is written before it is used (Forward has not kept it), and
 // pre_dbias += column sums of dx, the bias gradient of the layer in front.
+// With `packed`, x was SwigluForward's output from it: d_packed is written as by SwigluBackward, dx
+// is scratch, and recompute_x writes x, which may be dx then. Only without `dw`.
 struct LinearBackwardArgs {
   Tensor dy;         // [T,N] act
   Tensor x;          // [T,K] act; written with recompute_x; may be empty without dw
@@ -158,6 +161,8 @@ struct LinearBackwardArgs {
   bool recompute_x = false;
   // False: dw, dbias and pre_dbias are overwritten, so that nobody has to zero them first.
   bool accumulate = true;
+  Tensor packed = Tensor();    // [T,2K] act or empty
+  Tensor d_packed = Tensor();  // [T,2K] act, with `packed`, which it may alias
 };
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args);
 

@@ -1,6 +1,6 @@
-// SwiGLU. With s = sigmoid(g): y = g s u, du = dy g s, dg = dy u s (1 + g (1 - s)).
-// A thread takes a pack of columns of one row. Bytes: forward [T,2F] in, [T,F] out; backward [T,3F]
-// in, [T,2F] out, [T,F] more where y is wanted again.
+// SwiGLU (activation.cuh) as a pass of its own. A thread takes a pack of columns of one row. Bytes:
+// forward [T,2F] in, [T,F] out; backward [T,3F] in, [T,2F] out, [T,F] more where y is wanted again.
+#include "kernels/activation.cuh"
 #include "kernels/device_cuda.h"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
@@ -9,8 +9,6 @@ namespace muster::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float Sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
 
 // The row and the first column of this thread; false when there is none. `parts` blocks a row.
 template <int N>
@@ -29,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
   LoadFloats<N>(packed + row * 2 * columns + column, gate);
   LoadFloats<N>(packed + row * 2 * columns + columns + column, up);
 #pragma unroll
-  for (int i = 0; i < N; ++i) up[i] *= gate[i] * Sigmoid(gate[i]);
+  for (int i = 0; i < N; ++i) up[i] = Swiglu(gate[i], up[i]);
   StorePack<N>(y + row * columns + column, FromFloats<T>(up));
 }
 
@@ -43,14 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   LoadFloats<N>(packed + row * 2 * columns + columns + column, up);
   LoadFloats<N>(dy + row * columns + column, d);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float s = Sigmoid(gate[i]);
-    const float d_gate = d[i] * up[i] * s * (1.f + gate[i] * (1.f - s));
-    const float d_up = d[i] * gate[i] * s;
-    d[i] = up[i] * (gate[i] * s);  // y, with the bits of the forward pass
-    up[i] = d_up;
-    gate[i] = d_gate;
-  }
+  for (int i = 0; i < N; ++i) SwigluGradient(gate[i], up[i], d[i]);  // d becomes y
   StorePack<N>(d_packed + row * 2 * columns + column, FromFloats<T>(gate));
   StorePack<N>(d_packed + row * 2 * columns + columns + column, FromFloats<T>(up));
   if (y != nullptr) StorePack<N>(y + row * columns + column, FromFloats<T>(d));

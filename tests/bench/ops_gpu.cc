@@ -1,7 +1,8 @@
-// Speed of every CUDA op at the shapes of GPT-2 124M (64 x 1024) and 1558M (16 x 1024), beside the
-// two ceilings measured in the same run: a device copy (bytes read plus written) and an 8192^3
-// product; and attention as the engine chooses it beside our own kernels alone. Correctness is
-// gpu_test's. Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention]
+// Speed of every CUDA op at the shapes of GPT-2 124M (64 x 1024) and 1558M (16 x 1024), and of
+// SwiGLU's products at those of Llama 1B (4 x 4096) and 3B (2 x 4096), beside the two ceilings
+// measured in the same run: a device copy (bytes read plus written) and an 8192^3 product; and
+// attention as the engine chooses it beside our own kernels alone. Correctness is gpu_test's.
+// Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -307,6 +308,30 @@ void Linears(Bench& bench, const Model& m) {
   LinearLayer(bench, "head", t, c, kVocab, false, false, false);
 }
 
+// FLOPs of the products alone.
+void GatedLayers(Bench& bench, int64_t t, int64_t c, int64_t f) {
+  Tensor x = bench.Random(kAct, {t, c}), w = bench.Random(kAct, {2 * f, c}, 0.02f);
+  Tensor packed = bench.Random(kAct, {t, 2 * f}), y = bench.Random(kAct, {t, f});
+  Tensor down = bench.Random(kAct, {c, f}, 0.02f), d_packed = bench.Empty(kAct, {t, 2 * f});
+  const double flops = 2.0 * t * c * f;
+  bench.Flops("mlp up, swiglu forward", 2 * flops, [&](Stream& s) {
+    LinearForward(s, {.x = x, .w = w, .y = y, .epilogue = Epilogue::kSwiglu, .pre = packed});
+  });
+  for (bool recompute : {false, true}) {
+    bench.Flops(recompute ? "mlp down, swiglu' and again" : "mlp down, swiglu' to input", flops,
+                [&](Stream& s) {
+                  LinearBackward(s, {.dy = x,
+                                     .x = recompute ? y : Tensor(),
+                                     .w = down,
+                                     .dx = y,
+                                     .recompute_x = recompute,
+                                     .packed = packed,
+                                     .d_packed = d_packed});
+                });
+  }
+  bench.Clear();
+}
+
 void Attentions(Bench& bench, const Model& m) {
   const int64_t b = m.batch, s = m.sequence, h = m.heads, d = m.width / m.heads, c = m.width;
   Tensor qkv = bench.Random(kAct, {b * s, 3 * c}), dqkv = bench.Empty(kAct, {b * s, 3 * c});
@@ -448,6 +473,11 @@ int Main(int argc, char** argv) {
     Linears(bench, model);
     std::fflush(stdout);
   }
+  if (!all) return 0;
+  std::printf("-- llama-1b 4x4096\n");
+  GatedLayers(bench, 16384, 2048, 8192);
+  std::printf("-- llama-3b 2x4096\n");
+  GatedLayers(bench, 8192, 3072, 8192);
   return 0;
 }
 

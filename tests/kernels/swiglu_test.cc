@@ -1,5 +1,6 @@
 #include "kernels/ops.h"
 #include "tests/kernels/support.h"
+#include "tests/support/status_matchers.h"
 
 namespace muster::kernels {
 namespace {
@@ -52,6 +53,48 @@ TEST(Swiglu, LargeInputs_StayFinite) {
   EXPECT_EQ(y[1], 0);
   SwigluBackward(*host.stream, View(packed, {1, 4}), View(dy, {1, 2}), View(d_packed, {1, 4}));
   EXPECT_EQ(d_packed, (Floats{3, 0, 200, 0}));
+}
+
+// What products do with SwiGLU behind them is what they and the ops do one after the other.
+TEST(Swiglu, BehindAProduct_ForwardAndBackward_HaveTheBitsOfTwoOps) {
+  const Host host;
+  const int64_t t = 37, k = 29, f = 43;
+  Floats x = Random(t * k, 1), w = Random(2 * f * k, 2), bias = Random(2 * f, 3);
+  Floats packed(t * 2 * f), y(t * f), fused_packed(t * 2 * f), fused_y(t * f);
+  LinearForward(*host.stream, {.x = View(x, {t, k}),
+                               .w = View(w, {2 * f, k}),
+                               .bias = View(bias, {2 * f}),
+                               .y = View(packed, {t, 2 * f})});
+  SwigluForward(*host.stream, View(packed, {t, 2 * f}), View(y, {t, f}));
+  LinearForward(*host.stream, {.x = View(x, {t, k}),
+                               .w = View(w, {2 * f, k}),
+                               .bias = View(bias, {2 * f}),
+                               .y = View(fused_y, {t, f}),
+                               .epilogue = Epilogue::kSwiglu,
+                               .pre = View(fused_packed, {t, 2 * f})});
+  ASSERT_OK(host.stream->Synchronize());
+  EXPECT_EQ(fused_packed, packed);
+  EXPECT_EQ(fused_y, y);
+
+  Floats dy = Random(t * k, 4), down = Random(k * f, 5);
+  Floats dx(t * f), d_packed(t * 2 * f), again(t * f);
+  LinearBackward(*host.stream,
+                 {.dy = View(dy, {t, k}), .w = View(down, {k, f}), .dx = View(dx, {t, f})});
+  SwigluBackward(*host.stream, View(packed, {t, 2 * f}), View(dx, {t, f}),
+                 View(d_packed, {t, 2 * f}), View(again, {t, f}));
+  // In place, x in the place of the scratch.
+  Floats scratch(t * f);
+  LinearBackward(*host.stream, {.dy = View(dy, {t, k}),
+                                .x = View(scratch, {t, f}),
+                                .w = View(down, {k, f}),
+                                .dx = View(scratch, {t, f}),
+                                .recompute_x = true,
+                                .packed = View(fused_packed, {t, 2 * f}),
+                                .d_packed = View(fused_packed, {t, 2 * f})});
+  ASSERT_OK(host.stream->Synchronize());
+  EXPECT_EQ(fused_packed, d_packed);
+  EXPECT_EQ(scratch, again);
+  EXPECT_EQ(scratch, y);
 }
 
 }  // namespace
