@@ -71,6 +71,18 @@ void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y, T
   kernels::LinearForward(pass.stream, args);
 }
 
+void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, Tensor x, Tensor packed,
+                                Tensor y) {
+  kernels::LinearForwardArgs args;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  if (linear.bias.has_value() && linear.adds_bias) args.bias = pass.weights[*linear.bias];
+  args.y = y;
+  args.epilogue = kernels::Epilogue::kSwiglu;
+  args.pre = packed;
+  kernels::LinearForward(pass.stream, args);
+}
+
 void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx, Tensor pre) {
   kernels::LinearBackwardArgs args;
   args.dy = dy;
@@ -93,6 +105,19 @@ void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, Tens
   args.accumulate = !pass.overwrite_gradients;
   kernels::LinearBackward(pass.stream, args);
   if (front.bias.has_value()) Ready(pass, *front.bias);
+}
+
+void LinearBackwardInputThroughSwiglu(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
+                                      Tensor scratch, Tensor packed) {
+  kernels::LinearBackwardArgs args;
+  args.dy = dy;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  args.dx = scratch;
+  args.packed = packed;
+  args.d_packed = packed;
+  args.recompute_x = !x.empty();
+  kernels::LinearBackward(pass.stream, args);
 }
 
 void LinearBackwardWeights(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,

@@ -47,6 +47,9 @@ Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span 
 // y = x W^T + bias. With `pre`, y is the GELU of that, which is kept in `pre`.
 void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y,
                    kernels::Tensor pre = kernels::Tensor());
+// y = silu(gate) up of packed = [gate, up] = x W^T + bias, which is kept.
+void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor x,
+                                kernels::Tensor packed, kernels::Tensor y);
 // Backward in two calls. The first is the gradient of the input only, with `pre` times gelu'(pre).
 void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                          kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
@@ -55,6 +58,12 @@ void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor
 void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                                     kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
                                     const Linear& front, bool recompute);
+// The gradient of the input only, with x = silu(gate) up of packed = [gate, up]: the gradient of
+// that takes its place. Unless `x` is empty, it has not been kept and is written. `scratch` is
+// like x, and may be x.
+void LinearBackwardInputThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
+                                      kernels::Tensor x, kernels::Tensor scratch,
+                                      kernels::Tensor packed);
 // The second adds and reports those of weight and bias, the bias's only when it is not complete.
 void LinearBackwardWeights(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                            kernels::Tensor x, bool bias_is_complete = false);

@@ -269,8 +269,7 @@ class TransformerBlock : public Block {
     saved.x1 = flow.residual;
     AttentionForward(pass, flow, saved);
     NormForward(pass, norm2_, flow, saved.norm2);
-    UpForward(pass, flow, saved, [] {});
-    if (swiglu_) kernels::SwigluForward(pass.stream, saved.pre, saved.up);
+    UpForward(pass, flow, saved, /*activate=*/true, [] {});
     flow.branch = RowForward(pass, down_, saved.up, flow);
   }
 
@@ -306,14 +305,14 @@ class TransformerBlock : public Block {
     kernels::Stream& stream = pass.stream;
     EnterKeeping(pass, flow, [&](Tensor dy, int64_t first) {
       const int64_t rows = dy.dim(0);
-      LinearBackwardInput(pass, down_, dy, saved.d_up.Rows(first, rows),
-                          swiglu_ ? Tensor() : saved.pre.Rows(first, rows));
+      const Tensor d_up = saved.d_up.Rows(first, rows), pre = saved.pre.Rows(first, rows);
+      if (swiglu_) {
+        LinearBackwardInputThroughSwiglu(pass, down_, dy, /*x=*/Tensor(), d_up, pre);
+      } else {
+        LinearBackwardInput(pass, down_, dy, d_up, pre);
+      }
     });
-    if (swiglu_) {
-      kernels::SwigluBackward(stream, saved.pre, saved.d_up, saved.pre);
-    } else {
-      kernels::Copy(stream, saved.d_up, saved.pre);
-    }
+    if (!swiglu_) kernels::Copy(stream, saved.d_up, saved.pre);
     const Tensor d_norm2 =
         part_.LeaveThrough(pass, saved.d_small, flow.gathered, [&](int64_t first, Tensor dx) {
           LinearBackwardInput(pass, up_, saved.pre.Rows(first, dx.dim(0)), dx);
@@ -421,17 +420,22 @@ class TransformerBlock : public Block {
     flow.branch = RowForward(pass, output_, saved.attention, flow);
   }
   // From norm2's output, all rows of which end up in the branch's storage, to the pre-activation
-  // and, with GELU, the activation. `begun` is called behind the last exchange.
-  void UpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+  // and, with GELU or `activate`, the activation. `begun` is called behind the last exchange.
+  void UpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved, bool activate,
                  absl::FunctionRef<void()> begun) const {
     bool waiting = true;
     part_.EnterThrough(pass, saved.norm2.y, flow.branch_storage, [&](Tensor x, int64_t first) {
       if (std::exchange(waiting, false)) begun();
       const Tensor pre = saved.pre.Rows(first, x.dim(0));
-      if (swiglu_) {
+      if (swiglu_ && !activate) {
         LinearForward(pass, up_, x, pre);
+        return;
+      }
+      const Tensor y = saved.up.Rows(first, x.dim(0));
+      if (swiglu_) {
+        LinearForwardThroughSwiglu(pass, up_, x, pre, y);
       } else {
-        LinearForward(pass, up_, x, saved.up.Rows(first, x.dim(0)), pre);
+        LinearForward(pass, up_, x, y, pre);
       }
     });
   }
@@ -453,7 +457,7 @@ class TransformerBlock : public Block {
     if (recompute_ == Recompute::kFull) {
       AttentionForward(pass, again, saved);
       NormForward(pass, norm2_, again, saved.norm2);
-      UpForward(pass, flow, saved, [&] {
+      UpForward(pass, flow, saved, /*activate=*/false, [&] {
         if (!GathersBeside(flow)) return;
         d_out = StartGradient(pass, flow);
         y2 = {flow.branch_storage};
@@ -488,10 +492,8 @@ class TransformerBlock : public Block {
       LinearBackwardInput(pass, up_, saved.d_up, saved.d_small);
       return;
     }
-    LinearBackwardInput(pass, down_, dy, saved.d_up);
-    // The gate and `up` are not needed again: their gradients take their place.
-    kernels::SwigluBackward(pass.stream, saved.pre, saved.d_up, saved.pre,
-                            SwigluComesAgain() ? saved.up : Tensor());
+    LinearBackwardInputThroughSwiglu(pass, down_, dy, SwigluComesAgain() ? saved.up : Tensor(),
+                                     saved.d_up, saved.pre);
     LinearBackwardInput(pass, up_, saved.pre, saved.d_small);
   }
   void UpBackwardWeights(const Pass& pass, const TransformerSaved& saved, const Started& y2) const {
