@@ -309,14 +309,29 @@ void CheckPrepareStep(const PrepareStepArgs& args) {
   CHECK(args.state != nullptr && args.scalars != nullptr && args.outcome != nullptr);
 }
 
+void CheckHalves(const Tensor& master, const Tensor& upper, const Tensor& lower) {
+  CheckFp32(master);
+  CHECK(upper.dtype() == DType::kBF16 && upper.contiguous() &&
+        upper.elements() == master.elements())
+      << "the upper half is " << upper.ToString() << " of " << master.ToString();
+  if (lower.empty()) return;
+  CHECK(lower.dtype() == DType::kU16 && lower.contiguous() && lower.elements() == master.elements())
+      << "the lower half is " << lower.ToString() << " of " << master.ToString();
+}
+
 void CheckAdamW(const AdamWArgs& args) {
-  CheckSameFp32(args.parameter, args.gradient);
-  CheckSameFp32(args.parameter, args.m);
-  CheckSameFp32(args.parameter, args.v);
-  if (!args.copy.empty()) {
-    CHECK(IsActivation(args.copy.dtype()) && args.copy.dtype() != DType::kF32 &&
-          args.copy.contiguous() && args.copy.elements() == args.parameter.elements())
-        << "copy is " << args.copy.ToString() << " of " << args.parameter.ToString();
+  CheckSameFp32(args.gradient, args.m);
+  CheckSameFp32(args.gradient, args.v);
+  if (!args.lower.empty()) {
+    CHECK(args.parameter.empty()) << "a master weight both whole and in halves";
+    CheckHalves(args.gradient, args.copy, args.lower);
+  } else {
+    CheckSameFp32(args.parameter, args.gradient);
+    if (!args.copy.empty()) {
+      CHECK(IsActivation(args.copy.dtype()) && args.copy.dtype() != DType::kF32 &&
+            args.copy.contiguous() && args.copy.elements() == args.parameter.elements())
+          << "copy is " << args.copy.ToString() << " of " << args.parameter.ToString();
+    }
   }
   CHECK(args.scalars != nullptr);
 }

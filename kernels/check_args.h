@@ -38,6 +38,8 @@ void CheckShardTokens(const Tensor& tokens, int64_t first, int64_t count, const 
 void CheckReduction(const Tensor& x, const Tensor& out);
 void CheckSumParts(const Tensor& in, const Tensor& out);
 void CheckPrepareStep(const PrepareStepArgs& args);
+// Requires `lower` or nothing, of a master weight in two halves.
+void CheckHalves(const Tensor& master, const Tensor& upper, const Tensor& lower);
 void CheckAdamW(const AdamWArgs& args);
 void CheckTakeLargest(const TakeLargestArgs& args);
 void CheckSumSparse(const Tensor& entries, int64_t first, const Tensor& out);

@@ -215,6 +215,17 @@ void AdamW(Stream& stream, const AdamWArgs& args) {
   MUSTER_DISPATCH(AdamW, args);
 }
 
+void SplitMaster(Stream& stream, Tensor master, Tensor upper, Tensor lower) {
+  CheckHalves(master, upper, lower);
+  MUSTER_DISPATCH(SplitMaster, master, upper, lower);
+}
+
+void JoinMaster(Stream& stream, Tensor upper, Tensor lower, Tensor master) {
+  CHECK(!lower.empty());
+  CheckHalves(master, upper, lower);
+  MUSTER_DISPATCH(JoinMaster, upper, lower, master);
+}
+
 void TakeLargest(Stream& stream, const TakeLargestArgs& args) {
   CheckTakeLargest(args);
   MUSTER_DISPATCH(TakeLargest, args);

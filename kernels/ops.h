@@ -333,16 +333,27 @@ struct PrepareStepArgs {
   StepOutcome* outcome = nullptr;  // device memory, written
 };
 void PrepareStep(Stream& stream, const PrepareStepArgs& args);
-// AdamW (arXiv 1711.05101) over n elements of flat storage, fp32 state.
+// AdamW (arXiv 1711.05101) over n elements of flat storage, fp32 state. Each product, sum, root and
+// quotient is rounded on its own, so that host and device agree to the bit.
 struct AdamWArgs {
-  Tensor parameter;  // [n] fp32 master, updated
+  Tensor parameter;  // [n] fp32 master, updated; empty with `lower`
   Tensor gradient;   // [n] fp32
   Tensor m, v;       // [n] fp32, updated
-  Tensor copy;       // [n] bf16/fp16 copy of the parameter, or empty
+  Tensor copy;       // [n] bf16 (rounded as by SplitMaster) or fp16 copy of the parameter, or empty
+  Tensor lower;      // [n] u16, updated: the master is `copy` with this; or empty
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0;
   const StepScalars* scalars = nullptr;  // device memory
 };
 void AdamW(Stream& stream, const AdamWArgs& args);
+// A fp32 master weight as the bf16 value that the model computes with and 16 bits beside it, which
+// together are the same 32 bits: `upper` is the master rounded to nearest, ties away from zero (to
+// even, a pair would stand for two masters), `lower` its lower 16 bits. A lower half that has its
+// highest bit set says that `upper` was rounded up. Values that round beyond the largest bf16 are
+// infinite in `upper` and come back whole; of a NaN only its being one and its sign are kept.
+// Without `lower` (empty) the rounding alone. On CUDA any of the tensors may be in pinned host
+// memory.
+void SplitMaster(Stream& stream, Tensor master, Tensor upper, Tensor lower);
+void JoinMaster(Stream& stream, Tensor upper, Tensor lower, Tensor master);
 
 // ---- gradient compression ----
 //

@@ -50,6 +50,8 @@ void PrepareStep(Stream& stream, const PrepareStepArgs& args);
 void ClipCoefficient(Stream& stream, Tensor square_sum, float clip_norm, Tensor norm,
                      StepScalars* scalars);
 void AdamW(Stream& stream, const AdamWArgs& args);
+void SplitMaster(Stream& stream, Tensor master, Tensor upper, Tensor lower);
+void JoinMaster(Stream& stream, Tensor upper, Tensor lower, Tensor master);
 void TakeLargest(Stream& stream, const TakeLargestArgs& args);
 void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out);
 void TakeSigns(Stream& stream, Tensor x, Tensor packed);

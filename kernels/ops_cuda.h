@@ -53,6 +53,8 @@ void TakeLargest(Stream& stream, const TakeLargestArgs& args);
 void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out);
 void TakeSigns(Stream& stream, Tensor x, Tensor packed);
 void SumSigns(Stream& stream, Tensor packed, int64_t first, Tensor out);
+void SplitMaster(Stream& stream, Tensor master, Tensor upper, Tensor lower);
+void JoinMaster(Stream& stream, Tensor upper, Tensor lower, Tensor master);
 
 }  // namespace muster::kernels::cuda
 

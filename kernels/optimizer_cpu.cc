@@ -37,6 +37,35 @@ void ReduceTo(ThreadPool& pool, const Tensor& x, const Tensor& out, bool accumul
   out.f32()[0] = static_cast<float>(Reduce(pool, x, accumulate ? out.f32()[0] : 0.0, sum));
 }
 
+void UpdateWhole(const AdamWArgs& args, const AdamWStep& step, int64_t begin, int64_t count) {
+  const Loops& loops = ChooseLoops();
+  float* parameter = args.parameter.f32();
+  loops.adamw(count, step, args.gradient.f32() + begin, parameter + begin, args.m.f32() + begin,
+              args.v.f32() + begin);
+  if (args.copy.empty()) return;
+  if (args.copy.dtype() == DType::kBF16) {
+    loops.split_master(count, parameter + begin, args.copy.as<uint16_t>() + begin, nullptr);
+    return;
+  }
+  for (int64_t i = begin; i < begin + count; ++i) WriteFloat(args.copy, i, parameter[i]);
+}
+
+void UpdateHalves(const AdamWArgs& args, const AdamWStep& step, int64_t begin, int64_t count) {
+  const Loops& loops = ChooseLoops();
+  // Whole for as long as it is in the first cache.
+  constexpr int64_t kPiece = 2048;
+  float master[kPiece];
+  for (const int64_t end = begin + count; begin < end; begin += kPiece) {
+    const int64_t piece = std::min(kPiece, end - begin);
+    uint16_t* upper = args.copy.as<uint16_t>() + begin;
+    uint16_t* lower = args.lower.as<uint16_t>() + begin;
+    loops.join_master(piece, upper, lower, master);
+    loops.adamw(piece, step, args.gradient.f32() + begin, master, args.m.f32() + begin,
+                args.v.f32() + begin);
+    loops.split_master(piece, master, upper, lower);
+  }
+}
+
 }  // namespace
 
 void Sum(Stream& stream, Tensor x, Tensor out, bool accumulate) {
@@ -100,16 +129,38 @@ void AdamW(Stream& stream, const AdamWArgs& args) {
                             .step_size = scalars.learning_rate / scalars.beta1_correction,
                             .v_scale = 1.0f / std::sqrt(scalars.beta2_correction),
                             .decay_scale = 1.0f - scalars.learning_rate * args.weight_decay};
-    const Loops& loops = ChooseLoops();
-    const int64_t n = args.parameter.elements();
+    const int64_t n = args.m.elements();
     pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
       const int64_t begin = chunk * kChunkElements;
       const int64_t count = std::min(kChunkElements, n - begin);
-      const float* parameter = args.parameter.f32();
-      loops.adamw(count, step, args.gradient.f32() + begin, args.parameter.f32() + begin,
-                  args.m.f32() + begin, args.v.f32() + begin);
-      if (args.copy.empty()) return;
-      for (int64_t i = begin; i < begin + count; ++i) WriteFloat(args.copy, i, parameter[i]);
+      if (args.lower.empty()) {
+        UpdateWhole(args, step, begin, count);
+      } else {
+        UpdateHalves(args, step, begin, count);
+      }
+    });
+  });
+}
+
+void SplitMaster(Stream& stream, Tensor master, Tensor upper, Tensor lower) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const int64_t n = master.elements();
+    pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
+      const int64_t begin = chunk * kChunkElements;
+      ChooseLoops().split_master(std::min(kChunkElements, n - begin), master.f32() + begin,
+                                 upper.as<uint16_t>() + begin,
+                                 lower.empty() ? nullptr : lower.as<uint16_t>() + begin);
+    });
+  });
+}
+
+void JoinMaster(Stream& stream, Tensor upper, Tensor lower, Tensor master) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const int64_t n = master.elements();
+    pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
+      const int64_t begin = chunk * kChunkElements;
+      ChooseLoops().join_master(std::min(kChunkElements, n - begin), upper.as<uint16_t>() + begin,
+                                lower.as<uint16_t>() + begin, master.f32() + begin);
     });
   });
 }

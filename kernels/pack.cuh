@@ -77,6 +77,25 @@ __device__ inline void Pack<T, N>::Set(int i, T x) {
   }
 }
 
+// 16-bit integers of a pack. Requires: i is known at compile time.
+template <int N>
+__device__ inline uint32_t Bits16(const Pack<uint16_t, N>& pack, int i) {
+  if constexpr (!Pack<uint16_t, N>::kPairs) {
+    return pack.words[i];
+  } else {
+    return i % 2 == 0 ? pack.words[i / 2] & 0xffffu : pack.words[i / 2] >> 16;
+  }
+}
+// Requires: the pack was zero here.
+template <int N>
+__device__ inline void SetBits16(Pack<uint16_t, N>& pack, int i, uint32_t bits) {
+  if constexpr (!Pack<uint16_t, N>::kPairs) {
+    pack.words[i] = static_cast<uint16_t>(bits);
+  } else {
+    pack.words[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+  }
+}
+
 template <int N, typename T>
 __device__ inline Pack<T, N> LoadPack(const T* p) {
   return *reinterpret_cast<const Pack<T, N>*>(p);

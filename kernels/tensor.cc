@@ -12,6 +12,7 @@ int64_t SizeOf(DType dtype) {
       return 4;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kU16:
       return 2;
     case DType::kI64:
       return 8;
@@ -36,6 +37,8 @@ const char* Name(DType dtype) {
       return "I64";
     case DType::kU8:
       return "U8";
+    case DType::kU16:
+      return "U16";
   }
   CHECK(false) << "dtype " << static_cast<int>(dtype);
   return "";

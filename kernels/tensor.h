@@ -11,10 +11,10 @@
 
 namespace muster::kernels {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8 };
+enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8, kU16 };
 
 int64_t SizeOf(DType dtype);
-// "F32", "BF16", "F16", "I32", "I64", "U8": the names of safetensors.
+// "F32", "BF16", "F16", "I32", "I64", "U8", "U16": the names of safetensors.
 const char* Name(DType dtype);
 
 // At most four dimensions. Strides are in elements.

@@ -3,20 +3,13 @@
 // keeps for the whole program.
 #include "kernels/simd/loops.h"
 
+#include "kernels/simd/optimizer_loops.h"
 #include "kernels/simd/vector.h"
 
 namespace muster::kernels {
 namespace {
 
 // The sum over [0, n) of term(load, i): four accumulators hide the latency of the additions.
-struct WholeLoad {
-  MUSTER_INLINE Vec operator()(const float* p) const { return Load(p); }
-};
-struct TailLoad {
-  int64_t n;
-  MUSTER_INLINE Vec operator()(const float* p) const { return LoadTail(p, n); }
-};
-
 template <typename Term>
 MUSTER_INLINE float SumTerms(int64_t n, Term term) {
   Vec a{}, b{}, c{}, d{};
@@ -307,39 +300,10 @@ double SumExp(int64_t n, float shift, bool store, float* z) {
   return sum;
 }
 
-void AdamW(int64_t n, const AdamWStep& step, const float* gradient, float* parameter, float* m,
-           float* v) {
-  const AdamWStep s = step;
-  auto update = [=](auto load, auto store, int64_t i) MUSTER_LAMBDA {
-    const Vec g = load(gradient + i) * s.gradient_scale;
-    const Vec first = s.beta1 * load(m + i) + (1.0f - s.beta1) * g;
-    const Vec second = s.beta2 * load(v + i) + (1.0f - s.beta2) * (g * g);
-    const Vec denominator = Sqrt(second) * s.v_scale + s.epsilon;
-    store(m + i, first);
-    store(v + i, second);
-    store(parameter + i, s.decay_scale * load(parameter + i) - s.step_size * first / denominator);
-  };
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) {
-    update(
-        WholeLoad{}, [](float* p, Vec x) MUSTER_LAMBDA { Store(p, x); }, i);
-  }
-  if (i < n) {
-    const int64_t rest = n - i;
-    update(
-        TailLoad{rest}, [=](float* p, Vec x) MUSTER_LAMBDA { StoreTail(p, x, rest); }, i);
-  }
-}
-
 }  // namespace
 
-#define MUSTER_CONCAT_INNER(a, b) a##b
-#define MUSTER_CONCAT(a, b) MUSTER_CONCAT_INNER(a, b)
-#define MUSTER_STRING_INNER(a) #a
-#define MUSTER_STRING(a) MUSTER_STRING_INNER(a)
-
-extern const Loops MUSTER_CONCAT(kLoops_, MUSTER_SIMD_NAME);
-const Loops MUSTER_CONCAT(kLoops_, MUSTER_SIMD_NAME) = {
+extern const Loops MUSTER_SIMD_SYMBOL(kLoops);
+const Loops MUSTER_SIMD_SYMBOL(kLoops) = {
     .name = MUSTER_STRING(MUSTER_SIMD_NAME),
     .exp = ExpArray,
     .add = Add,
@@ -361,7 +325,9 @@ const Loops MUSTER_CONCAT(kLoops_, MUSTER_SIMD_NAME) = {
     .softmax_backward = SoftmaxBackward,
     .max = MaxArray,
     .sum_exp = SumExp,
-    .adamw = AdamW,
+    .adamw = MUSTER_SIMD_SYMBOL(AdamW),
+    .split_master = MUSTER_SIMD_SYMBOL(SplitMaster),
+    .join_master = MUSTER_SIMD_SYMBOL(JoinMaster),
 };
 
 }  // namespace muster::kernels

@@ -66,8 +66,12 @@ struct Loops {
   // Sum of exp(z - shift); with `store` z is overwritten by the terms.
   double (*sum_exp)(int64_t n, float shift, bool store, float* z);
 
+  // Without fused multiply-adds: the same bits from every set, and on a GPU.
   void (*adamw)(int64_t n, const AdamWStep& step, const float* gradient, float* parameter, float* m,
                 float* v);
+  // SplitMaster and JoinMaster of ops.h; `lower` of the former may be null.
+  void (*split_master)(int64_t n, const float* master, uint16_t* upper, uint16_t* lower);
+  void (*join_master)(int64_t n, const uint16_t* upper, const uint16_t* lower, float* master);
 };
 
 // The widest set that this CPU runs.

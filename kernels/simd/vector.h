@@ -1,5 +1,5 @@
 // A vector of MUSTER_SIMD_WIDTH floats and what the loops need of it, in the compiler's vector
-// extension (gcc and clang). Included by loops.cc alone, once per instruction set; everything is
+// extension (gcc and clang). Included by the loops alone, once per instruction set; everything is
 // file-local, so that no function compiled for a wide set can be linked into another place.
 #ifndef MUSTER_KERNELS_SIMD_VECTOR_H_
 #define MUSTER_KERNELS_SIMD_VECTOR_H_
@@ -31,6 +31,13 @@ MUSTER_INLINE Vec LoadTail(const float* p, int64_t n, float rest = 0) {
 MUSTER_INLINE void StoreTail(float* p, Vec x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = x[i];
 }
+struct WholeLoad {
+  MUSTER_INLINE Vec operator()(const float* p) const { return Load(p); }
+};
+struct TailLoad {
+  int64_t n;
+  MUSTER_INLINE Vec operator()(const float* p) const { return LoadTail(p, n); }
+};
 MUSTER_INLINE IntVec Bits(Vec x) { return reinterpret_cast<IntVec>(x); }
 MUSTER_INLINE Vec FromBits(IntVec x) { return reinterpret_cast<Vec>(x); }
 MUSTER_INLINE Vec Max(Vec a, Vec b) { return a > b ? a : b; }

@@ -171,6 +171,8 @@ void ReduceAsTree(absl::Span<const void* const> inputs, kernels::DType dtype, Re
       return ReduceHalf(inputs, op, count, static_cast<BFloat16*>(out));
     case kernels::DType::kF16:
       return ReduceHalf(inputs, op, count, static_cast<Half*>(out));
+    case kernels::DType::kU16:
+      return ReduceDirect(inputs, op, count, static_cast<uint16_t*>(out));
   }
   CHECK(false) << "dtype " << static_cast<int>(dtype);
 }

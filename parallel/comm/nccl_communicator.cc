@@ -46,6 +46,8 @@ ncclDataType_t NcclType(DType dtype) {
       return ncclInt64;
     case DType::kU8:
       return ncclUint8;
+    case DType::kU16:
+      CHECK(false) << "NCCL has no 16-bit integers";
   }
   return ncclUint8;
 }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
+#include "kernels/simd/loops.h"
 
 namespace muster::parallel {
 namespace {
@@ -84,12 +85,13 @@ std::vector<FlatBuffers::Part> FlatBuffers::Parts(const Plan& plan,
                                                   const FlatBuffersOptions& options) {
   using Bytes = FlatBuffersBytes;
   const DType compute = options.compute;
+  const bool halves = options.halves && compute == DType::kBF16;
   const bool sharded = options.zero >= 2;
   return {
       {&Bytes::parameters, compute, plan.whole_parameters, &FlatBuffers::whole_parameters_},
       {&Bytes::gathered, compute, plan.parameter_slot_storage,
        &FlatBuffers::parameter_slot_storage_},
-      {&Bytes::master, DType::kF32, plan.master, &FlatBuffers::master_},
+      {&Bytes::master, halves ? DType::kU16 : DType::kF32, plan.master, &FlatBuffers::master_},
       {&Bytes::parameters, compute, plan.copy, &FlatBuffers::copy_},
       {&Bytes::moments, DType::kF32, plan.moments, &FlatBuffers::m_},
       {&Bytes::moments, DType::kF32, plan.moments, &FlatBuffers::v_},
@@ -188,12 +190,64 @@ Tensor FlatBuffers::State(std::unique_ptr<kernels::Buffer>& host,
 }
 
 Tensor FlatBuffers::master(int bucket) {
+  CHECK(!in_halves(bucket)) << "the master weights of bucket " << bucket << " are in halves";
   if (half() || offloaded(bucket)) return State(host_master_, master_, bucket);
   if (parameters_rotate(bucket)) {
     return Slice(*master_, DType::kF32, plan_.unit_local[bucket] - plan_.host_unit_local,
                  part(bucket));
   }
   return own_parameters(bucket);
+}
+
+Tensor FlatBuffers::lower(int bucket) {
+  if (!in_halves(bucket)) return Tensor();
+  return Slice(*master_, DType::kU16, layout_.buckets()[bucket].local - plan_.host, part(bucket));
+}
+
+kernels::AdamWArgs FlatBuffers::update(int bucket) {
+  kernels::AdamWArgs args;
+  if (!in_halves(bucket)) args.parameter = master(bucket);
+  args.gradient = own_gradient(bucket);
+  args.m = m(bucket);
+  args.v = v(bucket);
+  args.copy = copy(bucket);
+  args.lower = lower(bucket);
+  return args;
+}
+
+kernels::AdamWArgs Rows(const kernels::AdamWArgs& args, int64_t begin, int64_t count) {
+  kernels::AdamWArgs rows = args;
+  for (Tensor* tensor :
+       {&rows.parameter, &rows.gradient, &rows.m, &rows.v, &rows.copy, &rows.lower}) {
+    if (!tensor->empty()) *tensor = tensor->Rows(begin, count);
+  }
+  return rows;
+}
+
+void FlatBuffers::ReadMaster(kernels::Stream& stream, int bucket, int64_t first, const Tensor& to) {
+  const int64_t count = to.elements();
+  if (in_halves(bucket)) {
+    kernels::JoinMaster(stream, copy(bucket).Rows(first, count), lower(bucket).Rows(first, count),
+                        to);
+  } else {
+    kernels::Copy(stream, master(bucket).Rows(first, count), to);
+  }
+}
+
+absl::Status FlatBuffers::WriteMaster(kernels::Stream& stream, int bucket, int64_t first,
+                                      const float* values, int64_t count) {
+  const Tensor from(const_cast<float*>(values), DType::kF32, {count});
+  if (!in_halves(bucket)) {
+    kernels::Copy(stream, from, master(bucket).Rows(first, count));
+    return stream.Synchronize();
+  }
+  std::vector<uint16_t> upper(count), lower_half(count);
+  const Tensor high(upper.data(), DType::kBF16, {count});
+  const Tensor low(lower_half.data(), DType::kU16, {count});
+  kernels::ChooseLoops().split_master(count, values, upper.data(), lower_half.data());
+  kernels::Copy(stream, high, copy(bucket).Rows(first, count));
+  kernels::Copy(stream, low, lower(bucket).Rows(first, count));
+  return stream.Synchronize();
 }
 
 Tensor FlatBuffers::copy(int bucket) {
@@ -242,7 +296,7 @@ Tensor FlatBuffers::all_gradients(int level) {
 }
 
 Tensor FlatBuffers::all_masters() {
-  CHECK(layout_.shards() == 1 && options_.host_buckets == 0);
+  CHECK(layout_.shards() == 1 && options_.host_buckets == 0 && !halves());
   CHECK_LT(options_.zero, 2);
   return Slice(half() ? *master_ : *whole_parameters_, DType::kF32, 0, layout_.elements());
 }
@@ -281,7 +335,10 @@ ParameterViews FlatBuffers::GradientsAsViews(int level) {
 
 void FlatBuffers::RefreshCopies(kernels::Stream& stream) {
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
-    if (half()) {
+    if (in_halves(bucket)) continue;
+    if (options_.compute == DType::kBF16) {
+      kernels::SplitMaster(stream, master(bucket), copy(bucket), Tensor());
+    } else if (half()) {
       kernels::Cast(stream, master(bucket), copy(bucket));
     } else if (offloaded(bucket)) {
       kernels::Copy(stream, master(bucket), copy(bucket));
@@ -302,16 +359,13 @@ void FlatBuffers::ClearMoments(kernels::Stream& stream, int bucket) {
 absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
     const FlatRange own = layout_.Part(bucket, options_.shard);
-    const Tensor to = master(bucket);
     ClearMoments(stream, bucket);
     for (const FlatPiece& piece : layout_.Pieces(own)) {
       const Parameter& parameter = registry_.at(piece.parameter);
       std::vector<float> values(parameter.storage_elements());
       parallel::Initialize(parameter, seed, values.data());
-      kernels::Copy(stream, Tensor(values.data() + piece.first, DType::kF32, {piece.count}),
-                    to.Rows(piece.flat - own.begin, piece.count));
-      // `values` must live until the copy has run.
-      RETURN_IF_ERROR(stream.Synchronize());
+      RETURN_IF_ERROR(WriteMaster(stream, bucket, piece.flat - own.begin,
+                                  values.data() + piece.first, piece.count));
     }
   }
   RefreshCopies(stream);

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "parallel/model/parameters.h"
 #include "parallel/optim/flat_layout.h"
@@ -19,9 +20,12 @@ namespace muster::parallel {
 struct FlatBuffersOptions {
   int gradient_levels = 1;  // see GradientReducer
   uint64_t seed = 0;        // of the initial values
-  // What the model computes with. bf16 and fp16 are a copy of the fp32 master weights, which AdamW
-  // writes; fp32 is the master weights themselves wherever they are whole.
+  // What the model computes with. fp32 is the master weights themselves wherever they are whole;
+  // bf16 is their upper half; fp16 is a copy of them, which AdamW writes.
   kernels::DType compute = kernels::DType::kF32;
+  // bf16: of master weights on the device only the lower 16 bits are stored beside what the model
+  // computes with (kernels::SplitMaster). False: fp32 ones, as with fp16; the same numbers.
+  bool halves = true;
   // 0: gradients and parameters whole. 1: the same, state of the own parts only. 2: gradients of
   // the own parts; those of a block are whole only while they are computed. 3: parameters too.
   int zero = 0;
@@ -37,15 +41,15 @@ struct FlatBuffersOptions {
 struct FlatBuffersBytes {
   int64_t parameters = 0;  // what the model computes with, but for gathered
   int64_t gathered = 0;    // ZeRO-3: the rotating buffers of whole blocks
-  int64_t master = 0;      // fp32 values beside those
+  int64_t master = 0;      // fp32 values beside those, or the lower halves of them
   int64_t moments = 0;     // of AdamW
   int64_t gradients = 0;
   int64_t total() const { return parameters + gathered + master + moments + gradients; }
 };
 
-// Owns the memory. Per element of a rank's own parts: 4 bytes each of m and v and, unless
-// the model computes with them in place, of the master weights. Single-threaded. The registry and
-// the layout must outlive it.
+// Owns the memory. Per element of a rank's own parts: 4 bytes each of m and v and, of the master
+// weights, none where the model computes with them in place, 2 where it computes with their upper
+// halves, else 4. Single-threaded. The registry and the layout must outlive it.
 //
 // ZeRO 2 and 3 need a layout made by_block. Views of a block's parameters or gradients then stand
 // in one of two rotating buffers (neighbouring blocks have different ones), which hold them only
@@ -62,7 +66,8 @@ class FlatBuffers {
                                                            const FlatBuffersOptions& options);
   // Back to the initial values of the seed, moments zero.
   absl::Status Initialize(kernels::Stream& stream, uint64_t seed);
-  // After the master weights were written by other means: the 16-bit copies of the own parts.
+  // After the master weights were written by other means: the copies of the own parts, where they
+  // are copies.
   void RefreshCopies(kernels::Stream& stream);
   // What Make() will ask the device for, and the host.
   static FlatBuffersBytes Sizes(const FlatLayout& layout, const FlatBuffersOptions& options);
@@ -79,6 +84,8 @@ class FlatBuffers {
     return options_.zero >= 3 && layout_.buckets()[bucket].block >= 0;
   }
   bool offloaded(int bucket) const { return bucket < options_.host_buckets; }
+  // Whether its master weights are in halves: copy(bucket) and lower(bucket).
+  bool in_halves(int bucket) const { return halves() && !offloaded(bucket); }
   bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
   // Which of the rotating buffers a bucket uses.
   int parameter_slot(int bucket) const { return units_[bucket] % parameter_slots_; }
@@ -89,14 +96,26 @@ class FlatBuffers {
   // it is used again: by all reducers of these buffers.
   kernels::Event& gradient_slot_empty(int slot) { return *gradient_slot_empty_[slot]; }
 
-  // The own part of a bucket, fp32; in host memory when it is offloaded.
+  // The own part of a bucket, fp32; in host memory when it is offloaded. Requires of master: not
+  // in_halves(bucket).
   kernels::Tensor master(int bucket);
   kernels::Tensor m(int bucket) { return State(host_m_, m_, bucket); }
   kernels::Tensor v(int bucket) { return State(host_v_, v_, bucket); }
+  // The lower halves of the own part's master weights, u16; empty unless in_halves(bucket).
+  kernels::Tensor lower(int bucket);
+  // What AdamW works on: the own part, without hyperparameters and scalars.
+  kernels::AdamWArgs update(int bucket);
+  // Enqueues: elements [first, first + n) of the own part's master weights, as fp32, to to[n], in
+  // memory of the device or from Device::AllocateHost.
+  void ReadMaster(kernels::Stream& stream, int bucket, int64_t first, const kernels::Tensor& to);
+  // Blocks. The same, written from memory of the host. The copies of what is not in halves are not
+  // refreshed.
+  absl::Status WriteMaster(kernels::Stream& stream, int bucket, int64_t first, const float* values,
+                           int64_t count);
   // The reduced gradient of the own part. ZeRO 2 and 3: `level` counts partial sums of it.
   kernels::Tensor own_gradient(int bucket, int level = 0);
   // The own part of what the model computes with, where it is not the master weights themselves:
-  // in 16 bits, or in fp32 when those are on the host; otherwise empty.
+  // in 16 bits (of bf16 the upper halves), or in fp32 when those are on the host; otherwise empty.
   kernels::Tensor copy(int bucket);
 
   // A whole bucket of what the model computes with, and the own part of it.
@@ -108,7 +127,7 @@ class FlatBuffers {
   kernels::Tensor whole_gradients(int bucket, int level = 0);
   // Everything in one piece. Requires: ZeRO 0 or 1.
   kernels::Tensor all_gradients(int level);
-  // The same of the state. Requires: one shard.
+  // The same of the state. Requires: one shard, nothing offloaded; of masters, not in halves.
   kernels::Tensor all_masters();
   kernels::Tensor all_m();
   kernels::Tensor all_v();
@@ -149,6 +168,7 @@ class FlatBuffers {
   static std::vector<Part> Parts(const Plan& plan, const FlatBuffersOptions& options);
   absl::Status Allocate(kernels::Device& device, kernels::Stream& stream);
   bool half() const { return options_.compute != kernels::DType::kF32; }
+  bool halves() const { return options_.halves && options_.compute == kernels::DType::kBF16; }
   int64_t part(int bucket) const {
     return layout_.buckets()[bucket].range.size() / layout_.shards();
   }
@@ -173,6 +193,9 @@ class FlatBuffers {
   ParameterViews parameter_views_;
   std::vector<ParameterViews> gradient_views_;
 };
+
+// Elements [begin, begin + count) of what an update works on.
+kernels::AdamWArgs Rows(const kernels::AdamWArgs& args, int64_t begin, int64_t count);
 
 }  // namespace muster::parallel
 

@@ -94,24 +94,17 @@ void Optimizer::Prepare(kernels::Stream& stream, Tensor values, int64_t micro_ba
 
 void Optimizer::Update(kernels::Stream& stream, const std::function<void(int bucket)>& updated) {
   const FlatLayout& layout = flat_.layout();
-  kernels::AdamWArgs args;
-  args.beta1 = static_cast<float>(options_.adamw.beta1);
-  args.beta2 = static_cast<float>(options_.adamw.beta2);
-  args.epsilon = static_cast<float>(options_.adamw.epsilon);
-  args.scalars = static_cast<const StepScalars*>(scalars_->data());
   const int first = flat_.options().host_buckets;
   for (int bucket = static_cast<int>(layout.buckets().size()) - 1; bucket >= first; --bucket) {
     const FlatRange part = layout.Part(bucket, flat_.options().shard);
-    const Tensor parameter = flat_.master(bucket), gradient = flat_.own_gradient(bucket),
-                 m = flat_.m(bucket), v = flat_.v(bucket), copy = flat_.copy(bucket);
+    kernels::AdamWArgs own = flat_.update(bucket);
+    own.beta1 = static_cast<float>(options_.adamw.beta1);
+    own.beta2 = static_cast<float>(options_.adamw.beta2);
+    own.epsilon = static_cast<float>(options_.adamw.epsilon);
+    own.scalars = static_cast<const StepScalars*>(scalars_->data());
     // One call per parameter, because weight decay differs between neighbours in storage.
     for (const FlatPiece& piece : layout.Pieces(part)) {
-      const int64_t begin = piece.flat - part.begin;
-      args.parameter = parameter.Rows(begin, piece.count);
-      args.gradient = gradient.Rows(begin, piece.count);
-      args.m = m.Rows(begin, piece.count);
-      args.v = v.Rows(begin, piece.count);
-      args.copy = copy.empty() ? Tensor() : copy.Rows(begin, piece.count);
+      kernels::AdamWArgs args = Rows(own, piece.flat - part.begin, piece.count);
       args.weight_decay = flat_.registry().at(piece.parameter).weight_decay
                               ? static_cast<float>(options_.adamw.weight_decay)
                               : 0.0f;

@@ -165,7 +165,12 @@ void OptimizerOffload::FetchGradients(kernels::Stream& compute) {
 void OptimizerOffload::Run(const Tile& tile) {
   for (const kernels::AdamWArgs& piece : tile.pieces) kernels::AdamW(*adamw_, piece);
   // Of a skipped step as well: the slot holds what an earlier tile left.
-  if (tile.slot >= 0) kernels::Cast(*adamw_, tile.master, tile.sent);
+  if (tile.slot < 0) return;
+  if (tile.sent.dtype() == DType::kBF16) {
+    kernels::SplitMaster(*adamw_, tile.master, tile.sent, Tensor());
+  } else {
+    kernels::Cast(*adamw_, tile.master, tile.sent);
+  }
 }
 
 void OptimizerOffload::Update(kernels::Stream& compute) {

@@ -234,8 +234,8 @@ class Trainer {
   int64_t GradientBytesSent();  // by this rank so far
   absl::Status LoadResiduals(CheckpointReader& reader);
   void StageResiduals(float* staging, std::vector<SavePiece>& pieces);
-  int64_t residual_elements() const;                   // of what compression keeps back
-  kernels::Tensor StateTensor(int state, int bucket);  // own part: parameter, m, v
+  int64_t residual_elements() const;              // of what compression keeps back
+  kernels::Tensor Moment(int state, int bucket);  // own part: 1: m, 2: v
   // kMin over ranks of `ok`: true when it holds everywhere.
   absl::StatusOr<bool> Agree(bool ok);
 

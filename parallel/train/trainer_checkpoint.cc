@@ -74,8 +74,8 @@ int64_t Trainer::own_elements() const {
   return elements;
 }
 
-Tensor Trainer::StateTensor(int state, int bucket) {
-  return state == 0 ? flat_->master(bucket) : state == 1 ? flat_->m(bucket) : flat_->v(bucket);
+Tensor Trainer::Moment(int state, int bucket) {
+  return state == 1 ? flat_->m(bucket) : flat_->v(bucket);
 }
 
 std::vector<SavePiece> Trainer::StagePieces(float* staging) {
@@ -84,8 +84,12 @@ std::vector<SavePiece> Trainer::StagePieces(float* staging) {
     const FlatRange saved = Saved(i);
     const int64_t begin = saved.begin - layout_.Part(i, groups_.shard().rank()).begin;
     for (int state = 0; state < kStates; ++state) {
-      kernels::Copy(*compute_, StateTensor(state, i).Rows(begin, saved.size()),
-                    Tensor(staging, DType::kF32, {saved.size()}));
+      const Tensor to(staging, DType::kF32, {saved.size()});
+      if (state == 0) {
+        flat_->ReadMaster(*compute_, i, begin, to);
+      } else {
+        kernels::Copy(*compute_, Moment(state, i).Rows(begin, saved.size()), to);
+      }
       for (const FlatPiece& piece : layout_.Pieces(saved)) {
         const Parameter& parameter = model_.parameters().at(piece.parameter);
         if (!SpeaksFor(parameter)) continue;  // another rank saves it
@@ -196,8 +200,13 @@ absl::Status Trainer::LoadOwn(int state, WeightReader read) {
         RETURN_IF_ERROR(read(parameter.name, box, to));
         to += box.elements();
       }
+      const int64_t at = piece.flat - part.begin;
+      if (state == 0) {
+        RETURN_IF_ERROR(flat_->WriteMaster(*compute_, i, at, values.data(), piece.count));
+        continue;
+      }
       kernels::Copy(*compute_, Tensor(values.data(), DType::kF32, {piece.count}),
-                    StateTensor(state, i).Rows(piece.flat - part.begin, piece.count));
+                    Moment(state, i).Rows(at, piece.count));
       RETURN_IF_ERROR(compute_->Synchronize());
     }
   }

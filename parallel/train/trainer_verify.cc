@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -31,19 +32,21 @@ class Checksums {
  public:
   Checksums(kernels::Device& device, kernels::Stream& stream) : device_(device), stream_(stream) {}
 
-  absl::Status Add(const std::string& kind, const Tensor& tensor,
-                   const std::vector<FlatPiece>& pieces, int64_t begin,
-                   const ParameterRegistry& parameters) {
-    if (memory_ == nullptr || memory_->bytes() < tensor.bytes()) {
+  // `read` enqueues a copy of the flat storage of `range`, in `dtype`, to memory of the host.
+  absl::Status Add(const std::string& kind, DType dtype, const FlatRange& range,
+                   absl::FunctionRef<void(const Tensor& to)> read,
+                   const std::vector<FlatPiece>& pieces, const ParameterRegistry& parameters) {
+    const int64_t size = SizeOf(dtype);
+    if (memory_ == nullptr || memory_->bytes() < range.size() * size) {
       memory_.reset();
-      ASSIGN_OR_RETURN(memory_, device_.AllocateHost(tensor.bytes()));
+      ASSIGN_OR_RETURN(memory_, device_.AllocateHost(range.size() * size));
     }
-    kernels::Copy(stream_, tensor, Tensor(memory_->data(), tensor.dtype(), {tensor.elements()}));
+    read(Tensor(memory_->data(), dtype, {range.size()}));
     RETURN_IF_ERROR(stream_.Synchronize());
-    const int64_t size = SizeOf(tensor.dtype());
     for (const FlatPiece& piece : pieces) {
       const Parameter& parameter = parameters.at(piece.parameter);
-      const char* data = static_cast<const char*>(memory_->data()) + (piece.flat - begin) * size;
+      const char* data =
+          static_cast<const char*>(memory_->data()) + (piece.flat - range.begin) * size;
       const std::vector<Box> boxes = parameter.Boxes(piece.first, piece.first + piece.count);
       absl::StrAppend(&text_, kind, " of ", parameter.name,
                       absl::StrJoin(boxes, ",",
@@ -92,23 +95,31 @@ std::vector<std::string> Differences(const std::vector<std::string>& texts, int6
 absl::Status Trainer::Verify() {
   Checksums checksums(device_, *compute_);
   const ParameterRegistry& parameters = model_.parameters();
-  const auto add = [&](const char* kind, const Tensor& tensor, const FlatRange& range) {
-    return checksums.Add(kind, tensor, layout_.Pieces(range), range.begin, parameters);
+  const auto add = [&](const char* kind, DType dtype, const FlatRange& range,
+                       absl::FunctionRef<void(const Tensor&)> read) {
+    return Mark(checksums.Add(kind, dtype, range, read, layout_.Pieces(range), parameters),
+                FailureDomain::kMemory);
+  };
+  const auto add_tensor = [&](const char* kind, const Tensor& from, const FlatRange& range) {
+    return add(kind, from.dtype(), range,
+               [&](const Tensor& to) { kernels::Copy(*compute_, from, to); });
   };
   for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
     const FlatRange own = layout_.Part(i, groups_.shard().rank());
     if (!flat_->parameters_rotate(i)) {
       // What the model computes with: gathers under way write it.
       gatherer_->Await(i);
-      RETURN_IF_ERROR(Mark(add("parameter", flat_->whole_parameters(i), layout_.buckets()[i].range),
-                           FailureDomain::kMemory));
+      RETURN_IF_ERROR(
+          add_tensor("parameter", flat_->whole_parameters(i), layout_.buckets()[i].range));
     }
     const bool apart = flat_->parameters_rotate(i) || flat_->offloaded(i) ||
                        flat_->options().compute != DType::kF32;
-    if (apart)
-      RETURN_IF_ERROR(Mark(add("master weight", flat_->master(i), own), FailureDomain::kMemory));
-    RETURN_IF_ERROR(Mark(add("first moment", flat_->m(i), own), FailureDomain::kMemory));
-    RETURN_IF_ERROR(Mark(add("second moment", flat_->v(i), own), FailureDomain::kMemory));
+    if (apart) {
+      RETURN_IF_ERROR(add("master weight", DType::kF32, own,
+                          [&](const Tensor& to) { flat_->ReadMaster(*compute_, i, 0, to); }));
+    }
+    RETURN_IF_ERROR(add_tensor("first moment", flat_->m(i), own));
+    RETURN_IF_ERROR(add_tensor("second moment", flat_->v(i), own));
   }
   absl::StatusOr<std::vector<std::string>> texts = GatherTexts(world_, *compute_, checksums.text());
   if (!texts.ok()) return Mark(texts.status(), FailureDomain::kCommunication);

@@ -273,6 +273,17 @@ void Optimizer(Bench& bench, const Model& m) {
               .weight_decay = 0.1f,
               .scalars = static_cast<const StepScalars*>(scalars.data())});
   });
+  Tensor lower = bench.Empty(DType::kU16, {n});
+  bench.Time([&](Stream& s) { SplitMaster(s, p, copy, lower); });
+  bench.Bytes("adamw, master in halves", 28.0 * n, [&](Stream& s) {
+    AdamW(s, {.gradient = g,
+              .m = mm,
+              .v = v,
+              .copy = copy,
+              .lower = lower,
+              .weight_decay = 0.1f,
+              .scalars = static_cast<const StepScalars*>(scalars.data())});
+  });
   bench.Clear();
 }
 

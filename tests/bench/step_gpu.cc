@@ -174,13 +174,10 @@ class Step {
     auto* scalars = static_cast<kernels::StepScalars*>(scalars_->data());
     kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(2), scalars);
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
-      kernels::AdamW(*stream_, {.parameter = buffers_->master(i),
-                                .gradient = buffers_->own_gradient(i),
-                                .m = buffers_->m(i),
-                                .v = buffers_->v(i),
-                                .copy = buffers_->copy(i),
-                                .weight_decay = 0.1f,
-                                .scalars = scalars});
+      kernels::AdamWArgs update = buffers_->update(i);
+      update.weight_decay = 0.1f;
+      update.scalars = scalars;
+      kernels::AdamW(*stream_, update);
     }
   }
   Tensor Scalar(int i) { return Tensor(static_cast<float*>(sums_->data()) + i, DType::kF32, {1}); }

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {
@@ -103,7 +105,12 @@ TEST_F(OptimizerGpuTest, AdamW_ClippedStepsThenOverflow_MatchesTheHostAndSkips) 
     ExpectClose("v", v, 1e-6);
     if (copy_type != DType::kF32) {
       const std::vector<float> master = p.Download(*stream_), rounded = copy.Download(*stream_);
-      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(rounded[i], RoundTo(copy_type, master[i]));
+      for (int64_t i = 0; i < n; ++i) {
+        const float expected = copy_type == DType::kBF16
+                                   ? FloatOf((BitsOf(master[i]) + 0x8000u) & 0xffff0000u)
+                                   : RoundTo(copy_type, master[i]);
+        ASSERT_EQ(rounded[i], expected);
+      }
     }
     // An infinite gradient: nothing moves.
     const std::vector<float> before = p.Download(*stream_);
@@ -116,6 +123,98 @@ TEST_F(OptimizerGpuTest, AdamW_ClippedStepsThenOverflow_MatchesTheHostAndSkips) 
     Copy(*stream_, device_bytes, Tensor(&after, DType::kU8, {sizeof(StepScalars)}));
     ASSERT_OK(stream_->Synchronize());
     EXPECT_EQ(after.skip, 1);
+  }
+}
+
+// As bits, of odd sizes, aligned and not; also to pinned memory of the host.
+TEST_F(OptimizerGpuTest, MasterHalves_AnyNumber_AreThoseOfTheHost) {
+  for (const int64_t offset : {0, 3}) {
+    const int64_t n = 100003;
+    ASSERT_OK_AND_ASSIGN(auto device, device_->Allocate((n + offset) * 8));
+    ASSERT_OK_AND_ASSIGN(auto pinned, device_->AllocateHost(n * 4));
+    auto* base = static_cast<char*>(device->data());
+    const Tensor master(base + 4 * offset, DType::kF32, {n});
+    const Tensor upper(base + 4 * (n + offset) + 2 * offset, DType::kBF16, {n});
+    const Tensor lower(base + 6 * (n + offset) + 2 * offset, DType::kU16, {n});
+    const Tensor out(pinned->data(), DType::kF32, {n});
+    std::vector<float> values(n);
+    for (float& value : values) value = FloatOf(static_cast<uint32_t>(random_()));
+    values[7] = FloatOf(0x3f808000u);
+    values[8] = FloatOf(0x7f7fffffu);
+    values[9] = -std::numeric_limits<float>::infinity();
+    Copy(*stream_, Tensor(values.data(), DType::kF32, {n}), master);
+    SplitMaster(*stream_, master, upper, lower);
+    JoinMaster(*stream_, upper, lower, out);
+    std::vector<uint16_t> high(n), low(n), expected_high(n), expected_low(n);
+    Copy(*stream_, upper, Tensor(high.data(), DType::kBF16, {n}));
+    Copy(*stream_, lower, Tensor(low.data(), DType::kU16, {n}));
+    ASSERT_OK(stream_->Synchronize());
+    SplitMaster(*cpu_stream_, Tensor(values.data(), DType::kF32, {n}),
+                Tensor(expected_high.data(), DType::kBF16, {n}),
+                Tensor(expected_low.data(), DType::kU16, {n}));
+    EXPECT_EQ(high, expected_high);
+    EXPECT_EQ(low, expected_low);
+    for (int64_t i = 0; i < n; ++i) {
+      if (std::isnan(values[i])) continue;
+      ASSERT_EQ(BitsOf(out.f32()[i]), BitsOf(values[i])) << i;
+    }
+  }
+}
+
+// Parameters that the host updates (ZeRO-Offload) must not differ from those of the device.
+TEST_F(OptimizerGpuTest, AdamW_WholeAndInHalves_HasTheBitsOfTheHost) {
+  for (const int64_t offset : {0, 1}) {
+    const int64_t n = 10007;
+    Both p = Input(DType::kF32, {n}, 1, 0, offset), g = Input(DType::kF32, {n}, 0.1f, 0, offset);
+    Both m = Input(DType::kF32, {n}, 0.01f, 0, offset), v = Output(DType::kF32, {n}, offset);
+    Both m2(*device_, DType::kF32, {n}, m.values(), offset);
+    Both v2 = Output(DType::kF32, {n}, offset);
+    m2.Upload(*stream_);
+    Both upper = Output(DType::kBF16, {n}, offset), low = Output(DType::kBF16, {n}, offset);
+    const Tensor lower(low.gpu().data(), DType::kU16, {n});
+    Both copy = Output(DType::kBF16, {n}, offset), joined = Output(DType::kF32, {n}, offset);
+    Zero(*stream_, v.gpu());
+    Zero(*stream_, v2.gpu());
+    SplitMaster(*stream_, p.gpu(), upper.gpu(), lower);
+    ASSERT_OK_AND_ASSIGN(auto scalars, device_->Allocate(sizeof(StepScalars)));
+    auto* on_device = static_cast<StepScalars*>(scalars->data());
+    for (int step = 1; step <= 3; ++step) {
+      StepScalars host{.learning_rate = 1e-2f,
+                       .beta1_correction = 1 - std::pow(0.9f, static_cast<float>(step)),
+                       .beta2_correction = 1 - std::pow(0.95f, static_cast<float>(step)),
+                       .gradient_scale = 0.37f};
+      Copy(*stream_, Tensor(&host, DType::kU8, {sizeof(StepScalars)}),
+           Tensor(scalars->data(), DType::kU8, {sizeof(StepScalars)}));
+      ASSERT_OK(stream_->Synchronize());
+      AdamWArgs args{.parameter = p.cpu(),
+                     .gradient = g.cpu(),
+                     .m = m.cpu(),
+                     .v = v.cpu(),
+                     .weight_decay = 0.1f,
+                     .scalars = &host};
+      AdamW(*cpu_stream_, args);
+      args.scalars = on_device;
+      args.parameter = p.gpu();
+      args.gradient = g.gpu();
+      args.m = m.gpu();
+      args.v = v.gpu();
+      args.copy = copy.gpu();
+      AdamW(*stream_, args);
+      args.parameter = Tensor();
+      args.m = m2.gpu();
+      args.v = v2.gpu();
+      args.copy = upper.gpu();
+      args.lower = lower;
+      AdamW(*stream_, args);
+    }
+    JoinMaster(*stream_, upper.gpu(), lower, joined.gpu());
+    EXPECT_EQ(p.Download(*stream_), p.values());
+    EXPECT_EQ(m.Download(*stream_), m.values());
+    EXPECT_EQ(v.Download(*stream_), v.values());
+    EXPECT_EQ(joined.Download(*stream_), p.values());
+    EXPECT_EQ(m2.Download(*stream_), m.values());
+    EXPECT_EQ(v2.Download(*stream_), v.values());
+    EXPECT_EQ(upper.Download(*stream_), copy.Download(*stream_));
   }
 }
 

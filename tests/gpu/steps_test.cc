@@ -117,13 +117,10 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
     kernels::SumSquares(*stream, flat->all_gradients(0), sum(0), false);
     kernels::ClipCoefficient(*stream, sum(0), 1.0f, sum(1), step_scalars);
     for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
-      kernels::AdamW(*stream, {.parameter = flat->master(i),
-                               .gradient = flat->own_gradient(i),
-                               .m = flat->m(i),
-                               .v = flat->v(i),
-                               .copy = flat->copy(i),
-                               .weight_decay = 0.1f,
-                               .scalars = step_scalars});
+      kernels::AdamWArgs update = flat->update(i);
+      update.weight_decay = 0.1f;
+      update.scalars = step_scalars;
+      kernels::AdamW(*stream, update);
     }
   };
   kernels::Replay replay(*stream);
@@ -150,14 +147,17 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
     EXPECT_OK(stream->Synchronize());
   }
   EXPECT_EQ(replay.recordings(), record && GetParam() && steps > 1 ? 1 : 0);
-  std::vector<float> state(3 * layout.elements());
-  int i = 0;
-  for (const Tensor& from : {flat->all_masters(), flat->all_m(), flat->all_v()}) {
-    kernels::Copy(*stream, from,
-                  Tensor(state.data() + i++ * layout.elements(), DType::kF32, {layout.elements()}));
+  const int64_t n = layout.elements();
+  const auto state = *device_->AllocateHost(3 * n * sizeof(float));
+  const Tensor all(state->data(), DType::kF32, {3 * n});
+  for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
+    const FlatRange& range = layout.buckets()[i].range;
+    flat->ReadMaster(*stream, i, 0, all.Rows(range.begin, range.size()));
   }
+  kernels::Copy(*stream, flat->all_m(), all.Rows(n, n));
+  kernels::Copy(*stream, flat->all_v(), all.Rows(2 * n, n));
   EXPECT_OK(stream->Synchronize());
-  return state;
+  return std::vector<float>(all.f32(), all.f32() + 3 * n);
 }
 
 TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) {

@@ -135,8 +135,11 @@ class Model {
       RETURN_IF_ERROR(
           folder_->Read(parameter.name, parameter.box, values.data() + layout_->offset(id)));
     }
-    kernels::Copy(*stream_, Tensor(values.data(), DType::kF32, {layout_->elements()}),
-                  buffers_->all_masters());
+    for (int i = 0; i < static_cast<int>(layout_->buckets().size()); ++i) {
+      const parallel::FlatRange& range = layout_->buckets()[i].range;
+      RETURN_IF_ERROR(buffers_->WriteMaster(*stream_, i, /*first=*/0, values.data() + range.begin,
+                                            range.size()));
+    }
     buffers_->RefreshCopies(*stream_);
     return stream_->Synchronize();
   }

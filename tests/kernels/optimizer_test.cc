@@ -1,8 +1,14 @@
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <vector>
 
+#include "base/rng.h"
+#include "kernels/low_precision.h"
 #include "kernels/ops.h"
+#include "kernels/simd/loops.h"
 #include "tests/kernels/support.h"
+#include "tests/support/seed.h"
 
 namespace muster::kernels {
 namespace {
@@ -119,6 +125,105 @@ TEST(AdamW, OneStep_MatchesTheFloat64Formula) {
     Floats wide(n);
     Cast(*host.stream, args.copy, View(wide, {n}));
     ExpectClose(wide, state.parameter, 0x1p-8, "copy");
+  }
+}
+
+// Bits of fp32 numbers: ties, carries into the exponent, what rounds to infinity, subnormals, and a
+// sample of everything.
+std::vector<uint32_t> BitPatterns() {
+  std::vector<uint32_t> patterns;
+  for (const uint32_t sign : {0u, 0x80000000u}) {
+    for (const uint32_t bits :
+         {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0x7fffffu, 0x800000u, 0x3f808000u, 0x3f818000u,
+          0x3fffffffu, 0x7f7f7fffu, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u}) {
+      patterns.push_back(sign | bits);
+    }
+  }
+  Rng rng(muster::testing::TestSeed());
+  for (int i = 0; i < 100000; ++i) patterns.push_back(static_cast<uint32_t>(rng.Next()));
+  return patterns;
+}
+
+TEST(MasterHalves, AnyNumber_ComesBackWholeAndIsRoundedToNearest) {
+  Host host(2);
+  const std::vector<uint32_t> patterns = BitPatterns();
+  const auto n = static_cast<int64_t>(patterns.size());
+  Floats master(n), joined(n);
+  for (int64_t i = 0; i < n; ++i) master[i] = FloatOf(patterns[i]);
+  std::vector<uint16_t> upper(n), lower(n), alone(n);
+  const Tensor high(upper.data(), DType::kBF16, {n}), low(lower.data(), DType::kU16, {n});
+  SplitMaster(*host.stream, View(master, {n}), high, low);
+  JoinMaster(*host.stream, high, low, View(joined, {n}));
+  SplitMaster(*host.stream, View(master, {n}), Tensor(alone.data(), DType::kBF16, {n}), Tensor());
+  EXPECT_EQ(alone, upper);
+  for (int64_t i = 0; i < n; ++i) {
+    SCOPED_TRACE(patterns[i]);
+    const float rounded = FromBF16(upper[i]);
+    ASSERT_EQ(std::signbit(rounded), std::signbit(master[i]));
+    if (std::isnan(master[i])) {
+      ASSERT_TRUE(std::isnan(rounded) && std::isnan(joined[i]));
+      continue;
+    }
+    ASSERT_EQ(BitsOf(joined[i]), patterns[i]);
+    // Nearest: as to even but for ties, which go away from zero.
+    const bool tie = (patterns[i] & 0xffffu) == 0x8000u;
+    const uint16_t even = ToBF16(master[i]);
+    ASSERT_EQ(upper[i], tie ? static_cast<uint16_t>((patterns[i] >> 16) + 1) : even);
+  }
+}
+
+TEST(AdamW, MasterInHalves_HasTheBitsOfAWholeOne) {
+  for (const int64_t n : {1, 31, 2049, 70001}) {
+    Host host(3);
+    AdamState whole(n);
+    AdamState halves = whole;
+    std::vector<uint16_t> copy(n), upper(n), lower(n);
+    const Tensor high(upper.data(), DType::kBF16, {n}), low(lower.data(), DType::kU16, {n});
+    SplitMaster(*host.stream, View(halves.parameter, {n}), high, low);
+    for (int step = 0; step < 3; ++step) {
+      const StepScalars scalars = {.learning_rate = 1e-2f,
+                                   .beta1_correction = 0.271f,
+                                   .beta2_correction = 0.1426f,
+                                   .gradient_scale = 0.5f,
+                                   .skip = step == 1 ? 1 : 0};
+      AdamWArgs args = whole.Args(&scalars);
+      args.copy = Tensor(copy.data(), DType::kBF16, {n});
+      AdamW(*host.stream, args);
+      args = halves.Args(&scalars);
+      args.parameter = Tensor();
+      args.copy = high;
+      args.lower = low;
+      AdamW(*host.stream, args);
+    }
+    JoinMaster(*host.stream, high, low, View(halves.parameter, {n}));
+    EXPECT_EQ(halves.parameter, whole.parameter);
+    EXPECT_EQ(halves.m, whole.m);
+    EXPECT_EQ(halves.v, whole.v);
+    EXPECT_EQ(upper, copy);
+  }
+}
+
+TEST(AdamW, EveryInstructionSet_GivesTheSameBits) {
+  const int64_t n = 1003;
+  const AdamWStep step = {.beta1 = 0.9f,
+                          .beta2 = 0.95f,
+                          .epsilon = 1e-8f,
+                          .gradient_scale = 0.7f,
+                          .step_size = 0.03f,
+                          .v_scale = 2.1f,
+                          .decay_scale = 0.999f};
+  AdamState expected(n);
+  LoopsNamed("generic")->adamw(n, step, expected.gradient.data(), expected.parameter.data(),
+                               expected.m.data(), expected.v.data());
+  for (const char* name : {"avx2", "avx512"}) {
+    const Loops* loops = LoopsNamed(name);
+    if (loops == nullptr) continue;  // not on this machine
+    AdamState state(n);
+    loops->adamw(n, step, state.gradient.data(), state.parameter.data(), state.m.data(),
+                 state.v.data());
+    EXPECT_EQ(state.parameter, expected.parameter) << name;
+    EXPECT_EQ(state.m, expected.m) << name;
+    EXPECT_EQ(state.v, expected.v) << name;
   }
 }
 

@@ -205,6 +205,122 @@ struct StepValues {
   kernels::Tensor pair() { return all().Rows(3, 2); }
 };
 
+// The master weights of one rank, as they stand in flat storage of one shard.
+std::vector<float> Masters(FlatBuffers& flat, kernels::Stream& stream) {
+  std::vector<float> masters;
+  for (int i = 0; i < static_cast<int>(flat.layout().buckets().size()); ++i) {
+    std::vector<float> own(flat.m(i).elements());
+    flat.ReadMaster(
+        stream, i, 0,
+        kernels::Tensor(own.data(), kernels::DType::kF32, {static_cast<int64_t>(own.size())}));
+    EXPECT_OK(stream.Synchronize());
+    masters.insert(masters.end(), own.begin(), own.end());
+  }
+  return masters;
+}
+
+// What every rank's own parts hold after three updates.
+struct State {
+  std::vector<float> masters;
+  std::vector<char> moments, parameters;
+  int64_t bytes = 0;
+
+  State(FlatBuffersOptions options, int shards) {
+    const ParameterRegistry registry = SomeParameters();
+    const FlatLayout layout(registry, {.bucket_bytes = 1024,
+                                       .shards = shards,
+                                       .by_block = options.zero >= 2,
+                                       .resident_elements = 32});
+    options.host_buckets = std::min<int>(options.host_buckets, layout.buckets().size());
+    const auto device = kernels::MakeCpuDevice(1);
+    const auto stream = *device->MakeStream({});
+    for (options.shard = 0; options.shard < shards; ++options.shard) {
+      const auto flat = *FlatBuffers::Make(*device, *stream, registry, layout, options);
+      bytes = FlatBuffers::Bytes(layout, options);
+      EXPECT_GE(device->allocated_bytes(), bytes);
+      const auto optimizer = *Optimizer::Make(*flat, *device, *stream, {.schedule = {.peak = 0.1}});
+      for (int step = 0; step < 3; ++step) {
+        for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
+          const FlatRange part = layout.Part(i, options.shard);
+          for (const FlatPiece& piece : layout.Pieces(part)) {
+            float* g = flat->own_gradient(i).f32() + (piece.flat - part.begin);
+            for (int64_t j = 0; j < piece.count; ++j) {
+              g[j] = std::sin(static_cast<float>(piece.flat + j + 1000 * step));
+            }
+          }
+        }
+        StepValues values;
+        optimizer->SumSquares(*stream, values.pair());
+        values.values[3] = 1;  // every rank clips alike, whatever it holds
+        values.values[4] = 0;
+        optimizer->Prepare(*stream, values.all(), 1, 1, 1.0);
+        optimizer->Update(*stream, [](int) {});
+      }
+      Append(registry, layout, *flat, *stream);
+    }
+  }
+  void Append(const ParameterRegistry& registry, const FlatLayout& layout, FlatBuffers& flat,
+              kernels::Stream& stream) {
+    const std::vector<float> own = Masters(flat, stream);
+    masters.insert(masters.end(), own.begin(), own.end());
+    for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
+      for (const kernels::Tensor& moment : {flat.m(i), flat.v(i)}) {
+        const char* data = static_cast<const char*>(moment.data());
+        moments.insert(moments.end(), data, data + moment.bytes());
+      }
+      const kernels::Tensor copy = flat.copy(i);
+      const char* data = static_cast<const char*>(copy.data());
+      parameters.insert(parameters.end(), data, data + copy.bytes());
+    }
+  }
+};
+
+TEST(MasterHalves, EveryStageOfZero_HaveTheBitsOfWholeMastersInTwoBytesLess) {
+  for (const int zero : {0, 1, 2, 3}) {
+    const int shards = zero == 0 ? 1 : 2;
+    const FlatBuffersOptions halves = {.seed = 4, .compute = kernels::DType::kBF16, .zero = zero};
+    FlatBuffersOptions whole = halves;
+    whole.halves = false;
+    const State a(halves, shards), b(whole, shards);
+    EXPECT_EQ(a.masters, b.masters);
+    EXPECT_TRUE(a.moments == b.moments);
+    EXPECT_TRUE(a.parameters == b.parameters);
+    EXPECT_EQ(b.bytes - a.bytes, 2 * static_cast<int64_t>(a.masters.size()) / shards);
+    EXPECT_EQ(a.parameters.size(), 2 * a.masters.size());
+  }
+}
+
+TEST(MasterHalves, WrittenAndRead_AreTheSameNumbersInAnyStorage) {
+  const ParameterRegistry registry = SomeParameters();
+  const FlatLayout layout(registry, 1024, 2);
+  const auto device = kernels::MakeCpuDevice(1);
+  const auto stream = *device->MakeStream({});
+  Rng rng(testing::TestSeed());
+  for (const kernels::DType compute :
+       {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16}) {
+    for (const int host_buckets : {0, 1}) {
+      const auto flat = *FlatBuffers::Make(
+          *device, *stream, registry, layout,
+          {.compute = compute, .zero = 1, .shard = 1, .host_buckets = host_buckets});
+      for (const int bucket : {0, 1}) {
+        std::vector<float> values(flat->m(bucket).elements() - 3), read(values.size());
+        for (float& value : values) value = static_cast<float>(rng.Uniform() - 0.5);
+        const auto count = static_cast<int64_t>(values.size());
+        ASSERT_OK(flat->WriteMaster(*stream, bucket, 3, values.data(), count));
+        flat->ReadMaster(*stream, bucket, 3,
+                         kernels::Tensor(read.data(), kernels::DType::kF32, {count}));
+        ASSERT_OK(stream->Synchronize());
+        EXPECT_EQ(read, values);
+        flat->RefreshCopies(*stream);
+        for (int64_t i = 0; i < count && compute == kernels::DType::kBF16; ++i) {
+          ASSERT_EQ(flat->copy(bucket).as<uint16_t>()[3 + i],
+                    (kernels::BitsOf(values[i]) + 0x8000u) >> 16);
+        }
+      }
+    }
+  }
+}
+
 class OptimizerIn : public ::testing::TestWithParam<kernels::DType> {};
 
 TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
@@ -221,9 +337,10 @@ TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
     std::vector<double> p, m, v;
   };
   std::vector<Reference> reference(rank.registry.size());
+  const std::vector<float> initial = Masters(*rank.flat, *rank.compute);
   for (ParameterId id = 0; id < rank.registry.size(); ++id) {
     const int64_t n = rank.registry.at(id).elements();
-    const float* p = rank.flat->all_masters().f32() + rank.layout.offset(id);
+    const float* p = initial.data() + rank.layout.offset(id);
     reference[id] = {std::vector<double>(p, p + n), std::vector<double>(n), std::vector<double>(n)};
   }
   Rng rng(testing::TestSeed());
@@ -249,10 +366,11 @@ TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
     EXPECT_DOUBLE_EQ(outcome.learning_rate, lr);
     EXPECT_EQ(outcome.state.updates, step);
     const double clip = std::min(1.0, 0.5 / (std::sqrt(square) + 1e-6));
+    const std::vector<float> masters = Masters(*rank.flat, *rank.compute);
     for (ParameterId id = 0; id < rank.registry.size(); ++id) {
       const double decay = rank.registry.at(id).weight_decay ? config.weight_decay : 0;
       const float* g = rank.flat->gradient_views(0)[id].f32();
-      const float* p = rank.flat->all_masters().f32() + rank.layout.offset(id);
+      const float* p = masters.data() + rank.layout.offset(id);
       const kernels::Tensor& copy = rank.flat->parameter_views()[id];
       Reference& r = reference[id];
       for (size_t i = 0; i < r.p.size(); ++i) {
@@ -265,7 +383,7 @@ TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
         ASSERT_NEAR(p[i], r.p[i], 2e-6) << rank.registry.at(id).name << "[" << i << "]";
         const auto at = static_cast<int64_t>(i);
         if (GetParam() == kernels::DType::kBF16) {
-          ASSERT_EQ(copy.as<uint16_t>()[at], kernels::ToBF16(p[i]));
+          ASSERT_EQ(copy.as<uint16_t>()[at], (kernels::BitsOf(p[i]) + 0x8000u) >> 16);
         } else if (half) {
           ASSERT_EQ(copy.as<uint16_t>()[at], kernels::ToF16(p[i]));
         } else {

@@ -302,7 +302,7 @@ TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
   const JobPlan zero0 = plan(0), zero1 = plan(1), zero3 = plan(3);
   const auto parameters = static_cast<double>(zero0.parameters);
   EXPECT_NEAR(category(zero0, "parameters"), 2 * parameters, 0.01 * parameters);
-  EXPECT_NEAR(category(zero0, "master"), 4 * parameters, 0.01 * parameters);
+  EXPECT_NEAR(category(zero0, "master"), 2 * parameters, 0.01 * parameters);
   EXPECT_NEAR(category(zero0, "optimizer"), 8 * parameters, 0.01 * parameters);
   EXPECT_NEAR(category(zero1, "optimizer"), parameters, 0.01 * parameters);
   EXPECT_EQ(category(zero1, "gradients"), category(zero0, "gradients"));

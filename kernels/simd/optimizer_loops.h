@@ -1,0 +1,27 @@
+// Loops that are compiled without fused multiply-adds: they round as kernels/optimizer.cu does.
+// For loops.cc, once per instruction set.
+#ifndef MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
+#define MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
+
+#include <cstdint>
+
+#include "kernels/simd/loops.h"
+
+#define MUSTER_CONCAT_INNER(a, b) a##_##b
+#define MUSTER_CONCAT(a, b) MUSTER_CONCAT_INNER(a, b)
+#define MUSTER_STRING_INNER(a) #a
+#define MUSTER_STRING(a) MUSTER_STRING_INNER(a)
+#define MUSTER_SIMD_SYMBOL(name) MUSTER_CONCAT(name, MUSTER_SIMD_NAME)
+
+namespace muster::kernels {
+
+void MUSTER_SIMD_SYMBOL(AdamW)(int64_t n, const AdamWStep& step, const float* gradient,
+                               float* parameter, float* m, float* v);
+void MUSTER_SIMD_SYMBOL(SplitMaster)(int64_t n, const float* master, uint16_t* upper,
+                                     uint16_t* lower);
+void MUSTER_SIMD_SYMBOL(JoinMaster)(int64_t n, const uint16_t* upper, const uint16_t* lower,
+                                    float* master);
+
+}  // namespace muster::kernels
+
+#endif  // MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
