@@ -31,16 +31,23 @@ Model::Model(ModelDescription description, Shape shape,
   if (parts_.empty()) parts_ = {{0, static_cast<int>(blocks_.size())}};
 }
 
-Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) const {
+bool Model::offloads() const {
+  return std::any_of(blocks_.begin(), blocks_.end(),
+                     [](const auto& block) { return block->offloads(); });
+}
+
+Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
+                               const GradientRoom* room) const {
   const BlockRange all = {0, static_cast<int>(blocks_.size())};
-  Workspace workspace = TakeSaved(arena, shape, all);
+  Workspace workspace = TakeSaved(arena, shape, all, room);
   workspace.flow.d_hidden =
       arena.Take("scratch", shape.activation, {HiddenRows(shape), shape_.hidden});
   TakeScratch(arena, workspace);
   return workspace;
 }
 
-Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range) const {
+Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range,
+                           const GradientRoom* room) const {
   CHECK_LE(shape.sequence * shape_.context_size, shape_.sequence_max);
   CHECK(!shape_.sequence_parallel || shape.tokens() % shape_.tensor_size == 0)
       << shape.tokens() << " tokens over " << shape_.tensor_size << " ranks";
@@ -57,6 +64,10 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
   if (shape_.documents) {
     workspace.flow.documents =
         arena.Take("inputs", DType::kI32, {shape.batch, shape.sequence * shape_.context_size});
+  }
+  if (room != nullptr) {
+    TakeSharing(arena, *room, range, workspace);
+    return workspace;
   }
   ActivationSlots& slots = workspace.slots;
   int64_t base = 0;  // of the slots
@@ -86,6 +97,31 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
                              {std::min(slots.count, ActivationSlots::kSlots) * slots.bytes});
   }
   return workspace;
+}
+
+// Backward frees activations and fills gradients from the last block on: both stand in that order,
+// the activations as far behind as every block's gradients need.
+void Model::TakeSharing(kernels::Arena& arena, const GradientRoom& room, BlockRange range,
+                        Workspace& workspace) const {
+  CHECK_EQ(static_cast<int>(room.ends.size()), range.end - range.begin);
+  const BatchShape& shape = workspace.flow.shape;
+  kernels::Arena sizes;
+  int64_t apart = 0;
+  for (int i = range.end; i-- > range.begin;) {
+    CHECK(!blocks_[i]->offloads()) << blocks_[i]->name();
+    apart = std::max(apart, room.ends[i - range.begin] - sizes.Mark());
+    blocks_[i]->TakeSaved(sizes, shape);
+  }
+  const int64_t begin = arena.Mark();
+  const kernels::Tensor front = arena.Take("gradients", DType::kU8, {apart});
+  workspace.saved.resize(range.end - range.begin);
+  for (int i = range.end; i-- > range.begin;) {
+    workspace.saved[i - range.begin] = blocks_[i]->TakeSaved(arena, shape);
+  }
+  if (const int64_t rest = room.bytes - (arena.Mark() - begin); rest > 0) {
+    arena.Take("gradients", DType::kU8, {rest});
+  }
+  workspace.gradients = kernels::Tensor(front.data(), DType::kU8, {room.bytes});
 }
 
 void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {

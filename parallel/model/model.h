@@ -242,9 +242,21 @@ class Block {
   virtual void BackwardWeights(const Pass& pass, Flow& flow, Saved& saved) const;
 };
 
+// Memory for gradients that a workspace lends to activations: those of a block are in use until its
+// backward, and only then does anybody write the gradients of it and of the blocks in front of it.
+// Requires Pass::overwrite_gradients; and nobody reads flow.losses after Backward has begun, or
+// gradients after the next Forward has.
+struct GradientRoom {
+  int64_t bytes = 0;
+  // Per block of the workspace: where, from the beginning of the room, the gradients end that its
+  // backward writes. Each a multiple of 256 or not; gradients of later blocks stand in front.
+  std::vector<int64_t> ends;
+};
+
 // The memory of one micro-batch. Views of an arena; move-only.
 struct Workspace {
   Flow flow;
+  kernels::Tensor gradients;                         // the room, u8 [bytes]; empty without one
   std::vector<std::unique_ptr<Block::Saved>> saved;  // per block
   int first_block = 0;                               // whose saved comes first
   ActivationSlots slots;                             // of the blocks that offload
@@ -294,10 +306,15 @@ class Model {
     return shape.tokens() / (shape_.sequence_parallel ? shape_.tensor_size : 1);
   }
 
+  // Whether what some block keeps is in host memory between Forward and Backward.
+  bool offloads() const;
+
   // The same Take() sequence on each call: once while the arena plans, once after Commit().
   // Requires: shape.sequence <= sequence_max; with sequence parallelism, the tokens are a multiple
-  // of tensor_size.
-  Workspace TakeWorkspace(kernels::Arena& arena, const BatchShape& shape) const;
+  // of tensor_size. `room`: with memory for gradients, which activations share; null: without.
+  // Requires of a room: no block offloads.
+  Workspace TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
+                          const GradientRoom* room = nullptr) const;
 
   // Tokens (and targets) are in workspace.flow.
   void Forward(const Pass& pass, Workspace& workspace) const;
@@ -310,7 +327,8 @@ class Model {
   // flow.d_hidden is memory of the caller, who fills it unless the range ends with the head, and
   // holds the gradient of the range's input afterwards. Workspaces in flight may share their
   // scratch memory, as long as the head's Backward directly follows its Forward.
-  Workspace TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range) const;
+  Workspace TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range,
+                      const GradientRoom* room = nullptr) const;
   void TakeScratch(kernels::Arena& arena, Workspace& workspace) const;
   // Requires: the workspace's range contains `range`.
   void Forward(const Pass& pass, Workspace& workspace, BlockRange range) const;
@@ -322,6 +340,8 @@ class Model {
   void BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const;
 
  private:
+  void TakeSharing(kernels::Arena& arena, const GradientRoom& room, BlockRange range,
+                   Workspace& workspace) const;
   template <typename Run>
   void BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange range, BlockWork work,
                        Run run) const;

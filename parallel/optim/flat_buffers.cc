@@ -75,8 +75,13 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
     plan.whole_gradients = plan.resident_elements;
     plan.gradient_slot_storage = plan.gradient_slots * plan.slot_elements;
     plan.own_gradients = layout.local_elements();
-  } else {
-    plan.whole_gradients = layout.elements();
+    return plan;
+  }
+  for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+    int64_t& elements =
+        options.share_gradients && InOrder(bucket) ? plan.room : plan.whole_gradients;
+    plan.gradient.push_back(elements);
+    elements += bucket.range.size();
   }
   return plan;
 }
@@ -116,12 +121,48 @@ int64_t FlatBuffers::HostBytes(const FlatLayout& layout, const FlatBuffersOption
   return 3 * SizeOf(DType::kF32) * MakePlan(layout, options).host;
 }
 
+GradientRoom FlatBuffers::Room(const FlatLayout& layout, const ParameterRegistry& registry,
+                               const FlatBuffersOptions& options) {
+  CHECK(options.share_gradients);
+  const Plan plan = MakePlan(layout, options);
+  GradientRoom room;
+  room.bytes = plan.room * SizeOf(DType::kF32);
+  for (size_t i = 0; i < layout.buckets().size(); ++i) {
+    const FlatLayout::Bucket& bucket = layout.buckets()[i];
+    for (const ParameterId id : bucket.parameters) {
+      const Parameter& parameter = registry.at(id);
+      room.ends.resize(std::max<size_t>(room.ends.size(), parameter.block + 1), 0);
+      if (!InOrder(bucket)) continue;
+      // Reductions write the padding as well.
+      const int64_t end = id == bucket.parameters.back()
+                              ? bucket.range.end
+                              : layout.offset(id) + parameter.storage_elements();
+      int64_t& bytes = room.ends[parameter.block];
+      bytes = std::max(bytes, (plan.gradient[i] + end - bucket.range.begin) * SizeOf(DType::kF32));
+    }
+  }
+  return room;
+}
+
+void FlatBuffers::SetGradientRoom(const Tensor& room) {
+  CHECK_EQ(room.bytes(), plan_.room * SizeOf(DType::kF32));
+  gradient_room_ = Tensor(room.data(), DType::kF32, {plan_.room});
+  MakeGradientViews();
+}
+
+void FlatBuffers::MakeGradientViews() {
+  for (size_t level = 0; level < whole_gradients_.size(); ++level) {
+    gradient_views_.push_back(GradientsAsViews(static_cast<int>(level)));
+  }
+}
+
 absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& device,
                                                                kernels::Stream& stream,
                                                                const ParameterRegistry& registry,
                                                                const FlatLayout& layout,
                                                                const FlatBuffersOptions& options) {
   CHECK(options.shard >= 0 && options.shard < layout.shards());
+  CHECK(!options.share_gradients || (options.zero == 0 && options.gradient_levels == 1));
   CHECK(options.host_buckets >= 0 &&
         options.host_buckets <= static_cast<int>(layout.buckets().size()));
   std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout, options));
@@ -131,9 +172,7 @@ absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& 
   flat->gradient_slots_ = flat->plan_.gradient_slots;
   RETURN_IF_ERROR(flat->Allocate(device, stream));
   flat->parameter_views_ = flat->ParametersAsViews();
-  for (size_t level = 0; level < flat->whole_gradients_.size(); ++level) {
-    flat->gradient_views_.push_back(flat->GradientsAsViews(static_cast<int>(level)));
-  }
+  if (!options.share_gradients) flat->MakeGradientViews();
   RETURN_IF_ERROR(flat->Initialize(stream, options.seed));
   return flat;
 }
@@ -281,8 +320,12 @@ Tensor FlatBuffers::whole_gradients(int bucket, int level) {
     return Slice(*gradient_slot_storage_, DType::kF32, gradient_slot(bucket) * plan_.slot_elements,
                  size);
   }
+  if (shares_gradients(bucket)) {
+    CHECK(!gradient_room_.empty()) << "nobody has set the room of the gradients";
+    return gradient_room_.Rows(plan_.gradient[bucket], size);
+  }
   return Slice(*whole_gradients_[level], DType::kF32,
-               options_.zero >= 2 ? plan_.resident[bucket] : plan_.whole[bucket], size);
+               options_.zero >= 2 ? plan_.resident[bucket] : plan_.gradient[bucket], size);
 }
 
 Tensor FlatBuffers::own_gradient(int bucket, int level) {
@@ -291,7 +334,7 @@ Tensor FlatBuffers::own_gradient(int bucket, int level) {
 }
 
 Tensor FlatBuffers::all_gradients(int level) {
-  CHECK_LT(options_.zero, 2);
+  CHECK(options_.zero < 2 && !options_.share_gradients);
   return Slice(*whole_gradients_[level], DType::kF32, 0, plan_.whole_gradients);
 }
 

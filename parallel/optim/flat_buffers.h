@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
+#include "parallel/model/model.h"
 #include "parallel/model/parameters.h"
 #include "parallel/optim/flat_layout.h"
 
@@ -32,6 +33,9 @@ struct FlatBuffersOptions {
   int shard = 0;  // this rank's place among layout.shards()
   // ZeRO-3: false keeps gathered blocks until the next update, in memory for all of them.
   bool reshard_after_forward = true;
+  // ZeRO 0 with one level: gradients are in memory that activations use too (GradientRoom), but for
+  // those that are not written in the order of backward. The model must overwrite gradients.
+  bool share_gradients = false;
   // Offload: the optimizer's state and the master weights of the first so many buckets, those of
   // the last layers, are in (pinned) host memory.
   int host_buckets = 0;
@@ -43,7 +47,7 @@ struct FlatBuffersBytes {
   int64_t gathered = 0;    // ZeRO-3: the rotating buffers of whole blocks
   int64_t master = 0;      // fp32 values beside those, or the lower halves of them
   int64_t moments = 0;     // of AdamW
-  int64_t gradients = 0;
+  int64_t gradients = 0;   // but for those that share the memory of activations
   int64_t total() const { return parameters + gathered + master + moments + gradients; }
 };
 
@@ -75,6 +79,11 @@ class FlatBuffers {
     return Sizes(layout, options).total();
   }
   static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
+  // With share_gradients: what of them shares memory.
+  static GradientRoom Room(const FlatLayout& layout, const ParameterRegistry& registry,
+                           const FlatBuffersOptions& options);
+  // The memory of that room, before anything asks for gradients. It must outlive the buffers.
+  void SetGradientRoom(const kernels::Tensor& room);
 
   const FlatLayout& layout() const { return layout_; }
   const ParameterRegistry& registry() const { return registry_; }
@@ -86,6 +95,11 @@ class FlatBuffers {
   bool offloaded(int bucket) const { return bucket < options_.host_buckets; }
   // Whether its master weights are in halves: copy(bucket) and lower(bucket).
   bool in_halves(int bucket) const { return halves() && !offloaded(bucket); }
+  // Whether its gradients share memory: then what is between the parameters, and in the padding, is
+  // anything, not zero.
+  bool shares_gradients(int bucket) const {
+    return options_.share_gradients && InOrder(layout_.buckets()[bucket]);
+  }
   bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
   // Which of the rotating buffers a bucket uses.
   int parameter_slot(int bucket) const { return units_[bucket] % parameter_slots_; }
@@ -125,7 +139,7 @@ class FlatBuffers {
   kernels::Tensor gather_source(int bucket);
   // A whole bucket of gradients. ZeRO 2 and 3 have one level of these.
   kernels::Tensor whole_gradients(int bucket, int level = 0);
-  // Everything in one piece. Requires: ZeRO 0 or 1.
+  // Everything in one piece. Requires: ZeRO 0 or 1, not share_gradients.
   kernels::Tensor all_gradients(int level);
   // The same of the state. Requires: one shard, nothing offloaded; of masters, not in halves.
   kernels::Tensor all_masters();
@@ -142,6 +156,8 @@ class FlatBuffers {
     std::vector<int> units;                // per bucket: ordinal among those of blocks
     std::vector<int64_t> whole, resident;  // per bucket: begin among all, among the resident
     std::vector<int64_t> unit_local;       // per bucket: begin among own parts of blocks
+    std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, ZeRO 0 and 1
+    int64_t room = 0;                      // of gradients that share memory
     int parameter_slots = 1, gradient_slots = 1;
     int64_t slot_elements = 0;
     int64_t resident_elements = 0, unit_local_elements = 0;
@@ -153,6 +169,12 @@ class FlatBuffers {
   FlatBuffers(const ParameterRegistry& registry, const FlatLayout& layout,
               const FlatBuffersOptions& options)
       : registry_(registry), layout_(layout), options_(options) {}
+  // Whether backward writes gradients of the bucket in the order of the buckets: the first block's
+  // may belong to a table that the head uses too, and sums over tensor groups have buckets that
+  // span the model.
+  static bool InOrder(const FlatLayout::Bucket& bucket) {
+    return bucket.lowest_block > 0 && !bucket.partial && !bucket.shared;
+  }
   static Plan MakePlan(const FlatLayout& layout, const FlatBuffersOptions& options);
   using BufferPointer = std::unique_ptr<kernels::Buffer>;
   // One buffer, or one for each of several gradient levels.
@@ -179,6 +201,7 @@ class FlatBuffers {
   void ClearMoments(kernels::Stream& stream, int bucket);
   ParameterViews ParametersAsViews();
   ParameterViews GradientsAsViews(int level);
+  void MakeGradientViews();
 
   const ParameterRegistry& registry_;
   const FlatLayout& layout_;
@@ -189,6 +212,7 @@ class FlatBuffers {
   BufferPointer whole_parameters_, parameter_slot_storage_, master_, copy_, m_, v_,
       gradient_slot_storage_, host_master_, host_m_, host_v_;
   std::vector<BufferPointer> whole_gradients_, own_gradients_;  // per level
+  kernels::Tensor gradient_room_;                               // fp32; empty until it is set
   std::vector<std::unique_ptr<kernels::Event>> gradient_slot_empty_;
   ParameterViews parameter_views_;
   std::vector<ParameterViews> gradient_views_;

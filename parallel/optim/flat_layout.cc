@@ -74,6 +74,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     if (parameter.on_two_stages && open.count(key) != 0) close(key);
     Bucket& bucket = open[key];
     bucket.block = std::get<0>(key);
+    bucket.lowest_block = parameter.block;
     bucket.partial = summed == TensorSharing::kPartial;
     bucket.shared = summed == TensorSharing::kShared;
     bucket.compressed = compressed;

@@ -60,6 +60,7 @@ class FlatLayout {
     FlatRange range;
     std::vector<ParameterId> parameters;  // in storage order
     int block = -1;                       // by_block: of whose parameters it is made; -1 = resident
+    int lowest_block = 0;                 // of its parameters
     bool partial = false;                 // kPartial
     bool shared = false;                  // kShared
     bool compressed = false;

@@ -31,43 +31,47 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Make(FlatBuffers& flat,
   ASSIGN_OR_RETURN(optimizer->state_, device.Allocate(sizeof(StepState)));
   ASSIGN_OR_RETURN(optimizer->outcome_, device.Allocate(sizeof(StepOutcome)));
   ASSIGN_OR_RETURN(optimizer->host_state_, device.AllocateHost(sizeof(StepState)));
-  optimizer->ChooseNormInputs();
   RETURN_IF_ERROR(optimizer->SetState(stream, optimizer->initial_state()));
   return optimizer;
 }
 
-void Optimizer::ChooseNormInputs() {
-  const FlatLayout& layout = flat_.layout();
-  // What stands side by side is summed by one call; padding is zero.
-  const auto add = [this](const Tensor& next) {
-    if (!norm_inputs_.empty()) {
-      Tensor& last = norm_inputs_.back();
+std::vector<Tensor> GradientPieces(FlatBuffers& flat,
+                                   const std::function<bool(const Parameter&)>& counted) {
+  const FlatLayout& layout = flat.layout();
+  std::vector<Tensor> pieces;
+  // What stands side by side is one piece.
+  const auto add = [&](const Tensor& next) {
+    if (!pieces.empty()) {
+      Tensor& last = pieces.back();
       if (last.f32() + last.elements() == next.f32()) {
         last = Tensor(last.data(), DType::kF32, {last.elements() + next.elements()});
         return;
       }
     }
-    norm_inputs_.push_back(next);
+    pieces.push_back(next);
   };
   for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
-    const Tensor own = flat_.own_gradient(bucket);
-    bool all = true;
+    const Tensor own = flat.own_gradient(bucket);
+    // With the padding, which is zero, unless somebody else writes there.
+    bool all = !flat.shares_gradients(bucket);
     for (const ParameterId id : layout.buckets()[bucket].parameters) {
-      all = all && (options_.counted == nullptr || options_.counted(flat_.registry().at(id)));
+      all = all && (counted == nullptr || counted(flat.registry().at(id)));
     }
     if (all) {
       add(own);
       continue;
     }
-    const FlatRange part = layout.Part(bucket, flat_.options().shard);
+    const FlatRange part = layout.Part(bucket, flat.options().shard);
     for (const FlatPiece& piece : layout.Pieces(part)) {
-      if (!options_.counted(flat_.registry().at(piece.parameter))) continue;
+      if (counted != nullptr && !counted(flat.registry().at(piece.parameter))) continue;
       add(own.Rows(piece.flat - part.begin, piece.count));
     }
   }
+  return pieces;
 }
 
 void Optimizer::SumSquares(kernels::Stream& stream, Tensor pair) {
+  if (norm_inputs_.empty()) norm_inputs_ = GradientPieces(flat_, options_.counted);
   kernels::Zero(stream, pair);
   for (const Tensor& input : norm_inputs_) {
     kernels::SumSquaresPair(stream, input, pair, /*accumulate=*/true);

@@ -35,6 +35,11 @@ struct OptimizerOptions {
   std::function<bool(const Parameter&)> counted;
 };
 
+// Own reduced gradients of the parameters for which `counted` holds (null: of all), in as few
+// pieces as they stand side by side.
+std::vector<kernels::Tensor> GradientPieces(FlatBuffers& flat,
+                                            const std::function<bool(const Parameter&)>& counted);
+
 // Works on the own parts of the flat buffers and reads the reduced gradients there. All scalars of
 // the step stay in device memory, so a step need not wait for the host. Single-threaded.
 class Optimizer {
@@ -75,11 +80,10 @@ class Optimizer {
 
  private:
   Optimizer(FlatBuffers& flat, const OptimizerOptions& options) : flat_(flat), options_(options) {}
-  void ChooseNormInputs();
 
   FlatBuffers& flat_;
   const OptimizerOptions options_;
-  std::vector<kernels::Tensor> norm_inputs_;
+  std::vector<kernels::Tensor> norm_inputs_;  // since the first SumSquares
   std::unique_ptr<kernels::Buffer> scalars_, state_, outcome_, host_state_;
 };
 

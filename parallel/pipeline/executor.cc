@@ -184,12 +184,15 @@ absl::Status PipelineExecutor::MakeEvents(const Options& options) {
 }
 
 PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const Buffers& counts,
-                                                kernels::Arena& arena, const BatchShape& shape) {
+                                                kernels::Arena& arena, const BatchShape& shape,
+                                                const GradientRoom* room) {
   Memory memory;
+  CHECK(room == nullptr || (counts.workspaces.size() == 1 && counts.workspaces[0] == 1))
+      << "micro-batches in flight would share the room of the gradients";
   memory.workspaces.resize(counts.workspaces.size());
   for (size_t chunk = 0; chunk < counts.workspaces.size(); ++chunk) {
     for (int i = 0; i < counts.workspaces[chunk]; ++i) {
-      memory.workspaces[chunk].push_back(model.TakeSaved(arena, shape, model.parts()[chunk]));
+      memory.workspaces[chunk].push_back(model.TakeSaved(arena, shape, model.parts()[chunk], room));
     }
   }
   const auto take = [&](std::vector<Tensor>& tensors, int count) {
@@ -227,9 +230,10 @@ absl::Status PipelineExecutor::AllocateOffload() {
 }
 
 int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
-                                     kernels::Arena& arena, const BatchShape& shape) {
+                                     kernels::Arena& arena, const BatchShape& shape,
+                                     const GradientRoom* room) {
   std::vector<Step> steps;
-  const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape);
+  const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape, room);
   int64_t offloaded = 0;
   for (const std::vector<Workspace>& of_chunk : memory.workspaces) {
     for (const Workspace& workspace : of_chunk) offloaded += workspace.slots.host_bytes();
@@ -237,8 +241,9 @@ int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& mode
   return offloaded;
 }
 
-void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape) {
-  Memory memory = Take(model_, counts_, arena, shape);
+Tensor PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape,
+                                    const GradientRoom* room) {
+  Memory memory = Take(model_, counts_, arena, shape, room);
   workspaces_ = std::move(memory.workspaces);
   const auto give = [](const std::vector<Tensor>& tensors, std::vector<Buffer>& buffers) {
     for (size_t i = 0; i < tensors.size(); ++i) buffers[i].tensor = tensors[i];
@@ -246,6 +251,7 @@ void PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape
   give(memory.inputs, inputs_);
   give(memory.outputs, outputs_);
   give(memory.gradients, gradients_);
+  return room == nullptr ? Tensor() : workspaces_[0][0].gradients;
 }
 
 void PipelineExecutor::SetPositions(const Tensor& positions) {

@@ -77,15 +77,18 @@ class PipelineExecutor {
   ~PipelineExecutor();
 
   // The same Take() sequence on each call: once while the arena plans, once after Commit(). Scratch
-  // comes last: whatever is taken afterwards would share its memory.
-  void TakeMemory(kernels::Arena& arena, const BatchShape& shape);
+  // comes last: whatever is taken afterwards would share its memory. `room`: see
+  // Model::TakeWorkspace; requires one stage, chunk and micro-batch. Returns the room's memory.
+  kernels::Tensor TakeMemory(kernels::Arena& arena, const BatchShape& shape,
+                             const GradientRoom* room = nullptr);
   // After TakeMemory from a committed arena: memory of the host for activations that the model
   // offloads. kResourceExhausted.
   absl::Status AllocateOffload();
   // What TakeMemory() takes on stage `rank`, for planning without a device; returns the bytes of
   // AllocateOffload(). Requires: as Make().
   static int64_t PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
-                            kernels::Arena& arena, const BatchShape& shape);
+                            kernels::Arena& arena, const BatchShape& shape,
+                            const GradientRoom* room = nullptr);
 
   // Of the tokens of every sequence, where they are not 0, 1, 2 ... (Flow::positions); after
   // TakeMemory.
@@ -140,7 +143,7 @@ class PipelineExecutor {
     std::vector<kernels::Tensor> inputs, outputs, gradients;
   };
   static Memory Take(const Model& model, const Buffers& counts, kernels::Arena& arena,
-                     const BatchShape& shape);
+                     const BatchShape& shape, const GradientRoom* room);
   absl::Status MakeEvents(const Options& options);
   absl::Status Load(const Step& step, MicroBatchClient& client);
   absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);

@@ -106,8 +106,16 @@ std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place) {
   return GradientGroups(PipelineShapeOf(place), place.model, place.coordinate[Axis::kPipeline]);
 }
 
+bool SharesGradients(const TrainerPlace& place) {
+  return place.options.zero == 0 && MicroBatches(place) == 1 &&
+         place.mesh.degree(Axis::kPipeline) == 1 && place.model.parts().size() == 1 &&
+         place.options.compression.method == CompressionMethod::kNone &&
+         !place.model.shape().split_backward && !place.model.offloads();
+}
+
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place) {
   FlatBuffersOptions storage;
+  storage.share_gradients = SharesGradients(place);
   storage.gradient_levels = GradientReducer::Levels(MicroBatches(place), place.options.zero);
   storage.compute = ComputeDtype(place.options.precision);
   storage.zero = place.options.zero;
@@ -219,9 +227,13 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   const int64_t residuals =
       compressed ? GradientCompressor::StateBytes(options.compression, layout) : 0;
   kernels::Arena arena;
-  const int64_t offloaded =
-      PipelineExecutor::PlanMemory(MakePipelinePlan(PipelineShapeOf(place)), place.model,
-                                   place.coordinate[Axis::kPipeline], arena, BatchShapeOf(place));
+  GradientRoom room;
+  if (storage.share_gradients) {
+    room = FlatBuffers::Room(layout, place.model.parameters(), storage);
+  }
+  const int64_t offloaded = PipelineExecutor::PlanMemory(
+      MakePipelinePlan(PipelineShapeOf(place)), place.model, place.coordinate[Axis::kPipeline],
+      arena, BatchShapeOf(place), storage.share_gradients ? &room : nullptr);
   const auto workspace = [&](const char* category) {
     const auto found = arena.peak_by_category().find(category);
     return found == arena.peak_by_category().end() ? 0 : found->second;
@@ -234,7 +246,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
       {"gathered", flat.gathered},
       {"master", flat.master},
       {"optimizer", flat.moments},
-      {"gradients", flat.gradients},
+      {"gradients", flat.gradients + workspace("gradients")},
       {"communication", CommunicationBytes(place, layout)},
       {"residuals", residuals},
       {"inputs", workspace("inputs")},
@@ -247,7 +259,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   int64_t planned = 0;
   for (const auto& [category, bytes] : arena.peak_by_category()) planned += bytes;
   CHECK_EQ(planned, workspace("inputs") + workspace("activations") + workspace("logits") +
-                        workspace("stages") + workspace("scratch"))
+                        workspace("stages") + workspace("scratch") + workspace("gradients"))
       << "a category of the workspace is not listed";
 
   int64_t largest = 0;  // elements of a bucket

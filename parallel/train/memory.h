@@ -34,6 +34,9 @@ struct TrainerPlace {
 int64_t GlobalMicroBatches(const TrainerPlace& place);  // of a step
 int64_t MicroBatches(const TrainerPlace& place);        // of a step and this rank
 FlatLayoutOptions LayoutOptionsOf(const TrainerPlace& place);
+// Whether gradients share the memory of activations: where a step has one micro-batch per rank,
+// whose backward overwrites the gradients while it frees the activations.
+bool SharesGradients(const TrainerPlace& place);
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // but for seed and shard
 std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);
 PipelineShape PipelineShapeOf(const TrainerPlace& place);
@@ -62,7 +65,7 @@ struct MemoryUse {
   //   gathered       ZeRO-3: whole blocks, while they are in use
   //   master         fp32 weights beside those
   //   optimizer      AdamW's two moments
-  //   gradients
+  //   gradients      where they share the memory of activations, what that is not enough for
   //   communication  buffers of reductions: 16-bit wire, compressed gradients, tied tables
   //   residuals      what gradient compression has not sent
   //   inputs, activations, logits, stages, scratch

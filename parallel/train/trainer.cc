@@ -311,12 +311,16 @@ absl::Status Trainer::AllocatePipeline() {
                                                       .meter = meter_.get(),
                                                       .replay = replay_ != nullptr}));
   const BatchShape shape = BatchShapeOf(place());
-  executor_->TakeMemory(arena_, shape);
+  GradientRoom room;
+  const bool shares = flat_->options().share_gradients;
+  if (shares) room = FlatBuffers::Room(layout_, model_.parameters(), flat_->options());
+  executor_->TakeMemory(arena_, shape, shares ? &room : nullptr);
   RETURN_IF_ERROR(Annotate(
       arena_.Commit(device_),
       absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
-  executor_->TakeMemory(arena_, shape);
+  const Tensor gradients = executor_->TakeMemory(arena_, shape, shares ? &room : nullptr);
+  if (shares) flat_->SetGradientRoom(gradients);
   RETURN_IF_ERROR(executor_->AllocateOffload());
   RETURN_IF_ERROR(AllocatePositions());
   return AllocateShared();

@@ -32,6 +32,7 @@
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
+#include "parallel/optim/optimizer.h"
 #include "tests/bench/kernel_times.h"
 
 namespace muster {
@@ -119,16 +120,21 @@ class Step {
                .sequence = options.sequence,
                .activation = TypeOf(options.dtype),
                .head_tokens = options.head_tokens},
-        buffers_(
-            Take(parallel::FlatBuffers::Make(device, *stream_, model_->parameters(), layout_,
-                                             {.seed = 1234, .compute = TypeOf(options.dtype)}))),
+        buffers_(Take(parallel::FlatBuffers::Make(
+            device, *stream_, model_->parameters(), layout_,
+            {.seed = 1234, .compute = TypeOf(options.dtype), .share_gradients = true}))),
         scalars_(Take(device.Allocate(sizeof(kernels::StepScalars)))),
         host_scalars_(Take(device.AllocateHost(kSteps * sizeof(kernels::StepScalars)))),
         sums_(Take(device.Allocate(3 * sizeof(float)))) {
     buffers_->RefreshCopies(*stream_);
-    model_->TakeWorkspace(arena_, shape_);
+    // As the trainer does in steps of one micro-batch.
+    const parallel::GradientRoom room =
+        parallel::FlatBuffers::Room(layout_, model_->parameters(), buffers_->options());
+    model_->TakeWorkspace(arena_, shape_, &room);
     CHECK_OK(arena_.Commit(device));
-    workspace_ = model_->TakeWorkspace(arena_, shape_);
+    workspace_ = model_->TakeWorkspace(arena_, shape_, &room);
+    buffers_->SetGradientRoom(workspace_.gradients);
+    gradients_ = parallel::GradientPieces(*buffers_, nullptr);
     FillTokens(workspace_.flow.tokens, 1);
     FillTokens(workspace_.flow.targets, 2);
     if (options.recordings) replay_ = std::make_unique<kernels::Replay>(*stream_);
@@ -161,16 +167,17 @@ class Step {
   static constexpr int kSteps = 1024;
 
   void EnqueueKernels() {
-    const Tensor gradients = buffers_->all_gradients(0);
     const parallel::Pass pass = {.stream = *stream_,
                                  .weights = buffers_->parameter_views(),
                                  .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
                                  .gradients = &buffers_->gradient_views(0),
                                  .overwrite_gradients = true};
     model_->Forward(pass, workspace_);
-    model_->Backward(pass, workspace_);
     kernels::Sum(*stream_, workspace_.flow.losses, Scalar(0), false);
-    kernels::SumSquares(*stream_, gradients, Scalar(1), false);
+    model_->Backward(pass, workspace_);
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      kernels::SumSquares(*stream_, gradients_[i], Scalar(1), /*accumulate=*/i > 0);
+    }
     auto* scalars = static_cast<kernels::StepScalars*>(scalars_->data());
     kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(2), scalars);
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
@@ -209,6 +216,7 @@ class Step {
   parallel::FlatLayout layout_;
   parallel::BatchShape shape_;
   std::unique_ptr<parallel::FlatBuffers> buffers_;
+  std::vector<Tensor> gradients_;  // as few pieces as there are
   std::unique_ptr<kernels::Buffer> scalars_, host_scalars_, sums_;
   kernels::Arena arena_;
   parallel::Workspace workspace_;

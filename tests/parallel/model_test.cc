@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"
 #include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/optimizer.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -30,15 +33,23 @@ class Bench {
  public:
   explicit Bench(const Gpt2Config& config, BatchShape shape = {2, 8})
       : Bench(MakeGpt2(config), shape) {}
-  explicit Bench(std::unique_ptr<Model> model, BatchShape shape = {2, 8})
+  // `share`: gradients with activations.
+  explicit Bench(std::unique_ptr<Model> model, BatchShape shape = {2, 8}, bool share = false)
       : model_(std::move(model)),
         layout_(model_->parameters(), 4096, 1),
         device_(kernels::MakeCpuDevice(1)),
         stream_(*device_->MakeStream()) {
-    flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_, {.seed = 5});
-    model_->TakeWorkspace(arena_, shape);
+    flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_,
+                               {.seed = 5, .share_gradients = share});
+    GradientRoom room;
+    if (share) room = FlatBuffers::Room(layout_, model_->parameters(), flat_->options());
+    model_->TakeWorkspace(arena_, shape, share ? &room : nullptr);
     CHECK_OK(arena_.Commit(*device_));
-    workspace_ = model_->TakeWorkspace(arena_, shape);
+    workspace_ = model_->TakeWorkspace(arena_, shape, share ? &room : nullptr);
+    if (share) flat_->SetGradientRoom(workspace_.gradients);
+    // What nobody writes must not matter.
+    const kernels::Tensor& gradients = workspace_.gradients;
+    if (share) std::memset(gradients.data(), 0xff, gradients.bytes());
     Rng rng(testing::TestSeed());
     const int64_t vocab = model_->shape().vocab;
     for (int64_t i = 0; i < shape.tokens(); ++i) {
@@ -76,9 +87,10 @@ class Bench {
     return workspace_.flow.logits;
   }
 
-  void Gradients(GradientListener* listener = nullptr) {
+  void Gradients(GradientListener* listener = nullptr, bool overwrite = false) {
     Pass pass = {*stream_, flat_->parameter_views()};
     pass.gradients = &flat_->gradient_views(0);
+    pass.overwrite_gradients = overwrite;
     pass.listener = listener;
     model_->Forward(pass, workspace_);
     model_->Backward(pass, workspace_);
@@ -89,6 +101,19 @@ class Bench {
   const Model& model() const { return *model_; }
   Workspace& workspace() { return workspace_; }
   const kernels::Arena& arena() const { return arena_; }
+  // Of activations, gradients and all else that a step needs beside the parameters' state.
+  int64_t step_bytes() const {
+    return arena_.peak_bytes() + FlatBuffers::Sizes(layout_, flat_->options()).gradients;
+  }
+  // The norm of the gradients as an optimizer sees it.
+  double Norm() {
+    float pair[2] = {0, 0};
+    const kernels::Tensor sum(pair, kernels::DType::kF32, {2});
+    for (const kernels::Tensor& piece : GradientPieces(*flat_, nullptr)) {
+      kernels::SumSquaresPair(*stream_, piece, sum, /*accumulate=*/true);
+    }
+    return std::sqrt(static_cast<double>(pair[0]) + pair[1]);
+  }
 
  private:
   std::unique_ptr<Model> model_;
@@ -172,6 +197,39 @@ TEST_P(Families, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
       std::copy(original.begin(), original.end(), values);
       EXPECT_NEAR(slope, expected, 0.01 * norm + 2e-3)
           << parameter.name << (random ? ", random direction" : ", along the gradient");
+    }
+  }
+}
+
+TEST_P(Families, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    // Activations larger than gradients, as usual, and smaller.
+    for (const BatchShape& shape : {BatchShape{16, 8}, BatchShape{1, 4}}) {
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(recompute), " ", shape.batch));
+      const auto make = [&] {
+        Gpt2Config gpt2 = kTiny;
+        LlamaConfig llama = TinyLlama(GetParam() == "llama_tied");
+        gpt2.layers = llama.layers = 6;
+        const ModelParallel how = {.recompute = recompute};
+        return GetParam() == "gpt2" ? MakeGpt2(gpt2, how) : MakeLlama(llama, how);
+      };
+      Bench apart(make(), shape), shared(make(), shape, /*share=*/true);
+      for (int step = 0; step < 2; ++step) {
+        for (Bench* bench : {&apart, &shared}) {
+          bench->Shake();
+          bench->Gradients(nullptr, /*overwrite=*/true);
+        }
+        for (ParameterId id = 0; id < apart.model().parameters().size(); ++id) {
+          const Parameter& parameter = apart.model().parameters().at(id);
+          const kernels::Tensor a = apart.gradient(id), b = shared.gradient(id);
+          ASSERT_EQ(std::memcmp(a.data(), b.data(), parameter.elements() * sizeof(float)), 0)
+              << parameter.name;
+        }
+        EXPECT_NEAR(shared.Norm(), apart.Norm(), 1e-9 * apart.Norm());
+      }
+      const int64_t saved = apart.step_bytes() - shared.step_bytes();
+      // The smaller of the two but for what one block needs of both and what is not in order.
+      EXPECT_GT(saved, recompute == Recompute::kFull ? 0 : apart.step_bytes() / 20);
     }
   }
 }
