@@ -247,6 +247,12 @@ void GradientReducer::EndMicroBatch() {
   }
 }
 
+kernels::Event* GradientReducer::reduced(int bucket) const {
+  const FlatLayout::Bucket& of = flat_.layout().buckets()[bucket];
+  const bool mine = bucket >= first_bucket() && bucket < last_bucket();
+  return mine && options_.overlap && !of.partial && !of.shared ? reduced_[bucket].get() : nullptr;
+}
+
 void GradientReducer::Finish() {
   if (options_.overlap) {
     communication_.Record(*finished_);

@@ -90,6 +90,9 @@ class GradientReducer : public GradientListener {
   void GradientReady(ParameterId parameter) override;
   // After the backward of each micro-batch. Requires: every parameter has become ready once.
   void EndMicroBatch();
+  // When the own part of a bucket holds the sum of the step, once the last micro-batch's backward
+  // has been enqueued and until the next step; null: not before Finish().
+  kernels::Event* reduced(int bucket) const;
   // After the last one: later work on the compute stream sees the sum over all ranks in the own
   // parts (FlatBuffers::own_gradient level 0).
   void Finish();

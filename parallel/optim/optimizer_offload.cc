@@ -151,12 +151,15 @@ void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
   }
 }
 
-void OptimizerOffload::FetchGradients(kernels::Stream& compute) {
+void OptimizerOffload::FetchGradients(kernels::Stream& compute,
+                                      absl::FunctionRef<kernels::Event*(int bucket)> reduced) {
   compute.Record(*reduced_);
-  down_->Wait(*reduced_);
   // The host has read the last ones.
   down_->Wait(*updated_);
-  for (int bucket = flat_.options().host_buckets - 1; bucket >= 0; --bucket) {
+  // In the order of backward.
+  for (int bucket = 0; bucket < flat_.options().host_buckets; ++bucket) {
+    kernels::Event* const earlier = reduced(bucket);
+    down_->Wait(earlier != nullptr ? *earlier : *reduced_);
     kernels::Copy(*down_, flat_.own_gradient(bucket), gradients(bucket));
     down_->Record(*fetched_[bucket]);
   }

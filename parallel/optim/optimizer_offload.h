@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
@@ -39,8 +40,10 @@ class OptimizerOffload {
   // What Make() will ask the host for.
   static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
 
-  // Enqueues the way down of the gradients, which work enqueued on `compute` so far has reduced.
-  void FetchGradients(kernels::Stream& compute);
+  // Enqueues the way down of the gradients: those of a bucket when reduced(bucket) has happened,
+  // or, where that is null, work enqueued on `compute` so far. Under the backward pass, thus.
+  void FetchGradients(kernels::Stream& compute,
+                      absl::FunctionRef<kernels::Event*(int bucket)> reduced);
   // Enqueues the update with the scalars that Optimizer::Prepare left on `compute`, which may write
   // gradients again afterwards, but must not touch parameters of a bucket before written(bucket).
   void Update(kernels::Stream& compute);

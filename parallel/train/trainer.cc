@@ -374,7 +374,9 @@ absl::Status Trainer::EnqueueStep() {
   meter_->BeginStep(static_cast<int>(enqueued_ % flights_.size()));
   kernels::Zero(*compute_, Floats(*values_, 0, step_values()));
   RETURN_IF_ERROR(RunMicroBatches(flight));
-  if (offload_ != nullptr) offload_->FetchGradients(*compute_);
+  if (offload_ != nullptr) {
+    offload_->FetchGradients(*compute_, [this](int bucket) { return Reduced(bucket); });
+  }
   if (compressor_ != nullptr) {
     compressor_->ResidualSquare(*compute_, Floats(*residual_square_, 0, 1));
     kernels::Copy(*compute_, Floats(*residual_square_, 0, 1),

@@ -229,6 +229,8 @@ class Trainer {
   absl::Status LoadOwn(int state, WeightReader read);
   // Brings master weights that were just written to where the model reads them, on all ranks.
   void Publish();
+  // When the gradients of a bucket are those of the step; null: once the reducers have finished.
+  kernels::Event* Reduced(int bucket) const;
   // Times one bucket either way and warns when the dense one is faster. A collective.
   absl::Status CompareWithDense();
   int64_t GradientBytesSent();  // by this rank so far

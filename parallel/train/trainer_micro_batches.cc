@@ -141,6 +141,16 @@ absl::Status Trainer::MakeReducers() {
   return absl::OkStatus();
 }
 
+kernels::Event* Trainer::Reduced(int bucket) const {
+  if (bucket == shared_bucket_) return nullptr;  // see SumShared
+  for (const auto& reducer : reducers_) {
+    if (kernels::Event* const reduced = reducer->reduced(bucket); reduced != nullptr) {
+      return reduced;
+    }
+  }
+  return nullptr;
+}
+
 absl::Status Trainer::AllocateShared() {
   const ParameterRegistry& parameters = model_.parameters();
   for (ParameterId id = 0; id < parameters.size(); ++id) {
