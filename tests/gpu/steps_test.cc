@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -27,6 +28,7 @@
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
+#include "parallel/train/memory.h"
 #include "parallel/train/trainer.h"
 #include "tests/support/status_matchers.h"
 
@@ -197,18 +199,26 @@ class Recorder : public TrainerHooks {
     numbers.push_back(report.gradient_norm);
   }
   void OnEvaluation(const EvaluationReport& report) override { numbers.push_back(report.loss); }
+  void OnSaved(const SavedCheckpoint& checkpoint) override {
+    saved.push_back(
+        {checkpoint.id, checkpoint.result.directory, checkpoint.result.manifest_checksum});
+  }
 
   std::vector<double> numbers;
+  std::vector<RestoreCandidate> saved;
+  int64_t bytes = 0;  // device memory
 };
 
-// Several micro-batches a step, evaluations between steps.
-TEST_P(StepsTest, TrainerThatRecords_ReportsTheNumbersOfOneThatDoesNot) {
-  const auto files = PosixFileSystem();
-  const std::string directory = absl::StrCat(::testing::TempDir(), "/muster-steps-", getpid());
-  ASSERT_OK(files->RemoveTree(directory));
-  ASSERT_OK(files->MakeDirectory(directory));
-  {
-    auto writer = *IndexedDatasetWriter::Create(*files, directory + "/text", TokenType::kU8);
+// Whole runs of a trainer on random text.
+class TrainerStepsTest : public StepsTest {
+ protected:
+  void SetUp() override {
+    StepsTest::SetUp();
+    if (IsSkipped()) return;
+    directory_ = absl::StrCat(::testing::TempDir(), "/muster-steps-", getpid());
+    ASSERT_OK(files_->RemoveTree(directory_));
+    ASSERT_OK(files_->MakeDirectory(directory_));
+    auto writer = *IndexedDatasetWriter::Create(*files_, directory_ + "/text", TokenType::kU8);
     Rng rng(1);
     std::vector<int32_t> text = {1};
     while (text.size() < 20000) {
@@ -222,12 +232,12 @@ TEST_P(StepsTest, TrainerThatRecords_ReportsTheNumbersOfOneThatDoesNot) {
       begin += size;
     }
     ASSERT_OK(writer->Finish());
+    dataset_ = *IndexedDataset::Open(directory_ + "/text");
   }
-  const auto dataset = *IndexedDataset::Open(directory + "/text");
-  const auto training = *Sampler::Training({{dataset.get(), 1}}, {kSequence, kVocab, 9});
-  const auto validation = *Sampler::Training({{dataset.get(), 1}}, {kSequence, kVocab, 10});
-  const auto train = [&](bool record, bool documents) {
-    const auto model = *MakeModel(Gpt2(), {.documents = documents});
+  void TearDown() override { EXPECT_OK(files_->RemoveTree(directory_)); }
+
+  // Seven steps with evaluations between them; several micro-batches a step.
+  TrainerOptions Options() const {
     TrainerOptions options;
     options.steps = 7;
     options.global_batch = 6;
@@ -237,25 +247,126 @@ TEST_P(StepsTest, TrainerThatRecords_ReportsTheNumbersOfOneThatDoesNot) {
     options.precision = GetParam() ? Precision::kBf16 : Precision::kFp32;
     options.evaluate_every = 3;
     options.evaluate_samples = 4;
-    options.record = record;
+    // Several buckets, so that some of them can be elsewhere.
+    options.bucket_bytes = int64_t{1} << 20;
     options.job = JobId("steps");
     options.epoch = Epoch(1);
+    return options;
+  }
+  // What a run reports.
+  Recorder Train(const TrainerOptions& options, const ModelParallel& how = {},
+                 const std::vector<RestoreCandidate>& restore = {}) {
+    const auto training = *Sampler::Training({{dataset_.get(), 1}}, {kSequence, kVocab, 9});
+    const auto validation = *Sampler::Training({{dataset_.get(), 1}}, {kSequence, kVocab, 10});
+    const auto model = *MakeModel(Gpt2(), how);
     Recorder recorder;
     const auto world = MakeLocalCommunicators(1, absl::Seconds(60));
     const auto groups = *MeshGroups::Make(*Mesh::Make({}, 1), *world[0], 1);
+    const int64_t before = device_->allocated_bytes();
     auto trainer =
-        Trainer::Make(options, *model, *device_, *groups, training, &validation, *files, recorder);
+        Trainer::Make(options, *model, *device_, *groups, training, &validation, *files_, recorder);
     EXPECT_OK(trainer);
+    if (!trainer.ok()) return recorder;
+    recorder.bytes = device_->allocated_bytes() - before;
+    int64_t predicted = 0;
+    for (const MemoryUse::Category& category : (*trainer)->PredictedMemory().device) {
+      if (category.name != "libraries") predicted += category.bytes;
+    }
+    // A GPU's streams have scratch memory of their own.
+    if (!GetParam()) {
+      EXPECT_EQ(recorder.bytes, predicted);
+    }
+    EXPECT_OK((*trainer)->Restore(restore));
     EXPECT_OK((*trainer)->Run());
-    return recorder.numbers;
-  };
-  for (const bool documents : {false, true}) {
-    const std::vector<double> apart = train(/*record=*/false, documents);
-    EXPECT_EQ(apart.size(), 7u * 2 + 3);
-    EXPECT_EQ(apart, train(/*record=*/true, documents));
-    EXPECT_NE(apart, train(/*record=*/false, !documents));
+    return recorder;
   }
-  EXPECT_OK(files->RemoveTree(directory));
+
+  std::unique_ptr<FileSystem> files_ = PosixFileSystem();
+  std::string directory_;
+  std::unique_ptr<IndexedDataset> dataset_;
+};
+
+TEST_P(TrainerStepsTest, Recording_ReportsTheSameNumbers) {
+  TrainerOptions options = Options();
+  for (const bool documents : {false, true}) {
+    options.record = false;
+    const std::vector<double> apart = Train(options, {.documents = documents}).numbers;
+    EXPECT_EQ(apart.size(), 7u * 2 + 3);
+    EXPECT_NE(apart, Train(options, {.documents = !documents}).numbers);
+    options.record = true;
+    EXPECT_EQ(apart, Train(options, {.documents = documents}).numbers);
+  }
+}
+
+// The host updates what the device would have updated, to the bit.
+TEST_P(TrainerStepsTest, Offloading_ReportsTheSameNumbersInLessMemory) {
+  // Products that are added to zeros may be others than those that overwrite, on a GPU.
+  for (const int zero : {0, 3}) {
+    TrainerOptions options = Options();
+    options.zero = zero;
+    options.offload_threads = 2;
+    const Recorder on_device = Train(options);
+    int64_t last = on_device.bytes;
+    for (const double share : {0.4, 1.0}) {
+      SCOPED_TRACE(absl::StrCat("share ", share, ", stage ", zero, " of ZeRO"));
+      options.offload_optimizer = share;
+      const Recorder offloaded = Train(options);
+      EXPECT_EQ(offloaded.numbers, on_device.numbers);
+      EXPECT_LT(offloaded.bytes, last);
+      last = offloaded.bytes;
+    }
+    options.offload_optimizer = 0.4;
+    EXPECT_EQ(Train(options, {.offload_activations = true}).numbers, on_device.numbers);
+  }
+}
+
+// One micro-batch a step: gradients in the memory of activations, unless those are offloaded.
+TEST_P(TrainerStepsTest, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
+  TrainerOptions options = Options();
+  options.micro_batch = options.global_batch;
+  options.record = false;
+  const Recorder apart = Train(options, {.offload_activations = true});
+  for (const bool record : {false, true}) {
+    options.record = record;
+    const Recorder shared = Train(options);
+    EXPECT_EQ(shared.numbers, apart.numbers);
+    EXPECT_LT(shared.bytes, apart.bytes);
+  }
+  options.offload_optimizer = 0.4;
+  EXPECT_EQ(Train(options).numbers, apart.numbers);
+}
+
+TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrTheDevice) {
+  const std::vector<double> whole = Train(Options()).numbers;
+  // By stage of ZeRO: what the first continuation reports.
+  std::map<int, std::vector<double>> expected = {{0, {whole.end() - 8, whole.end()}}};
+  for (const double first_share : {0.0, 1.0}) {
+    TrainerOptions first = Options();
+    first.offload_optimizer = first_share;
+    first.steps = 3;
+    first.checkpoint_root = directory_ + absl::StrCat("/saved-", first_share);
+    first.checkpoint_every = 3;
+    const Recorder begun = Train(first);
+    ASSERT_EQ(begun.saved.size(), 1u);
+    for (const int zero : {0, 3}) {
+      for (const double share : {0.0, 0.4}) {
+        SCOPED_TRACE(absl::StrCat(first_share, " then ", share, ", stage ", zero, " of ZeRO"));
+        TrainerOptions second = Options();
+        second.zero = zero;
+        second.offload_optimizer = share;
+        const std::vector<double> all = Train(second, {}, begun.saved).numbers;
+        ASSERT_GE(all.size(), 8u);
+        // Without an evaluation that may come again at the beginning.
+        const std::vector<double> rest(all.end() - 8, all.end());
+        EXPECT_EQ(rest, expected.try_emplace(zero, rest).first->second);
+      }
+    }
+    TrainerOptions wide = Options();
+    wide.precision = Precision::kFp32;
+    const std::vector<double> numbers = Train(wide, {}, begun.saved).numbers;
+    ASSERT_GE(numbers.size(), 1u);
+    EXPECT_NEAR(numbers.back(), whole.back(), 0.02 * whole.back());
+  }
 }
 
 TEST_P(StepsTest, Replay_OfWorkThatOutgrowsScratchOrWaits_RunsItAllTheSame) {
@@ -296,6 +407,8 @@ TEST_P(StepsTest, Replay_OfWorkThatOutgrowsScratchOrWaits_RunsItAllTheSame) {
   EXPECT_EQ(calls, GetParam() ? 5 : 4);  // one was to be recorded
 }
 
+INSTANTIATE_TEST_SUITE_P(Devices, TrainerStepsTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Cuda" : "Host"; });
 INSTANTIATE_TEST_SUITE_P(Devices, StepsTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Cuda" : "Host"; });
 
