@@ -60,7 +60,8 @@ struct Work {
   EngineRun run;
 };
 
-// "NAME: OVERRIDE OVERRIDE ..."; `thread_blocks=N` is no override but caps the collectives.
+// "NAME: OVERRIDE OVERRIDE ..."; `thread_blocks=N` is no override but caps the collectives, and
+// `threads=N` is what a rank has of the host.
 Work ParseWork(const Options& options, const std::string& line, const std::string& data) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
   Work work;
@@ -70,6 +71,8 @@ Work ParseWork(const Options& options, const std::string& line, const std::strin
   for (absl::string_view text : absl::StrSplit(parts.second, ' ', absl::SkipWhitespace())) {
     if (absl::ConsumePrefix(&text, "thread_blocks=")) {
       CHECK(absl::SimpleAtoi(text, &work.run.thread_blocks_max)) << line;
+    } else if (absl::ConsumePrefix(&text, "threads=")) {
+      CHECK(absl::SimpleAtoi(text, &work.run.threads)) << line;
     } else {
       overrides.emplace_back(text);
     }

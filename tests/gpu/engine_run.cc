@@ -127,7 +127,7 @@ absl::StatusOr<EngineResult> RunEngine(RankProcess& self, const EngineRun& run) 
   assignment.set_rank(self.rank());
   assignment.set_world_size(run.spec.resources().ranks());
   assignment.set_local_ranks(run.spec.resources().ranks());
-  assignment.set_threads(1);
+  assignment.set_threads(run.threads);
   assignment.set_device(
       absl::StrCat(self.kind() == kernels::DeviceKind::kCuda ? "cuda:" : "cpu:", self.rank()));
   assignment.set_cache_directory(run.cache_directory);
