@@ -71,17 +71,17 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
   } else {
     plan.whole_parameters = layout.elements();
   }
-  if (options.zero >= 2) {
+  const bool sharded = options.zero >= 2;
+  if (sharded) {
     plan.whole_gradients = plan.resident_elements;
     plan.gradient_slot_storage = plan.gradient_slots * plan.slot_elements;
-    plan.own_gradients = layout.local_elements();
-    return plan;
   }
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
-    int64_t& elements =
-        options.share_gradients && InOrder(bucket) ? plan.room : plan.whole_gradients;
+    int64_t& elements = options.share_gradients && InOrder(bucket, options) ? plan.room
+                        : sharded                                           ? plan.own_gradients
+                                                                            : plan.whole_gradients;
     plan.gradient.push_back(elements);
-    elements += bucket.range.size();
+    elements += bucket.range.size() / (sharded ? layout.shards() : 1);
   }
   return plan;
 }
@@ -132,13 +132,14 @@ GradientRoom FlatBuffers::Room(const FlatLayout& layout, const ParameterRegistry
     for (const ParameterId id : bucket.parameters) {
       const Parameter& parameter = registry.at(id);
       room.ends.resize(std::max<size_t>(room.ends.size(), parameter.block + 1), 0);
-      if (!InOrder(bucket)) continue;
-      // Reductions write the padding as well.
-      const int64_t end = id == bucket.parameters.back()
-                              ? bucket.range.end
-                              : layout.offset(id) + parameter.storage_elements();
+      if (!InOrder(bucket, options)) continue;
+      // Reductions write the padding as well. From stage 2 on they alone write, all at once.
+      int64_t end = bucket.range.size() / (options.zero >= 2 ? layout.shards() : 1);
+      if (options.zero < 2 && id != bucket.parameters.back()) {
+        end = layout.offset(id) + parameter.storage_elements() - bucket.range.begin;
+      }
       int64_t& bytes = room.ends[parameter.block];
-      bytes = std::max(bytes, (plan.gradient[i] + end - bucket.range.begin) * SizeOf(DType::kF32));
+      bytes = std::max(bytes, (plan.gradient[i] + end) * SizeOf(DType::kF32));
     }
   }
   return room;
@@ -162,7 +163,7 @@ absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& 
                                                                const FlatLayout& layout,
                                                                const FlatBuffersOptions& options) {
   CHECK(options.shard >= 0 && options.shard < layout.shards());
-  CHECK(!options.share_gradients || (options.zero == 0 && options.gradient_levels == 1));
+  CHECK(!options.share_gradients || options.gradient_levels == 1);
   CHECK(options.host_buckets >= 0 &&
         options.host_buckets <= static_cast<int>(layout.buckets().size()));
   std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout, options));
@@ -320,16 +321,21 @@ Tensor FlatBuffers::whole_gradients(int bucket, int level) {
     return Slice(*gradient_slot_storage_, DType::kF32, gradient_slot(bucket) * plan_.slot_elements,
                  size);
   }
-  if (shares_gradients(bucket)) {
-    CHECK(!gradient_room_.empty()) << "nobody has set the room of the gradients";
-    return gradient_room_.Rows(plan_.gradient[bucket], size);
-  }
+  if (options_.zero < 2 && shares_gradients(bucket)) return Shared(bucket, size);
   return Slice(*whole_gradients_[level], DType::kF32,
                options_.zero >= 2 ? plan_.resident[bucket] : plan_.gradient[bucket], size);
 }
 
+Tensor FlatBuffers::Shared(int bucket, int64_t elements) {
+  CHECK(!gradient_room_.empty()) << "nobody has set the room of the gradients";
+  return gradient_room_.Rows(plan_.gradient[bucket], elements);
+}
+
 Tensor FlatBuffers::own_gradient(int bucket, int level) {
-  if (options_.zero >= 2) return Local(*own_gradients_[level], bucket);
+  if (options_.zero >= 2) {
+    if (shares_gradients(bucket)) return Shared(bucket, part(bucket));
+    return Slice(*own_gradients_[level], DType::kF32, plan_.gradient[bucket], part(bucket));
+  }
   return whole_gradients(bucket, level).Rows(options_.shard * part(bucket), part(bucket));
 }
 

@@ -33,8 +33,9 @@ struct FlatBuffersOptions {
   int shard = 0;  // this rank's place among layout.shards()
   // ZeRO-3: false keeps gathered blocks until the next update, in memory for all of them.
   bool reshard_after_forward = true;
-  // ZeRO 0 with one level: gradients are in memory that activations use too (GradientRoom), but for
-  // those that are not written in the order of backward. The model must overwrite gradients.
+  // With one level: gradients (from stage 2 on, the reduced own ones) are in memory that
+  // activations use too (GradientRoom), but for those that are not written in the order of
+  // backward. In stages 0 and 1 the model must overwrite gradients.
   bool share_gradients = false;
   // Offload: the optimizer's state and the master weights of the first so many buckets, those of
   // the last layers, are in (pinned) host memory.
@@ -98,7 +99,7 @@ class FlatBuffers {
   // Whether its gradients share memory: then what is between the parameters, and in the padding, is
   // anything, not zero.
   bool shares_gradients(int bucket) const {
-    return options_.share_gradients && InOrder(layout_.buckets()[bucket]);
+    return options_.share_gradients && InOrder(layout_.buckets()[bucket], options_);
   }
   bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
   // Which of the rotating buffers a bucket uses.
@@ -156,7 +157,7 @@ class FlatBuffers {
     std::vector<int> units;                // per bucket: ordinal among those of blocks
     std::vector<int64_t> whole, resident;  // per bucket: begin among all, among the resident
     std::vector<int64_t> unit_local;       // per bucket: begin among own parts of blocks
-    std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, ZeRO 0 and 1
+    std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, or of own ones
     int64_t room = 0;                      // of gradients that share memory
     int parameter_slots = 1, gradient_slots = 1;
     int64_t slot_elements = 0;
@@ -171,9 +172,10 @@ class FlatBuffers {
       : registry_(registry), layout_(layout), options_(options) {}
   // Whether backward writes gradients of the bucket in the order of the buckets: the first block's
   // may belong to a table that the head uses too, and sums over tensor groups have buckets that
-  // span the model.
-  static bool InOrder(const FlatLayout::Bucket& bucket) {
-    return bucket.lowest_block > 0 && !bucket.partial && !bucket.shared;
+  // span the model, as have the resident parameters of ZeRO 2 and 3.
+  static bool InOrder(const FlatLayout::Bucket& bucket, const FlatBuffersOptions& options) {
+    return bucket.lowest_block > 0 && !bucket.partial && !bucket.shared &&
+           (options.zero < 2 || bucket.block >= 0);
   }
   static Plan MakePlan(const FlatLayout& layout, const FlatBuffersOptions& options);
   using BufferPointer = std::unique_ptr<kernels::Buffer>;
@@ -200,6 +202,7 @@ class FlatBuffers {
                         std::unique_ptr<kernels::Buffer>& device, int bucket);
   void ClearMoments(kernels::Stream& stream, int bucket);
   ParameterViews ParametersAsViews();
+  kernels::Tensor Shared(int bucket, int64_t elements);
   ParameterViews GradientsAsViews(int level);
   void MakeGradientViews();
 

@@ -25,7 +25,8 @@ struct GradientReducerOptions {
   // one rounding of every contribution is all that is lost.
   kernels::DType wire = kernels::DType::kF32;
   // Whoever computes gradients overwrites them (Pass::overwrite_gradients), so that BeginMicroBatch
-  // need not zero them. ZeRO 0 only: elsewhere their padding may hold what was reduced.
+  // need not zero them. ZeRO 0, and ZeRO 1 where padding need not be zero: it may hold what was
+  // reduced.
   bool overwritten = false;
   // Buckets [first, last) are this reducer's: those of one group (GradientGroups) of a stage, whose
   // micro-batches come at their own times. last < 0: all of them.

@@ -53,7 +53,7 @@ std::vector<Tensor> GradientPieces(FlatBuffers& flat,
   for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
     const Tensor own = flat.own_gradient(bucket);
     // With the padding, which is zero, unless somebody else writes there.
-    bool all = !flat.shares_gradients(bucket);
+    bool all = !flat.options().share_gradients;
     for (const ParameterId id : layout.buckets()[bucket].parameters) {
       all = all && (counted == nullptr || counted(flat.registry().at(id)));
     }

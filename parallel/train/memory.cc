@@ -107,8 +107,8 @@ std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place) {
 }
 
 bool SharesGradients(const TrainerPlace& place) {
-  return place.options.zero == 0 && MicroBatches(place) == 1 &&
-         place.mesh.degree(Axis::kPipeline) == 1 && place.model.parts().size() == 1 &&
+  return MicroBatches(place) == 1 && place.mesh.degree(Axis::kPipeline) == 1 &&
+         place.model.parts().size() == 1 &&
          place.options.compression.method == CompressionMethod::kNone &&
          !place.model.shape().split_backward && !place.model.offloads();
 }

@@ -35,7 +35,7 @@ int64_t GlobalMicroBatches(const TrainerPlace& place);  // of a step
 int64_t MicroBatches(const TrainerPlace& place);        // of a step and this rank
 FlatLayoutOptions LayoutOptionsOf(const TrainerPlace& place);
 // Whether gradients share the memory of activations: where a step has one micro-batch per rank,
-// whose backward overwrites the gradients while it frees the activations.
+// whose backward writes the gradients while it frees the activations.
 bool SharesGradients(const TrainerPlace& place);
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // but for seed and shard
 std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);

@@ -306,7 +306,12 @@ class Trainer {
   int together() const;                  // see GradientReducer::MicroBatchOf
   int64_t step_values() const;           // floats that a step exchanges
   // Whether gradients that stand whole need no zeroing. A backward in two calls adds to them.
-  bool overwrites_gradients() const { return options_.zero == 0 && !model_.shape().split_backward; }
+  // Rather than adding to zeros. What stage 1 has reduced would be left over in the padding, which
+  // matters unless it is anything anyway; from stage 2 on buffers rotate.
+  bool overwrites_gradients() const {
+    const bool one = options_.zero == 1 && flat_->options().share_gradients;
+    return (options_.zero == 0 || one) && !model_.shape().split_backward;
+  }
 
   const TrainerOptions options_;
   const Model& model_;

@@ -334,6 +334,12 @@ TEST_P(TrainerStepsTest, GradientsInTheRoomOfActivations_AreTheSameInLessMemory)
   }
   options.offload_optimizer = 0.4;
   EXPECT_EQ(Train(options).numbers, apart.numbers);
+  // The reduced own gradients of ZeRO-3.
+  options.offload_optimizer = 0;
+  options.zero = 3;
+  const Recorder apart3 = Train(options, {.offload_activations = true}), shared3 = Train(options);
+  EXPECT_EQ(shared3.numbers, apart3.numbers);
+  EXPECT_LT(shared3.bytes, apart3.bytes);
 }
 
 TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrTheDevice) {
