@@ -16,8 +16,9 @@ using kernels::Tensor;
 
 namespace {
 
-// 4 MB of gradients: long enough for the links, short enough that three stages overlap.
-constexpr int64_t kTileElements = int64_t{1} << 20;
+// 16 MB of gradients: long enough for the links and to share among many threads, short enough that
+// three stages overlap.
+constexpr int64_t kTileElements = int64_t{4} << 20;
 constexpr int kSlots = 3;  // being made, going up, and one between
 
 }  // namespace
@@ -129,14 +130,21 @@ void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
             Tensor(static_cast<char*>(slots_->data()) + tile.slot * kTileElements * SizeOf(compute),
                    compute, {count});
       }
+      int64_t end = 0;  // of what pieces have covered
+      const auto skip_to = [&](int64_t next) {
+        if (tile.slot >= 0 && next > end) tile.gaps.push_back({end, next - end});
+      };
       for (const FlatPiece& piece :
            layout.Pieces({part.begin + begin, part.begin + begin + count})) {
         const int64_t at = piece.flat - part.begin;
+        skip_to(at - begin);
+        end = at - begin + piece.count;
         kernels::AdamWArgs args;
         args.parameter = flat_.master(bucket).Rows(at, piece.count);
         args.gradient = gradients(bucket).Rows(at, piece.count);
         args.m = flat_.m(bucket).Rows(at, piece.count);
         args.v = flat_.v(bucket).Rows(at, piece.count);
+        if (tile.slot >= 0) args.copy = tile.sent.Rows(at - begin, piece.count);
         args.beta1 = static_cast<float>(config.beta1);
         args.beta2 = static_cast<float>(config.beta2);
         args.epsilon = static_cast<float>(config.epsilon);
@@ -146,6 +154,7 @@ void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
         args.scalars = static_cast<const StepScalars*>(host_scalars_->data());
         tile.pieces.push_back(args);
       }
+      skip_to(count);
       tiles_.push_back(std::move(tile));
     }
   }
@@ -165,15 +174,23 @@ void OptimizerOffload::FetchGradients(kernels::Stream& compute,
   }
 }
 
+void OptimizerOffload::Round(const Tile& tile, int64_t begin, int64_t count) {
+  const Tensor from = tile.master.Rows(begin, count), to = tile.sent.Rows(begin, count);
+  if (to.dtype() == DType::kBF16) {
+    kernels::SplitMaster(*adamw_, from, to, Tensor());
+  } else {
+    kernels::Cast(*adamw_, from, to);
+  }
+}
+
 void OptimizerOffload::Run(const Tile& tile) {
   for (const kernels::AdamWArgs& piece : tile.pieces) kernels::AdamW(*adamw_, piece);
-  // Of a skipped step as well: the slot holds what an earlier tile left.
   if (tile.slot < 0) return;
-  if (tile.sent.dtype() == DType::kBF16) {
-    kernels::SplitMaster(*adamw_, tile.master, tile.sent, Tensor());
-  } else {
-    kernels::Cast(*adamw_, tile.master, tile.sent);
+  if (static_cast<const StepScalars*>(host_scalars_->data())->skip != 0) {
+    // The slot holds what an earlier tile left.
+    return Round(tile, 0, tile.master.elements());
   }
+  for (const auto& [begin, count] : tile.gaps) Round(tile, begin, count);
 }
 
 void OptimizerOffload::Update(kernels::Stream& compute) {

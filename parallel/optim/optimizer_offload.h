@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -61,6 +62,8 @@ class OptimizerOffload {
     std::vector<kernels::AdamWArgs> pieces;  // in host memory
     kernels::Tensor master, sent, to;        // `sent` goes to `to`; 16-bit: made from master
     int slot = -1;                           // of `sent`, where it is a slot
+    // 16-bit: first element and count of what is no parameter's, which goes up as well.
+    std::vector<std::pair<int64_t, int64_t>> gaps;
   };
 
   explicit OptimizerOffload(FlatBuffers& flat) : flat_(flat) {}
@@ -68,6 +71,7 @@ class OptimizerOffload {
   void MakeTiles(const AdamWConfig& config);
   kernels::Tensor gradients(int bucket);  // in host memory
   void Run(const Tile& tile);
+  void Round(const Tile& tile, int64_t begin, int64_t count);  // from master to sent
 
   FlatBuffers& flat_;
   const kernels::StepScalars* scalars_ = nullptr;  // device memory

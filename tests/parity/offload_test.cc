@@ -155,7 +155,7 @@ ParameterRegistry TwoMatrices() {
     Parameter parameter;
     parameter.name = name;
     // Longer than a tile, and no multiple of one.
-    parameter.global_shape = {1100, 1009};
+    parameter.global_shape = {4400, 1009};
     parameter.weight_decay = true;
     parameter.initializer = Initializer::kNormal;
     parameter.stddev = 0.1f;
@@ -237,7 +237,7 @@ TEST(Offload, TilesSkippedStepsAndSixteenBitCopies_HaveTheBitsOfTheDevice) {
       const Updated offloaded(compute, host_buckets);
       EXPECT_EQ(offloaded.masters, expected.masters);
       EXPECT_TRUE(offloaded.copies == expected.copies);
-      const int64_t moved = host_buckets * int64_t{1100 * 1009};
+      const int64_t moved = host_buckets * int64_t{4400 * 1009};
       // m and v, and of what bf16 does not hold of the masters the lower halves.
       const double per_element = compute == kernels::DType::kF32 ? 8 : 10;
       EXPECT_NEAR(static_cast<double>(expected.device_bytes - offloaded.device_bytes) /
