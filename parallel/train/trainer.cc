@@ -115,7 +115,10 @@ int64_t Trainer::GradientBytesSent() {
 }
 
 int64_t Trainer::state_bytes() const {
-  return FlatBuffers::Bytes(layout_, flat_->options()) +
+  const FlatBuffersOptions& storage = flat_->options();
+  const int64_t shared =
+      storage.share_gradients ? FlatBuffers::Room(layout_, model_.parameters(), storage).bytes : 0;
+  return FlatBuffers::Bytes(layout_, storage) + shared +
          GradientCompressor::StateBytes(options_.compression, layout_);
 }
 

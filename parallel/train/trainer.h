@@ -208,7 +208,8 @@ class Trainer {
 
   int64_t step() const { return step_; }
   int64_t consumed_samples() const { return consumed_samples_; }
-  // Memory of the workspace by category, and of parameters, optimizer state and gradients.
+  // Memory of the workspace by category, and of parameters, optimizer state and gradients (also
+  // those that stand in the workspace).
   const kernels::Arena& arena() const { return arena_; }
   int64_t state_bytes() const;
   // What this trainer was planned to take (memory.h).
