@@ -93,29 +93,41 @@ void ForRows(int64_t rows, int64_t elements,
 
 }  // namespace
 
-void Initialize(const Parameter& parameter, uint64_t seed, float* values) {
-  std::fill(values, values + parameter.storage_elements(), 0.0f);
-  if (parameter.initializer == Initializer::kOnes) {
-    std::fill(values, values + parameter.elements(), 1.0f);
+void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
+                float* values) {
+  CHECK(first >= 0 && count >= 0 && first + count <= parameter.elements())
+      << parameter.name << ": " << count << " elements from " << first;
+  if (parameter.initializer != Initializer::kNormal) {
+    std::fill_n(values, count, parameter.initializer == Initializer::kOnes ? 1.0f : 0.0f);
+    return;
   }
-  if (parameter.initializer != Initializer::kNormal) return;
   const uint64_t stream_id = StableHash(parameter.name);
   const bool matrix = parameter.global_shape.size() == 2;
+  int64_t begin = 0;  // of the band, in the box
   // A band is whole runs of the last dimension of the global tensor.
   for (const Box& band :
        parameter.bands.empty() ? std::vector<Box>{parameter.box} : parameter.bands) {
     const int64_t rows = matrix ? band.extent[0] : 1;
     const int64_t run = matrix ? band.extent[1] : band.extent[0];
-    ForRows(rows, rows * run, [&, values](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t first =
-            matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
-                   : band.offset[0];
-        kernels::FillNormal(kernels::Tensor(values + row * run, kernels::DType::kF32, {run}), seed,
-                            stream_id, first, 0.0f, parameter.stddev);
-      }
-    });
-    values += rows * run;
+    // The elements wanted of this band, and the rows that they are in.
+    const int64_t from = std::clamp<int64_t>(first - begin, 0, rows * run);
+    const int64_t to = std::clamp<int64_t>(first + count - begin, 0, rows * run);
+    const int64_t row_begin = run == 0 ? 0 : from / run,
+                  row_end = run == 0 ? 0 : (to + run - 1) / run;
+    if (from < to) {
+      ForRows(row_end - row_begin, to - from, [&](int64_t begin_of_thread, int64_t end_of_thread) {
+        for (int64_t row = row_begin + begin_of_thread; row < row_begin + end_of_thread; ++row) {
+          const int64_t at = std::max(from, row * run), end = std::min(to, (row + 1) * run);
+          const int64_t global =
+              matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
+                     : band.offset[0];
+          kernels::FillNormal(
+              kernels::Tensor(values + begin + at - first, kernels::DType::kF32, {end - at}), seed,
+              stream_id, global + at - row * run, 0.0f, parameter.stddev);
+        }
+      });
+    }
+    begin += rows * run;
   }
 }
 

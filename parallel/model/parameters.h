@@ -101,10 +101,12 @@ class ParameterViews {
   std::vector<kernels::Tensor> tensors_;
 };
 
-// Writes initial values to host memory `values` (storage_elements() floats). Normal values are
-// Philox(seed, hash of the name, global element index): the same number for the same element in
-// every layout.
-void Initialize(const Parameter& parameter, uint64_t seed, float* values);
+// Writes the initial values of elements [first, first + count) of the parameter's box (row-major,
+// band after band, without padding) to host memory. Normal values are Philox(seed, hash of the
+// name, global element index): the same number for the same element in every layout. Takes several
+// threads for many elements.
+void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
+                float* values);
 
 }  // namespace muster::parallel
 

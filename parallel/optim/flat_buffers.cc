@@ -406,15 +406,17 @@ void FlatBuffers::ClearMoments(kernels::Stream& stream, int bucket) {
 }
 
 absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
+  std::vector<float> values;
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
     const FlatRange own = layout_.Part(bucket, options_.shard);
     ClearMoments(stream, bucket);
     for (const FlatPiece& piece : layout_.Pieces(own)) {
       const Parameter& parameter = registry_.at(piece.parameter);
-      std::vector<float> values(parameter.storage_elements());
-      parallel::Initialize(parameter, seed, values.data());
-      RETURN_IF_ERROR(WriteMaster(stream, bucket, piece.flat - own.begin,
-                                  values.data() + piece.first, piece.count));
+      // Of this rank's part alone: with ZeRO that is a fraction of what it computes with.
+      values.resize(piece.count);
+      parallel::Initialize(parameter, seed, piece.first, piece.count, values.data());
+      RETURN_IF_ERROR(
+          WriteMaster(stream, bucket, piece.flat - own.begin, values.data(), piece.count));
     }
   }
   RefreshCopies(stream);

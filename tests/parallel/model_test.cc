@@ -378,20 +378,20 @@ TEST(Parameters, InitialValues_DependOnSeedNameAndElementOnly) {
   ParameterRegistry registry;
   const Parameter& all = registry.at(registry.Add(whole));
   std::vector<float> values(48);
-  Initialize(all, 11, values.data());
+  Initialize(all, 11, 0, 48, values.data());
 
   Parameter box = whole;
   box.box = {{2, 3}, {3, 4}};
   ParameterRegistry sharded;
   std::vector<float> part(12);
-  Initialize(sharded.at(sharded.Add(box)), 11, part.data());
+  Initialize(sharded.at(sharded.Add(box)), 11, 0, 12, part.data());
   for (int64_t row = 0; row < 3; ++row) {
     for (int64_t column = 0; column < 4; ++column) {
       EXPECT_EQ(part[row * 4 + column], values[(row + 2) * 8 + column + 3]);
     }
   }
   std::vector<float> other(48);
-  Initialize(all, 12, other.data());
+  Initialize(all, 12, 0, 48, other.data());
   EXPECT_NE(values, other);
   double square = 0;
   for (const float value : values) square += value * value;
@@ -446,17 +446,43 @@ TEST(Initialize, LargeMatrix_HasTheValuesOfItsElementsWhateverThreadsFillIt) {
   parameter.storage_rows = 3008;
   parameter.initializer = Initializer::kNormal;
   parameter.stddev = 0.5f;
-  std::vector<float> values(parameter.storage_elements(), -1.0f);
-  Initialize(parameter, 7, values.data());
+  std::vector<float> values(parameter.elements());
+  Initialize(parameter, 7, 0, parameter.elements(), values.data());
   Parameter row = parameter;
   row.storage_rows = 1;
   std::vector<float> expected(1024);
   for (int64_t i = 0; i < 3000; ++i) {
     row.box = {{i + 1, 0}, {1, 1024}};
-    Initialize(row, 7, expected.data());
+    Initialize(row, 7, 0, 1024, expected.data());
     ASSERT_TRUE(std::equal(expected.begin(), expected.end(), values.begin() + i * 1024)) << i;
   }
-  EXPECT_EQ(std::count(values.begin() + 3000 * 1024, values.end(), 0.0f), 8 * 1024);
+}
+
+TEST(Initialize, AnyPartOfAMatrixInBands_HasTheValuesThatTheWholeHasThere) {
+  for (const Initializer initializer : {Initializer::kNormal, Initializer::kOnes}) {
+    Parameter whole;
+    whole.name = "bands";
+    whole.global_shape = {40, 7};
+    whole.bands = {{{3, 0}, {5, 7}}, {{20, 0}, {2, 7}}, {{30, 0}, {9, 7}}};
+    whole.initializer = initializer;
+    whole.stddev = 2;
+    ParameterRegistry registry;
+    const Parameter& parameter = registry.at(registry.Add(whole));
+    const int64_t n = parameter.elements();
+    ASSERT_EQ(n, 16 * 7);
+    std::vector<float> values(n);
+    Initialize(parameter, 3, 0, n, values.data());
+    for (int64_t first = 0; first <= n; ++first) {
+      for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{6}, int64_t{40}, n - first}) {
+        if (first + count > n) continue;
+        std::vector<float> part(count + 1, -77);
+        Initialize(parameter, 3, first, count, part.data());
+        ASSERT_TRUE(std::equal(part.begin(), part.end() - 1, values.begin() + first))
+            << count << " from " << first;
+        ASSERT_EQ(part.back(), -77);
+      }
+    }
+  }
 }
 
 }  // namespace
