@@ -108,7 +108,7 @@ Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
   const ParameterRegistry& registry = model->parameters();
   ParameterStorage weights(registry);
   for (ParameterId id = 0; id < registry.size(); ++id) {
-    Initialize(registry.at(id), 5, weights[id].data());
+    Initialize(registry.at(id), 5, 0, registry.at(id).elements(), weights[id].data());
   }
   auto executor = PipelineExecutor::Make(plan, *model, group, *stream, {overlap});
   found.status = executor.status();

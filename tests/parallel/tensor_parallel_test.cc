@@ -110,7 +110,7 @@ Found RunRank(const ModelDescription& description, const Layout& layout, Communi
   const ParameterRegistry& registry = model->parameters();
   ParameterStorage weights(registry), gradients(registry);
   for (ParameterId id = 0; id < registry.size(); ++id) {
-    Initialize(registry.at(id), 5, weights[id].data());
+    Initialize(registry.at(id), 5, 0, registry.at(id).elements(), weights[id].data());
     // Larger than a model begins with, so that every part matters to the loss.
     if (registry.at(id).global_shape.size() == 2) {
       for (float& value : weights[id]) value *= 6;
