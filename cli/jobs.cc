@@ -53,19 +53,34 @@ std::string FreshRequestId() {
   return "cli-" + rng.Letters(20);
 }
 
+struct StepTimesColumn {
+  const char* title;
+  double (v1::StepTimes::*seconds)() const;
+};
+
+std::vector<StepTimesColumn> WaitsByPurpose() {
+  return {{"GRADIENTS", &v1::StepTimes::gradients_seconds},
+          {"PARAMETERS", &v1::StepTimes::parameters_seconds},
+          {"TENSOR", &v1::StepTimes::tensor_seconds},
+          {"CONTEXT", &v1::StepTimes::context_seconds},
+          {"PIPELINE", &v1::StepTimes::pipeline_seconds},
+          {"SLOWEST", &v1::StepTimes::slowest_seconds}};
+}
+
+std::vector<StepTimesColumn> WaitsByCollective() {
+  return {{"ALL-REDUCE", &v1::StepTimes::all_reduce_seconds},
+          {"REDUCE-SCATTER", &v1::StepTimes::reduce_scatter_seconds},
+          {"ALL-GATHER", &v1::StepTimes::all_gather_seconds},
+          {"ALL-TO-ALL", &v1::StepTimes::all_to_all_seconds},
+          {"BROADCAST", &v1::StepTimes::broadcast_seconds},
+          {"SEND/RECEIVE", &v1::StepTimes::send_receive_seconds}};
+}
+
 // A row per rank; kinds of waiting that no rank did are left out. Whoever computes longest and
 // waits least for the slowest is the slowest.
-std::vector<std::vector<std::string>> StepTimesRows(const v1::Job& job) {
-  struct Column {
-    const char* title;
-    double (v1::StepTimes::*seconds)() const;
-  };
-  std::vector<Column> waits = {{"GRADIENTS", &v1::StepTimes::gradients_seconds},
-                               {"PARAMETERS", &v1::StepTimes::parameters_seconds},
-                               {"TENSOR", &v1::StepTimes::tensor_seconds},
-                               {"CONTEXT", &v1::StepTimes::context_seconds},
-                               {"PIPELINE", &v1::StepTimes::pipeline_seconds},
-                               {"SLOWEST", &v1::StepTimes::slowest_seconds}};
+std::vector<std::vector<std::string>> StepTimesRows(const v1::Job& job,
+                                                    std::vector<StepTimesColumn> waits) {
+  using Column = StepTimesColumn;
   waits.erase(std::remove_if(waits.begin(), waits.end(),
                              [&](const Column& column) {
                                return std::all_of(job.ranks().begin(), job.ranks().end(),
@@ -337,7 +352,13 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
   if (std::any_of(job.ranks().begin(), job.ranks().end(),
                   [](const v1::RankStatus& rank) { return rank.has_times(); })) {
     terminal.out << "\nmilliseconds of the last step of every rank, and how many it waited for\n"
-                 << Indented(Table(StepTimesRows(job)));
+                 << Indented(Table(StepTimesRows(job, WaitsByPurpose())));
+    if (std::any_of(job.ranks().begin(), job.ranks().end(), [](const v1::RankStatus& rank) {
+          return rank.times().slowest_seconds() > 0;
+        })) {
+      terminal.out << "\nthe same by the collectives that they waited in\n"
+                   << Indented(Table(StepTimesRows(job, WaitsByCollective())));
+    }
   }
   if (!job.causes().empty()) {
     std::vector<std::vector<std::string>> rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};

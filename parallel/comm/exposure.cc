@@ -19,28 +19,28 @@ class MeteredCommunicator : public Communicator {
   int size() const override { return inner_.size(); }
   const std::string& name() const override { return inner_.name(); }
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
-    Metered(stream, [&] { inner_.AllReduce(stream, data, op); });
+    Metered(Collective::kAllReduce, stream, [&] { inner_.AllReduce(stream, data, op); });
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    Metered(stream, [&] { inner_.ReduceScatter(stream, data, op); });
+    Metered(Collective::kReduceScatter, stream, [&] { inner_.ReduceScatter(stream, data, op); });
   }
   void AllGather(Stream& stream, Tensor data) override {
-    Metered(stream, [&] { inner_.AllGather(stream, data); });
+    Metered(Collective::kAllGather, stream, [&] { inner_.AllGather(stream, data); });
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {
-    Metered(stream, [&] { inner_.Broadcast(stream, data, root); });
+    Metered(Collective::kBroadcast, stream, [&] { inner_.Broadcast(stream, data, root); });
   }
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
-    Metered(stream, [&] { inner_.AllToAll(stream, in, out); });
+    Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAll(stream, in, out); });
   }
   // Within a group the waiting is at its end.
   void Send(Stream& stream, Tensor data, int to) override {
     if (grouped_) return inner_.Send(stream, data, to);
-    Metered(stream, [&] { inner_.Send(stream, data, to); });
+    Metered(Collective::kSendReceive, stream, [&] { inner_.Send(stream, data, to); });
   }
   void Receive(Stream& stream, Tensor data, int from) override {
     if (grouped_) return inner_.Receive(stream, data, from);
-    Metered(stream, [&] { inner_.Receive(stream, data, from); });
+    Metered(Collective::kSendReceive, stream, [&] { inner_.Receive(stream, data, from); });
   }
   void GroupBegin() override {
     grouped_ = true;
@@ -48,7 +48,7 @@ class MeteredCommunicator : public Communicator {
   }
   void GroupEnd(Stream& stream) override {
     grouped_ = false;
-    Metered(stream, [&] { inner_.GroupEnd(stream); });
+    Metered(Collective::kSendReceive, stream, [&] { inner_.GroupEnd(stream); });
   }
   absl::Status Barrier() override { return inner_.Barrier(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
@@ -60,10 +60,10 @@ class MeteredCommunicator : public Communicator {
 
  private:
   template <typename Call>
-  void Metered(Stream& stream, Call call) {
+  void Metered(Collective collective, Stream& stream, Call call) {
     // A group of one has nobody to wait for.
     const bool counts = size() > 1;
-    if (counts) meter_.Begin(kind_, stream);
+    if (counts) meter_.Begin(kind_, collective, stream);
     call();
     if (counts) meter_.End(stream);
   }
@@ -94,12 +94,48 @@ absl::string_view Name(Exposure kind) {
   return "unknown";
 }
 
+absl::string_view Name(Collective collective) {
+  switch (collective) {
+    case Collective::kAllReduce:
+      return "all_reduce";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
+    case Collective::kAllGather:
+      return "all_gather";
+    case Collective::kAllToAll:
+      return "all_to_all";
+    case Collective::kBroadcast:
+      return "broadcast";
+    case Collective::kSendReceive:
+      return "send_receive";
+  }
+  return "unknown";
+}
+
+double ExposedSeconds::of(Exposure kind) const {
+  double sum = 0;
+  for (const double seconds : seconds_[static_cast<size_t>(kind)]) sum += seconds;
+  return sum;
+}
+
+double ExposedSeconds::of(Collective collective) const {
+  double sum = 0;
+  for (const auto& of_kind : seconds_) sum += of_kind[static_cast<size_t>(collective)];
+  return sum;
+}
+
+double ExposedSeconds::total() const {
+  double sum = 0;
+  for (int kind = 0; kind < kExposures; ++kind) sum += of(static_cast<Exposure>(kind));
+  return sum;
+}
+
 void ExposureMeter::BeginStep(int step) {
   current_ = step;
   steps_[step].used = 0;
 }
 
-void ExposureMeter::Begin(Exposure kind, const Stream& stream) {
+void ExposureMeter::Begin(Exposure kind, Collective collective, const Stream& stream) {
   if (current_ < 0 || &stream != &compute_) return;
   CHECK(!open_) << "a wait inside a wait";
   Step& step = steps_[current_];
@@ -107,9 +143,10 @@ void ExposureMeter::Begin(Exposure kind, const Stream& stream) {
     auto begin = device_.MakeEvent(/*timing=*/true);
     auto end = device_.MakeEvent(/*timing=*/true);
     if (!begin.ok() || !end.ok()) return;
-    step.waits.push_back({kind, *std::move(begin), *std::move(end)});
+    step.waits.push_back({kind, collective, *std::move(begin), *std::move(end)});
   }
   step.waits[step.used].kind = kind;
+  step.waits[step.used].collective = collective;
   compute_.Record(*step.waits[step.used].begin);
   open_ = true;
 }
@@ -123,10 +160,10 @@ void ExposureMeter::End(const Stream& stream) {
 }
 
 ExposedSeconds ExposureMeter::Seconds(int step) const {
-  ExposedSeconds seconds{};
+  ExposedSeconds seconds;
   for (size_t i = 0; i < steps_[step].used; ++i) {
     const Wait& wait = steps_[step].waits[i];
-    seconds[static_cast<int>(wait.kind)] += wait.end->SecondsSince(*wait.begin);
+    seconds.at(wait.kind, wait.collective) += wait.end->SecondsSince(*wait.begin);
   }
   return seconds;
 }

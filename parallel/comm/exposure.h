@@ -1,5 +1,5 @@
-// How long a rank's computing stream waits for others, and for what: communication that overlap has
-// not hidden.
+// How long a rank's computing stream waits for others, for what, and in which collective:
+// communication that overlap has not hidden.
 #ifndef MUSTER_PARALLEL_COMM_EXPOSURE_H_
 #define MUSTER_PARALLEL_COMM_EXPOSURE_H_
 
@@ -27,8 +27,35 @@ enum class Exposure : uint8_t {
 inline constexpr int kExposures = 6;
 absl::string_view Name(Exposure kind);  // "gradients", "parameters", ...
 
-// Seconds by Exposure.
-using ExposedSeconds = std::array<double, kExposures>;
+enum class Collective : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kBroadcast,
+  kSendReceive,  // with one neighbour, or several at once
+};
+inline constexpr int kCollectives = 6;
+absl::string_view Name(Collective collective);  // "all_reduce", "reduce_scatter", ...
+
+// Seconds by Exposure and Collective. Of several collectives that are waited for together, one
+// behind the other, the time counts as the first one's.
+class ExposedSeconds {
+ public:
+  double& at(Exposure kind, Collective collective) {
+    return seconds_[static_cast<size_t>(kind)][static_cast<size_t>(collective)];
+  }
+  double at(Exposure kind, Collective collective) const {
+    return seconds_[static_cast<size_t>(kind)][static_cast<size_t>(collective)];
+  }
+  double of(Exposure kind) const;
+  double of(Collective collective) const;
+  double total() const;
+  friend bool operator==(const ExposedSeconds&, const ExposedSeconds&) = default;
+
+ private:
+  std::array<std::array<double, kCollectives>, kExposures> seconds_{};
+};
 
 // Timing events around every wait, on the computing stream itself, so that nothing waits for the
 // measurement. Single-threaded; the device must outlive it. Costs two recorded events per wait.
@@ -43,7 +70,7 @@ class ExposureMeter {
   void EndStep() { current_ = -1; }
   // Around work of `stream` that waits: counted when that is the computing stream. Not nested. An
   // event that cannot be made leaves the wait out of the count.
-  void Begin(Exposure kind, const kernels::Stream& stream);
+  void Begin(Exposure kind, Collective collective, const kernels::Stream& stream);
   void End(const kernels::Stream& stream);
   // Requires: the step's work has finished on the device.
   ExposedSeconds Seconds(int step) const;
@@ -55,6 +82,7 @@ class ExposureMeter {
  private:
   struct Wait {
     Exposure kind = Exposure::kGradients;
+    Collective collective = Collective::kAllReduce;
     std::unique_ptr<kernels::Event> begin, end;
   };
   struct Step {

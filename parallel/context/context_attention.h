@@ -36,6 +36,7 @@
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/exposure.h"
 
 namespace muster::parallel {
 
@@ -72,6 +73,7 @@ struct ContextOverlap {
   std::unique_ptr<kernels::Event> ready;        // compute: what is sent has been written
   std::unique_ptr<kernels::Event> arrived[2];   // by buffer of keys and values
   std::unique_ptr<kernels::Event> returned[2];  // by buffer of their gradients
+  ExposureMeter* meter = nullptr;               // counts waits for the exchanges; may be null
 
   static absl::StatusOr<std::unique_ptr<ContextOverlap>> Make(kernels::Device& device);
 };

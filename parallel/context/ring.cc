@@ -39,7 +39,13 @@ class Exchange {
     if (done != nullptr) stream.Record(*done);
   }
   void Await(kernels::Event* done) const {
-    if (done != nullptr) call_.stream.Wait(*done);
+    if (done == nullptr) return;
+    ExposureMeter* const meter = call_.overlap->meter;
+    if (meter != nullptr) {
+      meter->Begin(Exposure::kContext, Collective::kSendReceive, call_.stream);
+    }
+    call_.stream.Wait(*done);
+    if (meter != nullptr) meter->End(call_.stream);
   }
   kernels::Event* Arrived(int buffer) const {
     return call_.overlap != nullptr ? call_.overlap->arrived[buffer].get() : nullptr;

@@ -177,16 +177,18 @@ Tensor TensorPart::Leave(const Pass& pass, Tensor partial) const {
 
 Started TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage) const {
   if (!sequence || !Overlaps(pass)) return {Enter(pass, rows, storage)};
-  return {storage, pass.tensor_stream->Start(pass.stream, [&](kernels::Stream& stream) {
-            Gather(*pass.tensor, stream, rows, storage);
-          })};
+  kernels::Event* const done = pass.tensor_stream->Start(
+      pass.stream, Collective::kAllGather,
+      [&](kernels::Stream& stream) { Gather(*pass.tensor, stream, rows, storage); });
+  return {storage, done};
 }
 
 Started TensorPart::StartLeave(const Pass& pass, Tensor partial) const {
   if (!Overlaps(pass)) return {Leave(pass, partial)};
-  return {OwnRows(partial), pass.tensor_stream->Start(pass.stream, [&](kernels::Stream& stream) {
-            Sum(*pass.tensor, stream, partial);
-          })};
+  kernels::Event* const done = pass.tensor_stream->Start(
+      pass.stream, sequence ? Collective::kReduceScatter : Collective::kAllReduce,
+      [&](kernels::Stream& stream) { Sum(*pass.tensor, stream, partial); });
+  return {OwnRows(partial), done};
 }
 
 Tensor TensorPart::Await(const Pass& pass, const Started& started) {
@@ -196,7 +198,9 @@ Tensor TensorPart::Await(const Pass& pass, const Started& started) {
 
 kernels::Event* TensorPart::Start(const Pass& pass,
                                   absl::FunctionRef<void(kernels::Stream& stream)> work) const {
-  if (pass.tensor_stream != nullptr) return pass.tensor_stream->Start(pass.stream, work);
+  if (pass.tensor_stream != nullptr) {
+    return pass.tensor_stream->Start(pass.stream, Collective::kSendReceive, work);
+  }
   work(pass.stream);
   return nullptr;
 }

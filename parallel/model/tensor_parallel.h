@@ -101,7 +101,7 @@ struct TensorPart {
                                RowsOut product) const;
 
  private:
-  // `work` beside the computing stream, or on it: then without an event.
+  // An exchange beside the computing stream, or on it: then without an event.
   kernels::Event* Start(const Pass& pass,
                         absl::FunctionRef<void(kernels::Stream& stream)> work) const;
   bool Overlaps(const Pass& pass) const;

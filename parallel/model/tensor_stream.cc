@@ -1,5 +1,8 @@
 #include "parallel/model/tensor_stream.h"
 
+#include <algorithm>
+
+#include "base/check.h"
 #include "base/status_macros.h"
 
 namespace muster::parallel {
@@ -10,26 +13,32 @@ absl::StatusOr<std::unique_ptr<TensorStream>> TensorStream::Make(kernels::Device
   // With priority its few thread blocks find room beside those of a product under way.
   ASSIGN_OR_RETURN(made->stream_, device.MakeStream({.threaded = true, .high_priority = true}));
   ASSIGN_OR_RETURN(made->ready_, device.MakeEvent());
-  made->done_.resize(ranks + kUnderWay);
-  for (std::unique_ptr<kernels::Event>& event : made->done_) {
-    ASSIGN_OR_RETURN(event, device.MakeEvent());
+  made->calls_.resize(ranks + kUnderWay);
+  for (Call& call : made->calls_) {
+    ASSIGN_OR_RETURN(call.done, device.MakeEvent());
   }
   return made;
 }
 
-kernels::Event* TensorStream::Start(kernels::Stream& compute,
+kernels::Event* TensorStream::Start(kernels::Stream& compute, Collective collective,
                                     absl::FunctionRef<void(kernels::Stream& stream)> work) {
   compute.Record(*ready_);
   stream_->Wait(*ready_);
   work(*stream_);
-  kernels::Event* const done = done_[next_].get();
-  next_ = (next_ + 1) % done_.size();
-  stream_->Record(*done);
-  return done;
+  Call& call = calls_[next_];
+  call.collective = collective;
+  next_ = (next_ + 1) % calls_.size();
+  stream_->Record(*call.done);
+  return call.done.get();
 }
 
 void TensorStream::Await(kernels::Stream& compute, kernels::Event& done) {
-  if (meter_ != nullptr) meter_->Begin(Exposure::kTensor, compute);
+  if (meter_ != nullptr) {
+    const auto call = std::find_if(calls_.begin(), calls_.end(),
+                                   [&](const Call& of) { return of.done.get() == &done; });
+    CHECK(call != calls_.end()) << "an event of another stream";
+    meter_->Begin(Exposure::kTensor, call->collective, compute);
+  }
   compute.Wait(done);
   if (meter_ != nullptr) meter_->End(compute);
 }

@@ -29,9 +29,9 @@ class TensorStream {
   // Counts the waits of Await, which it must outlive; null: nobody does.
   void Measure(ExposureMeter* meter) { meter_ = meter; }
 
-  // Enqueues `work` behind all that `compute` has been given. The event is that of its end, and is
-  // used again ranks + kUnderWay calls later.
-  kernels::Event* Start(kernels::Stream& compute,
+  // Enqueues `work`, which is a collective, behind all that `compute` has been given. The event is
+  // that of its end, and is used again ranks + kUnderWay calls later.
+  kernels::Event* Start(kernels::Stream& compute, Collective collective,
                         absl::FunctionRef<void(kernels::Stream& stream)> work);
   void Await(kernels::Stream& compute, kernels::Event& done);
 
@@ -40,9 +40,14 @@ class TensorStream {
  private:
   static constexpr int kUnderWay = 8;  // beside those of a product in chunks
 
+  struct Call {
+    std::unique_ptr<kernels::Event> done;
+    Collective collective = Collective::kAllReduce;
+  };
+
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Event> ready_;  // compute: what is sent has been written
-  std::vector<std::unique_ptr<kernels::Event>> done_;
+  std::vector<Call> calls_;
   size_t next_ = 0;
   ExposureMeter* meter_ = nullptr;
 };

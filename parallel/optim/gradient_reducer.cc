@@ -121,7 +121,9 @@ void GradientReducer::AcquireBlock(int block) {
   if (block >= static_cast<int>(bucket_of_block_.size()) || bucket_of_block_[block] < 0) return;
   const int bucket = bucket_of_block_[block];
   if (options_.overlap) {
-    if (options_.meter != nullptr) options_.meter->Begin(Exposure::kGradients, compute_);
+    if (options_.meter != nullptr) {
+      options_.meter->Begin(Exposure::kGradients, collective(), compute_);
+    }
     compute_.Wait(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
     if (options_.meter != nullptr) options_.meter->End(compute_);
   }
@@ -251,6 +253,12 @@ kernels::Event* GradientReducer::reduced(int bucket) const {
   const FlatLayout::Bucket& of = flat_.layout().buckets()[bucket];
   const bool mine = bucket >= first_bucket() && bucket < last_bucket();
   return mine && options_.overlap && !of.partial && !of.shared ? reduced_[bucket].get() : nullptr;
+}
+
+Collective GradientReducer::collective() const {
+  if (options_.compressor != nullptr) return Collective::kAllGather;
+  if (options_.wire != DType::kF32) return Collective::kAllToAll;
+  return groups_.shard().size() > 1 ? Collective::kReduceScatter : Collective::kAllReduce;
 }
 
 void GradientReducer::Finish() {

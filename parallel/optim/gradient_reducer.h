@@ -94,6 +94,8 @@ class GradientReducer : public GradientListener {
   // When the own part of a bucket holds the sum of the step, once the last micro-batch's backward
   // has been enqueued and until the next step; null: not before Finish().
   kernels::Event* reduced(int bucket) const;
+  // What gradients are reduced by; where that takes several collectives, the first.
+  Collective collective() const;
   // After the last one: later work on the compute stream sees the sum over all ranks in the own
   // parts (FlatBuffers::own_gradient level 0).
   void Finish();

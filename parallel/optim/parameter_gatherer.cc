@@ -115,7 +115,7 @@ void ParameterGatherer::EnsureGathered(int bucket) {
 
 void ParameterGatherer::Await(int bucket) {
   if (!awaited_[bucket]) return;
-  if (meter_ != nullptr) meter_->Begin(Exposure::kParameters, compute_);
+  if (meter_ != nullptr) meter_->Begin(Exposure::kParameters, Collective::kAllGather, compute_);
   compute_.Wait(*gathered_[bucket]);
   if (meter_ != nullptr) meter_->End(compute_);
   awaited_[bucket] = false;

@@ -268,7 +268,7 @@ BlockRange PipelineExecutor::Trunk(int chunk) const {
 
 void PipelineExecutor::Await(Buffer& buffer) {
   if (!buffer.waiting) return;
-  if (meter_ != nullptr) meter_->Begin(Exposure::kPipeline, compute_);
+  if (meter_ != nullptr) meter_->Begin(Exposure::kPipeline, Collective::kSendReceive, compute_);
   compute_.Wait(*buffer.exchanged);
   if (meter_ != nullptr) meter_->End(compute_);
   buffer.waiting = false;

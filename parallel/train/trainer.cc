@@ -279,6 +279,7 @@ absl::Status Trainer::Allocate() {
   }
   MakeMeter();
   if (tensor_stream_ != nullptr) tensor_stream_->Measure(meter_.get());
+  if (exchange_ != nullptr) exchange_->meter = meter_.get();
   if (model_.shape().kv_group >= 0) {
     ASSIGN_OR_RETURN(
         sharers_, groups_.Along({Axis::kTensor})
@@ -463,9 +464,9 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   collected_at_ = now;
   if (world_.size() > 1) {
     report.exposed = meter_->Seconds(static_cast<int>((step - 1) % flights_.size()));
-    report.exposed[static_cast<int>(Exposure::kGradients)] +=
+    report.exposed.at(Exposure::kGradients, reducers_.front()->collective()) +=
         flight.reduced->SecondsSince(*flight.reducing);
-    for (const double seconds : report.exposed) report.exposed_communication_seconds += seconds;
+    report.exposed_communication_seconds = report.exposed.total();
   }
   report.tokens = static_cast<int64_t>(outcome.tokens);
   report.consumed_samples = consumed_samples_;

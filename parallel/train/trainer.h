@@ -94,7 +94,7 @@ struct StepReport {
   double learning_rate = 0;
   double seconds = 0;
   double exposed_communication_seconds = 0;  // of `seconds`, waiting for other ranks
-  ExposedSeconds exposed{};                  // the same by what was waited for
+  ExposedSeconds exposed;                    // the same by what was waited for, and in what
   int64_t tokens = 0;                        // unmasked, all ranks
   int64_t consumed_samples = 0;              // so far
   bool skipped = false;                      // fp16: an overflow, no update

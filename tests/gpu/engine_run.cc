@@ -29,7 +29,10 @@ class Recorder : public parallel::TrainerHooks {
     result_.losses.push_back(report.loss);
     result_.norms.push_back(report.gradient_norm);
     result_.seconds.push_back(report.seconds);
-    result_.exposed.emplace_back(report.exposed.begin(), report.exposed.end());
+    std::vector<double>& exposed = result_.exposed.emplace_back();
+    for (int kind = 0; kind < parallel::kExposures; ++kind) {
+      exposed.push_back(report.exposed.of(static_cast<parallel::Exposure>(kind)));
+    }
   }
   void OnSaved(const parallel::SavedCheckpoint& saved) override {
     result_.last_checkpoint = saved.result.directory;

@@ -24,35 +24,41 @@ void BusyFor(std::chrono::milliseconds time) {
   }
 }
 
-double Of(const ExposedSeconds& seconds, Exposure kind) { return seconds[static_cast<int>(kind)]; }
+double Of(const ExposedSeconds& seconds, Exposure kind) { return seconds.of(kind); }
 
-TEST(ExposureMeter, WaitsOfTheComputingStream_AreCountedByKindAndStep) {
+TEST(ExposureMeter, WaitsOfTheComputingStream_AreCountedByKindCollectiveAndStep) {
   const auto device = kernels::MakeCpuDevice(1);
   const auto compute = *device->MakeStream();
   const auto beside = *device->MakeStream({.threaded = true});
   const auto done = *device->MakeEvent();
   ExposureMeter meter(*device, *compute, 2);
-  const auto wait = [&](Exposure kind, kernels::Stream& stream) {
-    meter.Begin(kind, stream);
+  const auto wait = [&](Exposure kind, Collective collective, kernels::Stream& stream) {
+    meter.Begin(kind, collective, stream);
     // Begun after the count, so that no pause of this thread makes the wait shorter.
     beside->Enqueue([] { BusyFor(std::chrono::milliseconds(20)); });
     beside->Record(*done);
     stream.Wait(*done);
     meter.End(stream);
   };
-  wait(Exposure::kTensor, *compute);  // outside of a step
+  wait(Exposure::kTensor, Collective::kAllReduce, *compute);  // outside of a step
   meter.BeginStep(0);
-  wait(Exposure::kGradients, *compute);
-  wait(Exposure::kGradients, *compute);
-  wait(Exposure::kPipeline, *compute);
-  wait(Exposure::kContext, *beside);
+  wait(Exposure::kGradients, Collective::kAllReduce, *compute);
+  wait(Exposure::kGradients, Collective::kReduceScatter, *compute);
+  wait(Exposure::kPipeline, Collective::kSendReceive, *compute);
+  wait(Exposure::kContext, Collective::kSendReceive, *beside);
   ASSERT_OK(beside->Synchronize());
   meter.BeginStep(1);
-  wait(Exposure::kParameters, *compute);
+  wait(Exposure::kParameters, Collective::kAllGather, *compute);
   meter.EndStep();
   const ExposedSeconds first = meter.Seconds(0), second = meter.Seconds(1);
   EXPECT_GE(Of(first, Exposure::kGradients), 0.040);
   EXPECT_GE(Of(first, Exposure::kPipeline), 0.020);
+  EXPECT_GE(first.at(Exposure::kGradients, Collective::kReduceScatter), 0.020);
+  EXPECT_GE(first.at(Exposure::kPipeline, Collective::kSendReceive), 0.020);
+  EXPECT_EQ(first.at(Exposure::kPipeline, Collective::kAllReduce), 0);
+  EXPECT_DOUBLE_EQ(first.of(Collective::kAllReduce) + first.of(Collective::kReduceScatter) +
+                       first.of(Collective::kSendReceive),
+                   first.total());
   EXPECT_EQ(Of(first, Exposure::kContext), 0);
   EXPECT_EQ(Of(first, Exposure::kTensor), 0);
   EXPECT_EQ(Of(first, Exposure::kParameters), 0);
@@ -111,21 +117,47 @@ TEST(Exposure, TheOthers_WaitForTheLateRank) {
   }
 }
 
-TEST(Exposure, EveryAxis_HasItsKind) {
+// Waits of all ranks and steps of a run.
+double Waits(Harness& harness, const Case& run, Exposure kind, Collective collective) {
+  double seconds = 0;
+  for (const RankResult& result : harness.Train(run)) {
+    for (const StepReport& report : result.reports) seconds += report.exposed.at(kind, collective);
+  }
+  return seconds;
+}
+
+TEST(Exposure, EveryAxis_HasItsKindAndCollective) {
   Harness harness;
-  const auto waits = [&](const PerAxis& degrees, int zero, Exposure kind) {
-    double seconds = 0;
-    for (const RankResult& result : harness.Train(Steps(degrees, zero))) {
-      for (const StepReport& report : result.reports) seconds += Of(report.exposed, kind);
-    }
-    return seconds;
+  const auto waits = [&](const PerAxis& degrees, int zero, Exposure kind, Collective collective) {
+    return Waits(harness, Steps(degrees, zero), kind, collective);
   };
-  EXPECT_GT(waits(PerAxis(1, 2, 1, 1), 0, Exposure::kGradients), 0);
-  EXPECT_GT(waits(PerAxis(1, 2, 1, 1), 3, Exposure::kParameters), 0);
-  EXPECT_GT(waits(PerAxis(2, 1, 1, 1), 0, Exposure::kPipeline), 0);
-  EXPECT_GT(waits(PerAxis(1, 1, 1, 2), 0, Exposure::kTensor), 0);
-  EXPECT_EQ(waits(PerAxis(1, 2, 1, 1), 0, Exposure::kTensor), 0);
-  EXPECT_EQ(waits(PerAxis(1, 1, 1, 1), 0, Exposure::kSlowest), 0);
+  const PerAxis data(1, 2, 1, 1);
+  EXPECT_GT(waits(data, 0, Exposure::kGradients, Collective::kAllReduce), 0);
+  EXPECT_GT(waits(data, 1, Exposure::kGradients, Collective::kReduceScatter), 0);
+  EXPECT_EQ(waits(data, 1, Exposure::kGradients, Collective::kAllReduce), 0);
+  EXPECT_GT(waits(data, 3, Exposure::kParameters, Collective::kAllGather), 0);
+  EXPECT_GT(waits(data, 0, Exposure::kSlowest, Collective::kAllReduce), 0);
+  EXPECT_GT(waits(PerAxis(2, 1, 1, 1), 0, Exposure::kPipeline, Collective::kSendReceive), 0);
+  EXPECT_GT(waits(PerAxis(1, 1, 1, 2), 0, Exposure::kTensor, Collective::kAllReduce), 0);
+  EXPECT_EQ(waits(data, 0, Exposure::kTensor, Collective::kAllReduce), 0);
+  EXPECT_EQ(waits(PerAxis(1, 1, 1, 1), 0, Exposure::kSlowest, Collective::kAllReduce), 0);
+}
+
+// With overlap the rest that attention waits for, without it all of an exchange.
+TEST(Exposure, EveryContextMethod_HasItsCollective) {
+  Harness harness;
+  Case run = Steps(PerAxis(1, 1, 2, 1));
+  for (const bool overlap : {true, false}) {
+    run.overlap = overlap;
+    const auto waits = [&](ContextMethod method, Collective collective) {
+      run.context_method = method;
+      return Waits(harness, run, Exposure::kContext, collective);
+    };
+    EXPECT_GT(waits(ContextMethod::kRing, Collective::kSendReceive), 0);
+    EXPECT_GT(waits(ContextMethod::kAllGather, Collective::kAllGather), 0);
+    EXPECT_GT(waits(ContextMethod::kAllToAll, Collective::kAllToAll), 0);
+    EXPECT_EQ(waits(ContextMethod::kRing, Collective::kAllToAll), 0);
+  }
 }
 
 // Of what runs beside the computing stream the rest that it waits for, and nothing of it under

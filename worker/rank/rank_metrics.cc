@@ -14,7 +14,8 @@ const std::vector<absl::string_view>& Labels() {
   return labels;
 }
 const std::vector<absl::string_view>& KindLabels() {
-  static const auto& labels = *new std::vector<absl::string_view>{"job_name", "rank", "kind"};
+  static const auto& labels =
+      *new std::vector<absl::string_view>{"job_name", "rank", "kind", "collective"};
   return labels;
 }
 const std::vector<double>& SecondsBuckets() {
@@ -34,7 +35,7 @@ struct Families {
   Family exposed_by_kind{Kind::kCounter, "muster_rank_exposed_seconds_total",
                          "Time in which the rank's device computed nothing, waiting for gradients, "
                          "parameters, the tensor, context or pipeline group, or at the end of a "
-                         "step for the slowest rank.",
+                         "step for the slowest rank; by the collective that it waited in.",
                          KindLabels()};
   Family gradient_bytes{Kind::kCounter, "muster_rank_gradient_bytes_total",
                         "Bytes sent by this rank to reduce gradients.", Labels()};
@@ -80,18 +81,6 @@ std::vector<std::string> Values(const std::string& job_name, int rank) {
   return {job_name, absl::StrCat(rank)};
 }
 
-std::array<metrics::Counter*, parallel::kExposures> ExposedCounters(metrics::Registry& registry,
-                                                                    const std::string& job_name,
-                                                                    int rank) {
-  std::array<metrics::Counter*, parallel::kExposures> counters{};
-  for (int i = 0; i < parallel::kExposures; ++i) {
-    counters[i] = &registry.GetCounter(
-        All().exposed_by_kind, {job_name, absl::StrCat(rank),
-                                std::string(parallel::Name(static_cast<parallel::Exposure>(i)))});
-  }
-  return counters;
-}
-
 }  // namespace
 
 std::vector<const Family*> RankMetricsCatalogue() {
@@ -118,10 +107,12 @@ std::vector<const Family*> RankMetricsCatalogue() {
 }
 
 RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int rank)
-    : steps_(r.GetCounter(All().steps, Values(job_name, rank))),
+    : registry_(r),
+      job_name_(job_name),
+      rank_(rank),
+      steps_(r.GetCounter(All().steps, Values(job_name, rank))),
       tokens_(r.GetCounter(All().tokens, Values(job_name, rank))),
       exposed_communication_seconds_(r.GetCounter(All().exposed, Values(job_name, rank))),
-      exposed_seconds_(ExposedCounters(r, job_name, rank)),
       gradient_bytes_(r.GetCounter(All().gradient_bytes, Values(job_name, rank))),
       damaged_(r.GetCounter(All().damaged, Values(job_name, rank))),
       step_(r.GetGauge(All().step, Values(job_name, rank))),
@@ -138,13 +129,30 @@ RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int 
       checkpoint_seconds_(r.GetHistogram(All().checkpoint_seconds, Values(job_name, rank))),
       evaluation_seconds_(r.GetHistogram(All().evaluation_seconds, Values(job_name, rank))) {}
 
+void RankMetrics::AddExposed(const parallel::ExposedSeconds& exposed) {
+  for (int i = 0; i < parallel::kExposures; ++i) {
+    for (int j = 0; j < parallel::kCollectives; ++j) {
+      const auto kind = static_cast<parallel::Exposure>(i);
+      const auto collective = static_cast<parallel::Collective>(j);
+      const double seconds = exposed.at(kind, collective);
+      if (seconds <= 0) continue;
+      metrics::Counter*& counter = exposed_seconds_[i][j];
+      if (counter == nullptr) {
+        counter =
+            &registry_.GetCounter(All().exposed_by_kind, {job_name_, absl::StrCat(rank_),
+                                                          std::string(parallel::Name(kind)),
+                                                          std::string(parallel::Name(collective))});
+      }
+      counter->Increment(seconds);
+    }
+  }
+}
+
 void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_second) {
   steps_.Increment();
   tokens_.Increment(static_cast<double>(report.tokens));
   exposed_communication_seconds_.Increment(report.exposed_communication_seconds);
-  for (int i = 0; i < parallel::kExposures; ++i) {
-    exposed_seconds_[i]->Increment(report.exposed[i]);
-  }
+  AddExposed(report.exposed);
   gradient_bytes_.Increment(static_cast<double>(report.gradient_bytes));
   gradient_density_.Set(report.gradient_density);
   residual_norm_.Set(report.residual_norm);

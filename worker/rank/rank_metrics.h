@@ -27,10 +27,17 @@ class RankMetrics {
   void Damaged();
 
  private:
+  void AddExposed(const parallel::ExposedSeconds& exposed);
+
+  metrics::Registry& registry_;
+  const std::string job_name_;
+  const int rank_;
   metrics::Counter& steps_;
   metrics::Counter& tokens_;
   metrics::Counter& exposed_communication_seconds_;
-  std::array<metrics::Counter*, parallel::kExposures> exposed_seconds_;  // by parallel::Exposure
+  // By parallel::Exposure and Collective; null until there was such a wait.
+  std::array<std::array<metrics::Counter*, parallel::kCollectives>, parallel::kExposures>
+      exposed_seconds_{};
   metrics::Counter& gradient_bytes_;
   metrics::Counter& damaged_;
   metrics::Gauge& step_;

@@ -274,18 +274,21 @@ class Reporter : public parallel::TrainerHooks {
 
  private:
   void SetTimes(const parallel::StepReport& report) {
-    const auto exposed = [&](parallel::Exposure kind) {
-      return report.exposed[static_cast<int>(kind)];
-    };
     v1::StepTimes& times = *progress_.mutable_times();
     times.set_step(report.step);
     times.set_step_seconds(report.seconds);
-    times.set_gradients_seconds(exposed(parallel::Exposure::kGradients));
-    times.set_parameters_seconds(exposed(parallel::Exposure::kParameters));
-    times.set_tensor_seconds(exposed(parallel::Exposure::kTensor));
-    times.set_context_seconds(exposed(parallel::Exposure::kContext));
-    times.set_pipeline_seconds(exposed(parallel::Exposure::kPipeline));
-    times.set_slowest_seconds(exposed(parallel::Exposure::kSlowest));
+    times.set_gradients_seconds(report.exposed.of(parallel::Exposure::kGradients));
+    times.set_parameters_seconds(report.exposed.of(parallel::Exposure::kParameters));
+    times.set_tensor_seconds(report.exposed.of(parallel::Exposure::kTensor));
+    times.set_context_seconds(report.exposed.of(parallel::Exposure::kContext));
+    times.set_pipeline_seconds(report.exposed.of(parallel::Exposure::kPipeline));
+    times.set_slowest_seconds(report.exposed.of(parallel::Exposure::kSlowest));
+    times.set_all_reduce_seconds(report.exposed.of(parallel::Collective::kAllReduce));
+    times.set_reduce_scatter_seconds(report.exposed.of(parallel::Collective::kReduceScatter));
+    times.set_all_gather_seconds(report.exposed.of(parallel::Collective::kAllGather));
+    times.set_all_to_all_seconds(report.exposed.of(parallel::Collective::kAllToAll));
+    times.set_broadcast_seconds(report.exposed.of(parallel::Collective::kBroadcast));
+    times.set_send_receive_seconds(report.exposed.of(parallel::Collective::kSendReceive));
   }
 
   void AddLossPoint(const parallel::StepReport& report, int64_t steps) {
