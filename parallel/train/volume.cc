@@ -65,8 +65,11 @@ class Formulas {
       const FlatLayout::Bucket& bucket = layout_.buckets()[i];
       const int64_t bytes = kFloat * layout_.Part(i, 0).size();
       // Norms see this rank's rows only: their gradients are summed once a step.
-      if (bucket.partial) volume.tensor += AllReduced(bytes, tensor_);
-      if (bucket.shared) volume.keys += AllReduced(bytes, held_.kv_sharers.size());
+      if (bucket.partial) volume.tensor += AllReduced(bytes, tensor_, part_.tensor_rank);
+      if (bucket.shared) {
+        volume.keys +=
+            AllReduced(bytes, held_.kv_sharers.size(), part_.tensor_rank - held_.kv_sharers.begin);
+      }
     }
     volume.gradients = Gradients();
     volume.replicas = Replicas();
@@ -75,10 +78,11 @@ class Formulas {
   }
 
  private:
-  // An all-reduce: a reduce-scatter and an all-gather, or everything to everyone where it is small.
-  int64_t AllReduced(int64_t bytes, int64_t size) const {
-    if (device_ == DeviceKind::kCpu && bytes <= kOneRoundBytesMax) return bytes * (size - 1);
-    return 2 * Moved(bytes, size);
+  // An all-reduce: a reduce-scatter and an all-gather; of fp32 on the host to the byte, of what
+  // rank `rank` of the group sends.
+  int64_t AllReduced(int64_t bytes, int64_t size, int64_t rank) const {
+    if (device_ != DeviceKind::kCpu) return 2 * Moved(bytes, size);
+    return AllReduceBytes(bytes / kFloat, kFloat, static_cast<int>(size), static_cast<int>(rank));
   }
 
   // Every part sends its output on and the gradient of its input back.
@@ -128,7 +132,9 @@ class Formulas {
     // Three numbers per token from every rank for the loss.
     const int64_t statistics = has_head_ * Moved(kFloat * tensor_ * tokens_ * 3, tensor_);
     const int64_t states = width_ * tokens_ * hidden_;
-    return collectives * (rows ? Moved(states, tensor_) : AllReduced(states, tensor_)) + statistics;
+    return collectives *
+               (rows ? Moved(states, tensor_) : AllReduced(states, tensor_, part_.tensor_rank)) +
+           statistics;
   }
 
   // Reduce-scatters: once a step, or, with stages 2 and 3, for every micro-batch.
@@ -140,10 +146,16 @@ class Formulas {
   int64_t Replicas() const {
     const int64_t replicas =
         int64_t{place_.mesh.degree(Axis::kData)} * context_ / place_.zero_shards;
+    const std::vector<int> group =
+        place_.mesh.GroupOf(place_.mesh.RankOf(place_.coordinate), {Axis::kData, Axis::kContext});
+    const auto self = std::find(group.begin(), group.end(), place_.mesh.RankOf(place_.coordinate));
+    const int64_t rank = (self - group.begin()) / place_.zero_shards;
+    const int64_t width = SizeOf(place_.options.gradient_wire);
     int64_t bytes = 0;
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
-      bytes +=
-          AllReduced(layout_.Part(i, 0).size() * SizeOf(place_.options.gradient_wire), replicas);
+      const int64_t part = width * layout_.Part(i, 0).size();
+      // 16 bits are exchanged in equal parts, whatever the device.
+      bytes += width == kFloat ? AllReduced(part, replicas, rank) : 2 * Moved(part, replicas);
     }
     return bytes;
   }
