@@ -85,6 +85,8 @@ class Harness {
 
   // Every rank's result. Losses and norms are the same on all of them, which is checked.
   std::vector<RankResult> Train(const Case& run);
+  // Several models at once, each on ranks of its own of one pool and with a mesh of its own.
+  std::vector<std::vector<RankResult>> TrainOnOnePool(const std::vector<Case>& runs);
   // Tensors of the newest checkpoint of a run, whose names begin with `prefix`, without it.
   Tensors Read(const std::vector<RankResult>& results, const std::string& prefix);
   // The weights after a run that ends now.
@@ -98,6 +100,7 @@ class Harness {
  private:
   RankResult TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world);
   std::vector<RankResult> Train(const Case& run, const AdamWConfig& optimizer);
+  static void ExpectAgreement(const Case& run, const std::vector<RankResult>& results);
 
   const std::unique_ptr<FileSystem> files_;
   std::string directory_;

@@ -32,6 +32,23 @@ TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit)
   }
 }
 
+TEST_F(Layouts, ModelsWithMeshesOfTheirOwn_TrainOnOnePoolAsAlone) {
+  Case gpt2 = Data(1);
+  gpt2.layout.degrees = PerAxis(2, 1, 1, 2);
+  gpt2.layout.sequence_parallel = true;
+  Case llama = Data(3, 3);
+  llama.model = SmallLlama();
+  llama.layout.global_batch = 12;
+  Case ring = Data(1);
+  ring.layout.degrees = PerAxis(1, 1, 2, 1);
+  const std::vector<Case> runs = {gpt2, llama, ring};
+  const auto together = harness_.TrainOnOnePool(runs);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    SCOPED_TRACE(runs[i].ToString());
+    ExpectSameBits(harness_.Train(runs[i])[0], together[i][0]);
+  }
+}
+
 TEST_F(Layouts, WhatOneLayoutSaves_AnyOtherResumes) {
   const RankResult whole = harness_.Train(Data(1))[0];
   for (const auto& [saving, resuming] :
