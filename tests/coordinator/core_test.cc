@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/attempt_machine.h"
@@ -299,6 +302,34 @@ TEST_F(CoreTest, Launch_IsTwoPhase) {
   ASSERT_TRUE(LastDesired().has_value());
   EXPECT_EQ(LastDesired()->attempts(0).phase(), v1::DESIRED_PHASE_RUNNING);
   EXPECT_EQ(Job().state(), v1::JOB_STATE_STARTING);
+}
+
+TEST_F(CoreTest, RanksOfAGangOnTwoWorkers_AreToldHowManyShareTheirWorker) {
+  Hello();
+  SessionOpened hello;
+  hello.session = SessionId(session_.value() + 1);
+  hello.incarnation = Incarnation(1);
+  hello.hello.set_worker("v");
+  v1::Device& device = *hello.hello.add_devices();
+  device.set_name("cpu:0");
+  device.set_kind(v1::DEVICE_KIND_CPU);
+  Handle(hello);
+  Submit("r", 3);
+  std::map<int, std::pair<int, int>> told;  // local rank and local ranks, by rank
+  for (const SendAction& send : Actions<SendAction>()) {
+    for (const v1::DesiredAttempt& attempt : send.message.desired().attempts()) {
+      for (const v1::RankAssignment& rank : attempt.ranks()) {
+        EXPECT_EQ(rank.world_size(), 3);
+        EXPECT_EQ(rank.local_ranks(), attempt.ranks_size());
+        told[rank.rank()] = {rank.local_rank(), rank.local_ranks()};
+      }
+    }
+  }
+  ASSERT_EQ(told.size(), 3u);
+  std::vector<std::pair<int, int>> local;
+  for (const auto& [rank, of] : told) local.push_back(of);
+  std::sort(local.begin(), local.end());
+  EXPECT_EQ(local, (std::vector<std::pair<int, int>>{{0, 1}, {0, 2}, {1, 2}}));
 }
 
 TEST_F(CoreTest, Placement_IsMeasuredFromAllocationUntilEveryDaemonHasAccepted) {
