@@ -140,6 +140,9 @@ void ApplyDefaults(v1::JobSpec& spec) {
     if (parallel.tensor_overlap() == v1::TENSOR_OVERLAP_UNSPECIFIED) {
       parallel.set_tensor_overlap(v1::TENSOR_OVERLAP_BACKWARD);
     }
+    if (parallel.balance() == v1::BALANCE_UNSPECIFIED) {
+      parallel.set_balance(v1::BALANCE_ESTIMATED);
+    }
     if (parallel.data() == 0) {
       // What the other degrees leave; where they do not divide the ranks, Validate says so.
       const __int128 others =

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -333,6 +334,8 @@ class Judge {
     }
     Pipeline(spec);
     Context(spec);
+    TensorShares(parallel);
+    Order(parallel);
     const std::string offload = "engine.parallel.offload.optimizer";
     const double share = parallel.offload().optimizer();
     if (parallel.offload().activations() && parallel.pipeline() > 1 &&
@@ -344,6 +347,31 @@ class Judge {
     if (Finite(offload, share) && (share < 0 || share > 1)) {
       Add(offload, share, " is out of range; 0 to 1");
     }
+  }
+
+  void TensorShares(const v1::ParallelSpec& parallel) {
+    const std::string path = "engine.parallel.tensor_shares";
+    if (parallel.tensor_shares().empty()) return;
+    if (parallel.tensor_shares_size() != parallel.tensor()) {
+      Add(path, parallel.tensor_shares_size(), " numbers for ", parallel.tensor(),
+          " tensor-parallel ranks");
+      return;
+    }
+    for (int i = 0; i < parallel.tensor_shares_size(); ++i) {
+      Positive(absl::StrCat(path, "[", i, "]"), parallel.tensor_shares(i));
+    }
+  }
+
+  void Order(const v1::ParallelSpec& parallel) {
+    if (parallel.order().empty()) return;
+    std::set<int> named(parallel.order().begin(), parallel.order().end());
+    const google::protobuf::EnumDescriptor& axes = *v1::MeshAxis_descriptor();
+    const size_t all = EnumNames(axes).size();
+    bool known = true;
+    for (const int axis : named) known = known && axis > 0 && v1::MeshAxis_IsValid(axis);
+    if (known && named.size() == all && static_cast<size_t>(parallel.order_size()) == all) return;
+    Add("engine.parallel.order",
+        "must name each axis once: ", absl::StrJoin(EnumNames(axes), ", "));
   }
 
   void Context(const v1::JobSpec& spec) {

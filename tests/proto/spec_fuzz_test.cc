@@ -125,7 +125,11 @@ void Randomize(google::protobuf::Message& message, Rng& rng, int depth) {
         }
         break;
       case FieldDescriptor::CPPTYPE_ENUM:
-        reflection.SetEnumValue(&message, field, static_cast<int>(rng.Below(4)));
+        if (field->is_repeated()) {
+          reflection.AddEnumValue(&message, field, static_cast<int>(rng.Below(4)));
+        } else {
+          reflection.SetEnumValue(&message, field, static_cast<int>(rng.Below(4)));
+        }
         break;
       case FieldDescriptor::CPPTYPE_STRING: {
         const std::string text = rng.Letters(static_cast<int>(rng.Below(70)));

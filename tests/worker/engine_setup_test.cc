@@ -1,12 +1,21 @@
 #include "worker/rank/engine_setup.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "parallel/comm/communicator.h"
+#include "parallel/train/failure.h"
 #include "proto/spec/presets.h"
+#include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
+#include "worker/rank/balance.h"
 
 namespace muster::worker {
 namespace {
@@ -39,6 +48,98 @@ TEST(PartOf, AnyOrder_IsForTheJobToAllow) {
     spec.mutable_engine()->mutable_training()->set_any_order(allowed);
     ASSERT_OK_AND_ASSIGN(const parallel::ModelParallel part, PartOf(spec, parallel::PerAxis()));
     EXPECT_EQ(part.deterministic, !allowed);
+  }
+}
+
+v1::JobSpec SmallJob(int layers) {
+  v1::JobSpec spec;
+  spec.set_name("small");
+  spec.set_working_directory("/");
+  v1::EngineSpec& engine = *spec.mutable_engine();
+  v1::ModelSpec& model = *engine.mutable_model();
+  model.set_family(v1::MODEL_FAMILY_LLAMA);
+  model.set_layers(layers);
+  model.set_hidden(48);
+  model.set_heads(6);
+  model.set_kv_heads(3);
+  model.set_ffn(80);
+  model.set_vocab(131);
+  model.set_sequence_length(16);
+  engine.mutable_data()->add_train()->set_path("/data/text");
+  engine.mutable_training()->set_steps(1);
+  engine.mutable_training()->set_global_batch(4);
+  engine.mutable_training()->set_micro_batch(2);
+  engine.mutable_training()->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
+  engine.mutable_parallel()->set_balance(v1::BALANCE_MEASURED);
+  return spec;
+}
+
+v1::JobSpec Split(v1::JobSpec spec, int pipeline, int context, int tensor) {
+  v1::ParallelSpec& parallel = *spec.mutable_engine()->mutable_parallel();
+  parallel.set_pipeline(pipeline);
+  parallel.set_context(context);
+  parallel.set_tensor(tensor);
+  spec.mutable_resources()->set_ranks(pipeline * context * tensor);
+  spec::ApplyDefaults(spec);
+  EXPECT_OK(spec::Validate(spec));
+  return spec;
+}
+
+// A head that takes the time of three blocks takes the place of three.
+TEST(Balance, Stages_FollowMeasuredLayers) {
+  v1::JobSpec spec = Split(SmallJob(9), 2, 1, 1);
+  ASSERT_OK(Even({{.embedding = 1e-6, .block = 1e-3, .head = 2e-3},
+                  {.embedding = 1e-6, .block = 1e-3, .head = 4e-3}},
+                 spec));
+  EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(6, 3));
+  // What is given stays.
+  ASSERT_OK(Even({{.embedding = 1, .block = 1e-3, .head = 0}}, spec));
+  EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(6, 3));
+}
+
+TEST(Balance, SharesOfTensorRanks_FollowTheSlowestOfEachPlaceInSixteenths) {
+  const auto shares = [](const std::vector<RankMeasure>& ranks) {
+    v1::JobSpec spec = Split(SmallJob(2), 1, 1, 3);
+    EXPECT_OK(Even(ranks, spec));
+    EXPECT_OK(spec::Validate(spec));
+    const auto& numbers = spec.engine().parallel().tensor_shares();
+    return std::vector<double>(numbers.begin(), numbers.end());
+  };
+  // Noise of two percent changes nothing.
+  EXPECT_TRUE(shares({{.tensor = 0, .share = 100, .block = 1.00},
+                      {.tensor = 1, .share = 100, .block = 1.02},
+                      {.tensor = 2, .share = 100, .block = 0.99}})
+                  .empty());
+  // Twice the share in twice the time is the same speed.
+  EXPECT_EQ(shares({{.tensor = 0, .share = 200, .block = 2},
+                    {.tensor = 1, .share = 100, .block = 4},
+                    {.tensor = 2, .share = 100, .block = 1},
+                    {.tensor = 0, .share = 200, .block = 4},
+                    {.tensor = 1, .share = 100, .block = 1},
+                    {.tensor = 2, .share = 100, .block = 1}}),
+            (std::vector<double>{8, 4, 16}));
+  // Nobody is left without.
+  EXPECT_EQ(shares({{.tensor = 0, .share = 1, .block = 1000},
+                    {.tensor = 1, .share = 1, .block = 1},
+                    {.tensor = 2, .share = 1, .block = 1}}),
+            (std::vector<double>{1, 16, 16}));
+}
+
+TEST(Balance, ARankOfAnyLayout_IsMeasured) {
+  for (const bool documents : {false, true}) {
+    v1::JobSpec spec = Split(SmallJob(4), 2, 2, 2);
+    spec.mutable_engine()->mutable_data()->set_separate_documents(documents);
+    spec.mutable_engine()->mutable_parallel()->set_sequence(true);
+    spec.mutable_engine()->mutable_parallel()->set_tensor_overlap(v1::TENSOR_OVERLAP_CHUNKED);
+    const auto device = kernels::MakeCpuDevice(1);
+    ASSERT_OK_AND_ASSIGN(const RankMeasure rank,
+                         MeasureRank(spec, parallel::PerAxis(1, 0, 1, 1), *device));
+    EXPECT_EQ(rank.tensor, 1);
+    EXPECT_GT(rank.share, 0);
+    EXPECT_GT(rank.embedding, 0);
+    EXPECT_GT(rank.block, rank.embedding);
+    EXPECT_GT(rank.head, rank.embedding);
+    EXPECT_EQ(device->allocated_bytes(), 0);
   }
 }
 

@@ -155,8 +155,7 @@ class SmallJobs : public ::testing::Test {
   void ExpectPlanned(const v1::JobSpec& spec) {
     ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
     const std::vector<int64_t> allocated = Allocated(spec);
-    const parallel::Mesh mesh =
-        *parallel::Mesh::Make({.degrees = plan.degrees}, spec.resources().ranks());
+    const parallel::Mesh mesh = SplitOf(spec)->mesh;
     int ranks = 0;
     for (const RankPlan& rank : plan.ranks) ranks += rank.ranks;
     EXPECT_EQ(ranks, spec.resources().ranks());
@@ -201,6 +200,36 @@ TEST_F(SmallJobs, PlansOfEveryLayout_AreWhatItsRanksAllocate) {
   ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 2, .data = 2, .zero = 3}));
   // Five ranks for three key/value heads.
   ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.tensor = 5}));
+}
+
+TEST_F(SmallJobs, PlansOfUnevenSharesAndAnotherOrderOfRanks_AreWhatRanksAllocate) {
+  v1::JobSpec spec = Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 2, .data = 2, .tensor = 2});
+  v1::ParallelSpec& parallel = *spec.mutable_engine()->mutable_parallel();
+  for (const double share : {1, 3}) parallel.add_tensor_shares(share);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  EXPECT_EQ(plan.largest().tensor, 1);
+  ExpectPlanned(spec);
+  for (const v1::MeshAxis axis :
+       {v1::MESH_AXIS_PIPELINE, v1::MESH_AXIS_DATA, v1::MESH_AXIS_TENSOR, v1::MESH_AXIS_CONTEXT}) {
+    parallel.add_order(axis);
+  }
+  ASSERT_OK_AND_ASSIGN(const SplitRun split, SplitOf(spec));
+  EXPECT_EQ(split.mesh.CoordinateOf(1), parallel::PerAxis(1, 0, 0, 0));
+  EXPECT_EQ(split.mesh.CoordinateOf(4), parallel::PerAxis(0, 0, 0, 1));
+  ExpectPlanned(spec);
+}
+
+// Fewer blocks stand beside the larger share where blocks are moved, too.
+TEST(CheapestFit, OfAPipelineWithUnevenShares_FitsTheLargestShare) {
+  v1::JobSpec spec = Preset("llama-8b", {.pipeline = 2, .tensor = 2}, 64, 1);
+  for (const double share : {1, 3}) {
+    spec.mutable_engine()->mutable_parallel()->add_tensor_shares(share);
+  }
+  ASSERT_OK_AND_ASSIGN(const JobPlan before, PlanJob(spec));
+  const int64_t bytes = before.needed_bytes() - kGiB;
+  const std::optional<Change> change = CheapestFit(spec, bytes);
+  ASSERT_TRUE(change.has_value());
+  EXPECT_LE(change->plan.needed_bytes(), bytes);
 }
 
 TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {

@@ -343,6 +343,44 @@ TEST_F(RankProcess, ZeroBubblePipeline_ReportsTheLossesOfOneForwardOneBackward) 
   EXPECT_EQ(losses(v1::PIPELINE_SCHEDULE_ZERO_BUBBLE), expected);
 }
 
+TEST_F(RankProcess, MeasuredBalance_IsAgreedOnLoggedAndTrainsAsWhatWasEstimated) {
+  ASSERT_OK_AND_ASSIGN(
+      const v1::JobSpec llama,
+      spec::Parse(
+          "engine: {model: {preset: llama-1b, layers: 4, hidden: 48, heads: 6, kv_heads: 3, "
+          "ffn: 37, vocab: 256, sequence_length: 16, tied: false}}",
+          "spec", {}));
+  *spec_.mutable_engine()->mutable_model() = llama.engine().model();
+  spec_.clear_checkpoint();
+  const auto losses = [this](v1::Balance balance, int tensor) {
+    ++epoch_;
+    v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
+    parallel.set_pipeline(2);
+    parallel.set_tensor(tensor);
+    parallel.set_balance(balance);
+    Start(2 * tensor);
+    for (int rank = 0; rank < 2 * tensor; ++rank) {
+      EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    }
+    std::vector<double> curve;
+    const v1::RankExitReport report = Report(0);
+    for (const v1::LossPoint& point : report.progress().losses()) {
+      curve.push_back(point.train_loss());
+    }
+    return curve;
+  };
+  const std::vector<double> estimated = losses(v1::BALANCE_ESTIMATED, 1);
+  EXPECT_EQ(Output(0).find("measured"), std::string::npos);
+  EXPECT_EQ(estimated.size(), 12u);
+  EXPECT_EQ(losses(v1::BALANCE_MEASURED, 1), estimated);
+  EXPECT_THAT(Output(0), AllOf(HasSubstr("measured: embedding "),
+                               HasSubstr("; engine.parallel.pipeline_blocks=[")));
+  // Speeds of processes that share cores may be any.
+  const std::vector<double> shared = losses(v1::BALANCE_MEASURED, 2);
+  ASSERT_EQ(shared.size(), 12u);
+  for (size_t i = 0; i < shared.size(); ++i) EXPECT_NEAR(shared[i] / estimated[i], 1, 1e-5) << i;
+}
+
 TEST_F(RankProcess, SequencesSharedByTwoRanks_Train) {
   spec_.mutable_engine()->mutable_parallel()->set_context(2);
   Start(2);
@@ -361,10 +399,10 @@ TEST_F(RankProcess, LlamaOverTensorParallelRanks_LearnsAsOnOneRankAndCanBeSample
           "spec", {}));
   *spec_.mutable_engine()->mutable_model() = llama.engine().model();
   const auto losses = [this](int ranks, const std::string& path) {
-    epoch_ = ranks;
+    ++epoch_;
     spec_.mutable_resources()->set_ranks(ranks);
     v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
-    parallel.set_tensor(ranks);
+    parallel.set_tensor(std::min(ranks, 2));
     parallel.set_sequence(ranks > 1);
     spec_.mutable_engine()->mutable_training()->set_recompute(ranks > 1 ? v1::RECOMPUTE_FULL
                                                                         : v1::RECOMPUTE_NONE);
@@ -381,7 +419,19 @@ TEST_F(RankProcess, LlamaOverTensorParallelRanks_LearnsAsOnOneRankAndCanBeSample
   const std::vector<double> alone = losses(1, "/alone"), cut = losses(2, "/cut");
   ASSERT_EQ(alone.size(), 12u);
   ASSERT_EQ(cut.size(), 12u);
-  for (size_t i = 0; i < cut.size(); ++i) EXPECT_NEAR(cut[i] / alone[i], 1, 1e-5) << i;
+  // Unevenly, with the tensor ranks two numbers apart.
+  v1::ParallelSpec& parallel = *spec_.mutable_engine()->mutable_parallel();
+  for (const double share : {2, 1}) parallel.add_tensor_shares(share);
+  for (const v1::MeshAxis axis :
+       {v1::MESH_AXIS_DATA, v1::MESH_AXIS_TENSOR, v1::MESH_AXIS_CONTEXT, v1::MESH_AXIS_PIPELINE}) {
+    parallel.add_order(axis);
+  }
+  const std::vector<double> uneven = losses(4, "/uneven");
+  ASSERT_EQ(uneven.size(), 12u);
+  for (size_t i = 0; i < cut.size(); ++i) {
+    EXPECT_NEAR(cut[i] / alone[i], 1, 1e-5) << i;
+    EXPECT_NEAR(uneven[i] / alone[i], 1, 1e-5) << i;
+  }
   Spawn(9,
         {"sample", "--checkpoint", daemon_->commits().back().path(), "--prompt", "abc", "--tokens",
          "30", "--seed", "4"},

@@ -29,24 +29,6 @@ absl::Status Misconfigured(const std::string& message) {
   return Mark(absl::InvalidArgumentError(message), FailureDomain::kConfiguration);
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssignment& assignment) {
-  if (assignment.spec().resources().device() != v1::DEVICE_KIND_CUDA) {
-    return kernels::MakeCpuDevice(std::max(1, assignment.threads()));
-  }
-  int ordinal = 0;
-  const std::string& name = assignment.device();
-  if (!absl::StartsWith(name, "cuda:") || !absl::SimpleAtoi(name.substr(5), &ordinal)) {
-    return Misconfigured(absl::StrCat(
-        "resources.device: the job wants cuda, but the rank was given the device '", name, "'"));
-  }
-  kernels::CudaOptions options;
-  options.tf32 = assignment.spec().engine().training().precision() == v1::PRECISION_TF32;
-  options.plan_cache = assignment.cache_directory();
-  auto device = kernels::MakeCudaDevice(ordinal, options);
-  if (!device.ok()) return Annotate(device.status(), absl::StrCat("resources.device: ", name));
-  return device;
-}
-
 parallel::TensorOverlap OverlapOf(v1::TensorOverlap overlap) {
   switch (overlap) {
     case v1::TENSOR_OVERLAP_NONE:
@@ -152,6 +134,19 @@ parallel::Layout LayoutOf(const v1::JobSpec& spec) {
   return layout;
 }
 
+parallel::Axis AxisOf(int axis) {
+  switch (axis) {
+    case v1::MESH_AXIS_DATA:
+      return parallel::Axis::kData;
+    case v1::MESH_AXIS_CONTEXT:
+      return parallel::Axis::kContext;
+    case v1::MESH_AXIS_TENSOR:
+      return parallel::Axis::kTensor;
+    default:
+      return parallel::Axis::kPipeline;
+  }
+}
+
 // A file written and removed again proves what permissions only promise.
 absl::Status CheckCheckpointPath(const v1::RankAssignment& assignment, FileSystem& files) {
   const std::string root = ResolvePath(assignment.spec(), assignment.spec().checkpoint().path());
@@ -221,6 +216,28 @@ std::vector<parallel::BlockRange> PartsOf(const v1::ParallelSpec& split, int sta
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssignment& assignment) {
+  if (assignment.spec().resources().device() != v1::DEVICE_KIND_CUDA) {
+    return kernels::MakeCpuDevice(std::max(1, assignment.threads()));
+  }
+  int ordinal = 0;
+  const std::string& name = assignment.device();
+  if (!absl::StartsWith(name, "cuda:") || !absl::SimpleAtoi(name.substr(5), &ordinal)) {
+    return Misconfigured(absl::StrCat(
+        "resources.device: the job wants cuda, but the rank was given the device '", name, "'"));
+  }
+  kernels::CudaOptions options;
+  options.tf32 = assignment.spec().engine().training().precision() == v1::PRECISION_TF32;
+  options.plan_cache = assignment.cache_directory();
+  auto device = kernels::MakeCudaDevice(ordinal, options);
+  if (!device.ok()) {
+    return Mark(Annotate(device.status(), absl::StrCat("resources.device: ", name)),
+                absl::IsResourceExhausted(device.status()) ? FailureDomain::kMemory
+                                                           : FailureDomain::kDevice);
+  }
+  return device;
+}
+
 parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
   parallel::ModelDescription description;
   description.sizes = {{"layers", spec.layers()},
@@ -257,7 +274,10 @@ absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {
   if (absl::Status status = parallel::Validate(layout, model, {.ranks = ranks}); !status.ok()) {
     return Mark(std::move(status), FailureDomain::kConfiguration);
   }
-  auto mesh = parallel::Mesh::Make({.degrees = layout.degrees}, ranks);
+  parallel::MeshOptions options = {.degrees = layout.degrees};
+  const v1::ParallelSpec& split = spec.engine().parallel();
+  for (int i = 0; i < split.order_size(); ++i) options.order[i] = AxisOf(split.order(i));
+  auto mesh = parallel::Mesh::Make(options, ranks);
   if (!mesh.ok()) return Misconfigured(absl::StrCat("engine.parallel: ", mesh.status().message()));
   return SplitRun{*mesh, layout.EffectiveShards()};
 }
@@ -285,6 +305,7 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   part.offload_activations = spec.engine().parallel().offload().activations();
   part.tensor_rank = coordinate[parallel::Axis::kTensor];
   part.tensor_size = split.tensor();
+  part.tensor_weights.assign(split.tensor_shares().begin(), split.tensor_shares().end());
   part.sequence_parallel = split.sequence();
   part.tensor_overlap = OverlapOf(split.tensor_overlap());
   part.split_backward = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
@@ -441,13 +462,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.mesh = split.mesh;
   setup.zero_shards = split.zero_shards;
   const parallel::PerAxis coordinate = setup.mesh->CoordinateOf(assignment.rank());
-  auto device = MakeDevice(assignment);
-  if (!device.ok()) {
-    return Mark(device.status(), absl::IsResourceExhausted(device.status())
-                                     ? FailureDomain::kMemory
-                                     : FailureDomain::kDevice);
-  }
-  setup.device = *std::move(device);
+  ASSIGN_OR_RETURN(setup.device, MakeDevice(assignment));
   ASSIGN_OR_RETURN(setup.model, BuildModel(assignment.spec(), coordinate));
   const v1::ModelSpec& model = assignment.spec().engine().model();
   if (!model.initialize_from().empty()) {

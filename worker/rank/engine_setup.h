@@ -25,6 +25,9 @@ namespace muster::worker {
 // The causes that a status means, and back to the daemon in exit.pb.
 v1::Cause CauseOf(const absl::Status& status);
 
+// The device of the assignment. Marked with a FailureDomain: configuration, memory or device.
+absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssignment& assignment);
+
 // The model of a spec that has its defaults.
 parallel::ModelDescription Describe(const v1::ModelSpec& spec);
 

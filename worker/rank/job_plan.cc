@@ -146,6 +146,10 @@ class Search {
     if (after.zero_shards() > after.data() * after.context()) after.set_zero_shards(0);
     if (more_tensor > 1) {
       candidate.settings.push_back(absl::StrCat("engine.parallel.tensor=", after.tensor()));
+      if (!before.tensor_shares().empty()) {
+        after.clear_tensor_shares();
+        candidate.settings.push_back("engine.parallel.tensor_shares=null");
+      }
       if (!after.sequence()) {
         after.set_sequence(true);
         candidate.settings.push_back("engine.parallel.sequence=true");
@@ -238,12 +242,15 @@ double SlowestStage(const std::vector<double>& costs, const std::vector<int>& bo
   return slowest;
 }
 
-// What the largest rank of a stage needs, were it to hold these blocks. The first tensor rank has
-// no smaller share than the others.
+// What the rank with the largest share of a stage needs, were it to hold these blocks.
 absl::StatusOr<int64_t> StageBytes(const v1::JobSpec& spec, int stage,
                                    parallel::BlockRange blocks) {
   ASSIGN_OR_RETURN(const SplitRun split, SplitOf(spec));
-  const parallel::PerAxis coordinate(stage, 0, 0, 0);
+  // Of equal shares the first one is no smaller than the others.
+  const auto& shares = spec.engine().parallel().tensor_shares();
+  const auto tensor =
+      static_cast<int>(std::max_element(shares.begin(), shares.end()) - shares.begin());
+  const parallel::PerAxis coordinate(stage, 0, 0, tensor);
   ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, coordinate));
   part.parts = {blocks};
   ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(Describe(spec.engine().model()), part));

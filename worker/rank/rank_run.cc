@@ -27,6 +27,7 @@
 #include "parallel/comm/flight_recorder.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/train/failure.h"
+#include "worker/rank/balance.h"
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
 #include "worker/rank/failure_deadline.h"
@@ -443,11 +444,15 @@ struct Ending {
   int code = kExitFailed;
 };
 
-absl::StatusOr<Ending> Train(const v1::RankAssignment& assignment, DaemonClient& client,
+absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& client,
                              Reporter& reporter, RankMetrics& metrics, Profiler& profiler,
                              const FlightRecord& flight, FailureDeadline& deadline) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   reporter.OnPhase("starting");
+  v1::RankAssignment assignment = given;
+  std::string balance;
+  ASSIGN_OR_RETURN(*assignment.mutable_spec(), BalancedSpec(given, client, balance));
+  if (!balance.empty()) PrintLine(balance);
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
   profiler.SetDevice(setup.device->kind());
   reporter.OnPhase("bootstrapping");
