@@ -15,6 +15,7 @@
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
+#include "worker/rank/agreement.h"
 #include "worker/rank/balance.h"
 
 namespace muster::worker {
@@ -140,6 +141,62 @@ TEST(Balance, ARankOfAnyLayout_IsMeasured) {
     EXPECT_GT(rank.block, rank.embedding);
     EXPECT_GT(rank.head, rank.embedding);
     EXPECT_EQ(device->allocated_bytes(), 0);
+  }
+}
+
+// What each of `ranks` is told, which adjust() may change.
+std::vector<absl::Status> Agreement(
+    int ranks, const std::function<void(int rank, v1::JobSpec& spec, uint64_t& data)>& adjust) {
+  const auto world = parallel::MakeLocalCommunicators(ranks, absl::Seconds(60));
+  std::vector<absl::Status> statuses(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      v1::JobSpec spec;
+      spec.set_name("one");
+      spec.mutable_engine()->mutable_training()->set_seed(77);
+      for (const char* name : {"a", "b", "c", "d"}) (*spec.mutable_labels())[name] = name;
+      uint64_t data = 7;
+      adjust(rank, spec, data);
+      const auto device = kernels::MakeCpuDevice(1);
+      statuses[rank] = CheckAgreement(*world[rank], *device, spec, data);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+TEST(CheckAgreement, EqualSpecs_AreFoundEqualWhateverTheOrderOfTheirLabels) {
+  for (const absl::Status& status : Agreement(3, [](int rank, v1::JobSpec&spec, uint64_t&) {
+         if (rank != 1) return;
+         spec.clear_labels();
+         for (const char* name : {"d", "c", "b", "a"}) (*spec.mutable_labels())[name] = name;
+       })) {
+    EXPECT_OK(status);
+  }
+}
+
+TEST(CheckAgreement, OtherSpecs_AreNamedByRankHashAndField) {
+  for (const absl::Status& status : Agreement(20, [](int rank, v1::JobSpec&spec, uint64_t&) {
+         if (rank == 0) return;
+         spec.mutable_engine()->mutable_training()->set_seed(rank);
+       })) {
+    EXPECT_EQ(parallel::DomainOf(status), parallel::FailureDomain::kConfiguration) << status;
+    const std::string message(status.message());
+    EXPECT_THAT(message, ::testing::HasSubstr("rank 8 has "));
+    EXPECT_THAT(message, ::testing::HasSubstr(" and 11 more, but rank 0 has "));
+    EXPECT_THAT(message, ::testing::HasSubstr("From rank 0 to rank 1: "));
+    EXPECT_THAT(message, ::testing::HasSubstr("engine.training.seed: 77 -> 1"));
+  }
+}
+
+TEST(CheckAgreement, OtherData_IsNamedByRankAndFingerprint) {
+  for (const absl::Status& status :
+       Agreement(3, [](int rank, v1::JobSpec&, uint64_t&data) { data += rank == 2 ? 1 : 0; })) {
+    EXPECT_EQ(parallel::DomainOf(status), parallel::FailureDomain::kData) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("rank 2 has 0000000000000008, but rank 0 has "
+                                     "0000000000000007"));
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -194,6 +195,7 @@ class RankProcess : public ::testing::Test {
       assignment.set_device(absl::StrCat("cpu:", rank));
       assignment.set_threads(1);
       *assignment.mutable_spec() = spec_;
+      if (adjust_) adjust_(rank, *assignment.mutable_spec());
       for (const v1::CheckpointRecord& record : restore) *assignment.add_restore() = record;
       assignment.set_daemon_socket(directory_ + "/s");
       assignment.set_run_directory(RunDirectory(rank));
@@ -223,6 +225,7 @@ class RankProcess : public ::testing::Test {
   const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::string directory_;
   v1::JobSpec spec_;
+  std::function<void(int rank, v1::JobSpec& spec)> adjust_;  // what one rank is told
   int epoch_ = 1;
   std::unique_ptr<NotingDaemon> daemon_;
   std::map<int, pid_t> running_;
@@ -486,6 +489,24 @@ TEST_F(RankProcess, ImpossibleSpec_IsAUserError) {
   EXPECT_EQ(Wait(0), kExitFailed);
   EXPECT_EQ(Report(0).cause(), v1::CAUSE_USER_ERROR);
   EXPECT_THAT(Report(0).message(), HasSubstr("engine.training.global_batch"));
+}
+
+TEST_F(RankProcess, RanksWithDifferentSpecs_NameEachOtherAndTheField) {
+  spec_.mutable_engine()->mutable_training()->set_global_batch(6);
+  adjust_ = [](int rank, v1::JobSpec& spec) {
+    if (rank != 1) return;
+    v1::TrainingSpec& training = *spec.mutable_engine()->mutable_training();
+    training.mutable_optimizer()->mutable_adamw()->set_lr(0.5);
+  };
+  Start(3);
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_EQ(Wait(rank), kExitFailed);
+    EXPECT_EQ(Report(rank).cause(), v1::CAUSE_USER_ERROR) << Report(rank).message();
+    EXPECT_THAT(Report(rank).message(),
+                AllOf(HasSubstr("do not have the same job spec, by its hash: rank 1 has "),
+                      HasSubstr(", but rank 0 has "),
+                      HasSubstr("engine.training.optimizer.adamw.lr: 0.01 -> 0.5")));
+  }
 }
 
 TEST_F(RankProcess, ModelLargerThanMemory_IsAnOutOfMemoryError) {

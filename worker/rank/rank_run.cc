@@ -27,6 +27,7 @@
 #include "parallel/comm/flight_recorder.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/train/failure.h"
+#include "worker/rank/agreement.h"
 #include "worker/rank/balance.h"
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
@@ -457,6 +458,8 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   profiler.SetDevice(setup.device->kind());
   reporter.OnPhase("bootstrapping");
   ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight, deadline));
+  RETURN_IF_ERROR(CheckAgreement(*communicator, *setup.device, assignment.spec(),
+                                 setup.training->fingerprint()));
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
   if (!groups.ok()) {
     return parallel::Mark(Annotate(groups.status(), "communicators of the mesh"),
