@@ -199,6 +199,68 @@ TEST(Compression, SentAndResidual_AreTheGradientAndSurviveOtherNumbersOfRanks) {
   }
 }
 
+// Deep Gradient Compression, section 3.1: u = m u + g joins the residual v; where v is sent, both
+// begin anew.
+TEST(Compression, MomentumCorrection_AddsRunningSumsOfGradientsUntilTheyAreSent) {
+  Harness harness;
+  CompressionOptions compression = TopK(kDensity);
+  compression.momentum = 0.5;
+  const auto first = harness.Train(OneMoreStep(1, compression, {}));
+  const Tensors left = harness.Read(first, kResidualPrefix);
+  const Tensors sums = harness.Read(first, kResidualMomentumPrefix);
+  // After one step what has been summed is what has been left.
+  EXPECT_EQ(sums, left);
+  const Tensors gradients =
+      harness.Read(harness.Train(OneMoreStep(1, {}, first)), kFirstMomentPrefix);
+  const auto second = harness.Train(OneMoreStep(1, compression, first));
+  const Tensors sent = harness.Read(second, kFirstMomentPrefix);
+  const Tensors left_now = harness.Read(second, kResidualPrefix);
+  const Tensors sums_now = harness.Read(second, kResidualMomentumPrefix);
+  ASSERT_FALSE(left_now.empty());
+  int64_t held_back = 0;
+  for (const auto& [name, residual] : left_now) {
+    for (size_t i = 0; i < residual.size(); ++i) {
+      const float u = 0.5f * sums.at(name)[i] + gradients.at(name)[i];
+      const float v = left.at(name)[i] + u;
+      const float tolerance = 1e-6f * (std::abs(left.at(name)[i]) + std::abs(u)) + 1e-12f;
+      ASSERT_NEAR(sent.at(name)[i] + residual[i], v, tolerance) << name << " " << i;
+      const bool stays = residual[i] != 0;
+      ASSERT_NEAR(sums_now.at(name)[i], stays ? u : 0, tolerance) << name << " " << i;
+      held_back += stays ? 1 : 0;
+    }
+  }
+  EXPECT_GT(held_back, 0);
+}
+
+TEST(Compression, ExcludedAndSmallParameters_TravelWhole) {
+  Harness harness;
+  CompressionOptions compression = TopK(kDensity);
+  const auto names = [&]() {
+    std::vector<std::string> kept;
+    const auto run = harness.Train(OneMoreStep(2, compression, {}));
+    for (const auto& [name, residual] : harness.Read(run, kResidualPrefix)) kept.push_back(name);
+    return kept;
+  };
+  const auto has = [](const std::vector<std::string>& all, const std::string& text) {
+    return std::any_of(all.begin(), all.end(), [&](const std::string& name) {
+      return name.find(text) != std::string::npos;
+    });
+  };
+  compression.exclude = {};
+  const std::vector<std::string> all = names();
+  EXPECT_TRUE(has(all, "embedding.token"));
+  EXPECT_FALSE(has(all, "bias"));
+  EXPECT_FALSE(has(all, "norm"));
+  compression.exclude = {"embedding.*"};
+  const std::vector<std::string> some = names();
+  EXPECT_FALSE(has(some, "embedding."));
+  EXPECT_FALSE(some.empty());
+  compression.min_elements = 1 << 20;
+  compression.exclude = {};
+  const auto none = harness.Train(OneMoreStep(2, compression, {}));
+  EXPECT_TRUE(harness.Read(none, kResidualPrefix).empty());
+}
+
 TEST(Compression, BytesDensityAndResidual_AreReported) {
   Harness harness;
   constexpr int kRanks = 4;
