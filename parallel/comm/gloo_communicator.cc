@@ -7,7 +7,9 @@
 // are received in place; only the parts to be added need scratch.
 //
 // A tag names (group, call, step), so calls on different streams and groups share the connections
-// without meeting each other's messages. Groups made by Split share fate: an error or Abort in one
+// without meeting each other's messages. It holds a hash of the call's kind and size, too: of ranks
+// that make different calls each waits in vain and says so, where Gloo would end the process over a
+// message that is longer than expected. Groups made by Split share fate: an error or Abort in one
 // ends them all and closes the connections, which is how the peers notice within milliseconds.
 #include <arpa/inet.h>
 #include <gloo/common/error.h>
@@ -339,7 +341,7 @@ class Exchange {
         absl::Now() >= deadline_
             ? absl::DeadlineExceededError(absl::StrCat(
                   where, "waited ", absl::FormatDuration(member_.connections->timeout()),
-                  " for rank ", peer))
+                  " for rank ", peer, ", which has not made this call (another one?)"))
             : absl::UnavailableError(
                   absl::StrCat(where, "lost the connection to rank ", peer, ": ", error));
     status_ = member_.connections->End(why);
@@ -602,10 +604,16 @@ class GlooCommunicator : public Communicator {
     bool sends = false;
   };
 
-  // Bits from the top: group 15, point-to-point 1, number of the call 32, step 16.
-  uint64_t Tag(bool point_to_point, uint64_t number) const {
+  // Numbers need only differ between calls under way.
+  static uint64_t Numbered(uint64_t number, const std::string& call) {
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+    for (const char c : call) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return (hash >> 48) << 16 | (number & 0xFFFF);
+  }
+  // Bits from the top: group 15, point-to-point 1, hash of the call 16, its number 16, step 16.
+  uint64_t Tag(bool point_to_point, uint64_t numbered) const {
     return static_cast<uint64_t>(member_->group) << 49 | uint64_t{point_to_point} << 48 |
-           (number & 0xFFFFFFFF) << kStepBits;
+           numbered << kStepBits;
   }
 
   template <typename Body>
@@ -619,7 +627,7 @@ class GlooCommunicator : public Communicator {
   void Enqueue(Stream& stream, std::string call, Body body) {
     CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
     const uint64_t number = calls_++;
-    stream.Enqueue([member = member_, &stream, tag = Tag(false, number), body,
+    stream.Enqueue([member = member_, &stream, tag = Tag(false, Numbered(number, call)), body,
                     what = absl::StrCat(call, " (call ", number, ")")]() mutable {
       absl::Status status = Run(*member, what, tag, body);
       if (!status.ok()) stream.Fail(std::move(status));
@@ -627,22 +635,23 @@ class GlooCommunicator : public Communicator {
   }
   void FlushTransfers(Stream& stream) {
     CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
-    stream.Enqueue([member = member_, &stream, transfers = std::exchange(pending_, {}),
-                    tag = Tag(true, 0)] {
-      auto body = [&](Member& m, Exchange& exchange) {
-        for (const PointToPoint& transfer : transfers) {
-          const int64_t step = static_cast<int64_t>((transfer.number & 0xFFFFFFFF) << kStepBits);
-          if (transfer.sends) {
-            exchange.Send(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
-          } else {
-            exchange.Receive(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
-          }
-        }
-        return exchange.WaitAll();
-      };
-      absl::Status status = Run(*member, "send and receive", tag, body);
-      if (!status.ok()) stream.Fail(std::move(status));
-    });
+    stream.Enqueue(
+        [member = member_, &stream, transfers = std::exchange(pending_, {}), tag = Tag(true, 0)] {
+          auto body = [&](Member& m, Exchange& exchange) {
+            for (const PointToPoint& transfer : transfers) {
+              const auto step = static_cast<int64_t>(
+                  Numbered(transfer.number, absl::StrCat(transfer.data.bytes())) << kStepBits);
+              if (transfer.sends) {
+                exchange.Send(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
+              } else {
+                exchange.Receive(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
+              }
+            }
+            return exchange.WaitAll();
+          };
+          absl::Status status = Run(*member, "send and receive", tag, body);
+          if (!status.ok()) stream.Fail(std::move(status));
+        });
   }
 
   // Gathers `count` numbers of every rank into values[rank * count], on the calling thread.
@@ -660,8 +669,8 @@ class GlooCommunicator : public Communicator {
       }
       return exchange.WaitAll();
     };
-    RETURN_IF_ERROR(
-        Run(*member_, absl::StrCat(call, " (call ", number, ")"), Tag(false, number), body));
+    RETURN_IF_ERROR(Run(*member_, absl::StrCat(call, " (call ", number, ")"),
+                        Tag(false, Numbered(number, call)), body));
     if (all != nullptr) *all = std::move(table);
     return absl::OkStatus();
   }

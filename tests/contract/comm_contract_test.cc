@@ -534,6 +534,45 @@ TEST_P(CommContract, PeerThatNeverComes_IsADeadlineExceeded) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("for rank 1")));
 }
 
+// Ranks that do not make the same calls: no hang, no wrong sums, and the call is named.
+TEST_P(CommContract, CallsThatDoNotMatch_FailOnEveryRank) {
+  if (!exact()) GTEST_SKIP() << "NCCL does not compare calls; its timeout ends them";
+  using Call = std::function<void(Rank&, std::vector<float> & data, std::vector<float> & out)>;
+  const auto fail = [&](const char* what, size_t count, const Call& call) {
+    SCOPED_TRACE(absl::StrCat(what, " of ", count));
+    const auto body = [&](Rank& self) {
+      std::vector<float> data(count, 1.0f), out(count);
+      call(self, data, out);
+      const absl::Status status = self.stream.Synchronize();
+      EXPECT_FALSE(status.ok()) << "rank " << self.rank;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("rank")) << status;
+    };
+    OnRanks(2, body, absl::Milliseconds(100));
+  };
+  for (const size_t count : {400, 40'000}) {
+    fail("sums of different sizes", count, [](Rank& self, auto& data, auto&) {
+      if (self.rank == 1) data.resize(data.size() + 4);
+      self.world.AllReduce(self.stream, F32(data), ReduceOp::kSum);
+    });
+    fail("a sum and a gather", count, [](Rank& self, auto& data, auto&) {
+      if (self.rank == 1) return self.world.AllGather(self.stream, F32(data));
+      self.world.AllReduce(self.stream, F32(data), ReduceOp::kSum);
+    });
+    fail("broadcasts from different roots", count, [](Rank& self, auto& data, auto&) {
+      self.world.Broadcast(self.stream, F32(data), self.rank);
+    });
+    fail("messages of different sizes", count, [](Rank& self, auto& data, auto&) {
+      if (self.rank == 1) return self.world.Send(self.stream, F32(data), 0);
+      data.resize(data.size() - 8);
+      self.world.Receive(self.stream, F32(data), 1);
+    });
+    fail("a scatter and an exchange", count, [](Rank& self, auto& data, auto& out) {
+      if (self.rank == 1) return self.world.AllToAll(self.stream, F32(data), F32(out));
+      self.world.ReduceScatter(self.stream, F32(data), ReduceOp::kSum);
+    });
+  }
+}
+
 TEST_P(CommContract, AbortAtRandomMoments_NeverHangsNorTouchesFreedMemory) {
   Rng rng(testing::TestSeed());
   const int size = Some(3);
