@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -12,6 +13,7 @@ namespace muster::parallel {
 namespace {
 
 constexpr int kRanksMax = 65536;
+constexpr char kCompressionField[] = "engine.training.gradient_compression";
 
 std::string FieldOf(Axis axis) { return absl::StrCat("engine.parallel.", Name(axis)); }
 
@@ -145,7 +147,7 @@ class Judge {
   void Compression() {
     const bool top_k = layout_.top_k_density > 0;
     if (!top_k && !layout_.sign_compression) return;
-    const std::string field = "engine.training.gradient_compression";
+    const std::string field = kCompressionField;
     if (layout_.zero >= 2) {
       Add(field, "keeps what it does not send, for whole gradients, which stage ", layout_.zero,
           " of ZeRO does not have; use zero 0 or 1");
@@ -173,10 +175,16 @@ class Judge {
   std::vector<LayoutProblem> problems_;
 };
 
-// How far two sets of degrees are from each other: the sum of the ratios' logarithms.
-double Distance(const PerAxis& a, const PerAxis& b) {
+// How far a set of degrees is from the wanted one: the sum of the ratios' logarithms. Data
+// parallelism over all ranks beside other degrees is a default, and nobody's wish.
+double Distance(const PerAxis& degrees, const PerAxis& wanted, int ranks) {
+  const bool others =
+      wanted[Axis::kPipeline] > 1 || wanted[Axis::kContext] > 1 || wanted[Axis::kTensor] > 1;
   double distance = 0;
-  for (const Axis axis : kAxes) distance += std::abs(std::log2(a[axis]) - std::log2(b[axis]));
+  for (const Axis axis : kAxes) {
+    if (axis == Axis::kData && others && wanted[axis] == ranks) continue;
+    distance += std::abs(std::log2(degrees[axis]) - std::log2(wanted[axis]));
+  }
   return distance;
 }
 
@@ -207,8 +215,10 @@ std::optional<PerAxis> Nearest(const Layout& wanted, const ModelSize& model,
         const auto tp = static_cast<int>(cluster.ranks / product);
         if (std::count(tensor.begin(), tensor.end(), tp) == 0) continue;
         layout.degrees = PerAxis(pp, dp, cp, tp);
-        const bool closer = !nearest.has_value() || Distance(layout.degrees, wanted.degrees) <
-                                                        Distance(*nearest, wanted.degrees);
+        const auto distance = [&](const PerAxis& degrees) {
+          return Distance(degrees, wanted.degrees, cluster.ranks);
+        };
+        const bool closer = !nearest.has_value() || distance(layout.degrees) < distance(*nearest);
         if (closer && Judge(layout, model, cluster).Run().empty()) nearest = layout.degrees;
       }
     }
@@ -245,6 +255,8 @@ std::vector<LayoutProblem> FindProblems(const Layout& layout, const ModelSize& m
   const std::optional<PerAxis> nearest = Nearest(layout, model, cluster);
   if (!nearest.has_value() || *nearest == layout.degrees) return problems;
   for (LayoutProblem& problem : problems) {
+    // To compress is to want many ranks: fewer of them are no remedy.
+    if (absl::StrContains(problem.field, kCompressionField)) continue;
     absl::StrAppend(&problem.message, "; the nearest layout that works is ", nearest->ToString());
   }
   return problems;

@@ -137,6 +137,10 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
       HasSubstr("engine.parallel.tensor: 16 ranks cannot share the 12 attention heads of the "
                 "model: each needs one; the nearest layout that works is pp=1 dp=2 cp=1 "
                 "tp=8"));
+  // Data parallelism over all ranks is what a spec gets that does not say: it gives way.
+  EXPECT_THAT(problem(Split(PerAxis(1, 8, 1, 3)), 8),
+              HasSubstr("multiply to 24 (data 8 x tensor 3); the nearest layout that works is pp=1 "
+                        "dp=2 cp=1 tp=4"));
   EXPECT_THAT(problem(Split(PerAxis(16, 1, 1, 1)), 16),
               HasSubstr("engine.parallel.pipeline: 16 stages (16 ranks x 1 chunks) for 12 layers"));
   EXPECT_THAT(problem(Split(PerAxis(1, 3, 1, 1)), 3),
@@ -186,6 +190,7 @@ TEST(ValidateLayout, CompressionPastItsBreakEven_IsRefusedWithTheNumbers) {
       HasSubstr("engine.training.gradient_compression.top_k.density: sending 0.17 of the "
                 "elements as pairs to 3 other ranks takes longer than reducing all of them; "
                 "with 4 ranks and zero 0 use at most 0.166667"));
+  EXPECT_EQ(problem(4, 0, 0.17).find("nearest"), std::string::npos);
   EXPECT_EQ(problem(4, 1, 0.08), "");
   EXPECT_THAT(problem(4, 1, 0.16), HasSubstr("use at most 0.0833333"));
   EXPECT_THAT(problem(4, 2, 0.01), HasSubstr("use zero 0 or 1"));
