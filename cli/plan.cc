@@ -161,6 +161,9 @@ absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal)
   WriteSummary(plan, terminal);
   WriteRanks(plan, terminal);
   WriteSent(plan, terminal);
+  if (plan.contains("even")) {
+    terminal.out << "\nMemory is uneven: " << plan["even"].value("advice", "") << ".\n";
+  }
   if (plan.contains("fits")) {
     terminal.out << "\n"
                  << (plan.value("fits", false)

@@ -399,6 +399,39 @@ TEST(CheapestFit, OfAPipeline_MovesBlocksFromTheStageThatIsTooLarge) {
   EXPECT_LT(by_hand.imbalance(), plan.imbalance());
 }
 
+TEST(EvenMemory, OfAPipeline_MovesBlocksUntilNoOtherCutTakesLess) {
+  const v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 2, .zero = 3}, 64, 1);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  ASSERT_GT(plan.imbalance(), 0.05);
+  const std::optional<Change> even = EvenMemory(spec, plan);
+  ASSERT_TRUE(even.has_value());
+  EXPECT_LT(even->plan.imbalance(), plan.imbalance() / 2);
+  EXPECT_LT(even->plan.needed_bytes(), 0.95 * plan.needed_bytes());
+  EXPECT_THAT(EvenText(*even), ::testing::StartsWith("engine.parallel.pipeline_blocks=["));
+  // A block that moves between any two stages makes it no better.
+  std::vector<int> blocks;
+  for (const RankPlan& rank : even->plan.ranks) blocks.push_back(rank.blocks);
+  for (size_t from = 0; from < blocks.size(); ++from) {
+    for (size_t to = 0; to < blocks.size(); ++to) {
+      if (from == to || blocks[from] == 1) continue;
+      v1::JobSpec other = spec;
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        other.mutable_engine()->mutable_parallel()->add_pipeline_blocks(
+            blocks[i] + (i == to ? 1 : 0) - (i == from ? 1 : 0));
+      }
+      EXPECT_GT(PlanJob(other)->needed_bytes(), 0.99 * even->plan.needed_bytes());
+    }
+  }
+  // Even already, or nothing to move.
+  v1::JobSpec again = spec;
+  for (const int count : blocks) {
+    again.mutable_engine()->mutable_parallel()->add_pipeline_blocks(count);
+  }
+  EXPECT_FALSE(EvenMemory(again, *PlanJob(again)).has_value());
+  const v1::JobSpec data = Preset("llama-8b", {.data = 8, .zero = 3}, 64, 1);
+  EXPECT_FALSE(EvenMemory(data, *PlanJob(data)).has_value());
+}
+
 TEST(CheapestFit, OfAPipelineThatRecomputesAll_MovesBlocks) {
   v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 1}, 64, 1);
   spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_FULL);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -27,6 +28,8 @@ using parallel::Axis;
 
 // Predictions of one search: it takes a second at most.
 constexpr int kTriesMax = 500;
+// Of memory between ranks, and what moving blocks must save of it.
+constexpr double kImbalanceMin = 0.05;
 
 // What a tensor rank's memory depends on: its shares of heads, MLP columns and vocabulary.
 using Shares = std::tuple<int64_t, int64_t, int64_t, int64_t>;
@@ -267,43 +270,57 @@ absl::StatusOr<int64_t> StageBytes(const v1::JobSpec& spec, int stage,
       device);
 }
 
-// Blocks moved from stages that do not fit to those that have room, as evenly in work as that goes.
-std::optional<Candidate> MoveBlocks(const v1::JobSpec& spec, int64_t bytes) {
-  const int stages = spec.engine().parallel().pipeline();
-  if (stages == 1 || spec.engine().parallel().pipeline_chunks() != 1) return std::nullopt;
-  const auto costs = parallel::BlockCosts(Describe(spec.engine().model()));
-  if (!costs.ok()) return std::nullopt;
-  const int last = static_cast<int>(costs->size());
-  std::map<std::tuple<int, int, bool, bool>, bool> known;  // inner blocks are alike
-  const auto fits = [&](int stage, int begin, int end) {
+// Blocks moved between the stages of a pipeline with one part each.
+class Mover {
+ public:
+  explicit Mover(const v1::JobSpec& spec)
+      : spec_(spec), stages_(spec.engine().parallel().pipeline()) {}
+
+  // From stages that do not fit to those that have room, as evenly in work as that goes.
+  std::optional<Candidate> Within(int64_t bytes) {
+    if (stages_ == 1 || spec_.engine().parallel().pipeline_chunks() != 1) return std::nullopt;
+    const auto costs = parallel::BlockCosts(Describe(spec_.engine().model()));
+    if (!costs.ok()) return std::nullopt;
+    const int last = static_cast<int>(costs->size());
+    const auto moved = parallel::PartitionLayersWithin(
+        *costs, stages_,
+        [&](int stage, int begin, int end) { return Bytes(stage, begin, end, last) <= bytes; });
+    if (!moved.ok()) return std::nullopt;
+    std::vector<int> before = {0};
+    for (int stage = 0; stage < stages_; ++stage) {
+      const auto part = PartOf(spec_, parallel::PerAxis(stage, 0, 0, 0));
+      if (!part.ok()) return std::nullopt;
+      before.push_back(part->parts[0].end);
+    }
+    Candidate candidate = {spec_, {}, SlowestStage(*costs, *moved) / SlowestStage(*costs, before)};
+    auto& blocks = *candidate.spec.mutable_engine()->mutable_parallel()->mutable_pipeline_blocks();
+    blocks.Clear();
+    for (int stage = 0; stage < stages_; ++stage) {
+      const int ends = (stage == 0 ? 1 : 0) + (stage + 1 == stages_ ? 1 : 0);
+      blocks.Add((*moved)[stage + 1] - (*moved)[stage] - ends);
+    }
+    candidate.settings = {
+        absl::StrCat("engine.parallel.pipeline_blocks=[", absl::StrJoin(blocks, ","), "]")};
+    if (!spec::Validate(candidate.spec).ok()) return std::nullopt;
+    return candidate;
+  }
+
+ private:
+  int64_t Bytes(int stage, int begin, int end, int last) {
     const auto [entry, added] =
-        known.try_emplace({stage, end - begin, begin == 0, end == last}, false);
+        known_.try_emplace({stage, end - begin, begin == 0, end == last}, kTooMuch);
     if (added) {
-      const auto needed = StageBytes(spec, stage, {begin, end});
-      entry->second = needed.ok() && *needed <= bytes;
+      const auto needed = StageBytes(spec_, stage, {begin, end});
+      if (needed.ok()) entry->second = *needed;
     }
     return entry->second;
-  };
-  const auto moved = parallel::PartitionLayersWithin(*costs, stages, fits);
-  if (!moved.ok()) return std::nullopt;
-  std::vector<int> before = {0};
-  for (int stage = 0; stage < stages; ++stage) {
-    const auto part = PartOf(spec, parallel::PerAxis(stage, 0, 0, 0));
-    if (!part.ok()) return std::nullopt;
-    before.push_back(part->parts[0].end);
   }
-  Candidate candidate = {spec, {}, SlowestStage(*costs, *moved) / SlowestStage(*costs, before)};
-  auto& blocks = *candidate.spec.mutable_engine()->mutable_parallel()->mutable_pipeline_blocks();
-  blocks.Clear();
-  for (int stage = 0; stage < stages; ++stage) {
-    const int ends = (stage == 0 ? 1 : 0) + (stage + 1 == stages ? 1 : 0);
-    blocks.Add((*moved)[stage + 1] - (*moved)[stage] - ends);
-  }
-  candidate.settings = {
-      absl::StrCat("engine.parallel.pipeline_blocks=[", absl::StrJoin(blocks, ","), "]")};
-  if (!spec::Validate(candidate.spec).ok()) return std::nullopt;
-  return candidate;
-}
+
+  static constexpr int64_t kTooMuch = std::numeric_limits<int64_t>::max();
+  const v1::JobSpec& spec_;
+  const int stages_;
+  std::map<std::tuple<int, int, bool, bool>, int64_t> known_;  // inner blocks are alike
+};
 
 }  // namespace
 
@@ -366,7 +383,7 @@ absl::StatusOr<JobPlan> PlanJob(const v1::JobSpec& spec) {
 std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes) {
   int tries = 0;
   std::vector<Candidate> candidates = Search(spec).Candidates();
-  if (std::optional<Candidate> moved = MoveBlocks(spec, bytes); moved.has_value()) {
+  if (std::optional<Candidate> moved = Mover(spec).Within(bytes); moved.has_value()) {
     const auto dearer = std::find_if(
         candidates.begin(), candidates.end(),
         [&](const Candidate& candidate) { return candidate.slowdown > moved->slowdown; });
@@ -379,6 +396,38 @@ std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes) {
     return Change{std::move(candidate.settings), candidate.slowdown, *std::move(plan)};
   }
   return std::nullopt;
+}
+
+std::optional<Change> EvenMemory(const v1::JobSpec& spec, const JobPlan& plan) {
+  if (plan.imbalance() < kImbalanceMin) return std::nullopt;
+  Mover mover(spec);
+  std::optional<Change> best;
+  auto enough = static_cast<double>(plan.needed_bytes());
+  double too_little = enough / (1 + plan.imbalance());  // the mean
+  while (enough - too_little > kImbalanceMin / 8 * enough) {
+    const double bytes = (enough + too_little) / 2;
+    std::optional<Candidate> moved = mover.Within(static_cast<int64_t>(bytes));
+    absl::StatusOr<JobPlan> after;
+    if (moved.has_value()) after = PlanJob(moved->spec);
+    if (!moved.has_value() || !after.ok()) {
+      too_little = bytes;
+      continue;
+    }
+    enough = std::min(bytes, static_cast<double>(after->needed_bytes()));
+    best = Change{std::move(moved->settings), moved->slowdown, *std::move(after)};
+  }
+  const auto saved =
+      best.has_value() ? static_cast<double>(plan.needed_bytes() - best->plan.needed_bytes()) : 0.0;
+  if (saved < kImbalanceMin * static_cast<double>(plan.needed_bytes())) return std::nullopt;
+  return best;
+}
+
+std::string EvenText(const Change& change) {
+  return absl::StrFormat(
+      "%s would even it: %s for the largest rank, about %.0f %% slower by "
+      "estimate",
+      absl::StrJoin(change.settings, " "), BytesText(change.plan.needed_bytes()),
+      std::max(0.0, 100 * (change.slowdown - 1)));
 }
 
 std::string AdviceText(const std::optional<Change>& change) {

@@ -74,6 +74,13 @@ struct Change {
 // pipelines their bubble.
 std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes);
 
+// Other numbers of blocks on the stages of a pipeline, with which its largest rank takes the least,
+// as evenly in work as that goes; no value where memory is even, or that saves less than 5 %.
+std::optional<Change> EvenMemory(const v1::JobSpec& spec, const JobPlan& plan);
+// "engine.parallel.pipeline_blocks=[9,7] would even it: 61.20 GiB for the largest rank, about 3 %
+// slower by estimate".
+std::string EvenText(const Change& change);
+
 // "engine.training.recompute=selective would fit: 71.20 GiB for the largest rank, about 2 %
 // slower", or that nothing was found and what is left to do.
 std::string AdviceText(const std::optional<Change>& change);

@@ -81,6 +81,13 @@ absl::Status RunPlan(const PlanArguments& arguments) {
   RETURN_IF_ERROR(spec::Validate(spec));
   ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
   ordered_json object = Describe(plan);
+  if (const std::optional<Change> even = EvenMemory(spec, plan); even.has_value()) {
+    object["even"] = {{"advice", EvenText(*even)},
+                      {"settings", even->settings},
+                      {"neededBytes", even->plan.needed_bytes()},
+                      {"imbalance", even->plan.imbalance()},
+                      {"slowdown", even->slowdown}};
+  }
   if (arguments.device_memory > 0) {
     const bool fits = plan.needed_bytes() <= arguments.device_memory;
     object["deviceMemoryBytes"] = arguments.device_memory;
