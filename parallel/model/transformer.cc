@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "parallel/model/embedding.h"
 #include "parallel/model/head.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
@@ -23,173 +24,6 @@ namespace {
 using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
-
-constexpr float kStddev = 0.02f;
-
-// ---- embedding ---------------------------------------------------------------------------------
-
-// Whether a tied table is used on this rank alone, or by the embedding or the head of two.
-enum class TableUse { kOneStage, kEmbeddingOfTwo, kHeadOfTwo };
-
-// This rank's rows of a table of the vocabulary.
-ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
-                     const TransformerConfig& config, const TensorPart& part,
-                     TableUse use = TableUse::kOneStage) {
-  Parameter table;
-  table.name = name;
-  table.global_shape = {config.vocab, config.hidden};
-  table.box = {{part.vocab.begin, 0}, {part.vocab.size(), config.hidden}};
-  table.storage_rows = VocabStorage(part.vocab.size());
-  table.weight_decay = true;
-  table.initializer = Initializer::kNormal;
-  table.stddev = kStddev;
-  table.sharing = part.sharded();
-  table.on_two_stages = use != TableUse::kOneStage;
-  table.duplicate = use == TableUse::kHeadOfTwo;
-  return registry.Add(std::move(table));
-}
-
-ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
-                          const TensorPart& part, TableUse use) {
-  return AddTable(registry, "embedding.token.weight", config, part, use);
-}
-
-// The matrix of a head that does not find the token table on its own rank, or is not tied to it.
-ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
-                         const TensorPart& part) {
-  if (config.tied) return AddTokenTable(registry, config, part, TableUse::kHeadOfTwo);
-  return AddTable(registry, "head.weight", config, part);
-}
-
-ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& config) {
-  Parameter table;
-  table.name = "embedding.position.weight";
-  table.global_shape = {config.sequence_length, config.hidden};
-  table.weight_decay = true;
-  table.initializer = Initializer::kNormal;
-  table.stddev = kStddev;
-  return registry.Add(std::move(table));
-}
-
-class EmbeddingBlock : public Block {
- public:
-  // `shares_table`: with the head of the same model, which adds to its gradient first.
-  EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                 const TensorPart& part, int context_size, TableUse use, bool shares_table)
-      : hidden_(config.hidden),
-        shares_table_(shares_table),
-        part_(part),
-        context_size_(context_size),
-        token_(AddTokenTable(registry, config, part, use)) {
-    if (config.position == PositionKind::kLearned) position_ = AddPositions(registry, config);
-  }
-
-  ParameterId token() const { return token_; }
-  const std::string& name() const override { return name_; }
-
-  std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
-    auto saved = std::make_unique<EmbeddingSaved>();
-    saved->out = arena.Take("activations", shape.activation, {part_.rows(shape), hidden_});
-    if (part_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
-    return saved;
-  }
-  void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
-    auto& saved = static_cast<EmbeddingSaved&>(base);
-    if (context_size_ == 1 || !position_.has_value()) return;
-    saved.positions = arena.Take("scratch", shape.activation, {shape.sequence, hidden_});
-    saved.d_positions = arena.Take("scratch", DType::kF32, {shape.sequence, hidden_});
-  }
-
-  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
-    auto& saved = static_cast<EmbeddingSaved&>(base);
-    Tensor tokens = flow.tokens, out = saved.out, positions = Positions(pass.weights, flow);
-    if (!saved.positions.empty()) {
-      for (const int chunk : {0, 1}) {
-        kernels::Copy(pass.stream, Chunk(pass, positions, flow, chunk),
-                      Half(saved.positions, chunk));
-      }
-      positions = saved.positions;
-    }
-    if (part_.size > 1) {
-      tokens = saved.tokens;
-      kernels::ShardTokens(pass.stream, flow.tokens, part_.vocab.begin, part_.vocab.size(), tokens);
-      // What the ranks have is summed: one of them adds the positions.
-      if (part_.rank != 0) positions = Tensor();
-    }
-    if (part_.sequence) out = flow.branch_storage;
-    kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
-                              flow.shape.sequence, out);
-    const Tensor rows = part_.Leave(pass, out);
-    if (part_.sequence) kernels::Copy(pass.stream, rows, saved.out);
-    flow.residual = saved.out;
-  }
-
-  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
-    const Started begun = std::exchange(flow.d_whole, {});
-    Gradients(pass, flow, static_cast<EmbeddingSaved&>(base),
-              begun.tensor.empty() ? part_.Enter(pass, flow.d_hidden, flow.branch_storage)
-                                   : TensorPart::Await(pass, begun));
-  }
-  // Nobody waits for what is in front. The first block has used up the hidden state.
-  void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
-    kernels::Copy(pass.stream, flow.d_hidden, static_cast<EmbeddingSaved&>(base).out);
-  }
-  void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
-    auto& saved = static_cast<EmbeddingSaved&>(base);
-    Gradients(pass, flow, saved, part_.Enter(pass, saved.out, flow.branch_storage));
-  }
-
- private:
-  struct EmbeddingSaved : Saved {
-    Tensor out;                     // between two calls of backward: its gradient
-    Tensor tokens;                  // those of this rank's part of the table, the others -1
-    Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
-  };
-
-  // `d_out`: of all rows.
-  void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
-                 const Tensor& d_out) const {
-    const Tensor positions = Positions(*pass.gradients, flow);
-    const bool spread = !saved.d_positions.empty();
-    // Rows of tokens and positions that do not occur are not written by what follows.
-    if (pass.overwrite_gradients) {
-      if (!shares_table_) kernels::Zero(pass.stream, (*pass.gradients)[token_]);
-      if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
-    }
-    if (spread) kernels::Zero(pass.stream, saved.d_positions);
-    kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens, d_out,
-                               flow.shape.sequence, (*pass.gradients)[token_],
-                               spread ? saved.d_positions : positions);
-    for (int chunk = 0; spread && chunk < 2; ++chunk) {
-      kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
-                    Chunk(pass, positions, flow, chunk));
-    }
-    if (position_.has_value()) Ready(pass, *position_);
-    // The head has added its part long before: the table is complete only now.
-    Ready(pass, token_);
-  }
-  Tensor Positions(const ParameterViews& views, const Flow& flow) const {
-    return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence * context_size_)
-                                 : Tensor();
-  }
-  // The rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
-  Tensor Chunk(const Pass& pass, const Tensor& positions, const Flow& flow, int chunk) const {
-    const int64_t rows = flow.shape.sequence / 2, rank = pass.context->rank();
-    return positions.Rows((chunk == 0 ? rank : 2 * context_size_ - 1 - rank) * rows, rows);
-  }
-  static Tensor Half(const Tensor& x, int chunk) {
-    return x.Rows(chunk * (x.dim(0) / 2), x.dim(0) / 2);
-  }
-  const std::string name_ = "embedding";
-  int64_t hidden_;
-  bool shares_table_;
-  TensorPart part_;
-  int context_size_;
-  ParameterId token_;
-  std::optional<ParameterId> position_;  // learned ones
-};
-
-// ---- transformer block -------------------------------------------------------------------------
 
 class TransformerBlock : public Block {
  public:
@@ -209,10 +43,10 @@ class TransformerBlock : public Block {
         deterministic_(parallel.deterministic),
         norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, part.by_rows())),
         qkv_(registry,
-             {name_ + ".attention.qkv", config.hidden, config.heads, config.kv_heads, kStddev,
-              config.bias},
+             {name_ + ".attention.qkv", config.hidden, config.heads, config.kv_heads,
+              kInitialStddev, config.bias},
              part) {
-    const float residual = kStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
+    const float residual = kInitialStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
     const int64_t c = config.hidden;
     const auto spec = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
       return LinearSpec{name_ + name, outputs, inputs, stddev, config.bias};
@@ -224,7 +58,8 @@ class TransformerBlock : public Block {
     output_ = AddRowParallel(registry, spec(".attention.output", c, c, residual), q, part);
     norm2_ = AddNorm(registry, name_ + ".norm2", c, config.norm, part.by_rows());
     up_ = AddColumnParallel(
-        registry, spec(".mlp.up", swiglu_ ? 2 * config.ffn : config.ffn, c, kStddev), up, part);
+        registry, spec(".mlp.up", swiglu_ ? 2 * config.ffn : config.ffn, c, kInitialStddev), up,
+        part);
     down_ = AddRowParallel(registry, spec(".mlp.down", c, config.ffn, residual), part.ffn, part);
   }
 
@@ -662,12 +497,12 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
     for (int i = part.begin; i < end; ++i) {
       registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/i == 0 || i == head);
       if (i == 0) {
-        auto embedding = std::make_unique<EmbeddingBlock>(
-            *registry, config, tensor, parallel.context_size,
-            config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage,
-            /*shares_table=*/config.tied && has_head);
-        if (config.tied) token = embedding->token();
-        blocks.push_back(std::move(embedding));
+        const ParameterId table = AddTokenTable(
+            *registry, config, tensor,
+            config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage);
+        if (config.tied) token = table;
+        blocks.push_back(MakeEmbedding(*registry, config, tensor, parallel.context_size, table,
+                                       /*shared=*/config.tied && has_head));
       } else if (i < head) {
         blocks.push_back(
             std::make_unique<TransformerBlock>(*registry, config, parallel, tensor, i - 1));

@@ -26,6 +26,9 @@
 
 namespace muster::parallel {
 
+// Of the initial weights that do not write to the residual stream.
+inline constexpr float kInitialStddev = 0.02f;
+
 enum class PositionKind { kLearned, kRotary };
 enum class MlpKind { kGelu, kSwiglu };
 

@@ -1,0 +1,182 @@
+#include "parallel/model/embedding.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kernels/ops.h"
+#include "parallel/model/head.h"
+#include "parallel/model/norm.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Arena;
+using kernels::DType;
+using kernels::Tensor;
+
+// This rank's rows of a table of the vocabulary.
+ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
+                     const TransformerConfig& config, const TensorPart& part,
+                     TableUse use = TableUse::kOneStage) {
+  Parameter table;
+  table.name = name;
+  table.global_shape = {config.vocab, config.hidden};
+  table.box = {{part.vocab.begin, 0}, {part.vocab.size(), config.hidden}};
+  table.storage_rows = VocabStorage(part.vocab.size());
+  table.weight_decay = true;
+  table.initializer = Initializer::kNormal;
+  table.stddev = kInitialStddev;
+  table.sharing = part.sharded();
+  table.on_two_stages = use != TableUse::kOneStage;
+  table.duplicate = use == TableUse::kHeadOfTwo;
+  return registry.Add(std::move(table));
+}
+
+ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& config) {
+  Parameter table;
+  table.name = "embedding.position.weight";
+  table.global_shape = {config.sequence_length, config.hidden};
+  table.weight_decay = true;
+  table.initializer = Initializer::kNormal;
+  table.stddev = kInitialStddev;
+  return registry.Add(std::move(table));
+}
+
+class EmbeddingBlock : public Block {
+ public:
+  EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
+                 const TensorPart& part, int context_size, ParameterId table, bool shared)
+      : hidden_(config.hidden),
+        shared_(shared),
+        part_(part),
+        context_size_(context_size),
+        token_(table) {
+    if (config.position == PositionKind::kLearned) position_ = AddPositions(registry, config);
+  }
+
+  const std::string& name() const override { return name_; }
+
+  std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
+    auto saved = std::make_unique<EmbeddingSaved>();
+    saved->out = arena.Take("activations", shape.activation, {part_.rows(shape), hidden_});
+    if (part_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
+    return saved;
+  }
+  void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
+    auto& saved = static_cast<EmbeddingSaved&>(base);
+    if (context_size_ == 1 || !position_.has_value()) return;
+    saved.positions = arena.Take("scratch", shape.activation, {shape.sequence, hidden_});
+    saved.d_positions = arena.Take("scratch", DType::kF32, {shape.sequence, hidden_});
+  }
+
+  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<EmbeddingSaved&>(base);
+    Tensor tokens = flow.tokens, out = saved.out, positions = Positions(pass.weights, flow);
+    if (!saved.positions.empty()) {
+      for (const int chunk : {0, 1}) {
+        kernels::Copy(pass.stream, Chunk(pass, positions, flow, chunk),
+                      Half(saved.positions, chunk));
+      }
+      positions = saved.positions;
+    }
+    if (part_.size > 1) {
+      tokens = saved.tokens;
+      kernels::ShardTokens(pass.stream, flow.tokens, part_.vocab.begin, part_.vocab.size(), tokens);
+      // What the ranks have is summed: one of them adds the positions.
+      if (part_.rank != 0) positions = Tensor();
+    }
+    if (part_.sequence) out = flow.branch_storage;
+    kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
+                              flow.shape.sequence, out);
+    const Tensor rows = part_.Leave(pass, out);
+    if (part_.sequence) kernels::Copy(pass.stream, rows, saved.out);
+    flow.residual = saved.out;
+  }
+
+  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
+    const Started begun = std::exchange(flow.d_whole, {});
+    Gradients(pass, flow, static_cast<EmbeddingSaved&>(base),
+              begun.tensor.empty() ? part_.Enter(pass, flow.d_hidden, flow.branch_storage)
+                                   : TensorPart::Await(pass, begun));
+  }
+  // Nobody waits for what is in front. The first block has used up the hidden state.
+  void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
+    kernels::Copy(pass.stream, flow.d_hidden, static_cast<EmbeddingSaved&>(base).out);
+  }
+  void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
+    auto& saved = static_cast<EmbeddingSaved&>(base);
+    Gradients(pass, flow, saved, part_.Enter(pass, saved.out, flow.branch_storage));
+  }
+
+ private:
+  struct EmbeddingSaved : Saved {
+    Tensor out;                     // between two calls of backward: its gradient
+    Tensor tokens;                  // those of this rank's part of the table, the others -1
+    Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
+  };
+
+  // `d_out`: of all rows.
+  void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
+                 const Tensor& d_out) const {
+    const Tensor positions = Positions(*pass.gradients, flow);
+    const bool spread = !saved.d_positions.empty();
+    // Rows of tokens and positions that do not occur are not written by what follows.
+    if (pass.overwrite_gradients) {
+      if (!shared_) kernels::Zero(pass.stream, (*pass.gradients)[token_]);
+      if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
+    }
+    if (spread) kernels::Zero(pass.stream, saved.d_positions);
+    kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens, d_out,
+                               flow.shape.sequence, (*pass.gradients)[token_],
+                               spread ? saved.d_positions : positions);
+    for (int chunk = 0; spread && chunk < 2; ++chunk) {
+      kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
+                    Chunk(pass, positions, flow, chunk));
+    }
+    if (position_.has_value()) Ready(pass, *position_);
+    // The head has added its part long before: the table is complete only now.
+    Ready(pass, token_);
+  }
+  Tensor Positions(const ParameterViews& views, const Flow& flow) const {
+    return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence * context_size_)
+                                 : Tensor();
+  }
+  // The rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
+  Tensor Chunk(const Pass& pass, const Tensor& positions, const Flow& flow, int chunk) const {
+    const int64_t rows = flow.shape.sequence / 2, rank = pass.context->rank();
+    return positions.Rows((chunk == 0 ? rank : 2 * context_size_ - 1 - rank) * rows, rows);
+  }
+  static Tensor Half(const Tensor& x, int chunk) {
+    return x.Rows(chunk * (x.dim(0) / 2), x.dim(0) / 2);
+  }
+  const std::string name_ = "embedding";
+  int64_t hidden_;
+  bool shared_;
+  TensorPart part_;
+  int context_size_;
+  ParameterId token_;
+  std::optional<ParameterId> position_;  // learned ones
+};
+
+}  // namespace
+
+ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
+                          const TensorPart& part, TableUse use) {
+  return AddTable(registry, "embedding.token.weight", config, part, use);
+}
+
+ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
+                         const TensorPart& part) {
+  if (config.tied) return AddTokenTable(registry, config, part, TableUse::kHeadOfTwo);
+  return AddTable(registry, "head.weight", config, part);
+}
+
+std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
+                                     const TensorPart& part, int context_size, ParameterId table,
+                                     bool shared) {
+  return std::make_unique<EmbeddingBlock>(registry, config, part, context_size, table, shared);
+}
+
+}  // namespace muster::parallel
