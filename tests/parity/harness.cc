@@ -21,35 +21,6 @@
 #include "tests/support/key_value_store.h"
 
 namespace muster::parallel::parity {
-namespace {
-
-class Recorder : public TrainerHooks {
- public:
-  Recorder(RankResult& result, int64_t stop_after) : result_(result), stop_after_(stop_after) {}
-  void OnStep(const StepReport& report) override {
-    result_.losses.push_back(report.loss);
-    result_.norms.push_back(report.gradient_norm);
-    result_.reports.push_back(report);
-    step_ = report.step;
-  }
-  void OnEvaluation(const EvaluationReport& report) override {
-    result_.validation[report.step] = report.loss;
-  }
-  void OnSaved(const SavedCheckpoint& saved) override {
-    result_.saved.insert(result_.saved.begin(),
-                         {saved.id, saved.result.directory, saved.result.manifest_checksum});
-  }
-  void OnWarning(const absl::Status& status) override { result_.warnings.push_back(status); }
-  bool StopRequested() override { return stop_after_ > 0 && step_ + 1 >= stop_after_; }
-
- private:
-  RankResult& result_;
-  const int64_t stop_after_;
-  int64_t step_ = 0;
-};
-
-}  // namespace
-
 int Case::ranks() const {
   int ranks = 1;
   for (const Axis axis : kAxes) ranks *= layout.degrees[axis];
@@ -165,7 +136,8 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   options.job = JobId(absl::StrCat("layouts-", runs_));
   options.epoch = Epoch(1);
   if (run.adjust) run.adjust(options);
-  Recorder hooks(result, run.stop_after);
+  Recorder hooks(result);
+  hooks.stop_after = run.stop_after;
   auto trainer =
       Trainer::Make(options, **model, *device, *groups, *training_,
                     run.evaluate_every > 0 ? validation_.get() : nullptr, *files_, hooks);
@@ -341,28 +313,6 @@ Elements Count(const Case& run) {
     elements.largest = std::max(elements.largest, bucket.range.size());
   }
   return elements;
-}
-
-void ExpectSameBits(const RankResult& expected, const RankResult& actual) {
-  EXPECT_FALSE(expected.losses.empty());
-  EXPECT_EQ(actual.losses, expected.losses);
-  EXPECT_EQ(actual.norms, expected.norms);
-  EXPECT_EQ(actual.validation, expected.validation);
-}
-
-void ExpectClose(const RankResult& expected, const RankResult& actual, double tolerance) {
-  ASSERT_FALSE(actual.losses.empty());
-  ASSERT_LE(actual.losses.size(), expected.losses.size());
-  const size_t skipped = expected.losses.size() - actual.losses.size();
-  for (size_t i = 0; i < actual.losses.size(); ++i) {
-    const size_t step = i + skipped;
-    EXPECT_NEAR(actual.losses[i] / expected.losses[step], 1, tolerance) << "step " << step + 1;
-    EXPECT_NEAR(actual.norms[i] / expected.norms[step], 1, tolerance) << "step " << step + 1;
-  }
-  for (const auto& [step, loss] : actual.validation) {
-    ASSERT_EQ(expected.validation.count(step), 1u);
-    EXPECT_NEAR(loss / expected.validation.at(step), 1, tolerance) << "validation at " << step;
-  }
 }
 
 void ExpectClose(const Tensors& expected, const Tensors& actual, double tolerance) {

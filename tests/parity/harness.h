@@ -19,6 +19,7 @@
 #include "parallel/plan/validate.h"
 #include "parallel/train/trainer.h"
 #include "parallel/train/volume.h"
+#include "tests/parity/recorder.h"
 
 namespace muster::parallel::parity {
 
@@ -58,11 +59,7 @@ struct Case {
 };
 
 // Of one rank; its bytes are those that it has sent in the whole run.
-struct RankResult {
-  absl::Status status;
-  std::vector<double> losses, norms;
-  std::vector<StepReport> reports;
-  std::map<int64_t, double> validation;  // loss by step
+struct RankResult : Recorded {
   int64_t state_bytes = 0, host_state_bytes = 0;
   int64_t reduced_bytes = 0;   // by the shard group: reduce-scatters of gradients
   int64_t gathered_bytes = 0;  // by the gather group: all-gathers of parameters
@@ -70,9 +67,7 @@ struct RankResult {
   int64_t pipeline_bytes = 0, context_bytes = 0, tensor_bytes = 0;  // along these axes
   int64_t key_bytes = 0;  // among ranks that share key/value heads
   int64_t world_bytes = 0;
-  StepVolume predicted;                 // of one step
-  std::vector<RestoreCandidate> saved;  // newest first
-  std::vector<absl::Status> warnings;
+  StepVolume predicted;  // of one step
 };
 
 using Tensors = std::map<std::string, std::vector<float>>;  // whole, by name
@@ -127,9 +122,6 @@ Elements Count(const Case& run);
 // The part of the model that a rank holds; what cannot be cut is refused.
 absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate);
 
-void ExpectSameBits(const RankResult& expected, const RankResult& actual);
-// Losses and norms of every step, relatively. `actual` may cover the last steps only.
-void ExpectClose(const RankResult& expected, const RankResult& actual, double tolerance = 1e-5);
 // Every tensor, relatively to its own norm.
 void ExpectClose(const Tensors& expected, const Tensors& actual, double tolerance = 1e-5);
 

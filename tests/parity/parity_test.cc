@@ -26,6 +26,7 @@
 #include "parallel/model/llama.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
+#include "tests/parity/recorder.h"
 #include "tests/support/key_value_store.h"
 #include "tests/support/status_matchers.h"
 
@@ -33,6 +34,8 @@ namespace muster::parallel {
 namespace {
 
 using ::muster::testing::StatusIs;
+using parity::ExpectClose;
+using parity::ExpectSameBits;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSteps = 50;
@@ -56,54 +59,9 @@ std::unique_ptr<IndexedDataset> MakeDataset(const std::string& prefix, int64_t t
   return *IndexedDataset::Open(prefix);
 }
 
-struct Curve {
-  std::vector<double> losses;
-  std::vector<double> norms;
-  std::map<int64_t, double> validation;
-  absl::Status status;
+struct Curve : parity::Recorded {
   Trainer::Outcome outcome = Trainer::Outcome::kFinished;
   int64_t step = 0;
-  std::vector<RestoreCandidate> saved;
-  std::vector<int64_t> damaged;
-  std::vector<int64_t> removed;
-};
-
-// Records what one rank says; commits its own saves when told to.
-class Recorder : public TrainerHooks {
- public:
-  Recorder(Curve& curve, bool commit, int64_t stop_after)
-      : curve_(curve), commit_(commit), stop_after_(stop_after) {}
-
-  // Called after every step.
-  std::function<void(int64_t step)> on_step;
-
-  void OnStep(const StepReport& report) override {
-    curve_.losses.push_back(report.loss);
-    curve_.norms.push_back(report.gradient_norm);
-    step_ = report.step;
-    if (on_step) on_step(report.step);
-  }
-  void OnEvaluation(const EvaluationReport& report) override {
-    curve_.validation[report.step] = report.loss;
-  }
-  void OnSaved(const SavedCheckpoint& saved) override {
-    curve_.saved.push_back({saved.id, saved.result.directory, saved.result.manifest_checksum});
-    if (commit_) committed_ = saved.id.step;
-  }
-  void OnDamaged(const CheckpointId& id, const absl::Status&) override {
-    curve_.damaged.push_back(id.step);
-  }
-  void OnRemoved(const CheckpointId& id) override { curve_.removed.push_back(id.step); }
-  int64_t CommittedStep() override { return committed_; }
-  // Asked during the step after stop_after - 1.
-  bool StopRequested() override { return stop_after_ > 0 && step_ + 1 >= stop_after_; }
-
- private:
-  Curve& curve_;
-  const bool commit_;
-  const int64_t stop_after_;
-  int64_t step_ = 0;
-  int64_t committed_ = 0;
 };
 
 struct RunOptions {
@@ -165,7 +123,9 @@ class Parity : public ::testing::Test {
     const auto model = *MakeModel(model_, parallel);
     const auto device = kernels::MakeCpuDevice(1);
     const bool asks = communicator.rank() == run.stop_rank;
-    Recorder hooks(curve, run.commit, asks ? run.stop_after : 0);
+    parity::Recorder hooks(curve);
+    hooks.commit = run.commit;
+    hooks.stop_after = asks ? run.stop_after : 0;
     hooks.on_step = [&](int64_t step) {
       if (step == run.vanish_after && communicator.rank() + 1 == communicator.size()) {
         communicator.Abort(absl::CancelledError("the rank has gone"));
@@ -211,33 +171,6 @@ class Parity : public ::testing::Test {
     return curves;
   }
 
-  static void ExpectSameBits(const Curve& a, const Curve& b) {
-    ASSERT_OK(a.status);
-    ASSERT_OK(b.status);
-    EXPECT_EQ(a.losses, b.losses);
-    EXPECT_EQ(a.norms, b.norms);
-    EXPECT_EQ(a.validation, b.validation);
-  }
-  // `b` may cover only the last steps of `a`.
-  static void ExpectClose(const Curve& a, const Curve& b, double tolerance = kTolerance) {
-    ASSERT_OK(a.status);
-    ASSERT_OK(b.status);
-    ASSERT_GE(a.losses.size(), b.losses.size());
-    const size_t skipped = a.losses.size() - b.losses.size();
-    for (size_t i = 0; i < b.losses.size(); ++i) {
-      const size_t j = i + skipped;
-      EXPECT_NEAR(b.losses[i] / a.losses[j], 1, tolerance) << "loss of step " << j + 1;
-      EXPECT_NEAR(b.norms[i] / a.norms[j], 1, tolerance) << "gradient norm of step " << j + 1;
-    }
-    for (const auto& [step, loss] : b.validation) {
-      ASSERT_EQ(a.validation.count(step), 1u);
-      EXPECT_NEAR(loss / a.validation.at(step), 1, tolerance);
-    }
-  }
-  static std::vector<RestoreCandidate> NewestFirst(std::vector<RestoreCandidate> saved) {
-    std::reverse(saved.begin(), saved.end());
-    return saved;
-  }
   void FlipByte(const std::string& path) {
     std::string bytes = *files_->Read(path);
     bytes[bytes.size() - 100] ^= 1;
@@ -327,15 +260,12 @@ TEST_F(Parity, ReshardedAcrossTensorParallelLayouts_Agrees) {
   KeepCheckpoints(15);
   const Curve first = Train({.ranks = 4, .tensor = 2, .sequence = true, .stop_after = 15})[0];
   options_.epoch = Epoch(2);
-  const Curve second = Train({.ranks = 3,
-                              .tensor = 3,
-                              .weights = {1, 3, 2},
-                              .stop_after = 30,
-                              .restore = NewestFirst(first.saved)})[0];
+  const Curve second = Train(
+      {.ranks = 3, .tensor = 3, .weights = {1, 3, 2}, .stop_after = 30, .restore = first.saved})[0];
   ASSERT_OK(second.status);
   ASSERT_EQ(second.step, 30);
   options_.epoch = Epoch(3);
-  const Curve third = Train({.ranks = 1, .restore = NewestFirst(second.saved)})[0];
+  const Curve third = Train({.ranks = 1, .restore = second.saved})[0];
   ASSERT_OK(third.status);
   ASSERT_EQ(third.losses.size(), 20u);
   ExpectClose(whole, third, 1e-5);
@@ -355,7 +285,7 @@ TEST_F(Parity, SequenceParallelRowsThatDoNotDivide_AreAConfigurationError) {
 TEST_F(Parity, Accumulation_AgreesWithOneLargeMicroBatch) {
   const Curve accumulated = Train({.ranks = 1})[0];
   options_.micro_batch = 16;
-  ExpectClose(Train({.ranks = 1})[0], accumulated);
+  ExpectClose(Train({.ranks = 1})[0], accumulated, kTolerance);
 }
 
 TEST_F(Parity, WithoutOverlap_IsBitEqual) {
@@ -367,7 +297,7 @@ TEST_F(Parity, WithoutOverlap_IsBitEqual) {
 TEST_F(Parity, SizeOfBuckets_DoesNotChangeLosses) {
   const Curve many = Train({.ranks = 2})[0];
   options_.bucket_bytes = 1 << 30;
-  ExpectClose(many, Train({.ranks = 2})[0]);
+  ExpectClose(many, Train({.ranks = 2})[0], kTolerance);
 }
 
 TEST_F(Parity, Gloo_IsBitEqualToLocal) {
@@ -381,7 +311,7 @@ TEST_F(Parity, ResumedOnTheSameLayout_IsBitEqual) {
   ASSERT_EQ(first.outcome, Trainer::Outcome::kStopped);
   ASSERT_EQ(first.step, 20);
   options_.epoch = Epoch(2);
-  const Curve second = Train({.ranks = 2, .restore = NewestFirst(first.saved)})[0];
+  const Curve second = Train({.ranks = 2, .restore = first.saved})[0];
   ASSERT_OK(second.status);
   ASSERT_EQ(second.losses.size(), 30u);
   EXPECT_TRUE(std::equal(second.losses.begin(), second.losses.end(), whole.losses.begin() + 20));
@@ -394,13 +324,12 @@ TEST_F(Parity, ReshardedFromTwoRanksToOneToFour_Agrees) {
   KeepCheckpoints(15);
   const Curve first = Train({.ranks = 2, .stop_after = 15})[0];
   options_.epoch = Epoch(2);
-  const Curve second =
-      Train({.ranks = 1, .stop_after = 30, .restore = NewestFirst(first.saved)})[0];
+  const Curve second = Train({.ranks = 1, .stop_after = 30, .restore = first.saved})[0];
   ASSERT_EQ(second.step, 30);
   options_.epoch = Epoch(3);
-  const Curve third = Train({.ranks = 4, .restore = NewestFirst(second.saved)})[0];
+  const Curve third = Train({.ranks = 4, .restore = second.saved})[0];
   ASSERT_EQ(third.losses.size(), 20u);
-  ExpectClose(whole, third);
+  ExpectClose(whole, third, kTolerance);
 }
 
 TEST_F(Parity, DamagedCheckpoint_FallsBackToTheOneBefore) {
@@ -408,10 +337,10 @@ TEST_F(Parity, DamagedCheckpoint_FallsBackToTheOneBefore) {
   KeepCheckpoints(10);
   const Curve first = Train({.ranks = 2, .stop_after = 30})[0];
   ASSERT_EQ(first.saved.size(), 3u);
-  FlipByte(first.saved[2].directory + "/rank-00001.safetensors");
+  FlipByte(first.saved[0].directory + "/rank-00001.safetensors");
   ASSERT_OK(files_->RemoveFile(first.saved[1].directory + "/manifest.json"));
   options_.epoch = Epoch(2);
-  const Curve second = Train({.ranks = 2, .restore = NewestFirst(first.saved)})[0];
+  const Curve second = Train({.ranks = 2, .restore = first.saved})[0];
   ASSERT_OK(second.status);
   EXPECT_EQ(second.damaged, (std::vector<int64_t>{30, 20}));
   ASSERT_EQ(second.losses.size(), 40u);
