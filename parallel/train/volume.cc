@@ -1,6 +1,7 @@
 #include "parallel/train/volume.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/tensor_parallel.h"
+#include "parallel/pipeline/schedule.h"
 
 namespace muster::parallel {
 namespace {
@@ -26,6 +28,82 @@ TensorPart HeldBy(const ModelDescription& model, const ModelParallel& part) {
   };
   return TensorPart::Make(part, model.sizes.at("heads"), size("kv_heads", "heads", 1),
                           size("ffn", "hidden", 4), model.sizes.at("vocab"));
+}
+
+// Walks a step as ParameterGatherer does, and counts the blocks that it gathers: each rotating
+// buffer holds one until another is needed there, and the next block in the pass's direction is
+// gathered ahead.
+class GatherCount {
+ public:
+  GatherCount(const TrainerPlace& place, const FlatLayout& layout)
+      : parts_(place.model.parts()), plan_(MakePipelinePlan(PipelineShapeOf(place))) {
+    int units = 0;
+    for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+      if (bucket.block < 0) continue;
+      unit_of_block_.resize(std::max<size_t>(unit_of_block_.size(), bucket.block + 1), -1);
+      unit_of_block_[bucket.block] = units++;
+    }
+    const int slots = place.options.reshard_after_forward ? std::min(units, 2) : units;
+    held_.assign(std::max(1, slots), -1);  // an update leaves nothing whole
+  }
+
+  int64_t Of(int rank) {
+    const std::vector<PipelineAction>& actions = plan_.ranks[rank];
+    std::vector<PipelineAction> work;
+    std::copy_if(actions.begin(), actions.end(), std::back_inserter(work),
+                 [](const PipelineAction& action) { return IsWork(action.op); });
+    for (size_t i = 0; i < work.size(); ++i) {
+      const PipelineAction& action = work[i];
+      const BlockRange& part = parts_[action.chunk];
+      const bool last = plan_.Part(rank, action.chunk) + 1 == plan_.parts();
+      // The last part's head runs with the backward, or with a forward that it directly follows.
+      const auto with = [&](size_t a, size_t b) {
+        return b < work.size() && work[a].op == PipelineOp::kForward &&
+               work[b].op != PipelineOp::kForward && work[a].chunk == work[b].chunk &&
+               work[a].micro_batch == work[b].micro_batch;
+      };
+      if (action.op == PipelineOp::kForward) {
+        Forward({part.begin, part.end - (last && !with(i, i + 1) ? 1 : 0)});
+      } else if (action.op != PipelineOp::kBackwardWeight) {
+        if (last && (i == 0 || !with(i - 1, i))) Forward({part.end - 1, part.end});
+        for (int block = part.end; block-- > part.begin;) Acquire(part, block, block - 1);
+      }
+    }
+    return gathers_;
+  }
+
+ private:
+  static bool IsWork(PipelineOp op) {
+    return !IsExchange(op) && op != PipelineOp::kReduceGradients;
+  }
+  void Forward(const BlockRange& range) {
+    for (int block = range.begin; block < range.end; ++block) {
+      for (const BlockRange& part : parts_) {
+        if (block >= part.begin && block < part.end) Acquire(part, block, block + 1);
+      }
+    }
+  }
+  void Acquire(const BlockRange& part, int block, int next) {
+    Ensure(block);
+    if (next >= part.begin && next < part.end) Ensure(next);
+  }
+  void Ensure(int block) {
+    const int unit = block < static_cast<int>(unit_of_block_.size()) ? unit_of_block_[block] : -1;
+    if (unit < 0) return;
+    int& held = held_[unit % static_cast<int>(held_.size())];
+    if (held != unit) ++gathers_;
+    held = unit;
+  }
+
+  const std::vector<BlockRange>& parts_;
+  const PipelinePlan plan_;
+  std::vector<int> unit_of_block_;  // -1: none of its own
+  std::vector<int> held_;           // unit by buffer
+  int64_t gathers_ = 0;
+};
+
+int64_t Gathers(const TrainerPlace& place, const FlatLayout& layout) {
+  return GatherCount(place, layout).Of(place.coordinate[Axis::kPipeline]);
 }
 
 class Formulas {
@@ -164,19 +242,16 @@ class Formulas {
   // not whole.
   int64_t Parameters() const {
     if (place_.options.zero == 0) return 0;
-    int64_t whole = layout_.elements(), blocks = 0, largest = 0;
+    int64_t whole = layout_.elements(), largest = 0;
     for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
       if (place_.options.zero < 3 || bucket.block < 0) continue;
-      ++blocks;
       whole -= bucket.range.size();
       largest = std::max(largest, bucket.range.size());
     }
-    const int64_t kept =
-        place_.options.reshard_after_forward ? std::min<int64_t>(2, blocks) : blocks;
-    const int64_t gathers = blocks + (2 * micro_batches_ - 1) * (blocks - kept);
     const int64_t width = SizeOf(StorageOptionsOf(place_).compute);
     return Moved(width * whole, place_.zero_shards) +
-           gathers * Moved(width * largest, place_.zero_shards);
+           (largest > 0 ? Gathers(place_, layout_) : 0) *
+               Moved(width * largest, place_.zero_shards);
   }
 
   const TrainerPlace& place_;

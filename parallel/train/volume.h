@@ -29,8 +29,7 @@ struct StepVolume {
 // Of a ring: an all-gather or reduce-scatter of n bytes over k ranks is n (k - 1) / k for each, an
 // all-reduce twice that; on the host, where parts are whole cache lines and a small one goes to
 // everybody at once, that of the rank (AllReduceBytes). What ranks send is that to the byte, but
-// for: parameters of ZeRO-3 with a pipeline, whose schedule says how many blocks are still whole;
-// and compressed gradients, which are counted as dense. `part`: what place.model was made with.
+// for compressed gradients, which are counted as dense. `part`: what place.model was made with.
 // Requires: as PredictMemory.
 StepVolume PredictVolume(const TrainerPlace& place, const ModelParallel& part,
                          kernels::DeviceKind device);
