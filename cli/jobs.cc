@@ -334,6 +334,13 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
       {"submitted:", LocalTime(job.submitted())},
       {"started:", LocalTime(job.started())},
       {"ended:", LocalTime(job.ended())}};
+  if (job.model_flops_utilization() > 0) {
+    const auto percent = [](double share) { return absl::StrFormat("%.1f %%", 100 * share); };
+    head.insert(head.begin() + 7,
+                {"utilization:", absl::StrCat("MFU ", percent(job.model_flops_utilization()),
+                                              ", HFU ", percent(job.hardware_flops_utilization()),
+                                              " of the devices' arithmetic")});
+  }
   if (!job.waiting().empty()) head.push_back({"waiting:", job.waiting()});
   if (!job.message().empty()) head.push_back({"message:", job.message()});
   terminal.out << Table(head);

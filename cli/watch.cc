@@ -93,6 +93,9 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
   if (job.validation_loss() != 0) absl::StrAppend(&tail, "  val ", Loss(job.validation_loss()));
   if (job.tokens_per_second() > 0 && !IsFinal(job.state())) {
     absl::StrAppend(&tail, "  ", ShortNumber(job.tokens_per_second()), " tok/s");
+    if (job.model_flops_utilization() > 0) {
+      absl::StrAppendFormat(&tail, "  MFU %.1f%%", 100 * job.model_flops_utilization());
+    }
   }
   if (job.started().seconds() != 0) {
     absl::StrAppend(&tail, "  ", ShortDuration(Elapsed(job, now)));

@@ -108,6 +108,11 @@ const Family kJobValidationLoss = {Kind::kGauge,
                                    {"job"}};
 const Family kJobTokensPerSecond = {
     Kind::kGauge, "muster_job_tokens_per_second", "Training throughput of all ranks", {"job"}};
+const Family kJobMfu = {Kind::kGauge,
+                        "muster_job_model_flops_utilization",
+                        "Arithmetic of the model as a share of what its devices could do at best, "
+                        "0 to 1; 0 where that is not known",
+                        {"job"}};
 const Family kJobStepSeconds = {
     Kind::kGauge, "muster_job_step_seconds", "Median time of a step over the last report", {"job"}};
 const Family kJobCommittedStep = {Kind::kGauge,
@@ -158,6 +163,7 @@ std::vector<const Family*> Metrics::Catalogue() {
           &kJobTrainLoss,
           &kJobValidationLoss,
           &kJobTokensPerSecond,
+          &kJobMfu,
           &kJobStepSeconds,
           &kJobCommittedStep,
           &kJobAttempts};
@@ -225,6 +231,7 @@ void Metrics::ShowJobSeries(const v1::Job& job) {
   registry_.GetGauge(kJobTrainLoss, labels).Set(job.train_loss());
   registry_.GetGauge(kJobValidationLoss, labels).Set(job.validation_loss());
   registry_.GetGauge(kJobTokensPerSecond, labels).Set(job.tokens_per_second());
+  registry_.GetGauge(kJobMfu, labels).Set(job.model_flops_utilization());
   registry_.GetGauge(kJobStepSeconds, labels).Set(job.step_seconds());
   registry_.GetGauge(kJobCommittedStep, labels).Set(static_cast<double>(job.last_committed_step()));
   registry_.GetGauge(kJobAttempts, labels).Set(job.attempts());
@@ -232,7 +239,7 @@ void Metrics::ShowJobSeries(const v1::Job& job) {
 
 void Metrics::ForgetJob(const std::string& name) {
   for (const Family* family :
-       {&kJobStep, &kJobSteps, &kJobTrainLoss, &kJobValidationLoss, &kJobTokensPerSecond,
+       {&kJobStep, &kJobSteps, &kJobTrainLoss, &kJobValidationLoss, &kJobTokensPerSecond, &kJobMfu,
         &kJobStepSeconds, &kJobCommittedStep, &kJobAttempts}) {
     registry_.Remove(*family, {name});
   }

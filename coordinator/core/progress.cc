@@ -101,6 +101,8 @@ bool FoldProgress(const std::vector<v1::RankProgress>& ranks, v1::Job& job) {
   job.set_step(front->step());
   job.set_train_loss(train_loss);
   job.set_tokens_per_second(front->tokens_per_second());
+  job.set_model_flops_utilization(front->model_flops_utilization());
+  job.set_hardware_flops_utilization(front->hardware_flops_utilization());
   job.set_step_seconds(Median(std::move(step_seconds)));
   job.set_consumed_tokens(front->consumed_samples() *
                           job.spec().engine().model().sequence_length());

@@ -20,7 +20,7 @@ void Block::BackwardWeights(const Pass&, Flow&, Saved&) const {
 
 Model::Model(ModelDescription description, Shape shape,
              std::unique_ptr<ParameterRegistry> parameters,
-             std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token,
+             std::vector<std::unique_ptr<Block>> blocks, FlopsPerToken flops_per_token,
              std::vector<BlockRange> parts)
     : description_(std::move(description)),
       shape_(shape),

@@ -286,16 +286,25 @@ class Model {
     bool documents = false;  // Flow::documents is read
   };
 
+  // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds
+  // count two.
+  struct FlopsPerToken {
+    // 6 per weight of a matrix product (forward, both gradients), plus attention with its causal
+    // half only: 6 x layers x sequence x hidden.
+    int64_t model = 0;
+    // And what recomputation repeats of these. Not what attention's kernels repeat by themselves.
+    int64_t hardware = 0;
+  };
+
   Model(ModelDescription description, Shape shape, std::unique_ptr<ParameterRegistry> parameters,
-        std::vector<std::unique_ptr<Block>> blocks, int64_t flops_per_token,
+        std::vector<std::unique_ptr<Block>> blocks, FlopsPerToken flops_per_token,
         std::vector<BlockRange> parts = {});
 
   const ModelDescription& description() const { return description_; }
   const Shape& shape() const { return shape_; }
   const ParameterRegistry& parameters() const { return *parameters_; }
-  // Multiply-adds count two: 6 per weight of a matrix product (forward, both gradients), plus
-  // attention with its causal half only. For sequences of sequence_max tokens.
-  int64_t training_flops_per_token() const { return flops_per_token_; }
+  int64_t training_flops_per_token() const { return flops_per_token_.model; }
+  int64_t hardware_flops_per_token() const { return flops_per_token_.hardware; }
 
   // The parts of the model on this rank, as ranges of its own blocks, which count from 0 here; one
   // range of all blocks without a pipeline.
@@ -350,7 +359,7 @@ class Model {
   Shape shape_;
   std::unique_ptr<ParameterRegistry> parameters_;
   std::vector<std::unique_ptr<Block>> blocks_;
-  int64_t flops_per_token_;
+  FlopsPerToken flops_per_token_;
   std::vector<BlockRange> parts_;
 };
 

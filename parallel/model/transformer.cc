@@ -463,10 +463,18 @@ int64_t ParameterCount(const TransformerConfig& config) {
          ((config.tied ? 1 : 2) * config.vocab + positions) * c;
 }
 
-int64_t TrainingFlopsPerToken(const TransformerConfig& config) {
+Model::FlopsPerToken CountFlops(const TransformerConfig& config, Recompute recompute) {
   const int64_t c = config.hidden;
-  return 6 * (config.layers * BlockWeights(config) + config.vocab * c) +
-         6 * config.layers * config.sequence_length * c;
+  // Per block: of products and of attention, forward.
+  const int64_t weights = BlockWeights(config), attention = 2 * config.sequence_length * c;
+  Model::FlopsPerToken flops;
+  flops.model = 6 * (config.layers * weights + config.vocab * c) + 3 * config.layers * attention;
+  flops.hardware = flops.model;
+  if (recompute == Recompute::kFull) {
+    // The block's last product is not needed again.
+    flops.hardware += config.layers * (2 * (weights - config.ffn * c) + attention);
+  }
+  return flops;
 }
 
 std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
@@ -535,7 +543,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.split_backward = parallel.split_backward;
   shape.documents = parallel.documents;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
-                                 TrainingFlopsPerToken(config), std::move(parts));
+                                 CountFlops(config, parallel.recompute), std::move(parts));
 }
 
 }  // namespace muster::parallel

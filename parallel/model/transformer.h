@@ -51,8 +51,7 @@ struct TransformerConfig {
 
 // Trainable parameters without padding, of the whole model.
 int64_t ParameterCount(const TransformerConfig& config);
-// Of the whole model: 6 per weight of a matrix product, and attention's causal half.
-int64_t TrainingFlopsPerToken(const TransformerConfig& config);
+Model::FlopsPerToken CountFlops(const TransformerConfig& config, Recompute recompute);
 
 // Cut as `parallel` says (tensor_parallel.h). Requires: CheckTensorParallel, every size > 0, hidden
 // % heads == 0, heads % kv_heads == 0, an even head width with kRotary, and ranges within the

@@ -75,6 +75,9 @@ TEST(Output, ProgressLine_ShowsWhatIsKnownAndFits) {
       "ETA 4m0s")
       << line.size();
   EXPECT_LE(ProgressLine(job, absl::FromUnixSeconds(142), 40).size(), 40u);
+  job.set_model_flops_utilization(0.4742);
+  EXPECT_THAT(ProgressLine(job, absl::FromUnixSeconds(142), 200),
+              ::testing::HasSubstr("12.3k tok/s  MFU 47.4%"));
   job.set_phase("evaluating");
   EXPECT_THAT(ProgressLine(job, absl::FromUnixSeconds(142), 200),
               ::testing::EndsWith("evaluating"));

@@ -214,6 +214,8 @@ void World::CheckRecovery() {
       both->clear_step();
       both->clear_train_loss();
       both->clear_tokens_per_second();
+      both->clear_model_flops_utilization();
+      both->clear_hardware_flops_utilization();
       both->clear_step_seconds();
       both->clear_consumed_tokens();
       both->clear_losses();

@@ -16,6 +16,7 @@
 #include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
 #include "worker/rank/agreement.h"
+#include "worker/rank/arithmetic.h"
 #include "worker/rank/balance.h"
 
 namespace muster::worker {
@@ -41,6 +42,36 @@ TEST(Presets, LlamaOverEightTensorParallelRanks_LeavesEachAnEighth) {
   ASSERT_OK_AND_ASSIGN(const auto model,
                        parallel::MakeModel(Describe(*spec::FindPreset("llama-70b")), part));
   EXPECT_NEAR(static_cast<double>(model->parameters().elements()), 70'553'706'496 / 8.0, 2e7);
+}
+
+// By hand: 12 blocks of 12 x 768^2 weights and the head's 50257 x 768; six each, and attention.
+TEST(Arithmetic, CountsProductsAttentionsHalfAndWhatIsRecomputed) {
+  const v1::ModelSpec spec = *spec::FindPreset("gpt2-124m");
+  const double block = 12.0 * 768 * 768, attention = 1024.0 * 768;
+  const double counted = 6 * (12 * block + 50257.0 * 768) + 6 * 12 * attention;
+  for (const auto recompute :
+       {parallel::Recompute::kNone, parallel::Recompute::kSelective, parallel::Recompute::kFull}) {
+    ASSERT_OK_AND_ASSIGN(const auto model,
+                         parallel::MakeModel(Describe(spec), {.recompute = recompute}));
+    const auto of = [&](const char* device, parallel::Precision precision, bool tf32) {
+      return Arithmetic::Of(*model, device, precision, tf32, 4);
+    };
+    const Arithmetic h200 = of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kBf16, false);
+    EXPECT_EQ(h200.model_flops, counted);
+    // All of forward but each block's last product.
+    const bool full = recompute == parallel::Recompute::kFull;
+    EXPECT_EQ(h200.hardware_flops,
+              counted + (full ? 12 * (2 * block * 8 / 12 + 2 * attention) : 0));
+    EXPECT_EQ(h200.peak_flops, 989e12);
+    // What four GPUs reached together in docs/benchmarks/h200-layouts.md.
+    EXPECT_NEAR(h200.Utilization(h200.model_flops, 2351957, 1), 0.474, 5e-4);
+    EXPECT_EQ(of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kFp32, true).peak_flops,
+              494.5e12);
+    EXPECT_EQ(of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kFp32, false).peak_flops, 67e12);
+    EXPECT_EQ(of("cuda:0 NVIDIA H100 PCIe", parallel::Precision::kFp16, false).peak_flops, 756e12);
+    const Arithmetic cpu = of("cpu", parallel::Precision::kFp32, false);
+    EXPECT_EQ(cpu.Utilization(cpu.model_flops, 1000, 1), 0);
+  }
 }
 
 TEST(PartOf, AnyOrder_IsForTheJobToAllow) {

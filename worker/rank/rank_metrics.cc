@@ -59,6 +59,12 @@ struct Families {
                        Labels()};
   Family tokens_per_second{Kind::kGauge, "muster_rank_tokens_per_second",
                            "Tokens per second of all ranks over the last steps.", Labels()};
+  Family mfu{Kind::kGauge, "muster_rank_model_flops_utilization",
+             "Arithmetic of the model over the last steps as a share of what all devices could do "
+             "at best by their data sheet, 0 to 1; 0 where that is not known.",
+             Labels()};
+  Family hfu{Kind::kGauge, "muster_rank_hardware_flops_utilization",
+             "The same with what recomputation repeats.", Labels()};
   Family checkpoint_bytes{Kind::kGauge, "muster_rank_checkpoint_bytes",
                           "Size of the last checkpoint written; rank 0 only.", Labels()};
   Family restore_seconds{Kind::kGauge, "muster_rank_restore_seconds",
@@ -93,6 +99,8 @@ std::vector<const Family*> RankMetricsCatalogue() {
           &f.gradient_norm,
           &f.learning_rate,
           &f.tokens_per_second,
+          &f.mfu,
+          &f.hfu,
           &f.step_seconds,
           &f.exposed,
           &f.exposed_by_kind,
@@ -123,6 +131,8 @@ RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int 
       gradient_density_(r.GetGauge(All().gradient_density, Values(job_name, rank))),
       residual_norm_(r.GetGauge(All().residual_norm, Values(job_name, rank))),
       tokens_per_second_(r.GetGauge(All().tokens_per_second, Values(job_name, rank))),
+      model_flops_utilization_(r.GetGauge(All().mfu, Values(job_name, rank))),
+      hardware_flops_utilization_(r.GetGauge(All().hfu, Values(job_name, rank))),
       checkpoint_bytes_(r.GetGauge(All().checkpoint_bytes, Values(job_name, rank))),
       restore_seconds_(r.GetGauge(All().restore_seconds, Values(job_name, rank))),
       step_seconds_(r.GetHistogram(All().step_seconds, Values(job_name, rank))),
@@ -148,7 +158,8 @@ void RankMetrics::AddExposed(const parallel::ExposedSeconds& exposed) {
   }
 }
 
-void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_second) {
+void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_second,
+                       double model_flops_utilization, double hardware_flops_utilization) {
   steps_.Increment();
   tokens_.Increment(static_cast<double>(report.tokens));
   exposed_communication_seconds_.Increment(report.exposed_communication_seconds);
@@ -161,6 +172,8 @@ void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_sec
   gradient_norm_.Set(report.gradient_norm);
   learning_rate_.Set(report.learning_rate);
   tokens_per_second_.Set(tokens_per_second);
+  model_flops_utilization_.Set(model_flops_utilization);
+  hardware_flops_utilization_.Set(hardware_flops_utilization);
   step_seconds_.Observe(report.seconds);
 }
 

@@ -20,7 +20,9 @@ class RankMetrics {
  public:
   RankMetrics(metrics::Registry& registry, const std::string& job_name, int rank);
 
-  void Step(const parallel::StepReport& report, double tokens_per_second);
+  // Utilisations are 0 where the device's best is not known.
+  void Step(const parallel::StepReport& report, double tokens_per_second,
+            double model_flops_utilization, double hardware_flops_utilization);
   void Evaluation(const parallel::EvaluationReport& report);
   void Saved(const parallel::SavedCheckpoint& saved);
   void Restored(double seconds);
@@ -48,6 +50,8 @@ class RankMetrics {
   metrics::Gauge& gradient_density_;
   metrics::Gauge& residual_norm_;
   metrics::Gauge& tokens_per_second_;
+  metrics::Gauge& model_flops_utilization_;
+  metrics::Gauge& hardware_flops_utilization_;
   metrics::Gauge& checkpoint_bytes_;
   metrics::Gauge& restore_seconds_;
   metrics::Histogram& step_seconds_;

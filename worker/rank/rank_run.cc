@@ -28,6 +28,7 @@
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/train/failure.h"
 #include "worker/rank/agreement.h"
+#include "worker/rank/arithmetic.h"
 #include "worker/rank/balance.h"
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
@@ -161,6 +162,9 @@ class Reporter : public parallel::TrainerHooks {
     progress_.set_metrics_address(metrics_address);
   }
 
+  // Before the first step.
+  void SetArithmetic(const Arithmetic& arithmetic) { arithmetic_ = arithmetic; }
+
   void OnPhase(absl::string_view phase) override {
     if (phase == "training") signals_.TrainingStarts();
     progress_.set_phase(std::string(phase));
@@ -188,16 +192,26 @@ class Reporter : public parallel::TrainerHooks {
     progress_.set_consumed_samples(report.consumed_samples);
     progress_.set_exposed_communication_seconds(report.exposed_communication_seconds);
     SetTimes(report);
-    metrics_.Step(report, tokens_per_second);
+    // Masked tokens take the same arithmetic.
+    const v1::EngineSpec& engine = assignment_.spec().engine();
+    const double all_tokens =
+        static_cast<double>(recent_.size()) *
+        static_cast<double>(engine.training().global_batch() * engine.model().sequence_length());
+    const double mfu = arithmetic_.Utilization(arithmetic_.model_flops, all_tokens, seconds);
+    const double hfu = arithmetic_.Utilization(arithmetic_.hardware_flops, all_tokens, seconds);
+    progress_.set_model_flops_utilization(mfu);
+    progress_.set_hardware_flops_utilization(hfu);
+    metrics_.Step(report, tokens_per_second, mfu, hfu);
     const int64_t steps = assignment_.spec().engine().training().steps();
     AddLossPoint(report, steps);
     const int64_t every = steps > 100 ? kLineEverySteps : 1;
     if (first_step_ || report.step % every == 0 || report.step == steps) {
       PrintLine(absl::StrFormat(
           "step %d/%d  loss %.5f  grad norm %.4f  lr %.3e  %.0f tokens/s  "
-          "%.3f s/step%s",
+          "%.3f s/step%s%s",
           report.step, steps, report.loss, report.gradient_norm, report.learning_rate,
           tokens_per_second, report.seconds,
+          mfu > 0 ? absl::StrFormat("  MFU %.1f %%", 100 * mfu) : std::string(),
           report.skipped
               ? absl::StrFormat("  skipped: overflow at loss scale %g", report.loss_scale)
               : std::string()));
@@ -331,6 +345,7 @@ class Reporter : public parallel::TrainerHooks {
   v1::RankProgress progress_;
   std::deque<absl::Time> loss_times_;  // of progress_.losses()
   std::deque<std::pair<int64_t, double>> recent_;
+  Arithmetic arithmetic_;
   bool first_step_ = true;
 };
 
@@ -457,6 +472,11 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
   profiler.SetDevice(setup.device->kind());
   reporter.OnPhase("bootstrapping");
+  const Arithmetic arithmetic =
+      Arithmetic::Of(*setup.model, setup.device->name(), setup.options.precision,
+                     assignment.spec().engine().training().precision() == v1::PRECISION_TF32,
+                     assignment.world_size());
+  reporter.SetArithmetic(arithmetic);
   ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight, deadline));
   RETURN_IF_ERROR(CheckAgreement(*communicator, *setup.device, assignment.spec(),
                                  setup.training->fingerprint()));
@@ -477,6 +497,7 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
         setup.device->name(), static_cast<double>(trainer->state_bytes()) * 1e-6,
         static_cast<double>(trainer->arena().peak_bytes()) * 1e-6,
         static_cast<double>(trainer->host_state_bytes()) * 1e-6));
+    PrintLine(arithmetic.ToText());
   }
 
   std::vector<parallel::RestoreCandidate> candidates;

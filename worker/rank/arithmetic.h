@@ -1,0 +1,31 @@
+// How much of its devices' arithmetic a run uses (MFU as in PaLM, arXiv 2204.02311, appendix B).
+#ifndef MUSTER_WORKER_RANK_ARITHMETIC_H_
+#define MUSTER_WORKER_RANK_ARITHMETIC_H_
+
+#include <string>
+
+#include "parallel/model/model.h"
+#include "parallel/train/trainer.h"
+
+namespace muster::worker {
+
+// A value. FLOPs are those of Model::FlopsPerToken.
+struct Arithmetic {
+  double model_flops = 0;     // per token
+  double hardware_flops = 0;  // per token, with what recomputation repeats
+  double peak_flops = 0;      // per second of one rank's device; 0: not known
+  int ranks = 1;
+
+  // `device` is the name of each rank's.
+  static Arithmetic Of(const parallel::Model& model, const std::string& device,
+                       parallel::Precision precision, bool tf32, int ranks);
+
+  // Of `flops_per_token`; 0 where the peak is not known or no time has passed.
+  double Utilization(double flops_per_token, double tokens, double seconds) const;
+  // The formula with its numbers, for people.
+  std::string ToText() const;
+};
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_RANK_ARITHMETIC_H_
