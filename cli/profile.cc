@@ -5,11 +5,13 @@
 #include <fstream>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "cli/step_breakdown.h"
 #include "proto/spec/names.h"
 
 namespace muster::cli {
@@ -94,6 +96,37 @@ absl::Status Write(const std::string& path, const v1::Job& job,
   return absl::OkStatus();
 }
 
+// A table for each kind of rank: of GPUs, or of hosts.
+std::string BreakdownTable(const std::vector<StepBreakdown>& breakdowns) {
+  std::string text;
+  for (const bool gpu : {true, false}) {
+    std::vector<std::vector<std::string>> rows;
+    for (size_t rank = 0; rank < breakdowns.size(); ++rank) {
+      const StepBreakdown& of = breakdowns[rank];
+      if (of.steps == 0 || of.gpu != gpu) continue;
+      if (rows.empty()) {
+        rows.push_back({"RANK", "MS PER STEP"});
+        for (const auto& part : of.parts) rows[0].push_back(absl::AsciiStrToUpper(part.first));
+      }
+      std::vector<std::string> row = {absl::StrCat(rank), absl::StrFormat("%.2f", of.step * 1e3)};
+      for (const auto& part : of.parts) row.push_back(absl::StrFormat("%.2f", part.second * 1e3));
+      rows.push_back(std::move(row));
+    }
+    if (!rows.empty()) absl::StrAppend(&text, Table(rows));
+  }
+  return text;
+}
+
+Json BreakdownJson(const std::vector<StepBreakdown>& breakdowns) {
+  Json ranks = Json::array();
+  for (const StepBreakdown& of : breakdowns) {
+    Json seconds = Json::object();
+    for (const auto& [name, value] : of.parts) seconds[name] = value;
+    ranks.push_back({{"stepSeconds", of.step}, {"gpu", of.gpu}, {"seconds", seconds}});
+  }
+  return ranks;
+}
+
 }  // namespace
 
 absl::Status Profile(CoordinatorClient& client, const ProfileOptions& options, Format format,
@@ -113,15 +146,19 @@ absl::Status Profile(CoordinatorClient& client, const ProfileOptions& options, F
   const std::string path =
       options.output.empty() ? absl::StrCat(job.name(), ".trace.json") : options.output;
   RETURN_IF_ERROR(Write(path, job, *traces));
+  std::vector<StepBreakdown> breakdowns;
+  for (const std::string& trace : *traces) breakdowns.push_back(BreakDown(trace));
   const int64_t last = steps.first_step() + steps.steps() - 1;
   if (format != Format::kTable) {
     Print(Json{{"path", path},
                {"job", job.id()},
                {"firstStep", steps.first_step()},
                {"lastStep", last},
-               {"ranks", traces->size()}},
+               {"ranks", traces->size()},
+               {"breakdown", BreakdownJson(breakdowns)}},
           format, terminal.out);
   } else {
+    terminal.out << BreakdownTable(breakdowns);
     terminal.out << absl::StrFormat(
         "%s: steps %d to %d of %d ranks; open it in https://ui.perfetto.dev or chrome://tracing\n",
         path, steps.first_step(), last, traces->size());

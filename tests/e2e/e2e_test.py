@@ -452,6 +452,10 @@ class Profiles(Scene):
         events = json.loads(path.read_text())["traceEvents"]
         spans = [event for event in events if event["ph"] == "X"]
         wanted = {f"step {said['firstStep'] + i}" for i in range(3)}
+        for rank in said["breakdown"]:
+            self.assertEqual(list(rank["seconds"]), ["forward", "backward", "update", "data", "other"])
+            self.assertAlmostEqual(sum(rank["seconds"].values()), rank["stepSeconds"], 6)
+            self.assertGreater(rank["seconds"]["backward"], 0)
         titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         self.assertEqual({pid: title.split(",")[0] for pid, title in titles.items()},
                          {0: "rank 0", 1: "rank 1"})

@@ -1,0 +1,68 @@
+#include "cli/step_breakdown.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/trace.h"
+
+namespace muster::cli {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+constexpr int64_t kMs = 1'000'000;
+
+// Matches seconds, given as milliseconds.
+auto Part(const char* name, double ms) { return Pair(name, DoubleNear(ms * 1e-3, 1e-9)); }
+
+TEST(StepBreakdown, KernelsOfTwoSteps_AreCountedOnceAndCommunicationWhereItIsAlone) {
+  kernels::Trace trace;
+  trace.Add("engine", "step 7", 100 * kMs, 120 * kMs);
+  trace.Add("engine", "step 8", 120 * kMs, 140 * kMs);
+  const std::string stream = "device, stream 7", other = "device, stream 9";
+  // Queued before the steps that are recorded: the rest of an earlier one.
+  trace.Add(stream, "nvjet_hsh_128x256", 96 * kMs, 110 * kMs);
+  trace.Add(stream, "void muster::kernels::cuda::flash::ForwardKernel<__nv_bfloat16>(Data)",
+            110 * kMs, 116 * kMs);
+  trace.Add(stream, "cudnn_generated_fort_native_sdpa_sm90", 116 * kMs, 118 * kMs);
+  trace.Add(stream, "muster::kernels::cuda::(anonymous namespace)::HopperGemmKernel", 118 * kMs,
+            120 * kMs);
+  trace.Add(stream, "ElementwiseKernel with \"quotes\"", 122 * kMs, 130 * kMs);
+  trace.Add(other, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 112 * kMs, 134 * kMs);
+  trace.Add(other, "copy of 12 bytes", 139 * kMs, 150 * kMs);
+  const StepBreakdown found = BreakDown(trace.ToJson(3, "rank 3"));
+  EXPECT_EQ(found.steps, 2);
+  EXPECT_TRUE(found.gpu);
+  EXPECT_DOUBLE_EQ(found.step, 0.02);
+  // Of 40 ms: products 10 + 2, attention 8, other 8 + 1, NCCL alone 120-122 and 130-134, idle 5.
+  EXPECT_THAT(found.parts,
+              ElementsAre(Part("products", 6), Part("attention", 4), Part("bandwidth", 4.5),
+                          Part("communication", 3), Part("idle", 2.5)));
+}
+
+TEST(StepBreakdown, HostSpans_AreThePhasesAndTheRest) {
+  kernels::Trace trace;
+  trace.Add("engine", "step 1", 0, 100 * kMs);
+  trace.Add("engine", "wait for data", 0, 1 * kMs);
+  for (int64_t micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    trace.Add("engine", "forward", (10 + 40 * micro_batch) * kMs, (20 + 40 * micro_batch) * kMs);
+    trace.Add("engine", "backward", (20 + 40 * micro_batch) * kMs, (45 + 40 * micro_batch) * kMs);
+  }
+  trace.Add("engine", "update", 85 * kMs, 95 * kMs);
+  const StepBreakdown found = BreakDown(trace.ToJson(0, "rank 0"));
+  EXPECT_FALSE(found.gpu);
+  EXPECT_THAT(found.parts, ElementsAre(Part("forward", 20), Part("backward", 50),
+                                       Part("update", 10), Part("data", 1), Part("other", 19)));
+}
+
+TEST(StepBreakdown, GarbageAndTracesWithoutSteps_GiveNone) {
+  for (const char* trace : {"", "[]", "garbage\n{\"ph\":\n[[[", "[{\"ph\":\"X\"}]", "[1,\n{}]"}) {
+    EXPECT_EQ(BreakDown(trace).steps, 0) << trace;
+  }
+}
+
+}  // namespace
+}  // namespace muster::cli
