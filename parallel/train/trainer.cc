@@ -445,10 +445,11 @@ absl::StatusOr<bool> Trainer::CollectStep() {
   if (outcome.skipped != 0 && !(scaling && outcome.loss_scale > options_.loss_scaling.minimum)) {
     return Mark(
         absl::OutOfRangeError(absl::StrFormat(
-            "step %d (samples %d to %d): loss %g, gradient norm %g%s; the update was not "
-            "applied. Look at the learning rate, or at the data of these samples",
-            step, consumed_samples_, consumed_samples_ + options_.global_batch - 1, outcome.loss,
-            outcome.gradient_norm, scaling ? " at the smallest loss scale" : "")),
+            "step %d (samples %d to %d) on %s: loss %g, gradient norm %g%s; the update was not "
+            "applied. Look at the learning rate, at the initial weights, or at the data of these "
+            "samples",
+            step, consumed_samples_, consumed_samples_ + options_.global_batch - 1, device_.name(),
+            outcome.loss, outcome.gradient_norm, scaling ? " at the smallest loss scale" : "")),
         FailureDomain::kNumeric);
   }
   step_ = step;

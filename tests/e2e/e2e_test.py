@@ -482,6 +482,55 @@ class Profiles(Scene):
         self.assertIn("tiny", self.cluster.run("profile", "tinny", check=False).stderr)
 
 
+class BrokenGpu(Scene):
+    """A GPU that the daemon is told of and that no rank can use: as after an update of the driver."""
+
+    workers = 1
+
+    def setUp(self):
+        fakes = sorted(BIN.parent.glob("tests/worker/libfake_nvml.so"))
+        if not fakes:
+            self.skipTest("SKIPPED, NOT TESTED: the tests' own management library has not been built")
+        if pathlib.Path("/dev/nvidia0").exists():
+            self.skipTest("SKIPPED, NOT TESTED: this machine has a GPU")
+        libraries = pathlib.Path(tempfile.mkdtemp(prefix="muster-e2e-nvml-"))
+        self.addCleanup(shutil.rmtree, libraries, ignore_errors=True)
+        (libraries / "libnvidia-ml.so.1").symlink_to(fakes[0])
+        paths = ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+        for name, value in (("LD_LIBRARY_PATH", paths), ("FAKE_NVML", "gpus=1 cc=90")):
+            before = os.environ.get(name)
+            os.environ[name] = value
+            self.addCleanup(lambda n=name, b=before: os.environ.pop(n) if b is None
+                            else os.environ.__setitem__(n, b))
+        super().setUp()
+
+    def test_job_fails_with_the_gpu_named_and_the_daemon_goes_on(self):
+        daemon = self.cluster.status()["workers"][0]["pid"]
+        (worker,) = self.cluster.json("get", "workers")
+        (gpu,) = [d for d in worker["devices"] if d["name"] == "cuda:0"]
+        self.assertEqual(gpu["uuid"], "GPU-00000000-aaaa")
+        edits = [("device: cpu", "device: cuda"), ("max_failures: 5", "max_failures: 1")]
+        if gpu["unusable"]:
+            self.assertIn("without CUDA", gpu["unusable"])
+            self.submit("broken", ranks=1, edits=edits)
+            waiting = self.cluster.wait_for("broken", "the job to wait", lambda job: job["waiting"])
+            self.assertIn("cuda", waiting["waiting"])
+            self.cluster.run("cancel", "broken")
+            self.cluster.finish("broken")
+        else:
+            self.submit("broken", ranks=1, edits=edits)
+            job = self.cluster.finish("broken")
+            self.assertEqual(job["state"], "failed")
+            self.assertEqual({end["cause"] for end in job["causes"]}, {"device"})
+            for end in job["causes"]:
+                self.assertIn("cuda:0", end["message"])
+                self.assertIn("GPU-00000000-aaaa", end["message"])
+                self.assertIn("driver", end["message"])
+        self.submit("healthy", steps=5, ranks=2)
+        self.assertEqual(self.cluster.finish("healthy")["state"], "succeeded")
+        self.assertEqual(self.cluster.status()["workers"][0]["pid"], daemon)
+
+
 class FineTuning(Scene):
     def test_job_begins_with_a_hugging_face_model_and_with_its_import(self):
         # The folder, which transformers wrote, knows 61 tokens: text of digits and spaces.

@@ -230,6 +230,19 @@ TEST_F(MemoryGpuTest, Allocate_MoreThanTheDevice_IsResourceExhaustedAndLeavesItU
   ASSERT_OK(stream_->Synchronize());
 }
 
+TEST_F(MemoryGpuTest, FullDevice_IsRefusedByItsUuidAndUsableOnceItIsFree) {
+  ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->Memory());
+  constexpr int64_t kLeft = int64_t{256} << 20;
+  ASSERT_OK_AND_ASSIGN(auto held, device_->Allocate(memory.free - kLeft));
+  const absl::Status refused = MakeCudaDevice(0).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted));
+  for (const char* part : {"cuda:0", "GPU-", "MiB free; another process holds the rest"}) {
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr(part));
+  }
+  held.reset();
+  EXPECT_OK(MakeCudaDevice(0).status());
+}
+
 TEST_F(MemoryGpuTest, Events_AcrossStreams_OrderWorkAndMeasureTime) {
   ASSERT_OK_AND_ASSIGN(auto other, device_->MakeStream({.high_priority = true}));
   ASSERT_OK_AND_ASSIGN(auto begin, device_->MakeEvent(/*timing=*/true));

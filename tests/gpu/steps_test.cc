@@ -1,11 +1,14 @@
 // Training steps on one device give the same bits every time: op by op or recorded, in this run or
 // in another. The same on the host, which never skips (and never records).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -28,6 +31,7 @@
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
+#include "parallel/train/failure.h"
 #include "parallel/train/memory.h"
 #include "parallel/train/trainer.h"
 #include "tests/support/status_matchers.h"
@@ -37,6 +41,8 @@ namespace {
 
 using kernels::DType;
 using kernels::Tensor;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int64_t kVocab = 61;
 constexpr int64_t kSequence = 128;
@@ -197,6 +203,7 @@ class Recorder : public TrainerHooks {
   void OnStep(const StepReport& report) override {
     numbers.push_back(report.loss);
     numbers.push_back(report.gradient_norm);
+    reports.push_back(report);
   }
   void OnEvaluation(const EvaluationReport& report) override { numbers.push_back(report.loss); }
   void OnSaved(const SavedCheckpoint& checkpoint) override {
@@ -205,8 +212,10 @@ class Recorder : public TrainerHooks {
   }
 
   std::vector<double> numbers;
+  std::vector<StepReport> reports;
   std::vector<RestoreCandidate> saved;
   int64_t bytes = 0;  // device memory
+  absl::Status ended;
 };
 
 // Whole runs of a trainer on random text.
@@ -277,13 +286,21 @@ class TrainerStepsTest : public StepsTest {
       EXPECT_EQ(recorder.bytes, predicted);
     }
     EXPECT_OK((*trainer)->Restore(restore));
-    EXPECT_OK((*trainer)->Run());
+    if (initial_ != nullptr) {
+      EXPECT_OK((*trainer)->Initialize(initial_));
+    }
+    recorder.ended = (*trainer)->Run().status();
+    if (DomainOf(recorder.ended) != FailureDomain::kNumeric) {
+      EXPECT_OK(recorder.ended);
+    }
     return recorder;
   }
 
   std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::string directory_;
   std::unique_ptr<IndexedDataset> dataset_;
+  // Null: weights of the seed.
+  std::function<absl::Status(const std::string& name, const Box& box, float* out)> initial_;
 };
 
 TEST_P(TrainerStepsTest, Recording_ReportsTheSameNumbers) {
@@ -373,6 +390,92 @@ TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrT
     ASSERT_GE(numbers.size(), 1u);
     EXPECT_NEAR(numbers.back(), whole.back(), 0.02 * whole.back());
   }
+}
+
+TEST_P(TrainerStepsTest, NumbersThatAreNotFinite_EndTheRunByStepSamplesAndDevice) {
+  const auto expect_named = [&](const Recorder& run, int step) {
+    EXPECT_EQ(DomainOf(run.ended), FailureDomain::kNumeric) << run.ended;
+    EXPECT_EQ(run.numbers.size(), 2u * (step - 1));
+    EXPECT_THAT(std::string(run.ended.message()),
+                AllOf(HasSubstr(absl::StrCat("step ", step, " (samples ", 6 * (step - 1), " to ")),
+                      HasSubstr(absl::StrCat("on ", device_->name(), ":")),
+                      HasSubstr("the update was not applied"), HasSubstr("samples")));
+    if (GetParam()) {
+      EXPECT_THAT(device_->name(), HasSubstr("GPU-")) << "the UUID";
+    }
+  };
+  TrainerOptions options = Options();
+  options.evaluate_every = 0;
+  // One weight of many.
+  initial_ = [](const std::string& name, const Box& box, float* out) {
+    std::fill_n(out, box.elements(), 0.01f);
+    if (name == "blocks.1.mlp.up.weight") out[box.elements() / 2] = NAN;
+    return absl::OkStatus();
+  };
+  for (const Precision precision : {options.precision, Precision::kFp32}) {
+    options.precision = precision;
+    expect_named(Train(options), 1);
+  }
+  initial_ = nullptr;
+  // The second update throws the weights out of range: recorded steps see it too.
+  options.optimizer.clip_norm = 0;
+  options.schedule = {kernels::LearningRateSchedule::Decay::kConstant, 1e30, 0, 0, 0};
+  expect_named(Train(options), 2);
+  // The device is as good as before.
+  EXPECT_OK(Train(Options()).ended);
+}
+
+// The rules of scaling have tests on the host; here whole steps, recorded ones too, go through
+// them.
+TEST_P(TrainerStepsTest, Fp16_SkipsWhatOverflowsAndLearnsAsInFp32) {
+  if (!GetParam()) GTEST_SKIP() << "SKIPPED BY DESIGN: hosts train in fp32";
+  TrainerOptions options = Options();
+  options.evaluate_every = 0;
+  options.steps = 40;
+  // The rate tells how many updates there have been.
+  options.schedule = {kernels::LearningRateSchedule::Decay::kConstant, 2e-3, 0, 100, 0};
+  options.precision = Precision::kFp32;
+  const Recorder fp32 = Train(options);
+  options.precision = Precision::kFp16;
+  options.loss_scaling = {.dynamic = true, .initial = 1e9f, .growth_interval = 8, .hysteresis = 2};
+  std::vector<double> before;
+  for (const bool record : {false, true}) {
+    options.record = record;
+    const Recorder fp16 = Train(options);
+    ASSERT_EQ(fp16.reports.size(), 40u);
+    EXPECT_TRUE(fp16.reports[0].skipped && fp16.reports[1].skipped) << "1e9 is too large";
+    EXPECT_EQ(fp16.reports[1].loss_scale, fp16.reports[0].loss_scale) << "forgiven once";
+    EXPECT_LT(fp16.reports[2].loss_scale, fp16.reports[1].loss_scale);
+    int updates = 0;
+    std::vector<double> losses;
+    for (const StepReport& report : fp16.reports) {
+      updates += report.skipped ? 0 : 1;
+      EXPECT_TRUE(std::isfinite(report.loss)) << report.step;
+      losses.push_back(report.loss);
+      if (!report.skipped) {
+        EXPECT_NEAR(report.learning_rate, 2e-5 * updates, 1e-9) << report.step;
+      }
+    }
+    EXPECT_GT(updates, 20);
+    EXPECT_LT(updates, 39);
+    EXPECT_NEAR(fp16.reports.back().loss, fp32.reports.back().loss, 0.1 * fp32.reports.back().loss);
+    if (record) {
+      EXPECT_EQ(losses, before);
+    }
+    before = losses;
+  }
+}
+
+TEST_P(TrainerStepsTest, Tf32_RoundsProductsAndLearnsAsFp32) {
+  if (!GetParam()) GTEST_SKIP() << "SKIPPED BY DESIGN: hosts have no tf32";
+  TrainerOptions options = Options();
+  options.precision = Precision::kFp32;
+  const std::vector<double> fp32 = Train(options).numbers;
+  device_ = *kernels::MakeCudaDevice(0, {.tf32 = true});
+  const std::vector<double> tf32 = Train(options).numbers;
+  EXPECT_NE(tf32, fp32);
+  ASSERT_EQ(tf32.size(), fp32.size());
+  for (size_t i = 0; i < fp32.size(); ++i) EXPECT_NEAR(tf32[i], fp32[i], 0.01 * fp32[i]) << i;
 }
 
 TEST_P(StepsTest, Replay_OfWorkThatOutgrowsScratchOrWaits_RunsItAllTheSame) {

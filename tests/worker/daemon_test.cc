@@ -474,35 +474,59 @@ TEST_F(DaemonTest, EndRanks_LeavesNothingRunningAndSaysWhy) {
 }
 
 // Against a management library of ours.
-TEST_F(DaemonTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu) {
-  const std::string xid = directory_ + "/xid";
-  ::setenv("FAKE_NVML", "gpus=2", 1);
-  ::setenv("FAKE_NVML_XID", xid.c_str(), 1);
-  daemon_.reset();
-  DaemonOptions options = Options();
-  options.gpus.emplace();
-  options.gpus->library = FAKE_NVML_LIBRARY;
-  options.gpus->cuda_major = 13;
-  options.gpus->architectures = "90a-real";
-  auto daemon = Daemon::Start(options, clock_, *metrics_, Logger::Discard());
-  ASSERT_OK(daemon);
-  daemon_ = std::move(*daemon);
-  v1::DesiredAttempt wanted = Wanted(v1::DESIRED_PHASE_RUNNING);
-  wanted.mutable_ranks(0)->set_device("cuda:1");
-  coordinator_->Desire({wanted});
-  const v1::ObservedRank running = coordinator_->AwaitRank(v1::RANK_STATE_RUNNING);
+class DaemonWithGpusTest : public DaemonTest {
+ protected:
+  void SetUp() override {
+    DaemonTest::SetUp();
+    ::setenv("FAKE_NVML", "gpus=2", 1);
+    ::setenv("FAKE_NVML_XID", xid_.c_str(), 1);
+    daemon_.reset();
+    DaemonOptions options = Options();
+    options.gpus.emplace();
+    options.gpus->library = FAKE_NVML_LIBRARY;
+    options.gpus->cuda_major = 13;
+    options.gpus->architectures = "90a-real";
+    auto daemon = Daemon::Start(options, clock_, *metrics_, Logger::Discard());
+    ASSERT_OK(daemon);
+    daemon_ = std::move(*daemon);
+  }
+  void TearDown() override {
+    daemon_.reset();  // its thread reads them
+    ::unsetenv("FAKE_NVML_XID");
+    ::unsetenv("FAKE_NVML");
+  }
+  v1::ObservedRank RunOnTheSecond() {
+    v1::DesiredAttempt wanted = Wanted(v1::DESIRED_PHASE_RUNNING);
+    wanted.mutable_ranks(0)->set_device("cuda:1");
+    coordinator_->Desire({wanted});
+    return coordinator_->AwaitRank(v1::RANK_STATE_RUNNING);
+  }
+
+  const std::string xid_ = directory_ + "/xid";
+};
+
+TEST_F(DaemonWithGpusTest, RankThatCannotSayMore_ItsEndNamesTheGpu) {
+  const v1::ObservedRank running = RunOnTheSecond();
+  ::kill(static_cast<pid_t>(running.pid()), SIGKILL);
+  const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit();
+  EXPECT_THAT(exit.message(), HasSubstr("signal"));
+  EXPECT_THAT(exit.message(), HasSubstr("; cuda:1 of worker "));
+  EXPECT_THAT(exit.message(), HasSubstr(" is GPU-10000000-aaaa"));
+}
+
+TEST_F(DaemonWithGpusTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu) {
+  const v1::ObservedRank running = RunOnTheSecond();
   for (const char* error : {"0 13", "1 79"}) {
-    std::ofstream(xid + ".new") << error << "\n";
-    std::filesystem::rename(xid + ".new", xid);
-    while (std::filesystem::exists(xid)) std::this_thread::yield();
+    std::ofstream(xid_ + ".new") << error << "\n";
+    std::filesystem::rename(xid_ + ".new", xid_);
+    while (std::filesystem::exists(xid_)) std::this_thread::yield();
   }
   ::kill(static_cast<pid_t>(running.pid()), SIGKILL);
   const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit();
   EXPECT_THAT(exit.message(), HasSubstr("signal"));
   EXPECT_THAT(exit.message(), HasSubstr("Xid 79 on GPU-10000000-aaaa: it has fallen off the bus"));
   EXPECT_THAT(exit.message(), Not(HasSubstr("Xid 13")));
-  ::unsetenv("FAKE_NVML_XID");
-  ::unsetenv("FAKE_NVML");
+  EXPECT_THAT(exit.message(), Not(HasSubstr(" is GPU-"))) << "named already";
 }
 
 TEST_F(DaemonTest, StateDirectory_TooLongForASocket_GetsAShortOne) {

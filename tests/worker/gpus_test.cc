@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "worker/agent/gpu_watch.h"
 
 namespace muster::worker {
 namespace {
@@ -151,6 +152,18 @@ TEST_F(Gpus, OfferedOnes_KeepTheirNumbers) {
   ASSERT_EQ(report.devices.size(), 2u);
   EXPECT_EQ(report.devices[0].name(), "cuda:1");
   EXPECT_EQ(report.devices[1].name(), "cuda:3");
+}
+
+// Every error that concerns the GPU itself says what to do.
+TEST(GpuErrors, AreExplainedWithWhatToDo) {
+  for (const uint64_t xid : {48, 63, 64, 74, 79, 95, 119, 120}) {
+    EXPECT_THAT(ExplainXid(xid), ::testing::ContainsRegex("reset|reboot|replace")) << xid;
+  }
+  for (const uint64_t xid : {13, 31, 43}) {
+    EXPECT_THAT(ExplainXid(xid), HasSubstr("program")) << xid;
+  }
+  EXPECT_THAT(ExplainXid(94), HasSubstr("start again"));
+  EXPECT_THAT(ExplainXid(4711), HasSubstr("look it up"));
 }
 
 }  // namespace

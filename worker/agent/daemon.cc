@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -190,7 +191,7 @@ void Daemon::Handle(AgentEvent event) {
     exited->exit.set_message(
         absl::StrCat("worker ", options_.name, " was stopped along with its ranks"));
   }
-  if (auto* exited = std::get_if<RankExited>(&event)) NameGpuError(*exited);
+  if (auto* exited = std::get_if<RankExited>(&event)) NameGpu(*exited);
   AgentOutput output = core_->Handle(event, Now());
   Note(event);
   CarryOut(std::move(output));
@@ -210,15 +211,22 @@ void Daemon::OnGpuError(const GpuError& error) {
   }
 }
 
-void Daemon::NameGpuError(RankExited& exited) {
-  const auto found = gpu_errors_.find(core_->DeviceOf(exited.rank));
-  if (found == gpu_errors_.end()) return;
-  if (exited.exit.code() != 0 || exited.exit.signal() != 0) {
-    exited.exit.set_message(absl::StrCat(exited.exit.message(),
-                                         exited.exit.message().empty() ? "" : "; ",
-                                         absl::StrJoin(found->second, "; ")));
+void Daemon::NameGpu(RankExited& exited) {
+  const std::string device = core_->DeviceOf(exited.rank);
+  std::vector<std::string> parts;
+  if (!exited.exit.message().empty()) parts.push_back(exited.exit.message());
+  if (const auto found = gpu_errors_.find(device); found != gpu_errors_.end()) {
+    parts.insert(parts.end(), found->second.begin(), found->second.end());
+    gpu_errors_.erase(found);
   }
-  gpu_errors_.erase(found);
+  if (exited.exit.code() == 0 && exited.exit.signal() == 0) return;
+  // A rank that has not come as far as its device cannot know.
+  const auto gpu = std::find_if(gpu_names_.begin(), gpu_names_.end(),
+                                [&](const auto& entry) { return entry.second == device; });
+  if (gpu != gpu_names_.end() && !absl::StrContains(absl::StrJoin(parts, ""), gpu->first)) {
+    parts.push_back(absl::StrCat(device, " of worker ", options_.name, " is ", gpu->first));
+  }
+  exited.exit.set_message(absl::StrJoin(parts, "; "));
 }
 
 // Counts and logs what people want to know of.

@@ -77,7 +77,7 @@ class Daemon {
   void Note(const AgentEvent& event);
   void OnGpuError(const GpuError& error);
   // The GPU's error belongs to how the rank ended.
-  void NameGpuError(RankExited& exited);
+  void NameGpu(RankExited& exited);
   void CarryOut(AgentOutput output);
   void Carry(PrepareAttempt action) { host_->Carry(std::move(action)); }
   void Carry(StartRank action);
