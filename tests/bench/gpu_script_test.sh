@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# gpu.sh against programs that stand for the GPU's, so that what it writes is seen without one.
+# usage: gpu_script_test.sh GPU.sh
+set -euo pipefail
+script=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/bin" "$work/path"
+program() { cat >"$1"; chmod +x "$1"; }
+program "$work/path/nvidia-smi" <<'EOF'
+#!/bin/sh
+case "$*" in
+  -L) echo "GPU 0: Fake (UUID: GPU-1)"; echo "GPU 1: Fake (UUID: GPU-2)" ;;
+  *power*) echo "700 W, 1500 MHz, 50" ;;
+  *) echo "Fake H200, 580.1, 143771 MiB" ;;
+esac
+EOF
+program "$work/bin/gpu_test" <<'EOF'
+#!/bin/sh
+echo '[  PASSED  ] 30 tests.'; echo '[  SKIPPED ] 1 test, listed below:'
+exit ${FAKE_TEST_FAILS:-0}
+EOF
+program "$work/bin/bench_step_gpu" <<'EOF'
+#!/bin/sh
+all="$*"
+grep -q '"model": "gpt2-350m"' "$(echo "$all" | sed 's/.*--peer \([^ ]*\).*/\1/')" || exit 3
+row=$(echo "$all" | sed 's/.*--row \([^ ]*\).*/\1/')
+echo "| ours$(echo "$all" | grep -o -- ' --any-order\| --recompute' | tr -d '\n') |" >>"$row"
+echo "ran in $LD_LIBRARY_PATH"
+sleep 0.6
+EOF
+program "$work/bin/bench_layouts_gpu" <<'EOF'
+#!/bin/sh
+rows=$(echo "$*" | sed 's/.*--rows \([^ ]*\).*/\1/')
+echo "| DDP of $(echo "$*" | sed 's/.*global_batch=\([0-9]*\) .*/\1/') |" >>"$rows"
+echo "    exposed: details" >>"$rows"
+EOF
+program "$work/bin/bench_ops_gpu" <<'EOF'
+#!/bin/sh
+echo "ops of the GPU"
+EOF
+cat >"$work/peer.py" <<'EOF'
+import os, sys
+assert "LD_LIBRARY_PATH" not in os.environ, "the peer was given the package's libraries"
+print('{"model": "%s"}' % sys.argv[sys.argv.index("--model") + 1])
+EOF
+# For the peer on all GPUs: no torch is needed here.
+mkdir -p "$work/python/torch/distributed"
+touch "$work/python/torch/__init__.py" "$work/python/torch/distributed/__init__.py"
+echo 'print("{\"gpus\": 2}")' >"$work/python/torch/distributed/run.py"
+export PATH=$work/path:$PATH LD_LIBRARY_PATH=/package/lib PYTHONPATH=$work/python
+
+fail() { echo "FAILED: $1" >&2; cat "$work/out.md" "$work/log" >&2 || true; exit 1; }
+run() { "$script" "$work/bin" "$work/out.md" abc123 "$@" >"$work/log" 2>&1; }
+run --peer "$work/peer.py" --works gpt2-350m:32:1024 --ways "in-order any-order+recompute" || fail "it ended with $?"
+for text in "Fake H200" "commit abc123" "gpu_test 30 passed, 1 skipped" "^| ours |" \
+  "^| ours --any-order --recompute |" "DDP of 128" "700 W, 1500 MHz" "exposed: details" \
+  "ran in /package/lib" "ops of the GPU" "recompute: selective"; do
+  grep -q -- "$text" "$work/out.md" || fail "no '$text'"
+done
+[ "$(grep -c '^| ours' "$work/out.md")" = 2 ] || fail "not one row for each way"
+
+rm "$work/out.md"
+if FAKE_TEST_FAILS=1 run --works gpt2-350m:32:1024; then fail "it measured after a failed test"; fi
+[ ! -e "$work/out.md" ] || fail "it wrote a table after a failed test"
+if run --ways; then fail "it took --ways without a value"; fi
+printf '#!/bin/sh\nexit 9\n' >"$work/path/nvidia-smi"
+run || fail "it failed without a GPU"
+grep -q "NO GPU, NOT MEASURED" "$work/log" || fail "it said nothing without a GPU"
+echo "1 passed"
