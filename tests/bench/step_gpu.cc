@@ -4,9 +4,10 @@
 // step, tokens/s, model FLOP utilisation, memory and where the time goes; with --peer, the ratio to
 // what torch_peer.py has written there.
 //
-// MFU = tokens/s x FLOPs per token / 989e12 (H200, dense bf16, by its data sheet), with 6 FLOPs per
-// weight of a matrix product and token, and 6 layers x sequence x hidden of attention, whose causal
-// half is counted once.
+// MFU = tokens/s x FLOPs per token / the device's dense peak by its data sheet (PeakFlops), with 6
+// FLOPs per weight of a matrix product and token, and 6 layers x sequence x hidden of attention,
+// whose causal half is counted once. HFU counts matrix products and attention that are recomputed,
+// too; --recompute repeats none.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@
 #include "kernels/arena.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/peak_flops.h"
 #include "kernels/replay.h"
 #include "nlohmann/json.hpp"
 #include "parallel/model/gpt2.h"
@@ -41,7 +43,6 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 
-constexpr double kPeakFlops = 989e12;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 struct Options {
@@ -160,7 +161,7 @@ class Step {
   }
 
   kernels::Stream& stream() { return *stream_; }
-  int64_t flops_per_token() const { return model_->training_flops_per_token(); }
+  const parallel::Model& model() const { return *model_; }
   int64_t tokens() const { return shape_.tokens(); }
 
  private:
@@ -288,7 +289,7 @@ Peer FindPeer(const Options& options) {
 
 struct Result {
   double median, least, most;  // seconds
-  double tokens_per_second, mfu, gib, gib_with_context;
+  double tokens_per_second, mfu, hfu, peak_flops, flops_per_token, gib, gib_with_context;
   float first, last;  // losses
 };
 
@@ -298,10 +299,13 @@ void Print(const Options& options, const Result& r, const Peer& peer) {
       std::to_string(options.sequence) + (options.recompute ? ", recomputing" : "") +
       (options.any_order ? ", any order" : "");
   std::printf(
-      "%s: %.2f ms (%.2f to %.2f), %.0f tokens/s, MFU %.1f %%, %.1f GiB (with the context %.1f), "
-      "loss %.4f to %.4f\n",
+      "%s: %.2f ms (%.2f to %.2f), %.0f tokens/s, MFU %.1f %%, HFU %.1f %%, %.1f GiB (with the "
+      "context %.1f), loss %.4f to %.4f\n"
+      "  of %.4g TFLOP/s; %.4g GFLOP per token: 6 per weight of a product, 6 x layers x sequence x "
+      "hidden of attention\n",
       work.c_str(), r.median * 1e3, r.least * 1e3, r.most * 1e3, r.tokens_per_second, 100 * r.mfu,
-      r.gib, r.gib_with_context, r.first, r.last);
+      100 * r.hfu, r.gib, r.gib_with_context, r.first, r.last, r.peak_flops * 1e-12,
+      r.flops_per_token * 1e-9);
   const bool compared = peer.tokens_per_second > 0;
   const double ratio = compared ? r.tokens_per_second / peer.tokens_per_second : 0;
   const double memory = compared ? r.gib / peer.gib : 0;
@@ -354,12 +358,18 @@ int Main(int argc, char** argv) {
   for (int i = 0; i < 4; ++i) step.Enqueue();
   CHECK_OK(step.stream().Synchronize());
   const std::vector<double> seconds = Times(**device, step, options.steps);
-  Result result;
+  Result result = {};
   result.median = seconds[seconds.size() / 2];
   result.least = seconds.front();
   result.most = seconds.back();
   result.tokens_per_second = static_cast<double>(step.tokens()) / result.median;
-  result.mfu = result.tokens_per_second * static_cast<double>(step.flops_per_token()) / kPeakFlops;
+  result.peak_flops = kernels::PeakFlops((*device)->name(), TypeOf(options.dtype), /*tf32=*/false);
+  result.flops_per_token = static_cast<double>(step.model().training_flops_per_token());
+  const double possible = result.peak_flops / result.tokens_per_second;  // per token
+  if (possible > 0) {
+    result.mfu = result.flops_per_token / possible;
+    result.hfu = static_cast<double>(step.model().hardware_flops_per_token()) / possible;
+  }
   result.gib = static_cast<double>(MemoryUsed() - before) / kGiB;
   result.gib_with_context = static_cast<double>(MemoryUsed()) / kGiB;
   result.first = first;
