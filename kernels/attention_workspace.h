@@ -17,26 +17,28 @@ constexpr int64_t kAttentionWorkspaceBytesOfOneMax = int64_t{9} << 30;
 
 // Of cuDNN's graphs in 16 bits, as cuDNN 9.19 asks on Hopper: the gradient of the scores, or where
 // any order will do an fp32 sum of dq; row sums; dk and dv of every query head where heads share
-// them. Without documents, for which our own kernels run. Requires: batch > 0.
+// them. `queries` and `keys`: tokens of a sample. Without documents, for which our own kernels run.
+// Requires: batch > 0.
 constexpr int64_t AttentionWorkspaceBytes(int64_t batch, int64_t heads, int64_t key_heads,
-                                          int64_t sequence, int64_t width, bool deterministic) {
+                                          int64_t queries, int64_t keys, int64_t width,
+                                          bool deterministic) {
   const int64_t group = heads / key_heads;
-  const auto bytes = [=](int64_t samples, int64_t keys) {
-    const int64_t rows = samples * keys * group * sequence;
-    return rows * (deterministic ? 2 * sequence : 4 * width) + rows * 4 +
-           (group > 1 ? rows * width * 4 : 0);
+  const auto bytes = [=](int64_t samples, int64_t groups) {
+    const int64_t rows = samples * groups * group * queries;
+    return rows * (deterministic ? 2 * keys : 4 * width) + rows * 4 +
+           (group > 1 ? samples * groups * group * keys * width * 4 : 0);
   };
-  int64_t keys = key_heads;
+  int64_t groups = key_heads;
   if (deterministic && width <= kAttentionOwnWidthMax &&
-      bytes(batch, keys) > kAttentionWorkspaceBytesMax) {
+      bytes(batch, groups) > kAttentionWorkspaceBytesMax) {
     return 0;
   }
-  while (batch > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) batch -= batch / 2;
+  while (batch > 1 && bytes(batch, groups) > kAttentionWorkspaceBytesMax) batch -= batch / 2;
   if (deterministic) {
-    while (keys > 1 && bytes(batch, keys) > kAttentionWorkspaceBytesMax) keys -= keys / 2;
-    if (bytes(batch, keys) > kAttentionWorkspaceBytesOfOneMax) return 0;
+    while (groups > 1 && bytes(batch, groups) > kAttentionWorkspaceBytesMax) groups -= groups / 2;
+    if (bytes(batch, groups) > kAttentionWorkspaceBytesOfOneMax) return 0;
   }
-  return bytes(batch, keys);
+  return bytes(batch, groups);
 }
 
 }  // namespace muster::kernels

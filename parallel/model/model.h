@@ -283,7 +283,9 @@ class Model {
     // Where ranks of the tensor group share key/value heads: which one, so those of one number hold
     // the same TensorSharing::kShared parameters. -1: none is shared.
     int kv_group = -1;
-    bool documents = false;  // Flow::documents is read
+    bool documents = false;                               // Flow::documents is read
+    ContextMethod context_method = ContextMethod::kRing;  // with context_size > 1
+    bool deterministic = true;                            // of attention's backward
   };
 
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds

@@ -542,6 +542,8 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.tensor_overlap = tensor.overlap;
   shape.split_backward = parallel.split_backward;
   shape.documents = parallel.documents;
+  shape.context_method = parallel.context_method;
+  shape.deterministic = parallel.deterministic;
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
                                  CountFlops(config, parallel.recompute), std::move(parts));
 }

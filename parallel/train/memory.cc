@@ -190,32 +190,61 @@ std::string MemoryUse::ToString() const {
   return absl::StrJoin(texts, ", ");
 }
 
-// The larger workspace of the two orders that backward may add up in.
 int64_t AttentionBytes(const TrainerPlace& place) {
-  if (ComputeDtype(place.options.precision) == DType::kF32 || place.model.shape().documents) {
-    return 0;
-  }
+  const Model::Shape& shape = place.model.shape();
+  if (ComputeDtype(place.options.precision) == DType::kF32 || shape.documents) return 0;
   const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
-  const auto heads = sizes.find("heads"), hidden = sizes.find("hidden");
-  if (heads == sizes.end() || hidden == sizes.end()) return 0;
+  const auto heads_found = sizes.find("heads"), hidden = sizes.find("hidden");
+  if (heads_found == sizes.end() || hidden == sizes.end()) return 0;
   const auto shared = sizes.find("kv_heads");
-  const int64_t key_heads = shared == sizes.end() ? heads->second : shared->second;
   const int64_t tensor = place.mesh.degree(Axis::kTensor);
-  const auto bytes = [&](bool deterministic) {
-    return kernels::AttentionWorkspaceBytes(
-        place.options.micro_batch, (heads->second + tensor - 1) / tensor,
-        (key_heads + tensor - 1) / tensor, BatchShapeOf(place).sequence,
-        hidden->second / heads->second, deterministic);
-  };
-  return std::max(bytes(true), bytes(false));
+  int64_t heads = (heads_found->second + tensor - 1) / tensor;
+  int64_t key_heads = shared == sizes.end() ? heads : (shared->second + tensor - 1) / tensor;
+  // Of one call of the kernel.
+  int64_t queries = BatchShapeOf(place).sequence, keys = queries;
+  if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
+    switch (shape.context_method) {
+      case ContextMethod::kAllToAll:
+        heads = heads / context;
+        key_heads = std::max<int64_t>(1, key_heads / context);
+        queries = keys = place.sequence_length;
+        break;
+      case ContextMethod::kRing:  // half of the queries of a rank see keys of one rank at most
+        queries /= 2;
+        break;
+      case ContextMethod::kAllGather:  // the last chunk sees all keys in front of it
+        queries /= 2;
+        keys = place.sequence_length - queries;
+        break;
+    }
+  }
+  return kernels::AttentionWorkspaceBytes(place.options.micro_batch, heads, key_heads, queries,
+                                          keys, hidden->second / heads_found->second,
+                                          shape.deterministic);
+}
+
+// Measured on four H200s (docs/benchmarks/h200-layouts.md), NCCL 2.28: a communicator has 0.77 GiB
+// when it is made and up to 0.2 more after its first collectives. The buffers of sends and receives
+// come with the first of them, in 32 channels to each peer: 4 MiB of the sender and 5.2 of the
+// receiver, in pages of 2 MiB and with their headers 6 and 6.
+int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context) {
+  constexpr int64_t kCommunicator = 960 * kMiB, kPeer = 32 * 12 * kMiB;
+  if (mesh.world_size() == 1) return 0;
+  // A ring and a pipeline have two neighbours, which are one where there are two ranks.
+  const auto neighbours = [](int ranks) { return std::min(ranks - 1, 2); };
+  int peers = neighbours(mesh.degree(Axis::kPipeline));
+  const int ranks = mesh.degree(Axis::kContext);
+  if (context == ContextMethod::kRing) peers += neighbours(ranks);
+  if (context == ContextMethod::kAllToAll) peers += ranks - 1;
+  const int communicators = 1 + MeshGroups::Count(mesh, zero_shards);  // with the world's
+  return communicators * kCommunicator + peers * kPeer;
 }
 
 int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   if (device != DeviceKind::kCuda) return 0;
-  constexpr int64_t kWorkspaces = 128 * kMiB, kCommunicator = 800 * kMiB;
-  const int communicators =
-      place.mesh.world_size() == 1 ? 0 : 1 + MeshGroups::Count(place.mesh, place.zero_shards);
-  return kCudaContextBytes + kWorkspaces + AttentionBytes(place) + communicators * kCommunicator;
+  constexpr int64_t kWorkspaces = 128 * kMiB;
+  return kCudaContextBytes + kWorkspaces + AttentionBytes(place) +
+         CommunicatorBytes(place.mesh, place.zero_shards, place.model.shape().context_method);
 }
 
 MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {

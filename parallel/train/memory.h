@@ -88,10 +88,17 @@ struct MemoryUse {
 // Of the library bytes, those that are taken as soon as there is a device.
 constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
 
+// Of the library bytes: the workspace of attention's backward in the order of additions, and over
+// the ranks that share a sequence, as the model takes it. 0 in fp32 and with documents, where our
+// own kernels run.
+int64_t AttentionBytes(const TrainerPlace& place);
+// Of the library bytes: NCCL's communicators, the world's too, and its buffers between ranks that
+// send to each other; 0 with one rank.
+int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context);
+
 // What CUDA's context, cuBLASLt, cuDNN and, with several ranks, NCCL take for themselves; 0 on the
 // host. Measured on H200s (docs/benchmarks/h200-one-gpu.md, h200-layouts.md): 0.5 GiB of context
-// and kernels, 0.77 to 1.0 GiB for a communicator of four ranks; workspaces are those that kernels
-// ask for.
+// and kernels, workspaces of products and those above.
 int64_t LibraryBytes(const TrainerPlace& place, kernels::DeviceKind device);
 
 // Exactly what Trainer::Make, with the same arguments, asks the device for, and what training asks

@@ -275,7 +275,12 @@ TEST_P(AttentionGpuTest, Backward_InOrderOfOneLongSample_RepeatsItsBitsAndIsThat
 
 // As cuDNN 9.19 answers on an H200, in MiB, at the shapes of GPT-2 124M and Llama 1B and 3B.
 TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
-  const auto mib = [](auto... shape) { return AttentionWorkspaceBytes(shape...) >> 20; };
+  const auto mib = [](int64_t batch, int64_t heads, int64_t key_heads, int64_t sequence,
+                      int64_t width, bool deterministic) {
+    return AttentionWorkspaceBytes(batch, heads, key_heads, sequence, sequence, width,
+                                   deterministic) >>
+           20;
+  };
   EXPECT_EQ(mib(64, 12, 12, 1024, 64, true), 1539);
   EXPECT_EQ(mib(64, 12, 12, 1024, 64, false), 195);
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, false), 258);

@@ -1,0 +1,94 @@
+// What libraries take of a device's memory, known before there is one: the formulas against what
+// H200s counted (docs/benchmarks/h200-layouts.md, h200-kernels.md).
+#include <gtest/gtest.h>
+
+#include "parallel/mesh/mesh.h"
+#include "parallel/model/gpt2.h"
+#include "parallel/model/llama.h"
+#include "parallel/train/memory.h"
+
+namespace muster::parallel {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr Gpt2Config kGpt2{1, 768, 12, 128, 1024};
+constexpr LlamaConfig kLlama1b{1, 2048, 32, 8, 64, 128, 32768};
+constexpr LlamaConfig kLlama3b{1, 3072, 24, 8, 64, 128, 4096};
+
+Mesh MeshOf(const PerAxis& degrees) {
+  int ranks = 1;
+  for (const Axis axis : {Axis::kPipeline, Axis::kData, Axis::kContext, Axis::kTensor}) {
+    ranks *= degrees[axis];
+  }
+  return *Mesh::Make({.degrees = degrees}, ranks);
+}
+
+template <typename Config>
+int64_t AttentionMiB(const Config& config, int64_t micro_batch, const PerAxis& degrees,
+                     ModelParallel parallel, Precision precision = Precision::kBf16) {
+  const Mesh mesh = MeshOf(degrees);
+  parallel.tensor_size = mesh.degree(Axis::kTensor);
+  parallel.context_size = mesh.degree(Axis::kContext);
+  const auto model = MakeModel(Describe(config), parallel);
+  EXPECT_TRUE(model.ok()) << model.status();
+  TrainerOptions options;
+  options.micro_batch = options.global_batch = micro_batch;
+  options.precision = precision;
+  const TrainerPlace place = {.options = options,
+                              .model = **model,
+                              .mesh = mesh,
+                              .sequence_length = config.sequence_length};
+  EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCpu), 0);
+  EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCuda) - AttentionBytes(place) -
+                CommunicatorBytes(mesh, 1, parallel.context_method),
+            kCudaContextBytes + 128 * kMiB);
+  return AttentionBytes(place) / kMiB;
+}
+
+TEST(LibraryMemory, AttentionOfOneRank_FollowsTheOrderOfAdditions) {
+  const PerAxis one(1, 1, 1, 1);
+  EXPECT_EQ(AttentionMiB(kGpt2, 64, one, {}), 1539);
+  EXPECT_EQ(AttentionMiB(kGpt2, 64, one, {.deterministic = false}), 195);
+  EXPECT_EQ(AttentionMiB(kLlama3b, 2, one, {}), 1632);
+  EXPECT_EQ(AttentionMiB(kLlama3b, 2, one, {.deterministic = false}), 192);
+  // Our own kernels: heads of 64 whose scores would take more than 2 GiB, documents, fp32.
+  EXPECT_EQ(AttentionMiB(kLlama1b, 1, one, {}), 0);
+  EXPECT_EQ(AttentionMiB(kLlama1b, 1, one, {.documents = true, .deterministic = false}), 0);
+  EXPECT_EQ(AttentionMiB(kGpt2, 64, one, {}, Precision::kFp32), 0);
+}
+
+TEST(LibraryMemory, AttentionOverRanks_CountsTheHeadsAndKeysOfOneCall) {
+  const PerAxis context(1, 1, 4, 1);
+  const auto any = [](ContextMethod method) {
+    return ModelParallel{.context_method = method, .deterministic = false};
+  };
+  // dq in fp32 and row sums of 4096 queries of 32 heads, dk and dv of 8192, or 28,672, keys.
+  EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kRing)), 32 + 64);
+  EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllGather)), 32 + 224);
+  // 8 heads of all 32,768.
+  EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllToAll)), 64 + 1 + 64);
+  EXPECT_EQ(AttentionMiB(kLlama3b, 2, PerAxis(1, 1, 1, 4), {.deterministic = false}), 192 / 4);
+  // In order: 2 bytes of scores for each of 24 heads, 2048 queries and 4096 keys.
+  EXPECT_EQ(AttentionMiB(kLlama3b, 1, PerAxis(1, 1, 1, 2), {}), 1632 / 4);
+}
+
+// A communicator is 960 MiB, a peer that one sends to 384.
+TEST(LibraryMemory, Communicators_AreCountedWithThePeersThatTheySendTo) {
+  const auto mib = [](const PerAxis& degrees, int zero_shards,
+                      ContextMethod context = ContextMethod::kRing) {
+    return CommunicatorBytes(MeshOf(degrees), zero_shards, context) / kMiB;
+  };
+  EXPECT_EQ(mib(PerAxis(1, 1, 1, 1), 1), 0);
+  EXPECT_EQ(mib(PerAxis(1, 4, 1, 1), 1), 2 * 960);            // 1.90 GiB on four H200s
+  EXPECT_EQ(mib(PerAxis(1, 4, 1, 1), 4), 3 * 960);            // 2.68 GiB
+  EXPECT_EQ(mib(PerAxis(1, 1, 1, 4), 1), 2 * 960);            // 2.38 GiB
+  EXPECT_EQ(mib(PerAxis(1, 2, 1, 2), 1), 3 * 960);            // 3.31 GiB
+  EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1), 3 * 960 + 2 * 384);  // 4.20 GiB
+  EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllToAll), 3 * 960 + 3 * 384);  // 3.87 GiB
+  EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllGather), 3 * 960);
+  EXPECT_EQ(mib(PerAxis(1, 1, 2, 1), 1), 3 * 960 + 384);
+  EXPECT_EQ(mib(PerAxis(4, 1, 1, 1), 1), 2 * 960 + 2 * 384);
+}
+
+}  // namespace
+}  // namespace muster::parallel
