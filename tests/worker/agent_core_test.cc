@@ -415,6 +415,24 @@ TEST_F(AgentCoreTest, Device_NotOffered_AttemptIsRefusedWithTheReason) {
   EXPECT_EQ(core_->Observe().attempts(0).refusal_cause(), v1::CAUSE_LAUNCH);
 }
 
+TEST_F(AgentCoreTest, Device_Fails_TheNextHelloSaysSoAndItsRankIsLeftAlone) {
+  RunRank();
+  Do(DeviceFailed{"cpu:0", "Xid 79"});
+  ASSERT_THAT(Actions<Reconnect>(), SizeIs(1));
+  EXPECT_THAT(Actions<Reconnect>()[0].reason, HasSubstr("cpu:0"));
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  Do(DeviceFailed{"cpu:0", "Xid 79 again"});
+  Do(DeviceFailed{"cpu:99", "not of this worker"});
+  EXPECT_THAT(Actions<Reconnect>(), IsEmpty());
+  Do(SessionDown{session_});
+  Do(SessionUp{SessionId(session_.value() + 1)});
+  ASSERT_THAT(Sent(), ElementsAre("hello"));
+  const v1::Hello hello = SentOf(v1::FromWorker::kHello).hello();
+  EXPECT_EQ(hello.devices(0).unusable(), "Xid 79");
+  EXPECT_EQ(hello.devices(1).unusable(), "");
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING);
+}
+
 TEST_F(AgentCoreTest, Preparation_Fails_RefusalKeepsItsCauseAndStopReleases) {
   Connect();
   Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});

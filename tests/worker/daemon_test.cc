@@ -522,11 +522,22 @@ TEST_F(DaemonWithGpusTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu
     while (std::filesystem::exists(xid_)) std::this_thread::yield();
   }
   ::kill(static_cast<pid_t>(running.pid()), SIGKILL);
-  const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit();
+  // That it has exited may stand in the hello of the session that the failed GPU makes necessary.
+  const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_RELEASED).exit();
   EXPECT_THAT(exit.message(), HasSubstr("signal"));
   EXPECT_THAT(exit.message(), HasSubstr("Xid 79 on GPU-10000000-aaaa: it has fallen off the bus"));
   EXPECT_THAT(exit.message(), Not(HasSubstr("Xid 13")));
   EXPECT_THAT(exit.message(), Not(HasSubstr(" is GPU-"))) << "named already";
+  // It gets no rank any more; the other one, whose program failed, does.
+  const auto knows = [](const v1::FromWorker& message) {
+    return message.has_hello() && message.hello().devices_size() == 4 &&
+           !message.hello().devices(3).unusable().empty();
+  };
+  const v1::Hello hello = coordinator_->Await(knows).hello();
+  EXPECT_EQ(hello.devices(3).name(), "cuda:1");
+  EXPECT_THAT(hello.devices(3).unusable(), HasSubstr("Xid 79 on GPU-10000000-aaaa"));
+  EXPECT_THAT(hello.devices(3).unusable(), HasSubstr("restart the daemon"));
+  EXPECT_EQ(hello.devices(2).unusable(), "");
 }
 
 TEST_F(DaemonTest, StateDirectory_TooLongForASocket_GetsAShortOne) {

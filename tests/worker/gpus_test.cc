@@ -163,6 +163,8 @@ TEST(GpuErrors, AreExplainedWithWhatToDo) {
     EXPECT_THAT(ExplainXid(xid), HasSubstr("program")) << xid;
   }
   EXPECT_THAT(ExplainXid(94), HasSubstr("start again"));
+  EXPECT_TRUE(LosesGpu(79));
+  for (const uint64_t xid : {13, 31, 43, 45, 63, 94}) EXPECT_FALSE(LosesGpu(xid)) << xid;
   EXPECT_THAT(ExplainXid(4711), HasSubstr("look it up"));
 }
 

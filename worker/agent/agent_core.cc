@@ -166,6 +166,16 @@ void AgentCore::On(const SessionUp& event) {
   Send(std::move(message));
 }
 
+void AgentCore::On(const DeviceFailed& event) {
+  for (v1::Device& device : *config_.hello.mutable_devices()) {
+    if (device.name() != event.device || !device.unusable().empty()) continue;
+    device.set_unusable(event.why);
+    if (session_.has_value()) {
+      Act(Reconnect{*session_, absl::StrCat("device ", event.device, " failed: ", event.why)});
+    }
+  }
+}
+
 void AgentCore::On(const SessionDown& event) {
   if (session_ != event.session) return;
   session_.reset();

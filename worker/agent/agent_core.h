@@ -124,10 +124,16 @@ struct RankCall {
 struct RankCallCancelled {  // its caller is gone; no reply is wanted
   CallId call;
 };
+// No rank can be started on the device any more. One that runs there is left alone. The coordinator
+// learns it with the next Hello, hence a new session.
+struct DeviceFailed {
+  std::string device;  // "cuda:0"
+  std::string why;     // and what to do
+};
 struct TimerFired {};
 using AgentEvent = std::variant<SessionUp, SessionDown, CoordinatorMessage, AttemptPrepared,
                                 RankStarted, RankNotStarted, RankExited, ReleaseProven, RankCall,
-                                RankCallCancelled, TimerFired>;
+                                RankCallCancelled, DeviceFailed, TimerFired>;
 
 // ---- actions: carried out in order, after the records are durable -------------------------------
 // Makes the run directories and checks that the ranks could start (working directory). Answered by
@@ -283,6 +289,7 @@ class AgentCore {
   void On(const ReleaseProven& event);
   void On(const RankCall& event);
   void On(const RankCallCancelled& event);
+  void On(const DeviceFailed& event);
   void On(const TimerFired& event);
 
   bool AcceptLeader(const CoordinatorMessage& event);
@@ -332,7 +339,7 @@ class AgentCore {
   absl::Time NextDeadline() const;
   void Finish();
 
-  const AgentConfig config_;
+  AgentConfig config_;  // constant, but for what is unusable of hello.devices
   v1::StoredCluster cluster_;
   std::map<AttemptKey, Attempt> attempts_;
   std::map<CommitKey, PendingCommit> commits_;

@@ -209,6 +209,10 @@ void Daemon::OnGpuError(const GpuError& error) {
       errors.size() < kGpuErrorsMax) {
     errors.push_back(error.message);
   }
+  if (error.lost) {
+    Handle(DeviceFailed{device->second,
+                        absl::StrCat(error.message, "; then restart the daemon of this worker")});
+  }
 }
 
 void Daemon::NameGpu(RankExited& exited) {

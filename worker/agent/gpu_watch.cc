@@ -1,6 +1,8 @@
 #include "worker/agent/gpu_watch.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,6 +42,11 @@ std::string ExplainXid(uint64_t xid) {
     default:
       return "look it up in NVIDIA's list of Xid errors, and in the kernel's log";
   }
+}
+
+bool LosesGpu(uint64_t xid) {
+  constexpr uint64_t kLosing[] = {48, 64, 79, 95, 119, 120};
+  return std::find(std::begin(kLosing), std::end(kLosing), xid) != std::end(kLosing);
 }
 
 std::unique_ptr<GpuWatch> GpuWatch::Start(const std::string& library,
@@ -94,7 +101,8 @@ void GpuWatch::Run() {
     if (event.type != kNvmlEventXid || found == uuids_.end()) continue;
     on_error_(
         {found->second, event.data,
-         absl::StrCat("Xid ", event.data, " on ", found->second, ": ", ExplainXid(event.data))});
+         absl::StrCat("Xid ", event.data, " on ", found->second, ": ", ExplainXid(event.data)),
+         LosesGpu(event.data)});
   }
 }
 

@@ -20,10 +20,14 @@ struct GpuError {
   uint64_t xid = 0;
   // "Xid 79 on GPU-...: it has fallen off the bus; reboot the machine"
   std::string message;
+  bool lost = false;  // nothing can run on it until it is reset, or the machine rebooted
 };
 
 // What an Xid means and what to do about it; of an unknown one, where to look.
 std::string ExplainXid(uint64_t xid);
+
+// Whether a GPU is of no use after it until it has been reset.
+bool LosesGpu(uint64_t xid);
 
 // Owns a thread that waits for them. Makes no CUDA context.
 class GpuWatch {
