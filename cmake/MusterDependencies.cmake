@@ -40,6 +40,8 @@ if(NOT MUSTER_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_ARCHITECTURES ${MUSTER_CUDA_ARCHITECTURES})
+    # For definitions, which a semicolon would cut in two.
+    string(REPLACE ";" "," MUSTER_CUDA_ARCHITECTURES_TEXT "${MUSTER_CUDA_ARCHITECTURES}")
     enable_language(CUDA)
     set(CMAKE_CUDA_STANDARD 20)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has it

@@ -25,7 +25,7 @@ class Gpus : public ::testing::Test {
     options_.library = FAKE_NVML_LIBRARY;
     options_.sysfs = ::testing::TempDir();
     options_.cuda_major = 13;
-    options_.architectures = "80-real;90a-real";
+    options_.architectures = "80-real,90a-real";
   }
   ~Gpus() override { ::unsetenv("FAKE_NVML"); }
 
@@ -109,7 +109,7 @@ TEST_F(Gpus, Architectures_DecideAsCudaDoes) {
   EXPECT_FALSE(usable("80-real", 90));
   EXPECT_FALSE(usable("86-real", 80));
   EXPECT_TRUE(usable("80-virtual", 120));
-  EXPECT_TRUE(usable("75;90a-real", 90));
+  EXPECT_TRUE(usable("75,90a-real", 90));
   options_.architectures = "90a-real";
   EXPECT_THAT(Discover("gpus=1 cc=75").devices.at(0).unusable(),
               HasSubstr("compute capability 7.5"));

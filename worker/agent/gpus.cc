@@ -24,7 +24,7 @@ struct Gpu {
 // Whether code for `architectures` runs on a device of this compute capability: "90a" on 9.0 alone,
 // "80-real" on 8.x, "80" and "80-virtual" on everything newer too.
 bool Runs(const std::string& architectures, int major, int minor) {
-  for (absl::string_view name : absl::StrSplit(architectures, ';', absl::SkipEmpty())) {
+  for (absl::string_view name : absl::StrSplit(architectures, ',', absl::SkipEmpty())) {
     const bool real = absl::EndsWith(name, "-real");
     name = name.substr(0, name.find('-'));
     const bool exact = absl::EndsWith(name, "a");

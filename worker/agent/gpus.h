@@ -20,7 +20,7 @@ struct GpuOptions {
   std::optional<std::vector<int>> offered;
   std::string sysfs = "/sys";
   // What rank processes need: the major version of their CUDA runtime (0 = they have no CUDA) and
-  // the architectures that they have code for, as CMake names them ("90a-real;80-real").
+  // the architectures that they have code for, as CMake names them ("90a-real,80-real").
   int cuda_major = 0;
   std::string architectures;
 
