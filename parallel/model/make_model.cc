@@ -104,18 +104,24 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
 }
 
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, int64_t heads,
-                          int64_t kv_heads) {
+                          int64_t kv_heads, int64_t ffn, int64_t vocab) {
   if (parallel.context_size == 1) return absl::OkStatus();
-  if (parallel.context_method == ContextMethod::kAllToAll && parallel.tensor_size > 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("all_to_all and ", parallel.tensor_size,
-                     " tensor-parallel ranks both spread the heads; use ring or all_gather"));
-  }
   // The longest sequence stands for all: shorter ones are checked where they are known.
   const int64_t chunks = 2 * parallel.context_size;
-  return Validate({parallel.context_method, parallel.context_size, /*batch=*/1,
-                   std::max<int64_t>(1, sequence / chunks) * chunks, heads, kv_heads,
-                   /*width=*/1});
+  ModelParallel place = parallel;
+  for (int rank = 0; rank < parallel.tensor_size; ++rank) {
+    place.tensor_rank = rank;
+    const TensorPart held = TensorPart::Make(place, heads, kv_heads, ffn, vocab);
+    const absl::Status status =
+        Validate({parallel.context_method, parallel.context_size, /*batch=*/1,
+                  std::max<int64_t>(1, sequence / chunks) * chunks, held.heads.size(),
+                  held.kv_heads.size(), /*width=*/1});
+    if (status.ok()) continue;
+    return parallel.tensor_size == 1 ? status
+                                     : Annotate(status, absl::StrCat("tensor-parallel rank ", rank,
+                                                                     " of ", parallel.tensor_size));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescription& description,
@@ -135,7 +141,8 @@ absl::StatusOr<std::unique_ptr<Model>> Gpt2FromDescription(const ModelDescriptio
   RETURN_IF_ERROR(CheckSplit(parallel));
   RETURN_IF_ERROR(
       CheckTensorParallel(parallel, config.heads, Transformer(config).ffn, config.vocab));
-  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.heads));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.heads,
+                               Transformer(config).ffn, config.vocab));
   return MakeGpt2(config, parallel);
 }
 
@@ -176,7 +183,8 @@ absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescripti
   RETURN_IF_ERROR(CheckParts(parallel, config.layers + 2));
   RETURN_IF_ERROR(CheckSplit(parallel));
   RETURN_IF_ERROR(CheckTensorParallel(parallel, config.heads, config.ffn, config.vocab));
-  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.kv_heads));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, config.heads, config.kv_heads,
+                               config.ffn, config.vocab));
   return MakeLlama(config, parallel);
 }
 

@@ -378,11 +378,14 @@ class Judge {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
     if (parallel.context() <= 1) return;
     const int32_t heads = spec.engine().model().heads();
-    if (parallel.context_method() == v1::CONTEXT_METHOD_ALL_TO_ALL &&
-        heads % parallel.context() != 0) {
-      Add("engine.parallel.context_method", "all_to_all spreads ", heads, " heads over ",
-          parallel.context(), " ranks, which does not divide; use ring or all_gather");
-    }
+    if (parallel.context_method() != v1::CONTEXT_METHOD_ALL_TO_ALL) return;
+    // Tensor ranks have given shares, or, where that goes, equal ones.
+    const bool equal = parallel.tensor_shares().empty() && parallel.tensor() >= 1;
+    const int64_t ranks = int64_t{parallel.context()} * (equal ? parallel.tensor() : 1);
+    if (heads % ranks == 0) return;
+    Add("engine.parallel.context_method", "all_to_all spreads ", heads, " heads over ", ranks,
+        " ranks", ranks > parallel.context() ? " (context x tensor)" : "",
+        ", which does not divide; use ring or all_gather");
   }
 
   // The first part may be the embedding alone and the last one the head.

@@ -155,6 +155,8 @@ TEST_F(Volume, OfAxesTogether_IsThatOfTheFormulas) {
   }
 }
 
+        run.context_method = ContextMethod::kAllToAll;
+        ExpectFormula(run);
 TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
   for (Case run : {Data(4), Data(4, 1), Data(4, 2), Data(4, 3), Data(8, 1, 4), Data(8, 3, 4)}) {
     for (const bool reshard : {true, false}) {
