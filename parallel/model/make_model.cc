@@ -90,6 +90,13 @@ absl::Status CheckParts(const ModelParallel& parallel, int64_t blocks) {
 }
 
 absl::Status CheckSplit(const ModelParallel& parallel) {
+  if (parallel.recompute_blocks > 0 && parallel.offload_activations) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "offload.activations takes what every block keeps by turns into the same memory, but ",
+        parallel.recompute_blocks,
+        " blocks (recompute_blocks) keep less than the others; use "
+        "recompute_blocks 0"));
+  }
   if (parallel.split_backward && parallel.offload_activations) {
     return absl::InvalidArgumentError(
         "a backward in two parts (schedule zero_bubble) leaves gradients in the place of "
@@ -103,6 +110,8 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
       "1f1b");
 }
 
+// Requires: CheckTensorParallel(). Of the heads that every tensor rank holds, so that all of them
+// agree on what cannot be.
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, int64_t heads,
                           int64_t kv_heads, int64_t ffn, int64_t vocab) {
   if (parallel.context_size == 1) return absl::OkStatus();

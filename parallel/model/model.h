@@ -90,8 +90,10 @@ struct ModelParallel {
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   // How much work each rank of the group gets, in any unit; empty: all the same.
   std::vector<double> tensor_weights;
-  // Of every transformer block.
+  // Of the first recompute_blocks transformer blocks of the rank, the others keep everything; 0: of
+  // all of them.
   Recompute recompute = Recompute::kNone;
+  int recompute_blocks = 0;
   // Backward runs in two calls, Model::BackwardInput and BackwardWeights (zero-bubble pipelines).
   // Not with recompute: the second call needs the activations that recompute gives up.
   bool split_backward = false;

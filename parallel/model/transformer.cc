@@ -27,15 +27,18 @@ using kernels::Tensor;
 
 class TransformerBlock : public Block {
  public:
+  // `behind`: what the block does whose backward comes next.
   TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                   const ModelParallel& parallel, const TensorPart& part, int64_t index)
+                   const ModelParallel& parallel, const TensorPart& part, int64_t index,
+                   Recompute recompute, Recompute behind)
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
         part_(part),
         ffn_(part.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary),
-        recompute_(parallel.recompute),
+        recompute_(recompute),
+        gathers_ahead_(recompute != Recompute::kFull && behind != Recompute::kFull),
         split_(parallel.split_backward),
         offload_(parallel.offload_activations),
         context_size_(parallel.context_size),
@@ -348,7 +351,7 @@ class TransformerBlock : public Block {
     const Started d_norm1 = part_.StartLeave(pass, saved.d_small);
     LinearBackwardWeights(pass, output_, dy, saved.attention);
     // The block behind takes the gather over, unless it uses the memory before.
-    const bool ahead = beside && flow.more_behind && recompute_ != Recompute::kFull;
+    const bool ahead = beside && flow.more_behind && gathers_ahead_;
     const auto weights = [&] {
       if (!beside) y1 = StartInput(pass, flow, saved.norm1);
       qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));
@@ -431,6 +434,7 @@ class TransformerBlock : public Block {
   int64_t ffn_;  // of this rank
   bool swiglu_, rotary_;
   Recompute recompute_;
+  bool gathers_ahead_;  // for the block behind
   bool split_;
   bool offload_;
   int context_size_;
@@ -448,6 +452,12 @@ int64_t BlockWeights(const TransformerConfig& config) {
   const int64_t c = config.hidden, depth = c / config.heads;
   const int64_t qkv = (config.heads + 2 * config.kv_heads) * depth;
   return qkv * c + c * c + (config.mlp == MlpKind::kSwiglu ? 3 : 2) * config.ffn * c;
+}
+
+// Of the rank's transformer block `index`.
+Recompute RecomputeOf(const ModelParallel& parallel, int index) {
+  const bool all = parallel.recompute_blocks <= 0;
+  return all || index < parallel.recompute_blocks ? parallel.recompute : Recompute::kNone;
 }
 
 }  // namespace
@@ -495,6 +505,8 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   if (parts.empty()) parts.push_back({});
   const int head = static_cast<int>(config.layers) + 1;
   std::optional<ParameterId> token;
+  int transformers = 0;  // on this rank
+  Recompute last_recompute = Recompute::kNone;
   const bool has_head = std::any_of(parts.begin(), parts.end(), [&](const BlockRange& part) {
     return part.end < 0 || part.end == head + 1;
   });
@@ -512,8 +524,11 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
         blocks.push_back(MakeEmbedding(*registry, config, tensor, parallel.context_size, table,
                                        /*shared=*/config.tied && has_head));
       } else if (i < head) {
-        blocks.push_back(
-            std::make_unique<TransformerBlock>(*registry, config, parallel, tensor, i - 1));
+        // The first block of a part has none behind.
+        const Recompute behind = i > part.begin + 1 ? last_recompute : Recompute::kNone;
+        last_recompute = RecomputeOf(parallel, transformers++);
+        blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, parallel, tensor,
+                                                            i - 1, last_recompute, behind));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);

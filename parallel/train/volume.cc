@@ -132,12 +132,16 @@ class Formulas {
     }
     parts_ = static_cast<int64_t>(ranges.size());
     blocks_ -= has_embedding_ + has_head_;
+    if (part.recompute == Recompute::kFull) {
+      again_ =
+          part.recompute_blocks > 0 ? std::min<int64_t>(part.recompute_blocks, blocks_) : blocks_;
+    }
   }
 
   StepVolume Step() const {
     StepVolume volume;
     volume.pipeline = Pipeline();
-    volume.context = micro_batches_ * blocks_ * Attention();
+    volume.context = micro_batches_ * (again_ * Attention(2) + (blocks_ - again_) * Attention(1));
     volume.tensor = micro_batches_ * Matrices();
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
       const FlatLayout::Bucket& bucket = layout_.buckets()[i];
@@ -172,13 +176,12 @@ class Formulas {
     return micro_batches_ * messages * width_ * rows * hidden_ + SharedTableBytes(place_, layout_);
   }
 
-  // Attention of one block, forward and backward (context_attention.h).
-  int64_t Attention() const {
+  // Attention of one block, so many times forward, and backward (context_attention.h).
+  int64_t Attention(int64_t forwards) const {
     if (context_ == 1) return 0;
     const int64_t depth = hidden_ / place_.model.description().sizes.at("heads");
     const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
     const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
-    const int64_t forwards = part_.recompute == Recompute::kFull ? 2 : 1;
     if (part_.context_method == ContextMethod::kAllToAll) {
       const int64_t copies = std::max<int64_t>(key_heads, context_) / key_heads;
       return width_ * (forwards + 1) * (context_ - 1) * (2 * queries + 2 * copies * keys) /
@@ -199,14 +202,12 @@ class Formulas {
     if (rows && part_.split_backward) per_block += 2;
     // Forward once more, but for its last product. Where gathers overlap, the input of the second
     // pair stays gathered until backward needs it.
-    if (part_.recompute == Recompute::kFull) {
-      const bool stays = part_.tensor_overlap != TensorOverlap::kNone;
-      per_block += rows ? (stays ? 2 : 3) : 1;
-    }
+    const bool stays = part_.tensor_overlap != TensorOverlap::kNone;
+    const int64_t once_more = rows ? (stays ? 2 : 3) : 1;
     // The embedding's sum, and the gather of its gradient; the head's input, and the sum of its
     // gradient.
-    const int64_t collectives =
-        blocks_ * per_block + has_embedding_ * (rows ? 2 : 1) + has_head_ * (rows ? 2 : 1);
+    const int64_t collectives = blocks_ * per_block + again_ * once_more +
+                                has_embedding_ * (rows ? 2 : 1) + has_head_ * (rows ? 2 : 1);
     // Three numbers per token from every rank for the loss.
     const int64_t statistics = has_head_ * Moved(kFloat * tensor_ * tokens_ * 3, tensor_);
     const int64_t states = width_ * tokens_ * hidden_;
@@ -262,6 +263,7 @@ class Formulas {
   const int64_t width_;  // bytes of an activation
   const int64_t tensor_, context_, tokens_, hidden_, micro_batches_;
   int64_t parts_ = 0, blocks_ = 0;
+  int64_t again_ = 0;  // blocks that compute everything again in backward
   bool has_embedding_ = false, has_head_ = false;
 };
 

@@ -460,11 +460,28 @@ class Judge {
     NotNegative("engine.training.evaluate_samples", training.evaluate_samples());
     NotNegative("engine.training.verify_every", training.verify_every());
     if (training.has_gradient_compression()) Compression(spec);
+    RecomputeBlocks(spec);
     if (training.optimizer().has_adamw()) {
       AdamW(training.optimizer().adamw());
       Schedule(training);
     } else {
       Add("engine.training.optimizer", "required; adamw is the one there is");
+    }
+  }
+
+  void RecomputeBlocks(const v1::JobSpec& spec) {
+    const std::string path = "engine.training.recompute_blocks";
+    const int64_t blocks = spec.engine().training().recompute_blocks();
+    if (!NotNegative(path, blocks) || blocks == 0) return;
+    if (spec.engine().training().recompute() == v1::RECOMPUTE_NONE) {
+      Add(path, blocks,
+          " blocks are to recompute, but recompute is none; set it to selective or "
+          "full");
+    }
+    if (spec.engine().parallel().offload().activations()) {
+      Add(path,
+          "does not go with parallel.offload.activations, which takes what every block keeps "
+          "by turns into the same memory; use 0");
     }
   }
 

@@ -43,6 +43,7 @@ std::string Case::ToString() const {
       recompute == Recompute::kNone
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
+      recompute_blocks > 0 ? absl::StrCat(" of ", recompute_blocks, " blocks") : "",
       documents ? " documents" : "", offload_activations ? " offload" : "",
       offload_optimizer > 0 ? absl::StrCat(" optimizer-offload ", offload_optimizer) : "",
       overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard", " seed ", seed);
@@ -59,6 +60,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
   part.tensor_weights = run.tensor_weights;
   part.tensor_overlap = run.tensor_overlap;
   part.recompute = run.recompute;
+  part.recompute_blocks = run.recompute_blocks;
   part.split_backward =
       run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;
   part.context_size = degrees[Axis::kContext];

@@ -32,6 +32,7 @@ struct Case {
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   ContextMethod context_method = ContextMethod::kRing;
   Recompute recompute = Recompute::kNone;
+  int recompute_blocks = 0;  // the first ones of a rank; 0: all
   bool offload_activations = false;
   double offload_optimizer = 0;  // share of the state
   bool documents = false;        // attention stays within them

@@ -1,5 +1,6 @@
 // Every way to share out the data-parallel state has the gradients and weights of one rank, takes
 // the memory of the formulas, and resumes what any other has saved.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,6 +48,35 @@ TEST_F(Layouts, ModelsWithMeshesOfTheirOwn_TrainOnOnePoolAsAlone) {
     SCOPED_TRACE(runs[i].ToString());
     ExpectSameBits(harness_.Train(runs[i])[0], together[i][0]);
   }
+}
+
+// Blocks that recompute beside others that keep everything.
+TEST_F(Layouts, RecomputationOfSomeBlocks_ChangesNoBits) {
+  for (const bool rows : {false, true}) {
+    Case run = Data(1);
+    run.model = SmallLlama(4);
+    run.layout.degrees = PerAxis(1, 1, 2, 2);
+    run.layout.sequence_parallel = rows;
+    run.context_method = ContextMethod::kAllToAll;
+    run.steps = 6;
+    const RankResult whole = harness_.Train(run)[0];
+    for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      for (const int blocks : {0, 1, 3, 9}) {
+        run.recompute = recompute;
+        run.recompute_blocks = blocks;
+        SCOPED_TRACE(run.ToString());
+        ExpectSameBits(whole, harness_.Train(run)[0]);
+      }
+    }
+  }
+  Case offloads = Data(1);
+  offloads.offload_activations = true;
+  offloads.recompute = Recompute::kFull;
+  offloads.recompute_blocks = 1;
+  offloads.may_fail = true;
+  EXPECT_THAT(harness_.Train(offloads)[0].status,
+              muster::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                        ::testing::HasSubstr("use recompute_blocks 0")));
 }
 
 TEST_F(Layouts, WhatOneLayoutSaves_AnyOtherResumes) {

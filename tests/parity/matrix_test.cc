@@ -141,6 +141,9 @@ Case Draw(Rng& rng) {
     run.recompute = Pick(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
     run.documents = rng.Chance(0.3);
     run.offload_activations = rng.Chance(0.3);
+    if (run.recompute != Recompute::kNone && rng.Chance(0.4)) {
+      run.recompute_blocks = 1 + static_cast<int>(rng.Below(3));
+    }
     run.offload_optimizer = Pick(rng, {0.0, 0.0, 0.5, 1.0});
     run.overlap = rng.Chance(0.8);
     run.reshard_after_forward = rng.Chance(0.5);
@@ -207,7 +210,8 @@ std::vector<std::string> Settings(const Case& run) {
           run.offload_optimizer > 0 ? "optimizer offload" : "no optimizer offload",
           absl::StrCat("zero ", layout.zero),
           layout.zero > 0 && layout.EffectiveShards() < data ? "hybrid" : "not hybrid",
-          absl::StrCat("recompute ", static_cast<int>(run.recompute)),
+          absl::StrCat("recompute ", static_cast<int>(run.recompute),
+                       run.recompute_blocks > 0 ? " of some" : ""),
           micro_batches > 1 ? "accumulates" : "one micro-batch"};
 }
 

@@ -79,6 +79,10 @@ TEST_F(Volume, OfTensorParallelism_IsThatOfTheFormula) {
           if (overlap == TensorOverlap::kChunked && !rows) continue;
           run.tensor_overlap = overlap;
           ExpectFormula(run);
+          if (recompute != Recompute::kFull) continue;
+          run.recompute_blocks = 2;
+          ExpectFormula(run);
+          run.recompute_blocks = 0;
         }
       }
     }
@@ -110,6 +114,7 @@ TEST_F(Volume, OfContextParallelism_IsThatOfTheFormula) {
         run.context_method = method;
         run.recompute = recompute;
         ExpectFormula(run);
+        run.recompute_blocks = recompute == Recompute::kFull ? 1 : 0;
         run.model = SmallLlama();
         ExpectFormula(run);
       }
@@ -150,13 +155,13 @@ TEST_F(Volume, OfAxesTogether_IsThatOfTheFormulas) {
         run.layout.sequence_parallel = rows;
         run.layout.zero = rows ? 2 : 0;
         ExpectFormula(run);
+        run.context_method = ContextMethod::kAllToAll;
+        ExpectFormula(run);
       }
     }
   }
 }
 
-        run.context_method = ContextMethod::kAllToAll;
-        ExpectFormula(run);
 TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
   for (Case run : {Data(4), Data(4, 1), Data(4, 2), Data(4, 3), Data(8, 1, 4), Data(8, 3, 4)}) {
     for (const bool reshard : {true, false}) {

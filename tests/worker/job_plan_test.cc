@@ -253,6 +253,10 @@ TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {
     spec.mutable_engine()->mutable_training()->set_recompute(recompute);
     spec.mutable_engine()->mutable_training()->set_gradient_reduction(v1::GRADIENT_REDUCTION_BF16);
     ExpectPlanned(spec);
+    const int64_t all = PlanJob(spec)->needed_bytes();
+    spec.mutable_engine()->mutable_training()->set_recompute_blocks(2);
+    ExpectPlanned(spec);
+    EXPECT_GT(PlanJob(spec)->needed_bytes(), all);
   }
 }
 

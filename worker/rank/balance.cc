@@ -223,6 +223,7 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   part.parts.clear();
   part.split_backward = false;
   part.offload_activations = false;
+  part.recompute_blocks = 0;
   parallel::ModelDescription description = Describe(spec.engine().model());
   description.sizes["layers"] = 1;
   ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));

@@ -314,6 +314,7 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   } else if (engine.training().recompute() == v1::RECOMPUTE_FULL) {
     part.recompute = parallel::Recompute::kFull;
   }
+  part.recompute_blocks = engine.training().recompute_blocks();
   part.deterministic = !engine.training().any_order();
   return part;
 }
