@@ -367,6 +367,20 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
                    << Indented(Table(StepTimesRows(job, WaitsByCollective())));
     }
   }
+  if (std::any_of(job.ranks().begin(), job.ranks().end(),
+                  [](const v1::RankStatus& rank) { return rank.has_memory(); })) {
+    std::vector<std::vector<std::string>> rows = {{"RANK", "ENGINE", "HOST", "IN USE", "OF"}};
+    for (const v1::RankStatus& rank : job.ranks()) {
+      if (!rank.has_memory()) continue;
+      const auto of_device = [](int64_t bytes) { return bytes > 0 ? Bytes(bytes) : "-"; };
+      rows.push_back({absl::StrCat(rank.rank()), Bytes(rank.memory().device_bytes()),
+                      Bytes(rank.memory().host_bytes()), of_device(rank.memory().used_bytes()),
+                      of_device(rank.memory().total_bytes())});
+    }
+    terminal.out << "\nmemory of every rank: what the engine has taken of its device and of the "
+                    "host, and what of a GPU is in use\n"
+                 << Indented(Table(rows));
+  }
   if (!job.causes().empty()) {
     std::vector<std::vector<std::string>> rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};
     for (const v1::AttemptEnd& end : job.causes()) {

@@ -141,6 +141,7 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   status.set_step(progress.step());
   status.set_metrics_address(Bounded(progress.metrics_address()));
   if (progress.has_times()) *status.mutable_times() = progress.times();
+  if (progress.has_memory()) *status.mutable_memory() = progress.memory();
   if (FoldProgress(job.progress, job.job())) turn.Progressed(job.id());
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);

@@ -237,6 +237,9 @@ TEST_F(RankProcess, TwoRanks_TrainCommitEvaluateAndReportCompletion) {
     EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
     EXPECT_EQ(Report(rank).cause(), v1::CAUSE_COMPLETED);
     EXPECT_EQ(Report(rank).progress().step(), 12);
+    // Weights, both moments and gradients at least.
+    EXPECT_GT(Report(rank).progress().memory().device_bytes(), 4 * 4 * 16 * 256);
+    EXPECT_EQ(Report(rank).progress().memory().total_bytes(), 0);
     EXPECT_THAT(Output(rank), HasSubstr("step 12/12"));
   }
   const auto commits = daemon_->commits();

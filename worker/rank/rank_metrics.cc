@@ -67,6 +67,10 @@ struct Families {
              "The same with what recomputation repeats.", Labels()};
   Family checkpoint_bytes{Kind::kGauge, "muster_rank_checkpoint_bytes",
                           "Size of the last checkpoint written; rank 0 only.", Labels()};
+  Family device_bytes{Kind::kGauge, "muster_rank_device_memory_bytes",
+                      "Memory of its device that the engine has taken.", Labels()};
+  Family host_bytes{Kind::kGauge, "muster_rank_host_memory_bytes",
+                    "Memory of the host that offloaded optimizer state takes.", Labels()};
   Family restore_seconds{Kind::kGauge, "muster_rank_restore_seconds",
                          "Time that restoring took at the start of this process.", Labels()};
   Family step_seconds{Kind::kHistogram, "muster_rank_step_duration_seconds",
@@ -109,6 +113,8 @@ std::vector<const Family*> RankMetricsCatalogue() {
           &f.residual_norm,
           &f.checkpoint_seconds,
           &f.checkpoint_bytes,
+          &f.device_bytes,
+          &f.host_bytes,
           &f.restore_seconds,
           &f.damaged,
           &f.evaluation_seconds};
@@ -134,6 +140,8 @@ RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int 
       model_flops_utilization_(r.GetGauge(All().mfu, Values(job_name, rank))),
       hardware_flops_utilization_(r.GetGauge(All().hfu, Values(job_name, rank))),
       checkpoint_bytes_(r.GetGauge(All().checkpoint_bytes, Values(job_name, rank))),
+      device_bytes_(r.GetGauge(All().device_bytes, Values(job_name, rank))),
+      host_bytes_(r.GetGauge(All().host_bytes, Values(job_name, rank))),
       restore_seconds_(r.GetGauge(All().restore_seconds, Values(job_name, rank))),
       step_seconds_(r.GetHistogram(All().step_seconds, Values(job_name, rank))),
       checkpoint_seconds_(r.GetHistogram(All().checkpoint_seconds, Values(job_name, rank))),
@@ -175,6 +183,11 @@ void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_sec
   model_flops_utilization_.Set(model_flops_utilization);
   hardware_flops_utilization_.Set(hardware_flops_utilization);
   step_seconds_.Observe(report.seconds);
+}
+
+void RankMetrics::Memory(int64_t device_bytes, int64_t host_bytes) {
+  device_bytes_.Set(static_cast<double>(device_bytes));
+  host_bytes_.Set(static_cast<double>(host_bytes));
 }
 
 void RankMetrics::Evaluation(const parallel::EvaluationReport& report) {

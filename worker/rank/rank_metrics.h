@@ -27,6 +27,7 @@ class RankMetrics {
   void Saved(const parallel::SavedCheckpoint& saved);
   void Restored(double seconds);
   void Damaged();
+  void Memory(int64_t device_bytes, int64_t host_bytes);
 
  private:
   void AddExposed(const parallel::ExposedSeconds& exposed);
@@ -53,6 +54,8 @@ class RankMetrics {
   metrics::Gauge& model_flops_utilization_;
   metrics::Gauge& hardware_flops_utilization_;
   metrics::Gauge& checkpoint_bytes_;
+  metrics::Gauge& device_bytes_;
+  metrics::Gauge& host_bytes_;
   metrics::Gauge& restore_seconds_;
   metrics::Histogram& step_seconds_;
   metrics::Histogram& checkpoint_seconds_;

@@ -168,6 +168,7 @@ class Reporter : public parallel::TrainerHooks {
   void OnPhase(absl::string_view phase) override {
     if (phase == "training") signals_.TrainingStarts();
     progress_.set_phase(std::string(phase));
+    SetMemory();
     Publish(/*now=*/true);
   }
 
@@ -216,7 +217,8 @@ class Reporter : public parallel::TrainerHooks {
               ? absl::StrFormat("  skipped: overflow at loss scale %g", report.loss_scale)
               : std::string()));
     }
-    // The first one proves that training runs.
+    // The first one proves that training runs; libraries have taken what they need by then.
+    if (first_step_) SetMemory();
     Publish(first_step_);
     first_step_ = false;
   }
@@ -281,6 +283,12 @@ class Reporter : public parallel::TrainerHooks {
   int64_t CommittedStep() override { return client_.last_committed_step(); }
   bool StopRequested() override { return signals_.stop_requested() || client_.stop_requested(); }
 
+  // What has been taken is told from now on. The device must outlive the last call of a hook.
+  void Allocated(kernels::Device& device, int64_t host_bytes) {
+    device_ = &device;
+    host_bytes_ = host_bytes;
+  }
+
   // A restored job shows where it goes on, before its first step.
   void Restored(int64_t step, int64_t consumed_samples) {
     progress_.set_step(step);
@@ -289,6 +297,19 @@ class Reporter : public parallel::TrainerHooks {
   }
 
  private:
+  void SetMemory() {
+    if (device_ == nullptr) return;
+    v1::RankMemory& memory = *progress_.mutable_memory();
+    memory.set_device_bytes(device_->allocated_bytes());
+    memory.set_host_bytes(host_bytes_);
+    metrics_.Memory(memory.device_bytes(), host_bytes_);
+    if (device_->kind() != kernels::DeviceKind::kCuda) return;
+    const auto of_device = device_->Memory();
+    if (!of_device.ok()) return;
+    memory.set_used_bytes(of_device->total - of_device->free);
+    memory.set_total_bytes(of_device->total);
+  }
+
   void SetTimes(const parallel::StepReport& report) {
     v1::StepTimes& times = *progress_.mutable_times();
     times.set_step(report.step);
@@ -342,6 +363,8 @@ class Reporter : public parallel::TrainerHooks {
   RankMetrics& metrics_;
   Profiler& profiler_;
   Logger& logger_;
+  kernels::Device* device_ = nullptr;
+  int64_t host_bytes_ = 0;
   v1::RankProgress progress_;
   std::deque<absl::Time> loss_times_;  // of progress_.losses()
   std::deque<std::pair<int64_t, double>> recent_;
@@ -488,6 +511,7 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
                                                          **groups, *setup.training,
                                                          setup.validation.get(), *files, reporter));
+  reporter.Allocated(*setup.device, trainer->host_state_bytes());
   if (assignment.rank() == 0) {
     PrintLine(absl::StrFormat(
         "job %s epoch %d: %s with %.2f M parameters, %d ranks on %s, %.1f MB of state and %.1f MB "
