@@ -473,17 +473,14 @@ int64_t ParameterCount(const TransformerConfig& config) {
          ((config.tied ? 1 : 2) * config.vocab + positions) * c;
 }
 
-Model::FlopsPerToken CountFlops(const TransformerConfig& config, Recompute recompute) {
+Model::FlopsPerToken CountFlops(const TransformerConfig& config, int64_t again) {
   const int64_t c = config.hidden;
   // Per block: of products and of attention, forward.
   const int64_t weights = BlockWeights(config), attention = 2 * config.sequence_length * c;
   Model::FlopsPerToken flops;
   flops.model = 6 * (config.layers * weights + config.vocab * c) + 3 * config.layers * attention;
-  flops.hardware = flops.model;
-  if (recompute == Recompute::kFull) {
-    // The block's last product is not needed again.
-    flops.hardware += config.layers * (2 * (weights - config.ffn * c) + attention);
-  }
+  // A block's last product is not needed again.
+  flops.hardware = flops.model + again * (2 * (weights - config.ffn * c) + attention);
   return flops;
 }
 
@@ -505,7 +502,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   if (parts.empty()) parts.push_back({});
   const int head = static_cast<int>(config.layers) + 1;
   std::optional<ParameterId> token;
-  int transformers = 0;  // on this rank
+  int transformers = 0, again = 0;  // on this rank, and those that recompute everything
   Recompute last_recompute = Recompute::kNone;
   const bool has_head = std::any_of(parts.begin(), parts.end(), [&](const BlockRange& part) {
     return part.end < 0 || part.end == head + 1;
@@ -527,6 +524,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
         // The first block of a part has none behind.
         const Recompute behind = i > part.begin + 1 ? last_recompute : Recompute::kNone;
         last_recompute = RecomputeOf(parallel, transformers++);
+        if (last_recompute == Recompute::kFull) ++again;
         blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, parallel, tensor,
                                                             i - 1, last_recompute, behind));
       } else {
@@ -559,8 +557,10 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.documents = parallel.documents;
   shape.context_method = parallel.context_method;
   shape.deterministic = parallel.deterministic;
+  // The other ranks of a pipeline do as this one.
+  const int64_t again_everywhere = again * config.layers / std::max(1, transformers);
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
-                                 CountFlops(config, parallel.recompute), std::move(parts));
+                                 CountFlops(config, again_everywhere), std::move(parts));
 }
 
 }  // namespace muster::parallel

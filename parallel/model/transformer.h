@@ -51,7 +51,8 @@ struct TransformerConfig {
 
 // Trainable parameters without padding, of the whole model.
 int64_t ParameterCount(const TransformerConfig& config);
-Model::FlopsPerToken CountFlops(const TransformerConfig& config, Recompute recompute);
+// `again`: of how many layers backward computes everything again.
+Model::FlopsPerToken CountFlops(const TransformerConfig& config, int64_t again);
 
 // Cut as `parallel` says (tensor_parallel.h). Requires: CheckTensorParallel, every size > 0, hidden
 // % heads == 0, heads % kv_heads == 0, an even head width with kRotary, and ranges within the
