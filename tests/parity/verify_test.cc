@@ -66,7 +66,8 @@ TEST(Verify, EveryLayout_HoldsTheSameBits) {
   for (const Case& run : {Verified(PerAxis(1, 4, 1, 1)), Verified(PerAxis(1, 4, 1, 1), 1),
                           Verified(PerAxis(1, 4, 1, 1), 2, 2), Verified(PerAxis(1, 4, 1, 1), 3, 2),
                           Verified(PerAxis(1, 2, 1, 2)), Verified(PerAxis(1, 2, 1, 2), 3),
-                          Verified(PerAxis(2, 2, 1, 1)), Verified(PerAxis(2, 1, 1, 2))}) {
+                          Verified(PerAxis(2, 2, 1, 1)), Verified(PerAxis(2, 1, 1, 2)),
+                          Verified(PerAxis(1, 1, 2, 2)), Verified(PerAxis(1, 2, 2, 1), 3)}) {
     harness.Train(run);  // which expects success
   }
   Case tied = Verified(PerAxis(2, 2, 1, 1));
