@@ -14,10 +14,9 @@
 // Threads are 16 x 16. In a tile product each thread owns R rows (ty * R + r) and R columns
 // (tx + 16 c); in products against a [tile, D] matrix, R rows and columns tx + 16 k. Rows of shared
 // matrices are one word longer than they need to be, so neighbouring tx hit neighbouring banks.
-#include <cmath>
-
 #include "kernels/attention_cudnn.h"
 #include "kernels/attention_flash.h"
+#include "kernels/attention_problem.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
 
@@ -51,26 +50,7 @@ View ViewOf(const Tensor& t) {
   return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(2)};
 }
 
-struct Data {
-  View q, k, v, out, dout, dq, dk, dv;
-  float* lse;
-  float* delta;
-  const int32_t* documents;  // or null; see AttentionArgs
-  int64_t documents_stride, key_position;
-  int heads, key_heads, queries, keys, width;
-  float scale;
-  bool causal;
-
-  __device__ int64_t Statistic(int b, int head, int row) const {
-    return (static_cast<int64_t>(b) * heads + head) * queries + row;
-  }
-  // The first key that a query sees; rows behind the last one count as the last.
-  __device__ int FirstKey(int b, int row) const {
-    if (documents == nullptr) return 0;
-    const int64_t begin = documents[b * documents_stride + min(row, queries - 1)];
-    return static_cast<int>(begin > key_position ? begin - key_position : 0);
-  }
-};
+using Problem = AttentionProblem<View>;
 
 template <int kTile, int kWidth>
 using Matrix = float[kTile][kWidth + 1];
@@ -164,7 +144,7 @@ __device__ float RowSum(float x) {
 
 // Grid: (query tiles, heads, batch).
 template <int kTile, int kWidth>
-__global__ void __launch_bounds__(kThreads) ForwardKernel(const Data d) {
+__global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
   constexpr int R = kTile / kSide;
   extern __shared__ float memory[];
   auto& q = *reinterpret_cast<Matrix<kTile, kWidth>*>(memory);
@@ -235,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Data d) {
 }
 
 // delta = row sums of dout * out. One warp a row. Grid: (rows / warps, heads, batch).
-__global__ void __launch_bounds__(kThreads) DeltaKernel(const Data d) {
+__global__ void __launch_bounds__(kThreads) DeltaKernel(const Problem d) {
   const int row = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= d.queries) return;
   const int64_t out = d.out.At(blockIdx.z, blockIdx.y) + row * d.out.row_stride;
@@ -251,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) DeltaKernel(const Data d) {
 // For a tile of queries and one of keys: probabilities, and the gradient of the scores, into shared
 // memory (kProbabilities: both, else the gradient alone).
 template <bool kProbabilities, int kTile, int kWidth>
-__device__ void ScoreGradient(const Data& d, int b, int head, int query, int key,
+__device__ void ScoreGradient(const Problem& d, int b, int head, int query, int key,
                               const Matrix<kTile, kWidth>& q, const Matrix<kTile, kWidth>& k,
                               const Matrix<kTile, kWidth>& v, const Matrix<kTile, kWidth>& dout,
                               Matrix<kTile, kTile>* p, Matrix<kTile, kTile>& ds) {
@@ -282,7 +262,7 @@ __device__ void ScoreGradient(const Data& d, int b, int head, int query, int key
 
 // Grid: (key tiles, key heads, batch).
 template <int kTile, int kWidth>
-__global__ void __launch_bounds__(kThreads) KeyValueGradientKernel(const Data d) {
+__global__ void __launch_bounds__(kThreads) KeyValueGradientKernel(const Problem d) {
   constexpr int R = kTile / kSide;
   extern __shared__ float memory[];
   auto& q = *reinterpret_cast<Matrix<kTile, kWidth>*>(memory);
@@ -317,7 +297,7 @@ __global__ void __launch_bounds__(kThreads) KeyValueGradientKernel(const Data d)
 
 // Grid: (query tiles, heads, batch).
 template <int kTile, int kWidth>
-__global__ void __launch_bounds__(kThreads) QueryGradientKernel(const Data d) {
+__global__ void __launch_bounds__(kThreads) QueryGradientKernel(const Problem d) {
   constexpr int R = kTile / kSide;
   extern __shared__ float memory[];
   auto& q = *reinterpret_cast<Matrix<kTile, kWidth>*>(memory);
@@ -347,7 +327,7 @@ __global__ void __launch_bounds__(kThreads) QueryGradientKernel(const Data d) {
 
 template <typename Kernel>
 void Launch(CudaStream& stream, const char* op, Kernel kernel, dim3 grid, int shared_bytes,
-            const Data& d) {
+            const Problem& d) {
   if (!stream.Check(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           op)) {
@@ -369,13 +349,13 @@ dim3 Grid(int64_t rows, int tile, int64_t heads, int64_t batch) {
 }
 
 template <int kTile, int kWidth>
-void Forward(CudaStream& stream, const Data& d, int64_t batch) {
+void Forward(CudaStream& stream, const Problem& d, int64_t batch) {
   Launch(stream, "AttentionForward", ForwardKernel<kTile, kWidth>,
          Grid(d.queries, kTile, d.heads, batch), SharedBytes<kTile, kWidth>(3, 1), d);
 }
 
 template <int kTile, int kWidth>
-void Backward(CudaStream& stream, const Data& d, int64_t batch) {
+void Backward(CudaStream& stream, const Problem& d, int64_t batch) {
   DeltaKernel<<<Grid(d.queries, kThreads / kWarp, d.heads, batch), kThreads, 0, stream.handle()>>>(
       d);
   stream.CheckLaunch("AttentionBackward: delta");
@@ -385,30 +365,8 @@ void Backward(CudaStream& stream, const Data& d, int64_t batch) {
          Grid(d.queries, kTile, d.heads, batch), SharedBytes<kTile, kWidth>(4, 1), d);
 }
 
-Data DataOf(const AttentionArgs& args) {
-  Data d{};
-  d.q = ViewOf(args.q);
-  d.k = ViewOf(args.k);
-  d.v = ViewOf(args.v);
-  d.out = ViewOf(args.out);
-  d.lse = args.lse.f32();
-  if (!args.documents.empty()) {
-    d.documents = args.documents.as<int32_t>();
-    d.documents_stride = args.documents.stride(0);
-    d.key_position = args.key_position;
-  }
-  d.heads = static_cast<int>(args.q.dim(2));
-  d.key_heads = static_cast<int>(args.k.dim(2));
-  d.queries = static_cast<int>(args.q.dim(1));
-  d.keys = static_cast<int>(args.k.dim(1));
-  d.width = static_cast<int>(args.q.dim(3));
-  d.scale = args.scale != 0 ? args.scale : 1.f / std::sqrt(static_cast<float>(d.width));
-  d.causal = args.causal;
-  return d;
-}
-
 void TiledForward(CudaStream& stream, const AttentionArgs& args) {
-  const Data d = DataOf(args);
+  const Problem d = ProblemOf<View>(args, ViewOf);
   CHECK_LE(d.width, 256);
   const int64_t batch = args.q.dim(0);
   if (d.width <= 64) {
@@ -421,13 +379,8 @@ void TiledForward(CudaStream& stream, const AttentionArgs& args) {
 }
 
 void TiledBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
-  Data d = DataOf(args.forward);
+  const Problem d = ProblemOf<View>(args, ViewOf);
   CHECK_LE(d.width, 256);
-  d.dout = ViewOf(args.dout);
-  d.dq = ViewOf(args.dq);
-  d.dk = ViewOf(args.dk);
-  d.dv = ViewOf(args.dv);
-  d.delta = args.delta.f32();
   const int64_t batch = args.forward.q.dim(0);
   if (d.width <= 64) {
     Backward<64, 64>(stream, d, batch);

@@ -6,7 +6,6 @@
 #include "kernels/attention_flash.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/match.h"
 #include "kernels/attention_flash.cuh"
@@ -45,9 +44,9 @@ struct KeyGroupShape {
 
 namespace {
 
-using flash::Data;
 using flash::KeyGroupShape;
 using flash::KeyShape;
+using flash::Problem;
 using flash::QueryGroupShape;
 using flash::QueryShape;
 using flash::View;
@@ -88,10 +87,6 @@ struct GroupShapes<128> {
   using KeyGradient = KeyGroupShape<128, 64>;
 };
 
-float ScaleOf(const AttentionArgs& args) {
-  return args.scale != 0 ? args.scale : 1.f / std::sqrt(static_cast<float>(args.q.dim(3)));
-}
-
 bool WholePacks(const Tensor& t) {
   return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
 }
@@ -105,41 +100,6 @@ bool Takes(const AttentionArgs& args) {
 template <typename T>
 View<T> ViewOf(const Tensor& t) {
   return {t.as<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-
-template <typename T>
-Data<T> DataOf(const AttentionArgs& args) {
-  Data<T> d{};
-  d.q = ViewOf<T>(args.q);
-  d.k = ViewOf<T>(args.k);
-  d.v = ViewOf<T>(args.v);
-  d.out = ViewOf<T>(args.out);
-  d.lse = args.lse.f32();
-  if (!args.documents.empty()) {
-    d.documents = args.documents.as<int32_t>();
-    d.documents_stride = args.documents.stride(0);
-    d.key_position = args.key_position;
-  }
-  d.batch = static_cast<int>(args.q.dim(0));
-  d.heads = static_cast<int>(args.q.dim(2));
-  d.key_heads = static_cast<int>(args.k.dim(2));
-  d.queries = static_cast<int>(args.q.dim(1));
-  d.keys = static_cast<int>(args.k.dim(1));
-  d.width = static_cast<int>(args.q.dim(3));
-  d.scale = ScaleOf(args);
-  d.causal = args.causal;
-  return d;
-}
-
-template <typename T>
-Data<T> DataOf(const AttentionBackwardArgs& args) {
-  Data<T> d = DataOf<T>(args.forward);
-  d.dout = ViewOf<T>(args.dout);
-  d.dq = ViewOf<T>(args.dq);
-  d.dk = ViewOf<T>(args.dk);
-  d.dv = ViewOf<T>(args.dv);
-  d.delta = args.delta.f32();
-  return d;
 }
 
 // Whether this build and the device have products by groups of warps.
@@ -165,8 +125,8 @@ bool Dispatch(CudaStream& stream, const AttentionArgs& args, const F& f) {
 
 // One block for each tile of `rows` of each of `heads` heads of each sample.
 template <typename Shape, typename T, typename Kernel>
-void Launch(CudaStream& stream, const char* op, Kernel kernel, const Data<T>& d, int rows, int tile,
-            int heads, int shared_bytes) {
+void Launch(CudaStream& stream, const char* op, Kernel kernel, const Problem<T>& d, int rows,
+            int tile, int heads, int shared_bytes) {
   if (!stream.Check(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           op)) {
@@ -187,7 +147,7 @@ bool FlashForward(CudaStream& stream, const AttentionArgs& args) {
     using Shape = typename decltype(shapes)::Forward;
     constexpr int kBytes = flash::ForwardBytes<Shape>();
     if (kBytes > stream.cuda_device().shared_bytes_per_block()) return false;
-    const Data<T> d = DataOf<T>(args);
+    const Problem<T> d = ProblemOf<View<T>>(args, ViewOf<T>);
     Launch<Shape>(stream, "AttentionForward", flash::ForwardKernel<T, Shape>, d, d.queries,
                   Shape::kQueries, d.heads, kBytes);
     return true;
@@ -208,7 +168,7 @@ bool FlashBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
     if (std::max(kQueryBytes, kKeyBytes) > stream.cuda_device().shared_bytes_per_block()) {
       return false;
     }
-    const Data<T> d = DataOf<T>(args);
+    const Problem<T> d = ProblemOf<View<T>>(args, ViewOf<T>);
     const int64_t rows = int64_t{d.batch} * d.queries * d.heads;
     const int lanes = d.width <= 64 ? 8 : 16;
     flash::DeltaKernel<T><<<static_cast<unsigned>(CeilDiv(rows * lanes, flash::kDeltaThreads)),

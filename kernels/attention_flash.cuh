@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/attention_problem.cuh"
 #include "kernels/pack.cuh"
 #include "kernels/tensor_core.cuh"
 #include "kernels/warpgroup.cuh"
@@ -32,25 +33,7 @@ struct View {
 };
 
 template <typename T>
-struct Data {
-  View<T> q, k, v, out, dout, dq, dk, dv;
-  float *lse, *delta;        // [B,H,S]
-  const int32_t* documents;  // or null; see AttentionArgs
-  int64_t documents_stride, key_position;
-  int batch, heads, key_heads, queries, keys, width;
-  float scale;  // > 0
-  bool causal;
-
-  __device__ int64_t Statistic(int b, int head, int row) const {
-    return (static_cast<int64_t>(b) * heads + head) * queries + row;
-  }
-  // The first key that a query sees; rows behind the last one count as the last.
-  __device__ int FirstKey(int b, int row) const {
-    if (documents == nullptr) return 0;
-    const int64_t begin = documents[b * documents_stride + min(row, queries - 1)];
-    return static_cast<int>(begin > key_position ? begin - key_position : 0);
-  }
-};
+using Problem = AttentionProblem<View<T>>;  // with a scale above 0
 
 // What a block works on: the same tile of all heads, then the next one, so that under a causal mask
 // the blocks with the most work start first (of queries with `last_first`).
@@ -363,7 +346,7 @@ struct KeyRange {
   int begin, end;
 
   template <typename T>
-  __device__ KeyRange(const Data<T>& d, int b, int query, int queries, int tile) {
+  __device__ KeyRange(const Problem<T>& d, int b, int query, int queries, int tile) {
     begin = d.FirstKey(b, query) / tile * tile;
     end = d.causal ? min(d.keys, query + queries) : d.keys;
   }
@@ -387,7 +370,7 @@ constexpr int ForwardBytes() {
 // compiler).
 template <typename T, typename Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
-    ForwardKernel(const Data<T> d, int tiles) {
+    ForwardKernel(const Problem<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kKeys = Shape::kKeys;
   constexpr int kQueries = Shape::kQueries, kThreads = Shape::kWarps * kWarp;
   constexpr int kRows = kTogether<Shape>;
@@ -469,7 +452,7 @@ constexpr int kDeltaThreads = 256;
 // delta = row sums of dout * out, by `lanes` lanes a row (a power of two up to 16).
 template <typename T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    DeltaKernel(const Data<T> d, int64_t rows, int lanes) {
+    DeltaKernel(const Problem<T> d, int64_t rows, int lanes) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kDeltaThreads + threadIdx.x;
   const int64_t index = thread / lanes;  // (sample, query, head): neighbours in memory
   const int column = static_cast<int>(thread % lanes) * 8;
@@ -503,7 +486,7 @@ constexpr int QueryGradientBytes() {
 // Shape: as ForwardKernel's, and kPart (keys of a tile at a time).
 template <typename T, typename Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
-    QueryGradientKernel(const Data<T> d, int tiles) {
+    QueryGradientKernel(const Problem<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kKeys = Shape::kKeys;
   constexpr int kPart = Shape::kPart, kQueries = Shape::kQueries;
   constexpr int kThreads = Shape::kWarps * kWarp, kRows = kTogether<Shape>;
@@ -611,7 +594,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
 // How many of the queries [begin, queries) come before the first that does not see `key` any more,
 // because its document begins behind it. By a whole warp.
 template <typename T>
-__device__ inline int LastQuery(const Data<T>& d, int b, int begin, int key) {
+__device__ inline int LastQuery(const Problem<T>& d, int b, int begin, int key) {
   if (d.documents == nullptr) return d.queries;
   const int lane = threadIdx.x % kWarp;
   int low = begin,
@@ -638,7 +621,7 @@ constexpr int KeyValueGradientBytes() {
 // time), kKeep (keys and values in registers), kBlocks.
 template <typename T, typename Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
-    KeyValueGradientKernel(const Data<T> d, int tiles) {
+    KeyValueGradientKernel(const Problem<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kQueries = Shape::kQueries;
   constexpr int kPart = Shape::kPart, kKeys = Shape::kKeys, kThreads = Shape::kWarps * kWarp;
   constexpr int kRows = kTogether<Shape>;
