@@ -67,6 +67,22 @@ void CheckNormBackward(const Args& args) {
       << "dx is added to and cannot alias dy or x";
 }
 
+// `rows` [T,C] of an embedding and its tables, either of which may be empty.
+void CheckEmbeddingTables(const Tensor& wte, const Tensor& wpe, int64_t sequence,
+                          const Tensor& rows) {
+  CHECK_EQ(rows.rank(), 2);
+  const int64_t t = rows.dim(0), c = rows.dim(1);
+  CheckIs("rows of an embedding", rows, rows.dtype(), {t, c});
+  CHECK(sequence > 0 && t % sequence == 0) << t << " tokens in sequences of " << sequence;
+  if (!wte.empty()) {
+    CHECK(wte.rank() == 2 && wte.dim(1) == c && wte.contiguous()) << "wte is " << wte.ToString();
+  }
+  if (!wpe.empty()) {
+    CHECK(wpe.rank() == 2 && wpe.dim(0) >= sequence && wpe.dim(1) == c && wpe.contiguous())
+        << "wpe is " << wpe.ToString();
+  }
+}
+
 }  // namespace
 
 void CheckCopy(const Tensor& from, const Tensor& to) {
@@ -99,18 +115,22 @@ void CheckSameFp32(const Tensor& x, const Tensor& y) {
 
 void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, int64_t sequence,
                     const Tensor& out) {
-  CHECK_EQ(out.rank(), 2);
-  const int64_t t = out.dim(0), c = out.dim(1);
-  CheckIs("out", out, out.dtype(), {t, c});
+  CheckEmbeddingTables(wte, wpe, sequence, out);
+  CheckIs("tokens", tokens, DType::kI32, {out.dim(0)});
+}
+
+void CheckGroupTokens(const Tensor& tokens, int64_t vocab, const Tensor& groups) {
+  const int64_t t = tokens.elements();
   CheckIs("tokens", tokens, DType::kI32, {t});
-  CHECK(sequence > 0 && t % sequence == 0) << t << " tokens in sequences of " << sequence;
-  if (!wte.empty()) {
-    CHECK(wte.rank() == 2 && wte.dim(1) == c && wte.contiguous()) << "wte is " << wte.ToString();
-  }
-  if (!wpe.empty()) {
-    CHECK(wpe.rank() == 2 && wpe.dim(0) >= sequence && wpe.dim(1) == c && wpe.contiguous())
-        << "wpe is " << wpe.ToString();
-  }
+  CheckIs("groups", groups, DType::kI32, {2, t});
+  CHECK(t < int64_t{1} << 30) << t << " tokens";
+  CHECK(vocab > 0 && vocab < int64_t{1} << 30) << "vocabulary of " << vocab;
+}
+
+void CheckEmbeddingBackward(const Tensor& groups, const Tensor& d_wte, const Tensor& d_wpe,
+                            int64_t sequence, const Tensor& dout) {
+  CheckEmbeddingTables(d_wte, d_wpe, sequence, dout);
+  if (!d_wte.empty()) CheckIs("groups", groups, DType::kI32, {2, dout.dim(0)});
 }
 
 void CheckLayerNorm(const LayerNormForwardArgs& args) {

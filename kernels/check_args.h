@@ -17,6 +17,9 @@ void CheckFp32(const Tensor& x);
 void CheckSameFp32(const Tensor& x, const Tensor& y);
 void CheckEmbedding(const Tensor& tokens, const Tensor& wte, const Tensor& wpe, int64_t sequence,
                     const Tensor& out);
+void CheckGroupTokens(const Tensor& tokens, int64_t vocab, const Tensor& groups);
+void CheckEmbeddingBackward(const Tensor& groups, const Tensor& d_wte, const Tensor& d_wpe,
+                            int64_t sequence, const Tensor& dout);
 void CheckLayerNorm(const LayerNormForwardArgs& args);
 void CheckLayerNorm(const LayerNormBackwardArgs& args);
 void CheckRmsNorm(const RmsNormForwardArgs& args);

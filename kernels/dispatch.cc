@@ -73,10 +73,15 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
   MUSTER_DISPATCH(EmbeddingForward, tokens, wte, wpe, sequence, out);
 }
 
-void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+void GroupTokens(Stream& stream, Tensor tokens, int64_t vocab, Tensor groups) {
+  CheckGroupTokens(tokens, vocab, groups);
+  MUSTER_DISPATCH(GroupTokens, tokens, vocab, groups);
+}
+
+void EmbeddingBackward(Stream& stream, Tensor groups, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe) {
-  CheckEmbedding(tokens, d_wte, d_wpe, sequence, dout);
-  MUSTER_DISPATCH(EmbeddingBackward, tokens, dout, sequence, d_wte, d_wpe);
+  CheckEmbeddingBackward(groups, d_wte, d_wpe, sequence, dout);
+  MUSTER_DISPATCH(EmbeddingBackward, groups, dout, sequence, d_wte, d_wpe);
 }
 
 void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out) {

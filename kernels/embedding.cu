@@ -1,12 +1,18 @@
-// Embedding. Forward: out[t] = wte[tokens[t]] + wpe[t % S].
-// Backward of wte without atomics: positions are sorted by token (stable, so each token's positions
-// stay in order) and each block adds up the runs of equal tokens inside its kChunk sorted
-// positions. A run inside one chunk is added to d_wte at once; the parts of a run that crosses
-// chunks go to scratch and the chunk where the run begins adds them in order. However skewed the
-// tokens are, no block reads more than kChunk rows in the first stage. Bytes: [T,C] once, the
-// touched rows of d_wte twice. Backward of wpe: one thread a column of a position adds over the
-// batch.
-#include <cub/device/device_radix_sort.cuh>
+// Embedding. Forward: out[t] = wte[tokens[t]] + wpe[t % S]. A thread takes a pack of columns of
+// kRowsOfThread rows which lie a fixed distance apart, in GPT-2's usual shapes of the same
+// position, whose row of wpe it then reads once. Backward of wte without atomics, over the tokens
+// as GroupTokens sorts them. A block takes a window of kWindow of them and a part of the columns,
+// one thread a pack of columns of one of its items:
+//   - a run of at most kWindow equal tokens that begins in the window, even where it ends behind
+//   it:
+//     added up and added to its row of d_wte;
+//   - the part of a longer run that lies in the window: added up into `pieces`, which a second
+//     kernel adds in order, several windows at a time.
+// So no thread adds more than kWindow rows however often a token occurs, and every sum has an order
+// that the sorted tokens fix. Bytes: [T,C] once, the touched rows of d_wte twice, pieces of at most
+// 1/8 of the long runs' rows in 16 bits. Backward of wpe: one thread a pack of columns of a
+// position adds over the batch; in the same kernel as the pieces, which hides behind it.
+#include <algorithm>
 
 #include "kernels/device_cuda.h"
 #include "kernels/elementwise.cuh"
@@ -17,231 +23,383 @@ namespace muster::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 32;
-constexpr int kRowsInFlight = 4;
+constexpr int kRowsOfThread = 4;
+constexpr int kWindow = kWarp;
+constexpr int kGatherThreads = 128;
+// A multiprocessor's: with 5 (82 registers instead of 64) it takes 12 to 20 % longer.
+constexpr int kGatherBlocks = 8;
+constexpr int kColumnsOfPart = 1024;  // of a block of the first kernel, at most
+constexpr int kFinishBlocks = 4;      // a multiprocessor's: room for the rows on their way
+constexpr int kPieceWarps = kThreads / kWarp;
+constexpr int kPieceSlices = 32;  // blocks that share the windows' long runs
+constexpr unsigned kAll = 0xffffffffu;
 
+// ---- forward ------------------------------------------------------------------------------------
+
+// Rows r, r + stride, ...; `one_position`: the stride is a multiple of the sequence.
 template <typename T, typename W, int N>
 __global__ void __launch_bounds__(kThreads)
-    ForwardKernel(const int32_t* tokens, const W* wte, const W* wpe, int64_t sequence,
-                  int64_t vocab, int64_t rows, int columns, T* out) {
-  const int packs = columns / N;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= rows * packs) return;
-  const int64_t row = i / packs;
+    ForwardKernel(const int32_t* tokens, const W* wte, const W* wpe, uint32_t sequence,
+                  int64_t vocab, int64_t rows, uint32_t stride, bool one_position, int columns,
+                  T* out) {
+  const uint32_t packs = columns / N;
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t first = i / packs;
   const int column = static_cast<int>(i % packs) * N;
-  const int64_t token = tokens[row];
-  float v[N];
-  if (token >= 0 && token < vocab) {
-    LoadFloats<N>(wte + token * columns + column, v);
-  } else {
+  if (first >= stride) return;
+  int64_t token[kRowsOfThread];
+  Pack<W, N> rows_of_wte[kRowsOfThread] = {}, rows_of_wpe[kRowsOfThread] = {};
+#pragma unroll
+  for (int r = 0; r < kRowsOfThread; ++r) {
+    const int64_t row = first + r * static_cast<int64_t>(stride);
+    token[r] = row < rows ? tokens[row] : -1;
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsOfThread; ++r) {
+    if (token[r] >= 0 && token[r] < vocab) {
+      rows_of_wte[r] = LoadPack<N>(wte + token[r] * columns + column);
+    }
+    const int64_t row = first + r * static_cast<int64_t>(stride);
+    if (wpe == nullptr || row >= rows) continue;
+    if (one_position && r > 0) {
+      rows_of_wpe[r] = rows_of_wpe[0];
+    } else {
+      const uint32_t position = static_cast<uint32_t>(row % sequence);
+      rows_of_wpe[r] = LoadPack<N>(wpe + static_cast<int64_t>(position) * columns + column);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsOfThread; ++r) {
+    const int64_t row = first + r * static_cast<int64_t>(stride);
+    if (row >= rows) break;
     // Wrong data must not pass for an embedding.
-    const float value = token == -1 ? 0.0f : NAN;
+    const bool wrong = token[r] < -1 || token[r] >= vocab;
+    float v[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = value;
-  }
-  if (wpe != nullptr) {
-    float p[N];
-    LoadFloats<N>(wpe + row % sequence * columns + column, p);
-#pragma unroll
-    for (int j = 0; j < N; ++j) v[j] += p[j];
-  }
-  StorePack<N>(out + row * columns + column, FromFloats<T>(v));
-}
-
-__global__ void __launch_bounds__(kThreads) PositionsKernel(int n, int32_t* positions) {
-  const int i = blockIdx.x * kThreads + threadIdx.x;
-  if (i < n) positions[i] = i;
-}
-
-// pieces [chunks][2][columns]: what this chunk adds to the run it begins in the middle of (0) and
-// to the run it ends in the middle of (1). A run that covers the whole chunk is in 0.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
-    SegmentKernel(const int32_t* tokens, const int32_t* positions, const T* dout, int n,
-                  int columns, int vocab, float* d_wte, float* pieces) {
-  __shared__ int32_t token[kChunk + 2];  // with the neighbours
-  __shared__ int32_t position[kChunk];
-  const int begin = blockIdx.x * kChunk;
-  const int count = min(kChunk, n - begin);
-  for (int i = threadIdx.x; i < count + 2; i += kThreads) {
-    const int at = begin + i - 1;
-    token[i] = at >= 0 && at < n ? tokens[at] : -1;
-  }
-  for (int i = threadIdx.x; i < count; i += kThreads) position[i] = positions[begin + i];
-  __syncthreads();
-  float* const piece = pieces + static_cast<int64_t>(blockIdx.x) * 2 * columns;
-  for (int column = threadIdx.x * N; column < columns; column += kThreads * N) {
-    float sum[N] = {};
-    for (int batch = 0; batch < count; batch += kRowsInFlight) {
-      // Loaded together, what is added to as well: the stores below would hold back later loads.
-      Pack<T, N> rows[kRowsInFlight];
-      float*
-          target[kRowsInFlight];  // of the run that ends here; nullptr: it goes on, or is nobody's
-      Pack<float, N> before[kRowsInFlight];
-#pragma unroll
-      for (int r = 0; r < kRowsInFlight; ++r) {
-        const int i = min(batch + r, count - 1);
-        rows[r] = LoadPack<N>(dout + static_cast<int64_t>(position[i]) * columns + column);
-        target[r] = nullptr;
-        before[r] = Pack<float, N>{};
-        const int32_t id = token[i + 1];
-        const bool goes_on = token[i + 2] == id;  // in the next chunk when this is the last row
-        if (batch + r >= count || (goes_on && i + 1 < count) || id < 0 || id >= vocab) continue;
-        const bool began_before = token[0] == id;  // sorted: all rows from the first on are its
-        target[r] = began_before || goes_on ? piece + (began_before ? 0 : columns) + column
-                                            : d_wte + static_cast<int64_t>(id) * columns + column;
-        if (!began_before && !goes_on) before[r] = LoadPack<N>(target[r]);
-      }
-#pragma unroll
-      for (int r = 0; r < kRowsInFlight; ++r) {
-        if (batch + r >= count) break;
-        const int i = batch + r;
-#pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] += rows[r][j];
-        if (i + 1 < count && token[i + 2] == token[i + 1]) continue;
-#pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] += before[r][j];
-        if (target[r] != nullptr) StorePack<N>(target[r], FromFloats<float>(sum));
-#pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] = 0;
-      }
+    for (int j = 0; j < N; ++j) {
+      v[j] = wrong ? NAN : rows_of_wte[r][j];
+      if (wpe != nullptr) v[j] += rows_of_wpe[r][j];
     }
+    StorePack<N>(out + row * columns + column, FromFloats<T>(v));
   }
 }
 
-// Adds the pieces of every run that crosses chunks: done by the chunk that the run begins in.
-__global__ void __launch_bounds__(kThreads)
-    PiecesKernel(const int32_t* tokens, const float* pieces, int n, int columns, int vocab,
-                 float* d_wte) {
-  const int end = (blockIdx.x + 1) * kChunk;  // of this chunk
-  if (end >= n || tokens[end - 1] != tokens[end]) return;
-  const int32_t token = tokens[end - 1];
-  if (token < 0 || token >= vocab) return;
-  // A run that began before this chunk and covers it is added by an earlier block.
-  const int begin = end - kChunk;
-  if (begin > 0 && tokens[begin - 1] == token) return;
-  int inside = end;  // the run's last position, by bisection
-  for (int outside = n; outside - inside > 1;) {
-    const int middle = inside + (outside - inside) / 2;
-    (tokens[middle] == token ? inside : outside) = middle;
-  }
-  const int last = inside / kChunk;
-  for (int c = threadIdx.x; c < columns; c += kThreads) {
-    float sum = pieces[(static_cast<int64_t>(blockIdx.x) * 2 + 1) * columns + c];
-#pragma unroll 8
-    for (int chunk = blockIdx.x + 1; chunk <= last; ++chunk) {
-      sum += pieces[static_cast<int64_t>(chunk) * 2 * columns + c];
+// ---- backward: runs of equal tokens -------------------------------------------------------------
+
+// Sums of floats that are not read again soon: they leave the cache to the rows of dout.
+template <int N>
+__device__ inline void LoadOnce(const float* p, float (&out)[N]) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+      const float4 v = __ldcs(reinterpret_cast<const float4*>(p + j));
+      out[j] = v.x;
+      out[j + 1] = v.y;
+      out[j + 2] = v.z;
+      out[j + 3] = v.w;
     }
-    d_wte[static_cast<int64_t>(token) * columns + c] += sum;
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = __ldcs(p + j);
+  }
+}
+template <int N>
+__device__ inline void StoreOnce(float* p, const float (&in)[N]) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+      __stcs(reinterpret_cast<float4*>(p + j), float4{in[j], in[j + 1], in[j + 2], in[j + 3]});
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) __stcs(p + j, in[j]);
   }
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
-    PositionGradientKernel(const T* dout, int64_t batch, int64_t row_elements, float* d_wpe) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
-  if (i >= row_elements) return;
-  float sum[N] = {};
-#pragma unroll 8
-  for (int64_t b = 0; b < batch; ++b) {
-    float g[N];
-    LoadFloats<N>(dout + b * row_elements + i, g);
-#pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] += g[j];
-  }
-#pragma unroll
-  for (int j = 0; j < N; ++j) d_wpe[i + j] += sum[j];
-}
-
-// Scratch of the backward of wte, in the order it lies in memory.
-struct SortScratch {
-  int64_t positions, sorted_tokens, sorted_positions, sort, pieces, total;
+// Rows of the window and what they add up to.
+struct Item {
+  int16_t begin, rows;
+  bool whole;     // a run's whole sum, to be added; else a piece, to be written
+  float* target;  // row of d_wte or of pieces
 };
 
-SortScratch LayOut(int n, int columns, size_t sort_bytes) {
-  int64_t at = 0;
-  const auto take = [&](int64_t bytes) {
-    const int64_t begin = at;
-    at += CeilDiv(bytes, 256) * 256;
-    return begin;
-  };
-  SortScratch s;
-  s.positions = take(n * sizeof(int32_t));
-  s.sorted_tokens = take(n * sizeof(int32_t));
-  s.sorted_positions = take(n * sizeof(int32_t));
-  s.sort = take(static_cast<int64_t>(sort_bytes));
-  s.pieces = take(CeilDiv(n, kChunk) * 2 * columns * static_cast<int64_t>(sizeof(float)));
-  s.total = at;
-  return s;
+// Pieces [windows][2][columns]: of the long run that goes on from the window in front (0), of the
+// one that begins in the window and goes on behind it (1).
+__device__ inline int64_t PieceRow(int64_t window, int slot) { return window * 2 + slot; }
+
+// By one warp. Requires: 32-token windows, a lane a token.
+__device__ int ListItems(const int32_t* tokens, int n, int64_t window, int columns, int vocab,
+                         float* d_wte, float* pieces, Item* items) {
+  const int lane = threadIdx.x % kWarp;
+  const int begin = static_cast<int>(window) * kWindow;
+  const auto at = [&](int i) { return i >= 0 && i < n ? tokens[i] : -1; };
+  const int before = at(begin - kWindow + lane), token = at(begin + lane),
+            behind = at(begin + kWindow + lane);
+  // Bit i: token i of this window and the next one is not the same as the one in front of it.
+  const int left_of_token = __shfl_up_sync(kAll, token, 1);
+  const int last_before = __shfl_sync(kAll, before, kWarp - 1);
+  const int left_of_behind = __shfl_up_sync(kAll, behind, 1);
+  const int last_token = __shfl_sync(kAll, token, kWarp - 1);
+  const bool begins = token != (lane == 0 ? last_before : left_of_token);
+  const unsigned low = __ballot_sync(kAll, begins);
+  const unsigned high = __ballot_sync(kAll, behind != (lane == 0 ? last_token : left_of_behind));
+  const uint64_t changes = uint64_t{high} << kWarp | low;
+  const uint64_t later = changes >> lane >> 1;
+  // Equal tokens from this one on, as far as the next window's end.
+  const int length = later != 0 ? __ffsll(static_cast<long long>(later)) : 2 * kWindow - lane;
+  const int first = __shfl_sync(kAll, token, 0);
+  const unsigned same_before = __ballot_sync(kAll, before == first);
+  const int length_before = __clz(~same_before);  // right in front of the window; all: 32
+
+  const bool counts = token >= 0 && token < vocab;
+  const bool whole = begins && length <= kWindow;
+  const bool goes_on = lane == 0 && !begins && length_before + length > kWindow;
+  const bool is_item = counts && (begins || goes_on);
+  const unsigned mask = __ballot_sync(kAll, is_item);
+  if (is_item) {
+    const int rows = whole ? length : min(length, kWindow - lane);
+    float* const target =
+        whole ? d_wte + static_cast<int64_t>(token) * columns
+              : pieces + PieceRow(window, goes_on ? 0 : 1) * static_cast<int64_t>(columns);
+    items[__popc(mask & ((1u << lane) - 1))] = {static_cast<int16_t>(lane),
+                                                static_cast<int16_t>(rows), whole, target};
+  }
+  return __popc(mask);
+}
+
+// R rows at once, of which the first `rows` count: all are loaded before the first is added.
+template <int R, typename T, int N, typename At>
+__device__ inline void AddRows(int64_t rows, At at, float (&sum)[N]) {
+  Pack<T, N> packs[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (r < rows) packs[r] = LoadPack<N>(at(r));
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (r >= rows) break;
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] += packs[r][j];
+  }
+}
+
+// Block: window blockIdx.x / parts, columns of part blockIdx.x % parts.
+template <typename T, int N>
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
+    GatherKernel(const int32_t* tokens, const int32_t* positions, const T* dout, int n, int columns,
+                 int parts, int vocab, float* d_wte, float* pieces, int32_t* long_runs) {
+  __shared__ Item items[kWindow];
+  __shared__ int32_t position[2 * kWindow];
+  __shared__ int item_count;
+  const int64_t window = blockIdx.x / parts;
+  const int packs = columns / N, packs_of_part = (packs + parts - 1) / parts;
+  const int first_pack = static_cast<int>(blockIdx.x % parts) * packs_of_part;
+  const int width = min(packs_of_part, packs - first_pack);
+  if (width <= 0) return;
+  if (threadIdx.x < kWarp) {
+    const int count = ListItems(tokens, n, window, columns, vocab, d_wte, pieces, items);
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      item_count = count;
+      // The one of a run that goes on behind the window is the last.
+      long_runs[window] =
+          count > 0 && items[count - 1].target == pieces + PieceRow(window, 1) * columns;
+    }
+  } else if (threadIdx.x < 3 * kWarp) {
+    const int i = static_cast<int>(threadIdx.x) - kWarp;
+    const int64_t at = window * kWindow + i;
+    position[i] = at < n ? positions[at] : 0;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < item_count * width; i += kGatherThreads) {
+    const Item item = items[i / width];
+    const int column = (first_pack + i % width) * N;
+    const T* const from = dout + column;
+    float* const to = item.target + column;
+    float before[N] = {}, sum[N] = {};
+    if (item.whole) LoadOnce<N>(to, before);
+    const int32_t* row = position + item.begin;
+    const auto at = [&](int r) { return from + static_cast<int64_t>(row[r]) * columns; };
+    int left = item.rows;
+    for (; left >= 8; left -= 8, row += 8) AddRows<8, T>(8, at, sum);
+    for (; left > 0; left -= 4, row += 4) AddRows<4, T>(left, at, sum);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] += before[j];
+    StoreOnce<N>(to, sum);
+  }
+}
+
+// ---- backward: long runs, and positions ---------------------------------------------------------
+
+// How many windows behind `window` begin with `token`. By a whole warp, 32 at a time.
+__device__ int WindowsBehind(const int32_t* tokens, int n, int window, int token) {
+  const int lane = threadIdx.x % kWarp;
+  int inside = window, outside = (n - 1) / kWindow + 1;
+  while (outside - inside > 1) {
+    const int step = (outside - inside + kWarp - 1) / kWarp;
+    const int at = inside + (lane + 1) * step;
+    const bool same = at < outside && tokens[at * kWindow] == token;
+    const int count = __popc(__ballot_sync(kAll, same));  // sorted: the first ones
+    inside += count * step;
+    outside = min(outside, inside + step);
+  }
+  return inside - window;
+}
+
+// The long runs that begin in windows `slice`, slice + kPieceSlices, ...; columns [column_block *
+// 32 * N, +32 * N). A warp adds its share of the pieces in order, the warps' sums come in order.
+template <int N>
+__device__ void AddPieces(int slice, int column_block, const int32_t* tokens, int n, int columns,
+                          const int32_t* long_runs, const float* pieces, float* d_wte) {
+  __shared__ int runs[kThreads];  // the windows that they begin in
+  __shared__ int run_count;
+  __shared__ float sums[kPieceWarps][kWarp * N];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int column = (column_block * kWarp + lane) * N;
+  const int windows = (n + kWindow - 1) / kWindow;
+  for (int first = slice; first < windows; first += kPieceSlices * kThreads) {
+    __syncthreads();  // the last round's count has been read
+    if (threadIdx.x == 0) run_count = 0;
+    __syncthreads();
+    const int mine = first + static_cast<int>(threadIdx.x) * kPieceSlices;
+    // In any order: they do not meet.
+    if (mine < windows && long_runs[mine] != 0) {
+      runs[atomicAdd(&run_count, 1)] = mine;
+    }
+    __syncthreads();
+    for (int r = 0; r < run_count; ++r) {
+      const int window = runs[r], token = tokens[window * kWindow + kWindow - 1];
+      const int count = 1 + WindowsBehind(tokens, n, window, token);
+      const int share = (count + kPieceWarps - 1) / kPieceWarps;
+      float sum[N] = {};
+      if (column < columns) {
+#pragma unroll 8
+        for (int p = warp * share; p < min(count, (warp + 1) * share); ++p) {
+          const int64_t row = PieceRow(window + p, p == 0 ? 1 : 0);
+          float piece[N];
+          LoadFloats<N>(pieces + row * columns + column, piece);
+#pragma unroll
+          for (int j = 0; j < N; ++j) sum[j] += piece[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) sums[warp][j * kWarp + lane] = sum[j];
+      __syncthreads();
+      if (warp == 0 && column < columns) {
+        float* const to = d_wte + static_cast<int64_t>(token) * columns + column;
+        float total[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          total[j] = 0;
+#pragma unroll
+          for (int w = 0; w < kPieceWarps; ++w) total[j] += sums[w][j * kWarp + lane];
+        }
+        float before[N];
+        LoadFloats<N>(to, before);
+#pragma unroll
+        for (int j = 0; j < N; ++j) total[j] += before[j];
+        StorePack<N>(to, FromFloats<float>(total));
+      }
+      __syncthreads();
+    }
+  }
+}
+
+template <typename T, int N>
+__device__ void AddPositions(int64_t block, const T* dout, int64_t batch, int64_t row_elements,
+                             float* d_wpe) {
+  const int64_t i = (block * kThreads + threadIdx.x) * N;
+  if (i >= row_elements) return;
+  float sum[N] = {}, before[N];
+  LoadOnce<N>(d_wpe + i, before);
+  for (int64_t b = 0; b < batch; b += 8) {
+    const auto at = [&](int r) { return dout + (b + r) * row_elements + i; };
+    if (b + 8 <= batch) {
+      AddRows<8, T>(8, at, sum);
+    } else {
+      AddRows<8, T>(batch - b, at, sum);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum[j] += before[j];
+  StoreOnce<N>(d_wpe + i, sum);
 }
 
 template <typename T>
-void TokenGradient(CudaStream& stream, const Tensor& tokens, const Tensor& dout,
-                   const Tensor& d_wte) {
-  const int n = static_cast<int>(tokens.elements());
+struct FinishData {
+  const int32_t* tokens;  // sorted
+  const float* pieces;
+  const int32_t* long_runs;  // [windows]: whether one begins there
+  int n, columns;
+  float* d_wte;
+  unsigned column_blocks, piece_blocks;  // the first blocks; 0 without d_wte
+  const T* dout;
+  int64_t batch, row_elements;
+  float* d_wpe;
+};
+
+// P: columns at once of a piece, N: of a row of dout.
+template <typename T, int P, int N>
+__global__ void __launch_bounds__(kThreads, kFinishBlocks) FinishKernel(const FinishData<T> d) {
+  if (blockIdx.x < d.piece_blocks) {
+    AddPieces<P>(static_cast<int>(blockIdx.x / d.column_blocks),
+                 static_cast<int>(blockIdx.x % d.column_blocks), d.tokens, d.n, d.columns,
+                 d.long_runs, d.pieces, d.d_wte);
+  } else {
+    AddPositions<T, N>(blockIdx.x - d.piece_blocks, d.dout, d.batch, d.row_elements, d.d_wpe);
+  }
+}
+
+template <typename T>
+void Backward(CudaStream& stream, const Tensor& groups, const Tensor& dout, int64_t sequence,
+              const Tensor& d_wte, const Tensor& d_wpe) {
+  const int n = static_cast<int>(dout.dim(0));
   const int columns = static_cast<int>(dout.dim(1));
-  const auto* keys = tokens.as<const uint32_t>();
-  int bits = 1;
-  // One more than the vocabulary needs where that is a power of two: no row is a neighbour of -1.
-  while (bits < 31 && (int64_t{1} << bits) <= d_wte.dim(0)) ++bits;
-  const auto sort = [&](void* storage, size_t& bytes, uint32_t* keys_out, int32_t* values,
-                        int32_t* values_out) {
-    return cub::DeviceRadixSort::SortPairs(storage, bytes, keys, keys_out, values, values_out, n, 0,
-                                           bits, stream.handle());
+  const int64_t row_elements = sequence * columns;
+  FinishData<T> finish = {.n = n,
+                          .columns = columns,
+                          .dout = dout.as<T>(),
+                          .batch = n / sequence,
+                          .row_elements = row_elements};
+  // Packs need whole ones in a row and rows that are aligned.
+  constexpr int kPack = kPackSize<T>;
+  const bool packs =
+      columns % kPack == 0 && Aligned16(dout) && Aligned16(d_wte) && Aligned16(d_wpe);
+  if (!d_wte.empty()) {
+    const int64_t windows = CeilDiv(n, kWindow);
+    const int64_t piece_floats = windows * 2 * columns;
+    auto* pieces =
+        static_cast<float*>(stream.Scratch((piece_floats + windows) * int64_t{sizeof(float)}));
+    if (pieces == nullptr) return;
+    auto* long_runs = reinterpret_cast<int32_t*>(pieces + piece_floats);
+    finish.tokens = groups.as<const int32_t>();
+    finish.pieces = pieces;
+    finish.long_runs = long_runs;
+    finish.d_wte = d_wte.f32();
+    finish.column_blocks = static_cast<unsigned>(CeilDiv(columns, kWarp * (packs ? 4 : 1)));
+    finish.piece_blocks = finish.column_blocks * kPieceSlices;
+    // Two blocks a window where rows are long enough, so that there are blocks for the device.
+    const int parts = static_cast<int>(
+        std::max<int64_t>(CeilDiv(columns, kColumnsOfPart), columns >= kColumnsOfPart / 2 ? 2 : 1));
+    const auto gather = [&](auto kernel) {
+      kernel<<<static_cast<unsigned>(windows * parts), kGatherThreads, 0, stream.handle()>>>(
+          finish.tokens, finish.tokens + n, finish.dout, n, columns, parts,
+          static_cast<int>(d_wte.dim(0)), finish.d_wte, pieces, long_runs);
+    };
+    packs ? gather(GatherKernel<T, kPack>) : gather(GatherKernel<T, 1>);
+    if (!stream.CheckLaunch("EmbeddingBackward: tokens")) return;
+  }
+  int64_t blocks = finish.piece_blocks;
+  if (!d_wpe.empty()) {
+    finish.d_wpe = d_wpe.f32();
+    blocks += CeilDiv(row_elements, int64_t{kThreads} * (packs ? kPack : 1));
+  }
+  if (blocks == 0) return;
+  const auto launch = [&](auto kernel) {
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(finish);
   };
-  size_t sort_bytes = 0;
-  if (!stream.Check(sort(nullptr, sort_bytes, nullptr, nullptr, nullptr), "EmbeddingBackward")) {
-    return;
-  }
-  const SortScratch layout = LayOut(n, columns, sort_bytes);
-  auto* scratch = static_cast<uint8_t*>(stream.Scratch(layout.total));
-  if (scratch == nullptr) return;
-  auto* positions = reinterpret_cast<int32_t*>(scratch + layout.positions);
-  auto* sorted_tokens = reinterpret_cast<int32_t*>(scratch + layout.sorted_tokens);
-  auto* sorted_positions = reinterpret_cast<int32_t*>(scratch + layout.sorted_positions);
-  auto* pieces = reinterpret_cast<float*>(scratch + layout.pieces);
-  PositionsKernel<<<static_cast<unsigned>(CeilDiv(n, kThreads)), kThreads, 0, stream.handle()>>>(
-      n, positions);
-  if (!stream.CheckLaunch("EmbeddingBackward: positions")) return;
-  if (!stream.Check(sort(scratch + layout.sort, sort_bytes,
-                         reinterpret_cast<uint32_t*>(sorted_tokens), positions, sorted_positions),
-                    "EmbeddingBackward: sort")) {
-    return;
-  }
-  const auto chunks = static_cast<unsigned>(CeilDiv(n, kChunk));
-  constexpr int N = kPackSize<T> / 2;  // 8 bytes of 16-bit types: enough threads for C = 768
-  if (columns % N == 0 && Aligned16(dout) && Aligned16(d_wte)) {
-    SegmentKernel<T, N><<<chunks, kThreads, 0, stream.handle()>>>(
-        sorted_tokens, sorted_positions, dout.as<T>(), n, columns, static_cast<int>(d_wte.dim(0)),
-        d_wte.f32(), pieces);
-  } else {
-    SegmentKernel<T, 1><<<chunks, kThreads, 0, stream.handle()>>>(
-        sorted_tokens, sorted_positions, dout.as<T>(), n, columns, static_cast<int>(d_wte.dim(0)),
-        d_wte.f32(), pieces);
-  }
-  stream.CheckLaunch("EmbeddingBackward: segments");
-  PiecesKernel<<<chunks, kThreads, 0, stream.handle()>>>(
-      sorted_tokens, pieces, n, columns, static_cast<int>(d_wte.dim(0)), d_wte.f32());
-  stream.CheckLaunch("EmbeddingBackward: pieces");
-}
-
-template <typename T>
-void PositionGradient(CudaStream& stream, const Tensor& dout, int64_t sequence,
-                      const Tensor& d_wpe) {
-  const int64_t row_elements = sequence * dout.dim(1);
-  const int64_t batch = dout.dim(0) / sequence;
-  const auto blocks = [&](int width) {
-    return static_cast<unsigned>(CeilDiv(row_elements, int64_t{kThreads} * width));
-  };
-  constexpr int N = kPackSize<T>;
-  if (row_elements % N == 0 && Aligned16(dout)) {
-    PositionGradientKernel<T, N><<<blocks(N), kThreads, 0, stream.handle()>>>(
-        dout.as<T>(), batch, row_elements, d_wpe.f32());
-  } else {
-    PositionGradientKernel<T, 1><<<blocks(1), kThreads, 0, stream.handle()>>>(
-        dout.as<T>(), batch, row_elements, d_wpe.f32());
-  }
-  stream.CheckLaunch("EmbeddingBackward: positions");
+  packs ? launch(FinishKernel<T, 4, kPack>) : launch(FinishKernel<T, 1, 1>);
+  stream.CheckLaunch("EmbeddingBackward: long runs and positions");
 }
 
 struct ShardElements {
@@ -275,10 +433,13 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
       using T = decltype(tag);
       const W* positions = wpe.empty() ? nullptr : wpe.as<W>();
       const auto launch = [&](auto kernel, int width) {
-        const auto blocks = static_cast<unsigned>(CeilDiv(rows * (columns / width), kThreads));
-        kernel<<<blocks, kThreads, 0, cuda.handle()>>>(tokens.as<int32_t>(), wte.as<W>(), positions,
-                                                       sequence, wte.dim(0), rows, columns,
-                                                       out.as<T>());
+        const int64_t stride = CeilDiv(rows, kRowsOfThread), packs = columns / width;
+        CHECK_LT(stride * packs, int64_t{1} << 31) << out.ToString();
+        const auto blocks = static_cast<unsigned>(CeilDiv(stride * packs, kThreads));
+        kernel<<<blocks, kThreads, 0, cuda.handle()>>>(
+            tokens.as<int32_t>(), wte.as<W>(), positions, static_cast<uint32_t>(sequence),
+            wte.dim(0), rows, static_cast<uint32_t>(stride), stride % sequence == 0, columns,
+            out.as<T>());
       };
       constexpr int N = kPackSize<T>;
       if (columns % N == 0 && Aligned16(wte) && Aligned16(wpe) && Aligned16(out)) {
@@ -291,14 +452,12 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
   cuda.CheckLaunch("EmbeddingForward");
 }
 
-void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+void EmbeddingBackward(Stream& stream, Tensor groups, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (dout.dim(0) == 0) return;
   DispatchFloat(dout.dtype(), [&](auto tag) {
-    using T = decltype(tag);
-    if (!d_wte.empty()) TokenGradient<T>(cuda, tokens, dout, d_wte);
-    if (!d_wpe.empty()) PositionGradient<T>(cuda, dout, sequence, d_wpe);
+    Backward<decltype(tag)>(cuda, groups, dout, sequence, d_wte, d_wpe);
   });
 }
 

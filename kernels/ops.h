@@ -36,8 +36,14 @@ void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
 // another rank holds (ShardTokens); wte [V,C], wpe [S,C] or empty.
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
-// d_wte += , d_wpe += (either may be empty). Each row is summed in order of t: no atomics.
-void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+// Where every token of a table of `vocab` rows occurs, for EmbeddingBackward: it depends on the
+// tokens alone, so forward can call it. groups [2,T] i32: the tokens in ascending order, with all
+// that are not in [0, vocab) last and as `vocab`, and where they stand in `tokens`, those that are
+// equal in ascending order. T < 2^30.
+void GroupTokens(Stream& stream, Tensor tokens, int64_t vocab, Tensor groups);
+// d_wte += , d_wpe += (either may be empty; the groups may be without d_wte, whose rows they are
+// of). Each row is summed in a fixed order that the tokens and T give: no atomics.
+void EmbeddingBackward(Stream& stream, Tensor groups, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
 // out[t] = tokens[t] - first where that is in [0, count), else -1. i32, [T].
 void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out);

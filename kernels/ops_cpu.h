@@ -21,7 +21,8 @@ void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate);
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out);
 void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int64_t sequence,
                       Tensor out);
-void EmbeddingBackward(Stream& stream, Tensor tokens, Tensor dout, int64_t sequence, Tensor d_wte,
+void GroupTokens(Stream& stream, Tensor tokens, int64_t vocab, Tensor groups);
+void EmbeddingBackward(Stream& stream, Tensor groups, Tensor dout, int64_t sequence, Tensor d_wte,
                        Tensor d_wpe);
 void ShardTokens(Stream& stream, Tensor tokens, int64_t first, int64_t count, Tensor out);
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);

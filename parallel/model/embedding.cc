@@ -61,6 +61,7 @@ class EmbeddingBlock : public Block {
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<EmbeddingSaved>();
     saved->out = arena.Take("activations", shape.activation, {part_.rows(shape), hidden_});
+    saved->groups = arena.Take("inputs", DType::kI32, {2, shape.tokens()});
     if (part_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
     return saved;
   }
@@ -90,6 +91,8 @@ class EmbeddingBlock : public Block {
     if (part_.sequence) out = flow.branch_storage;
     kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
                               flow.shape.sequence, out);
+    // Not in backward, at whose end the gradients of this block are what everybody waits for.
+    kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
     const Tensor rows = part_.Leave(pass, out);
     if (part_.sequence) kernels::Copy(pass.stream, rows, saved.out);
     flow.residual = saved.out;
@@ -114,6 +117,7 @@ class EmbeddingBlock : public Block {
   struct EmbeddingSaved : Saved {
     Tensor out;                     // between two calls of backward: its gradient
     Tensor tokens;                  // those of this rank's part of the table, the others -1
+    Tensor groups;                  // of these or all tokens: see GroupTokens
     Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
   };
 
@@ -128,9 +132,8 @@ class EmbeddingBlock : public Block {
       if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
     }
     if (spread) kernels::Zero(pass.stream, saved.d_positions);
-    kernels::EmbeddingBackward(pass.stream, part_.size > 1 ? saved.tokens : flow.tokens, d_out,
-                               flow.shape.sequence, (*pass.gradients)[token_],
-                               spread ? saved.d_positions : positions);
+    kernels::EmbeddingBackward(pass.stream, saved.groups, d_out, flow.shape.sequence,
+                               (*pass.gradients)[token_], spread ? saved.d_positions : positions);
     for (int chunk = 0; spread && chunk < 2; ++chunk) {
       kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
                     Chunk(pass, positions, flow, chunk));

@@ -2,7 +2,7 @@
 // SwiGLU's products at those of Llama 1B (4 x 4096) and 3B (2 x 4096), beside the two ceilings
 // measured in the same run: a device copy (bytes read plus written) and an 8192^3 product; and
 // attention as the engine chooses it beside our own kernels alone. Correctness is gpu_test's.
-// Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention]
+// Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention|norms|embedding]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -70,15 +71,15 @@ class Bench {
     }
     return tensor;
   }
-  Tensor Integers(int64_t n, int32_t below) {
+  // Cubed: frequent and rare tokens, as text has.
+  static std::vector<int32_t> Tokens(int64_t n, int32_t below) {
     std::vector<int32_t> values(n);
     std::mt19937 random(2);
-    // Squared: frequent and rare tokens, as text has.
     for (int32_t& value : values) {
       const double u = std::uniform_real_distribution<double>()(random);
       value = static_cast<int32_t>(u * u * u * below);
     }
-    return Upload(values);
+    return values;
   }
   Tensor Upload(const std::vector<int32_t>& values) {
     Tensor tensor = Empty(DType::kI32, {static_cast<int64_t>(values.size())});
@@ -124,6 +125,10 @@ class Bench {
     if (copy_ == 0) copy_ = rate;
     std::printf("%-34s %9.3f ms %8.0f GB/s    %5.1f %%\n", name.c_str(), seconds * 1e3, rate,
                 100 * rate / copy_);
+  }
+  // Of what is too small to be bound by bytes.
+  void Latency(const std::string& name, const std::function<void(Stream&)>& work) {
+    std::printf("%-34s %9.3f ms\n", name.c_str(), Time(work) * 1e3);
   }
   void UseCeilingsOf(const Bench& other) {
     copy_ = other.copy_;
@@ -227,20 +232,54 @@ void Elementwise(Bench& bench, const Model& m) {
 
 void Embeddings(Bench& bench, const Model& m) {
   const int64_t t = m.batch * m.sequence, c = m.width;
-  Tensor tokens = bench.Integers(t, kRealVocab);
+  const std::vector<int32_t> ids = Bench::Tokens(t, kRealVocab);
+  const auto distinct = static_cast<double>(std::set<int32_t>(ids.begin(), ids.end()).size());
+  Tensor tokens = bench.Upload(ids), groups = bench.Empty(DType::kI32, {2, t});
   Tensor wte = bench.Random(kAct, {kVocab, c}), wpe = bench.Random(kAct, {m.sequence, c});
   Tensor out = bench.Random(kAct, {t, c});
   Tensor d_wte = bench.Random(kF32, {kVocab, c}), d_wpe = bench.Random(kF32, {m.sequence, c});
+  // A row read and one written a token, though rows that occur again come from the cache.
   bench.Bytes("embedding forward", 2.0 * out.bytes(),
               [&](Stream& s) { EmbeddingForward(s, tokens, wte, wpe, m.sequence, out); });
-  bench.Bytes("embedding backward", 2.0 * out.bytes(),
-              [&](Stream& s) { EmbeddingBackward(s, tokens, out, m.sequence, d_wte, d_wpe); });
+  bench.Latency("grouping of the tokens",
+                [&](Stream& s) { GroupTokens(s, tokens, kVocab, groups); });
+  // The gradient once, the rows of the tables that occur read and written.
+  const double d = static_cast<double>(out.bytes()), token_rows = 8.0 * distinct * c,
+               position_rows = 2.0 * d_wpe.bytes();
+  bench.Bytes("embedding backward, tokens", d + token_rows,
+              [&](Stream& s) { EmbeddingBackward(s, groups, out, m.sequence, d_wte, Tensor()); });
+  bench.Bytes("embedding backward, positions", d + position_rows,
+              [&](Stream& s) { EmbeddingBackward(s, Tensor(), out, m.sequence, Tensor(), d_wpe); });
+  // The gradient twice: the two tables' sums go through it in different orders.
+  bench.Bytes("embedding backward, both", 2 * d + token_rows + position_rows,
+              [&](Stream& s) { EmbeddingBackward(s, groups, out, m.sequence, d_wte, d_wpe); });
   bench.Clear();
+}
+
+// What the models of kModels do not show.
+void NormWidths(Bench& bench) {
+  for (const int64_t c : {1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192}) {
+    std::printf("-- width %lld\n", static_cast<long long>(c));
+    Norms(bench, {"", 16, 1024, c, 1, 0});
+    const int64_t t = 16384;
+    Tensor dy = bench.Random(kAct, {t, c}), x = bench.Random(kAct, {t, c}),
+           dx = bench.Random(kAct, {t, c}), gamma = bench.Random(kAct, {c});
+    Tensor rstd = bench.Random(kF32, {t}, 1e-3f), dgamma = bench.Random(kF32, {c});
+    bench.Bytes("rms norm forward", 2.0 * x.bytes(), [&](Stream& s) {
+      RmsNormForward(s, {.residual = x, .gamma = gamma, .y = dy, .rstd = rstd});
+    });
+    bench.Bytes("rms norm backward", 4.0 * dy.bytes(), [&](Stream& s) {
+      RmsNormBackward(s,
+                      {.dy = dy, .x = x, .gamma = gamma, .rstd = rstd, .dx = dx, .dgamma = dgamma});
+    });
+    bench.Clear();
+  }
 }
 
 void Losses(Bench& bench, const Model& m) {
   const int64_t t = 16384;
-  Tensor logits = bench.Random(kAct, {t, kVocab}), targets = bench.Integers(t, kRealVocab);
+  Tensor logits = bench.Random(kAct, {t, kVocab}),
+         targets = bench.Upload(Bench::Tokens(t, kRealVocab));
   Tensor losses = bench.Empty(kF32, {t});
   bench.Bytes("cross-entropy with gradient", 2.0 * logits.bytes(), [&](Stream& s) {
     CrossEntropy(s, {.logits = logits,
@@ -451,12 +490,13 @@ void AttentionWorks(Bench& bench, Bench& own) {
 int Main(int argc, char** argv) {
   CudaOptions options;
   int runs = 15;
-  bool all = true;
+  std::string only;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--plans") == 0) options.plan_cache = argv[i + 1];
-    if (std::strcmp(argv[i], "--only") == 0) all = std::strcmp(argv[i + 1], "attention") != 0;
+    if (std::strcmp(argv[i], "--only") == 0) only = argv[i + 1];
     if (std::strcmp(argv[i], "--runs") == 0) runs = std::max(1, std::atoi(argv[i + 1]));
   }
+  const auto wanted = [&](const char* part) { return only.empty() || only == part; };
   auto device = MakeCudaDevice(0, options);
   if (!device.ok()) {
     std::fprintf(stderr, "NO GPU, NOT MEASURED: %s\n", device.status().ToString().c_str());
@@ -466,25 +506,28 @@ int Main(int argc, char** argv) {
               runs);
   Bench bench(**device, runs);
   Ceilings(bench);
-  options.own_attention = true;
-  auto own_device = MakeCudaDevice(0, options);
-  CHECK_OK(own_device);
-  Bench own(**own_device, runs);
-  own.UseCeilingsOf(bench);
-  AttentionWorks(bench, own);
+  if (wanted("attention")) {
+    options.own_attention = true;
+    auto own_device = MakeCudaDevice(0, options);
+    CHECK_OK(own_device);
+    Bench own(**own_device, runs);
+    own.UseCeilingsOf(bench);
+    AttentionWorks(bench, own);
+  }
   for (const Model& model : kModels) {
-    if (!all) break;
     std::printf("-- %s\n", model.name);
-    Norms(bench, model);
+    if (wanted("norms")) Norms(bench, model);
+    if (wanted("embedding")) Embeddings(bench, model);
+    if (!only.empty()) continue;
     Elementwise(bench, model);
-    Embeddings(bench, model);
     Losses(bench, model);
     Optimizer(bench, model);
     Attentions(bench, model);
     Linears(bench, model);
     std::fflush(stdout);
   }
-  if (!all) return 0;
+  if (wanted("norms")) NormWidths(bench);
+  if (!only.empty()) return 0;
   std::printf("-- llama-1b 4x4096\n");
   GatedLayers(bench, 16384, 2048, 8192);
   std::printf("-- llama-3b 2x4096\n");

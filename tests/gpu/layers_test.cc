@@ -10,38 +10,117 @@ using LayerNormGpuTest = GpuTest;
 using LinearGpuTest = GpuTest;
 using CrossEntropyGpuTest = GpuTest;
 
-TEST_F(EmbeddingGpuTest, ForwardAndBackward_SkewedTokens_MatchTheHostAndRepeatBitForBit) {
-  for (DType dtype : FloatTypes()) {
-    for (int64_t c : {1, 33, 64, 768}) {
-      const int64_t batch = 5, sequence = 67, t = batch * sequence, vocab = 101;
-      for (int64_t distinct : {1, 3, 101}) {  // few distinct tokens: runs over many chunks
-        std::vector<int32_t> ids(t);
-        for (int32_t& id : ids) {
-          id = std::uniform_int_distribution<int32_t>(0,
-                                                      static_cast<int32_t>(distinct) - 1)(random_);
-        }
-        Both tokens = Integers(ids);
-        Both wte = Input(dtype, {vocab, c}), wpe = Input(dtype, {sequence, c});
-        Both out = Output(dtype, {t, c});
-        EmbeddingForward(*stream_, AsIntegers(tokens.gpu()), wte.gpu(), wpe.gpu(), sequence,
-                         out.gpu());
-        EmbeddingForward(*cpu_stream_, AsIntegers(tokens.cpu()), wte.cpu(), wpe.cpu(), sequence,
-                         out.cpu());
-        ExpectClose("embedding", out);
-        Both dout = Input(dtype, {t, c});
-        Both d_wte = Input(DType::kF32, {vocab, c}), d_wpe = Input(DType::kF32, {sequence, c});
-        Both again(*device_, DType::kF32, {vocab, c}, d_wte.values());
-        again.Upload(*stream_);
-        EmbeddingBackward(*stream_, AsIntegers(tokens.gpu()), dout.gpu(), sequence, d_wte.gpu(),
-                          d_wpe.gpu());
-        EmbeddingBackward(*stream_, AsIntegers(tokens.gpu()), dout.gpu(), sequence, again.gpu(),
-                          Tensor());
-        EmbeddingBackward(*cpu_stream_, AsIntegers(tokens.cpu()), dout.cpu(), sequence, d_wte.cpu(),
-                          d_wpe.cpu());
-        ExpectClose("d_wte", d_wte);
-        ExpectClose("d_wpe", d_wpe);
-        EXPECT_EQ(d_wte.Download(*stream_), again.Download(*stream_));
+// Random tokens below `distinct`, one in four where a table of the lower half's rows would have
+// none.
+std::vector<int32_t> SomeTokens(std::mt19937& random, int64_t t, int64_t distinct, bool missing) {
+  std::vector<int32_t> tokens(t);
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(random() % distinct);
+    if (missing && random() % 4 == 0) token = -1;
+  }
+  return tokens;
+}
+
+TEST_F(EmbeddingGpuTest, GroupTokens_AnyCountsAndVocabularies_GiveWhatTheHostGives) {
+  for (int64_t t : {1, 31, 1024, 1025, 65'536, 70'001}) {
+    for (int64_t vocab : {1, 37, 511, 512, 50'257, 128'256, 262'144}) {
+      for (int64_t distinct : {int64_t{1}, (vocab + 99) / 100, vocab}) {
+        std::vector<int32_t> tokens = SomeTokens(random_, t, distinct, t % 2 == 1);
+        if (t > 40) tokens[40] = static_cast<int32_t>(vocab), tokens[7] = -9;
+        Both ids = Integers(tokens);
+        std::vector<int32_t> host(2 * t), device(2 * t);
+        Tensor on_host(host.data(), DType::kI32, {2, t});
+        GroupTokens(*cpu_stream_, Tensor(tokens.data(), DType::kI32, {t}), vocab, on_host);
+        ASSERT_OK(cpu_stream_->Synchronize());
+        Both groups(*device_, DType::kI32, {2, t}, std::vector<float>(2 * t));
+        groups.Poison();
+        groups.Upload(*stream_);
+        GroupTokens(*stream_, AsIntegers(ids.gpu()), vocab, groups.gpu());
+        groups.Download(*stream_);  // checks the guards
+        Copy(*stream_, groups.gpu(), Tensor(device.data(), DType::kI32, {2, t}));
+        ASSERT_OK(stream_->Synchronize());
+        ASSERT_EQ(device, host) << t << " tokens of " << vocab << ", " << distinct << " distinct";
       }
+    }
+  }
+}
+
+struct EmbeddingCase {
+  int64_t batch, sequence, vocab, columns;
+  int64_t distinct;
+  bool missing = false;
+};
+
+class EmbeddingCaseGpuTest : public EmbeddingGpuTest {
+ protected:
+  void Check(DType dtype, const EmbeddingCase& test, std::vector<int32_t> ids) {
+    SCOPED_TRACE(absl::StrCat(Name(dtype), " ", test.batch, "x", test.sequence, " of ", test.vocab,
+                              ", ", test.distinct, " distinct, width ", test.columns));
+    const int64_t t = test.batch * test.sequence, c = test.columns, vocab = test.vocab;
+    Both tokens = Integers(ids);
+    Both wte = Input(dtype, {vocab, c}), wpe = Input(dtype, {test.sequence, c});
+    for (const bool positions : {true, false}) {
+      Both out = Output(dtype, {t, c});
+      EmbeddingForward(*stream_, AsIntegers(tokens.gpu()), wte.gpu(),
+                       positions ? wpe.gpu() : Tensor(), test.sequence, out.gpu());
+      EmbeddingForward(*cpu_stream_, AsIntegers(tokens.cpu()), wte.cpu(),
+                       positions ? wpe.cpu() : Tensor(), test.sequence, out.cpu());
+      ExpectClose("embedding", out);
+    }
+    std::vector<int32_t> host_groups(2 * t);
+    const Tensor groups(host_groups.data(), DType::kI32, {2, t});
+    GroupTokens(*cpu_stream_, Tensor(ids.data(), DType::kI32, {t}), vocab, groups);
+    Both device_groups(*device_, DType::kI32, {2, t}, std::vector<float>(2 * t));
+    GroupTokens(*stream_, AsIntegers(tokens.gpu()), vocab, device_groups.gpu());
+    Both dout = Input(dtype, {t, c});
+    Both d_wte = Input(DType::kF32, {vocab, c}), d_wpe = Input(DType::kF32, {test.sequence, c});
+    Both wte_alone(*device_, DType::kF32, {vocab, c}, d_wte.values());
+    Both wpe_alone(*device_, DType::kF32, {test.sequence, c}, d_wpe.values());
+    wte_alone.Upload(*stream_);
+    wpe_alone.Upload(*stream_);
+    EmbeddingBackward(*stream_, device_groups.gpu(), dout.gpu(), test.sequence, d_wte.gpu(),
+                      d_wpe.gpu());
+    EmbeddingBackward(*stream_, device_groups.gpu(), dout.gpu(), test.sequence, wte_alone.gpu(),
+                      Tensor());
+    EmbeddingBackward(*stream_, Tensor(), dout.gpu(), test.sequence, Tensor(), wpe_alone.gpu());
+    EmbeddingBackward(*cpu_stream_, groups, dout.cpu(), test.sequence, d_wte.cpu(), d_wpe.cpu());
+    // Long sums in another order.
+    ExpectClose("d_wte", d_wte, 2e-6 + 1e-7 * std::sqrt(static_cast<double>(t)));
+    ExpectClose("d_wpe", d_wpe);
+    EXPECT_EQ(d_wte.Download(*stream_), wte_alone.Download(*stream_));
+    EXPECT_EQ(d_wpe.Download(*stream_), wpe_alone.Download(*stream_));
+  }
+};
+
+TEST_F(EmbeddingCaseGpuTest, ForwardAndBackward_SkewedTokens_MatchTheHostAndRepeatBitForBit) {
+  for (DType dtype : FloatTypes()) {
+    for (int64_t c : {1, 33, 64, 768, 1600}) {
+      // Few distinct tokens: runs over many windows.
+      for (int64_t distinct : {1, 3, 9, 101}) {
+        const EmbeddingCase test{5, 67, 101, c, distinct, /*missing=*/distinct == 9};
+        Check(dtype, test, SomeTokens(random_, test.batch * test.sequence, distinct, test.missing));
+      }
+    }
+  }
+  ASSERT_OK(stream_->Synchronize());
+}
+
+TEST_F(EmbeddingCaseGpuTest, ForwardAndBackward_AllEqualAllDifferentAndOneToken_MatchTheHost) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t c : {24, 100}) {
+      const EmbeddingCase equal{8, 4099, 5, c, 1};
+      Check(dtype, equal, std::vector<int32_t>(equal.batch * equal.sequence, 3));
+      const EmbeddingCase different{2, 640, 1300, c, 1280};
+      std::vector<int32_t> tokens(1280);
+      for (int i = 0; i < 1280; ++i) tokens[i] = i * 7 % 1280;  // each one once
+      Check(dtype, different, tokens);
+      Check(dtype, {1, 1, 9, c, 1}, {8});
+      // Runs of every length around a window's, wherever they begin in one.
+      const EmbeddingCase runs{1, 67 * 33, 70, c, 66};
+      std::vector<int32_t> lengths;
+      for (int32_t length = 1; length < 67; ++length) lengths.insert(lengths.end(), length, length);
+      lengths.resize(67 * 33, 66);
+      Check(dtype, runs, lengths);
     }
   }
   ASSERT_OK(stream_->Synchronize());
@@ -54,14 +133,24 @@ TEST_F(EmbeddingGpuTest, Forward_TokenOutsideTheVocabulary_IsNaNAndNothingElse) 
   const std::vector<float> actual = out.Download(*stream_);
   for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(std::isnan(actual[i]), i / 16 == 1 || i / 16 == 2);
   Both dout = Input(DType::kBF16, {4, 16}), d_wte = Input(DType::kF32, {8, 16});
-  EmbeddingBackward(*stream_, AsIntegers(tokens.gpu()), dout.gpu(), 4, d_wte.gpu(), Tensor());
-  d_wte.Download(*stream_);  // checks the guards
+  const std::vector<float> before = d_wte.values();
+  Both groups(*device_, DType::kI32, {2, 4}, std::vector<float>(8));
+  GroupTokens(*stream_, AsIntegers(tokens.gpu()), 8, groups.gpu());
+  EmbeddingBackward(*stream_, groups.gpu(), dout.gpu(), 4, d_wte.gpu(), Tensor());
+  const std::vector<float> gradient = d_wte.Download(*stream_);  // checks the guards
+  for (int64_t i = 0; i < 8 * 16; ++i) {
+    const int64_t row = i / 16;
+    const float added = row == 1   ? dout.values()[i - 16]
+                        : row == 2 ? dout.values()[3 * 16 + i - 32]
+                                   : 0.0f;
+    EXPECT_EQ(gradient[i], before[i] + added);
+  }
   ASSERT_OK(stream_->Synchronize());
 }
 
 TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
-    for (int64_t c : {1, 33, 64, 256, 768, 1600, 4096, 5120, 8200, 16400}) {
+    for (int64_t c : {1, 33, 64, 256, 768, 1280, 1536, 1600, 2560, 4096, 5120, 8200, 16400}) {
       for (bool branch : {false, true}) {
         const int64_t t = c > 4000 ? 9 : 131;
         Both residual = Input(dtype, {t, c}, 1, 0.5f), added = Input(dtype, {t, c});

@@ -12,7 +12,7 @@ using AddGpuTest = GpuTest;
 
 TEST_F(RmsNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
-    for (int64_t c : {1, 33, 64, 768, 1600, 2048, 3072, 4096, 8192, 8200}) {
+    for (int64_t c : {1, 33, 64, 768, 1280, 1536, 1600, 2048, 2560, 5120, 3072, 4096, 8192, 8200}) {
       for (bool branch : {false, true}) {
         const int64_t t = c > 4000 ? 9 : 131;
         const bool accumulate = branch;

@@ -36,6 +36,22 @@ TEST(Embedding, Forward_WithAndWithoutPositions_AddsTheRows) {
   }
 }
 
+std::vector<int32_t> Groups(Stream& stream, std::vector<int32_t> tokens, int64_t vocab = kVocab) {
+  const auto t = static_cast<int64_t>(tokens.size());
+  std::vector<int32_t> groups(2 * t, -7);
+  GroupTokens(stream, View(tokens, {t}), vocab, View(groups, {2, t}));
+  CHECK_OK(stream.Synchronize());
+  return groups;
+}
+
+TEST(Embedding, GroupTokens_RepeatedMissingAndWrongOnes_SortsThemInOrderAndTheOthersLast) {
+  Host host;
+  EXPECT_EQ(Groups(*host.stream, {3, 0, -1, 3, 11, 0, 10, 3, -5}),
+            (std::vector<int32_t>{0, 0, 3, 3, 3, 10, 11, 11, 11,  //
+                                  1, 5, 0, 3, 7, 6, 2, 4, 8}));
+  EXPECT_EQ(Groups(*host.stream, {0}, 1), (std::vector<int32_t>{0, 0}));
+}
+
 TEST(Embedding, Backward_RepeatedTokens_AddsInOrderOfTokens) {
   Host host(3);
   std::vector<int32_t> tokens = Tokens();
@@ -48,8 +64,9 @@ TEST(Embedding, Backward_RepeatedTokens_AddsInOrderOfTokens) {
       wpe_expected[t % kSequence * kWidth + c] += dout[t * kWidth + c];
     }
   }
-  EmbeddingBackward(*host.stream, View(tokens, {kTokens}), View(dout, {kTokens, kWidth}), kSequence,
-                    View(d_wte, {kVocab, kWidth}), View(d_wpe, {kSequence, kWidth}));
+  std::vector<int32_t> groups = Groups(*host.stream, tokens);
+  EmbeddingBackward(*host.stream, View(groups, {2, kTokens}), View(dout, {kTokens, kWidth}),
+                    kSequence, View(d_wte, {kVocab, kWidth}), View(d_wpe, {kSequence, kWidth}));
   EXPECT_EQ(d_wte, wte_expected);  // the same order of additions: the same bits
   EXPECT_EQ(d_wpe, wpe_expected);
 }
@@ -62,8 +79,9 @@ TEST(Embedding, TableInShards_SumsToTheWholeAndGivesEachItsRowsOfTheGradient) {
   Floats whole(kTokens * kWidth), sum(kTokens * kWidth), d_whole(kVocab * kWidth);
   EmbeddingForward(*host.stream, View(tokens, {kTokens}), View(wte, {kVocab, kWidth}),
                    View(wpe, {kSequence, kWidth}), kSequence, View(whole, {kTokens, kWidth}));
-  EmbeddingBackward(*host.stream, View(tokens, {kTokens}), View(dout, {kTokens, kWidth}), kSequence,
-                    View(d_whole, {kVocab, kWidth}), Tensor());
+  std::vector<int32_t> groups = Groups(*host.stream, tokens);
+  EmbeddingBackward(*host.stream, View(groups, {2, kTokens}), View(dout, {kTokens, kWidth}),
+                    kSequence, View(d_whole, {kVocab, kWidth}), Tensor());
   Floats d_shards(kVocab * kWidth);
   for (const auto& [first, count] : {std::pair(0, 4), std::pair(4, 7)}) {
     ShardTokens(*host.stream, View(tokens, {kTokens}), first, count, View(local, {kTokens}));
@@ -73,7 +91,8 @@ TEST(Embedding, TableInShards_SumsToTheWholeAndGivesEachItsRowsOfTheGradient) {
                      first == 0 ? View(wpe, {kSequence, kWidth}) : Tensor(), kSequence,
                      View(part, {kTokens, kWidth}));
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
-    EmbeddingBackward(*host.stream, View(local, {kTokens}), View(dout, {kTokens, kWidth}),
+    std::vector<int32_t> local_groups = Groups(*host.stream, local, count);
+    EmbeddingBackward(*host.stream, View(local_groups, {2, kTokens}), View(dout, {kTokens, kWidth}),
                       kSequence, View(d_shards, {kVocab, kWidth}).Rows(first, count), Tensor());
   }
   EXPECT_EQ(sum, whole);

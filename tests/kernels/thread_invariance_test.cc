@@ -99,7 +99,9 @@ TEST(ThreadInvariance, LayerNormEmbeddingCrossEntropy_SameBits) {
                                .dx = View(dx, {kT, kC}),
                                .dgamma = View(dgamma, {kC}),
                                .dbeta = View(dbeta, {kC})});
-    EmbeddingBackward(stream, View(tokens, {kT}), View(dy, {kT, kC}), 20, View(wte, {kV, kC}),
+    std::vector<int32_t> groups(2 * kT);
+    GroupTokens(stream, View(tokens, {kT}), kV, View(groups, {2, kT}));
+    EmbeddingBackward(stream, View(groups, {2, kT}), View(dy, {kT, kC}), 20, View(wte, {kV, kC}),
                       View(wpe, {20, kC}));
     CrossEntropy(stream, {.logits = View(logits, {kT, kV}),
                           .targets = View(tokens, {kT}),
