@@ -1,6 +1,7 @@
 // Layer norm and RMS norm with the residual addition in front of them; an RMS norm is a layer norm
 // with the mean taken as 0 and without beta.
-// Forward: one warp a row, the row held in registers, mean and variance in two passes over them.
+// Forward: one warp a row, or a block a long one, the row held in registers, mean and variance in
+// two passes over them.
 // Bytes: 2 reads and 2 writes of [T,C] (1 and 1 without a branch).
 // Backward: dx = dx + rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma,
 // xhat = (x - mean) rstd; no mean(g) in an RMS norm. One pass: each thread owns a pack of columns
@@ -17,7 +18,7 @@
 namespace muster::kernels::cuda {
 namespace {
 
-constexpr int kForwardWarps = 8;
+constexpr int kForwardThreads = 256;
 constexpr int kAnyThreads = 256;
 
 template <typename T>
@@ -35,32 +36,38 @@ struct ForwardData {
   int columns;
 };
 
-// Rows of at most 32 * kItems packs.
-template <typename T, int kItems, bool kRms>
-__global__ void __launch_bounds__(kForwardWarps* kWarp) NormForwardKernel(const ForwardData<T> d) {
+// kLanes threads a row, a warp or the whole block: rows of at most kLanes * kItems packs.
+template <typename T, int kLanes, int kItems, bool kRms>
+__global__ void __launch_bounds__(kForwardThreads) NormForwardKernel(const ForwardData<T> d) {
+  static_assert(kLanes == kWarp || kLanes == kForwardThreads);
   constexpr int N = kPackSize<T>;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / kWarp;
+  constexpr int kRows = kForwardThreads / kLanes;
+  __shared__ float shared[2][kWarp];
+  const auto sum_of_lanes = [&](float x, int which) {
+    return kLanes == kWarp ? WarpSum(x) : BlockSum(x, shared[which]);
+  };
+  const int lane = threadIdx.x % kLanes;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes;
   if (row >= d.rows) return;
   const int64_t start = row * d.columns;
   // Every load is issued before the first store, which the compiler must assume to alias them.
   Pack<T, N> x[kItems], branch[kItems];
 #pragma unroll
   for (int k = 0; k < kItems; ++k) {
-    const int column = (k * kWarp + lane) * N;
+    const int column = (k * kLanes + lane) * N;
     if (column < d.columns) x[k] = LoadPack<N>(d.residual + start + column);
   }
   if (d.branch != nullptr) {
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
-      const int column = (k * kWarp + lane) * N;
+      const int column = (k * kLanes + lane) * N;
       if (column < d.columns) branch[k] = LoadPack<N>(d.branch + start + column);
     }
   }
   float sum = 0;
 #pragma unroll
   for (int k = 0; k < kItems; ++k) {
-    const int column = (k * kWarp + lane) * N;
+    const int column = (k * kLanes + lane) * N;
     if (column >= d.columns) continue;
     float v[N];
     ToFloats(x[k], v);
@@ -75,21 +82,21 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp) NormForwardKernel(const 
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += v[i];
   }
-  const float mean = kRms ? 0.f : WarpSum(sum) / d.columns;
+  const float mean = kRms ? 0.f : sum_of_lanes(sum, 0) / d.columns;
   float squares = 0;
 #pragma unroll
   for (int k = 0; k < kItems; ++k) {
-    if ((k * kWarp + lane) * N >= d.columns) continue;
+    if ((k * kLanes + lane) * N >= d.columns) continue;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float centred = x[k][i] - mean;
       squares += centred * centred;
     }
   }
-  const float rstd = rsqrtf(WarpSum(squares) / d.columns + d.epsilon);
+  const float rstd = rsqrtf(sum_of_lanes(squares, 1) / d.columns + d.epsilon);
 #pragma unroll
   for (int k = 0; k < kItems; ++k) {
-    const int column = (k * kWarp + lane) * N;
+    const int column = (k * kLanes + lane) * N;
     if (column >= d.columns) continue;
     float v[N], gamma[N], beta[N] = {};
     d.gamma.template Load<N>(column, gamma);
@@ -150,12 +157,14 @@ struct BackwardData {
 // One thread a pack of columns; the block walks over rows, R at a time (their sums are reduced
 // together), with the next S - 1 times R rows on their way.
 // kThreads bounds the block, kBlocks the registers: that many blocks fit a multiprocessor.
+// kAgain: dy and x are read again from shared memory behind the barrier instead of kept in
+// registers.
 template <typename T, int kThreads, int kBlocks, int R, int S, bool kRms>
 __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const BackwardData<T> d) {
   constexpr int N = kPackSize<T>;
   extern __shared__ uint4 ring[];  // [S][R][dy, x, dx][threads]
   // Two sets, used in turn: one barrier a step is enough.
-  __shared__ float2 shared[2][kWarp][R];
+  __shared__ alignas(16) float2 shared[2][kWarp][R];
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int warps = blockDim.x / kWarp;
@@ -207,13 +216,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const Ba
     }
     fetch_statistics(row0 + step);
     WaitCopies<S - 1>();
-    Pack<T, N> dy[R] = {}, x[R] = {}, dx[R] = {};
+    const auto read = [&](int r, int which) {
+      return *reinterpret_cast<const Pack<T, N>*>(slot(stage, r, which));
+    };
+    Pack<T, N> dy[R] = {}, x[R] = {};
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (active && row0 + r < d.rows) {
-        dy[r] = *reinterpret_cast<const Pack<T, N>*>(slot(stage, r, 0));
-        x[r] = *reinterpret_cast<const Pack<T, N>*>(slot(stage, r, 1));
-        dx[r] = *reinterpret_cast<const Pack<T, N>*>(slot(stage, r, 2));
+        dy[r] = read(r, 0);
+        x[r] = read(r, 1);
       }
       float2 sums = {0, 0};  // of g and of g xhat
 #pragma unroll
@@ -240,6 +251,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const Ba
         totals.y += shared[set][w][r].y;
       }
       if (!active || row0 + r >= d.rows) continue;
+      const Pack<T, N> dx = read(r, 2);
       const float mean_g = totals.x * inverse_columns;
       const float mean_gx = totals.y * inverse_columns;
       float out[N];
@@ -247,7 +259,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const Ba
       for (int i = 0; i < N; ++i) {
         const float xhat = x[r][i] * rstd[r] + shift[r];
         const float g = dy[r][i] * gamma[i];
-        out[i] = dx[r][i] + rstd[r] * (g - mean_g - xhat * mean_gx);
+        out[i] = dx[i] + rstd[r] * (g - mean_g - xhat * mean_gx);
       }
       StorePack<N>(d.dx + (row0 + r) * d.columns + column, FromFloats<T>(out));
     }
@@ -255,11 +267,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const Ba
   }
   if (!active) return;
   float* const partial = d.partial + blockIdx.x * (kRms ? int64_t{1} : 2) * d.columns + column;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    partial[i] = dgamma[i];
-    if constexpr (!kRms) partial[d.columns + i] = dbeta[i];
-  }
+  StorePack<N>(partial, FromFloats<float>(dgamma));
+  if constexpr (!kRms) StorePack<N>(partial + d.columns, FromFloats<float>(dbeta));
 }
 
 // Any width and alignment; dgamma and dbeta of the block add up in `partial`.
@@ -298,28 +307,37 @@ __global__ void __launch_bounds__(kAnyThreads) NormBackwardAnyKernel(const Backw
 
 template <typename T, bool kRms>
 void LaunchForward(CudaStream& stream, const char* op, const ForwardData<T>& d, bool packs) {
-  const int items = packs ? static_cast<int>(CeilDiv(d.columns, kPackSize<T> * kWarp)) : 0;
-  const auto blocks = static_cast<unsigned>(CeilDiv(d.rows, kForwardWarps));
-  const auto launch = [&](auto kernel) {
-    kernel<<<blocks, kForwardWarps * kWarp, 0, stream.handle()>>>(d);
+  const auto items = [&](int lanes) {
+    return packs ? static_cast<int>(CeilDiv(d.columns, kPackSize<T> * lanes)) : 0;
   };
-  if (items == 0 || items > 16) {
+  const int of_warp = items(kWarp), of_block = items(kForwardThreads);
+  const auto launch = [&](auto kernel, int lanes) {
+    const auto blocks = static_cast<unsigned>(CeilDiv(d.rows, kForwardThreads / lanes));
+    kernel<<<blocks, kForwardThreads, 0, stream.handle()>>>(d);
+  };
+  if (of_block == 0 || of_block > 8) {
     NormForwardAnyKernel<T, kRms>
         <<<static_cast<unsigned>(d.rows), kAnyThreads, 0, stream.handle()>>>(d);
-  } else if (items <= 1) {
-    launch(NormForwardKernel<T, 1, kRms>);
-  } else if (items <= 3) {
-    launch(NormForwardKernel<T, 3, kRms>);
-  } else if (items <= 4) {
-    launch(NormForwardKernel<T, 4, kRms>);
-  } else if (items <= 7) {
-    launch(NormForwardKernel<T, 7, kRms>);
-  } else if (items <= 8) {
-    launch(NormForwardKernel<T, 8, kRms>);
-  } else if (items <= 12) {
-    launch(NormForwardKernel<T, 12, kRms>);
+  } else if (of_block > 4) {
+    launch(NormForwardKernel<T, kForwardThreads, 8, kRms>, kForwardThreads);
+  } else if (of_block > 3) {
+    launch(NormForwardKernel<T, kForwardThreads, 4, kRms>, kForwardThreads);
+  } else if (of_block > 2) {
+    launch(NormForwardKernel<T, kForwardThreads, 3, kRms>, kForwardThreads);
+  } else if (of_warp > 12) {
+    launch(NormForwardKernel<T, kForwardThreads, 2, kRms>, kForwardThreads);
+  } else if (of_warp <= 1) {
+    launch(NormForwardKernel<T, kWarp, 1, kRms>, kWarp);
+  } else if (of_warp <= 3) {
+    launch(NormForwardKernel<T, kWarp, 3, kRms>, kWarp);
+  } else if (of_warp <= 4) {
+    launch(NormForwardKernel<T, kWarp, 4, kRms>, kWarp);
+  } else if (of_warp <= 7) {
+    launch(NormForwardKernel<T, kWarp, 7, kRms>, kWarp);
+  } else if (of_warp <= 8) {
+    launch(NormForwardKernel<T, kWarp, 8, kRms>, kWarp);
   } else {
-    launch(NormForwardKernel<T, 16, kRms>);
+    launch(NormForwardKernel<T, kWarp, 12, kRms>, kWarp);
   }
   stream.CheckLaunch(op);
 }
@@ -397,10 +415,18 @@ void LaunchBackward(CudaStream& stream, const char* op, BackwardData<T> d, bool 
     launch(NormBackwardAnyKernel<T, kRms>, kAnyThreads, 1, 0);
   } else if (threads <= 128) {
     launch(NormBackwardKernel<T, 128, 5, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
+  } else if (threads <= 160) {
+    launch(NormBackwardKernel<T, 160, 4, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
+  } else if (threads <= 192) {
+    launch(NormBackwardKernel<T, 192, 3, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
   } else if (threads <= 256) {
-    launch(NormBackwardKernel<T, 256, 2, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
+    launch(NormBackwardKernel<T, 256, 2, 2, 2, kRms>, threads, 2, 2 * 2 * 3);
+  } else if (threads <= 320) {
+    launch(NormBackwardKernel<T, 320, 2, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
   } else if (threads <= 512) {
     launch(NormBackwardKernel<T, 512, 1, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
+  } else if (threads <= 640) {
+    launch(NormBackwardKernel<T, 640, 1, 1, 4, kRms>, threads, 1, 4 * 3);
   } else {
     launch(NormBackwardKernel<T, 1024, 1, 1, 3, kRms>, threads, 1, 3 * 3);
   }

@@ -14,8 +14,9 @@ namespace {
 
 constexpr int kColumnWarps = 8;
 constexpr int kRowsInFlight = 8;
-constexpr int kPartialColumns = 32;  // of one AddPartials block
-constexpr int kPartialRows = 32;
+// Of one AddPartials block: few columns, so that there are blocks for all multiprocessors.
+constexpr int kPartialColumns = 16;
+constexpr int kPartialRows = 64;
 
 // Block (x, y): packs of N columns [x * 32, +32) of rows y, y + gridDim.y, ... taken
 // kRowsInFlight at a time by each warp.
@@ -70,10 +71,13 @@ __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
   }
   shared[row][lane] = sum;
   __syncthreads();
-  // Warp `row` now holds column `row` of the tile in its lanes.
-  const float total = WarpSum(shared[lane][row]);
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kPartialColumns + row;
-  if (lane != 0 || at >= stride) return;
+  // A warp a column, a lane two rows of the tile.
+  static_assert(kPartialRows == 2 * kWarp);
+  const int warp = threadIdx.x / kWarp, rows = threadIdx.x % kWarp;
+  if (warp >= kPartialColumns) return;
+  const float total = WarpSum(shared[rows][warp] + shared[rows + kWarp][warp]);
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kPartialColumns + warp;
+  if (rows != 0 || at >= stride) return;
   float& out = at < columns ? first[at] : second[at - columns];
   out = accumulate ? out + total : total;
 }
