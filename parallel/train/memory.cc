@@ -205,7 +205,7 @@ int64_t AttentionBytes(const TrainerPlace& place) {
   if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
     switch (shape.context_method) {
       case ContextMethod::kAllToAll:
-        heads = heads / context;
+        heads = std::max<int64_t>(1, heads / context);
         key_heads = std::max<int64_t>(1, key_heads / context);
         queries = keys = place.sequence_length;
         break;
