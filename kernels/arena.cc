@@ -67,4 +67,8 @@ absl::Status Arena::Commit(Device& device) {
   return absl::OkStatus();
 }
 
+Tensor Arena::memory() const {
+  return planning() ? Tensor() : Tensor(buffer_->data(), DType::kU8, {buffer_->bytes()});
+}
+
 }  // namespace muster::kernels

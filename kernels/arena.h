@@ -33,6 +33,8 @@ class Arena {
   // Allocates the peak; restarts the sequence. kResourceExhausted from the device.
   absl::Status Commit(Device& device);
   bool planning() const { return buffer_ == nullptr; }
+  // All of it, as bytes; empty while planning and when nothing was taken.
+  Tensor memory() const;
   int64_t peak_bytes() const { return peak_; }
   // The most that was live at once, per category. The sum is at least peak_bytes().
   const std::map<std::string, int64_t>& bytes_by_category() const { return by_category_; }

@@ -20,6 +20,19 @@ namespace muster::parallel {
 
 enum class ReduceOp { kSum, kMax, kMin };
 
+struct ShareOptions {
+  // Calls on less data stay as they are: below, meeting takes longer than NCCL's whole call.
+  int64_t least_bytes = int64_t{4} << 20;
+};
+
+// What Communicator::Share gives; destroyed before the communicator.
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+  // The end will not be a collective: this rank has failed, and the others may never come.
+  virtual void Abandon() = 0;
+};
+
 // All ranks of the group must make the same calls in the same order with the same sizes. Calls are
 // enqueued on `stream` and return at once (an eager host stream runs them inside the call); errors
 // fail the stream: kUnavailable when a peer vanished, kAborted after Abort(), kDeadlineExceeded,
@@ -43,6 +56,9 @@ class Communicator {
   virtual void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
   // data has size() equal parts; afterwards part rank() holds the sum, the others are undefined.
   virtual void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
+  // The same sum goes to `sum`, of the size of a part, outside of `data`, which is undefined then.
+  virtual void ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data, kernels::Tensor sum,
+                               ReduceOp op);
   // data has size() equal parts; part rank() is the input, afterwards all parts are filled.
   virtual void AllGather(kernels::Stream& stream, kernels::Tensor data) = 0;
   virtual void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) = 0;
@@ -54,12 +70,28 @@ class Communicator {
   // Sends and receives enqueued between the two run together: neither side has to go first.
   virtual void GroupBegin() = 0;
   virtual void GroupEnd(kernels::Stream& stream) = 0;
+  // `in` goes to the rank `by` places behind this one, around the group; `out`, of the same size,
+  // comes from the one as many places before. Not between GroupBegin and GroupEnd.
+  virtual void Rotate(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out, int by);
   virtual absl::Status Barrier() = 0;  // blocks the host
 
   // Ranks with the same color form a group, ordered by (key, rank). Every rank of this group calls
   // it, in the same global order.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                               const std::string& name) = 0;
+  // Lets the other ranks of this host read `memory` of this rank until the result is destroyed, so
+  // that large calls on data in it, of this communicator and of all split from the same world, go
+  // through copy engines and leave the processors of a GPU to the kernels beside them. Such calls
+  // sum as the promise above says, and require that data stands at the same place of its memory on
+  // all ranks of a group. Everything else goes on as before. A collective of the world, of as many
+  // pieces on every rank; so is the end of it, before the memory is freed and after all streams
+  // that use it have finished. Null where there is nothing to gain: a host, one rank. kUnavailable,
+  // on every rank, says why it cannot be done.
+  virtual absl::StatusOr<std::unique_ptr<SharedMemory>> Share(
+      const std::vector<kernels::Tensor>& memory, const ShareOptions& options);
+  // Device memory for parts of sums of shared data, which stay as they are without: the less, the
+  // more pieces. Other groups may use it on the same stream alone. It outlives the calls.
+  virtual void UseForSums(const kernels::Tensor& memory) {}
   // From any thread: ends running and later calls with kAborted, also those that wait for a peer.
   virtual void Abort(absl::Status why) = 0;
   // Bytes this rank has sent so far, by the algorithm's volume, for tests of communication volume.

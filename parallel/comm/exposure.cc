@@ -24,6 +24,10 @@ class MeteredCommunicator : public Communicator {
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
     Metered(Collective::kReduceScatter, stream, [&] { inner_.ReduceScatter(stream, data, op); });
   }
+  void ReduceScatterTo(Stream& stream, Tensor data, Tensor sum, ReduceOp op) override {
+    Metered(Collective::kReduceScatter, stream,
+            [&] { inner_.ReduceScatterTo(stream, data, sum, op); });
+  }
   void AllGather(Stream& stream, Tensor data) override {
     Metered(Collective::kAllGather, stream, [&] { inner_.AllGather(stream, data); });
   }
@@ -50,6 +54,14 @@ class MeteredCommunicator : public Communicator {
     grouped_ = false;
     Metered(Collective::kSendReceive, stream, [&] { inner_.GroupEnd(stream); });
   }
+  void Rotate(Stream& stream, Tensor in, Tensor out, int by) override {
+    Metered(Collective::kSendReceive, stream, [&] { inner_.Rotate(stream, in, out, by); });
+  }
+  absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
+                                                      const ShareOptions& options) override {
+    return inner_.Share(memory, options);
+  }
+  void UseForSums(const Tensor& memory) override { inner_.UseForSums(memory); }
   absl::Status Barrier() override { return inner_.Barrier(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override {

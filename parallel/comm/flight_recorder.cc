@@ -37,6 +37,11 @@ class RecordedCommunicator : public Communicator {
     inner_->ReduceScatter(stream, data, op);
     FlightRecorder::Follow(recorder_, id, stream);
   }
+  void ReduceScatterTo(Stream& stream, Tensor data, Tensor sum, ReduceOp op) override {
+    const uint64_t id = recorder_->Begin(name(), path_, "reduce-scatter", data, -1);
+    inner_->ReduceScatterTo(stream, data, sum, op);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
   void AllGather(Stream& stream, Tensor data) override {
     const uint64_t id = recorder_->Begin(name(), path_, "all-gather", data, -1);
     inner_->AllGather(stream, data);
@@ -71,6 +76,16 @@ class RecordedCommunicator : public Communicator {
       FlightRecorder::Follow(recorder_, id, stream);
     }
   }
+  void Rotate(Stream& stream, Tensor in, Tensor out, int by) override {
+    const uint64_t id = recorder_->Begin(name(), path_, "rotation", in, -1);
+    inner_->Rotate(stream, in, out, by);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
+                                                      const ShareOptions& options) override {
+    return inner_->Share(memory, options);
+  }
+  void UseForSums(const Tensor& memory) override { inner_->UseForSums(memory); }
   absl::Status Barrier() override {
     const uint64_t id = recorder_->Begin(name(), path_, "barrier", Tensor(), -1);
     absl::Status status = inner_->Barrier();

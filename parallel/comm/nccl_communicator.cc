@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
@@ -22,6 +23,8 @@
 #include "parallel/comm/nccl_library.h"
 #include "parallel/comm/nccl_peers.h"
 #include "parallel/comm/nccl_world.h"
+#include "parallel/comm/peer_group.h"
+#include "parallel/comm/peer_memory.h"
 
 namespace muster::parallel {
 namespace {
@@ -72,8 +75,12 @@ char* At(const Tensor& tensor, int64_t element) {
 
 class NcclCommunicator : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<NcclWorld> world, std::unique_ptr<Communicator> host)
-      : world_(std::move(world)), nccl_(world_->nccl()), host_(std::move(host)) {
+  NcclCommunicator(std::shared_ptr<NcclWorld> world, std::shared_ptr<PeerMemory> shared,
+                   std::unique_ptr<Communicator> host)
+      : world_(std::move(world)),
+        nccl_(world_->nccl()),
+        shared_(std::move(shared)),
+        host_(std::move(host)) {
     group_.name = host_->name();
     group_.rank = host_->rank();
     group_.size = host_->size();
@@ -81,13 +88,16 @@ class NcclCommunicator : public Communicator {
   }
   ~NcclCommunicator() override { world_->Remove(group_); }
 
+  // Of the world.
   absl::Status Initialize(const ncclUniqueId& id) {
-    return world_->Add(group_, nullptr, absl::StrCat("group ", name(), ", rank ", rank()),
-                       [nccl = nccl_, settings = MakeSettings(), size = size(), rank = rank(),
-                        id](ncclComm_t* comm) {
-                         ncclConfig_t config = settings.Config();
-                         return nccl.CommInitRankConfig(comm, size, id, rank, &config);
-                       });
+    RETURN_IF_ERROR(world_->Add(group_, nullptr, absl::StrCat("group ", name(), ", rank ", rank()),
+                                [nccl = nccl_, settings = MakeSettings(), size = size(),
+                                 rank = rank(), id](ncclComm_t* comm) {
+                                  ncclConfig_t config = settings.Config();
+                                  return nccl.CommInitRankConfig(comm, size, id, rank, &config);
+                                }));
+    world_rank_ = rank();
+    return MeetPeers();
   }
 
   int rank() const override { return group_.rank; }
@@ -101,6 +111,9 @@ class NcclCommunicator : public Communicator {
     if (OnHost(stream)) return host_->AllReduce(stream, data, op);
     CHECK(data.contiguous());
     Sent(2 * data.bytes() * (size() - 1) / size());
+    if (peers_ != nullptr && peers_->CoversSum(data, op)) {
+      return ByPeers(stream, "all-reduce", data, [&] { return peers_->AllReduce(stream, data); });
+    }
     Enqueue(stream, "all-reduce", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.AllReduce(data.data(), data.data(), Count(data), NcclType(data.dtype()),
                              NcclOp(op), comm, handle);
@@ -109,16 +122,20 @@ class NcclCommunicator : public Communicator {
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
     if (OnHost(stream)) return host_->ReduceScatter(stream, data, op);
     const int64_t part = EqualPart(data, size());
-    Sent(data.bytes() * (size() - 1) / size());
-    Enqueue(stream, "reduce-scatter", data, [&](ncclComm_t comm, cudaStream_t handle) {
-      return nccl_.ReduceScatter(data.data(), At(data, part * rank()), static_cast<size_t>(part),
-                                 NcclType(data.dtype()), NcclOp(op), comm, handle);
-    });
+    SumParts(stream, data, Tensor(At(data, part * rank()), data.dtype(), {part}), op);
+  }
+  void ReduceScatterTo(Stream& stream, Tensor data, Tensor sum, ReduceOp op) override {
+    if (OnHost(stream)) return host_->ReduceScatterTo(stream, data, sum, op);
+    CHECK(sum.contiguous() && sum.elements() == EqualPart(data, size()));
+    SumParts(stream, data, sum, op);
   }
   void AllGather(Stream& stream, Tensor data) override {
     if (OnHost(stream)) return host_->AllGather(stream, data);
     const int64_t part = EqualPart(data, size());
     Sent(data.bytes() * (size() - 1) / size());
+    if (peers_ != nullptr && peers_->Covers(data)) {
+      return ByPeers(stream, "all-gather", data, [&] { return peers_->AllGather(stream, data); });
+    }
     Enqueue(stream, "all-gather", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.AllGather(At(data, part * rank()), data.data(), static_cast<size_t>(part),
                              NcclType(data.dtype()), comm, handle);
@@ -138,6 +155,9 @@ class NcclCommunicator : public Communicator {
     if (OnHost(stream)) return host_->AllToAll(stream, in, out);
     const int64_t part = CheckAllToAll(in, out, size());
     Sent(in.bytes() * (size() - 1) / size());
+    if (peers_ != nullptr && peers_->Covers(in)) {
+      return ByPeers(stream, "all-to-all", in, [&] { return peers_->AllToAll(stream, in, out); });
+    }
     std::vector<Transfer> transfers;
     for (int peer = 0; peer < size(); ++peer) {
       transfers.push_back({At(in, part * peer), in.dtype(), part, peer, /*sends=*/true});
@@ -175,12 +195,26 @@ class NcclCommunicator : public Communicator {
     FlushTransfers(stream);
   }
 
+  void Rotate(Stream& stream, Tensor in, Tensor out, int by) override {
+    if (OnHost(stream) || peers_ == nullptr || !peers_->Covers(in)) {
+      return Communicator::Rotate(stream, in, out, by);
+    }
+    CHECK(!grouping_ && in.contiguous() && out.contiguous() && in.bytes() == out.bytes());
+    Sent(in.bytes());
+    ByPeers(stream, "rotation", in, [&] { return peers_->Rotate(stream, in, out, by); });
+  }
+
   absl::Status Barrier() override {
     RETURN_IF_ERROR(world_->ended());
     return host_->Barrier();
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override;
+  absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
+                                                      const ShareOptions& options) override;
+  void UseForSums(const Tensor& memory) override {
+    if (peers_ != nullptr) peers_->UseForSums(memory);
+  }
   void Abort(absl::Status why) override {
     world_->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
   }
@@ -211,11 +245,34 @@ class NcclCommunicator : public Communicator {
   static size_t Count(const Tensor& data) { return static_cast<size_t>(data.elements()); }
   void Sent(int64_t bytes) { bytes_sent_.fetch_add(bytes, std::memory_order_relaxed); }
 
+  // The sum of every rank's part rank() of `data`.
+  void SumParts(Stream& stream, const Tensor& data, const Tensor& sum, ReduceOp op) {
+    Sent(data.bytes() * (size() - 1) / size());
+    if (peers_ != nullptr && peers_->CoversSum(data, op)) {
+      return ByPeers(stream, "reduce-scatter", data,
+                     [&] { return peers_->ReduceScatter(stream, data, sum); });
+    }
+    Enqueue(stream, "reduce-scatter", data, [&](ncclComm_t comm, cudaStream_t handle) {
+      return nccl_.ReduceScatter(data.data(), sum.data(), static_cast<size_t>(sum.elements()),
+                                 NcclType(data.dtype()), NcclOp(op), comm, handle);
+    });
+  }
   template <typename Issue>
   void Enqueue(Stream& stream, const char* operation, const Tensor& data, const Issue& issue) {
     if (size() == 1 || data.elements() == 0) return;
-    world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++}, issue);
+    world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++},
+                 [&](ncclComm_t comm, cudaStream_t handle) {
+                   return nccl_.Check(issue(comm, handle), nullptr, "starting the call");
+                 });
   }
+  template <typename Issue>
+  void ByPeers(Stream& stream, const char* operation, const Tensor& data, const Issue& issue) {
+    world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++},
+                 [&](ncclComm_t, cudaStream_t) -> absl::Status { return issue(); });
+  }
+  // What calls by copy engines need; without it all go through NCCL. A collective.
+  absl::Status MeetPeers();
+
   void Exchange(Stream& stream, const char* operation, DType dtype, int64_t elements,
                 const std::vector<Transfer>& transfers) {
     if (elements == 0) return;
@@ -230,7 +287,8 @@ class NcclCommunicator : public Communicator {
                      : nccl_.Recv(transfer.data, count, type, transfer.peer, comm, handle);
       }
       const ncclResult_t ended = nccl_.GroupEnd();
-      return result == ncclSuccess || result == ncclInProgress ? ended : result;
+      return nccl_.Check(result == ncclSuccess || result == ncclInProgress ? ended : result,
+                         nullptr, "starting the call");
     };
     world_->Call(group_, stream, {operation, dtype, elements, calls_++}, issue);
   }
@@ -258,7 +316,10 @@ class NcclCommunicator : public Communicator {
 
   const std::shared_ptr<NcclWorld> world_;
   const NcclLibrary& nccl_;
+  const std::shared_ptr<PeerMemory> shared_;  // of the world
   const std::unique_ptr<Communicator> host_;  // the same group on the hosts
+  int world_rank_ = 0;
+  std::unique_ptr<PeerGroup> peers_;  // null: not all on one host
   NcclGroup group_;
   int64_t host_bytes_before_ = 0;  // of meeting
   uint64_t calls_ = 0;
@@ -275,7 +336,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   RETURN_IF_ERROR(world_->ended());
   // The hosts agree first: who is in which group, and that everyone has come.
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(color, key, name));
-  auto child = std::make_unique<NcclCommunicator>(world_, std::move(host));
+  auto child = std::make_unique<NcclCommunicator>(world_, shared_, std::move(host));
   RETURN_IF_ERROR(world_->Add(child->group_, &group_,
                               absl::StrCat("split of ", group_.name, " into ", name),
                               [nccl = nccl_, settings = child->MakeSettings(), parent = group_.comm,
@@ -283,7 +344,54 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
                                 ncclConfig_t config = settings.Config();
                                 return nccl.CommSplit(parent, color, rank, comm, &config);
                               }));
+  child->world_rank_ = world_rank_;
+  RETURN_IF_ERROR(child->MeetPeers());
   return child;
+}
+
+absl::Status NcclCommunicator::MeetPeers() {
+  if (size() == 1) return absl::OkStatus();
+  const std::unique_ptr<kernels::Device> cpu = kernels::MakeCpuDevice(1);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, cpu->MakeStream());
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                   GatherTexts(*host_, *stream, absl::StrCat(world_rank_)));
+  std::vector<int> world_ranks;
+  for (const std::string& text : texts) {
+    int world_rank = 0;
+    CHECK(absl::SimpleAtoi(text, &world_rank)) << text;
+    world_ranks.push_back(world_rank);
+  }
+  absl::StatusOr<std::unique_ptr<PeerCounters>> counters =
+      PeerCounters::Make(*host_, world_->device());
+  // Nothing is wrong with ranks on several hosts.
+  if (absl::IsUnavailable(counters.status())) return world_->ended();
+  RETURN_IF_ERROR(counters.status());
+  peers_ =
+      std::make_unique<PeerGroup>(shared_, *std::move(counters), std::move(world_ranks), rank());
+  world_->SetPeers(group_, peers_.get());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> NcclCommunicator::Share(
+    const std::vector<Tensor>& memory, const ShareOptions& options) {
+  if (size() == 1) return nullptr;
+  RETURN_IF_ERROR(shared_->Share(*host_, memory, options));
+
+  class Shared : public SharedMemory {
+   public:
+    explicit Shared(NcclCommunicator& world) : world_(world) {}
+    ~Shared() override {
+      world_.shared_->Close();
+      // A peer must have closed what it frees. One that is gone does not matter any more.
+      if (!abandoned_) world_.Barrier().IgnoreError();
+    }
+    void Abandon() override { abandoned_ = true; }
+
+   private:
+    NcclCommunicator& world_;
+    bool abandoned_ = false;
+  };
+  return std::make_unique<Shared>(*this);
 }
 
 // Says on every rank why the ranks cannot work together, when they cannot.
@@ -340,7 +448,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore
                    ShareUniqueId(store, *nccl, rank, options.connect_timeout));
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> liveness, host->Split(0, rank, "liveness"));
   auto world = std::make_shared<NcclWorld>(*nccl, cuda, options, std::move(liveness));
-  auto communicator = std::make_unique<NcclCommunicator>(std::move(world), std::move(host));
+  auto communicator = std::make_unique<NcclCommunicator>(
+      std::move(world), std::make_shared<PeerMemory>(cuda), std::move(host));
   RETURN_IF_ERROR(communicator->Initialize(id));
   return communicator;
 }

@@ -68,6 +68,9 @@ void NcclLibrary::AbortAll(const std::vector<ncclComm_t>& comms) const {
 
 void SetNcclEnvironment(bool reproducible) {
   ::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  // Streams share queues of the device, of which there are 8 unless said otherwise. One that waits
+  // for peers (peer_group.h) must not hold up another.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (!reproducible) return;
   ::setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);
   ::setenv("NCCL_PROTO", "Simple", /*overwrite=*/0);

@@ -22,6 +22,8 @@ constexpr absl::Duration kLivenessInterval = absl::Milliseconds(100);
 constexpr absl::Duration kPeersNotice = absl::Milliseconds(20);
 // For host threads to leave NCCL by themselves before its communicators are ended under them.
 constexpr absl::Duration kEnteredPatience = absl::Milliseconds(500);
+// For what streams do between two waits for peers.
+constexpr absl::Duration kReleasePatience = absl::Seconds(2);
 
 absl::Status WithPrefix(const absl::Status& status, const std::string& prefix) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
@@ -135,6 +137,14 @@ void NcclWorld::Remove(NcclGroup& group) {
       return ended_.ok() ? group.pending.empty() : torn_down_;
     };
     mutex_.Await(Condition(&idle));
+    // What still waits for peers must not outlive the counters that it waits for.
+    const absl::Time patience = absl::Now() + kReleasePatience;
+    while (group.peers != nullptr && !Finished(group) && absl::Now() < patience) {
+      group.peers->Release();
+      auto never = [] { return false; };
+      mutex_.AwaitWithTimeout(Condition(&never), kPollInterval);
+    }
+    group.peers = nullptr;
     comm = std::exchange(group.comm, nullptr);
     groups_.erase(std::remove(groups_.begin(), groups_.end(), &group), groups_.end());
   }
@@ -146,7 +156,7 @@ void NcclWorld::Remove(NcclGroup& group) {
 }
 
 void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& call,
-                     absl::FunctionRef<ncclResult_t(ncclComm_t, cudaStream_t)> issue) {
+                     absl::FunctionRef<absl::Status(ncclComm_t, cudaStream_t)> issue) {
   kernels::cuda::CudaStream& cuda = kernels::cuda::CudaStream::Of(stream);
   const absl::Time now = absl::Now();
   cudaEvent_t done = nullptr;
@@ -170,7 +180,7 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
     status = kernels::cuda::CudaStatus(cudaEventCreateWithFlags(&done, cudaEventDisableTiming),
                                        "making an event");
   }
-  if (status.ok()) status = nccl_.Check(issue(comm, cuda.handle()), nullptr, "starting the call");
+  if (status.ok()) status = issue(comm, cuda.handle());
   if (status.ok()) {
     status = kernels::cuda::CudaStatus(cudaEventRecord(done, cuda.handle()), "recording an event");
   }
@@ -203,6 +213,23 @@ void NcclWorld::EndLocked(absl::Status why) {
       pending.stream->Fail(named ? ended_ : WithPrefix(ended_, call));
     }
   }
+}
+
+void NcclWorld::SetPeers(NcclGroup& group, PeerGroup* peers) {
+  MutexLock lock(&mutex_);
+  group.peers = peers;
+}
+
+void NcclWorld::Release() {
+  for (NcclGroup* group : groups_) {
+    if (group->peers != nullptr) group->peers->Release();
+  }
+}
+
+bool NcclWorld::Finished(const NcclGroup& group) {
+  return std::all_of(
+      group.pending.begin(), group.pending.end(),
+      [](const NcclGroup::Pending& call) { return cudaEventQuery(call.done) == cudaSuccess; });
 }
 
 bool NcclWorld::busy() const {
@@ -273,6 +300,7 @@ void NcclWorld::TearDown() {
                                        [](const NcclGroup* group) { return !group->entered; });
   };
   mutex_.AwaitWithTimeout(Condition(&left), kEnteredPatience);
+  Release();
   std::vector<ncclComm_t> comms;
   for (NcclGroup* group : groups_) {
     if (group->comm != nullptr) comms.push_back(std::exchange(group->comm, nullptr));
@@ -290,8 +318,14 @@ void NcclWorld::Watch() {
     auto work = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
       return stopping_ || (ended_.ok() ? busy() : !torn_down_);
     };
-    mutex_.Await(Condition(&work));
+    if (ended_.ok()) {
+      mutex_.Await(Condition(&work));
+    } else {
+      mutex_.AwaitWithTimeout(Condition(&work), kPollInterval);
+      if (torn_down_) Release();  // a peer that goes on may have taken it back
+    }
     if (stopping_) return;
+    if (torn_down_) continue;
     if (ended_.ok()) Sweep();
     if (!ended_.ok()) {
       TearDown();

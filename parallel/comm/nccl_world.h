@@ -3,7 +3,8 @@
 // NCCL reports neither a dead peer nor a call that never ends: its kernel waits on the GPU for
 // ever. So every call leaves an event behind it, and the watchdog ends all communicators
 // (ncclCommAbort makes their kernels return) when a call takes too long, when NCCL reports a fault,
-// and when the host connections say that a peer is gone.
+// and when the host connections say that a peer is gone. Calls by copy engines (peer_group.h) are
+// watched alike; what they wait for is then released.
 #ifndef MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
 #define MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
 
@@ -26,6 +27,7 @@
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/nccl_library.h"
+#include "parallel/comm/peer_group.h"
 
 namespace muster::parallel {
 
@@ -48,10 +50,11 @@ struct NcclGroup {
   std::string name;
   int rank = 0;
   int size = 1;
-  ncclComm_t comm = nullptr;  // null once it is ended
-  bool entered = false;       // a host thread is inside an NCCL call on it,
-  NcclCall entered_call;      // this one,
-  absl::Time entered_at;      // since then
+  ncclComm_t comm = nullptr;   // null once it is ended
+  bool entered = false;        // a host thread is inside an NCCL call on it,
+  NcclCall entered_call;       // this one,
+  absl::Time entered_at;       // since then
+  PeerGroup* peers = nullptr;  // null: all calls are NCCL's
   std::deque<Pending> pending;
   std::vector<cudaEvent_t> idle_events;
 
@@ -75,11 +78,13 @@ class NcclWorld {
   // it must own what it uses. `parent` is kept meanwhile. After an error all groups have ended.
   absl::Status Add(NcclGroup& group, NcclGroup* parent, const std::string& what, Make make)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls of `peers` count as calls of the group. Before the first.
+  void SetPeers(NcclGroup& group, PeerGroup* peers) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the calls on it, then ends it.
   void Remove(NcclGroup& group) ABSL_LOCKS_EXCLUDED(mutex_);
   // Puts what `issue` enqueues under watch; an error fails the stream.
   void Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& call,
-            absl::FunctionRef<ncclResult_t(ncclComm_t, cudaStream_t)> issue)
+            absl::FunctionRef<absl::Status(ncclComm_t, cudaStream_t)> issue)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The first reason stays.
   void End(absl::Status why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -94,6 +99,9 @@ class NcclWorld {
   void EndLocked(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TearDown() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool busy() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Streams that wait for peers go on.
+  void Release() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static bool Finished(const NcclGroup& group);
   const NcclLibrary nccl_;
   kernels::cuda::CudaDevice& device_;
   const NcclOptions options_;

@@ -18,12 +18,11 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 
-// Sends one buffer to `to` while another comes from `from`, on the overlapping stream if there is
-// one.
+// Sends one buffer to the rank `by` places behind this one while another comes from the one as many
+// places before, on the overlapping stream if there is one.
 class Exchange {
  public:
-  Exchange(const ContextAttention::Call& call, int to, int from)
-      : call_(call), to_(to), from_(from) {}
+  Exchange(const ContextAttention::Call& call, int by) : call_(call), by_(by) {}
 
   // `done` is recorded when both have happened; nullptr without overlap.
   void Start(Tensor send, Tensor receive, kernels::Event* done) const {
@@ -32,10 +31,7 @@ class Exchange {
       call_.stream.Record(*call_.overlap->ready);
       stream.Wait(*call_.overlap->ready);
     }
-    call_.group.GroupBegin();
-    call_.group.Send(stream, send, to_);
-    call_.group.Receive(stream, receive, from_);
-    call_.group.GroupEnd(stream);
+    call_.group.Rotate(stream, send, receive, by_);
     if (done != nullptr) stream.Record(*done);
   }
   void Await(kernels::Event* done) const {
@@ -56,8 +52,7 @@ class Exchange {
 
  private:
   const ContextAttention::Call& call_;
-  const int to_;
-  const int from_;
+  const int by_;
 };
 
 // What the queries of one local chunk see of a block of keys.
@@ -102,7 +97,7 @@ class Ring : public ContextAttention {
     auto& saved = static_cast<RingSaved&>(base);
     const int c = shape_.ranks, r = call.group.rank();
     CHECK_EQ(call.group.size(), c);
-    const Exchange exchange(call, (r + 1) % c, (r + c - 1) % c);
+    const Exchange exchange(call, 1);
     if (c > 1) Pack(call.stream, inputs, saved.keys[0]);
     bool begun[2] = {false, false};
     for (int i = 0; i < c; ++i) {
@@ -125,7 +120,7 @@ class Ring : public ContextAttention {
     auto& saved = static_cast<RingSaved&>(base);
     const int c = shape_.ranks, r = call.group.rank();
     CHECK_EQ(call.group.size(), c);
-    const Exchange exchange(call, (r + c - 1) % c, (r + 1) % c);
+    const Exchange exchange(call, -1);
     if (c > 1) {
       Pack(call.stream, inputs, saved.keys[0]);
       exchange.Start(saved.keys[0], saved.keys[1], exchange.Arrived(1));

@@ -290,6 +290,20 @@ absl::Status FlatBuffers::WriteMaster(kernels::Stream& stream, int bucket, int64
   return stream.Synchronize();
 }
 
+std::vector<Tensor> FlatBuffers::Exchanged() const {
+  std::vector<Tensor> all;
+  const auto add = [&](const BufferPointer& buffer) {
+    all.push_back(buffer == nullptr ? Tensor()
+                                    : Tensor(buffer->data(), DType::kU8, {buffer->bytes()}));
+  };
+  add(whole_parameters_);
+  add(parameter_slot_storage_);
+  add(gradient_slot_storage_);
+  for (const BufferPointer& level : whole_gradients_) add(level);
+  for (const BufferPointer& level : own_gradients_) add(level);
+  return all;
+}
+
 Tensor FlatBuffers::copy(int bucket) {
   if (!half() && !offloaded(bucket)) return Tensor();
   if (!parameters_rotate(bucket)) return own_parameters(bucket);

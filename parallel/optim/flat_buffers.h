@@ -35,7 +35,7 @@ struct FlatBuffersOptions {
   bool reshard_after_forward = true;
   // With one level: gradients (from stage 2 on, the reduced own ones) are in memory that
   // activations use too (GradientRoom), but for those that are not written in the order of
-  // backward. In stages 0 and 1 the model must overwrite gradients.
+  // backward. The model must overwrite gradients.
   bool share_gradients = false;
   // Offload: the optimizer's state and the master weights of the first so many buckets, those of
   // the last layers, are in (pinned) host memory.
@@ -147,6 +147,8 @@ class FlatBuffers {
   kernels::Tensor all_m();
   kernels::Tensor all_v();
 
+  // All memory that collectives work on; the same list on every rank, with empty ones.
+  std::vector<kernels::Tensor> Exchanged() const;
   // Views of what the model computes with, and of its gradients.
   const ParameterViews& parameter_views() const { return parameter_views_; }
   const ParameterViews& gradient_views(int level) const { return gradient_views_[level]; }

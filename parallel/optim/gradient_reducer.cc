@@ -127,7 +127,7 @@ void GradientReducer::AcquireBlock(int block) {
     compute_.Wait(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
     if (options_.meter != nullptr) options_.meter->End(compute_);
   }
-  kernels::Zero(compute_, flat_.whole_gradients(bucket));
+  if (!options_.overwritten) kernels::Zero(compute_, flat_.whole_gradients(bucket));
 }
 
 void GradientReducer::GradientReady(ParameterId parameter) {
@@ -179,8 +179,10 @@ void GradientReducer::ReduceBucket(int bucket) {
   }
   const bool compressed = flat_.layout().buckets()[bucket].compressed;
   if (!compressed || !options_.compressor->Exchange(stream, bucket)) {
-    ReduceScatter(stream, groups_.shard(), flat_.whole_gradients(bucket));
-    if (sharded()) Accumulate(stream, bucket);
+    if (!ReduceToOwn(stream, bucket)) {
+      ReduceScatter(stream, groups_.shard(), flat_.whole_gradients(bucket));
+      if (sharded()) Accumulate(stream, bucket);
+    }
     if (LastMicroBatch()) AllReduce(stream, groups_.replicate(), flat_.own_gradient(bucket));
   }
   if (!options_.overlap) return;
@@ -188,6 +190,15 @@ void GradientReducer::ReduceBucket(int bucket) {
   if (flat_.gradients_rotate(bucket)) {
     communication_.Record(flat_.gradient_slot_empty(flat_.gradient_slot(bucket)));
   }
+}
+
+bool GradientReducer::ReduceToOwn(kernels::Stream& stream, int bucket) {
+  if (!sharded() || groups_.shard().size() == 1 || options_.wire != DType::kF32 || Merges() > 0) {
+    return false;
+  }
+  groups_.shard().ReduceScatterTo(stream, flat_.whole_gradients(bucket),
+                                  flat_.own_gradient(bucket, level_), ReduceOp::kSum);
+  return true;
 }
 
 void GradientReducer::ReduceScatter(kernels::Stream& stream, Communicator& group, Tensor data) {

@@ -25,8 +25,8 @@ struct GradientReducerOptions {
   // one rounding of every contribution is all that is lost.
   kernels::DType wire = kernels::DType::kF32;
   // Whoever computes gradients overwrites them (Pass::overwrite_gradients), so that BeginMicroBatch
-  // need not zero them. ZeRO 0, and ZeRO 1 where padding need not be zero: it may hold what was
-  // reduced.
+  // and AcquireBlock need not zero them. ZeRO 0, and the others where padding need not be zero: it
+  // may hold what was there.
   bool overwritten = false;
   // Buckets [first, last) are this reducer's: those of one group (GradientGroups) of a stage, whose
   // micro-batches come at their own times. last < 0: all of them.
@@ -124,6 +124,9 @@ class GradientReducer : public GradientListener {
   // Sums over the group: afterwards part rank() of `data` (or all of it) holds the sum.
   void ReduceScatter(kernels::Stream& stream, Communicator& group, kernels::Tensor data);
   void AllReduce(kernels::Stream& stream, Communicator& group, kernels::Tensor data);
+  // Where the part reduced is the first of its partial sum: reduces it to there. False: nothing was
+  // done.
+  bool ReduceToOwn(kernels::Stream& stream, int bucket);
   // The part just reduced joins the partial sums.
   void Accumulate(kernels::Stream& stream, int bucket);
 

@@ -57,6 +57,13 @@ absl::Status ParameterGatherer::Allocate() {
     used_.push_back(std::move(used));
     held_.push_back(-1);
   }
+  std::vector<bool> seen(static_cast<size_t>(flat_.parameter_slots()));
+  first_of_slot_.resize(buckets.size());
+  for (int i = static_cast<int>(buckets.size()) - 1; i >= 0; --i) {
+    if (!flat_.parameters_rotate(i)) continue;
+    first_of_slot_[i] = !seen[flat_.parameter_slot(i)];
+    seen[flat_.parameter_slot(i)] = true;
+  }
   return absl::OkStatus();
 }
 
@@ -81,6 +88,7 @@ void ParameterGatherer::Updated(int bucket) {
   }
   if (flat_.parameters_rotate(bucket)) {
     Invalidate(bucket);
+    if (first_of_slot_[bucket]) EnsureGathered(bucket);
   } else if (group_.size() > 1) {
     Gather(bucket);
   }
@@ -90,6 +98,7 @@ void ParameterGatherer::UpdatedBy(kernels::Event& written, int bucket) {
   gathering().Wait(written);
   if (flat_.parameters_rotate(bucket)) {
     Invalidate(bucket);
+    if (first_of_slot_[bucket]) EnsureGathered(bucket);
   } else {
     // Also without anybody to gather from: compute waits for the event when it needs the bucket.
     Gather(bucket);

@@ -25,7 +25,8 @@ namespace muster::parallel {
 // pass: a block waits only for the buckets that hold its parameters.
 //
 // ZeRO-3: a block's bucket is gathered into its rotating buffer before the block runs, while the
-// block in front of it runs; what a buffer still holds is not gathered again. In a step of n
+// block in front of it runs, those that forward begins with while the others are updated; what a
+// buffer still holds is not gathered again. In a step of n
 // micro-batches and B blocks that makes B + (2 n - 1) (B - k) gathers, k = min(B, 2), or B when
 // blocks are kept after forward.
 //
@@ -82,6 +83,7 @@ class ParameterGatherer : public BlockGate {
   std::vector<int> first_block_;                       // per bucket: that uses it
   std::vector<bool> awaited_;         // per bucket: compute has not yet waited for the gather
   std::vector<int> held_;             // per slot: bucket, -1 none
+  std::vector<bool> first_of_slot_;   // per bucket: whether forward begins with it
   std::vector<int> bucket_of_block_;  // of those that rotate, -1: none
 };
 

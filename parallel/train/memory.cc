@@ -61,9 +61,11 @@ int64_t Sum(const std::vector<MemoryUse::Category>& categories) {
   return bytes;
 }
 
-int64_t CommunicationBytes(const TrainerPlace& place, const FlatLayout& layout) {
+int64_t CommunicationBytes(const TrainerPlace& place, const FlatLayout& layout, DeviceKind device) {
   const GradientReducerOptions reducing = {.wire = place.options.gradient_wire};
-  int64_t bytes = static_cast<int64_t>(GradientGroupsOf(place).size()) *
+  const SumBytes sums = SumBytesOf(place, layout, device);
+  int64_t bytes = sums.gradients + sums.tensor +
+                  static_cast<int64_t>(GradientGroupsOf(place).size()) *
                       GradientReducer::Bytes(layout, reducing) +
                   SharedTableBytes(place, layout);
   if (place.options.compression.method != CompressionMethod::kNone) {
@@ -165,6 +167,33 @@ int64_t SharedTableBytes(const TrainerPlace& place, const FlatLayout& layout) {
     return layout.buckets()[layout.bucket_of(id)].range.size() / layout.shards() * kFloat;
   }
   return 0;
+}
+
+// Sums in more than one piece would wait as often for the products beside them.
+SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout, DeviceKind device) {
+  constexpr int64_t kMost = 1024 * kMiB;
+  SumBytes bytes;
+  if (device != DeviceKind::kCuda || !place.options.copy_engines || place.mesh.world_size() == 1) {
+    return bytes;
+  }
+  // Parts are rounded up to whole lines of memory.
+  const auto room = [kMost](int64_t largest) {
+    return largest == 0 ? 0 : std::min(largest, kMost) + kMiB;
+  };
+  if (GradientRanks(place) > 1 && place.options.gradient_wire == DType::kF32) {
+    int64_t largest = 0;
+    for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+      largest = std::max(largest, bucket.range.size() * kFloat);
+    }
+    bytes.gradients = room(largest);
+  }
+  const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
+  if (const auto hidden = sizes.find("hidden");
+      place.mesh.degree(Axis::kTensor) > 1 && hidden != sizes.end()) {
+    const BatchShape shape = BatchShapeOf(place);
+    bytes.tensor = room(shape.batch * shape.sequence * hidden->second * SizeOf(shape.activation));
+  }
+  return bytes;
 }
 
 int64_t StepOutcomeBytes() { return sizeof(kernels::StepOutcome) + 2 * kFloat; }
@@ -276,7 +305,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
       {"master", flat.master},
       {"optimizer", flat.moments},
       {"gradients", flat.gradients + workspace("gradients")},
-      {"communication", CommunicationBytes(place, layout)},
+      {"communication", CommunicationBytes(place, layout, device)},
       {"residuals", residuals},
       {"inputs", workspace("inputs")},
       {"activations", workspace("activations")},

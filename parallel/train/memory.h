@@ -48,6 +48,13 @@ int64_t ValueSlots(const TrainerPlace& place);
 int64_t PositionBytes(const TrainerPlace& place);
 // Of what the other end of a pipeline finds of a tied table; 0 where this rank has none.
 int64_t SharedTableBytes(const TrainerPlace& place, const FlatLayout& layout);
+// Of parts of sums that copy engines bring together; 0 where none do (parallel.copy_engines).
+struct SumBytes {
+  int64_t gradients = 0;
+  int64_t tensor = 0;  // of the tensor group's activations
+};
+SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout,
+                    kernels::DeviceKind device);
 // Of the outcomes of steps under way, in host memory: one step, and how many there are.
 int64_t StepOutcomeBytes();
 int64_t StepsUnderWay(kernels::DeviceKind device);

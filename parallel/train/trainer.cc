@@ -63,6 +63,8 @@ Trainer::Trainer(const TrainerOptions& options, const Model& model, kernels::Dev
 Trainer::~Trainer() {
   // Work under way still refers to what is destroyed next. Its errors have been seen by Run().
   for (kernels::Stream* stream : streams()) stream->Synchronize().IgnoreError();
+  if (shared_memory_ != nullptr && !ended_well_) shared_memory_->Abandon();
+  shared_memory_.reset();
 }
 
 std::vector<kernels::Stream*> Trainer::streams() const {
@@ -298,7 +300,53 @@ absl::Status Trainer::Allocate() {
   RETURN_IF_ERROR(AllocateFlights());
   RETURN_IF_ERROR(CompareWithDense());
   gradient_bytes_ = GradientBytesSent();
+  // Last of what can fail: the end of it is a collective.
+  RETURN_IF_ERROR(ShareMemory());
   Publish();
+  return absl::OkStatus();
+}
+
+// Gradients are summed on one stream, whatever the group; the tensor group works beside them.
+absl::Status Trainer::TakeMemoryForSums() {
+  const SumBytes bytes = SumBytesOf(place(), layout_, device_.kind());
+  const auto take = [&](int64_t size, std::unique_ptr<kernels::Buffer>& buffer) -> absl::Status {
+    if (size == 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(buffer, device_.Allocate(size));
+    return absl::OkStatus();
+  };
+  const auto use = [](Communicator& group, const std::unique_ptr<kernels::Buffer>& buffer) {
+    if (buffer != nullptr) {
+      group.UseForSums(Tensor(buffer->data(), DType::kU8, {buffer->bytes()}));
+    } else {
+      group.UseForSums(Tensor());
+    }
+  };
+  RETURN_IF_ERROR(take(bytes.gradients, gradient_sums_));
+  RETURN_IF_ERROR(take(bytes.tensor, tensor_sums_));
+  use(groups_.shard(), gradient_sums_);
+  use(groups_.replicate(), gradient_sums_);
+  use(groups_.Along({Axis::kTensor}), tensor_sums_);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::ShareMemory() {
+  if (!options_.copy_engines || device_.kind() != kernels::DeviceKind::kCuda) {
+    return absl::OkStatus();
+  }
+  std::vector<Tensor> memory = flat_->Exchanged();
+  memory.push_back(arena_.memory());
+  ShareOptions options;
+  options.least_bytes = options_.copy_engines_least_bytes;
+  auto shared = world_.Share(memory, options);
+  if (shared.ok()) {
+    shared_memory_ = *std::move(shared);
+    return TakeMemoryForSums();
+  }
+  if (!absl::IsUnavailable(shared.status())) return shared.status();
+  // All of them go on without.
+  hooks_.OnWarning(
+      Annotate(shared.status(),
+               "collectives go through NCCL alone (parallel.copy_engines is without effect)"));
   return absl::OkStatus();
 }
 
@@ -578,7 +626,10 @@ absl::StatusOr<Trainer::Outcome> Trainer::Run() {
     if (Verifies(step_)) RETURN_IF_ERROR(Verify());
     // Saving first: an evaluation may be long, and the steps should count by then.
     if (save) RETURN_IF_ERROR(Save());
-    if (stop) return Outcome::kStopped;
+    if (stop) {
+      ended_well_ = true;
+      return Outcome::kStopped;
+    }
     if (evaluate) RETURN_IF_ERROR(Evaluate());
     Prune();
     if ((save || evaluate) && !last) hooks_.OnPhase("training");
@@ -586,6 +637,7 @@ absl::StatusOr<Trainer::Outcome> Trainer::Run() {
   // A job that was restored at its last step still owes the evaluation.
   RETURN_IF_ERROR(Evaluate());
   hooks_.OnPhase("finished");
+  ended_well_ = true;
   return Outcome::kFinished;
 }
 

@@ -71,6 +71,9 @@ struct TrainerOptions {
   PipelineSchedule pipeline_schedule = PipelineSchedule::kOneForwardOneBackward;
   bool reshard_after_forward = true;    // ZeRO-3: free blocks after forward, gather them again
   int64_t resident_elements = 100'000;  // ZeRO-3: smaller parameters stay whole
+  // Communicator::Share of what collectives work on.
+  bool copy_engines = true;
+  int64_t copy_engines_least_bytes = ShareOptions().least_bytes;
   // Share of the optimizer's state and master weights, 0 to 1, that is in host memory and updated
   // by so many threads of the host.
   double offload_optimizer = 0;
@@ -263,6 +266,8 @@ class Trainer {
   absl::Status AllocatePipeline();
   absl::Status AllocateShared();
   absl::Status AllocatePositions();
+  absl::Status ShareMemory();
+  absl::Status TakeMemoryForSums();
   int context_size() const { return groups_.mesh().degree(Axis::kContext); }
   // Copies this rank's tokens of whole sequences [B x S], on the computing stream.
   void CopyTokens(const kernels::Tensor& whole, const kernels::Tensor& local);
@@ -306,12 +311,11 @@ class Trainer {
   int64_t global_micro_batches() const;  // per step
   int together() const;                  // see GradientReducer::MicroBatchOf
   int64_t step_values() const;           // floats that a step exchanges
-  // Whether gradients that stand whole need no zeroing. A backward in two calls adds to them.
-  // Rather than adding to zeros. What stage 1 has reduced would be left over in the padding, which
-  // matters unless it is anything anyway; from stage 2 on buffers rotate.
+  // Rather than adding to zeros; a backward in two calls adds. With shards, what was there before is
+  // left over in the padding, which matters unless it is anything anyway.
   bool overwrites_gradients() const {
-    const bool one = options_.zero == 1 && flat_->options().share_gradients;
-    return (options_.zero == 0 || one) && !model_.shape().split_backward;
+    const bool anything = options_.zero == 0 || flat_->options().share_gradients;
+    return anything && !model_.shape().split_backward;
   }
 
   const TrainerOptions options_;
@@ -351,7 +355,10 @@ class Trainer {
   int shared_bucket_ = -1;                   // of the table that another stage holds too
   std::unique_ptr<kernels::Buffer> shared_;  // what that stage has found
   std::unique_ptr<BatchLoader> loader_;
+  std::unique_ptr<kernels::Buffer> gradient_sums_, tensor_sums_;  // parts of sums over peers
+  std::unique_ptr<SharedMemory> shared_memory_;  // of the arena and the flat buffers
 
+  bool ended_well_ = false;          // Run() has come to its end, so it has on all ranks
   int64_t step_ = 0;                 // collected
   int64_t enqueued_ = 0;             // >= step_
   kernels::Trace* trace_ = nullptr;  // of the step that is being enqueued

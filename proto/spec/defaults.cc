@@ -153,6 +153,7 @@ void ApplyDefaults(v1::JobSpec& spec) {
                                 : resources.ranks());
     }
     if (!parallel.has_reshard_after_forward()) parallel.set_reshard_after_forward(true);
+    if (!parallel.has_copy_engines()) parallel.set_copy_engines(true);
     if (!parallel.has_resident_elements()) parallel.set_resident_elements(kResidentElements);
   }
   if (spec.has_checkpoint() && spec.checkpoint().keep() == 0)

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -167,6 +168,11 @@ Data<float> OnDevice(Rank& self, std::vector<float> values) {
 Tensor F32(std::vector<float>& data) {
   return Tensor(data.data(), DType::kF32, {static_cast<int64_t>(data.size())});
 }
+
+// CUDA's calls of one thread, the first copy from a peer among them, may wait for the device of
+// another, which waits for this one's: ranks are processes there.
+constexpr char kThreadsOfOneProcess[] =
+    "NOT TESTED BETWEEN THREADS: gpu_layouts_test does, on GPUs";
 
 class CommContract : public ::testing::TestWithParam<Backend> {
  protected:
@@ -467,6 +473,99 @@ TEST_P(CommContract, GatherTexts_OfDifferentLengths_ReachEveryone) {
       expected.emplace_back(rank * 1000, static_cast<char>('a' + rank));
     }
     EXPECT_EQ(all, expected);
+  });
+}
+
+TEST_P(CommContract, SharedMemory_ChangesNoResult) {
+  if (!exact()) GTEST_SKIP() << kThreadsOfOneProcess;
+  // No multiple of what parts are rounded to.
+  const int64_t part = 4097;
+  OnRanks(Some(4), [&](Rank& self) {
+    Communicator& world = self.world;
+    const int size = world.size();
+    const int64_t elements = part * size;
+    const auto value = [&](int rank, int64_t i) {
+      return static_cast<float>((i * 7 + rank * 1000) % 4096);  // whose sums are exact
+    };
+    std::vector<float> mine(static_cast<size_t>(elements));
+    for (int64_t i = 0; i < elements; ++i) mine[i] = value(self.rank, i);
+    const auto total = [&](int64_t i) {
+      float sum = 0;
+      for (int rank = 0; rank < size; ++rank) sum += value(rank, i);
+      return sum;
+    };
+    Data<float> in = OnDevice(self, mine), out = OnDevice(self, mine);
+    ASSERT_OK_AND_ASSIGN(const auto group, world.Split(0, self.rank, "all"));
+    // Room for sums in several pieces, whatever the size of the group.
+    Data<float> room = OnDevice(self, std::vector<float>(5000));
+    auto shared = world.Share({Tensor(), in.tensor()}, {.least_bytes = 1});
+    ASSERT_OK(shared);
+    world.UseForSums(room.tensor());
+    group->UseForSums(room.tensor());
+
+    group->AllToAll(self.stream, in.tensor(), out.tensor());
+    group->AllReduce(self.stream, in.tensor(), ReduceOp::kSum);
+    ASSERT_OK(self.stream.Synchronize());
+    const std::vector<float> summed = in.values(), parts = out.values();
+    for (int64_t i = 0; i < elements; ++i) {
+      ASSERT_EQ(summed[i], total(i)) << i;
+      ASSERT_EQ(parts[i], value(static_cast<int>(i / part), self.rank * part + i % part)) << i;
+    }
+
+    // Two streams: a call begins when the one before it has ended.
+    const auto second = self.device.MakeStream({.threaded = GetParam().threaded_streams});
+    ASSERT_OK(second);
+    kernels::Copy(self.stream, out.tensor(), in.tensor());
+    world.ReduceScatter(self.stream, in.tensor(), ReduceOp::kSum);
+    ASSERT_OK_AND_ASSIGN(const auto reduced, self.device.MakeEvent());
+    self.stream.Record(*reduced);
+    (*second)->Wait(*reduced);
+    world.AllGather(**second, in.tensor());
+    world.Rotate(**second, in.tensor(), out.tensor(), -1);
+    world.Rotate(**second, in.tensor(), out.tensor(), size + 1);
+    ASSERT_OK((*second)->Synchronize());
+    const std::vector<float> gathered = in.values(), turned = out.values();
+    for (int64_t i = 0; i < elements; ++i) {
+      float sum = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        sum += value(static_cast<int>(i / part), rank * part + i % part);
+      }
+      ASSERT_EQ(gathered[i], sum) << i;
+      ASSERT_EQ(turned[i], sum) << i;
+    }
+    shared->reset();
+    // Again, as for the next trainer; without room for sums, which then stay as they were.
+    kernels::Zero(self.stream, in.tensor());
+    shared = world.Share({in.tensor()}, ShareOptions());
+    ASSERT_OK(shared);
+    world.UseForSums(Tensor());
+    world.AllReduce(self.stream, in.tensor(), ReduceOp::kMax);
+    world.AllReduce(self.stream, in.tensor(), ReduceOp::kSum);
+    world.AllGather(self.stream, in.tensor());
+    ASSERT_OK(self.stream.Synchronize());
+    EXPECT_EQ(in.values()[static_cast<size_t>(elements - 1)], 0);
+    shared->reset();
+  });
+}
+
+TEST_P(CommContract, SharedMemory_OfAPeerThatNeverComes_IsLetGoAtAnAbort) {
+  if (!exact()) GTEST_SKIP() << kThreadsOfOneProcess;
+  const int64_t elements = int64_t{4} << 20;
+  OnRanks(2, [&](Rank& self) {
+    Data<float> data = OnDevice(self, std::vector<float>(static_cast<size_t>(elements), 1.0f));
+    auto shared = self.world.Share({data.tensor()}, ShareOptions());
+    ASSERT_OK(shared);
+    if (self.rank == 1) {
+      // Rank 0 waits in its call by now, or will.
+      self.world.Abort(absl::CancelledError("enough"));
+    } else {
+      self.world.AllGather(self.stream, data.tensor());
+      self.world.AllGather(self.stream, data.tensor());
+      const absl::Status status = self.stream.Synchronize();
+      EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsAborted(status)) << status;
+    }
+    if (*shared != nullptr) (*shared)->Abandon();
+    shared->reset();
   });
 }
 

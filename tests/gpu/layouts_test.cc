@@ -121,18 +121,20 @@ struct Setting {
   int64_t steps;
   // Relative: of every tensor's gradient in the first step, and of every loss.
   double gradient_bound, loss_bound;
-  bool documents = false;  // kept apart; in the layouts that cut sequences or pass them on
+  bool documents = false;    // kept apart; in the layouts that cut sequences or pass them on
+  bool copy_engines = true;  // for all that they can do, however little; else NCCL alone
 };
 const std::vector<Setting>& SettingsOf(DeviceKind kind) {
   static const auto& host =
       *new std::vector<Setting>{{"gpt2 in fp32", "gpt2", "fp32", 5, 1e-5, 1e-4},
                                 {"llama in fp32", "llama", "fp32", 5, 1e-5, 1e-4},
                                 {"documents in fp32", "llama", "fp32", 5, 1e-5, 1e-4, true}};
-  static const auto& cuda =
-      *new std::vector<Setting>{{"gpt2 in bf16", "gpt2", "bf16", 50, 2e-2, 5e-3},
-                                {"llama in bf16", "llama", "bf16", 50, 2e-2, 5e-3},
-                                {"documents in bf16", "llama", "bf16", 50, 2e-2, 5e-3, true},
-                                {"gpt2 in fp32", "gpt2", "fp32", 10, 1e-4, 1e-3}};
+  static const auto& cuda = *new std::vector<Setting>{
+      {"gpt2 in bf16", "gpt2", "bf16", 50, 2e-2, 5e-3},
+      {"llama in bf16", "llama", "bf16", 50, 2e-2, 5e-3},
+      {"documents in bf16", "llama", "bf16", 50, 2e-2, 5e-3, true},
+      {"gpt2 in fp32", "gpt2", "fp32", 10, 1e-4, 1e-3},
+      {"gpt2 in fp32, NCCL", "gpt2", "fp32", 10, 1e-4, 1e-3, false, false}};
   return kind == DeviceKind::kCuda ? cuda : host;
 }
 
@@ -202,14 +204,16 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     auto spec = EngineSpec(GetParam(), directory_ / "text", Overrides(setting, which.split()));
     if (!spec.ok()) return spec.status();
     run.spec = *std::move(spec);
-    if (which.first_step) {
-      run.adjust = [&](parallel::TrainerOptions& options) {
+    run.adjust = [&](parallel::TrainerOptions& options) {
+      options.copy_engines = setting.copy_engines;
+      options.copy_engines_least_bytes = 1;
+      if (which.first_step) {
         options.steps = options.checkpoint_every = 1;
         options.checkpoint_root = directory_ / absl::StrCat("saved-", index);
         options.optimizer.beta1 = 0;
         options.optimizer.clip_norm = 0;
-      };
-    }
+      }
+    };
     const auto result = RunEngine(self, run);
     if (!result.ok()) return result.status();
     return result->ToText();

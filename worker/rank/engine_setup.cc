@@ -364,6 +364,7 @@ parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec) {
   options.zero = spec.engine().parallel().zero();
   options.pipeline_schedule = ScheduleOf(spec.engine().parallel().pipeline_schedule());
   options.reshard_after_forward = spec.engine().parallel().reshard_after_forward();
+  options.copy_engines = spec.engine().parallel().copy_engines();
   options.resident_elements = spec.engine().parallel().resident_elements();
   options.evaluate_every = training.evaluate_every();
   options.evaluate_samples = training.evaluate_samples();

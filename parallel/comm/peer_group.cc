@@ -1,0 +1,197 @@
+#include "parallel/comm/peer_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/cuda_status.h"
+#include "kernels/device_cuda.h"
+#include "kernels/ops.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+using kernels::Tensor;
+using kernels::cuda::CudaStatus;
+
+// Copies at the same time: one engine alone does not fill the links.
+constexpr int kLanesMax = 4;
+// Of parts: rows of 16 bytes, whatever the type, and whole lines of memory.
+constexpr int64_t kAlignElements = 128;
+
+int64_t RoundUp(int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; }
+
+char* At(const Tensor& data, int64_t element) {
+  return static_cast<char*>(data.data()) + element * SizeOf(data.dtype());
+}
+
+cudaStream_t Handle(Stream& stream) { return kernels::cuda::CudaStream::Of(stream).handle(); }
+
+}  // namespace
+
+PeerGroup::PeerGroup(std::shared_ptr<PeerMemory> memory, std::unique_ptr<PeerCounters> counters,
+                     std::vector<int> world_ranks, int rank)
+    : memory_(std::move(memory)),
+      counters_(std::move(counters)),
+      world_ranks_(std::move(world_ranks)),
+      rank_(rank) {}
+
+PeerGroup::~PeerGroup() {
+  for (const Lane& lane : lanes_) {
+    if (lane.ended != nullptr) cudaEventDestroy(lane.ended);
+    if (lane.stream != nullptr) cudaStreamDestroy(lane.stream);
+  }
+  if (begun_ != nullptr) cudaEventDestroy(begun_);
+  if (ended_ != nullptr) cudaEventDestroy(ended_);
+}
+
+bool PeerGroup::Covers(const Tensor& data) const {
+  return data.bytes() >= memory_->options().least_bytes && memory_->Find(data, world_ranks_) >= 0;
+}
+
+bool PeerGroup::CoversSum(const Tensor& data, ReduceOp op) const {
+  const DType type = data.dtype();
+  const bool summed = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
+  return op == ReduceOp::kSum && summed && Covers(data) && !sums_.empty() &&
+         sums_.bytes() >= size() * kAlignElements * SizeOf(type);
+}
+
+absl::Status PeerGroup::Begin(Stream& stream) {
+  const cudaStream_t handle = Handle(stream);
+  if (ended_ == nullptr) {
+    RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&ended_, cudaEventDisableTiming), "making an event"));
+  } else if (last_ != handle) {
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(handle, ended_), "waiting for the last call"));
+  }
+  last_ = handle;
+  return Meet(stream);
+}
+
+absl::Status PeerGroup::End(Stream& stream) {
+  RETURN_IF_ERROR(Meet(stream));
+  return CudaStatus(cudaEventRecord(ended_, Handle(stream)), "recording an event");
+}
+
+absl::Status PeerGroup::Meet(Stream& stream) { return counters_->Meet(Handle(stream)); }
+
+absl::Status PeerGroup::MakeLanes() {
+  int least = 0, greatest = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming), "an event"));
+  lanes_.resize(std::min(size(), kLanesMax));
+  for (Lane& lane : lanes_) {
+    RETURN_IF_ERROR(CudaStatus(
+        cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest), "a stream"));
+    RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&lane.ended, cudaEventDisableTiming), "an event"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerGroup::Pull(Stream& stream, const std::vector<Copy>& copies) {
+  const cudaStream_t handle = Handle(stream);
+  if (lanes_.empty()) RETURN_IF_ERROR(MakeLanes());
+  RETURN_IF_ERROR(CudaStatus(cudaEventRecord(begun_, handle), "recording an event"));
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const Copy& copy = copies[i];
+    if (copy.bytes == 0) continue;
+    const Tensor part(const_cast<void*>(copy.mine), DType::kU8, {copy.bytes});
+    const int region = memory_->Find(part, world_ranks_);
+    CHECK_GE(region, 0);
+    const Lane& lane = lanes_[i % lanes_.size()];
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(lane.stream, begun_), "waiting for a call"));
+    RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(copy.to, memory_->At(region, world_ranks_[copy.of], copy.mine),
+                                   static_cast<size_t>(copy.bytes), cudaMemcpyDefault, lane.stream),
+                   "copying from a peer"));
+    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(lane.ended, lane.stream), "recording an event"));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(handle, lane.ended), "waiting for a copy"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerGroup::SumPart(Stream& stream, const Tensor& data, int64_t begin,
+                                const Tensor& sum) {
+  const int64_t count = sum.elements();
+  const int64_t size_of = SizeOf(data.dtype());
+  const int64_t fits = sums_.bytes() / size() / size_of / kAlignElements * kAlignElements;
+  char* const staging = static_cast<char*>(sums_.data());
+  for (int64_t done = 0; done < count; done += fits) {
+    const int64_t n = std::min(fits, count - done);
+    const char* const from = At(data, begin + done);
+    std::vector<Copy> copies;
+    for (int step = 1; step <= size(); ++step) {
+      const int of = (rank_ + step) % size();
+      copies.push_back({of, from, staging + of * n * size_of, n * size_of});
+    }
+    RETURN_IF_ERROR(Pull(stream, copies));
+    kernels::SumParts(stream, Tensor(staging, data.dtype(), {size() * n}),
+                      Tensor(At(sum, done), data.dtype(), {n}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerGroup::ReduceScatter(Stream& stream, const Tensor& data, const Tensor& sum) {
+  RETURN_IF_ERROR(Begin(stream));
+  RETURN_IF_ERROR(SumPart(stream, data, data.elements() / size() * rank_, sum));
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllReduce(Stream& stream, const Tensor& data) {
+  const int64_t part = RoundUp((data.elements() + size() - 1) / size());
+  const auto begin = [&](int of) { return std::min(data.elements(), part * of); };
+  const auto count = [&](int of) { return begin(of + 1) - begin(of); };
+  RETURN_IF_ERROR(Begin(stream));
+  RETURN_IF_ERROR(SumPart(stream, data, begin(rank_),
+                          Tensor(At(data, begin(rank_)), data.dtype(), {count(rank_)})));
+  // Nobody needs this rank's other parts any more, and the sums are there.
+  RETURN_IF_ERROR(Meet(stream));
+  std::vector<Copy> copies;
+  for (int step = 1; step < size(); ++step) {
+    const int of = (rank_ + step) % size();
+    void* const place = At(data, begin(of));
+    copies.push_back({of, place, place, count(of) * SizeOf(data.dtype())});
+  }
+  RETURN_IF_ERROR(Pull(stream, copies));
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllGather(Stream& stream, const Tensor& data) {
+  const int64_t part = data.elements() / size();
+  RETURN_IF_ERROR(Begin(stream));
+  std::vector<Copy> copies;
+  for (int step = 1; step < size(); ++step) {
+    const int of = (rank_ + step) % size();
+    void* const place = At(data, part * of);
+    copies.push_back({of, place, place, part * SizeOf(data.dtype())});
+  }
+  RETURN_IF_ERROR(Pull(stream, copies));
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllToAll(Stream& stream, const Tensor& in, const Tensor& out) {
+  const int64_t part = in.elements() / size();
+  const void* const mine = At(in, part * rank_);
+  RETURN_IF_ERROR(Begin(stream));
+  std::vector<Copy> copies;
+  for (int step = 1; step <= size(); ++step) {
+    const int of = (rank_ + step) % size();
+    copies.push_back({of, mine, At(out, part * of), part * SizeOf(in.dtype())});
+  }
+  RETURN_IF_ERROR(Pull(stream, copies));
+  return End(stream);
+}
+
+absl::Status PeerGroup::Rotate(Stream& stream, const Tensor& in, const Tensor& out, int by) {
+  RETURN_IF_ERROR(Begin(stream));
+  const int from = ((rank_ - by) % size() + size()) % size();
+  RETURN_IF_ERROR(Pull(stream, {{from, in.data(), out.data(), in.bytes()}}));
+  return End(stream);
+}
+
+}  // namespace muster::parallel

@@ -1,0 +1,94 @@
+// Collectives between the GPUs of one host by their copy engines. NCCL's kernels hold some of the
+// multiprocessors while they wait and copy; a product beside them, made of one long-lived block per
+// multiprocessor, then takes up to twice as long, because the blocks that found no place begin when
+// the others end. Copy engines leave all multiprocessors to the products; what is left for kernels
+// is the sum of what has arrived (docs/benchmarks/h200-layouts.md).
+//
+// Every rank pulls from the others, first from the one behind it, so that all links of a switch are
+// busy both ways. Sums are made as one binary tree over the ranks in order, in fp32: the bits of
+// the local and Gloo communicators.
+#ifndef MUSTER_PARALLEL_COMM_PEER_GROUP_H_
+#define MUSTER_PARALLEL_COMM_PEER_GROUP_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/peer_memory.h"
+
+namespace muster::parallel {
+
+// Of one communicator. The calls are those of Communicator, with what they require; besides, all
+// ranks pass data at the same place of a region of the same size. Used by the thread that enqueues.
+class PeerGroup {
+ public:
+  // `world_ranks`: of the group's ranks, in order.
+  PeerGroup(std::shared_ptr<PeerMemory> memory, std::unique_ptr<PeerCounters> counters,
+            std::vector<int> world_ranks, int rank);
+  ~PeerGroup();
+
+  void UseForSums(const kernels::Tensor& memory) { sums_ = memory; }
+  // Whether the calls below can serve: the other ranks share it, and it is
+  // ShareOptions::least_bytes. The same on all ranks.
+  bool Covers(const kernels::Tensor& data) const;
+  // Of a sum, besides: its type is one that is summed here, and there is memory for the parts.
+  bool CoversSum(const kernels::Tensor& data, ReduceOp op) const;
+
+  absl::Status AllReduce(kernels::Stream& stream, const kernels::Tensor& data);
+  // `sum` may be anywhere on the device.
+  absl::Status ReduceScatter(kernels::Stream& stream, const kernels::Tensor& data,
+                             const kernels::Tensor& sum);
+  absl::Status AllGather(kernels::Stream& stream, const kernels::Tensor& data);
+  // `out` may be anywhere on the device.
+  absl::Status AllToAll(kernels::Stream& stream, const kernels::Tensor& in,
+                        const kernels::Tensor& out);
+  absl::Status Rotate(kernels::Stream& stream, const kernels::Tensor& in,
+                      const kernels::Tensor& out, int by);
+  void Release() { counters_->Release(); }
+
+ private:
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+  // Work between the two: after all ranks have come, and before any goes on.
+  absl::Status Begin(kernels::Stream& stream);
+  absl::Status End(kernels::Stream& stream);
+  absl::Status Meet(kernels::Stream& stream);
+  // What rank `of` of the group has where this rank has `mine`.
+  struct Copy {
+    int of = 0;
+    const void* mine = nullptr;
+    void* to = nullptr;
+    int64_t bytes = 0;
+  };
+  // All of them, each by an engine of its own where there are any.
+  absl::Status Pull(kernels::Stream& stream, const std::vector<Copy>& copies);
+  absl::Status MakeLanes();
+  // The elements of `data` from `begin` on, as many as `sum` has, summed over the ranks.
+  absl::Status SumPart(kernels::Stream& stream, const kernels::Tensor& data, int64_t begin,
+                       const kernels::Tensor& sum);
+
+  const std::shared_ptr<PeerMemory> memory_;
+  const std::unique_ptr<PeerCounters> counters_;
+  const std::vector<int> world_ranks_;
+  const int rank_;
+  kernels::Tensor sums_;  // for parts of them; may be empty
+  // Streams beside that of a call, for copies at the same time; and where they begin and end.
+  struct Lane {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t ended = nullptr;
+  };
+  std::vector<Lane> lanes_;
+  cudaEvent_t begun_ = nullptr;
+  // The last call's stream, and its end: the counters take one call after the other.
+  cudaStream_t last_ = nullptr;
+  cudaEvent_t ended_ = nullptr;
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_COMM_PEER_GROUP_H_
