@@ -334,7 +334,7 @@ TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterAWhile) {
   spec.set_name("other");
   shell.Submit(spec, "", [&](absl::StatusOr<Shell::JobReply>) { shown.Notify(); });
   shown.WaitForNotification();
-  EXPECT_EQ(registry.CountOf("gpt"), 8u);
+  EXPECT_EQ(registry.CountOf("gpt"), 9u);
   v1::FromWorker end;
   end.mutable_notice();
   deliver(end);

@@ -32,7 +32,7 @@ MAY_INCLUDE = {
 ONLY_IN = {
     r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/agent/|worker/rank/daemon_client|cli/)",
     r"^rocksdb/": r"^coordinator/store/",
-    r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/nccl)",
+    r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/(nccl|peer_))",
     r"^nccl": r"^parallel/comm/nccl",
     r"^prometheus/": r"^base/metrics_prometheus\.cc$",
     r"^gloo/": r"^parallel/comm/gloo",
