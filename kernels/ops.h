@@ -26,7 +26,7 @@ void Cast(Stream& stream, Tensor from, Tensor to);  // between fp32, bf16, fp16
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y);
 void Scale(Stream& stream, float alpha, Tensor x);
 // to = from, or to += from with `accumulate` (summed in fp32, rounded once), element by element.
-// Same shape, any strides, no overlap; act on both sides, also two different ones.
+// Same shape, any strides (backwards, too), no overlap; act on both sides, also two different ones.
 void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate = false);
 // out = a + b, act, any shape; may alias either.
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out);

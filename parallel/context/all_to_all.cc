@@ -1,6 +1,9 @@
 // All-to-alls from (my tokens, all heads) to (all tokens, my heads), packed as query | key | value
 // heads, ordinary attention over the whole sequence, and all-to-alls back. What attention reads is
 // kept for backward in its own layout: as much memory again as the caller's q, k, v and out.
+#include <algorithm>
+#include <initializer_list>
+
 #include "base/check.h"
 #include "parallel/context/methods.h"
 
@@ -43,33 +46,37 @@ class AllToAll : public ContextAttention {
     auto& saved = static_cast<HeadsSaved&>(base);
     kernels::Stream& stream = call.stream;
     CHECK_EQ(call.group.size(), shape_.ranks);
-    for (int rank = 0; rank < shape_.ranks; ++rank) {
-      const Tensor part = OfRank(saved.send, rank, Packed());
-      kernels::CopyStrided(stream, Heads(inputs.q, rank * heads_, heads_), Query(part));
-      kernels::CopyStrided(stream, Heads(inputs.k, KeyHead(rank), key_heads_), Key(part));
-      kernels::CopyStrided(stream, Heads(inputs.v, KeyHead(rank), key_heads_), Value(part));
-    }
+    const auto pack = [&](const Tensor& mine, const Tensor& part) {
+      kernels::CopyStrided(stream, mine, part);
+    };
+    const auto unpack = [&](const Tensor& mine, const Tensor& part) {
+      kernels::CopyStrided(stream, part, mine);
+    };
+    const Packing parts = {saved.send, Packed()};
+    ForHeads(inputs.q, heads_, parts, 0, pack);
+    ForHeads(inputs.k, key_heads_, parts, heads_, pack);
+    ForHeads(inputs.v, key_heads_, parts, heads_ + key_heads_, pack);
     call.group.AllToAll(stream, saved.send, saved.receive);
     Reorder(stream, saved.receive, saved.qkv, Packed(), /*to_parts=*/false);
     kernels::AttentionForward(stream, Attention(inputs, saved));
     const Tensor send = Prefix(saved.send, heads_), receive = Prefix(saved.receive, heads_);
     Reorder(stream, send, saved.out, heads_, /*to_parts=*/true);
     call.group.AllToAll(stream, send, receive);
-    for (int rank = 0; rank < shape_.ranks; ++rank) {
-      kernels::CopyStrided(stream, OfRank(receive, rank, heads_),
-                           Heads(inputs.out, rank * heads_, heads_));
-    }
+    ForHeads(inputs.out, heads_, {receive, heads_}, 0, unpack);
   }
 
   void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
                 Saved& base) const override {
     auto& saved = static_cast<HeadsSaved&>(base);
     kernels::Stream& stream = call.stream;
+    const auto pack = [&](const Tensor& mine, const Tensor& part) {
+      kernels::CopyStrided(stream, mine, part);
+    };
+    const auto unpack = [&](const Tensor& mine, const Tensor& part) {
+      kernels::CopyStrided(stream, part, mine);
+    };
     const Tensor send = Prefix(saved.send, heads_), receive = Prefix(saved.receive, heads_);
-    for (int rank = 0; rank < shape_.ranks; ++rank) {
-      kernels::CopyStrided(stream, Heads(gradients.dout, rank * heads_, heads_),
-                           OfRank(send, rank, heads_));
-    }
+    ForHeads(gradients.dout, heads_, {send, heads_}, 0, pack);
     call.group.AllToAll(stream, send, receive);
     Reorder(stream, receive, saved.d_out, heads_, /*to_parts=*/false);
     kernels::AttentionBackwardArgs args;
@@ -83,14 +90,16 @@ class AllToAll : public ContextAttention {
     kernels::AttentionBackward(stream, args);
     Reorder(stream, saved.send, saved.d_qkv, Packed(), /*to_parts=*/true);
     call.group.AllToAll(stream, saved.send, saved.receive);
-    for (int rank = 0; rank < shape_.ranks; ++rank) {
-      const Tensor part = OfRank(saved.receive, rank, Packed());
-      kernels::CopyStrided(stream, Query(part), Heads(gradients.dq, rank * heads_, heads_));
-      // Ranks that share a key/value head each send their part of its gradient.
-      const bool add = rank > 0 && KeyHead(rank) == KeyHead(rank - 1);
-      kernels::CopyStrided(stream, Key(part), Heads(gradients.dk, KeyHead(rank), key_heads_), add);
-      kernels::CopyStrided(stream, Value(part), Heads(gradients.dv, KeyHead(rank), key_heads_),
-                           add);
+    const Packing parts = {saved.receive, Packed()};
+    ForHeads(gradients.dq, heads_, parts, 0, unpack);
+    // Ranks that share a key/value head each send their part of its gradient.
+    bool add = false;
+    const auto join = [&](const Tensor& mine, const Tensor& part) {
+      kernels::CopyStrided(stream, part, mine, add);
+    };
+    for (int rank = 0; rank < Repeats(); ++rank, add = true) {
+      ForHeads(gradients.dk, key_heads_, parts, heads_, join, rank);
+      ForHeads(gradients.dv, key_heads_, parts, heads_ + key_heads_, join, rank);
     }
   }
 
@@ -101,7 +110,6 @@ class AllToAll : public ContextAttention {
   };
 
   int64_t Packed() const { return heads_ + 2 * key_heads_; }
-  int64_t KeyHead(int rank) const { return rank * shape_.key_heads / shape_.ranks; }
   Tensor Query(const Tensor& packed) const { return Heads(packed, 0, heads_); }
   Tensor Key(const Tensor& packed) const { return Heads(packed, heads_, key_heads_); }
   Tensor Value(const Tensor& packed) const {
@@ -111,22 +119,60 @@ class AllToAll : public ContextAttention {
   Tensor Prefix(const Tensor& buffer, int64_t heads) const {
     return Part(buffer, 0, shape_.batch, shape_.sequence, heads, shape_.width);
   }
-  Tensor OfRank(const Tensor& parts, int rank, int64_t heads) const {
-    return Part(parts, rank, shape_.batch, shape_.local(), heads, shape_.width);
+  // Ranks that share a key/value head.
+  int Repeats() const {
+    return static_cast<int>(std::max<int64_t>(1, shape_.ranks / shape_.key_heads));
   }
 
-  // Between the ranks' tokens in their order and the order of the sequence.
+  // Parts of all ranks, each [B,S/c,heads,D] of packed heads.
+  struct Packing {
+    Tensor parts;
+    int64_t heads;
+  };
+  // Calls work(mine, part) for views of the same shape: of `mine` [B,S/c,heads,D] and, from head
+  // `first` of the parts on, where the ranks have their `count` heads of it. All of them at once,
+  // but for samples. Where ranks share heads: all that share one, or only the nth of each.
+  template <typename Work>
+  void ForHeads(const Tensor& mine, int64_t count, const Packing& packing, int64_t first, Work work,
+                int nth = -1) const {
+    const bool shared = mine.dim(2) < shape_.ranks * count;
+    const int64_t repeats = shared ? Repeats() : 1, owners = shape_.ranks / repeats;
+    const int64_t row = packing.heads * shape_.width, sample = shape_.local() * row;
+    const int64_t part = shape_.batch * sample;
+    for (int64_t b = 0; b < shape_.batch; ++b) {
+      for (int64_t repeat = 0; repeat < repeats; ++repeat) {
+        if (nth >= 0 && repeat != nth) continue;
+        work(View(mine, b * mine.stride(0), {owners, shape_.local(), count, shape_.width},
+                  {count * mine.stride(2), mine.stride(1), mine.stride(2), 1}),
+             View(packing.parts, repeat * part + b * sample + first * shape_.width,
+                  {owners, shape_.local(), count, shape_.width},
+                  {repeats * part, row, shape_.width, 1}));
+      }
+    }
+  }
+
+  // Between the ranks' tokens in their order and the order of the sequence: of all ranks the early
+  // chunks, which follow each other, then the late ones, which do so backwards.
   void Reorder(kernels::Stream& stream, const Tensor& parts, const Tensor& whole, int64_t heads,
                bool to_parts) const {
-    for (int rank = 0; rank < shape_.ranks; ++rank) {
-      for (const int chunk : {0, 1}) {
-        const int64_t index = chunk == 0 ? rank : 2 * shape_.ranks - 1 - rank;
-        const Tensor part =
-            Tokens(OfRank(parts, rank, heads), chunk * shape_.chunk(), shape_.chunk());
-        const Tensor place = Tokens(whole, index * shape_.chunk(), shape_.chunk());
+    const int64_t row = heads * shape_.width, chunk = shape_.chunk(), ranks = shape_.ranks;
+    for (int64_t b = 0; b < shape_.batch; ++b) {
+      for (const bool late : {false, true}) {
+        const Tensor part = View(parts, (b * shape_.local() + (late ? chunk : 0)) * row,
+                                 {ranks, chunk, heads, shape_.width},
+                                 {shape_.batch * shape_.local() * row, row, shape_.width, 1});
+        const Tensor place = View(
+            whole, b * whole.stride(0) + (late ? (2 * ranks - 1) * chunk : 0) * whole.stride(1),
+            {ranks, chunk, heads, shape_.width},
+            {(late ? -chunk : chunk) * whole.stride(1), whole.stride(1), whole.stride(2), 1});
         kernels::CopyStrided(stream, to_parts ? place : part, to_parts ? part : place);
       }
     }
+  }
+  static Tensor View(const Tensor& of, int64_t offset, std::initializer_list<int64_t> shape,
+                     std::initializer_list<int64_t> strides) {
+    return Tensor(static_cast<char*>(of.data()) + offset * SizeOf(of.dtype()), of.dtype(), shape,
+                  strides);
   }
   kernels::AttentionArgs Attention(const Inputs& inputs, const HeadsSaved& saved) const {
     kernels::AttentionArgs args;
