@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "kernels/dropout_mask.h"
 
 namespace muster::kernels {
 namespace {
@@ -165,6 +166,18 @@ void CheckRotary(const Tensor& x, const Tensor& table) {
   CheckHeads("x", x, x.dtype(), x.dim(0), x.dim(1), x.dim(2), x.dim(3));
   CHECK_EQ(x.dim(3) % 2, 0);
   CheckIs("table", table, DType::kF32, {x.dim(1), x.dim(3)});
+}
+
+void CheckDropout(const DropoutArgs& args) {
+  const Tensor& x = args.x;
+  CHECK(x.rank() == 2 && IsActivation(x.dtype()) && x.contiguous()) << x.ToString();
+  CheckIs("out", args.out, x.dtype(), {x.dim(0), x.dim(1)});
+  CHECK(args.probability >= 0 && args.probability < 1) << args.probability;
+  CHECK(args.site >= 0 && args.site < DropoutMask::kSites) << args.site;
+  CHECK_LE(x.dim(1), DropoutMask::kColumns);
+  CheckIs("sample", args.sample, DType::kI32, {2});
+  CHECK(args.sequence > 0 && args.first_row >= 0) << args.sequence << ", " << args.first_row;
+  CheckIsOrEmpty("positions", args.positions, DType::kI32, {args.sequence});
 }
 
 void CheckSwiglu(const Tensor& packed, const Tensor& y) {

@@ -26,6 +26,7 @@ void CheckRmsNorm(const RmsNormForwardArgs& args);
 void CheckRmsNorm(const RmsNormBackwardArgs& args);
 void CheckRotaryTable(const RotaryTableArgs& args);
 void CheckRotary(const Tensor& x, const Tensor& table);
+void CheckDropout(const DropoutArgs& args);
 void CheckSwiglu(const Tensor& packed, const Tensor& y);
 void CheckAdd(const Tensor& a, const Tensor& b, const Tensor& out);
 void CheckLinear(const LinearForwardArgs& args);

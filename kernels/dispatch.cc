@@ -119,6 +119,11 @@ void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse) {
   MUSTER_DISPATCH(Rotary, x, table, inverse);
 }
 
+void Dropout(Stream& stream, const DropoutArgs& args) {
+  CheckDropout(args);
+  MUSTER_DISPATCH(Dropout, args);
+}
+
 void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
   CheckSwiglu(packed, y);
   MUSTER_DISPATCH(SwigluForward, packed, y);

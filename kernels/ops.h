@@ -216,6 +216,31 @@ struct AttentionMergeArgs {
 };
 void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 
+// ---- dropout (Srivastava et al., JMLR 2014) ----
+// out = x * mask / (1 - probability), where the mask is 0 with that probability and else 1.
+//
+// The mask of an element depends on the seed, the site, the number of the sample in the order in
+// which training takes samples, the token's position in it and the column alone (dropout_mask.h:
+// Philox4x32-10). So it is the same wherever the element is computed, on host and device, and is
+// not stored: the same call on the gradient is the backward pass. No sample is taken twice, so
+// every step has masks of its own; what makes the difference is read from device memory, and a
+// recording of the call (kernels/replay.h) draws anew.
+struct DropoutArgs {
+  Tensor x;                // [R,C] act; C <= 2^18
+  Tensor out;              // as x, which it may be
+  double probability = 0;  // of being dropped, 0 to less than 1
+  uint64_t seed = 0;
+  int64_t site = 0;  // tells apart where a model drops, 0 to 2^16 - 1
+  // [2] i32: the lower and the upper half of the first sample's number; the others follow.
+  Tensor sample;
+  // Row r is token first_row + r of those samples, S = `sequence` tokens each. Token t of a sample
+  // has the position positions[t] ([S] i32), or t where that is empty.
+  int64_t sequence = 0;
+  int64_t first_row = 0;
+  Tensor positions = Tensor();
+};
+void Dropout(Stream& stream, const DropoutArgs& args);
+
 // ---- loss ----
 //
 // losses[t] = logsumexp(z[t, :vocab]) - z[t, target]; 0 where target < 0 (masked). With

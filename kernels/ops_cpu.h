@@ -31,6 +31,7 @@ void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
 void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args);
 void RotaryTable(Stream& stream, const RotaryTableArgs& args);
 void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse);
+void Dropout(Stream& stream, const DropoutArgs& args);
 void SwigluForward(Stream& stream, Tensor packed, Tensor y);
 void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y);
 void LinearForward(Stream& stream, const LinearForwardArgs& args);

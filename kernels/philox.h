@@ -6,21 +6,32 @@
 #include <array>
 #include <cstdint>
 
+#include "kernels/portable.h"
+
 namespace muster::kernels {
 
-inline std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
-                                          std::array<uint32_t, 2> key) {
+// The words take the place of the counter.
+MUSTER_HOST_DEVICE inline void Philox4x32(uint32_t (&counter)[4], uint32_t key0, uint32_t key1) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<uint32_t>(product1),
-               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<uint32_t>(product0)};
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
+    counter[0] = static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0;
+    counter[1] = static_cast<uint32_t>(product1);
+    counter[2] = static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1;
+    counter[3] = static_cast<uint32_t>(product0);
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
   }
-  return counter;
+}
+
+inline std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
+                                          std::array<uint32_t, 2> key) {
+  uint32_t words[4] = {counter[0], counter[1], counter[2], counter[3]};
+  Philox4x32(words, key[0], key[1]);
+  return {words[0], words[1], words[2], words[3]};
 }
 
 }  // namespace muster::kernels

@@ -6,12 +6,7 @@
 #include <cstdint>
 
 #include "kernels/ops.h"
-
-#ifdef __CUDACC__
-#define MUSTER_HOST_DEVICE __host__ __device__
-#else
-#define MUSTER_HOST_DEVICE
-#endif
+#include "kernels/portable.h"
 
 namespace muster::kernels {
 

@@ -9,6 +9,7 @@ using RmsNormGpuTest = GpuTest;
 using RotaryGpuTest = GpuTest;
 using SwigluGpuTest = GpuTest;
 using AddGpuTest = GpuTest;
+using DropoutGpuTest = GpuTest;
 
 TEST_F(RmsNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
@@ -124,6 +125,44 @@ TEST_F(SwigluGpuTest, ForwardAndBackward_InPlaceAndOddWidths_MatchTheHost) {
       SwigluBackward(*stream_, packed.gpu(), dy.gpu(), packed.gpu(), dy.gpu());
       EXPECT_EQ(packed.Download(*stream_), d_packed.Download(*stream_)) << what;
       EXPECT_EQ(dy.Download(*stream_), y.Download(*stream_)) << what;
+    }
+  }
+  ASSERT_OK(stream_->Synchronize());
+}
+
+TEST_F(DropoutGpuTest, OddWidthsPartsAndPositions_DropWhatTheHostDrops) {
+  for (DType dtype : FloatTypes()) {
+    for (int64_t columns : {1, 6, 33, 64, 768, 2056}) {
+      for (int64_t offset : {0, 3}) {
+        const int64_t rows = 67, sequence = 12;
+        const std::string what = absl::StrCat(Name(dtype), " C=", columns, " from ", offset);
+        Both x = Input(dtype, {rows, columns}, 1, 0, offset);
+        Both y = Output(dtype, {rows, columns}, offset);
+        // The samples' numbers carry into the upper half.
+        Both sample = Integers({-3, 7});
+        Both positions = Integers({4, 5, 6, 7, 8, 9, 50, 51, 52, 53, 54, 55});
+        const auto run = [&](Stream& stream, const Tensor& from, const Tensor& to, bool host) {
+          Dropout(stream, {.x = from,
+                           .out = to,
+                           .probability = 0.3,
+                           .seed = 0x123456789abcdef,
+                           .site = 9,
+                           .sample = AsIntegers(host ? sample.cpu() : sample.gpu()),
+                           .sequence = sequence,
+                           .first_row = 5,
+                           .positions =
+                               offset == 0 ? Tensor()
+                                           : AsIntegers(host ? positions.cpu() : positions.gpu())});
+        };
+        run(*stream_, x.gpu(), y.gpu(), /*host=*/false);
+        run(*cpu_stream_, x.cpu(), y.cpu(), /*host=*/true);
+        const std::vector<float> actual = y.Download(*stream_);
+        for (int64_t i = 0; i < rows * columns; ++i) {
+          ASSERT_EQ(actual[i], RoundTo(dtype, y.values()[i])) << what << " at " << i;
+        }
+        run(*stream_, x.gpu(), x.gpu(), /*host=*/false);
+        EXPECT_EQ(x.Download(*stream_), actual) << what << " in place";
+      }
     }
   }
   ASSERT_OK(stream_->Synchronize());
