@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "parallel/model/dropout.h"
 #include "parallel/model/head.h"
 #include "parallel/model/norm.h"
 
@@ -47,11 +48,13 @@ ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& c
 class EmbeddingBlock : public Block {
  public:
   EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                 const TensorPart& part, int context_size, ParameterId table, bool shared)
+                 const TensorPart& part, int context_size, ParameterId table, bool shared,
+                 double dropout)
       : hidden_(config.hidden),
         shared_(shared),
         part_(part),
         context_size_(context_size),
+        dropout_{dropout, Dropout::kEmbedding},
         token_(table) {
     if (config.position == PositionKind::kLearned) position_ = AddPositions(registry, config);
   }
@@ -95,6 +98,7 @@ class EmbeddingBlock : public Block {
     kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
     const Tensor rows = part_.Leave(pass, out);
     if (part_.sequence) kernels::Copy(pass.stream, rows, saved.out);
+    dropout_.Apply(pass, flow, saved.out, saved.out, part_.sequence ? part_.rank * rows.dim(0) : 0);
     flow.residual = saved.out;
   }
 
@@ -121,7 +125,7 @@ class EmbeddingBlock : public Block {
     Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
   };
 
-  // `d_out`: of all rows.
+  // `d_out`: of all rows; loses those of elements that were dropped.
   void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
                  const Tensor& d_out) const {
     const Tensor positions = Positions(*pass.gradients, flow);
@@ -132,6 +136,7 @@ class EmbeddingBlock : public Block {
       if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
     }
     if (spread) kernels::Zero(pass.stream, saved.d_positions);
+    dropout_.Apply(pass, flow, d_out, d_out, 0);
     kernels::EmbeddingBackward(pass.stream, saved.groups, d_out, flow.shape.sequence,
                                (*pass.gradients)[token_], spread ? saved.d_positions : positions);
     for (int chunk = 0; spread && chunk < 2; ++chunk) {
@@ -159,6 +164,7 @@ class EmbeddingBlock : public Block {
   bool shared_;
   TensorPart part_;
   int context_size_;
+  Dropout dropout_;
   ParameterId token_;
   std::optional<ParameterId> position_;  // learned ones
 };
@@ -178,8 +184,9 @@ ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& c
 
 std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
                                      const TensorPart& part, int context_size, ParameterId table,
-                                     bool shared) {
-  return std::make_unique<EmbeddingBlock>(registry, config, part, context_size, table, shared);
+                                     bool shared, double dropout) {
+  return std::make_unique<EmbeddingBlock>(registry, config, part, context_size, table, shared,
+                                          dropout);
 }
 
 }  // namespace muster::parallel

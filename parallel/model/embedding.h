@@ -24,10 +24,11 @@ ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& c
 
 // Registers learned positions, "embedding.position.weight" [S,C]. With tensor parallelism every
 // rank looks up the tokens of its rows of `table`, and the vectors are summed. `shared`: with the
-// head of the same model, which adds to the table's gradient first; Backward reports it.
+// head of the same model, which adds to the table's gradient first; Backward reports it. `dropout`:
+// the probability that an element of the output is dropped in training.
 std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
                                      const TensorPart& part, int context_size, ParameterId table,
-                                     bool shared);
+                                     bool shared, double dropout);
 
 }  // namespace muster::parallel
 

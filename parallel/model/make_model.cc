@@ -201,6 +201,10 @@ absl::StatusOr<std::unique_ptr<Model>> LlamaFromDescription(const ModelDescripti
 
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
                                                  const ModelParallel& parallel) {
+  if (!(parallel.dropout >= 0 && parallel.dropout < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dropout ", parallel.dropout, " is not a probability from 0 to less than 1"));
+  }
   if (description.family == "gpt2") return Gpt2FromDescription(description, parallel);
   if (description.family == "llama") return LlamaFromDescription(description, parallel);
   return absl::InvalidArgumentError(

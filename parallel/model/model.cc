@@ -65,6 +65,7 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     workspace.flow.documents =
         arena.Take("inputs", DType::kI32, {shape.batch, shape.sequence * shape_.context_size});
   }
+  if (shape_.dropout) workspace.flow.sample = arena.Take("inputs", DType::kI32, {2});
   if (room != nullptr) {
     TakeSharing(arena, *room, range, workspace);
     return workspace;

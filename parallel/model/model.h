@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -108,6 +109,10 @@ struct ModelParallel {
   bool offload_activations = false;
   // Backward gives the same bits every time; see kernels::AttentionBackwardArgs.
   bool deterministic = true;
+  // Probability, 0 to less than 1, that an element of what the embedding, attention and the MLP add
+  // to the residual stream is dropped in training (Pass::dropout_seed): GPT-2's embd_pdrop and
+  // resid_pdrop. Masks do not depend on the layout (kernels::Dropout).
+  double dropout = 0;
 };
 
 // Samples x tokens of one forward pass, and the dtype that it computes in: of activations, logits
@@ -135,6 +140,9 @@ struct Flow {
   // Where documents are kept apart: the position at which the document of each token begins, of
   // whole sequences; [B, S x context_size] i32.
   kernels::Tensor documents;
+  // Of a model with dropout: the number of the first sample in the order of training, the others
+  // follow (kernels::DropoutArgs); [2] i32.
+  kernels::Tensor sample;
   kernels::Tensor residual;  // [R,C]
   kernels::Tensor branch;    // [R,C], empty in front of the first block
   // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
@@ -203,6 +211,9 @@ struct Pass {
   BlockGate* gate = nullptr;
   // Device memory, or null: one fp32 factor beside loss_scale.
   const float* dynamic_loss_scale = nullptr;
+  // Training: what the masks of a model with dropout are drawn from. The same in forward and
+  // backward; without, nothing is dropped (evaluation, generation).
+  std::optional<uint64_t> dropout_seed;
   // The tensor-parallel group that the model was cut for; its collectives run on `stream`, those
   // that overlap beside it where there is a stream for them. Not used when that is one rank.
   Communicator* tensor = nullptr;
@@ -288,6 +299,7 @@ class Model {
     bool documents = false;                               // Flow::documents is read
     ContextMethod context_method = ContextMethod::kRing;  // with context_size > 1
     bool deterministic = true;                            // of attention's backward
+    bool dropout = false;                                 // Flow::sample is read in training
   };
 
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds

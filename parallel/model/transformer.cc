@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "parallel/model/dropout.h"
 #include "parallel/model/embedding.h"
 #include "parallel/model/head.h"
 #include "parallel/model/linear.h"
@@ -44,6 +45,8 @@ class TransformerBlock : public Block {
         context_size_(parallel.context_size),
         context_method_(parallel.context_method),
         deterministic_(parallel.deterministic),
+        attention_dropout_{parallel.dropout, Dropout::AttentionSite(index)},
+        mlp_dropout_{parallel.dropout, Dropout::MlpSite(index)},
         norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, part.by_rows())),
         qkv_(registry,
              {name_ + ".attention.qkv", config.hidden, config.heads, config.kv_heads,
@@ -108,7 +111,7 @@ class TransformerBlock : public Block {
     AttentionForward(pass, flow, saved);
     NormForward(pass, norm2_, flow, saved.norm2);
     UpForward(pass, flow, saved, /*activate=*/true, [] {});
-    flow.branch = RowForward(pass, down_, saved.up, flow);
+    flow.branch = RowForward(pass, down_, saved.up, flow, mlp_dropout_);
   }
 
   // Every collective is begun as soon as what it sends is there, and awaited where its result is
@@ -123,7 +126,7 @@ class TransformerBlock : public Block {
     if (d_out.tensor.empty()) d_out = StartGradient(pass, flow);
     const bool beside = GathersBeside(flow);
     if (beside && y2.tensor.empty()) y2 = StartInput(pass, flow, saved.norm2);
-    const Tensor d_mlp = part_.Await(pass, d_out);
+    const Tensor d_mlp = Dropped(pass, flow, part_.Await(pass, d_out), mlp_dropout_);
     MlpBackwardInput(pass, d_mlp, saved);
     const Started d_norm2 = part_.StartLeave(pass, saved.d_small);
     LinearBackwardWeights(pass, down_, d_mlp, saved.up);
@@ -141,7 +144,7 @@ class TransformerBlock : public Block {
   void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     kernels::Stream& stream = pass.stream;
-    EnterKeeping(pass, flow, [&](Tensor dy, int64_t first) {
+    EnterKeeping(pass, flow, mlp_dropout_, [&](Tensor dy, int64_t first) {
       const int64_t rows = dy.dim(0);
       const Tensor d_up = saved.d_up.Rows(first, rows), pre = saved.pre.Rows(first, rows);
       if (swiglu_) {
@@ -158,7 +161,7 @@ class TransformerBlock : public Block {
     NormBackwardInput(pass, norm2_, d_norm2, saved.norm2.x, saved.norm2, flow.d_hidden,
                       saved.d_norm2);
     kernels::Copy(stream, KeptGradient(flow), saved.norm2.x);
-    EnterKeeping(pass, flow, [&](Tensor dy, int64_t first) {
+    EnterKeeping(pass, flow, attention_dropout_, [&](Tensor dy, int64_t first) {
       LinearBackwardInput(pass, output_, dy, AttentionGradient(saved).Rows(first, dy.dim(0)));
     });
     ScoresBackward(pass, flow, saved);
@@ -255,7 +258,7 @@ class TransformerBlock : public Block {
       saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
                             *saved.spread_saved);
     }
-    flow.branch = RowForward(pass, output_, saved.attention, flow);
+    flow.branch = RowForward(pass, output_, saved.attention, flow, attention_dropout_);
   }
   // From norm2's output, all rows of which end up in the branch's storage, to the pre-activation
   // and, with GELU or `activate`, the activation. `begun` is called behind the last exchange.
@@ -277,12 +280,23 @@ class TransformerBlock : public Block {
       }
     });
   }
-  // The last product of a pair: this rank's rows of the sum.
-  Tensor RowForward(const Pass& pass, const Linear& linear, const Tensor& x,
-                    const Flow& flow) const {
-    return part_.LeaveThrough(
+  // The last product of a pair: this rank's rows of the sum, without what is dropped.
+  Tensor RowForward(const Pass& pass, const Linear& linear, const Tensor& x, const Flow& flow,
+                    const Dropout& dropout) const {
+    const Tensor rows = part_.LeaveThrough(
         pass, flow.branch_storage, flow.gathered,
         [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
+    dropout.Apply(pass, flow, rows, rows, part_.sequence ? part_.rank * rows.dim(0) : 0);
+    return rows;
+  }
+  // Its gradient, from all rows of d_hidden. Those that were gathered are nobody else's; d_hidden
+  // itself also flows along the residual, and nothing stands in the branch's storage then.
+  Tensor Dropped(const Pass& pass, const Flow& flow, const Tensor& d_out,
+                 const Dropout& dropout) const {
+    if (!dropout.Drops(pass)) return d_out;
+    const Tensor& out = part_.sequence ? d_out : flow.branch_storage;
+    dropout.Apply(pass, flow, d_out, out, 0);
+    return out;
   }
   // Makes what was not kept. Where everything comes again, and gathers overlap, the gather of
   // d_hidden is begun on the way, and all rows of norm2's output stay where they were needed.
@@ -344,7 +358,7 @@ class TransformerBlock : public Block {
     const bool beside = GathersBeside(flow);
     Started y1;
     if (beside) y1 = StartInput(pass, flow, saved.norm1);
-    const Tensor dy = part_.Await(pass, d_out);
+    const Tensor dy = Dropped(pass, flow, part_.Await(pass, d_out), attention_dropout_);
     LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
     ScoresBackward(pass, flow, saved);
     QkvBackwardInput(pass, saved, 0, saved.d_small);
@@ -393,11 +407,20 @@ class TransformerBlock : public Block {
     if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
   }
 
-  // Through `product` from flow.d_hidden, of which this rank's rows stay in the branch's storage
-  // while it changes.
-  void EnterKeeping(const Pass& pass, const Flow& flow, TensorPart::RowsIn product) const {
-    if (!part_.sequence) kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
-    part_.EnterThrough(pass, flow.d_hidden, flow.branch_storage, product);
+  // Through `product` from flow.d_hidden without what was dropped, of which this rank's rows stay
+  // in the branch's storage while d_hidden changes.
+  void EnterKeeping(const Pass& pass, const Flow& flow, const Dropout& dropout,
+                    TensorPart::RowsIn product) const {
+    if (!dropout.Drops(pass)) {
+      if (!part_.sequence) kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
+      part_.EnterThrough(pass, flow.d_hidden, flow.branch_storage, product);
+      return;
+    }
+    part_.EnterThrough(pass, flow.d_hidden, flow.branch_storage, [&](Tensor dy, int64_t first) {
+      const Tensor rows = flow.branch_storage.Rows(first, dy.dim(0));
+      dropout.Apply(pass, flow, dy, rows, first);
+      product(rows, first);
+    });
   }
   Tensor KeptGradient(const Flow& flow) const {
     const int64_t rows = part_.rows(flow.shape);
@@ -440,6 +463,7 @@ class TransformerBlock : public Block {
   int context_size_;
   ContextMethod context_method_;
   bool deterministic_;
+  Dropout attention_dropout_, mlp_dropout_;
   Norm norm1_;
   QkvProjection qkv_;
   Linear output_;
@@ -494,6 +518,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   const int64_t depth = config.hidden / config.heads;
   CHECK(config.position != PositionKind::kRotary || depth % 2 == 0);
   CHECK_OK(CheckTensorParallel(parallel, config.heads, config.ffn, config.vocab));
+  CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
   const TensorPart tensor =
       TensorPart::Make(parallel, config.heads, config.kv_heads, config.ffn, config.vocab);
   auto registry = std::make_unique<ParameterRegistry>();
@@ -519,7 +544,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
             config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage);
         if (config.tied) token = table;
         blocks.push_back(MakeEmbedding(*registry, config, tensor, parallel.context_size, table,
-                                       /*shared=*/config.tied && has_head));
+                                       /*shared=*/config.tied && has_head, parallel.dropout));
       } else if (i < head) {
         // The first block of a part has none behind.
         const Recompute behind = i > part.begin + 1 ? last_recompute : Recompute::kNone;
@@ -557,6 +582,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.documents = parallel.documents;
   shape.context_method = parallel.context_method;
   shape.deterministic = parallel.deterministic;
+  shape.dropout = parallel.dropout > 0;
   // The other ranks of a pipeline do as this one.
   const int64_t again_everywhere = again * config.layers / std::max(1, transformers);
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),

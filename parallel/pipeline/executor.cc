@@ -287,7 +287,7 @@ void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
 absl::Status PipelineExecutor::Load(const Step& step, MicroBatchClient& client) {
   const int chunk = step.action.chunk;
   Flow& flow = workspaces_[chunk][step.workspace].flow;
-  if (!model_.shape().documents) {
+  if (!model_.shape().documents && !model_.shape().dropout) {
     if (!IsFirstPart(chunk) && !IsLastPart(chunk)) return absl::OkStatus();
     return client.Load(step.action.micro_batch, flow);
   }
@@ -296,6 +296,7 @@ absl::Status PipelineExecutor::Load(const Step& step, MicroBatchClient& client) 
   flow.tokens = loaded.tokens;
   flow.targets = loaded.targets;
   flow.documents = loaded.documents;
+  flow.sample = loaded.sample;
   return absl::OkStatus();
 }
 
@@ -339,7 +340,9 @@ bool PipelineExecutor::Replayed(const Pass& pass, bool backward, Workspace& work
                                     address(pass.dynamic_loss_scale),
                                     address(workspace.flow.d_hidden.data()),
                                     scale,
-                                    pass.overwrite_gradients};
+                                    pass.overwrite_gradients,
+                                    pass.dropout_seed.has_value(),
+                                    pass.dropout_seed.value_or(0)};
   Pass quiet = pass;
   quiet.listener = nullptr;
   const Flow before = workspace.flow;

@@ -36,8 +36,8 @@ class MicroBatchClient {
   virtual ~MicroBatchClient() = default;
   // Fills flow.tokens (first part) and flow.targets (last part) with micro-batch `i`, on the pass's
   // stream. Each part asks in order; a rank that holds both ends may be asked twice. Where the
-  // model keeps documents apart, the first chunk of every rank asks, once, and fills flow.documents
-  // too.
+  // model keeps documents apart or has dropout, the first chunk of every rank asks, once, and fills
+  // flow.documents and flow.sample too.
   virtual absl::Status Load(int micro_batch, Flow& flow) = 0;
   // Last part: flow.losses has been computed.
   virtual void OnLosses(int micro_batch, const Flow& flow) = 0;

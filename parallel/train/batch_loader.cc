@@ -15,7 +15,9 @@ using kernels::Tensor;
 
 int64_t BatchLoader::Bytes(int64_t micro_batch, int64_t sequence_length, bool documents,
                            int depth) {
-  return depth * ((documents ? 3 : 2) * micro_batch * sequence_length + 1) * SizeOf(DType::kI32);
+  constexpr int64_t kNumbers = 3;  // unmasked, sample
+  return depth * ((documents ? 3 : 2) * micro_batch * sequence_length + kNumbers) *
+         SizeOf(DType::kI32);
 }
 
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& sampler,
@@ -35,8 +37,9 @@ absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Start(const Sampler& s
     slot.batch.tokens = Tensor(data, DType::kI32, {tokens});
     slot.batch.targets = Tensor(data + tokens, DType::kI32, {tokens});
     slot.batch.unmasked = Tensor(data + 2 * tokens, DType::kF32, {1});
+    slot.batch.sample = Tensor(data + 2 * tokens + 1, DType::kI32, {2});
     if (options.documents) {
-      slot.batch.documents = Tensor(data + 2 * tokens + 1, DType::kI32, {tokens});
+      slot.batch.documents = Tensor(data + 2 * tokens + 3, DType::kI32, {tokens});
     }
     slot.batch.slot = i;
     loader->slots_.push_back(std::move(slot));
@@ -73,6 +76,8 @@ int BatchLoader::WaitForFreeSlot() {
 absl::Status BatchLoader::Fill(int64_t first_sample, Slot& slot) {
   std::vector<int64_t> samples(options_.micro_batch);
   for (int64_t i = 0; i < options_.micro_batch; ++i) samples[i] = first_sample + i;
+  slot.batch.sample.as<uint32_t>()[0] = static_cast<uint32_t>(first_sample);
+  slot.batch.sample.as<uint32_t>()[1] = static_cast<uint32_t>(first_sample >> 32);
   const auto span = [](const Tensor& tensor) {
     return absl::MakeSpan(tensor.as<int32_t>(), tensor.elements());
   };

@@ -29,6 +29,8 @@ struct MicroBatch {
   kernels::Tensor tokens;    // [micro_batch x S] i32
   kernels::Tensor targets;   // [micro_batch x S] i32, < 0 = masked
   kernels::Tensor unmasked;  // [1] fp32: targets that count
+  // [2] i32: lower and upper half of the first sample's number in the order of all.
+  kernels::Tensor sample;
   // [micro_batch x S] i32, with BatchLoaderOptions::documents: see Sampler::Documents.
   kernels::Tensor documents;
   int slot = 0;

@@ -51,7 +51,7 @@ struct TrainerOptions {
   int64_t steps = 0;
   int64_t global_batch = 0;  // samples per step; a multiple of micro_batch x data-parallel ranks
   int64_t micro_batch = 0;
-  uint64_t seed = 0;  // initial weights
+  uint64_t seed = 0;  // initial weights and masks of dropout
   AdamWConfig optimizer;
   Schedule schedule;
   int64_t bucket_bytes = 4 << 20;

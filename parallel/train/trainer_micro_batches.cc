@@ -39,6 +39,7 @@ class Trainer::StepClient : public MicroBatchClient, public GradientListener {
     trainer_.CopyTokens(batch->tokens, flow.tokens);
     trainer_.CopyTokens(batch->targets, flow.targets);
     if (!flow.documents.empty()) kernels::Copy(compute, batch->documents, flow.documents);
+    if (!flow.sample.empty()) kernels::Copy(compute, batch->sample, flow.sample);
     // Every rank of a context group has losses of its own, and counts the same tokens.
     if (trainer_.reports_loss() && trainer_.groups_.coordinate()[Axis::kContext] == 0) {
       kernels::Copy(
@@ -224,6 +225,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
   pass.loss_scale = 1.0f / static_cast<float>(options_.global_batch * training_.sequence_length());
   pass.dynamic_loss_scale = optimizer_->loss_scale();
   pass.overwrite_gradients = overwrites_gradients();
+  pass.dropout_seed = options_.seed;
   pass.listener = &client;
   absl::Status status = executor_->RunStep(pass, client);
   if (!status.ok()) {

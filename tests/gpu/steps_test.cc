@@ -81,16 +81,20 @@ class StepsTest : public ::testing::TestWithParam<bool> {
   DType compute() const { return GetParam() ? DType::kBF16 : DType::kF32; }
 
   // Master weights and moments after `steps`. `documents`: attention stays within those of a few
-  // tokens, other ones in every step.
+  // tokens, other ones in every step. `samples`: the number of the first sample moves on by so
+  // many with each step.
   std::vector<float> Train(const ModelDescription& description, Recompute recompute, int steps,
-                           bool record, bool documents = false);
+                           bool record, bool documents = false, double dropout = 0,
+                           int32_t samples = 3);
 
   std::unique_ptr<kernels::Device> device_;
 };
 
 std::vector<float> StepsTest::Train(const ModelDescription& description, Recompute recompute,
-                                    int steps, bool record, bool documents) {
-  const auto model = *MakeModel(description, {.recompute = recompute, .documents = documents});
+                                    int steps, bool record, bool documents, double dropout,
+                                    int32_t samples) {
+  const auto model =
+      *MakeModel(description, {.recompute = recompute, .documents = documents, .dropout = dropout});
   const FlatLayout layout(model->parameters(), int64_t{1} << 20, 1);
   const auto stream = *device_->MakeStream();
   const auto flat = *FlatBuffers::Make(*device_, *stream, model->parameters(), layout,
@@ -119,7 +123,8 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
                        .weights = flat->parameter_views(),
                        .loss_scale = 1.0f / static_cast<float>(shape.tokens()),
                        .gradients = &flat->gradient_views(0),
-                       .overwrite_gradients = true};
+                       .overwrite_gradients = true,
+                       .dropout_seed = 5};
     model->Forward(pass, workspace);
     model->Backward(pass, workspace);
     kernels::SumSquares(*stream, flat->all_gradients(0), sum(0), false);
@@ -146,6 +151,10 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
         begins[i] = position == 0 || borders() % 20 == 0 ? position : begins[i - 1];
       }
       upload(begins.data(), workspace.flow.documents);
+    }
+    if (dropout > 0) {
+      int32_t words[] = {step * samples, 0};
+      upload(words, workspace.flow.sample);
     }
     if (record) {
       replay.Run({}, enqueue);
@@ -195,6 +204,23 @@ TEST_P(StepsTest, DocumentsThatChangeFromStepToStep_AreReadByRecordedStepsToo) {
     const std::vector<float> recorded = train(/*record=*/true, /*documents=*/true);
     ASSERT_EQ(once.size(), recorded.size());
     EXPECT_EQ(std::memcmp(once.data(), recorded.data(), once.size() * sizeof(float)), 0);
+  }
+}
+
+TEST_P(StepsTest, Dropout_DrawsAnewInEveryStepRecordedOnesToo) {
+  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
+      const auto train = [&](bool record, double dropout, int32_t samples) {
+        return Train(description, recompute, 4, record, /*documents=*/false, dropout, samples);
+      };
+      const std::vector<float> once = train(/*record=*/false, 0.1, 3);
+      EXPECT_NE(once, train(/*record=*/false, 0, 3));
+      EXPECT_NE(once, train(/*record=*/false, 0.1, 0)) << "the same masks in every step";
+      const std::vector<float> recorded = train(/*record=*/true, 0.1, 3);
+      ASSERT_EQ(once.size(), recorded.size());
+      EXPECT_EQ(std::memcmp(once.data(), recorded.data(), once.size() * sizeof(float)), 0);
+    }
   }
 }
 
@@ -313,6 +339,10 @@ TEST_P(TrainerStepsTest, Recording_ReportsTheSameNumbers) {
     options.record = true;
     EXPECT_EQ(apart, Train(options, {.documents = documents}).numbers);
   }
+  const std::vector<double> dropping = Train(options, {.dropout = 0.1}).numbers;
+  options.record = false;
+  EXPECT_EQ(dropping, Train(options, {.dropout = 0.1}).numbers);
+  EXPECT_NE(dropping, Train(options).numbers);
 }
 
 // The host updates what the device would have updated, to the bit.

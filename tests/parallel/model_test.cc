@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,6 +32,8 @@ constexpr Gpt2Config kTiny = {
 // A model with memory, parameters and one batch of random tokens, some of them masked.
 class Bench {
  public:
+  static constexpr uint64_t kDropoutSeed = 3;
+
   explicit Bench(const Gpt2Config& config, BatchShape shape = {2, 8})
       : Bench(MakeGpt2(config), shape) {}
   // `share`: gradients with activations.
@@ -57,6 +60,9 @@ class Bench {
       workspace_.flow.targets.as<int32_t>()[i] =
           i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(vocab));
     }
+    if (!model_->shape().dropout) return;
+    workspace_.flow.sample.as<int32_t>()[0] = 40;
+    workspace_.flow.sample.as<int32_t>()[1] = 0;
   }
 
   // Weights large enough that every part of the model matters to the loss.
@@ -70,8 +76,9 @@ class Bench {
     }
   }
 
-  double Loss() {
+  double Loss(std::optional<uint64_t> dropout_seed = kDropoutSeed) {
     Pass pass = {*stream_, flat_->parameter_views(), HeadMode::kLoss};
+    pass.dropout_seed = dropout_seed;
     model_->Forward(pass, workspace_);
     double sum = 0;
     for (int64_t i = 0; i < workspace_.flow.shape.tokens(); ++i) {
@@ -92,6 +99,7 @@ class Bench {
     pass.gradients = &flat_->gradient_views(0);
     pass.overwrite_gradients = overwrite;
     pass.listener = listener;
+    pass.dropout_seed = kDropoutSeed;
     model_->Forward(pass, workspace_);
     model_->Backward(pass, workspace_);
   }
@@ -149,16 +157,16 @@ LlamaConfig TinyLlama(bool tied) {
 
 class Families : public ::testing::TestWithParam<std::string> {
  protected:
-  static std::unique_ptr<Model> Make() {
-    if (GetParam() == "gpt2") return MakeGpt2(kTiny);
-    return MakeLlama(TinyLlama(GetParam() == "llama_tied"));
+  static std::unique_ptr<Model> Make(const ModelParallel& how = {}) {
+    if (GetParam() == "gpt2") return MakeGpt2(kTiny, how);
+    return MakeLlama(TinyLlama(GetParam() == "llama_tied"), how);
   }
+  static void ExpectSlopes(Bench& bench);
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, ::testing::Values("gpt2", "llama", "llama_tied"),
                          [](const auto& info) { return info.param; });
 
-TEST_P(Families, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
-  Bench bench(Make());
+void Families::ExpectSlopes(Bench& bench) {
   bench.Shake();
   bench.Gradients();
   Rng rng(testing::TestSeed());
@@ -198,6 +206,28 @@ TEST_P(Families, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
       EXPECT_NEAR(slope, expected, 0.01 * norm + 2e-3)
           << parameter.name << (random ? ", random direction" : ", along the gradient");
     }
+  }
+}
+
+TEST_P(Families, Gradients_AreTheSlopeOfTheLossInEveryParameter) {
+  Bench bench(Make());
+  ExpectSlopes(bench);
+}
+
+// Of what is left of the model.
+TEST_P(Families, GradientsWithDropout_AreTheSlopeOfTheLossInEveryParameter) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    SCOPED_TRACE(static_cast<int>(recompute));
+    Bench bench(Make({.recompute = recompute, .dropout = 0.3})), whole(Make());
+    ExpectSlopes(bench);
+    whole.Shake();
+    EXPECT_NE(bench.Loss(), whole.Loss());
+    EXPECT_NE(bench.Loss(), bench.Loss(Bench::kDropoutSeed + 1));
+    EXPECT_EQ(bench.Loss(std::nullopt), whole.Loss());
+    bench.workspace().flow.sample.as<int32_t>()[0] += 2;
+    const double other = bench.Loss();
+    bench.workspace().flow.sample.as<int32_t>()[0] -= 2;
+    EXPECT_NE(bench.Loss(), other);
   }
 }
 
@@ -436,6 +466,8 @@ TEST(MakeModel, BadDescription_NamesWhatIsWrong) {
   odd.sizes["heads"] = 3;
   EXPECT_THAT(MakeModel(odd).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("does not divide")));
+  EXPECT_THAT(MakeModel(description, {.dropout = 1}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dropout 1 is not")));
 }
 
 TEST(Initialize, LargeMatrix_HasTheValuesOfItsElementsWhateverThreadsFillIt) {

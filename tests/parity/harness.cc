@@ -44,7 +44,8 @@ std::string Case::ToString() const {
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
       recompute_blocks > 0 ? absl::StrCat(" of ", recompute_blocks, " blocks") : "",
-      documents ? " documents" : "", offload_activations ? " offload" : "",
+      documents ? " documents" : "", dropout > 0 ? absl::StrCat(" dropout ", dropout) : "",
+      offload_activations ? " offload" : "",
       offload_optimizer > 0 ? absl::StrCat(" optimizer-offload ", offload_optimizer) : "",
       overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard", " seed ", seed);
 }
@@ -66,6 +67,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
   part.context_size = degrees[Axis::kContext];
   part.context_method = run.context_method;
   part.documents = run.documents;
+  part.dropout = run.dropout;
   part.offload_activations = run.offload_activations;
   return part;
 }

@@ -36,7 +36,8 @@ struct Case {
   bool offload_activations = false;
   double offload_optimizer = 0;  // share of the state
   bool documents = false;        // attention stays within them
-  bool gloo = false;             // ranks talk over sockets, not through memory
+  double dropout = 0;
+  bool gloo = false;  // ranks talk over sockets, not through memory
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;
