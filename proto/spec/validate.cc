@@ -459,6 +459,12 @@ class Judge {
     NotNegative("engine.training.evaluate_every", training.evaluate_every());
     NotNegative("engine.training.evaluate_samples", training.evaluate_samples());
     NotNegative("engine.training.verify_every", training.verify_every());
+    const std::string dropout = "engine.training.dropout";
+    if (Finite(dropout, training.dropout()) &&
+        (training.dropout() < 0 || training.dropout() >= 1)) {
+      Add(dropout, training.dropout(),
+          " is out of range; a probability from 0 (off) to less than 1, such as 0.1");
+    }
     if (training.has_gradient_compression()) Compression(spec);
     RecomputeBlocks(spec);
     if (training.optimizer().has_adamw()) {

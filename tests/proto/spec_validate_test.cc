@@ -220,6 +220,10 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.training.recompute_blocks=2",
             "2 blocks are to recompute, but recompute is none"},
         Bad{"engine.training.verify_every=-1", "engine.training.verify_every: -1"},
+        Bad{"engine.training.dropout=-0.1", "engine.training.dropout: -0.1 is out of range"},
+        Bad{"engine.training.dropout=1",
+            "engine.training.dropout: 1 is out of range; a probability from 0 (off) to less than "
+            "1"},
         Bad{"engine.training.gradient_compression={}",
             "gradient_compression: required: one of top_k, sign"},
         Bad{"engine.training.gradient_compression={top_k: {}}", "density: 0 is out of range"},
@@ -333,6 +337,8 @@ TEST(SpecValidate, NumbersThatTextCannotHold_AreRefused) {
   const std::pair<std::function<void(v1::JobSpec&)>, const char*> table[] = {
       {[&](auto& s) { s.mutable_engine()->mutable_data()->mutable_train(0)->set_weight(nan); },
        "weight: nan is not a finite number"},
+      {[&](auto& s) { s.mutable_engine()->mutable_training()->set_dropout(nan); },
+       "engine.training.dropout: nan is not a finite number"},
       {[&](auto& s) {
          s.mutable_engine()->mutable_training()->mutable_optimizer()->mutable_adamw()->set_lr(
              infinity);

@@ -83,6 +83,15 @@ TEST(PartOf, AnyOrder_IsForTheJobToAllow) {
   }
 }
 
+TEST(PartOf, Dropout_IsTheJobs) {
+  v1::JobSpec spec;
+  ASSERT_OK_AND_ASSIGN(parallel::ModelParallel part, PartOf(spec, parallel::PerAxis()));
+  EXPECT_EQ(part.dropout, 0);
+  spec.mutable_engine()->mutable_training()->set_dropout(0.25);
+  ASSERT_OK_AND_ASSIGN(part, PartOf(spec, parallel::PerAxis()));
+  EXPECT_EQ(part.dropout, 0.25);
+}
+
 v1::JobSpec SmallJob(int layers) {
   v1::JobSpec spec;
   spec.set_name("small");

@@ -316,6 +316,7 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   }
   part.recompute_blocks = engine.training().recompute_blocks();
   part.deterministic = !engine.training().any_order();
+  part.dropout = engine.training().dropout();
   return part;
 }
 
