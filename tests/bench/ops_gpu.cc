@@ -222,6 +222,12 @@ void Elementwise(Bench& bench, const Model& m) {
   bench.Bytes("gelu forward", 2.0 * x.bytes(), [&](Stream& s) { GeluForward(s, x, y); });
   bench.Bytes("gelu backward, in place", 3.0 * x.bytes(),
               [&](Stream& s) { GeluBackward(s, x, y, y); });
+  Tensor hidden = x.Rows(0, t / 4).Reshape({t, c}), sample = bench.Upload({7, 0});
+  bench.Bytes("dropout, in place", 2.0 * hidden.bytes(), [&](Stream& s) {
+    Dropout(
+        s,
+        {.x = hidden, .out = hidden, .probability = 0.1, .sample = sample, .sequence = m.sequence});
+  });
   Tensor wide = bench.Random(kF32, {t, 2 * c});
   bench.Bytes("cast fp32 to bf16", 1.5 * wide.bytes(), [&](Stream& s) {
     Cast(s, wide, y.Rows(0, t / 2).Reshape({t, 2 * c}));
