@@ -311,8 +311,8 @@ class Trainer {
   int64_t global_micro_batches() const;  // per step
   int together() const;                  // see GradientReducer::MicroBatchOf
   int64_t step_values() const;           // floats that a step exchanges
-  // Rather than adding to zeros; a backward in two calls adds. With shards, what was there before is
-  // left over in the padding, which matters unless it is anything anyway.
+  // Rather than adding to zeros; a backward in two calls adds. With shards, what was there before
+  // is left over in the padding, which matters unless it is anything anyway.
   bool overwrites_gradients() const {
     const bool anything = options_.zero == 0 || flat_->options().share_gradients;
     return anything && !model_.shape().split_backward;

@@ -177,7 +177,8 @@ TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
       const auto moved = [](int64_t count, int size) { return 4 * count * (size - 1) / size; };
       // Reduce-scatter: once a step, or for every micro-batch.
       const int64_t reductions = run.layout.zero >= 2 ? 3 * n : 3;
-      // All-gather: what stays whole after every update and at the start; blocks on demand.
+      // All-gather: what stays whole after every update and at the start, and so the blocks that
+      // forward begins with; the others on demand.
       const int64_t kept = reshard ? std::min<int64_t>(2, elements.units) : elements.units;
       const int64_t block = run.layout.zero == 3 ? elements.blocks : 0;
       ASSERT_TRUE(block == 0 || block == elements.units * elements.largest);
@@ -186,7 +187,7 @@ TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
         EXPECT_EQ(result.reduced_bytes, reductions * moved(elements.all, shards));
         EXPECT_EQ(result.gathered_bytes,
                   4 * moved(elements.all - block, shards) +
-                      (block > 0 ? 3 * blocks * moved(elements.largest, shards) : 0));
+                      (block > 0 ? (3 * blocks + kept) * moved(elements.largest, shards) : 0));
         EXPECT_EQ(result.replica_bytes, 3 * result.predicted.replicas);
         EXPECT_EQ(result.replica_bytes > 0, replicas > 1);
       }
