@@ -1,7 +1,5 @@
 #include "parallel/comm/communicator.h"
 
-#include <utility>
-
 #include "kernels/ops.h"
 
 namespace muster::parallel {
@@ -19,8 +17,8 @@ void Communicator::Rotate(kernels::Stream& stream, kernels::Tensor in, kernels::
   const int ranks = size();
   const int places = (by % ranks + ranks) % ranks;
   GroupBegin();
-  Send(stream, std::move(in), (rank() + places) % ranks);
-  Receive(stream, std::move(out), (rank() + ranks - places) % ranks);
+  Send(stream, in, (rank() + places) % ranks);
+  Receive(stream, out, (rank() + ranks - places) % ranks);
   GroupEnd(stream);
 }
 

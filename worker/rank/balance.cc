@@ -290,8 +290,8 @@ absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
         Annotate(own.status(), "engine.parallel.balance: measured"),
         absl::IsResourceExhausted(own.status()) ? FailureDomain::kMemory : FailureDomain::kDevice);
   }
-  const auto met = [](absl::Status status) {
-    return parallel::Mark(Annotate(std::move(status), "engine.parallel.balance: measured"),
+  const auto met = [](const absl::Status& status) {
+    return parallel::Mark(Annotate(status, "engine.parallel.balance: measured"),
                           FailureDomain::kCommunication);
   };
   if (assignment.rank() != 0) {
