@@ -350,7 +350,9 @@ v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
   end.set_cause(attempt.stop_cause());
   end.set_message(attempt.stop_message());
   end.set_rank(attempt.stop_rank());
-  end.set_step(job.job().step());
+  // A commit is kept at once, what ranks report of their progress is not: after a restart of the
+  // coordinator it may be the older one.
+  end.set_step(std::max(job.job().step(), job.job().last_committed_step()));
   *end.mutable_started() = attempt.started();
   *end.mutable_ended() = ToProto(turn.now());
   // Counting waits for the release: a checkpoint that was written completely may be committed until

@@ -386,6 +386,9 @@ TEST_F(CoreTest, CrashAfterACommit_IsRefundedAndRestartsFromIt) {
   Observe(Ranks(job, v1::RANK_STATE_TRAINING, {{0, v1::CAUSE_CRASH}}));
   Observe(Ranks(job, v1::RANK_STATE_RELEASED));
   EXPECT_EQ(Job().failures(), 0);
+  // Nobody has reported a step, but it got that far.
+  ASSERT_EQ(Job().causes_size(), 1);
+  EXPECT_EQ(Job().causes(0).step(), 10);
   Wait(absl::Seconds(1));
   EXPECT_EQ(Job().epoch(), 2u);
   ASSERT_TRUE(LastDesired().has_value());
