@@ -36,6 +36,9 @@ Tensor Arena::Take(absl::string_view category, DType dtype, std::initializer_lis
     }
     return Tensor(reinterpret_cast<void*>(kPlanningBase + begin), dtype, shape);
   }
+  layout_ = (layout_ ^ static_cast<uint64_t>(begin) ^ static_cast<uint64_t>(bytes) << 32) *
+            0x9e3779b97f4a7c15;  // of a multiplicative hash
+  layout_ ^= layout_ >> 29;
   CHECK_LE(offset_, peak_) << "the arena was planned for less: " << std::string(category) << " "
                            << Tensor(nullptr, dtype, shape).ToString()
                            << "; planning and running must take the same sequence";

@@ -33,8 +33,11 @@ class Arena {
   // Allocates the peak; restarts the sequence. kResourceExhausted from the device.
   absl::Status Commit(Device& device);
   bool planning() const { return buffer_ == nullptr; }
-  // All of it, as bytes; empty while planning and when nothing was taken.
+  // All of it, as bytes; empty while planning.
   Tensor memory() const;
+  // Of where everything stands that has been taken since Commit(): arenas of the same number hand
+  // out the same places.
+  uint64_t layout() const { return layout_; }
   int64_t peak_bytes() const { return peak_; }
   // The most that was live at once, per category. The sum is at least peak_bytes().
   const std::map<std::string, int64_t>& bytes_by_category() const { return by_category_; }
@@ -49,6 +52,7 @@ class Arena {
   };
 
   int64_t offset_ = 0;
+  uint64_t layout_ = 0;
   int64_t peak_ = 0;
   std::map<std::string, int64_t> by_category_, peak_by_category_;
   std::vector<Taken> taken_;  // planning only, a stack

@@ -79,13 +79,14 @@ BatchMemOp FindBatchMemOp() {
   return found;
 }
 
-// One rank's part of what Share exchanges: "host pid ordinal", then per region
+// One rank's part of what Share exchanges: "host pid ordinal layout", then per region
 // "handle offset bytes address".
 absl::StatusOr<std::string> Describe(const kernels::cuda::CudaDevice& device,
-                                     const std::vector<Tensor>& regions) {
+                                     const std::vector<Tensor>& regions, uint64_t layout) {
   static const auto range = DriverFunction<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange");
   if (range == nullptr) return absl::UnavailableError("the driver does not say where memory is");
-  std::vector<std::string> lines = {absl::StrCat(HostName(), " ", getpid(), " ", device.ordinal())};
+  std::vector<std::string> lines = {
+      absl::StrCat(HostName(), " ", getpid(), " ", device.ordinal(), " ", layout)};
   for (const Tensor& region : regions) {
     if (region.empty()) {
       lines.emplace_back("- 0 0 0");
@@ -114,13 +115,14 @@ absl::Status PeerMemory::Share(Communicator& host, const std::vector<Tensor>& re
   options_ = options;
   RETURN_IF_ERROR(CudaStatus(device_.Select(), "selecting the device"));
   rank_ = host.rank();
-  const absl::StatusOr<std::string> mine = Describe(device_, regions);
+  const absl::StatusOr<std::string> mine = Describe(device_, regions, options.layout);
   ASSIGN_OR_RETURN(const std::vector<std::string> texts, Exchange(host, mine.value_or("")));
   regions_.resize(regions.size());
   for (Region& region : regions_) {
     region.base.resize(texts.size());
     region.bytes.resize(texts.size());
   }
+  layouts_.resize(texts.size());
   absl::Status status = mine.status();
   for (int of = 0; of < host.size() && status.ok(); ++of) status = Map(host.rank(), of, texts[of]);
   status = Agree(host, status);
@@ -132,8 +134,8 @@ absl::Status PeerMemory::Map(int rank, int of, const std::string& text) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   const std::vector<std::string> place = absl::StrSplit(lines[0], ' ');
   int ordinal = 0;
-  if (place.size() != 3 || !absl::SimpleAtoi(place[2], &ordinal) ||
-      lines.size() != regions_.size() + 1) {
+  if (place.size() != 4 || !absl::SimpleAtoi(place[2], &ordinal) ||
+      !absl::SimpleAtoi(place[3], &layouts_[of]) || lines.size() != regions_.size() + 1) {
     return absl::UnavailableError(absl::StrCat("rank ", of, " shares nothing"));
   }
   if (place[0] != HostName()) return absl::OkStatus();
@@ -188,6 +190,7 @@ void PeerMemory::Close() {
   cudaGetLastError();
   opened_.clear();
   regions_.clear();
+  layouts_.clear();
 }
 
 int PeerMemory::Find(const Tensor& data, const std::vector<int>& world_ranks) const {
@@ -198,7 +201,8 @@ int PeerMemory::Find(const Tensor& data, const std::vector<int>& world_ranks) co
     if (base == nullptr || begin < base || begin + data.bytes() > base + region.bytes[rank_])
       continue;
     const bool all = std::all_of(world_ranks.begin(), world_ranks.end(), [&](int of) {
-      return region.base[of] != nullptr && region.bytes[of] == region.bytes[rank_];
+      return region.base[of] != nullptr && region.bytes[of] == region.bytes[rank_] &&
+             layouts_[of] == layouts_[rank_];
     });
     return all ? static_cast<int>(i) : -1;
   }

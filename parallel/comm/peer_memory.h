@@ -37,7 +37,8 @@ class PeerMemory {
   // Forgets what is shared. The streams of all ranks that use it have finished.
   void Close();
 
-  // A region that holds `data`, and which all of `world_ranks` share in the same size; or -1.
+  // A region that holds `data`, and which all of `world_ranks` share in the same size and layout;
+  // or -1.
   int Find(const kernels::Tensor& data, const std::vector<int>& world_ranks) const;
   // Where world rank `of` has what this rank has at `mine`, which is in that region.
   char* At(int region, int of, const void* mine) const;
@@ -58,6 +59,7 @@ class PeerMemory {
   kernels::cuda::CudaDevice& device_;
   int rank_ = 0;
   std::vector<Region> regions_;
+  std::vector<uint64_t> layouts_;        // by world rank: ShareOptions::layout
   std::map<std::string, char*> opened_;  // by CUDA's handle
   ShareOptions options_;
 };

@@ -256,13 +256,14 @@ int64_t AttentionBytes(const TrainerPlace& place) {
 // when it is made and up to 0.2 more after its first collectives. The buffers of sends and receives
 // come with the first of them, in 32 channels to each peer: 4 MiB of the sender and 5.2 of the
 // receiver, in pages of 2 MiB and with their headers 6 and 6.
-int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context) {
+int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context,
+                          bool copy_engines) {
   constexpr int64_t kCommunicator = 960 * kMiB, kPeer = 32 * 12 * kMiB;
   if (mesh.world_size() == 1) return 0;
   // A ring and a pipeline have two neighbours, which are one where there are two ranks.
   const auto neighbours = [](int ranks) { return std::min(ranks - 1, 2); };
   int peers = neighbours(mesh.degree(Axis::kPipeline));
-  const int ranks = mesh.degree(Axis::kContext);
+  const int ranks = copy_engines ? 1 : mesh.degree(Axis::kContext);
   if (context == ContextMethod::kRing) peers += neighbours(ranks);
   if (context == ContextMethod::kAllToAll) peers += ranks - 1;
   const int communicators = 1 + MeshGroups::Count(mesh, zero_shards);  // with the world's
@@ -273,7 +274,8 @@ int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   if (device != DeviceKind::kCuda) return 0;
   constexpr int64_t kWorkspaces = 128 * kMiB;
   return kCudaContextBytes + kWorkspaces + AttentionBytes(place) +
-         CommunicatorBytes(place.mesh, place.zero_shards, place.model.shape().context_method);
+         CommunicatorBytes(place.mesh, place.zero_shards, place.model.shape().context_method,
+                           place.options.copy_engines);
 }
 
 MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {

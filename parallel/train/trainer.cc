@@ -300,7 +300,6 @@ absl::Status Trainer::Allocate() {
   RETURN_IF_ERROR(AllocateFlights());
   RETURN_IF_ERROR(CompareWithDense());
   gradient_bytes_ = GradientBytesSent();
-  // Last of what can fail: the end of it is a collective.
   RETURN_IF_ERROR(ShareMemory());
   Publish();
   return absl::OkStatus();
@@ -337,6 +336,10 @@ absl::Status Trainer::ShareMemory() {
   memory.push_back(arena_.memory());
   ShareOptions options;
   options.least_bytes = options_.copy_engines_least_bytes;
+  options.layout = arena_.layout();
+  for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
+    options.layout = options.layout * 31 + static_cast<uint64_t>(bucket.range.size());
+  }
   auto shared = world_.Share(memory, options);
   if (shared.ok()) {
     shared_memory_ = *std::move(shared);

@@ -48,6 +48,24 @@ TEST(Arena, PlanThenCommit_SameSequence_GivesSameLayoutInRealMemory) {
   EXPECT_EQ(real[1].data(), real[3].data());
 }
 
+TEST(Arena, Layout_TellsOtherPlacesApartInArenasOfTheSameSize) {
+  const auto device = MakeCpuDevice(1);
+  const auto layout = [&](int64_t first, int64_t second) {
+    Arena arena;
+    for (const bool commit : {true, false}) {
+      arena.Take("a", DType::kF32, {first});
+      arena.Take("b", DType::kF32, {second});
+      if (commit) {
+        EXPECT_TRUE(arena.Commit(*device).ok());
+      }
+    }
+    EXPECT_EQ(arena.memory().bytes(), 4 * (first + second));
+    return arena.layout();
+  };
+  EXPECT_EQ(layout(64, 128), layout(64, 128));
+  EXPECT_NE(layout(64, 128), layout(128, 64));
+}
+
 TEST(Arena, NextStep_AfterReleaseToZero_GivesTheSameViews) {
   Host host(1);
   Arena arena;

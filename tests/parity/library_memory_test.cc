@@ -40,7 +40,7 @@ int64_t AttentionMiB(const Config& config, int64_t micro_batch, const PerAxis& d
                               .sequence_length = config.sequence_length};
   EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCpu), 0);
   EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCuda) - AttentionBytes(place) -
-                CommunicatorBytes(mesh, 1, parallel.context_method),
+                CommunicatorBytes(mesh, 1, parallel.context_method, options.copy_engines),
             kCudaContextBytes + 128 * kMiB);
   return AttentionBytes(place) / kMiB;
 }
@@ -75,8 +75,8 @@ TEST(LibraryMemory, AttentionOverRanks_CountsTheHeadsAndKeysOfOneCall) {
 // A communicator is 960 MiB, a peer that one sends to 384.
 TEST(LibraryMemory, Communicators_AreCountedWithThePeersThatTheySendTo) {
   const auto mib = [](const PerAxis& degrees, int zero_shards,
-                      ContextMethod context = ContextMethod::kRing) {
-    return CommunicatorBytes(MeshOf(degrees), zero_shards, context) / kMiB;
+                      ContextMethod context = ContextMethod::kRing, bool copy_engines = false) {
+    return CommunicatorBytes(MeshOf(degrees), zero_shards, context, copy_engines) / kMiB;
   };
   EXPECT_EQ(mib(PerAxis(1, 1, 1, 1), 1), 0);
   EXPECT_EQ(mib(PerAxis(1, 4, 1, 1), 1), 2 * 960);            // 1.90 GiB on four H200s
@@ -86,6 +86,9 @@ TEST(LibraryMemory, Communicators_AreCountedWithThePeersThatTheySendTo) {
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1), 3 * 960 + 2 * 384);  // 4.20 GiB
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllToAll), 3 * 960 + 3 * 384);  // 3.87 GiB
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllGather), 3 * 960);
+  // Copy engines bring what NCCL would need buffers for; stages go on through NCCL.
+  EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllToAll, true), 3 * 960);
+  EXPECT_EQ(mib(PerAxis(4, 1, 1, 1), 1, ContextMethod::kRing, true), 2 * 960 + 2 * 384);
   EXPECT_EQ(mib(PerAxis(1, 1, 2, 1), 1), 3 * 960 + 384);
   EXPECT_EQ(mib(PerAxis(4, 1, 1, 1), 1), 2 * 960 + 2 * 384);
 }
