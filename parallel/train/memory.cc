@@ -255,11 +255,16 @@ int64_t AttentionBytes(const TrainerPlace& place) {
 // Measured on four H200s (docs/benchmarks/h200-layouts.md), NCCL 2.28: a communicator has 0.77 GiB
 // when it is made and up to 0.2 more after its first collectives. The buffers of sends and receives
 // come with the first of them, in 32 channels to each peer: 4 MiB of the sender and 5.2 of the
-// receiver, in pages of 2 MiB and with their headers 6 and 6.
+// receiver, in pages of 2 MiB and with their headers 6 and 6. All of it is by channel, a thread
+// block each: with 8 of them a communicator took 0.2 GiB. More than 32 there are on no such
+// machine.
 int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context,
-                          bool copy_engines) {
-  constexpr int64_t kCommunicator = 960 * kMiB, kPeer = 32 * 12 * kMiB;
+                          bool copy_engines, int thread_blocks) {
+  constexpr int64_t kChannels = 32;
   if (mesh.world_size() == 1) return 0;
+  const int64_t channels =
+      thread_blocks == 0 ? kChannels : std::min<int64_t>(thread_blocks, kChannels);
+  const int64_t communicator = channels * 30 * kMiB, peer = channels * 12 * kMiB;
   // A ring and a pipeline have two neighbours, which are one where there are two ranks.
   const auto neighbours = [](int ranks) { return std::min(ranks - 1, 2); };
   int peers = neighbours(mesh.degree(Axis::kPipeline));
@@ -267,7 +272,7 @@ int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod conte
   if (context == ContextMethod::kRing) peers += neighbours(ranks);
   if (context == ContextMethod::kAllToAll) peers += ranks - 1;
   const int communicators = 1 + MeshGroups::Count(mesh, zero_shards);  // with the world's
-  return communicators * kCommunicator + peers * kPeer;
+  return communicators * communicator + peers * peer;
 }
 
 int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
@@ -275,7 +280,7 @@ int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   constexpr int64_t kWorkspaces = 128 * kMiB;
   return kCudaContextBytes + kWorkspaces + AttentionBytes(place) +
          CommunicatorBytes(place.mesh, place.zero_shards, place.model.shape().context_method,
-                           place.options.copy_engines);
+                           place.options.copy_engines, place.options.nccl_thread_blocks);
 }
 
 MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {

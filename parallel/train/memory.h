@@ -101,8 +101,9 @@ constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
 int64_t AttentionBytes(const TrainerPlace& place);
 // Of the library bytes: NCCL's communicators, the world's too, and its buffers between ranks that
 // send to each other, which those of a context group do not through copy engines; 0 with one rank.
+// Fewer thread blocks than NCCL's 32 (`thread_blocks`; 0 = those) take as much less.
 int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context,
-                          bool copy_engines);
+                          bool copy_engines, int thread_blocks = 0);
 
 // What CUDA's context, cuBLASLt, cuDNN and, with several ranks, NCCL take for themselves; 0 on the
 // host. Measured on H200s (docs/benchmarks/h200-one-gpu.md, h200-layouts.md): 0.5 GiB of context

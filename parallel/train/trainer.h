@@ -74,6 +74,8 @@ struct TrainerOptions {
   // Communicator::Share of what collectives work on.
   bool copy_engines = true;
   int64_t copy_engines_least_bytes = ShareOptions().least_bytes;
+  // NcclOptions::thread_blocks_max of the communicators, for the prediction of memory alone.
+  int nccl_thread_blocks = 0;
   // Share of the optimizer's state and master weights, 0 to 1, that is in host memory and updated
   // by so many threads of the host.
   double offload_optimizer = 0;

@@ -24,6 +24,7 @@ constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kHiddenMax = 1 << 20;
 constexpr int64_t kFfnMax = 1 << 24;
 constexpr int64_t kRanksMax = 65536;
+constexpr int32_t kNcclCtasMax = 64;  // the channels that NCCL has
 constexpr int kSourcesMax = 4096;
 constexpr int kLabelsMax = 32;
 constexpr size_t kLabelBytesMax = 63;
@@ -301,6 +302,10 @@ class Judge {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
     NotNegative("engine.parallel.bucket_bytes", parallel.bucket_bytes());
     NotNegative("engine.parallel.resident_elements", parallel.resident_elements());
+    if (parallel.nccl_ctas() < 0 || parallel.nccl_ctas() > kNcclCtasMax) {
+      Add("engine.parallel.nccl_ctas", parallel.nccl_ctas(), " is out of range; 1 to ",
+          kNcclCtasMax, " thread blocks, or 0 for NCCL's own choice");
+    }
     if (spec.resources().ranks() < 1) return;  // named by Resources
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
     parallel::Layout layout;

@@ -90,6 +90,13 @@ TEST(LibraryMemory, Communicators_AreCountedWithThePeersThatTheySendTo) {
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllToAll, true), 3 * 960);
   EXPECT_EQ(mib(PerAxis(4, 1, 1, 1), 1, ContextMethod::kRing, true), 2 * 960 + 2 * 384);
   EXPECT_EQ(mib(PerAxis(1, 1, 2, 1), 1), 3 * 960 + 384);
+  // By thread block; 0.2 GiB a communicator was measured with 8.
+  const Mesh context = MeshOf(PerAxis(1, 1, 4, 1));
+  const auto with = [&](int thread_blocks) {
+    return CommunicatorBytes(context, 1, ContextMethod::kRing, false, thread_blocks) / kMiB;
+  };
+  EXPECT_EQ(with(8), 3 * 240 + 2 * 96);
+  EXPECT_EQ(with(64), with(0));
   EXPECT_EQ(mib(PerAxis(4, 1, 1, 1), 1), 2 * 960 + 2 * 384);
 }
 

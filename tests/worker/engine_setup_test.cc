@@ -18,6 +18,7 @@
 #include "worker/rank/agreement.h"
 #include "worker/rank/arithmetic.h"
 #include "worker/rank/balance.h"
+#include "worker/rank/job_plan.h"
 
 namespace muster::worker {
 namespace {
@@ -124,6 +125,25 @@ v1::JobSpec Split(v1::JobSpec spec, int pipeline, int context, int tensor) {
   spec::ApplyDefaults(spec);
   EXPECT_OK(spec::Validate(spec));
   return spec;
+}
+
+TEST(NcclOptionsOf, ThreadBlocks_AreTheJobsAndCountedInItsMemory) {
+  v1::JobSpec spec = SmallJob(2);
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  spec.mutable_resources()->set_ranks(2);
+  spec::ApplyDefaults(spec);
+  const auto libraries = [&] {
+    const auto plan = PlanJob(spec);
+    EXPECT_OK(plan);
+    return plan->ranks[0].memory.device.back().bytes;
+  };
+  EXPECT_EQ(NcclOptionsOf(spec).thread_blocks_max, 0);  // NCCL's own choice
+  const int64_t with_all = libraries();
+  spec.mutable_engine()->mutable_parallel()->set_nccl_ctas(8);
+  EXPECT_OK(spec::Validate(spec));
+  EXPECT_EQ(NcclOptionsOf(spec).thread_blocks_max, 8);
+  // Two communicators, of the world and of its gradients.
+  EXPECT_EQ(with_all - libraries(), int64_t{2} * 24 * 30 << 20);
 }
 
 // A head that takes the time of three blocks takes the place of three.

@@ -366,6 +366,7 @@ parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec) {
   options.pipeline_schedule = ScheduleOf(spec.engine().parallel().pipeline_schedule());
   options.reshard_after_forward = spec.engine().parallel().reshard_after_forward();
   options.copy_engines = spec.engine().parallel().copy_engines();
+  options.nccl_thread_blocks = spec.engine().parallel().nccl_ctas();
   options.resident_elements = spec.engine().parallel().resident_elements();
   options.evaluate_every = training.evaluate_every();
   options.evaluate_samples = training.evaluate_samples();
@@ -374,6 +375,12 @@ parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec) {
     options.checkpoint_every = spec.checkpoint().every_steps();
     options.checkpoint_keep = spec.checkpoint().keep();
   }
+  return options;
+}
+
+parallel::NcclOptions NcclOptionsOf(const v1::JobSpec& spec) {
+  parallel::NcclOptions options;
+  options.thread_blocks_max = spec.engine().parallel().nccl_ctas();
   return options;
 }
 

@@ -13,6 +13,7 @@
 #include "base/file_system.h"
 #include "kernels/device.h"
 #include "muster/v1/rank.pb.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/data/indexed_dataset.h"
 #include "parallel/data/sampler.h"
 #include "parallel/mesh/mesh.h"
@@ -44,6 +45,8 @@ absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& s
                                                             const parallel::PerAxis& coordinate);
 // But for job and epoch.
 parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec);
+// Of the ranks' communicators on GPUs, but for on_failure.
+parallel::NcclOptions NcclOptionsOf(const v1::JobSpec& spec);
 
 // An absolute `path` as it is; a relative one below the spec's working directory.
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);

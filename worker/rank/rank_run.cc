@@ -461,7 +461,7 @@ absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
     communicator = std::move(
         parallel::MakeLocalCommunicators(1, parallel::GlooOptions().operation_timeout)[0]);
   } else if (device.kind() == kernels::DeviceKind::kCuda) {
-    parallel::NcclOptions options;
+    parallel::NcclOptions options = NcclOptionsOf(assignment.spec());
     options.on_failure = [recorder = flight.recorder(), &deadline](const absl::Status& why) {
       recorder->Freeze();
       deadline.Arm(why);
