@@ -11,8 +11,9 @@ namespace muster::parallel {
 using kernels::DType;
 using kernels::Tensor;
 
-int GradientReducer::Levels(int64_t micro_batches, int zero) {
+int GradientReducer::Levels(int64_t micro_batches, int zero, bool chained) {
   CHECK_GT(micro_batches, 0);
+  if (chained) return 1;
   int levels = 0;
   if (zero < 2) {
     for (; micro_batches > 0; micro_batches /= 2) ++levels;
@@ -83,7 +84,8 @@ absl::Status GradientReducer::Allocate() {
 }
 
 void GradientReducer::BeginStep(int64_t micro_batches) {
-  CHECK_LE(Levels(micro_batches, flat_.options().zero), flat_.gradient_levels());
+  CHECK_LE(Levels(micro_batches, flat_.options().zero, options_.chained), flat_.gradient_levels());
+  CHECK(!options_.chained || !options_.overwritten || sharded() || micro_batches == 1);
   micro_batches_ = micro_batches;
   micro_batch_ = -1;
   level_ = sharded() ? 0 : -1;
@@ -97,8 +99,9 @@ const ParameterViews& GradientReducer::BeginMicroBatch() {
     pending_[i] = static_cast<int>(flat_.layout().buckets()[i].parameters.size());
   }
   if (!sharded()) {
-    ++level_;
-    if (options_.overwritten) return flat_.gradient_views(level_);
+    if (!options_.chained || micro_batch_ == 0) ++level_;
+    const bool adds = options_.chained && micro_batch_ > 0;
+    if (adds || options_.overwritten) return flat_.gradient_views(level_);
     if (all_buckets()) {
       kernels::Zero(compute_, flat_.all_gradients(level_));
     } else {
@@ -141,7 +144,7 @@ void GradientReducer::GradientReady(ParameterId parameter) {
 
 int GradientReducer::Merges() const {
   // As many as the index of the micro-batch ends in one bits; all that are left after the last.
-  if (LastMicroBatch()) return level_;
+  if (LastMicroBatch() || options_.chained) return level_;
   int merges = 0;
   for (int64_t bits = micro_batch_; (bits & 1) != 0; bits >>= 1) ++merges;
   return merges;

@@ -28,6 +28,9 @@ struct GradientReducerOptions {
   // and AcquireBlock need not zero them. ZeRO 0, and the others where padding need not be zero: it
   // may hold what was there.
   bool overwritten = false;
+  // Micro-batches of a rank are added one after the other, so that one level holds their sum. Not
+  // with `overwritten` in a step of several micro-batches of ZeRO 0 or 1.
+  bool chained = false;
   // Buckets [first, last) are this reducer's: those of one group (GradientGroups) of a stage, whose
   // micro-batches come at their own times. last < 0: all of them.
   int first_bucket = 0;
@@ -45,6 +48,7 @@ struct GradientReducerOptions {
 // one fixed binary tree over their global index, whatever the layout: with power-of-two degrees the
 // result has the same bits for every number of ranks and every ZeRO stage; otherwise the difference
 // is fp32 rounding. For that, the stages number micro-batches differently (MicroBatchOf).
+// `chained` gives that up for memory: the micro-batches of a rank are added one after the other.
 //
 // ZeRO 0 and 1. Wgrad kernels add straight into flat gradient storage. Inside a rank, micro-batches
 // merge like a binary counter (Levels() whole buffers). During the last micro-batch's backward,
@@ -64,7 +68,7 @@ struct GradientReducerOptions {
 class GradientReducer : public GradientListener {
  public:
   // Gradient levels that `micro_batches` per rank and step need.
-  static int Levels(int64_t micro_batches, int zero = 0);
+  static int Levels(int64_t micro_batches, int zero = 0, bool chained = false);
   // The global index of micro-batch `j` of `per_rank` on data-parallel rank `rank`. `together`:
   // neighbouring ranks whose j-th micro-batches are summed first; 1 but for ZeRO 2 and 3, where it
   // is the data-parallel ranks of a shard group.

@@ -118,7 +118,8 @@ bool SharesGradients(const TrainerPlace& place) {
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place) {
   FlatBuffersOptions storage;
   storage.share_gradients = SharesGradients(place);
-  storage.gradient_levels = GradientReducer::Levels(MicroBatches(place), place.options.zero);
+  storage.gradient_levels = GradientReducer::Levels(MicroBatches(place), place.options.zero,
+                                                    place.options.chain_micro_batches);
   storage.compute = ComputeDtype(place.options.precision);
   storage.zero = place.options.zero;
   storage.reshard_after_forward = place.options.reshard_after_forward;

@@ -63,6 +63,9 @@ struct TrainerOptions {
   kernels::LossScaling loss_scaling;  // of fp16, where it is dynamic
   // What gradients travel in: kF32, or kBF16 with sums in fp32.
   kernels::DType gradient_wire = kernels::DType::kF32;
+  // Micro-batches of a rank are added one after the other, in one buffer, rather than in an order
+  // that is the same for every layout (GradientReducerOptions::chained).
+  bool chain_micro_batches = false;
   // Gradients that travel in part: ZeRO 0 or 1, fp32 wire, not fp16, on CPU devices.
   CompressionOptions compression;
   // Stage of ZeRO, 0 to 3, over the shard group of the MeshGroups.
@@ -317,7 +320,8 @@ class Trainer {
   // is left over in the padding, which matters unless it is anything anyway.
   bool overwrites_gradients() const {
     const bool anything = options_.zero == 0 || flat_->options().share_gradients;
-    return anything && !model_.shape().split_backward;
+    const bool adds = options_.chain_micro_batches && options_.zero < 2 && micro_batches() > 1;
+    return anything && !adds && !model_.shape().split_backward;
   }
 
   const TrainerOptions options_;

@@ -123,6 +123,7 @@ absl::Status Trainer::MakeReducers() {
   GradientReducerOptions reducing = {.overlap = options_.overlap,
                                      .wire = options_.gradient_wire,
                                      .overwritten = overwrites_gradients(),
+                                     .chained = options_.chain_micro_batches,
                                      .sharers = sharers_.get(),
                                      .compressor = compressor_.get(),
                                      .meter = meter_.get()};

@@ -143,6 +143,7 @@ struct Layout {
   bool reshard = true;
   kernels::DType compute = kernels::DType::kF32;
   kernels::DType wire = kernels::DType::kF32;
+  bool chained = false;
 };
 
 // One rank with flat storage over SomeParameters().
@@ -159,16 +160,17 @@ struct Rank {
         compute(*device->MakeStream()),
         communication(*device->MakeStream({.threaded = true})),
         gathering(*device->MakeStream({.threaded = true})),
-        flat(
-            *FlatBuffers::Make(*device, *compute, registry, layout,
-                               {.gradient_levels = GradientReducer::Levels(micro_batches, how.zero),
-                                .seed = 3,
-                                .compute = how.compute,
-                                .zero = how.zero,
-                                .shard = groups->shard().rank(),
-                                .reshard_after_forward = how.reshard})),
-        reducer(*GradientReducer::Make(*flat, *groups, *compute, *communication,
-                                       {.overlap = how.overlap, .wire = how.wire})),
+        flat(*FlatBuffers::Make(
+            *device, *compute, registry, layout,
+            {.gradient_levels = GradientReducer::Levels(micro_batches, how.zero, how.chained),
+             .seed = 3,
+             .compute = how.compute,
+             .zero = how.zero,
+             .shard = groups->shard().rank(),
+             .reshard_after_forward = how.reshard})),
+        reducer(*GradientReducer::Make(
+            *flat, *groups, *compute, *communication,
+            {.overlap = how.overlap, .wire = how.wire, .chained = how.chained})),
         gatherer(*ParameterGatherer::Make(*flat, groups->gather(), *reducer, {{0, 4}}, *compute,
                                           *gathering, how.overlap)) {}
 
@@ -515,13 +517,17 @@ TEST(GradientReducer, AddsEveryMicroBatchOnce) {
   for (const int zero : {0, 1, 2, 3}) {
     for (const auto& [ranks, micro_batches] : std::vector<std::pair<int, int>>{
              {1, 1}, {1, 2}, {1, 3}, {1, 7}, {2, 6}, {3, 3}, {3, 9}, {3, 15}}) {
-      const auto sums = Reduce(ranks, micro_batches, {.zero = zero, .shards = zero ? ranks : 1});
-      for (ParameterId id = 0; id < registry.size(); ++id) {
-        for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
-          double sum = 0;
-          for (int j = 0; j < micro_batches; ++j) sum += Contribution(j, id * 1000 + i);
-          ASSERT_NEAR(sums[id][i], sum, 1e-3)
-              << ranks << " ranks, " << micro_batches << " micro-batches, ZeRO-" << zero;
+      for (const bool chained : {false, true}) {
+        const auto sums = Reduce(ranks, micro_batches,
+                                 {.zero = zero, .shards = zero ? ranks : 1, .chained = chained});
+        for (ParameterId id = 0; id < registry.size(); ++id) {
+          for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
+            double sum = 0;
+            for (int j = 0; j < micro_batches; ++j) sum += Contribution(j, id * 1000 + i);
+            ASSERT_NEAR(sums[id][i], sum, 1e-3)
+                << ranks << " ranks, " << micro_batches << " micro-batches, ZeRO-" << zero
+                << (chained ? ", one after the other" : "");
+          }
         }
       }
     }
@@ -561,6 +567,22 @@ TEST(GradientReducer, Levels_AreTheDigitsOfABinaryCounter) {
   EXPECT_EQ(GradientReducer::Levels(3, 2), 1);
   EXPECT_EQ(GradientReducer::Levels(4, 3), 2);
   EXPECT_EQ(GradientReducer::Levels(8, 3), 3);
+}
+
+TEST(GradientReducer, Chained_AddsInOrderInOneLevel) {
+  EXPECT_EQ(GradientReducer::Levels(8, 0, /*chained=*/true), 1);
+  EXPECT_EQ(GradientReducer::Levels(8, 3, /*chained=*/true), 1);
+  const ParameterRegistry registry = SomeParameters();
+  for (const int zero : {0, 1, 2, 3}) {
+    const auto sums = Reduce(1, 5, {.zero = zero, .chained = true});
+    for (ParameterId id = 0; id < registry.size(); ++id) {
+      for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
+        float sum = 0;
+        for (int j = 0; j < 5; ++j) sum += Contribution(j, id * 1000 + i);
+        ASSERT_EQ(sums[id][i], sum) << "ZeRO-" << zero;
+      }
+    }
+  }
 }
 
 }  // namespace

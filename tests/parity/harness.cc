@@ -47,7 +47,8 @@ std::string Case::ToString() const {
       documents ? " documents" : "", dropout > 0 ? absl::StrCat(" dropout ", dropout) : "",
       offload_activations ? " offload" : "",
       offload_optimizer > 0 ? absl::StrCat(" optimizer-offload ", offload_optimizer) : "",
-      overlap ? "" : " no-overlap", reshard_after_forward ? "" : " no-reshard", " seed ", seed);
+      any_order ? " any-order" : "", overlap ? "" : " no-overlap",
+      reshard_after_forward ? "" : " no-reshard", " seed ", seed);
 }
 
 absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate) {
@@ -126,6 +127,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   options.schedule = {Decay::kCosine, run.learning_rate, run.learning_rate / 10, 5, 50};
   options.bucket_bytes = run.bucket_bytes;
   options.overlap = run.overlap;
+  options.chain_micro_batches = run.any_order;
   options.zero = run.layout.zero;
   options.reshard_after_forward = run.reshard_after_forward;
   options.resident_elements = run.resident_elements;

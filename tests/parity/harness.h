@@ -37,7 +37,8 @@ struct Case {
   double offload_optimizer = 0;  // share of the state
   bool documents = false;        // attention stays within them
   double dropout = 0;
-  bool gloo = false;  // ranks talk over sockets, not through memory
+  bool any_order = false;  // micro-batches of a rank are added one after the other
+  bool gloo = false;       // ranks talk over sockets, not through memory
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;

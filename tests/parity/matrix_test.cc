@@ -145,6 +145,7 @@ Case Draw(Rng& rng) {
       run.recompute_blocks = 1 + static_cast<int>(rng.Below(3));
     }
     run.offload_optimizer = Pick(rng, {0.0, 0.0, 0.5, 1.0});
+    run.any_order = rng.Chance(0.3);
     run.overlap = rng.Chance(0.8);
     run.reshard_after_forward = rng.Chance(0.5);
     run.bucket_bytes = Pick(rng, {1024, 8192, 1 << 20});
@@ -155,13 +156,19 @@ Case Draw(Rng& rng) {
 
 bool PowerOfTwo(int64_t n) { return (n & (n - 1)) == 0; }
 
+// Whether a step's micro-batches are summed in an order that no layout changes.
+bool SumsAsTree(const Case& run) {
+  const int64_t micro_batches = run.layout.global_batch / run.layout.micro_batch;
+  const int data = run.layout.degrees[Axis::kData];
+  return PowerOfTwo(data) && PowerOfTwo(micro_batches) &&
+         (!run.any_order || micro_batches == data);
+}
+
 // Whether all sums are made in the order of one rank (GradientReducer), or, with a tied table on
 // two stages, in that of any pipeline.
 bool SameOrder(const Case& run) {
   const PerAxis& degrees = run.layout.degrees;
-  return degrees[Axis::kTensor] == 1 && degrees[Axis::kContext] == 1 &&
-         PowerOfTwo(degrees[Axis::kData]) &&
-         PowerOfTwo(run.layout.global_batch / run.layout.micro_batch);
+  return degrees[Axis::kTensor] == 1 && degrees[Axis::kContext] == 1 && SumsAsTree(run);
 }
 
 bool TiedAcrossStages(const Case& run) {
@@ -173,9 +180,8 @@ bool TiedAcrossStages(const Case& run) {
 bool OfMatrices(const Case& run) {
   const PerAxis& degrees = run.layout.degrees;
   if (run.layout.tensor_chunks && run.schedule == PipelineSchedule::kZeroBubble) return false;
-  return degrees[Axis::kTensor] > 1 && degrees[Axis::kContext] == 1 &&
-         PowerOfTwo(degrees[Axis::kData]) &&
-         PowerOfTwo(run.layout.global_batch / run.layout.micro_batch) && !TiedAcrossStages(run);
+  return degrees[Axis::kTensor] > 1 && degrees[Axis::kContext] == 1 && SumsAsTree(run) &&
+         !TiedAcrossStages(run);
 }
 
 // Whether tensor ranks share key/value heads.
@@ -212,7 +218,8 @@ std::vector<std::string> Settings(const Case& run) {
           layout.zero > 0 && layout.EffectiveShards() < data ? "hybrid" : "not hybrid",
           absl::StrCat("recompute ", static_cast<int>(run.recompute),
                        run.recompute_blocks > 0 ? " of some" : ""),
-          micro_batches > 1 ? "accumulates" : "one micro-batch"};
+          micro_batches > 1 ? "accumulates" : "one micro-batch",
+          run.any_order ? "any order" : "one order"};
 }
 
 // Numbers of the pairs that a layout has; `numbers` grows by those that are new.

@@ -359,6 +359,7 @@ parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec) {
   if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16) {
     options.gradient_wire = kernels::DType::kBF16;
   }
+  options.chain_micro_batches = training.any_order();
   options.compression = CompressionOf(training.gradient_compression());
   options.verify_every = training.verify_every();
   options.offload_optimizer = spec.engine().parallel().offload().optimizer();
