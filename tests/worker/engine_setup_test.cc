@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/presets.h"
@@ -186,6 +187,66 @@ TEST(Balance, SharesOfTensorRanks_FollowTheSlowestOfEachPlaceInSixteenths) {
             (std::vector<double>{1, 16, 16}));
 }
 
+// The faster rank's larger share must fit its memory; what it cannot hold the other one takes.
+TEST(Balance, ASharesMemory_LimitsIt) {
+  v1::JobSpec spec = SmallJob(2);
+  spec.mutable_engine()->mutable_model()->set_heads(24);
+  spec.mutable_engine()->mutable_model()->set_kv_heads(24);
+  spec.mutable_engine()->mutable_model()->set_ffn(1000);
+  spec = Split(spec, 1, 1, 2);
+  const auto needed = [](const v1::JobSpec& of, int tensor) {
+    const auto bytes = RankBytes(of, parallel::PerAxis(0, 0, 0, tensor));
+    EXPECT_OK(bytes);
+    return bytes.value_or(0);
+  };
+  std::vector<RankMeasure> ranks = {{.tensor = 0, .share = 100, .block = 1},
+                                    {.tensor = 1, .share = 100, .block = 2}};
+  v1::JobSpec by_speed = spec;
+  ASSERT_OK_AND_ASSIGN(std::string given_up, Even(ranks, by_speed));
+  EXPECT_EQ(given_up, "");
+  EXPECT_THAT(by_speed.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 8));
+  const int64_t wanted = needed(by_speed, 0);
+
+  ranks[0].memory_bytes = wanted * 9 / 10;
+  ranks[1].memory_bytes = wanted;
+  v1::JobSpec limited = spec;
+  ASSERT_OK_AND_ASSIGN(given_up, Even(ranks, limited));
+  EXPECT_OK(spec::Validate(limited));
+  EXPECT_LE(needed(limited, 0), ranks[0].memory_bytes);
+  EXPECT_GT(needed(limited, 0), ranks[0].memory_bytes * 9 / 10);  // no more than it must
+  EXPECT_THAT(given_up, ::testing::HasSubstr(absl::StrCat("stage 0, tensor rank 0 would need ",
+                                                          BytesText(wanted), " of its ",
+                                                          BytesText(ranks[0].memory_bytes))));
+  // Equally fast ones, too.
+  ranks[1].block = 1;
+  v1::JobSpec equal = spec;
+  ranks[0].memory_bytes = needed(spec, 0) * 9 / 10;
+  ASSERT_OK_AND_ASSIGN(given_up, Even(ranks, equal));
+  EXPECT_LE(needed(equal, 0), ranks[0].memory_bytes);
+  EXPECT_NE(given_up, "");
+  // Where nothing fits, the rank that needs too much says so, with what would.
+  ranks[0].memory_bytes = ranks[1].memory_bytes = 1000;
+  ranks[1].block = 2;
+  v1::JobSpec none = spec;
+  ASSERT_OK_AND_ASSIGN(given_up, Even(ranks, none));
+  EXPECT_EQ(given_up, "");
+  EXPECT_THAT(none.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 8));
+}
+
+TEST(Balance, AStagesMemory_LimitsItsBlocks) {
+  v1::JobSpec spec = Split(SmallJob(9), 2, 1, 1);
+  std::vector<RankMeasure> ranks = {{.stage = 0, .embedding = 1e-6, .block = 1e-3, .head = 2e-3},
+                                    {.stage = 1, .embedding = 1e-6, .block = 1e-3, .head = 4e-3}};
+  v1::JobSpec by_time = spec;
+  ASSERT_OK(Even(ranks, by_time));
+  EXPECT_THAT(by_time.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(6, 3));
+  ASSERT_OK_AND_ASSIGN(const int64_t wanted, RankBytes(by_time, parallel::PerAxis(0, 0, 0, 0)));
+  ranks[0].memory_bytes = wanted - 1;
+  ASSERT_OK_AND_ASSIGN(const std::string given_up, Even(ranks, spec));
+  EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(5, 4));
+  EXPECT_THAT(given_up, ::testing::HasSubstr("by time alone stage 0, tensor rank 0 would need"));
+}
+
 TEST(Balance, ARankOfAnyLayout_IsMeasured) {
   for (const bool documents : {false, true}) {
     v1::JobSpec spec = Split(SmallJob(4), 2, 2, 2);
@@ -195,6 +256,7 @@ TEST(Balance, ARankOfAnyLayout_IsMeasured) {
     const auto device = kernels::MakeCpuDevice(1);
     ASSERT_OK_AND_ASSIGN(const RankMeasure rank,
                          MeasureRank(spec, parallel::PerAxis(1, 0, 1, 1), *device));
+    EXPECT_EQ(rank.stage, 1);
     EXPECT_EQ(rank.tensor, 1);
     EXPECT_GT(rank.share, 0);
     EXPECT_GT(rank.embedding, 0);

@@ -4,7 +4,9 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -24,6 +26,7 @@
 #include "parallel/train/memory.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/engine_setup.h"
+#include "worker/rank/job_plan.h"
 
 namespace muster::worker {
 namespace {
@@ -138,8 +141,8 @@ class Stopwatch {
       events_;
 };
 
-absl::Status EvenStages(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
-  v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
+// Costs of the embedding, every block and the head: means over the ranks.
+std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::JobSpec& spec) {
   const auto mean = [&](double RankMeasure::*seconds) {
     double sum = 0;
     for (const RankMeasure& rank : ranks) sum += rank.*seconds;
@@ -149,12 +152,24 @@ absl::Status EvenStages(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec
                             mean(&RankMeasure::block));
   costs.front() = mean(&RankMeasure::embedding);
   costs.back() = mean(&RankMeasure::head);
-  const int parts = split.pipeline() * split.pipeline_chunks();
-  ASSIGN_OR_RETURN(const std::vector<int> ends, parallel::PartitionLayers(costs, parts));
+  return costs;
+}
+
+void SetStages(const std::vector<int>& ends, v1::ParallelSpec& split) {
+  const int parts = static_cast<int>(ends.size()) - 1;
+  split.clear_pipeline_blocks();
   for (int part = 0; part < parts; ++part) {
     const int tables = (part == 0 ? 1 : 0) + (part + 1 == parts ? 1 : 0);
     split.add_pipeline_blocks(ends[part + 1] - ends[part] - tables);
   }
+}
+
+absl::Status EvenStages(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
+  v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
+  ASSIGN_OR_RETURN(const std::vector<int> ends,
+                   parallel::PartitionLayers(LayerCosts(ranks, spec),
+                                             split.pipeline() * split.pipeline_chunks()));
+  SetStages(ends, split);
   return absl::OkStatus();
 }
 
@@ -172,6 +187,105 @@ void EvenShares(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
   for (const double speed : speeds) split.add_tensor_shares(speed);
 }
 
+// What times alone ask for, given up as far as memory asks for that.
+class MemoryLimits {
+ public:
+  MemoryLimits(const std::vector<RankMeasure>& ranks, bool stages, bool shares)
+      : ranks_(ranks), stages_(stages), shares_(shares) {
+    for (const RankMeasure& rank : ranks) {
+      if (rank.memory_bytes <= 0) continue;
+      const auto [entry, added] = there_.try_emplace({rank.stage, rank.tensor}, rank.memory_bytes);
+      entry->second = std::min(entry->second, rank.memory_bytes);
+    }
+  }
+
+  // What was too much, or "" where `spec` stays as it is.
+  std::string Apply(v1::JobSpec& spec) {
+    const std::vector<Excess> first = Over(spec);
+    if (first.empty()) return "";
+    v1::JobSpec changed = spec;
+    bool fits = CutStages(changed);
+    for (int tries = 0; shares_ && !fits && tries < kTriesMax; ++tries) {
+      if (!Shrink(changed)) break;
+      fits = Over(changed).empty() || CutStages(changed);
+    }
+    if (!fits) return "";
+    spec = std::move(changed);
+    return absl::StrFormat("by time alone stage %d, tensor rank %d would need %s of its %s",
+                           first[0].stage, first[0].tensor, BytesText(first[0].needed),
+                           BytesText(first[0].there));
+  }
+
+ private:
+  struct Excess {
+    int stage = 0, tensor = 0;
+    int64_t needed = 0, there = 0;
+  };
+  static constexpr int kTriesMax = 48;
+
+  std::vector<Excess> Over(const v1::JobSpec& spec) const {
+    std::vector<Excess> over;
+    for (const auto& [place, there] : there_) {
+      const auto needed = RankBytes(spec, parallel::PerAxis(place.first, 0, 0, place.second));
+      if (needed.ok() && *needed <= there) continue;
+      over.push_back({place.first, place.second, needed.ok() ? *needed : kTooMuch, there});
+    }
+    return over;
+  }
+
+  // Other numbers of blocks, where these are measured and stages have one part each.
+  bool CutStages(v1::JobSpec& spec) const {
+    v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
+    if (!stages_ || split.pipeline_chunks() != 1) return false;
+    const std::vector<double> costs = LayerCosts(ranks_, spec);
+    const int last = static_cast<int>(costs.size());
+    std::map<std::tuple<int, int, bool, bool>, bool> known;  // inner blocks are alike
+    const auto fits = [&](int stage, int begin, int end) {
+      const auto [entry, added] =
+          known.try_emplace({stage, end - begin, begin == 0, end == last}, true);
+      for (auto at = there_.lower_bound({stage, 0});
+           added && entry->second && at != there_.end() && at->first.first == stage; ++at) {
+        const auto needed = RankBytes(spec, parallel::PerAxis(stage, 0, 0, at->first.second),
+                                      parallel::BlockRange{begin, end});
+        entry->second = needed.ok() && *needed <= at->second;
+      }
+      return entry->second;
+    };
+    const auto ends = parallel::PartitionLayersWithin(costs, split.pipeline(), fits);
+    if (!ends.ok()) return false;
+    SetStages(*ends, split);
+    return true;
+  }
+
+  // The shares of the places that need too much, by as much. What does not grow with the share
+  // makes that too little, so it takes several; units of shares are whole heads and columns.
+  bool Shrink(v1::JobSpec& spec) const {
+    v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
+    std::vector<double> factors(split.tensor(), 1);
+    for (const Excess& excess : Over(spec)) {
+      factors[excess.tensor] =
+          std::min(factors[excess.tensor],
+                   static_cast<double>(excess.there) / static_cast<double>(excess.needed));
+    }
+    // Somebody must take what others give.
+    if (*std::max_element(factors.begin(), factors.end()) < 1) return false;
+    if (split.tensor_shares().empty()) {
+      for (int i = 0; i < split.tensor(); ++i) split.add_tensor_shares(kShareUnits);
+    }
+    for (int i = 0; i < split.tensor(); ++i) {
+      if (factors[i] == 1) continue;
+      const double share = std::floor(100 * factors[i] * split.tensor_shares(i)) / 100;
+      split.set_tensor_shares(i, std::max(0.01, share));
+    }
+    return true;
+  }
+
+  static constexpr int64_t kTooMuch = std::numeric_limits<int64_t>::max();
+  const std::vector<RankMeasure>& ranks_;
+  const bool stages_, shares_;                    // whether these are measured
+  std::map<std::pair<int, int>, int64_t> there_;  // least bytes by stage and place
+};
+
 bool Stages(const v1::ParallelSpec& split) {
   return split.pipeline() > 1 && split.pipeline_blocks().empty();
 }
@@ -180,22 +294,24 @@ bool Shares(const v1::ParallelSpec& split) {
 }
 
 std::string ToText(const RankMeasure& rank) {
-  return absl::StrFormat("%d %.17g %.17g %.17g %.17g", rank.tensor, rank.share, rank.embedding,
-                         rank.block, rank.head);
+  return absl::StrFormat("%d %d %.17g %.17g %.17g %.17g %d", rank.stage, rank.tensor, rank.share,
+                         rank.embedding, rank.block, rank.head, rank.memory_bytes);
 }
 
 absl::StatusOr<RankMeasure> FromText(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ' ');
   RankMeasure rank;
-  if (parts.size() != 5 || !absl::SimpleAtoi(parts[0], &rank.tensor) ||
-      !absl::SimpleAtod(parts[1], &rank.share) || !absl::SimpleAtod(parts[2], &rank.embedding) ||
-      !absl::SimpleAtod(parts[3], &rank.block) || !absl::SimpleAtod(parts[4], &rank.head)) {
+  if (parts.size() != 7 || !absl::SimpleAtoi(parts[0], &rank.stage) ||
+      !absl::SimpleAtoi(parts[1], &rank.tensor) || !absl::SimpleAtod(parts[2], &rank.share) ||
+      !absl::SimpleAtod(parts[3], &rank.embedding) || !absl::SimpleAtod(parts[4], &rank.block) ||
+      !absl::SimpleAtod(parts[5], &rank.head) || !absl::SimpleAtoi(parts[6], &rank.memory_bytes)) {
     return absl::InternalError(absl::StrCat("not a measurement of a rank: ", text));
   }
   return rank;
 }
 
-std::string Summary(const std::vector<RankMeasure>& ranks, const v1::ParallelSpec& split) {
+std::string Summary(const std::vector<RankMeasure>& ranks, const v1::ParallelSpec& split,
+                    const std::string& given_up) {
   const RankMeasure& first = ranks.front();
   std::string text = absl::StrFormat(
       "measured: embedding %.3f ms, block %.3f ms, head %.3f ms of a micro-batch on rank 0",
@@ -210,6 +326,7 @@ std::string Summary(const std::vector<RankMeasure>& ranks, const v1::ParallelSpe
   } else if (split.tensor() > 1) {
     absl::StrAppend(&text, "; tensor ranks are equally fast");
   }
+  if (!given_up.empty()) absl::StrAppend(&text, "; ", given_up);
   return text;
 }
 
@@ -243,6 +360,7 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   AbsentGroup tensor(coordinate[Axis::kTensor], split.mesh.degree(Axis::kTensor));
   AbsentGroup context(coordinate[Axis::kContext], split.mesh.degree(Axis::kContext));
   RankMeasure measure;
+  measure.stage = coordinate[Axis::kPipeline];
   measure.tensor = coordinate[Axis::kTensor];
   measure.share = 0;
   for (parallel::ParameterId id = 0; id < model->parameters().size(); ++id) {
@@ -265,12 +383,13 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   return measure;
 }
 
-absl::Status Even(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
+absl::StatusOr<std::string> Even(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
   CHECK(!ranks.empty());
   const v1::ParallelSpec& split = spec.engine().parallel();
-  if (Shares(split)) EvenShares(ranks, spec);
-  if (Stages(split)) RETURN_IF_ERROR(EvenStages(ranks, spec));
-  return absl::OkStatus();
+  const bool stages = Stages(split), shares = Shares(split);
+  if (shares) EvenShares(ranks, spec);
+  if (stages) RETURN_IF_ERROR(EvenStages(ranks, spec));
+  return stages || shares ? MemoryLimits(ranks, stages, shares).Apply(spec) : "";
 }
 
 absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
@@ -289,6 +408,9 @@ absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
     return parallel::Mark(
         Annotate(own.status(), "engine.parallel.balance: measured"),
         absl::IsResourceExhausted(own.status()) ? FailureDomain::kMemory : FailureDomain::kDevice);
+  }
+  if (const auto memory = device->Memory(); memory.ok()) {
+    own->memory_bytes = MemoryThere(assignment, device->kind(), *memory);
   }
   const auto met = [](const absl::Status& status) {
     return parallel::Mark(Annotate(status, "engine.parallel.balance: measured"),
@@ -310,10 +432,11 @@ absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
     if (!text.ok()) return met(Annotate(text.status(), absl::StrCat("rank ", rank)));
     ASSIGN_OR_RETURN(ranks.emplace_back(), FromText(*text));
   }
-  RETURN_IF_ERROR(parallel::Mark(Even(ranks, spec), FailureDomain::kConfiguration));
+  const absl::StatusOr<std::string> given_up = Even(ranks, spec);
+  if (!given_up.ok()) return parallel::Mark(given_up.status(), FailureDomain::kConfiguration);
   const absl::Status put = store.Put(kResultKey, split.SerializeAsString());
   if (!put.ok()) return met(put);
-  summary = Summary(ranks, split);
+  summary = Summary(ranks, split, *given_up);
   return spec;
 }
 

@@ -412,10 +412,19 @@ std::string ResolvePath(const v1::JobSpec& spec, const std::string& path) {
   return absl::StrCat(spec.working_directory(), "/", path);
 }
 
+// A GPU is this rank's alone: what is free of it counts. The ranks on one host take their shares of
+// it while others check, so there it is the total.
+int64_t MemoryThere(const v1::RankAssignment& assignment, kernels::DeviceKind device,
+                    const kernels::DeviceMemory& memory) {
+  if (device == kernels::DeviceKind::kCpu) {
+    return memory.total / std::max(1, assignment.local_ranks());
+  }
+  return memory.free + parallel::kCudaContextBytes;  // its context has been made by now
+}
+
 namespace {
 
-// Whether what this rank will take is there. A GPU is this rank's alone: what is free of it counts.
-// The ranks on one host take their shares of it while others check, so there it is the total.
+// Whether what this rank will take is there.
 absl::Status CheckMemory(const v1::RankAssignment& assignment, const EngineSetup& setup,
                          const parallel::PerAxis& coordinate,
                          std::optional<kernels::DeviceMemory> memory) {
@@ -437,10 +446,8 @@ absl::Status CheckMemory(const v1::RankAssignment& assignment, const EngineSetup
            setup.validation == nullptr ? 0 : setup.validation->samples_per_epoch()},
       kind);
   const bool host = kind == kernels::DeviceKind::kCpu;
-  const int64_t share = memory->total / std::max(1, assignment.local_ranks());
   const int64_t needed = NeededBytes(use, kind);
-  // The context of a GPU has been made by now.
-  const int64_t there = host ? share : memory->free + parallel::kCudaContextBytes;
+  const int64_t there = MemoryThere(assignment, kind, *memory);
   if (needed <= there) return absl::OkStatus();
   std::string message = absl::StrFormat(
       "rank %d (%s) needs %s, and %s has %s%s: %s", assignment.rank(), coordinate.ToString(),

@@ -48,6 +48,11 @@ parallel::TrainerOptions OptionsOf(const v1::JobSpec& spec);
 // Of the ranks' communicators on GPUs, but for on_failure.
 parallel::NcclOptions NcclOptionsOf(const v1::JobSpec& spec);
 
+// Bytes of `memory` that are there for what NeededBytes counts of one rank: of a GPU what is free,
+// of a host the share of one of the job's ranks on it.
+int64_t MemoryThere(const v1::RankAssignment& assignment, kernels::DeviceKind device,
+                    const kernels::DeviceMemory& memory);
+
 // An absolute `path` as it is; a relative one below the spec's working directory.
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);
 

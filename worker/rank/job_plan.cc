@@ -264,26 +264,11 @@ double SlowestStage(const std::vector<double>& costs, const std::vector<int>& bo
 // What the rank with the largest share of a stage needs, were it to hold these blocks.
 absl::StatusOr<int64_t> StageBytes(const v1::JobSpec& spec, int stage,
                                    parallel::BlockRange blocks) {
-  ASSIGN_OR_RETURN(const SplitRun split, SplitOf(spec));
   // Of equal shares the first one is no smaller than the others.
   const auto& shares = spec.engine().parallel().tensor_shares();
   const auto tensor =
       static_cast<int>(std::max_element(shares.begin(), shares.end()) - shares.begin());
-  const parallel::PerAxis coordinate(stage, 0, 0, tensor);
-  ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, coordinate));
-  part.parts = {blocks};
-  ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(Describe(spec.engine().model()), part));
-  const parallel::TrainerOptions options = OptionsOf(spec);
-  const DeviceKind device = DeviceOf(spec);
-  return NeededBytes(
-      parallel::PredictMemory({.options = options,
-                               .model = *model,
-                               .mesh = split.mesh,
-                               .coordinate = coordinate,
-                               .zero_shards = split.zero_shards,
-                               .sequence_length = spec.engine().model().sequence_length()},
-                              device),
-      device);
+  return RankBytes(spec, parallel::PerAxis(stage, 0, 0, tensor), blocks);
 }
 
 // Blocks moved between the stages of a pipeline with one part each.
@@ -342,6 +327,25 @@ class Mover {
 
 int64_t NeededBytes(const parallel::MemoryUse& use, DeviceKind device) {
   return use.device_bytes() + (device == DeviceKind::kCpu ? use.host_bytes() : 0);
+}
+
+absl::StatusOr<int64_t> RankBytes(const v1::JobSpec& spec, const parallel::PerAxis& coordinate,
+                                  std::optional<parallel::BlockRange> blocks) {
+  ASSIGN_OR_RETURN(const SplitRun split, SplitOf(spec));
+  ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, coordinate));
+  if (blocks.has_value()) part.parts = {*blocks};
+  ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(Describe(spec.engine().model()), part));
+  const parallel::TrainerOptions options = OptionsOf(spec);
+  const DeviceKind device = DeviceOf(spec);
+  return NeededBytes(
+      parallel::PredictMemory({.options = options,
+                               .model = *model,
+                               .mesh = split.mesh,
+                               .coordinate = coordinate,
+                               .zero_shards = split.zero_shards,
+                               .sequence_length = spec.engine().model().sequence_length()},
+                              device),
+      device);
 }
 
 const RankPlan& JobPlan::largest() const {

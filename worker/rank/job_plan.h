@@ -54,6 +54,11 @@ struct JobPlan {
 // What must be there for a rank: on the host also what it stages there.
 int64_t NeededBytes(const parallel::MemoryUse& use, kernels::DeviceKind device);
 
+// What the rank at `coordinate` needs; with `blocks`, were its stage to hold these instead of its
+// own. As PlanJob.
+absl::StatusOr<int64_t> RankBytes(const v1::JobSpec& spec, const parallel::PerAxis& coordinate,
+                                  std::optional<parallel::BlockRange> blocks = std::nullopt);
+
 // Requires: `spec` has its defaults and is valid. Looks at no file: without the data sets, the
 // numbers of a long evaluation (8 bytes per micro-batch of it) are not counted. kInvalidArgument as
 // SetUpEngine. Costs milliseconds, whatever the model's size: no parameter is made.
