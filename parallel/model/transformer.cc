@@ -26,20 +26,27 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
+// What a block does not keep but computes again.
+struct Again {
+  bool norms = false;       // their outputs
+  bool activation = false;  // the MLP's
+  bool products = false;    // all the rest; with both of the others
+};
+
 class TransformerBlock : public Block {
  public:
   // `behind`: what the block does whose backward comes next.
   TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config,
                    const ModelParallel& parallel, const TensorPart& part, int64_t index,
-                   Recompute recompute, Recompute behind)
+                   const Again& again, const Again& behind)
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
         part_(part),
         ffn_(part.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary),
-        recompute_(recompute),
-        gathers_ahead_(recompute != Recompute::kFull && behind != Recompute::kFull),
+        again_(again),
+        gathers_ahead_(!again.products && !behind.products),
         split_(parallel.split_backward),
         offload_(parallel.offload_activations),
         context_size_(parallel.context_size),
@@ -75,8 +82,9 @@ class TransformerBlock : public Block {
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<TransformerSaved>();
     saved->norm1.TakeInput(arena, kKept, shape.activation, part_.rows(shape), hidden_);
-    if (recompute_ != Recompute::kFull) TakeProducts(arena, kKept, shape, *saved);
-    if (recompute_ == Recompute::kNone) TakeOutputs(arena, kKept, shape, *saved);
+    if (!again_.products) TakeProducts(arena, kKept, shape, *saved);
+    if (!again_.norms) TakeNorms(arena, kKept, shape, *saved);
+    if (!again_.activation) TakeActivation(arena, kKept, shape, *saved);
     if (split_) {
       saved->d_norm1 = NormGradients::Take(arena, kKept, norm1_, hidden_);
       saved->d_norm2 = NormGradients::Take(arena, kKept, norm2_, hidden_);
@@ -87,8 +95,9 @@ class TransformerBlock : public Block {
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     const int64_t t = shape.tokens();
-    if (recompute_ == Recompute::kFull) TakeProducts(arena, kScratch, shape, saved);
-    if (recompute_ != Recompute::kNone) TakeOutputs(arena, kScratch, shape, saved);
+    if (again_.products) TakeProducts(arena, kScratch, shape, saved);
+    if (again_.norms) TakeNorms(arena, kScratch, shape, saved);
+    if (again_.activation) TakeActivation(arena, kScratch, shape, saved);
     saved.d_small = arena.Take("scratch", shape.activation, {t, hidden_});
     // The MLP's and the attention's backward follow each other: the larger need serves both.
     const int64_t mark = arena.Mark();
@@ -122,7 +131,7 @@ class TransformerBlock : public Block {
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     Started d_out = std::exchange(flow.d_whole, {}), y2;
-    if (recompute_ != Recompute::kNone) Again(pass, flow, saved, d_out, y2);
+    if (again_.norms) ForwardAgain(pass, flow, saved, d_out, y2);
     if (d_out.tensor.empty()) d_out = StartGradient(pass, flow);
     const bool beside = GathersBeside(flow);
     if (beside && y2.tensor.empty()) y2 = StartInput(pass, flow, saved.norm2);
@@ -236,12 +245,16 @@ class TransformerBlock : public Block {
     }
     saved.pre = arena.Take(category, activation, {t, UpWidth()});
   }
-  // What norms and the MLP's activation make.
-  void TakeOutputs(Arena& arena, const char* category, const BatchShape& shape,
-                   TransformerSaved& saved) const {
+  // What norms make.
+  void TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
+                 TransformerSaved& saved) const {
     const int64_t rows = part_.rows(shape);
     saved.norm1.TakeOutput(arena, category, shape.activation, rows, hidden_);
     saved.norm2.TakeOutput(arena, category, shape.activation, rows, hidden_);
+  }
+  // What the MLP's activation makes.
+  void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
+                      TransformerSaved& saved) const {
     if (SwigluComesAgain()) return;
     saved.up = arena.Take(category, shape.activation, {shape.tokens(), ffn_});
   }
@@ -298,15 +311,16 @@ class TransformerBlock : public Block {
     dropout.Apply(pass, flow, d_out, out, 0);
     return out;
   }
-  // Makes what was not kept. Where everything comes again, and gathers overlap, the gather of
-  // d_hidden is begun on the way, and all rows of norm2's output stay where they were needed.
-  void Again(const Pass& pass, const Flow& flow, TransformerSaved& saved, Started& d_out,
-             Started& y2) const {
+  // Makes what was not kept, but for the activation of a block that keeps its products: that comes
+  // with its gradient. Where everything comes again, and gathers overlap, the gather of d_hidden is
+  // begun on the way, and all rows of norm2's output stay where they were needed.
+  void ForwardAgain(const Pass& pass, const Flow& flow, TransformerSaved& saved, Started& d_out,
+                    Started& y2) const {
     Flow again = flow;
     again.residual = saved.x1;
     again.branch = Tensor();
     NormForward(pass, norm1_, again, saved.norm1);
-    if (recompute_ == Recompute::kFull) {
+    if (again_.products) {
       AttentionForward(pass, again, saved);
       NormForward(pass, norm2_, again, saved.norm2);
       UpForward(pass, flow, saved, /*activate=*/false, [&] {
@@ -321,7 +335,7 @@ class TransformerBlock : public Block {
   }
   // The MLP's activation comes again with its gradient, in one pass: in the place of d_up, which
   // that pass reads.
-  bool SwigluComesAgain() const { return swiglu_ && recompute_ != Recompute::kNone; }
+  bool SwigluComesAgain() const { return swiglu_ && again_.activation; }
 
   // Whether there is memory for two gathers at once.
   static bool GathersBeside(const Flow& flow) { return !flow.gathered.empty(); }
@@ -340,7 +354,7 @@ class TransformerBlock : public Block {
   void MlpBackwardInput(const Pass& pass, const Tensor& dy, const TransformerSaved& saved) const {
     if (!swiglu_) {
       LinearBackwardInputThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
-                                     recompute_ == Recompute::kSelective);
+                                     again_.activation && !again_.products);
       LinearBackwardInput(pass, up_, saved.d_up, saved.d_small);
       return;
     }
@@ -456,7 +470,7 @@ class TransformerBlock : public Block {
   TensorPart part_;
   int64_t ffn_;  // of this rank
   bool swiglu_, rotary_;
-  Recompute recompute_;
+  Again again_;
   bool gathers_ahead_;  // for the block behind
   bool split_;
   bool offload_;
@@ -478,10 +492,28 @@ int64_t BlockWeights(const TransformerConfig& config) {
   return qkv * c + c * c + (config.mlp == MlpKind::kSwiglu ? 3 : 2) * config.ffn * c;
 }
 
-// Of the rank's transformer block `index`.
-Recompute RecomputeOf(const ModelParallel& parallel, int index) {
-  const bool all = parallel.recompute_blocks <= 0;
-  return all || index < parallel.recompute_blocks ? parallel.recompute : Recompute::kNone;
+// What each of the rank's `blocks` transformer blocks computes again. Where only some are to
+// (recompute_blocks), kSelective gives up as many bytes as that in as many blocks as it takes,
+// activations first: they come with their gradient for next to nothing, norms cost a pass each.
+std::vector<Again> AgainOf(const ModelParallel& parallel, const TransformerConfig& config,
+                           const TensorPart& part, int64_t blocks) {
+  std::vector<Again> again(blocks);
+  const int64_t wanted =
+      parallel.recompute_blocks > 0 ? std::min<int64_t>(parallel.recompute_blocks, blocks) : blocks;
+  if (parallel.recompute == Recompute::kFull) {
+    std::fill_n(again.begin(), wanted, Again{true, true, true});
+  } else if (parallel.recompute == Recompute::kSelective) {
+    // Of a token in a block, on all ranks that share it.
+    const int64_t activation = config.ffn;
+    const int64_t norms = 2 * config.hidden * (part.sequence ? 1 : part.size);
+    const int64_t values = wanted * (activation + norms);
+    const int64_t activations = std::min(blocks, (values + activation - 1) / activation);
+    const int64_t rest = std::max<int64_t>(0, values - activations * activation);
+    const int64_t with_norms = std::min(blocks, (rest + norms - 1) / norms);
+    for (int64_t i = 0; i < activations; ++i) again[i].activation = true;
+    for (int64_t i = 0; i < with_norms; ++i) again[i].norms = true;
+  }
+  return again;
 }
 
 }  // namespace
@@ -527,8 +559,13 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   if (parts.empty()) parts.push_back({});
   const int head = static_cast<int>(config.layers) + 1;
   std::optional<ParameterId> token;
-  int transformers = 0, again = 0;  // on this rank, and those that recompute everything
-  Recompute last_recompute = Recompute::kNone;
+  int64_t transformers = 0;  // on this rank
+  for (const BlockRange& part : parts) {
+    const int end = part.end < 0 ? head + 1 : part.end;
+    transformers += std::max(0, std::min(end, head) - std::max(part.begin, 1));
+  }
+  const std::vector<Again> repeats = AgainOf(parallel, config, tensor, transformers);
+  int64_t next = 0, again = 0;  // of those; that recompute everything
   const bool has_head = std::any_of(parts.begin(), parts.end(), [&](const BlockRange& part) {
     return part.end < 0 || part.end == head + 1;
   });
@@ -547,11 +584,11 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
                                        /*shared=*/config.tied && has_head, parallel.dropout));
       } else if (i < head) {
         // The first block of a part has none behind.
-        const Recompute behind = i > part.begin + 1 ? last_recompute : Recompute::kNone;
-        last_recompute = RecomputeOf(parallel, transformers++);
-        if (last_recompute == Recompute::kFull) ++again;
+        const Again behind = i > part.begin + 1 && next > 0 ? repeats[next - 1] : Again{};
+        const Again& repeat = repeats[next++];
+        if (repeat.products) ++again;
         blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, parallel, tensor,
-                                                            i - 1, last_recompute, behind));
+                                                            i - 1, repeat, behind));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);
@@ -584,7 +621,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.deterministic = parallel.deterministic;
   shape.dropout = parallel.dropout > 0;
   // The other ranks of a pipeline do as this one.
-  const int64_t again_everywhere = again * config.layers / std::max(1, transformers);
+  const int64_t again_everywhere = again * config.layers / std::max<int64_t>(1, transformers);
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
                                  CountFlops(config, again_everywhere), std::move(parts));
 }

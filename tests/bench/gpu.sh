@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Correctness, then speed of the CUDA engine on this machine's GPUs, beside a PyTorch peer in the same
 # run. `./dev bench gpu` builds and calls it.
-# usage: gpu.sh BINARIES OUT.md COMMIT [--peer PEER.py] [--works "MODEL:BATCH:SEQUENCE ..."]
+# usage: gpu.sh BINARIES OUT.md COMMIT [--peer PEER.py] [--works "MODEL:BATCH:SEQUENCE[:BLOCKS] ..."]
 #               [--ways "in-order any-order recompute any-order+recompute"] [--steps N] [--no-ops]
 # PEER.py takes --model, --batch, --seq and --steps and prints a line of JSON with model, batch, seq,
 # tokens_per_s and peak_mem_gib; under torchrun, gpus too. It runs once for each work, right before
-# ours, which runs in each of the ways. With several GPUs gpt2-124m follows on all of them, by DDP and
-# ZeRO-1, with the peer's DDP.
+# ours, which runs in each of the ways; those that recompute give up what BLOCKS blocks would, or all.
+# With several GPUs gpt2-124m follows on all of them, by DDP and ZeRO-1, with the peer's DDP.
 set -euo pipefail
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 3 ] || usage
 bin=$1 out=$2 commit=$3
 shift 3
 peer='' steps=25 ops=1
-works='gpt2-124m:64:1024 gpt2-350m:32:1024 gpt2-1558m:16:1024 llama-1b:4:4096 llama-3b:2:4096'
+works='gpt2-124m:64:1024 gpt2-350m:32:1024 gpt2-1558m:16:1024:7 llama-1b:4:4096 llama-3b:2:4096:6'
 ways='in-order any-order any-order+recompute'
 while [ $# -gt 0 ]; do
   case $1 in
     --peer) peer=${2:?--peer needs a file}; [ -e "$peer" ] || { echo "no peer at $peer" >&2; exit 2; } ;;
-    --works) works=${2:?--works needs MODEL:BATCH:SEQUENCE} ;;
+    --works) works=${2:?--works needs MODEL:BATCH:SEQUENCE[:BLOCKS]} ;;
     --ways) ways=${2:?--ways needs some of in-order, any-order, recompute, any-order+recompute} ;;
     --steps) steps=${2:?--steps needs a number} ;;
     --no-ops) ops=; shift; continue ;;
@@ -59,7 +59,7 @@ echo "${tests:?no test of the GPU in $bin}"
 
 touch "$work/peer" "$work/rows" "$work/all_rows" "$work/errors"
 for item in $works; do
-  IFS=: read -r model batch sequence <<<"$item"
+  IFS=: read -r model batch sequence blocks <<<"$item"
   if [ -n "$peer" ]; then
     with_peer python3 "$peer" --model "$model" --batch "$batch" --seq "$sequence" --steps "$steps" \
       2>"$work/errors" | tee -a "$work/peer" || tail -3 "$work/errors"
@@ -67,7 +67,9 @@ for item in $works; do
   for way in $ways; do
     flags=()
     case +$way+ in *+any-order+*) flags+=(--any-order) ;; esac
-    case +$way+ in *+recompute+*) flags+=(--recompute) ;; esac
+    case +$way+ in
+      *+recompute+*) flags+=(--recompute ${blocks:+--recompute-blocks "$blocks"}) ;;
+    esac
     sample
     "$bin/bench_step_gpu" --model "$model" --batch "$batch" --sequence "$sequence" --steps "$steps" \
       --plans "$MUSTER_PLANS" --peer "$work/peer" --row "$work/rows" "${flags[@]}" |
@@ -103,9 +105,9 @@ fi
   echo "of a work; ratio and memory are ours over the peer's. *any order*: the gradient of attention's"
   echo "queries is added up in any order, as the peer does (\`any_order: true\` in a job); the other"
   echo "rows give the same bits every time. *recomputing*: outputs of norms and activations are"
-  echo "computed again in backward (\`recompute: selective\`): the rows to compare memory with. Below"
-  echo "the table, per row: the line of bench_step_gpu, its breakdown, and power, clock and"
-  echo "temperature under load."
+  echo "computed again in backward (\`recompute: selective\`), of N blocks with \`recompute_blocks: N\`:"
+  echo "the rows to compare memory with. Below the table, per row: the line of bench_step_gpu, its"
+  echo "breakdown, and power, clock and temperature under load."
   echo
   echo "| work | step | tokens/s | MFU | GiB | peer tokens/s | peer GiB | ratio | memory |"
   echo "|---|---|---|---|---|---|---|---|---|"

@@ -25,7 +25,7 @@ program "$work/bin/bench_step_gpu" <<'EOF'
 all="$*"
 grep -q '"model": "gpt2-350m"' "$(echo "$all" | sed 's/.*--peer \([^ ]*\).*/\1/')" || exit 3
 row=$(echo "$all" | sed 's/.*--row \([^ ]*\).*/\1/')
-echo "| ours$(echo "$all" | grep -o -- ' --any-order\| --recompute' | tr -d '\n') |" >>"$row"
+echo "| ours$(echo "$all" | grep -o -- ' --any-order\| --recompute-blocks [0-9]*\| --recompute' | tr -d '\n') |" >>"$row"
 echo "ran in $LD_LIBRARY_PATH"
 sleep 0.6
 EOF
@@ -52,9 +52,9 @@ export PATH=$work/path:$PATH LD_LIBRARY_PATH=/package/lib PYTHONPATH=$work/pytho
 
 fail() { echo "FAILED: $1" >&2; cat "$work/out.md" "$work/log" >&2 || true; exit 1; }
 run() { "$script" "$work/bin" "$work/out.md" abc123 "$@" >"$work/log" 2>&1; }
-run --peer "$work/peer.py" --works gpt2-350m:32:1024 --ways "in-order any-order+recompute" || fail "it ended with $?"
+run --peer "$work/peer.py" --works gpt2-350m:32:1024:9 --ways "in-order any-order+recompute" || fail "it ended with $?"
 for text in "Fake H200" "commit abc123" "gpu_test 30 passed, 1 skipped" "^| ours |" \
-  "^| ours --any-order --recompute |" "DDP of 128" "700 W, 1500 MHz" "exposed: details" \
+  "^| ours --any-order --recompute --recompute-blocks 9 |" "DDP of 128" "700 W, 1500 MHz" "exposed: details" \
   "ran in /package/lib" "ops of the GPU" "recompute: selective"; do
   grep -q -- "$text" "$work/out.md" || fail "no '$text'"
 done

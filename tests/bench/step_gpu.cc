@@ -48,7 +48,7 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 struct Options {
   std::string model = "gpt2-124m", dtype = "bf16", plans, peer, row;
   int64_t batch = 64, sequence = 1024, layers = 0, head_tokens = 0;
-  int steps = 20;
+  int steps = 20, recompute_blocks = 0;
   bool recompute = false;
   bool kernels = false;
   bool recordings = true;
@@ -67,8 +67,10 @@ parallel::LlamaConfig Llama(int64_t layers, int64_t hidden, int64_t heads, int64
 }
 
 std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
-  const auto recompute =
-      options.recompute ? parallel::Recompute::kSelective : parallel::Recompute::kNone;
+  const parallel::ModelParallel how = {
+      .recompute = options.recompute ? parallel::Recompute::kSelective : parallel::Recompute::kNone,
+      .recompute_blocks = options.recompute_blocks,
+      .deterministic = !options.any_order};
   const std::map<std::string, parallel::Gpt2Config> gpt2 = {{"gpt2-124m", {12, 768, 12}},
                                                             {"gpt2-350m", {24, 1024, 16}},
                                                             {"gpt2-774m", {36, 1280, 20}},
@@ -82,8 +84,7 @@ std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
     config.vocab = 50257;
     config.sequence_length = options.sequence;
     if (options.layers > 0) config.layers = options.layers;
-    return parallel::MakeGpt2(config,
-                              {.recompute = recompute, .deterministic = !options.any_order});
+    return parallel::MakeGpt2(config, how);
   }
   const auto found = llama.find(options.model);
   CHECK(found != llama.end()) << "unknown model " << options.model
@@ -91,7 +92,7 @@ std::unique_ptr<parallel::Model> MakeModel(const Options& options) {
   parallel::LlamaConfig config = found->second;
   config.sequence_length = options.sequence;
   if (options.layers > 0) config.layers = options.layers;
-  return parallel::MakeLlama(config, {.recompute = recompute, .deterministic = !options.any_order});
+  return parallel::MakeLlama(config, how);
 }
 
 DType TypeOf(const std::string& name) {
@@ -297,6 +298,8 @@ void Print(const Options& options, const Result& r, const Peer& peer) {
   const std::string work =
       options.model + " " + options.dtype + " " + std::to_string(options.batch) + " x " +
       std::to_string(options.sequence) + (options.recompute ? ", recomputing" : "") +
+      (options.recompute_blocks > 0 ? " " + std::to_string(options.recompute_blocks) + " blocks"
+                                    : "") +
       (options.any_order ? ", any order" : "");
   std::printf(
       "%s: %.2f ms (%.2f to %.2f), %.0f tokens/s, MFU %.1f %%, HFU %.1f %%, %.1f GiB (with the "
@@ -340,12 +343,16 @@ int Main(int argc, char** argv) {
   app.add_option("--row", options.row, "file that gets the result as a row of a table");
   app.add_flag("--recompute", options.recompute,
                "keep no outputs of norms and of the MLP's activation");
+  app.add_option("--recompute-blocks", options.recompute_blocks,
+                 "give up only what these would, as training.recompute_blocks; implies --recompute")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--any-order", options.any_order,
                "attention's backward adds in any order: two runs differ in their last bits");
   app.add_flag("!--no-recordings", options.recordings,
                "enqueue every kernel of every step, instead of one recording of them");
   app.add_flag("--kernels", options.kernels, "list every kernel");
   CLI11_PARSE(app, argc, argv);
+  options.recompute = options.recompute || options.recompute_blocks > 0;
   auto device = kernels::MakeCudaDevice(0, {.plan_cache = options.plans});
   if (!device.ok()) {
     std::fprintf(stderr, "NO GPU, NOT MEASURED: %s\n", device.status().ToString().c_str());

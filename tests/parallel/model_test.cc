@@ -264,6 +264,47 @@ TEST_P(Families, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
   }
 }
 
+TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
+  const auto make = [&](Recompute recompute, int blocks) {
+    Gpt2Config gpt2 = kTiny;
+    LlamaConfig llama = TinyLlama(GetParam() == "llama_tied");
+    gpt2.layers = llama.layers = 4;
+    const ModelParallel how = {.recompute = recompute, .recompute_blocks = blocks};
+    return GetParam() == "gpt2" ? MakeGpt2(gpt2, how) : MakeLlama(llama, how);
+  };
+  const BatchShape shape = {16, 8};
+  const auto kept = [](const Bench& bench) {
+    return bench.arena().bytes_by_category().at("activations");
+  };
+  for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+    Bench whole(make(Recompute::kNone, 0), shape), all(make(recompute, 0), shape);
+    whole.Shake();
+    whole.Gradients(nullptr, /*overwrite=*/true);
+    const int64_t of_all = kept(whole) - kept(all), of_one = of_all / 4;
+    for (int blocks = 1; blocks <= 5; ++blocks) {
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(recompute), ", ", blocks, " blocks"));
+      Bench some(make(recompute, blocks), shape);
+      some.Shake();
+      some.Gradients(nullptr, /*overwrite=*/true);
+      for (ParameterId id = 0; id < whole.model().parameters().size(); ++id) {
+        const Parameter& parameter = whole.model().parameters().at(id);
+        ASSERT_EQ(std::memcmp(whole.gradient(id).data(), some.gradient(id).data(),
+                              parameter.elements() * sizeof(float)),
+                  0)
+            << parameter.name;
+      }
+      const int64_t saved = kept(whole) - kept(some);
+      EXPECT_GE(saved, std::min(of_all, blocks * of_one));
+      EXPECT_LT(saved, std::min(of_all, blocks * of_one) + of_one);
+      // Activations of other blocks do: no norm is computed again.
+      if (recompute == Recompute::kSelective && blocks == 1) {
+        EXPECT_LT(some.arena().bytes_by_category().at("scratch"),
+                  all.arena().bytes_by_category().at("scratch"));
+      }
+    }
+  }
+}
+
 TEST(Llama, ParameterCount_MatchesThePublishedSizes) {
   LlamaConfig config;
   config.sequence_length = 4096;
