@@ -33,6 +33,12 @@ Tensor Floats(kernels::Buffer& buffer, int64_t first, int64_t count) {
   return Tensor(static_cast<float*>(buffer.data()) + first, DType::kF32, {count});
 }
 
+// Elements of a parameter that are sent.
+int64_t CountAt(double density, int64_t elements) {
+  const double share = std::ceil(density * static_cast<double>(elements));
+  return std::clamp<int64_t>(static_cast<int64_t>(share), 1, elements);
+}
+
 int64_t SignWords(int64_t elements) { return 1 + (elements + kWordBits - 1) / kWordBits; }
 
 }  // namespace
@@ -91,6 +97,25 @@ int64_t GradientCompressor::ExchangeBytes(const CompressionOptions& options,
     contribution = std::max(contribution, words);
   }
   return contribution * ranks * SizeOf(DType::kI32);
+}
+
+std::optional<int64_t> GradientCompressor::ContributionBytes(const CompressionOptions& options,
+                                                             const ParameterRegistry& registry,
+                                                             const FlatLayout& layout, int bucket,
+                                                             int ranks, int64_t step) {
+  const double density = DensityAt(options, step);
+  int64_t elements = 0, words = 0, count = 0;
+  for (const ParameterId id : layout.buckets()[bucket].parameters) {
+    const int64_t of = registry.at(id).elements();
+    elements += of;
+    words += SignWords(of);
+    count += CountAt(density, of);
+  }
+  if (options.method == CompressionMethod::kTopK) {
+    if (count > PairsMax(options, elements, layout.shards(), ranks)) return std::nullopt;
+    words = 2 * count;  // an index and a value
+  }
+  return words * SizeOf(DType::kI32);
 }
 
 absl::Status GradientCompressor::Allocate(kernels::Stream& stream) {
@@ -153,11 +178,6 @@ void GradientCompressor::BeginStep(int64_t step) {
   sent_ = 0;
 }
 
-int64_t GradientCompressor::Count(const Piece& piece) const {
-  const double share = std::ceil(density_ * static_cast<double>(piece.elements));
-  return std::clamp<int64_t>(static_cast<int64_t>(share), 1, piece.elements);
-}
-
 int64_t GradientCompressor::PairsMax(const Bucket& bucket) const {
   return PairsMax(options_, bucket.elements, flat_.layout().shards(), group_.size());
 }
@@ -195,7 +215,7 @@ bool GradientCompressor::Exchange(kernels::Stream& stream, int bucket) {
 bool GradientCompressor::ExchangeLargest(kernels::Stream& stream, int bucket) {
   const Bucket& of = buckets_[bucket];
   int64_t count = 0;
-  for (const Piece& piece : of.pieces) count += Count(piece);
+  for (const Piece& piece : of.pieces) count += CountAt(density_, piece.elements);
   sent_ += count;
   const bool pairs = count <= PairsMax(of);
   const Tensor gathered(gathered_->data(), DType::kI32, {group_.size(), 2, count});
@@ -205,7 +225,7 @@ bool GradientCompressor::ExchangeLargest(kernels::Stream& stream, int bucket) {
     kernels::TakeLargestArgs args;
     args.x = state(0, bucket).Rows(piece.begin, piece.elements);
     if (momentum_ != nullptr) args.also = state(1, bucket).Rows(piece.begin, piece.elements);
-    args.k = Count(piece);
+    args.k = CountAt(density_, piece.elements);
     args.offset = piece.begin;
     if (pairs) {
       args.indices = Tensor(own + at, DType::kI32, {args.k});

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,13 @@ class GradientCompressor {
   static int64_t ExchangeBytes(const CompressionOptions& options, const ParameterRegistry& registry,
                                const FlatLayout& layout, int ranks);
 
+  // What each of `ranks` ranks gathers to the others of a compressed bucket in step 1, 2, ...; no
+  // value where the bucket travels densely.
+  static std::optional<int64_t> ContributionBytes(const CompressionOptions& options,
+                                                  const ParameterRegistry& registry,
+                                                  const FlatLayout& layout, int bucket, int ranks,
+                                                  int64_t step);
+
   // Step 1, 2, ... of the run.
   void BeginStep(int64_t step);
   // Adds the bucket's gradient to the residual and takes out what is sent. True: the own part of
@@ -113,7 +121,6 @@ class GradientCompressor {
       : options_(options), flat_(flat), group_(group) {}
   absl::Status Allocate(kernels::Stream& stream);
   void Accumulate(kernels::Stream& stream, int bucket);
-  int64_t Count(const Piece& piece) const;  // that are sent in this step
   // Elements of a bucket's contribution up to which pairs are less to send than a dense one.
   int64_t PairsMax(const Bucket& bucket) const;
   static int64_t PairsMax(const CompressionOptions& options, int64_t elements, int shards,

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/tensor_parallel.h"
+#include "parallel/optim/gradient_compressor.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace muster::parallel {
@@ -216,15 +218,36 @@ class Formulas {
            statistics;
   }
 
+  int64_t GradientRanks() const { return int64_t{place_.mesh.degree(Axis::kData)} * context_; }
+  // What all gradient ranks gather of a compressed bucket, after the warm-up; no value where it is
+  // reduced like any other.
+  std::optional<int64_t> Exchanged(int bucket) const {
+    const CompressionOptions& compression = place_.options.compression;
+    if (!layout_.buckets()[bucket].compressed) return std::nullopt;
+    const auto bytes = GradientCompressor::ContributionBytes(
+        compression, place_.model.parameters(), layout_, bucket, static_cast<int>(GradientRanks()),
+        compression.warmup_steps + 1);
+    if (!bytes.has_value()) return std::nullopt;
+    return *bytes * (GradientRanks() - 1);
+  }
+
   // Reduce-scatters: once a step, or, with stages 2 and 3, for every micro-batch.
   int64_t Gradients() const {
     const int64_t times = place_.options.zero >= 2 ? micro_batches_ : 1;
-    return times *
-           Moved(layout_.elements() * SizeOf(place_.options.gradient_wire), place_.zero_shards);
+    const int64_t width = SizeOf(place_.options.gradient_wire);
+    int64_t bytes = 0;
+    for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+      const std::optional<int64_t> exchanged = Exchanged(i);
+      if (exchanged.has_value()) {
+        bytes += place_.zero_shards > 1 ? *exchanged : 0;
+      } else {
+        bytes += times * Moved(layout_.buckets()[i].range.size() * width, place_.zero_shards);
+      }
+    }
+    return bytes;
   }
   int64_t Replicas() const {
-    const int64_t replicas =
-        int64_t{place_.mesh.degree(Axis::kData)} * context_ / place_.zero_shards;
+    const int64_t replicas = GradientRanks() / place_.zero_shards;
     const std::vector<int> group =
         place_.mesh.GroupOf(place_.mesh.RankOf(place_.coordinate), {Axis::kData, Axis::kContext});
     const auto self = std::find(group.begin(), group.end(), place_.mesh.RankOf(place_.coordinate));
@@ -232,6 +255,10 @@ class Formulas {
     const int64_t width = SizeOf(place_.options.gradient_wire);
     int64_t bytes = 0;
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+      if (const std::optional<int64_t> exchanged = Exchanged(i); exchanged.has_value()) {
+        bytes += place_.zero_shards > 1 ? 0 : *exchanged;
+        continue;
+      }
       const int64_t part = width * layout_.Part(i, 0).size();
       // 16 bits are exchanged in equal parts, whatever the device.
       bytes += width == kFloat ? AllReduced(part, replicas, rank) : 2 * Moved(part, replicas);

@@ -162,6 +162,10 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   result.state_bytes = (*trainer)->state_bytes();
   result.host_state_bytes = (*trainer)->host_state_bytes();
   result.reduced_bytes = groups->shard().bytes_sent();
+  if (Communicator& all = groups->Along({Axis::kData, Axis::kContext});
+      &all != &groups->shard() && &all != &groups->replicate()) {
+    result.reduced_bytes += all.bytes_sent();
+  }
   result.gathered_bytes = groups->gather().bytes_sent();
   result.replica_bytes = groups->replicate().bytes_sent();
   result.pipeline_bytes = groups->Along({Axis::kPipeline}).bytes_sent();

@@ -64,7 +64,9 @@ struct Case {
 // Of one rank; its bytes are those that it has sent in the whole run.
 struct RankResult : Recorded {
   int64_t state_bytes = 0, host_state_bytes = 0;
-  int64_t reduced_bytes = 0;   // by the shard group: reduce-scatters of gradients
+  // By the shard group, and where compressed gradients have a group beside it and its replicas by
+  // that: reduce-scatters of gradients.
+  int64_t reduced_bytes = 0;
   int64_t gathered_bytes = 0;  // by the gather group: all-gathers of parameters
   int64_t replica_bytes = 0;   // by the replicate group: all-reduces of gradients
   int64_t pipeline_bytes = 0, context_bytes = 0, tensor_bytes = 0;  // along these axes

@@ -162,6 +162,54 @@ TEST_F(Volume, OfAxesTogether_IsThatOfTheFormulas) {
   }
 }
 
+// What Top-K selects goes as pairs to everybody, signs as bits; what is excluded, and what would be
+// more as pairs, as it does without compression.
+TEST_F(Volume, OfCompressedGradients_IsWhatIsSelected) {
+  CompressionOptions top_k;
+  top_k.method = CompressionMethod::kTopK;
+  top_k.density = 0.03;
+  top_k.warmup_steps = 1;
+  top_k.exclude = {"*attention*"};
+  CompressionOptions sign = top_k;
+  sign.method = CompressionMethod::kSign;
+  sign.min_elements = 4000;
+  CompressionOptions too_much = top_k;
+  too_much.density = 0.3;  // more than pairs are worth on four ranks
+  for (const CompressionOptions& compression : {top_k, sign, too_much}) {
+    const auto adjust = [compression](TrainerOptions& options) {
+      options.compression = compression;
+    };
+    for (Case run : {Data(2), Data(4), Data(4, 1), Data(8, 1, 4)}) {
+      run.adjust = adjust;
+      ExpectFormula(run);
+    }
+    Case together = Split(SmallLlama(4), PerAxis(2, 2, 1, 2));
+    together.adjust = adjust;
+    ExpectFormula(together);
+  }
+  // By hand: of every matrix of 4 ranks a pair of 8 bytes for 5 in 100 elements to 3 others;
+  // vectors go whole, at least as by a ring and at most everything to everyone, of whole cache
+  // lines.
+  Case run = Data(4);
+  run.steps = 1;
+  run.adjust = [](TrainerOptions& options) {
+    options.compression.method = CompressionMethod::kTopK;
+    options.compression.density = 0.05;
+    options.compression.min_elements = 0;
+  };
+  int64_t pairs = 0, whole = 0;
+  const auto model = *MakeModel(run.model);
+  for (ParameterId id = 0; id < model->parameters().size(); ++id) {
+    const Parameter& parameter = model->parameters().at(id);
+    const int64_t elements = parameter.elements();
+    (parameter.global_shape.size() > 1 ? pairs : whole) +=
+        parameter.global_shape.size() > 1 ? (5 * elements + 99) / 100 : elements;
+  }
+  const int64_t sent = harness_.Train(run)[0].predicted.replicas;
+  EXPECT_GE(sent, pairs * 8 * 3 + whole * 2 * kFloat * 3 / 4);
+  EXPECT_LE(sent, pairs * 8 * 3 + whole * kFloat * 3 * 2);
+}
+
 TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
   for (Case run : {Data(4), Data(4, 1), Data(4, 2), Data(4, 3), Data(8, 1, 4), Data(8, 3, 4)}) {
     for (const bool reshard : {true, false}) {

@@ -368,6 +368,17 @@ TEST(JobPlan, WhatRanksSend_IsThatOfTheMethods) {
   EXPECT_EQ(tensor.keys, 0);
   EXPECT_GT(sent({.tensor = 16, .sequence = true}).first.keys, 0);  // of 8 key/value heads
   EXPECT_EQ(sent({}).first.total(), 0);
+  // A hundredth of the elements as pairs of 8 bytes to seven others; embedding and head, which are
+  // excluded by default, go whole.
+  v1::JobSpec top_k = Preset("llama-8b", {.data = 8}, 64, 1);
+  top_k.mutable_engine()->mutable_training()->set_precision(v1::PRECISION_FP32);
+  top_k.mutable_resources()->set_device(v1::DEVICE_KIND_CPU);
+  auto& compression = *top_k.mutable_engine()->mutable_training()->mutable_gradient_compression();
+  compression.mutable_top_k()->set_density(0.01);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(WithDefaults(top_k)));
+  const double tables = 2.0 * 128256 * 4096;
+  EXPECT_NEAR(plan.ranks[0].sent.replicas,
+              0.01 * (parameters - tables) * 8 * 7 + 2 * 4 * tables * 7 / 8, 0.01 * parameters);
 }
 
 TEST(JobPlan, ResidentElements_StayWholeOnEveryRank) {
