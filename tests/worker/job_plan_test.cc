@@ -450,6 +450,7 @@ TEST(EvenMemory, OfAPipeline_MovesBlocksUntilNoOtherCutTakesLess) {
 TEST(CheapestFit, OfAPipelineThatRecomputesAll_MovesBlocks) {
   v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 1}, 64, 1);
   spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_FULL);
+  spec.mutable_engine()->mutable_training()->set_any_order(true);
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
   const int64_t room = plan.needed_bytes() - 1;
   const auto change = CheapestFit(spec, room);
@@ -464,9 +465,16 @@ TEST(CheapestFit, OfAPipelineThatRecomputesAll_MovesBlocks) {
 }
 
 TEST(CheapestFit, OfWhatFits_IsTheOneThatCostsLeast) {
-  const v1::JobSpec spec = Preset("llama-8b", {.data = 8, .zero = 1}, 64, 4);
-  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  // A little too small: recomputing what is cheap costs less than all that saves more.
+  v1::JobSpec spec = Preset("llama-8b", {.data = 8, .zero = 1}, 64, 4);
+  ASSERT_OK_AND_ASSIGN(JobPlan plan, PlanJob(spec));
+  // One buffer for both micro-batches costs nothing but bits.
+  const auto any_order = CheapestFit(spec, plan.needed_bytes() - 1);
+  ASSERT_TRUE(any_order.has_value());
+  EXPECT_THAT(any_order->settings, ElementsAre("engine.training.any_order=true"));
+  spec.mutable_engine()->mutable_training()->set_any_order(true);
+  ASSERT_OK_AND_ASSIGN(plan, PlanJob(spec));
+  EXPECT_EQ(plan.needed_bytes(), any_order->plan.needed_bytes());
+  // A little too small: what ZeRO-2 sends more costs less than all that saves more.
   const auto little = CheapestFit(spec, plan.needed_bytes() - 1);
   ASSERT_TRUE(little.has_value());
   EXPECT_THAT(little->settings, ElementsAre("engine.parallel.zero=2"));
