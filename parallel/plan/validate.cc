@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -14,6 +16,32 @@ namespace {
 
 constexpr int kRanksMax = 65536;
 constexpr char kCompressionField[] = "engine.training.gradient_compression";
+
+// "data 2 x tensor 4": degrees above 1, and data's.
+std::string Words(const PerAxis& degrees) {
+  std::vector<std::string> parts;
+  for (const Axis axis : kAxes) {
+    if (degrees[axis] > 1 || axis == Axis::kData) {
+      parts.push_back(absl::StrCat(Name(axis), " ", degrees[axis]));
+    }
+  }
+  return absl::StrJoin(parts, " x ");
+}
+
+// The multiples of `unit` around `value`: "12 or 18", or "6" where there is none below.
+std::string Multiples(int64_t value, int64_t unit) {
+  const int64_t below = value / unit * unit;
+  if (below == 0) return absl::StrCat(unit);
+  if (below > std::numeric_limits<int64_t>::max() - unit) return absl::StrCat(below);
+  return absl::StrCat(below, " or ", below + unit);
+}
+
+// Data parallelism over all ranks beside other degrees is a default, and nobody's wish.
+bool DataByDefault(const PerAxis& degrees, int ranks) {
+  const bool others =
+      degrees[Axis::kPipeline] > 1 || degrees[Axis::kContext] > 1 || degrees[Axis::kTensor] > 1;
+  return others && degrees[Axis::kData] == ranks;
+}
 
 std::string FieldOf(Axis axis) { return absl::StrCat("engine.parallel.", Name(axis)); }
 
@@ -53,18 +81,14 @@ class Judge {
       if (product <= int64_t{kRanksMax} * kRanksMax) product *= degree(axis);
     }
     if (product == cluster_.ranks) return;
+    const int64_t others = product / degree(Axis::kData);
     Add("resources.ranks", cluster_.ranks,
-        " ranks, but the degrees of engine.parallel multiply to ", product, " (", Degrees(), ")");
-  }
-
-  std::string Degrees() const {
-    std::vector<std::string> parts;
-    for (const Axis axis : kAxes) {
-      if (degree(axis) > 1 || axis == Axis::kData) {
-        parts.push_back(absl::StrCat(Name(axis), " ", degree(axis)));
-      }
-    }
-    return absl::StrJoin(parts, " x ");
+        " ranks, but the degrees of engine.parallel multiply to ", product, " (",
+        Words(layout_.degrees), ")",
+        DataByDefault(layout_.degrees, cluster_.ranks) && others <= kRanksMax
+            ? absl::StrCat("; without data they go with ", Multiples(cluster_.ranks, others),
+                           " ranks")
+            : "");
   }
 
   void Batch() {
@@ -75,7 +99,8 @@ class Judge {
     if (!overflow && layout_.global_batch % unit == 0) return;
     Add("engine.training.global_batch", layout_.global_batch,
         " is not a multiple of micro_batch x data (", layout_.micro_batch, " x ",
-        degree(Axis::kData), ")");
+        degree(Axis::kData), ")",
+        overflow ? "" : absl::StrCat("; ", Multiples(layout_.global_batch, unit), " would be"));
   }
 
   void Tensor() {
@@ -101,8 +126,12 @@ class Judge {
     if (__builtin_mul_overflow(layout_.micro_batch, model_.sequence, &tokens)) return;
     tokens /= degree(Axis::kContext);
     if (tokens > 0 && tokens % tensor != 0) {
+      const int64_t sample = model_.sequence / degree(Axis::kContext);
       Add("engine.parallel.sequence", "the ", tokens,
-          " tokens of a micro-batch do not divide over ", tensor, " tensor-parallel ranks");
+          " tokens of a micro-batch do not divide over ", tensor,
+          " tensor-parallel ranks; with a micro_batch of ",
+          Multiples(layout_.micro_batch, tensor / std::gcd(sample, int64_t{tensor})),
+          " they would");
     }
   }
 
@@ -111,7 +140,7 @@ class Judge {
     if (context > 1 && model_.sequence > 0 && model_.sequence % (2 * context) != 0) {
       Add(FieldOf(Axis::kContext), "a sequence of ", model_.sequence,
           " tokens does not divide into ", 2 * context, " chunks, two for each of the ", context,
-          " ranks");
+          " ranks; one of ", Multiples(model_.sequence, 2 * context), " tokens would");
     }
   }
 
@@ -175,14 +204,11 @@ class Judge {
   std::vector<LayoutProblem> problems_;
 };
 
-// How far a set of degrees is from the wanted one: the sum of the ratios' logarithms. Data
-// parallelism over all ranks beside other degrees is a default, and nobody's wish.
+// How far a set of degrees is from the wanted one: the sum of the ratios' logarithms.
 double Distance(const PerAxis& degrees, const PerAxis& wanted, int ranks) {
-  const bool others =
-      wanted[Axis::kPipeline] > 1 || wanted[Axis::kContext] > 1 || wanted[Axis::kTensor] > 1;
   double distance = 0;
   for (const Axis axis : kAxes) {
-    if (axis == Axis::kData && others && wanted[axis] == ranks) continue;
+    if (axis == Axis::kData && DataByDefault(wanted, ranks)) continue;
     distance += std::abs(std::log2(degrees[axis]) - std::log2(wanted[axis]));
   }
   return distance;
@@ -257,7 +283,8 @@ std::vector<LayoutProblem> FindProblems(const Layout& layout, const ModelSize& m
   for (LayoutProblem& problem : problems) {
     // To compress is to want many ranks: fewer of them are no remedy.
     if (absl::StrContains(problem.field, kCompressionField)) continue;
-    absl::StrAppend(&problem.message, "; the nearest layout that works is ", nearest->ToString());
+    absl::StrAppend(&problem.message, "; the nearest layout of ", cluster.ranks,
+                    cluster.ranks == 1 ? " rank" : " ranks", " that works is ", Words(*nearest));
   }
   return problems;
 }

@@ -131,23 +131,24 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   EXPECT_THAT(
       problem(Split(PerAxis(1, 4, 1, 1)), 8),
       HasSubstr("resources.ranks: 8 ranks, but the degrees of engine.parallel multiply to 4 "
-                "(data 4); the nearest layout that works is pp=1 dp=8 cp=1 tp=1"));
+                "(data 4); the nearest layout of 8 ranks that works is data 8"));
   EXPECT_THAT(
       problem(Split(PerAxis(1, 1, 1, 16)), 16),
       HasSubstr("engine.parallel.tensor: 16 ranks cannot share the 12 attention heads of the "
-                "model: each needs one; the nearest layout that works is pp=1 dp=2 cp=1 "
-                "tp=8"));
+                "model: each needs one; the nearest layout of 16 ranks that works is "
+                "data 2 x tensor 8"));
   // Data parallelism over all ranks is what a spec gets that does not say: it gives way.
   EXPECT_THAT(problem(Split(PerAxis(1, 8, 1, 3)), 8),
-              HasSubstr("multiply to 24 (data 8 x tensor 3); the nearest layout that works is pp=1 "
-                        "dp=2 cp=1 tp=4"));
+              HasSubstr("multiply to 24 (data 8 x tensor 3); without data they go with 6 or 9 "
+                        "ranks; the nearest layout of 8 ranks that works is data 2 x tensor 4"));
   EXPECT_THAT(problem(Split(PerAxis(16, 1, 1, 1)), 16),
               HasSubstr("engine.parallel.pipeline: 16 stages (16 ranks x 1 chunks) for 12 layers"));
   EXPECT_THAT(problem(Split(PerAxis(1, 3, 1, 1)), 3),
-              HasSubstr("64 is not a multiple of micro_batch x data (2 x 3)"));
+              HasSubstr("64 is not a multiple of micro_batch x data (2 x 3); 60 or 66 would be"));
   Layout layout = Split(PerAxis(1, 1, 3, 1));
   EXPECT_THAT(problem(layout, 3), HasSubstr("engine.parallel.context: a sequence of 1024 tokens "
-                                            "does not divide into 6 chunks"));
+                                            "does not divide into 6 chunks, two for each of the 3 "
+                                            "ranks; one of 1020 or 1026 tokens would"));
   layout = Split(PerAxis(2, 2, 1, 1));
   EXPECT_OK(Validate(layout, kModel, {.ranks = 4}));
   layout.zero = 2;
@@ -164,6 +165,11 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   layout = Split(PerAxis(1, 2, 1, 1));
   layout.sequence_parallel = true;
   EXPECT_THAT(problem(layout, 2), HasSubstr("needs tensor parallelism"));
+  layout = Split(PerAxis(1, 1, 1, 6));
+  layout.sequence_parallel = true;
+  EXPECT_THAT(problem(layout, 6),
+              HasSubstr("the 2048 tokens of a micro-batch do not divide over 6 tensor-parallel "
+                        "ranks; with a micro_batch of 3 they would"));
   layout = Split(PerAxis(1, 1, 1, 2));
   layout.tensor_chunks = true;
   EXPECT_THAT(problem(layout, 2),
