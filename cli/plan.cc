@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
@@ -58,6 +60,33 @@ std::string Degrees(const Json& degrees) {
   return parts.empty() ? "one rank" : absl::StrJoin(parts, " x ");
 }
 
+// What ZeRO 2 and 3 leave whole, on the rank that has most of it.
+void WriteWhole(const Json& plan, Terminal& terminal) {
+  const auto total = [](const Json& rank) {
+    double sum = 0;
+    if (!rank.contains("wholeParameters")) return sum;
+    for (const auto& [kind, count] : rank["wholeParameters"].items()) sum += count.get<double>();
+    return sum;
+  };
+  const Json& ranks = plan["ranks"];
+  const Json& most =
+      *std::max_element(ranks.begin(), ranks.end(),
+                        [&](const Json& a, const Json& b) { return total(a) < total(b); });
+  if (total(most) == 0) return;
+  constexpr std::array<std::pair<const char*, const char*>, 3> kKinds = {
+      {{"tables", "of embedding and head"},
+       {"keys", "of key/value heads that tensor ranks share"},
+       {"small", "in small ones"}}};
+  std::vector<std::string> parts;
+  for (const auto& [kind, text] : kKinds) {
+    const double count = Number(most["wholeParameters"], kind);
+    if (count > 0) parts.push_back(absl::StrCat(ShortNumber(count), " ", text));
+  }
+  terminal.out << "whole   " << ShortNumber(total(most)) << " of "
+               << ShortNumber(Number(most, "parameters"))
+               << " parameters of a rank are not sharded: " << absl::StrJoin(parts, ", ") << "\n";
+}
+
 void WriteSummary(const Json& plan, Terminal& terminal) {
   std::ostream& out = terminal.out;
   out << "model   " << ShortNumber(Number(plan, "parameters")) << " parameters, "
@@ -73,7 +102,9 @@ void WriteSummary(const Json& plan, Terminal& terminal) {
   if (Number(plan, "imbalance") >= 0.0005) {
     out << absl::StrFormat(", %.1f %% above the mean", 100 * Number(plan, "imbalance"));
   }
-  out << "\n\n";
+  out << "\n";
+  WriteWhole(plan, terminal);
+  out << "\n";
 }
 
 // Of the numbers that ranks have under `key`, those that are not 0 for all of them.

@@ -284,7 +284,8 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   "imbalance": 0.25, "deviceMemoryBytes": 85899345920, "fits": false,
   "advice": "engine.parallel.zero=1 would fit", "ranks": [
   {"pipeline": 0, "tensor": 0, "ranks": 4, "blocks": 17, "embedding": true, "head": false,
-   "parameters": 4000000000, "neededBytes": 107374182400, "deviceBytes": 107374182400,
+   "parameters": 4000000000,
+   "wholeParameters": {"tables": 1000000000, "keys": 0, "small": 266240}, "neededBytes": 107374182400, "deviceBytes": 107374182400,
    "hostBytes": 1048576, "device": {"gathered": 0, "activations": 107374182400},
    "sent": {"pipeline": 2147483648, "tensor": 0}, "sentBytes": 2147483648},
   {"pipeline": 1, "tensor": 0, "ranks": 4, "blocks": 15, "embedding": false, "head": true,
@@ -307,6 +308,8 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   EXPECT_THAT(out_.str(),
               AllOf(HasSubstr("pipeline 2 x data 4 on cuda"), HasSubstr("idles 5.9 %"),
                     HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
+                    HasSubstr("whole   1.0G of 4.0G parameters of a rank are not sharded: 1.0G of "
+                              "embedding and head, 266.2k in small ones\n"),
                     HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
                     HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
                     HasSubstr("STAGE  TENSOR  SENDS PER STEP  PIPELINE\n"),

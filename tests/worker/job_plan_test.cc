@@ -322,6 +322,24 @@ TEST(JobPlan, Llama70bOn512Ranks_IsPlannedWithoutItsMemory) {
   EXPECT_LT(plan.needed_bytes(), 80 * kGiB);
 }
 
+// 16 tensor ranks share 8 key/value heads by twos: K and V of 128 rows each in 80 blocks, which
+// ZeRO leaves whole, as it does a sixteenth of both tables.
+TEST(JobPlan, WhatZeroLeavesWhole_IsNamed) {
+  const auto whole = [](int tensor, int zero) {
+    const auto plan =
+        PlanJob(Preset("llama-70b", {.data = 4, .tensor = tensor, .zero = zero}, 64, 1));
+    EXPECT_OK(plan);
+    return plan->ranks[0].whole;
+  };
+  EXPECT_EQ(whole(16, 1).total(), 0);
+  for (const int zero : {2, 3}) {
+    EXPECT_EQ(whole(16, zero).keys, int64_t{80} * 2 * 128 * 8192);
+    EXPECT_NEAR(whole(16, zero).tables, 2.0 * 128256 * 8192 / 16, 0.02 * 2 * 128256 * 8192 / 16);
+    EXPECT_EQ(whole(16, zero).small, int64_t{80} * 2 * 8192);  // norms
+    EXPECT_EQ(whole(8, zero).keys, 0);
+  }
+}
+
 TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
   const auto plan = [](int zero) {
     return *PlanJob(Preset("llama-8b", {.data = 8, .zero = zero}, 64, 1));

@@ -45,6 +45,25 @@ Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelPa
   return {held.heads.size(), held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
 }
 
+RankPlan::Whole WholeOf(const parallel::TrainerPlace& place, int head) {
+  RankPlan::Whole whole;
+  if (place.options.zero < 2) return whole;
+  const parallel::ParameterRegistry& parameters = place.model.parameters();
+  const parallel::FlatLayout layout(parameters, parallel::LayoutOptionsOf(place));
+  for (parallel::ParameterId id = 0; id < parameters.size(); ++id) {
+    const parallel::Parameter& parameter = parameters.at(id);
+    if (layout.buckets()[layout.bucket_of(id)].block >= 0) continue;
+    if (parameter.sharing == parallel::TensorSharing::kShared) {
+      whole.keys += parameter.elements();
+    } else if (parameter.block <= 0 || parameter.block >= head) {
+      whole.tables += parameter.elements();
+    } else {
+      whole.small += parameter.elements();
+    }
+  }
+  return whole;
+}
+
 absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split,
                                   const parallel::TrainerOptions& options,
                                   const parallel::PerAxis& coordinate, DeviceKind device) {
@@ -72,6 +91,7 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
                                         .sequence_length = spec.engine().model().sequence_length()};
   rank.memory = parallel::PredictMemory(place, device);
   rank.sent = parallel::PredictVolume(place, part, device);
+  rank.whole = WholeOf(place, head);
   return rank;
 }
 

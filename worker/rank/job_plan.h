@@ -31,6 +31,14 @@ struct RankPlan {
   int64_t parameters = 0;  // held by the model's part, before ZeRO shards them
   parallel::MemoryUse memory;
   parallel::StepVolume sent;  // by each of the ranks in a step
+  // With ZeRO 2 and 3: parameters that are not sharded, but for the optimizer's state.
+  struct Whole {
+    int64_t tables = 0;  // of the embedding and the head
+    int64_t keys = 0;    // of key/value heads that tensor ranks share
+    int64_t small = 0;   // below resident_elements, and norms whose gradients tensor ranks sum
+    int64_t total() const { return tables + keys + small; }
+  };
+  Whole whole;
 };
 
 struct JobPlan {

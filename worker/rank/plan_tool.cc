@@ -39,6 +39,8 @@ ordered_json Describe(const RankPlan& rank, kernels::DeviceKind device) {
           {"embedding", rank.embedding},
           {"head", rank.head},
           {"parameters", rank.parameters},
+          {"wholeParameters",
+           {{"tables", rank.whole.tables}, {"keys", rank.whole.keys}, {"small", rank.whole.small}}},
           {"neededBytes", NeededBytes(rank.memory, device)},
           {"device", Categories(rank.memory.device)},
           {"deviceBytes", rank.memory.device_bytes()},
