@@ -4,6 +4,7 @@
 
 #include <cublasLt.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -41,11 +42,18 @@ struct Gemm {
 // The algorithms of one device. The first Run of a problem times cuBLASLt's candidates on the given
 // operands (which waits for the stream) and keeps the fastest, in memory and in the plan cache: one
 // text file per device model and cuBLASLt version, appended a line at a time, so that processes of
-// one machine share it. A process that loads a plan computes the same bits as the one that measured
-// it. Thread-safe; candidates of two streams are not timed at the same time.
+// one machine share it. A problem's first line counts, also for processes that measured it at the
+// same time: all of them compute the same bits from then on.
+//
+// Candidates take turns of a few runs each. The closest ones of problems that are worth it then run
+// for 50 ms each, in turns too: a device that trains is at its power limit, where what a product
+// costs in energy decides how fast it is, and runs too short for the limit to act do not show that.
+// Thread-safe; candidates of two streams are not timed at the same time.
 class LinearPlans {
  public:
   static constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
+  // Of all sustained runs of one instance; once they are spent, turns decide.
+  static constexpr int64_t kSustainedMillisecondsMax = 15'000;
 
   static absl::StatusOr<std::unique_ptr<LinearPlans>> Make(const std::string& device_model,
                                                            const CudaOptions& options);
@@ -71,14 +79,25 @@ class LinearPlans {
 
   absl::StatusOr<cublasLtMatmulAlgo_t> Measure(CudaStream& stream, const Gemm& gemm,
                                                void* workspace);
-  void Load() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Keep(const std::string& key, const std::string& value) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The plan of `key`, also one that another process has kept since; "" without any.
+  std::string Find(const std::string& key) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `times` by turns, of the closest ways replaced by those of sustained runs and of the others by
+  // infinity, if that is worth it and there is time left.
+  std::vector<float> Sustained(CudaStream& stream,
+                               const std::vector<std::function<absl::Status()>>& ways,
+                               std::vector<float> times);
+  void Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the plan that counts: what another process kept first, unless that is `unfit`.
+  std::string Keep(const std::string& key, const std::string& value, const std::string& unfit)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   const cublasLtHandle_t handle_;
   const bool tf32_;
   const std::string file_;  // empty: memory only
+  std::atomic<int64_t> sustained_milliseconds_left_ = kSustainedMillisecondsMax;
   Mutex measuring_;
   Mutex mutex_;
+  int64_t loaded_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the file, whole lines
   std::map<std::string, std::string> plans_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,3 +1,7 @@
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <tuple>
 
 #include "tests/gpu/support.h"
@@ -316,23 +320,49 @@ TEST_F(LinearGpuTest, Backward_RecomputedInputBiasInFrontAndOverwriting_MatchThe
 
 class PlannedLinearGpuTest : public GpuTest {
  protected:
-  PlannedLinearGpuTest() { options_.plan_cache = ::testing::TempDir(); }
+  PlannedLinearGpuTest() {
+    options_.plan_cache = absl::StrCat(::testing::TempDir(), "plans-", getpid());
+    std::filesystem::remove_all(options_.plan_cache);
+    std::filesystem::create_directories(options_.plan_cache);
+  }
+  ~PlannedLinearGpuTest() override { std::filesystem::remove_all(options_.plan_cache); }
+
+  int LinesOfPlans() const {
+    int lines = 0;
+    for (const auto& file : std::filesystem::directory_iterator(options_.plan_cache)) {
+      std::ifstream in(file.path());
+      for (std::string line; std::getline(in, line);) ++lines;
+    }
+    return lines;
+  }
 };
 
-TEST_F(PlannedLinearGpuTest, Plans_OfAnotherProcess_GiveTheSameBits) {
-  Both x = Input(DType::kBF16, {384, 512}), w = Input(DType::kBF16, {256, 512});
-  Both y = Output(DType::kBF16, {384, 256}), z = Output(DType::kBF16, {384, 256});
-  LinearForward(*stream_, {.x = x.gpu(), .w = w.gpu(), .y = y.gpu()});
-  ASSERT_OK_AND_ASSIGN(auto device, MakeCudaDevice(0, options_));
-  ASSERT_OK_AND_ASSIGN(auto stream, device->MakeStream());
-  const std::vector<float> first = y.Download(*stream_);
-  LinearForward(*stream, {.x = x.gpu(), .w = w.gpu(), .y = z.gpu()});
-  EXPECT_EQ(z.Download(*stream), first);
+// The second product is long enough for sustained runs.
+TEST_F(PlannedLinearGpuTest, Plans_OfAnotherProcess_GiveTheSameBitsAndAreNotMeasuredAgain) {
+  for (const int64_t n : {256, 2048}) {
+    const int64_t t = 384 * n / 256, k = 2 * n;
+    Both x = Input(DType::kBF16, {t, k}), w = Input(DType::kBF16, {n, k});
+    Both y = Output(DType::kBF16, {t, n}), z = Output(DType::kBF16, {t, n});
+    // It starts before there are any.
+    ASSERT_OK_AND_ASSIGN(auto device, MakeCudaDevice(0, options_));
+    ASSERT_OK_AND_ASSIGN(auto stream, device->MakeStream());
+    ASSERT_OK_AND_ASSIGN(auto first_device, MakeCudaDevice(0, options_));
+    ASSERT_OK_AND_ASSIGN(auto first, first_device->MakeStream());
+    LinearForward(*first, {.x = x.gpu(), .w = w.gpu(), .y = y.gpu()});
+    ASSERT_OK(first->Synchronize());
+    const int lines = LinesOfPlans();
+    EXPECT_GT(lines, 0);
+    LinearForward(*stream, {.x = x.gpu(), .w = w.gpu(), .y = z.gpu()});
+    EXPECT_EQ(z.Download(*stream), y.Download(*stream));
+    EXPECT_EQ(LinesOfPlans(), lines);
+  }
 }
 
 TEST_F(CrossEntropyGpuTest, LossAndGradient_MaskedPaddedAndLongRows_MatchTheHost) {
   const std::vector<std::tuple<int64_t, int64_t, int64_t>> shapes = {
-      {5, 1, 1}, {37, 101, 99}, {64, 1024, 1000}, {19, 50304, 50257}, {3, 131072, 131001}};
+      {5, 1, 1},           {37, 101, 99},        {64, 1024, 1000},
+      {19, 50304, 50257},  {11, 128256, 128256}, {7, 128256, 96100},
+      {3, 131072, 131001}, {3, 151936, 151669}};
   for (DType dtype : FloatTypes()) {
     for (const auto& [t, v, vocab] : shapes) {
       for (bool write : {true, false}) {
