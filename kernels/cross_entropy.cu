@@ -1,14 +1,16 @@
 // Cross-entropy with the gradient written over the logits.
 // One block a row. The row is read once into shared memory (its maximum taken on the way), the
 // exponentials are summed from there, and the gradient is written: [T,V] is read once and written
-// once. Rows that do not fit (128 k columns of 16 bits do not) keep a running maximum and sum while
-// they are read, and are read again from the L2 cache, which holds the rows of all blocks that run
-// at once. Rows that are not aligned are read three times.
-// Over a vocabulary that ranks share, the logits are read once for the statistics (by a running
-// maximum and sum too), then read and written once for the gradient.
+// once. Rows that do not fit (128 k columns of 16 bits do not) are shared by the blocks of a
+// cluster. Where there are no clusters, or the row is too long for eight blocks, a running maximum
+// and sum are kept while it is read, and it is read again from the L2 cache, which holds the rows
+// of all blocks that run at once. Rows that are not aligned are read three times. Over a vocabulary
+// that ranks share, the logits are read once for the statistics (by a running maximum and sum too),
+// then read and written once for the gradient.
 #include <type_traits>
 
 #include "kernels/device_cuda.h"
+#include "kernels/hopper.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
 
@@ -18,6 +20,8 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kLongRowThreads = 1024;
 constexpr int kPacksInFlight = 4;
+constexpr int kPartsMax = 8;  // blocks of a portable cluster
+constexpr int kBlocksPerProcessor = 3;
 constexpr float kLog2E = 1.4426950408889634f;
 
 template <typename T>
@@ -141,6 +145,100 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
   }
 }
 
+// ---- rows over the blocks of a cluster ----
+
+// All blocks of the cluster have started: before that nothing may be written into their memory.
+// Between the two halves a block works on.
+__device__ void ClusterStarted() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ void WaitForCluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+// To the same place in the shared memory of block `rank` of the cluster.
+__device__ void StoreAt(float2* place, int rank, float2 value) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v2.f32 [remote], {%2, %3};\n"
+      "}\n" ::"r"(hopper::SharedAddress(place)),
+      "r"(rank), "f"(value.x), "f"(value.y)
+      : "memory");
+}
+
+// `parts` blocks a row, each with part_packs packs of it in shared memory; blocks tell each other
+// their maximum and sum.
+template <typename T, int kBlock = kThreads, int kBlocks = kBlocksPerProcessor>
+__global__ void __launch_bounds__(kBlock, kBlocks)
+    ClusterRowKernel(const Data<T> d, int parts, int part_packs) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int N = kPackSize<T>;
+  extern __shared__ uint4 cached_row[];
+  T* const cache = reinterpret_cast<T*>(cached_row);
+  __shared__ float shared[2][kWarp];
+  __shared__ float2 statistics[kPartsMax];
+  ClusterStarted();
+  const int part = static_cast<int>(hopper::ClusterRank());
+  const int at_row = static_cast<int>(blockIdx.x) / parts, begin = part * part_packs * N;
+  T* const row = d.logits + static_cast<int64_t>(at_row) * d.columns + begin;
+  const int packs = min(part_packs, (d.columns - begin) / N);
+  for (int p = threadIdx.x; p < packs; p += kBlock) CopyAsync16(cache + p * N, row + p * N);
+  CommitCopies();
+  const int target = d.targets[at_row];
+  const int vocab = d.vocab - begin;
+  float max = -INFINITY;
+  WaitCopies<0>();
+  for (int p = threadIdx.x; p < packs; p += kBlock) {
+    Pack<T, N> loaded = LoadPack<N>(cache + p * N);
+    if (p * N + N > vocab) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        // The padding takes no part: its exponential, hence its gradient, is 0.
+        if (p * N + i >= vocab) loaded.Set(i, FromFloat<T>(-INFINITY));
+      }
+      StorePack<N>(cache + p * N, loaded);
+    }
+    max = fmaxf(max, MaxOf(loaded));
+  }
+  max = BlockMax(max, shared[0]);  // its barrier also makes the whole part visible
+  const float part_log2 = max == -INFINITY ? 0.f : max * kLog2E;  // nothing but padding: no sum
+  float sum = 0;
+  for (int p = threadIdx.x; p < packs; p += kBlock) {
+    float v[N];
+    LoadFloats<N>(cache + p * N, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += Exp2(v[i] * kLog2E - part_log2);
+  }
+  sum = BlockSum(sum, shared[1]);
+  WaitForCluster();
+  if (threadIdx.x < parts) StoreAt(&statistics[part], threadIdx.x, make_float2(max, sum));
+  hopper::ClusterSync();
+  // In order of the parts: the same bits in all of them, every time.
+  for (int i = 0; i < parts; ++i) max = fmaxf(max, statistics[i].x);
+  sum = 0;
+  for (int i = 0; i < parts; ++i) {
+    sum += statistics[i].y * Exp2((statistics[i].x - max) * kLog2E);
+  }
+  const int column = target - begin;
+  const bool here = target >= 0 && target < d.vocab && column >= 0 && column < packs * N;
+  if (threadIdx.x == 0 && (here || (part == 0 && (target < 0 || target >= d.vocab)))) {
+    d.losses[at_row] = here ? max + logf(sum) - ToFloat(cache[column]) : target < 0 ? 0.f : NAN;
+  }
+  if (!d.write_gradient) return;
+  const int target_pack = here ? column / N : -1;
+  const float scale = d.Scale();
+  const float offset = target < 0 ? INFINITY : max * kLog2E - log2f(scale / sum);
+  for (int p = threadIdx.x; p < packs; p += kBlock) {
+    float v[N];
+    LoadFloats<N>(cache + p * N, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = Exp2(v[i] * kLog2E - offset);
+    if (p == target_pack) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[i] -= p * N + i == column ? scale : 0.f;
+    }
+    StorePack<N>(row + p * N, FromFloats<T>(v));
+  }
+#endif
+}
+
 // The maximum of x log2(e) over the first `vocab` columns of a row, and the sum of
 // 2^(x log2(e) - maximum), for every thread of the block; each element is read once.
 template <int kBlock, int N, typename T>
@@ -235,6 +333,40 @@ __global__ void __launch_bounds__(kThreads) AnyRowKernel(const Data<T> d) {
   }
 }
 
+// Launches over clusters; false where the device has none or even eight parts of a row are too
+// large for two on a multiprocessor.
+template <typename T>
+bool LaunchParts(CudaStream& stream, const Data<T>& d, unsigned rows) {
+  const CudaDevice& device = stream.cuda_device();
+  const int packs = d.columns / kPackSize<T>;
+  const auto bytes = [&](int parts) { return (packs + parts - 1) / parts * 16; };
+  const auto fits = [&](int parts, int blocks) {
+    return bytes(parts) <= device.shared_bytes_per_block() / blocks - 2048;
+  };
+  int parts = 2;
+  while (parts < kPartsMax && !fits(parts, kBlocksPerProcessor)) parts *= 2;
+  if (device.compute_major() < 9 || !fits(parts, 2)) return false;
+  auto* const kernel = &ClusterRowKernel<T>;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(rows * static_cast<unsigned>(parts));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(bytes(parts));
+  config.stream = stream.handle();
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  const auto run = [&] {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(parts));
+    return error != cudaSuccess ? error
+                                : cudaLaunchKernelEx(&config, kernel, d, parts, bytes(parts) / 16);
+  };
+  stream.Check(run(), "CrossEntropy over clusters");
+  return true;
+}
+
 template <typename T>
 void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
   const Data<T> d{args.logits.as<T>(),
@@ -251,6 +383,7 @@ void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
   const int limit = stream.cuda_device().shared_bytes_per_block() / 2 - 1024;
   const bool packs = d.columns % kPackSize<T> == 0 && Aligned16(args.logits);
   if (packs && row_bytes > limit) {
+    if (LaunchParts(stream, d, rows)) return;
     LongRowKernel<T><<<rows, kLongRowThreads, 0, stream.handle()>>>(d);
   } else if (packs) {
     if (!stream.Check(cudaFuncSetAttribute(CachedRowKernel<T>,

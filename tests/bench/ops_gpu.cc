@@ -2,7 +2,7 @@
 // SwiGLU's products at those of Llama 1B (4 x 4096) and 3B (2 x 4096), beside the two ceilings
 // measured in the same run: a device copy (bytes read plus written) and an 8192^3 product; and
 // attention as the engine chooses it beside our own kernels alone. Correctness is gpu_test's.
-// Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention|norms|embedding]
+// Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention|norms|embedding|losses]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -282,16 +282,16 @@ void NormWidths(Bench& bench) {
   }
 }
 
-void Losses(Bench& bench, const Model& m) {
-  const int64_t t = 16384;
-  Tensor logits = bench.Random(kAct, {t, kVocab}),
-         targets = bench.Upload(Bench::Tokens(t, kRealVocab));
+// `stored` columns, of which `vocab` count.
+void Losses(Bench& bench, int64_t t, int64_t stored, int64_t vocab) {
+  Tensor logits = bench.Random(kAct, {t, stored}),
+         targets = bench.Upload(Bench::Tokens(t, static_cast<int32_t>(vocab)));
   Tensor losses = bench.Empty(kF32, {t});
   bench.Bytes("cross-entropy with gradient", 2.0 * logits.bytes(), [&](Stream& s) {
     CrossEntropy(s, {.logits = logits,
                      .targets = targets,
                      .losses = losses,
-                     .vocab = kRealVocab,
+                     .vocab = vocab,
                      .scale = 1.0f / 65536});
   });
   bench.Clear();
@@ -524,15 +524,19 @@ int Main(int argc, char** argv) {
     std::printf("-- %s\n", model.name);
     if (wanted("norms")) Norms(bench, model);
     if (wanted("embedding")) Embeddings(bench, model);
+    if (wanted("losses")) Losses(bench, 16384, kVocab, kRealVocab);
     if (!only.empty()) continue;
     Elementwise(bench, model);
-    Losses(bench, model);
     Optimizer(bench, model);
     Attentions(bench, model);
     Linears(bench, model);
     std::fflush(stdout);
   }
   if (wanted("norms")) NormWidths(bench);
+  if (wanted("losses")) {
+    std::printf("-- vocabulary of llama-1b and -3b, a chunk of 4096 tokens\n");
+    Losses(bench, 4096, 128256, 128256);
+  }
   if (!only.empty()) return 0;
   std::printf("-- llama-1b 4x4096\n");
   GatedLayers(bench, 16384, 2048, 8192);
