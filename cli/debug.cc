@@ -1,6 +1,7 @@
 #include "cli/debug.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -121,23 +122,32 @@ std::vector<GroupProgress> Compare(const std::map<int, v1::CollectiveRecord>& re
       int64_t& calls = group.calls[rank];
       calls = std::max(calls, call.number() + 1);
       pairs[call.path()] |= call.operation() == "send" || call.operation() == "receive";
-      if (!IsUnfinished(call)) continue;
-      const absl::Duration waited = FromProto(record.time()) - FromProto(call.enqueued());
-      if (group.waits != nullptr && waited <= group.waited) continue;
-      group.waits = &call;
-      group.waiting_rank = rank;
-      group.waited = waited;
     }
   }
+  // The oldest unfinished call of each group, of those from its number `first` on.
+  const auto wait = [&](GroupProgress& group, int64_t first) {
+    for (const auto& [rank, record] : records) {
+      for (const v1::Collective& call : record.collectives()) {
+        if (call.path() != group.path || call.number() < first || !IsUnfinished(call)) continue;
+        const absl::Duration waited = FromProto(record.time()) - FromProto(call.enqueued());
+        if (group.waits != nullptr && waited <= group.waited) continue;
+        group.waits = &call;
+        group.waiting_rank = rank;
+        group.waited = waited;
+      }
+    }
+  };
   std::vector<GroupProgress> compared;
   for (auto& [path, group] : groups) {
-    int64_t least = group.calls.begin()->second, most = least;
-    for (const auto& [rank, calls] : group.calls) {
-      least = std::min(least, calls);
-      most = std::max(most, calls);
-    }
-    for (const auto& [rank, calls] : group.calls) {
-      if (!pairs[path] && calls == least && least < most) group.behind.push_back(rank);
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const auto& [rank, calls] : group.calls) least = std::min(least, calls);
+    if (!pairs[path]) wait(group, least);
+    if (group.waits != nullptr) {
+      for (const auto& [rank, calls] : group.calls) {
+        if (calls == least) group.behind.push_back(rank);
+      }
+    } else {
+      wait(group, 0);
     }
     compared.push_back(std::move(group));
   }

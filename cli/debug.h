@@ -21,11 +21,14 @@ struct GroupProgress {
   // The calls that each rank has made so far, by rank. A group that sends and receives counts these
   // too, so its ranks differ by nature and nobody is behind.
   std::map<int, int64_t> calls;
-  // The oldest call that is unfinished on some rank, and that rank; null: there is none.
+  // The oldest call that is unfinished on some rank, and that rank; null: there is none. Where
+  // ranks are behind, of the calls that these have not made.
   const v1::Collective* waits = nullptr;
   int waiting_rank = -1;
-  absl::Duration waited;    // by that rank's clock
-  std::vector<int> behind;  // ranks that have made the fewest calls, where some have made more
+  absl::Duration waited;  // by that rank's clock
+  // Ranks that have made the fewest calls, where another one waits in a call that they have not
+  // made. Without that it is another moment that their record is of, or the host that runs ahead.
+  std::vector<int> behind;
 };
 
 // In order of path. Ranks without a record are left out; what is returned points into `records`.

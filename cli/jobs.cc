@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "cli/places.h"
 #include "cli/process.h"
 #include "cli/watch.h"
 #include "proto/spec/document.h"
@@ -341,15 +342,20 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
                                               ", HFU ", percent(job.hardware_flops_utilization()),
                                               " of the devices' arithmetic")});
   }
+  const std::optional<parallel::Mesh> mesh = MeshOf(job.spec());
+  if (mesh.has_value() && mesh->world_size() > 1) {
+    head.insert(head.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});
+  }
   if (!job.waiting().empty()) head.push_back({"waiting:", job.waiting()});
   if (!job.message().empty()) head.push_back({"message:", job.message()});
   terminal.out << Table(head);
   if (!job.ranks().empty()) {
     std::vector<std::vector<std::string>> rows = {
-        {"RANK", "WORKER", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
+        {"RANK", "PLACE", "WORKER", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
     for (const v1::RankStatus& rank : job.ranks()) {
-      rows.push_back({absl::StrCat(rank.rank()), rank.worker(), rank.device(),
-                      absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
+      rows.push_back({absl::StrCat(rank.rank()),
+                      mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-", rank.worker(),
+                      rank.device(), absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
                       absl::StrCat(rank.step()),
                       rank.metrics_address().empty() ? "-" : rank.metrics_address()});
     }

@@ -60,6 +60,26 @@ TEST(Compare, OldestUnfinishedCall_IsTheOneShown) {
   EXPECT_THAT(groups[0].behind, IsEmpty());
 }
 
+// The records are of different moments: who is still in a call that all have made is waited for by
+// nobody, and neither is who has made fewer than one that waits for nothing.
+TEST(Compare, FewerCallsThatNobodyWaitsFor_AreNotBehind) {
+  std::map<int, v1::CollectiveRecord> records;
+  Add(records[0], "tp", 0, 8);
+  Add(records[0], "tp", 0, 9);
+  Add(records[1], "tp", 0, 7, "all-gather", /*finished=*/false);
+  std::vector<GroupProgress> groups = Compare(records);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_THAT(groups[0].behind, IsEmpty());
+  ASSERT_NE(groups[0].waits, nullptr);
+  EXPECT_EQ(groups[0].waiting_rank, 1);
+  // As soon as one waits in a later call, that is the one to name, however old the other.
+  Add(records[0], "tp", 0, 10, "reduce-scatter", /*finished=*/false);
+  groups = Compare(records);
+  EXPECT_THAT(groups[0].behind, ElementsAre(1));
+  EXPECT_EQ(groups[0].waiting_rank, 0);
+  EXPECT_EQ(groups[0].waits->number(), 10);
+}
+
 TEST(Compare, RanksThatSendAndReceive_MakeDifferentNumbersOfCallsByNature) {
   std::map<int, v1::CollectiveRecord> records;
   Add(records[0], "pp", 0, 9, "send");
