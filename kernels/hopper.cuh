@@ -101,6 +101,15 @@ __device__ inline void LoadBox(const CUtensorMap* map, int x, int y, uint32_t sh
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// `bytes` that follow each other, with no map; addresses and bytes are multiples of 16.
+__device__ inline void LoadBytes(const void* from, uint32_t bytes, uint32_t shared,
+                                 uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // The same to the same places in every block of the cluster that `blocks` has a bit for.
 __device__ inline void LoadBoxInto(uint16_t blocks, const CUtensorMap* map, int x, int y,
                                    uint32_t shared, uint32_t barrier) {

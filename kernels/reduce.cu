@@ -5,6 +5,7 @@
 
 #include "kernels/column_sum.cuh"
 #include "kernels/ops_cuda.h"
+#include "kernels/overlap.cuh"
 #include "kernels/pack.cuh"
 
 namespace muster::kernels::cuda {
@@ -64,6 +65,18 @@ __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
   const int row = threadIdx.x / kPartialColumns;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kPartialColumns + lane;
   const int64_t stride = second == nullptr ? columns : 2 * columns;
+  // A warp adds up a column of the tile in the end. What the sum is added to is not the kernel in
+  // front's, but of those before it, which are done.
+  const int warp = threadIdx.x / kWarp, rows = threadIdx.x % kWarp;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kPartialColumns + warp;
+  float* out = nullptr;
+  float before = 0;
+  if (warp < kPartialColumns && rows == 0 && at < stride) {
+    out = at < columns ? first + at : second + (at - columns);
+    if (accumulate) before = *out;
+  }
+  WaitForKernelInFront();
+  LetNextKernelBegin();
   float sum = 0;
   if (column < stride) {
 #pragma unroll 8
@@ -71,15 +84,10 @@ __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
   }
   shared[row][lane] = sum;
   __syncthreads();
-  // A warp a column, a lane two rows of the tile.
   static_assert(kPartialRows == 2 * kWarp);
-  const int warp = threadIdx.x / kWarp, rows = threadIdx.x % kWarp;
   if (warp >= kPartialColumns) return;
   const float total = WarpSum(shared[rows][warp] + shared[rows + kWarp][warp]);
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kPartialColumns + warp;
-  if (rows != 0 || at >= stride) return;
-  float& out = at < columns ? first[at] : second[at - columns];
-  out = accumulate ? out + total : total;
+  if (out != nullptr) *out = before + total;
 }
 
 template <typename T, int N>
@@ -173,9 +181,9 @@ void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& ou
 void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
                  bool accumulate, float* first, float* second) {
   const int64_t sums = second == nullptr ? columns : 2 * columns;
-  const auto blocks = static_cast<unsigned>(CeilDiv(sums, kPartialColumns));
-  AddPartialsKernel<<<blocks, kPartialColumns * kPartialRows, 0, stream.handle()>>>(
-      partial, partials, columns, accumulate, first, second);
+  LaunchOverlapped(stream, AddPartialsKernel, CeilDiv(sums, kPartialColumns),
+                   kPartialColumns * kPartialRows, 0, partial, partials, columns, accumulate, first,
+                   second);
   stream.CheckLaunch("AddPartials");
 }
 

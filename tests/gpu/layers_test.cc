@@ -154,9 +154,11 @@ TEST_F(EmbeddingGpuTest, Forward_TokenOutsideTheVocabulary_IsNaNAndNothingElse) 
 
 TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
-    for (int64_t c : {1, 33, 64, 256, 768, 1280, 1536, 1600, 2560, 4096, 5120, 8200, 16400}) {
+    for (int64_t c :
+         {1, 33, 64, 256, 512, 768, 1024, 1280, 1536, 1600, 2560, 4096, 5120, 8192, 8200, 16400}) {
       for (bool branch : {false, true}) {
-        const int64_t t = c > 4000 ? 9 : 131;
+        // Narrow ones with so many rows that every team of the backward's blocks gets several.
+        const int64_t t = c > 4000 ? 9 : c == 64 ? 20011 : c == 768 ? 5003 : 131;
         Both residual = Input(dtype, {t, c}, 1, 0.5f), added = Input(dtype, {t, c});
         Both gamma = Input(branch ? dtype : DType::kF32, {c}, 0.1f, 1);
         Both beta = Input(branch ? dtype : DType::kF32, {c}, 0.1f);
@@ -207,7 +209,7 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
         backward(*stream_, gpu, dx, dgamma);
         ExpectClose("dx " + what, dx, 3e-6);
         // Few sums may cancel; many do not all.
-        const double sum_slack = c < 8 ? 1e-4 : 5e-6;
+        const double sum_slack = c < 8 ? 1e-4 : 4e-6 + 1e-7 * std::sqrt(static_cast<double>(t));
         ExpectClose("dgamma " + what, dgamma, sum_slack);
         ExpectClose("dbeta " + what, dbeta, sum_slack);
         backward(*stream_, gpu, dx_again, again);

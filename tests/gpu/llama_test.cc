@@ -13,9 +13,11 @@ using DropoutGpuTest = GpuTest;
 
 TEST_F(RmsNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
-    for (int64_t c : {1, 33, 64, 768, 1280, 1536, 1600, 2048, 2560, 5120, 3072, 4096, 8192, 8200}) {
+    for (int64_t c :
+         {1, 33, 64, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 5120, 3072, 4096, 8192, 8200}) {
       for (bool branch : {false, true}) {
-        const int64_t t = c > 4000 ? 9 : 131;
+        // So many rows that every team of the backward's blocks gets several.
+        const int64_t t = c > 4000 ? 9 : c == 512 ? 9001 : 131;
         const bool accumulate = branch;
         const std::string what = absl::StrCat(Name(dtype), " C=", c, branch ? " branch" : "");
         Both residual = Input(dtype, {t, c}), added = Input(dtype, {t, c});
@@ -59,7 +61,8 @@ TEST_F(RmsNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitFor
         backward(*stream_, gpu, dx, dgamma);
         backward(*cpu_stream_, cpu, dx, dgamma);
         ExpectClose("dx " + what, dx, 3e-6);
-        ExpectClose("dgamma " + what, dgamma, c < 8 ? 1e-4 : 5e-6);
+        ExpectClose("dgamma " + what, dgamma,
+                    c < 8 ? 1e-4 : 4e-6 + 1e-7 * std::sqrt(static_cast<double>(t)));
         backward(*stream_, gpu, dx_again, again);
         EXPECT_EQ(dgamma.Download(*stream_), again.Download(*stream_)) << what;
         EXPECT_EQ(dx.Download(*stream_), dx_again.Download(*stream_)) << what;
