@@ -1,22 +1,25 @@
 // Embedding. Forward: out[t] = wte[tokens[t]] + wpe[t % S]. A thread takes a pack of columns of
 // kRowsOfThread rows which lie a fixed distance apart, in GPT-2's usual shapes of the same
 // position, whose row of wpe it then reads once. Backward of wte without atomics, over the tokens
-// as GroupTokens sorts them. A block takes a window of kWindow of them and a part of the columns,
-// one thread a pack of columns of one of its items:
+// as GroupTokens sorts them. A block takes a window of kWindow of them, a thread a pack of columns
+// of its items one after the other:
 //   - a run of at most kWindow equal tokens that begins in the window, even where it ends behind
 //   it:
 //     added up and added to its row of d_wte;
 //   - the part of a longer run that lies in the window: added up into `pieces`, which a second
 //     kernel adds in order, several windows at a time.
-// So no thread adds more than kWindow rows however often a token occurs, and every sum has an order
-// that the sorted tokens fix. Bytes: [T,C] once, the touched rows of d_wte twice, pieces of at most
-// 1/8 of the long runs' rows in 16 bits. Backward of wpe: one thread a pack of columns of a
-// position adds over the batch; in the same kernel as the pieces, which hides behind it.
+// So no thread adds more than 2 kWindow rows however often a token occurs, and every sum has an
+// order that the sorted tokens fix. The items' rows follow each other: a thread reads
+// kRowsOnTheirWay of them at once, and what the runs that end there are added to, before it adds
+// the first. Bytes: [T,C] once, the touched rows of d_wte twice, pieces of at most 1/8 of the long
+// runs' rows in 16 bits. Backward of wpe: one thread a pack of columns of a position adds over the
+// batch; in the same kernel as the pieces, which hides behind it.
 #include <algorithm>
 
 #include "kernels/device_cuda.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/ops_cuda.h"
+#include "kernels/overlap.cuh"
 #include "kernels/pack.cuh"
 
 namespace muster::kernels::cuda {
@@ -25,13 +28,13 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRowsOfThread = 4;
 constexpr int kWindow = kWarp;
-constexpr int kGatherThreads = 128;
-// A multiprocessor's: with 5 (82 registers instead of 64) it takes 12 to 20 % longer.
-constexpr int kGatherBlocks = 8;
-constexpr int kColumnsOfPart = 1024;  // of a block of the first kernel, at most
-constexpr int kFinishBlocks = 4;      // a multiprocessor's: room for the rows on their way
+constexpr int kGatherThreads = 256;  // at most; one a pack
+constexpr int kRowsOnTheirWay = 4;   // more take registers that blocks need
+constexpr int kFinishBlocks = 4;     // a multiprocessor's: room for the rows on their way
 constexpr int kPieceWarps = kThreads / kWarp;
-constexpr int kPieceSlices = 32;  // blocks that share the windows' long runs
+// Blocks that share the windows' long runs: one for so many windows, and at most.
+constexpr int kWindowsOfSlice = 8;
+constexpr int kMaxSlices = 128;
 constexpr unsigned kAll = 0xffffffffu;
 
 // ---- forward ------------------------------------------------------------------------------------
@@ -127,22 +130,22 @@ struct Item {
 // one that begins in the window and goes on behind it (1).
 __device__ inline int64_t PieceRow(int64_t window, int slot) { return window * 2 + slot; }
 
-// By one warp. Requires: 32-token windows, a lane a token.
+// By one warp. Requires: 32-token windows, a lane a token. *last: the window's last token.
 __device__ int ListItems(const int32_t* tokens, int n, int64_t window, int columns, int vocab,
-                         float* d_wte, float* pieces, Item* items) {
+                         float* d_wte, float* pieces, Item* items, int* last) {
   const int lane = threadIdx.x % kWarp;
-  const int begin = static_cast<int>(window) * kWindow;
-  const auto at = [&](int i) { return i >= 0 && i < n ? tokens[i] : -1; };
+  const int64_t begin = window * kWindow;
+  const auto at = [&](int64_t i) { return i >= 0 && i < n ? tokens[i] : -1; };
   const int before = at(begin - kWindow + lane), token = at(begin + lane),
             behind = at(begin + kWindow + lane);
   // Bit i: token i of this window and the next one is not the same as the one in front of it.
   const int left_of_token = __shfl_up_sync(kAll, token, 1);
   const int last_before = __shfl_sync(kAll, before, kWarp - 1);
   const int left_of_behind = __shfl_up_sync(kAll, behind, 1);
-  const int last_token = __shfl_sync(kAll, token, kWarp - 1);
+  *last = __shfl_sync(kAll, token, kWarp - 1);
   const bool begins = token != (lane == 0 ? last_before : left_of_token);
   const unsigned low = __ballot_sync(kAll, begins);
-  const unsigned high = __ballot_sync(kAll, behind != (lane == 0 ? last_token : left_of_behind));
+  const unsigned high = __ballot_sync(kAll, behind != (lane == 0 ? *last : left_of_behind));
   const uint64_t changes = uint64_t{high} << kWarp | low;
   const uint64_t later = changes >> lane >> 1;
   // Equal tokens from this one on, as far as the next window's end.
@@ -183,54 +186,6 @@ __device__ inline void AddRows(int64_t rows, At at, float (&sum)[N]) {
   }
 }
 
-// Block: window blockIdx.x / parts, columns of part blockIdx.x % parts.
-template <typename T, int N>
-__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
-    GatherKernel(const int32_t* tokens, const int32_t* positions, const T* dout, int n, int columns,
-                 int parts, int vocab, float* d_wte, float* pieces, int32_t* long_runs) {
-  __shared__ Item items[kWindow];
-  __shared__ int32_t position[2 * kWindow];
-  __shared__ int item_count;
-  const int64_t window = blockIdx.x / parts;
-  const int packs = columns / N, packs_of_part = (packs + parts - 1) / parts;
-  const int first_pack = static_cast<int>(blockIdx.x % parts) * packs_of_part;
-  const int width = min(packs_of_part, packs - first_pack);
-  if (width <= 0) return;
-  if (threadIdx.x < kWarp) {
-    const int count = ListItems(tokens, n, window, columns, vocab, d_wte, pieces, items);
-    __syncwarp();
-    if (threadIdx.x == 0) {
-      item_count = count;
-      // The one of a run that goes on behind the window is the last.
-      long_runs[window] =
-          count > 0 && items[count - 1].target == pieces + PieceRow(window, 1) * columns;
-    }
-  } else if (threadIdx.x < 3 * kWarp) {
-    const int i = static_cast<int>(threadIdx.x) - kWarp;
-    const int64_t at = window * kWindow + i;
-    position[i] = at < n ? positions[at] : 0;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < item_count * width; i += kGatherThreads) {
-    const Item item = items[i / width];
-    const int column = (first_pack + i % width) * N;
-    const T* const from = dout + column;
-    float* const to = item.target + column;
-    float before[N] = {}, sum[N] = {};
-    if (item.whole) LoadOnce<N>(to, before);
-    const int32_t* row = position + item.begin;
-    const auto at = [&](int r) { return from + static_cast<int64_t>(row[r]) * columns; };
-    int left = item.rows;
-    for (; left >= 8; left -= 8, row += 8) AddRows<8, T>(8, at, sum);
-    for (; left > 0; left -= 4, row += 4) AddRows<4, T>(left, at, sum);
-#pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] += before[j];
-    StoreOnce<N>(to, sum);
-  }
-}
-
-// ---- backward: long runs, and positions ---------------------------------------------------------
-
 // How many windows behind `window` begin with `token`. By a whole warp, 32 at a time.
 __device__ int WindowsBehind(const int32_t* tokens, int n, int window, int token) {
   const int lane = threadIdx.x % kWarp;
@@ -246,30 +201,184 @@ __device__ int WindowsBehind(const int32_t* tokens, int n, int window, int token
   return inside - window;
 }
 
-// The long runs that begin in windows `slice`, slice + kPieceSlices, ...; columns [column_block *
+// The floats of a thread's pack: kHalves times kFloats that follow each other, the second 8 columns
+// behind the first. Of packs of 8 columns two neighbouring threads exchange halves, so that they
+// touch whole sectors together: of their 16 columns the even one gets 0 to 3 and 8 to 11, the odd
+// one 4 to 7 and 12 to 15.
+template <int N>
+struct FloatsOfPack {
+  static constexpr int kHalves = N == 8 ? 2 : 1;
+  static constexpr int kFloats = N / kHalves;
+  static constexpr int kTogether = kHalves;  // threads
+  using Values = float[kHalves][kFloats];
+
+  bool odd;
+  int column;            // of the first half
+  bool counts[kHalves];  // whether the half lies in the block's columns
+
+  __device__ FloatsOfPack(int first_pack, int pack, int width)
+      : odd(kHalves == 2 && pack % 2 == 1), column((first_pack + pack) * N - (odd ? 4 : 0)) {
+    counts[0] = pack / kTogether * kTogether < width;
+    if constexpr (kHalves == 2) counts[1] = (pack | 1) < width;
+  }
+  __device__ void Load(const float* row, Values& out) const {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      if (counts[h]) LoadOnce<kFloats>(row + column + 8 * h, out[h]);
+    }
+  }
+  __device__ void Store(float* row, const Values& in) const {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      if (counts[h]) StoreOnce<kFloats>(row + column + 8 * h, in[h]);
+    }
+  }
+  // By all threads of `mask` together.
+  __device__ void Exchange(unsigned mask, const float (&pack)[N], Values& out) const {
+    if constexpr (kHalves == 1) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) out[0][i] = pack[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kFloats; ++i) {
+        const float got = __shfl_xor_sync(mask, odd ? pack[i] : pack[i + kFloats], 1);
+        out[0][i] = odd ? got : pack[i];
+        out[1][i] = odd ? pack[i + kFloats] : got;
+      }
+    }
+  }
+};
+
+// What a block's threads read of its window.
+struct WindowItems {
+  Item items[kWindow];
+  int32_t position[2 * kWindow];  // of the window's tokens and the next one's
+  uint64_t ends;                  // bit i: an item ends with row i
+  int begin, end;                 // rows of all items, which follow each other
+};
+
+template <typename T, int N>
+__device__ void AddItems(const WindowItems& w, const T* dout, int columns, int first_pack,
+                         int width) {
+  using Floats = FloatsOfPack<N>;
+  const int pack = threadIdx.x;
+  const Floats floats(first_pack, pack, width);
+  const unsigned mask = __ballot_sync(kAll, floats.counts[0]);
+  if (!floats.counts[0]) return;
+  const T* const from = dout + (first_pack + pack) * N;
+  const uint64_t ends = w.ends;
+  const int end = w.end;
+  int loaded = 0, added = 0;  // items
+  float sum[N] = {};
+  for (int first = w.begin; first < end; first += kRowsOnTheirWay) {
+    Pack<T, N> rows[kRowsOnTheirWay] = {};
+    typename Floats::Values before[kRowsOnTheirWay] = {};
+#pragma unroll
+    for (int r = 0; r < kRowsOnTheirWay; ++r) {
+      if (first + r >= end) break;
+      if (pack < width) {
+        rows[r] = LoadPack<N>(from + static_cast<int64_t>(w.position[first + r]) * columns);
+      }
+      if (ends >> (first + r) & 1) {
+        const Item& item = w.items[loaded++];
+        if (item.whole) floats.Load(item.target, before[r]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsOnTheirWay; ++r) {
+      if (first + r >= end) break;
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[i] += rows[r][i];
+      if ((ends >> (first + r) & 1) == 0) continue;
+      typename Floats::Values total;
+      floats.Exchange(mask, sum, total);
+#pragma unroll
+      for (int h = 0; h < Floats::kHalves; ++h) {
+#pragma unroll
+        for (int i = 0; i < Floats::kFloats; ++i) total[h][i] += before[r][h][i];
+      }
+      floats.Store(w.items[added++].target, total);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[i] = 0;
+    }
+  }
+}
+
+// A block a window and a part of the columns, a thread a pack. long_runs[window]: the windows of
+// the long run that begins in it, or 0.
+template <typename T, int N>
+__global__ void __launch_bounds__(kGatherThreads, 2)
+    GatherKernel(const int32_t* tokens, const int32_t* positions, const T* dout, int n, int columns,
+                 int parts, int vocab, float* d_wte, float* pieces, int32_t* long_runs) {
+  __shared__ WindowItems shared;
+  WaitForKernelInFront();
+  LetNextKernelBegin();
+  const int64_t window = blockIdx.x / parts;
+  const int part = static_cast<int>(blockIdx.x % parts);
+  const int packs = columns / N, packs_of_part = (packs + parts - 1) / parts;
+  const int first_pack = part * packs_of_part;
+  const int lane = threadIdx.x;
+  bool has_long_run = false;
+  int last_token = 0;
+  if (threadIdx.x < kWarp) {
+    const int64_t at = window * kWindow + lane;
+    const int32_t here = at < n ? positions[at] : 0;
+    const int32_t behind = at + kWindow < n ? positions[at + kWindow] : 0;
+    const int count =
+        ListItems(tokens, n, window, columns, vocab, d_wte, pieces, shared.items, &last_token);
+    __syncwarp();
+    shared.position[lane] = here;
+    shared.position[lane + kWindow] = behind;
+    const Item item = lane < count ? shared.items[lane] : Item{};
+    const int end = item.begin + item.rows;
+    const uint64_t last_row = lane < count ? uint64_t{1} << (end - 1) : 0;
+    const unsigned low = __reduce_or_sync(kAll, static_cast<unsigned>(last_row));
+    const unsigned high = __reduce_or_sync(kAll, static_cast<unsigned>(last_row >> 32));
+    const int last_end = __reduce_max_sync(kAll, end);
+    if (lane == 0) {
+      shared.ends = uint64_t{high} << 32 | low;
+      shared.begin = item.begin;
+      shared.end = last_end;
+    }
+    // The one of a run that goes on behind the window is the last.
+    has_long_run =
+        count > 0 && shared.items[count - 1].target == pieces + PieceRow(window, 1) * columns;
+  }
+  __syncthreads();
+  AddItems<T, N>(shared, dout, columns, first_pack, min(packs_of_part, packs - first_pack));
+  if (threadIdx.x < kWarp && part == 0) {
+    const int behind =
+        has_long_run ? 1 + WindowsBehind(tokens, n, static_cast<int>(window), last_token) : 0;
+    if (lane == 0) long_runs[window] = behind;
+  }
+}
+
+// ---- backward: long runs, and positions ---------------------------------------------------------
+
+// The long runs that begin in windows `slice`, slice + slices, ...; columns [column_block *
 // 32 * N, +32 * N). A warp adds its share of the pieces in order, the warps' sums come in order.
 template <int N>
-__device__ void AddPieces(int slice, int column_block, const int32_t* tokens, int n, int columns,
-                          const int32_t* long_runs, const float* pieces, float* d_wte) {
-  __shared__ int runs[kThreads];  // the windows that they begin in
+__device__ void AddPieces(int slice, int slices, int column_block, const int32_t* tokens, int n,
+                          int columns, const int32_t* long_runs, const float* pieces,
+                          float* d_wte) {
+  __shared__ int2 runs[kThreads];  // the windows that they begin in, and how many they have
   __shared__ int run_count;
   __shared__ float sums[kPieceWarps][kWarp * N];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int column = (column_block * kWarp + lane) * N;
   const int windows = (n + kWindow - 1) / kWindow;
-  for (int first = slice; first < windows; first += kPieceSlices * kThreads) {
+  for (int first = slice; first < windows; first += slices * kThreads) {
     __syncthreads();  // the last round's count has been read
     if (threadIdx.x == 0) run_count = 0;
     __syncthreads();
-    const int mine = first + static_cast<int>(threadIdx.x) * kPieceSlices;
+    const int mine = first + static_cast<int>(threadIdx.x) * slices;
     // In any order: they do not meet.
-    if (mine < windows && long_runs[mine] != 0) {
-      runs[atomicAdd(&run_count, 1)] = mine;
-    }
+    const int windows_of_run = mine < windows ? long_runs[mine] : 0;
+    if (windows_of_run != 0) runs[atomicAdd(&run_count, 1)] = int2{mine, windows_of_run};
     __syncthreads();
     for (int r = 0; r < run_count; ++r) {
-      const int window = runs[r], token = tokens[window * kWindow + kWindow - 1];
-      const int count = 1 + WindowsBehind(tokens, n, window, token);
+      const int window = runs[r].x, count = runs[r].y;
+      const int token = tokens[window * kWindow + kWindow - 1];
       const int share = (count + kPieceWarps - 1) / kPieceWarps;
       float sum[N] = {};
       if (column < columns) {
@@ -282,11 +391,13 @@ __device__ void AddPieces(int slice, int column_block, const int32_t* tokens, in
           for (int j = 0; j < N; ++j) sum[j] += piece[j];
         }
       }
+      float* const to = d_wte + static_cast<int64_t>(token) * columns + column;
+      float before[N] = {};
+      if (warp == 0 && column < columns) LoadFloats<N>(to, before);
 #pragma unroll
       for (int j = 0; j < N; ++j) sums[warp][j * kWarp + lane] = sum[j];
       __syncthreads();
       if (warp == 0 && column < columns) {
-        float* const to = d_wte + static_cast<int64_t>(token) * columns + column;
         float total[N];
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -294,8 +405,6 @@ __device__ void AddPieces(int slice, int column_block, const int32_t* tokens, in
 #pragma unroll
           for (int w = 0; w < kPieceWarps; ++w) total[j] += sums[w][j * kWarp + lane];
         }
-        float before[N];
-        LoadFloats<N>(to, before);
 #pragma unroll
         for (int j = 0; j < N; ++j) total[j] += before[j];
         StorePack<N>(to, FromFloats<float>(total));
@@ -329,10 +438,11 @@ template <typename T>
 struct FinishData {
   const int32_t* tokens;  // sorted
   const float* pieces;
-  const int32_t* long_runs;  // [windows]: whether one begins there
+  const int32_t* long_runs;  // [windows], as GatherKernel writes them
   int n, columns;
   float* d_wte;
-  unsigned column_blocks, piece_blocks;  // the first blocks; 0 without d_wte
+  unsigned slices, column_blocks;
+  unsigned piece_blocks;  // the first blocks; 0 without d_wte
   const T* dout;
   int64_t batch, row_elements;
   float* d_wpe;
@@ -342,10 +452,13 @@ struct FinishData {
 template <typename T, int P, int N>
 __global__ void __launch_bounds__(kThreads, kFinishBlocks) FinishKernel(const FinishData<T> d) {
   if (blockIdx.x < d.piece_blocks) {
-    AddPieces<P>(static_cast<int>(blockIdx.x / d.column_blocks),
+    WaitForKernelInFront();
+    AddPieces<P>(static_cast<int>(blockIdx.x / d.column_blocks), static_cast<int>(d.slices),
                  static_cast<int>(blockIdx.x % d.column_blocks), d.tokens, d.n, d.columns,
                  d.long_runs, d.pieces, d.d_wte);
   } else {
+    // GatherKernel writes nothing of this.
+    if (d.piece_blocks == 0) WaitForKernelInFront();
     AddPositions<T, N>(blockIdx.x - d.piece_blocks, d.dout, d.batch, d.row_elements, d.d_wpe);
   }
 }
@@ -377,16 +490,17 @@ void Backward(CudaStream& stream, const Tensor& groups, const Tensor& dout, int6
     finish.long_runs = long_runs;
     finish.d_wte = d_wte.f32();
     finish.column_blocks = static_cast<unsigned>(CeilDiv(columns, kWarp * (packs ? 4 : 1)));
-    finish.piece_blocks = finish.column_blocks * kPieceSlices;
-    // Two blocks a window where rows are long enough, so that there are blocks for the device.
-    const int parts = static_cast<int>(
-        std::max<int64_t>(CeilDiv(columns, kColumnsOfPart), columns >= kColumnsOfPart / 2 ? 2 : 1));
-    const auto gather = [&](auto kernel) {
-      kernel<<<static_cast<unsigned>(windows * parts), kGatherThreads, 0, stream.handle()>>>(
-          finish.tokens, finish.tokens + n, finish.dout, n, columns, parts,
-          static_cast<int>(d_wte.dim(0)), finish.d_wte, pieces, long_runs);
+    finish.slices =
+        static_cast<unsigned>(std::min<int64_t>(CeilDiv(windows, kWindowsOfSlice), kMaxSlices));
+    finish.piece_blocks = finish.column_blocks * finish.slices;
+    const auto gather = [&](auto kernel, int width) {
+      const int64_t parts = CeilDiv(columns / width, kGatherThreads);
+      const int64_t threads = CeilDiv(CeilDiv(columns / width, parts), kWarp) * kWarp;
+      LaunchOverlapped(stream, kernel, windows * parts, threads, 0, finish.tokens,
+                       finish.tokens + n, finish.dout, n, columns, parts, d_wte.dim(0),
+                       finish.d_wte, pieces, long_runs);
     };
-    packs ? gather(GatherKernel<T, kPack>) : gather(GatherKernel<T, 1>);
+    packs ? gather(GatherKernel<T, kPack>, kPack) : gather(GatherKernel<T, 1>, 1);
     if (!stream.CheckLaunch("EmbeddingBackward: tokens")) return;
   }
   int64_t blocks = finish.piece_blocks;
@@ -396,7 +510,7 @@ void Backward(CudaStream& stream, const Tensor& groups, const Tensor& dout, int6
   }
   if (blocks == 0) return;
   const auto launch = [&](auto kernel) {
-    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(finish);
+    LaunchOverlapped(stream, kernel, blocks, kThreads, 0, finish);
   };
   packs ? launch(FinishKernel<T, 4, kPack>) : launch(FinishKernel<T, 1, 1>);
   stream.CheckLaunch("EmbeddingBackward: long runs and positions");

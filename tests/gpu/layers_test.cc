@@ -98,7 +98,7 @@ class EmbeddingCaseGpuTest : public EmbeddingGpuTest {
 
 TEST_F(EmbeddingCaseGpuTest, ForwardAndBackward_SkewedTokens_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
-    for (int64_t c : {1, 33, 64, 768, 1600}) {
+    for (int64_t c : {1, 33, 64, 768, 1600, 2104}) {
       // Few distinct tokens: runs over many windows.
       for (int64_t distinct : {1, 3, 9, 101}) {
         const EmbeddingCase test{5, 67, 101, c, distinct, /*missing=*/distinct == 9};
