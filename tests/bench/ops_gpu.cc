@@ -2,7 +2,8 @@
 // SwiGLU's products at those of Llama 1B (4 x 4096) and 3B (2 x 4096), beside the two ceilings
 // measured in the same run: a device copy (bytes read plus written) and an 8192^3 product; and
 // attention as the engine chooses it beside our own kernels alone. Correctness is gpu_test's.
-// Usage: bench_ops_gpu [--plans FOLDER] [--runs N] [--only attention|norms|embedding|losses]
+// Usage: bench_ops_gpu [--plans FOLDER] [--runs N]
+//                      [--only attention|norms|embedding|losses|rotary]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -282,6 +283,23 @@ void NormWidths(Bench& bench) {
   }
 }
 
+// Queries and keys in their rows of packed heads, as at Llama 1B (4 x 4096) and 3B (2 x 4096).
+void Rotations(Bench& bench) {
+  struct Work {
+    int64_t batch, sequence, heads, key_heads, width;
+  };
+  for (const Work& w : {Work{4, 4096, 32, 8, 64}, Work{2, 4096, 24, 8, 128}}) {
+    const int64_t turned = w.heads + w.key_heads, row = (turned + w.key_heads) * w.width;
+    Tensor qkv = bench.Random(kAct, {w.batch * w.sequence, row});
+    Tensor table = bench.Random(kF32, {w.sequence, w.width});
+    const Tensor x(qkv.data(), kAct, {w.batch, w.sequence, turned, w.width},
+                   {w.sequence * row, row, w.width, 1});
+    bench.Bytes("rotary, heads of " + std::to_string(w.width), 2.0 * x.bytes(),
+                [&](Stream& s) { Rotary(s, x, table, /*inverse=*/false); });
+    bench.Clear();
+  }
+}
+
 // `stored` columns, of which `vocab` count.
 void Losses(Bench& bench, int64_t t, int64_t stored, int64_t vocab) {
   Tensor logits = bench.Random(kAct, {t, stored}),
@@ -537,6 +555,7 @@ int Main(int argc, char** argv) {
     std::printf("-- vocabulary of llama-1b and -3b, a chunk of 4096 tokens\n");
     Losses(bench, 4096, 128256, 128256);
   }
+  if (wanted("rotary")) Rotations(bench);
   if (!only.empty()) return 0;
   std::printf("-- llama-1b 4x4096\n");
   GatedLayers(bench, 16384, 2048, 8192);
