@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "kernels/philox_constants.h"
 #include "kernels/portable.h"
 
 namespace muster::kernels {
@@ -15,15 +16,15 @@ MUSTER_HOST_DEVICE inline void Philox4x32(uint32_t (&counter)[4], uint32_t key0,
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53u} * counter[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter[2];
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t product0 = uint64_t{kPhiloxMultiplier0} * counter[0];
+    const uint64_t product1 = uint64_t{kPhiloxMultiplier1} * counter[2];
     counter[0] = static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0;
     counter[1] = static_cast<uint32_t>(product1);
     counter[2] = static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1;
     counter[3] = static_cast<uint32_t>(product0);
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
+    key0 += kPhiloxWeyl0;
+    key1 += kPhiloxWeyl1;
   }
 }
 

@@ -1,10 +1,10 @@
 // Initial weights: Philox4x32-10 and Box-Muller by global element index.
+#include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/ops.h"
-#include "kernels/philox.h"
+#include "kernels/simd/loops.h"
 
 namespace muster::kernels {
 
@@ -13,26 +13,23 @@ namespace muster::kernels {
 void FillNormal(Tensor out, uint64_t seed, uint64_t stream_id, int64_t first, float mean,
                 float stddev) {
   CHECK(out.contiguous() && first >= 0) << out.ToString() << " from " << first;
+  constexpr int64_t kBlocks = 256;
+  const Loops& loops = ChooseLoops();
+  std::array<float, 4 * kBlocks> normals;
   float* data = out.f32();
   const int64_t end = first + out.elements();
-  for (int64_t block = first / 4; block * 4 < end; ++block) {
-    const std::array<uint32_t, 4> words =
-        Philox4x32({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                    static_cast<uint32_t>(stream_id), static_cast<uint32_t>(stream_id >> 32)},
-                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-    double normal[4];
-    for (int pair = 0; pair < 4; pair += 2) {
-      // (word + 0.5) / 2^32 is never 0 or 1.
-      const double radius = std::sqrt(-2 * std::log((words[pair] + 0.5) * 0x1p-32));
-      const double angle = 2 * M_PI * ((words[pair + 1] + 0.5) * 0x1p-32);
-      normal[pair] = radius * std::cos(angle);
-      normal[pair + 1] = radius * std::sin(angle);
+  for (int64_t element = first; element < end;) {
+    const int64_t block = element / 4;
+    const int64_t blocks = std::min(kBlocks, (end + 3) / 4 - block);
+    loops.normals(block, blocks, seed, stream_id, normals.data());
+    const int64_t count = std::min(end, 4 * (block + blocks)) - element;
+    const float* from = normals.data() + element % 4;
+    for (int64_t i = 0; i < count; ++i) {
+      // Without contraction (CMakeLists.txt).
+      const float scaled = stddev * from[i];
+      data[element - first + i] = mean + scaled;
     }
-    for (int lane = 0; lane < 4; ++lane) {
-      const int64_t element = block * 4 + lane;
-      if (element < first || element >= end) continue;
-      data[element - first] = mean + stddev * static_cast<float>(normal[lane]);
-    }
+    element += count;
   }
 }
 

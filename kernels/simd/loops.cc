@@ -328,6 +328,7 @@ const Loops MUSTER_SIMD_SYMBOL(kLoops) = {
     .adamw = MUSTER_SIMD_SYMBOL(AdamW),
     .split_master = MUSTER_SIMD_SYMBOL(SplitMaster),
     .join_master = MUSTER_SIMD_SYMBOL(JoinMaster),
+    .normals = MUSTER_SIMD_SYMBOL(Normals),
 };
 
 }  // namespace muster::kernels

@@ -72,6 +72,8 @@ struct Loops {
   // SplitMaster and JoinMaster of ops.h; `lower` of the former may be null.
   void (*split_master)(int64_t n, const float* master, uint16_t* upper, uint16_t* lower);
   void (*join_master)(int64_t n, const uint16_t* upper, const uint16_t* lower, float* master);
+  // Normals 4 block to 4 (block + blocks) - 1 of FillNormal, of mean 0 and deviation 1.
+  void (*normals)(int64_t block, int64_t blocks, uint64_t seed, uint64_t stream_id, float* out);
 };
 
 // The widest set that this CPU runs.

@@ -1,4 +1,5 @@
-// Loops that are compiled without fused multiply-adds: they round as kernels/optimizer.cu does.
+// Loops that are compiled without fused multiply-adds: those of the optimizer round as
+// kernels/optimizer.cu does, and random numbers are the same on every machine.
 // For loops.cc, once per instruction set.
 #ifndef MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
 #define MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
@@ -21,6 +22,8 @@ void MUSTER_SIMD_SYMBOL(SplitMaster)(int64_t n, const float* master, uint16_t* u
                                      uint16_t* lower);
 void MUSTER_SIMD_SYMBOL(JoinMaster)(int64_t n, const uint16_t* upper, const uint16_t* lower,
                                     float* master);
+void MUSTER_SIMD_SYMBOL(Normals)(int64_t block, int64_t blocks, uint64_t seed, uint64_t stream_id,
+                                 float* out);
 
 }  // namespace muster::kernels
 

@@ -3,6 +3,7 @@
 
 #include "kernels/ops.h"
 #include "kernels/philox.h"
+#include "kernels/simd/loops.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {
@@ -29,6 +30,38 @@ TEST(FillNormal, AnyPartOfATensor_HasTheValuesOfTheWhole) {
     Floats part(std::min<int64_t>(13, 1000 - first));
     FillNormal(View(part, {static_cast<int64_t>(part.size())}), 7, 3, first, 0, 1);
     for (size_t i = 0; i < part.size(); ++i) EXPECT_EQ(part[i], whole[first + i]);
+  }
+}
+
+// In double precision, from the same words.
+TEST(FillNormal, Values_AreTheNormalsOfTheirWords) {
+  constexpr int64_t kFirst = (int64_t{1} << 33) + 8;
+  Floats values(40000);
+  FillNormal(View(values, {40000}), 0x123456789abcdef0, 0xfedcba9876543210, kFirst, 0, 1);
+  for (int64_t i = 0; i < 40000; i += 2) {
+    const int64_t block = (kFirst + i) / 4;
+    const Words words = Philox4x32(
+        {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 0x76543210, 0xfedcba98},
+        {0x9abcdef0, 0x12345678});
+    const uint32_t radius_word = words[i % 4], angle_word = words[i % 4 + 1];
+    const double radius = std::sqrt(-2 * std::log(((radius_word >> 9) + 0.5) * 0x1p-23));
+    const double angle = ((angle_word & 0x3fffffff) + 0.5) * 0x1p-30 * M_PI / 2;
+    const double cosine = (angle_word >> 30 & 1 ? -1 : 1) * radius * std::cos(angle);
+    const double sine = (angle_word >> 31 & 1 ? -1 : 1) * radius * std::sin(angle);
+    ASSERT_NEAR(values[i], cosine, 1e-6 * radius + 1e-9);
+    ASSERT_NEAR(values[i + 1], sine, 1e-6 * radius + 1e-9);
+  }
+}
+
+TEST(FillNormal, EveryInstructionSet_GivesTheSameBits) {
+  Floats expected(4 * 1000);
+  ChooseLoops().normals(77, 1000, 5, 6, expected.data());
+  for (const char* name : {"generic", "avx2", "avx512"}) {
+    const Loops* const loops = LoopsNamed(name);
+    if (loops == nullptr) continue;
+    Floats values(4 * 1000);
+    loops->normals(77, 1000, 5, 6, values.data());
+    EXPECT_EQ(values, expected) << name;
   }
 }
 
