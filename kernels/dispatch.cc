@@ -2,6 +2,7 @@
 // device.
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,6 +13,7 @@
 #include "kernels/ops.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/tensor.h"
+#include "kernels/weight_gradient.h"
 
 #ifdef MUSTER_KERNELS_CUDA
 #include "kernels/ops_cuda.h"
@@ -30,6 +32,22 @@
 #endif
 
 namespace muster::kernels {
+namespace {
+
+void CheckWeightGradient(const WeightGradientArgs& args) {
+  CHECK(args.dy.rank() == 2 && args.x.rank() == 2);
+  // Of its weights only the shape is looked at.
+  CheckLinear({.dy = args.dy,
+               .x = args.x,
+               .w = Tensor(args.dw.data(), args.dy.dtype(), {args.dy.dim(1), args.x.dim(1)}),
+               .dw = args.dw,
+               .dbias = args.dbias});
+  CHECK(!args.dw.empty());
+  CheckReduction(args.dw, args.squares);
+  CHECK_EQ(args.squares.elements(), 2 * kSquareParts);
+}
+
+}  // namespace
 
 void Zero(Stream& stream, Tensor out) {
   CHECK(out.contiguous()) << out.ToString();
@@ -146,6 +164,11 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
   MUSTER_DISPATCH(LinearBackward, args);
 }
 
+void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* left) {
+  CheckWeightGradient(args);
+  MUSTER_DISPATCH(WeightGradient, args, left);
+}
+
 void GeluForward(Stream& stream, Tensor x, Tensor y) {
   CheckGelu(x, y);
   MUSTER_DISPATCH(GeluForward, x, y);
@@ -201,6 +224,18 @@ void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate) {
   CheckReduction(x, out);
   CHECK_EQ(out.elements(), 2);
   MUSTER_DISPATCH(SumSquaresPair, x, out, accumulate);
+}
+
+void SumSquaresPair(Stream& stream, const std::vector<Tensor>& of, Tensor out, bool accumulate) {
+  for (const Tensor& x : of) CheckReduction(x, out);
+  CHECK_EQ(out.elements(), 2);
+  MUSTER_DISPATCH(SumSquaresPair, of, out, accumulate);
+}
+
+void SumPairs(Stream& stream, Tensor pairs, Tensor out, bool accumulate) {
+  CheckReduction(pairs, out);
+  CHECK_EQ(out.elements(), 2);
+  MUSTER_DISPATCH(SumPairs, pairs, out, accumulate);
 }
 
 void SumParts(Stream& stream, Tensor in, Tensor out) {

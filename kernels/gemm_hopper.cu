@@ -15,13 +15,13 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/activation.cuh"
 #include "kernels/column_sum.cuh"
 #include "kernels/cuda_status.h"
 #include "kernels/hopper.cuh"
 #include "kernels/pack.cuh"
+#include "kernels/tensor_map.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -83,18 +83,7 @@ struct Shared {
   __device__ uint32_t Empty(int stage) const { return empty + stage * 8; }
 };
 
-// A place in the ring of stages.
-struct Turn {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void Next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+using Turn = hopper::Turn<kStages>;
 
 // Tiles in groups of rows, columns by columns within a group, so that those of one moment form a
 // block and find each other's operands in the L2 cache.
@@ -488,47 +477,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-EncodeTiled FindEncodeTiled() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                       &result) != cudaSuccess ||
-      result != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  return reinterpret_cast<EncodeTiled>(found);
-}
-
-// Boxes of 64 columns, 128 bytes, by `box_rows` of a row-major matrix.
-absl::Status Describe(const Tensor& matrix, int box_rows, CUtensorMap& map) {
-  static const EncodeTiled encode = FindEncodeTiled();
-  if (encode == nullptr) return absl::UnimplementedError("the driver has no tensor maps");
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(matrix.dim(1)),
-                              static_cast<cuuint64_t>(matrix.dim(0))};
-  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(matrix.dim(1) * SizeOf(matrix.dtype()))};
-  const cuuint32_t box[] = {kDepth, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
-  const CUresult result =
-      encode(&map,
-             matrix.dtype() == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             2, matrix.data(), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("a tensor map of ", matrix.ToString(), ": CUDA error ",
-                                          static_cast<int>(result)));
-}
-
 template <typename T, Fused kFused, bool kTransposeB = !kIsGradient<kFused>>
 absl::Status Launch(CudaStream& stream, const HopperGemm& gemm, float* partial) {
   const auto kernel = HopperGemmKernel<T, kFused, kTransposeB>;
   CUtensorMap a, b;
-  RETURN_IF_ERROR(Describe(gemm.a, kTileRows, a));
-  RETURN_IF_ERROR(Describe(gemm.b, kTransposeB ? kTileColumns / 2 : kDepth, b));
+  RETURN_IF_ERROR(DescribeBoxes(gemm.a, kTileRows, a));
+  RETURN_IF_ERROR(DescribeBoxes(gemm.b, kTransposeB ? kTileColumns / 2 : kDepth, b));
   const int64_t rows = gemm.a.dim(0), depth = gemm.a.dim(1);
   const int64_t columns = gemm.b.dim(kTransposeB ? 0 : 1) / (kFused == Fused::kSwiglu ? 2 : 1);
   Params p;

@@ -132,6 +132,20 @@ __device__ inline void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// A place in a ring of kStages stages, and the parity of the phase that its barriers are in.
+template <int kStages>
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void Next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // Keeps what reads the sums of products behind the WaitProducts in front of it.
 __device__ inline void FenceSums(float (&d)[128]) {
 #pragma unroll
@@ -176,7 +190,7 @@ __device__ inline void WaitProducts() {
       "%111, "                                                                                     \
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
       "%127}, "                                                                                    \
-      "%128, %129, p, 1, 1, 0, %131;\n"                                                            \
+      "%128, %129, p, 1, 1, %132, %131;\n"                                                         \
       "}\n"                                                                                        \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),        \
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
@@ -197,12 +211,13 @@ __device__ inline void WaitProducts() {
         "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),        \
         "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),        \
         "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])         \
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorB)))
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorB)),       \
+        "n"(static_cast<int>(kMnMajorA)))
 
-// d = a b (+ d): a 64 x 16, K-major; b 16 x 256. Thread t of the warpgroup, lane l, holds rows
+// d = a b (+ d): a 64 x 16; b 16 x 256. Thread t of the warpgroup, lane l, holds rows
 // 16 (t / 32) + l / 4 and that + 8 of columns 8j + 2 (l % 4) and the next: in d[4j], d[4j + 1] and
 // d[4j + 2], d[4j + 3]. Asynchronous: `d` is not to be touched before WaitProducts.
-template <typename T, bool kMnMajorB>
+template <typename T, bool kMnMajorB, bool kMnMajorA = false>
 __device__ inline void Multiply(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     MUSTER_WGMMA_64X256X16("bf16.bf16");

@@ -4,10 +4,11 @@
 //   dW^T = x^T dy                  (K, N, T), the gradient transposed, added in fp32 (beta = 1)
 // Each is computed in the way that measures fastest: cuBLASLt's product with the activation or its
 // gradient behind it, or in a pass of its own, or a product of ours (gemm_hopper.h). In fp32 GELU
-// is always a pass of its own: cuBLASLt's costs digits (docs/benchmarks/h200-correctness.md). Bias
-// gradients come with ours or in a pass: cuBLASLt's weight gradients with that epilogue run at 467
-// to 596 TFLOP/s where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it
-// to GELU's gradient.
+// is always a pass of its own: cuBLASLt's costs digits (docs/benchmarks/h200-correctness.md).
+// Weight gradients may be products of ours, too (weight_gradient_hopper.h). Bias gradients come
+// with ours or in a pass: cuBLASLt's weight gradients with that epilogue run at 467 to 596 TFLOP/s
+// where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it to GELU's
+// gradient.
 #include "kernels/linear_cuda.h"
 
 #include <algorithm>
@@ -20,6 +21,9 @@
 #include "kernels/column_sum.cuh"
 #include "kernels/gemm_hopper.h"
 #include "kernels/ops_cuda.h"
+#include "kernels/square_parts.h"
+#include "kernels/weight_gradient.h"
+#include "kernels/weight_gradient_hopper.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -210,7 +214,46 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
       ways);
 }
 
-absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args) {
+// By the library, or by a product of ours, which leaves the squares where they are wanted: in a
+// trial, the library's is followed by the pass that ours saves. `sum_scratch`: of the bias
+// gradient.
+absl::Status WeightGradientOf(CudaStream& stream, const LinearBackwardArgs& args,
+                              const Tensor& squares, bool* left, void* workspace,
+                              void* sum_scratch) {
+  LinearPlans& plans = stream.cuda_device().linear_plans();
+  const Gemm product = WeightGradientGemm(args);
+  Stand gradients, sums;
+  std::vector<Way> ways;
+  ways.push_back([&](bool trial) -> absl::Status {
+    Gemm now = product;
+    ASSIGN_OR_RETURN(const Tensor dw, gradients.For(stream, trial && args.accumulate, args.dw));
+    ASSIGN_OR_RETURN(const Tensor sum, sums.For(stream, trial, squares));
+    now.d = dw.data();
+    RETURN_IF_ERROR(plans.Run(stream, now, workspace));
+    if (trial && !squares.empty()) SquareParts(stream, dw, sum);
+    *left = false;
+    return absl::OkStatus();
+  });
+  const HopperWeightGradient own = {
+      .dy = args.dy, .x = args.x, .dw = args.dw, .accumulate = args.accumulate, .squares = squares};
+  if (HopperWeightGradientServes(stream.cuda_device(), own)) {
+    ways.push_back([&](bool trial) -> absl::Status {
+      HopperWeightGradient now = own;
+      ASSIGN_OR_RETURN(now.dw, gradients.For(stream, trial && args.accumulate, args.dw));
+      ASSIGN_OR_RETURN(now.squares, sums.For(stream, trial, squares));
+      *left = !squares.empty();
+      return RunHopperWeightGradient(stream, now);
+    });
+  }
+  RETURN_IF_ERROR(plans.RunFastest(
+      stream, absl::StrCat(plans.KeyOf(product), " weights", squares.empty() ? "" : " squares"),
+      ways));
+  if (!args.dbias.empty()) ColumnSum(stream, args.dy, args.dbias, args.accumulate, sum_scratch);
+  return absl::OkStatus();
+}
+
+absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args, const Tensor& squares,
+                      bool* left) {
   const auto sum_bytes = [&](const Tensor& sum, const Tensor& of) {
     return sum.empty() ? 0 : ColumnSumScratchBytes(stream.cuda_device(), of.dim(0), of.dim(1));
   };
@@ -224,10 +267,7 @@ absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args) {
   // dx first: x may be recomputed on the way.
   if (!args.dx.empty()) RETURN_IF_ERROR(InputGradient(stream, args, workspace, scratch));
   if (args.dw.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(
-      stream.cuda_device().linear_plans().Run(stream, WeightGradientGemm(args), workspace));
-  if (!args.dbias.empty()) ColumnSum(stream, args.dy, args.dbias, args.accumulate, scratch);
-  return absl::OkStatus();
+  return WeightGradientOf(stream, args, squares, left, workspace, scratch);
 }
 
 }  // namespace
@@ -244,9 +284,28 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args) {
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.dy.elements() == 0) return;
-  if (const absl::Status status = Backward(cuda, args); !status.ok()) {
+  bool left = false;  // nobody wants squares
+  if (const absl::Status status = Backward(cuda, args, Tensor(), &left); !status.ok()) {
     cuda.Fail(Annotate(
         status, absl::StrCat("LinearBackward of ", args.dy.ToString(), " by ", args.w.ToString())));
+  }
+}
+
+void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* left) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  *left = false;
+  if (args.dy.elements() == 0) return;
+  // The weights are not read, only their shape.
+  const LinearBackwardArgs backward = {
+      .dy = args.dy,
+      .x = args.x,
+      .w = Tensor(args.dw.data(), args.dy.dtype(), {args.dw.dim(0), args.dw.dim(1)}),
+      .dw = args.dw,
+      .dbias = args.dbias,
+      .accumulate = args.accumulate};
+  if (const absl::Status status = Backward(cuda, backward, args.squares, left); !status.ok()) {
+    cuda.Fail(Annotate(
+        status, absl::StrCat("WeightGradient of ", args.dy.ToString(), " by ", args.x.ToString())));
   }
 }
 

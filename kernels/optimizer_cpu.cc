@@ -11,6 +11,7 @@
 #include "kernels/ops_cpu.h"
 #include "kernels/simd/loops.h"
 #include "kernels/step_math.h"
+#include "kernels/weight_gradient.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -35,6 +36,12 @@ double Reduce(ThreadPool& pool, const Tensor& x, double total,
 void ReduceTo(ThreadPool& pool, const Tensor& x, const Tensor& out, bool accumulate,
               double (*sum)(int64_t, const float*)) {
   out.f32()[0] = static_cast<float>(Reduce(pool, x, accumulate ? out.f32()[0] : 0.0, sum));
+}
+
+void WritePair(double sum, float* pair) {
+  pair[0] = static_cast<float>(sum);
+  // Nothing is left over of an infinite sum.
+  pair[1] = std::isfinite(pair[0]) ? static_cast<float>(sum - pair[0]) : 0.0f;
 }
 
 void UpdateWhole(const AdamWArgs& args, const AdamWStep& step, int64_t begin, int64_t count) {
@@ -83,10 +90,32 @@ void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate) {
   EnqueueOnHost(stream, [=](ThreadPool& pool) {
     float* pair = out.f32();
     const double before = accumulate ? static_cast<double>(pair[0]) + pair[1] : 0.0;
-    const double total = Reduce(pool, x, before, ChooseLoops().sum_squares);
-    pair[0] = static_cast<float>(total);
-    // Nothing is left over of an infinite sum.
-    pair[1] = std::isfinite(pair[0]) ? static_cast<float>(total - pair[0]) : 0.0f;
+    WritePair(Reduce(pool, x, before, ChooseLoops().sum_squares), pair);
+  });
+}
+
+void SumSquaresPair(Stream& stream, const std::vector<Tensor>& of, Tensor out, bool accumulate) {
+  if (!accumulate) cpu::Zero(stream, out);
+  for (const Tensor& x : of) cpu::SumSquaresPair(stream, x, out, /*accumulate=*/true);
+}
+
+void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* left) {
+  *left = true;
+  cpu::LinearBackward(stream,
+                      {.dy = args.dy,
+                       .x = args.x,
+                       .w = Tensor(args.dw.data(), DType::kF32, {args.dw.dim(0), args.dw.dim(1)}),
+                       .dw = args.dw,
+                       .dbias = args.dbias,
+                       .accumulate = args.accumulate});
+  cpu::Zero(stream, args.squares);
+  cpu::SumSquaresPair(stream, args.dw, args.squares, /*accumulate=*/false);
+}
+
+void SumPairs(Stream& stream, Tensor pairs, Tensor out, bool accumulate) {
+  EnqueueOnHost(stream, [=](ThreadPool& pool) {
+    const double before = accumulate ? static_cast<double>(out.f32()[0]) + out.f32()[1] : 0.0;
+    WritePair(Reduce(pool, pairs, before, ChooseLoops().sum), out.f32());
   });
 }
 

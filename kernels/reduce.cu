@@ -2,11 +2,14 @@
 // in block order. The number of blocks depends on the device and the shape only, so the same input
 // gives the same bits. Bytes: the input once; partial results are under 1 % of it.
 #include <algorithm>
+#include <vector>
 
 #include "kernels/column_sum.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/overlap.cuh"
 #include "kernels/pack.cuh"
+#include "kernels/square_parts.h"
+#include "kernels/weight_gradient.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -116,10 +119,17 @@ struct Square {
   __device__ double operator()(float x) const { return static_cast<double>(x) * x; }
 };
 
+__device__ inline void StoreSum(double sum, double* out) { *out = sum; }
+__device__ inline void StoreSum(double sum, float2* out) {
+  const auto rounded = static_cast<float>(sum);
+  // Nothing is left over of an infinite sum.
+  *out = {rounded, isfinite(rounded) ? static_cast<float>(sum - rounded) : 0.f};
+}
+
 // In double: a sum of 10^9 squares keeps fp32's full precision.
-template <typename F>
+template <typename F, typename Out>
 __global__ void __launch_bounds__(kSumThreads)
-    SumKernel(const float* x, int64_t n, bool packs_allowed, double* partial) {
+    SumKernel(const float* x, int64_t n, bool packs_allowed, Out* partial) {
   __shared__ double shared[kWarp];
   const F f;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
@@ -141,6 +151,28 @@ __global__ void __launch_bounds__(kSumThreads)
   }
   for (int64_t i = packs * 4 + thread; i < n; i += threads) sum += f(x[i]);
   sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) StoreSum(sum, partial + blockIdx.x);
+}
+
+// As many as fit a kernel's arguments.
+constexpr int kPieces = 240;
+struct Pieces {
+  const float* x[kPieces];
+  int64_t n[kPieces];
+};
+static_assert(sizeof(Pieces) + sizeof(double*) <= 4096);
+
+// A block a piece.
+__global__ void __launch_bounds__(kSumThreads)
+    SumPiecesKernel(const __grid_constant__ Pieces pieces, double* partial) {
+  __shared__ double shared[kWarp];
+  const float* const x = pieces.x[blockIdx.x];
+  const int64_t n = pieces.n[blockIdx.x];
+  const Square square;
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < n; i += kSumThreads) sum += square(x[i]);
+  sum = BlockSum(sum, shared);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
@@ -154,10 +186,10 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x != 0) return;
   if (accumulate) sum += out[0];
   if (accumulate && pair) sum += out[1];
-  const auto rounded = static_cast<float>(sum);
-  out[0] = rounded;
-  // Nothing is left over of an infinite sum.
-  if (pair) out[1] = isfinite(rounded) ? static_cast<float>(sum - rounded) : 0.f;
+  float2 rounded;
+  StoreSum(sum, &rounded);
+  out[0] = rounded.x;
+  if (pair) out[1] = rounded.y;
 }
 
 template <typename F>
@@ -222,6 +254,37 @@ void SumSquares(Stream& stream, Tensor x, Tensor out, bool accumulate) {
 
 void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate) {
   LaunchSum<Square>(stream, "SumSquaresPair", x, out, /*pair=*/true, accumulate);
+}
+
+void SumPairs(Stream& stream, Tensor pairs, Tensor out, bool accumulate) {
+  LaunchSum<Identity>(stream, "SumPairs", pairs, out, /*pair=*/true, accumulate);
+}
+
+void SumSquaresPair(Stream& stream, const std::vector<Tensor>& of, Tensor out, bool accumulate) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  const auto count = static_cast<int>(of.size());
+  auto* partial = static_cast<double*>(cuda.Scratch(std::max(count, 1) * sizeof(double)));
+  if (partial == nullptr) return;
+  for (int first = 0; first < count; first += kPieces) {
+    const int here = std::min(kPieces, count - first);
+    Pieces pieces;
+    for (int i = 0; i < here; ++i) {
+      pieces.x[i] = of[first + i].f32();
+      pieces.n[i] = of[first + i].elements();
+    }
+    SumPiecesKernel<<<here, kSumThreads, 0, cuda.handle()>>>(pieces, partial + first);
+    cuda.CheckLaunch("SumSquaresPair");
+  }
+  AddSumsKernel<<<1, kSumThreads, 0, cuda.handle()>>>(partial, count, out.f32(), /*pair=*/true,
+                                                      accumulate);
+  cuda.CheckLaunch("SumSquaresPair");
+}
+
+void SquareParts(CudaStream& stream, const Tensor& x, const Tensor& squares) {
+  auto* const pairs = reinterpret_cast<float2*>(squares.data());
+  SumKernel<Square><<<kSquareParts, kSumThreads, 0, stream.handle()>>>(x.f32(), x.elements(),
+                                                                       Aligned16(x), pairs);
+  stream.CheckLaunch("SquareParts");
 }
 
 }  // namespace muster::kernels::cuda

@@ -69,7 +69,7 @@ KernelTimes Summarise(std::vector<Record> records) {
     times.seconds_by_kernel[record.name] += seconds;
     if (Contains(record.name, {"fmha", "sdpa", "flash", "Attention", "cudnn"})) {
       times.attention += seconds;
-    } else if (Contains(record.name, {"nvjet", "gemm", "cutlass", "splitK", "cublas"})) {
+    } else if (Contains(record.name, {"nvjet", "gemm", "Gemm", "cutlass", "splitK", "cublas"})) {
       times.product += seconds;
     } else {
       times.bandwidth += seconds;

@@ -2,12 +2,18 @@
 // fastest way.
 #include "kernels/gemm_hopper.h"
 
+#include <cmath>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/linear_cuda.h"
+#include "kernels/square_parts.h"
+#include "kernels/weight_gradient.h"
+#include "kernels/weight_gradient_hopper.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {
@@ -163,6 +169,175 @@ TEST_F(HopperGemmGpuTest, Backward_ThroughSwigluApartAndInPlace_MatchesTheHost) 
                                       .d_packed = gradient.cpu()});
         ExpectClose("gradient " + what, gradient, Slack(dtype));
         if (in_place) ExpectClose("x " + what, x, 1e-5);
+      }
+    }
+  }
+}
+
+// Weight gradients, beside the library's product and a sum in double.
+class HopperWeightGradientGpuTest : public HopperGemmGpuTest {
+ protected:
+  // dw (+)= dy^T x.
+  static std::vector<double> Reference(Both& dy, Both& x, std::vector<float>* added) {
+    const int64_t t = dy.cpu().dim(0), n = dy.cpu().dim(1), k = x.cpu().dim(1);
+    std::vector<double> dw(n * k);
+    if (added != nullptr) dw.assign(added->begin(), added->end());
+    const float *left = dy.values().data(), *right = x.values().data();
+    for (int64_t token = 0; token < t; ++token) {
+      for (int64_t row = 0; row < n; ++row) {
+        const double scale = left[token * n + row];
+        double* out = dw.data() + row * k;
+        for (int64_t c = 0; c < k; ++c) out[c] += scale * right[token * k + c];
+      }
+    }
+    return dw;
+  }
+  static double Error(const std::vector<float>& values, const std::vector<double>& reference) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      error += (values[i] - reference[i]) * (values[i] - reference[i]);
+      norm += reference[i] * reference[i];
+    }
+    return std::sqrt(error / norm);
+  }
+  static double SumOfSquares(const std::vector<float>& values) {
+    double sum = 0;
+    for (const float value : values) sum += double{value} * value;
+    return sum;
+  }
+  static double Total(const std::vector<float>& pairs) {
+    double sum = 0;
+    for (const float value : pairs) sum += value;
+    return sum;
+  }
+  cuda::HopperWeightGradient Gradient(Both& dy, Both& x, Both& dw, Both& squares, bool accumulate) {
+    return {.dy = dy.gpu(),
+            .x = x.gpu(),
+            .dw = dw.gpu(),
+            .accumulate = accumulate,
+            .squares = squares.gpu()};
+  }
+  void Run(const cuda::HopperWeightGradient& gradient) {
+    CudaStream& stream = CudaStream::Of(*stream_);
+    ASSERT_TRUE(cuda::HopperWeightGradientServes(stream.cuda_device(), gradient));
+    ASSERT_OK(cuda::RunHopperWeightGradient(stream, gradient));
+    ASSERT_OK(stream_->Synchronize());
+  }
+  std::vector<float> Library(Both& dy, Both& x, Both& dw, bool accumulate) {
+    CudaStream& stream = CudaStream::Of(*stream_);
+    dw.Upload(*stream_);
+    const cuda::Gemm product = {.m = x.gpu().dim(1),
+                                .n = dy.gpu().dim(1),
+                                .k = dy.gpu().dim(0),
+                                .transpose_a = false,
+                                .transpose_b = true,
+                                .input = dy.dtype(),
+                                .output = DType::kF32,
+                                .a = x.gpu().data(),
+                                .b = dy.gpu().data(),
+                                .d = dw.gpu().data(),
+                                .beta = accumulate ? 1.0f : 0.0f};
+    EXPECT_OK(stream.cuda_device().linear_plans().Run(
+        stream, product, stream.Scratch(cuda::LinearPlans::kWorkspaceBytes)));
+    return dw.Download(*stream_);
+  }
+};
+
+TEST_F(HopperWeightGradientGpuTest, OddShapes_AreAsNearAsTheLibraryAndRepeatTheirBits) {
+  // Tokens, rows, columns: within one tile, odd numbers of tokens, several tiles, more than there
+  // are blocks.
+  for (const auto& [t, n, k] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 8, 8},
+                                                          {7, 72, 264},
+                                                          {256, 128, 512},
+                                                          {300, 520, 136},
+                                                          {1031, 776, 1288},
+                                                          {77, 4104, 2056}}) {
+    for (const DType dtype : types_) {
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(
+            absl::StrCat(Name(dtype), " ", t, " tokens, ", n, "x", k, accumulate ? " added" : ""));
+        Both dy = Input(dtype, {t, n}), x = Input(dtype, {t, k});
+        Both dw = accumulate ? Input(DType::kF32, {n, k}) : Output(DType::kF32, {n, k});
+        const std::vector<double> reference = Reference(dy, x, accumulate ? &dw.values() : nullptr);
+        const double library = Error(Library(dy, x, dw, accumulate), reference);
+        dw.Upload(*stream_);  // poison, or what is added to
+        Both squares = Output(DType::kF32, {kSquareParts, 2});
+        const cuda::HopperWeightGradient gradient = Gradient(dy, x, dw, squares, accumulate);
+        Run(gradient);
+        const std::vector<float> first = dw.Download(*stream_);
+        const std::vector<float> pairs = squares.Download(*stream_);
+        EXPECT_LE(Error(first, reference), 2 * library + 1e-7);
+        EXPECT_NEAR(Total(pairs) / SumOfSquares(first), 1, 1e-6);
+        dw.Upload(*stream_);
+        squares.Upload(*stream_);
+        Run(gradient);
+        EXPECT_EQ(dw.Download(*stream_), first);
+        EXPECT_EQ(squares.Download(*stream_), pairs);
+      }
+    }
+  }
+}
+
+TEST_F(HopperWeightGradientGpuTest, NotFinite_ShowsInTheSquaresOfEveryWay) {
+  for (const float value : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    Both dy = Input(DType::kF16, {64, 136}), x = Input(DType::kF16, {64, 264});
+    std::vector<float> values = dy.values();
+    values.back() = value;
+    Both bad(*device_, DType::kF16, {64, 136}, values);
+    bad.Upload(*stream_);
+    Both dw = Output(DType::kF32, {136, 264}), squares = Output(DType::kF32, {kSquareParts, 2});
+    Run(Gradient(bad, x, dw, squares, false));
+    EXPECT_FALSE(std::isfinite(Total(squares.Download(*stream_))));
+    cuda::SquareParts(CudaStream::Of(*stream_), dw.gpu(), squares.gpu());
+    EXPECT_FALSE(std::isfinite(Total(squares.Download(*stream_))));
+  }
+}
+
+// The ops, whichever way they take; on odd sizes and in fp32 the library's.
+TEST_F(HopperWeightGradientGpuTest, Ops_SquaresBiasesAndPieces_MatchTheHost) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const auto& [t, n, k] :
+         std::vector<std::tuple<int64_t, int64_t, int64_t>>{{65, 33, 17}, {513, 264, 1032}}) {
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(
+            absl::StrCat(Name(dtype), " ", t, " tokens, ", n, "x", k, accumulate ? " added" : ""));
+        Both dy = Input(dtype, {t, n}), x = Input(dtype, {t, k});
+        Both dw = accumulate ? Input(DType::kF32, {n, k}) : Output(DType::kF32, {n, k});
+        Both dbias = accumulate ? Input(DType::kF32, {n}) : Output(DType::kF32, {n});
+        Both squares = Output(DType::kF32, {kSquareParts, 2});
+        Both pair = Output(DType::kF32, {2}), pieces = Output(DType::kF32, {2});
+        const auto enqueue = [&](Stream& stream, auto side) {
+          bool left = false;
+          WeightGradient(stream,
+                         {.dy = side(dy),
+                          .x = side(x),
+                          .dw = side(dw),
+                          .dbias = side(dbias),
+                          .squares = side(squares),
+                          .accumulate = accumulate},
+                         &left);
+          if (!left) {
+            Zero(stream, side(squares));
+            SumSquaresPair(stream, side(dw), Tensor(side(squares).data(), DType::kF32, {2}), false);
+          }
+          SumPairs(stream, side(squares), side(pair), /*accumulate=*/false);
+          SumPairs(stream, side(squares), side(pair), /*accumulate=*/true);
+          std::vector<Tensor> rows;
+          for (int64_t row = 0; row < n; ++row) rows.push_back(side(dw).Rows(row, 1));
+          SumSquaresPair(stream, rows, side(pieces), /*accumulate=*/false);
+        };
+        enqueue(*stream_, [](Both& both) { return both.gpu(); });
+        enqueue(*cpu_stream_, [](Both& both) { return both.cpu(); });
+        ASSERT_OK(cpu_stream_->Synchronize());
+        ExpectClose("dw", dw, 1e-5);
+        ExpectClose("dbias", dbias, 1e-5);
+        const double sum = SumOfSquares(dw.Download(*stream_));
+        const double host = SumOfSquares(dw.values());
+        EXPECT_NEAR(Total(pair.Download(*stream_)) / sum, 2, 1e-6);
+        EXPECT_NEAR(Total(pieces.Download(*stream_)) / sum, 1, 1e-12);
+        EXPECT_NEAR(Total(pair.values()) / host, 2, 1e-6);
+        EXPECT_NEAR(Total(pieces.values()) / host, 1, 1e-12);
       }
     }
   }

@@ -1,0 +1,19 @@
+// What the copy engine of Hopper is told about a matrix (CUDA driver API, tensor maps).
+#ifndef MUSTER_KERNELS_TENSOR_MAP_H_
+#define MUSTER_KERNELS_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include "absl/status/status.h"
+#include "kernels/tensor.h"
+
+namespace muster::kernels::cuda {
+
+// Boxes of 64 columns, which are 128 bytes and swizzled as such, by `box_rows` rows (up to 256) of
+// a row-major bf16 or fp16 matrix. Elements beyond its edges are read as zero. kUnimplemented: the
+// driver has no tensor maps.
+absl::Status DescribeBoxes(const Tensor& matrix, int box_rows, CUtensorMap& map);
+
+}  // namespace muster::kernels::cuda
+
+#endif  // MUSTER_KERNELS_TENSOR_MAP_H_
