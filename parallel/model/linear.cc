@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "kernels/weight_gradient.h"
 #include "parallel/model/norm.h"
 
 namespace muster::parallel {
@@ -15,6 +16,7 @@ Parameter Weight(const LinearSpec& spec, const TensorPart& part) {
   weight.name = spec.name + ".weight";
   weight.global_shape = {spec.outputs, spec.inputs};
   weight.weight_decay = true;
+  weight.by_product = true;
   weight.initializer = Initializer::kNormal;
   weight.stddev = spec.stddev;
   weight.sharing = part.sharded();
@@ -122,15 +124,31 @@ void LinearBackwardInputThroughSwiglu(const Pass& pass, const Linear& linear, Te
 
 void LinearBackwardWeights(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
                            bool bias_is_complete) {
-  kernels::LinearBackwardArgs args;
-  args.dy = dy;
-  args.x = x;
-  args.w = pass.weights[linear.weight];
-  args.dw = (*pass.gradients)[linear.weight];
+  const Tensor dw = (*pass.gradients)[linear.weight];
   const bool bias = linear.bias.has_value() && !bias_is_complete;
-  if (bias) args.dbias = (*pass.gradients)[*linear.bias];
-  args.accumulate = !pass.overwrite_gradients;
-  kernels::LinearBackward(pass.stream, args);
+  const Tensor dbias = bias ? (*pass.gradients)[*linear.bias] : Tensor();
+  const bool accumulate = !pass.overwrite_gradients;
+  if (pass.squares != nullptr) {
+    bool left = false;
+    kernels::WeightGradient(pass.stream,
+                            {.dy = dy,
+                             .x = x,
+                             .dw = dw,
+                             .dbias = dbias,
+                             .squares = pass.squares->pairs(linear.weight),
+                             .accumulate = accumulate},
+                            &left);
+    pass.squares->SetLeft(linear.weight, left);
+  } else {
+    kernels::LinearBackwardArgs args;
+    args.dy = dy;
+    args.x = x;
+    args.w = pass.weights[linear.weight];
+    args.dw = dw;
+    args.dbias = dbias;
+    args.accumulate = accumulate;
+    kernels::LinearBackward(pass.stream, args);
+  }
   if (bias) Ready(pass, *linear.bias);
   Ready(pass, linear.weight);
 }

@@ -34,6 +34,7 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/model/activation_offload.h"
 #include "parallel/model/parameters.h"
+#include "parallel/model/product_squares.h"
 #include "parallel/model/tensor_stream.h"
 
 namespace muster::parallel {
@@ -207,6 +208,8 @@ struct Pass {
   const ParameterViews* gradients = nullptr;
   // The gradients hold nothing yet: the first addition to each overwrites it, whatever is there.
   bool overwrite_gradients = false;
+  // Where products leave the sums of squares of gradients; null: nobody wants them.
+  ProductSquares* squares = nullptr;
   GradientListener* listener = nullptr;
   BlockGate* gate = nullptr;
   // Device memory, or null: one fp32 factor beside loss_scale.

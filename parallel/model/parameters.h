@@ -56,6 +56,8 @@ struct Parameter {
   bool on_two_stages = false;
   // The later of the two. The other one has the say: it counts it in the norm and saves it.
   bool duplicate = false;
+  // A backward writes its gradient in one product, LinearBackwardWeights, and nowhere else.
+  bool by_product = false;
 
   // Elements [begin, end) of this rank's storage as boxes of the whole tensor, in order.
   std::vector<Box> Boxes(int64_t begin, int64_t end) const;

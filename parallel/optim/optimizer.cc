@@ -27,55 +27,13 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Make(FlatBuffers& flat,
                                                            kernels::Stream& stream,
                                                            const OptimizerOptions& options) {
   std::unique_ptr<Optimizer> optimizer(new Optimizer(flat, options));
+  ASSIGN_OR_RETURN(optimizer->norm_, GradientNorm::Make(flat, device, stream, options.norm));
   ASSIGN_OR_RETURN(optimizer->scalars_, device.Allocate(sizeof(StepScalars)));
   ASSIGN_OR_RETURN(optimizer->state_, device.Allocate(sizeof(StepState)));
   ASSIGN_OR_RETURN(optimizer->outcome_, device.Allocate(sizeof(StepOutcome)));
   ASSIGN_OR_RETURN(optimizer->host_state_, device.AllocateHost(sizeof(StepState)));
   RETURN_IF_ERROR(optimizer->SetState(stream, optimizer->initial_state()));
   return optimizer;
-}
-
-std::vector<Tensor> GradientPieces(FlatBuffers& flat,
-                                   const std::function<bool(const Parameter&)>& counted) {
-  const FlatLayout& layout = flat.layout();
-  std::vector<Tensor> pieces;
-  // What stands side by side is one piece.
-  const auto add = [&](const Tensor& next) {
-    if (!pieces.empty()) {
-      Tensor& last = pieces.back();
-      if (last.f32() + last.elements() == next.f32()) {
-        last = Tensor(last.data(), DType::kF32, {last.elements() + next.elements()});
-        return;
-      }
-    }
-    pieces.push_back(next);
-  };
-  for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
-    const Tensor own = flat.own_gradient(bucket);
-    // With the padding, which is zero, unless somebody else writes there.
-    bool all = !flat.options().share_gradients;
-    for (const ParameterId id : layout.buckets()[bucket].parameters) {
-      all = all && (counted == nullptr || counted(flat.registry().at(id)));
-    }
-    if (all) {
-      add(own);
-      continue;
-    }
-    const FlatRange part = layout.Part(bucket, flat.options().shard);
-    for (const FlatPiece& piece : layout.Pieces(part)) {
-      if (counted != nullptr && !counted(flat.registry().at(piece.parameter))) continue;
-      add(own.Rows(piece.flat - part.begin, piece.count));
-    }
-  }
-  return pieces;
-}
-
-void Optimizer::SumSquares(kernels::Stream& stream, Tensor pair) {
-  if (norm_inputs_.empty()) norm_inputs_ = GradientPieces(flat_, options_.counted);
-  kernels::Zero(stream, pair);
-  for (const Tensor& input : norm_inputs_) {
-    kernels::SumSquaresPair(stream, input, pair, /*accumulate=*/true);
-  }
 }
 
 void Optimizer::Prepare(kernels::Stream& stream, Tensor values, int64_t micro_batches,

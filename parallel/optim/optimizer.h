@@ -14,6 +14,7 @@
 #include "kernels/tensor.h"
 #include "parallel/model/parameters.h"
 #include "parallel/optim/flat_buffers.h"
+#include "parallel/optim/gradient_norm.h"
 #include "parallel/optim/schedule.h"
 
 namespace muster::parallel {
@@ -30,15 +31,8 @@ struct OptimizerOptions {
   AdamWConfig adamw;
   Schedule schedule;
   kernels::LossScaling loss_scaling;
-  // Whether this rank counts a parameter in the global norm, in which each must appear once.
-  // Null: all of them.
-  std::function<bool(const Parameter&)> counted;
+  GradientNormOptions norm;
 };
-
-// Own reduced gradients of the parameters for which `counted` holds (null: of all), in as few
-// pieces as they stand side by side.
-std::vector<kernels::Tensor> GradientPieces(FlatBuffers& flat,
-                                            const std::function<bool(const Parameter&)>& counted);
 
 // Works on the own parts of the flat buffers and reads the reduced gradients there. All scalars of
 // the step stay in device memory, so a step need not wait for the host. Single-threaded.
@@ -48,13 +42,16 @@ class Optimizer {
                                                          kernels::Stream& stream,
                                                          const OptimizerOptions& options);
 
-  // What Make() will ask the device for: the scalars of a step. The flat buffers hold the rest.
+  // What Make() will ask the device for: the scalars of a step, beside GradientNorm::Bytes with
+  // sums of products. The flat buffers hold the rest.
   static constexpr int64_t kBytes =
       sizeof(kernels::StepScalars) + sizeof(kernels::StepState) + sizeof(kernels::StepOutcome);
 
   // Enqueues the sum of squares of the own gradients that are counted, as the pair of
   // kernels::SumSquaresPair.
-  void SumSquares(kernels::Stream& stream, kernels::Tensor pair);
+  void SumSquares(kernels::Stream& stream, kernels::Tensor pair) { norm_->Sum(stream, pair); }
+  // For Pass::squares; null unless products add up squares (GradientNormOptions).
+  ProductSquares* squares() { return norm_->squares(); }
   // Enqueues norm, clip coefficient, learning rate, loss scale and the verdict on the step.
   // `values` as in kernels::PrepareStepArgs.
   void Prepare(kernels::Stream& stream, kernels::Tensor values, int64_t micro_batches,
@@ -83,7 +80,7 @@ class Optimizer {
 
   FlatBuffers& flat_;
   const OptimizerOptions options_;
-  std::vector<kernels::Tensor> norm_inputs_;  // since the first SumSquares
+  std::unique_ptr<GradientNorm> norm_;
   std::unique_ptr<kernels::Buffer> scalars_, state_, outcome_, host_state_;
 };
 

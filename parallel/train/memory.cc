@@ -115,6 +115,15 @@ bool SharesGradients(const TrainerPlace& place) {
          !place.model.shape().split_backward && !place.model.offloads();
 }
 
+bool SumsWithProducts(const TrainerPlace& place, DeviceKind device) {
+  const TrainerOptions& options = place.options;
+  return device == DeviceKind::kCuda && !place.model.shape().deterministic &&
+         !place.model.shape().split_backward && place.mesh.world_size() == 1 &&
+         MicroBatches(place) == 1 && options.zero < 2 && options.offload_optimizer == 0 &&
+         options.gradient_wire == DType::kF32 &&
+         options.compression.method == CompressionMethod::kNone;
+}
+
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place) {
   FlatBuffersOptions storage;
   storage.share_gradients = SharesGradients(place);
@@ -305,23 +314,25 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
     return found == arena.peak_by_category().end() ? 0 : found->second;
   };
   const int64_t numbers = ValueSlots(place) * kFloat;
+  const int64_t squares =
+      SumsWithProducts(place, device) ? GradientNorm::Bytes(place.model.parameters()) : 0;
 
   MemoryUse use;
-  use.device = {
-      {"parameters", flat.parameters},
-      {"gathered", flat.gathered},
-      {"master", flat.master},
-      {"optimizer", flat.moments},
-      {"gradients", flat.gradients + workspace("gradients")},
-      {"communication", CommunicationBytes(place, layout, device)},
-      {"residuals", residuals},
-      {"inputs", workspace("inputs")},
-      {"activations", workspace("activations")},
-      {"logits", workspace("logits")},
-      {"stages", workspace("stages")},
-      {"scratch", workspace("scratch")},
-      {"step", numbers + Optimizer::kBytes + PositionBytes(place) + (compressed ? kFloat : 0)},
-      {"libraries", LibraryBytes(place, device)}};
+  use.device = {{"parameters", flat.parameters},
+                {"gathered", flat.gathered},
+                {"master", flat.master},
+                {"optimizer", flat.moments},
+                {"gradients", flat.gradients + workspace("gradients")},
+                {"communication", CommunicationBytes(place, layout, device)},
+                {"residuals", residuals},
+                {"inputs", workspace("inputs")},
+                {"activations", workspace("activations")},
+                {"logits", workspace("logits")},
+                {"stages", workspace("stages")},
+                {"scratch", workspace("scratch")},
+                {"step", numbers + Optimizer::kBytes + squares + PositionBytes(place) +
+                             (compressed ? kFloat : 0)},
+                {"libraries", LibraryBytes(place, device)}};
   int64_t planned = 0;
   for (const auto& [category, bytes] : arena.peak_by_category()) planned += bytes;
   CHECK_EQ(planned, workspace("inputs") + workspace("activations") + workspace("logits") +

@@ -37,6 +37,10 @@ FlatLayoutOptions LayoutOptionsOf(const TrainerPlace& place);
 // Whether gradients share the memory of activations: where a step has one micro-batch per rank,
 // whose backward writes the gradients while it frees the activations.
 bool SharesGradients(const TrainerPlace& place);
+// Whether the sums of squares of the global norm come with the products that compute gradients: on
+// CUDA, where gradients may be added up in any order (Model::Shape::deterministic) and are those of
+// one micro-batch on one rank that nothing changes before the norm.
+bool SumsWithProducts(const TrainerPlace& place, kernels::DeviceKind device);
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // but for seed and shard
 std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);
 PipelineShape PipelineShapeOf(const TrainerPlace& place);

@@ -268,7 +268,8 @@ absl::Status Trainer::Allocate() {
   optimizing.adamw = options_.optimizer;
   optimizing.schedule = options_.schedule;
   if (options_.precision == Precision::kFp16) optimizing.loss_scaling = options_.loss_scaling;
-  optimizing.counted = [this](const Parameter& parameter) { return SpeaksFor(parameter); };
+  optimizing.norm.counted = [this](const Parameter& parameter) { return SpeaksFor(parameter); };
+  optimizing.norm.with_products = SumsWithProducts(place(), device_.kind());
   ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, *compute_, optimizing));
   if (options_.compression.method != CompressionMethod::kNone) {
     ASSIGN_OR_RETURN(compressor_, GradientCompressor::Make(options_.compression, *flat_,

@@ -169,7 +169,8 @@ struct TrainerPlace;
 // batch, stop vote, square sum of every rank's own gradients); then norm, clip, loss scale,
 // learning rate and AdamW. Losses are exchanged one by one and summed in the same order everywhere,
 // so all ranks report the same bits, in every layout. A square sum travels as a pair of fp32 that
-// keeps 48 bits, so the norm does not depend on how gradients are sharded.
+// keeps 48 bits, so the norm does not depend on how gradients are sharded; but see
+// SumsWithProducts (memory.h) for one rank whose additions may be made in any order.
 //
 // Nothing in a step waits for the host: scalars are computed on the device, and the host reads what
 // became of a step when it has enqueued kStepsAhead more (on CUDA; on CPU at once). A step whose

@@ -226,6 +226,7 @@ absl::Status Trainer::RunMicroBatches(Flight& flight) {
   pass.loss_scale = 1.0f / static_cast<float>(options_.global_batch * training_.sequence_length());
   pass.dynamic_loss_scale = optimizer_->loss_scale();
   pass.overwrite_gradients = overwrites_gradients();
+  pass.squares = optimizer_->squares();
   pass.dropout_seed = options_.seed;
   pass.listener = &client;
   absl::Status status = executor_->RunStep(pass, client);

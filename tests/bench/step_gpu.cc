@@ -34,7 +34,7 @@
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
-#include "parallel/optim/optimizer.h"
+#include "parallel/optim/gradient_norm.h"
 #include "tests/bench/kernel_times.h"
 
 namespace muster {
@@ -127,7 +127,7 @@ class Step {
             {.seed = 1234, .compute = TypeOf(options.dtype), .share_gradients = true}))),
         scalars_(Take(device.Allocate(sizeof(kernels::StepScalars)))),
         host_scalars_(Take(device.AllocateHost(kSteps * sizeof(kernels::StepScalars)))),
-        sums_(Take(device.Allocate(3 * sizeof(float)))) {
+        sums_(Take(device.Allocate(4 * sizeof(float)))) {
     buffers_->RefreshCopies(*stream_);
     // As the trainer does in steps of one micro-batch.
     const parallel::GradientRoom room =
@@ -136,7 +136,9 @@ class Step {
     CHECK_OK(arena_.Commit(device));
     workspace_ = model_->TakeWorkspace(arena_, shape_, &room);
     buffers_->SetGradientRoom(workspace_.gradients);
-    gradients_ = parallel::GradientPieces(*buffers_, nullptr);
+    // As the trainer does where additions may be made in any order.
+    norm_ = Take(parallel::GradientNorm::Make(*buffers_, device, *stream_,
+                                              {.with_products = options.any_order}));
     FillTokens(workspace_.flow.tokens, 1);
     FillTokens(workspace_.flow.targets, 2);
     if (options.recordings) replay_ = std::make_unique<kernels::Replay>(*stream_);
@@ -173,15 +175,14 @@ class Step {
                                  .weights = buffers_->parameter_views(),
                                  .loss_scale = 1.0f / static_cast<float>(shape_.tokens()),
                                  .gradients = &buffers_->gradient_views(0),
-                                 .overwrite_gradients = true};
+                                 .overwrite_gradients = true,
+                                 .squares = norm_->squares()};
     model_->Forward(pass, workspace_);
     kernels::Sum(*stream_, workspace_.flow.losses, Scalar(0), false);
     model_->Backward(pass, workspace_);
-    for (size_t i = 0; i < gradients_.size(); ++i) {
-      kernels::SumSquares(*stream_, gradients_[i], Scalar(1), /*accumulate=*/i > 0);
-    }
+    norm_->Sum(*stream_, Pair());
     auto* scalars = static_cast<kernels::StepScalars*>(scalars_->data());
-    kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(2), scalars);
+    kernels::ClipCoefficient(*stream_, Scalar(1), 1.0f, Scalar(3), scalars);
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
       kernels::AdamWArgs update = buffers_->update(i);
       update.weight_decay = 0.1f;
@@ -190,6 +191,7 @@ class Step {
     }
   }
   Tensor Scalar(int i) { return Tensor(static_cast<float*>(sums_->data()) + i, DType::kF32, {1}); }
+  Tensor Pair() { return Tensor(Scalar(1).data(), DType::kF32, {2}); }
   void FillTokens(const Tensor& to, uint32_t seed) {
     std::mt19937 generator(seed);
     std::uniform_int_distribution<int32_t> token(0,
@@ -218,7 +220,7 @@ class Step {
   parallel::FlatLayout layout_;
   parallel::BatchShape shape_;
   std::unique_ptr<parallel::FlatBuffers> buffers_;
-  std::vector<Tensor> gradients_;  // as few pieces as there are
+  std::unique_ptr<parallel::GradientNorm> norm_;
   std::unique_ptr<kernels::Buffer> scalars_, host_scalars_, sums_;
   kernels::Arena arena_;
   parallel::Workspace workspace_;

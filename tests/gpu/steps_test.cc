@@ -31,6 +31,7 @@
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
+#include "parallel/optim/gradient_norm.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/memory.h"
 #include "parallel/train/trainer.h"
@@ -88,6 +89,8 @@ class StepsTest : public ::testing::TestWithParam<bool> {
                            int32_t samples = 3);
 
   std::unique_ptr<kernels::Device> device_;
+  bool norm_with_products_ = false;
+  std::vector<float> norms_;  // of the last Train(), by step
 };
 
 std::vector<float> StepsTest::Train(const ModelDescription& description, Recompute recompute,
@@ -104,10 +107,12 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
   model->TakeWorkspace(arena, shape);
   EXPECT_OK(arena.Commit(*device_));
   Workspace workspace = model->TakeWorkspace(arena, shape);
-  const auto sums = *device_->Allocate(2 * sizeof(float));
+  const auto sums = *device_->Allocate(3 * sizeof(float));
+  const auto norm =
+      *GradientNorm::Make(*flat, *device_, *stream, {.with_products = norm_with_products_});
   const auto scalars = *device_->Allocate(sizeof(kernels::StepScalars));
-  const auto sum = [&](int i) {
-    return Tensor(static_cast<float*>(sums->data()) + i, DType::kF32, {1});
+  const auto sum = [&](int i, int64_t count = 1) {
+    return Tensor(static_cast<float*>(sums->data()) + i, DType::kF32, {count});
   };
   const auto upload = [&](void* from, const Tensor& to) {
     kernels::Copy(*stream, Tensor(from, DType::kU8, {to.bytes()}),
@@ -124,11 +129,12 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
                        .loss_scale = 1.0f / static_cast<float>(shape.tokens()),
                        .gradients = &flat->gradient_views(0),
                        .overwrite_gradients = true,
+                       .squares = norm->squares(),
                        .dropout_seed = 5};
     model->Forward(pass, workspace);
     model->Backward(pass, workspace);
-    kernels::SumSquares(*stream, flat->all_gradients(0), sum(0), false);
-    kernels::ClipCoefficient(*stream, sum(0), 1.0f, sum(1), step_scalars);
+    norm->Sum(*stream, sum(0, 2));
+    kernels::ClipCoefficient(*stream, sum(0), 1.0f, sum(2), step_scalars);
     for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
       kernels::AdamWArgs update = flat->update(i);
       update.weight_decay = 0.1f;
@@ -137,6 +143,7 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
     }
   };
   kernels::Replay replay(*stream);
+  norms_.clear();
   std::mt19937 random(11), borders(12);
   for (int step = 0; step < steps; ++step) {
     std::vector<int32_t> tokens(shape.tokens());
@@ -161,6 +168,8 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
     } else {
       enqueue();
     }
+    norms_.push_back(0);
+    kernels::Copy(*stream, sum(2), Tensor(&norms_.back(), DType::kF32, {1}));
     EXPECT_OK(stream->Synchronize());
   }
   EXPECT_EQ(replay.recordings(), record && GetParam() && steps > 1 ? 1 : 0);
@@ -190,6 +199,68 @@ TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) 
             << (record ? "recorded" : "op by op");
       }
     }
+  }
+}
+
+TEST_P(StepsTest, NormWithProducts_IsTheSameButForRoundingAndRepeatsItsBits) {
+  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
+      SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
+      norm_with_products_ = false;
+      Train(description, recompute, 1, /*record=*/false);
+      const float apart = norms_.front();
+      norm_with_products_ = true;
+      const std::vector<float> once = Train(description, recompute, 4, /*record=*/false);
+      const std::vector<float> norms = norms_;
+      // Of the first step: the gradients are those of the same weights.
+      EXPECT_NEAR(norms.front() / apart, 1, 1e-6);
+      EXPECT_GT(apart, 0.1);
+      for (const bool record : {false, true}) {
+        const std::vector<float> again = Train(description, recompute, 4, record);
+        EXPECT_EQ(norms_, norms);
+        ASSERT_EQ(once.size(), again.size());
+        EXPECT_EQ(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)), 0)
+            << (record ? "recorded" : "op by op");
+      }
+    }
+  }
+}
+
+// Whichever products leave squares, each gradient counts once.
+TEST_P(StepsTest, NormWithProducts_ReadsWhatTheyDoNotLeave) {
+  const auto model = *MakeModel(Gpt2(), {});
+  const ParameterRegistry& parameters = model->parameters();
+  const FlatLayout layout(parameters, int64_t{1} << 20, 1);
+  const auto stream = *device_->MakeStream();
+  const auto flat = *FlatBuffers::Make(*device_, *stream, parameters, layout, {.seed = 5});
+  const auto sums = *device_->Allocate(2 * sizeof(float));
+  const Tensor pair(sums->data(), DType::kF32, {2});
+  // Numbers other than zero, the same in every part.
+  for (ParameterId id = 0; id < parameters.size(); ++id) {
+    kernels::Copy(*stream, flat->parameter_views()[id], flat->gradient_views(0)[id]);
+  }
+  const auto sum_of = [&](GradientNorm& norm) {
+    norm.Sum(*stream, pair);
+    float halves[2];
+    kernels::Copy(*stream, pair, Tensor(halves, DType::kF32, {2}));
+    EXPECT_OK(stream->Synchronize());
+    return double{halves[0]} + halves[1];
+  };
+  const double all = sum_of(**GradientNorm::Make(*flat, *device_, *stream, {}));
+  EXPECT_GT(all, 1);
+  for (const int every : {1, 2, 3, 100}) {
+    const auto norm = *GradientNorm::Make(*flat, *device_, *stream, {.with_products = true});
+    double first = 0;
+    for (ParameterId id = 0; id < parameters.size(); ++id) {
+      if (!parameters.at(id).by_product || id % every != 0) continue;
+      const Tensor pairs = norm->squares()->pairs(id);
+      kernels::SumSquaresPair(*stream, flat->gradient_views(0)[id],
+                              Tensor(pairs.data(), DType::kF32, {2}), /*accumulate=*/false);
+      norm->squares()->SetLeft(id, true);
+    }
+    first = sum_of(*norm);
+    EXPECT_NEAR(first / all, 1, 1e-6) << every;
+    EXPECT_EQ(sum_of(*norm), first);
   }
 }
 
@@ -389,6 +460,23 @@ TEST_P(TrainerStepsTest, GradientsInTheRoomOfActivations_AreTheSameInLessMemory)
   EXPECT_LT(shared3.bytes, apart3.bytes);
 }
 
+// With one micro-batch a step and additions in any order.
+TEST_P(TrainerStepsTest, NormFromProducts_IsThatOfTheGradients) {
+  TrainerOptions options = Options();
+  options.micro_batch = options.global_batch;
+  const Recorder apart = Train(options);
+  for (const bool record : {false, true}) {
+    options.record = record;
+    const Recorder products = Train(options, {.deterministic = false});
+    ASSERT_EQ(products.reports.size(), apart.reports.size());
+    for (size_t i = 0; i < apart.reports.size(); ++i) {
+      const double expected = apart.reports[i].gradient_norm;
+      // Attention adds in any order, too.
+      EXPECT_NEAR(products.reports[i].gradient_norm, expected, (i == 0 ? 1e-3 : 2e-2) * expected);
+    }
+  }
+}
+
 TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrTheDevice) {
   const std::vector<double> whole = Train(Options()).numbers;
   // By stage of ZeRO: what the first continuation reports.
@@ -445,6 +533,10 @@ TEST_P(TrainerStepsTest, NumbersThatAreNotFinite_EndTheRunByStepSamplesAndDevice
   for (const Precision precision : {options.precision, Precision::kFp32}) {
     options.precision = precision;
     expect_named(Train(options), 1);
+    // The products see it, where they add up the norm.
+    TrainerOptions together = options;
+    together.micro_batch = options.global_batch;
+    expect_named(Train(together, {.deterministic = false}), 1);
   }
   initial_ = nullptr;
   // The second update throws the weights out of range: recorded steps see it too.

@@ -1,0 +1,119 @@
+#include "parallel/optim/gradient_norm.h"
+
+#include <set>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "kernels/weight_gradient.h"
+
+namespace muster::parallel {
+
+using kernels::DType;
+using kernels::kSquareParts;
+using kernels::Tensor;
+
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+// Elements that a block of its own adds up in about the time of a launch.
+constexpr int64_t kSmall = int64_t{1} << 17;
+
+int64_t Products(const ParameterRegistry& parameters) {
+  int64_t products = 0;
+  for (ParameterId id = 0; id < parameters.size(); ++id) products += parameters.at(id).by_product;
+  return products;
+}
+
+}  // namespace
+
+std::vector<Tensor> GradientPieces(FlatBuffers& flat,
+                                   const std::function<bool(const Parameter&)>& counted) {
+  const FlatLayout& layout = flat.layout();
+  std::vector<Tensor> pieces;
+  // What stands side by side is one piece.
+  const auto add = [&](const Tensor& next) {
+    if (!pieces.empty()) {
+      Tensor& last = pieces.back();
+      if (last.f32() + last.elements() == next.f32()) {
+        last = Tensor(last.data(), DType::kF32, {last.elements() + next.elements()});
+        return;
+      }
+    }
+    pieces.push_back(next);
+  };
+  for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
+    const Tensor own = flat.own_gradient(bucket);
+    // With the padding, which is zero, unless somebody else writes there.
+    bool all = !flat.options().share_gradients;
+    for (const ParameterId id : layout.buckets()[bucket].parameters) {
+      all = all && (counted == nullptr || counted(flat.registry().at(id)));
+    }
+    if (all) {
+      add(own);
+      continue;
+    }
+    const FlatRange part = layout.Part(bucket, flat.options().shard);
+    for (const FlatPiece& piece : layout.Pieces(part)) {
+      if (counted != nullptr && !counted(flat.registry().at(piece.parameter))) continue;
+      add(own.Rows(piece.flat - part.begin, piece.count));
+    }
+  }
+  return pieces;
+}
+
+int64_t GradientNorm::Bytes(const ParameterRegistry& parameters) {
+  return Products(parameters) * 2 * kSquareParts * kFloat;
+}
+
+absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Make(
+    FlatBuffers& flat, kernels::Device& device, kernels::Stream& stream,
+    const GradientNormOptions& options) {
+  std::unique_ptr<GradientNorm> norm(new GradientNorm(flat, options));
+  const ParameterRegistry& parameters = flat.registry();
+  if (!options.with_products || Products(parameters) == 0) return norm;
+  ASSIGN_OR_RETURN(norm->pairs_, device.Allocate(Bytes(parameters)));
+  auto* at = static_cast<float*>(norm->pairs_->data());
+  // What no product writes stays zero.
+  kernels::Zero(stream, Tensor(at, DType::kF32, {norm->pairs_->bytes() / kFloat}));
+  std::vector<Tensor> pairs(parameters.size());
+  for (ParameterId id = 0; id < parameters.size(); ++id) {
+    if (!parameters.at(id).by_product) continue;
+    pairs[id] = Tensor(at, DType::kF32, {kSquareParts, 2});
+    at += 2 * kSquareParts;
+  }
+  norm->squares_ = std::make_unique<ProductSquares>(std::move(pairs));
+  return norm;
+}
+
+void GradientNorm::FindInputs() {
+  found_ = true;
+  std::set<const Parameter*> left;
+  const ParameterRegistry& parameters = flat_.registry();
+  for (ParameterId id = 0; squares_ != nullptr && id < parameters.size(); ++id) {
+    if (squares_->left(id)) left.insert(&parameters.at(id));
+  }
+  for (const Tensor& piece : GradientPieces(flat_, [&](const Parameter& parameter) {
+         return left.count(&parameter) == 0 &&
+                (options_.counted == nullptr || options_.counted(parameter));
+       })) {
+    // Without products in the order of flat storage, on which the bits depend.
+    const bool small = squares_ != nullptr && piece.elements() <= kSmall;
+    (small ? small_ : large_).push_back(piece);
+  }
+}
+
+void GradientNorm::Sum(kernels::Stream& stream, Tensor pair) {
+  if (!found_) FindInputs();
+  kernels::Zero(stream, pair);
+  if (squares_ != nullptr) {
+    const Tensor pairs(pairs_->data(), DType::kF32, {pairs_->bytes() / (2 * kFloat), 2});
+    kernels::SumPairs(stream, pairs, pair, /*accumulate=*/true);
+    if (!small_.empty()) kernels::SumSquaresPair(stream, small_, pair, /*accumulate=*/true);
+  }
+  for (const Tensor& input : large_) {
+    kernels::SumSquaresPair(stream, input, pair, /*accumulate=*/true);
+  }
+}
+
+}  // namespace muster::parallel
