@@ -672,6 +672,58 @@ TEST_P(CommContract, CallsThatDoNotMatch_FailOnEveryRank) {
   }
 }
 
+// The same calls in another order: each rank waits in the group where the other one is not.
+TEST_P(CommContract, GroupsInAnotherOrder_EndInADeadlineThatNamesRanks) {
+  for (const int size : {2, 3}) {
+    if (Some(size) < size) continue;
+    const auto body = [&](Rank& self) {
+      auto first = self.world.Split(0, self.rank, "first");
+      ASSERT_OK(first.status());
+      auto second = self.world.Split(0, self.rank, "second");
+      ASSERT_OK(second.status());
+      Data<float> data = OnDevice(self, std::vector<float>(1000));
+      const bool other = self.rank == size - 1;
+      for (Communicator* group :
+           {other ? second->get() : first->get(), other ? first->get() : second->get()}) {
+        group->AllReduce(self.stream, data.tensor(), ReduceOp::kSum);
+      }
+      const absl::Status status = self.stream.Synchronize();
+      EXPECT_THAT(status, AnyOf(StatusIs(absl::StatusCode::kDeadlineExceeded),
+                                StatusIs(absl::StatusCode::kUnavailable)))
+          << "rank " << self.rank;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("rank")) << status;
+      if (!exact()) return;  // of the calls that are enqueued, NCCL's watchdog may name either
+      EXPECT_THAT(std::string(status.message()), HasSubstr(other ? "second" : "first")) << status;
+    };
+    OnRanks(size, body, absl::Milliseconds(100));
+  }
+}
+
+// Of one group, two calls that one rank makes the other way round.
+TEST_P(CommContract, CallsInAnotherOrder_FailOnEveryRankWithTheirNames) {
+  if (!exact()) GTEST_SKIP() << "NCCL does not compare calls; its timeout ends them";
+  for (const int size : {2, 4}) {
+    const auto body = [&](Rank& self) {
+      std::vector<float> parameters(400), gradients(800);
+      const auto gather = [&] { self.world.AllGather(self.stream, F32(parameters)); };
+      const auto scatter = [&] {
+        self.world.ReduceScatter(self.stream, F32(gradients), ReduceOp::kSum);
+      };
+      if (self.rank == 1) {
+        gather();
+        scatter();
+      } else {
+        scatter();
+        gather();
+      }
+      const absl::Status status = self.stream.Synchronize();
+      EXPECT_FALSE(status.ok()) << "rank " << self.rank;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("rank")) << status;
+    };
+    OnRanks(size, body, absl::Milliseconds(200));
+  }
+}
+
 TEST_P(CommContract, AbortAtRandomMoments_NeverHangsNorTouchesFreedMemory) {
   Rng rng(testing::TestSeed());
   const int size = Some(3);

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/rng.h"
@@ -40,6 +43,18 @@ void ForAllShapes(const std::function<void(const PipelineShape&)>& body) {
       }
     }
   }
+}
+
+// Only what cannot be is left out: chunks without interleaving, and groups of no such size.
+TEST(PipelineSchedule, NoShapeOfTheProof_IsLeftOut) {
+  std::map<PipelineSchedule, std::set<std::tuple<int, int, int>>> shapes;
+  ForAllShapes([&](const PipelineShape& shape) {
+    shapes[shape.schedule].insert({shape.stages, shape.micro_batches, shape.chunks});
+  });
+  EXPECT_EQ(shapes[kGPipe].size(), 8u * 16);
+  EXPECT_EQ(shapes[k1F1B].size(), 8u * 16);
+  EXPECT_EQ(shapes[kZeroBubble].size(), 8u * 16);
+  EXPECT_EQ(shapes[kInterleaved].size(), 8u * 16 * 4);
 }
 
 std::string Describe(const PipelineShape& shape) {
