@@ -92,8 +92,8 @@ struct ModelParallel {
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   // How much work each rank of the group gets, in any unit; empty: all the same.
   std::vector<double> tensor_weights;
-  // Of the first recompute_blocks transformer blocks of the rank, or of all with 0; kSelective gives
-  // up as much memory as those, but activations first, of more blocks: they cost least.
+  // Of the first recompute_blocks transformer blocks of the rank, or of all with 0; kSelective
+  // gives up as much memory as those, but activations first, of more blocks: they cost least.
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;
   // Backward runs in two calls, Model::BackwardInput and BackwardWeights (zero-bubble pipelines).

@@ -285,7 +285,8 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   "advice": "engine.parallel.zero=1 would fit", "ranks": [
   {"pipeline": 0, "tensor": 0, "ranks": 4, "blocks": 17, "embedding": true, "head": false,
    "parameters": 4000000000,
-   "wholeParameters": {"tables": 1000000000, "keys": 0, "small": 266240}, "neededBytes": 107374182400, "deviceBytes": 107374182400,
+   "wholeParameters": {"tables": 1000000000, "keys": 0, "small": 266240},
+   "neededBytes": 107374182400, "deviceBytes": 107374182400,
    "hostBytes": 1048576, "device": {"gathered": 0, "activations": 107374182400},
    "sent": {"pipeline": 2147483648, "tensor": 0}, "sentBytes": 2147483648},
   {"pipeline": 1, "tensor": 0, "ranks": 4, "blocks": 15, "embedding": false, "head": true,
