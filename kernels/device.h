@@ -107,9 +107,11 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Event>> MakeEvent(bool timing = false) = 0;
   // In buffers that Allocate() has made and that are still there.
   int64_t allocated_bytes() const { return allocated_bytes_; }
+  // The same of AllocateHost().
+  int64_t host_allocated_bytes() const { return host_allocated_bytes_; }
 
  protected:
-  std::atomic<int64_t> allocated_bytes_ = 0;  // kept by the buffers
+  std::atomic<int64_t> allocated_bytes_ = 0, host_allocated_bytes_ = 0;  // kept by the buffers
 };
 
 // `threads` >= 1: how many host threads one op may use. Ops split work by index ranges that do not

@@ -32,21 +32,18 @@ struct FreeDeleter {
 
 class HostBuffer : public Buffer {
  public:
-  // `counter`: may be null.
-  HostBuffer(void* memory, int64_t bytes, std::atomic<int64_t>* counter)
+  HostBuffer(void* memory, int64_t bytes, std::atomic<int64_t>& counter)
       : memory_(memory), bytes_(bytes), counter_(counter) {
-    if (counter_ != nullptr) *counter_ += bytes_;
+    counter_ += bytes_;
   }
-  ~HostBuffer() override {
-    if (counter_ != nullptr) *counter_ -= bytes_;
-  }
+  ~HostBuffer() override { counter_ -= bytes_; }
   void* data() override { return memory_.get(); }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::unique_ptr<void, FreeDeleter> memory_;
   int64_t bytes_;
-  std::atomic<int64_t>* counter_;
+  std::atomic<int64_t>& counter_;
 };
 
 // A line of /proc/meminfo in bytes; the largest number when the system does not say.
@@ -90,7 +87,7 @@ void ApplyControlGroup(DeviceMemory& memory) {
 // Linux promises more memory than it has and kills later; refusing here keeps the error with its
 // cause.
 absl::StatusOr<std::unique_ptr<Buffer>> AllocateHostMemory(int64_t bytes,
-                                                           std::atomic<int64_t>* counter) {
+                                                           std::atomic<int64_t>& counter) {
   CHECK_GE(bytes, 0);
   const int64_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const int64_t available = bytes >= kHugePage ? AvailableBytes() : bytes;
@@ -260,10 +257,10 @@ class HostDevice : public Device {
   std::string name() const override { return "cpu"; }
   int threads() const override { return pool_.threads(); }
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t bytes) override {
-    return AllocateHostMemory(bytes, &allocated_bytes_);
+    return AllocateHostMemory(bytes, allocated_bytes_);
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t bytes) override {
-    return AllocateHostMemory(bytes, /*counter=*/nullptr);
+    return AllocateHostMemory(bytes, host_allocated_bytes_);
   }
   absl::StatusOr<DeviceMemory> Memory() override {
     DeviceMemory memory = {MemoryInfo("MemTotal:"), AvailableBytes()};

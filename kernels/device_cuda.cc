@@ -17,19 +17,20 @@ namespace {
 
 class CudaBuffer : public Buffer {
  public:
-  // `counter`: of device memory; null for the host's.
-  CudaBuffer(void* data, int64_t bytes, std::atomic<int64_t>* counter)
-      : data_(data), bytes_(bytes), counter_(counter) {
-    if (counter_ != nullptr) *counter_ += bytes_;
+  enum class Place { kDevice, kHost };
+
+  CudaBuffer(void* data, int64_t bytes, Place place, std::atomic<int64_t>& counter)
+      : data_(data), bytes_(bytes), place_(place), counter_(counter) {
+    counter_ += bytes_;
   }
   ~CudaBuffer() override {
     // The error of a free is the sticky error of earlier work, which its stream reports.
-    if (counter_ == nullptr) {
+    if (place_ == Place::kHost) {
       cudaFreeHost(data_);
     } else {
       cudaFree(data_);
-      *counter_ -= bytes_;
     }
+    counter_ -= bytes_;
   }
   void* data() override { return data_; }
   int64_t bytes() const override { return bytes_; }
@@ -37,7 +38,8 @@ class CudaBuffer : public Buffer {
  private:
   void* const data_;
   const int64_t bytes_;
-  std::atomic<int64_t>* const counter_;
+  const Place place_;
+  std::atomic<int64_t>& counter_;
 };
 
 class CudaEvent : public Event {
@@ -185,7 +187,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::Allocate(int64_t bytes) {
     return CudaStatus(error, absl::StrCat(name(), ": allocating ", bytes, " bytes, ", free, " of ",
                                           total, " free"));
   }
-  return std::make_unique<CudaBuffer>(data, bytes, &allocated_bytes_);
+  return std::make_unique<CudaBuffer>(data, bytes, CudaBuffer::Place::kDevice, allocated_bytes_);
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateHost(int64_t bytes) {
@@ -196,7 +198,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateHost(int64_t bytes) 
     cudaGetLastError();
     return CudaStatus(error, absl::StrCat("pinning ", bytes, " bytes of host memory"));
   }
-  return std::make_unique<CudaBuffer>(data, bytes, /*counter=*/nullptr);
+  return std::make_unique<CudaBuffer>(data, bytes, CudaBuffer::Place::kHost, host_allocated_bytes_);
 }
 
 absl::StatusOr<DeviceMemory> CudaDevice::Memory() {

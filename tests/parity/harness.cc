@@ -155,6 +155,17 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   }
   if (result.status.ok()) result.status = (*trainer)->Restore(run.restore);
   if (result.status.ok()) result.status = (*trainer)->Run().status();
+  if (result.status.ok()) {
+    // Nothing is asked for on the way, and on the host nothing stays but what is foreseen.
+    const MemoryUse predicted = (*trainer)->PredictedMemory();
+    EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
+        << run.ToString() << ", rank " << world.rank();
+    int64_t host = 0;
+    for (const auto& [name, bytes] : predicted.host) {
+      if (name != "verify" && name != "checkpoint") host += bytes;  // which end with their purpose
+    }
+    EXPECT_EQ(host, device->host_allocated_bytes()) << run.ToString() << ", rank " << world.rank();
+  }
   if (!result.status.ok()) {
     world.Abort(result.status);
     return result;

@@ -162,6 +162,38 @@ TEST_F(Volume, OfAxesTogether_IsThatOfTheFormulas) {
   }
 }
 
+// Half of the bytes, exchanged in equal parts and summed by their owner.
+TEST_F(Volume, OfGradientsInSixteenBits_IsThatOfTheMethod) {
+  for (Case run : {Data(2), Data(4), Data(4, 1), Data(4, 3), Data(8, 1, 4)}) {
+    const auto reduced = [&] {
+      run.steps = 1;
+      const StepVolume sent = harness_.Train(run)[0].predicted;
+      return sent.gradients + sent.replicas;
+    };
+    run.bucket_bytes = 1 << 20;  // none is so small that everybody sends all of it
+    const int64_t whole = reduced();
+    run.adjust = [](TrainerOptions& options) { options.gradient_wire = kernels::DType::kBF16; };
+    EXPECT_EQ(2 * reduced(), whole) << run.ToString();
+    ExpectFormula(run);
+  }
+}
+
+// Shares by weight: what travels is of all tokens' rows, whoever holds which columns; ranks send
+// what their own parts ask for.
+TEST_F(Volume, OfUnevenShares_IsThatOfTheFormula) {
+  for (const ModelDescription& model : {SmallGpt2(), SmallLlama()}) {
+    for (const bool rows : {false, true}) {
+      Case run = Split(model, PerAxis(1, 2, 1, 2));
+      run.tensor_weights = {3, 1};
+      run.layout.sequence_parallel = rows;
+      run.layout.zero = rows ? 3 : 0;
+      ExpectFormula(run);
+      run.layout.degrees = PerAxis(1, 1, 2, 2);
+      ExpectFormula(run);
+    }
+  }
+}
+
 // What Top-K selects goes as pairs to everybody, signs as bits; what is excluded, and what would be
 // more as pairs, as it does without compression.
 TEST_F(Volume, OfCompressedGradients_IsWhatIsSelected) {

@@ -69,8 +69,11 @@ struct Families {
                           "Size of the last checkpoint written; rank 0 only.", Labels()};
   Family device_bytes{Kind::kGauge, "muster_rank_device_memory_bytes",
                       "Memory of its device that the engine has taken.", Labels()};
-  Family host_bytes{Kind::kGauge, "muster_rank_host_memory_bytes",
-                    "Memory of the host that offloaded optimizer state takes.", Labels()};
+  Family host_bytes{
+      Kind::kGauge, "muster_rank_host_memory_bytes",
+      "Memory of the host that the engine has taken beside its device's: batches, numbers "
+      "of steps, what is offloaded.",
+      Labels()};
   Family restore_seconds{Kind::kGauge, "muster_rank_restore_seconds",
                          "Time that restoring took at the start of this process.", Labels()};
   Family step_seconds{Kind::kHistogram, "muster_rank_step_duration_seconds",

@@ -284,10 +284,7 @@ class Reporter : public parallel::TrainerHooks {
   bool StopRequested() override { return signals_.stop_requested() || client_.stop_requested(); }
 
   // What has been taken is told from now on. The device must outlive the last call of a hook.
-  void Allocated(kernels::Device& device, int64_t host_bytes) {
-    device_ = &device;
-    host_bytes_ = host_bytes;
-  }
+  void Allocated(kernels::Device& device) { device_ = &device; }
 
   // A restored job shows where it goes on, before its first step.
   void Restored(int64_t step, int64_t consumed_samples) {
@@ -301,8 +298,8 @@ class Reporter : public parallel::TrainerHooks {
     if (device_ == nullptr) return;
     v1::RankMemory& memory = *progress_.mutable_memory();
     memory.set_device_bytes(device_->allocated_bytes());
-    memory.set_host_bytes(host_bytes_);
-    metrics_.Memory(memory.device_bytes(), host_bytes_);
+    memory.set_host_bytes(device_->host_allocated_bytes());
+    metrics_.Memory(memory.device_bytes(), memory.host_bytes());
     if (device_->kind() != kernels::DeviceKind::kCuda) return;
     const auto of_device = device_->Memory();
     if (!of_device.ok()) return;
@@ -364,7 +361,6 @@ class Reporter : public parallel::TrainerHooks {
   Profiler& profiler_;
   Logger& logger_;
   kernels::Device* device_ = nullptr;
-  int64_t host_bytes_ = 0;
   v1::RankProgress progress_;
   std::deque<absl::Time> loss_times_;  // of progress_.losses()
   std::deque<std::pair<int64_t, double>> recent_;
@@ -511,7 +507,7 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
                                                          **groups, *setup.training,
                                                          setup.validation.get(), *files, reporter));
-  reporter.Allocated(*setup.device, trainer->host_state_bytes());
+  reporter.Allocated(*setup.device);
   if (assignment.rank() == 0) {
     PrintLine(absl::StrFormat(
         "job %s epoch %d: %s with %.2f M parameters, %d ranks on %s, %.1f MB of state and %.1f MB "
