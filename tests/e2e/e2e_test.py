@@ -141,7 +141,8 @@ class MainPath(Scene):
         for rank in job["ranks"]:
             self.assertGreater(rank["times"]["stepSeconds"], 0)
         described = self.cluster.run("describe", "job", "tiny").stdout
-        for word in ("tiny", "data 2", "dp 1", "COMPUTING", "GRADIENTS", "SLOWEST", "ALL-REDUCE", "ENGINE"):
+        for word in ("tiny", "data 2", "dp 1", "COMPUTING", "GRADIENTS", "SLOWEST", "ALL-REDUCE",
+                     "ENGINE"):
             self.assertIn(word, described)
         self.assertIn("worker-1", self.cluster.run("get", "workers").stdout)
         kept = self.cluster.poll(
