@@ -9,11 +9,13 @@
 
 namespace muster::kernels::cuda {
 
-// first[c] += sum over p of partial[p][c], second[c] += ... of partial[p][columns + c] (with
-// `second` nullptr the rows of `partial` hold `columns` values, else twice that); without
-// `accumulate` they are overwritten. The order depends on `partials` alone.
+// first[c] += sum over p of partial[p][c], second[c] += ... of partial[p][columns + c], and a third
+// likewise: the rows of `partial` hold `columns` values for each that is not nullptr. Without
+// `accumulate` the first two are overwritten, without `accumulate_third` the third. The order
+// depends on `partials` alone.
 void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
-                 bool accumulate, float* first, float* second);
+                 bool accumulate, float* first, float* second, float* third = nullptr,
+                 bool accumulate_third = false);
 
 // out[c] += sum of x[:, c] (the bias gradient of a linear layer). x [T,N] act, out [N] fp32. Uses
 // `scratch`, ColumnSumScratchBytes(...) of it.

@@ -32,7 +32,8 @@ void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
 }
 
 // Chunks of rows make dx, chunks of columns make dgamma and dbeta: reading dy and x twice is
-// cheaper than partial sums per thread and makes the order of additions independent of threads.
+// cheaper than partial sums per thread and makes the order of additions independent of threads. The
+// sums of dx follow when it is complete.
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
@@ -60,6 +61,13 @@ void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
                                       args.mean.f32()[row], args.rstd.f32()[row],
                                       args.dx.f32() + row * c);
       }
+    });
+    if (args.dx_sums.empty()) return;
+    pool.Run(column_chunks, [&](int64_t chunk) {
+      const int64_t begin = chunk * kColumns, count = std::min(kColumns, c - begin);
+      float* const sums = args.dx_sums.f32() + begin;
+      if (!args.accumulate_dx_sums) std::fill(sums, sums + count, 0.0f);
+      loops.add_column_sums(t, count, c, args.dx.f32() + begin, sums);
     });
   });
 }

@@ -23,6 +23,12 @@ constexpr int kMaxStages = 8;
 // Of rows on their way to a multiprocessor. Twice as many are slower.
 constexpr int64_t kRingBytes = 112 << 10;
 
+// kLayerAndSums: the sums of dx's columns as well.
+enum class Norm { kRms, kLayer, kLayerAndSums };
+__host__ __device__ constexpr int SumsOf(Norm norm) {
+  return norm == Norm::kRms ? 1 : norm == Norm::kLayer ? 2 : 3;
+}
+
 template <typename T>
 struct BackwardData {
   const T* dy;
@@ -31,7 +37,7 @@ struct BackwardData {
   const float* mean;
   const float* rstd;
   T* dx;
-  float* partial;  // [blocks][2][columns]: dgamma, dbeta
+  float* partial;  // [blocks][2 or 3][columns]: dgamma, dbeta, sums of dx
   int64_t rows;
   int columns;
 };
@@ -103,12 +109,13 @@ __device__ inline float2 TeamSum(float2 x, int team, bool both, float2* shared) 
 }
 
 // Team t of block b takes rows b + t * blocks, and so on by blocks * teams, kPacks packs a lane.
-template <typename T, int kPacks, int kWarps, bool kRms>
+template <typename T, int kPacks, int kWarps, Norm kNorm>
 __global__ void __launch_bounds__(kTeamThreads, 1)
     NormBackwardTeamKernel(const BackwardData<T> d, const TeamMemory memory) {
 #if __CUDA_ARCH__ >= 900
   constexpr int N = kPackSize<T>;
-  constexpr int kLanes = kWarps * kWarp, kTeams = TeamsOf(kWarps), kSums = kRms ? 1 : 2;
+  constexpr int kLanes = kWarps * kWarp, kTeams = TeamsOf(kWarps), kSums = SumsOf(kNorm);
+  constexpr bool kRms = kNorm == Norm::kRms, kSumsDx = kNorm == Norm::kLayerAndSums;
   extern __shared__ uint4 dynamic[];
   __shared__ uint64_t full[kTeams][kMaxStages];
   __shared__ float2 shared[2][kTeams][kWarps];
@@ -152,6 +159,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
   const auto active = [&](int k) { return k < kPacks - 1 || last_is_active; };
   float dgamma[kPacks][N] = {};
   float dbeta[kPacks][kRms ? 1 : N] = {};
+  float dx_sums[kPacks][kSumsDx ? N : 1] = {};
   int stage = 0, set = 0;
   uint32_t parity = 0;
   for (int64_t row = first; row < d.rows; row += step, set ^= 1) {
@@ -199,7 +207,12 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
         const float xhat = x[k][i] * rstd + shift, g = dy[k][i] * weight[i];
         out[i] = dx[k][i] + rstd * (g - mean_g - xhat * mean_gx);
       }
-      StorePack<N>(to + k * kLanes * N, FromFloats<T>(out));
+      const Pack<T, N> rounded = FromFloats<T>(out);
+      StorePack<N>(to + k * kLanes * N, rounded);
+      if constexpr (kSumsDx) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) dx_sums[k][i] += rounded[i];
+      }
     }
     if (++stage == memory.stages) {
       stage = 0;
@@ -214,6 +227,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
     float* const mine = team_sums + team * kSums * d.columns + (k * kLanes + lane) * N;
     StorePack<N>(mine, FromFloats<float>(dgamma[k]));
     if constexpr (!kRms) StorePack<N>(mine + d.columns, FromFloats<float>(dbeta[k]));
+    if constexpr (kSumsDx) StorePack<N>(mine + 2 * d.columns, FromFloats<float>(dx_sums[k]));
   }
   __syncthreads();
   const int width = kSums * d.columns;
@@ -385,45 +399,45 @@ __global__ void __launch_bounds__(kAnyThreads) NormBackwardAnyKernel(const Backw
 
 // The fewest warps a row that hold it in four packs a lane; one warp holds five, as measured on an
 // H200.
-template <typename T, bool kRms>
+template <typename T, Norm kNorm>
 void (*TeamKernel(int64_t packs, int* warps))(BackwardData<T>, TeamMemory) {
   *warps = packs <= 5 * kWarp ? 1 : packs <= 8 * kWarp ? 2 : packs <= 16 * kWarp ? 4 : 8;
   switch (*warps * 8 + CeilDiv(packs, *warps * kWarp)) {
     case 8 + 1:
-      return NormBackwardTeamKernel<T, 1, 1, kRms>;
+      return NormBackwardTeamKernel<T, 1, 1, kNorm>;
     case 8 + 2:
-      return NormBackwardTeamKernel<T, 2, 1, kRms>;
+      return NormBackwardTeamKernel<T, 2, 1, kNorm>;
     case 8 + 3:
-      return NormBackwardTeamKernel<T, 3, 1, kRms>;
+      return NormBackwardTeamKernel<T, 3, 1, kNorm>;
     case 8 + 4:
-      return NormBackwardTeamKernel<T, 4, 1, kRms>;
+      return NormBackwardTeamKernel<T, 4, 1, kNorm>;
     case 8 + 5:
-      return NormBackwardTeamKernel<T, 5, 1, kRms>;
+      return NormBackwardTeamKernel<T, 5, 1, kNorm>;
     case 16 + 3:
-      return NormBackwardTeamKernel<T, 3, 2, kRms>;
+      return NormBackwardTeamKernel<T, 3, 2, kNorm>;
     case 16 + 4:
-      return NormBackwardTeamKernel<T, 4, 2, kRms>;
+      return NormBackwardTeamKernel<T, 4, 2, kNorm>;
     case 32 + 3:
-      return NormBackwardTeamKernel<T, 3, 4, kRms>;
+      return NormBackwardTeamKernel<T, 3, 4, kNorm>;
     case 32 + 4:
-      return NormBackwardTeamKernel<T, 4, 4, kRms>;
+      return NormBackwardTeamKernel<T, 4, 4, kNorm>;
     case 64 + 3:
-      return NormBackwardTeamKernel<T, 3, 8, kRms>;
+      return NormBackwardTeamKernel<T, 3, 8, kNorm>;
     case 64 + 4:
-      return NormBackwardTeamKernel<T, 4, 8, kRms>;
+      return NormBackwardTeamKernel<T, 4, 8, kNorm>;
     default:
       return nullptr;  // longer rows
   }
 }
 
 // The blocks whose sums are in d->partial; 0 where rows are too long, or the device too old.
-template <typename T, bool kRms>
+template <typename T, Norm kNorm>
 int64_t LaunchTeams(CudaStream& stream, const char* op, BackwardData<T>* d) {
-  constexpr int kSums = kRms ? 1 : 2;
+  constexpr int kSums = SumsOf(kNorm);
   const CudaDevice& device = stream.cuda_device();
   TeamMemory memory{.packs = d->columns / kPackSize<T>};
   int warps = 0;
-  const auto kernel = TeamKernel<T, kRms>(memory.packs, &warps);
+  const auto kernel = TeamKernel<T, kNorm>(memory.packs, &warps);
   if (kernel == nullptr || !IsBuiltForHopper(kernel)) return 0;
   const int teams = TeamsOf(warps);
   memory.stages = static_cast<int>(
@@ -443,13 +457,16 @@ int64_t LaunchTeams(CudaStream& stream, const char* op, BackwardData<T>* d) {
   return stream.CheckLaunch(op) ? blocks : 0;
 }
 
-// `dbeta` is nullptr for an RMS norm.
+struct Sums {
+  float* dgamma;
+  float* dbeta = nullptr;  // layer norm only
+  bool accumulate;
+};
+
 template <typename T, bool kRms>
-void LaunchBackward(CudaStream& stream, const char* op, BackwardData<T> d, bool accumulate,
-                    float* dgamma, float* dbeta) {
+void LaunchBackward(CudaStream& stream, const char* op, BackwardData<T> d, bool packs,
+                    const Sums& sums) {
   const int64_t threads = CeilDiv(CeilDiv(d.columns, kPackSize<T>), kWarp) * kWarp;
-  const bool packs = Aligned16(d.dy) && Aligned16(d.x) && Aligned16(d.dx) &&
-                     Aligned16(d.gamma.data) && d.columns % kPackSize<T> == 0 && threads <= 1024;
   const auto launch = [&](auto kernel, int64_t block, int64_t rows, int64_t slots) {
     const auto shared = static_cast<int>(slots * block * static_cast<int64_t>(sizeof(uint4)));
     // As many blocks as run at once, so that all get the same share of the rows.
@@ -471,15 +488,8 @@ void LaunchBackward(CudaStream& stream, const char* op, BackwardData<T> d, bool 
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(block), shared,
              stream.handle()>>>(d);
     stream.CheckLaunch(op);
-    AddPartials(stream, d.partial, blocks, d.columns, accumulate, dgamma, dbeta);
+    AddPartials(stream, d.partial, blocks, d.columns, sums.accumulate, sums.dgamma, sums.dbeta);
   };
-  if (packs) {
-    const int64_t blocks = LaunchTeams<T, kRms>(stream, op, &d);
-    if (blocks > 0) {
-      AddPartials(stream, d.partial, blocks, d.columns, accumulate, dgamma, dbeta);
-      return;
-    }
-  }
   // Rows a step, stages and registers as measured on an H200.
   if (!packs) {
     launch(NormBackwardAnyKernel<T, kRms>, kAnyThreads, 1, 0);
@@ -503,21 +513,52 @@ void LaunchBackward(CudaStream& stream, const char* op, BackwardData<T> d, bool 
 }
 
 template <typename T>
+bool InPacks(const BackwardData<T>& d) {
+  return Aligned16(d.dy) && Aligned16(d.x) && Aligned16(d.dx) && Aligned16(d.gamma.data) &&
+         d.columns % kPackSize<T> == 0 && d.columns <= 1024 * kPackSize<T>;
+}
+
+template <typename T>
 void Backward(CudaStream& stream, const LayerNormBackwardArgs& args) {
-  const BackwardData<T> d{args.dy.as<T>(),     args.x.as<T>(),  AsFloatVector(args.gamma),
-                          args.mean.f32(),     args.rstd.f32(), args.dx.as<T>(),
-                          /*partial=*/nullptr, args.dy.dim(0),  static_cast<int>(args.dy.dim(1))};
-  LaunchBackward<T, false>(stream, "LayerNormBackward", d, args.accumulate, args.dgamma.f32(),
-                           args.dbeta.f32());
+  constexpr char kOp[] = "LayerNormBackward";
+  BackwardData<T> d{args.dy.as<T>(),     args.x.as<T>(),  AsFloatVector(args.gamma),
+                    args.mean.f32(),     args.rstd.f32(), args.dx.as<T>(),
+                    /*partial=*/nullptr, args.dy.dim(0),  static_cast<int>(args.dy.dim(1))};
+  const bool packs = InPacks(d), sums_dx = !args.dx_sums.empty();
+  int64_t blocks = 0;
+  if (packs) {
+    blocks = sums_dx ? LaunchTeams<T, Norm::kLayerAndSums>(stream, kOp, &d)
+                     : LaunchTeams<T, Norm::kLayer>(stream, kOp, &d);
+  }
+  if (blocks > 0) {
+    AddPartials(stream, d.partial, blocks, d.columns, args.accumulate, args.dgamma.f32(),
+                args.dbeta.f32(), sums_dx ? args.dx_sums.f32() : nullptr, args.accumulate_dx_sums);
+    return;
+  }
+  LaunchBackward<T, false>(stream, kOp, d, packs,
+                           {args.dgamma.f32(), args.dbeta.f32(), args.accumulate});
+  if (!sums_dx) return;
+  void* const scratch =
+      stream.Scratch(ColumnSumScratchBytes(stream.cuda_device(), d.rows, d.columns));
+  if (scratch != nullptr) {
+    ColumnSum(stream, args.dx, args.dx_sums, args.accumulate_dx_sums, scratch);
+  }
 }
 
 template <typename T>
 void Backward(CudaStream& stream, const RmsNormBackwardArgs& args) {
-  const BackwardData<T> d{args.dy.as<T>(),     args.x.as<T>(),  AsFloatVector(args.gamma),
-                          /*mean=*/nullptr,    args.rstd.f32(), args.dx.as<T>(),
-                          /*partial=*/nullptr, args.dy.dim(0),  static_cast<int>(args.dy.dim(1))};
-  LaunchBackward<T, true>(stream, "RmsNormBackward", d, args.accumulate, args.dgamma.f32(),
-                          nullptr);
+  constexpr char kOp[] = "RmsNormBackward";
+  BackwardData<T> d{args.dy.as<T>(),     args.x.as<T>(),  AsFloatVector(args.gamma),
+                    /*mean=*/nullptr,    args.rstd.f32(), args.dx.as<T>(),
+                    /*partial=*/nullptr, args.dy.dim(0),  static_cast<int>(args.dy.dim(1))};
+  const bool packs = InPacks(d);
+  const int64_t blocks = packs ? LaunchTeams<T, Norm::kRms>(stream, kOp, &d) : 0;
+  if (blocks > 0) {
+    AddPartials(stream, d.partial, blocks, d.columns, args.accumulate, args.dgamma.f32(), nullptr);
+  } else {
+    LaunchBackward<T, true>(stream, kOp, d, packs,
+                            {args.dgamma.f32(), /*dbeta=*/nullptr, args.accumulate});
+  }
 }
 
 }  // namespace

@@ -72,8 +72,12 @@ struct LayerNormBackwardArgs {
   Tensor dx;      // [T,C] act; += : the gradient that flows along the residual is already there
   Tensor dgamma;  // [C] fp32 +=
   Tensor dbeta;   // [C] fp32 +=
+  // [C] fp32 += or empty: the sums of the new dx's columns, which are the gradient of the bias of
+  // whatever was added to the residual stream in front of x.
+  Tensor dx_sums;
   // False: dgamma and dbeta are overwritten, so that nobody has to zero them first.
   bool accumulate = true;
+  bool accumulate_dx_sums = true;
 };
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
 

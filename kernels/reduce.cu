@@ -62,12 +62,13 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp)
 
 __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
     AddPartialsKernel(const float* partial, int64_t partials, int64_t columns, bool accumulate,
-                      float* first, float* second) {
+                      float* first, float* second, float* third, bool accumulate_third) {
   __shared__ float shared[kPartialRows][kPartialColumns + 1];
   const int lane = threadIdx.x % kPartialColumns;
   const int row = threadIdx.x / kPartialColumns;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kPartialColumns + lane;
-  const int64_t stride = second == nullptr ? columns : 2 * columns;
+  const int64_t of_two = second == nullptr ? columns : 2 * columns;
+  const int64_t stride = third == nullptr ? of_two : of_two + columns;
   // A warp adds up a column of the tile in the end. What the sum is added to is not the kernel in
   // front's, but of those before it, which are done.
   const int warp = threadIdx.x / kWarp, rows = threadIdx.x % kWarp;
@@ -75,8 +76,8 @@ __global__ void __launch_bounds__(kPartialColumns* kPartialRows)
   float* out = nullptr;
   float before = 0;
   if (warp < kPartialColumns && rows == 0 && at < stride) {
-    out = at < columns ? first + at : second + (at - columns);
-    if (accumulate) before = *out;
+    out = at < columns ? first + at : at < of_two ? second + (at - columns) : third + (at - of_two);
+    if (at < of_two ? accumulate : accumulate_third) before = *out;
   }
   WaitForKernelInFront();
   LetNextKernelBegin();
@@ -211,11 +212,12 @@ void LaunchSum(Stream& stream, const char* op, const Tensor& x, const Tensor& ou
 }  // namespace
 
 void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
-                 bool accumulate, float* first, float* second) {
-  const int64_t sums = second == nullptr ? columns : 2 * columns;
+                 bool accumulate, float* first, float* second, float* third,
+                 bool accumulate_third) {
+  const int64_t sums = columns * (1 + (second != nullptr ? 1 : 0) + (third != nullptr ? 1 : 0));
   LaunchOverlapped(stream, AddPartialsKernel, CeilDiv(sums, kPartialColumns),
                    kPartialColumns * kPartialRows, 0, partial, partials, columns, accumulate, first,
-                   second);
+                   second, third, accumulate_third);
   stream.CheckLaunch("AddPartials");
 }
 

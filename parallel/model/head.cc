@@ -71,7 +71,7 @@ class HeadBlock : public Block {
     if (!shared_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
     const Tensor dy = part_.Leave(pass, flow.branch_storage);
-    NormBackward(pass, norm_, dy, saved.x, saved.norm, flow.d_hidden);
+    NormBackward(pass, norm_, dy, saved.x, saved.norm, flow);
   }
 
  private:

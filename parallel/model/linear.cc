@@ -153,4 +153,14 @@ void LinearBackwardWeights(const Pass& pass, const Linear& linear, Tensor dy, Te
   Ready(pass, linear.weight);
 }
 
+void LinearBackwardBias(const Pass& pass, const Linear& linear, Tensor sums) {
+  const Tensor dbias = (*pass.gradients)[*linear.bias];
+  if (pass.overwrite_gradients) {
+    kernels::Copy(pass.stream, sums, dbias);
+  } else {
+    kernels::Axpy(pass.stream, 1.0f, sums, dbias);
+  }
+  Ready(pass, *linear.bias);
+}
+
 }  // namespace muster::parallel

@@ -67,6 +67,8 @@ void LinearBackwardInputThroughSwiglu(const Pass& pass, const Linear& linear, ke
 // The second adds and reports those of weight and bias, the bias's only when it is not complete.
 void LinearBackwardWeights(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                            kernels::Tensor x, bool bias_is_complete = false);
+// Adds `sums`, those of dy's columns, and reports the bias's gradient.
+void LinearBackwardBias(const Pass& pass, const Linear& linear, kernels::Tensor sums);
 
 }  // namespace muster::parallel
 

@@ -133,6 +133,9 @@ void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {
     flow.gathered =
         arena.Take("scratch", flow.shape.activation, {flow.shape.tokens(), shape_.hidden});
   }
+  if (shape_.sums_hidden_gradient) {
+    flow.d_hidden_sums = arena.Take("scratch", DType::kF32, {shape_.hidden});
+  }
   const int64_t mark = arena.Mark();
   for (size_t i = 0; i < workspace.saved.size(); ++i) {
     arena.ReleaseTo(mark);

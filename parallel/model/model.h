@@ -153,6 +153,10 @@ struct Flow {
   // in branch_storage. Of models that gather them at the same time; else empty.
   kernels::Tensor gathered;
   kernels::Tensor d_hidden;  // [R,C] gradient of residual and of branch
+  // [C] fp32: the sums of its columns while d_hidden_summed, which are the gradient of the bias of
+  // what was added to the residual stream last. Empty in a model that does without.
+  kernels::Tensor d_hidden_sums;
+  bool d_hidden_summed = false;
   // Backward: another block follows on this rank, and all rows of d_hidden, where the block before
   // has begun to gather them for it.
   bool more_behind = false;
@@ -303,6 +307,7 @@ class Model {
     ContextMethod context_method = ContextMethod::kRing;  // with context_size > 1
     bool deterministic = true;                            // of attention's backward
     bool dropout = false;                                 // Flow::sample is read in training
+    bool sums_hidden_gradient = false;                    // Flow::d_hidden_sums is there
   };
 
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds

@@ -96,14 +96,22 @@ void FillBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const
   args.accumulate = !pass.overwrite_gradients;
 }
 
+// Sums of the columns of d_hidden: layer norm only.
+struct HiddenSums {
+  Tensor to;  // empty: nobody wants them
+  bool accumulate = false;
+};
+
 // Adds to `gradients`.
 void Backward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-              Tensor d_hidden, const NormGradients& gradients) {
+              Tensor d_hidden, const NormGradients& gradients, const HiddenSums& sums = {}) {
   if (norm.spec.kind == NormKind::kLayer) {
     kernels::LayerNormBackwardArgs args;
     FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, args);
     args.mean = saved.mean;
     args.dbeta = gradients.bias;
+    args.dx_sums = sums.to;
+    args.accumulate_dx_sums = sums.accumulate;
     kernels::LayerNormBackward(pass.stream, args);
   } else {
     kernels::RmsNormBackwardArgs args;
@@ -140,8 +148,12 @@ void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& save
 }
 
 void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-                  Tensor d_hidden) {
-  Backward(pass, norm, dy, x, saved, d_hidden, Views(pass, norm));
+                  Flow& flow, Tensor d_bias) {
+  const bool to_flow = d_bias.empty() && !flow.d_hidden_sums.empty();
+  const HiddenSums sums = to_flow ? HiddenSums{flow.d_hidden_sums}
+                                  : HiddenSums{d_bias, /*accumulate=*/!pass.overwrite_gradients};
+  Backward(pass, norm, dy, x, saved, flow.d_hidden, Views(pass, norm), sums);
+  flow.d_hidden_summed = to_flow;
   Complete(pass, norm);
 }
 

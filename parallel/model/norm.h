@@ -60,9 +60,11 @@ struct NormGradients {
 
 // x = residual + branch becomes the new residual stream; y is its norm.
 void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved);
-// d_hidden += the gradient through the norm. `x` is what was normalised.
+// d_hidden += the gradient through the norm. `x` is what was normalised. `d_bias`, unless empty: of
+// what was added to the residual stream in front of it, [width] fp32, added to like the norm's.
+// Flow::d_hidden_sums is written where d_bias is empty and the flow has it.
 void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
-                  const NormSaved& saved, kernels::Tensor d_hidden);
+                  const NormSaved& saved, Flow& flow, kernels::Tensor d_bias = {});
 // The same in two calls: the parameters' gradients, which come with that of the input in one pass
 // over memory, are left in `gradients`, and added to where they belong later.
 void NormBackwardInput(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,

@@ -138,10 +138,14 @@ class TransformerBlock : public Block {
     const Tensor d_mlp = Dropped(pass, flow, part_.Await(pass, d_out), mlp_dropout_);
     MlpBackwardInput(pass, d_mlp, saved);
     const Started d_norm2 = part_.StartLeave(pass, saved.d_small);
-    LinearBackwardWeights(pass, down_, d_mlp, saved.up);
+    const bool summed = std::exchange(flow.d_hidden_summed, false);
+    if (summed) LinearBackwardBias(pass, down_, flow.d_hidden_sums);
+    LinearBackwardWeights(pass, down_, d_mlp, saved.up, /*bias_is_complete=*/summed);
     if (!beside) UpBackwardWeights(pass, saved, StartInput(pass, flow, saved.norm2));
-    NormBackward(pass, norm2_, part_.Await(pass, d_norm2), saved.norm2.x, saved.norm2,
-                 flow.d_hidden);
+    const bool sums = SumsHiddenGradient(flow);
+    NormBackward(pass, norm2_, part_.Await(pass, d_norm2), saved.norm2.x, saved.norm2, flow,
+                 sums ? (*pass.gradients)[*output_.bias] : Tensor());
+    if (sums) Ready(pass, *output_.bias);
     d_out = StartGradient(pass, flow);
     if (beside) UpBackwardWeights(pass, saved, y2);
     AttentionBackward(pass, flow, saved, d_out);
@@ -366,6 +370,8 @@ class TransformerBlock : public Block {
     LinearBackwardWeights(pass, up_, swiglu_ ? saved.pre : saved.d_up, part_.Await(pass, y2),
                           /*bias_is_complete=*/!swiglu_);
   }
+  // Whether the norms' backward gives the gradients of the biases in front of them.
+  static bool SumsHiddenGradient(const Flow& flow) { return !flow.d_hidden_sums.empty(); }
   // `d_out`: of the gradient of attention's output. To flow.d_hidden.
   void AttentionBackward(const Pass& pass, Flow& flow, const TransformerSaved& saved,
                          const Started& d_out) const {
@@ -377,7 +383,8 @@ class TransformerBlock : public Block {
     ScoresBackward(pass, flow, saved);
     QkvBackwardInput(pass, saved, 0, saved.d_small);
     const Started d_norm1 = part_.StartLeave(pass, saved.d_small);
-    LinearBackwardWeights(pass, output_, dy, saved.attention);
+    LinearBackwardWeights(pass, output_, dy, saved.attention,
+                          /*bias_is_complete=*/SumsHiddenGradient(flow));
     // The block behind takes the gather over, unless it uses the memory before.
     const bool ahead = beside && flow.more_behind && gathers_ahead_;
     const auto weights = [&] {
@@ -385,7 +392,7 @@ class TransformerBlock : public Block {
       qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));
     };
     if (!ahead) weights();
-    NormBackward(pass, norm1_, part_.Await(pass, d_norm1), saved.x1, saved.norm1, flow.d_hidden);
+    NormBackward(pass, norm1_, part_.Await(pass, d_norm1), saved.x1, saved.norm1, flow);
     if (!ahead) return;
     flow.d_whole = StartGradient(pass, flow);
     weights();
@@ -620,6 +627,10 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.context_method = parallel.context_method;
   shape.deterministic = parallel.deterministic;
   shape.dropout = parallel.dropout > 0;
+  // What is added to the residual stream has the gradient that its norm leaves: all rows of it,
+  // undropped.
+  shape.sums_hidden_gradient = config.bias && config.norm.kind == NormKind::kLayer &&
+                               tensor.size == 1 && !shape.dropout && !shape.split_backward;
   // The other ranks of a pipeline do as this one.
   const int64_t again_everywhere = again * config.layers / std::max<int64_t>(1, transformers);
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),

@@ -384,6 +384,7 @@ absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
   Buffer& gradient = gradients_[step.gradient];
   Await(gradient);
   flow.d_hidden = gradient.tensor;
+  flow.d_hidden_summed = false;
   Pass with_gradients = pass;
   with_gradients.gradients =
       step.head_in_forward ? head_gradients_ : &client.BeginGradients(chunk, micro_batch);
@@ -412,6 +413,7 @@ void PipelineExecutor::BackwardInput(const Step& step, const Pass& pass, MicroBa
   Buffer& gradient = gradients_[step.gradient];
   Await(gradient);
   workspace.flow.d_hidden = gradient.tensor;
+  workspace.flow.d_hidden_summed = false;
   if (IsLastPart(chunk)) {
     const int group = HeadGroup(chunk);
     Pass with_gradients = pass;

@@ -192,6 +192,8 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
         Both dgamma = Input(DType::kF32, {c}), dbeta = Input(DType::kF32, {c});
         Both again(*device_, DType::kF32, {c}, dgamma.values());
         again.Upload(*stream_);
+        Both sums = Input(DType::kF32, {c});  // of dx's columns
+        bool with_sums = false;
         const auto backward = [&](Stream& stream, const auto& side, Both& into, Both& gradient) {
           LayerNormBackward(stream, {.dy = side(dy),
                                      .x = side(x),
@@ -201,7 +203,9 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
                                      .dx = side(into),
                                      .dgamma = side(gradient),
                                      .dbeta = side(dbeta),
-                                     .accumulate = c != 256});
+                                     .dx_sums = with_sums ? side(sums) : Tensor(),
+                                     .accumulate = c != 256,
+                                     .accumulate_dx_sums = c != 33});
         };
         Both dx_again(*device_, dtype, {t, c}, dx.values());
         dx_again.Upload(*stream_);
@@ -215,6 +219,26 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
         backward(*stream_, gpu, dx_again, again);
         EXPECT_EQ(dgamma.Download(*stream_), again.Download(*stream_)) << what;
         EXPECT_EQ(dx.Download(*stream_), dx_again.Download(*stream_)) << what;
+        // With the sums of what is written to dx, twice: another kernel where those need memory.
+        with_sums = true;
+        std::vector<std::vector<float>> first;
+        for (int turn = 0; turn < 2; ++turn) {
+          for (Both* both : {&dx_again, &again, &sums}) both->Upload(*stream_);
+          backward(*stream_, gpu, dx_again, again);
+          const std::vector<float> written = dx_again.Download(*stream_);
+          ExpectClose("dx with sums " + what, written, dx.values(), dtype, 3e-6);
+          ExpectClose("dgamma with sums " + what, again.Download(*stream_), dgamma.values(),
+                      DType::kF32, sum_slack);
+          std::vector<double> totals(c);
+          for (int64_t i = 0; i < c && c != 33; ++i) totals[i] = sums.values()[i];
+          for (int64_t i = 0; i < t * c; ++i) totals[i % c] += written[i];
+          ExpectClose("sums of dx " + what, sums.Download(*stream_),
+                      std::vector<float>(totals.begin(), totals.end()), DType::kF32, sum_slack);
+          const std::vector<std::vector<float>> all = {written, again.Download(*stream_),
+                                                       sums.Download(*stream_)};
+          if (turn == 0) first = all;
+          EXPECT_EQ(first, all) << what;
+        }
       }
     }
   }

@@ -110,8 +110,8 @@ TEST(LayerNorm, Backward_AddsToAllGradients_MatchesFiniteDifferences) {
     Case k(t, c);
     LayerNormForward(*host.stream, k.Args());
     Floats dy = Random(t * c, 10), dx = Random(t * c, 11), dgamma = Random(c, 12),
-           dbeta = Random(c, 13);
-    const Floats dx_before = dx, dgamma_before = dgamma, dbeta_before = dbeta;
+           dbeta = Random(c, 13), sums = Random(c, 14);
+    const Floats sums_before = sums, dx_before = dx, dgamma_before = dgamma, dbeta_before = dbeta;
     LayerNormBackward(*host.stream, {.dy = View(dy, {t, c}),
                                      .x = View(k.sum, {t, c}),
                                      .gamma = View(k.gamma, {c}),
@@ -119,7 +119,13 @@ TEST(LayerNorm, Backward_AddsToAllGradients_MatchesFiniteDifferences) {
                                      .rstd = View(k.rstd, {t}),
                                      .dx = View(dx, {t, c}),
                                      .dgamma = View(dgamma, {c}),
-                                     .dbeta = View(dbeta, {c})});
+                                     .dbeta = View(dbeta, {c}),
+                                     .dx_sums = View(sums, {c}),
+                                     .accumulate_dx_sums = t != 4});
+    Doubles totals = testing::Wide(sums_before);
+    if (t == 4) std::fill(totals.begin(), totals.end(), 0.0);
+    for (int64_t i = 0; i < t * c; ++i) totals[i % c] += dx[i];
+    ExpectClose(sums, totals, 1e-5, "sums of dx");
     Doubles x = testing::Wide(k.sum), gamma = testing::Wide(k.gamma), beta = testing::Wide(k.beta);
     auto loss = [&, t = t, c = c] { return testing::DotOf(Reference(t, c, x, gamma, beta), dy); };
     ExpectClose(dx, testing::Plus(dx_before, testing::NumericGradient(x, loss)), 2e-5, "dx");
