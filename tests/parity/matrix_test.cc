@@ -160,8 +160,7 @@ bool PowerOfTwo(int64_t n) { return (n & (n - 1)) == 0; }
 bool SumsAsTree(const Case& run) {
   const int64_t micro_batches = run.layout.global_batch / run.layout.micro_batch;
   const int data = run.layout.degrees[Axis::kData];
-  return PowerOfTwo(data) && PowerOfTwo(micro_batches) &&
-         (!run.any_order || micro_batches == data);
+  return PowerOfTwo(data) && PowerOfTwo(micro_batches) && (!run.any_order || micro_batches == data);
 }
 
 // Whether all sums are made in the order of one rank (GradientReducer), or, with a tied table on
