@@ -9,6 +9,7 @@
 // then read and written once for the gradient.
 #include <type_traits>
 
+#include "kernels/cluster_launch.cuh"
 #include "kernels/device_cuda.h"
 #include "kernels/hopper.cuh"
 #include "kernels/ops_cuda.h"
@@ -347,23 +348,9 @@ bool LaunchParts(CudaStream& stream, const Data<T>& d, unsigned rows) {
   while (parts < kPartsMax && !fits(parts, kBlocksPerProcessor)) parts *= 2;
   if (device.compute_major() < 9 || !fits(parts, 2)) return false;
   auto* const kernel = &ClusterRowKernel<T>;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(rows * static_cast<unsigned>(parts));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes(parts));
-  config.stream = stream.handle();
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  const auto run = [&] {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(parts));
-    return error != cudaSuccess ? error
-                                : cudaLaunchKernelEx(&config, kernel, d, parts, bytes(parts) / 16);
-  };
-  stream.Check(run(), "CrossEntropy over clusters");
+  stream.Check(LaunchClusters(stream, kernel, rows, parts, kThreads, bytes(parts), d, parts,
+                              bytes(parts) / 16),
+               "CrossEntropy over clusters");
   return true;
 }
 

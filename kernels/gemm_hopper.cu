@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "kernels/activation.cuh"
+#include "kernels/cluster_launch.cuh"
 #include "kernels/column_sum.cuh"
 #include "kernels/cuda_status.h"
 #include "kernels/hopper.cuh"
@@ -498,22 +499,10 @@ absl::Status Launch(CudaStream& stream, const HopperGemm& gemm, float* partial) 
   p.out = gemm.out.data();
   p.activation = gemm.activation.data();
   p.partial = partial;
-  RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-      "a product's shared memory"));
   const int clusters = std::min(p.tiles, stream.cuda_device().multiprocessors() / kCluster);
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kCluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * kCluster));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream.handle();
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return CudaStatus(cudaLaunchKernelEx(&config, kernel, a, b, p), "a product with an epilogue");
+  return CudaStatus(
+      LaunchClusters(stream, kernel, clusters, kCluster, kThreads, kSharedBytes, a, b, p),
+      "a product with an epilogue");
 }
 
 template <typename T>

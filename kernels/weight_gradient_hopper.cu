@@ -14,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
+#include "kernels/cluster_launch.cuh"
 #include "kernels/cuda_status.h"
 #include "kernels/hopper.cuh"
 #include "kernels/pack.cuh"
@@ -287,21 +288,9 @@ absl::Status Launch(CudaStream& stream, const HopperWeightGradient& gradient) {
   const int clusters = std::min({p.tiles, stream.cuda_device().multiprocessors() / kCluster,
                                  static_cast<int>(kSquareParts) / kCluster});
   p.group = RowsTogether(p.cluster_rows, clusters);
-  RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-      "a weight gradient's shared memory"));
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kCluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * kCluster));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream.handle();
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return CudaStatus(cudaLaunchKernelEx(&config, kernel, a, b, p), "a weight gradient");
+  return CudaStatus(
+      LaunchClusters(stream, kernel, clusters, kCluster, kThreads, kSharedBytes, a, b, p),
+      "a weight gradient");
 }
 
 }  // namespace

@@ -473,8 +473,7 @@ std::string EvenText(const Change& change) {
 std::string AdviceText(const std::optional<Change>& change) {
   if (!change.has_value()) {
     return "No change of recompute, any_order, zero, micro_batch, tensor and pipeline makes it "
-           "fit: it needs "
-           "more ranks, or devices with more memory";
+           "fit: it needs more ranks, or devices with more memory";
   }
   return absl::StrFormat("%s would fit: %s for the largest rank, about %.0f %% slower by estimate",
                          absl::StrJoin(change->settings, " "),
