@@ -94,7 +94,10 @@ int64_t Trainer::global_micro_batches() const { return GlobalMicroBatches(place(
 int64_t Trainer::micro_batches() const { return MicroBatches(place()); }
 int Trainer::together() const {
   if (options_.zero < 2) return 1;
-  return std::max(1, groups_.shard().size() / groups_.mesh().degree(Axis::kContext));
+  // A shard group that cuts through the ranks of a sequence has no whole number of data-parallel
+  // ranks, nor need it divide them; the order of the sum is then another one anyway.
+  const int shards = groups_.shard().size(), context = groups_.mesh().degree(Axis::kContext);
+  return shards % context == 0 ? shards / context : 1;
 }
 int64_t Trainer::step_values() const { return StepValues(place()); }
 

@@ -33,6 +33,22 @@ TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit)
   }
 }
 
+// Five shards of ten ranks: groups that hold two data-parallel ranks and half of a third. Every
+// sample of a step is somebody's, and nobody else's.
+TEST_F(Layouts, ShardGroupsThatCutThroughASequence_TrainLikeOneRank) {
+  for (const int zero : {2, 3}) {
+    Case run = Data(1, zero, /*shards=*/5);
+    run.layout.degrees = PerAxis(1, 5, 2, 1);
+    run.layout.global_batch = 20;
+    run.steps = 4;
+    SCOPED_TRACE(run.ToString());
+    Case alone = Data(1);
+    alone.layout.global_batch = run.layout.global_batch;
+    alone.steps = run.steps;
+    ExpectClose(harness_.Train(alone)[0], harness_.Train(run)[0]);
+  }
+}
+
 TEST_F(Layouts, ModelsWithMeshesOfTheirOwn_TrainOnOnePoolAsAlone) {
   Case gpt2 = Data(1);
   gpt2.layout.degrees = PerAxis(2, 1, 1, 2);
