@@ -59,8 +59,11 @@ class Judge {
     Ranks();
     Batch();
     Tensor();
+    TensorShares();
     Context();
+    AllToAll();
     Pipeline();
+    PipelineSchedule();
     Zero();
     Compression();
     return std::move(problems_);
@@ -111,6 +114,13 @@ class Judge {
       Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", model_.heads,
           " attention heads of the model: each needs one");
     }
+    for (const auto& [size, of] : {std::pair(model_.ffn, "columns of the MLP"),
+                                   std::pair(model_.vocab, "rows of the vocabulary")}) {
+      if (tensor > 1 && size > 0 && tensor > size) {
+        Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", size, " ", of,
+            ": each needs one");
+      }
+    }
     if (layout_.tensor_chunks && !layout_.sequence_parallel) {
       Add("engine.parallel.tensor_overlap",
           "chunked cuts products by the rows that ranks have with sequence parallelism, which is "
@@ -135,12 +145,66 @@ class Judge {
     }
   }
 
+  void TensorShares() {
+    if (layout_.tensor_shares == 0 || layout_.tensor_shares == degree(Axis::kTensor)) return;
+    Add("engine.parallel.tensor_shares", layout_.tensor_shares, " numbers for ",
+        degree(Axis::kTensor), " tensor-parallel ranks");
+  }
+
   void Context() {
     const int64_t context = degree(Axis::kContext);
     if (context > 1 && model_.sequence > 0 && model_.sequence % (2 * context) != 0) {
       Add(FieldOf(Axis::kContext), "a sequence of ", model_.sequence,
           " tokens does not divide into ", 2 * context, " chunks, two for each of the ", context,
           " ranks; one of ", Multiples(model_.sequence, 2 * context), " tokens would");
+    }
+  }
+
+  // Of the heads that tensor ranks hold when shares are equal, as far as they go; of given shares,
+  // and of key/value heads in common, the model knows more.
+  void AllToAll() {
+    const int64_t context = degree(Axis::kContext), tensor = degree(Axis::kTensor);
+    if (!layout_.all_to_all || context == 1 || model_.heads < 1) return;
+    const std::string field = "engine.parallel.context_method";
+    const bool equal = layout_.tensor_shares == 0;
+    const int64_t ranks = context * (equal ? tensor : 1);
+    if (model_.heads % ranks != 0) {
+      Add(field, "all_to_all spreads ", model_.heads, " heads over ", ranks, " ranks",
+          ranks > context ? " (context x tensor)" : "",
+          ", which does not divide; use ring or all_gather");
+      return;
+    }
+    const int64_t keys = model_.kv_heads > 0 ? model_.kv_heads : model_.heads;
+    if (!equal || keys < tensor || model_.heads % keys != 0) return;
+    // Some ranks hold one more than others.
+    for (int64_t held = keys / tensor; held <= (keys + tensor - 1) / tensor; ++held) {
+      const bool heads = model_.heads / keys * held % context == 0;
+      if (heads && (held % context == 0 || context % held == 0)) continue;
+      Add(field, "all_to_all spreads ", model_.heads / keys * held, " heads and ", held,
+          " key/value heads of a tensor rank over ", context,
+          " context ranks: the heads must be a multiple of the ranks, and of key/value heads and "
+          "ranks one a multiple of the other; use ring or all_gather");
+      return;
+    }
+  }
+
+  void PipelineSchedule() {
+    const int stages = degree(Axis::kPipeline), chunks = layout_.pipeline_chunks;
+    const std::string field = "engine.parallel.pipeline_schedule";
+    if (chunks > 1 && !layout_.interleaved) {
+      Add("engine.parallel.pipeline_chunks", chunks,
+          " chunks per stage need pipeline_schedule: interleaved");
+    } else if (layout_.interleaved && chunks == 1) {
+      Add("engine.parallel.pipeline_chunks", "interleaved needs 2 chunks per stage or more");
+    } else if (layout_.interleaved && stages == 1) {
+      Add(field, "interleaved needs 2 pipeline stages or more, but pipeline is 1");
+    } else if (layout_.zero_bubble && stages == 1) {
+      Add(field, "zero_bubble needs 2 pipeline stages or more, but pipeline is 1; use 1f1b");
+    }
+    const int64_t parts = int64_t{stages} * chunks;
+    if (layout_.pipeline_parts != 0 && layout_.pipeline_parts != parts) {
+      Add("engine.parallel.pipeline_blocks", layout_.pipeline_parts, " numbers for ", parts,
+          " parts (pipeline ", stages, " x pipeline_chunks ", chunks, ")");
     }
   }
 

@@ -18,9 +18,14 @@ struct Layout {
   bool sequence_parallel = false;  // within tensor groups
   bool tensor_chunks = false;      // products in chunks, over collectives of the tensor group
   int pipeline_chunks = 1;         // model parts per pipeline stage
-  int zero = 0;                    // stage of ZeRO
-  int zero_shards = 0;             // ranks it shards over; 0: all of data x context
-  int64_t global_batch = 0;        // samples
+  bool interleaved = false;        // schedules that need several pipeline stages
+  bool zero_bubble = false;
+  int pipeline_parts = 0;    // numbers of blocks that are given, one a part; 0: none are
+  bool all_to_all = false;   // among context ranks
+  int tensor_shares = 0;     // shares that are given, one a tensor rank; 0: they are equal
+  int zero = 0;              // stage of ZeRO
+  int zero_shards = 0;       // ranks it shards over; 0: all of data x context
+  int64_t global_batch = 0;  // samples
   int64_t micro_batch = 0;
   // Gradient compression: share of the elements that is sent as pairs of index and value, 0 = none;
   // or one bit per element.
@@ -47,6 +52,9 @@ struct ModelSize {
   int64_t layers = 0;
   int64_t heads = 0;
   int64_t sequence = 0;  // tokens
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t ffn = 0;       // columns of the MLP; 0: not judged
+  int64_t vocab = 0;     // 0: not judged
 };
 
 struct ClusterSize {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "muster/v1/spec.pb.h"
+#include "parallel/plan/validate.h"
 
 namespace muster::spec {
 
@@ -43,6 +44,10 @@ void ApplyDefaults(v1::JobSpec& spec);
 // After ApplyDefaults: each broken rule, e.g. {"engine.model.heads", "5 does not divide hidden
 // (192)"}. Looks at no file and no cluster. Long values are not echoed whole.
 std::vector<Problem> FindProblems(const v1::JobSpec& spec);
+
+// How a spec with its defaults splits the work, and of what: for parallel::Validate.
+parallel::Layout LayoutOf(const v1::JobSpec& spec);
+parallel::ModelSize SizeOf(const v1::ModelSpec& model);
 
 // FindProblems as a status: kInvalidArgument with one "path: message" per line.
 absl::Status Validate(const v1::JobSpec& spec);

@@ -308,42 +308,17 @@ class Judge {
     }
     if (spec.resources().ranks() < 1) return;  // named by Resources
     if (!InRange("engine.parallel.data", parallel.data(), 1)) return;
-    parallel::Layout layout;
-    // The axes that a spec can ask for.
-    layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext,
-                         parallel::Axis::kTensor};
-    layout.degrees[parallel::Axis::kData] = parallel.data();
-    layout.degrees[parallel::Axis::kPipeline] = parallel.pipeline();
-    layout.degrees[parallel::Axis::kContext] = parallel.context();
-    layout.degrees[parallel::Axis::kTensor] = parallel.tensor();
-    layout.pipeline_chunks = parallel.pipeline_chunks();
-    layout.sequence_parallel = parallel.sequence();
-    layout.tensor_chunks = parallel.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
-    layout.zero = parallel.zero();
-    layout.zero_shards = parallel.zero_shards();
-    layout.global_batch = spec.engine().training().global_batch();
-    layout.micro_batch = spec.engine().training().micro_batch();
-    if (const auto& compression = spec.engine().training().gradient_compression();
-        compression.has_top_k()) {
-      layout.top_k_density = compression.top_k().density();
-    } else {
-      layout.sign_compression = compression.has_sign();
-    }
-    parallel::ModelSize model;
-    model.layers = spec.engine().model().layers();
-    model.heads = spec.engine().model().heads();
-    model.sequence = spec.engine().model().sequence_length();
-    for (parallel::LayoutProblem& problem :
-         parallel::FindProblems(layout, model, {.ranks = spec.resources().ranks()})) {
+    for (parallel::LayoutProblem& problem : parallel::FindProblems(
+             LayoutOf(spec), SizeOf(spec.engine().model()), {.ranks = spec.resources().ranks()})) {
       Add(problem.field, problem.message);
     }
-    Pipeline(spec);
-    Context(spec);
+    PipelineBlocks(spec);
+    ZeroBubble(spec);
     TensorShares(parallel);
     Order(parallel);
     const std::string offload = "engine.parallel.offload.optimizer";
     const double share = parallel.offload().optimizer();
-    if (parallel.offload().activations() && parallel.pipeline() > 1 &&
+    if (parallel.offload().activations() &&
         parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) {
       Add("engine.parallel.offload.activations",
           "does not go with pipeline_schedule zero_bubble, whose backward in two parts needs them "
@@ -356,12 +331,6 @@ class Judge {
 
   void TensorShares(const v1::ParallelSpec& parallel) {
     const std::string path = "engine.parallel.tensor_shares";
-    if (parallel.tensor_shares().empty()) return;
-    if (parallel.tensor_shares_size() != parallel.tensor()) {
-      Add(path, parallel.tensor_shares_size(), " numbers for ", parallel.tensor(),
-          " tensor-parallel ranks");
-      return;
-    }
     for (int i = 0; i < parallel.tensor_shares_size(); ++i) {
       Positive(absl::StrCat(path, "[", i, "]"), parallel.tensor_shares(i));
     }
@@ -379,35 +348,15 @@ class Judge {
         "must name each axis once: ", absl::StrJoin(EnumNames(axes), ", "));
   }
 
-  void Context(const v1::JobSpec& spec) {
-    const v1::ParallelSpec& parallel = spec.engine().parallel();
-    if (parallel.context() <= 1) return;
-    const int32_t heads = spec.engine().model().heads();
-    if (parallel.context_method() != v1::CONTEXT_METHOD_ALL_TO_ALL) return;
-    // Tensor ranks have given shares, or, where that goes, equal ones.
-    const bool equal = parallel.tensor_shares().empty() && parallel.tensor() >= 1;
-    const int64_t ranks = int64_t{parallel.context()} * (equal ? parallel.tensor() : 1);
-    if (heads % ranks == 0) return;
-    Add("engine.parallel.context_method", "all_to_all spreads ", heads, " heads over ", ranks,
-        " ranks", ranks > parallel.context() ? " (context x tensor)" : "",
-        ", which does not divide; use ring or all_gather");
-  }
-
   // The first part may be the embedding alone and the last one the head.
   void PipelineBlocks(const v1::JobSpec& spec) {
     const v1::ParallelSpec& parallel = spec.engine().parallel();
     const auto& blocks = parallel.pipeline_blocks();
     if (blocks.empty()) return;
     const std::string path = "engine.parallel.pipeline_blocks";
-    const int64_t parts = int64_t{parallel.pipeline()} * parallel.pipeline_chunks();
-    if (blocks.size() != parts) {
-      Add(path, blocks.size(), " numbers for ", parts, " parts (pipeline ", parallel.pipeline(),
-          " x pipeline_chunks ", parallel.pipeline_chunks(), ")");
-      return;
-    }
     int64_t total = 0;
     for (int i = 0; i < blocks.size(); ++i) {
-      const bool end = parts > 1 && (i == 0 || i + 1 == blocks.size());
+      const bool end = blocks.size() > 1 && (i == 0 || i + 1 == blocks.size());
       if (!InRange(absl::StrCat(path, "[", i, "]"), blocks[i], end ? 0 : 1)) return;
       total += blocks[i];
     }
@@ -417,28 +366,8 @@ class Judge {
     }
   }
 
-  void Pipeline(const v1::JobSpec& spec) {
-    const v1::ParallelSpec& parallel = spec.engine().parallel();
-    PipelineBlocks(spec);
-    const bool interleaved = parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED;
-    const int32_t stages = parallel.pipeline(), chunks = parallel.pipeline_chunks();
-    if (chunks > 1 && !interleaved) {
-      Add("engine.parallel.pipeline_chunks", chunks,
-          " chunks per stage need pipeline_schedule: interleaved");
-    } else if (interleaved && chunks == 1) {
-      Add("engine.parallel.pipeline_chunks", "interleaved needs 2 chunks per stage or more");
-    } else if (interleaved && stages == 1) {
-      Add("engine.parallel.pipeline_schedule",
-          "interleaved needs 2 pipeline stages or more, but pipeline is 1");
-    }
-    if (parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) ZeroBubble(spec);
-  }
-
   void ZeroBubble(const v1::JobSpec& spec) {
-    if (spec.engine().parallel().pipeline() == 1) {
-      Add("engine.parallel.pipeline_schedule",
-          "zero_bubble needs 2 pipeline stages or more, but pipeline is 1; use 1f1b");
-    }
+    if (spec.engine().parallel().pipeline_schedule() != v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) return;
     const v1::Recompute recompute = spec.engine().training().recompute();
     if (recompute == v1::RECOMPUTE_SELECTIVE || recompute == v1::RECOMPUTE_FULL) {
       Add("engine.parallel.pipeline_schedule",
@@ -626,6 +555,42 @@ class Judge {
 };
 
 }  // namespace
+
+parallel::Layout LayoutOf(const v1::JobSpec& spec) {
+  const v1::ParallelSpec& split = spec.engine().parallel();
+  const v1::TrainingSpec& training = spec.engine().training();
+  parallel::Layout layout;
+  // The axes that a spec can ask for.
+  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext,
+                       parallel::Axis::kTensor};
+  layout.degrees =
+      parallel::PerAxis(split.pipeline(), split.data(), split.context(), split.tensor());
+  layout.pipeline_chunks = split.pipeline_chunks();
+  layout.interleaved = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_INTERLEAVED;
+  layout.zero_bubble = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
+  layout.pipeline_parts = split.pipeline_blocks_size();
+  layout.all_to_all = split.context_method() == v1::CONTEXT_METHOD_ALL_TO_ALL;
+  layout.tensor_shares = split.tensor_shares_size();
+  layout.sequence_parallel = split.sequence();
+  layout.tensor_chunks = split.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
+  layout.zero = split.zero();
+  layout.zero_shards = split.zero_shards();
+  layout.global_batch = training.global_batch();
+  layout.micro_batch = training.micro_batch();
+  const v1::GradientCompressionSpec& compression = training.gradient_compression();
+  if (compression.has_top_k()) layout.top_k_density = compression.top_k().density();
+  layout.sign_compression = compression.has_sign();
+  return layout;
+}
+
+parallel::ModelSize SizeOf(const v1::ModelSpec& model) {
+  return {.layers = model.layers(),
+          .heads = model.heads(),
+          .sequence = model.sequence_length(),
+          .kv_heads = model.kv_heads(),
+          .ffn = model.ffn(),
+          .vocab = model.vocab()};
+}
 
 std::vector<Problem> FindProblems(const v1::JobSpec& spec) { return Judge().Run(spec); }
 

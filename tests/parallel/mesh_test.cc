@@ -153,6 +153,7 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   EXPECT_OK(Validate(layout, kModel, {.ranks = 4}));
   layout.zero = 2;
   layout.pipeline_chunks = 2;
+  layout.interleaved = true;
   EXPECT_OK(Validate(layout, kModel, {.ranks = 4}));
   layout = Split(PerAxis(1, 8, 1, 1));
   layout.zero = 1;
@@ -180,6 +181,41 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   layout = Split(PerAxis(1, 2, 1, 1));
   layout.tensor_chunks = true;
   EXPECT_THAT(problem(layout, 2), HasSubstr("use backward, as tensor is 1"));
+}
+
+// What ranks share of the model, besides its heads.
+TEST(ValidateLayout, RanksThatAModelLeavesWithoutWork_AreRefused) {
+  const auto problem = [](const Layout& layout, const ModelSize& model, int ranks) {
+    return std::string(Validate(layout, model, {.ranks = ranks}).message());
+  };
+  const Layout eight = Split(PerAxis(1, 1, 1, 8));
+  ModelSize model = kModel;
+  model.ffn = 6;
+  EXPECT_THAT(problem(eight, model, 8),
+              HasSubstr("engine.parallel.tensor: 8 ranks cannot share the 6 columns of the MLP: "
+                        "each needs one; the nearest layout of 8 ranks that works is "
+                        "data 2 x tensor 4"));
+  model.ffn = 8;
+  EXPECT_OK(Validate(eight, model, {.ranks = 8}));
+  model.vocab = 7;
+  EXPECT_THAT(problem(eight, model, 8), HasSubstr("the 7 rows of the vocabulary"));
+
+  // Twelve heads over four key/value heads; of three tensor ranks one has two of these.
+  model = kModel;
+  model.kv_heads = 4;
+  Layout layout = Split(PerAxis(1, 1, 2, 3));
+  layout.all_to_all = true;
+  EXPECT_THAT(problem(layout, model, 6),
+              HasSubstr("engine.parallel.context_method: all_to_all spreads 3 heads and 1 "
+                        "key/value heads of a tensor rank over 2 context ranks"));
+  layout.degrees = PerAxis(1, 1, 2, 2);
+  EXPECT_OK(Validate(layout, model, {.ranks = 4}));
+  model.kv_heads = 2;
+  model.heads = 12;
+  layout.degrees = PerAxis(1, 1, 4, 1);
+  EXPECT_OK(Validate(layout, model, {.ranks = 4}));
+  model.kv_heads = 3;
+  EXPECT_THAT(problem(layout, model, 4), HasSubstr("12 heads and 3 key/value heads"));
 }
 
 TEST(ValidateLayout, CompressionPastItsBreakEven_IsRefusedWithTheNumbers) {

@@ -3,12 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <initializer_list>
 #include <limits>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/rng.h"
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 #include "tests/proto/example_spec.h"
+#include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::spec {
@@ -387,6 +396,77 @@ TEST(SpecValidate, TenMegabyteName_IsNotEchoedWhole) {
   const absl::Status status = Validate(spec);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("(10485760 bytes)")));
   EXPECT_LT(status.message().size(), 500u);
+}
+
+// Degrees as a message suggests them: "data 2 x tensor 4".
+void Set(const std::string& words, v1::ParallelSpec& parallel) {
+  parallel.set_pipeline(1);
+  parallel.set_context(1);
+  parallel.set_tensor(1);
+  for (const absl::string_view word : absl::StrSplit(words, " x ")) {
+    const std::vector<std::string> parts = absl::StrSplit(word, ' ');
+    int32_t degree = 0;
+    ASSERT_TRUE(parts.size() == 2 && absl::SimpleAtoi(parts[1], &degree)) << words;
+    const auto* field = parallel.GetDescriptor()->FindFieldByName(parts[0]);
+    ASSERT_NE(field, nullptr) << words;
+    parallel.GetReflection()->SetInt32(&parallel, field, degree);
+  }
+}
+
+// Whatever else the spec asks for, its message names degrees that leave no problem with them.
+TEST(SpecValidate, NearestLayout_Works) {
+  Rng rng(testing::TestSeed());
+  const auto pick = [&](std::initializer_list<const char*> choices) {
+    return std::string(*(choices.begin() + rng.Below(choices.size())));
+  };
+  int suggested = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const std::string pipeline = pick({"1", "1", "2", "3", "4"});
+    std::vector<std::string> bent = {
+        absl::StrCat("engine.model=",
+                     pick({"{preset: gpt2-124m, layers: 7, heads: 6}",
+                           "{preset: llama-1b, heads: 32, kv_heads: 8}",
+                           "{preset: llama-1b, heads: 32, kv_heads: 2, ffn: 3}",
+                           "{preset: llama-8b, heads: 8, kv_heads: 4, vocab: 5}"})),
+        absl::StrCat("engine.model.sequence_length=", pick({"48", "64", "512"})),
+        absl::StrCat("engine.training.global_batch=", pick({"16", "24", "32"})),
+        absl::StrCat("engine.training.micro_batch=", pick({"1", "2", "4"})),
+        absl::StrCat("resources.ranks=", pick({"2", "4", "6", "8", "12", "16", "24"})),
+        absl::StrCat("engine.parallel={pipeline: ", pipeline,
+                     ", tensor: ", pick({"1", "2", "3", "4", "6", "8"}),
+                     ", context: ", pick({"1", "1", "2", "4"}), "}"),
+        absl::StrCat("engine.parallel.context_method=", pick({"ring", "all_to_all", "all_to_all"})),
+        absl::StrCat("engine.parallel.zero=", pick({"0", "1", "3"}))};
+    if (rng.Chance(0.3)) bent.push_back("engine.parallel.sequence=true");
+    if (rng.Chance(0.2)) bent.push_back("engine.parallel.tensor_shares=[1, 2]");
+    if (rng.Chance(0.2)) bent.push_back("engine.parallel.offload={activations: true}");
+    if (rng.Chance(0.2)) bent.push_back("engine.training.recompute=full");
+    if (rng.Chance(0.5)) bent.push_back("engine.parallel.data=" + pick({"1", "2", "4"}));
+    if (rng.Chance(0.5)) {
+      bent.push_back("engine.parallel.pipeline_schedule=" +
+                     pick({"interleaved", "zero_bubble", "gpipe"}));
+    }
+    if (rng.Chance(0.2)) bent.push_back("engine.parallel.pipeline_blocks=[3, 4]");
+    ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", bent));
+    ApplyDefaults(spec);
+    const std::string before(Validate(spec).message());
+    const std::string mark = " that works is ";
+    if (before.find(mark) == std::string::npos) continue;
+    ++suggested;
+    std::string words = before.substr(before.find(mark) + mark.size());
+    words = words.substr(0, words.find_first_of("\n;"));
+    Set(words, *spec.mutable_engine()->mutable_parallel());
+    std::set<std::string> known;
+    for (const absl::string_view line : absl::StrSplit(before, '\n')) known.emplace(line);
+    for (const Problem& problem : FindProblems(spec)) {
+      const std::string line = absl::StrCat(problem.path, ": ", problem.message);
+      ASSERT_TRUE(known.count(line) != 0 && line.find(mark) == std::string::npos)
+          << absl::StrJoin(bent, "\n") << "\nwas refused:\n"
+          << before << "\nand so is " << words << ":\n"
+          << line;
+    }
+  }
+  EXPECT_GT(suggested, 1000);
 }
 
 TEST(SpecValidate, WarmupLongerThanTheRun_IsAllowed) {

@@ -114,26 +114,6 @@ parallel::Schedule MakeSchedule(const v1::TrainingSpec& training) {
   return schedule;
 }
 
-parallel::Layout LayoutOf(const v1::JobSpec& spec) {
-  const v1::ParallelSpec& split = spec.engine().parallel();
-  parallel::Layout layout;
-  layout.negotiable = {parallel::Axis::kData, parallel::Axis::kPipeline, parallel::Axis::kContext,
-                       parallel::Axis::kTensor};
-  layout.degrees =
-      parallel::PerAxis(split.pipeline(), split.data(), split.context(), split.tensor());
-  layout.pipeline_chunks = split.pipeline_chunks();
-  layout.sequence_parallel = split.sequence();
-  layout.tensor_chunks = split.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
-  layout.zero = split.zero();
-  layout.zero_shards = split.zero_shards();
-  layout.global_batch = spec.engine().training().global_batch();
-  layout.micro_batch = spec.engine().training().micro_batch();
-  const v1::GradientCompressionSpec& compression = spec.engine().training().gradient_compression();
-  if (compression.has_top_k()) layout.top_k_density = compression.top_k().density();
-  layout.sign_compression = compression.has_sign();
-  return layout;
-}
-
 parallel::Axis AxisOf(int axis) {
   switch (axis) {
     case v1::MESH_AXIS_DATA:
@@ -266,12 +246,11 @@ parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
 }
 
 absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {
-  const parallel::Layout layout = LayoutOf(spec);
+  const parallel::Layout layout = spec::LayoutOf(spec);
   const int ranks = spec.resources().ranks();
-  const v1::ModelSpec& of = spec.engine().model();
-  const parallel::ModelSize model = {
-      .layers = of.layers(), .heads = of.heads(), .sequence = of.sequence_length()};
-  if (absl::Status status = parallel::Validate(layout, model, {.ranks = ranks}); !status.ok()) {
+  if (absl::Status status =
+          parallel::Validate(layout, spec::SizeOf(spec.engine().model()), {.ranks = ranks});
+      !status.ok()) {
     return Mark(std::move(status), FailureDomain::kConfiguration);
   }
   parallel::MeshOptions options = {.degrees = layout.degrees};
