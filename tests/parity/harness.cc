@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -44,6 +45,13 @@ std::string Case::ToString() const {
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
       recompute_blocks > 0 ? absl::StrCat(" of ", recompute_blocks, " blocks") : "",
+      pipeline_blocks.empty() ? "" : absl::StrCat(" blocks ", absl::StrJoin(pipeline_blocks, ",")),
+      order == MeshOptions().order
+          ? ""
+          : absl::StrCat(" order ", absl::StrJoin(order, "-",
+                                                  [](std::string* out, Axis axis) {
+                                                    absl::StrAppend(out, ShortName(axis));
+                                                  })),
       documents ? " documents" : "", dropout > 0 ? absl::StrCat(" dropout ", dropout) : "",
       offload_activations ? " offload" : "",
       offload_optimizer > 0 ? absl::StrCat(" optimizer-offload ", offload_optimizer) : "",
@@ -56,6 +64,17 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
   ASSIGN_OR_RETURN(ModelParallel part,
                    StageParts(run.model, degrees[Axis::kPipeline], run.layout.pipeline_chunks,
                               coordinate[Axis::kPipeline]));
+  if (!run.pipeline_blocks.empty()) {
+    // The embedding and the head are blocks too.
+    part.parts.clear();
+    const auto parts = static_cast<int>(run.pipeline_blocks.size());
+    for (int i = 0, begin = 0, end = 0; i < parts; ++i, begin = end) {
+      end = begin + run.pipeline_blocks[i] + (i == 0 ? 1 : 0) + (i + 1 == parts ? 1 : 0);
+      if (i % degrees[Axis::kPipeline] == coordinate[Axis::kPipeline]) {
+        part.parts.push_back({begin, end});
+      }
+    }
+  }
   part.tensor_rank = coordinate[Axis::kTensor];
   part.tensor_size = degrees[Axis::kTensor];
   part.sequence_parallel = run.layout.sequence_parallel;
@@ -109,7 +128,7 @@ Harness::~Harness() { files_->RemoveTree(directory_).IgnoreError(); }
 RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world) {
   RankResult result;
   const auto device = kernels::MakeCpuDevice(1);
-  const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees}, world.size());
+  const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees, .order = run.order}, world.size());
   const auto part = PartOf(run, mesh.CoordinateOf(world.rank()));
   const auto model = part.ok() ? MakeModel(run.model, *part) : part.status();
   const auto groups = *MeshGroups::Make(mesh, world, run.layout.EffectiveShards());

@@ -3,6 +3,7 @@
 #ifndef MUSTER_TESTS_PARITY_HARNESS_H_
 #define MUSTER_TESTS_PARITY_HARNESS_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -28,6 +29,9 @@ struct Case {
   ModelDescription model;
   Layout layout;  // degrees, chunks, ZeRO; batch sizes
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
+  // Transformer blocks of each part, in forward order; empty: cut by cost.
+  std::vector<int> pipeline_blocks;
+  std::array<Axis, 4> order = MeshOptions().order;
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   ContextMethod context_method = ContextMethod::kRing;

@@ -95,7 +95,10 @@ Value Pick(Rng& rng, std::initializer_list<Value> choices) {
 bool Works(const Case& run) {
   const ModelSize size = {.layers = Size(run.model, "layers"),
                           .heads = Size(run.model, "heads"),
-                          .sequence = Harness::kSequence};
+                          .sequence = Harness::kSequence,
+                          .kv_heads = Size(run.model, "kv_heads"),
+                          .ffn = Size(run.model, "ffn"),
+                          .vocab = Harness::kVocab};
   if (!Validate(run.layout, size, {.ranks = run.ranks()}).ok()) return false;
   const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees}, run.ranks());
   for (int rank = 0; rank < run.ranks(); ++rank) {
@@ -103,6 +106,18 @@ bool Works(const Case& run) {
     if (!part.ok() || !MakeModel(run.model, *part).ok()) return false;
   }
   return true;
+}
+
+// Of each part, in forward order; the first may be the embedding alone, the last one the head.
+// Empty: the model has too few.
+std::vector<int> DrawBlocks(Rng& rng, const Case& run) {
+  const int parts = run.layout.degrees[Axis::kPipeline] * run.layout.pipeline_chunks;
+  std::vector<int> blocks(parts, 1);
+  blocks.front() = blocks.back() = 0;
+  auto left = static_cast<int>(Size(run.model, "layers")) - (parts - 2);
+  if (left < 0) return {};
+  for (; left > 0; --left) ++blocks[rng.Below(parts)];
+  return blocks;
 }
 
 Case Draw(Rng& rng) {
@@ -122,9 +137,18 @@ Case Draw(Rng& rng) {
     run.schedule = Pick(rng, {PipelineSchedule::kOneForwardOneBackward, PipelineSchedule::kGPipe,
                               PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble});
     if (!pipeline) run.schedule = PipelineSchedule::kOneForwardOneBackward;
-    if (run.schedule == PipelineSchedule::kInterleaved) layout.pipeline_chunks = 2;
+    layout.interleaved = run.schedule == PipelineSchedule::kInterleaved;
+    layout.zero_bubble = run.schedule == PipelineSchedule::kZeroBubble;
+    if (layout.interleaved) layout.pipeline_chunks = 2;
+    if (pipeline && rng.Chance(0.4)) run.pipeline_blocks = DrawBlocks(rng, run);
+    if (rng.Chance(0.4)) {
+      for (size_t i = 1; i < run.order.size(); ++i) {
+        std::swap(run.order[i], run.order[rng.Below(i + 1)]);
+      }
+    }
     run.context_method =
         Pick(rng, {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll});
+    layout.all_to_all = run.context_method == ContextMethod::kAllToAll;
     layout.sequence_parallel = tensor > 1 && rng.Chance(0.5);
     if (tensor > 1 && rng.Chance(0.6)) {
       run.tensor_overlap = layout.sequence_parallel && rng.Chance(0.6) ? TensorOverlap::kChunked
@@ -140,6 +164,7 @@ Case Draw(Rng& rng) {
     layout.micro_batch = Pick(rng, {1, 2, 4});
     run.recompute = Pick(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
     run.documents = rng.Chance(0.3);
+    run.dropout = rng.Chance(0.3) ? 0.1 : 0;
     run.offload_activations = rng.Chance(0.3);
     if (run.recompute != Recompute::kNone && rng.Chance(0.4)) {
       run.recompute_blocks = 1 + static_cast<int>(rng.Below(3));
@@ -209,6 +234,9 @@ std::vector<std::string> Settings(const Case& run) {
           absl::StrCat("tensor overlap ",
                        layout.degrees[Axis::kTensor] > 1 ? Name(run.tensor_overlap) : "of one"),
           run.tensor_weights.empty() ? "even" : "uneven",
+          run.pipeline_blocks.empty() ? "cut by cost" : "cut by hand",
+          run.order == MeshOptions().order ? "usual order" : "other order",
+          run.dropout > 0 ? "dropout" : "no dropout",
           SharesKeys(run) ? "shares keys" : "own keys",
           run.documents ? "documents" : "one document",
           run.offload_activations ? "offload" : "no offload",
@@ -271,6 +299,7 @@ class Matrix : public ::testing::Test {
     alone.learning_rate = run.learning_rate;
     alone.seed = run.seed;
     alone.documents = run.documents;
+    alone.dropout = run.dropout;
     alone.layout.global_batch = run.layout.global_batch;
     alone.layout.micro_batch = run.layout.micro_batch;
     return alone;
