@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <map>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
@@ -49,13 +50,18 @@ Spans Read(absl::string_view trace) {
 
 enum Class { kProducts, kAttention, kBandwidth, kCommunication, kClasses };
 
-// By the names of kernels: those of cuBLASLt, cuDNN, NCCL and ours.
-Class ClassOf(const std::string& kernel) {
+// By the names of kernels: those of cuBLASLt, cuDNN, NCCL and ours. Collectives of copy engines are
+// copies on streams that have nothing else, kernels that wait for peers and kernels that add up
+// what the copies have brought.
+Class ClassOf(const std::string& kernel, bool copies_alone) {
   const auto any = [&](std::initializer_list<const char*> parts) {
     return std::any_of(parts.begin(), parts.end(),
                        [&](const char* part) { return absl::StrContains(kernel, part); });
   };
-  if (any({"nccl"})) return kCommunication;
+  if (any({"nccl", "MeetPeers", "SumParts", "bytes, between devices"}) ||
+      (copies_alone && any({"bytes, device to device"}))) {
+    return kCommunication;
+  }
   if (any({"fmha", "sdpa", "flash", "attention", "Attention", "cudnn", "QueryGradient",
            "KeyValueGradient", "DeltaKernel"})) {
     return kAttention;
@@ -72,11 +78,16 @@ std::array<double, kClasses + 1> Sweep(const std::vector<Span>& kernels, double 
     int change;
   };
   std::vector<Edge> edges;
+  std::set<int> computing;  // tracks with kernels
+  for (const Span& span : kernels) {
+    if (!absl::StartsWith(span.name, "copy of ")) computing.insert(span.track);
+  }
   for (const Span& span : kernels) {
     const double from = std::max(span.begin, begin), to = std::min(span.end, end);
     if (from >= to) continue;
-    edges.push_back({from, ClassOf(span.name), 1});
-    edges.push_back({to, ClassOf(span.name), -1});
+    const Class of = ClassOf(span.name, computing.count(span.track) == 0);
+    edges.push_back({from, of, 1});
+    edges.push_back({to, of, -1});
   }
   std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
   std::array<double, kClasses + 1> times{};

@@ -21,8 +21,10 @@ namespace muster::kernels {
 namespace {
 
 constexpr size_t kBufferBytes = size_t{4} << 20;
+// MEMCPY2: copies between devices, which MEMCPY leaves out.
 constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                         CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
+                                         CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMCPY2,
+                                         CUPTI_ACTIVITY_KIND_MEMSET};
 
 struct Cupti {
   decltype(cuptiActivityRegisterCallbacks)* RegisterCallbacks = nullptr;
@@ -72,6 +74,16 @@ std::string Demangled(const char* name) {
   return text;
 }
 
+// The breakdown of `muster profile` goes by these names.
+std::string CopyName(uint64_t bytes, uint8_t kind) {
+  const char* where = kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? ", host to device"
+                      : kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? ", device to host"
+                      : kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOD ? ", device to device"
+                      : kind == CUPTI_ACTIVITY_MEMCPY_KIND_PTOP ? ", between devices"
+                                                                : "";
+  return absl::StrCat("copy of ", bytes, " bytes", where);
+}
+
 void CUPTIAPI GiveBuffer(uint8_t** buffer, size_t* size, size_t* records) {
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, kBufferBytes));
   *size = *buffer == nullptr ? 0 : kBufferBytes;
@@ -97,7 +109,11 @@ void CUPTIAPI TakeBuffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t va
       add(kernel->streamId, Demangled(kernel->name), kernel->start, kernel->end);
     } else if (activity->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
       const auto* copy = reinterpret_cast<const CUpti_ActivityMemcpy5*>(activity);
-      add(copy->streamId, absl::StrCat("copy of ", copy->bytes, " bytes"), copy->start, copy->end);
+      add(copy->streamId, CopyName(copy->bytes, copy->copyKind), copy->start, copy->end);
+    } else if (activity->kind == CUPTI_ACTIVITY_KIND_MEMCPY2) {
+      const auto* copy = reinterpret_cast<const CUpti_ActivityMemcpyPtoP4*>(activity);
+      add(copy->streamId, CopyName(copy->bytes, CUPTI_ACTIVITY_MEMCPY_KIND_PTOP), copy->start,
+          copy->end);
     } else if (activity->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
       const auto* fill = reinterpret_cast<const CUpti_ActivityMemset4*>(activity);
       add(fill->streamId, absl::StrCat("fill of ", fill->bytes, " bytes"), fill->start, fill->end);

@@ -43,6 +43,27 @@ TEST(StepBreakdown, KernelsOfTwoSteps_AreCountedOnceAndCommunicationWhereItIsAlo
                           Part("communication", 3), Part("idle", 2.5)));
 }
 
+// Collectives by copy engines have no kernel of NCCL's.
+TEST(StepBreakdown, CopyEngines_AreCommunicationAndOtherCopiesAreNot) {
+  kernels::Trace trace;
+  trace.Add("engine", "step 1", 0, 100 * kMs);
+  const std::string computing = "device, stream 7", gradients = "device, stream 9",
+                    lane = "device, stream 11", offload = "device, stream 13";
+  trace.Add(computing, "nvjet_hsh_128x256", 0, 40 * kMs);
+  trace.Add(computing, "copy of 8 bytes, device to device", 40 * kMs, 45 * kMs);
+  trace.Add(gradients, "muster::kernels::cuda::(anonymous namespace)::MeetPeersKernel(int)",
+            45 * kMs, 50 * kMs);
+  trace.Add(lane, "copy of 64 bytes, between devices", 50 * kMs, 60 * kMs);
+  trace.Add(lane, "copy of 64 bytes, device to device", 60 * kMs, 65 * kMs);
+  trace.Add(gradients, "void muster::ElementwiseKernel<4, SumPartsElements<2, float>>(long)",
+            65 * kMs, 68 * kMs);
+  trace.Add(offload, "copy of 99 bytes, device to host", 68 * kMs, 78 * kMs);
+  trace.Add(computing, "nvjet_hsh_128x256", 90 * kMs, 100 * kMs);
+  EXPECT_THAT(BreakDown(trace.ToJson(0, "rank 0")).parts,
+              ElementsAre(Part("products", 50), Part("attention", 0), Part("bandwidth", 15),
+                          Part("communication", 23), Part("idle", 12)));
+}
+
 TEST(StepBreakdown, HostSpans_AreThePhasesAndTheRest) {
   kernels::Trace trace;
   trace.Add("engine", "step 1", 0, 100 * kMs);
