@@ -540,6 +540,28 @@ TEST_F(DaemonWithGpusTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu
   EXPECT_EQ(hello.devices(2).unusable(), "");
 }
 
+// The driver may lose a GPU without a word about why.
+TEST_F(DaemonWithGpusTest, GpuThatIsLostWithoutAnError_IsNamedAndTheOtherIsStillWatched) {
+  const auto unusable = [](int device) {
+    return [device](const v1::FromWorker& message) {
+      return message.has_hello() && message.hello().devices_size() == 4 &&
+             !message.hello().devices(device).unusable().empty();
+    };
+  };
+  const auto report = [&](const char* error) {
+    std::ofstream(xid_ + ".new") << error << "\n";
+    std::filesystem::rename(xid_ + ".new", xid_);
+  };
+  report("1 lost");
+  const v1::Hello hello = coordinator_->Await(unusable(3)).hello();
+  EXPECT_THAT(hello.devices(3).unusable(), HasSubstr("GPU-10000000-aaaa: GPU is lost (NVML 15)"));
+  EXPECT_THAT(hello.devices(3).unusable(), HasSubstr("reboot the machine"));
+  EXPECT_EQ(hello.devices(2).unusable(), "");
+  report("0 95");
+  EXPECT_THAT(coordinator_->Await(unusable(2)).hello().devices(2).unusable(),
+              HasSubstr("Xid 95 on GPU-00000000-aaaa"));
+}
+
 TEST_F(DaemonTest, StateDirectory_TooLongForASocket_GetsAShortOne) {
   DaemonOptions options = Options();
   options.state_directory = directory_ + "/" + std::string(120, 'x');

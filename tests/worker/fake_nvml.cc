@@ -9,10 +9,12 @@
 //   pending (-1)   index of a GPU with a row to be replaced
 //   ecc (0)        errors of GPU 0
 //
-// FAKE_NVML_XID names a file: "INDEX XID" in it is an error of that GPU. Once the error has been
-// dealt with, that is, when the next one is waited for, the file is gone.
+// FAKE_NVML_XID names a file: "INDEX XID" in it is an error of that GPU; "INDEX lost": it is off
+// the bus from then on, and says no more. Once the error has been dealt with, that is, when the
+// next one is waited for, the file is gone.
 #include <poll.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -38,8 +40,12 @@ int Setting(const char* name, int otherwise) {
 
 // Handles are index + 1.
 int Index(NvmlDevice device) { return static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1; }
+// Of this process, while it runs; one that asks for events again has another set, without it.
+std::atomic<int> lost_now = -1;
+std::atomic<bool> in_set = false;
 int Lost(NvmlDevice device) {
-  return Index(device) == Setting("lost", -1) ? muster::worker::kNvmlErrorGpuIsLost : 0;
+  const bool lost = Index(device) == Setting("lost", -1) || Index(device) == lost_now;
+  return lost ? muster::worker::kNvmlErrorGpuIsLost : 0;
 }
 void Address(int index, NvmlPciInfo* pci) {
   std::snprintf(pci->bus_id, sizeof(pci->bus_id), "00000000:%02X:00.0", 0x1A + index);
@@ -49,7 +55,11 @@ void Address(int index, NvmlPciInfo* pci) {
 
 extern "C" {
 
-int nvmlInit_v2() { return Setting("init", 0); }
+int nvmlInit_v2() {
+  lost_now = -1;
+  in_set = false;
+  return Setting("init", 0);
+}
 int nvmlShutdown() { return 0; }
 const char* nvmlErrorString(int code) {
   return code == 0    ? "Success"
@@ -118,6 +128,7 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(NvmlDevice device, unsigned int, NvmlPci
 }
 int nvmlEventSetCreate(NvmlEventSet* set) {
   *set = reinterpret_cast<NvmlEventSet>(static_cast<intptr_t>(1));
+  in_set = false;
   return 0;
 }
 int nvmlEventSetFree(NvmlEventSet) { return 0; }
@@ -131,9 +142,19 @@ int nvmlEventSetWait_v2(NvmlEventSet, NvmlEvent* event, unsigned int millisecond
   if (delivered) std::remove(path);
   delivered = false;
   for (unsigned int waited = 0; waited < milliseconds; waited += 5) {
+    // For as long as it is in the set.
+    if (in_set) return muster::worker::kNvmlErrorGpuIsLost;
     std::ifstream file(path);
     int index = 0;
-    if (file >> index >> event->data) {
+    std::string what;
+    if (file >> index >> what && what == "lost") {
+      lost_now = index;
+      in_set = true;
+      std::remove(path);
+      continue;
+    }
+    if (!what.empty()) {
+      event->data = std::strtoull(what.c_str(), nullptr, 10);
       event->device = reinterpret_cast<NvmlDevice>(static_cast<intptr_t>(index) + 1);
       event->type = muster::worker::kNvmlEventXid;
       delivered = true;

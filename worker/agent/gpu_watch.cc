@@ -11,6 +11,7 @@ namespace muster::worker {
 namespace {
 
 constexpr unsigned int kWaitMilliseconds = 250;
+constexpr uint64_t kXidOffTheBus = 79;
 
 }  // namespace
 
@@ -68,6 +69,7 @@ GpuWatch::~GpuWatch() {
 
 bool GpuWatch::Register() {
   unsigned int count = 0;
+  uuids_.clear();
   if (nvml_.EventSetCreate(&set_) != kNvmlSuccess) {
     set_ = nullptr;
     return false;
@@ -87,18 +89,38 @@ bool GpuWatch::Register() {
   return !uuids_.empty();
 }
 
+bool GpuWatch::DropLost() {
+  bool dropped = false;
+  for (const auto& [device, uuid] : uuids_) {
+    NvmlMemory memory = {};
+    if (nvml_.DeviceGetMemoryInfo(device, &memory) != kNvmlErrorGpuIsLost) continue;
+    dropped = true;
+    // Its Xid may not have come through.
+    if (!lost_.insert(uuid).second) continue;
+    on_error_({uuid, kXidOffTheBus,
+               absl::StrCat(uuid, ": ", nvml_.Explain(kNvmlErrorGpuIsLost), "; ",
+                            ExplainXid(kXidOffTheBus)),
+               /*lost=*/true});
+  }
+  if (!dropped) return true;
+  // With it among them every wait would return at once, and nothing be heard of the others.
+  nvml_.EventSetFree(set_);
+  return Register();
+}
+
 void GpuWatch::Run() {
   while (!stopping_) {
     NvmlEvent event = {};
     const int code = nvml_.EventSetWait(set_, &event, kWaitMilliseconds);
     if (code == kNvmlErrorTimeout) continue;
     if (code != kNvmlSuccess) {
-      // A lost device makes the wait return at once, for as long as it is lost.
       std::this_thread::sleep_for(std::chrono::milliseconds(kWaitMilliseconds));
+      if (code == kNvmlErrorGpuIsLost && !DropLost()) return;
       continue;
     }
     const auto found = uuids_.find(event.device);
     if (event.type != kNvmlEventXid || found == uuids_.end()) continue;
+    if (LosesGpu(event.data)) lost_.insert(found->second);
     on_error_(
         {found->second, event.data,
          absl::StrCat("Xid ", event.data, " on ", found->second, ": ", ExplainXid(event.data)),

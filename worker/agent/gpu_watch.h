@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -43,11 +44,14 @@ class GpuWatch {
       : nvml_(nvml), on_error_(std::move(on_error)) {}
   bool Register();
   void Run();
+  // Names the devices that are lost and goes on with the others; false without any.
+  bool DropLost();
 
   const Nvml nvml_;
   const std::function<void(GpuError)> on_error_;
   NvmlEventSet set_ = nullptr;
   std::map<NvmlDevice, std::string> uuids_;
+  std::set<std::string> lost_;  // by UUID: what has been told as lost
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };
