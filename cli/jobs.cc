@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -305,6 +306,14 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
                     worker.version()});
   }
   terminal.out << Table(rows);
+  const char* separator = "\n";
+  for (const v1::Worker& worker : workers) {
+    for (const v1::Device& device : worker.devices()) {
+      if (device.unusable().empty()) continue;
+      terminal.out << std::exchange(separator, "") << worker.name() << " " << device.name() << " "
+                   << device.uuid() << " gets no rank: " << device.unusable() << "\n";
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -56,6 +56,11 @@ class FakeService : public v1::JobService::Service {
     reply->set_cluster_id("here");
     return grpc::Status::OK;
   }
+  grpc::Status ListWorkers(grpc::ServerContext*, const v1::ListWorkersRequest*,
+                           v1::ListWorkersResponse* reply) override {
+    for (const v1::Worker& worker : workers) *reply->add_workers() = worker;
+    return grpc::Status::OK;
+  }
   // The first stream breaks off after one update; the next goes on to the end.
   grpc::Status WatchJob(grpc::ServerContext*, const v1::GetJobRequest* request,
                         grpc::ServerWriter<v1::Job>* writer) override {
@@ -86,6 +91,7 @@ class FakeService : public v1::JobService::Service {
 
   Mutex mutex;
   v1::Job job;
+  std::vector<v1::Worker> workers;
   int submit_failures = 0;
   int log_streams = 0;
   std::vector<v1::SubmitRequest> submitted;
@@ -226,6 +232,26 @@ TEST_F(App, Logs_FollowedAcrossABrokenStream_RepeatNothing) {
 TEST_F(App, GetJobs_ReadsEveryPage) {
   EXPECT_EQ(RunApp({"get", "jobs", "-o", "json"}), 0) << err_.str();
   EXPECT_EQ(Json::parse(out_.str()).size(), 2u);
+}
+
+TEST_F(App, GetWorkers_SaysWhyAGpuGetsNoRank) {
+  v1::Worker worker;
+  worker.set_name("w1");
+  for (const char* name : {"cuda:0", "cuda:1"}) {
+    v1::Device& device = *worker.add_devices();
+    device.set_kind(v1::DEVICE_KIND_CUDA);
+    device.set_name(name);
+    device.set_model("NVIDIA H200");
+    device.set_uuid(absl::StrCat("GPU-", name + 5));
+  }
+  worker.mutable_devices(1)->set_unusable("a row of its memory is damaged; reset the device");
+  service_.workers = {worker};
+  EXPECT_EQ(RunApp({"get", "workers"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("2 x NVIDIA H200, 1 unusable"),
+                    HasSubstr("\n\nw1 cuda:1 GPU-1 gets no rank: a row of its memory is "
+                              "damaged; reset the device\n"),
+                    ::testing::Not(HasSubstr("GPU-0"))));
 }
 
 TEST_F(App, UnknownJob_ExitsWithOneAndTheCoordinatorsHint) {
