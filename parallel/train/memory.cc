@@ -61,6 +61,19 @@ int64_t Sum(const std::vector<MemoryUse::Category>& categories) {
   return bytes;
 }
 
+// Largest first, but for crumbs.
+std::string ToText(std::vector<MemoryUse::Category> categories) {
+  std::stable_sort(categories.begin(), categories.end(),
+                   [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::vector<std::string> texts;
+  for (const MemoryUse::Category& category : categories) {
+    if (category.bytes > 0 && category.bytes >= Sum(categories) / 1000) {
+      texts.push_back(category.name + " " + Amount(category.bytes));
+    }
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
 int64_t CommunicationBytes(const TrainerPlace& place, const FlatLayout& layout, DeviceKind device) {
   const GradientReducerOptions reducing = {.wire = place.options.gradient_wire};
   const SumBytes sums = SumBytesOf(place, layout, device);
@@ -216,18 +229,8 @@ int64_t StepsUnderWay(DeviceKind device) {
 int64_t MemoryUse::device_bytes() const { return Sum(device); }
 int64_t MemoryUse::host_bytes() const { return Sum(host); }
 
-std::string MemoryUse::ToString() const {
-  std::vector<Category> sorted = device;
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const Category& a, const Category& b) { return a.bytes > b.bytes; });
-  std::vector<std::string> texts;
-  for (const Category& category : sorted) {
-    if (category.bytes > 0 && category.bytes >= device_bytes() / 1000) {
-      texts.push_back(category.name + " " + Amount(category.bytes));
-    }
-  }
-  return absl::StrJoin(texts, ", ");
-}
+std::string MemoryUse::ToString() const { return ToText(device); }
+std::string MemoryUse::HostText() const { return ToText(host); }
 
 int64_t AttentionBytes(const TrainerPlace& place) {
   const Model::Shape& shape = place.model.shape();

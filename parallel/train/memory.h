@@ -94,6 +94,7 @@ struct MemoryUse {
   int64_t host_bytes() const;
   // "activations 3.2 GiB, optimizer 1.1 GiB, ...": the device's, largest first, but for crumbs.
   std::string ToString() const;
+  std::string HostText() const;  // the same of the host's
 };
 
 // Of the library bytes, those that are taken as soon as there is a device.

@@ -147,6 +147,43 @@ TEST(NcclOptionsOf, ThreadBlocks_AreTheJobsAndCountedInItsMemory) {
   EXPECT_EQ(with_all - libraries(), int64_t{2} * 24 * 30 << 20);
 }
 
+// Pinned memory that the host does not have would end the process or others of the machine.
+TEST(CheckFits, OffloadThatTheHostCannotHold_IsRefusedWithWhatItTakesAndWhatFits) {
+  v1::JobSpec spec = SmallJob(2);
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  spec.mutable_resources()->set_ranks(1);
+  spec.mutable_engine()->mutable_training()->set_precision(v1::PRECISION_BF16);
+  spec.mutable_engine()->mutable_parallel()->mutable_offload()->set_optimizer(1);
+  spec::ApplyDefaults(spec);
+  ASSERT_OK(spec::Validate(spec));
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  const parallel::MemoryUse& use = plan.ranks[0].memory;
+  v1::RankAssignment assignment;
+  *assignment.mutable_spec() = spec;
+  assignment.set_local_ranks(2);
+  const kernels::DeviceMemory device = {int64_t{80} << 30, int64_t{79} << 30};
+  const auto check = [&](int64_t free, std::optional<int64_t> host) {
+    return CheckFits(assignment, use, parallel::PerAxis(), kernels::DeviceKind::kCuda,
+                     "cuda:0 NVIDIA H200 GPU-1", {device.total, free}, host);
+  };
+  EXPECT_OK(check(device.free, use.host_bytes()));
+  EXPECT_OK(check(device.free, std::nullopt));
+  const absl::Status refused = check(device.free, use.host_bytes() - 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(CauseOf(refused), v1::CAUSE_OUT_OF_MEMORY);
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(::testing::HasSubstr(BytesText(use.host_bytes())),
+                               ::testing::HasSubstr("of the host's memory"),
+                               ::testing::HasSubstr("2 ranks on this machine"),
+                               ::testing::HasSubstr("optimizer "),
+                               ::testing::HasSubstr("engine.parallel.offload.optimizer=0")));
+  const absl::Status full = check(int64_t{1} << 20, use.host_bytes());
+  EXPECT_THAT(std::string(full.message()),
+              ::testing::AllOf(::testing::HasSubstr("cuda:0 NVIDIA H200 GPU-1 has "),
+                               ::testing::HasSubstr("free of 80.00 GiB"),
+                               ::testing::HasSubstr("libraries ")));
+}
+
 // A head that takes the time of three blocks takes the place of three.
 TEST(Balance, Stages_FollowMeasuredLayers) {
   v1::JobSpec spec = Split(SmallJob(9), 2, 1, 1);

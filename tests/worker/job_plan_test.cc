@@ -9,7 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/file_system.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mesh_groups.h"
@@ -26,6 +28,7 @@ namespace {
 
 using parallel::Axis;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -503,6 +506,60 @@ TEST(CheapestFit, OfWhatFits_IsTheOneThatCostsLeast) {
   EXPECT_LE(much->plan.needed_bytes(), 40 * kGiB);
   EXPECT_GT(much->slowdown, little->slowdown);
   EXPECT_FALSE(CheapestFit(spec, kGiB).has_value());
+}
+
+// On one rank nothing but the host's memory is left.
+TEST(CheapestFit, OfALargeModelOnOneGpu_PutsSomeOfTheOptimizerOnTheHost) {
+  const v1::JobSpec spec = Preset("llama-8b", {}, 8, 2);
+  const int64_t device = 110 * kGiB;
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  ASSERT_GT(plan.needed_bytes(), device);
+  const auto change = CheapestFit(spec, device);
+  ASSERT_TRUE(change.has_value());
+  EXPECT_LE(change->plan.needed_bytes(), device);
+  EXPECT_THAT(change->settings, Contains(HasSubstr("engine.parallel.offload.optimizer=0.")));
+  EXPECT_GT(change->slowdown, 1.05);
+  // What the host has counts too, and where that is not enough nothing is promised.
+  EXPECT_LE(CheapestFit(spec, device, change->plan.host_bytes())->plan.host_bytes(),
+            change->plan.host_bytes());
+  EXPECT_FALSE(CheapestFit(spec, device, kGiB).has_value());
+  EXPECT_THAT(AdviceText(std::nullopt), HasSubstr("offload.optimizer"));
+}
+
+// Recomputing all blocks would fit, and so do fewer: no more are named than it takes.
+TEST(CheapestFit, OfWhatIsALittleTooLarge_RecomputesAsManyBlocksAsItTakes) {
+  v1::JobSpec spec = Preset("gpt2-1558m", {}, 16, 16);
+  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
+  const int64_t room = plan.needed_bytes() - 2 * kGiB;
+  const auto change = CheapestFit(spec, room);
+  ASSERT_TRUE(change.has_value());
+  ASSERT_THAT(change->settings,
+              ElementsAre("engine.training.recompute=selective",
+                          ::testing::StartsWith("engine.training.recompute_blocks=")));
+  EXPECT_LE(change->plan.needed_bytes(), room);
+  EXPECT_LT(change->slowdown, 1.01);
+  // One block fewer does not fit.
+  int blocks = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(
+      absl::StripPrefix(change->settings[1], "engine.training.recompute_blocks="), &blocks));
+  ASSERT_GT(blocks, 1);
+  spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_SELECTIVE);
+  spec.mutable_engine()->mutable_training()->set_recompute_blocks(blocks - 1);
+  ASSERT_OK_AND_ASSIGN(const JobPlan fewer, PlanJob(spec));
+  EXPECT_GT(fewer.needed_bytes(), room);
+  // A job that recomputes some blocks already is told of more.
+  const auto more = CheapestFit(spec, room);
+  ASSERT_TRUE(more.has_value());
+  EXPECT_THAT(more->settings,
+              ElementsAre(absl::StrCat("engine.training.recompute_blocks=", blocks)));
+}
+
+// Where many layouts could be tried, those that cannot fit must not use up the search.
+TEST(CheapestFit, OfManyLayouts_FindsTheOnesThatFit) {
+  const v1::JobSpec spec = Preset("llama-70b", {.data = 64}, 512, 8);
+  const auto change = CheapestFit(spec, 76 * kGiB);
+  ASSERT_TRUE(change.has_value());
+  EXPECT_LE(change->plan.needed_bytes(), 76 * kGiB);
 }
 
 }  // namespace

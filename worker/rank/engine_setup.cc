@@ -391,6 +391,37 @@ std::string ResolvePath(const v1::JobSpec& spec, const std::string& path) {
   return absl::StrCat(spec.working_directory(), "/", path);
 }
 
+absl::Status CheckFits(const v1::RankAssignment& assignment, const parallel::MemoryUse& use,
+                       const parallel::PerAxis& coordinate, kernels::DeviceKind kind,
+                       const std::string& device, const kernels::DeviceMemory& memory,
+                       std::optional<int64_t> host_there) {
+  const int64_t needed = NeededBytes(use, kind);
+  const int64_t there = MemoryThere(assignment, kind, memory);
+  const std::string who =
+      absl::StrFormat("rank %d (%s) needs ", assignment.rank(), coordinate.ToString());
+  const std::string each = absl::StrFormat(" for each of the job's %d ranks on this machine",
+                                           std::max(1, assignment.local_ranks()));
+  std::string message;
+  if (needed > there) {
+    message = absl::StrFormat(
+        "%s%s, and %s has %s%s: %s", who, BytesText(needed), device, BytesText(there),
+        kind == kernels::DeviceKind::kCpu ? each
+                                          : absl::StrFormat(" free of %s", BytesText(memory.total)),
+        use.ToString());
+  } else if (host_there.has_value() && use.host_bytes() > *host_there) {
+    // Pinned memory that is not there ends the process, or others of the machine.
+    message =
+        absl::StrFormat("%s%s of the host's memory, which has %s%s: %s", who,
+                        BytesText(use.host_bytes()), BytesText(*host_there), each, use.HostText());
+  } else {
+    return absl::OkStatus();
+  }
+  const auto change = host_there.has_value() ? CheapestFit(assignment.spec(), there, *host_there)
+                                             : CheapestFit(assignment.spec(), there);
+  absl::StrAppend(&message, ". ", AdviceText(change));
+  return Mark(absl::ResourceExhaustedError(message), FailureDomain::kMemory);
+}
+
 // A GPU is this rank's alone: what is free of it counts. The ranks on one host take their shares of
 // it while others check, so there it is the total.
 int64_t MemoryThere(const v1::RankAssignment& assignment, kernels::DeviceKind device,
@@ -403,6 +434,14 @@ int64_t MemoryThere(const v1::RankAssignment& assignment, kernels::DeviceKind de
 
 namespace {
 
+// Of the host for each of the job's ranks on it; no value where the system does not say.
+absl::StatusOr<std::optional<int64_t>> HostMemoryThere(const v1::RankAssignment& assignment) {
+  const auto host = kernels::MakeCpuDevice(1)->Memory();
+  if (absl::IsUnavailable(host.status())) return std::nullopt;
+  if (!host.ok()) return host.status();
+  return host->total / std::max(1, assignment.local_ranks());
+}
+
 // Whether what this rank will take is there.
 absl::Status CheckMemory(const v1::RankAssignment& assignment, const EngineSetup& setup,
                          const parallel::PerAxis& coordinate,
@@ -414,29 +453,11 @@ absl::Status CheckMemory(const v1::RankAssignment& assignment, const EngineSetup
     memory = *asked;
   }
   const kernels::DeviceKind kind = setup.device->kind();
-  const parallel::MemoryUse use = parallel::PredictMemory(
-      {.options = setup.options,
-       .model = *setup.model,
-       .mesh = *setup.mesh,
-       .coordinate = coordinate,
-       .zero_shards = setup.zero_shards,
-       .sequence_length = setup.training->sequence_length(),
-       .validation_samples =
-           setup.validation == nullptr ? 0 : setup.validation->samples_per_epoch()},
-      kind);
-  const bool host = kind == kernels::DeviceKind::kCpu;
-  const int64_t needed = NeededBytes(use, kind);
-  const int64_t there = MemoryThere(assignment, kind, *memory);
-  if (needed <= there) return absl::OkStatus();
-  std::string message = absl::StrFormat(
-      "rank %d (%s) needs %s, and %s has %s%s: %s", assignment.rank(), coordinate.ToString(),
-      BytesText(needed), setup.device->name(), BytesText(there),
-      host ? absl::StrFormat(" for each of the job's %d ranks on this machine",
-                             std::max(1, assignment.local_ranks()))
-           : absl::StrFormat(" free of %s", BytesText(memory->total)),
-      use.ToString());
-  absl::StrAppend(&message, ". ", AdviceText(CheapestFit(assignment.spec(), there)));
-  return Mark(absl::ResourceExhaustedError(message), FailureDomain::kMemory);
+  std::optional<int64_t> host;
+  if (kind == kernels::DeviceKind::kCuda) {
+    ASSIGN_OR_RETURN(host, HostMemoryThere(assignment));
+  }
+  return CheckFits(assignment, setup.memory, coordinate, kind, setup.device->name(), *memory, host);
 }
 
 }  // namespace
@@ -476,6 +497,16 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.options.job = JobId(assignment.job_id());
   setup.options.epoch = Epoch(assignment.epoch());
   setup.options.offload_threads = std::max(1, assignment.threads());
+  setup.memory = parallel::PredictMemory(
+      {.options = setup.options,
+       .model = *setup.model,
+       .mesh = *setup.mesh,
+       .coordinate = coordinate,
+       .zero_shards = setup.zero_shards,
+       .sequence_length = setup.training->sequence_length(),
+       .validation_samples =
+           setup.validation == nullptr ? 0 : setup.validation->samples_per_epoch()},
+      setup.device->kind());
   RETURN_IF_ERROR(CheckMemory(assignment, setup, coordinate, memory));
   return setup;
 }

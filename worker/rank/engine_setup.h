@@ -18,6 +18,7 @@
 #include "parallel/data/sampler.h"
 #include "parallel/mesh/mesh.h"
 #include "parallel/model/model.h"
+#include "parallel/train/memory.h"
 #include "parallel/train/trainer.h"
 #include "worker/rank/initial_weights.h"
 
@@ -53,6 +54,15 @@ parallel::NcclOptions NcclOptionsOf(const v1::JobSpec& spec);
 int64_t MemoryThere(const v1::RankAssignment& assignment, kernels::DeviceKind device,
                     const kernels::DeviceMemory& memory);
 
+// kResourceExhausted, marked, when `use` does not fit into what is there for the rank: of its
+// device, whose name is `device`, and of the host's memory beside a CUDA device (`host_there`; no
+// value: not known). With the categories and the cheapest change of the spec that fits
+// (job_plan.h).
+absl::Status CheckFits(const v1::RankAssignment& assignment, const parallel::MemoryUse& use,
+                       const parallel::PerAxis& coordinate, kernels::DeviceKind kind,
+                       const std::string& device, const kernels::DeviceMemory& memory,
+                       std::optional<int64_t> host_there);
+
 // An absolute `path` as it is; a relative one below the spec's working directory.
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);
 
@@ -67,13 +77,14 @@ struct EngineSetup {
   std::optional<parallel::Mesh> mesh;               // always there after SetUpEngine
   int zero_shards = 1;                              // ranks over which ZeRO shards
   parallel::TrainerOptions options;
+  parallel::MemoryUse memory;  // that the rank will take
 };
 
 // Marked with a FailureDomain: data (missing, corrupt, too small), storage (checkpoint path not
 // writable), configuration (an impossible combination). kUnavailable or kUnimplemented when the
 // device is not there. Memory: kResourceExhausted with what the rank would take, by category, and
-// the cheapest change of the spec with which it would fit (job_plan.h). `memory` stands for what
-// the device says of itself.
+// the cheapest change of the spec with which it would fit (CheckFits). `memory` stands for what the
+// device says of itself.
 absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& assignment, FileSystem& files,
                                         std::optional<kernels::DeviceMemory> memory = std::nullopt);
 

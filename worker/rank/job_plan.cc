@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -26,8 +27,15 @@ namespace {
 using kernels::DeviceKind;
 using parallel::Axis;
 
-// Predictions of one search: it takes a second at most.
-constexpr int kTriesMax = 500;
+// Predictions of one search: it takes a few seconds at most.
+constexpr int kTriesMax = 2000;
+// Estimates of what offloading the optimizer costs: AdamW on a host of 16 cores, the arithmetic of
+// a GPU, and how much of the first a step does not hide (docs/benchmarks/h200-layouts.md).
+constexpr double kHostSecondsPerElement = 0.35e-9;
+constexpr double kDeviceFlops = 400e12;
+constexpr double kHostShown = 0.5;
+// Of any offload: what its copies take, and the start, which pins the memory.
+constexpr double kOffloadLeast = 0.03;
 // Of memory between ranks, and what moving blocks must save of it.
 constexpr double kImbalanceMin = 0.05;
 
@@ -128,6 +136,10 @@ struct Candidate {
   v1::JobSpec spec;
   std::vector<std::string> settings;
   double slowdown = 1;
+  // Layout, micro-batch, ZeRO and offload, by number: those that begin alike are alike but for what
+  // follows, recomputation and order last. Empty: alone.
+  std::vector<int> place;
+  int number = 0;  // of those with the same beginning the last one takes the least memory
 };
 
 const char* Name(v1::Recompute recompute) {
@@ -140,9 +152,23 @@ double PipelineFactor(int64_t stages, int64_t micro_batches) {
          static_cast<double>(stages - 1) / static_cast<double>(std::max<int64_t>(1, micro_batches));
 }
 
+double CostOf(v1::Recompute mode) {
+  return mode == v1::RECOMPUTE_FULL ? 1.30 : mode == v1::RECOMPUTE_SELECTIVE ? 1.02 : 1.0;
+}
+
 class Search {
  public:
-  explicit Search(const v1::JobSpec& spec) : spec_(spec) {}
+  // `less_offload`: what is on the host now is too much for it.
+  Search(const v1::JobSpec& spec, bool less_offload) : spec_(spec), less_offload_(less_offload) {
+    const auto model = parallel::MakeModel(Describe(spec.engine().model()));
+    if (!model.ok()) return;
+    const double tokens = static_cast<double>(spec.engine().training().global_batch()) *
+                          static_cast<double>(spec.engine().model().sequence_length());
+    const double seconds = static_cast<double>((*model)->training_flops_per_token()) * tokens /
+                           spec.resources().ranks() / kDeviceFlops;
+    offload_cost_ = kHostShown * kHostSecondsPerElement *
+                    static_cast<double>((*model)->parameters().elements()) / seconds;
+  }
 
   // All valid changes, the cheapest first; of equal ones, those that change less.
   std::vector<Candidate> Candidates() {
@@ -161,7 +187,7 @@ class Search {
     const v1::ParallelSpec& before = spec_.engine().parallel();
     const int taken = more_tensor * more_pipeline;
     if (before.data() % taken != 0) return;
-    Candidate candidate = {spec_, {}, 1};
+    Candidate candidate = {spec_, {}, 1, {++places_}};
     v1::ParallelSpec& after = *candidate.spec.mutable_engine()->mutable_parallel();
     after.set_tensor(before.tensor() * more_tensor);
     after.set_pipeline(before.pipeline() * more_pipeline);
@@ -211,6 +237,7 @@ class Search {
       const v1::ParallelSpec& after = candidate.spec.engine().parallel();
       candidate.slowdown =
           slowdown * PipelineFactor(after.pipeline(), steps(training, after)) / pipeline_before;
+      candidate.place.push_back(++places_);
       Zero(candidate);
       if (size % 2 != 0) return;
       slowdown *= 1.04;
@@ -228,26 +255,56 @@ class Search {
         constexpr std::array<double, 4> kFactors = {1, 1, 1.01, 1.05};
         candidate.slowdown *= kFactors[stage] / kFactors[split.zero()];
       }
+      candidate.place.push_back(++places_);
       Recompute(candidate);
     }
   }
 
   void Recompute(const Candidate& from) {
-    const v1::Recompute before = from.spec.engine().training().recompute();
-    const auto factor = [](v1::Recompute mode) {
-      return mode == v1::RECOMPUTE_FULL ? 1.30 : mode == v1::RECOMPUTE_SELECTIVE ? 1.02 : 1.0;
-    };
+    const v1::TrainingSpec& given = from.spec.engine().training();
+    const v1::Recompute before = given.recompute();
     for (const v1::Recompute after :
          {v1::RECOMPUTE_NONE, v1::RECOMPUTE_SELECTIVE, v1::RECOMPUTE_FULL}) {
       if (after < before) continue;
       Candidate candidate = from;
+      v1::TrainingSpec& training = *candidate.spec.mutable_engine()->mutable_training();
       if (after != before) {
-        candidate.spec.mutable_engine()->mutable_training()->set_recompute(after);
+        training.set_recompute(after);
         candidate.settings.push_back(absl::StrCat("engine.training.recompute=", Name(after)));
-        candidate.slowdown *= factor(after) / factor(before);
+        candidate.slowdown *= CostOf(after) / CostOf(before);
       }
-      Order(candidate);
-      Keep(std::move(candidate));
+      Offload(candidate);
+      // Of all blocks, where it was of some.
+      if (given.recompute_blocks() == 0 || after == v1::RECOMPUTE_NONE) continue;
+      training.set_recompute_blocks(0);
+      candidate.settings.push_back("engine.training.recompute_blocks=0");
+      if (after == before) candidate.slowdown *= 1 + (CostOf(after) - 1) / 2;
+      Offload(std::move(candidate));
+    }
+  }
+
+  void Offload(Candidate from) {
+    from.place.push_back(0);
+    Keep(from);
+    Order(from);
+    if (from.spec.resources().device() != v1::DEVICE_KIND_CUDA) return;
+    const v1::ParallelSpec& split = from.spec.engine().parallel();
+    const double before = split.offload().optimizer();
+    int64_t parts = int64_t{split.tensor()} * split.pipeline();
+    if (split.zero() > 0) {
+      parts *= split.zero_shards() > 0 ? split.zero_shards() : split.data() * split.context();
+    }
+    for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+      if (share == before || (share < before && !less_offload_)) continue;
+      Candidate candidate = from;
+      candidate.spec.mutable_engine()->mutable_parallel()->mutable_offload()->set_optimizer(share);
+      candidate.settings.push_back(absl::StrCat("engine.parallel.offload.optimizer=", share));
+      const double cost = offload_cost_ / static_cast<double>(parts);
+      const auto factor = [&](double of) { return of > 0 ? 1 + kOffloadLeast + cost * of : 1; };
+      candidate.slowdown *= factor(share) / factor(before);
+      candidate.place.back() = 1 + static_cast<int>(4 * share);
+      Keep(candidate);
+      Order(std::move(candidate));
     }
   }
 
@@ -264,11 +321,58 @@ class Search {
 
   void Keep(Candidate candidate) {
     if (candidate.settings.empty() || !spec::Validate(candidate.spec).ok()) return;
+    candidate.number = static_cast<int>(found_.size());
     found_.push_back(std::move(candidate));
   }
 
   const v1::JobSpec& spec_;
+  const bool less_offload_;
+  double offload_cost_ = 0;  // of all of it on one rank, over a step's time
+  int places_ = 0;
   std::vector<Candidate> found_;
+};
+
+// Recomputation that a change has brought, for no more blocks than it takes to fit.
+class FewerBlocks {
+ public:
+  FewerBlocks(const v1::JobSpec& spec, const std::function<bool(const JobPlan&)>& fits)
+      : before_(spec.engine().training()), fits_(fits) {}
+
+  Change Of(Candidate candidate, JobPlan plan) {
+    const v1::TrainingSpec& training = candidate.spec.engine().training();
+    const bool more = training.recompute() != before_.recompute() ||
+                      training.recompute_blocks() != before_.recompute_blocks();
+    int all = 0;
+    for (const RankPlan& rank : plan.ranks) all = std::max(all, rank.blocks);
+    const double dearest = candidate.slowdown, cost = CostOf(training.recompute());
+    Change best = {candidate.settings, dearest, std::move(plan)};
+    if (!more || training.recompute() == v1::RECOMPUTE_NONE || training.recompute_blocks() != 0) {
+      return best;
+    }
+    for (int too_few = 0, enough = all; enough - too_few > 1;) {
+      const int blocks = (too_few + enough) / 2;
+      candidate.spec.mutable_engine()->mutable_training()->set_recompute_blocks(blocks);
+      absl::StatusOr<JobPlan> fewer = absl::UnknownError("");
+      if (spec::Validate(candidate.spec).ok()) fewer = PlanJob(candidate.spec);
+      if (!fewer.ok() || !fits_(*fewer)) {
+        too_few = blocks;
+        continue;
+      }
+      enough = blocks;
+      best.settings = candidate.settings;
+      best.settings.erase(std::remove(best.settings.begin(), best.settings.end(),
+                                      "engine.training.recompute_blocks=0"),
+                          best.settings.end());
+      best.settings.push_back(absl::StrCat("engine.training.recompute_blocks=", blocks));
+      best.slowdown = dearest / cost * (1 + (cost - 1) * blocks / all);
+      best.plan = *std::move(fewer);
+    }
+    return best;
+  }
+
+ private:
+  const v1::TrainingSpec& before_;
+  const std::function<bool(const JobPlan&)>& fits_;
 };
 
 // The work of the slowest stage.
@@ -376,6 +480,12 @@ const RankPlan& JobPlan::largest() const {
 
 int64_t JobPlan::needed_bytes() const { return NeededBytes(largest().memory, device); }
 
+int64_t JobPlan::host_bytes() const {
+  int64_t most = 0;
+  for (const RankPlan& rank : ranks) most = std::max(most, rank.memory.host_bytes());
+  return most;
+}
+
 double JobPlan::imbalance() const {
   double bytes = 0, count = 0;
   for (const RankPlan& rank : ranks) {
@@ -420,20 +530,50 @@ absl::StatusOr<JobPlan> PlanJob(const v1::JobSpec& spec) {
   return plan;
 }
 
-std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes) {
-  int tries = 0;
-  std::vector<Candidate> candidates = Search(spec).Candidates();
+std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes, int64_t host_bytes) {
+  const bool cuda = DeviceOf(spec) == DeviceKind::kCuda;
+  const std::function<bool(const JobPlan&)> fits = [&](const JobPlan& plan) {
+    return plan.needed_bytes() <= bytes && (!cuda || plan.host_bytes() <= host_bytes);
+  };
+  const absl::StatusOr<JobPlan> now = PlanJob(spec);
+  std::vector<Candidate> candidates =
+      Search(spec, now.ok() && cuda && now->host_bytes() > host_bytes).Candidates();
   if (std::optional<Candidate> moved = Mover(spec).Within(bytes); moved.has_value()) {
     const auto dearer = std::find_if(
         candidates.begin(), candidates.end(),
         [&](const Candidate& candidate) { return candidate.slowdown > moved->slowdown; });
     candidates.insert(dearer, *std::move(moved));
   }
+  // Where what takes least of all that begin alike is too large for the device, so are the others.
+  std::map<std::vector<int>, const Candidate*> least;
+  for (const Candidate& candidate : candidates) {
+    for (std::vector<int> at = candidate.place; !at.empty(); at.pop_back()) {
+      const Candidate*& known = least[at];
+      if (known == nullptr || known->number < candidate.number) known = &candidate;
+    }
+  }
+  int tries = 0;
+  std::map<std::vector<int>, bool> hopeless;
+  const auto is_hopeless = [&](const std::vector<int>& place) {
+    std::vector<int> at;
+    for (const int number : place) {
+      at.push_back(number);
+      const auto [entry, first] = hopeless.try_emplace(at, false);
+      if (first) {
+        ++tries;
+        const absl::StatusOr<JobPlan> plan = PlanJob(least[at]->spec);
+        entry->second = !plan.ok() || plan->needed_bytes() > bytes;
+      }
+      if (entry->second) return true;
+    }
+    return false;
+  };
   for (Candidate& candidate : candidates) {
+    if (is_hopeless(candidate.place)) continue;
     if (++tries > kTriesMax) break;
     absl::StatusOr<JobPlan> plan = PlanJob(candidate.spec);
-    if (!plan.ok() || plan->needed_bytes() > bytes) continue;
-    return Change{std::move(candidate.settings), candidate.slowdown, *std::move(plan)};
+    if (!plan.ok() || !fits(*plan)) continue;
+    return FewerBlocks(spec, fits).Of(std::move(candidate), *std::move(plan));
   }
   return std::nullopt;
 }
@@ -472,8 +612,8 @@ std::string EvenText(const Change& change) {
 
 std::string AdviceText(const std::optional<Change>& change) {
   if (!change.has_value()) {
-    return "No change of recompute, any_order, zero, micro_batch, tensor and pipeline makes it "
-           "fit: it needs more ranks, or devices with more memory";
+    return "No change of recompute, any_order, zero, micro_batch, tensor, pipeline and "
+           "offload.optimizer makes it fit: it needs more ranks, or devices with more memory";
   }
   return absl::StrFormat("%s would fit: %s for the largest rank, about %.0f %% slower by estimate",
                          absl::StrJoin(change->settings, " "),

@@ -4,6 +4,7 @@
 #define MUSTER_WORKER_RANK_JOB_PLAN_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,6 +56,7 @@ struct JobPlan {
   // Of the rank that takes most: device memory, on the host with what it takes besides.
   int64_t needed_bytes() const;
   const RankPlan& largest() const;
+  int64_t host_bytes() const;  // of the host's memory, of the rank that takes most of it
   // The largest rank's bytes over the mean of all ranks, less 1.
   double imbalance() const;
 };
@@ -79,13 +81,16 @@ struct Change {
   JobPlan plan;
 };
 
-// The change with the least estimated cost after which every rank fits into `bytes`; none found: no
+// The change with the least estimated cost after which every rank fits into `bytes` (as
+// NeededBytes), on CUDA devices with `host_bytes` of the host's memory beside it; none found: no
 // value. Tried: other numbers of blocks on each pipeline stage; alone and together: recomputation,
-// higher stages of ZeRO, smaller micro-batches, more tensor and pipeline parallelism at the expense
-// of data parallelism. Estimates order the choices; they are not measurements: recompute selective
-// 2 %, full 30 %; ZeRO-3 5 %; each halved micro-batch 4 %; each doubled tensor degree 8 %;
-// pipelines their bubble.
-std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes);
+// of as many blocks as it takes; higher stages of ZeRO; smaller micro-batches; more tensor and
+// pipeline parallelism at the expense of data parallelism; on CUDA devices quarters of the
+// optimizer's state on the host. Estimates order the choices; they are not measurements: recompute
+// selective 2 %, full 30 %; ZeRO-3 5 %; each halved micro-batch 4 %; each doubled tensor degree
+// 8 %; pipelines their bubble; offload 3 % and half of what the host takes for it.
+std::optional<Change> CheapestFit(const v1::JobSpec& spec, int64_t bytes,
+                                  int64_t host_bytes = std::numeric_limits<int64_t>::max());
 
 // Other numbers of blocks on the stages of a pipeline, with which its largest rank takes the least,
 // as evenly in work as that goes; no value where memory is even, or that saves less than 5 %.
