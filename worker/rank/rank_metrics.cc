@@ -29,6 +29,9 @@ struct Families {
                "Optimizer steps finished by this process.", Labels()};
   Family tokens{Kind::kCounter, "muster_rank_tokens_total",
                 "Unmasked tokens trained on in these steps, by all ranks together.", Labels()};
+  Family skipped{Kind::kCounter, "muster_rank_skipped_steps_total",
+                 "Of these, steps whose fp16 gradients overflowed: they changed no weight.",
+                 Labels()};
   Family exposed{Kind::kCounter, "muster_rank_exposed_communication_seconds_total",
                  "Time in which a step waited for collectives that backward did not hide.",
                  Labels()};
@@ -57,6 +60,9 @@ struct Families {
                        "Global gradient norm of the last step, before clipping.", Labels()};
   Family learning_rate{Kind::kGauge, "muster_rank_learning_rate", "Learning rate of the last step.",
                        Labels()};
+  Family loss_scale{Kind::kGauge, "muster_rank_loss_scale",
+                    "What fp16 multiplied the loss of the last step by; 1 in other precisions.",
+                    Labels()};
   Family tokens_per_second{Kind::kGauge, "muster_rank_tokens_per_second",
                            "Tokens per second of all ranks over the last steps.", Labels()};
   Family mfu{Kind::kGauge, "muster_rank_model_flops_utilization",
@@ -100,11 +106,13 @@ std::vector<const Family*> RankMetricsCatalogue() {
   const Families& f = All();
   return {&f.steps,
           &f.tokens,
+          &f.skipped,
           &f.step,
           &f.train_loss,
           &f.validation_loss,
           &f.gradient_norm,
           &f.learning_rate,
+          &f.loss_scale,
           &f.tokens_per_second,
           &f.mfu,
           &f.hfu,
@@ -129,6 +137,7 @@ RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int 
       rank_(rank),
       steps_(r.GetCounter(All().steps, Values(job_name, rank))),
       tokens_(r.GetCounter(All().tokens, Values(job_name, rank))),
+      skipped_steps_(r.GetCounter(All().skipped, Values(job_name, rank))),
       exposed_communication_seconds_(r.GetCounter(All().exposed, Values(job_name, rank))),
       gradient_bytes_(r.GetCounter(All().gradient_bytes, Values(job_name, rank))),
       damaged_(r.GetCounter(All().damaged, Values(job_name, rank))),
@@ -137,6 +146,7 @@ RankMetrics::RankMetrics(metrics::Registry& r, const std::string& job_name, int 
       validation_loss_(r.GetGauge(All().validation_loss, Values(job_name, rank))),
       gradient_norm_(r.GetGauge(All().gradient_norm, Values(job_name, rank))),
       learning_rate_(r.GetGauge(All().learning_rate, Values(job_name, rank))),
+      loss_scale_(r.GetGauge(All().loss_scale, Values(job_name, rank))),
       gradient_density_(r.GetGauge(All().gradient_density, Values(job_name, rank))),
       residual_norm_(r.GetGauge(All().residual_norm, Values(job_name, rank))),
       tokens_per_second_(r.GetGauge(All().tokens_per_second, Values(job_name, rank))),
@@ -173,6 +183,8 @@ void RankMetrics::Step(const parallel::StepReport& report, double tokens_per_sec
                        double model_flops_utilization, double hardware_flops_utilization) {
   steps_.Increment();
   tokens_.Increment(static_cast<double>(report.tokens));
+  if (report.skipped) skipped_steps_.Increment();
+  loss_scale_.Set(report.loss_scale);
   exposed_communication_seconds_.Increment(report.exposed_communication_seconds);
   AddExposed(report.exposed);
   gradient_bytes_.Increment(static_cast<double>(report.gradient_bytes));

@@ -37,6 +37,7 @@ class RankMetrics {
   const int rank_;
   metrics::Counter& steps_;
   metrics::Counter& tokens_;
+  metrics::Counter& skipped_steps_;
   metrics::Counter& exposed_communication_seconds_;
   // By parallel::Exposure and Collective; null until there was such a wait.
   std::array<std::array<metrics::Counter*, parallel::kCollectives>, parallel::kExposures>
@@ -48,6 +49,7 @@ class RankMetrics {
   metrics::Gauge& validation_loss_;
   metrics::Gauge& gradient_norm_;
   metrics::Gauge& learning_rate_;
+  metrics::Gauge& loss_scale_;
   metrics::Gauge& gradient_density_;
   metrics::Gauge& residual_norm_;
   metrics::Gauge& tokens_per_second_;

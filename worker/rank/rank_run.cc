@@ -206,7 +206,7 @@ class Reporter : public parallel::TrainerHooks {
     const int64_t steps = assignment_.spec().engine().training().steps();
     AddLossPoint(report, steps);
     const int64_t every = steps > 100 ? kLineEverySteps : 1;
-    if (first_step_ || report.step % every == 0 || report.step == steps) {
+    if (first_step_ || report.step % every == 0 || report.step == steps || report.skipped) {
       PrintLine(absl::StrFormat(
           "step %d/%d  loss %.5f  grad norm %.4f  lr %.3e  %.0f tokens/s  "
           "%.3f s/step%s%s",
