@@ -355,6 +355,9 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
   if (mesh.has_value() && mesh->world_size() > 1) {
     head.insert(head.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});
   }
+  if (!IsFinal(job.state()) && !job.phase().empty()) {
+    head.insert(head.begin() + 3, {"phase:", job.phase()});
+  }
   if (!job.waiting().empty()) head.push_back({"waiting:", job.waiting()});
   if (!job.message().empty()) head.push_back({"message:", job.message()});
   terminal.out << Table(head);

@@ -104,7 +104,7 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
     const double left = job.step_seconds() * static_cast<double>(job.steps() - job.step());
     absl::StrAppend(&tail, "  ETA ", ShortDuration(absl::Seconds(left)));
   }
-  if (job.state() == v1::JOB_STATE_RUNNING && !job.phase().empty() && job.phase() != "training") {
+  if (!IsFinal(job.state()) && !job.phase().empty() && job.phase() != "training") {
     absl::StrAppend(&tail, "  ", job.phase());
   }
   if (!job.waiting().empty()) absl::StrAppend(&tail, "  ", job.waiting());

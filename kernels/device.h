@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -126,6 +127,9 @@ struct CudaOptions {
   // Folder of the algorithms measured for each linear layer, shared by all processes. Empty:
   // measured anew by every process.
   std::string plan_cache;
+  // Called when the fastest way to compute a product is about to be measured, which takes up to a
+  // second each; on the thread that enqueues it. Must not enqueue anything itself.
+  std::function<void()> on_measuring;
 };
 
 // kUnavailable without a driver or device, kFailedPrecondition for a driver older than the runtime

@@ -94,6 +94,7 @@ class LinearPlans {
   const cublasLtHandle_t handle_;
   const bool tf32_;
   const std::string file_;  // empty: memory only
+  const std::function<void()> on_measuring_;
   std::atomic<int64_t> sustained_milliseconds_left_ = kSustainedMillisecondsMax;
   Mutex measuring_;
   Mutex mutex_;

@@ -279,7 +279,10 @@ absl::StatusOr<std::unique_ptr<LinearPlans>> LinearPlans::Make(const std::string
 }
 
 LinearPlans::LinearPlans(cublasLtHandle_t handle, const CudaOptions& options, std::string file)
-    : handle_(handle), tf32_(options.tf32), file_(std::move(file)) {}
+    : handle_(handle),
+      tf32_(options.tf32),
+      file_(std::move(file)),
+      on_measuring_(options.on_measuring) {}
 
 LinearPlans::~LinearPlans() { cublasLtDestroy(handle_); }
 
@@ -303,6 +306,7 @@ absl::Status LinearPlans::Run(CudaStream& stream, const Gemm& gemm, void* worksp
     if (status.ok()) return status;
   }
   if (stream.recording()) return absl::FailedPreconditionError("measuring while recording");
+  if (on_measuring_) on_measuring_();
   ASSIGN_OR_RETURN(algorithm, Measure(stream, gemm, workspace));
   cublasLtMatmulAlgo_t kept;
   if (Decode(Keep(key, Encode(algorithm), /*unfit=*/plan), kept)) algorithm = kept;
@@ -401,6 +405,7 @@ absl::Status LinearPlans::RunFastest(CudaStream& stream, const std::string& key,
   }
   // A product without a plan fails the recording.
   if (stream.recording()) return ways.front()(/*trial=*/false);
+  if (on_measuring_) on_measuring_();
   std::vector<std::function<absl::Status()>> trials;
   for (const Way& way : ways) {
     trials.push_back([&way] { return way(/*trial=*/true); });

@@ -285,10 +285,12 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
           slowest->rank()},
          turn);
   } else {
+    const std::string phase = Bounded(job.progress[static_cast<size_t>(slowest->rank())].phase());
     Stop(job,
          {v1::CAUSE_HANG,
-          absl::StrCat("the communicators were not up within ", absl::FormatDuration(limit), "; ",
-                       where, " is furthest behind"),
+          absl::StrCat("training had not begun: nothing new from any rank for ",
+                       absl::FormatDuration(limit), "; ", where, " is furthest behind",
+                       phase.empty() ? "" : absl::StrCat(" (", phase, ")")),
           slowest->rank()},
          turn);
   }

@@ -61,6 +61,10 @@ class FakeService : public v1::JobService::Service {
     for (const v1::Worker& worker : workers) *reply->add_workers() = worker;
     return grpc::Status::OK;
   }
+  grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest*,
+                          v1::ListEventsResponse*) override {
+    return grpc::Status::OK;
+  }
   // The first stream breaks off after one update; the next goes on to the end.
   grpc::Status WatchJob(grpc::ServerContext*, const v1::GetJobRequest* request,
                         grpc::ServerWriter<v1::Job>* writer) override {
@@ -252,6 +256,16 @@ TEST_F(App, GetWorkers_SaysWhyAGpuGetsNoRank) {
                     HasSubstr("\n\nw1 cuda:1 GPU-1 gets no rank: a row of its memory is "
                               "damaged; reset the device\n"),
                     ::testing::Not(HasSubstr("GPU-0"))));
+}
+
+TEST_F(App, DescribeJob_ShowsWhatAStartIsAt) {
+  service_.job.set_state(v1::JOB_STATE_STARTING);
+  service_.job.set_phase("allocating");
+  EXPECT_EQ(RunApp({"describe", "job", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), ::testing::ContainsRegex("phase: +allocating\n"));
+  service_.job.set_state(v1::JOB_STATE_FAILED);
+  EXPECT_EQ(RunApp({"describe", "job", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), ::testing::Not(HasSubstr("phase:")));
 }
 
 TEST_F(App, UnknownJob_ExitsWithOneAndTheCoordinatorsHint) {

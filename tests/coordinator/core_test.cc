@@ -489,6 +489,36 @@ TEST_F(CoreTest, NoProgress_EndsTheAttemptAsAHang) {
   EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_HANG);
 }
 
+// A start may take long as long as it says something new. One that does not is ended, with what it
+// was at.
+TEST_F(CoreTest, StartThatGetsStuck_EndsWithItsPhase) {
+  Hello();
+  Submit("r", 2);
+  Observe(Ranks(Job(), v1::RANK_STATE_PREPARED));
+  const v1::Job job = Job();
+  const auto stay = [&](const char* phase, double share) {
+    for (absl::Duration t; t < config_.progress_timeout * share; t += absl::Seconds(2)) {
+      now_ += absl::Seconds(2);
+      v1::Observed observed = Ranks(job, v1::RANK_STATE_RUNNING);
+      for (v1::ObservedRank& rank : *observed.mutable_attempts(0)->mutable_ranks()) {
+        rank.mutable_progress()->set_phase(phase);
+      }
+      Observe(std::move(observed));
+    }
+  };
+  for (const char* phase : {"starting", "bootstrapping", "allocating"}) {
+    stay(phase, 0.9);
+    EXPECT_EQ(Job().state(), v1::JOB_STATE_STARTING) << phase;
+    EXPECT_EQ(Job().phase(), phase);
+  }
+  stay("allocating", 0.2);
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED));
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_HANG);
+  EXPECT_THAT(Job().causes(0).message(), HasSubstr("training had not begun"));
+  EXPECT_THAT(Job().causes(0).message(), HasSubstr("(allocating)"));
+}
+
 TEST_F(CoreTest, Key_WaitsForItsPutAndEndsWithItsEpoch) {
   const v1::Job job = Train();
   const auto get = [&](uint64_t request, const std::string& key) {

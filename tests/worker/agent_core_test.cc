@@ -309,8 +309,11 @@ TEST_F(AgentCoreTest, Rank_Exits_IsReportedReleasedAndNeverRestarted) {
 
 TEST_F(AgentCoreTest, Progress_Reported_StateChangesAtOnceStepsLater) {
   RunRank();
-  Report("bootstrapping", 0);
-  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING);
+  for (const char* phase : {"starting", "balancing", "bootstrapping", "allocating"}) {
+    Report(phase, 0);
+    EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING) << phase;
+    EXPECT_EQ(Observed().progress().phase(), phase);
+  }
   Report("training", 1);
   EXPECT_THAT(Sent(), ElementsAre("observed"));
   EXPECT_EQ(Observed().state(), v1::RANK_STATE_TRAINING);

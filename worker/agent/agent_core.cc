@@ -41,8 +41,9 @@ bool Exited(const v1::StoredRank& rank) {
 
 // Past its bootstrap, by its own account.
 bool Trains(const v1::RankProgress& progress) {
-  return progress.step() > 0 || !(progress.phase().empty() || progress.phase() == "starting" ||
-                                  progress.phase() == "bootstrapping");
+  constexpr const char* kBefore[] = {"", "starting", "balancing", "bootstrapping", "allocating"};
+  return progress.step() > 0 ||
+         std::find(std::begin(kBefore), std::end(kBefore), progress.phase()) == std::end(kBefore);
 }
 
 v1::RankState ReportedState(const v1::StoredRank& rank, const v1::RankProgress& progress) {

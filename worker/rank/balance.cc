@@ -392,12 +392,17 @@ absl::StatusOr<std::string> Even(const std::vector<RankMeasure>& ranks, v1::JobS
   return stages || shares ? MemoryLimits(ranks, stages, shares).Apply(spec) : "";
 }
 
+bool Balances(const v1::JobSpec& spec) {
+  const v1::ParallelSpec& split = spec.engine().parallel();
+  return split.balance() == v1::BALANCE_MEASURED && (Stages(split) || Shares(split));
+}
+
 absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
                                          parallel::KeyValueStore& store, std::string& summary) {
   v1::JobSpec spec = assignment.spec();
   spec::ApplyDefaults(spec);
   const v1::ParallelSpec& split = spec.engine().parallel();
-  if (split.balance() != v1::BALANCE_MEASURED || !(Stages(split) || Shares(split))) return spec;
+  if (!Balances(spec)) return spec;
   if (absl::Status status = spec::Validate(spec); !status.ok()) {
     return parallel::Mark(std::move(status), FailureDomain::kConfiguration);
   }

@@ -40,6 +40,9 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
 // SetUpEngine refuses it with what would.
 absl::StatusOr<std::string> Even(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec);
 
+// Whether ranks measure themselves for a spec that has its defaults.
+bool Balances(const v1::JobSpec& spec);
+
 // The spec that all ranks go on with: as it is, or with what they have measured together through
 // `store`, where rank 0 collects and decides. `summary`, for the log, stays empty when there was
 // nothing to measure. Marked with a FailureDomain.

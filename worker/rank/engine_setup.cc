@@ -196,7 +196,8 @@ std::vector<parallel::BlockRange> PartsOf(const v1::ParallelSpec& split, int sta
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssignment& assignment) {
+absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssignment& assignment,
+                                                            std::function<void()> on_measuring) {
   if (assignment.spec().resources().device() != v1::DEVICE_KIND_CUDA) {
     return kernels::MakeCpuDevice(std::max(1, assignment.threads()));
   }
@@ -209,6 +210,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssign
   kernels::CudaOptions options;
   options.tf32 = assignment.spec().engine().training().precision() == v1::PRECISION_TF32;
   options.plan_cache = assignment.cache_directory();
+  options.on_measuring = std::move(on_measuring);
   auto device = kernels::MakeCudaDevice(ordinal, options);
   if (!device.ok()) {
     return Mark(Annotate(device.status(), absl::StrCat("resources.device: ", name)),
@@ -463,7 +465,8 @@ absl::Status CheckMemory(const v1::RankAssignment& assignment, const EngineSetup
 }  // namespace
 
 absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSystem& files,
-                                        std::optional<kernels::DeviceMemory> memory) {
+                                        std::optional<kernels::DeviceMemory> memory,
+                                        std::function<void()> on_measuring) {
   // A spec that reaches a rank has its defaults; doing it again changes nothing.
   v1::RankAssignment assignment = given;
   spec::ApplyDefaults(*assignment.mutable_spec());
@@ -480,7 +483,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.mesh = split.mesh;
   setup.zero_shards = split.zero_shards;
   const parallel::PerAxis coordinate = setup.mesh->CoordinateOf(assignment.rank());
-  ASSIGN_OR_RETURN(setup.device, MakeDevice(assignment));
+  ASSIGN_OR_RETURN(setup.device, MakeDevice(assignment, std::move(on_measuring)));
   ASSIGN_OR_RETURN(setup.model, BuildModel(assignment.spec(), coordinate));
   const v1::ModelSpec& model = assignment.spec().engine().model();
   if (!model.initialize_from().empty()) {

@@ -3,6 +3,7 @@
 #ifndef MUSTER_WORKER_RANK_ENGINE_SETUP_H_
 #define MUSTER_WORKER_RANK_ENGINE_SETUP_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,8 +28,10 @@ namespace muster::worker {
 // The causes that a status means, and back to the daemon in exit.pb.
 v1::Cause CauseOf(const absl::Status& status);
 
-// The device of the assignment. Marked with a FailureDomain: configuration, memory or device.
-absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(const v1::RankAssignment& assignment);
+// The device of the assignment; `on_measuring` as in kernels::CudaOptions. Marked with a
+// FailureDomain: configuration, memory or device.
+absl::StatusOr<std::unique_ptr<kernels::Device>> MakeDevice(
+    const v1::RankAssignment& assignment, std::function<void()> on_measuring = {});
 
 // The model of a spec that has its defaults.
 parallel::ModelDescription Describe(const v1::ModelSpec& spec);
@@ -84,9 +87,10 @@ struct EngineSetup {
 // writable), configuration (an impossible combination). kUnavailable or kUnimplemented when the
 // device is not there. Memory: kResourceExhausted with what the rank would take, by category, and
 // the cheapest change of the spec with which it would fit (CheckFits). `memory` stands for what the
-// device says of itself.
+// device says of itself; `on_measuring` is MakeDevice's.
 absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& assignment, FileSystem& files,
-                                        std::optional<kernels::DeviceMemory> memory = std::nullopt);
+                                        std::optional<kernels::DeviceMemory> memory = std::nullopt,
+                                        std::function<void()> on_measuring = {});
 
 }  // namespace muster::worker
 

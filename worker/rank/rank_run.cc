@@ -33,6 +33,7 @@
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
 #include "worker/rank/failure_deadline.h"
+#include "worker/rank/job_plan.h"
 #include "worker/rank/profiler.h"
 #include "worker/rank/rank_metrics.h"
 
@@ -57,6 +58,9 @@ constexpr int kLossPointsPerReport = 64;
 constexpr int kYoungLossPointsPerReport = 512;
 constexpr absl::Duration kYoungLossPoint = absl::Seconds(30);
 constexpr int64_t kLineEverySteps = 10;  // of runs with more than a hundred steps
+// Phases that end by themselves.
+constexpr char kTraining[] = "training";
+constexpr char kMeasuring[] = "measuring";
 
 // Writes exit.pb exactly once, whichever thread ends the process.
 class ExitReporter {
@@ -166,7 +170,7 @@ class Reporter : public parallel::TrainerHooks {
   void SetArithmetic(const Arithmetic& arithmetic) { arithmetic_ = arithmetic; }
 
   void OnPhase(absl::string_view phase) override {
-    if (phase == "training") signals_.TrainingStarts();
+    if (phase == kTraining) signals_.TrainingStarts();
     progress_.set_phase(std::string(phase));
     SetMemory();
     Publish(/*now=*/true);
@@ -174,8 +178,21 @@ class Reporter : public parallel::TrainerHooks {
 
   kernels::Trace* BeginStep(int64_t step) override { return profiler_.BeginStep(step); }
 
+  // In the middle of a step, which takes so much longer.
+  void Measuring() {
+    if (progress_.phase() == kMeasuring) return;
+    if (!std::exchange(measured_, true)) {
+      const std::string& cache = assignment_.cache_directory();
+      PrintLine(
+          absl::StrCat("measuring how to multiply matrices fastest: up to 20 s for a new model",
+                       cache.empty() ? "" : absl::StrCat(", kept for later ranks in ", cache)));
+    }
+    OnPhase(kMeasuring);
+  }
+
   void OnStep(const parallel::StepReport& report) override {
     profiler_.EndStep(report.step);
+    if (progress_.phase() == kMeasuring) progress_.set_phase(kTraining);
     recent_.push_back({report.tokens, report.seconds});
     if (recent_.size() > kThroughputSteps) recent_.pop_front();
     double tokens = 0, seconds = 0;
@@ -366,6 +383,7 @@ class Reporter : public parallel::TrainerHooks {
   std::deque<std::pair<int64_t, double>> recent_;
   Arithmetic arithmetic_;
   bool first_step_ = true;
+  bool measured_ = false;
 };
 
 // Leaves what this rank's collectives were doing in the run directory, once.
@@ -473,6 +491,10 @@ absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
   return parallel::FlightRecorder::Record(*std::move(communicator), flight.recorder());
 }
 
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 struct Ending {
   v1::Cause cause = v1::CAUSE_UNKNOWN;
   std::string message;
@@ -483,12 +505,13 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
                              Reporter& reporter, RankMetrics& metrics, Profiler& profiler,
                              const FlightRecord& flight, FailureDeadline& deadline) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
-  reporter.OnPhase("starting");
+  reporter.OnPhase(Balances(given.spec()) ? "balancing" : "starting");
   v1::RankAssignment assignment = given;
   std::string balance;
   ASSIGN_OR_RETURN(*assignment.mutable_spec(), BalancedSpec(given, client, balance));
   if (!balance.empty()) PrintLine(balance);
-  ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files));
+  ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files, /*memory=*/std::nullopt,
+                                                  [&reporter] { reporter.Measuring(); }));
   profiler.SetDevice(setup.device->kind());
   reporter.OnPhase("bootstrapping");
   const Arithmetic arithmetic =
@@ -504,10 +527,16 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
     return parallel::Mark(Annotate(groups.status(), "communicators of the mesh"),
                           parallel::FailureDomain::kCommunication);
   }
+  reporter.OnPhase("allocating");
+  PrintLine(absl::StrFormat("taking %s of %s and %s of the host's memory, and drawing the weights",
+                            BytesText(setup.memory.device_bytes()), setup.device->name(),
+                            BytesText(setup.memory.host_bytes())));
+  const auto allocating = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
                                                          **groups, *setup.training,
                                                          setup.validation.get(), *files, reporter));
   reporter.Allocated(*setup.device);
+  PrintLine(absl::StrFormat("took them in %.1f s", SecondsSince(allocating)));
   if (assignment.rank() == 0) {
     PrintLine(absl::StrFormat(
         "job %s epoch %d: %s with %.2f M parameters, %d ranks on %s, %.1f MB of state and %.1f MB "
@@ -529,11 +558,11 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   const auto start = std::chrono::steady_clock::now();
   RETURN_IF_ERROR(trainer->Restore(candidates));
   if (trainer->step() > 0) {
-    metrics.Restored(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    metrics.Restored(SecondsSince(start));
     reporter.Restored(trainer->step(), trainer->consumed_samples());
     PrintLine(absl::StrFormat("restored step %d", trainer->step()));
   } else if (setup.initial_weights != nullptr) {
+    reporter.OnPhase("loading");
     RETURN_IF_ERROR(
         trainer->Initialize([&](const std::string& name, const parallel::Box& box, float* out) {
           return setup.initial_weights->Read(name, box, out);
