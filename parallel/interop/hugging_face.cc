@@ -87,7 +87,17 @@ absl::Status HuggingFaceFolder::IndexFile(const std::string& name) {
 
 absl::Status HuggingFaceFolder::Index() {
   const std::string index_path = Join(directory_, kIndex);
-  if (!files_.Exists(index_path)) return IndexFile(kSingleFile);
+  if (!files_.Exists(index_path)) {
+    for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+      if (files_.Exists(Join(directory_, kSingleFile)) || !files_.Exists(Join(directory_, other))) {
+        continue;
+      }
+      return absl::NotFoundError(absl::StrCat(
+          directory_, " has ", other, " and no ", kSingleFile,
+          ": only safetensors are read. In transformers: model.save_pretrained(DIRECTORY)"));
+    }
+    return IndexFile(kSingleFile);
+  }
   ASSIGN_OR_RETURN(const std::string text, files_.Read(index_path));
   std::set<std::string> names;
   const auto read = [&]() -> absl::Status {

@@ -200,7 +200,8 @@ absl::StatusOr<ModelDescription> Gpt2Description(const Json& config) {
       config["activation_function"] != "gelu_pytorch_tanh") {
     reader.Must("activation_function", "gelu_new");
   }
-  if (reader.Size("n_inner", 4 * hidden) != 4 * hidden) {
+  if (reader.Given("n_inner") &&
+      (reader.Size("n_inner") % 4 != 0 || reader.Size("n_inner") / 4 != hidden)) {
     reader.Refuse("n_inner", "only 4 x n_embd is there");
   }
   reader.Must("layer_norm_epsilon", 1e-5);
@@ -244,15 +245,17 @@ absl::Status ReadRope(const Json& config, ModelDescription& description) {
   RETURN_IF_ERROR(outer.status());
   ConfigReader inner(rope);
   description.numbers["rope_theta"] = inner.Number("rope_theta", outer.Number("rope_theta", 10000));
-  const std::string type = inner.Text("rope_type", inner.Text("type", "default"));
+  const char* type_key = inner.Given("rope_type") ? "rope_type" : "type";
+  const std::string type = inner.Text(type_key, "default");
   if (type == "llama3") {
     description.numbers["rope_factor"] = inner.Number("factor");
     description.numbers["rope_low_frequency_factor"] = inner.Number("low_freq_factor");
     description.numbers["rope_high_frequency_factor"] = inner.Number("high_freq_factor");
     description.sizes["rope_original_context"] = inner.Size("original_max_position_embeddings");
   } else if (type != "default") {
-    inner.Refuse("rope_type", "default and llama3 are there");
+    inner.Refuse(type_key, "default and llama3 are there");
   }
+  inner.Must("partial_rotary_factor", 1.0);
   RETURN_IF_ERROR(outer.status());
   return Annotate(inner.status(), key);
 }
@@ -275,7 +278,11 @@ absl::StatusOr<ModelDescription> LlamaDescription(const Json& config) {
   reader.Must("hidden_act", "silu");
   reader.Must("attention_bias", false);
   reader.Must("mlp_bias", false);
-  if (reader.Size("head_dim", hidden / heads) * heads != hidden) {
+  reader.Must("partial_rotary_factor", 1.0);
+  if (hidden % heads != 0) {
+    reader.Refuse("num_attention_heads",
+                  absl::StrCat("a divisor of hidden_size (", hidden, ") is needed"));
+  } else if (reader.Size("head_dim", hidden / heads) != hidden / heads) {
     reader.Refuse("head_dim", "only hidden_size / num_attention_heads is there");
   }
   RETURN_IF_ERROR(reader.status());

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -14,13 +15,29 @@
 namespace muster::parallel {
 namespace {
 
+// As of a job spec.
+constexpr int64_t kLayersMax = 1024;
+constexpr int64_t kHiddenMax = 1 << 20;
+constexpr int64_t kFfnMax = 1 << 24;
+
 // Takes values out of a description by name, insists on those that are needed and on knowing all
 // that are there, and remembers the first problem.
 class Reader {
  public:
   explicit Reader(const ModelDescription& description) : left_(description) {}
 
-  int64_t Size(const char* name) { return Take(left_.sizes, "size", name, int64_t{0}); }
+  // Descriptions come from files too, of others: what they multiply to must be countable.
+  int64_t Size(const char* name) {
+    const int64_t size = Take(left_.sizes, "size", name, int64_t{0});
+    const absl::string_view what = name;
+    const int64_t most = what == "layers"   ? kLayersMax
+                         : what == "hidden" ? kHiddenMax
+                         : what == "ffn"    ? kFfnMax
+                                            : std::numeric_limits<int32_t>::max();
+    if (size <= most) return size;
+    Refuse(absl::StrCat("size '", name, "' is ", size, "; at most ", most));
+    return 1;
+  }
   int64_t Size(const char* name, int64_t otherwise) {
     return left_.sizes.count(name) > 0 ? Size(name) : otherwise;
   }

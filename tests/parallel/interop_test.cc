@@ -250,6 +250,60 @@ TEST_F(BadFolder, ConfigThatWouldChangeTheLogits_IsRefusedByKey) {
   }
 }
 
+TEST_F(BadFolder, LlamaConfigThatWouldChangeTheLogits_IsRefusedByKey) {
+  const json good = json::parse(ReadText(absl::StrCat(kData, "llama/config.json")));
+  weights_ = ReadText(absl::StrCat(kData, "llama/model.safetensors"));
+  config_ = good;
+  ASSERT_OK(Open());
+  struct Change {
+    const char* key;
+    json value;
+    const char* named;
+  };
+  for (const auto& [key, value, named] : std::vector<Change>{
+           {"attention_bias", true, "'attention_bias' is true"},
+           {"hidden_act", "gelu", "'hidden_act' is"},
+           {"head_dim", 128, "'head_dim' is 128"},
+           {"num_attention_heads", 7, "'num_attention_heads' is 7; a divisor of hidden_size (24)"},
+           {"rms_norm_eps", 0, "'rms_norm_eps' is 0"},
+           {"partial_rotary_factor", 0.5, "'partial_rotary_factor' is 0.5"},
+           {"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}}, "'rope_type' is"},
+           {"rope_parameters", {{"type", "linear"}, {"factor", 2.0}}, "'type' is \"linear\""},
+           {"rope_parameters", {{"partial_rotary_factor", 0.5}}, "'partial_rotary_factor' is 0.5"},
+           {"rope_parameters", "x", "'rope_parameters' is \"x\""}}) {
+    config_ = good;
+    config_[key] = value;
+    EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("in/config.json"), HasSubstr(named))))
+        << key << " = " << value;
+  }
+}
+
+// Sizes that no machine could hold, and that would overflow what is counted of them.
+TEST_F(BadFolder, SizesOutOfAllBounds_AreRefusedByName) {
+  const json gpt2 = config_,
+             llama = json::parse(ReadText(absl::StrCat(kData, "llama/config.json")));
+  struct Case {
+    const json& config;
+    const char* key;
+    int64_t value;
+  };
+  for (const auto& [config, key, value] :
+       std::vector<Case>{{gpt2, "n_layer", 1'000'000'000'000},
+                         {gpt2, "n_embd", int64_t{3} << 60},
+                         {gpt2, "vocab_size", int64_t{1} << 62},
+                         {gpt2, "n_inner", int64_t{1} << 62},
+                         {llama, "num_hidden_layers", int64_t{1} << 31},
+                         {llama, "intermediate_size", int64_t{1} << 62},
+                         {llama, "hidden_size", int64_t{24} << 40}}) {
+    config_ = config;
+    config_[key] = value;
+    if (config_.contains("head_dim")) config_["head_dim"] = nullptr;
+    EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("in/config.json")))
+        << key;
+  }
+}
+
 TEST_F(BadFolder, TensorsThatDoNotFit_AreNamedWithBothShapes) {
   config_["vocab_size"] = 62;
   EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kInvalidArgument,
@@ -269,6 +323,17 @@ TEST_F(BadFolder, DamagedOrMissingFiles_AreNamed) {
   EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("in/model.safetensors")));
   weights_.clear();
   EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("in/model.safetensors")));
+}
+
+TEST(HuggingFaceFolder, WithPickledWeightsAlone_SaysWhatToDo) {
+  const std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
+  ASSERT_OK(files->MakeDirectory("in"));
+  ASSERT_OK(
+      files->WriteAtomically("in/config.json", ReadText(absl::StrCat(kData, "gpt2/config.json"))));
+  ASSERT_OK(files->WriteAtomically("in/pytorch_model.bin", "x"));
+  EXPECT_THAT(HuggingFaceFolder::Open(*files, "in").status(),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("pytorch_model.bin"), HasSubstr("only safetensors"))));
 }
 
 TEST(Export, ExistingFolder_IsNotTouched) {
