@@ -224,6 +224,12 @@ class Judge {
   }
 
   void Model(const v1::ModelSpec& model) {
+    if (!model.preset().empty() && FindPreset(model.preset()) == nullptr) {
+      // What it would have filled in is not missing on its own account.
+      Add("engine.model.preset", Quoted(model.preset()), " is not one of ",
+          absl::StrJoin(PresetNames(), ", "));
+      return;
+    }
     if (model.family() == v1::MODEL_FAMILY_UNSPECIFIED) {
       Add("engine.model.family", "required; one of ",
           absl::StrJoin(EnumNames(*v1::ModelFamily_descriptor()), ", "));
@@ -236,10 +242,6 @@ class Judge {
     }
     InRange("engine.model.vocab", model.vocab(), 1);
     InRange("engine.model.sequence_length", model.sequence_length(), 1);
-    if (!model.preset().empty() && FindPreset(model.preset()) == nullptr) {
-      Add("engine.model.preset", Quoted(model.preset()), " is not one of ",
-          absl::StrJoin(PresetNames(), ", "));
-    }
     if (model.family() == v1::MODEL_FAMILY_LLAMA) {
       Llama(model, hidden && heads && model.hidden() % model.heads() == 0);
     } else if (model.family() == v1::MODEL_FAMILY_GPT2) {

@@ -390,6 +390,15 @@ TEST(SpecValidate, NumbersThatTextCannotHold_AreRefused) {
   }
 }
 
+TEST(SpecValidate, UnknownPreset_IsTheOnlyProblemOfItsModel) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {"engine.model={preset: gpt3}"}));
+  ApplyDefaults(spec);
+  const std::string message(Validate(spec).message());
+  EXPECT_THAT(message, HasSubstr("engine.model.preset: 'gpt3' is not one of gpt2-124m"));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("engine.model.layers")));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("required")));
+}
+
 TEST(SpecValidate, TenMegabyteName_IsNotEchoedWhole) {
   v1::JobSpec spec = Example();
   spec.set_name(std::string(10 << 20, 'a'));

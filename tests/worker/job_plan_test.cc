@@ -325,6 +325,16 @@ TEST(JobPlan, Llama70bOn512Ranks_IsPlannedWithoutItsMemory) {
   EXPECT_LT(plan.needed_bytes(), 80 * kGiB);
 }
 
+TEST(JobPlan, EveryPreset_IsPlanned) {
+  for (const std::string& name : spec::PresetNames()) {
+    ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(Preset(name, {}, 8, 1)));
+    const auto parameters = static_cast<double>(plan.parameters);
+    // Weights in 16 bits with the other half of their masters, and both moments.
+    EXPECT_GT(static_cast<double>(plan.needed_bytes()), 12 * parameters) << name;
+    EXPECT_GT(static_cast<double>(plan.flops_per_token), 6 * 0.9 * parameters) << name;
+  }
+}
+
 // 16 tensor ranks share 8 key/value heads by twos: K and V of 128 rows each in 80 blocks, which
 // ZeRO leaves whole, as it does a sixteenth of both tables.
 TEST(JobPlan, WhatZeroLeavesWhole_IsNamed) {
