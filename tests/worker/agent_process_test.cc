@@ -179,6 +179,16 @@ TEST_F(ProcessTest, Rank_KilledWithSigkill_IsNoticedWithinASecond) {
   EXPECT_THAT(exited.exit.message(), HasSubstr(RunDirectory()));
 }
 
+// A data set that is cut short under a running rank.
+TEST_F(ProcessTest, Rank_EndedByABusError_IsToldWhatThatMeans) {
+  Script("kill -BUS $$");
+  Run();
+  const RankExited exited = events_.NextExit();
+  EXPECT_EQ(exited.exit.signal(), SIGBUS);
+  EXPECT_THAT(exited.exit.message(), HasSubstr("SIGBUS"));
+  EXPECT_THAT(exited.exit.message(), HasSubstr("data set"));
+}
+
 TEST_F(ProcessTest, Rank_LeavesItsReport_CauseAndProgressAreTaken) {
   Script("exit 1");
   v1::RankExitReport report;

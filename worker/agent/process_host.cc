@@ -479,7 +479,14 @@ v1::RankExit Host::Explain(const RankKey& key, pid_t pid, const std::string& boo
     exit.set_message(absl::StrCat(who, " was killed by the kernel for lack of memory", log));
   } else if (shim->signal() != 0) {
     exit.set_cause(v1::CAUSE_CRASH);
-    exit.set_message(absl::StrCat(who, " was ended by signal ", SignalName(shim->signal()), log));
+    // Users of containers and network disks meet this one.
+    const char* hint =
+        shim->signal() == SIGBUS
+            ? ": a file that it had in memory became shorter or could not be read (a "
+              "data set), or /dev/shm is full"
+            : "";
+    exit.set_message(
+        absl::StrCat(who, " was ended by signal ", SignalName(shim->signal()), hint, log));
   } else if (shim->code() != 0) {
     exit.set_cause(v1::CAUSE_CRASH);
     exit.set_message(
