@@ -226,7 +226,11 @@ class Planner {
                           ": the cluster has ", total, "; add ", Count(job.ranks - total, "slot"),
                           total > 0
                               ? absl::StrCat(" or lower resources.ranks to ", total)
-                              : absl::StrCat(" of kind ", kind, " or change resources.device"));
+                              : absl::StrCat(" of kind ", kind, " or change resources.device"),
+                          job.device == v1::DEVICE_KIND_CUDA
+                              ? ". `muster get workers` and the logs of daemons say why a GPU is "
+                                "not offered"
+                              : "");
     }
     const std::string numbers = absl::StrCat("needs ", Count(job.ranks, kind + " slot"), ", ", free,
                                              free == 1 ? " is" : " are", " free of ", total);

@@ -81,6 +81,15 @@ TEST(Scheduler, MoreRanksThanTheClusterHas_SaysWhatToAdd) {
               HasSubstr("could ever hold 64 cpu slots: the cluster has 4; add 60 slots"));
 }
 
+TEST(Scheduler, GpusThatNobodyOffers_SaysWhereItIsToldWhy) {
+  WaitingJob job = MakeJob(0, 2);
+  job.device = v1::DEVICE_KIND_CUDA;
+  const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {job});
+  ASSERT_EQ(plan.explanations.size(), 1u);
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("add 2 slots of kind cuda"));
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("`muster get workers`"));
+}
+
 TEST(Scheduler, WorkerThatIsAway_GetsNothingAndIsNamed) {
   WorkerView away = MakeWorker(1, 2);
   away.ready = false;

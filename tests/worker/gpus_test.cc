@@ -117,7 +117,8 @@ TEST_F(Gpus, Architectures_DecideAsCudaDoes) {
 
 TEST_F(Gpus, BuildWithoutCuda_SaysSo) {
   options_.cuda_major = 0;
-  EXPECT_THAT(Discover("gpus=1").devices.at(0).unusable(), HasSubstr("without CUDA"));
+  EXPECT_THAT(Discover("gpus=1").devices.at(0).unusable(),
+              ::testing::AllOf(HasSubstr("without CUDA"), HasSubstr("./dev package --cuda")));
 }
 
 TEST_F(Gpus, GpuOffTheBus_IsLeftOutAndNamed) {

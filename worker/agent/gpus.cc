@@ -50,7 +50,10 @@ int NumaNode(const std::string& sysfs, const std::string& bus_id) {
 // Why ranks cannot use the device; empty when they can.
 std::string WhyUnusable(const Nvml& nvml, const GpuOptions& options, const Gpu& gpu,
                         int driver_cuda) {
-  if (options.cuda_major == 0) return "the rank program of this worker is built without CUDA";
+  if (options.cuda_major == 0) {
+    return "the rank program of this worker is built without CUDA; install a package made by "
+           "./dev package --cuda";
+  }
   if (driver_cuda / 1000 < options.cuda_major) {
     return absl::StrFormat("its driver supports CUDA %d.%d, this build needs %d; update the driver",
                            driver_cuda / 1000, driver_cuda % 1000 / 10, options.cuda_major);
