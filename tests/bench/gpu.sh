@@ -48,6 +48,13 @@ show_sample() {
   printf '  %s\n' "$(sort -rn "$work/state" | head -1)" | tee -a "$1"
 }
 
+# What was measured before is kept: one work that does not fit must not cost the others.
+failures=0
+failed() {
+  echo "| $2 | FAILED, see below |" >>"$1"
+  failures=$((failures + 1))
+}
+
 tests=
 for test in gpu_test gpu_gemm_test gpu_steps_test; do
   [ -x "$bin/$test" ] || continue
@@ -72,8 +79,8 @@ for item in $works; do
     esac
     sample
     "$bin/bench_step_gpu" --model "$model" --batch "$batch" --sequence "$sequence" --steps "$steps" \
-      --plans "$MUSTER_PLANS" --peer "$work/peer" --row "$work/rows" "${flags[@]}" |
-      tee -a "$work/steps"
+      --plans "$MUSTER_PLANS" --peer "$work/peer" --row "$work/rows" "${flags[@]}" 2>&1 |
+      tee -a "$work/steps" || failed "$work/rows" "$model, $batch x $sequence, $way"
     show_sample "$work/steps"
   done
 done
@@ -90,10 +97,16 @@ if [ "$gpus" -gt 1 ] && [ -x "$bin/bench_layouts_gpu" ]; then
     --peer "$work/peer" --rows "$work/all_rows" \
     --work "gpt2-124m 64 x 1024, one: $all training.global_batch=64" \
     --work "gpt2-124m 64 x 1024, DDP $gpus: $all training.global_batch=$((64 * gpus)) parallel.data=$gpus" \
-    --work "gpt2-124m 64 x 1024, ZeRO-1 $gpus: $all training.global_batch=$((64 * gpus)) parallel.data=$gpus parallel.zero=1"
+    --work "gpt2-124m 64 x 1024, ZeRO-1 $gpus: $all training.global_batch=$((64 * gpus)) parallel.data=$gpus parallel.zero=1" ||
+    failed "$work/all_rows" "gpt2-124m on $gpus GPUs"
   show_sample "$work/all_rows"
 fi
-[ -z "$ops" ] || "$bin/bench_ops_gpu" --plans "$MUSTER_PLANS" --runs 15 | tee "$work/ops"
+if [ -n "$ops" ]; then
+  sample
+  "$bin/bench_ops_gpu" --plans "$MUSTER_PLANS" --runs 15 2>&1 | tee "$work/ops" ||
+    failed "$work/rows" "single ops"
+  show_sample "$work/ops"
+fi
 
 {
   echo "# Measured by \`./dev bench gpu\`"
@@ -124,3 +137,4 @@ fi
   done
 } >"$out"
 echo "wrote $out"
+[ "$failures" = 0 ] || { echo "$failures of the measurements failed" >&2; exit 1; }

@@ -23,6 +23,7 @@ EOF
 program "$work/bin/bench_step_gpu" <<'EOF'
 #!/bin/sh
 all="$*"
+case $all in *gpt2-774m*) echo "needs 200 GiB"; exit 1 ;; esac
 grep -q '"model": "gpt2-350m"' "$(echo "$all" | sed 's/.*--peer \([^ ]*\).*/\1/')" || exit 3
 row=$(echo "$all" | sed 's/.*--row \([^ ]*\).*/\1/')
 echo "| ours$(echo "$all" | grep -o -- ' --any-order\| --recompute-blocks [0-9]*\| --recompute' | tr -d '\n') |" >>"$row"
@@ -38,6 +39,7 @@ EOF
 program "$work/bin/bench_ops_gpu" <<'EOF'
 #!/bin/sh
 echo "ops of the GPU"
+sleep 0.6
 EOF
 cat >"$work/peer.py" <<'EOF'
 import os, sys
@@ -59,6 +61,14 @@ for text in "Fake H200" "commit abc123" "gpu_test 30 passed, 1 skipped" "^| ours
   grep -q -- "$text" "$work/out.md" || fail "no '$text'"
 done
 [ "$(grep -c '^| ours' "$work/out.md")" = 2 ] || fail "not one row for each way"
+[ "$(grep -c '700 W, 1500 MHz' "$work/out.md")" -ge 3 ] || fail "no power beside steps and ops"
+
+if run --peer "$work/peer.py" --works "gpt2-350m:32:1024 gpt2-774m:64:1024" --ways any-order; then
+  fail "it ended well though a work failed"
+fi
+for text in "^| ours --any-order |" "^| gpt2-774m, 64 x 1024, any-order | FAILED" "needs 200 GiB" "ops of the GPU"; do
+  grep -q -- "$text" "$work/out.md" || fail "no '$text' after a work that failed"
+done
 
 rm "$work/out.md"
 if FAKE_TEST_FAILS=1 run --works gpt2-350m:32:1024; then fail "it measured after a failed test"; fi
