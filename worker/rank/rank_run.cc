@@ -528,9 +528,13 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
                           parallel::FailureDomain::kCommunication);
   }
   reporter.OnPhase("allocating");
-  PrintLine(absl::StrFormat("taking %s of %s and %s of the host's memory, and drawing the weights",
-                            BytesText(setup.memory.device_bytes()), setup.device->name(),
-                            BytesText(setup.memory.host_bytes())));
+  const bool cuda = setup.device->kind() == kernels::DeviceKind::kCuda;
+  PrintLine(absl::StrCat(
+      "taking ",
+      cuda ? absl::StrCat(BytesText(setup.memory.device_bytes()), " of ", setup.device->name(),
+                          " and ", BytesText(setup.memory.host_bytes()), " of the host's memory")
+           : absl::StrCat(BytesText(NeededBytes(setup.memory, setup.device->kind())), " of memory"),
+      ", and drawing the weights"));
   const auto allocating = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
                                                          **groups, *setup.training,
