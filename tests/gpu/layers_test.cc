@@ -369,18 +369,23 @@ TEST_F(PlannedLinearGpuTest, Plans_OfAnotherProcess_GiveTheSameBitsAndAreNotMeas
     const int64_t t = 384 * n / 256, k = 2 * n;
     Both x = Input(DType::kBF16, {t, k}), w = Input(DType::kBF16, {n, k});
     Both y = Output(DType::kBF16, {t, n}), z = Output(DType::kBF16, {t, n});
+    int measured = 0, by_first = 0;  // what was said to be measured
     // It starts before there are any.
+    options_.on_measuring = [&measured] { ++measured; };
     ASSERT_OK_AND_ASSIGN(auto device, MakeCudaDevice(0, options_));
     ASSERT_OK_AND_ASSIGN(auto stream, device->MakeStream());
+    options_.on_measuring = [&by_first] { ++by_first; };
     ASSERT_OK_AND_ASSIGN(auto first_device, MakeCudaDevice(0, options_));
     ASSERT_OK_AND_ASSIGN(auto first, first_device->MakeStream());
     LinearForward(*first, {.x = x.gpu(), .w = w.gpu(), .y = y.gpu()});
     ASSERT_OK(first->Synchronize());
     const int lines = LinesOfPlans();
     EXPECT_GT(lines, 0);
+    EXPECT_GT(by_first, 0);
     LinearForward(*stream, {.x = x.gpu(), .w = w.gpu(), .y = z.gpu()});
     EXPECT_EQ(z.Download(*stream), y.Download(*stream));
     EXPECT_EQ(LinesOfPlans(), lines);
+    EXPECT_EQ(measured, 0);
   }
 }
 
