@@ -224,6 +224,27 @@ TEST(Balance, SharesOfTensorRanks_FollowTheSlowestOfEachPlaceInSixteenths) {
             (std::vector<double>{1, 16, 16}));
 }
 
+// Nine and three of twelve heads over two context ranks: the job was valid, and stays so.
+TEST(Balance, SharesThatAttentionCannotTake_StayEqual) {
+  v1::JobSpec spec = SmallJob(2);
+  spec.mutable_engine()->mutable_model()->set_hidden(48);
+  spec.mutable_engine()->mutable_model()->set_heads(12);
+  spec.mutable_engine()->mutable_model()->set_kv_heads(12);
+  spec = Split(spec, 1, 2, 2);
+  spec.mutable_engine()->mutable_parallel()->set_context_method(v1::CONTEXT_METHOD_ALL_TO_ALL);
+  ASSERT_OK(spec::Validate(spec));
+  const std::vector<RankMeasure> ranks = {{.tensor = 0, .share = 1, .block = 1},
+                                          {.tensor = 1, .share = 1, .block = 3}};
+  ASSERT_OK_AND_ASSIGN(const std::string given_up, Even(ranks, spec));
+  EXPECT_THAT(spec.engine().parallel().tensor_shares(), ::testing::IsEmpty());
+  EXPECT_THAT(given_up, ::testing::HasSubstr("keep equal shares, since by speed"));
+  EXPECT_THAT(given_up, ::testing::HasSubstr("all_to_all spreads 9 heads"));
+  // A ring takes any.
+  spec.mutable_engine()->mutable_parallel()->set_context_method(v1::CONTEXT_METHOD_RING);
+  ASSERT_OK(Even(ranks, spec));
+  EXPECT_THAT(spec.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 5));
+}
+
 // The faster rank's larger share must fit its memory; what it cannot hold the other one takes.
 TEST(Balance, ASharesMemory_LimitsIt) {
   v1::JobSpec spec = SmallJob(2);

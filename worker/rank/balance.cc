@@ -286,6 +286,16 @@ class MemoryLimits {
   std::map<std::pair<int, int>, int64_t> there_;  // least bytes by stage and place
 };
 
+// Why some tensor rank cannot run the shares of `spec`, or "". All-to-all attention takes heads by
+// multiples of the context ranks; nothing else minds.
+std::string CannotRun(const v1::JobSpec& spec) {
+  for (int rank = 0; rank < spec.engine().parallel().tensor(); ++rank) {
+    const auto model = BuildModel(spec, parallel::PerAxis(0, 0, 0, rank));
+    if (!model.ok()) return std::string(model.status().message());
+  }
+  return "";
+}
+
 bool Stages(const v1::ParallelSpec& split) {
   return split.pipeline() > 1 && split.pipeline_blocks().empty();
 }
@@ -323,7 +333,7 @@ std::string Summary(const std::vector<RankMeasure>& ranks, const v1::ParallelSpe
   if (!split.tensor_shares().empty()) {
     absl::StrAppend(&text, "; engine.parallel.tensor_shares=[",
                     absl::StrJoin(split.tensor_shares(), ","), "]");
-  } else if (split.tensor() > 1) {
+  } else if (split.tensor() > 1 && given_up.empty()) {
     absl::StrAppend(&text, "; tensor ranks are equally fast");
   }
   if (!given_up.empty()) absl::StrAppend(&text, "; ", given_up);
@@ -387,9 +397,21 @@ absl::StatusOr<std::string> Even(const std::vector<RankMeasure>& ranks, v1::JobS
   CHECK(!ranks.empty());
   const v1::ParallelSpec& split = spec.engine().parallel();
   const bool stages = Stages(split), shares = Shares(split);
-  if (shares) EvenShares(ranks, spec);
+  std::vector<std::string> given_up;
+  if (shares) {
+    EvenShares(ranks, spec);
+    if (std::string why = CannotRun(spec); !why.empty()) {
+      spec.mutable_engine()->mutable_parallel()->clear_tensor_shares();
+      given_up.push_back("tensor ranks keep equal shares, since by speed " + why);
+    }
+  }
   if (stages) RETURN_IF_ERROR(EvenStages(ranks, spec));
-  return stages || shares ? MemoryLimits(ranks, stages, shares).Apply(spec) : "";
+  if (stages || shares) {
+    if (std::string why = MemoryLimits(ranks, stages, shares).Apply(spec); !why.empty()) {
+      given_up.push_back(std::move(why));
+    }
+  }
+  return absl::StrJoin(given_up, "; ");
 }
 
 bool Balances(const v1::JobSpec& spec) {

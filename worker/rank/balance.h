@@ -34,7 +34,8 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
 
 // Fills in pipeline_blocks and tensor_shares where they are not given: stages by the mean times of
 // the layers, shares by the speed of the slowest rank at each place of a tensor group, in
-// sixteenths of the fastest place's; none when all are the same. A place whose share would need
+// sixteenths of the fastest place's; none when all are the same, or when attention (all_to_all)
+// could not share out the heads that they come to. A place whose share would need
 // more memory than its ranks have gets as much less as that takes, and a stage of one part fewer
 // blocks; returns what gave way, with the numbers, or "". Where nothing fits, times alone decide:
 // SetUpEngine refuses it with what would.
