@@ -49,6 +49,10 @@ MUSTER_HOST_DEVICE inline float SumAsTree(int64_t count, Load load) {
   return levels[0];
 }
 
+// Far beyond what fp16's 65504 leaves room for; where gradients are all zero, nothing else would
+// end the growth before infinity, from which no halving comes back.
+inline constexpr float kLossScaleMax = 0x1p40f;
+
 // Megatron-LM's rule: an overflow costs one of the hysteresis; once that is used up, every overflow
 // shrinks the scale, until a growth refills it.
 MUSTER_HOST_DEVICE inline void UpdateLossScale(const LossScaling& scaling, bool overflow,
@@ -62,7 +66,8 @@ MUSTER_HOST_DEVICE inline void UpdateLossScale(const LossScaling& scaling, bool 
   } else if (++state.clean_steps >= scaling.growth_interval) {
     state.clean_steps = 0;
     state.hysteresis = scaling.hysteresis;
-    state.loss_scale *= scaling.growth;
+    const float larger = state.loss_scale * scaling.growth;
+    state.loss_scale = larger < kLossScaleMax ? larger : kLossScaleMax;
   }
 }
 

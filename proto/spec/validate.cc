@@ -24,7 +24,8 @@ constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kHiddenMax = 1 << 20;
 constexpr int64_t kFfnMax = 1 << 24;
 constexpr int64_t kRanksMax = 65536;
-constexpr int32_t kNcclCtasMax = 64;  // the channels that NCCL has
+constexpr double kLossScaleMax = 0x1p40;  // as the engine's
+constexpr int32_t kNcclCtasMax = 64;      // the channels that NCCL has
 constexpr int kSourcesMax = 4096;
 constexpr int kLabelsMax = 32;
 constexpr size_t kLabelBytesMax = 63;
@@ -468,8 +469,9 @@ class Judge {
       Add(path, "is for precision fp16, not ", ShortEnumName(*value));
     }
     const double initial = training.loss_scale().initial();
-    if (Finite(path + ".initial", initial) && initial < 1) {
-      Add(path + ".initial", initial, " is less than 1");
+    if (Finite(path + ".initial", initial) && (initial < 1 || initial > kLossScaleMax)) {
+      Add(path + ".initial", initial,
+          initial < 1 ? " is less than 1" : " is more than 2^40: the first steps would be skipped");
     }
     InRange(path + ".growth_interval", training.loss_scale().growth_interval(), 1);
     InRange(path + ".hysteresis", training.loss_scale().hysteresis(), 1);

@@ -454,6 +454,30 @@ TEST(Optimizer, Overflows_ShrinkTheLossScaleAndCountAsNoUpdate) {
   EXPECT_EQ(run(inf).state.loss_scale, 256);
 }
 
+// Gradients that are all zero overflow at no scale.
+TEST(Optimizer, LossScaleThatNothingStops_StaysFinite) {
+  const auto communicators = MakeLocalCommunicators(1, absl::Seconds(10));
+  Rank rank(*communicators[0]);
+  OptimizerOptions options;
+  options.schedule = {.peak = 0.01};
+  options.loss_scaling = {.dynamic = true, .initial = 1, .growth_interval = 1, .hysteresis = 1};
+  ASSERT_OK_AND_ASSIGN(auto optimizer,
+                       Optimizer::Make(*rank.flat, *rank.device, *rank.compute, options));
+  const kernels::Tensor all = rank.flat->all_gradients(0);
+  std::fill(all.f32(), all.f32() + all.elements(), 0.0f);
+  kernels::StepOutcome outcome;
+  for (int step = 0; step < 200; ++step) {
+    StepValues values;
+    optimizer->SumSquares(*rank.compute, values.pair());
+    optimizer->Prepare(*rank.compute, values.all(), 1, 1, 1.0);
+    optimizer->CopyOutcome(*rank.compute, &outcome);
+    ASSERT_OK(rank.compute->Synchronize());
+    ASSERT_EQ(outcome.skipped, 0) << step;
+  }
+  EXPECT_EQ(outcome.state.loss_scale, 0x1p40f);
+  EXPECT_EQ(outcome.state.updates, 200);
+}
+
 // Runs `micro_batches` over `ranks` threads; the reduced gradients, put together from all ranks.
 std::vector<std::vector<float>> Reduce(int ranks, int64_t micro_batches, const Layout& layout) {
   const auto communicators = MakeLocalCommunicators(ranks, absl::Seconds(30));

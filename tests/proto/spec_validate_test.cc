@@ -274,6 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.training.precision=tf32", "tf32 needs resources.device: cuda"},
         Bad{"engine.training.loss_scale={}", "loss_scale: is for precision fp16, not fp32"},
         Bad{"engine.training.loss_scale={initial: 0.5}", "loss_scale.initial: 0.5 is less than 1"},
+        Bad{"engine.training.loss_scale={initial: 1.0e300}", "is more than 2^40"},
         Bad{"engine.training.loss_scale={hysteresis: -1}", "hysteresis: -1 is too small"},
         Bad{"engine.parallel.zero=4", "engine.parallel.zero: 4 is out of range; stages 0 to 3"},
         Bad{"engine.parallel={zero: 3, zero_shards: 3}",
