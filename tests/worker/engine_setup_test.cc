@@ -180,8 +180,15 @@ TEST(CheckFits, OffloadThatTheHostCannotHold_IsRefusedWithWhatItTakesAndWhatFits
   const absl::Status full = check(int64_t{1} << 20, use.host_bytes());
   EXPECT_THAT(std::string(full.message()),
               ::testing::AllOf(::testing::HasSubstr("cuda:0 NVIDIA H200 GPU-1 has "),
-                               ::testing::HasSubstr("free of 80.00 GiB"),
+                               ::testing::HasSubstr("free of 80.00 GiB (other processes hold 79."),
                                ::testing::HasSubstr("libraries ")));
+  // The driver's and our own are no others'.
+  const kernels::DeviceMemory small = {int64_t{600} << 20, int64_t{90} << 20};
+  EXPECT_THAT(std::string(CheckFits(assignment, use, parallel::PerAxis(),
+                                    kernels::DeviceKind::kCuda, "cuda:0", small, std::nullopt)
+                              .message()),
+              ::testing::AllOf(::testing::HasSubstr("free of 600.0 MiB:"),
+                               ::testing::Not(::testing::HasSubstr("other processes"))));
 }
 
 // A head that takes the time of three blocks takes the place of three.

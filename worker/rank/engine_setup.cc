@@ -393,6 +393,17 @@ std::string ResolvePath(const v1::JobSpec& spec, const std::string& path) {
   return absl::StrCat(spec.working_directory(), "/", path);
 }
 
+namespace {
+
+// A GPU that is not empty, though it is this rank's alone.
+std::string HeldByOthers(const kernels::DeviceMemory& memory) {
+  const int64_t held = memory.total - memory.free - parallel::kCudaContextBytes;
+  if (held < memory.total / 50) return "";
+  return absl::StrFormat(" (other processes hold %s; nvidia-smi shows which)", BytesText(held));
+}
+
+}  // namespace
+
 absl::Status CheckFits(const v1::RankAssignment& assignment, const parallel::MemoryUse& use,
                        const parallel::PerAxis& coordinate, kernels::DeviceKind kind,
                        const std::string& device, const kernels::DeviceMemory& memory,
@@ -407,8 +418,9 @@ absl::Status CheckFits(const v1::RankAssignment& assignment, const parallel::Mem
   if (needed > there) {
     message = absl::StrFormat(
         "%s%s, and %s has %s%s: %s", who, BytesText(needed), device, BytesText(there),
-        kind == kernels::DeviceKind::kCpu ? each
-                                          : absl::StrFormat(" free of %s", BytesText(memory.total)),
+        kind == kernels::DeviceKind::kCpu
+            ? each
+            : absl::StrFormat(" free of %s%s", BytesText(memory.total), HeldByOthers(memory)),
         use.ToString());
   } else if (host_there.has_value() && use.host_bytes() > *host_there) {
     // Pinned memory that is not there ends the process, or others of the machine.
