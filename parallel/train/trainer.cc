@@ -433,9 +433,12 @@ absl::Status Trainer::EnqueueStep() {
   meter_->BeginStep(static_cast<int>(enqueued_ % flights_.size()));
   kernels::Zero(*compute_, Floats(*values_, 0, step_values()));
   RETURN_IF_ERROR(RunMicroBatches(flight));
+  AddUnsent();
   if (offload_ != nullptr) {
-    offload_->FetchGradients(*compute_, [this](int bucket) { return Reduced(bucket); });
+    offload_->FetchGradients(
+        *compute_, [this](int bucket) { return unsent_.empty() ? Reduced(bucket) : nullptr; });
   }
+  unsent_.clear();
   if (compressor_ != nullptr) {
     compressor_->ResidualSquare(*compute_, Floats(*residual_square_, 0, 1));
     kernels::Copy(*compute_, Floats(*residual_square_, 0, 1),
@@ -508,6 +511,7 @@ absl::StatusOr<bool> Trainer::CollectStep() {
         FailureDomain::kNumeric);
   }
   step_ = step;
+  if (unsent_.empty()) unsent_memory_.reset();
   consumed_samples_ += options_.global_batch;
 
   StepReport report;

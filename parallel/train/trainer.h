@@ -245,6 +245,10 @@ class Trainer {
   absl::Status CompareWithDense();
   int64_t GradientBytesSent();  // by this rank so far
   absl::Status LoadResiduals(CheckpointReader& reader);
+  // Of parameters that are not compressed here, but were where the checkpoint was saved: what all
+  // ranks had not sent joins the sum of the next step's gradients, which is all that will travel.
+  absl::Status LoadUnsent(CheckpointReader& reader);
+  void AddUnsent();
   void StageResiduals(float* staging, std::vector<SavePiece>& pieces);
   int64_t residual_elements() const;              // of what compression keeps back
   kernels::Tensor Moment(int state, int bucket);  // own part: 1: m, 2: v
@@ -341,6 +345,14 @@ class Trainer {
   kernels::Arena arena_;
   std::unique_ptr<FlatBuffers> flat_;
   std::unique_ptr<GradientCompressor> compressor_;  // null: gradients travel whole
+  // LoadUnsent(): where in the own part of which bucket, and the elements in host memory.
+  struct Unsent {
+    int bucket = 0;
+    int64_t begin = 0;
+    kernels::Tensor elements;
+  };
+  std::vector<Unsent> unsent_;  // until the step that takes them has been enqueued
+  std::unique_ptr<kernels::Buffer> unsent_memory_;  // and until it has run
   std::unique_ptr<kernels::Buffer> values_, host_values_, flight_memory_, residual_square_;
   std::vector<Flight> flights_;  // a ring, by step
   std::unique_ptr<Optimizer> optimizer_;

@@ -301,12 +301,67 @@ absl::Status Trainer::LoadResiduals(CheckpointReader& reader) {
   return absl::OkStatus();
 }
 
+absl::Status Trainer::LoadUnsent(CheckpointReader& reader) {
+  unsent_.clear();
+  if (compressor_ == nullptr) return absl::OkStatus();
+  std::vector<float> all, values;
+  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
+    if (layout_.buckets()[i].compressed) continue;
+    const FlatRange part = layout_.Part(i, groups_.shard().rank());
+    for (const FlatPiece& piece : layout_.Pieces(part)) {
+      // The stage that has the say over a tied table compresses it, and sends the other one its
+      // sum.
+      Parameter parameter = model_.parameters().at(piece.parameter);
+      parameter.duplicate = false;
+      const std::string name = ResidualName(/*state=*/0, parameter.name);
+      const auto found = reader.tensors().find(name);
+      if (found == reader.tensors().end() || Compresses(options_.compression, parameter)) continue;
+      const int64_t owners = found->second.shape.empty() ? 0 : found->second.shape[0];
+      if (found->second.shape != PerRank(parameter.global_shape, static_cast<int>(owners))) {
+        return absl::FailedPreconditionError(absl::StrFormat(
+            "%s: tensor %s has another shape than the model", reader.directory(), name));
+      }
+      values.resize(owners * piece.count);
+      float* to = values.data();
+      for (int owner = 0; owner < owners; ++owner) {
+        for (const Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
+          RETURN_IF_ERROR(reader.Read(name, DType::kF32, OfRank(box, owner), to));
+          to += box.elements();
+        }
+      }
+      unsent_.push_back({i, piece.flat - part.begin, Tensor(nullptr, DType::kF32, {piece.count})});
+      for (int64_t j = 0; j < piece.count; ++j) {
+        all.push_back(kernels::SumAsTree(
+            owners, [&](int64_t owner) { return values[owner * piece.count + j]; }));
+      }
+    }
+  }
+  if (unsent_.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(unsent_memory_, device_.AllocateHost(all.size() * sizeof(float)));
+  auto* at = static_cast<float*>(unsent_memory_->data());
+  std::copy(all.begin(), all.end(), at);
+  for (Unsent& piece : unsent_) {
+    piece.elements = Tensor(at, DType::kF32, {piece.elements.elements()});
+    at += piece.elements.elements();
+  }
+  return absl::OkStatus();
+}
+
+// Behind the sums over all ranks, each of which adds the same.
+void Trainer::AddUnsent() {
+  for (const Unsent& piece : unsent_) {
+    kernels::Axpy(*compute_, 1.0f, piece.elements,
+                  flat_->own_gradient(piece.bucket).Rows(piece.begin, piece.elements.elements()));
+  }
+}
+
 absl::Status Trainer::Load(CheckpointReader& reader) {
   const CheckpointState& state = reader.state();
   // Peers may still be gathering the initial values of what is about to be overwritten.
   RETURN_IF_ERROR(gathering_->Synchronize());
   RETURN_IF_ERROR(LoadTensors(reader));
   RETURN_IF_ERROR(LoadResiduals(reader));
+  RETURN_IF_ERROR(LoadUnsent(reader));
   const auto integer = [&](const char* key, int64_t otherwise) {
     const auto found = state.integers.find(key);
     return found == state.integers.end() ? otherwise : found->second;
@@ -371,6 +426,7 @@ absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
   RETURN_IF_ERROR(flat_->Initialize(*compute_, options_.seed));
   RETURN_IF_ERROR(optimizer_->SetState(*compute_, optimizer_->initial_state()));
   if (compressor_ != nullptr) compressor_->Reset(*compute_);
+  unsent_.clear();
   Publish();
   return absl::OkStatus();
 }

@@ -205,6 +205,48 @@ TEST(Compression, SentAndResidual_AreTheGradientAndSurviveOtherNumbersOfRanks) {
   }
 }
 
+// Four tensor ranks share two key/value heads, and qkv is compressed no more: what was left of it
+// travels with the next step's gradient, offloaded or not.
+TEST(Compression, ResidualOfWhatIsNotCompressedAnyMore_JoinsTheNextGradient) {
+  Harness harness;
+  const CompressionOptions compression = TopK(kDensity);
+  const auto one_more = [&](const PerAxis& degrees, const CompressionOptions& with,
+                            const std::vector<RankResult>& from, double offload = 0) {
+    Case run = OneMoreStep(1, with, from);
+    run.model = SmallLlama();
+    run.model.sizes["kv_heads"] = 2;
+    run.layout.degrees = degrees;
+    run.layout.zero = offload > 0 ? 1 : 0;
+    run.offload_optimizer = offload;
+    return harness.Train(run);
+  };
+  const auto before = one_more(PerAxis(1, 2, 1, 1), compression, {});
+  const Tensors left = Sum(harness.Read(before, kResidualPrefix), 2);
+  for (const double offload : {0.0, 1.0}) {
+    const PerAxis degrees(1, 2, 1, 4);
+    const Tensors gradients =
+        harness.Read(one_more(degrees, {}, before, offload), kFirstMomentPrefix);
+    const auto after = one_more(degrees, compression, before, offload);
+    const Tensors sent = harness.Read(after, kFirstMomentPrefix);
+    const Tensors left_now = Sum(harness.Read(after, kResidualPrefix), 2);
+    int whole = 0, held_back = 0;
+    for (const auto& [name, earlier] : left) {
+      const auto residual = left_now.find(name);
+      whole += residual == left_now.end();
+      for (size_t i = 0; i < earlier.size(); ++i) {
+        const float found =
+            sent.at(name)[i] + (residual == left_now.end() ? 0 : residual->second[i]);
+        const float total = earlier[i] + gradients.at(name)[i];
+        ASSERT_NEAR(found, total, 1e-5 * (std::abs(earlier[i]) + std::abs(total)) + 1e-8)
+            << name << " " << i;
+        held_back += residual == left_now.end() && earlier[i] != 0;
+      }
+    }
+    EXPECT_EQ(whole, 3);  // qkv of three blocks
+    EXPECT_GT(held_back, 1000);
+  }
+}
+
 // Deep Gradient Compression, section 3.1: u = m u + g joins the residual v; where v is sent, both
 // begin anew.
 TEST(Compression, MomentumCorrection_AddsRunningSumsOfGradientsUntilTheyAreSent) {
