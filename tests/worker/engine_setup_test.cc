@@ -71,7 +71,12 @@ TEST(Arithmetic, CountsProductsAttentionsHalfAndWhatIsRecomputed) {
               494.5e12);
     EXPECT_EQ(of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kFp32, false).peak_flops, 67e12);
     EXPECT_EQ(of("cuda:0 NVIDIA H100 PCIe", parallel::Precision::kFp16, false).peak_flops, 756e12);
+    EXPECT_THAT(h200.ToText(), ::testing::HasSubstr("(4 x 989 TFLOP/s, dense"));
+    const Arithmetic other = of("cuda:1 NVIDIA Toy GPU-2", parallel::Precision::kBf16, false);
+    EXPECT_EQ(other.Utilization(other.model_flops, 1000, 1), 0);
+    EXPECT_THAT(other.ToText(), ::testing::HasSubstr("No MFU: what cuda:1 NVIDIA Toy GPU-2 does"));
     const Arithmetic cpu = of("cpu", parallel::Precision::kFp32, false);
+    EXPECT_THAT(cpu.ToText(), ::testing::Not(::testing::HasSubstr("MFU")));
     EXPECT_EQ(cpu.Utilization(cpu.model_flops, 1000, 1), 0);
   }
 }

@@ -12,10 +12,13 @@ Arithmetic Arithmetic::Of(const parallel::Model& model, const std::string& devic
   const DType compute = precision == parallel::Precision::kBf16   ? DType::kBF16
                         : precision == parallel::Precision::kFp16 ? DType::kF16
                                                                   : DType::kF32;
-  return {.model_flops = static_cast<double>(model.training_flops_per_token()),
-          .hardware_flops = static_cast<double>(model.hardware_flops_per_token()),
-          .peak_flops = kernels::PeakFlops(device, compute, tf32),
-          .ranks = ranks};
+  Arithmetic of;
+  of.model_flops = static_cast<double>(model.training_flops_per_token());
+  of.hardware_flops = static_cast<double>(model.hardware_flops_per_token());
+  of.peak_flops = kernels::PeakFlops(device, compute, tf32);
+  of.ranks = ranks;
+  if (of.peak_flops == 0 && device != "cpu") of.unknown_device = device;
+  return of;
 }
 
 double Arithmetic::Utilization(double flops_per_token, double tokens, double seconds) const {
@@ -35,6 +38,8 @@ std::string Arithmetic::ToText() const {
     absl::StrAppendFormat(&text,
                           ". MFU = tokens/s x that / (%d x %.4g TFLOP/s, dense, by the data sheet)",
                           ranks, peak_flops * 1e-12);
+  } else if (!unknown_device.empty()) {
+    absl::StrAppend(&text, ". No MFU: what ", unknown_device, " does at best is not known here");
   }
   return text;
 }

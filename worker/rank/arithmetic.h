@@ -15,6 +15,7 @@ struct Arithmetic {
   double hardware_flops = 0;  // per token, with what recomputation repeats
   double peak_flops = 0;      // per second of one rank's device; 0: not known
   int ranks = 1;
+  std::string unknown_device;  // a GPU without a peak; else empty
 
   // `device` is the name of each rank's.
   static Arithmetic Of(const parallel::Model& model, const std::string& device,
