@@ -196,7 +196,9 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateHost(int64_t bytes) 
   if (const cudaError_t error = cudaMallocHost(&data, bytes > 0 ? bytes : 1);
       error != cudaSuccess) {
     cudaGetLastError();
-    return CudaStatus(error, absl::StrCat("pinning ", bytes, " bytes of host memory"));
+    return CudaStatus(error, absl::StrCat(name(), ": pinning ", bytes,
+                                          " bytes of the host's memory, of which it may have too "
+                                          "little"));
   }
   return std::make_unique<CudaBuffer>(data, bytes, CudaBuffer::Place::kHost, host_allocated_bytes_);
 }
