@@ -48,9 +48,9 @@ bool Compresses(const CompressionOptions& options, const Parameter& parameter) {
   if (parameter.sharing == TensorSharing::kPartial || parameter.duplicate) return false;
   // Residuals are those of whole tensors.
   if (parameter.in_two) return false;
-  if (parameter.global_shape.size() < 2 || parameter.elements() < options.min_elements) {
-    return false;
-  }
+  // By the whole tensor: all tensor ranks do the same, however little one of them holds of it.
+  const Box whole = Box::Whole(parameter.global_shape);
+  if (whole.extent.size() < 2 || whole.elements() < options.min_elements) return false;
   return std::none_of(options.exclude.begin(), options.exclude.end(),
                       [&](const std::string& pattern) { return Matches(pattern, parameter.name); });
 }

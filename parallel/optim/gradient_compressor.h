@@ -38,8 +38,9 @@ struct CompressionOptions {
   // kTopK: momentum correction. What a rank adds to its residual is the running sum of its
   // gradients with this decay, cleared where elements are sent; 0 = off.
   double momentum = 0;
-  // Parameters whose gradients travel whole: of one dimension, smaller than this, or with a name
-  // that matches one of these, where * stands for any text.
+  // Parameters whose gradients travel whole: of one dimension, with fewer elements than this (of
+  // all tensor ranks together), or with a name that matches one of these, where * stands for any
+  // text.
   int64_t min_elements = 1024;
   std::vector<std::string> exclude;
   // kTopK: buckets of which a larger share is sent travel densely, with zeros; the sums have the

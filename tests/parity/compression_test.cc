@@ -118,6 +118,21 @@ TEST(Compression, TensorParallelRanks_Agree) {
   EXPECT_LT(results[0].losses.back(), results[0].losses.front());
 }
 
+// One rank has 576 elements of attention's output and the other 1728: all of it is compressed, and
+// a checkpoint has all of its residual.
+TEST(Compression, UnevenTensorRanks_CompressTheSameParameters) {
+  Harness harness;
+  CompressionOptions compression = TopK(kDensity);
+  compression.min_elements = 1000;
+  Case run = TrainingOf(PerAxis(1, 2, 1, 2), compression);
+  run.model = SmallLlama();
+  run.tensor_weights = {1, 3};
+  run.save_every = run.steps;
+  const Tensors residuals = harness.Read(harness.Train(run), kResidualPrefix);
+  ASSERT_EQ(residuals.count("blocks.0.attention.output.weight"), 1u);
+  EXPECT_EQ(residuals.at("blocks.0.attention.output.weight").size(), 2u * 48 * 48);
+}
+
 TEST(Compression, Resumed_HasTheBitsOfAnUnbrokenRun) {
   Harness harness;
   CompressionOptions momentum = TopK(kDensity);
