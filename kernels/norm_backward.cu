@@ -50,11 +50,12 @@ __host__ __device__ constexpr int TeamsOf(int warps) { return kTeamThreads / (wa
 struct TeamMemory {
   int packs;   // of 16 bytes in a row
   int stages;  // rows of a team's ring
-  // [teams][stages][dy, x, dx][packs]
+  // [teams][stages][dy, x, dx][packs]. Once all rows are read, the teams' sums lie here:
+  // [teams][sums][columns] floats, which two stages hold.
   __host__ __device__ int RingPacks(int teams) const { return teams * stages * 3 * packs; }
-  // gamma [N / 4][packs] of four floats, then the teams' sums [teams][sums][columns].
-  __host__ __device__ int64_t Bytes(int teams, int columns, int sums) const {
-    return int64_t{16} * RingPacks(teams) + int64_t{4} * columns * (1 + teams * sums);
+  // Then gamma [N / 4][packs] of four floats.
+  __host__ __device__ int64_t Bytes(int teams, int columns) const {
+    return int64_t{16} * RingPacks(teams) + int64_t{4} * columns;
   }
 };
 
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
   const int team = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const TeamRing<T> ring{d, memory, dynamic + team * memory.RingPacks(1), full[team], lane == 0};
   float4* const gamma = reinterpret_cast<float4*>(dynamic + memory.RingPacks(kTeams));
-  float* const team_sums = reinterpret_cast<float*>(gamma) + d.columns;
+  float* const team_sums = reinterpret_cast<float*>(dynamic);
   ring.Init();
   WaitForKernelInFront();
   LetNextKernelBegin();
@@ -221,6 +222,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
   }
 
   // The teams' sums in their order.
+  __syncthreads();  // every team has read its ring
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
     if (!active(k)) continue;
@@ -442,7 +444,8 @@ int64_t LaunchTeams(CudaStream& stream, const char* op, BackwardData<T>* d) {
   const int teams = TeamsOf(warps);
   memory.stages = static_cast<int>(
       std::clamp<int64_t>(kRingBytes / (int64_t{teams} * 3 * memory.packs * 16), 2, kMaxStages));
-  const int64_t shared = memory.Bytes(teams, d->columns, kSums);
+  static_assert(kSums * sizeof(float) <= 2 * 3 * sizeof(T), "two stages hold the sums");
+  const int64_t shared = memory.Bytes(teams, d->columns);
   if (shared > device.shared_bytes_per_block()) return 0;
   if (!stream.Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(shared)),
