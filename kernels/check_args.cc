@@ -203,7 +203,15 @@ void CheckLinear(const LinearForwardArgs& args) {
   const bool swiglu = args.epilogue == Epilogue::kSwiglu;
   CHECK(!swiglu || n % 2 == 0) << n << " columns are not a gate and as many more";
   CheckIs("y", args.y, act, {t, swiglu ? n / 2 : n});
-  if (args.epilogue != Epilogue::kNone) {
+  const bool rotary = args.epilogue == Epilogue::kRotary;
+  CHECK_EQ(rotary, !args.rotary.empty()) << "the table of angles comes with kRotary";
+  if (rotary) {
+    CHECK(args.rotary_heads > 0 && args.rotary_heads * args.rotary.dim(1) <= n &&
+          t % args.rotary.dim(0) == 0)
+        << args.rotary_heads << " heads of " << args.rotary.ToString() << " in " << t << " x " << n;
+    CheckRotary(args.RotaryHeads(), args.rotary);
+  }
+  if (args.epilogue != Epilogue::kNone && !rotary) {
     CheckIs("pre", args.pre, act, {t, n});
   } else {
     CHECK(args.pre.empty()) << "pre is written with an activation only";

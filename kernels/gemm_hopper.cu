@@ -52,10 +52,15 @@ struct Params {
   void* out;
   void* activation;
   float* partial;
+  const float* rotary;
+  int rotary_rows, rotary_columns;
 };
 
 template <Fused kFused>
 constexpr bool kIsGradient = kFused == Fused::kGeluGradient || kFused == Fused::kSwigluGradient;
+// With rotary: how many groups of 32 columns the halves of a head are apart.
+template <Fused kFused>
+constexpr int kHalfHead = kFused == Fused::kRotary64 ? 1 : kFused == Fused::kRotary128 ? 2 : 0;
 // Columns of the activation in a tile.
 template <Fused kFused>
 constexpr int kColumnsOf = kFused == Fused::kSwiglu ? kTileColumns / 2 : kTileColumns;
@@ -209,6 +214,16 @@ struct Epilogue {
   template <int kPart>
   __device__ __forceinline__ void Do(const Params& p, const Held& held, float* sums) {
     constexpr int kBlock = kPart / 2 * 4;
+    constexpr int kHalf = kHalfHead<kFused>;
+    if constexpr (kHalf > 0) {
+      // A thread holds both halves of what it turns: with the first half it does the second.
+      if constexpr (kPart / 2 / kHalf % 2 == 0) {
+        const Pack8 first = TakeHeld<T>(held, kBlock, kPart % 2);
+        const Pack8 second = TakeHeld<T>(held, kBlock + 4 * kHalf, kPart % 2);
+        if (Has(kPart)) Rotate(p, first, second, kPart);
+      }
+      return;
+    }
     const Pack8 product = TakeHeld<T>(held, kBlock, kPart % 2);
     if constexpr (kFused == Fused::kSwiglu) {
       const Pack8 up = TakeHeld<T>(held, 16 + kBlock, kPart % 2);
@@ -242,6 +257,29 @@ struct Epilogue {
       for (int i = 0; i < 8; ++i) y[i] = Gelu<T>(product[i]);
       StorePack<8>(static_cast<T*>(p.activation) + at, FromFloats<T>(y));
     }
+  }
+
+  __device__ __forceinline__ void Rotate(const Params& p, Pack8 first, Pack8 second, int part) {
+    constexpr int kHalf = kHalfHead<kFused> * 32;
+    const int start = column + part / 2 * 32;
+    if (start < p.rotary_columns) {
+      const int angles = static_cast<int>(row + part % 2 * 8) % p.rotary_rows;
+      const float* const cosines =
+          p.rotary + static_cast<int64_t>(angles) * 2 * kHalf + start % (2 * kHalf);
+      float cosine[8], sine[8], a[8], b[8];
+      LoadFloats<8>(cosines, cosine);
+      LoadFloats<8>(cosines + kHalf, sine);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        a[i] = first[i] * cosine[i] - second[i] * sine[i];
+        b[i] = second[i] * cosine[i] + first[i] * sine[i];
+      }
+      first = FromFloats<T>(a);
+      second = FromFloats<T>(b);
+    }
+    T* const out = static_cast<T*>(p.out) + At(p.columns, part);
+    StorePack<8>(out, first);
+    StorePack<8>(out + kHalf, second);
   }
 
   __device__ __forceinline__ void Swiglu(const Params& p, const Pack8& gate, const Pack8& up,
@@ -499,6 +537,9 @@ absl::Status Launch(CudaStream& stream, const HopperGemm& gemm, float* partial) 
   p.out = gemm.out.data();
   p.activation = gemm.activation.data();
   p.partial = partial;
+  p.rotary = gemm.rotary.empty() ? nullptr : gemm.rotary.f32();
+  p.rotary_rows = gemm.rotary.empty() ? 0 : static_cast<int>(gemm.rotary.dim(0));
+  p.rotary_columns = static_cast<int>(gemm.rotary_columns);
   const int clusters = std::min(p.tiles, stream.cuda_device().multiprocessors() / kCluster);
   return CudaStatus(
       LaunchClusters(stream, kernel, clusters, kCluster, kThreads, kSharedBytes, a, b, p),
@@ -519,6 +560,10 @@ absl::Status LaunchFused(CudaStream& stream, const HopperGemm& gemm, float* part
       return Launch<T, Fused::kGeluGradient>(stream, gemm, partial);
     case Fused::kSwigluGradient:
       return Launch<T, Fused::kSwigluGradient>(stream, gemm, nullptr);
+    case Fused::kRotary64:
+      return Launch<T, Fused::kRotary64>(stream, gemm, nullptr);
+    case Fused::kRotary128:
+      return Launch<T, Fused::kRotary128>(stream, gemm, nullptr);
   }
   return absl::InternalError("no such epilogue");
 }
@@ -530,6 +575,12 @@ bool HopperGemmServes(const CudaDevice& device, const HopperGemm& gemm) {
     return matrix.empty() || (Aligned16(matrix) && matrix.dim(matrix.rank() - 1) % 8 == 0);
   };
   constexpr int64_t limit = int64_t{1} << 30;  // of coordinates
+  const bool rotary = gemm.fused == Fused::kRotary64 || gemm.fused == Fused::kRotary128;
+  const int64_t depth = gemm.fused == Fused::kRotary64 ? 64 : 128;
+  if (rotary && (gemm.rotary.dim(1) != depth || gemm.b.dim(0) % depth != 0 ||
+                 !Aligned16(gemm.rotary))) {
+    return false;
+  }
   static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
   return built && device.compute_major() == 9 && gemm.a.dtype() != DType::kF32 && serves(gemm.a) &&
          serves(gemm.b) && serves(gemm.bias) && serves(gemm.pre) && serves(gemm.out) &&

@@ -19,12 +19,14 @@ enum class Fused {
   kSwiglu,          // out = [gate, up] = p + bias, activation = silu(gate) up
   kGeluGradient,    // out = p gelu'(pre), activation = gelu(pre), column_sums of out
   kSwigluGradient,  // out = [d_gate, d_up] of p by pre = [gate, up], activation = silu(gate) up
+  kRotary64,        // out = p + bias with its leading heads, of 64 columns, turned
+  kRotary128,       // the same with heads of 128
 };
 
 struct HopperGemm {
   Fused fused = Fused::kNone;
   // Whether b is [N,K], weights as they are forward, or [K,N], as they are backward. kGelu and
-  // kSwiglu come with the first alone, the gradients with the second.
+  // kSwiglu and kRotary* come with the first alone, the gradients with the second.
   bool transpose_b = true;
   Tensor a;                // [T,K] bf16 or fp16
   Tensor b;                // N is 2F with kSwiglu, F with kSwigluGradient
@@ -34,6 +36,9 @@ struct HopperGemm {
   Tensor activation;       // [T,N], SwiGLU [T,F]; empty: not wanted (gradients only)
   Tensor column_sums;      // [N] fp32 or empty; kGeluGradient only
   bool accumulate = true;  // column_sums
+  // kRotary*: RotaryTable's, [S,D] fp32; row t of the product is turned by row t mod S.
+  Tensor rotary;
+  int64_t rotary_columns = 0;  // of the heads that are turned
 };
 
 // Whether RunHopperGemm serves this one: the device and the build are Hopper's, the types 16 bits

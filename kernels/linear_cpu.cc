@@ -125,6 +125,11 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args) {
     cpu::SwigluForward(stream, args.pre, args.y);
     return;
   }
+  if (args.epilogue == Epilogue::kRotary) {
+    cpu::LinearForward(stream, {.x = args.x, .w = args.w, .bias = args.bias, .y = args.y});
+    cpu::Rotary(stream, args.RotaryHeads(), args.rotary, /*inverse=*/false);
+    return;
+  }
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const SingleThreadedScope scope;
     if (args.y.elements() == 0) return;

@@ -77,6 +77,11 @@ HopperGemm OwnForward(const LinearForwardArgs& args) {
   own.bias = args.bias;
   if (args.epilogue == Epilogue::kNone) {
     own.out = args.y;
+  } else if (args.epilogue == Epilogue::kRotary) {
+    own.fused = args.rotary.dim(1) == 128 ? Fused::kRotary128 : Fused::kRotary64;
+    own.out = args.y;
+    own.rotary = args.rotary;
+    own.rotary_columns = args.rotary_heads * args.rotary.dim(1);
   } else {
     own.fused = args.epilogue == Epilogue::kGelu ? Fused::kGelu : Fused::kSwiglu;
     own.out = args.pre;
@@ -117,6 +122,14 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
   if (args.epilogue == Epilogue::kNone) {
     ways.push_back([&](bool) { return plans.Run(stream, product, workspace); });
     key = plans.KeyOf(product);
+  } else if (args.epilogue == Epilogue::kRotary) {
+    ways.push_back([&](bool) -> absl::Status {
+      RETURN_IF_ERROR(plans.Run(stream, product, workspace));
+      cuda::Rotary(stream, args.RotaryHeads(), args.rotary, /*inverse=*/false);
+      return absl::OkStatus();
+    });
+    key = absl::StrCat(plans.KeyOf(product), " rotary ", args.rotary_heads, "x",
+                       args.rotary.dim(1), " of ", args.rotary.dim(0));
   } else {
     product.d = args.pre.data();
     ways.push_back([&](bool) -> absl::Status {

@@ -139,8 +139,9 @@ void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, T
 
 // ---- linear ----
 // y = epilogue(x W^T + bias). kGelu and kSwiglu also write the pre-activation, rounded, to `pre`
-// (kept for backward); kSwiglu applies SwigluForward to it.
-enum class Epilogue { kNone, kGelu, kSwiglu };
+// (kept for backward); kSwiglu applies SwigluForward to it. kRotary rounds, then turns heads of y as
+// Rotary does.
+enum class Epilogue { kNone, kGelu, kSwiglu, kRotary };
 struct LinearForwardArgs {
   Tensor x;     // [T,K] act
   Tensor w;     // [N,K] act
@@ -148,6 +149,17 @@ struct LinearForwardArgs {
   Tensor y;     // [T,N] act; [T,N/2] with kSwiglu
   Epilogue epilogue = Epilogue::kNone;
   Tensor pre;  // [T,N] act, with kGelu and kSwiglu
+  // kRotary: the table, [S,D] with T a multiple of S, and how many of the heads of D columns of y
+  // are turned: the first ones.
+  Tensor rotary = Tensor();
+  int64_t rotary_heads = 0;
+
+  // What kRotary turns: those heads as Rotary's x, [T/S,S,heads,D].
+  Tensor RotaryHeads() const {
+    const int64_t n = w.dim(0), rows = rotary.dim(0), depth = rotary.dim(1);
+    return Tensor(y.data(), y.dtype(), {y.dim(0) / rows, rows, rotary_heads, depth},
+                  {rows * n, n, depth, 1});
+  }
 };
 void LinearForward(Stream& stream, const LinearForwardArgs& args);
 // dx = dy W (then times gelu'(pre) when `pre` is given: the epilogue of the layer in front, whose

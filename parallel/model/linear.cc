@@ -23,6 +23,15 @@ Parameter Weight(const LinearSpec& spec, const TensorPart& part) {
   return weight;
 }
 
+kernels::LinearForwardArgs ForwardArgs(const Pass& pass, const Linear& linear, Tensor x, Tensor y) {
+  kernels::LinearForwardArgs args;
+  args.x = x;
+  args.w = pass.weights[linear.weight];
+  if (linear.bias.has_value() && linear.adds_bias) args.bias = pass.weights[*linear.bias];
+  args.y = y;
+  return args;
+}
+
 }  // namespace
 
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
@@ -63,11 +72,7 @@ Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span 
 }
 
 void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y, Tensor pre) {
-  kernels::LinearForwardArgs args;
-  args.x = x;
-  args.w = pass.weights[linear.weight];
-  if (linear.bias.has_value() && linear.adds_bias) args.bias = pass.weights[*linear.bias];
-  args.y = y;
+  kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, y);
   args.epilogue = pre.empty() ? kernels::Epilogue::kNone : kernels::Epilogue::kGelu;
   args.pre = pre;
   kernels::LinearForward(pass.stream, args);
@@ -75,13 +80,18 @@ void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y, T
 
 void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, Tensor x, Tensor packed,
                                 Tensor y) {
-  kernels::LinearForwardArgs args;
-  args.x = x;
-  args.w = pass.weights[linear.weight];
-  if (linear.bias.has_value() && linear.adds_bias) args.bias = pass.weights[*linear.bias];
-  args.y = y;
+  kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, y);
   args.epilogue = kernels::Epilogue::kSwiglu;
   args.pre = packed;
+  kernels::LinearForward(pass.stream, args);
+}
+
+void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, Tensor x, Tensor y,
+                                Tensor rotary, int64_t heads) {
+  kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, y);
+  args.epilogue = kernels::Epilogue::kRotary;
+  args.rotary = rotary;
+  args.rotary_heads = heads;
   kernels::LinearForward(pass.stream, args);
 }
 

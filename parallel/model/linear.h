@@ -50,6 +50,10 @@ void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, ke
 // y = silu(gate) up of packed = [gate, up] = x W^T + bias, which is kept.
 void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor x,
                                 kernels::Tensor packed, kernels::Tensor y);
+// y = x W^T + bias, whose first `heads` heads are turned by `rotary`, of whole sequences
+// (kernels::Rotary).
+void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, kernels::Tensor x,
+                                kernels::Tensor y, kernels::Tensor rotary, int64_t heads);
 // Backward in two calls. The first is the gradient of the input only, with `pre` times gelu'(pre).
 void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                          kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());

@@ -77,9 +77,18 @@ void QkvProjection::Rotate(const Pass& pass, const Flow& flow, const Output& out
                   inverse);
 }
 
-void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output) const {
-  LinearForward(pass, packed_, x, output.packed);
-  if (shares_) LinearForward(pass, pairs_, x, output.pairs);
+void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output,
+                            Tensor rotary) const {
+  const auto forward = [&](const Linear& linear, Tensor y, int64_t turned) {
+    if (rotary.empty()) {
+      LinearForward(pass, linear, x, y);
+    } else {
+      LinearForwardThroughRotary(pass, linear, x, y, rotary, turned);
+    }
+  };
+  // Queries and keys stand in front of the values.
+  forward(packed_, output.packed, shares_ ? heads_ : heads_ + kv_heads_);
+  if (shares_) forward(pairs_, output.pairs, kv_heads_);
 }
 
 void QkvProjection::BackwardInput(const Pass& pass, const Output& d_output, Tensor dx,

@@ -56,8 +56,10 @@ class QkvProjection {
   // Turns queries and keys in place (kernels::Rotary).
   void Rotate(const Pass& pass, const Flow& flow, const Output& output, bool inverse) const;
 
-  // As those of a linear layer (linear.h).
-  void Forward(const Pass& pass, kernels::Tensor x, const Output& output) const;
+  // As those of a linear layer (linear.h). With `rotary`, a table of angles, x is whole sequences,
+  // and queries and keys are turned.
+  void Forward(const Pass& pass, kernels::Tensor x, const Output& output,
+               kernels::Tensor rotary) const;
   void BackwardInput(const Pass& pass, const Output& d_output, kernels::Tensor dx,
                      kernels::Tensor scratch) const;
   void BackwardWeights(const Pass& pass, const Output& d_output, kernels::Tensor x) const;

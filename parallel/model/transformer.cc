@@ -265,10 +265,15 @@ class TransformerBlock : public Block {
 
   // Norms consume the branch: its storage is free for their gathered rows.
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
+    bool turn = rotary_;
     part_.EnterThrough(pass, saved.norm1.y, flow.branch_storage, [&](Tensor x, int64_t first) {
-      qkv_.Forward(pass, x, saved.qkv.Rows(first, x.dim(0)));
+      const int64_t rows = x.dim(0);
+      // Pieces of sequences are turned once all have come.
+      const bool all = rotary_ && rows == flow.shape.tokens();
+      if (all) turn = false;
+      qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), all ? flow.rotary : Tensor());
     });
-    if (rotary_) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
+    if (turn) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow, saved));
     } else {

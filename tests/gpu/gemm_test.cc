@@ -91,6 +91,49 @@ TEST_F(HopperGemmGpuTest, Forward_EveryActivationAndOddShapes_MatchTheHostAndRep
   }
 }
 
+TEST_F(HopperGemmGpuTest, Forward_ThroughRotary_MatchesTheHostAsOurProductAndAsTheOp) {
+  for (DType dtype : types_) {
+    for (const auto& [batch, sequence, k] :
+         {std::tuple<int64_t, int64_t, int64_t>{1, 1, 8}, {3, 100, 520}, {1, 1031, 72}}) {
+      for (int64_t depth : {32, 64, 128}) {
+        for (int64_t heads : {1, 5}) {
+          const int64_t t = batch * sequence, turned = (heads + 2) / 2, n = (heads + 1) * depth;
+          const std::string what = absl::StrCat(Name(dtype), " ", batch, "x", sequence, "x", k, " ",
+                                                turned, " of ", heads + 1, " heads of ", depth);
+          Both x = Input(dtype, {t, k}), w = Input(dtype, {n, k}, 1 / std::sqrt(float(k)));
+          Both bias = Input(dtype, {n}), table = Output(DType::kF32, {sequence, depth});
+          Both y = Output(dtype, {t, n}), by_op = Output(dtype, {t, n});
+          RotaryTable(*cpu_stream_, {.table = table.cpu(), .first_position = 17});
+          RotaryTable(*stream_, {.table = table.gpu(), .first_position = 17});
+          LinearForwardArgs args = {.x = x.cpu(),
+                                    .w = w.cpu(),
+                                    .bias = bias.cpu(),
+                                    .y = y.cpu(),
+                                    .epilogue = Epilogue::kRotary,
+                                    .rotary = table.cpu(),
+                                    .rotary_heads = turned};
+          LinearForward(*cpu_stream_, args);
+          args.y = by_op.cpu();
+          LinearForward(*cpu_stream_, args);
+          args.x = x.gpu(), args.w = w.gpu(), args.bias = bias.gpu(), args.rotary = table.gpu();
+          args.y = by_op.gpu();
+          LinearForward(*stream_, args);
+          ExpectClose("op " + what, by_op, Slack(dtype));
+          HopperGemm gemm;
+          gemm.fused = depth == 128 ? Fused::kRotary128 : Fused::kRotary64;
+          gemm.a = args.x, gemm.b = args.w, gemm.bias = args.bias, gemm.out = y.gpu();
+          gemm.rotary = args.rotary;
+          gemm.rotary_columns = turned * depth;
+          EXPECT_EQ(Serves(gemm), depth >= 64) << what;
+          if (depth < 64) continue;
+          Run(gemm);
+          ExpectClose("ours " + what, y, Slack(dtype));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(HopperGemmGpuTest, Backward_PlainAndThroughGelu_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : types_) {
     for (const auto& [t, n, k] : shapes_) {

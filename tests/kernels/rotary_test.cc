@@ -1,5 +1,6 @@
 #include "kernels/ops.h"
 #include "tests/kernels/support.h"
+#include "tests/support/status_matchers.h"
 
 namespace muster::kernels {
 namespace {
@@ -96,6 +97,31 @@ TEST(Rotary, TurnsPairsOfThePackedHeads_AndBackAgain) {
   ExpectClose(packed, expected, 1e-6, "turned");
   Rotary(*host.stream, x, View(table, {kSequence, kWidth}), true);
   ExpectClose(packed, before, 1e-6, "turned back");
+}
+
+TEST(Rotary, BehindAProduct_HasTheBitsOfTwoOps) {
+  const Host host;
+  constexpr int64_t kBatch = 2, kSequence = 11, kHeads = 5, kTurned = 3, kWidth = 6, kInputs = 23;
+  constexpr int64_t kTokens = kBatch * kSequence, kRow = kHeads * kWidth;
+  Floats x = Random(kTokens * kInputs, 1), w = Random(kRow * kInputs, 2), bias = Random(kRow, 3);
+  Floats table(kSequence * kWidth), fused(kTokens * kRow), apart(kTokens * kRow);
+  RotaryTable(*host.stream, {.table = View(table, {kSequence, kWidth})});
+  LinearForwardArgs args = {.x = View(x, {kTokens, kInputs}),
+                            .w = View(w, {kRow, kInputs}),
+                            .bias = View(bias, {kRow}),
+                            .y = View(apart, {kTokens, kRow})};
+  LinearForward(*host.stream, args);
+  Rotary(*host.stream,
+         Tensor(apart.data(), DType::kF32, {kBatch, kSequence, kTurned, kWidth},
+                {kSequence * kRow, kRow, kWidth, 1}),
+         View(table, {kSequence, kWidth}), false);
+  args.y = View(fused, {kTokens, kRow});
+  args.epilogue = Epilogue::kRotary;
+  args.rotary = View(table, {kSequence, kWidth});
+  args.rotary_heads = kTurned;
+  LinearForward(*host.stream, args);
+  ASSERT_OK(host.stream->Synchronize());
+  EXPECT_EQ(fused, apart);
 }
 
 }  // namespace
