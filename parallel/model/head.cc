@@ -15,6 +15,9 @@ using kernels::DType;
 using kernels::Tensor;
 
 constexpr int64_t kLogitsBytes = int64_t{1} << 30;
+// The gradient of the table is read and written once a chunk: as long as it takes to compute it
+// from some 700 tokens on an H200. From this many on, more are worth little.
+constexpr int64_t kLogitsTokens = 8192;
 
 class HeadBlock : public Block {
  public:
@@ -45,6 +48,9 @@ class HeadBlock : public Block {
     }
   }
 
+  Tensor SumStorage(const Saved& base) const override {
+    return static_cast<const HeadSaved&>(base).norm.x;
+  }
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
     NormForward(pass, norm_, flow, saved.norm);
@@ -171,8 +177,9 @@ int64_t VocabStorage(int64_t vocab) {
 int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage) {
   int64_t chunk = shape.head_tokens;
   if (chunk <= 0) {
+    const int64_t row = vocab_storage * kernels::SizeOf(shape.activation);
     chunk = 1;
-    while (2 * chunk * vocab_storage * kernels::SizeOf(shape.activation) <= kLogitsBytes) {
+    while (2 * chunk * row <= (2 * chunk <= kLogitsTokens ? 2 * kLogitsBytes : kLogitsBytes)) {
       chunk *= 2;
     }
   }

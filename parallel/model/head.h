@@ -24,7 +24,7 @@ namespace muster::parallel {
 int64_t VocabStorage(int64_t vocab);
 
 // Tokens whose logits stand at once: shape.head_tokens, or else the largest power of two that keeps
-// them under 1 GiB; never more than there are.
+// them under 1 GiB, or under 2 GiB up to 8192 tokens; never more than there are.
 int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage);
 
 // Registers the final norm, "norm"; `table` [VocabStorage(vocabulary), hidden] is the matrix of the
