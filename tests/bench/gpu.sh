@@ -6,13 +6,14 @@
 # PEER.py takes --model, --batch, --seq and --steps and prints a line of JSON with model, batch, seq,
 # tokens_per_s and peak_mem_gib; under torchrun, gpus too. It runs once for each work, right before
 # ours, which runs in each of the ways; those that recompute give up what BLOCKS blocks would, or all.
+# The default of steps takes a GPU to the temperature that it trains at.
 # With several GPUs gpt2-124m follows on all of them, by DDP and ZeRO-1, with the peer's DDP.
 set -euo pipefail
-usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 3 ] || usage
 bin=$1 out=$2 commit=$3
 shift 3
-peer='' steps=25 ops=1
+peer='' steps=60 ops=1
 works='gpt2-124m:64:1024 gpt2-350m:32:1024 gpt2-1558m:16:1024:7 llama-1b:4:4096 llama-3b:2:4096:6'
 ways='in-order any-order any-order+recompute'
 while [ $# -gt 0 ]; do
@@ -65,22 +66,32 @@ done
 echo "${tests:?no test of the GPU in $bin}"
 
 touch "$work/peer" "$work/rows" "$work/all_rows" "$work/errors"
+# Ways of a work, and the arguments of each: step_arguments WAY
+step_arguments() {
+  arguments=(--model "$model" --batch "$batch" --sequence "$sequence" --plans "$MUSTER_PLANS")
+  case +$1+ in *+any-order+*) arguments+=(--any-order) ;; esac
+  case +$1+ in
+    *+recompute+*) arguments+=(--recompute ${blocks:+--recompute-blocks "$blocks"}) ;;
+  esac
+}
 for item in $works; do
   IFS=: read -r model batch sequence blocks <<<"$item"
+  # Products are chosen once for all jobs of a machine, by seconds at its power limit. The peer
+  # compiles meanwhile, with the GPU idle: first, so that ours does not start the hotter for it.
+  for way in $ways; do
+    step_arguments "$way"
+    # Where this fails the timed run will, and says why.
+    "$bin/bench_step_gpu" "${arguments[@]}" --steps 1 >/dev/null 2>&1 || true
+  done
   if [ -n "$peer" ]; then
     with_peer python3 "$peer" --model "$model" --batch "$batch" --seq "$sequence" --steps "$steps" \
       2>"$work/errors" | tee -a "$work/peer" || tail -3 "$work/errors"
   fi
   for way in $ways; do
-    flags=()
-    case +$way+ in *+any-order+*) flags+=(--any-order) ;; esac
-    case +$way+ in
-      *+recompute+*) flags+=(--recompute ${blocks:+--recompute-blocks "$blocks"}) ;;
-    esac
+    step_arguments "$way"
     sample
-    "$bin/bench_step_gpu" --model "$model" --batch "$batch" --sequence "$sequence" --steps "$steps" \
-      --plans "$MUSTER_PLANS" --peer "$work/peer" --row "$work/rows" "${flags[@]}" 2>&1 |
-      tee -a "$work/steps" || failed "$work/rows" "$model, $batch x $sequence, $way"
+    "$bin/bench_step_gpu" "${arguments[@]}" --steps "$steps" --peer "$work/peer" --row "$work/rows" \
+      2>&1 | tee -a "$work/steps" || failed "$work/rows" "$model, $batch x $sequence, $way"
     show_sample "$work/steps"
   done
 done

@@ -24,6 +24,7 @@ program "$work/bin/bench_step_gpu" <<'EOF'
 #!/bin/sh
 all="$*"
 case $all in *gpt2-774m*) echo "needs 200 GiB"; exit 1 ;; esac
+case "$all" in *--row*) ;; *) echo "$all" >>"$CHOSEN"; exit ;; esac
 grep -q '"model": "gpt2-350m"' "$(echo "$all" | sed 's/.*--peer \([^ ]*\).*/\1/')" || exit 3
 row=$(echo "$all" | sed 's/.*--row \([^ ]*\).*/\1/')
 echo "| ours$(echo "$all" | grep -o -- ' --any-order\| --recompute-blocks [0-9]*\| --recompute' | tr -d '\n') |" >>"$row"
@@ -50,6 +51,7 @@ EOF
 mkdir -p "$work/python/torch/distributed"
 touch "$work/python/torch/__init__.py" "$work/python/torch/distributed/__init__.py"
 echo 'print("{\"gpus\": 2}")' >"$work/python/torch/distributed/run.py"
+export CHOSEN=$work/chosen
 export PATH=$work/path:$PATH LD_LIBRARY_PATH=/package/lib PYTHONPATH=$work/python
 
 fail() { echo "FAILED: $1" >&2; cat "$work/out.md" "$work/log" >&2 || true; exit 1; }
@@ -61,6 +63,7 @@ for text in "Fake H200" "commit abc123" "gpu_test 30 passed, 1 skipped" "^| ours
   grep -q -- "$text" "$work/out.md" || fail "no '$text'"
 done
 [ "$(grep -c '^| ours' "$work/out.md")" = 2 ] || fail "not one row for each way"
+[ "$(grep -c -- '--steps 1$' "$CHOSEN")" = 2 ] || fail "products are not chosen ahead, once for each way"
 [ "$(grep -c '700 W, 1500 MHz' "$work/out.md")" -ge 3 ] || fail "no power beside steps and ops"
 
 if run --peer "$work/peer.py" --works "gpt2-350m:32:1024 gpt2-774m:64:1024" --ways any-order; then

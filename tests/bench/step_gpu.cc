@@ -1,8 +1,9 @@
 // Training steps of a model on one GPU with fp32 master weights: forward, backward, global norm
-// with clipping, AdamW that also writes the 16-bit copy; random tokens. No host synchronisation
-// inside a step; from the third step on it is one recording (kernels/replay.h). Prints the median
-// step, tokens/s, model FLOP utilisation, memory and where the time goes; with --peer, the ratio to
-// what torch_peer.py has written there.
+// with clipping, AdamW that also writes the 16-bit copy; four batches of random tokens in turns. No
+// host synchronisation inside a step; from the third step on it is one recording
+// (kernels/replay.h). Prints the median step, tokens/s, model FLOP utilisation, memory and where
+// the time goes; with
+// --peer, the ratio to what torch_peer.py has written there.
 //
 // MFU = tokens/s x FLOPs per token / the device's dense peak by its data sheet (PeakFlops), with 6
 // FLOPs per weight of a matrix product and token, and 6 layers x sequence x hidden of attention,
@@ -139,13 +140,17 @@ class Step {
     // As the trainer does where additions may be made in any order.
     norm_ = Take(parallel::GradientNorm::Make(*buffers_, device, *stream_,
                                               {.with_products = options.any_order}));
-    FillTokens(workspace_.flow.tokens, 1);
-    FillTokens(workspace_.flow.targets, 2);
+    const int64_t tokens = shape_.tokens();
+    batches_ = Take(device.Allocate(2 * kBatches * tokens * int64_t{sizeof(int32_t)}));
+    for (int i = 0; i < 2 * kBatches; ++i) FillTokens(Batch(i), i + 1);
     if (options.recordings) replay_ = std::make_unique<kernels::Replay>(*stream_);
   }
 
   void Enqueue() {
     SetScalars();
+    const int batch = 2 * (step_ % kBatches);
+    kernels::Copy(*stream_, Batch(batch), workspace_.flow.tokens);
+    kernels::Copy(*stream_, Batch(batch + 1), workspace_.flow.targets);
     if (replay_ == nullptr) return EnqueueKernels();
     replay_->Run({}, [this] { EnqueueKernels(); });
   }
@@ -169,7 +174,13 @@ class Step {
 
  private:
   static constexpr int kSteps = 1024;
+  static constexpr int kBatches = 4;  // in turns
 
+  // Tokens, targets, tokens of the next batch, and so on.
+  Tensor Batch(int i) {
+    return Tensor(static_cast<int32_t*>(batches_->data()) + i * shape_.tokens(), DType::kI32,
+                  {shape_.tokens()});
+  }
   void EnqueueKernels() {
     const parallel::Pass pass = {.stream = *stream_,
                                  .weights = buffers_->parameter_views(),
@@ -206,7 +217,7 @@ class Step {
     auto* host = static_cast<kernels::StepScalars*>(host_scalars_->data()) + step_++;
     beta1_power_ *= 0.9;
     beta2_power_ *= 0.95;
-    *host = {.learning_rate = 1e-4f,
+    *host = {.learning_rate = 3e-4f,
              .beta1_correction = static_cast<float>(1 - beta1_power_),
              .beta2_correction = static_cast<float>(1 - beta2_power_),
              .gradient_scale = 1};
@@ -221,7 +232,7 @@ class Step {
   parallel::BatchShape shape_;
   std::unique_ptr<parallel::FlatBuffers> buffers_;
   std::unique_ptr<parallel::GradientNorm> norm_;
-  std::unique_ptr<kernels::Buffer> scalars_, host_scalars_, sums_;
+  std::unique_ptr<kernels::Buffer> scalars_, host_scalars_, sums_, batches_;
   kernels::Arena arena_;
   parallel::Workspace workspace_;
   std::unique_ptr<kernels::Replay> replay_;  // goes before the stream
