@@ -211,6 +211,10 @@ void CheckLinear(const LinearForwardArgs& args) {
         << args.rotary_heads << " heads of " << args.rotary.ToString() << " in " << t << " x " << n;
     CheckRotary(args.RotaryHeads(), args.rotary);
   }
+  CheckIsOrEmpty("residual", args.residual, act, {t, n});
+  CHECK(args.residual.empty() ||
+        (args.epilogue == Epilogue::kNone && args.residual.data() != args.y.data()))
+      << "residual is added to a plain product, somewhere else";
   if (args.epilogue != Epilogue::kNone && !rotary) {
     CheckIs("pre", args.pre, act, {t, n});
   } else {

@@ -58,9 +58,14 @@ struct Params {
 
 template <Fused kFused>
 constexpr bool kIsGradient = kFused == Fused::kGeluGradient || kFused == Fused::kSwigluGradient;
+// Whether the epilogue reads `pre`.
+template <Fused kFused>
+constexpr bool kReads = kIsGradient<kFused> || kFused == Fused::kResidual;
 // With rotary: how many groups of 32 columns the halves of a head are apart.
 template <Fused kFused>
-constexpr int kHalfHead = kFused == Fused::kRotary64 ? 1 : kFused == Fused::kRotary128 ? 2 : 0;
+constexpr int kHalfHead = kFused == Fused::kRotary64    ? 1
+                          : kFused == Fused::kRotary128 ? 2
+                                                        : 0;
 // Columns of the activation in a tile.
 template <Fused kFused>
 constexpr int kColumnsOf = kFused == Fused::kSwiglu ? kTileColumns / 2 : kTileColumns;
@@ -179,7 +184,7 @@ struct Epilogue {
   int64_t row = 0;
   int column = 0;
   int partial_row = 0;
-  Pack8 before, before_up;  // the gradients': of the next part
+  Pack8 before, before_up;  // of `pre`, of the next part
   Pack8 first_half;         // of the outputs, for the sums
 
   __device__ __forceinline__ void Begin(const Params& p, const Tile& tile) {
@@ -191,7 +196,7 @@ struct Epilogue {
     rows_left = p.rows - static_cast<int>(row);
     columns_left = p.columns - column;
     partial_row = tile.row * 2 + thread / kWarpgroup;
-    if constexpr (kIsGradient<kFused>) Load(p, 0);
+    if constexpr (kReads<kFused>) Load(p, 0);
   }
 
   __device__ __forceinline__ bool Has(int part) const {
@@ -228,6 +233,10 @@ struct Epilogue {
     if constexpr (kFused == Fused::kSwiglu) {
       const Pack8 up = TakeHeld<T>(held, 16 + kBlock, kPart % 2);
       if (Has(kPart)) Swiglu(p, product, up, kPart);
+    } else if constexpr (kFused == Fused::kResidual) {
+      const Pack8 now = before;
+      if constexpr (kPart + 1 < kParts) Load(p, kPart + 1);
+      if (Has(kPart)) Add(p, product, now, kPart);
     } else if constexpr (!kIsGradient<kFused>) {
       if (Has(kPart)) Forward(p, product, kPart);
     } else {
@@ -257,6 +266,14 @@ struct Epilogue {
       for (int i = 0; i < 8; ++i) y[i] = Gelu<T>(product[i]);
       StorePack<8>(static_cast<T*>(p.activation) + at, FromFloats<T>(y));
     }
+  }
+
+  __device__ __forceinline__ void Add(const Params& p, const Pack8& product, const Pack8& residual,
+                                      int part) {
+    float sum[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i] = residual[i] + product[i];
+    StorePack<8>(static_cast<T*>(p.out) + At(p.columns, part), FromFloats<T>(sum));
   }
 
   __device__ __forceinline__ void Rotate(const Params& p, Pack8 first, Pack8 second, int part) {
@@ -560,6 +577,8 @@ absl::Status LaunchFused(CudaStream& stream, const HopperGemm& gemm, float* part
       return Launch<T, Fused::kGeluGradient>(stream, gemm, partial);
     case Fused::kSwigluGradient:
       return Launch<T, Fused::kSwigluGradient>(stream, gemm, nullptr);
+    case Fused::kResidual:
+      return Launch<T, Fused::kResidual>(stream, gemm, nullptr);
     case Fused::kRotary64:
       return Launch<T, Fused::kRotary64>(stream, gemm, nullptr);
     case Fused::kRotary128:
@@ -577,8 +596,8 @@ bool HopperGemmServes(const CudaDevice& device, const HopperGemm& gemm) {
   constexpr int64_t limit = int64_t{1} << 30;  // of coordinates
   const bool rotary = gemm.fused == Fused::kRotary64 || gemm.fused == Fused::kRotary128;
   const int64_t depth = gemm.fused == Fused::kRotary64 ? 64 : 128;
-  if (rotary && (gemm.rotary.dim(1) != depth || gemm.b.dim(0) % depth != 0 ||
-                 !Aligned16(gemm.rotary))) {
+  if (rotary &&
+      (gemm.rotary.dim(1) != depth || gemm.b.dim(0) % depth != 0 || !Aligned16(gemm.rotary))) {
     return false;
   }
   static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");

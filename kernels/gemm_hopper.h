@@ -19,6 +19,7 @@ enum class Fused {
   kSwiglu,          // out = [gate, up] = p + bias, activation = silu(gate) up
   kGeluGradient,    // out = p gelu'(pre), activation = gelu(pre), column_sums of out
   kSwigluGradient,  // out = [d_gate, d_up] of p by pre = [gate, up], activation = silu(gate) up
+  kResidual,        // out = p + bias, plus pre
   kRotary64,        // out = p + bias with its leading heads, of 64 columns, turned
   kRotary128,       // the same with heads of 128
 };
@@ -26,12 +27,12 @@ enum class Fused {
 struct HopperGemm {
   Fused fused = Fused::kNone;
   // Whether b is [N,K], weights as they are forward, or [K,N], as they are backward. kGelu and
-  // kSwiglu and kRotary* come with the first alone, the gradients with the second.
+  // kSwiglu, kResidual and kRotary* come with the first alone, the gradients with the second.
   bool transpose_b = true;
   Tensor a;                // [T,K] bf16 or fp16
   Tensor b;                // N is 2F with kSwiglu, F with kSwigluGradient
   Tensor bias;             // [N] or empty; not with the gradients
-  Tensor pre;              // kGeluGradient [T,N], kSwigluGradient [T,2F]
+  Tensor pre;              // kGeluGradient, kResidual [T,N], kSwigluGradient [T,2F]
   Tensor out;              // [T,N]; kSwigluGradient [T,2F], which may alias pre
   Tensor activation;       // [T,N], SwiGLU [T,F]; empty: not wanted (gradients only)
   Tensor column_sums;      // [N] fp32 or empty; kGeluGradient only

@@ -125,6 +125,11 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args) {
     cpu::SwigluForward(stream, args.pre, args.y);
     return;
   }
+  if (!args.residual.empty()) {
+    cpu::LinearForward(stream, {.x = args.x, .w = args.w, .bias = args.bias, .y = args.y});
+    cpu::Add(stream, args.residual, args.y, args.y);
+    return;
+  }
   if (args.epilogue == Epilogue::kRotary) {
     cpu::LinearForward(stream, {.x = args.x, .w = args.w, .bias = args.bias, .y = args.y});
     cpu::Rotary(stream, args.RotaryHeads(), args.rotary, /*inverse=*/false);

@@ -77,6 +77,10 @@ HopperGemm OwnForward(const LinearForwardArgs& args) {
   own.bias = args.bias;
   if (args.epilogue == Epilogue::kNone) {
     own.out = args.y;
+    if (!args.residual.empty()) {
+      own.fused = Fused::kResidual;
+      own.pre = args.residual;
+    }
   } else if (args.epilogue == Epilogue::kRotary) {
     own.fused = args.rotary.dim(1) == 128 ? Fused::kRotary128 : Fused::kRotary64;
     own.out = args.y;
@@ -119,7 +123,18 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
   Gemm product = ForwardGemm(args);
   std::vector<Way> ways;
   std::string key;
-  if (args.epilogue == Epilogue::kNone) {
+  Gemm adding = product;
+  if (!args.residual.empty()) {
+    ways.push_back([&](bool) -> absl::Status {
+      RETURN_IF_ERROR(plans.Run(stream, product, workspace));
+      cuda::Add(stream, args.residual, args.y, args.y);
+      return absl::OkStatus();
+    });
+    adding.beta = 1;
+    adding.c = args.residual.data();
+    ways.push_back([&](bool) { return plans.Run(stream, adding, workspace); });
+    key = absl::StrCat(plans.KeyOf(product), " residual");
+  } else if (args.epilogue == Epilogue::kNone) {
     ways.push_back([&](bool) { return plans.Run(stream, product, workspace); });
     key = plans.KeyOf(product);
   } else if (args.epilogue == Epilogue::kRotary) {
@@ -128,8 +143,8 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
       cuda::Rotary(stream, args.RotaryHeads(), args.rotary, /*inverse=*/false);
       return absl::OkStatus();
     });
-    key = absl::StrCat(plans.KeyOf(product), " rotary ", args.rotary_heads, "x",
-                       args.rotary.dim(1), " of ", args.rotary.dim(0));
+    key = absl::StrCat(plans.KeyOf(product), " rotary ", args.rotary_heads, "x", args.rotary.dim(1),
+                       " of ", args.rotary.dim(0));
   } else {
     product.d = args.pre.data();
     ways.push_back([&](bool) -> absl::Status {

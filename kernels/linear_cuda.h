@@ -33,7 +33,8 @@ struct Gemm {
   const void* a;
   const void* b;
   void* d;
-  float beta = 0;  // 0 or 1
+  float beta = 0;           // 0 or 1
+  const void* c = nullptr;  // what beta multiplies, as d; null: d
   GemmEpilogue epilogue = GemmEpilogue::kNone;
   const void* bias = nullptr;  // kBias, kGeluBias: [m]
   void* pre = nullptr;         // as d: kGelu* write the pre-activation, kGeluGradient reads it

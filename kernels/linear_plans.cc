@@ -117,8 +117,9 @@ absl::Status Multiply(cublasLtHandle_t handle, CudaStream& stream, const Gemm& g
   const float alpha = 1;
   return CublasStatus(
       cublasLtMatmul(handle, &descriptors.operation, &alpha, gemm.a, &descriptors.a, gemm.b,
-                     &descriptors.b, &gemm.beta, gemm.d, &descriptors.d, gemm.d, &descriptors.d,
-                     &algorithm, workspace, LinearPlans::kWorkspaceBytes, stream.handle()),
+                     &descriptors.b, &gemm.beta, gemm.c == nullptr ? gemm.d : gemm.c,
+                     &descriptors.d, gemm.d, &descriptors.d, &algorithm, workspace,
+                     LinearPlans::kWorkspaceBytes, stream.handle()),
       "multiplying matrices");
 }
 
@@ -139,7 +140,8 @@ absl::Status Candidates(cublasLtHandle_t handle, const Gemm& gemm, Descriptors& 
   const auto d = static_cast<uint32_t>(AlignmentOf(gemm.d));
   RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a));
   RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b));
-  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, d));
+  const auto c = gemm.c == nullptr ? d : static_cast<uint32_t>(AlignmentOf(gemm.c));
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c));
   RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d));
   out.resize(kCandidates);
   int found = 0;
@@ -292,7 +294,8 @@ std::string LinearPlans::KeyOf(const Gemm& gemm) const {
                       gemm.transpose_b ? "T " : "N ", tf32 ? "TF32" : Name(gemm.input), " ",
                       Name(gemm.output), " e", static_cast<int>(gemm.epilogue), " beta", gemm.beta,
                       " align", AlignmentOf(gemm.a), ",", AlignmentOf(gemm.b), ",",
-                      AlignmentOf(gemm.d));
+                      AlignmentOf(gemm.d),
+                      gemm.c == nullptr ? "" : absl::StrCat(" c", AlignmentOf(gemm.c)));
 }
 
 absl::Status LinearPlans::Run(CudaStream& stream, const Gemm& gemm, void* workspace) {
@@ -326,7 +329,7 @@ absl::StatusOr<cublasLtMatmulAlgo_t> LinearPlans::Measure(CudaStream& stream, co
   // Repeated runs must not add up in the caller's output.
   Gemm trial = gemm;
   std::unique_ptr<Buffer> output;
-  if (gemm.beta != 0) {
+  if (gemm.beta != 0 && gemm.c == nullptr) {
     absl::StatusOr<std::unique_ptr<Buffer>> made =
         stream.cuda_device().Allocate(gemm.m * gemm.n * SizeOf(gemm.output));
     if (!made.ok()) return candidates.front().algo;  // no room to measure

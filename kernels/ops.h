@@ -139,8 +139,8 @@ void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, T
 
 // ---- linear ----
 // y = epilogue(x W^T + bias). kGelu and kSwiglu also write the pre-activation, rounded, to `pre`
-// (kept for backward); kSwiglu applies SwigluForward to it. kRotary rounds, then turns heads of y as
-// Rotary does.
+// (kept for backward); kSwiglu applies SwigluForward to it. kRotary rounds, then turns heads of y
+// as Rotary does.
 enum class Epilogue { kNone, kGelu, kSwiglu, kRotary };
 struct LinearForwardArgs {
   Tensor x;     // [T,K] act
@@ -153,6 +153,9 @@ struct LinearForwardArgs {
   // are turned: the first ones.
   Tensor rotary = Tensor();
   int64_t rotary_heads = 0;
+  // [T,N] act or empty, with kNone only: added to y, which it does not alias. On CUDA the sum may
+  // be rounded once or twice.
+  Tensor residual = Tensor();
 
   // What kRotary turns: those heads as Rotary's x, [T/S,S,heads,D].
   Tensor RotaryHeads() const {

@@ -86,6 +86,13 @@ void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, Tensor x
   kernels::LinearForward(pass.stream, args);
 }
 
+void LinearForwardAdding(const Pass& pass, const Linear& linear, Tensor x, Tensor residual,
+                         Tensor sum) {
+  kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, sum);
+  args.residual = residual;
+  kernels::LinearForward(pass.stream, args);
+}
+
 void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, Tensor x, Tensor y,
                                 Tensor rotary, int64_t heads) {
   kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, y);

@@ -50,6 +50,9 @@ void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, ke
 // y = silu(gate) up of packed = [gate, up] = x W^T + bias, which is kept.
 void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor x,
                                 kernels::Tensor packed, kernels::Tensor y);
+// sum = residual + x W^T + bias, of the whole product. They do not alias.
+void LinearForwardAdding(const Pass& pass, const Linear& linear, kernels::Tensor x,
+                         kernels::Tensor residual, kernels::Tensor sum);
 // y = x W^T + bias, whose first `heads` heads are turned by `rotary`, of whole sequences
 // (kernels::Rotary).
 void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, kernels::Tensor x,

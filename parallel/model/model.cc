@@ -172,6 +172,11 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
     if (offloads) workspace.offload->BeforeForward(pass.stream, i);
+    // Where activations take turns in memory, those of the next block may not be there yet.
+    const bool followed = i + 1 < range.end && workspace.slots.copied() == 0;
+    workspace.flow.next_sum =
+        followed ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1 - workspace.first_block])
+                 : kernels::Tensor();
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
     if (offloads && pass.head == HeadMode::kLossAndGradient) {
       workspace.offload->AfterForward(pass.stream, i);

@@ -146,6 +146,9 @@ struct Flow {
   kernels::Tensor sample;
   kernels::Tensor residual;  // [R,C]
   kernels::Tensor branch;    // [R,C], empty in front of the first block
+  // Forward: where the block behind keeps the sum of the two, [R,C]: a block may write it there,
+  // which is the residual then, and leave no branch. Empty where there is none on this rank.
+  kernels::Tensor next_sum;
   // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
   // gradient of its norm's output.
   kernels::Tensor branch_storage;
@@ -251,6 +254,8 @@ class Block {
   // Takes what only lives inside one call of Backward; views are kept in `saved`.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+  // Where it keeps residual + branch (Flow::next_sum); empty where it does not.
+  virtual kernels::Tensor SumStorage(const Saved&) const { return {}; }
   // Reads and updates flow.d_hidden (the head writes it first).
   virtual void Backward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
   // Backward in two calls, which together add the same bits to the same gradients. The first

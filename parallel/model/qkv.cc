@@ -77,8 +77,7 @@ void QkvProjection::Rotate(const Pass& pass, const Flow& flow, const Output& out
                   inverse);
 }
 
-void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output,
-                            Tensor rotary) const {
+void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output, Tensor rotary) const {
   const auto forward = [&](const Linear& linear, Tensor y, int64_t turned) {
     if (rotary.empty()) {
       LinearForward(pass, linear, x, y);

@@ -120,7 +120,10 @@ class TransformerBlock : public Block {
     AttentionForward(pass, flow, saved);
     NormForward(pass, norm2_, flow, saved.norm2);
     UpForward(pass, flow, saved, /*activate=*/true, [] {});
-    flow.branch = RowForward(pass, down_, saved.up, flow, mlp_dropout_);
+    RowForward(pass, down_, saved.up, flow, mlp_dropout_, flow.next_sum);
+  }
+  Tensor SumStorage(const Saved& base) const override {
+    return static_cast<const TransformerSaved&>(base).norm1.x;
   }
 
   // Every collective is begun as soon as what it sends is there, and awaited where its result is
@@ -280,7 +283,7 @@ class TransformerBlock : public Block {
       saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
                             *saved.spread_saved);
     }
-    flow.branch = RowForward(pass, output_, saved.attention, flow, attention_dropout_);
+    RowForward(pass, output_, saved.attention, flow, attention_dropout_, saved.norm2.x);
   }
   // From norm2's output, all rows of which end up in the branch's storage, to the pre-activation
   // and, with GELU or `activate`, the activation. `begun` is called behind the last exchange.
@@ -302,14 +305,21 @@ class TransformerBlock : public Block {
       }
     });
   }
-  // The last product of a pair: this rank's rows of the sum, without what is dropped.
-  Tensor RowForward(const Pass& pass, const Linear& linear, const Tensor& x, const Flow& flow,
-                    const Dropout& dropout) const {
+  // The last product of a pair: this rank's rows of the sum, without what is dropped, become the
+  // branch. Where this rank has all of the sum, and the norm behind keeps its input in `next_sum`,
+  // the product adds the residual stream, and the norm need not.
+  void RowForward(const Pass& pass, const Linear& linear, const Tensor& x, Flow& flow,
+                  const Dropout& dropout, const Tensor& next_sum) const {
+    if (part_.size == 1 && !next_sum.empty() && !dropout.Drops(pass)) {
+      LinearForwardAdding(pass, linear, x, flow.residual, next_sum);
+      flow.residual = next_sum;
+      return;
+    }
     const Tensor rows = part_.LeaveThrough(
         pass, flow.branch_storage, flow.gathered,
         [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
     dropout.Apply(pass, flow, rows, rows, part_.sequence ? part_.rank * rows.dim(0) : 0);
-    return rows;
+    flow.branch = rows;
   }
   // Its gradient, from all rows of d_hidden. Those that were gathered are nobody else's; d_hidden
   // itself also flows along the residual, and nothing stands in the branch's storage then.

@@ -91,6 +91,35 @@ TEST_F(HopperGemmGpuTest, Forward_EveryActivationAndOddShapes_MatchTheHostAndRep
   }
 }
 
+TEST_F(HopperGemmGpuTest, Forward_AddingAResidual_MatchesTheHostAsOurProductAndAsTheOp) {
+  for (DType dtype : types_) {
+    for (const auto& [t, k, n] : shapes_) {
+      for (bool with_bias : {false, true}) {
+        const std::string what = absl::StrCat(Name(dtype), " ", t, "x", k, "x", n, " ", with_bias);
+        Both x = Input(dtype, {t, k}), w = Input(dtype, {n, k}, 1 / std::sqrt(float(k)));
+        Both bias = Input(dtype, {n}), residual = Input(dtype, {t, n});
+        Both y = Output(dtype, {t, n}), by_op = Output(dtype, {t, n});
+        LinearForwardArgs args = {.x = x.cpu(), .w = w.cpu(), .y = y.cpu()};
+        if (with_bias) args.bias = bias.cpu();
+        args.residual = residual.cpu();
+        LinearForward(*cpu_stream_, args);
+        args.y = by_op.cpu();
+        LinearForward(*cpu_stream_, args);
+        HopperGemm gemm;
+        gemm.fused = Fused::kResidual;
+        gemm.a = args.x = x.gpu(), gemm.b = args.w = w.gpu();
+        gemm.pre = args.residual = residual.gpu();
+        if (with_bias) gemm.bias = args.bias = bias.gpu();
+        gemm.out = y.gpu(), args.y = by_op.gpu();
+        LinearForward(*stream_, args);
+        ExpectClose("op " + what, by_op, Slack(dtype));
+        Run(gemm);
+        ExpectClose("ours " + what, y, Slack(dtype));
+      }
+    }
+  }
+}
+
 TEST_F(HopperGemmGpuTest, Forward_ThroughRotary_MatchesTheHostAsOurProductAndAsTheOp) {
   for (DType dtype : types_) {
     for (const auto& [batch, sequence, k] :

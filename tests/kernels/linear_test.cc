@@ -2,6 +2,7 @@
 
 #include "kernels/ops.h"
 #include "tests/kernels/support.h"
+#include "tests/support/status_matchers.h"
 
 namespace muster::kernels {
 namespace {
@@ -196,6 +197,25 @@ TEST(Linear, Backward_InTwoCalls_GivesTheBitsOfOne) {
   LinearBackward(*host.stream, weights);
   EXPECT_EQ(dw2, dw);
   EXPECT_EQ(dbias2, dbias);
+}
+
+TEST(Linear, Forward_AddingAResidual_HasTheBitsOfTwoOps) {
+  const Host host;
+  constexpr int64_t kTokens = 37, kInputs = 29, kOutputs = 43;
+  Floats x = Random(kTokens * kInputs, 1), w = Random(kOutputs * kInputs, 2);
+  Floats bias = Random(kOutputs, 3), residual = Random(kTokens * kOutputs, 4);
+  Floats apart(kTokens * kOutputs), together(kTokens * kOutputs);
+  LinearForwardArgs args = {.x = View(x, {kTokens, kInputs}),
+                            .w = View(w, {kOutputs, kInputs}),
+                            .bias = View(bias, {kOutputs}),
+                            .y = View(apart, {kTokens, kOutputs})};
+  LinearForward(*host.stream, args);
+  Add(*host.stream, View(residual, {kTokens, kOutputs}), args.y, args.y);
+  args.y = View(together, {kTokens, kOutputs});
+  args.residual = View(residual, {kTokens, kOutputs});
+  LinearForward(*host.stream, args);
+  ASSERT_OK(host.stream->Synchronize());
+  EXPECT_EQ(together, apart);
 }
 
 TEST(Linear, NoTokens_ChangesNothing) {
