@@ -29,7 +29,8 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kFloat = sizeof(float);
 // Steps that the host may be ahead of what it knows.
 constexpr int64_t kStepsAhead = 2;
-constexpr int kSavedStates = 3;  // parameters and both moments
+// 64 MiB: beyond that a copy takes no longer for its bytes, and less is pinned sooner.
+constexpr int64_t kSaveElementsAtOnce = int64_t{16} << 20;
 
 int GradientRanks(const TrainerPlace& place) {
   return place.mesh.degree(Axis::kData) * place.mesh.degree(Axis::kContext);
@@ -219,6 +220,18 @@ SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout, DeviceK
   return bytes;
 }
 
+SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compressed) {
+  SaveElements elements;
+  for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
+    const FlatLayout::Bucket& bucket = layout.buckets()[i];
+    // Whole parameters are kept back, whoever updates them.
+    const int64_t whole = compressed && bucket.compressed ? bucket.range.size() : 0;
+    elements.piece = std::max({elements.piece, layout.Part(i, 0).size() / replicas, whole});
+  }
+  elements.at_once = std::min(elements.piece, kSaveElementsAtOnce);
+  return elements;
+}
+
 int64_t StepOutcomeBytes() { return sizeof(kernels::StepOutcome) + 2 * kFloat; }
 
 // On the host a step has run when it has been enqueued: waiting for it costs nothing.
@@ -346,17 +359,17 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
     largest = std::max(largest, bucket.range.size());
   }
-  const int64_t staging =
-      kSavedStates * kFloat * layout.local_elements() / LayoutOptionsOf(place).replicas;
-  use.host = {{"batches", BatchLoader::Bytes(options.micro_batch, place.sequence_length,
-                                             place.model.shape().documents)},
-              {"step", numbers + StepsUnderWay(device) * StepOutcomeBytes() +
-                           static_cast<int64_t>(sizeof(kernels::StepState))},
-              {"optimizer", FlatBuffers::HostBytes(layout, storage) +
-                                OptimizerOffload::HostBytes(layout, storage)},
-              {"activations", offloaded},
-              {"verify", options.verify_every > 0 ? largest * kFloat : 0},
-              {"checkpoint", options.checkpoint_root.empty() ? 0 : staging + residuals}};
+  const SaveElements save = SaveElementsOf(layout, LayoutOptionsOf(place).replicas, compressed);
+  use.host = {
+      {"batches", BatchLoader::Bytes(options.micro_batch, place.sequence_length,
+                                     place.model.shape().documents)},
+      {"step", numbers + StepsUnderWay(device) * StepOutcomeBytes() +
+                   static_cast<int64_t>(sizeof(kernels::StepState))},
+      {"optimizer",
+       FlatBuffers::HostBytes(layout, storage) + OptimizerOffload::HostBytes(layout, storage)},
+      {"activations", offloaded},
+      {"verify", options.verify_every > 0 ? largest * kFloat : 0},
+      {"checkpoint", options.checkpoint_root.empty() ? 0 : kFloat * (save.piece + save.at_once)}};
   return use;
 }
 

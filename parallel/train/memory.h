@@ -59,6 +59,13 @@ struct SumBytes {
 };
 SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout,
                     kernels::DeviceKind device);
+// Of a checkpoint's pieces, which are written one after the other: the largest that a rank saves,
+// at most, and what the device copies of one at once, to pinned memory.
+struct SaveElements {
+  int64_t piece = 0;
+  int64_t at_once = 0;
+};
+SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compressed);
 // Of the outcomes of steps under way, in host memory: one step, and how many there are.
 int64_t StepOutcomeBytes();
 int64_t StepsUnderWay(kernels::DeviceKind device);

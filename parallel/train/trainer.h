@@ -249,8 +249,10 @@ class Trainer {
   // ranks had not sent joins the sum of the next step's gradients, which is all that will travel.
   absl::Status LoadUnsent(CheckpointReader& reader);
   void AddUnsent();
-  void StageResiduals(float* staging, std::vector<SavePiece>& pieces);
-  int64_t residual_elements() const;              // of what compression keeps back
+  class StateReader;
+  std::vector<SavePiece> SavePieces(StateReader& reader);
+  // What compression keeps back.
+  void AddResiduals(StateReader& reader, std::vector<SavePiece>& pieces);
   kernels::Tensor Moment(int state, int bucket);  // own part: 1: m, 2: v
   // kMin over ranks of `ok`: true when it holds everywhere.
   absl::StatusOr<bool> Agree(bool ok);
@@ -304,13 +306,11 @@ class Trainer {
   absl::StatusOr<double> EvaluationLoss(int64_t samples, int64_t* tokens);
   absl::Status EvaluateBatch(const std::vector<int64_t>& samples, int64_t slot, int64_t batches);
   absl::Status Save();
-  std::vector<SavePiece> StagePieces(float* staging);
   // Where gradients are averaged; used by compression alone.
   Communicator& gradient_group() { return groups_.Along({Axis::kData, Axis::kContext}); }
   // Of a parameter that several ranks of its tensor group, or two stages, hold: whether this rank
   // counts it in the norm and saves it.
   bool SpeaksFor(const Parameter& parameter) const;
-  int64_t own_elements() const;       // of a state that this rank saves
   FlatRange Saved(int bucket) const;  // the part of the own part of a bucket that this rank saves
   int data_rank() const { return groups_.coordinate()[Axis::kData]; }
   int data_size() const { return groups_.mesh().degree(Axis::kData); }

@@ -13,6 +13,7 @@
 #include "parallel/comm/gather_texts.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
+#include "parallel/train/memory.h"
 
 #include "parallel/train/trainer.h"
 
@@ -66,74 +67,110 @@ FlatRange Trainer::Saved(int bucket) const {
           part.begin + part.size() * (replica + 1) / replicas};
 }
 
-int64_t Trainer::own_elements() const {
-  int64_t elements = 0;
-  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
-    elements += Saved(i).size();
-  }
-  return elements;
-}
-
 Tensor Trainer::Moment(int state, int bucket) {
   return state == 1 ? flat_->m(bucket) : flat_->v(bucket);
 }
 
-std::vector<SavePiece> Trainer::StagePieces(float* staging) {
+// What a rank saves, read piece by piece when the checkpoint gets to it.
+class Trainer::StateReader {
+ public:
+  // Enqueues a copy to host memory of elements [first, first + to.elements()).
+  using Copy = std::function<void(int64_t first, const Tensor& to)>;
+
+  static absl::StatusOr<std::unique_ptr<StateReader>> Make(kernels::Device& device,
+                                                           kernels::Stream& stream,
+                                                           const SaveElements& elements) {
+    ASSIGN_OR_RETURN(auto buffer, device.AllocateHost(elements.at_once * SizeOf(DType::kF32)));
+    return std::unique_ptr<StateReader>(
+        new StateReader(stream, std::move(buffer), elements.at_once));
+  }
+
+  // A piece that is elements [first, ...) of what `copy` reads. Must not outlive the reader.
+  SavePiece Piece(std::string tensor, const std::vector<int64_t>& shape, Box box, Copy copy,
+                  int64_t first) {
+    SavePiece piece{std::move(tensor), DType::kF32, shape, std::move(box)};
+    const int64_t count = piece.box.elements();
+    piece.produce = [this, copy = std::move(copy), first, count](void* out) {
+      status_ = Read(copy, first, count, static_cast<float*>(out));
+      return status_;
+    };
+    return piece;
+  }
+  // The device's error, where one has ended a piece.
+  const absl::Status& status() const { return status_; }
+
+ private:
+  StateReader(kernels::Stream& stream, std::unique_ptr<kernels::Buffer> buffer, int64_t elements)
+      : stream_(stream), buffer_(std::move(buffer)), elements_(elements) {}
+
+  absl::Status Read(const Copy& copy, int64_t first, int64_t count, float* out) {
+    auto* const staging = static_cast<float*>(buffer_->data());
+    for (int64_t at = 0; at < count; at += elements_) {
+      const int64_t now = std::min(elements_, count - at);
+      copy(first + at, Tensor(staging, DType::kF32, {now}));
+      RETURN_IF_ERROR(stream_.Synchronize());
+      std::memcpy(out + at, staging, now * SizeOf(DType::kF32));
+    }
+    return absl::OkStatus();
+  }
+
+  kernels::Stream& stream_;
+  const std::unique_ptr<kernels::Buffer> buffer_;  // what devices write fast, and kernels can
+  const int64_t elements_;
+  absl::Status status_;
+};
+
+std::vector<SavePiece> Trainer::SavePieces(StateReader& reader) {
   std::vector<SavePiece> pieces;
   for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
     const FlatRange saved = Saved(i);
-    const int64_t begin = saved.begin - layout_.Part(i, groups_.shard().rank()).begin;
+    const int64_t begin = layout_.Part(i, groups_.shard().rank()).begin;
     for (int state = 0; state < kStates; ++state) {
-      const Tensor to(staging, DType::kF32, {saved.size()});
-      if (state == 0) {
-        flat_->ReadMaster(*compute_, i, begin, to);
-      } else {
-        kernels::Copy(*compute_, Moment(state, i).Rows(begin, saved.size()), to);
-      }
+      const auto copy = [this, i, state](int64_t first, const Tensor& to) {
+        if (state == 0) {
+          flat_->ReadMaster(*compute_, i, first, to);
+        } else {
+          kernels::Copy(*compute_, Moment(state, i).Rows(first, to.elements()), to);
+        }
+      };
       for (const FlatPiece& piece : layout_.Pieces(saved)) {
         const Parameter& parameter = model_.parameters().at(piece.parameter);
         if (!SpeaksFor(parameter)) continue;  // another rank saves it
-        const float* data = staging + (piece.flat - saved.begin);
+        int64_t at = piece.flat - begin;
         for (Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
           const int64_t size = box.elements();
-          pieces.push_back({StateName(state, parameter.name), DType::kF32, parameter.global_shape,
-                            std::move(box), data});
-          data += size;
+          pieces.push_back(reader.Piece(StateName(state, parameter.name), parameter.global_shape,
+                                        std::move(box), copy, at));
+          at += size;
         }
       }
-      staging += saved.size();
     }
   }
-  StageResiduals(staging, pieces);
+  AddResiduals(reader, pieces);
   return pieces;
 }
 
-int64_t Trainer::residual_elements() const {
-  if (compressor_ == nullptr) return 0;
-  return GradientCompressor::StateBytes(options_.compression, layout_) / SizeOf(DType::kF32);
-}
-
-void Trainer::StageResiduals(float* staging, std::vector<SavePiece>& pieces) {
+void Trainer::AddResiduals(StateReader& reader, std::vector<SavePiece>& pieces) {
   if (compressor_ == nullptr) return;
   for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
     const FlatLayout::Bucket& bucket = layout_.buckets()[i];
     if (!bucket.compressed) continue;
     for (int state = 0; state < compressor_->states(); ++state) {
-      const Tensor from = compressor_->state(state, i);
-      kernels::Copy(*compute_, from, Tensor(staging, DType::kF32, {from.elements()}));
+      const auto copy = [this, i, state](int64_t first, const Tensor& to) {
+        kernels::Copy(*compute_, compressor_->state(state, i).Rows(first, to.elements()), to);
+      };
       for (const ParameterId id : bucket.parameters) {
         const Parameter& parameter = model_.parameters().at(id);
         // The ranks of a tensor group compress the same gradient the same way.
         if (!SpeaksFor(parameter)) continue;
-        const float* data = staging + (layout_.offset(id) - bucket.range.begin);
+        int64_t at = layout_.offset(id) - bucket.range.begin;
         for (const Box& box : parameter.Boxes(0, parameter.elements())) {
-          pieces.push_back({ResidualName(state, parameter.name), DType::kF32,
-                            PerRank(parameter.global_shape, gradient_group().size()),
-                            OfRank(box, gradient_group().rank()), data});
-          data += box.elements();
+          pieces.push_back(reader.Piece(ResidualName(state, parameter.name),
+                                        PerRank(parameter.global_shape, gradient_group().size()),
+                                        OfRank(box, gradient_group().rank()), copy, at));
+          at += box.elements();
         }
       }
-      staging += from.elements();
     }
   }
 }
@@ -143,11 +180,13 @@ absl::Status Trainer::Save() {
   hooks_.OnPhase("saving");
   const auto start = std::chrono::steady_clock::now();
 
-  // Every rank saves its share of every bucket, of each of the three states, from host memory.
-  auto allocated = device_.AllocateHost((kStates * own_elements() + residual_elements()) *
-                                        static_cast<int64_t>(sizeof(float)));
-  if (!allocated.ok()) return Mark(allocated.status(), FailureDomain::kMemory);
-  const std::vector<SavePiece> pieces = StagePieces(static_cast<float*>((*allocated)->data()));
+  // Every rank saves its share of every bucket, of each of the three states. Nothing is enqueued
+  // meanwhile, so that pieces can be read when they are due.
+  auto reader = StateReader::Make(
+      device_, *compute_,
+      SaveElementsOf(layout_, groups_.replicate().size(), compressor_ != nullptr));
+  if (!reader.ok()) return Mark(reader.status(), FailureDomain::kMemory);
+  const std::vector<SavePiece> pieces = SavePieces(**reader);
   ASSIGN_OR_RETURN(const kernels::StepState optimizer, optimizer_->GetState(*compute_));
 
   CheckpointState state;
@@ -175,6 +214,7 @@ absl::Status Trainer::Save() {
         return texts;
       });
   if (!gather_status.ok()) return Mark(gather_status, FailureDomain::kCommunication);
+  if (!(*reader)->status().ok()) return (*reader)->status();
   if (!result.ok()) return MarkSaveError(result.status());
 
   SavedCheckpoint saved;

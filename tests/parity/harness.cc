@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <thread>
 #include <utility>
@@ -22,6 +23,27 @@
 #include "tests/support/key_value_store.h"
 
 namespace muster::parallel::parity {
+namespace {
+
+// And the most host memory that the device's owner had while a checkpoint was saved.
+class SaveWatcher : public Recorder {
+ public:
+  SaveWatcher(Recorded& recorded, const kernels::Device& device)
+      : Recorder(recorded), device_(device) {}
+
+  void OnSaved(const SavedCheckpoint& saved) override {
+    host_bytes_ = std::max(host_bytes_, device_.host_allocated_bytes());
+    Recorder::OnSaved(saved);
+  }
+  int64_t host_bytes() const { return host_bytes_; }
+
+ private:
+  const kernels::Device& device_;
+  int64_t host_bytes_ = 0;
+};
+
+}  // namespace
+
 int Case::ranks() const {
   int ranks = 1;
   for (const Axis axis : kAxes) ranks *= layout.degrees[axis];
@@ -161,7 +183,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   options.job = JobId(absl::StrCat("layouts-", runs_));
   options.epoch = Epoch(1);
   if (run.adjust) run.adjust(options);
-  Recorder hooks(result);
+  SaveWatcher hooks(result, *device);
   hooks.stop_after = run.stop_after;
   auto trainer =
       Trainer::Make(options, **model, *device, *groups, *training_,
@@ -179,11 +201,13 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
     const MemoryUse predicted = (*trainer)->PredictedMemory();
     EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
         << run.ToString() << ", rank " << world.rank();
-    int64_t host = 0;
+    int64_t host = 0, saving = 0;
     for (const auto& [name, bytes] : predicted.host) {
+      if (name == "checkpoint") saving = bytes;
       if (name != "verify" && name != "checkpoint") host += bytes;  // which end with their purpose
     }
     EXPECT_EQ(host, device->host_allocated_bytes()) << run.ToString() << ", rank " << world.rank();
+    EXPECT_LE(hooks.host_bytes(), host + saving) << run.ToString() << ", rank " << world.rank();
   }
   if (!result.status.ok()) {
     world.Abort(result.status);
