@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "parallel/model/gpt2.h"
+#include "parallel/model/head.h"
 #include "parallel/model/llama.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"
@@ -380,6 +381,17 @@ TEST(Gpt2, HeadInChunks_GivesTheLossesOfOneChunkAndTheirGradients) {
       ASSERT_NEAR(actual[i], expected[i], 1e-4) << whole.model().parameters().at(id).name;
     }
   }
+}
+
+TEST(Head, ChunkOfItsOwn_KeepsLogitsWithin1GiBOr2UpTo8192Tokens) {
+  BatchShape shape = {.batch = 64, .sequence = 4096, .activation = kernels::DType::kBF16};
+  EXPECT_EQ(HeadChunk(shape, 50304), 8192);   // 0.8 GiB; 16384 would be 1.5
+  EXPECT_EQ(HeadChunk(shape, 128256), 8192);  // 2.0 GiB, as many tokens as are worth it
+  EXPECT_EQ(HeadChunk(shape, 256000), 4096);  // 2.0 GiB
+  EXPECT_EQ(HeadChunk(shape, 32000), 16384);  // 1.0 GiB
+  EXPECT_EQ(HeadChunk(shape, 256), 262144);   // all there are
+  shape.head_tokens = 5;
+  EXPECT_EQ(HeadChunk(shape, 128256), 5);
 }
 
 TEST(Gpt2, Logits_FromAnyToken_AreTheSameRows) {
