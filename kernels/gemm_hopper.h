@@ -1,6 +1,6 @@
-// Products of 16-bit matrices on Hopper's tensor cores with the MLP's activation behind them, for
-// where a library's product, or one and a pass of its own for the activation, take longer. The
-// caller measures (LinearPlans::RunFastest).
+// Products of 16-bit matrices on Hopper's tensor cores with what follows them: the MLP's
+// activation, RoPE, the residual stream. For where a library's product, or one and a pass of its
+// own, take longer. The caller measures (LinearPlans::RunFastest).
 #ifndef MUSTER_KERNELS_GEMM_HOPPER_H_
 #define MUSTER_KERNELS_GEMM_HOPPER_H_
 

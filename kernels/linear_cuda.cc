@@ -2,13 +2,13 @@
 //   y^T  = W x^T       (m, n, k) = (N, T, K), the weights transposed
 //   dx^T = W^T dy^T                (K, T, N)
 //   dW^T = x^T dy                  (K, N, T), the gradient transposed, added in fp32 (beta = 1)
-// Each is computed in the way that measures fastest: cuBLASLt's product with the activation or its
-// gradient behind it, or in a pass of its own, or a product of ours (gemm_hopper.h). In fp32 GELU
-// is always a pass of its own: cuBLASLt's costs digits (docs/benchmarks/h200-correctness.md).
-// Weight gradients may be products of ours, too (weight_gradient_hopper.h). Bias gradients come
-// with ours or in a pass: cuBLASLt's weight gradients with that epilogue run at 467 to 596 TFLOP/s
-// where those without reach 690 to 740 (H200, widths 768 to 1600), and none adds it to GELU's
-// gradient.
+// Each is computed in the way that measures fastest: cuBLASLt's product with what follows (the
+// activation or its gradient, the residual) behind it, or in a pass of its own, or a product of
+// ours (gemm_hopper.h). In fp32 GELU is always a pass of its own: cuBLASLt's costs digits
+// (docs/benchmarks/h200-correctness.md). Weight gradients may be products of ours, too
+// (weight_gradient_hopper.h). Bias gradients come with ours or in a pass: cuBLASLt's weight
+// gradients with that epilogue run at 467 to 596 TFLOP/s where those without reach 690 to 740
+// (H200, widths 768 to 1600), and none adds it to GELU's gradient.
 #include "kernels/linear_cuda.h"
 
 #include <algorithm>

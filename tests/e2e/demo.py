@@ -142,7 +142,7 @@ def main():
     parser.add_argument("--work", required=True)
     parser.add_argument("--chaos", action="store_true")
     options = parser.parse_args()
-    work = pathlib.Path(options.work)
+    work = pathlib.Path(options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     reference_file = work / "undisturbed.json"
     key = fingerprint(options.bin)
