@@ -23,7 +23,7 @@ using parallel::FailureDomain;
 using parallel::Mark;
 
 constexpr int64_t kBucketBytesCpu = 4 << 20;
-constexpr int64_t kBucketBytesCuda = 64 << 20;
+constexpr int64_t kBucketBytesCuda = 64 << 20;  // measured: docs/benchmarks/h200-layouts.md
 
 absl::Status Misconfigured(const std::string& message) {
   return Mark(absl::InvalidArgumentError(message), FailureDomain::kConfiguration);
