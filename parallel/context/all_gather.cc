@@ -49,6 +49,7 @@ class AllGather : public ContextAttention {
                 Saved& base) const override {
     auto& saved = static_cast<GatherSaved&>(base);
     const int rank = call.group.rank();
+    if (call.beside_first) call.beside_first();
     Gather(call, inputs, saved);
     kernels::Zero(call.stream, saved.d_keys);
     for (const int chunk : {0, 1}) {
@@ -67,6 +68,7 @@ class AllGather : public ContextAttention {
     call.group.ReduceScatter(call.stream, saved.d_parts, ReduceOp::kSum);
     kernels::CopyStrided(call.stream, OfRank(saved.d_parts, rank, 0), gradients.dk);
     kernels::CopyStrided(call.stream, OfRank(saved.d_parts, rank, 1), gradients.dv);
+    if (call.beside_last) call.beside_last();
   }
 
  private:

@@ -2,6 +2,7 @@
 // heads, ordinary attention over the whole sequence, and all-to-alls back. What attention reads is
 // kept for backward in its own layout: as much memory again as the caller's q, k, v and out.
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 
 #include "base/check.h"
@@ -77,7 +78,7 @@ class AllToAll : public ContextAttention {
     };
     const Tensor send = Prefix(saved.send, heads_), receive = Prefix(saved.receive, heads_);
     ForHeads(gradients.dout, heads_, {send, heads_}, 0, pack);
-    call.group.AllToAll(stream, send, receive);
+    ExchangeBeside(call, send, receive, call.beside_first);
     Reorder(stream, receive, saved.d_out, heads_, /*to_parts=*/false);
     kernels::AttentionBackwardArgs args;
     args.forward = Attention(inputs, saved);
@@ -89,7 +90,7 @@ class AllToAll : public ContextAttention {
     args.deterministic = shape_.deterministic;
     kernels::AttentionBackward(stream, args);
     Reorder(stream, saved.send, saved.d_qkv, Packed(), /*to_parts=*/true);
-    call.group.AllToAll(stream, saved.send, saved.receive);
+    ExchangeBeside(call, saved.send, saved.receive, call.beside_last);
     const Packing parts = {saved.receive, Packed()};
     ForHeads(gradients.dq, heads_, parts, 0, unpack);
     // Ranks that share a key/value head each send their part of its gradient.
@@ -108,6 +109,18 @@ class AllToAll : public ContextAttention {
     Tensor qkv, out, lse;
     Tensor send, receive, d_qkv, d_out, delta;  // scratch
   };
+
+  // Without work to run beside it an exchange stays on the computing stream: another one would
+  // cost two events.
+  static void ExchangeBeside(const Call& call, const Tensor& send, const Tensor& receive,
+                             const std::function<void()>& work) {
+    const bool beside = work != nullptr && call.overlap != nullptr;
+    kernels::Event* const done = beside ? call.overlap->arrived[0].get() : nullptr;
+    StartExchange(call, done,
+                  [&](kernels::Stream& stream) { call.group.AllToAll(stream, send, receive); });
+    if (work != nullptr) work();
+    AwaitExchange(call, done, Collective::kAllToAll);
+  }
 
   int64_t Packed() const { return heads_ + 2 * key_heads_; }
   Tensor Query(const Tensor& packed) const { return Heads(packed, 0, heads_); }

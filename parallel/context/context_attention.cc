@@ -73,6 +73,29 @@ absl::StatusOr<std::unique_ptr<ContextOverlap>> ContextOverlap::Make(kernels::De
   return overlap;
 }
 
+namespace context {
+
+void StartExchange(const ContextAttention::Call& call, kernels::Event* done,
+                   absl::FunctionRef<void(kernels::Stream& stream)> exchange) {
+  if (done == nullptr) return exchange(call.stream);
+  ContextOverlap& overlap = *call.overlap;
+  call.stream.Record(*overlap.ready);
+  overlap.stream->Wait(*overlap.ready);
+  exchange(*overlap.stream);
+  overlap.stream->Record(*done);
+}
+
+void AwaitExchange(const ContextAttention::Call& call, kernels::Event* done,
+                   Collective collective) {
+  if (done == nullptr) return;
+  ExposureMeter* const meter = call.overlap->meter;
+  if (meter != nullptr) meter->Begin(Exposure::kContext, collective, call.stream);
+  call.stream.Wait(*done);
+  if (meter != nullptr) meter->End(call.stream);
+}
+
+}  // namespace context
+
 absl::StatusOr<std::unique_ptr<ContextAttention>> MakeContextAttention(const ContextShape& shape) {
   RETURN_IF_ERROR(Validate(shape));
   switch (shape.method) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/arena.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -16,6 +17,14 @@ namespace muster::parallel::context {
 std::unique_ptr<ContextAttention> MakeRing(const ContextShape& shape);
 std::unique_ptr<ContextAttention> MakeAllGather(const ContextShape& shape);
 std::unique_ptr<ContextAttention> MakeAllToAll(const ContextShape& shape);
+
+// Enqueues `exchange`, behind all that the computing stream has been given: on the overlapping
+// stream, recording `done` behind it, or on the computing stream where that is null.
+// Requires of `done`: one of call.overlap's events.
+void StartExchange(const ContextAttention::Call& call, kernels::Event* done,
+                   absl::FunctionRef<void(kernels::Stream& stream)> exchange);
+// The computing stream waits for it, which counts as exposed.
+void AwaitExchange(const ContextAttention::Call& call, kernels::Event* done, Collective collective);
 
 // Tokens [begin, begin + count) of [B,S,heads,D].
 kernels::Tensor Tokens(const kernels::Tensor& x, int64_t begin, int64_t count);

@@ -26,23 +26,10 @@ class Exchange {
 
   // `done` is recorded when both have happened; nullptr without overlap.
   void Start(Tensor send, Tensor receive, kernels::Event* done) const {
-    kernels::Stream& stream = call_.overlap != nullptr ? *call_.overlap->stream : call_.stream;
-    if (call_.overlap != nullptr) {
-      call_.stream.Record(*call_.overlap->ready);
-      stream.Wait(*call_.overlap->ready);
-    }
-    call_.group.Rotate(stream, send, receive, by_);
-    if (done != nullptr) stream.Record(*done);
+    StartExchange(call_, done,
+                  [&](kernels::Stream& stream) { call_.group.Rotate(stream, send, receive, by_); });
   }
-  void Await(kernels::Event* done) const {
-    if (done == nullptr) return;
-    ExposureMeter* const meter = call_.overlap->meter;
-    if (meter != nullptr) {
-      meter->Begin(Exposure::kContext, Collective::kSendReceive, call_.stream);
-    }
-    call_.stream.Wait(*done);
-    if (meter != nullptr) meter->End(call_.stream);
-  }
+  void Await(kernels::Event* done) const { AwaitExchange(call_, done, Collective::kSendReceive); }
   kernels::Event* Arrived(int buffer) const {
     return call_.overlap != nullptr ? call_.overlap->arrived[buffer].get() : nullptr;
   }
@@ -125,6 +112,9 @@ class Ring : public ContextAttention {
       Pack(call.stream, inputs, saved.keys[0]);
       exchange.Start(saved.keys[0], saved.keys[1], exchange.Arrived(1));
     }
+    // The only exchange that no attention runs beside: the own keys are needed last.
+    if (call.beside_first) call.beside_first();
+    if (call.beside_last) call.beside_last();
     kernels::Zero(call.stream, saved.d_keys[0]);
     bool begun[2] = {false, false};
     for (int i = 0; i < c; ++i) {

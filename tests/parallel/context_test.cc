@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -14,10 +16,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
 #include "kernels/ops.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
 #include "tests/kernels/support.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel {
@@ -102,15 +107,75 @@ struct RankResult {
   Result result;
   int64_t forward_bytes = 0, backward_bytes = 0;
   absl::Status status;
+  // Of the last Backward: exchanges and the caller's work, in the order that they were enqueued.
+  std::vector<std::string> log;
+  // How often the caller's work has run on the stream.
+  float works = 0;
+  bool late = false;  // an exchange was awaited before its work was there
 };
 
-RankResult RunRank(const ContextShape& s, Communicator& group, Floats qkv, Floats dout,
-                   bool overlapped, int calls, Documents documents) {
+// How attention is called.
+struct How {
+  bool overlapped = false;
+  bool threaded = overlapped;  // the computing stream; else it runs within the calls
+  int calls = 1;
+  Documents documents = {};
+  bool work = false;  // with some of the caller's
+};
+
+// Logs exchanges. All-to-alls beside the computing stream begin when the work has been enqueued
+// that is to run beside them.
+class LoggedGroup : public muster::testing::ForwardingCommunicator {
+ public:
+  LoggedGroup(std::unique_ptr<Communicator> inner, const kernels::Stream* beside)
+      : ForwardingCommunicator(std::move(inner)), beside_(beside) {}
+
+  void ReduceScatter(kernels::Stream& stream, Tensor data, ReduceOp op) override {
+    Log(stream, "reduce-scatter");
+    inner_->ReduceScatter(stream, data, op);
+  }
+  void AllGather(kernels::Stream& stream, Tensor data) override {
+    Log(stream, "all-gather");
+    inner_->AllGather(stream, data);
+  }
+  void AllToAll(kernels::Stream& stream, Tensor in, Tensor out) override {
+    Log(stream, "all-to-all");
+    if (&stream == beside_) {
+      stream.Enqueue([this, &work = works_.emplace_back()] {
+        if (!late && !work.WaitForNotificationWithTimeout(absl::Seconds(20))) late = true;
+      });
+    }
+    inner_->AllToAll(stream, in, out);
+  }
+  void GroupEnd(kernels::Stream& stream) override {
+    Log(stream, "rotation");
+    inner_->GroupEnd(stream);
+  }
+  void OnWork(const std::string& name) {
+    log.push_back(name);
+    if (!works_.empty() && !works_.back().HasBeenNotified()) works_.back().Notify();
+  }
+
+  std::vector<std::string> log;
+  std::atomic<bool> late = false;
+
+ private:
+  void Log(const kernels::Stream& stream, const std::string& what) {
+    log.push_back(what + (&stream == beside_ ? " beside" : ""));
+  }
+
+  const kernels::Stream* const beside_;
+  std::deque<Notification> works_;  // that all-to-alls wait for
+};
+
+RankResult RunRank(const ContextShape& s, std::unique_ptr<Communicator> world, Floats qkv,
+                   Floats dout, How how) {
   RankResult result;
   const auto device = kernels::MakeCpuDevice(1);
-  const auto stream = *device->MakeStream({.threaded = overlapped});
+  const auto stream = *device->MakeStream({.threaded = how.threaded});
   std::unique_ptr<ContextOverlap> overlap;
-  if (overlapped) overlap = *ContextOverlap::Make(*device);
+  if (how.overlapped) overlap = *ContextOverlap::Make(*device);
+  LoggedGroup group(std::move(world), overlap != nullptr ? overlap->stream.get() : nullptr);
   const auto attention = *MakeContextAttention(s);
   Arena arena;
   auto saved = attention->TakeSaved(arena);
@@ -124,35 +189,47 @@ RankResult RunRank(const ContextShape& s, Communicator& group, Floats qkv, Float
   ContextAttention::Inputs inputs = {
       Slice(qkv, s, n, 0, s.heads), Slice(qkv, s, n, s.heads, s.key_heads),
       Slice(qkv, s, n, s.heads + s.key_heads, s.key_heads),
-      Slice(result.result.out, s, n, 0, s.heads), View(documents, s)};
+      Slice(result.result.out, s, n, 0, s.heads), View(how.documents, s)};
   Floats& d = result.result.d_qkv;
   ContextAttention::Gradients gradients = {
       Slice(dout, s, n, 0, s.heads), Slice(d, s, n, 0, s.heads),
       Slice(d, s, n, s.heads, s.key_heads), Slice(d, s, n, s.heads + s.key_heads, s.key_heads)};
-  const ContextAttention::Call call = {*stream, group, overlap.get()};
-  for (int i = 0; i < calls; ++i) {
+  float one = 1;
+  const auto work = [&](const std::string& name) {
+    kernels::Axpy(*stream, 1, Tensor(&one, DType::kF32, {1}),
+                  Tensor(&result.works, DType::kF32, {1}));
+    group.OnWork(name);
+  };
+  ContextAttention::Call call = {*stream, group, overlap.get()};
+  if (how.work) {
+    call.beside_first = [&] { work("first"); };
+    call.beside_last = [&] { work("last"); };
+  }
+  for (int i = 0; i < how.calls; ++i) {
     const int64_t before = group.bytes_sent();
     attention->Forward(call, inputs, *saved);
     const int64_t between = group.bytes_sent();
+    group.log.clear();
     attention->Backward(call, inputs, gradients, *saved);
     result.forward_bytes = between - before;
     result.backward_bytes = group.bytes_sent() - between;
   }
   result.status = stream->Synchronize();
-  if (overlap != nullptr && result.status.ok()) result.status = overlap->stream->Synchronize();
+  if (overlap != nullptr) result.status.Update(overlap->stream->Synchronize());
+  result.log = group.log;
+  result.late = group.late;
   return result;
 }
 
 std::vector<RankResult> RunRanks(const ContextShape& s, const Floats& qkv, const Floats& dout,
-                                 bool overlapped = false, int calls = 1,
-                                 const Documents& documents = {}) {
+                                 const How& how = {}) {
   auto groups = MakeLocalCommunicators(s.ranks, absl::Seconds(60));
   std::vector<RankResult> results(s.ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < s.ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] = RunRank(s, *groups[rank], Take(s, rank, qkv), Take(s, rank, dout), overlapped,
-                              calls, documents);
+      results[rank] =
+          RunRank(s, std::move(groups[rank]), Take(s, rank, qkv), Take(s, rank, dout), how);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -223,7 +300,8 @@ TEST(ContextAttention, Documents_AreKeptApartAsOnOneRank) {
       }
     }
     const Result expected = OneRank(s, qkv, dout, documents);
-    const Result actual = Together(s, RunRanks(s, qkv, dout, true, 1, documents));
+    const Result actual =
+        Together(s, RunRanks(s, qkv, dout, {.overlapped = true, .documents = documents}));
     ExpectClose(actual.out, expected.out, 1e-5, "out");
     ExpectClose(actual.d_qkv, expected.d_qkv, 1e-5, "gradients");
     EXPECT_NE(expected.out, OneRank(s, qkv, dout).out);
@@ -231,16 +309,61 @@ TEST(ContextAttention, Documents_AreKeptApartAsOnOneRank) {
 }
 
 TEST(ContextAttention, OverlappedExchanges_GiveTheSameBits) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    const ContextShape s = {ContextMethod::kRing, ranks, 2, 24, 6, 2, 5};
+  for (const ContextShape& s : Shapes()) {
     SCOPED_TRACE(Describe(s));
     const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
     const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
     const Result inline_ = Together(s, RunRanks(s, qkv, dout));
     // Several calls in a row, as the layers of a model make them, on the same scratch memory.
-    const Result overlapped = Together(s, RunRanks(s, qkv, dout, /*overlapped=*/true, 5));
+    const How how = {.overlapped = true, .calls = 5, .work = true};
+    const Result overlapped = Together(s, RunRanks(s, qkv, dout, how));
     EXPECT_EQ(inline_.out, overlapped.out);
     EXPECT_EQ(inline_.d_qkv, overlapped.d_qkv);
+  }
+}
+
+TEST(ContextAttention, WorkOfTheCaller_RunsOnceAndBesideTheExchangesOfAllToAll) {
+  for (const ContextMethod method :
+       {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
+    const ContextShape s = {method, 2, 2, 24, 6, 2, 5};
+    const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
+    const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
+    for (const bool overlapped : {false, true}) {
+      // A computing stream that runs within the calls waits there, too: an exchange that was
+      // awaited before its work came would be seen.
+      for (const bool threaded : {false, true}) {
+        for (const bool work : {false, true}) {
+          SCOPED_TRACE(absl::StrCat(Describe(s), overlapped ? " overlapped" : "",
+                                    threaded ? " threaded" : "", work ? " with work" : ""));
+          const std::string beside = overlapped ? " beside" : "";
+          std::vector<std::string> log;
+          switch (method) {
+            case ContextMethod::kRing:
+              log = {"rotation" + beside, "first", "last", "rotation" + beside};
+              break;
+            case ContextMethod::kAllGather:
+              log = {"first", "all-gather", "reduce-scatter", "last"};
+              break;
+            case ContextMethod::kAllToAll:
+              log = {"all-to-all" + beside, "first", "all-to-all" + beside, "last"};
+              break;
+          }
+          if (!work) {
+            std::erase(log, "first");
+            std::erase(log, "last");
+            if (method == ContextMethod::kAllToAll) log = {"all-to-all", "all-to-all"};
+          }
+          const How how = {
+              .overlapped = overlapped, .threaded = threaded, .calls = 3, .work = work};
+          for (const RankResult& rank : RunRanks(s, qkv, dout, how)) {
+            EXPECT_OK(rank.status);
+            EXPECT_EQ(rank.log, log);
+            EXPECT_EQ(rank.works, work ? 6 : 0);
+            EXPECT_FALSE(rank.late);
+          }
+        }
+      }
+    }
   }
 }
 
