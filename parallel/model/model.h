@@ -229,7 +229,7 @@ struct Pass {
   Communicator* tensor = nullptr;
   TensorStream* tensor_stream = nullptr;
   // The ranks that share each sequence, where the model was cut for several. Exchanges of attention
-  // run on `stream`, those of a ring beside it where there is an overlap.
+  // run on `stream`, or, where there is an overlap and something to run meanwhile, beside it.
   Communicator* context = nullptr;
   ContextOverlap* context_overlap = nullptr;
   kernels::Trace* trace = nullptr;  // null: nobody profiles

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -130,7 +131,9 @@ class TransformerBlock : public Block {
   // used, with gradients of weights in between, which nothing else waits for: that of `down` under
   // the sum of the gradient of norm2's output, that of `up` under the gather behind norm2, that of
   // `output` under the second sum, that of qkv under the gather behind norm1. The inputs of `up`
-  // and qkv are gathered once more, rather than kept, under what comes before.
+  // and qkv are gathered once more, rather than kept, under what comes before. Where ranks share
+  // sequences and no collective of the tensor group overlaps, the gradients of `output` and, where
+  // there is memory for that, of `up` are left for the exchanges of attention's backward.
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     Started d_out = std::exchange(flow.d_whole, {}), y2;
@@ -144,7 +147,9 @@ class TransformerBlock : public Block {
     const bool summed = std::exchange(flow.d_hidden_summed, false);
     if (summed) LinearBackwardBias(pass, down_, flow.d_hidden_sums);
     LinearBackwardWeights(pass, down_, d_mlp, saved.up, /*bias_is_complete=*/summed);
-    if (!beside) UpBackwardWeights(pass, saved, StartInput(pass, flow, saved.norm2));
+    if (!beside && !LeavesUpForExchange()) {
+      UpBackwardWeights(pass, saved, StartInput(pass, flow, saved.norm2));
+    }
     const bool sums = SumsHiddenGradient(flow);
     NormBackward(pass, norm2_, part_.Await(pass, d_norm2), saved.norm2.x, saved.norm2, flow,
                  sums ? (*pass.gradients)[*output_.bias] : Tensor());
@@ -180,7 +185,7 @@ class TransformerBlock : public Block {
     EnterKeeping(pass, flow, attention_dropout_, [&](Tensor dy, int64_t first) {
       LinearBackwardInput(pass, output_, dy, AttentionGradient(saved).Rows(first, dy.dim(0)));
     });
-    ScoresBackward(pass, flow, saved);
+    ScoresBackward(pass, flow, saved, {});
     const Tensor d_norm1 = part_.LeaveThrough(
         pass, saved.d_small, flow.gathered,
         [&](int64_t first, Tensor dx) { QkvBackwardInput(pass, saved, first, dx); });
@@ -387,6 +392,15 @@ class TransformerBlock : public Block {
   }
   // Whether the norms' backward gives the gradients of the biases in front of them.
   static bool SumsHiddenGradient(const Flow& flow) { return !flow.d_hidden_sums.empty(); }
+  // Whether gradients of weights are left for the exchanges of the context group. Where collectives
+  // of the tensor group overlap, those have them: they carry more.
+  bool LeavesForExchanges() const {
+    return context_size_ > 1 && part_.overlap == TensorOverlap::kNone;
+  }
+  // That of `up` too. What it needs must last so long: with GELU the gradient of its output stands
+  // where attention's scratch memory is, and rows of its input that have to be gathered would take
+  // the place of those of d_hidden.
+  bool LeavesUpForExchange() const { return LeavesForExchanges() && swiglu_ && !part_.sequence; }
   // `d_out`: of the gradient of attention's output. To flow.d_hidden.
   void AttentionBackward(const Pass& pass, Flow& flow, const TransformerSaved& saved,
                          const Started& d_out) const {
@@ -395,11 +409,21 @@ class TransformerBlock : public Block {
     if (beside) y1 = StartInput(pass, flow, saved.norm1);
     const Tensor dy = Dropped(pass, flow, part_.Await(pass, d_out), attention_dropout_);
     LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
-    ScoresBackward(pass, flow, saved);
+    const auto output_weights = [&] {
+      LinearBackwardWeights(pass, output_, dy, saved.attention,
+                            /*bias_is_complete=*/SumsHiddenGradient(flow));
+    };
+    const auto up_weights = [&] {
+      UpBackwardWeights(pass, saved, StartInput(pass, flow, saved.norm2));
+    };
+    BesideScores work;
+    if (LeavesForExchanges()) work.first = output_weights;
+    // The last exchange is the larger one, and `up` the larger product.
+    if (LeavesUpForExchange()) work.last = up_weights;
+    ScoresBackward(pass, flow, saved, work);
     QkvBackwardInput(pass, saved, 0, saved.d_small);
     const Started d_norm1 = part_.StartLeave(pass, saved.d_small);
-    LinearBackwardWeights(pass, output_, dy, saved.attention,
-                          /*bias_is_complete=*/SumsHiddenGradient(flow));
+    if (!LeavesForExchanges()) output_weights();
     // The block behind takes the gather over, unless it uses the memory before.
     const bool ahead = beside && flow.more_behind && gathers_ahead_;
     const auto weights = [&] {
@@ -423,8 +447,14 @@ class TransformerBlock : public Block {
     return Tensor(saved.d_small.data(), saved.d_small.dtype(),
                   {saved.attention.dim(0), AttentionWidth()});
   }
-  // From the gradient of the attention's output to saved.d_qkv.
-  void ScoresBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved) const {
+  // Work for the exchanges of the context group (ContextAttention::Call).
+  struct BesideScores {
+    std::function<void()> first = nullptr, last = nullptr;
+  };
+  // From the gradient of the attention's output to saved.d_qkv. Requires of `beside`: no work
+  // where there is no such group.
+  void ScoresBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                      const BesideScores& beside) const {
     kernels::AttentionBackwardArgs args;
     args.forward = Attention(flow, saved);
     args.dout = AttentionHeads(AttentionGradient(saved), flow.shape);
@@ -436,9 +466,9 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       kernels::AttentionBackward(pass.stream, args);
     } else {
-      saved.spread->Backward({pass.stream, *pass.context, pass.context_overlap},
-                             Spread(flow, saved), {args.dout, args.dq, args.dk, args.dv},
-                             *saved.spread_saved);
+      saved.spread->Backward(
+          {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last},
+          Spread(flow, saved), {args.dout, args.dq, args.dk, args.dv}, *saved.spread_saved);
     }
     if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
   }

@@ -8,16 +8,23 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/head.h"
 #include "parallel/model/llama.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -96,11 +103,18 @@ class Bench {
   }
 
   void Gradients(GradientListener* listener = nullptr, bool overwrite = false) {
+    Gradients(listener, overwrite, nullptr, nullptr);
+  }
+  // With the ranks that share the sequences.
+  void Gradients(GradientListener* listener, bool overwrite, Communicator* context,
+                 ContextOverlap* overlap) {
     Pass pass = {*stream_, flat_->parameter_views()};
     pass.gradients = &flat_->gradient_views(0);
     pass.overwrite_gradients = overwrite;
     pass.listener = listener;
     pass.dropout_seed = kDropoutSeed;
+    pass.context = context;
+    pass.context_overlap = overlap;
     model_->Forward(pass, workspace_);
     model_->Backward(pass, workspace_);
   }
@@ -109,6 +123,7 @@ class Bench {
   kernels::Tensor gradient(ParameterId id) { return flat_->gradient_views(0)[id]; }
   const Model& model() const { return *model_; }
   Workspace& workspace() { return workspace_; }
+  kernels::Device& device() { return *device_; }
   const kernels::Arena& arena() const { return arena_; }
   // Of activations, gradients and all else that a step needs beside the parameters' state.
   int64_t step_bytes() const {
@@ -363,6 +378,110 @@ TEST(Gpt2, Backward_ReportsEveryParameterOnceAndTheTiedTableLast) {
   EXPECT_EQ(static_cast<int>(listener.ready.size()), bench.model().parameters().size());
   EXPECT_EQ(distinct.size(), listener.ready.size());
   EXPECT_EQ(bench.model().parameters().at(listener.ready.back()).name, "embedding.token.weight");
+}
+
+// What backward enqueues: all-to-alls, and products that complete the gradient of a weight.
+class BackwardLog : public testing::ForwardingCommunicator, public GradientListener {
+ public:
+  explicit BackwardLog(std::unique_ptr<Communicator> inner)
+      : ForwardingCommunicator(std::move(inner)) {}
+  void Watch(const Model& model, const kernels::Stream* beside) {
+    model_ = &model;
+    beside_ = beside;
+  }
+
+  void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
+    entries.push_back(&stream == beside_ ? "exchange beside" : "exchange");
+    inner_->AllToAll(stream, in, out);
+  }
+  void GradientReady(ParameterId parameter) override {
+    const std::string& name = model_->parameters().at(parameter).name;
+    if (absl::StartsWith(name, "blocks.1.") && absl::EndsWith(name, ".weight") &&
+        !absl::StrContains(name, "norm")) {
+      entries.push_back(name.substr(9, name.size() - 9 - 7));
+    }
+  }
+
+  std::vector<std::string> entries;
+
+ private:
+  const Model* model_ = nullptr;
+  const kernels::Stream* beside_ = nullptr;
+};
+
+// Two ranks that share the sequences; per rank its gradients, all of them, and what it logged.
+struct TwoRanks {
+  std::vector<float> gradients[2];
+  std::vector<std::string> entries[2];
+};
+TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool overlapped) {
+  TwoRanks result;
+  auto groups = MakeLocalCommunicators(2, absl::Seconds(60));
+  std::vector<std::thread> threads;
+  for (const int rank : {0, 1}) {
+    threads.emplace_back([&, rank] {
+      BackwardLog log(std::move(groups[rank]));
+      Bench bench(make(), {2, 4});
+      std::vector<int32_t> positions = ContextPositions(8, rank, 2);
+      bench.workspace().flow.positions =
+          kernels::Tensor(positions.data(), kernels::DType::kI32, {4});
+      bench.Shake();
+      std::unique_ptr<ContextOverlap> overlap;
+      if (overlapped) overlap = *ContextOverlap::Make(bench.device());
+      log.Watch(bench.model(), overlapped ? overlap->stream.get() : nullptr);
+      for (const bool overwrite : {true, false}) {
+        log.entries.clear();
+        bench.Gradients(&log, overwrite, &log, overlap.get());
+      }
+      result.entries[rank] = log.entries;
+      for (ParameterId id = 0; id < bench.model().parameters().size(); ++id) {
+        const float* values = bench.gradient(id).f32();
+        const int64_t size = bench.model().parameters().at(id).elements();
+        result.gradients[rank].insert(result.gradients[rank].end(), values, values + size);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return result;
+}
+
+TEST_P(Families, ExchangesOfAttentionsBackward_HaveGradientsOfWeightsBesideThem) {
+  for (const double dropout : {0.0, 0.3}) {
+    std::vector<float> kept;  // gradients where nothing is computed again
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+      const auto make = [&] {
+        return Make({.recompute = recompute,
+                     .context_size = 2,
+                     .context_method = ContextMethod::kAllToAll,
+                     .dropout = dropout});
+      };
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(recompute), " dropout ", dropout));
+      const TwoRanks alone = RunTwoRanks(make, /*overlapped=*/false);
+      const TwoRanks overlapped = RunTwoRanks(make, /*overlapped=*/true);
+      if (kept.empty()) kept = alone.gradients[0];
+      EXPECT_EQ(alone.gradients[0], kept);
+      // With GELU `up` needs memory that attention writes to.
+      const bool gelu = GetParam() == "gpt2";
+      for (const int rank : {0, 1}) {
+        EXPECT_EQ(alone.gradients[rank], overlapped.gradients[rank]);
+        for (const TwoRanks* run : {&alone, &overlapped}) {
+          const std::string beside = run == &overlapped ? " beside" : "";
+          std::vector<std::string> expected = {"mlp.down"};
+          if (gelu) expected.push_back("mlp.up");
+          expected.push_back("exchange" + beside);
+          expected.push_back("attention.output");
+          expected.push_back(gelu ? "exchange" : "exchange" + beside);
+          if (!gelu) expected.push_back("mlp.up");
+          expected.push_back("attention.qkv");
+          std::vector<std::string> entries = run->entries[rank];
+          const auto begin = std::find(entries.begin(), entries.end(), "mlp.down");
+          const auto end = std::find(begin, entries.end(), "attention.qkv");
+          ASSERT_NE(end, entries.end());
+          EXPECT_EQ(std::vector<std::string>(begin, end + 1), expected);
+        }
+      }
+    }
+  }
 }
 
 TEST(Gpt2, HeadInChunks_GivesTheLossesOfOneChunkAndTheirGradients) {
