@@ -12,6 +12,34 @@ void Communicator::ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data
                 sum.Reshape({part}));
 }
 
+void Communicator::AllGatherInSteps(kernels::Stream& stream, kernels::Tensor in,
+                                    kernels::Tensor out,
+                                    absl::FunctionRef<void(int from)> arrived) {
+  const kernels::Tensor all = out.Reshape({out.elements()});
+  for (int step = 1; step < size(); ++step) {
+    const int from = (rank() + size() - step) % size();
+    Rotate(stream, in.Reshape({in.elements()}), all.Rows(from * in.elements(), in.elements()),
+           step);
+    arrived(from);
+  }
+}
+
+void Communicator::AllToAllInSteps(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out,
+                                   absl::FunctionRef<void(int to)> before) {
+  const int64_t part = in.elements() / size();
+  const auto part_of = [&](const kernels::Tensor& all, int of) {
+    return all.Reshape({all.elements()}).Rows(of * part, part);
+  };
+  for (int step = 1; step < size(); ++step) {
+    const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
+    before(to);
+    GroupBegin();
+    Send(stream, part_of(in, to), to);
+    Receive(stream, part_of(out, from), from);
+    GroupEnd(stream);
+  }
+}
+
 void Communicator::Rotate(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out,
                           int by) {
   const int ranks = size();

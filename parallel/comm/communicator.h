@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -66,6 +67,16 @@ class Communicator {
   virtual void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) = 0;
   // Part i of `in` goes to rank i; part j of `out` comes from rank j.
   virtual void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) = 0;
+  // AllGather of `in` into the parts of `out`, and AllToAll of `in` into `out`, one part after the
+  // other, for a caller who works on parts; this rank's own part is left alone. Step i of size() -
+  // 1 is between this rank and those i places away: it sends to rank() + i and receives from rank()
+  // - i, around the group. `arrived` is called on the host when what brings the part of rank `from`
+  // has been enqueued, `before` before what sends part `to` is: what it enqueues on `stream` comes
+  // first. Not between GroupBegin and GroupEnd.
+  virtual void AllGatherInSteps(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out,
+                                absl::FunctionRef<void(int from)> arrived);
+  virtual void AllToAllInSteps(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out,
+                               absl::FunctionRef<void(int to)> before);
   // Matching pairs; messages between two ranks keep their order.
   virtual void Send(kernels::Stream& stream, kernels::Tensor data, int to) = 0;
   virtual void Receive(kernels::Stream& stream, kernels::Tensor data, int from) = 0;

@@ -37,6 +37,21 @@ class MeteredCommunicator : public Communicator {
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAll(stream, in, out); });
   }
+  // On the computing stream step by step: what the caller does in between is no wait.
+  void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
+                        absl::FunctionRef<void(int from)> arrived) override {
+    if (&stream == &meter_.compute()) {
+      return Communicator::AllGatherInSteps(stream, in, out, arrived);
+    }
+    inner_.AllGatherInSteps(stream, in, out, arrived);
+  }
+  void AllToAllInSteps(Stream& stream, Tensor in, Tensor out,
+                       absl::FunctionRef<void(int to)> before) override {
+    if (&stream == &meter_.compute()) {
+      return Communicator::AllToAllInSteps(stream, in, out, before);
+    }
+    inner_.AllToAllInSteps(stream, in, out, before);
+  }
   // Within a group the waiting is at its end.
   void Send(Stream& stream, Tensor data, int to) override {
     if (grouped_) return inner_.Send(stream, data, to);

@@ -72,6 +72,7 @@ class ExposureMeter {
   // event that cannot be made leaves the wait out of the count.
   void Begin(Exposure kind, Collective collective, const kernels::Stream& stream);
   void End(const kernels::Stream& stream);
+  const kernels::Stream& compute() const { return compute_; }
   // Requires: the step's work has finished on the device.
   ExposedSeconds Seconds(int step) const;
 

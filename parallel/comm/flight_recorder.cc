@@ -57,6 +57,18 @@ class RecordedCommunicator : public Communicator {
     inner_->AllToAll(stream, in, out);
     FlightRecorder::Follow(recorder_, id, stream);
   }
+  void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
+                        absl::FunctionRef<void(int from)> arrived) override {
+    const uint64_t id = recorder_->Begin(name(), path_, "all-gather in steps", out, -1);
+    inner_->AllGatherInSteps(stream, in, out, arrived);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void AllToAllInSteps(Stream& stream, Tensor in, Tensor out,
+                       absl::FunctionRef<void(int to)> before) override {
+    const uint64_t id = recorder_->Begin(name(), path_, "all-to-all in steps", in, -1);
+    inner_->AllToAllInSteps(stream, in, out, before);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
   void Send(Stream& stream, Tensor data, int to) override {
     Transfer(stream, recorder_->Begin(name(), path_, "send", data, to),
              [&] { inner_->Send(stream, data, to); });

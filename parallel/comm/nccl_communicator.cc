@@ -166,6 +166,28 @@ class NcclCommunicator : public Communicator {
     Exchange(stream, "all-to-all", in.dtype(), in.elements(), transfers);
   }
 
+  void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
+                        absl::FunctionRef<void(int from)> arrived) override {
+    if (OnHost(stream) || peers_ == nullptr || !peers_->Covers(in)) {
+      return Communicator::AllGatherInSteps(stream, in, out, arrived);
+    }
+    CHECK(!grouping_ && in.contiguous() && EqualPart(out, size()) == in.elements());
+    Sent(in.bytes() * (size() - 1));
+    ByPeers(stream, "all-gather in steps", out,
+            [&] { return peers_->AllGatherInSteps(stream, in, out, arrived); });
+  }
+  void AllToAllInSteps(Stream& stream, Tensor in, Tensor out,
+                       absl::FunctionRef<void(int to)> before) override {
+    if (OnHost(stream) || peers_ == nullptr || !peers_->Covers(in)) {
+      return Communicator::AllToAllInSteps(stream, in, out, before);
+    }
+    CheckAllToAll(in, out, size());
+    CHECK(!grouping_);
+    Sent(in.bytes() * (size() - 1) / size());
+    ByPeers(stream, "all-to-all in steps", in,
+            [&] { return peers_->AllToAllInSteps(stream, in, out, before); });
+  }
+
   void Send(Stream& stream, Tensor data, int to) override {
     if (OnHost(stream)) return host_->Send(stream, data, to);
     CheckPeer(data, to, rank(), size());

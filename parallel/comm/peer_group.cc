@@ -8,6 +8,7 @@
 #include "kernels/cuda_status.h"
 #include "kernels/device_cuda.h"
 #include "kernels/ops.h"
+#include "parallel/comm/peer_pulls.h"
 
 namespace muster::parallel {
 namespace {
@@ -17,8 +18,6 @@ using kernels::Stream;
 using kernels::Tensor;
 using kernels::cuda::CudaStatus;
 
-// Copies at the same time: one engine alone does not fill the links.
-constexpr int kLanesMax = 4;
 // Of parts: rows of 16 bytes, whatever the type, and whole lines of memory.
 constexpr int64_t kAlignElements = 128;
 
@@ -83,7 +82,7 @@ absl::Status PeerGroup::MakeLanes() {
   RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities"));
   RETURN_IF_ERROR(
       CudaStatus(cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming), "an event"));
-  lanes_.resize(std::min(size(), kLanesMax));
+  lanes_.resize(std::min(size(), kPullsMax));
   for (Lane& lane : lanes_) {
     RETURN_IF_ERROR(CudaStatus(
         cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest), "a stream"));
@@ -95,22 +94,36 @@ absl::Status PeerGroup::MakeLanes() {
 
 absl::Status PeerGroup::Pull(Stream& stream, const std::vector<Copy>& copies) {
   const cudaStream_t handle = Handle(stream);
+  const bool in_turns = memory_->pulls_at_once() == 1;
   if (lanes_.empty()) RETURN_IF_ERROR(MakeLanes());
   RETURN_IF_ERROR(CudaStatus(cudaEventRecord(begun_, handle), "recording an event"));
+  std::vector<bool> used(lanes_.size(), false);
   for (size_t i = 0; i < copies.size(); ++i) {
     const Copy& copy = copies[i];
     if (copy.bytes == 0) continue;
     const Tensor part(const_cast<void*>(copy.mine), DType::kU8, {copy.bytes});
     const int region = memory_->Find(part, world_ranks_);
     CHECK_GE(region, 0);
-    const Lane& lane = lanes_[i % lanes_.size()];
-    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(lane.stream, begun_), "waiting for a call"));
+    cudaStream_t on = handle;
+    // A copy within the device takes nothing of the links.
+    if (!in_turns || copy.of == rank_) {
+      const size_t lane = i % lanes_.size();
+      on = lanes_[lane].stream;
+      if (!used[lane]) {
+        RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(on, begun_), "waiting for a call"));
+      }
+      used[lane] = true;
+    }
     RETURN_IF_ERROR(
         CudaStatus(cudaMemcpyAsync(copy.to, memory_->At(region, world_ranks_[copy.of], copy.mine),
-                                   static_cast<size_t>(copy.bytes), cudaMemcpyDefault, lane.stream),
+                                   static_cast<size_t>(copy.bytes), cudaMemcpyDefault, on),
                    "copying from a peer"));
-    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(lane.ended, lane.stream), "recording an event"));
-    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(handle, lane.ended), "waiting for a copy"));
+  }
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (!used[lane]) continue;
+    const cudaEvent_t ended = lanes_[lane].ended;
+    RETURN_IF_ERROR(CudaStatus(cudaEventRecord(ended, lanes_[lane].stream), "recording an event"));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(handle, ended), "waiting for a copy"));
   }
   return absl::OkStatus();
 }
@@ -184,6 +197,31 @@ absl::Status PeerGroup::AllToAll(Stream& stream, const Tensor& in, const Tensor&
     copies.push_back({of, mine, At(out, part * of), part * SizeOf(in.dtype())});
   }
   RETURN_IF_ERROR(Pull(stream, copies));
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllGatherInSteps(Stream& stream, const Tensor& in, const Tensor& out,
+                                         absl::FunctionRef<void(int from)> arrived) {
+  RETURN_IF_ERROR(Begin(stream));
+  for (int step = 1; step < size(); ++step) {
+    const int from = (rank_ + size() - step) % size();
+    RETURN_IF_ERROR(Pull(stream, {{from, in.data(), At(out, in.elements() * from), in.bytes()}}));
+    arrived(from);
+  }
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllToAllInSteps(Stream& stream, const Tensor& in, const Tensor& out,
+                                        absl::FunctionRef<void(int to)> before) {
+  const int64_t part = in.elements() / size();
+  for (int step = 1; step < size(); ++step) {
+    const int from = (rank_ + size() - step) % size();
+    before((rank_ + step) % size());
+    // After all ranks have what this step sends.
+    RETURN_IF_ERROR(step == 1 ? Begin(stream) : Meet(stream));
+    RETURN_IF_ERROR(Pull(
+        stream, {{from, At(in, part * rank_), At(out, part * from), part * SizeOf(in.dtype())}}));
+  }
   return End(stream);
 }
 

@@ -4,9 +4,11 @@
 // the others end. Copy engines leave all multiprocessors to the products; what is left for kernels
 // is the sum of what has arrived (docs/benchmarks/h200-layouts.md).
 //
-// Every rank pulls from the others, first from the one behind it, so that all links of a switch are
-// busy both ways. Sums are made as one binary tree over the ranks in order, in fp32: the bits of
-// the local and Gloo communicators.
+// Every rank pulls from the others, first from the one behind it: all pairs of a step are
+// different, and all links of a switch are busy both ways. Where a pair of GPUs has all links of
+// both (a switch), one pull after the other is fastest; where it has some of them, several at once
+// (PeerMemory::pulls_at_once). Sums are made as one binary tree over the ranks in order, in fp32:
+// the bits of the local and Gloo communicators.
 #ifndef MUSTER_PARALLEL_COMM_PEER_GROUP_H_
 #define MUSTER_PARALLEL_COMM_PEER_GROUP_H_
 
@@ -16,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "kernels/device.h"
 #include "kernels/tensor.h"
@@ -48,6 +51,11 @@ class PeerGroup {
   // `out` may be anywhere on the device.
   absl::Status AllToAll(kernels::Stream& stream, const kernels::Tensor& in,
                         const kernels::Tensor& out);
+  absl::Status AllGatherInSteps(kernels::Stream& stream, const kernels::Tensor& in,
+                                const kernels::Tensor& out,
+                                absl::FunctionRef<void(int from)> arrived);
+  absl::Status AllToAllInSteps(kernels::Stream& stream, const kernels::Tensor& in,
+                               const kernels::Tensor& out, absl::FunctionRef<void(int to)> before);
   absl::Status Rotate(kernels::Stream& stream, const kernels::Tensor& in,
                       const kernels::Tensor& out, int by);
   void Release() { counters_->Release(); }
@@ -65,7 +73,7 @@ class PeerGroup {
     void* to = nullptr;
     int64_t bytes = 0;
   };
-  // All of them, each by an engine of its own where there are any.
+  // All of them, those from peers as many at a time as is fastest.
   absl::Status Pull(kernels::Stream& stream, const std::vector<Copy>& copies);
   absl::Status MakeLanes();
   // The elements of `data` from `begin` on, as many as `sum` has, summed over the ranks.
@@ -77,7 +85,7 @@ class PeerGroup {
   const std::vector<int> world_ranks_;
   const int rank_;
   kernels::Tensor sums_;  // for parts of them; may be empty
-  // Streams beside that of a call, for copies at the same time; and where they begin and end.
+  // Streams beside that of a call, for copies at the same time, and where they end.
   struct Lane {
     cudaStream_t stream = nullptr;
     cudaEvent_t ended = nullptr;

@@ -22,6 +22,7 @@
 #include "kernels/cuda_status.h"
 #include "kernels/meet_peers.h"
 #include "parallel/comm/gather_texts.h"
+#include "parallel/comm/peer_pulls.h"
 
 namespace muster::parallel {
 namespace {
@@ -33,6 +34,9 @@ using kernels::cuda::CudaStatus;
 constexpr int64_t kCounterBytes = kernels::cuda::kMeetStride * sizeof(uint32_t);
 // Far ahead of every wait, and near enough to compare as later.
 constexpr uint32_t kReleased = uint32_t{1} << 30;
+
+// What is read of a peer to time it.
+constexpr int64_t kTimedBytes = 16 << 20;
 
 // The machine, not the container: CUDA's handles do not care for namespaces.
 std::string HostName() {
@@ -126,8 +130,28 @@ absl::Status PeerMemory::Share(Communicator& host, const std::vector<Tensor>& re
   absl::Status status = mine.status();
   for (int of = 0; of < host.size() && status.ok(); ++of) status = Map(host.rank(), of, texts[of]);
   status = Agree(host, status);
-  if (!status.ok()) Close();
-  return status;
+  if (!status.ok()) {
+    Close();
+    return status;
+  }
+  int64_t bytes = kTimedBytes;
+  const std::vector<const char*> peers = Nearest(bytes);
+  ASSIGN_OR_RETURN(pulls_at_once_, FastestPulls(host, peers, bytes));
+  return absl::OkStatus();
+}
+
+std::vector<const char*> PeerMemory::Nearest(int64_t& bytes) const {
+  std::vector<const char*> found;
+  const int size = static_cast<int>(layouts_.size());
+  for (int step = 1; step < size && static_cast<int>(found.size()) < kPullsMax; ++step) {
+    const int of = (rank_ + step) % size;
+    const auto less = [of](const Region& a, const Region& b) { return a.bytes[of] < b.bytes[of]; };
+    const auto region = std::max_element(regions_.begin(), regions_.end(), less);
+    if (region == regions_.end() || region->base[of] == nullptr) continue;
+    found.push_back(region->base[of]);
+    bytes = std::min(bytes, region->bytes[of]);
+  }
+  return found;
 }
 
 absl::Status PeerMemory::Map(int rank, int of, const std::string& text) {

@@ -42,6 +42,9 @@ class PeerMemory {
   int Find(const kernels::Tensor& data, const std::vector<int>& world_ranks) const;
   // Where world rank `of` has what this rank has at `mine`, which is in that region.
   char* At(int region, int of, const void* mine) const;
+  // How many reads of peers at the same time are fastest, as Share has timed them: 1 or kPullsMax,
+  // the same on every rank. 1 where it could not.
+  int pulls_at_once() const { return pulls_at_once_; }
   // What Share was given.
   const ShareOptions& options() const { return options_; }
   kernels::cuda::CudaDevice& device() const { return device_; }
@@ -53,11 +56,15 @@ class PeerMemory {
     std::vector<int64_t> bytes;
   };
 
+  // Memory of the ranks behind this one on its host, kPullsMax at most, each of at least `bytes`,
+  // which it lowers to that.
+  std::vector<const char*> Nearest(int64_t& bytes) const;
   absl::Status Map(int rank, int of, const std::string& text);
   absl::StatusOr<char*> Open(const std::string& handle);
 
   kernels::cuda::CudaDevice& device_;
   int rank_ = 0;
+  int pulls_at_once_ = 1;
   std::vector<Region> regions_;
   std::vector<uint64_t> layouts_;        // by world rank: ShareOptions::layout
   std::map<std::string, char*> opened_;  // by CUDA's handle

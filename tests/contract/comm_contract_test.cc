@@ -381,6 +381,48 @@ TEST_P(CommContract, AllToAll_Transposes) {
   });
 }
 
+TEST_P(CommContract, InSteps_BringsThePartsOfTheOthers) {
+  const int64_t part = 1001;
+  for (int size : {1, 2, 4}) {
+    if (size != Some(size)) continue;
+    OnRanks(size, [&](Rank& self) {
+      const auto value = [](int rank, int64_t i) { return static_cast<float>(rank * 10'000 + i); };
+      std::vector<float> mine(static_cast<size_t>(part)), all(static_cast<size_t>(part * size));
+      for (int64_t i = 0; i < part; ++i) mine[i] = value(self.rank, i);
+      for (int64_t i = 0; i < part * size; ++i) all[i] = value(self.rank, i);
+      const std::vector<float> unset(all.size(), -1);
+      Data<float> in = OnDevice(self, mine), gathered = OnDevice(self, unset);
+      std::vector<int> arrived, sent;
+      self.world.AllGatherInSteps(self.stream, in.tensor(), gathered.tensor(),
+                                  [&](int from) { arrived.push_back(from); });
+      // What is sent is there just in time.
+      Data<float> source = OnDevice(self, all), late = OnDevice(self, unset);
+      Data<float> out = OnDevice(self, unset);
+      self.world.AllToAllInSteps(self.stream, late.tensor(), out.tensor(), [&](int to) {
+        sent.push_back(to);
+        kernels::Copy(self.stream, source.tensor().Rows(to * part, part),
+                      late.tensor().Rows(to * part, part));
+      });
+      ASSERT_OK(self.stream.Synchronize());
+      std::vector<int> before, behind;
+      for (int step = 1; step < size; ++step) {
+        before.push_back((self.rank + size - step) % size);
+        behind.push_back((self.rank + step) % size);
+      }
+      EXPECT_EQ(arrived, before);
+      EXPECT_EQ(sent, behind);
+      const std::vector<float> everything = gathered.values(), transposed = out.values();
+      for (int64_t i = 0; i < part * size; ++i) {
+        const int from = static_cast<int>(i / part);
+        const bool own = from == self.rank;
+        ASSERT_EQ(everything[i], own ? -1 : value(from, i % part)) << i;
+        ASSERT_EQ(transposed[i], own ? -1 : value(from, self.rank * part + i % part)) << i;
+      }
+      EXPECT_EQ(self.world.bytes_sent(), 2 * (size - 1) * part * int64_t{sizeof(float)});
+    });
+  }
+}
+
 TEST_P(CommContract, SendAndReceive_KeepTheirOrder) {
   OnRanks(2, [&](Rank& self) {
     Data<float> data =
