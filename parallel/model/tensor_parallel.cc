@@ -196,41 +196,36 @@ Tensor TensorPart::Await(const Pass& pass, const Started& started) {
   return started.tensor;
 }
 
-kernels::Event* TensorPart::Start(const Pass& pass,
-                                  absl::FunctionRef<void(kernels::Stream& stream)> work) const {
-  if (pass.tensor_stream != nullptr) {
-    return pass.tensor_stream->Start(pass.stream, Collective::kSendReceive, work);
-  }
-  work(pass.stream);
-  return nullptr;
-}
-
-// In step i every rank sends to the rank i places behind it, and receives from the one i places
-// before: all links of a switch are busy both ways, and no step needs what another has brought.
-void TensorPart::EnterThrough(const Pass& pass, Tensor rows, Tensor storage, RowsIn product) const {
+void TensorPart::EnterThrough(const Pass& pass, Tensor rows, Tensor storage, RowsIn product,
+                              bool keeps_all) const {
   if (!sequence || overlap != TensorOverlap::kChunked) {
     product(Enter(pass, rows, storage), 0);
     return;
   }
   const int64_t count = rows.dim(0);
+  TensorStream* const beside = pass.tensor_stream;
   std::vector<kernels::Event*> arrived(size);
-  for (int step = 1; step < size; ++step) {
-    const int from = (rank + size - step) % size;
-    arrived[from] = Start(pass, [&](kernels::Stream& stream) {
-      pass.tensor->GroupBegin();
-      pass.tensor->Send(stream, rows, (rank + step) % size);
-      pass.tensor->Receive(stream, storage.Rows(from * count, count), from);
-      pass.tensor->GroupEnd(stream);
+  const auto gather = [&](kernels::Stream& stream) {
+    pass.tensor->AllGatherInSteps(stream, rows, storage, [&](int from) {
+      if (beside != nullptr) arrived[from] = beside->Mark(Collective::kAllGather);
     });
+  };
+  kernels::Event* end = nullptr;
+  if (beside != nullptr) {
+    end = beside->Start(pass.stream, Collective::kAllGather, gather);
+  } else {
+    gather(pass.stream);
   }
   // Behind the exchanges on the host, so that they are not behind it on the device.
-  kernels::Copy(pass.stream, rows, storage.Rows(rank * count, count));
+  if (keeps_all) kernels::Copy(pass.stream, rows, storage.Rows(rank * count, count));
   product(rows, rank * count);
   for (int step = 1; step < size; ++step) {
     const int from = (rank + size - step) % size;
     const Tensor x = storage.Rows(from * count, count);
     product(Await(pass, {x, arrived[from]}), from * count);
   }
+  // The other ranks have read `rows`.
+  Await(pass, {storage, end});
 }
 
 // Part p of `received` is what rank p has found of this rank's rows.
@@ -241,20 +236,20 @@ Tensor TensorPart::LeaveThrough(const Pass& pass, Tensor storage, Tensor receive
     return Leave(pass, storage);
   }
   const int64_t count = storage.dim(0) / size;
-  const auto part = [&](const Tensor& all, int of) { return all.Rows(of * count, count); };
-  kernels::Event* arrived = nullptr;
-  for (int step = 1; step < size; ++step) {
-    const int to = (rank + step) % size, from = (rank + size - step) % size;
-    product(to * count, part(storage, to));
-    arrived = Start(pass, [&](kernels::Stream& stream) {
-      pass.tensor->GroupBegin();
-      pass.tensor->Send(stream, part(storage, to), to);
-      pass.tensor->Receive(stream, part(received, from), from);
-      pass.tensor->GroupEnd(stream);
+  TensorStream* const beside = pass.tensor_stream;
+  const auto exchange = [&](kernels::Stream& stream) {
+    pass.tensor->AllToAllInSteps(stream, storage, received, [&](int to) {
+      product(to * count, storage.Rows(to * count, count));
+      if (beside != nullptr) beside->Follow(pass.stream);
     });
+  };
+  kernels::Event* arrived = nullptr;
+  if (beside != nullptr) {
+    arrived = beside->Start(pass.stream, Collective::kReduceScatter, exchange);
+  } else {
+    exchange(pass.stream);
   }
-  product(rank * count, part(received, rank));
-  // One stream: the last is behind the others.
+  product(rank * count, received.Rows(rank * count, count));
   kernels::SumParts(pass.stream, Await(pass, {received, arrived}), OwnRows(storage));
   return OwnRows(storage);
 }

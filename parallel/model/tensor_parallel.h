@@ -90,10 +90,11 @@ struct TensorPart {
   static kernels::Tensor Await(const Pass& pass, const Started& started);
 
   // Enter, with what is made of all rows: `product` is called for rows [first, first + x.dim(0)),
-  // of which x is all there is, once, or, with TensorOverlap::kChunked, once for every rank's.
+  // of which x is all there is, once, or, with TensorOverlap::kChunked, once for every rank's. All
+  // rows stand in `storage` afterwards; in chunks, this rank's only if `keeps_all`.
   using RowsIn = absl::FunctionRef<void(kernels::Tensor x, int64_t first)>;
-  void EnterThrough(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
-                    RowsIn product) const;
+  void EnterThrough(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage, RowsIn product,
+                    bool keeps_all = true) const;
   // Leave, with what makes the partial sum: `product` is called for y, rows [first, first +
   // y.dim(0)) of it. `storage` and `received` [T,C]; the latter is not used without kChunked.
   using RowsOut = absl::FunctionRef<void(int64_t first, kernels::Tensor y)>;
@@ -101,9 +102,6 @@ struct TensorPart {
                                RowsOut product) const;
 
  private:
-  // An exchange beside the computing stream, or on it: then without an event.
-  kernels::Event* Start(const Pass& pass,
-                        absl::FunctionRef<void(kernels::Stream& stream)> work) const;
   bool Overlaps(const Pass& pass) const;
   void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial) const;
   kernels::Tensor OwnRows(const kernels::Tensor& all) const;

@@ -22,9 +22,17 @@ absl::StatusOr<std::unique_ptr<TensorStream>> TensorStream::Make(kernels::Device
 
 kernels::Event* TensorStream::Start(kernels::Stream& compute, Collective collective,
                                     absl::FunctionRef<void(kernels::Stream& stream)> work) {
+  Follow(compute);
+  work(*stream_);
+  return Mark(collective);
+}
+
+void TensorStream::Follow(kernels::Stream& compute) {
   compute.Record(*ready_);
   stream_->Wait(*ready_);
-  work(*stream_);
+}
+
+kernels::Event* TensorStream::Mark(Collective collective) {
   Call& call = calls_[next_];
   call.collective = collective;
   next_ = (next_ + 1) % calls_.size();

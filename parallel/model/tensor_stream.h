@@ -33,6 +33,10 @@ class TensorStream {
   // that of its end, and is used again ranks + kUnderWay calls later.
   kernels::Event* Start(kernels::Stream& compute, Collective collective,
                         absl::FunctionRef<void(kernels::Stream& stream)> work);
+  // Of work, on the stream that it is given: the event of what it has enqueued so far, as Start's;
+  // and the other way round, what it enqueues next waits for all that `compute` has been given.
+  kernels::Event* Mark(Collective collective);
+  void Follow(kernels::Stream& compute);
   void Await(kernels::Stream& compute, kernels::Event& done);
 
   kernels::Stream& stream() { return *stream_; }

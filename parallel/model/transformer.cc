@@ -274,13 +274,14 @@ class TransformerBlock : public Block {
   // Norms consume the branch: its storage is free for their gathered rows.
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
     bool turn = rotary_;
-    part_.EnterThrough(pass, saved.norm1.y, flow.branch_storage, [&](Tensor x, int64_t first) {
+    const auto product = [&](Tensor x, int64_t first) {
       const int64_t rows = x.dim(0);
-      // Pieces of sequences are turned once all have come.
-      const bool all = rotary_ && rows == flow.shape.tokens();
-      if (all) turn = false;
-      qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), all ? flow.rotary : Tensor());
-    });
+      // Whole sequences are turned on the way; pieces of them once all have come.
+      const bool whole = rotary_ && rows % flow.shape.sequence == 0;
+      if (whole) turn = false;
+      qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), whole ? flow.rotary : Tensor());
+    };
+    part_.EnterThrough(pass, saved.norm1.y, flow.branch_storage, product, /*keeps_all=*/false);
     if (turn) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow, saved));
@@ -295,7 +296,7 @@ class TransformerBlock : public Block {
   void UpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved, bool activate,
                  absl::FunctionRef<void()> begun) const {
     bool waiting = true;
-    part_.EnterThrough(pass, saved.norm2.y, flow.branch_storage, [&](Tensor x, int64_t first) {
+    const auto product = [&](Tensor x, int64_t first) {
       if (std::exchange(waiting, false)) begun();
       const Tensor pre = saved.pre.Rows(first, x.dim(0));
       if (swiglu_ && !activate) {
@@ -308,7 +309,10 @@ class TransformerBlock : public Block {
       } else {
         LinearForward(pass, up_, x, y, pre);
       }
-    });
+    };
+    // Who makes it again goes on with all rows of its input.
+    part_.EnterThrough(pass, saved.norm2.y, flow.branch_storage, product,
+                       /*keeps_all=*/!activate);
   }
   // The last product of a pair: this rank's rows of the sum, without what is dropped, become the
   // branch. Where this rank has all of the sum, and the norm behind keeps its input in `next_sum`,
