@@ -26,6 +26,10 @@ namespace {
 constexpr int kCandidates = 16;
 constexpr int kRounds = 7;
 constexpr int kRunsPerRound = 2;
+// Of runs from this time on fewer tell as much: the products of a large vocabulary take 10 ms.
+constexpr float kLongMilliseconds = 2;
+constexpr int kLongRounds = 3;
+constexpr int kLongRunsPerRound = 1;
 // Times the fastest in a single run: not measured again.
 constexpr float kHopeless = 1.4f;
 constexpr float kHopelessVariant = 1.1f;
@@ -237,10 +241,13 @@ std::vector<float> TimesOf(CudaStream& stream,
     if (timer.Time(ways[i], 1) < Timer::kNever) once[i] = timer.Time(ways[i], 1);
   }
   const float fastest = *std::min_element(once.begin(), once.end());
+  const bool takes_long = fastest >= kLongMilliseconds;
+  const int rounds = takes_long ? kLongRounds : kRounds;
+  const int runs = takes_long ? kLongRunsPerRound : kRunsPerRound;
   std::vector<std::vector<float>> times(ways.size());
-  for (int r = 0; r < kRounds; ++r) {
+  for (int r = 0; r < rounds; ++r) {
     for (size_t i = 0; i < ways.size(); ++i) {
-      if (once[i] <= hopeless * fastest) times[i].push_back(timer.Time(ways[i], kRunsPerRound));
+      if (once[i] <= hopeless * fastest) times[i].push_back(timer.Time(ways[i], runs));
     }
   }
   std::vector<float> best(ways.size(), Timer::kNever);
