@@ -1,9 +1,11 @@
 // Every way to split a run over the GPUs of a machine trains like one GPU. The same over processes
-// on the host, which never skips.
+// on the host, which never skips. With words between semicolons in MUSTER_TEST_LAYOUTS, only
+// layouts that have one of them in their names ("tensor 4;all-to-all").
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -87,6 +89,14 @@ Tensors ReadGradients(const std::string& checkpoint) {
     CHECK_OK((*reader)->Read(name, info.dtype, whole, values.data()));
   }
   return tensors;
+}
+
+bool IsWanted(absl::string_view layout) {
+  const char* const words = std::getenv("MUSTER_TEST_LAYOUTS");
+  if (words == nullptr) return true;
+  const std::vector<absl::string_view> some = absl::StrSplit(words, ';', absl::SkipEmpty());
+  return std::any_of(some.begin(), some.end(),
+                     [&](absl::string_view word) { return absl::StrContains(layout, word); });
 }
 
 // The largest distance of a tensor from its reference, relative to the norm of that.
@@ -259,7 +269,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     std::cout << setting.name << std::endl;
     for (int i = 0; i < static_cast<int>(std::size(kLayouts)); ++i) {
       const Layout& layout = kLayouts[i];
-      if (layout.ranks > ranks_max) continue;
+      if (layout.ranks > ranks_max || !IsWanted(layout.name)) continue;
       if (setting.documents && !absl::StrContains(layout.split, "context") &&
           !absl::StrContains(layout.split, "pipeline=2")) {
         continue;
