@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <set>
 #include <string>
@@ -560,6 +561,21 @@ TEST_F(DaemonWithGpusTest, GpuThatIsLostWithoutAnError_IsNamedAndTheOtherIsStill
   report("0 95");
   EXPECT_THAT(coordinator_->Await(unusable(2)).hello().devices(2).unusable(),
               HasSubstr("Xid 95 on GPU-00000000-aaaa"));
+}
+
+TEST_F(DaemonTest, RanksCache_IsThereWhenTheyStart) {
+  daemon_.reset();
+  std::promise<std::string> cache;
+  DaemonOptions options = Options();
+  options.rank_command = [&](const v1::RankAssignment& assignment) {
+    cache.set_value(assignment.cache_directory());
+    return std::vector<std::string>{"/bin/sh", "-c", "exit 0"};
+  };
+  ASSERT_OK_AND_ASSIGN(daemon_, Daemon::Start(options, clock_, *metrics_, Logger::Discard()));
+  coordinator_->Desire({Wanted(v1::DESIRED_PHASE_RUNNING)});
+  const std::string path = cache.get_future().get();
+  EXPECT_THAT(path, HasSubstr(options.state_directory));
+  EXPECT_TRUE(std::filesystem::is_directory(path)) << path;
 }
 
 TEST_F(DaemonTest, StateDirectory_TooLongForASocket_GetsAShortOne) {

@@ -153,7 +153,7 @@ AgentConfig Daemon::Config() {
   config.incarnation = incarnation_;
   config.rank_socket = state_->socket();
   config.attempts_directory = state_->attempts();
-  config.cache_directory = state_->path() + "/cache";
+  config.cache_directory = state_->cache();
   // Who may scrape the daemon may scrape its ranks.
   const std::string& metrics = options_.metrics_address;
   if (!metrics.empty()) {

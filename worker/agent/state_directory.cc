@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   while (state->path_.size() > 1 && state->path_.back() == '/') state->path_.pop_back();
   RETURN_IF_ERROR(state->files_->MakeDirectory(state->path_ + "/records"));
   RETURN_IF_ERROR(state->files_->MakeDirectory(state->attempts()));
+  RETURN_IF_ERROR(state->files_->MakeDirectory(state->cache()));
   const std::string lock_path = state->path_ + "/lock";
   state->lock_.Reset(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!state->lock_.valid()) {

@@ -1,4 +1,5 @@
-// A daemon's directory: STATE/lock, STATE/records/<name>, STATE/attempts/, STATE/rank.sock.
+// A daemon's directory: STATE/lock, STATE/records/<name>, STATE/attempts/, STATE/cache/,
+// STATE/rank.sock.
 #ifndef MUSTER_WORKER_AGENT_STATE_DIRECTORY_H_
 #define MUSTER_WORKER_AGENT_STATE_DIRECTORY_H_
 
@@ -28,6 +29,8 @@ class StateDirectory {
 
   const std::string& path() const { return path_; }
   std::string attempts() const { return path_ + "/attempts"; }
+  // Where ranks keep what later ones can use.
+  std::string cache() const { return path_ + "/cache"; }
   // Where ranks reach the daemon: in the directory, or, when that is too long for a unix socket
   // address (107 bytes), under /tmp/muster-<uid>/.
   const std::string& socket() const { return socket_; }

@@ -510,6 +510,12 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   std::string balance;
   ASSIGN_OR_RETURN(*assignment.mutable_spec(), BalancedSpec(given, client, balance));
   if (!balance.empty()) PrintLine(balance);
+  // Of a worker whose cache was cleared while it ran.
+  if (const std::string& cache = assignment.cache_directory(); !cache.empty()) {
+    const absl::Status made = files->MakeDirectory(cache);
+    if (!made.ok())
+      reporter.OnWarning(Annotate(made, "what ranks measure is not kept for later ones"));
+  }
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files, /*memory=*/std::nullopt,
                                                   [&reporter] { reporter.Measuring(); }));
   profiler.SetDevice(setup.device->kind());
