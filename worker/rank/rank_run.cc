@@ -184,7 +184,7 @@ class Reporter : public parallel::TrainerHooks {
     if (!std::exchange(measured_, true)) {
       const std::string& cache = assignment_.cache_directory();
       PrintLine(
-          absl::StrCat("measuring how to multiply matrices fastest: up to 20 s for a new model",
+          absl::StrCat("measuring how to multiply matrices fastest: 20 to 30 s for a new model",
                        cache.empty() ? "" : absl::StrCat(", kept for later ranks in ", cache)));
     }
     OnPhase(kMeasuring);
