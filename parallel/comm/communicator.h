@@ -105,6 +105,12 @@ class Communicator {
   // Device memory for parts of sums of shared data, which stay as they are without: the less, the
   // more pieces. Other groups may use it on the same stream alone. It outlives the calls.
   virtual void UseForSums(const kernels::Tensor& memory) {}
+  // How calls through copy engines on a stream of high priority wait for the other ranks from now
+  // on: in a warp of one multiprocessor, which notices within microseconds, for those whose results
+  // the computing stream waits for, or (at first) in the front end of the GPU, which takes no
+  // multiprocessor from the kernels beside them but notices late. Calls on other streams wait in a
+  // warp. The same on all ranks or not.
+  virtual void WaitInWarp(bool in_warp) {}
   // From any thread: ends running and later calls with kAborted, also those that wait for a peer.
   virtual void Abort(absl::Status why) = 0;
   // Bytes this rank has sent so far, by the algorithm's volume, for tests of communication volume.

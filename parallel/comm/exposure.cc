@@ -77,6 +77,7 @@ class MeteredCommunicator : public Communicator {
     return inner_.Share(memory, options);
   }
   void UseForSums(const Tensor& memory) override { inner_.UseForSums(memory); }
+  void WaitInWarp(bool in_warp) override { inner_.WaitInWarp(in_warp); }
   absl::Status Barrier() override { return inner_.Barrier(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override {

@@ -98,6 +98,7 @@ class RecordedCommunicator : public Communicator {
     return inner_->Share(memory, options);
   }
   void UseForSums(const Tensor& memory) override { inner_->UseForSums(memory); }
+  void WaitInWarp(bool in_warp) override { inner_->WaitInWarp(in_warp); }
   absl::Status Barrier() override {
     const uint64_t id = recorder_->Begin(name(), path_, "barrier", Tensor(), -1);
     absl::Status status = inner_->Barrier();

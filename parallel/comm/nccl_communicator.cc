@@ -237,6 +237,9 @@ class NcclCommunicator : public Communicator {
   void UseForSums(const Tensor& memory) override {
     if (peers_ != nullptr) peers_->UseForSums(memory);
   }
+  void WaitInWarp(bool in_warp) override {
+    if (peers_ != nullptr) peers_->WaitInWarp(in_warp);
+  }
   void Abort(absl::Status why) override {
     world_->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
   }

@@ -75,7 +75,7 @@ absl::Status PeerGroup::End(Stream& stream) {
   return CudaStatus(cudaEventRecord(ended_, Handle(stream)), "recording an event");
 }
 
-absl::Status PeerGroup::Meet(Stream& stream) { return counters_->Meet(Handle(stream)); }
+absl::Status PeerGroup::Meet(Stream& stream) { return counters_->Meet(Handle(stream), in_warp_); }
 
 absl::Status PeerGroup::MakeLanes() {
   int least = 0, greatest = 0;

@@ -37,6 +37,7 @@ class PeerGroup {
   ~PeerGroup();
 
   void UseForSums(const kernels::Tensor& memory) { sums_ = memory; }
+  void WaitInWarp(bool in_warp) { in_warp_ = in_warp; }
   // Whether the calls below can serve: the other ranks share it, and it is
   // ShareOptions::least_bytes. The same on all ranks.
   bool Covers(const kernels::Tensor& data) const;
@@ -85,6 +86,7 @@ class PeerGroup {
   const std::vector<int> world_ranks_;
   const int rank_;
   kernels::Tensor sums_;  // for parts of them; may be empty
+  bool in_warp_ = false;
   // Streams beside that of a call, for copies at the same time, and where they end.
   struct Lane {
     cudaStream_t stream = nullptr;

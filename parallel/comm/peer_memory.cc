@@ -302,11 +302,11 @@ volatile uint32_t* PeerCounters::Counter(int from, int to) const {
   return reinterpret_cast<volatile uint32_t*>(memory_ + (from * size_ + to) * kCounterBytes);
 }
 
-absl::Status PeerCounters::Meet(cudaStream_t stream) {
+absl::Status PeerCounters::Meet(cudaStream_t stream, bool in_warp) {
   const uint32_t value = meetings_.fetch_add(1, std::memory_order_relaxed) + 1;
   int priority = 0;
   RETURN_IF_ERROR(CudaStatus(cudaStreamGetPriority(stream, &priority), "asking a stream"));
-  if (priority < 0) return MeetInFrontEnd(stream, value);
+  if (priority < 0 && !in_warp) return MeetInFrontEnd(stream, value);
   return kernels::cuda::MeetPeers(stream, reinterpret_cast<uint32_t*>(on_device_), rank_, size_,
                                   value);
 }

@@ -73,9 +73,9 @@ class PeerMemory {
 
 // Counters in memory of the host, one from every rank of a group to every other: a rank's stream
 // writes how far it has come and waits for the others'. A stream of high priority, which runs
-// beside others, waits in the front end of the GPU, which takes no multiprocessor
+// beside others, can wait in the front end of the GPU, which takes no multiprocessor
 // (https://docs.nvidia.com/cuda/cuda-driver-api, "Stream Memory Operations") but notices late; any
-// other waits in a kernel.
+// other waits in a warp.
 class PeerCounters {
  public:
   // A collective of `host`, blocks. kUnavailable, on every rank, where its ranks are not on one
@@ -87,8 +87,8 @@ class PeerCounters {
   PeerCounters& operator=(const PeerCounters&) = delete;
 
   // Enqueues: when what was enqueued before has been done, tells the other ranks so, and waits
-  // until all of them have called it as often.
-  absl::Status Meet(cudaStream_t stream);
+  // until all of them have called it as often; `in_warp`: in a warp whatever the stream.
+  absl::Status Meet(cudaStream_t stream, bool in_warp);
   // Ends the waits that there are. To be called again and again until none is under way: a peer may
   // overwrite it. Thread-safe.
   void Release();
