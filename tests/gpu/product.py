@@ -168,7 +168,7 @@ def report(cluster, job):
     log = cluster.run("logs", JOB, check=False).stdout.splitlines()
     # The second attempt computes with what the first has measured.
     check(not any("measuring how" in line for line in log), "the second attempt measured products again")
-    for line in log[:4] + ["..."] + log[-4:]:
+    for line in log[:8] + ["..."] + log[-4:]:
         print(f"    {line}")
 
 

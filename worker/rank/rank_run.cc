@@ -516,6 +516,7 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
     if (!made.ok())
       reporter.OnWarning(Annotate(made, "what ranks measure is not kept for later ones"));
   }
+  const auto starting = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(EngineSetup setup, SetUpEngine(assignment, *files, /*memory=*/std::nullopt,
                                                   [&reporter] { reporter.Measuring(); }));
   profiler.SetDevice(setup.device->kind());
@@ -525,13 +526,20 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
                      assignment.spec().engine().training().precision() == v1::PRECISION_TF32,
                      assignment.world_size());
   reporter.SetArithmetic(arithmetic);
+  const double opened = SecondsSince(starting);
   ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight, deadline));
   RETURN_IF_ERROR(CheckAgreement(*communicator, *setup.device, assignment.spec(),
                                  setup.training->fingerprint()));
+  const double met = SecondsSince(starting);
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
   if (!groups.ok()) {
     return parallel::Mark(Annotate(groups.status(), "communicators of the mesh"),
                           parallel::FailureDomain::kCommunication);
+  }
+  if (assignment.world_size() > 1) {
+    PrintLine(absl::StrFormat(
+        "opened %s and the data in %.1f s, met the other ranks in %.1f s, made groups in %.1f s",
+        setup.device->name(), opened, met - opened, SecondsSince(starting) - met));
   }
   reporter.OnPhase("allocating");
   const bool cuda = setup.device->kind() == kernels::DeviceKind::kCuda;
