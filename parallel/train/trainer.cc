@@ -329,9 +329,9 @@ absl::Status Trainer::TakeMemoryForSums() {
   use(groups_.shard(), gradient_sums_);
   use(groups_.replicate(), gradient_sums_);
   use(groups_.Along({Axis::kTensor}), tensor_sums_);
-  // A product waits for every piece of one in chunks.
-  groups_.Along({Axis::kTensor})
-      .WaitInWarp(model_.shape().tensor_overlap == TensorOverlap::kChunked);
+  const bool chunked = model_.shape().tensor_overlap == TensorOverlap::kChunked;
+  groups_.Along({Axis::kTensor}).WaitInWarp(options_.waits_in_warp || chunked);
+  groups_.Along({Axis::kContext}).WaitInWarp(options_.waits_in_warp);
   return absl::OkStatus();
 }
 

@@ -77,6 +77,10 @@ struct TrainerOptions {
   // Communicator::Share of what collectives work on.
   bool copy_engines = true;
   int64_t copy_engines_least_bytes = ShareOptions().least_bytes;
+  // How exchanges beside the computing stream that it soon waits for, of the tensor and context
+  // groups, wait for their peers (Communicator::WaitInWarp). Of products in chunks always in a
+  // warp.
+  bool waits_in_warp = false;
   // NcclOptions::thread_blocks_max of the communicators, for the prediction of memory alone.
   int nccl_thread_blocks = 0;
   // Share of the optimizer's state and master weights, 0 to 1, that is in host memory and updated

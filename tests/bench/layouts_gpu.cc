@@ -60,8 +60,8 @@ struct Work {
   EngineRun run;
 };
 
-// "NAME: OVERRIDE OVERRIDE ..."; `thread_blocks=N` is no override but caps the collectives, and
-// `threads=N` is what a rank has of the host.
+// "NAME: OVERRIDE OVERRIDE ..."; `thread_blocks=N` is no override but caps the collectives,
+// `threads=N` is what a rank has of the host, `waits=warp` TrainerOptions::waits_in_warp.
 Work ParseWork(const Options& options, const std::string& line, const std::string& data) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
   Work work;
@@ -73,6 +73,8 @@ Work ParseWork(const Options& options, const std::string& line, const std::strin
       CHECK(absl::SimpleAtoi(text, &work.run.thread_blocks_max)) << line;
     } else if (absl::ConsumePrefix(&text, "threads=")) {
       CHECK(absl::SimpleAtoi(text, &work.run.threads)) << line;
+    } else if (text == "waits=warp") {
+      work.run.adjust = [](parallel::TrainerOptions& to) { to.waits_in_warp = true; };
     } else {
       overrides.emplace_back(text);
     }
