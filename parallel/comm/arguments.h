@@ -3,8 +3,10 @@
 #define MUSTER_PARALLEL_COMM_ARGUMENTS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/tensor.h"
+#include "parallel/comm/communicator.h"
 
 namespace muster::parallel {
 
@@ -13,6 +15,8 @@ int64_t EqualPart(const kernels::Tensor& data, int size);
 void CheckBroadcast(const kernels::Tensor& data, int root, int size);
 // Returns EqualPart of both.
 int64_t CheckAllToAll(const kernels::Tensor& in, const kernels::Tensor& out, int size);
+// Returns the elements of `in` of all pieces together.
+int64_t CheckAllToAllPieces(const std::vector<AllToAllPiece>& pieces, int size);
 // Of a send or receive between `rank` and `peer`.
 void CheckPeer(const kernels::Tensor& data, int peer, int rank, int size);
 

@@ -1,8 +1,27 @@
 #include "parallel/comm/communicator.h"
 
 #include "kernels/ops.h"
+#include "parallel/comm/arguments.h"
 
 namespace muster::parallel {
+namespace {
+
+kernels::Tensor PartAt(const kernels::Tensor& all, const std::vector<int>& places, int rank,
+                       int size) {
+  const int64_t part = all.elements() / size;
+  const int place = places.empty() ? rank : places[static_cast<size_t>(rank)];
+  return all.Reshape({all.elements()}).Rows(place * part, part);
+}
+
+}  // namespace
+
+kernels::Tensor AllToAllPiece::PartFor(int to, int size) const {
+  return PartAt(in, in_places, to, size);
+}
+
+kernels::Tensor AllToAllPiece::PartFrom(int from, int size) const {
+  return PartAt(out, out_places, from, size);
+}
 
 void Communicator::ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data,
                                    kernels::Tensor sum, ReduceOp op) {
@@ -10,6 +29,25 @@ void Communicator::ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data
   const int64_t part = data.elements() / size();
   kernels::Copy(stream, data.Reshape({data.elements()}).Rows(part * rank(), part),
                 sum.Reshape({part}));
+}
+
+void Communicator::AllToAllPieces(kernels::Stream& stream,
+                                  const std::vector<AllToAllPiece>& pieces) {
+  CheckAllToAllPieces(pieces, size());
+  if (size() > 1) {
+    GroupBegin();
+    for (const AllToAllPiece& piece : pieces) {
+      for (int step = 1; step < size(); ++step) {
+        const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
+        Send(stream, piece.PartFor(to, size()), to);
+        Receive(stream, piece.PartFrom(from, size()), from);
+      }
+    }
+    GroupEnd(stream);
+  }
+  for (const AllToAllPiece& piece : pieces) {
+    kernels::Copy(stream, piece.PartFor(rank(), size()), piece.PartFrom(rank(), size()));
+  }
 }
 
 void Communicator::AllGatherInSteps(kernels::Stream& stream, kernels::Tensor in,

@@ -28,6 +28,17 @@ struct ShareOptions {
   int64_t least_bytes = int64_t{4} << 20;
 };
 
+// Of Communicator::AllToAllPieces. `in` and `out` have a part for each rank, all of one size: that
+// for rank r stands at in_places[r] of `in`, that from rank r goes to out_places[r] of `out`.
+struct AllToAllPiece {
+  kernels::Tensor in, out;
+  std::vector<int> in_places = {}, out_places = {};  // empty: in order
+
+  // Among `size` ranks.
+  kernels::Tensor PartFor(int to, int size) const;
+  kernels::Tensor PartFrom(int from, int size) const;
+};
+
 // What Communicator::Share gives; destroyed before the communicator.
 class SharedMemory {
  public:
@@ -67,6 +78,9 @@ class Communicator {
   virtual void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) = 0;
   // Part i of `in` goes to rank i; part j of `out` comes from rank j.
   virtual void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) = 0;
+  // An all-to-all of every piece, all as one call. Requires: at least one; the same in_places on
+  // all ranks; no `out` overlaps an `in`. Not between GroupBegin and GroupEnd.
+  virtual void AllToAllPieces(kernels::Stream& stream, const std::vector<AllToAllPiece>& pieces);
   // AllGather of `in` into the parts of `out`, and AllToAll of `in` into `out`, one part after the
   // other, for a caller who works on parts; this rank's own part is left alone. Step i of size() -
   // 1 is between this rank and those i places away: it sends to rank() + i and receives from rank()

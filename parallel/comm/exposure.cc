@@ -37,6 +37,9 @@ class MeteredCommunicator : public Communicator {
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAll(stream, in, out); });
   }
+  void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
+    Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAllPieces(stream, pieces); });
+  }
   // On the computing stream step by step: what the caller does in between is no wait.
   void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
                         absl::FunctionRef<void(int from)> arrived) override {

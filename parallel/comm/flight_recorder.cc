@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "parallel/comm/arguments.h"
 
 namespace muster::parallel {
 
@@ -55,6 +56,14 @@ class RecordedCommunicator : public Communicator {
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     const uint64_t id = recorder_->Begin(name(), path_, "all-to-all", in, -1);
     inner_->AllToAll(stream, in, out);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
+    const int64_t elements = CheckAllToAllPieces(pieces, size());
+    const Tensor& first = pieces[0].in;
+    const uint64_t id = recorder_->Begin(name(), path_, "all-to-all in pieces",
+                                         Tensor(first.data(), first.dtype(), {elements}), -1);
+    inner_->AllToAllPieces(stream, pieces);
     FlightRecorder::Follow(recorder_, id, stream);
   }
   void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,

@@ -165,6 +165,29 @@ class NcclCommunicator : public Communicator {
     }
     Exchange(stream, "all-to-all", in.dtype(), in.elements(), transfers);
   }
+  void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
+    if (OnHost(stream)) return host_->AllToAllPieces(stream, pieces);
+    if (size() == 1) return Communicator::AllToAllPieces(stream, pieces);
+    const int64_t elements = CheckAllToAllPieces(pieces, size());
+    CHECK(!grouping_);
+    for (const AllToAllPiece& piece : pieces) Sent(piece.in.bytes() * (size() - 1) / size());
+    constexpr char kOperation[] = "all-to-all in pieces";
+    const Tensor& first = pieces[0].in;
+    if (peers_ != nullptr && peers_->Covers(pieces)) {
+      return ByPeers(stream, kOperation, Tensor(first.data(), first.dtype(), {elements}),
+                     [&] { return peers_->AllToAllPieces(stream, pieces); });
+    }
+    std::vector<Transfer> transfers;
+    for (const AllToAllPiece& piece : pieces) {
+      for (int peer = 0; peer < size(); ++peer) {
+        const Tensor sent = piece.PartFor(peer, size()), received = piece.PartFrom(peer, size());
+        transfers.push_back({sent.data(), sent.dtype(), sent.elements(), peer, /*sends=*/true});
+        transfers.push_back(
+            {received.data(), received.dtype(), received.elements(), peer, /*sends=*/false});
+      }
+    }
+    Exchange(stream, kOperation, first.dtype(), elements, transfers);
+  }
 
   void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
                         absl::FunctionRef<void(int from)> arrived) override {

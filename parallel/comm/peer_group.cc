@@ -51,6 +51,15 @@ bool PeerGroup::Covers(const Tensor& data) const {
   return data.bytes() >= memory_->options().least_bytes && memory_->Find(data, world_ranks_) >= 0;
 }
 
+bool PeerGroup::Covers(const std::vector<AllToAllPiece>& pieces) const {
+  int64_t bytes = 0;
+  for (const AllToAllPiece& piece : pieces) {
+    if (memory_->Find(piece.in, world_ranks_) < 0) return false;
+    bytes += piece.in.bytes();
+  }
+  return bytes >= memory_->options().least_bytes;
+}
+
 bool PeerGroup::CoversSum(const Tensor& data, ReduceOp op) const {
   const DType type = data.dtype();
   const bool summed = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
@@ -195,6 +204,20 @@ absl::Status PeerGroup::AllToAll(Stream& stream, const Tensor& in, const Tensor&
   for (int step = 1; step <= size(); ++step) {
     const int of = (rank_ + step) % size();
     copies.push_back({of, mine, At(out, part * of), part * SizeOf(in.dtype())});
+  }
+  RETURN_IF_ERROR(Pull(stream, copies));
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) {
+  RETURN_IF_ERROR(Begin(stream));
+  std::vector<Copy> copies;
+  for (const AllToAllPiece& piece : pieces) {
+    const Tensor mine = piece.PartFor(rank_, size());
+    for (int step = 1; step <= size(); ++step) {
+      const int of = (rank_ + step) % size();
+      copies.push_back({of, mine.data(), piece.PartFrom(of, size()).data(), mine.bytes()});
+    }
   }
   RETURN_IF_ERROR(Pull(stream, copies));
   return End(stream);

@@ -41,6 +41,8 @@ class PeerGroup {
   // Whether the calls below can serve: the other ranks share it, and it is
   // ShareOptions::least_bytes. The same on all ranks.
   bool Covers(const kernels::Tensor& data) const;
+  // Of what is sent, together.
+  bool Covers(const std::vector<AllToAllPiece>& pieces) const;
   // Of a sum, besides: its type is one that is summed here, and there is memory for the parts.
   bool CoversSum(const kernels::Tensor& data, ReduceOp op) const;
 
@@ -52,6 +54,7 @@ class PeerGroup {
   // `out` may be anywhere on the device.
   absl::Status AllToAll(kernels::Stream& stream, const kernels::Tensor& in,
                         const kernels::Tensor& out);
+  absl::Status AllToAllPieces(kernels::Stream& stream, const std::vector<AllToAllPiece>& pieces);
   absl::Status AllGatherInSteps(kernels::Stream& stream, const kernels::Tensor& in,
                                 const kernels::Tensor& out,
                                 absl::FunctionRef<void(int from)> arrived);

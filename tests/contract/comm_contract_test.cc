@@ -381,6 +381,64 @@ TEST_P(CommContract, AllToAll_Transposes) {
   });
 }
 
+TEST_P(CommContract, AllToAllPieces_TakesAndPutsPartsWhereEachSays) {
+  for (int size : {1, 2, 3, 4}) {
+    if (size != Some(size)) continue;
+    OnRanks(size, [&](Rank& self) {
+      std::vector<int> reversed, turned;
+      for (int rank = 0; rank < size; ++rank) {
+        reversed.push_back(size - 1 - rank);
+        turned.push_back((rank + 1) % size);
+      }
+      struct Places {
+        std::vector<int> in, out;
+        int64_t part;
+      };
+      const std::vector<Places> kinds = {
+          {{}, {}, 1001}, {{}, reversed, 37}, {reversed, {}, 1001}, {turned, reversed, 64}};
+      const auto at = [](const std::vector<int>& places, int rank) {
+        return places.empty() ? rank : places[static_cast<size_t>(rank)];
+      };
+      const auto value = [](int from, int to, size_t kind, int64_t i) {
+        return static_cast<float>(((from * 4 + to) * 4 + static_cast<int>(kind)) * 2000 + i);
+      };
+      std::vector<Data<float>> ins, outs;
+      std::vector<AllToAllPiece> pieces;
+      int64_t bytes = 0;
+      for (size_t kind = 0; kind < kinds.size(); ++kind) {
+        const auto& [in, out, part] = kinds[kind];
+        std::vector<float> values(static_cast<size_t>(size * part));
+        for (int to = 0; to < size; ++to) {
+          for (int64_t i = 0; i < part; ++i) {
+            values[at(in, to) * part + i] = value(self.rank, to, kind, i);
+          }
+        }
+        ins.push_back(OnDevice(self, values));
+        outs.push_back(OnDevice(self, std::vector<float>(values.size(), -1)));
+        pieces.push_back({ins.back().tensor(), outs.back().tensor(), in, out});
+        bytes += (size - 1) * part * int64_t{sizeof(float)};
+      }
+      self.world.AllToAllPieces(self.stream, pieces);
+      // The next call takes what this one has brought: the first piece goes back.
+      Data<float> back = OnDevice(self, std::vector<float>(static_cast<size_t>(size) * 1001));
+      self.world.AllToAllPieces(self.stream, {{pieces[0].out, back.tensor()}});
+      ASSERT_OK(self.stream.Synchronize());
+      EXPECT_EQ(self.world.bytes_sent(), bytes + (size - 1) * 1001 * int64_t{sizeof(float)});
+      EXPECT_EQ(back.values(), ins[0].values());
+      for (size_t kind = 0; kind < kinds.size(); ++kind) {
+        const auto& [in, out, part] = kinds[kind];
+        const std::vector<float>& values = outs[kind].values();
+        for (int from = 0; from < size; ++from) {
+          for (int64_t i = 0; i < part; ++i) {
+            ASSERT_EQ(values[at(out, from) * part + i], value(from, self.rank, kind, i))
+                << "piece " << kind << " from " << from << ", " << i;
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST_P(CommContract, InSteps_BringsThePartsOfTheOthers) {
   const int64_t part = 1001;
   for (int size : {1, 2, 4}) {
@@ -887,6 +945,30 @@ TEST(FlightRecorder, MoreCallsThanItKeeps_KeepsTheNewest) {
   EXPECT_THAT(dump, HasSubstr("world call 4: all-reduce F32[5] 20 bytes"));
   EXPECT_EQ(dump.find("call 1:"), std::string::npos);
   EXPECT_EQ(recorder->Unfinished(), "");
+}
+
+TEST(FlightRecorder, AllToAllOfSeveralPieces_IsOneCall) {
+  auto recorder = std::make_shared<FlightRecorder>();
+  auto world = MakeLocalCommunicators(2, absl::Seconds(60));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<Communicator>& own = world[static_cast<size_t>(rank)];
+      if (rank == 0) own = FlightRecorder::Record(std::move(own), recorder);
+      std::unique_ptr<kernels::Device> device = kernels::MakeCpuDevice(1);
+      auto stream = device->MakeStream();
+      CHECK_OK(stream);
+      std::vector<float> in(8), out(8);
+      const Tensor from = F32(in), to = F32(out);
+      own->AllToAllPieces(**stream,
+                          {{from.Rows(0, 2), to.Rows(0, 2)}, {from.Rows(2, 6), to.Rows(2, 6)}});
+      EXPECT_OK((*stream)->Synchronize());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::string dump = recorder->Dump();
+  EXPECT_EQ(std::count(dump.begin(), dump.end(), '\n'), 1);
+  EXPECT_THAT(dump, HasSubstr("world call 0: all-to-all in pieces F32[8] 32 bytes"));
 }
 
 TEST(NcclPeers, WhatCannotWorkTogether_IsNamed) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 
@@ -33,6 +34,10 @@ class ForwardingCommunicator : public parallel::Communicator {
   }
   void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
     inner_->AllToAll(stream, in, out);
+  }
+  void AllToAllPieces(kernels::Stream& stream,
+                      const std::vector<parallel::AllToAllPiece>& pieces) override {
+    inner_->AllToAllPieces(stream, pieces);
   }
   void Send(kernels::Stream& stream, kernels::Tensor data, int to) override {
     inner_->Send(stream, data, to);
