@@ -1,9 +1,13 @@
 // All-to-alls from (my tokens, all heads) to (all tokens, my heads), packed as query | key | value
-// heads, ordinary attention over the whole sequence, and all-to-alls back. What attention reads is
-// kept for backward in its own layout: as much memory again as the caller's q, k, v and out.
+// heads, ordinary attention over the whole sequence, and all-to-alls back. Each has two pieces of a
+// sample: the ranks' early chunks, which follow each other in the sequence, and their late ones,
+// which do so backwards. So tokens arrive, and leave, where they stand in the sequence. What
+// attention reads is kept for backward in its own layout: as much memory again as the caller's q,
+// k, v and out.
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <vector>
 
 #include "base/check.h"
 #include "parallel/context/methods.h"
@@ -19,7 +23,9 @@ class AllToAll : public ContextAttention {
   explicit AllToAll(const ContextShape& shape)
       : ContextAttention(shape),
         heads_(shape.heads / shape.ranks),
-        key_heads_(shape.key_heads >= shape.ranks ? shape.key_heads / shape.ranks : 1) {}
+        key_heads_(shape.key_heads >= shape.ranks ? shape.key_heads / shape.ranks : 1) {
+    for (int rank = 0; rank < shape.ranks; ++rank) late_places_.push_back(shape.ranks - 1 - rank);
+  }
 
   std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena) const override {
     auto saved = std::make_unique<HeadsSaved>();
@@ -36,10 +42,8 @@ class AllToAll : public ContextAttention {
     const auto take = [&](int64_t heads) {
       return arena.Take("scratch", s.activation, {s.batch, s.sequence, heads, s.width});
     };
-    saved.send = take(Packed());
-    saved.receive = take(Packed());
+    saved.parts = take(Packed());
     saved.d_qkv = take(Packed());
-    saved.d_out = take(heads_);
     saved.delta = arena.Take("scratch", DType::kF32, {s.batch, heads_, s.sequence});
   }
 
@@ -53,17 +57,15 @@ class AllToAll : public ContextAttention {
     const auto unpack = [&](const Tensor& mine, const Tensor& part) {
       kernels::CopyStrided(stream, part, mine);
     };
-    const Packing parts = {saved.send, Packed()};
+    const Packing parts = {saved.parts, Packed()};
     ForHeads(inputs.q, heads_, parts, 0, pack);
     ForHeads(inputs.k, key_heads_, parts, heads_, pack);
     ForHeads(inputs.v, key_heads_, parts, heads_ + key_heads_, pack);
-    call.group.AllToAll(stream, saved.send, saved.receive);
-    Reorder(stream, saved.receive, saved.qkv, Packed(), /*to_parts=*/false);
+    call.group.AllToAllPieces(stream, FromParts(saved.parts, saved.qkv));
     kernels::AttentionForward(stream, Attention(inputs, saved));
-    const Tensor send = Prefix(saved.send, heads_), receive = Prefix(saved.receive, heads_);
-    Reorder(stream, send, saved.out, heads_, /*to_parts=*/true);
-    call.group.AllToAll(stream, send, receive);
-    ForHeads(inputs.out, heads_, {receive, heads_}, 0, unpack);
+    const Packing out = {Prefix(saved.parts, heads_), heads_};
+    call.group.AllToAllPieces(stream, ToParts(saved.out, out.parts));
+    ForHeads(inputs.out, heads_, out, 0, unpack);
   }
 
   void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
@@ -76,22 +78,22 @@ class AllToAll : public ContextAttention {
     const auto unpack = [&](const Tensor& mine, const Tensor& part) {
       kernels::CopyStrided(stream, part, mine);
     };
-    const Tensor send = Prefix(saved.send, heads_), receive = Prefix(saved.receive, heads_);
-    ForHeads(gradients.dout, heads_, {send, heads_}, 0, pack);
-    ExchangeBeside(call, send, receive, call.beside_first);
-    Reorder(stream, receive, saved.d_out, heads_, /*to_parts=*/false);
+    // d_qkv comes where the parts of dout were; its parts come where d_out was.
+    const Packing send = {Prefix(saved.d_qkv, heads_), heads_};
+    const Tensor d_out = Prefix(saved.parts, heads_);
+    ForHeads(gradients.dout, heads_, send, 0, pack);
+    ExchangeBeside(call, FromParts(send.parts, d_out), call.beside_first);
     kernels::AttentionBackwardArgs args;
     args.forward = Attention(inputs, saved);
-    args.dout = saved.d_out;
+    args.dout = d_out;
     args.dq = Query(saved.d_qkv);
     args.dk = Key(saved.d_qkv);
     args.dv = Value(saved.d_qkv);
     args.delta = saved.delta;
     args.deterministic = shape_.deterministic;
     kernels::AttentionBackward(stream, args);
-    Reorder(stream, saved.send, saved.d_qkv, Packed(), /*to_parts=*/true);
-    ExchangeBeside(call, saved.send, saved.receive, call.beside_last);
-    const Packing parts = {saved.receive, Packed()};
+    ExchangeBeside(call, ToParts(saved.d_qkv, saved.parts), call.beside_last);
+    const Packing parts = {saved.parts, Packed()};
     ForHeads(gradients.dq, heads_, parts, 0, unpack);
     // Ranks that share a key/value head each send their part of its gradient.
     bool add = false;
@@ -107,17 +109,17 @@ class AllToAll : public ContextAttention {
  private:
   struct HeadsSaved : Saved {
     Tensor qkv, out, lse;
-    Tensor send, receive, d_qkv, d_out, delta;  // scratch
+    Tensor parts, d_qkv, delta;  // scratch
   };
 
   // Without work to run beside it an exchange stays on the computing stream: another one would
   // cost two events.
-  static void ExchangeBeside(const Call& call, const Tensor& send, const Tensor& receive,
+  static void ExchangeBeside(const Call& call, const std::vector<AllToAllPiece>& pieces,
                              const std::function<void()>& work) {
     const bool beside = work != nullptr && call.overlap != nullptr;
     kernels::Event* const done = beside ? call.overlap->arrived[0].get() : nullptr;
     StartExchange(call, done,
-                  [&](kernels::Stream& stream) { call.group.AllToAll(stream, send, receive); });
+                  [&](kernels::Stream& stream) { call.group.AllToAllPieces(stream, pieces); });
     if (work != nullptr) work();
     AwaitExchange(call, done, Collective::kAllToAll);
   }
@@ -137,50 +139,51 @@ class AllToAll : public ContextAttention {
     return static_cast<int>(std::max<int64_t>(1, shape_.ranks / shape_.key_heads));
   }
 
-  // Parts of all ranks, each [B,S/c,heads,D] of packed heads.
+  // Parts of all ranks of packed heads: [B, early or late, c, S/2c, heads, D].
   struct Packing {
     Tensor parts;
     int64_t heads;
   };
   // Calls work(mine, part) for views of the same shape: of `mine` [B,S/c,heads,D] and, from head
   // `first` of the parts on, where the ranks have their `count` heads of it. All of them at once,
-  // but for samples. Where ranks share heads: all that share one, or only the nth of each.
+  // but for chunks. Where ranks share heads: all that share one, or only the nth of each.
   template <typename Work>
   void ForHeads(const Tensor& mine, int64_t count, const Packing& packing, int64_t first, Work work,
                 int nth = -1) const {
     const bool shared = mine.dim(2) < shape_.ranks * count;
     const int64_t repeats = shared ? Repeats() : 1, owners = shape_.ranks / repeats;
-    const int64_t row = packing.heads * shape_.width, sample = shape_.local() * row;
-    const int64_t part = shape_.batch * sample;
-    for (int64_t b = 0; b < shape_.batch; ++b) {
+    const int64_t row = packing.heads * shape_.width, chunk = shape_.chunk(), part = chunk * row;
+    for (int64_t i = 0; i < 2 * shape_.batch; ++i) {
+      const int64_t tokens = i / 2 * mine.stride(0) + i % 2 * chunk * mine.stride(1);
       for (int64_t repeat = 0; repeat < repeats; ++repeat) {
         if (nth >= 0 && repeat != nth) continue;
-        work(View(mine, b * mine.stride(0), {owners, shape_.local(), count, shape_.width},
+        work(View(mine, tokens, {owners, chunk, count, shape_.width},
                   {count * mine.stride(2), mine.stride(1), mine.stride(2), 1}),
-             View(packing.parts, repeat * part + b * sample + first * shape_.width,
-                  {owners, shape_.local(), count, shape_.width},
-                  {repeats * part, row, shape_.width, 1}));
+             View(packing.parts, (i * shape_.ranks + repeat) * part + first * shape_.width,
+                  {owners, chunk, count, shape_.width}, {repeats * part, row, shape_.width, 1}));
       }
     }
   }
 
-  // Between the ranks' tokens in their order and the order of the sequence: of all ranks the early
-  // chunks, which follow each other, then the late ones, which do so backwards.
-  void Reorder(kernels::Stream& stream, const Tensor& parts, const Tensor& whole, int64_t heads,
-               bool to_parts) const {
-    const int64_t row = heads * shape_.width, chunk = shape_.chunk(), ranks = shape_.ranks;
-    for (int64_t b = 0; b < shape_.batch; ++b) {
-      for (const bool late : {false, true}) {
-        const Tensor part = View(parts, (b * shape_.local() + (late ? chunk : 0)) * row,
-                                 {ranks, chunk, heads, shape_.width},
-                                 {shape_.batch * shape_.local() * row, row, shape_.width, 1});
-        const Tensor place = View(
-            whole, b * whole.stride(0) + (late ? (2 * ranks - 1) * chunk : 0) * whole.stride(1),
-            {ranks, chunk, heads, shape_.width},
-            {(late ? -chunk : chunk) * whole.stride(1), whole.stride(1), whole.stride(2), 1});
-        kernels::CopyStrided(stream, to_parts ? place : part, to_parts ? part : place);
-      }
-    }
+  // Between tokens of all ranks in the order of the sequence, [B,S,heads,D], and parts of them.
+  std::vector<AllToAllPiece> FromParts(const Tensor& parts, const Tensor& whole) const {
+    std::vector<AllToAllPiece> pieces = Pieces(parts, whole);
+    for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].out_places = late_places_;
+    return pieces;
+  }
+  std::vector<AllToAllPiece> ToParts(const Tensor& whole, const Tensor& parts) const {
+    std::vector<AllToAllPiece> pieces = Pieces(whole, parts);
+    for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].in_places = late_places_;
+    return pieces;
+  }
+  std::vector<AllToAllPiece> Pieces(const Tensor& in, const Tensor& out) const {
+    const int64_t count = 2 * shape_.batch, piece = in.elements() / count;
+    const auto half = [&](const Tensor& of, int64_t i) {
+      return of.Reshape({count, piece}).Rows(i, 1);
+    };
+    std::vector<AllToAllPiece> pieces;
+    for (int64_t i = 0; i < count; ++i) pieces.push_back({half(in, i), half(out, i)});
+    return pieces;
   }
   static Tensor View(const Tensor& of, int64_t offset, std::initializer_list<int64_t> shape,
                      std::initializer_list<int64_t> strides) {
@@ -200,6 +203,7 @@ class AllToAll : public ContextAttention {
 
   const int64_t heads_;
   const int64_t key_heads_;
+  std::vector<int> late_places_;  // of the ranks' late chunks
 };
 
 }  // namespace

@@ -390,9 +390,9 @@ class BackwardLog : public testing::ForwardingCommunicator, public GradientListe
     beside_ = beside;
   }
 
-  void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
+  void AllToAllPieces(kernels::Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
     entries.push_back(&stream == beside_ ? "exchange beside" : "exchange");
-    inner_->AllToAll(stream, in, out);
+    inner_->AllToAllPieces(stream, pieces);
   }
   void GradientReady(ParameterId parameter) override {
     const std::string& name = model_->parameters().at(parameter).name;
