@@ -22,6 +22,7 @@
 #include "kernels/ops.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/nccl_library.h"
+#include "tests/bench/collective_calls.h"
 #include "tests/support/key_value_store.h"
 
 namespace muster::parallel {
@@ -29,21 +30,6 @@ namespace {
 
 using kernels::DType;
 using kernels::Tensor;
-
-template <typename T>
-T Take(absl::StatusOr<T> made) {
-  CHECK_OK(made);
-  return *std::move(made);
-}
-
-enum class Operation { kAllReduce, kAllGather, kReduceScatter };
-constexpr Operation kOperations[] = {Operation::kAllReduce, Operation::kAllGather,
-                                     Operation::kReduceScatter};
-const char* NameOf(Operation operation) {
-  return operation == Operation::kAllReduce   ? "all-reduce"
-         : operation == Operation::kAllGather ? "all-gather"
-                                              : "reduce-scatter";
-}
 
 // One GPU, with a communicator of each kind.
 class Rank {
@@ -66,26 +52,16 @@ class Rank {
 
   Communicator& ours() { return *ours_; }
 
-  // Part j of rank r's data before the call, element i of the whole.
-  static float Value(int rank, int64_t i) { return static_cast<float>((i * 7 + rank * 13) % 61); }
-
   void Verify(Operation operation, int64_t elements, bool raw) {
-    const int64_t part = elements / ranks_;
     std::vector<float> host(static_cast<size_t>(elements));
-    for (int64_t i = 0; i < elements; ++i) host[static_cast<size_t>(i)] = Value(rank_, i);
+    for (int64_t i = 0; i < elements; ++i) host[static_cast<size_t>(i)] = ValueOf(rank_, i);
     kernels::Copy(*stream_, Tensor(host.data(), DType::kF32, {elements}), Whole(elements));
     Issue(operation, elements, raw);
     kernels::Copy(*stream_, Whole(elements), Tensor(host.data(), DType::kF32, {elements}));
     CHECK_OK(stream_->Synchronize());
     for (int64_t i = 0; i < elements; ++i) {
-      float expected = 0;
-      const auto owner = static_cast<int>(i / part);
-      if (operation == Operation::kAllGather) {
-        expected = Value(owner, i);
-      } else {
-        if (operation == Operation::kReduceScatter && owner != rank_) continue;
-        for (int r = 0; r < ranks_; ++r) expected += Value(r, i);
-      }
+      const float expected = ExpectedOf(operation, rank_, ranks_, i, elements);
+      if (expected < 0) continue;
       CHECK(host[static_cast<size_t>(i)] == expected)
           << NameOf(operation) << (raw ? " raw" : " ours") << ", rank " << rank_ << ", element "
           << i << " of " << elements << ": " << host[static_cast<size_t>(i)] << ", expected "
@@ -122,14 +98,7 @@ class Rank {
 
   void Issue(Operation operation, int64_t elements, bool raw) {
     const Tensor data = Whole(elements);
-    if (!raw) {
-      if (operation == Operation::kAllReduce) ours_->AllReduce(*stream_, data, ReduceOp::kSum);
-      if (operation == Operation::kAllGather) ours_->AllGather(*stream_, data);
-      if (operation == Operation::kReduceScatter) {
-        ours_->ReduceScatter(*stream_, data, ReduceOp::kSum);
-      }
-      return;
-    }
+    if (!raw) return parallel::Issue(*ours_, *stream_, operation, data);
     const cudaStream_t stream = kernels::cuda::CudaStream::Of(*stream_).handle();
     float* const whole = data.f32();
     float* const own = whole + rank_ * (elements / ranks_);
@@ -156,11 +125,6 @@ class Rank {
   std::unique_ptr<Communicator> ours_;
   ncclComm_t raw_ = nullptr;
 };
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 struct Flags {
   int ranks = 0;

@@ -22,6 +22,7 @@
 #include "kernels/ops.h"
 #include "nlohmann/json.hpp"
 #include "parallel/comm/communicator.h"
+#include "tests/bench/collective_calls.h"
 #include "tests/gpu/rank_processes.h"
 #include "tests/support/temporary_directory.h"
 
@@ -31,30 +32,16 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 
-template <typename T>
-T Take(absl::StatusOr<T> made) {
-  CHECK_OK(made);
-  return *std::move(made);
-}
-
 struct Flags {
   int ranks = 0;
   int rounds = 9;
   std::vector<int64_t> mib = {8, 64, 256, 1024};
 };
 
-enum class Operation { kAllReduce, kAllGather, kReduceScatter };
-constexpr std::array<const char*, 3> kNames = {"all-reduce", "all-gather", "reduce-scatter"};
-
 // What carries a collective, and how it waits beside products.
 enum class Way { kNccl, kFrontEnd, kWarp };
 constexpr std::array<const char*, 3> kWays = {"NCCL", "copy engines, front end",
                                               "copy engines, warp"};
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 class Rank {
  public:
@@ -82,24 +69,18 @@ class Rank {
 
   void Verify(Operation operation, int64_t elements, Way way) {
     const Tensor data = Data(elements, way);
-    const auto value = [](int rank, int64_t i) {
-      return static_cast<float>((i * 7 + rank * 13) % 61);
-    };
     std::vector<float> host(static_cast<size_t>(elements));
-    for (int64_t i = 0; i < elements; ++i) host[i] = value(rank_, i);
+    for (int64_t i = 0; i < elements; ++i) host[i] = ValueOf(rank_, i);
     kernels::Copy(*compute_, Tensor(host.data(), DType::kF32, {elements}), data);
-    Issue(*compute_, operation, data);
+    Issue(world_, *compute_, operation, data);
     kernels::Copy(*compute_, data, Tensor(host.data(), DType::kF32, {elements}));
     CHECK_OK(compute_->Synchronize());
     for (int64_t i = 0; i < elements; ++i) {
-      const auto owner = static_cast<int>(i / (elements / ranks_));
-      if (operation == Operation::kReduceScatter && owner != rank_) continue;
-      float expected = operation == Operation::kAllGather ? value(owner, i) : 0;
-      for (int r = 0; r < ranks_ && operation != Operation::kAllGather; ++r)
-        expected += value(r, i);
-      CHECK(host[i] == expected) << kNames[static_cast<int>(operation)] << ", rank " << rank_
-                                 << ", element " << i << " of " << elements << ": " << host[i]
-                                 << ", expected " << expected;
+      const float expected = ExpectedOf(operation, rank_, ranks_, i, elements);
+      if (expected < 0) continue;
+      CHECK(host[i] == expected) << NameOf(operation) << ", rank " << rank_ << ", element " << i
+                                 << " of " << elements << ": " << host[i] << ", expected "
+                                 << expected;
     }
   }
 
@@ -108,7 +89,7 @@ class Rank {
     const Tensor data = Data(elements, way);
     Together(operation, *compute_, data);
     compute_->Record(*begin_);
-    for (int i = 0; i < calls; ++i) Issue(*compute_, operation, data);
+    for (int i = 0; i < calls; ++i) Issue(world_, *compute_, operation, data);
     compute_->Record(*end_);
     CHECK_OK(compute_->Synchronize());
     return end_->SecondsSince(*begin_) / calls;
@@ -130,7 +111,7 @@ class Rank {
     // Enqueued in turns: neither runs ahead of the other on the host.
     for (int i = 0; i < std::max(calls, products); ++i) {
       if (i < products) Products(1);
-      if (i < calls) Issue(*beside_, operation, data);
+      if (i < calls) Issue(world_, *beside_, operation, data);
     }
     beside_->Record(*last);
     compute_->Record(*end_);
@@ -161,15 +142,10 @@ class Rank {
     kernels::Buffer& memory = way == Way::kNccl ? *own_memory_ : *shared_memory_;
     return Tensor(memory.data(), DType::kF32, {elements});
   }
-  void Issue(kernels::Stream& stream, Operation operation, const Tensor& data) {
-    if (operation == Operation::kAllReduce) world_.AllReduce(stream, data, ReduceOp::kSum);
-    if (operation == Operation::kAllGather) world_.AllGather(stream, data);
-    if (operation == Operation::kReduceScatter) world_.ReduceScatter(stream, data, ReduceOp::kSum);
-  }
   // The ranks begin together.
   void Together(Operation operation, kernels::Stream& stream, const Tensor& data) {
     CHECK_OK(world_.Barrier());
-    Issue(stream, operation, data);
+    Issue(world_, stream, operation, data);
   }
 
   const int rank_, ranks_;
@@ -189,7 +165,7 @@ Times Measure(Rank& self, const Flags& flags, int ranks) {
     const int64_t elements = (mib << 20) / 4 / ranks * ranks;
     const int calls = static_cast<int>(std::clamp<int64_t>(2048 / mib, 4, 100));
     for (int i = 0; i < 3; ++i) {
-      const auto operation = static_cast<Operation>(i);
+      const auto operation = kOperations[i];
       for (const Way way : {Way::kNccl, Way::kWarp}) {
         if (mib <= 64) self.Verify(operation, elements, way);
         self.Alone(operation, elements, way, calls);
@@ -211,7 +187,7 @@ Times Measure(Rank& self, const Flags& flags, int ranks) {
           self.Beside(Operation::kAllGather, elements, Way::kNccl, 0, kProducts).product);
       for (const Way way : {Way::kNccl, Way::kFrontEnd, Way::kWarp}) {
         for (const int i : {1, 2}) {
-          const auto both = self.Beside(static_cast<Operation>(i), elements, way, calls, kProducts);
+          const auto both = self.Beside(kOperations[i], elements, way, calls, kProducts);
           const std::string name = absl::StrCat(mib, " ", i, " beside ", static_cast<int>(way));
           times[name].push_back(both.call);
           times[absl::StrCat(name, " product")].push_back(both.product);
@@ -257,9 +233,9 @@ int Run(const Flags& flags) {
       const double moved = static_cast<double>(mib << 20) * steps * (ranks - 1) / ranks * 1e-9;
       const double engines = median(absl::StrCat(mib, " ", i, " alone 2"));
       const double nccl = median(absl::StrCat(mib, " ", i, " alone 0"));
-      std::printf("| %s | %d MiB | %.1f us, %.1f GB/s | %.1f us, %.1f GB/s | %.3f |\n", kNames[i],
-                  static_cast<int>(mib), engines * 1e6, moved / engines, nccl * 1e6, moved / nccl,
-                  nccl / engines);
+      std::printf("| %s | %d MiB | %.1f us, %.1f GB/s | %.1f us, %.1f GB/s | %.3f |\n",
+                  NameOf(kOperations[i]), static_cast<int>(mib), engines * 1e6, moved / engines,
+                  nccl * 1e6, moved / nccl, nccl / engines);
     }
   }
   const double product = median("product");
@@ -272,7 +248,7 @@ int Run(const Flags& flags) {
       for (int way = 0; way < 3; ++way) {
         const std::string name = absl::StrCat(mib, " ", i, " beside ", way);
         const double beside = median(absl::StrCat(name, " product"));
-        std::printf("| %s | %d MiB | %s | %.1f us | %.1f us | %.1f %% |\n", kNames[i],
+        std::printf("| %s | %d MiB | %s | %.1f us | %.1f us | %.1f %% |\n", NameOf(kOperations[i]),
                     static_cast<int>(mib), kWays[way], median(name) * 1e6, beside * 1e6,
                     100 * (beside / product - 1));
       }
