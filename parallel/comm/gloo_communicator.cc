@@ -135,13 +135,18 @@ class Connections {
       ended_ = why;
       for (const auto& [buffer, peer] : active_) Wake(buffer);
     }
-    if (context_ == nullptr) return why;
+    Close();
+    return why;
+  }
+  // When it returns, Gloo's thread neither reads nor writes memory of a message, and does not begin
+  // to, whichever thread closed the connections first: each takes every connection's lock.
+  void Close() {
+    if (context_ == nullptr) return;
     try {
       context_->closeConnections();
     } catch (const std::exception&) {
       // They are as closed as they can be; the reason for closing them is what counts.
     }
-    return why;
   }
 
   // Group numbers only need to differ between groups that share a connection.
@@ -254,6 +259,7 @@ class Exchange {
     // thread holds a reference while it completes one, and the buffer's destructor waits for that
     // before it destroys anything (the reference's root is its last member).
     for (Transfer& transfer : transfers_) member_.connections->Unregister(transfer.buffer.get());
+    if (!status_.ok()) member_.connections->Close();  // messages are given up without a wait
     transfers_.clear();  // from here on Gloo writes to none of our memory
     member_.scratch.Return(std::move(scratch_));
   }
