@@ -96,17 +96,22 @@ class EmbeddingBlock : public Block {
                               flow.shape.sequence, out);
     // Not in backward, at whose end the gradients of this block are what everybody waits for.
     kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
-    const Tensor rows = part_.Leave(pass, out);
-    if (part_.sequence) kernels::Copy(pass.stream, rows, saved.out);
-    dropout_.Apply(pass, flow, saved.out, saved.out, part_.sequence ? part_.rank * rows.dim(0) : 0);
+    const int pieces = part_.pieces(flow.shape);
+    for (int piece = 0; piece < pieces; ++piece) {
+      const Tensor rows = part_.Leave(pass, PieceOf(out, pieces, piece));
+      const Tensor own = PieceOf(saved.out, pieces, piece);
+      if (part_.sequence) kernels::Copy(pass.stream, rows, own);
+      dropout_.Apply(pass, flow, own, own, part_.FirstToken(flow.shape, piece));
+    }
     flow.residual = saved.out;
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
-    const Started begun = std::exchange(flow.d_whole, {});
+    const InPieces begun = std::exchange(flow.d_whole, {});
     Gradients(pass, flow, static_cast<EmbeddingSaved&>(base),
-              begun.tensor.empty() ? part_.Enter(pass, flow.d_hidden, flow.branch_storage)
-                                   : TensorPart::Await(pass, begun));
+              begun.empty()
+                  ? part_.Enter(pass, flow.d_hidden, flow.branch_storage, part_.pieces(flow.shape))
+                  : TensorPart::Await(pass, begun));
   }
   // Nobody waits for what is in front. The first block has used up the hidden state.
   void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {

@@ -1,6 +1,7 @@
 #include "parallel/model/head.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "base/check.h"
@@ -56,7 +57,8 @@ class HeadBlock : public Block {
     NormForward(pass, norm_, flow, saved.norm);
     saved.x = flow.residual;
     saved.y =
-        part_.Enter(pass, saved.norm.y, flow.gathered.empty() ? saved.gathered : flow.gathered);
+        part_.Enter(pass, saved.norm.y, flow.gathered.empty() ? saved.gathered : flow.gathered,
+                    part_.pieces(flow.shape));
     const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
       CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
@@ -76,8 +78,22 @@ class HeadBlock : public Block {
     auto& saved = static_cast<HeadSaved&>(base);
     if (!shared_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
-    const Tensor dy = part_.Leave(pass, flow.branch_storage);
-    NormBackward(pass, norm_, dy, saved.x, saved.norm, flow);
+    const int pieces = part_.pieces(flow.shape);
+    if (pieces == 1) {
+      const Tensor dy = part_.Leave(pass, flow.branch_storage);
+      NormBackward(pass, norm_, dy, saved.x, saved.norm, flow);
+      return;
+    }
+    std::array<Started, 2> dy;
+    for (int piece = 0; piece < pieces; ++piece) {
+      dy[piece] = part_.StartLeave(pass, PieceOf(flow.branch_storage, pieces, piece));
+    }
+    for (int piece = 0; piece < pieces; ++piece) {
+      NormBackward(pass, norm_, TensorPart::Await(pass, dy[piece]), PieceOf(saved.x, pieces, piece),
+                   saved.norm.Piece(pieces, piece), PieceOf(flow.d_hidden, pieces, piece),
+                   /*first=*/piece == 0,
+                   /*last=*/piece == pieces - 1);
+    }
   }
 
  private:

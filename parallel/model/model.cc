@@ -146,6 +146,7 @@ void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {
 void Model::Forward(const Pass& pass, Workspace& workspace) const {
   const int blocks = static_cast<int>(blocks_.size());
   workspace.flow.branch = kernels::Tensor();
+  workspace.flow.second_branch = kernels::Tensor();
   Forward(pass, workspace, {0, blocks});
 }
 
@@ -177,6 +178,11 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     workspace.flow.next_sum =
         followed ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1 - workspace.first_block])
                  : kernels::Tensor();
+    const bool ahead =
+        followed && (pass.gate == nullptr || pass.gate->AcquireEarly(blocks_[i + 1]->BeginsWith()));
+    workspace.flow.next = ahead ? blocks_[i + 1].get() : nullptr;
+    workspace.flow.next_saved =
+        ahead ? workspace.saved[i + 1 - workspace.first_block].get() : nullptr;
     blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
     if (offloads && pass.head == HeadMode::kLossAndGradient) {
       workspace.offload->AfterForward(pass.stream, i);

@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/arena.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -76,9 +77,14 @@ enum class TensorOverlap : uint8_t {
   // made. Sums in fp32 are made in the order of a collective, in 16 bits with one rounding. Same
   // bytes, same memory. With sequence parallelism.
   kChunked,
+  // kBackward, and in forward the samples of a micro-batch go through the blocks in two halves, one
+  // after the other: each half's collectives, and the norms between them, run under the products of
+  // the other half (Domino: Wang et al., arXiv 2409.15241). Same bytes, same memory as kBackward.
+  // A batch of an odd number of samples goes through whole.
+  kHalves,
 };
-const char* Name(
-    TensorOverlap overlap);  // "none", "backward", "chunked": the names of the job spec
+// The names of the job spec: "none", "backward", "chunked", "halves".
+const char* Name(TensorOverlap overlap);
 
 // Which part of a model one rank holds. Names, boxes and initial values of parameters stay those of
 // the whole model.
@@ -127,6 +133,13 @@ struct BatchShape {
   int64_t tokens() const { return batch * sequence; }
 };
 
+class Block;
+
+// What one micro-batch leaves behind in a block for Backward.
+struct BlockSaved {
+  virtual ~BlockSaved() = default;
+};
+
 // What flows through the blocks in one pass. Shapes: T = tokens, C = hidden width, V = stored rows
 // of this rank's part of the vocabulary, R = T, or T / tensor_size with sequence parallelism: this
 // rank's rows of the hidden states.
@@ -146,6 +159,14 @@ struct Flow {
   kernels::Tensor sample;
   kernels::Tensor residual;  // [R,C]
   kernels::Tensor branch;    // [R,C], empty in front of the first block
+  // Of samples that travel in halves (TensorOverlap::kHalves): the branch of the second half, where
+  // `branch` is that of the first, [R/2,C] each; empty otherwise.
+  kernels::Tensor second_branch;
+  // Forward of halves: the block behind, which may begin with a half as soon as that has left this
+  // one; null where it has to wait. What it has begun.
+  const Block* next = nullptr;
+  BlockSaved* next_saved = nullptr;
+  InPieces begun;
   // Forward: where the block behind keeps the sum of the two, [R,C]: a block may write it there,
   // which is the residual then, and leave no branch. Empty where there is none on this rank.
   kernels::Tensor next_sum;
@@ -163,7 +184,7 @@ struct Flow {
   // Backward: another block follows on this rank, and all rows of d_hidden, where the block before
   // has begun to gather them for it.
   bool more_behind = false;
-  Started d_whole;
+  InPieces d_whole;
   // kLogits: the first token whose logits are wanted; the logits of it and of those behind it, as
   // many as a chunk of the head holds, [chunk,V]. They last until the next pass.
   int64_t logits_begin = 0;
@@ -200,6 +221,9 @@ class BlockGate {
   virtual ~BlockGate() = default;
   // `block` counts from 0 within the model. This work of it is enqueued next.
   virtual void Acquire(int block, BlockWork work) = 0;
+  // Part of a block's forward pass, which needs these parameters only, is enqueued before Acquire.
+  // False, and nothing, where one of them is not there before.
+  virtual bool AcquireEarly(absl::Span<const ParameterId> parameters) = 0;
   // All of it has been enqueued.
   virtual void Release(int block, BlockWork work) = 0;
 };
@@ -233,15 +257,32 @@ struct Pass {
   Communicator* context = nullptr;
   ContextOverlap* context_overlap = nullptr;
   kernels::Trace* trace = nullptr;  // null: nobody profiles
+
+  // The same on another stream.
+  Pass On(kernels::Stream& other) const {
+    return {other,
+            weights,
+            head,
+            loss_scale,
+            gradients,
+            overwrite_gradients,
+            squares,
+            listener,
+            gate,
+            dynamic_loss_scale,
+            dropout_seed,
+            tensor,
+            tensor_stream,
+            context,
+            context_overlap,
+            trace};
+  }
 };
 
 // Single-threaded. Parameters are registered by the constructors.
 class Block {
  public:
-  // What one micro-batch leaves behind in this block for Backward.
-  struct Saved {
-    virtual ~Saved() = default;
-  };
+  using Saved = BlockSaved;
 
   virtual ~Block() = default;
   virtual const std::string& name() const = 0;
@@ -254,6 +295,12 @@ class Block {
   // Takes what only lives inside one call of Backward; views are kept in `saved`.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+  // Begins Forward with one half of the samples (0 or 1, in this order), whose part of
+  // flow.residual and flow.branch, or flow.second_branch, will be there where the stream of
+  // pass.tensor_stream is now. False, and nothing, if this block does not work in halves.
+  virtual bool BeginForward(const Pass&, Flow&, Saved&, int /*half*/) const { return false; }
+  // The parameters that this reads.
+  virtual std::vector<ParameterId> BeginsWith() const { return {}; }
   // Where it keeps residual + branch (Flow::next_sum); empty where it does not.
   virtual kernels::Tensor SumStorage(const Saved&) const { return {}; }
   // Reads and updates flow.d_hidden (the head writes it first).

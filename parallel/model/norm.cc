@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 
@@ -60,6 +61,11 @@ void NormSaved::TakeStatistics(Arena& arena, const std::string& category, const 
   rstd = arena.Take(category, DType::kF32, {rows});
 }
 
+NormSaved NormSaved::Piece(int pieces, int piece) const {
+  const auto part = [&](const Tensor& of) { return of.empty() ? of : PieceOf(of, pieces, piece); };
+  return {part(x), part(y), part(mean), part(rstd)};
+}
+
 NormGradients NormGradients::Take(Arena& arena, const std::string& category, const Norm& norm,
                                   int64_t width) {
   NormGradients gradients;
@@ -73,11 +79,11 @@ NormGradients NormGradients::Take(Arena& arena, const std::string& category, con
 namespace {
 
 template <typename Args>
-void FillForward(const Pass& pass, const Norm& norm, const Flow& flow, const NormSaved& saved,
-                 Args& args) {
-  args.residual = flow.residual;
-  args.branch = flow.branch;
-  args.sum = flow.branch.empty() ? Tensor() : saved.x;
+void FillForward(const Pass& pass, const Norm& norm, Tensor residual, Tensor branch,
+                 const NormSaved& saved, Args& args) {
+  args.residual = residual;
+  args.branch = branch;
+  args.sum = branch.empty() ? Tensor() : saved.x;
   args.gamma = pass.weights[norm.weight];
   args.y = saved.y;
   args.rstd = saved.rstd;
@@ -86,14 +92,14 @@ void FillForward(const Pass& pass, const Norm& norm, const Flow& flow, const Nor
 
 template <typename Args>
 void FillBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-                  Tensor d_hidden, const NormGradients& gradients, Args& args) {
+                  Tensor d_hidden, const NormGradients& gradients, bool accumulate, Args& args) {
   args.dy = dy;
   args.x = x;
   args.gamma = pass.weights[norm.weight];
   args.rstd = saved.rstd;
   args.dx = d_hidden;
   args.dgamma = gradients.weight;
-  args.accumulate = !pass.overwrite_gradients;
+  args.accumulate = accumulate;
 }
 
 // Sums of the columns of d_hidden: layer norm only.
@@ -102,12 +108,13 @@ struct HiddenSums {
   bool accumulate = false;
 };
 
-// Adds to `gradients`.
+// Adds to `gradients`, or overwrites them.
 void Backward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-              Tensor d_hidden, const NormGradients& gradients, const HiddenSums& sums = {}) {
+              Tensor d_hidden, const NormGradients& gradients, bool accumulate,
+              const HiddenSums& sums = {}) {
   if (norm.spec.kind == NormKind::kLayer) {
     kernels::LayerNormBackwardArgs args;
-    FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, args);
+    FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, accumulate, args);
     args.mean = saved.mean;
     args.dbeta = gradients.bias;
     args.dx_sums = sums.to;
@@ -115,7 +122,7 @@ void Backward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const Nor
     kernels::LayerNormBackward(pass.stream, args);
   } else {
     kernels::RmsNormBackwardArgs args;
-    FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, args);
+    FillBackward(pass, norm, dy, x, saved, d_hidden, gradients, accumulate, args);
     kernels::RmsNormBackward(pass.stream, args);
   }
 }
@@ -131,20 +138,33 @@ void Complete(const Pass& pass, const Norm& norm) {
 
 }  // namespace
 
-void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved) {
+void NormForward(const Pass& pass, const Norm& norm, Tensor residual, Tensor branch,
+                 const NormSaved& saved) {
   if (norm.spec.kind == NormKind::kLayer) {
     kernels::LayerNormForwardArgs args;
-    FillForward(pass, norm, flow, saved, args);
+    FillForward(pass, norm, residual, branch, saved, args);
     args.beta = pass.weights[norm.bias];
     args.mean = saved.mean;
     kernels::LayerNormForward(pass.stream, args);
   } else {
     kernels::RmsNormForwardArgs args;
-    FillForward(pass, norm, flow, saved, args);
+    FillForward(pass, norm, residual, branch, saved, args);
     kernels::RmsNormForward(pass.stream, args);
+  }
+}
+
+void NormForward(const Pass& pass, const Norm& norm, Flow& flow, const NormSaved& saved) {
+  if (flow.second_branch.empty()) {
+    NormForward(pass, norm, flow.residual, flow.branch, saved);
+  } else {
+    for (const int half : {0, 1}) {
+      NormForward(pass, norm, PieceOf(flow.residual, 2, half),
+                  half == 0 ? flow.branch : flow.second_branch, saved.Piece(2, half));
+    }
   }
   if (!flow.branch.empty()) flow.residual = saved.x;
   flow.branch = Tensor();
+  flow.second_branch = Tensor();
 }
 
 void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
@@ -152,16 +172,24 @@ void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const
   const bool to_flow = d_bias.empty() && !flow.d_hidden_sums.empty();
   const HiddenSums sums = to_flow ? HiddenSums{flow.d_hidden_sums}
                                   : HiddenSums{d_bias, /*accumulate=*/!pass.overwrite_gradients};
-  Backward(pass, norm, dy, x, saved, flow.d_hidden, Views(pass, norm), sums);
+  Backward(pass, norm, dy, x, saved, flow.d_hidden, Views(pass, norm), !pass.overwrite_gradients,
+           sums);
   flow.d_hidden_summed = to_flow;
   Complete(pass, norm);
+}
+
+void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
+                  Tensor d_hidden, bool first, bool last) {
+  Backward(pass, norm, dy, x, saved, d_hidden, Views(pass, norm),
+           !first || !pass.overwrite_gradients);
+  if (last) Complete(pass, norm);
 }
 
 void NormBackwardInput(const Pass& pass, const Norm& norm, Tensor dy, Tensor x,
                        const NormSaved& saved, Tensor d_hidden, const NormGradients& gradients) {
   kernels::Zero(pass.stream, gradients.weight);
   if (!gradients.bias.empty()) kernels::Zero(pass.stream, gradients.bias);
-  Backward(pass, norm, dy, x, saved, d_hidden, gradients);
+  Backward(pass, norm, dy, x, saved, d_hidden, gradients, !pass.overwrite_gradients);
 }
 
 void NormBackwardWeights(const Pass& pass, const Norm& norm, const NormGradients& gradients) {

@@ -47,6 +47,8 @@ struct NormSaved {
                   int64_t rows, int64_t width);
   void TakeStatistics(kernels::Arena& arena, const std::string& category, const Norm& norm,
                       int64_t rows);
+  // Of one of `pieces` of the rows.
+  NormSaved Piece(int pieces, int piece) const;
 };
 
 // One micro-batch's gradients of the parameters.
@@ -58,13 +60,22 @@ struct NormGradients {
                             int64_t width);
 };
 
-// x = residual + branch becomes the new residual stream; y is its norm.
-void NormForward(const Pass& pass, const Norm& norm, Flow& flow, NormSaved& saved);
+// x = residual + branch becomes the new residual stream; y is its norm. Of all rows, in halves or
+// not.
+void NormForward(const Pass& pass, const Norm& norm, Flow& flow, const NormSaved& saved);
+// The same of some rows; without a branch the norm's input is the residual stream, and x is not
+// written.
+void NormForward(const Pass& pass, const Norm& norm, kernels::Tensor residual,
+                 kernels::Tensor branch, const NormSaved& saved);
 // d_hidden += the gradient through the norm. `x` is what was normalised. `d_bias`, unless empty: of
 // what was added to the residual stream in front of it, [width] fp32, added to like the norm's.
 // Flow::d_hidden_sums is written where d_bias is empty and the flow has it.
 void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
                   const NormSaved& saved, Flow& flow, kernels::Tensor d_bias = {});
+// The same of one piece of the rows after the other, whose d_hidden it is. The gradients of the
+// parameters are complete after the last.
+void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
+                  const NormSaved& saved, kernels::Tensor d_hidden, bool first, bool last);
 // The same in two calls: the parameters' gradients, which come with that of the input in one pass
 // over memory, are left in `gradients`, and added to where they belong later.
 void NormBackwardInput(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,

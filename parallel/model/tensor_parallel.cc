@@ -21,6 +21,8 @@ const char* Name(TensorOverlap overlap) {
       return "backward";
     case TensorOverlap::kChunked:
       return "chunked";
+    case TensorOverlap::kHalves:
+      return "halves";
   }
   return "unknown";
 }
@@ -140,6 +142,10 @@ TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_
   part.size = parallel.tensor_size;
   part.sequence = parallel.sequence_parallel && part.size > 1;
   if (part.size > 1) part.overlap = parallel.tensor_overlap;
+  // Two calls of backward work on all rows.
+  if (part.overlap == TensorOverlap::kHalves && parallel.split_backward) {
+    part.overlap = TensorOverlap::kBackward;
+  }
   const int64_t group = heads / kv_heads;
   if (kv_heads < part.size) {
     ShareHeads(parallel, kv_heads, group, part);
@@ -169,6 +175,30 @@ Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage) const {
   return storage;
 }
 
+int TensorPart::pieces(const BatchShape& shape) const {
+  const bool halves = overlap == TensorOverlap::kHalves && shape.batch % 2 == 0 &&
+                      (!sequence || shape.tokens() % (2 * size) == 0);
+  return halves ? 2 : 1;
+}
+
+int64_t TensorPart::FirstToken(const BatchShape& shape, int piece) const {
+  const int64_t tokens = shape.tokens() / pieces(shape);
+  return piece * tokens + (sequence ? rank * (tokens / size) : 0);
+}
+
+Tensor PieceOf(const Tensor& x, int pieces, int piece) {
+  const int64_t rows = x.dim(0) / pieces;
+  return x.Rows(piece * rows, rows);
+}
+
+Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage, int pieces) const {
+  if (!sequence) return rows;
+  for (int piece = 0; piece < pieces; ++piece) {
+    Enter(pass, PieceOf(rows, pieces, piece), PieceOf(storage, pieces, piece));
+  }
+  return storage;
+}
+
 Tensor TensorPart::Leave(const Pass& pass, Tensor partial) const {
   if (size == 1) return partial;
   Sum(*pass.tensor, pass.stream, partial);
@@ -183,6 +213,15 @@ Started TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage) co
   return {storage, done};
 }
 
+InPieces TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage, int pieces) const {
+  InPieces started = {.all = sequence ? storage : rows, .count = pieces};
+  for (int piece = 0; piece < pieces; ++piece) {
+    started.pieces[piece] =
+        StartEnter(pass, PieceOf(rows, pieces, piece), PieceOf(storage, pieces, piece));
+  }
+  return started;
+}
+
 Started TensorPart::StartLeave(const Pass& pass, Tensor partial) const {
   if (!Overlaps(pass)) return {Leave(pass, partial)};
   kernels::Event* const done = pass.tensor_stream->Start(
@@ -194,6 +233,21 @@ Started TensorPart::StartLeave(const Pass& pass, Tensor partial) const {
 Tensor TensorPart::Await(const Pass& pass, const Started& started) {
   if (started.done != nullptr) pass.tensor_stream->Await(pass.stream, *started.done);
   return started.tensor;
+}
+
+Tensor TensorPart::Await(const Pass& pass, const InPieces& started) {
+  for (int piece = 0; piece < started.count; ++piece) Await(pass, started.pieces[piece]);
+  return started.all;
+}
+
+kernels::Event* TensorPart::Start(const Pass& pass, Collective collective,
+                                  absl::FunctionRef<void(const Pass& on)> work) const {
+  if (!Overlaps(pass)) {
+    work(pass);
+    return nullptr;
+  }
+  return pass.tensor_stream->Start(pass.stream, collective,
+                                   [&](kernels::Stream& stream) { work(pass.On(stream)); });
 }
 
 void TensorPart::EnterThrough(const Pass& pass, Tensor rows, Tensor storage, RowsIn product,

@@ -14,6 +14,9 @@
 // Hidden states [T,C] outside of these pairs are the same on all ranks, or, with sequence
 // parallelism, each rank has T/ranks rows of them: the norms, the residual stream and what they
 // keep shrink, for the same bytes on the wire, and one more gather per pair in backward.
+//
+// With TensorOverlap::kHalves the tokens come in two pieces, each of half the samples: a rank's
+// rows are its rows of the first piece, then its rows of the second.
 #ifndef MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_
 #define MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_
 
@@ -75,10 +78,17 @@ struct TensorPart {
     return sequence ? TensorSharing::kPartial : TensorSharing::kReplicated;
   }
   int64_t rows(const BatchShape& shape) const { return shape.tokens() / (sequence ? size : 1); }
+  // That the tokens come in, the same for all passes of a workspace: 2 where kHalves takes effect.
+  int pieces(const BatchShape& shape) const;
+  // The first token of this rank's rows of one.
+  int64_t FirstToken(const BatchShape& shape, int piece) const;
 
   // Where a pair begins (backward: ends): this rank's rows become all rows, in `storage` [T,C].
   // Without sequence parallelism `rows` is what is returned, and nothing happens.
   kernels::Tensor Enter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
+  // The same of tokens that come in `pieces`.
+  kernels::Tensor Enter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
+                        int pieces) const;
   // Where it ends (backward: begins): `partial` [T,C] is summed over the ranks in place. Returns
   // this rank's rows of it: all, without sequence parallelism.
   kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial) const;
@@ -86,8 +96,15 @@ struct TensorPart {
   // The same beside the computing stream, if the pass has a stream for that, of a model that
   // overlaps: what is enqueued until Await() runs under it, and must leave its tensors alone.
   Started StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
+  InPieces StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
+                      int pieces) const;
   Started StartLeave(const Pass& pass, kernels::Tensor partial) const;
   static kernels::Tensor Await(const Pass& pass, const Started& started);
+  static kernels::Tensor Await(const Pass& pass, const InPieces& started);  // all of it
+  // And whatever goes with them: `work` gets a pass whose stream is that one. `collective` is what
+  // whoever awaits it is said to wait for.
+  kernels::Event* Start(const Pass& pass, Collective collective,
+                        absl::FunctionRef<void(const Pass& on)> work) const;
 
   // Enter, with what is made of all rows: `product` is called for rows [first, first + x.dim(0)),
   // of which x is all there is, once, or, with TensorOverlap::kChunked, once for every rank's. All
@@ -106,6 +123,9 @@ struct TensorPart {
   void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial) const;
   kernels::Tensor OwnRows(const kernels::Tensor& all) const;
 };
+
+// One of `pieces` of the rows of x, all of one size.
+kernels::Tensor PieceOf(const kernels::Tensor& x, int pieces, int piece);
 
 // kInvalidArgument with all numbers when a rank would be left without a unit, or `parallel` makes
 // no sense.

@@ -2,6 +2,7 @@
 #ifndef MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
 #define MUSTER_PARALLEL_MODEL_TENSOR_STREAM_H_
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,14 @@ namespace muster::parallel {
 struct Started {
   kernels::Tensor tensor;
   kernels::Event* done = nullptr;  // null: it has run on the computing stream
+};
+
+// All rows of something, of which one piece comes after the other.
+struct InPieces {
+  kernels::Tensor all;
+  std::array<Started, 2> pieces;
+  int count = 0;
+  bool empty() const { return count == 0; }
 };
 
 // Owns the stream and its events. Serves all layers of a model; used by the thread that enqueues on

@@ -1,6 +1,7 @@
 #include "parallel/model/transformer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -116,6 +117,10 @@ class TransformerBlock : public Block {
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
+    if (part_.pieces(flow.shape) > 1) {
+      ForwardInHalves(pass, flow, saved);
+      return;
+    }
     NormForward(pass, norm1_, flow, saved.norm1);
     saved.x1 = flow.residual;
     AttentionForward(pass, flow, saved);
@@ -126,6 +131,25 @@ class TransformerBlock : public Block {
   Tensor SumStorage(const Saved& base) const override {
     return static_cast<const TransformerSaved&>(base).norm1.x;
   }
+  std::vector<ParameterId> BeginsWith() const override {
+    if (part_.overlap != TensorOverlap::kHalves) return {};
+    std::vector<ParameterId> parameters = {norm1_.weight};
+    if (norm1_.bias >= 0) parameters.push_back(norm1_.bias);
+    return parameters;
+  }
+  // Norm and gather: the computing stream goes on with the other half.
+  bool BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const override {
+    const auto& saved = static_cast<const TransformerSaved&>(base);
+    const Tensor residual = PieceOf(flow.residual, 2, half);
+    const Tensor branch = half == 0 ? flow.branch : flow.second_branch;
+    const NormSaved norm = saved.norm1.Piece(2, half);
+    Started& begun = Entering(flow, saved.norm1, half);
+    begun.done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
+      NormForward(on, norm1_, residual, branch, norm);
+      part_.Enter(on, norm.y, PieceOf(flow.branch_storage, 2, half));
+    });
+    return true;
+  }
 
   // Every collective is begun as soon as what it sends is there, and awaited where its result is
   // used, with gradients of weights in between, which nothing else waits for: that of `down` under
@@ -133,28 +157,32 @@ class TransformerBlock : public Block {
   // `output` under the second sum, that of qkv under the gather behind norm1. The inputs of `up`
   // and qkv are gathered once more, rather than kept, under what comes before. Where ranks share
   // sequences and no collective of the tensor group overlaps, the gradients of `output` and, where
-  // there is memory for that, of `up` are left for the exchanges of attention's backward.
+  // there is memory for that, of `up` are left for the exchanges of attention's backward. Of tokens
+  // that come in pieces each is sent as soon as it is there, and those of weights wait for all.
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    Started d_out = std::exchange(flow.d_whole, {}), y2;
+    InPieces d_out = std::exchange(flow.d_whole, {}), y2;
     if (again_.norms) ForwardAgain(pass, flow, saved, d_out, y2);
-    if (d_out.tensor.empty()) d_out = StartGradient(pass, flow);
+    if (d_out.empty()) d_out = StartGradient(pass, flow);
     const bool beside = GathersBeside(flow);
-    if (beside && y2.tensor.empty()) y2 = StartInput(pass, flow, saved.norm2);
-    const Tensor d_mlp = Dropped(pass, flow, part_.Await(pass, d_out), mlp_dropout_);
-    MlpBackwardInput(pass, d_mlp, saved);
-    const Started d_norm2 = part_.StartLeave(pass, saved.d_small);
+    if (beside && y2.empty()) y2 = StartInput(pass, flow, saved.norm2);
+    std::array<Started, 2> d_norm2;
+    const Tensor d_mlp = MlpBackwardInput(pass, flow, saved, d_out, d_norm2);
     const bool summed = std::exchange(flow.d_hidden_summed, false);
     if (summed) LinearBackwardBias(pass, down_, flow.d_hidden_sums);
     LinearBackwardWeights(pass, down_, d_mlp, saved.up, /*bias_is_complete=*/summed);
     if (!beside && !LeavesUpForExchange()) {
       UpBackwardWeights(pass, saved, StartInput(pass, flow, saved.norm2));
     }
-    const bool sums = SumsHiddenGradient(flow);
-    NormBackward(pass, norm2_, part_.Await(pass, d_norm2), saved.norm2.x, saved.norm2, flow,
-                 sums ? (*pass.gradients)[*output_.bias] : Tensor());
-    if (sums) Ready(pass, *output_.bias);
-    d_out = StartGradient(pass, flow);
+    if (d_out.count == 1) {
+      const bool sums = SumsHiddenGradient(flow);
+      NormBackward(pass, norm2_, part_.Await(pass, d_norm2[0]), saved.norm2.x, saved.norm2, flow,
+                   sums ? (*pass.gradients)[*output_.bias] : Tensor());
+      if (sums) Ready(pass, *output_.bias);
+      d_out = StartGradient(pass, flow);
+    } else {
+      d_out = NormBackwardInPieces(pass, norm2_, d_norm2, saved.norm2.x, saved.norm2, flow);
+    }
     if (beside) UpBackwardWeights(pass, saved, y2);
     AttentionBackward(pass, flow, saved, d_out);
   }
@@ -271,6 +299,92 @@ class TransformerBlock : public Block {
     saved.up = arena.Take(category, shape.activation, {shape.tokens(), ffn_});
   }
 
+  // The samples in two halves. What a half waits for is on its way while the other one is computed:
+  // on the tensor group's stream the sum of its branch, the norm behind that and the gather of its
+  // output follow each other, and the next block's beginning follows this one's end.
+  void ForwardInHalves(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
+    const InPieces begun = Begin(pass, flow, saved);
+    saved.x1 = flow.branch.empty() ? flow.residual : saved.norm1.x;
+    flow.branch = flow.second_branch = Tensor();
+    const InPieces y2 = AttentionInHalves(pass, flow, saved, begun);
+    flow.residual = saved.norm2.x;
+    std::array<kernels::Event*, 2> left;
+    bool ahead = true;
+    for (const int half : {0, 1}) {
+      const Tensor x = part_.Await(pass, y2.pieces[half]);
+      Up(pass, saved, x, half * x.dim(0), /*activate=*/true);
+      const Tensor y = PieceOf(flow.branch_storage, 2, half);
+      LinearForward(pass, down_, PieceOf(saved.up, 2, half), y);
+      Tensor& branch = half == 0 ? flow.branch : flow.second_branch;
+      left[half] = part_.Start(pass, Ends(), [&](const Pass& on) {
+        branch = LeaveWithDropout(on, flow, y, mlp_dropout_, half);
+      });
+      ahead = flow.next != nullptr && flow.next->BeginForward(pass, flow, *flow.next_saved, half);
+    }
+    // Who goes on with all of it does so on the computing stream.
+    for (const int half : {0, 1}) {
+      if (!ahead) part_.Await(pass, {Tensor(), left[half]});
+    }
+  }
+  // What BeginForward has for Forward, by halves.
+  Started& Entering(Flow& flow, const NormSaved& norm, int half) const {
+    InPieces& begun = flow.begun;
+    begun.all = part_.sequence ? flow.branch_storage : norm.y;
+    begun.count = half + 1;
+    begun.pieces[half].tensor = PieceOf(begun.all, 2, half);
+    return begun.pieces[half];
+  }
+  InPieces Begin(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
+    for (const int half : {0, 1}) {
+      if (flow.begun.count == half) BeginForward(pass, flow, saved, half);
+    }
+    return std::exchange(flow.begun, {});
+  }
+  // From norm1's output to norm2's, `y1` and the result all rows of them.
+  InPieces AttentionInHalves(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                             const InPieces& y1) const {
+    InPieces y2 = {.all = part_.sequence ? flow.branch_storage : saved.norm2.y, .count = 2};
+    const int64_t samples = flow.shape.batch / 2, rows = flow.shape.tokens() / 2;
+    const auto project = [&](int half) {
+      const Tensor x = part_.Await(pass, y1.pieces[half]);
+      qkv_.Forward(pass, x, saved.qkv.Rows(half * rows, rows), rotary_ ? flow.rotary : Tensor());
+    };
+    // Ranks that share sequences exchange those of all samples at once.
+    if (context_size_ > 1) {
+      for (const int half : {0, 1}) project(half);
+      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
+                            *saved.spread_saved);
+    }
+    for (const int half : {0, 1}) {
+      if (context_size_ == 1) {
+        project(half);
+        kernels::AttentionForward(pass.stream,
+                                  Attention(flow, saved, {half * samples, (half + 1) * samples}));
+      }
+      const Tensor y = PieceOf(flow.branch_storage, 2, half);
+      LinearForward(pass, output_, PieceOf(saved.attention, 2, half), y);
+      const NormSaved norm = saved.norm2.Piece(2, half);
+      y2.pieces[half].tensor = PieceOf(y2.all, 2, half);
+      y2.pieces[half].done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
+        const Tensor branch = LeaveWithDropout(on, flow, y, attention_dropout_, half);
+        NormForward(on, norm2_, PieceOf(saved.x1, 2, half), branch, norm);
+        part_.Enter(on, norm.y, y);
+      });
+    }
+    return y2;
+  }
+  // What ends a pair of matrices.
+  Collective Ends() const {
+    return part_.sequence ? Collective::kReduceScatter : Collective::kAllReduce;
+  }
+  // This rank's rows of the sum of a piece, without what is dropped.
+  Tensor LeaveWithDropout(const Pass& pass, const Flow& flow, const Tensor& partial,
+                          const Dropout& dropout, int piece) const {
+    const Tensor rows = part_.Leave(pass, partial);
+    dropout.Apply(pass, flow, rows, rows, part_.FirstToken(flow.shape, piece));
+    return rows;
+  }
+
   // Norms consume the branch: its storage is free for their gathered rows.
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
     bool turn = rotary_;
@@ -298,21 +412,26 @@ class TransformerBlock : public Block {
     bool waiting = true;
     const auto product = [&](Tensor x, int64_t first) {
       if (std::exchange(waiting, false)) begun();
-      const Tensor pre = saved.pre.Rows(first, x.dim(0));
-      if (swiglu_ && !activate) {
-        LinearForward(pass, up_, x, pre);
-        return;
-      }
-      const Tensor y = saved.up.Rows(first, x.dim(0));
-      if (swiglu_) {
-        LinearForwardThroughSwiglu(pass, up_, x, pre, y);
-      } else {
-        LinearForward(pass, up_, x, y, pre);
-      }
+      Up(pass, saved, x, first, activate);
     };
     // Who makes it again goes on with all rows of its input.
     part_.EnterThrough(pass, saved.norm2.y, flow.branch_storage, product,
                        /*keeps_all=*/!activate);
+  }
+  // From rows [first, first + x.dim(0)) of norm2's output.
+  void Up(const Pass& pass, const TransformerSaved& saved, const Tensor& x, int64_t first,
+          bool activate) const {
+    const Tensor pre = saved.pre.Rows(first, x.dim(0));
+    if (swiglu_ && !activate) {
+      LinearForward(pass, up_, x, pre);
+      return;
+    }
+    const Tensor y = saved.up.Rows(first, x.dim(0));
+    if (swiglu_) {
+      LinearForwardThroughSwiglu(pass, up_, x, pre, y);
+    } else {
+      LinearForward(pass, up_, x, y, pre);
+    }
   }
   // The last product of a pair: this rank's rows of the sum, without what is dropped, become the
   // branch. Where this rank has all of the sum, and the norm behind keeps its input in `next_sum`,
@@ -330,31 +449,49 @@ class TransformerBlock : public Block {
     dropout.Apply(pass, flow, rows, rows, part_.sequence ? part_.rank * rows.dim(0) : 0);
     flow.branch = rows;
   }
-  // Its gradient, from all rows of d_hidden. Those that were gathered are nobody else's; d_hidden
-  // itself also flows along the residual, and nothing stands in the branch's storage then.
-  Tensor Dropped(const Pass& pass, const Flow& flow, const Tensor& d_out,
-                 const Dropout& dropout) const {
-    if (!dropout.Drops(pass)) return d_out;
-    const Tensor& out = part_.sequence ? d_out : flow.branch_storage;
-    dropout.Apply(pass, flow, d_out, out, 0);
-    return out;
+  // Its gradient, from all rows of d_hidden, as one piece after the other arrives; `use` gets each,
+  // with the first row of it. Those that were gathered are nobody else's; d_hidden itself also
+  // flows along the residual, and nothing stands in the branch's storage then. Returns all of it.
+  Tensor Dropped(const Pass& pass, const Flow& flow, const InPieces& d_out, const Dropout& dropout,
+                 absl::FunctionRef<void(Tensor dy, int64_t first)> use) const {
+    const Tensor& all = dropout.Drops(pass) && !part_.sequence ? flow.branch_storage : d_out.all;
+    for (int piece = 0; piece < d_out.count; ++piece) {
+      const Tensor arrived = part_.Await(pass, d_out.pieces[piece]);
+      const Tensor dy = PieceOf(all, d_out.count, piece);
+      const int64_t first = piece * dy.dim(0);
+      dropout.Apply(pass, flow, arrived, dy, first);
+      use(dy, first);
+    }
+    return all;
   }
   // Makes what was not kept, but for the activation of a block that keeps its products: that comes
   // with its gradient. Where everything comes again, and gathers overlap, the gather of d_hidden is
   // begun on the way, and all rows of norm2's output stay where they were needed.
-  void ForwardAgain(const Pass& pass, const Flow& flow, TransformerSaved& saved, Started& d_out,
-                    Started& y2) const {
+  void ForwardAgain(const Pass& pass, const Flow& flow, TransformerSaved& saved, InPieces& d_out,
+                    InPieces& y2) const {
     Flow again = flow;
     again.residual = saved.x1;
-    again.branch = Tensor();
+    again.branch = again.second_branch = Tensor();
     NormForward(pass, norm1_, again, saved.norm1);
+    if (again_.products && part_.pieces(flow.shape) > 1) {
+      const InPieces y1 = part_.StartEnter(pass, saved.norm1.y, flow.branch_storage, 2);
+      y2 = AttentionInHalves(pass, flow, saved, y1);
+      if (GathersBeside(flow)) d_out = StartGradient(pass, flow);
+      for (const int half : {0, 1}) {
+        const Tensor x = part_.Await(pass, y2.pieces[half]);
+        Up(pass, saved, x, half * x.dim(0), /*activate=*/false);
+        y2.pieces[half].done = nullptr;
+      }
+      if (!GathersBeside(flow)) y2 = {};
+      return;
+    }
     if (again_.products) {
       AttentionForward(pass, again, saved);
       NormForward(pass, norm2_, again, saved.norm2);
       UpForward(pass, flow, saved, /*activate=*/false, [&] {
         if (!GathersBeside(flow)) return;
         d_out = StartGradient(pass, flow);
-        y2 = {flow.branch_storage};
+        y2 = {flow.branch_storage, {Started{flow.branch_storage}}, 1};
       });
       return;
     }
@@ -368,29 +505,67 @@ class TransformerBlock : public Block {
   // Whether there is memory for two gathers at once.
   static bool GathersBeside(const Flow& flow) { return !flow.gathered.empty(); }
   // All rows of flow.d_hidden.
-  Started StartGradient(const Pass& pass, const Flow& flow) const {
-    return part_.StartEnter(pass, flow.d_hidden,
-                            GathersBeside(flow) ? flow.gathered : flow.branch_storage);
+  InPieces StartGradient(const Pass& pass, const Flow& flow) const {
+    return part_.StartEnter(pass, flow.d_hidden, GradientStorage(flow), part_.pieces(flow.shape));
+  }
+  static const Tensor& GradientStorage(const Flow& flow) {
+    return GathersBeside(flow) ? flow.gathered : flow.branch_storage;
   }
   // Those of a norm's output.
-  Started StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const {
-    return part_.StartEnter(pass, norm.y, flow.branch_storage);
+  InPieces StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const {
+    return part_.StartEnter(pass, norm.y, flow.branch_storage, part_.pieces(flow.shape));
+  }
+  // Through a norm, from this rank's rows of the gradient of its output, as they arrive. With
+  // `gathers`, the gather of a piece's d_hidden begins behind it.
+  InPieces NormBackwardInPieces(const Pass& pass, const Norm& norm,
+                                const std::array<Started, 2>& dy, const Tensor& x,
+                                const NormSaved& saved, const Flow& flow,
+                                bool gathers = true) const {
+    const Tensor& storage = GradientStorage(flow);
+    InPieces d_hidden;
+    if (gathers) d_hidden = {.all = part_.sequence ? storage : flow.d_hidden, .count = 2};
+    for (const int piece : {0, 1}) {
+      const Tensor rows = PieceOf(flow.d_hidden, 2, piece);
+      NormBackward(pass, norm, part_.Await(pass, dy[piece]), PieceOf(x, 2, piece),
+                   saved.Piece(2, piece), rows, /*first=*/piece == 0, /*last=*/piece == 1);
+      if (!gathers) continue;
+      d_hidden.pieces[piece] = part_.StartEnter(pass, rows, PieceOf(storage, 2, piece));
+    }
+    return d_hidden;
   }
 
-  // From the gradient of the MLP's output to saved.d_small, that of norm2's: this rank's part of
-  // it.
-  void MlpBackwardInput(const Pass& pass, const Tensor& dy, const TransformerSaved& saved) const {
-    if (!swiglu_) {
-      LinearBackwardInputThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
-                                     again_.activation && !again_.products);
-      LinearBackwardInput(pass, up_, saved.d_up, saved.d_small);
-      return;
+  // From the gradient of the MLP's output, which is returned, to that of norm2's: this rank's part
+  // of it goes through saved.d_small to the ranks, piece by piece.
+  Tensor MlpBackwardInput(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                          const InPieces& d_out, std::array<Started, 2>& d_norm2) const {
+    const auto leave = [&](const Tensor& d_up, int64_t first) {
+      const int64_t rows = d_up.dim(0);
+      const Tensor dx = saved.d_small.Rows(first, rows);
+      LinearBackwardInput(pass, up_, d_up, dx);
+      d_norm2[first / rows] = part_.StartLeave(pass, dx);
+    };
+    if (swiglu_) {
+      return Dropped(pass, flow, d_out, mlp_dropout_, [&](Tensor dy, int64_t first) {
+        const int64_t rows = dy.dim(0);
+        const Tensor pre = saved.pre.Rows(first, rows);
+        LinearBackwardInputThroughSwiglu(pass, down_, dy,
+                                         SwigluComesAgain() ? saved.up.Rows(first, rows) : Tensor(),
+                                         saved.d_up.Rows(first, rows), pre);
+        leave(pre, first);
+      });
     }
-    LinearBackwardInputThroughSwiglu(pass, down_, dy, SwigluComesAgain() ? saved.up : Tensor(),
-                                     saved.d_up, saved.pre);
-    LinearBackwardInput(pass, up_, saved.pre, saved.d_small);
+    // The bias of `up` gets the sum over all rows at once.
+    const Tensor dy = Dropped(pass, flow, d_out, mlp_dropout_, [](Tensor, int64_t) {});
+    LinearBackwardInputThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
+                                   again_.activation && !again_.products);
+    for (int piece = 0; piece < d_out.count; ++piece) {
+      const Tensor d_up = PieceOf(saved.d_up, d_out.count, piece);
+      leave(d_up, piece * d_up.dim(0));
+    }
+    return dy;
   }
-  void UpBackwardWeights(const Pass& pass, const TransformerSaved& saved, const Started& y2) const {
+  void UpBackwardWeights(const Pass& pass, const TransformerSaved& saved,
+                         const InPieces& y2) const {
     LinearBackwardWeights(pass, up_, swiglu_ ? saved.pre : saved.d_up, part_.Await(pass, y2),
                           /*bias_is_complete=*/!swiglu_);
   }
@@ -407,12 +582,13 @@ class TransformerBlock : public Block {
   bool LeavesUpForExchange() const { return LeavesForExchanges() && swiglu_ && !part_.sequence; }
   // `d_out`: of the gradient of attention's output. To flow.d_hidden.
   void AttentionBackward(const Pass& pass, Flow& flow, const TransformerSaved& saved,
-                         const Started& d_out) const {
+                         const InPieces& d_out) const {
     const bool beside = GathersBeside(flow);
-    Started y1;
+    InPieces y1;
     if (beside) y1 = StartInput(pass, flow, saved.norm1);
-    const Tensor dy = Dropped(pass, flow, part_.Await(pass, d_out), attention_dropout_);
-    LinearBackwardInput(pass, output_, dy, AttentionGradient(saved));
+    const Tensor dy = Dropped(pass, flow, d_out, attention_dropout_, [&](Tensor of, int64_t first) {
+      LinearBackwardInput(pass, output_, of, AttentionGradient(saved).Rows(first, of.dim(0)));
+    });
     const auto output_weights = [&] {
       LinearBackwardWeights(pass, output_, dy, saved.attention,
                             /*bias_is_complete=*/SumsHiddenGradient(flow));
@@ -425,8 +601,12 @@ class TransformerBlock : public Block {
     // The last exchange is the larger one, and `up` the larger product.
     if (LeavesUpForExchange()) work.last = up_weights;
     ScoresBackward(pass, flow, saved, work);
-    QkvBackwardInput(pass, saved, 0, saved.d_small);
-    const Started d_norm1 = part_.StartLeave(pass, saved.d_small);
+    std::array<Started, 2> d_norm1;
+    for (int piece = 0; piece < d_out.count; ++piece) {
+      const Tensor dx = PieceOf(saved.d_small, d_out.count, piece);
+      QkvBackwardInput(pass, saved, piece * dx.dim(0), dx);
+      d_norm1[piece] = part_.StartLeave(pass, dx);
+    }
     if (!LeavesForExchanges()) output_weights();
     // The block behind takes the gather over, unless it uses the memory before.
     const bool ahead = beside && flow.more_behind && gathers_ahead_;
@@ -435,10 +615,14 @@ class TransformerBlock : public Block {
       qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));
     };
     if (!ahead) weights();
-    NormBackward(pass, norm1_, part_.Await(pass, d_norm1), saved.x1, saved.norm1, flow);
-    if (!ahead) return;
-    flow.d_whole = StartGradient(pass, flow);
-    weights();
+    if (d_out.count == 1) {
+      NormBackward(pass, norm1_, part_.Await(pass, d_norm1[0]), saved.x1, saved.norm1, flow);
+      if (ahead) flow.d_whole = StartGradient(pass, flow);
+    } else {
+      flow.d_whole =
+          NormBackwardInPieces(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow, ahead);
+    }
+    if (ahead) weights();
   }
   // Rows [first, first + dx.dim(0)).
   void QkvBackwardInput(const Pass& pass, const TransformerSaved& saved, int64_t first,
@@ -510,14 +694,23 @@ class TransformerBlock : public Block {
             qkv_.Values(saved.qkv, shape), AttentionHeads(saved.attention, shape), flow.documents};
   }
   kernels::AttentionArgs Attention(const Flow& flow, const TransformerSaved& saved) const {
-    const BatchShape& shape = flow.shape;
+    return Attention(flow, saved, {0, flow.shape.batch});
+  }
+  kernels::AttentionArgs Attention(const Flow& flow, const TransformerSaved& saved,
+                                   Span samples) const {
+    BatchShape shape = flow.shape;
+    shape.batch = samples.size();
+    const int64_t first = samples.begin * shape.sequence;
+    const QkvProjection::Output qkv = saved.qkv.Rows(first, shape.tokens());
     kernels::AttentionArgs args;
-    args.q = qkv_.Queries(saved.qkv, shape);
-    args.k = qkv_.Keys(saved.qkv, shape);
-    args.v = qkv_.Values(saved.qkv, shape);
-    args.out = AttentionHeads(saved.attention, shape);
-    args.lse = saved.lse;
-    args.documents = flow.documents;
+    args.q = qkv_.Queries(qkv, shape);
+    args.k = qkv_.Keys(qkv, shape);
+    args.v = qkv_.Values(qkv, shape);
+    args.out = AttentionHeads(saved.attention.Rows(first, shape.tokens()), shape);
+    if (!saved.lse.empty()) args.lse = saved.lse.Rows(samples.begin, shape.batch);
+    if (!flow.documents.empty()) {
+      args.documents = flow.documents.Rows(samples.begin, shape.batch);
+    }
     return args;
   }
 

@@ -156,6 +156,14 @@ void ParameterGatherer::Acquire(int block, BlockWork work) {
   }
 }
 
+bool ParameterGatherer::AcquireEarly(absl::Span<const ParameterId> parameters) {
+  for (const ParameterId id : parameters) {
+    if (flat_.parameters_rotate(flat_.layout().bucket_of(id))) return false;
+  }
+  for (const ParameterId id : parameters) Await(flat_.layout().bucket_of(id));
+  return true;
+}
+
 void ParameterGatherer::Release(int block, BlockWork work) {
   if (work == BlockWork::kBackwardWeights) return;
   const int bucket = BucketOf(block);

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/device.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
@@ -55,6 +56,7 @@ class ParameterGatherer : public BlockGate {
   void Await(int bucket);
 
   void Acquire(int block, BlockWork work) override;
+  bool AcquireEarly(absl::Span<const ParameterId> parameters) override;
   void Release(int block, BlockWork work) override;
 
  private:

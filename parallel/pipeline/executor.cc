@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
+#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 
@@ -279,8 +280,15 @@ void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
   Await(to);
   if (flow.branch.empty()) {
     kernels::Copy(compute_, flow.residual, to.tensor);
-  } else {
+    return;
+  }
+  if (flow.second_branch.empty()) {
     kernels::Add(compute_, flow.residual, flow.branch, to.tensor);
+    return;
+  }
+  for (const int half : {0, 1}) {
+    kernels::Add(compute_, PieceOf(flow.residual, 2, half),
+                 half == 0 ? flow.branch : flow.second_branch, PieceOf(to.tensor, 2, half));
   }
 }
 
@@ -311,6 +319,7 @@ absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
     flow.residual = inputs_[step.input].tensor;
   }
   flow.branch = Tensor();
+  flow.second_branch = Tensor();
   if (!step.head_in_forward) {
     model_.Forward(pass, workspace, Trunk(chunk));
     Add(flow, outputs_[step.output]);
@@ -401,6 +410,7 @@ void PipelineExecutor::Head(const Step& step, const Pass& with_gradients,
   // The head computes gradients in its Forward, in scratch memory that the next forward uses.
   workspace.flow.residual = outputs_[step.output].tensor;
   workspace.flow.branch = Tensor();
+  workspace.flow.second_branch = Tensor();
   const BlockRange& part = model_.parts()[chunk];
   model_.Forward(with_gradients, workspace, {part.end - 1, part.end});
   client.OnLosses(step.action.micro_batch, workspace.flow);
@@ -533,6 +543,7 @@ absl::Status PipelineExecutor::RunForward(const Pass& pass, int micro_batches,
         }
       }
       flow.branch = Tensor();
+      flow.second_branch = Tensor();
       model_.Forward(pass, workspace, model_.parts()[chunk]);
       if (IsLastPart(chunk)) {
         client.OnLosses(i, flow);

@@ -127,6 +127,7 @@ class Judge {
           "off; ",
           tensor > 1 ? "set sequence true, or use backward" : "use backward, as tensor is 1");
     }
+    TensorHalves();
     if (!layout_.sequence_parallel) return;
     if (tensor == 1) {
       Add("engine.parallel.sequence", "needs tensor parallelism, but tensor is 1");
@@ -142,6 +143,39 @@ class Judge {
           " tensor-parallel ranks; with a micro_batch of ",
           Multiples(layout_.micro_batch, tensor / std::gcd(sample, int64_t{tensor})),
           " they would");
+    }
+  }
+
+  void TensorHalves() {
+    if (!layout_.tensor_halves) return;
+    const char* const field = "engine.parallel.tensor_overlap";
+    const int tensor = degree(Axis::kTensor);
+    if (tensor == 1) {
+      Add(field,
+          "halves run the collectives of one half of the samples under the other, but tensor "
+          "is 1; use backward");
+      return;
+    }
+    if (layout_.zero_bubble) {
+      Add(field,
+          "halves and the zero_bubble schedule, whose second call of backward takes all "
+          "samples at once, do not go together; use backward, or another schedule");
+    }
+    if (layout_.micro_batch % 2 != 0) {
+      Add(field, "halves need an even number of samples, but micro_batch is ", layout_.micro_batch,
+          "; ", Multiples(layout_.micro_batch, 2), " would do, or use backward");
+      return;
+    }
+    int64_t tokens = 0;
+    if (!layout_.sequence_parallel ||
+        __builtin_mul_overflow(layout_.micro_batch, model_.sequence, &tokens)) {
+      return;
+    }
+    tokens /= degree(Axis::kContext);
+    if (tokens > 0 && tokens % tensor == 0 && tokens % (2 * tensor) != 0) {
+      Add(field, "halves of the ", tokens, " tokens of a micro-batch do not divide over ", tensor,
+          " tensor-parallel ranks; with a micro_batch of ", 2 * layout_.micro_batch,
+          " they would, or use backward");
     }
   }
 

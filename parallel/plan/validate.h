@@ -17,6 +17,7 @@ struct Layout {
   PerAxis degrees{1, 1, 1, 1};
   bool sequence_parallel = false;  // within tensor groups
   bool tensor_chunks = false;      // products in chunks, over collectives of the tensor group
+  bool tensor_halves = false;      // samples in two halves, each over the collectives of the other
   int pipeline_chunks = 1;         // model parts per pipeline stage
   bool interleaved = false;        // schedules that need several pipeline stages
   bool zero_bubble = false;

@@ -577,6 +577,7 @@ parallel::Layout LayoutOf(const v1::JobSpec& spec) {
   layout.tensor_shares = split.tensor_shares_size();
   layout.sequence_parallel = split.sequence();
   layout.tensor_chunks = split.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
+  layout.tensor_halves = split.tensor_overlap() == v1::TENSOR_OVERLAP_HALVES;
   layout.zero = split.zero();
   layout.zero_shards = split.zero_shards();
   layout.global_batch = training.global_batch();

@@ -51,6 +51,8 @@ constexpr Layout kLayouts[] = {
     {"tensor 2, sequence", 2, "tensor=2 sequence=true"},
     {"tensor 2, nothing beside", 2, "tensor=2 sequence=true tensor_overlap=none"},
     {"tensor 2, chunked", 2, "tensor=2 sequence=true tensor_overlap=chunked"},
+    {"tensor 2, halves", 2, "tensor=2 sequence=true tensor_overlap=halves"},
+    {"tensor 2, halves of all rows", 2, "tensor=2 tensor_overlap=halves"},
     {"ring 2", 2, "context=2"},
     {"all-gather 2", 2, "context=2 context_method=all_gather"},
     {"all-to-all 2", 2, "context=2 context_method=all_to_all"},
@@ -62,6 +64,7 @@ constexpr Layout kLayouts[] = {
     {"data 4, zero 3 over 2", 4, "data=4 zero=3 zero_shards=2"},
     {"tensor 4, sequence", 4, "tensor=4 sequence=true"},
     {"tensor 4, chunked", 4, "tensor=4 sequence=true tensor_overlap=chunked"},
+    {"tensor 4, halves", 4, "tensor=4 sequence=true tensor_overlap=halves"},
     {"ring 4", 4, "context=4"},
     {"all-to-all 4", 4, "context=4 context_method=all_to_all"},
     {"pipeline 4", 4, "pipeline=4"},
@@ -69,7 +72,10 @@ constexpr Layout kLayouts[] = {
     {"pipeline 2 x tensor 2", 4, "pipeline=2 tensor=2 sequence=true"},
     {"pipeline 2 x tensor 2, chunked", 4,
      "pipeline=2 tensor=2 sequence=true tensor_overlap=chunked pipeline_schedule=zero_bubble"},
+    {"pipeline 2 x tensor 2, halves", 4, "pipeline=2 tensor=2 sequence=true tensor_overlap=halves"},
     {"tensor 2 x data 2, zero 1", 4, "tensor=2 data=2 zero=1"},
+    {"tensor 2 x data 2, zero 1, halves", 4,
+     "tensor=2 data=2 zero=1 sequence=true tensor_overlap=halves"},
     {"context 2 x data 2, zero 3", 4, "context=2 data=2 zero=3"},
 };
 

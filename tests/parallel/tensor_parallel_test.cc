@@ -330,6 +330,32 @@ TEST(MakeModel, TensorParallelismThatDoesNotFit_IsRefusedWithAllNumbers) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use backward")));
 }
 
+TEST(TensorPart, Halves_AreOfSamplesAndHaveRowsOnEveryRank) {
+  ModelParallel parallel;
+  parallel.tensor_size = 3;
+  parallel.tensor_rank = 1;
+  parallel.tensor_overlap = TensorOverlap::kHalves;
+  const auto part = [&] { return TensorPart::Make(parallel, 6, 6, 48, 61); };
+  const BatchShape four = {.batch = 4, .sequence = 9}, odd = {.batch = 3, .sequence = 8};
+  EXPECT_EQ(part().pieces(four), 2);
+  EXPECT_EQ(part().pieces(odd), 1);
+  // Without sequence parallelism a rank has all rows.
+  EXPECT_EQ(part().FirstToken(four, 0), 0);
+  EXPECT_EQ(part().FirstToken(four, 1), 18);
+  parallel.sequence_parallel = true;
+  EXPECT_EQ(part().pieces(four), 2);
+  EXPECT_EQ(part().FirstToken(four, 0), 6);
+  EXPECT_EQ(part().FirstToken(four, 1), 18 + 6);
+  EXPECT_EQ(part().FirstToken(odd, 0), 8);
+  // 3 x 8 tokens are 8 rows for each of three ranks, their halves are not.
+  EXPECT_EQ(part().pieces({.batch = 4, .sequence = 8}), 1);
+  parallel.split_backward = true;
+  EXPECT_EQ(part().pieces(four), 1);
+  parallel.split_backward = false;
+  parallel.tensor_overlap = TensorOverlap::kBackward;
+  EXPECT_EQ(part().pieces(four), 1);
+}
+
 TEST(SplitUnits, FollowsWeightsByLargestRemainderAndLeavesNobodyEmpty) {
   EXPECT_THAT(SplitUnits(7, 3, {}), ElementsAre(Span{0, 3}, Span{3, 5}, Span{5, 7}));
   EXPECT_THAT(SplitUnits(10, 2, {3, 1}), ElementsAre(Span{0, 8}, Span{8, 10}));

@@ -73,15 +73,19 @@ TEST_F(DropoutParity, TensorSequenceAndContextRanks_TrainLikeOne) {
     const RankResult alone = harness_.Train(On(model))[0];
     const Tensors gradients = harness_.FirstGradients(On(model));
     std::vector<Case> runs = {On(model, PerAxis(1, 1, 1, 2))};
-    for (const TensorOverlap overlap :
-         {TensorOverlap::kNone, TensorOverlap::kBackward, TensorOverlap::kChunked}) {
+    for (const TensorOverlap overlap : {TensorOverlap::kHalves, TensorOverlap::kNone,
+                                        TensorOverlap::kBackward, TensorOverlap::kChunked}) {
       for (const PerAxis& degrees : {PerAxis(1, 1, 1, 2), PerAxis(2, 1, 1, 2)}) {
         runs.push_back(On(model, degrees));
         runs.back().layout.sequence_parallel = true;
         runs.back().tensor_overlap = overlap;
-        if (degrees[Axis::kPipeline] > 1) runs.back().schedule = PipelineSchedule::kZeroBubble;
+        if (degrees[Axis::kPipeline] > 1 && overlap != TensorOverlap::kHalves) {
+          runs.back().schedule = PipelineSchedule::kZeroBubble;
+        }
       }
     }
+    runs.push_back(On(model, PerAxis(1, 1, 1, 2)));
+    runs.back().tensor_overlap = TensorOverlap::kHalves;
     runs.push_back(runs.back());
     runs.back().schedule = PipelineSchedule::kOneForwardOneBackward;
     runs.back().recompute = Recompute::kFull;

@@ -164,8 +164,8 @@ TEST(Exposure, EveryContextMethod_HasItsCollective) {
 // another name.
 TEST(Exposure, TensorCollectivesThatOverlap_CountAsSuch) {
   Harness harness;
-  for (const TensorOverlap overlap :
-       {TensorOverlap::kNone, TensorOverlap::kBackward, TensorOverlap::kChunked}) {
+  for (const TensorOverlap overlap : {TensorOverlap::kNone, TensorOverlap::kBackward,
+                                      TensorOverlap::kChunked, TensorOverlap::kHalves}) {
     Case run = Steps(PerAxis(1, 1, 1, 2));
     run.layout.sequence_parallel = true;
     run.tensor_overlap = overlap;

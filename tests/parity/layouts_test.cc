@@ -210,6 +210,15 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
     // The same order without the stream.
     run.overlap = false;
     ExpectSameBits(plain, harness_.Train(run)[0]);
+    if (run.schedule != PipelineSchedule::kZeroBubble) {
+      // The norms' gradients are added up by halves, the same in every run.
+      run.tensor_overlap = TensorOverlap::kHalves;
+      const RankResult halves = harness_.Train(run)[0];
+      ExpectClose(plain, halves);
+      run.overlap = true;
+      ExpectSameBits(halves, harness_.Train(run)[0]);
+      run.overlap = false;
+    }
     if (!run.layout.sequence_parallel) continue;
     // Products in chunks have their own rounding, the same in every run.
     run.tensor_overlap = TensorOverlap::kChunked;
@@ -217,6 +226,61 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
     ExpectClose(plain, chunked);
     run.overlap = true;
     ExpectSameBits(chunked, harness_.Train(run)[0]);
+  }
+}
+
+// With what else changes the order of forward and backward.
+TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
+  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
+    Case alone;
+    alone.model = model;
+    alone.layout.global_batch = 24;
+    alone.layout.micro_batch = 6;
+    alone.steps = 8;
+    if (model.family == "llama") alone.model.sizes["kv_heads"] = 2;
+    const RankResult whole = harness_.Train(alone)[0];
+    const Tensors gradients = harness_.FirstGradients(alone);
+    std::vector<Case> runs;
+    const auto add = [&](const PerAxis& degrees, bool sequence = true) -> Case& {
+      Case run = alone;
+      run.tensor_overlap = TensorOverlap::kHalves;
+      run.layout.degrees = degrees;
+      run.layout.sequence_parallel = sequence;
+      runs.push_back(run);
+      return runs.back();
+    };
+    add(PerAxis(1, 1, 1, 2), /*sequence=*/false);
+    add(PerAxis(1, 1, 1, 2));
+    Case& uneven = add(PerAxis(1, 1, 1, 3));
+    uneven.tensor_weights = {3, 1, 2};
+    uneven.gloo = model.family == "llama";
+    for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      add(PerAxis(1, 1, 1, 2)).recompute = recompute;
+      add(PerAxis(1, 1, 1, 2), /*sequence=*/false).recompute = recompute;
+    }
+    add(PerAxis(1, 2, 1, 2)).layout.zero = 1;
+    Case& sharded = add(PerAxis(1, 2, 1, 4));
+    sharded.layout.zero = 3;
+    sharded.recompute = Recompute::kFull;
+    // Where norms rotate too, a block cannot begin early.
+    Case& rotating = add(PerAxis(1, 2, 1, 2));
+    rotating.layout.zero = 3;
+    rotating.resident_elements = 0;
+    for (const ContextMethod method :
+         {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
+      add(PerAxis(1, 1, 2, 2)).context_method = method;
+    }
+    add(PerAxis(2, 1, 1, 2));
+    add(PerAxis(2, 1, 2, 2)).schedule = PipelineSchedule::kInterleaved;
+    runs.back().layout.pipeline_chunks = 2;
+    add(PerAxis(1, 1, 1, 2)).offload_activations = true;
+    add(PerAxis(2, 1, 1, 2)).recompute = Recompute::kFull;
+    add(PerAxis(2, 1, 1, 2)).recompute = Recompute::kSelective;
+    for (const Case& run : runs) {
+      SCOPED_TRACE(run.ToString());
+      ExpectClose(whole, harness_.Train(run)[0]);
+      ExpectClose(gradients, harness_.FirstGradients(run));
+    }
   }
 }
 

@@ -154,7 +154,12 @@ Case Draw(Rng& rng) {
       run.tensor_overlap = layout.sequence_parallel && rng.Chance(0.6) ? TensorOverlap::kChunked
                                                                        : TensorOverlap::kNone;
     }
+    // By chance as often as not of an even number of samples.
+    if (tensor > 1 && !layout.zero_bubble && layout.micro_batch % 2 == 0 && rng.Chance(0.4)) {
+      run.tensor_overlap = TensorOverlap::kHalves;
+    }
     layout.tensor_chunks = run.tensor_overlap == TensorOverlap::kChunked;
+    layout.tensor_halves = run.tensor_overlap == TensorOverlap::kHalves;
     if (tensor > 1 && rng.Chance(0.4)) {
       for (int i = 0; i < tensor; ++i) run.tensor_weights.push_back(1 + rng.Below(4));
     }
@@ -310,8 +315,11 @@ class Matrix : public ::testing::Test {
     alone.layout.sequence_parallel = run.layout.sequence_parallel;
     alone.tensor_weights = run.tensor_weights;
     // The others have the same bits.
-    if (run.layout.tensor_chunks) alone.tensor_overlap = run.tensor_overlap;
+    if (run.layout.tensor_chunks || run.layout.tensor_halves) {
+      alone.tensor_overlap = run.tensor_overlap;
+    }
     alone.layout.tensor_chunks = run.layout.tensor_chunks;
+    alone.layout.tensor_halves = run.layout.tensor_halves;
     return alone;
   }
   const Reference& Get(const Case& run) {

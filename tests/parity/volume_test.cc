@@ -74,8 +74,8 @@ TEST_F(Volume, OfTensorParallelism_IsThatOfTheFormula) {
         Case run = Split(model, PerAxis(1, 1, 1, 2));
         run.layout.sequence_parallel = rows;
         run.recompute = recompute;
-        for (const TensorOverlap overlap :
-             {TensorOverlap::kNone, TensorOverlap::kBackward, TensorOverlap::kChunked}) {
+        for (const TensorOverlap overlap : {TensorOverlap::kNone, TensorOverlap::kBackward,
+                                            TensorOverlap::kChunked, TensorOverlap::kHalves}) {
           if (overlap == TensorOverlap::kChunked && !rows) continue;
           run.tensor_overlap = overlap;
           ExpectFormula(run);

@@ -255,6 +255,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel={sequence: true}", "engine.parallel.sequence: needs tensor"},
         Bad{"engine.parallel={tensor_overlap: chunked}",
             "engine.parallel.tensor_overlap: chunked cuts products by the rows"},
+        Bad{"engine.parallel={tensor_overlap: halves}",
+            "engine.parallel.tensor_overlap: halves run the collectives of one half"},
         Bad{"engine.data=null", "engine.data.train: required: at least one data set"},
         Bad{"engine.data.train=[]", "engine.data.train: required"},
         Bad{"engine.data.train[0].path=null", "engine.data.train[0].path: required"},

@@ -35,6 +35,8 @@ parallel::TensorOverlap OverlapOf(v1::TensorOverlap overlap) {
       return parallel::TensorOverlap::kNone;
     case v1::TENSOR_OVERLAP_CHUNKED:
       return parallel::TensorOverlap::kChunked;
+    case v1::TENSOR_OVERLAP_HALVES:
+      return parallel::TensorOverlap::kHalves;
     default:
       return parallel::TensorOverlap::kBackward;
   }
