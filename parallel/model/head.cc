@@ -88,12 +88,7 @@ class HeadBlock : public Block {
     for (int piece = 0; piece < pieces; ++piece) {
       dy[piece] = part_.StartLeave(pass, PieceOf(flow.branch_storage, pieces, piece));
     }
-    for (int piece = 0; piece < pieces; ++piece) {
-      NormBackward(pass, norm_, TensorPart::Await(pass, dy[piece]), PieceOf(saved.x, pieces, piece),
-                   saved.norm.Piece(pieces, piece), PieceOf(flow.d_hidden, pieces, piece),
-                   /*first=*/piece == 0,
-                   /*last=*/piece == pieces - 1);
-    }
+    NormBackwardInPieces(pass, norm_, dy, saved.x, saved.norm, flow.d_hidden, [](int) {});
   }
 
  private:

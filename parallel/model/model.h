@@ -258,24 +258,11 @@ struct Pass {
   ContextOverlap* context_overlap = nullptr;
   kernels::Trace* trace = nullptr;  // null: nobody profiles
 
-  // The same on another stream.
+  // The same on another stream. A field that is missing here does not compile.
   Pass On(kernels::Stream& other) const {
-    return {other,
-            weights,
-            head,
-            loss_scale,
-            gradients,
-            overwrite_gradients,
-            squares,
-            listener,
-            gate,
-            dynamic_loss_scale,
-            dropout_seed,
-            tensor,
-            tensor_stream,
-            context,
-            context_overlap,
-            trace};
+    const auto& [own, w, h, scale, g, overwrite, sq, l, gt, dynamic, seed, t, ts, c, co, tr] =
+        *this;
+    return {other, w, h, scale, g, overwrite, sq, l, gt, dynamic, seed, t, ts, c, co, tr};
   }
 };
 

@@ -178,11 +178,16 @@ void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const
   Complete(pass, norm);
 }
 
-void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-                  Tensor d_hidden, bool first, bool last) {
-  Backward(pass, norm, dy, x, saved, d_hidden, Views(pass, norm),
-           !first || !pass.overwrite_gradients);
-  if (last) Complete(pass, norm);
+void NormBackwardInPieces(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
+                          Tensor x, const NormSaved& saved, Tensor d_hidden,
+                          absl::FunctionRef<void(int piece)> behind) {
+  for (const int piece : {0, 1}) {
+    Backward(pass, norm, TensorPart::Await(pass, dy[piece]), PieceOf(x, 2, piece),
+             saved.Piece(2, piece), PieceOf(d_hidden, 2, piece), Views(pass, norm),
+             piece > 0 || !pass.overwrite_gradients);
+    if (piece == 1) Complete(pass, norm);
+    behind(piece);
+  }
 }
 
 void NormBackwardInput(const Pass& pass, const Norm& norm, Tensor dy, Tensor x,

@@ -2,9 +2,11 @@
 #ifndef MUSTER_PARALLEL_MODEL_NORM_H_
 #define MUSTER_PARALLEL_MODEL_NORM_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/arena.h"
 #include "kernels/tensor.h"
 #include "parallel/model/model.h"
@@ -72,10 +74,11 @@ void NormForward(const Pass& pass, const Norm& norm, kernels::Tensor residual,
 // Flow::d_hidden_sums is written where d_bias is empty and the flow has it.
 void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
                   const NormSaved& saved, Flow& flow, kernels::Tensor d_bias = {});
-// The same of one piece of the rows after the other, whose d_hidden it is. The gradients of the
-// parameters are complete after the last.
-void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
-                  const NormSaved& saved, kernels::Tensor d_hidden, bool first, bool last);
+// The same of rows that come in two pieces, each once its dy is there; `behind` is called after
+// each.
+void NormBackwardInPieces(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
+                          kernels::Tensor x, const NormSaved& saved, kernels::Tensor d_hidden,
+                          absl::FunctionRef<void(int piece)> behind);
 // The same in two calls: the parameters' gradients, which come with that of the input in one pass
 // over memory, are left in `gradients`, and added to where they belong later.
 void NormBackwardInput(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,

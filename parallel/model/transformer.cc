@@ -181,7 +181,7 @@ class TransformerBlock : public Block {
       if (sums) Ready(pass, *output_.bias);
       d_out = StartGradient(pass, flow);
     } else {
-      d_out = NormBackwardInPieces(pass, norm2_, d_norm2, saved.norm2.x, saved.norm2, flow);
+      d_out = NormBackwardGathering(pass, norm2_, d_norm2, saved.norm2.x, saved.norm2, flow);
     }
     if (beside) UpBackwardWeights(pass, saved, y2);
     AttentionBackward(pass, flow, saved, d_out);
@@ -446,7 +446,7 @@ class TransformerBlock : public Block {
     const Tensor rows = part_.LeaveThrough(
         pass, flow.branch_storage, flow.gathered,
         [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
-    dropout.Apply(pass, flow, rows, rows, part_.sequence ? part_.rank * rows.dim(0) : 0);
+    dropout.Apply(pass, flow, rows, rows, part_.FirstToken(flow.shape, 0));
     flow.branch = rows;
   }
   // Its gradient, from all rows of d_hidden, as one piece after the other arrives; `use` gets each,
@@ -515,22 +515,16 @@ class TransformerBlock : public Block {
   InPieces StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const {
     return part_.StartEnter(pass, norm.y, flow.branch_storage, part_.pieces(flow.shape));
   }
-  // Through a norm, from this rank's rows of the gradient of its output, as they arrive. With
-  // `gathers`, the gather of a piece's d_hidden begins behind it.
-  InPieces NormBackwardInPieces(const Pass& pass, const Norm& norm,
-                                const std::array<Started, 2>& dy, const Tensor& x,
-                                const NormSaved& saved, const Flow& flow,
-                                bool gathers = true) const {
+  // NormBackwardInPieces, behind each piece of which the gather of its d_hidden begins.
+  InPieces NormBackwardGathering(const Pass& pass, const Norm& norm,
+                                 const std::array<Started, 2>& dy, const Tensor& x,
+                                 const NormSaved& saved, const Flow& flow) const {
     const Tensor& storage = GradientStorage(flow);
-    InPieces d_hidden;
-    if (gathers) d_hidden = {.all = part_.sequence ? storage : flow.d_hidden, .count = 2};
-    for (const int piece : {0, 1}) {
-      const Tensor rows = PieceOf(flow.d_hidden, 2, piece);
-      NormBackward(pass, norm, part_.Await(pass, dy[piece]), PieceOf(x, 2, piece),
-                   saved.Piece(2, piece), rows, /*first=*/piece == 0, /*last=*/piece == 1);
-      if (!gathers) continue;
-      d_hidden.pieces[piece] = part_.StartEnter(pass, rows, PieceOf(storage, 2, piece));
-    }
+    InPieces d_hidden = {.all = part_.sequence ? storage : flow.d_hidden, .count = 2};
+    NormBackwardInPieces(pass, norm, dy, x, saved, flow.d_hidden, [&](int piece) {
+      d_hidden.pieces[piece] =
+          part_.StartEnter(pass, PieceOf(flow.d_hidden, 2, piece), PieceOf(storage, 2, piece));
+    });
     return d_hidden;
   }
 
@@ -618,9 +612,10 @@ class TransformerBlock : public Block {
     if (d_out.count == 1) {
       NormBackward(pass, norm1_, part_.Await(pass, d_norm1[0]), saved.x1, saved.norm1, flow);
       if (ahead) flow.d_whole = StartGradient(pass, flow);
+    } else if (ahead) {
+      flow.d_whole = NormBackwardGathering(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow);
     } else {
-      flow.d_whole =
-          NormBackwardInPieces(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow, ahead);
+      NormBackwardInPieces(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow.d_hidden, [](int) {});
     }
     if (ahead) weights();
   }

@@ -157,6 +157,7 @@ void ParameterGatherer::Acquire(int block, BlockWork work) {
 }
 
 bool ParameterGatherer::AcquireEarly(absl::Span<const ParameterId> parameters) {
+  // To wait for the gather of a whole block here would be to wait for it under nothing.
   for (const ParameterId id : parameters) {
     if (flat_.parameters_rotate(flat_.layout().bucket_of(id))) return false;
   }

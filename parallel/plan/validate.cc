@@ -133,10 +133,8 @@ class Judge {
       Add("engine.parallel.sequence", "needs tensor parallelism, but tensor is 1");
       return;
     }
-    int64_t tokens = 0;
-    if (__builtin_mul_overflow(layout_.micro_batch, model_.sequence, &tokens)) return;
-    tokens /= degree(Axis::kContext);
-    if (tokens > 0 && tokens % tensor != 0) {
+    const int64_t tokens = TokensOfMicroBatch();
+    if (tokens % tensor != 0) {
       const int64_t sample = model_.sequence / degree(Axis::kContext);
       Add("engine.parallel.sequence", "the ", tokens,
           " tokens of a micro-batch do not divide over ", tensor,
@@ -144,6 +142,13 @@ class Judge {
           Multiples(layout_.micro_batch, tensor / std::gcd(sample, int64_t{tensor})),
           " they would");
     }
+  }
+
+  // On a context rank; 0 where the model does not say, or the number is none.
+  int64_t TokensOfMicroBatch() const {
+    int64_t tokens = 0;
+    if (__builtin_mul_overflow(layout_.micro_batch, model_.sequence, &tokens)) return 0;
+    return std::max<int64_t>(0, tokens / degree(Axis::kContext));
   }
 
   void TensorHalves() {
@@ -166,13 +171,8 @@ class Judge {
           "; ", Multiples(layout_.micro_batch, 2), " would do, or use backward");
       return;
     }
-    int64_t tokens = 0;
-    if (!layout_.sequence_parallel ||
-        __builtin_mul_overflow(layout_.micro_batch, model_.sequence, &tokens)) {
-      return;
-    }
-    tokens /= degree(Axis::kContext);
-    if (tokens > 0 && tokens % tensor == 0 && tokens % (2 * tensor) != 0) {
+    const int64_t tokens = TokensOfMicroBatch();
+    if (layout_.sequence_parallel && tokens % tensor == 0 && tokens % (2 * tensor) != 0) {
       Add(field, "halves of the ", tokens, " tokens of a micro-batch do not divide over ", tensor,
           " tensor-parallel ranks; with a micro_batch of ", 2 * layout_.micro_batch,
           " they would, or use backward");

@@ -184,41 +184,35 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
 }
 
 TEST(ValidateLayout, HalvesOfSamples_NeedTensorRanksAndEvenNumbers) {
-  const auto problem = [](const Layout& layout, int ranks) {
-    return std::string(Validate(layout, kModel, {.ranks = ranks}).message());
+  const auto halves = [](const PerAxis& degrees, int64_t micro_batch, bool sequence = true) {
+    Layout layout = Split(degrees);
+    layout.tensor_halves = true;
+    layout.sequence_parallel = sequence && degrees[Axis::kTensor] > 1;
+    layout.micro_batch = micro_batch;
+    layout.global_batch = 4 * micro_batch;
+    return layout;
   };
-  Layout layout = Split(PerAxis(1, 2, 1, 1));
-  layout.tensor_halves = true;
-  EXPECT_THAT(problem(layout, 2),
+  const auto problem = [](const Layout& layout, int ranks, const ModelSize& model = kModel) {
+    return std::string(Validate(layout, model, {.ranks = ranks}).message());
+  };
+  EXPECT_EQ(problem(halves(PerAxis(1, 1, 1, 2), 2), 2), "");
+  EXPECT_EQ(problem(halves(PerAxis(1, 1, 1, 2), 2, /*sequence=*/false), 2), "");
+  EXPECT_THAT(problem(halves(PerAxis(1, 2, 1, 1), 2), 2),
               HasSubstr("engine.parallel.tensor_overlap: halves run the collectives of one half of "
                         "the samples under the other, but tensor is 1; use backward"));
-  layout = Split(PerAxis(1, 1, 1, 2));
-  layout.tensor_halves = true;
-  layout.micro_batch = 2;
-  layout.global_batch = 6;
-  EXPECT_OK(Validate(layout, kModel, {.ranks = 2}));
-  layout.sequence_parallel = true;
-  EXPECT_OK(Validate(layout, kModel, {.ranks = 2}));
-  layout.micro_batch = 3;
-  EXPECT_THAT(problem(layout, 2),
+  EXPECT_THAT(problem(halves(PerAxis(1, 1, 1, 2), 3), 2),
               HasSubstr("halves need an even number of samples, but micro_batch is 3; 2 or 4 would "
                         "do, or use backward"));
-  layout = Split(PerAxis(2, 1, 1, 2));
-  layout.tensor_halves = true;
-  layout.micro_batch = 2;
-  layout.global_batch = 8;
-  layout.zero_bubble = true;
-  EXPECT_THAT(problem(layout, 4), HasSubstr("halves and the zero_bubble schedule"));
+  Layout zero_bubble = halves(PerAxis(2, 1, 1, 2), 2);
+  zero_bubble.zero_bubble = true;
+  EXPECT_THAT(problem(zero_bubble, 4), HasSubstr("halves and the zero_bubble schedule"));
   // 2 x 6 tokens are 3 for each of four ranks, their halves are not.
-  layout = Split(PerAxis(1, 1, 1, 4));
-  layout.tensor_halves = layout.sequence_parallel = true;
-  layout.micro_batch = 2;
-  layout.global_batch = 2;
-  ModelSize model = kModel;
-  model.sequence = 6;
-  EXPECT_THAT(std::string(Validate(layout, model, {.ranks = 4}).message()),
+  ModelSize six = kModel;
+  six.sequence = 6;
+  EXPECT_THAT(problem(halves(PerAxis(1, 1, 1, 4), 2), 4, six),
               HasSubstr("halves of the 12 tokens of a micro-batch do not divide over 4 "
                         "tensor-parallel ranks; with a micro_batch of 4 they would"));
+  EXPECT_EQ(problem(halves(PerAxis(1, 1, 1, 4), 2, /*sequence=*/false), 4, six), "");
 }
 
 // What ranks share of the model, besides its heads.

@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/parity/harness.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel::parity {
@@ -14,7 +18,53 @@ namespace {
 
 class Layouts : public ::testing::Test {
  protected:
+  // Each of `runs` trains as `alone` does, with the gradients of its first step.
+  void ExpectLike(const Case& alone, const std::vector<Case>& runs) {
+    const RankResult whole = harness_.Train(alone)[0];
+    const Tensors gradients = harness_.FirstGradients(alone);
+    for (const Case& run : runs) {
+      SCOPED_TRACE(run.ToString());
+      ExpectClose(whole, harness_.Train(run)[0]);
+      ExpectClose(gradients, harness_.FirstGradients(run));
+    }
+  }
+
   Harness harness_;
+};
+
+// One rank; of llama three ranks of a tensor group share two key/value heads.
+Case Alone(const ModelDescription& model, int64_t micro_batch) {
+  Case alone;
+  alone.model = model;
+  alone.layout.micro_batch = micro_batch;
+  alone.layout.global_batch = 4 * micro_batch;
+  alone.steps = 10;
+  if (model.family == "llama") alone.model.sizes["kv_heads"] = 2;
+  return alone;
+}
+
+// Writes down what the tensor group of one rank is asked for: R(educe-scatter), (all-)G(ather).
+class TensorLog : public muster::testing::ForwardingCommunicator {
+ public:
+  TensorLog(std::unique_ptr<Communicator> inner, std::string* log)
+      : ForwardingCommunicator(std::move(inner)), log_(log) {}
+  void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) override {
+    if (name() == "tp") *log_ += 'R';
+    inner_->ReduceScatter(stream, data, op);
+  }
+  void AllGather(kernels::Stream& stream, kernels::Tensor data) override {
+    if (name() == "tp") *log_ += 'G';
+    inner_->AllGather(stream, data);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      const std::string& name) override {
+    auto made = inner_->Split(color, key, name);
+    if (!made.ok()) return made.status();
+    return std::make_unique<TensorLog>(*std::move(made), log_);
+  }
+
+ private:
+  std::string* const log_;
 };
 
 TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit) {
@@ -229,17 +279,35 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
   }
 }
 
+// Each half is gathered for what comes next right behind its own sum, between blocks too: behind
+// the other half's it would be waited for.
+TEST_F(Layouts, HalvesOfSamples_AreGatheredRightBehindTheirSums) {
+  for (const auto& [data, zero] : {std::pair(1, 0), std::pair(2, 1), std::pair(2, 3)}) {
+    Case run = Alone(SmallLlama(4), 2);
+    run.layout.degrees = PerAxis(1, data, 1, 2);
+    run.layout.zero = zero;
+    run.layout.sequence_parallel = true;
+    run.tensor_overlap = TensorOverlap::kHalves;
+    run.steps = 1;
+    SCOPED_TRACE(run.ToString());
+    std::vector<std::string> logs(run.ranks());
+    run.wrap = [&](std::unique_ptr<Communicator> world) {
+      std::string* const log = &logs[world->rank()];
+      return std::make_unique<TensorLog>(std::move(world), log);
+    };
+    harness_.Train(run);
+    // The embedding, what is within and between four blocks, and the head.
+    std::string expected = "RRGG";
+    for (int pair = 0; pair < 7; ++pair) expected += "RGRG";
+    expected += "RRGG";
+    for (const std::string& log : logs) EXPECT_THAT(log, ::testing::HasSubstr(expected));
+  }
+}
+
 // With what else changes the order of forward and backward.
 TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
   for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
-    Case alone;
-    alone.model = model;
-    alone.layout.global_batch = 24;
-    alone.layout.micro_batch = 6;
-    alone.steps = 8;
-    if (model.family == "llama") alone.model.sizes["kv_heads"] = 2;
-    const RankResult whole = harness_.Train(alone)[0];
-    const Tensors gradients = harness_.FirstGradients(alone);
+    const Case alone = Alone(model, 6);
     std::vector<Case> runs;
     const auto add = [&](const PerAxis& degrees, bool sequence = true) -> Case& {
       Case run = alone;
@@ -262,8 +330,9 @@ TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
     Case& sharded = add(PerAxis(1, 2, 1, 4));
     sharded.layout.zero = 3;
     sharded.recompute = Recompute::kFull;
-    // Where norms rotate too, a block cannot begin early.
-    Case& rotating = add(PerAxis(1, 2, 1, 2));
+    // Whose norms rotate with their blocks, so that none begins early: with sequence parallelism
+    // they do not.
+    Case& rotating = add(PerAxis(1, 2, 1, 2), /*sequence=*/false);
     rotating.layout.zero = 3;
     rotating.resident_elements = 0;
     for (const ContextMethod method :
@@ -276,25 +345,14 @@ TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
     add(PerAxis(1, 1, 1, 2)).offload_activations = true;
     add(PerAxis(2, 1, 1, 2)).recompute = Recompute::kFull;
     add(PerAxis(2, 1, 1, 2)).recompute = Recompute::kSelective;
-    for (const Case& run : runs) {
-      SCOPED_TRACE(run.ToString());
-      ExpectClose(whole, harness_.Train(run)[0]);
-      ExpectClose(gradients, harness_.FirstGradients(run));
-    }
+    ExpectLike(alone, runs);
   }
 }
 
 // Three ranks, of which two share a key/value head; unequal shares; threads and processes' sockets.
 TEST_F(Layouts, ProductsInChunks_TrainLikeOneRank) {
   for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
-    Case alone;
-    alone.model = model;
-    alone.layout.global_batch = 12;
-    alone.layout.micro_batch = 3;
-    alone.steps = 12;
-    if (model.family == "llama") alone.model.sizes["kv_heads"] = 2;
-    const RankResult whole = harness_.Train(alone)[0];
-    const Tensors gradients = harness_.FirstGradients(alone);
+    const Case alone = Alone(model, 3);
     Case split = alone;
     split.layout.sequence_parallel = true;
     split.tensor_overlap = TensorOverlap::kChunked;
@@ -308,11 +366,7 @@ TEST_F(Layouts, ProductsInChunks_TrainLikeOneRank) {
     }
     runs[1].tensor_weights = {3, 1, 2};
     runs[1].gloo = model.family == "llama";
-    for (const Case& run : runs) {
-      SCOPED_TRACE(run.ToString());
-      ExpectClose(whole, harness_.Train(run)[0]);
-      ExpectClose(gradients, harness_.FirstGradients(run));
-    }
+    ExpectLike(alone, runs);
   }
 }
 

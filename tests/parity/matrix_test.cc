@@ -154,7 +154,6 @@ Case Draw(Rng& rng) {
       run.tensor_overlap = layout.sequence_parallel && rng.Chance(0.6) ? TensorOverlap::kChunked
                                                                        : TensorOverlap::kNone;
     }
-    // By chance as often as not of an even number of samples.
     if (tensor > 1 && !layout.zero_bubble && layout.micro_batch % 2 == 0 && rng.Chance(0.4)) {
       run.tensor_overlap = TensorOverlap::kHalves;
     }
