@@ -121,6 +121,60 @@ TEST(SpecDefaults, GradientCompression_LeavesTablesWhole) {
   }
 }
 
+TEST(SpecDefaults, TensorOverlap_IsHalvesOnCudaWhereTheyCanBeAndPay) {
+  struct Case {
+    std::vector<std::string> overrides;
+    v1::TensorOverlap expected;
+  };
+  const std::string cuda = "resources={ranks: 4, device: cuda}";
+  const std::string model = "engine.model={preset: llama-1b, sequence_length: 4096}";
+  const std::string tensor = "engine.parallel={tensor: 2, sequence: true}";
+  const std::string batch = "engine.training.global_batch=16",
+                    two = "engine.training.micro_batch=2";
+  const v1::TensorOverlap halves = v1::TENSOR_OVERLAP_HALVES,
+                          backward = v1::TENSOR_OVERLAP_BACKWARD;
+  for (const Case& c : {
+           Case{{cuda, model, tensor, batch, two}, halves},
+           Case{{cuda, model, batch, two, "engine.parallel={tensor: 2}"}, halves},
+           Case{{cuda, model, batch, two, "engine.parallel={tensor: 2, pipeline: 2}"}, halves},
+           Case{{"resources={ranks: 4, device: cpu}", model, tensor, batch, two}, backward},
+           Case{{cuda, model, tensor, batch, "engine.training.micro_batch=1"}, backward},
+           Case{{cuda, model, batch, two, "engine.parallel={tensor: 1}"}, backward},
+           Case{{cuda, model, batch, two,
+                 "engine.parallel={tensor: 2, pipeline: 2, pipeline_schedule: zero_bubble}"},
+                backward},
+           Case{{cuda, model, tensor, batch, two, "engine.parallel.tensor_overlap=backward"},
+                backward},
+           Case{{cuda, model, tensor, batch, two, "engine.parallel.tensor_overlap=none"},
+                v1::TENSOR_OVERLAP_NONE},
+           // 2048 tokens of a half x 2048 x 2048 / 2 is the least, whatever makes it less too
+           // little.
+           Case{{cuda, model, tensor, batch, two, "engine.model.sequence_length=2048"}, halves},
+           Case{{cuda, model, tensor, batch, two, "engine.model.sequence_length=2044"}, backward},
+           Case{{cuda, model, batch, two, "engine.model.sequence_length=2048",
+                 "engine.parallel={tensor: 4, sequence: true}"},
+                backward},
+           Case{{cuda, model, batch, two, "engine.model.sequence_length=2048",
+                 "engine.parallel={tensor: 2, context: 2}"},
+                backward},
+           Case{{cuda, model, tensor, batch, two, "engine.model.hidden=1024"}, backward},
+       }) {
+    ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", c.overrides));
+    ApplyDefaults(spec);
+    EXPECT_OK(Validate(spec)) << absl::StrJoin(c.overrides, " ");
+    EXPECT_EQ(spec.engine().parallel().tensor_overlap(), c.expected)
+        << absl::StrJoin(c.overrides, " ");
+  }
+  // Of tokens that do not divide over the ranks the default says nothing: Validate does.
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                       Parse(kExample, "f",
+                             {cuda, model, tensor, batch, two, "engine.model.sequence_length=4095",
+                              "engine.parallel.tensor=4"}));
+  ApplyDefaults(spec);
+  EXPECT_THAT(Validate(spec), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("engine.parallel.sequence: the 8190 tokens")));
+}
+
 TEST(SpecDefaults, TensorDegree_LeavesTheOtherRanksToData) {
   ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
                        Parse(kExample, "f", {"resources.ranks=4", "engine.parallel={tensor: 2}"}));
