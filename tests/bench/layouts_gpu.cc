@@ -61,7 +61,9 @@ struct Work {
 };
 
 // "NAME: OVERRIDE OVERRIDE ..."; `thread_blocks=N` is no override but caps the collectives,
-// `threads=N` is what a rank has of the host, `waits=warp` TrainerOptions::waits_in_warp.
+// `threads=N` is what a rank has of the host, `waits=warp` TrainerOptions::waits_in_warp,
+// `trace=PREFIX` EngineRun::trace, of a step that is not timed (works after it in the same command
+// may be slower: CUPTI stays).
 Work ParseWork(const Options& options, const std::string& line, const std::string& data) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
   Work work;
@@ -73,6 +75,8 @@ Work ParseWork(const Options& options, const std::string& line, const std::strin
       CHECK(absl::SimpleAtoi(text, &work.run.thread_blocks_max)) << line;
     } else if (absl::ConsumePrefix(&text, "threads=")) {
       CHECK(absl::SimpleAtoi(text, &work.run.threads)) << line;
+    } else if (absl::ConsumePrefix(&text, "trace=")) {
+      work.run.trace = std::string(text);
     } else if (text == "waits=warp") {
       work.run.adjust = [](parallel::TrainerOptions& to) { to.waits_in_warp = true; };
     } else {

@@ -7,9 +7,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/file_system.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "kernels/device_trace.h"
+#include "kernels/trace.h"
 #include "nlohmann/json.hpp"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/data/indexed_dataset.h"
@@ -24,8 +27,27 @@ using parallel::StepReport;
 
 class Recorder : public parallel::TrainerHooks {
  public:
-  explicit Recorder(EngineResult& result) : result_(result) {}
+  // Traces the last but one of the steps when `trace` says where to.
+  Recorder(EngineResult& result, int64_t steps, std::string trace, int rank)
+      : result_(result),
+        traced_(trace.empty() ? -1 : steps - 1),
+        rank_(rank),
+        path_(std::move(trace)) {}
+  kernels::Trace* BeginStep(int64_t step) override {
+    if (step != traced_) return nullptr;
+    trace_ = std::make_shared<kernels::Trace>();
+    auto started = kernels::DeviceTrace::Start(trace_);
+    CHECK_OK(started.status());
+    device_trace_ = *std::move(started);
+    return trace_.get();
+  }
   void OnStep(const StepReport& report) override {
+    if (report.step == traced_) {
+      device_trace_.reset();
+      CHECK_OK(
+          PosixFileSystem()->WriteAtomically(absl::StrCat(path_, "-", rank_, ".json"),
+                                             trace_->ToJson(rank_, absl::StrCat("rank ", rank_))));
+    }
     result_.losses.push_back(report.loss);
     result_.norms.push_back(report.gradient_norm);
     result_.seconds.push_back(report.seconds);
@@ -40,6 +62,11 @@ class Recorder : public parallel::TrainerHooks {
 
  private:
   EngineResult& result_;
+  const int64_t traced_;  // -1: none
+  const int rank_;
+  const std::string path_;
+  std::shared_ptr<kernels::Trace> trace_;
+  std::unique_ptr<kernels::DeviceTrace> device_trace_;
 };
 
 int64_t Used(kernels::Device& device) {
@@ -146,7 +173,7 @@ absl::StatusOr<EngineResult> RunEngine(RankProcess& self, const EngineRun& run) 
       const std::shared_ptr<parallel::MeshGroups> groups,
       self.Groups(*setup.mesh, setup.zero_shards, run.thread_blocks_max, run.keep_groups));
   result.used_by_groups = Used(*setup.device) - result.used_before;
-  Recorder hooks(result);
+  Recorder hooks(result, run.spec.engine().training().steps(), run.trace, self.rank());
   auto trainer = parallel::Trainer::Make(setup.options, *setup.model, *setup.device, *groups,
                                          *setup.training, nullptr, *files, hooks);
   absl::Status status = trainer.status();

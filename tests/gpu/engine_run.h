@@ -17,10 +17,13 @@ namespace muster::testing {
 
 struct EngineRun {
   v1::JobSpec spec;
-  std::string cache_directory;                            // of measured algorithms
-  int thread_blocks_max = 0;                              // of a collective; 0: NCCL's choice
-  int threads = 1;                                        // of the host, for a rank
-  bool keep_groups = false;                               // connect once for all runs of a layout
+  std::string cache_directory;  // of measured algorithms
+  int thread_blocks_max = 0;    // of a collective; 0: NCCL's choice
+  int threads = 1;              // of the host, for a rank
+  bool keep_groups = false;     // connect once for all runs of a layout
+  // Each rank writes what its device runs in the last but one step to
+  // `trace`-RANK.json (kernels/trace.h).
+  std::string trace;
   std::function<void(parallel::TrainerOptions&)> adjust;  // what the spec has no field for
 };
 
