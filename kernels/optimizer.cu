@@ -4,6 +4,7 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/step_math.h"
+#include "kernels/sum_parts.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -21,16 +22,27 @@ __global__ void PrepareStepKernel(const PrepareStepArgs args, const float* value
   PrepareStepOn(args, values);
 }
 
+// Where parts of n elements stand: behind each other, but for part `own`, if not negative.
+template <typename T>
+struct Parts {
+  const T* in;
+  int64_t n;
+  const T* mine = nullptr;
+  int own = -1;
+
+  __device__ const T* of(int64_t part) const { return part == own ? mine : in + part * n; }
+};
+
 // Parts [kFirst, kFirst + kCount) as SumAsTree adds them, in registers: their number is known.
 template <int kFirst, int kCount, int N, typename T>
-__device__ void SumTree(const T* in, int64_t n, float (&sum)[N]) {
+__device__ void SumTree(const Parts<T>& parts, int64_t i, float (&sum)[N]) {
   if constexpr (kCount == 1) {
-    LoadFloats<N>(in + kFirst * n, sum);
+    LoadFloats<N>(parts.of(kFirst) + i, sum);
   } else {
     constexpr int kLeft = kCount > 4 ? 4 : kCount > 2 ? 2 : 1;
     float right[N];
-    SumTree<kFirst, kLeft>(in, n, sum);
-    SumTree<kFirst + kLeft, kCount - kLeft>(in, n, right);
+    SumTree<kFirst, kLeft>(parts, i, sum);
+    SumTree<kFirst + kLeft, kCount - kLeft>(parts, i, right);
 #pragma unroll
     for (int j = 0; j < N; ++j) sum[j] += right[j];
   }
@@ -40,20 +52,19 @@ __device__ void SumTree(const T* in, int64_t n, float (&sum)[N]) {
 template <int kParts, typename T, typename O>
 struct SumPartsElements {
   static_assert(kParts <= 8);
-  const T* in;
+  Parts<T> parts;
   O* out;
-  int64_t n;
-  int64_t parts;
+  int64_t count;
 
   template <int N>
   __device__ void Apply(int64_t i) const {
     float sum[N];
     if constexpr (kParts > 0) {
-      SumTree<0, kParts>(in + i, n, sum);
+      SumTree<0, kParts>(parts, i, sum);
     } else {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        sum[j] = SumAsTree(parts, [&](int64_t part) { return ToFloat(in[part * n + i + j]); });
+        sum[j] = SumAsTree(count, [&](int64_t part) { return ToFloat(parts.of(part)[i + j]); });
       }
     }
     StorePack<N>(out + i, FromFloats<O>(sum));
@@ -61,25 +72,26 @@ struct SumPartsElements {
 };
 
 template <int kParts, typename T, typename O>
-void LaunchSumParts(CudaStream& stream, const T* in, O* out, int64_t n, int64_t parts) {
-  // Where the second part is aligned all are.
-  Elementwise<kPackSize<T>>(stream, "SumParts", n, {in, in + n, out},
-                            SumPartsElements<kParts, T, O>{in, out, n, parts});
+void LaunchSumParts(CudaStream& stream, const Parts<T>& parts, O* out, int64_t count) {
+  // Where the second part is aligned all of `in` are.
+  Elementwise<kPackSize<T>>(stream, "SumParts", parts.n,
+                            {parts.in, parts.in + parts.n, parts.mine, out},
+                            SumPartsElements<kParts, T, O>{parts, out, count});
 }
 
 template <typename T, typename O>
-void SumPartsTo(CudaStream& stream, const T* in, O* out, int64_t n, int64_t parts) {
-  switch (parts) {
+void SumPartsTo(CudaStream& stream, const Parts<T>& parts, O* out, int64_t count) {
+  switch (count) {
     case 2:
-      return LaunchSumParts<2>(stream, in, out, n, parts);
+      return LaunchSumParts<2>(stream, parts, out, count);
     case 3:
-      return LaunchSumParts<3>(stream, in, out, n, parts);
+      return LaunchSumParts<3>(stream, parts, out, count);
     case 4:
-      return LaunchSumParts<4>(stream, in, out, n, parts);
+      return LaunchSumParts<4>(stream, parts, out, count);
     case 8:
-      return LaunchSumParts<8>(stream, in, out, n, parts);
+      return LaunchSumParts<8>(stream, parts, out, count);
     default:
-      return LaunchSumParts<0>(stream, in, out, n, parts);
+      return LaunchSumParts<0>(stream, parts, out, count);
   }
 }
 
@@ -247,10 +259,22 @@ void SumParts(Stream& stream, Tensor in, Tensor out) {
   DispatchFloat(in.dtype(), [&](auto tag) {
     using T = decltype(tag);
     if (out.dtype() == DType::kF32) {
-      SumPartsTo(cuda, in.as<T>(), out.f32(), n, parts);
+      SumPartsTo(cuda, Parts<T>{in.as<T>(), n}, out.f32(), parts);
     } else {
-      SumPartsTo(cuda, in.as<T>(), out.as<T>(), n, parts);
+      SumPartsTo(cuda, Parts<T>{in.as<T>(), n}, out.as<T>(), parts);
     }
+  });
+}
+
+void SumPartsWithOwn(Stream& stream, Tensor in, Tensor mine, int own, Tensor out) {
+  const int64_t n = out.elements(), parts = in.elements() / n;
+  CHECK(in.contiguous() && mine.contiguous() && out.contiguous() && parts * n == in.elements() &&
+        mine.elements() == n && mine.dtype() == in.dtype() && out.dtype() == in.dtype() &&
+        own >= 0 && own < parts);
+  DispatchFloat(in.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    SumPartsTo(CudaStream::Of(stream), Parts<T>{in.as<T>(), n, mine.as<T>(), own}, out.as<T>(),
+               parts);
   });
 }
 

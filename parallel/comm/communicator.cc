@@ -31,6 +31,18 @@ void Communicator::ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data
                 sum.Reshape({part}));
 }
 
+void Communicator::ReduceScatterOpen(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) {
+  ReduceScatter(stream, data, op);
+}
+
+void Communicator::AllGatherFrom(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) {
+  const int64_t part = out.elements() / size();
+  CHECK(in.contiguous() && in.dtype() == out.dtype() && in.elements() * size() == out.elements());
+  kernels::Copy(stream, in.Reshape({part}),
+                out.Reshape({out.elements()}).Rows(part * rank(), part));
+  AllGather(stream, out);
+}
+
 void Communicator::AllToAllPieces(kernels::Stream& stream,
                                   const std::vector<AllToAllPiece>& pieces) {
   CheckAllToAllPieces(pieces, size());

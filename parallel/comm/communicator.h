@@ -73,8 +73,14 @@ class Communicator {
   // The same sum goes to `sum`, of the size of a part, outside of `data`, which is undefined then.
   virtual void ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data, kernels::Tensor sum,
                                ReduceOp op);
+  // ReduceScatter that the next call of this communicator ends: until that has been enqueued, the
+  // other ranks may be reading this rank's `data` outside of part rank(), which must stay as it is.
+  // For a caller who works on the sum and then calls again: the ranks meet once less.
+  virtual void ReduceScatterOpen(kernels::Stream& stream, kernels::Tensor data, ReduceOp op);
   // data has size() equal parts; part rank() is the input, afterwards all parts are filled.
   virtual void AllGather(kernels::Stream& stream, kernels::Tensor data) = 0;
+  // AllGather of `in`, of the size of a part, outside of `out`, into all parts of that.
+  virtual void AllGatherFrom(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out);
   virtual void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) = 0;
   // Part i of `in` goes to rank i; part j of `out` comes from rank j.
   virtual void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) = 0;

@@ -28,6 +28,13 @@ class MeteredCommunicator : public Communicator {
     Metered(Collective::kReduceScatter, stream,
             [&] { inner_.ReduceScatterTo(stream, data, sum, op); });
   }
+  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
+    Metered(Collective::kReduceScatter, stream,
+            [&] { inner_.ReduceScatterOpen(stream, data, op); });
+  }
+  void AllGatherFrom(Stream& stream, Tensor in, Tensor out) override {
+    Metered(Collective::kAllGather, stream, [&] { inner_.AllGatherFrom(stream, in, out); });
+  }
   void AllGather(Stream& stream, Tensor data) override {
     Metered(Collective::kAllGather, stream, [&] { inner_.AllGather(stream, data); });
   }

@@ -43,6 +43,16 @@ class RecordedCommunicator : public Communicator {
     inner_->ReduceScatterTo(stream, data, sum, op);
     FlightRecorder::Follow(recorder_, id, stream);
   }
+  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
+    const uint64_t id = recorder_->Begin(name(), path_, "reduce-scatter", data, -1);
+    inner_->ReduceScatterOpen(stream, data, op);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
+  void AllGatherFrom(Stream& stream, Tensor in, Tensor out) override {
+    const uint64_t id = recorder_->Begin(name(), path_, "all-gather", out, -1);
+    inner_->AllGatherFrom(stream, in, out);
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
   void AllGather(Stream& stream, Tensor data) override {
     const uint64_t id = recorder_->Begin(name(), path_, "all-gather", data, -1);
     inner_->AllGather(stream, data);

@@ -124,6 +124,17 @@ class NcclCommunicator : public Communicator {
     const int64_t part = EqualPart(data, size());
     SumParts(stream, data, Tensor(At(data, part * rank()), data.dtype(), {part}), op);
   }
+  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
+    if (OnHost(stream) || peers_ == nullptr || !peers_->CoversSum(data, op)) {
+      return ReduceScatter(stream, data, op);
+    }
+    const int64_t part = EqualPart(data, size());
+    Sent(data.bytes() * (size() - 1) / size());
+    ByPeers(stream, "reduce-scatter", data, [&] {
+      return peers_->ReduceScatter(
+          stream, data, Tensor(At(data, part * rank()), data.dtype(), {part}), /*open=*/true);
+    });
+  }
   void ReduceScatterTo(Stream& stream, Tensor data, Tensor sum, ReduceOp op) override {
     if (OnHost(stream)) return host_->ReduceScatterTo(stream, data, sum, op);
     CHECK(sum.contiguous() && sum.elements() == EqualPart(data, size()));
@@ -139,6 +150,19 @@ class NcclCommunicator : public Communicator {
     Enqueue(stream, "all-gather", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.AllGather(At(data, part * rank()), data.data(), static_cast<size_t>(part),
                              NcclType(data.dtype()), comm, handle);
+    });
+  }
+  void AllGatherFrom(Stream& stream, Tensor in, Tensor out) override {
+    if (OnHost(stream)) return host_->AllGatherFrom(stream, in, out);
+    CHECK(in.contiguous() && in.dtype() == out.dtype() && EqualPart(out, size()) == in.elements());
+    if (size() == 1) return Communicator::AllGatherFrom(stream, in, out);
+    Sent(in.bytes() * (size() - 1));
+    if (peers_ != nullptr && peers_->CoversPart(in)) {
+      return ByPeers(stream, "all-gather", out,
+                     [&] { return peers_->AllGatherFrom(stream, in, out); });
+    }
+    Enqueue(stream, "all-gather", out, [&](ncclComm_t comm, cudaStream_t handle) {
+      return nccl_.AllGather(in.data(), out.data(), Count(in), NcclType(in.dtype()), comm, handle);
     });
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/cuda_status.h"
 #include "kernels/device_cuda.h"
-#include "kernels/ops.h"
+#include "kernels/sum_parts.h"
 #include "parallel/comm/peer_pulls.h"
 
 namespace muster::parallel {
@@ -60,6 +60,11 @@ bool PeerGroup::Covers(const std::vector<AllToAllPiece>& pieces) const {
   return bytes >= memory_->options().least_bytes;
 }
 
+bool PeerGroup::CoversPart(const Tensor& part) const {
+  return part.bytes() * size() >= memory_->options().least_bytes &&
+         memory_->Find(part, world_ranks_) >= 0;
+}
+
 bool PeerGroup::CoversSum(const Tensor& data, ReduceOp op) const {
   const DType type = data.dtype();
   const bool summed = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
@@ -79,8 +84,8 @@ absl::Status PeerGroup::Begin(Stream& stream) {
   return Meet(stream);
 }
 
-absl::Status PeerGroup::End(Stream& stream) {
-  RETURN_IF_ERROR(Meet(stream));
+absl::Status PeerGroup::End(Stream& stream, bool open) {
+  if (!open) RETURN_IF_ERROR(Meet(stream));
   return CudaStatus(cudaEventRecord(ended_, Handle(stream)), "recording an event");
 }
 
@@ -147,21 +152,23 @@ absl::Status PeerGroup::SumPart(Stream& stream, const Tensor& data, int64_t begi
     const int64_t n = std::min(fits, count - done);
     const char* const from = At(data, begin + done);
     std::vector<Copy> copies;
-    for (int step = 1; step <= size(); ++step) {
+    for (int step = 1; step < size(); ++step) {
       const int of = (rank_ + step) % size();
       copies.push_back({of, from, staging + of * n * size_of, n * size_of});
     }
     RETURN_IF_ERROR(Pull(stream, copies));
-    kernels::SumParts(stream, Tensor(staging, data.dtype(), {size() * n}),
-                      Tensor(At(sum, done), data.dtype(), {n}));
+    kernels::cuda::SumPartsWithOwn(stream, Tensor(staging, data.dtype(), {size() * n}),
+                                   Tensor(const_cast<char*>(from), data.dtype(), {n}), rank_,
+                                   Tensor(At(sum, done), data.dtype(), {n}));
   }
   return absl::OkStatus();
 }
 
-absl::Status PeerGroup::ReduceScatter(Stream& stream, const Tensor& data, const Tensor& sum) {
+absl::Status PeerGroup::ReduceScatter(Stream& stream, const Tensor& data, const Tensor& sum,
+                                      bool open) {
   RETURN_IF_ERROR(Begin(stream));
   RETURN_IF_ERROR(SumPart(stream, data, data.elements() / size() * rank_, sum));
-  return End(stream);
+  return End(stream, open);
 }
 
 absl::Status PeerGroup::AllReduce(Stream& stream, const Tensor& data) {
@@ -191,6 +198,17 @@ absl::Status PeerGroup::AllGather(Stream& stream, const Tensor& data) {
     const int of = (rank_ + step) % size();
     void* const place = At(data, part * of);
     copies.push_back({of, place, place, part * SizeOf(data.dtype())});
+  }
+  RETURN_IF_ERROR(Pull(stream, copies));
+  return End(stream);
+}
+
+absl::Status PeerGroup::AllGatherFrom(Stream& stream, const Tensor& in, const Tensor& out) {
+  RETURN_IF_ERROR(Begin(stream));
+  std::vector<Copy> copies;
+  for (int step = 1; step <= size(); ++step) {
+    const int of = (rank_ + step) % size();
+    copies.push_back({of, in.data(), At(out, in.elements() * of), in.bytes()});
   }
   RETURN_IF_ERROR(Pull(stream, copies));
   return End(stream);

@@ -43,14 +43,20 @@ class PeerGroup {
   bool Covers(const kernels::Tensor& data) const;
   // Of what is sent, together.
   bool Covers(const std::vector<AllToAllPiece>& pieces) const;
+  // Of one part of as many as there are ranks.
+  bool CoversPart(const kernels::Tensor& part) const;
   // Of a sum, besides: its type is one that is summed here, and there is memory for the parts.
   bool CoversSum(const kernels::Tensor& data, ReduceOp op) const;
 
   absl::Status AllReduce(kernels::Stream& stream, const kernels::Tensor& data);
   // `sum` may be anywhere on the device.
+  // Open: as Communicator::ReduceScatterOpen.
   absl::Status ReduceScatter(kernels::Stream& stream, const kernels::Tensor& data,
-                             const kernels::Tensor& sum);
+                             const kernels::Tensor& sum, bool open = false);
   absl::Status AllGather(kernels::Stream& stream, const kernels::Tensor& data);
+  // `out` may be anywhere on the device.
+  absl::Status AllGatherFrom(kernels::Stream& stream, const kernels::Tensor& in,
+                             const kernels::Tensor& out);
   // `out` may be anywhere on the device.
   absl::Status AllToAll(kernels::Stream& stream, const kernels::Tensor& in,
                         const kernels::Tensor& out);
@@ -66,9 +72,10 @@ class PeerGroup {
 
  private:
   int size() const { return static_cast<int>(world_ranks_.size()); }
-  // Work between the two: after all ranks have come, and before any goes on.
+  // Work between the two: after all ranks have come, and before any goes on. Where End is left out,
+  // the next Begin does what it would have.
   absl::Status Begin(kernels::Stream& stream);
-  absl::Status End(kernels::Stream& stream);
+  absl::Status End(kernels::Stream& stream, bool open = false);
   absl::Status Meet(kernels::Stream& stream);
   // What rank `of` of the group has where this rank has `mine`.
   struct Copy {

@@ -344,6 +344,34 @@ TEST_P(CommContract, ReduceScatterThenAllGather_EqualsAllReduce) {
   }
 }
 
+// Of two tensors at once, whose calls take turns.
+TEST_P(CommContract, OpenReduceScatterThenAllGatherFrom_EqualsAllReduce) {
+  for (int size : {2, 3, 4}) {
+    if (size != Some(size)) continue;
+    const int64_t part = 300'000, count = size * part;
+    OnRanks(size, [&](Rank& self) {
+      std::vector<Data<float>> data, rows;
+      for (int i : {0, 1}) {
+        data.push_back(OnDevice(self, Awkward(self.rank, count)));
+        rows.push_back(OnDevice(self, std::vector<float>(static_cast<size_t>(part), i)));
+      }
+      for (int i : {0, 1}) {
+        const Tensor all = data[i].tensor();
+        self.world.ReduceScatterOpen(self.stream, all, ReduceOp::kSum);
+        kernels::Copy(self.stream, all.Rows(self.rank * part, part), rows[i].tensor());
+        self.world.AllGatherFrom(self.stream, rows[i].tensor(), all);
+      }
+      ASSERT_OK(self.stream.Synchronize());
+      for (int i : {0, 1}) {
+        ExpectSums(data[i].values(), size, exact(), absl::StrCat("rank ", self.rank));
+        const std::vector<float> own = rows[i].values(), all = data[i].values();
+        EXPECT_TRUE(std::equal(own.begin(), own.end(), all.begin() + self.rank * part));
+      }
+      EXPECT_EQ(self.world.bytes_sent(), 2 * 2 * count * 4 * (size - 1) / size);
+    });
+  }
+}
+
 TEST_P(CommContract, Broadcast_FromEveryRoot_FillsEveryRank) {
   for (int size : {2, 3, 4}) {
     if (size != Some(size)) continue;

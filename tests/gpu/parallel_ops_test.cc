@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/sum_parts.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {
@@ -260,6 +261,30 @@ TEST_F(SumPartsGpuTest, AnyNumberOfParts_IsAddedInTheOrderOfTheHostAndRoundedOnc
                 << parts << " parts of " << Name(in_type) << " to " << Name(out_type) << " at "
                 << i;
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SumPartsGpuTest, OwnPartElsewhere_GivesTheSameBitsAlsoInItsPlace) {
+  for (const DType type : FloatTypes()) {
+    for (const int64_t parts : {2, 3, 4, 5, 8}) {
+      for (const int64_t n : {4096 * 3, 1001}) {
+        for (const int own : {0, static_cast<int>(parts) - 1}) {
+          Both whole = Input(type, {parts * n}), expected = Output(type, {n});
+          SumParts(*stream_, whole.gpu(), expected.gpu());
+          // What is in the place of the own part must not count.
+          std::vector<float> others = whole.values();
+          const auto begin = others.begin() + own * n;
+          Both mine(*device_, type, {n}, std::vector<float>(begin, begin + n));
+          std::fill(begin, begin + n, std::numeric_limits<float>::quiet_NaN());
+          Both staging(*device_, type, {parts * n}, std::move(others));
+          mine.Upload(*stream_);
+          staging.Upload(*stream_);
+          cuda::SumPartsWithOwn(*stream_, staging.gpu(), mine.gpu(), own, mine.gpu());
+          EXPECT_EQ(mine.Download(*stream_), expected.Download(*stream_))
+              << parts << " parts of " << Name(type) << ", own " << own;
         }
       }
     }
