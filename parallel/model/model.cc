@@ -178,8 +178,9 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     workspace.flow.next_sum =
         followed ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1 - workspace.first_block])
                  : kernels::Tensor();
-    const bool ahead =
-        followed && (pass.gate == nullptr || pass.gate->AcquireEarly(blocks_[i + 1]->BeginsWith()));
+    const std::vector<ParameterId> begins =
+        followed ? blocks_[i + 1]->BeginsWith() : std::vector<ParameterId>();
+    const bool ahead = !begins.empty() && (pass.gate == nullptr || pass.gate->AcquireEarly(begins));
     workspace.flow.next = ahead ? blocks_[i + 1].get() : nullptr;
     workspace.flow.next_saved =
         ahead ? workspace.saved[i + 1 - workspace.first_block].get() : nullptr;

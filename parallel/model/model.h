@@ -162,7 +162,7 @@ struct Flow {
   // Of samples that travel in halves (TensorOverlap::kHalves): the branch of the second half, where
   // `branch` is that of the first, [R/2,C] each; empty otherwise.
   kernels::Tensor second_branch;
-  // Forward of halves: the block behind, which may begin with a half as soon as that has left this
+  // Forward of halves: the block behind, which begins with a half as soon as that has left this
   // one; null where it has to wait. What it has begun.
   const Block* next = nullptr;
   BlockSaved* next_saved = nullptr;
@@ -284,9 +284,9 @@ class Block {
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
   // Begins Forward with one half of the samples (0 or 1, in this order), whose part of
   // flow.residual and flow.branch, or flow.second_branch, will be there where the stream of
-  // pass.tensor_stream is now. False, and nothing, if this block does not work in halves.
-  virtual bool BeginForward(const Pass&, Flow&, Saved&, int /*half*/) const { return false; }
-  // The parameters that this reads.
+  // pass.tensor_stream is now.
+  virtual void BeginForward(const Pass&, Flow&, Saved&, int /*half*/) const {}
+  // The parameters that this reads; none of a block that does not work in halves.
   virtual std::vector<ParameterId> BeginsWith() const { return {}; }
   // Where it keeps residual + branch (Flow::next_sum); empty where it does not.
   virtual kernels::Tensor SumStorage(const Saved&) const { return {}; }

@@ -162,9 +162,7 @@ TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_
 namespace {
 
 void Gather(Communicator& group, kernels::Stream& stream, const Tensor& rows, const Tensor& all) {
-  const int64_t count = rows.dim(0);
-  kernels::Copy(stream, rows, all.Rows(group.rank() * count, count));
-  group.AllGather(stream, all);
+  group.AllGatherFrom(stream, rows, all);
 }
 
 }  // namespace
@@ -199,9 +197,9 @@ Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage, int piec
   return storage;
 }
 
-Tensor TensorPart::Leave(const Pass& pass, Tensor partial) const {
+Tensor TensorPart::Leave(const Pass& pass, Tensor partial, bool open) const {
   if (size == 1) return partial;
-  Sum(*pass.tensor, pass.stream, partial);
+  Sum(*pass.tensor, pass.stream, partial, open);
   return OwnRows(partial);
 }
 
@@ -222,11 +220,11 @@ InPieces TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage, i
   return started;
 }
 
-Started TensorPart::StartLeave(const Pass& pass, Tensor partial) const {
-  if (!Overlaps(pass)) return {Leave(pass, partial)};
+Started TensorPart::StartLeave(const Pass& pass, Tensor partial, bool open) const {
+  if (!Overlaps(pass)) return {Leave(pass, partial, open)};
   kernels::Event* const done = pass.tensor_stream->Start(
       pass.stream, sequence ? Collective::kReduceScatter : Collective::kAllReduce,
-      [&](kernels::Stream& stream) { Sum(*pass.tensor, stream, partial); });
+      [&](kernels::Stream& stream) { Sum(*pass.tensor, stream, partial, open); });
   return {OwnRows(partial), done};
 }
 
@@ -238,6 +236,14 @@ Tensor TensorPart::Await(const Pass& pass, const Started& started) {
 Tensor TensorPart::Await(const Pass& pass, const InPieces& started) {
   for (int piece = 0; piece < started.count; ++piece) Await(pass, started.pieces[piece]);
   return started.all;
+}
+
+void TensorPart::AwaitSent(const Pass& pass, const Started& started) {
+  if (started.sent != nullptr) pass.tensor_stream->Await(pass.stream, *started.sent);
+}
+
+kernels::Event* TensorPart::Sends(const Pass& on) {
+  return on.tensor_stream == nullptr ? nullptr : on.tensor_stream->Mark(Collective::kReduceScatter);
 }
 
 kernels::Event* TensorPart::Start(const Pass& pass, Collective collective,
@@ -312,8 +318,11 @@ bool TensorPart::Overlaps(const Pass& pass) const {
   return overlap != TensorOverlap::kNone && pass.tensor_stream != nullptr;
 }
 
-void TensorPart::Sum(Communicator& group, kernels::Stream& stream, const Tensor& partial) const {
-  if (sequence) {
+void TensorPart::Sum(Communicator& group, kernels::Stream& stream, const Tensor& partial,
+                     bool open) const {
+  if (sequence && open) {
+    group.ReduceScatterOpen(stream, partial, ReduceOp::kSum);
+  } else if (sequence) {
     group.ReduceScatter(stream, partial, ReduceOp::kSum);
   } else {
     group.AllReduce(stream, partial, ReduceOp::kSum);

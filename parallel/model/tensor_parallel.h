@@ -91,16 +91,22 @@ struct TensorPart {
                         int pieces) const;
   // Where it ends (backward: begins): `partial` [T,C] is summed over the ranks in place. Returns
   // this rank's rows of it: all, without sequence parallelism.
-  kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial) const;
+  // `open`: an Enter of the same group comes next, before anybody else writes to `partial`
+  // (Communicator::ReduceScatterOpen).
+  kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial, bool open = false) const;
 
   // The same beside the computing stream, if the pass has a stream for that, of a model that
   // overlaps: what is enqueued until Await() runs under it, and must leave its tensors alone.
   Started StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
   InPieces StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
                       int pieces) const;
-  Started StartLeave(const Pass& pass, kernels::Tensor partial) const;
+  Started StartLeave(const Pass& pass, kernels::Tensor partial, bool open = false) const;
   static kernels::Tensor Await(const Pass& pass, const Started& started);
   static kernels::Tensor Await(const Pass& pass, const InPieces& started);  // all of it
+  static void AwaitSent(const Pass& pass, const Started& started);
+  // Of work on pass.tensor_stream, `on` the pass that it got: where it is now; null in a pass
+  // without.
+  static kernels::Event* Sends(const Pass& on);
   // And whatever goes with them: `work` gets a pass whose stream is that one. `collective` is what
   // whoever awaits it is said to wait for.
   kernels::Event* Start(const Pass& pass, Collective collective,
@@ -120,7 +126,8 @@ struct TensorPart {
 
  private:
   bool Overlaps(const Pass& pass) const;
-  void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial) const;
+  void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial,
+           bool open = false) const;
   kernels::Tensor OwnRows(const kernels::Tensor& all) const;
 };
 

@@ -18,6 +18,10 @@ namespace muster::parallel {
 struct Started {
   kernels::Tensor tensor;
   kernels::Event* done = nullptr;  // null: it has run on the computing stream
+  // What the collective sends is there, where that is made beside the computing stream too; else
+  // null. Its kernels find room between two products: who waits for this in front of a product
+  // lets the collective run under that one, instead of behind it.
+  kernels::Event* sent = nullptr;
 };
 
 // All rows of something, of which one piece comes after the other.
@@ -51,7 +55,7 @@ class TensorStream {
   kernels::Stream& stream() { return *stream_; }
 
  private:
-  static constexpr int kUnderWay = 8;  // beside those of a product in chunks
+  static constexpr int kUnderWay = 16;  // beside those of a product in chunks
 
   struct Call {
     std::unique_ptr<kernels::Event> done;

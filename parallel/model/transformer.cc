@@ -138,7 +138,7 @@ class TransformerBlock : public Block {
     return parameters;
   }
   // Norm and gather: the computing stream goes on with the other half.
-  bool BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const override {
+  void BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const override {
     const auto& saved = static_cast<const TransformerSaved&>(base);
     const Tensor residual = PieceOf(flow.residual, 2, half);
     const Tensor branch = half == 0 ? flow.branch : flow.second_branch;
@@ -146,9 +146,9 @@ class TransformerBlock : public Block {
     Started& begun = Entering(flow, saved.norm1, half);
     begun.done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
       NormForward(on, norm1_, residual, branch, norm);
+      begun.sent = TensorPart::Sends(on);
       part_.Enter(on, norm.y, PieceOf(flow.branch_storage, 2, half));
     });
-    return true;
   }
 
   // Every collective is begun as soon as what it sends is there, and awaited where its result is
@@ -301,7 +301,8 @@ class TransformerBlock : public Block {
 
   // The samples in two halves. What a half waits for is on its way while the other one is computed:
   // on the tensor group's stream the sum of its branch, the norm behind that and the gather of its
-  // output follow each other, and the next block's beginning follows this one's end.
+  // output follow each other, and the next block's beginning follows this one's end. Sum and norm
+  // run between the two products of the other half, the gather under the second.
   void ForwardInHalves(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
     const InPieces begun = Begin(pass, flow, saved);
     saved.x1 = flow.branch.empty() ? flow.residual : saved.norm1.x;
@@ -309,17 +310,22 @@ class TransformerBlock : public Block {
     const InPieces y2 = AttentionInHalves(pass, flow, saved, begun);
     flow.residual = saved.norm2.x;
     std::array<kernels::Event*, 2> left;
-    bool ahead = true;
+    const bool ahead = flow.next != nullptr;
     for (const int half : {0, 1}) {
       const Tensor x = part_.Await(pass, y2.pieces[half]);
       Up(pass, saved, x, half * x.dim(0), /*activate=*/true);
+      if (half == 0) {
+        TensorPart::AwaitSent(pass, y2.pieces[1]);
+      } else if (ahead) {
+        TensorPart::AwaitSent(pass, flow.begun.pieces[0]);
+      }
       const Tensor y = PieceOf(flow.branch_storage, 2, half);
       LinearForward(pass, down_, PieceOf(saved.up, 2, half), y);
       Tensor& branch = half == 0 ? flow.branch : flow.second_branch;
       left[half] = part_.Start(pass, Ends(), [&](const Pass& on) {
-        branch = LeaveWithDropout(on, flow, y, mlp_dropout_, half);
+        branch = LeaveWithDropout(on, flow, y, mlp_dropout_, half, /*open=*/ahead);
       });
-      ahead = flow.next != nullptr && flow.next->BeginForward(pass, flow, *flow.next_saved, half);
+      if (ahead) flow.next->BeginForward(pass, flow, *flow.next_saved, half);
     }
     // Who goes on with all of it does so on the computing stream.
     for (const int half : {0, 1}) {
@@ -361,13 +367,18 @@ class TransformerBlock : public Block {
         kernels::AttentionForward(pass.stream,
                                   Attention(flow, saved, {half * samples, (half + 1) * samples}));
       }
+      // The other half's, whose gather can then run under this product.
+      TensorPart::AwaitSent(pass, half == 0 ? y1.pieces[1] : y2.pieces[0]);
       const Tensor y = PieceOf(flow.branch_storage, 2, half);
       LinearForward(pass, output_, PieceOf(saved.attention, 2, half), y);
       const NormSaved norm = saved.norm2.Piece(2, half);
-      y2.pieces[half].tensor = PieceOf(y2.all, 2, half);
-      y2.pieces[half].done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
-        const Tensor branch = LeaveWithDropout(on, flow, y, attention_dropout_, half);
+      Started& entering = y2.pieces[half];
+      entering.tensor = PieceOf(y2.all, 2, half);
+      entering.done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
+        const Tensor branch =
+            LeaveWithDropout(on, flow, y, attention_dropout_, half, /*open=*/true);
         NormForward(on, norm2_, PieceOf(saved.x1, 2, half), branch, norm);
+        entering.sent = TensorPart::Sends(on);
         part_.Enter(on, norm.y, y);
       });
     }
@@ -379,8 +390,8 @@ class TransformerBlock : public Block {
   }
   // This rank's rows of the sum of a piece, without what is dropped.
   Tensor LeaveWithDropout(const Pass& pass, const Flow& flow, const Tensor& partial,
-                          const Dropout& dropout, int piece) const {
-    const Tensor rows = part_.Leave(pass, partial);
+                          const Dropout& dropout, int piece, bool open = false) const {
+    const Tensor rows = part_.Leave(pass, partial, open);
     dropout.Apply(pass, flow, rows, rows, part_.FirstToken(flow.shape, piece));
     return rows;
   }
@@ -536,7 +547,8 @@ class TransformerBlock : public Block {
       const int64_t rows = d_up.dim(0);
       const Tensor dx = saved.d_small.Rows(first, rows);
       LinearBackwardInput(pass, up_, d_up, dx);
-      d_norm2[first / rows] = part_.StartLeave(pass, dx);
+      // What attention's backward writes there has awaited the gather behind norm2.
+      d_norm2[first / rows] = part_.StartLeave(pass, dx, /*open=*/true);
     };
     if (swiglu_) {
       return Dropped(pass, flow, d_out, mlp_dropout_, [&](Tensor dy, int64_t first) {
@@ -595,15 +607,15 @@ class TransformerBlock : public Block {
     // The last exchange is the larger one, and `up` the larger product.
     if (LeavesUpForExchange()) work.last = up_weights;
     ScoresBackward(pass, flow, saved, work);
+    // The block behind takes the gather over, unless it uses the memory before.
+    const bool ahead = beside && flow.more_behind && gathers_ahead_;
     std::array<Started, 2> d_norm1;
     for (int piece = 0; piece < d_out.count; ++piece) {
       const Tensor dx = PieceOf(saved.d_small, d_out.count, piece);
       QkvBackwardInput(pass, saved, piece * dx.dim(0), dx);
-      d_norm1[piece] = part_.StartLeave(pass, dx);
+      d_norm1[piece] = part_.StartLeave(pass, dx, /*open=*/ahead);
     }
     if (!LeavesForExchanges()) output_weights();
-    // The block behind takes the gather over, unless it uses the memory before.
-    const bool ahead = beside && flow.more_behind && gathers_ahead_;
     const auto weights = [&] {
       if (!beside) y1 = StartInput(pass, flow, saved.norm1);
       qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));
