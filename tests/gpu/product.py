@@ -2,7 +2,7 @@
 
 Unpacks a package, starts a coordinator and a daemon, shows the GPUs and links that the daemon found,
 tokenizes a text, trains examples/gpt2-124m.yaml on every GPU, scrapes the metrics of every process,
-kills one rank with SIGKILL, and checks that training goes on from the last committed checkpoint and
+profiles two steps, kills one rank with SIGKILL, and checks that training goes on from the last committed checkpoint and
 ends well. What it prints is a log for people; it exits with 1 when anything is not as it should be.
 
 With --device cpu the same runs at a small size on CPU slots.
@@ -124,6 +124,11 @@ def train(cluster, options, ranks, work):
     say(f"step {job['step']}, loss {job['trainLoss']:.4f}, {job['tokensPerSecond']:.0f} tokens/s, "
         f"{job['stepSeconds'] * 1e3:.1f} ms a step, committed {job['lastCommittedStep']}")
     show_metrics(cluster, work)
+    say("where two steps go:")
+    print(cluster.run("profile", JOB, "--steps", "2", "--output", work / "steps.trace.json").stdout.rstrip())
+    spans = json.loads((work / "steps.trace.json").read_text())
+    spans = spans if isinstance(spans, list) else spans["traceEvents"]
+    check({s.get("pid") for s in spans} == set(range(ranks)), "the profile is not of every rank")
     return disturb(cluster, first_loss)
 
 
