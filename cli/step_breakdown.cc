@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
@@ -14,6 +15,8 @@
 
 namespace muster::cli {
 namespace {
+
+constexpr char kStepsTrack[] = "steps";  // worker/rank/profiler.cc: as the device runs them
 
 struct Span {
   std::string name;
@@ -149,18 +152,26 @@ void BreakDownHost(const std::vector<Span>& host, StepBreakdown& result) {
 StepBreakdown BreakDown(absl::string_view trace) {
   const Spans spans = Read(trace);
   StepBreakdown result;
-  std::vector<Span> device, host;
-  double begin = 0, end = 0;
+  std::vector<Span> device, host, steps, enqueued;
   for (const Span& span : spans.all) {
     const auto track = spans.tracks.find(span.track);
-    const bool of_device =
-        track != spans.tracks.end() && absl::StartsWith(track->second, "device, ");
-    if (!of_device && absl::StartsWith(span.name, "step ")) {
-      begin = result.steps == 0 ? span.begin : std::min(begin, span.begin);
-      end = std::max(end, span.end);
-      ++result.steps;
+    const std::string name = track == spans.tracks.end() ? "" : track->second;
+    if (absl::StartsWith(name, "device, ")) {
+      device.push_back(span);
+      continue;
     }
-    (of_device ? device : host).push_back(span);
+    if (absl::StartsWith(span.name, "step ")) {
+      (name == kStepsTrack ? steps : enqueued).push_back(span);
+    }
+    host.push_back(span);
+  }
+  // A host that enqueues its steps does so in less time than the device takes for them.
+  if (steps.empty()) steps = std::move(enqueued);
+  double begin = 0, end = 0;
+  for (const Span& span : steps) {
+    begin = result.steps == 0 ? span.begin : std::min(begin, span.begin);
+    end = std::max(end, span.end);
+    ++result.steps;
   }
   if (result.steps == 0) return result;
   result.step = (end - begin) * 1e-6 / result.steps;

@@ -64,6 +64,25 @@ TEST(StepBreakdown, CopyEngines_AreCommunicationAndOtherCopiesAreNot) {
                           Part("communication", 23), Part("idle", 12)));
 }
 
+// The host enqueues two steps while the device is at the one before them.
+TEST(StepBreakdown, StepsOfTheDevice_CountWhereTheHostIsAhead) {
+  kernels::Trace trace;
+  const std::string stream = "device, stream 7";
+  trace.Add("enqueued by the host", "step 7", 50 * kMs, 60 * kMs);
+  trace.Add("enqueued by the host", "step 8", 60 * kMs, 90 * kMs);
+  trace.Add(stream, "nvjet_hsh_128x256", 100 * kMs, 180 * kMs);
+  trace.Add("steps", "step 7", 100 * kMs, 200 * kMs);
+  trace.Add(stream, "ElementwiseKernel", 200 * kMs, 290 * kMs);
+  trace.Add("steps", "step 8", 200 * kMs, 300 * kMs);
+  trace.Add(stream, "nvjet_hsh_128x256", 300 * kMs, 380 * kMs);  // of a step behind them
+  const StepBreakdown found = BreakDown(trace.ToJson(3, "rank 3"));
+  EXPECT_EQ(found.steps, 2);
+  EXPECT_DOUBLE_EQ(found.step, 0.1);
+  EXPECT_THAT(found.parts,
+              ElementsAre(Part("products", 40), Part("attention", 0), Part("bandwidth", 45),
+                          Part("communication", 0), Part("idle", 15)));
+}
+
 TEST(StepBreakdown, HostSpans_AreThePhasesAndTheRest) {
   kernels::Trace trace;
   trace.Add("engine", "step 1", 0, 100 * kMs);

@@ -466,6 +466,10 @@ class Profiles(Scene):
             mine = [span for span in spans if span["pid"] == rank]
             steps = {s["name"]: s for s in mine if s["name"].startswith("step ")}
             self.assertEqual(set(steps), wanted)
+            run = [s for s in mine if tracks[rank, s["tid"]] == "steps"]
+            self.assertEqual({s["name"] for s in run}, wanted)
+            took = run[-1]["ts"] + run[-1]["dur"] - run[0]["ts"]
+            self.assertAlmostEqual(said["breakdown"][rank]["stepSeconds"], took * 1e-6 / 3, 6)
             names = [s["name"] for s in mine]
             for name in ("forward", "backward", "wait for data"):
                 self.assertEqual(names.count(name), 3 * 2, "two micro-batches in each of three steps")

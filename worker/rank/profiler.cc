@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@ namespace muster::worker {
 namespace {
 
 constexpr char kRequestFile[] = "/profile.pb";
+constexpr char kStepsTrack[] = "steps";  // which cli/step_breakdown.cc looks for
 
 }  // namespace
 
@@ -46,6 +48,7 @@ kernels::Trace* Profiler::BeginStep(int64_t step) {
   if (waiting_ && step == asked_.first_step()) {
     waiting_ = false;
     trace_ = std::make_shared<kernels::Trace>();
+    step_ended_ = 0;
     collectives_->SetTrace(trace_);
     if (device_ == kernels::DeviceKind::kCuda) {
       auto started = kernels::DeviceTrace::Start(trace_);
@@ -63,8 +66,18 @@ kernels::Trace* Profiler::BeginStep(int64_t step) {
   return recorded ? trace_.get() : nullptr;
 }
 
-void Profiler::EndStep(int64_t step) {
-  if (trace_ != nullptr && step >= asked_.first_step() + asked_.steps() - 1) Finish();
+void Profiler::EndStep(int64_t step, double seconds) {
+  if (trace_ == nullptr || step < asked_.first_step()) return;
+  AddStep(step, seconds);
+  if (step >= asked_.first_step() + asked_.steps() - 1) Finish();
+}
+
+// What the host enqueues has spans of its own, ahead of the device.
+void Profiler::AddStep(int64_t step, double seconds) {
+  const int64_t now = absl::GetCurrentTimeNanos();
+  trace_->Add(kStepsTrack, absl::StrCat("step ", step),
+              std::max(step_ended_, now - static_cast<int64_t>(seconds * 1e9)), now);
+  step_ended_ = now;
 }
 
 void Profiler::Finish() {

@@ -29,11 +29,12 @@ class Profiler {
   void SetDevice(kernels::DeviceKind kind) { device_ = kind; }
   // Where the spans of this step go; null: nowhere.
   kernels::Trace* BeginStep(int64_t step);
-  // The step has been run by the device.
-  void EndStep(int64_t step);
+  // The step has been run by the device, which took it so long.
+  void EndStep(int64_t step, double seconds);
 
  private:
   void LookForRequest(int64_t step);
+  void AddStep(int64_t step, double seconds);
   void Finish();
   void Leave(const char* suffix, const std::string& text);
 
@@ -47,6 +48,7 @@ class Profiler {
   v1::ProfileSteps asked_;                 // the newest request
   bool waiting_ = false;                   // for its first step
   std::shared_ptr<kernels::Trace> trace_;  // while its steps run
+  int64_t step_ended_ = 0;                 // of the trace, in its time
   std::unique_ptr<kernels::DeviceTrace> device_trace_;
 };
 

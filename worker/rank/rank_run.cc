@@ -191,7 +191,7 @@ class Reporter : public parallel::TrainerHooks {
   }
 
   void OnStep(const parallel::StepReport& report) override {
-    profiler_.EndStep(report.step);
+    profiler_.EndStep(report.step, report.seconds);
     if (progress_.phase() == kMeasuring) progress_.set_phase(kTraining);
     recent_.push_back({report.tokens, report.seconds});
     if (recent_.size() > kThroughputSteps) recent_.pop_front();
