@@ -45,7 +45,10 @@ void Profiler::LookForRequest(int64_t step) {
 kernels::Trace* Profiler::BeginStep(int64_t step) {
   if (run_directory_.empty()) return nullptr;
   if (trace_ == nullptr) LookForRequest(step);
-  if (waiting_ && step == asked_.first_step()) {
+  // A step of a device ends in front of its update, which its successor's time has in it: that of
+  // the step before is recorded too.
+  const int64_t lead = device_ == kernels::DeviceKind::kCuda ? 1 : 0;
+  if (waiting_ && (step == asked_.first_step() || step == asked_.first_step() - lead)) {
     waiting_ = false;
     trace_ = std::make_shared<kernels::Trace>();
     step_ended_ = 0;
@@ -62,7 +65,8 @@ kernels::Trace* Profiler::BeginStep(int64_t step) {
       }
     }
   }
-  const bool recorded = trace_ != nullptr && step < asked_.first_step() + asked_.steps();
+  const bool recorded = trace_ != nullptr && step >= asked_.first_step() &&
+                        step < asked_.first_step() + asked_.steps();
   return recorded ? trace_.get() : nullptr;
 }
 
