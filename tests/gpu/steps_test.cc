@@ -510,6 +510,34 @@ TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrT
   }
 }
 
+// What was left of three steps is read by the device where the host has it.
+TEST_P(TrainerStepsTest, ResidualOfWhatIsNotCompressedAnyMore_JoinsTheNextGradientAsOnTheHost) {
+  TrainerOptions options = Options();
+  options.precision = Precision::kFp32;
+  options.optimizer.clip_norm = 0;
+  options.compression.method = CompressionMethod::kTopK;
+  options.compression.density = 0.02;
+  TrainerOptions first = options;
+  first.steps = 3;
+  first.checkpoint_root = directory_ + "/compressed";
+  first.checkpoint_every = 3;
+  const Recorder begun = Train(first);
+  ASSERT_EQ(begun.saved.size(), 1u);
+  TrainerOptions whole = options, without = options;
+  whole.steps = without.steps = 4;
+  whole.compression.min_elements = int64_t{1} << 40;
+  without.compression.method = CompressionMethod::kNone;
+  const auto norm = [&](const TrainerOptions& next) {
+    const Recorder run = Train(next, {}, begun.saved);
+    EXPECT_EQ(run.reports.size(), 1u);
+    return run.reports.empty() ? 0 : run.reports[0].gradient_norm;
+  };
+  const double joined = norm(whole), alone = norm(without);
+  EXPECT_GT(joined, 1.2 * alone);
+  device_ = kernels::MakeCpuDevice(2);
+  EXPECT_NEAR(norm(whole), joined, 1e-3 * joined);
+}
+
 TEST_P(TrainerStepsTest, NumbersThatAreNotFinite_EndTheRunByStepSamplesAndDevice) {
   const auto expect_named = [&](const Recorder& run, int step) {
     EXPECT_EQ(DomainOf(run.ended), FailureDomain::kNumeric) << run.ended;
