@@ -6,7 +6,9 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
@@ -91,7 +93,9 @@ void WriteSummary(const Json& plan, Terminal& terminal) {
   std::ostream& out = terminal.out;
   out << "model   " << ShortNumber(Number(plan, "parameters")) << " parameters, "
       << ShortNumber(Number(plan, "flopsPerToken")) << " FLOPs per token\n";
-  out << "layout  " << Degrees(plan["degrees"]) << " on " << plan.value("device", "") << "\n";
+  const std::vector<std::string> with = plan.value("with", std::vector<std::string>());
+  out << "layout  " << Degrees(plan["degrees"]) << " on " << plan.value("device", "")
+      << (with.empty() ? "" : "; ") << absl::StrJoin(with, ", ") << "\n";
   out << "step    " << ShortNumber(Number(plan, "tokensPerStep")) << " tokens, "
       << absl::StrFormat("%.3g FLOPs, ", Number(plan, "flopsPerStep"))
       << Integer(plan, "microBatches") << " micro-batches per rank";

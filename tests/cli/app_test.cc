@@ -322,7 +322,7 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   "parameters": 8030261248, "flopsPerToken": 51000000000, "tokensPerStep": 262144,
   "flopsPerStep": 1.3e16, "microBatches": 16, "bubble": 0.0588, "neededBytes": 107374182400,
   "imbalance": 0.25, "deviceMemoryBytes": 85899345920, "fits": false,
-  "advice": "engine.parallel.zero=1 would fit", "ranks": [
+  "with": ["zero 1", "sequence"], "advice": "engine.parallel.zero=1 would fit", "ranks": [
   {"pipeline": 0, "tensor": 0, "ranks": 4, "blocks": 17, "embedding": true, "head": false,
    "parameters": 4000000000,
    "wholeParameters": {"tables": 1000000000, "keys": 0, "small": 266240},
@@ -346,16 +346,17 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   std::ifstream asked(seen + ".args");
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(asked), {}),
               HasSubstr("--device-memory=85899345920"));
-  EXPECT_THAT(out_.str(),
-              AllOf(HasSubstr("pipeline 2 x data 4 on cuda"), HasSubstr("idles 5.9 %"),
-                    HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
-                    HasSubstr("whole   1.0G of 4.0G parameters of a rank are not sharded: 1.0G of "
-                              "embedding and head, 266.2k in small ones\n"),
-                    HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
-                    HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
-                    HasSubstr("STAGE  TENSOR  SENDS PER STEP  PIPELINE\n"),
-                    HasSubstr("does not fit into 80.0 GiB for each rank. engine.parallel.zero=1 "
-                              "would fit.")));
+  EXPECT_THAT(
+      out_.str(),
+      AllOf(HasSubstr("pipeline 2 x data 4 on cuda; zero 1, sequence\n"), HasSubstr("idles 5.9 %"),
+            HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
+            HasSubstr("whole   1.0G of 4.0G parameters of a rank are not sharded: 1.0G of "
+                      "embedding and head, 266.2k in small ones\n"),
+            HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
+            HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
+            HasSubstr("STAGE  TENSOR  SENDS PER STEP  PIPELINE\n"),
+            HasSubstr("does not fit into 80.0 GiB for each rank. engine.parallel.zero=1 "
+                      "would fit.")));
   ASSERT_EQ(RunApp({"plan", SpecFile(), "-o", "json"}), 0) << err_.str();
   EXPECT_EQ(Json::parse(out_.str())["ranks"][1]["blocks"], 15);
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--device-memory", "much"}), 2);

@@ -403,6 +403,9 @@ class BadInput(Scene):
         plan = self.cluster.json("plan", self.spec(), "--device-memory", "1TiB")
         self.assertEqual(sum(rank["ranks"] for rank in plan["ranks"]), 2)
         self.assertTrue(plan["fits"])
+        self.assertEqual(plan["with"], [])
+        self.assertEqual(self.cluster.json("plan", self.spec(), "--set", "engine.parallel={tensor: 2}")["with"],
+                         ["tensor_overlap backward"])
         self.assertEqual(plan["ranks"][0]["deviceBytes"],
                          sum(plan["ranks"][0]["device"].values()))
         self.assertIn("It fits into 1.0 TiB", self.cluster.run("plan", self.spec(),

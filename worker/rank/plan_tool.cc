@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/job_plan.h"
 
@@ -71,6 +72,29 @@ ordered_json Describe(const JobPlan& plan) {
           {"ranks", ranks}};
 }
 
+// What shapes the layout besides its degrees, defaults among it, in the spec's words.
+ordered_json With(const v1::EngineSpec& engine) {
+  const v1::ParallelSpec& split = engine.parallel();
+  const v1::TrainingSpec& training = engine.training();
+  ordered_json with = ordered_json::array();
+  const auto add = [&](bool applies, const auto&... words) {
+    if (applies) with.push_back(absl::StrCat(words...));
+  };
+  add(split.zero() > 0, "zero ", split.zero());
+  add(split.zero_shards() > 0, "zero_shards ", split.zero_shards());
+  add(split.pipeline() > 1, "pipeline_schedule ", spec::EnumName(split.pipeline_schedule()));
+  add(split.pipeline_chunks() > 1, "pipeline_chunks ", split.pipeline_chunks());
+  add(split.context() > 1, "context_method ", spec::EnumName(split.context_method()));
+  add(split.sequence(), "sequence");
+  add(split.tensor() > 1, "tensor_overlap ", spec::EnumName(split.tensor_overlap()));
+  add(training.recompute() != v1::RECOMPUTE_NONE, "recompute ",
+      spec::EnumName(training.recompute()));
+  add(training.recompute_blocks() > 0, "recompute_blocks ", training.recompute_blocks());
+  add(split.offload().optimizer() > 0, "offload.optimizer ", split.offload().optimizer());
+  add(split.offload().activations(), "offload.activations");
+  return with;
+}
+
 }  // namespace
 
 absl::Status RunPlan(const PlanArguments& arguments) {
@@ -83,6 +107,7 @@ absl::Status RunPlan(const PlanArguments& arguments) {
   RETURN_IF_ERROR(spec::Validate(spec));
   ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
   ordered_json object = Describe(plan);
+  object["with"] = With(spec.engine());
   if (const std::optional<Change> even = EvenMemory(spec, plan); even.has_value()) {
     object["even"] = {{"advice", EvenText(*even)},
                       {"settings", even->settings},
