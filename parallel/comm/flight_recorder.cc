@@ -29,64 +29,46 @@ class RecordedCommunicator : public Communicator {
   int64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "all-reduce", data, -1);
-    inner_->AllReduce(stream, data, op);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-reduce", data, [&] { inner_->AllReduce(stream, data, op); });
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "reduce-scatter", data, -1);
-    inner_->ReduceScatter(stream, data, op);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "reduce-scatter", data, [&] { inner_->ReduceScatter(stream, data, op); });
   }
   void ReduceScatterTo(Stream& stream, Tensor data, Tensor sum, ReduceOp op) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "reduce-scatter", data, -1);
-    inner_->ReduceScatterTo(stream, data, sum, op);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "reduce-scatter", data,
+             [&] { inner_->ReduceScatterTo(stream, data, sum, op); });
   }
   void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "reduce-scatter", data, -1);
-    inner_->ReduceScatterOpen(stream, data, op);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "reduce-scatter", data, [&] { inner_->ReduceScatterOpen(stream, data, op); });
   }
   void AllGatherFrom(Stream& stream, Tensor in, Tensor out) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "all-gather", out, -1);
-    inner_->AllGatherFrom(stream, in, out);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-gather", out, [&] { inner_->AllGatherFrom(stream, in, out); });
   }
   void AllGather(Stream& stream, Tensor data) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "all-gather", data, -1);
-    inner_->AllGather(stream, data);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-gather", data, [&] { inner_->AllGather(stream, data); });
   }
   void Broadcast(Stream& stream, Tensor data, int root) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "broadcast", data, root);
-    inner_->Broadcast(stream, data, root);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(
+        stream, "broadcast", data, [&] { inner_->Broadcast(stream, data, root); }, root);
   }
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "all-to-all", in, -1);
-    inner_->AllToAll(stream, in, out);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-to-all", in, [&] { inner_->AllToAll(stream, in, out); });
   }
   void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
     const int64_t elements = CheckAllToAllPieces(pieces, size());
     const Tensor& first = pieces[0].in;
-    const uint64_t id = recorder_->Begin(name(), path_, "all-to-all in pieces",
-                                         Tensor(first.data(), first.dtype(), {elements}), -1);
-    inner_->AllToAllPieces(stream, pieces);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-to-all in pieces", Tensor(first.data(), first.dtype(), {elements}),
+             [&] { inner_->AllToAllPieces(stream, pieces); });
   }
   void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
                         absl::FunctionRef<void(int from)> arrived) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "all-gather in steps", out, -1);
-    inner_->AllGatherInSteps(stream, in, out, arrived);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-gather in steps", out,
+             [&] { inner_->AllGatherInSteps(stream, in, out, arrived); });
   }
   void AllToAllInSteps(Stream& stream, Tensor in, Tensor out,
                        absl::FunctionRef<void(int to)> before) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "all-to-all in steps", in, -1);
-    inner_->AllToAllInSteps(stream, in, out, before);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "all-to-all in steps", in,
+             [&] { inner_->AllToAllInSteps(stream, in, out, before); });
   }
   void Send(Stream& stream, Tensor data, int to) override {
     Transfer(stream, recorder_->Begin(name(), path_, "send", data, to),
@@ -108,9 +90,7 @@ class RecordedCommunicator : public Communicator {
     }
   }
   void Rotate(Stream& stream, Tensor in, Tensor out, int by) override {
-    const uint64_t id = recorder_->Begin(name(), path_, "rotation", in, -1);
-    inner_->Rotate(stream, in, out, by);
-    FlightRecorder::Follow(recorder_, id, stream);
+    Recorded(stream, "rotation", in, [&] { inner_->Rotate(stream, in, out, by); });
   }
   absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
                                                       const ShareOptions& options) override {
@@ -137,6 +117,13 @@ class RecordedCommunicator : public Communicator {
   }
 
  private:
+  template <typename Call>
+  void Recorded(Stream& stream, const char* operation, const Tensor& data, const Call& call,
+                int peer = -1) {
+    const uint64_t id = recorder_->Begin(name(), path_, operation, data, peer);
+    call();
+    FlightRecorder::Follow(recorder_, id, stream);
+  }
   template <typename Call>
   void Transfer(Stream& stream, uint64_t id, const Call& call) {
     call();

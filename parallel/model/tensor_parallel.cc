@@ -159,17 +159,9 @@ TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_
   return part;
 }
 
-namespace {
-
-void Gather(Communicator& group, kernels::Stream& stream, const Tensor& rows, const Tensor& all) {
-  group.AllGatherFrom(stream, rows, all);
-}
-
-}  // namespace
-
 Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage) const {
   if (!sequence) return rows;
-  Gather(*pass.tensor, pass.stream, rows, storage);
+  pass.tensor->AllGatherFrom(pass.stream, rows, storage);
   return storage;
 }
 
@@ -207,7 +199,7 @@ Started TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage) co
   if (!sequence || !Overlaps(pass)) return {Enter(pass, rows, storage)};
   kernels::Event* const done = pass.tensor_stream->Start(
       pass.stream, Collective::kAllGather,
-      [&](kernels::Stream& stream) { Gather(*pass.tensor, stream, rows, storage); });
+      [&](kernels::Stream& stream) { pass.tensor->AllGatherFrom(stream, rows, storage); });
   return {storage, done};
 }
 
