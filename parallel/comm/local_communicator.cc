@@ -126,6 +126,22 @@ class Member {
     return absl::OkStatus();
   }
 
+  // Nobody reads `data` here behind ReduceScatterOpen, as copy engines do: so that callers who
+  // write to it too soon are found without them, what it holds outside of `own` is kept, and
+  // compared by the next call.
+  void LeaveOpen(const Tensor& data, PartRange own) {
+    MutexLock lock(&open_mutex_);
+    open_ = {data, own, Others(data, own)};
+  }
+  absl::Status CloseOpen(const std::string& call) {
+    MutexLock lock(&open_mutex_);
+    const Open open = std::exchange(open_, {});
+    if (open.data.empty() || Others(open.data, open.own) == open.others) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(Where(call), "behind a reduce-scatter of ",
+                                            open.data.ToString(),
+                                            " that it ends, somebody has written to that"));
+  }
+
   // Everyone has finished reading what the previous phase offered.
   absl::Status Phase(Meeting& meeting, const std::string& what) {
     MutexLock lock(&group_->family->mutex);
@@ -151,6 +167,20 @@ class Member {
   }
 
  private:
+  struct Open {
+    Tensor data;
+    PartRange own;
+    std::string others;  // bytes
+  };
+  static std::string Others(const Tensor& data, PartRange own) {
+    const char* const begin = PartData(data, {0, 0});
+    const char* const end = begin + data.bytes();
+    const int64_t size_of = SizeOf(data.dtype());
+    std::string others(begin, begin + own.begin * size_of);
+    others.append(begin + own.end * size_of, end);
+    return others;
+  }
+
   size_t Index() const { return static_cast<size_t>(rank_); }
   absl::Status& EndOf(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
     return group_->family->ended[static_cast<size_t>(group_->members[static_cast<size_t>(rank)])];
@@ -223,6 +253,8 @@ class Member {
 
   const std::shared_ptr<Group> group_;
   const int rank_;
+  Mutex open_mutex_;
+  Open open_ ABSL_GUARDED_BY(open_mutex_);
 };
 
 // The receiver's side of one message.
@@ -370,13 +402,10 @@ class LocalCommunicator : public Communicator {
             });
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    const int64_t part = EqualPart(data, size());
-    bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
-    Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()), data, data,
-            [data, op, part](Member& member, Meeting& meeting, const std::string&) {
-              Reduce(meeting, {part * member.rank(), part * (member.rank() + 1)}, op, data);
-              return absl::OkStatus();
-            });
+    Scatter(stream, data, op, /*open=*/false);
+  }
+  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
+    Scatter(stream, data, op, /*open=*/true);
   }
   void AllGather(Stream& stream, Tensor data) override {
     const int64_t part = EqualPart(data, size());
@@ -479,11 +508,28 @@ class LocalCommunicator : public Communicator {
     }
     const uint64_t number = calls_++;
     stream.Enqueue([member = member_, &stream, number, call = std::move(call), in, out, body] {
-      absl::Status status = member->Meet(
-          number, call, in, out,
-          [&](Meeting& meeting, const std::string& what) { return body(*member, meeting, what); });
+      absl::Status status = member->CloseOpen(call);
+      if (!status.ok()) {
+        member->End(status);
+      } else {
+        status =
+            member->Meet(number, call, in, out, [&](Meeting& meeting, const std::string& what) {
+              return body(*member, meeting, what);
+            });
+      }
       if (!status.ok()) stream.Fail(std::move(status));
     });
+  }
+  void Scatter(Stream& stream, Tensor data, ReduceOp op, bool open) {
+    const int64_t part = EqualPart(data, size());
+    bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
+    Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()), data, data,
+            [data, op, part, open](Member& member, Meeting& meeting, const std::string&) {
+              const PartRange own = {part * member.rank(), part * (member.rank() + 1)};
+              Reduce(meeting, own, op, data);
+              if (open) member.LeaveOpen(data, own);
+              return absl::OkStatus();
+            });
   }
   void FlushTransfers(Stream& stream) {
     CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);

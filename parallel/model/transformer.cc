@@ -607,15 +607,16 @@ class TransformerBlock : public Block {
     // The last exchange is the larger one, and `up` the larger product.
     if (LeavesUpForExchange()) work.last = up_weights;
     ScoresBackward(pass, flow, saved, work);
-    // The block behind takes the gather over, unless it uses the memory before.
-    const bool ahead = beside && flow.more_behind && gathers_ahead_;
     std::array<Started, 2> d_norm1;
     for (int piece = 0; piece < d_out.count; ++piece) {
       const Tensor dx = PieceOf(saved.d_small, d_out.count, piece);
       QkvBackwardInput(pass, saved, piece * dx.dim(0), dx);
-      d_norm1[piece] = part_.StartLeave(pass, dx, /*open=*/ahead);
+      // Not open: the block behind may make its norms again in this memory, ahead of its gather.
+      d_norm1[piece] = part_.StartLeave(pass, dx);
     }
     if (!LeavesForExchanges()) output_weights();
+    // The block behind takes the gather over, unless it uses the memory before.
+    const bool ahead = beside && flow.more_behind && gathers_ahead_;
     const auto weights = [&] {
       if (!beside) y1 = StartInput(pass, flow, saved.norm1);
       qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));

@@ -372,6 +372,23 @@ TEST_P(CommContract, OpenReduceScatterThenAllGatherFrom_EqualsAllReduce) {
   }
 }
 
+TEST_P(CommContract, WritingToAnOpenReduceScatter_FailsTheNextCallBetweenThreads) {
+  if (GetParam().kind != Kind::kLocal) GTEST_SKIP() << "found between threads alone";
+  for (const bool own : {true, false}) {
+    OnRanks(2, [&](Rank& self) {
+      std::vector<float> data(64, 1), sums(64, 1);
+      self.world.ReduceScatterOpen(self.stream, F32(data), ReduceOp::kSum);
+      kernels::Zero(self.stream, F32(data).Rows(32 * (own ? self.rank : 1 - self.rank), 32));
+      self.world.AllReduce(self.stream, F32(sums), ReduceOp::kSum);
+      const absl::Status status = self.stream.Synchronize();
+      EXPECT_EQ(status.ok(), own) << status;
+      if (own) return;
+      EXPECT_THAT(std::string(status.message()),
+                  AnyOf(HasSubstr("somebody has written to that"), HasSubstr("has stopped")));
+    });
+  }
+}
+
 TEST_P(CommContract, Broadcast_FromEveryRoot_FillsEveryRank) {
   for (int size : {2, 3, 4}) {
     if (size != Some(size)) continue;
