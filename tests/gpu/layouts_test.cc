@@ -36,7 +36,7 @@ constexpr int64_t kVocab = 61;
 // The first run on a machine measures products and connects; a hang is told from it by name.
 constexpr absl::Duration kBound = absl::Seconds(60);
 
-// Overrides of engine.parallel, separated by blanks.
+// Overrides separated by blanks: of engine.parallel, or with their section's name in front.
 struct Layout {
   const char* name;
   int ranks;
@@ -53,6 +53,8 @@ constexpr Layout kLayouts[] = {
     {"tensor 2, chunked", 2, "tensor=2 sequence=true tensor_overlap=chunked"},
     {"tensor 2, halves", 2, "tensor=2 sequence=true tensor_overlap=halves"},
     {"tensor 2, halves of all rows", 2, "tensor=2 tensor_overlap=halves"},
+    {"tensor 2, halves, recompute", 2,
+     "tensor=2 sequence=true tensor_overlap=halves training.recompute=full"},
     {"ring 2", 2, "context=2"},
     {"all-gather 2", 2, "context=2 context_method=all_gather"},
     {"all-to-all 2", 2, "context=2 context_method=all_to_all"},
@@ -65,6 +67,8 @@ constexpr Layout kLayouts[] = {
     {"tensor 4, sequence", 4, "tensor=4 sequence=true"},
     {"tensor 4, chunked", 4, "tensor=4 sequence=true tensor_overlap=chunked"},
     {"tensor 4, halves", 4, "tensor=4 sequence=true tensor_overlap=halves"},
+    {"tensor 4, halves, recompute", 4,
+     "tensor=4 sequence=true tensor_overlap=halves training.recompute=selective"},
     {"ring 4", 4, "context=4"},
     {"all-to-all 4", 4, "context=4 context_method=all_to_all"},
     {"pipeline 4", 4, "pipeline=4"},
@@ -205,7 +209,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     }
     if (setting.documents) out.push_back("data.separate_documents=true");
     for (const absl::string_view text : absl::StrSplit(layout.split, ' ', absl::SkipEmpty())) {
-      out.push_back(absl::StrCat("parallel.", text));
+      out.push_back(absl::StrCat(absl::StrContains(text, '.') ? "" : "parallel.", text));
     }
     return out;
   }
