@@ -15,15 +15,23 @@ constexpr int64_t kAlignment = 256;
 // may be read or written through them.
 constexpr uintptr_t kPlanningBase = 4096;
 
+// The same in every process.
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15;  // of a multiplicative hash
+  return hash ^ hash >> 29;
+}
+
 }  // namespace
 
 Tensor Arena::Take(absl::string_view category, DType dtype, std::initializer_list<int64_t> shape) {
   const int64_t begin = offset_;
-  const int64_t bytes =
-      (Tensor(nullptr, dtype, shape).elements() * SizeOf(dtype) + kAlignment - 1) / kAlignment *
-      kAlignment;
+  int64_t bytes = (Tensor(nullptr, dtype, shape).elements() * SizeOf(dtype) + kAlignment - 1) /
+                  kAlignment * kAlignment;
+  if (taking_ < at_least_.size()) bytes = std::max(bytes, at_least_[taking_]);
+  ++taking_;
   offset_ += bytes;
   if (planning()) {
+    pieces_.push_back(bytes);
     const std::string name(category);
     taken_.push_back({begin, bytes, name});
     int64_t& live = live_by_category_[name];
@@ -36,9 +44,9 @@ Tensor Arena::Take(absl::string_view category, DType dtype, std::initializer_lis
     }
     return Tensor(reinterpret_cast<void*>(kPlanningBase + begin), dtype, shape);
   }
-  layout_ = (layout_ ^ static_cast<uint64_t>(begin) ^ static_cast<uint64_t>(bytes) << 32) *
-            0x9e3779b97f4a7c15;  // of a multiplicative hash
-  layout_ ^= layout_ >> 29;
+  layout_ = Mix(Mix(layout_, static_cast<uint64_t>(begin)), static_cast<uint64_t>(bytes));
+  layout_ = Mix(layout_, static_cast<uint64_t>(dtype));
+  for (const char c : category) layout_ = Mix(layout_, static_cast<uint64_t>(c));
   CHECK_LE(offset_, peak_) << "the arena was planned for less: " << std::string(category) << " "
                            << Tensor(nullptr, dtype, shape).ToString()
                            << "; planning and running must take the same sequence";
@@ -54,6 +62,12 @@ void Arena::ReleaseTo(int64_t mark) {
   }
 }
 
+void Arena::PadTo(std::vector<int64_t> bytes) {
+  CHECK(planning()) << "the arena is committed already";
+  *this = Arena();
+  at_least_ = std::move(bytes);
+}
+
 absl::Status Arena::Commit(Device& device) {
   CHECK(planning()) << "the arena is committed already";
   absl::StatusOr<std::unique_ptr<Buffer>> buffer = device.Allocate(std::max(peak_, kAlignment));
@@ -65,7 +79,9 @@ absl::Status Arena::Commit(Device& device) {
   }
   buffer_ = *std::move(buffer);
   offset_ = 0;
+  taking_ = 0;
   taken_.clear();
+  pieces_.clear();
   live_by_category_.clear();
   return absl::OkStatus();
 }

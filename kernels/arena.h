@@ -30,13 +30,20 @@ class Arena {
   // Everything taken since `mark` may be handed out again.
   void ReleaseTo(int64_t mark);
 
+  // Bytes of every piece taken so far while planning, in order.
+  const std::vector<int64_t>& pieces() const { return pieces_; }
+  // Restarts planning: the n-th piece taken from here on has at least `bytes[n]`. With the largest
+  // that several arenas take, all of them hand out the same places. The sequence is then taken once
+  // after Commit(). Requires: planning.
+  void PadTo(std::vector<int64_t> bytes);
+
   // Allocates the peak; restarts the sequence. kResourceExhausted from the device.
   absl::Status Commit(Device& device);
   bool planning() const { return buffer_ == nullptr; }
   // All of it, as bytes; empty while planning.
   Tensor memory() const;
-  // Of where everything stands that has been taken since Commit(): arenas of the same number hand
-  // out the same places.
+  // Of where everything stands that has been taken since Commit(), and of what kind it is: arenas
+  // of the same number hand out the same places.
   uint64_t layout() const { return layout_; }
   int64_t peak_bytes() const { return peak_; }
   // The most that was live at once, per category. The sum is at least peak_bytes().
@@ -52,6 +59,8 @@ class Arena {
   };
 
   int64_t offset_ = 0;
+  size_t taking_ = 0;  // number of the next piece
+  std::vector<int64_t> pieces_, at_least_;
   uint64_t layout_ = 0;
   int64_t peak_ = 0;
   std::map<std::string, int64_t> by_category_, peak_by_category_;

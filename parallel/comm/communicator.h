@@ -22,8 +22,8 @@ namespace muster::parallel {
 enum class ReduceOp { kSum, kMax, kMin };
 
 struct ShareOptions {
-  // Of the places of all that is shared: ranks with another number do not read this one's memory.
-  uint64_t layout = 0;
+  // Of where things stand in each piece of memory: ranks with another number do not read it.
+  std::vector<uint64_t> layouts = {};
   // Calls on less data stay as they are: below, meeting takes longer than NCCL's whole call.
   int64_t least_bytes = int64_t{4} << 20;
 };
@@ -115,11 +115,12 @@ class Communicator {
   // Lets the other ranks of this host read `memory` of this rank until the result is destroyed, so
   // that large calls on data in it, of this communicator and of all split from the same world, go
   // through copy engines and leave the processors of a GPU to the kernels beside them. Such calls
-  // sum as the promise above says; they are made among ranks of the same ShareOptions::layout and
-  // require that data stands at the same place of its memory on all of them. Everything else goes
-  // on as before. A collective of the world, of as many pieces on every rank; so is the end of it,
-  // before the memory is freed and after all streams that use it have finished. Null where there is
-  // nothing to gain: a host, one rank. kUnavailable, on every rank, says why it cannot be done.
+  // sum as the promise above says; they are made on memory that has the same bytes and the same
+  // ShareOptions::layouts on all ranks of the group, and require that data stands at the same place
+  // of it on all of them. Everything else goes on as before. A collective of the world, of as many
+  // pieces on every rank; so is the end of it, before the memory is freed and after all streams
+  // that use it have finished. Null where there is nothing to gain: a host, one rank. kUnavailable,
+  // on every rank, says why it cannot be done.
   virtual absl::StatusOr<std::unique_ptr<SharedMemory>> Share(
       const std::vector<kernels::Tensor>& memory, const ShareOptions& options);
   // Device memory for parts of sums of shared data, which stay as they are without: the less, the
@@ -135,6 +136,8 @@ class Communicator {
   virtual void Abort(absl::Status why) = 0;
   // Bytes this rank has sent so far, by the algorithm's volume, for tests of communication volume.
   virtual int64_t bytes_sent() const = 0;
+  // Of these, what went through copy engines (Share).
+  virtual int64_t bytes_by_copy_engines() const { return 0; }
 };
 
 // Where ranks of one attempt find each other; served by the coordinator, scoped by (job, epoch).

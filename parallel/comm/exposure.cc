@@ -95,6 +95,7 @@ class MeteredCommunicator : public Communicator {
   }
   void Abort(absl::Status why) override { inner_.Abort(std::move(why)); }
   int64_t bytes_sent() const override { return inner_.bytes_sent(); }
+  int64_t bytes_by_copy_engines() const override { return inner_.bytes_by_copy_engines(); }
 
  private:
   template <typename Call>

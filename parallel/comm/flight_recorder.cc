@@ -27,6 +27,7 @@ class RecordedCommunicator : public Communicator {
   int size() const override { return inner_->size(); }
   const std::string& name() const override { return inner_->name(); }
   int64_t bytes_sent() const override { return inner_->bytes_sent(); }
+  int64_t bytes_by_copy_engines() const override { return inner_->bytes_by_copy_engines(); }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
     Recorded(stream, "all-reduce", data, [&] { inner_->AllReduce(stream, data, op); });

@@ -106,13 +106,15 @@ class NcclCommunicator : public Communicator {
   int64_t bytes_sent() const override {
     return bytes_sent_ + host_->bytes_sent() - host_bytes_before_;
   }
+  int64_t bytes_by_copy_engines() const override { return bytes_by_peers_; }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
     if (OnHost(stream)) return host_->AllReduce(stream, data, op);
     CHECK(data.contiguous());
-    Sent(2 * data.bytes() * (size() - 1) / size());
+    const int64_t sent = Sent(2 * data.bytes() * (size() - 1) / size());
     if (peers_ != nullptr && peers_->CoversSum(data, op)) {
-      return ByPeers(stream, "all-reduce", data, [&] { return peers_->AllReduce(stream, data); });
+      return ByPeers(stream, "all-reduce", data, sent,
+                     [&] { return peers_->AllReduce(stream, data); });
     }
     Enqueue(stream, "all-reduce", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.AllReduce(data.data(), data.data(), Count(data), NcclType(data.dtype()),
@@ -129,8 +131,8 @@ class NcclCommunicator : public Communicator {
       return ReduceScatter(stream, data, op);
     }
     const int64_t part = EqualPart(data, size());
-    Sent(data.bytes() * (size() - 1) / size());
-    ByPeers(stream, "reduce-scatter", data, [&] {
+    const int64_t sent = Sent(data.bytes() * (size() - 1) / size());
+    ByPeers(stream, "reduce-scatter", data, sent, [&] {
       return peers_->ReduceScatter(
           stream, data, Tensor(At(data, part * rank()), data.dtype(), {part}), /*open=*/true);
     });
@@ -143,9 +145,10 @@ class NcclCommunicator : public Communicator {
   void AllGather(Stream& stream, Tensor data) override {
     if (OnHost(stream)) return host_->AllGather(stream, data);
     const int64_t part = EqualPart(data, size());
-    Sent(data.bytes() * (size() - 1) / size());
+    const int64_t sent = Sent(data.bytes() * (size() - 1) / size());
     if (peers_ != nullptr && peers_->Covers(data)) {
-      return ByPeers(stream, "all-gather", data, [&] { return peers_->AllGather(stream, data); });
+      return ByPeers(stream, "all-gather", data, sent,
+                     [&] { return peers_->AllGather(stream, data); });
     }
     Enqueue(stream, "all-gather", data, [&](ncclComm_t comm, cudaStream_t handle) {
       return nccl_.AllGather(At(data, part * rank()), data.data(), static_cast<size_t>(part),
@@ -156,9 +159,9 @@ class NcclCommunicator : public Communicator {
     if (OnHost(stream)) return host_->AllGatherFrom(stream, in, out);
     CHECK(in.contiguous() && in.dtype() == out.dtype() && EqualPart(out, size()) == in.elements());
     if (size() == 1) return Communicator::AllGatherFrom(stream, in, out);
-    Sent(in.bytes() * (size() - 1));
+    const int64_t sent = Sent(in.bytes() * (size() - 1));
     if (peers_ != nullptr && peers_->CoversPart(in)) {
-      return ByPeers(stream, "all-gather", out,
+      return ByPeers(stream, "all-gather", out, sent,
                      [&] { return peers_->AllGatherFrom(stream, in, out); });
     }
     Enqueue(stream, "all-gather", out, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -178,9 +181,10 @@ class NcclCommunicator : public Communicator {
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     if (OnHost(stream)) return host_->AllToAll(stream, in, out);
     const int64_t part = CheckAllToAll(in, out, size());
-    Sent(in.bytes() * (size() - 1) / size());
+    const int64_t sent = Sent(in.bytes() * (size() - 1) / size());
     if (peers_ != nullptr && peers_->Covers(in)) {
-      return ByPeers(stream, "all-to-all", in, [&] { return peers_->AllToAll(stream, in, out); });
+      return ByPeers(stream, "all-to-all", in, sent,
+                     [&] { return peers_->AllToAll(stream, in, out); });
     }
     std::vector<Transfer> transfers;
     for (int peer = 0; peer < size(); ++peer) {
@@ -194,11 +198,14 @@ class NcclCommunicator : public Communicator {
     if (size() == 1) return Communicator::AllToAllPieces(stream, pieces);
     const int64_t elements = CheckAllToAllPieces(pieces, size());
     CHECK(!grouping_);
-    for (const AllToAllPiece& piece : pieces) Sent(piece.in.bytes() * (size() - 1) / size());
+    int64_t sent = 0;
+    for (const AllToAllPiece& piece : pieces) {
+      sent += Sent(piece.in.bytes() * (size() - 1) / size());
+    }
     constexpr char kOperation[] = "all-to-all in pieces";
     const Tensor& first = pieces[0].in;
     if (peers_ != nullptr && peers_->Covers(pieces)) {
-      return ByPeers(stream, kOperation, Tensor(first.data(), first.dtype(), {elements}),
+      return ByPeers(stream, kOperation, Tensor(first.data(), first.dtype(), {elements}), sent,
                      [&] { return peers_->AllToAllPieces(stream, pieces); });
     }
     std::vector<Transfer> transfers;
@@ -219,8 +226,8 @@ class NcclCommunicator : public Communicator {
       return Communicator::AllGatherInSteps(stream, in, out, arrived);
     }
     CHECK(!grouping_ && in.contiguous() && EqualPart(out, size()) == in.elements());
-    Sent(in.bytes() * (size() - 1));
-    ByPeers(stream, "all-gather in steps", out,
+    const int64_t sent = Sent(in.bytes() * (size() - 1));
+    ByPeers(stream, "all-gather in steps", out, sent,
             [&] { return peers_->AllGatherInSteps(stream, in, out, arrived); });
   }
   void AllToAllInSteps(Stream& stream, Tensor in, Tensor out,
@@ -230,8 +237,8 @@ class NcclCommunicator : public Communicator {
     }
     CheckAllToAll(in, out, size());
     CHECK(!grouping_);
-    Sent(in.bytes() * (size() - 1) / size());
-    ByPeers(stream, "all-to-all in steps", in,
+    const int64_t sent = Sent(in.bytes() * (size() - 1) / size());
+    ByPeers(stream, "all-to-all in steps", in, sent,
             [&] { return peers_->AllToAllInSteps(stream, in, out, before); });
   }
 
@@ -269,8 +276,8 @@ class NcclCommunicator : public Communicator {
       return Communicator::Rotate(stream, in, out, by);
     }
     CHECK(!grouping_ && in.contiguous() && out.contiguous() && in.bytes() == out.bytes());
-    Sent(in.bytes());
-    ByPeers(stream, "rotation", in, [&] { return peers_->Rotate(stream, in, out, by); });
+    const int64_t sent = Sent(in.bytes());
+    ByPeers(stream, "rotation", in, sent, [&] { return peers_->Rotate(stream, in, out, by); });
   }
 
   absl::Status Barrier() override {
@@ -315,13 +322,16 @@ class NcclCommunicator : public Communicator {
 
   Settings MakeSettings() const { return {group_.name, world_->options().thread_blocks_max}; }
   static size_t Count(const Tensor& data) { return static_cast<size_t>(data.elements()); }
-  void Sent(int64_t bytes) { bytes_sent_.fetch_add(bytes, std::memory_order_relaxed); }
+  int64_t Sent(int64_t bytes) {
+    bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+    return bytes;
+  }
 
   // The sum of every rank's part rank() of `data`.
   void SumParts(Stream& stream, const Tensor& data, const Tensor& sum, ReduceOp op) {
-    Sent(data.bytes() * (size() - 1) / size());
+    const int64_t sent = Sent(data.bytes() * (size() - 1) / size());
     if (peers_ != nullptr && peers_->CoversSum(data, op)) {
-      return ByPeers(stream, "reduce-scatter", data,
+      return ByPeers(stream, "reduce-scatter", data, sent,
                      [&] { return peers_->ReduceScatter(stream, data, sum); });
     }
     Enqueue(stream, "reduce-scatter", data, [&](ncclComm_t comm, cudaStream_t handle) {
@@ -338,7 +348,9 @@ class NcclCommunicator : public Communicator {
                  });
   }
   template <typename Issue>
-  void ByPeers(Stream& stream, const char* operation, const Tensor& data, const Issue& issue) {
+  void ByPeers(Stream& stream, const char* operation, const Tensor& data, int64_t sent,
+               const Issue& issue) {
+    bytes_by_peers_.fetch_add(sent, std::memory_order_relaxed);
     world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++},
                  [&](ncclComm_t, cudaStream_t) -> absl::Status { return issue(); });
   }
@@ -395,7 +407,7 @@ class NcclCommunicator : public Communicator {
   NcclGroup group_;
   int64_t host_bytes_before_ = 0;  // of meeting
   uint64_t calls_ = 0;
-  std::atomic<int64_t> bytes_sent_{0};
+  std::atomic<int64_t> bytes_sent_{0}, bytes_by_peers_{0};
   bool grouping_ = false;
   std::vector<Transfer> transfers_;
   std::unique_ptr<kernels::Device> host_device_;

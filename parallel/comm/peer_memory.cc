@@ -83,17 +83,18 @@ BatchMemOp FindBatchMemOp() {
   return found;
 }
 
-// One rank's part of what Share exchanges: "host pid ordinal layout", then per region
-// "handle offset bytes address".
+// One rank's part of what Share exchanges: "host pid ordinal", then per region
+// "handle offset bytes address layout".
 absl::StatusOr<std::string> Describe(const kernels::cuda::CudaDevice& device,
-                                     const std::vector<Tensor>& regions, uint64_t layout) {
+                                     const std::vector<Tensor>& regions,
+                                     const std::vector<uint64_t>& layouts) {
   static const auto range = DriverFunction<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange");
   if (range == nullptr) return absl::UnavailableError("the driver does not say where memory is");
-  std::vector<std::string> lines = {
-      absl::StrCat(HostName(), " ", getpid(), " ", device.ordinal(), " ", layout)};
-  for (const Tensor& region : regions) {
+  std::vector<std::string> lines = {absl::StrCat(HostName(), " ", getpid(), " ", device.ordinal())};
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const Tensor& region = regions[i];
     if (region.empty()) {
-      lines.emplace_back("- 0 0 0");
+      lines.emplace_back("- 0 0 0 0");
       continue;
     }
     CUdeviceptr base = 0;
@@ -106,7 +107,7 @@ absl::StatusOr<std::string> Describe(const kernels::cuda::CudaDevice& device,
     lines.push_back(absl::StrCat(
         absl::BytesToHexString(absl::string_view(handle.reserved, sizeof(handle.reserved))), " ",
         reinterpret_cast<CUdeviceptr>(region.data()) - base, " ", region.bytes(), " ",
-        reinterpret_cast<uintptr_t>(region.data())));
+        reinterpret_cast<uintptr_t>(region.data()), " ", i < layouts.size() ? layouts[i] : 0));
   }
   return absl::StrJoin(lines, "\n");
 }
@@ -119,14 +120,15 @@ absl::Status PeerMemory::Share(Communicator& host, const std::vector<Tensor>& re
   options_ = options;
   RETURN_IF_ERROR(CudaStatus(device_.Select(), "selecting the device"));
   rank_ = host.rank();
-  const absl::StatusOr<std::string> mine = Describe(device_, regions, options.layout);
+  const absl::StatusOr<std::string> mine = Describe(device_, regions, options.layouts);
   ASSIGN_OR_RETURN(const std::vector<std::string> texts, Exchange(host, mine.value_or("")));
   regions_.resize(regions.size());
   for (Region& region : regions_) {
     region.base.resize(texts.size());
     region.bytes.resize(texts.size());
+    region.layout.resize(texts.size());
   }
-  layouts_.resize(texts.size());
+  ranks_ = host.size();
   absl::Status status = mine.status();
   for (int of = 0; of < host.size() && status.ok(); ++of) status = Map(host.rank(), of, texts[of]);
   status = Agree(host, status);
@@ -142,7 +144,7 @@ absl::Status PeerMemory::Share(Communicator& host, const std::vector<Tensor>& re
 
 std::vector<const char*> PeerMemory::Nearest(int64_t& bytes) const {
   std::vector<const char*> found;
-  const int size = static_cast<int>(layouts_.size());
+  const int size = ranks_;
   for (int step = 1; step < size && static_cast<int>(found.size()) < kPullsMax; ++step) {
     const int of = (rank_ + step) % size;
     const auto less = [of](const Region& a, const Region& b) { return a.bytes[of] < b.bytes[of]; };
@@ -158,8 +160,8 @@ absl::Status PeerMemory::Map(int rank, int of, const std::string& text) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   const std::vector<std::string> place = absl::StrSplit(lines[0], ' ');
   int ordinal = 0;
-  if (place.size() != 4 || !absl::SimpleAtoi(place[2], &ordinal) ||
-      !absl::SimpleAtoi(place[3], &layouts_[of]) || lines.size() != regions_.size() + 1) {
+  if (place.size() != 3 || !absl::SimpleAtoi(place[2], &ordinal) ||
+      lines.size() != regions_.size() + 1) {
     return absl::UnavailableError(absl::StrCat("rank ", of, " shares nothing"));
   }
   if (place[0] != HostName()) return absl::OkStatus();
@@ -176,8 +178,9 @@ absl::Status PeerMemory::Map(int rank, int of, const std::string& text) {
     const std::vector<std::string> fields = absl::StrSplit(lines[i + 1], ' ');
     int64_t offset = 0, bytes = 0;
     uint64_t address = 0;
-    if (fields.size() != 4 || !absl::SimpleAtoi(fields[1], &offset) ||
-        !absl::SimpleAtoi(fields[2], &bytes) || !absl::SimpleAtoi(fields[3], &address)) {
+    if (fields.size() != 5 || !absl::SimpleAtoi(fields[1], &offset) ||
+        !absl::SimpleAtoi(fields[2], &bytes) || !absl::SimpleAtoi(fields[3], &address) ||
+        !absl::SimpleAtoi(fields[4], &regions_[i].layout[of])) {
       return absl::UnavailableError(absl::StrCat("rank ", of, " is of another version"));
     }
     if (bytes == 0) continue;
@@ -214,7 +217,6 @@ void PeerMemory::Close() {
   cudaGetLastError();
   opened_.clear();
   regions_.clear();
-  layouts_.clear();
 }
 
 int PeerMemory::Find(const Tensor& data, const std::vector<int>& world_ranks) const {
@@ -226,7 +228,7 @@ int PeerMemory::Find(const Tensor& data, const std::vector<int>& world_ranks) co
       continue;
     const bool all = std::all_of(world_ranks.begin(), world_ranks.end(), [&](int of) {
       return region.base[of] != nullptr && region.bytes[of] == region.bytes[rank_] &&
-             layouts_[of] == layouts_[rank_];
+             region.layout[of] == region.layout[rank_];
     });
     return all ? static_cast<int>(i) : -1;
   }

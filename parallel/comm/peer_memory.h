@@ -54,6 +54,7 @@ class PeerMemory {
   struct Region {
     std::vector<char*> base;
     std::vector<int64_t> bytes;
+    std::vector<uint64_t> layout;  // ShareOptions::layouts
   };
 
   // Memory of the ranks behind this one on its host, kPullsMax at most, each of at least `bytes`,
@@ -64,9 +65,9 @@ class PeerMemory {
 
   kernels::cuda::CudaDevice& device_;
   int rank_ = 0;
+  int ranks_ = 0;  // of the world
   int pulls_at_once_ = 1;
   std::vector<Region> regions_;
-  std::vector<uint64_t> layouts_;        // by world rank: ShareOptions::layout
   std::map<std::string, char*> opened_;  // by CUDA's handle
   ShareOptions options_;
 };

@@ -25,7 +25,7 @@ ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
   table.name = name;
   table.global_shape = {config.vocab, config.hidden};
   table.box = {{part.vocab.begin, 0}, {part.vocab.size(), config.hidden}};
-  table.storage_rows = VocabStorage(part.vocab.size());
+  table.storage_rows = part.vocab_storage;
   table.weight_decay = true;
   table.initializer = Initializer::kNormal;
   table.stddev = kInitialStddev;

@@ -40,7 +40,7 @@ class HeadBlock : public Block {
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
-    const int64_t columns = VocabStorage(part_.vocab.size());
+    const int64_t columns = part_.vocab_storage;
     const int64_t chunk = HeadChunk(shape, columns);
     saved.logits = arena.Take("logits", shape.activation, {chunk, columns});
     if (part_.size > 1) saved.stats = arena.Take("scratch", DType::kF32, {part_.size * chunk, 3});
@@ -179,11 +179,6 @@ class HeadBlock : public Block {
 };
 
 }  // namespace
-
-int64_t VocabStorage(int64_t vocab) {
-  const int64_t multiple = vocab >= 4096 ? 128 : 16;
-  return (vocab + multiple - 1) / multiple * multiple;
-}
 
 int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage) {
   int64_t chunk = shape.head_tokens;

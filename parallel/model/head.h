@@ -19,10 +19,6 @@
 
 namespace muster::parallel {
 
-// Rows of the token table as stored: a multiple of 128 for large vocabularies (whole GEMM tiles),
-// of 16 for small ones.
-int64_t VocabStorage(int64_t vocab);
-
 // Tokens whose logits stand at once: shape.head_tokens, or else the largest power of two that keeps
 // them under 1 GiB, or under 2 GiB up to 8192 tokens; never more than there are.
 int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage);

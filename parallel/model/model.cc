@@ -119,9 +119,9 @@ void Model::TakeSharing(kernels::Arena& arena, const GradientRoom& room, BlockRa
   for (int i = range.end; i-- > range.begin;) {
     workspace.saved[i - range.begin] = blocks_[i]->TakeSaved(arena, shape);
   }
-  if (const int64_t rest = room.bytes - (arena.Mark() - begin); rest > 0) {
-    arena.Take("gradients", DType::kU8, {rest});
-  }
+  // Taken however little it is: all ranks of a tensor group take as many pieces.
+  const int64_t rest = room.bytes - (arena.Mark() - begin);
+  arena.Take("gradients", DType::kU8, {std::max<int64_t>(rest, 0)});
   workspace.gradients = kernels::Tensor(front.data(), DType::kU8, {room.bytes});
 }
 

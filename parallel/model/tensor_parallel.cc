@@ -103,7 +103,15 @@ std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
 int64_t UnitSize(int64_t size, int ranks) {
   int64_t unit = 128;
   while (unit > 1 && size / unit < 8 * ranks) unit /= 2;
+  for (int64_t even = unit; even >= 16; even /= 2) {
+    if ((size + even - 1) / even % ranks == 0) return even;
+  }
   return unit;
+}
+
+int64_t VocabStorage(int64_t vocab) {
+  const int64_t multiple = vocab >= 4096 ? 128 : 16;
+  return (vocab + multiple - 1) / multiple * multiple;
 }
 
 namespace {
@@ -155,7 +163,12 @@ TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_
     part.heads = {group * part.kv_heads.begin, group * part.kv_heads.end};
   }
   part.ffn = PartOf(ffn, UnitSize(ffn, part.size), parallel);
-  part.vocab = PartOf(vocab, UnitSize(vocab, part.size), parallel);
+  const int64_t unit = UnitSize(vocab, part.size);
+  part.vocab = PartOf(vocab, unit, parallel);
+  ModelParallel first = parallel;
+  first.tensor_rank = 0;
+  const Span most = parallel.tensor_weights.empty() ? PartOf(vocab, unit, first) : part.vocab;
+  part.vocab_storage = VocabStorage(most.size());
   return part;
 }
 

@@ -52,8 +52,13 @@ std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
                              const std::vector<double>& weights);
 
 // Elements per unit of a dimension of `size`: the largest power of two up to 128 that leaves every
-// rank eight units, else 1.
+// rank eight units, else 1; a smaller one, but at least 16, if that gives all ranks as many and the
+// largest does not.
 int64_t UnitSize(int64_t size, int ranks);
+
+// Rows of the token table as stored: a multiple of 128 for large vocabularies (whole GEMM tiles),
+// of 16 for small ones. The rows behind the vocabulary are zero.
+int64_t VocabStorage(int64_t vocab);
 
 // What one rank holds.
 struct TensorPart {
@@ -62,6 +67,9 @@ struct TensorPart {
   bool sequence = false;                         // false when size is 1
   TensorOverlap overlap = TensorOverlap::kNone;  // kNone when size is 1
   Span heads, kv_heads, ffn, vocab;
+  // VocabStorage of the rank's tokens, or, of ranks without weights, of those of the rank that has
+  // most: what the ranks of a group have in memory is then in the same places on all of them.
+  int64_t vocab_storage = 0;
   // Fewer key/value heads in the model than ranks: those that share this rank's, maybe it alone.
   bool shares_kv = false;
   Span kv_sharers;

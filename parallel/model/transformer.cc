@@ -860,7 +860,7 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   Model::Shape shape;
   shape.hidden = config.hidden;
   shape.vocab = config.vocab;
-  shape.vocab_storage = VocabStorage(tensor.vocab.size());
+  shape.vocab_storage = tensor.vocab_storage;
   shape.sequence_max = config.sequence_length;
   shape.context_size = parallel.context_size;
   if (config.position == PositionKind::kRotary) {

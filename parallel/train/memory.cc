@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "kernels/arena.h"
 #include "kernels/attention_workspace.h"
 #include "kernels/step_math.h"
 #include "parallel/comm/mesh_groups.h"
@@ -168,6 +168,45 @@ BatchShape BatchShapeOf(const TrainerPlace& place) {
           .activation = ComputeDtype(place.options.precision)};
 }
 
+bool AlignsWorkspaces(const TrainerPlace& place, DeviceKind device) {
+  return device == DeviceKind::kCuda && place.options.copy_engines &&
+         place.mesh.degree(Axis::kTensor) > 1;
+}
+
+int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena) {
+  GradientRoom room;
+  const bool shares = SharesGradients(place);
+  if (shares) {
+    const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));
+    room = FlatBuffers::Room(layout, place.model.parameters(), StorageOptionsOf(place));
+  }
+  return PipelineExecutor::PlanMemory(MakePipelinePlan(PipelineShapeOf(place)), place.model,
+                                      place.coordinate[Axis::kPipeline], arena, BatchShapeOf(place),
+                                      shares ? &room : nullptr);
+}
+
+std::vector<int64_t> WorkspacePieces(const TrainerPlace& place) {
+  kernels::Arena arena;
+  PlanWorkspace(place, arena);
+  return arena.pieces();
+}
+
+std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks) {
+  // Of what the rank would take that it needs.
+  constexpr double kNeeded = 0.75;
+  std::vector<int64_t> most;
+  for (const std::vector<int64_t>& pieces : ranks) {
+    if (most.empty()) most = pieces;
+    if (pieces.size() != most.size()) return {};
+    for (size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], pieces[i]);
+  }
+  const double all = std::accumulate(most.begin(), most.end(), 0.0);
+  for (const std::vector<int64_t>& pieces : ranks) {
+    if (std::accumulate(pieces.begin(), pieces.end(), 0.0) < kNeeded * all) return {};
+  }
+  return most;
+}
+
 int64_t StepValues(const TrainerPlace& place) {
   return 2 * GlobalMicroBatches(place) + 1 + 2 * place.mesh.world_size();
 }
@@ -318,13 +357,8 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   const int64_t residuals =
       compressed ? GradientCompressor::StateBytes(options.compression, layout) : 0;
   kernels::Arena arena;
-  GradientRoom room;
-  if (storage.share_gradients) {
-    room = FlatBuffers::Room(layout, place.model.parameters(), storage);
-  }
-  const int64_t offloaded = PipelineExecutor::PlanMemory(
-      MakePipelinePlan(PipelineShapeOf(place)), place.model, place.coordinate[Axis::kPipeline],
-      arena, BatchShapeOf(place), storage.share_gradients ? &room : nullptr);
+  if (place.workspace != nullptr) arena.PadTo(*place.workspace);
+  const int64_t offloaded = PlanWorkspace(place, arena);
   const auto workspace = [&](const char* category) {
     const auto found = arena.peak_by_category().find(category);
     return found == arena.peak_by_category().end() ? 0 : found->second;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/arena.h"
 #include "kernels/device.h"
 #include "parallel/mesh/mesh.h"
 #include "parallel/model/model.h"
@@ -26,6 +27,8 @@ struct TrainerPlace {
   int zero_shards = 1;  // ranks of a shard group, see MeshGroups
   int64_t sequence_length = 0;
   int64_t validation_samples = 0;  // of the data set; 0: no validation, or not known
+  // At least, of each piece of the workspace (MostOfEach); null: what this rank needs.
+  const std::vector<int64_t>* workspace = nullptr;
 };
 
 // ---- what a Trainer is laid out by
@@ -45,6 +48,16 @@ FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // but for seed
 std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);
 PipelineShape PipelineShapeOf(const TrainerPlace& place);
 BatchShape BatchShapeOf(const TrainerPlace& place);
+// Whether the ranks of a tensor group take pieces of one size, MostOfEach, however uneven their
+// shares are: copy engines find a tensor at the same place on all of them.
+bool AlignsWorkspaces(const TrainerPlace& place, kernels::DeviceKind device);
+// Takes the workspace of this rank. Returns bytes of the host for activations that stand there.
+int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena);
+// Bytes of it, piece by piece (kernels::Arena::pieces).
+std::vector<int64_t> WorkspacePieces(const TrainerPlace& place);
+// Of pieces of several ranks the largest each; empty where they are not as many, or where a rank
+// would take much more for it than it needs: then they stay as they are.
+std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks);
 // Floats that a step exchanges, and those of a step or an evaluation, whichever are more.
 int64_t StepValues(const TrainerPlace& place);
 int64_t ValueSlots(const TrainerPlace& place);

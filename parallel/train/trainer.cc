@@ -6,12 +6,17 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 #include "kernels/range.h"
+#include "parallel/checkpoint/crc32c.h"
+#include "parallel/comm/gather_texts.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/memory.h"
 
@@ -85,7 +90,8 @@ TrainerPlace Trainer::place() const {
           .coordinate = groups_.coordinate(),
           .zero_shards = groups_.shard().size(),
           .sequence_length = training_.sequence_length(),
-          .validation_samples = validation_ == nullptr ? 0 : validation_->samples_per_epoch()};
+          .validation_samples = validation_ == nullptr ? 0 : validation_->samples_per_epoch(),
+          .workspace = workspace_.empty() ? nullptr : &workspace_};
 }
 
 MemoryUse Trainer::PredictedMemory() const { return PredictMemory(place(), device_.kind()); }
@@ -340,13 +346,15 @@ absl::Status Trainer::ShareMemory() {
     return absl::OkStatus();
   }
   std::vector<Tensor> memory = flat_->Exchanged();
-  memory.push_back(arena_.memory());
+  uint64_t buckets = 0;
+  for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
+    buckets = buckets * 31 + static_cast<uint64_t>(bucket.range.size());
+  }
   ShareOptions options;
   options.least_bytes = options_.copy_engines_least_bytes;
-  options.layout = arena_.layout();
-  for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
-    options.layout = options.layout * 31 + static_cast<uint64_t>(bucket.range.size());
-  }
+  options.layouts.assign(memory.size(), buckets);
+  memory.push_back(arena_.memory());
+  options.layouts.push_back(arena_.layout());
   auto shared = world_.Share(memory, options);
   if (shared.ok()) {
     shared_memory_ = *std::move(shared);
@@ -358,6 +366,42 @@ absl::Status Trainer::ShareMemory() {
       Annotate(shared.status(),
                "collectives go through NCCL alone (parallel.copy_engines is without effect)"));
   return absl::OkStatus();
+}
+
+// All ranks decide alike, since all of them get everything: through the world, whose communicator
+// is connected in any case.
+absl::StatusOr<std::vector<int64_t>> Trainer::AlignWorkspaces() {
+  const std::string mine = absl::StrJoin(arena_.pieces(), " ");
+  ASSIGN_OR_RETURN(const std::vector<std::string> sums,
+                   GatherTexts(world_, *compute_, absl::StrCat(Crc32c(mine), " ", mine.size())));
+  const auto first_of_group = [&](int rank) {
+    PerAxis coordinate = groups_.mesh().CoordinateOf(rank);
+    coordinate[Axis::kTensor] = 0;
+    return groups_.mesh().RankOf(coordinate);
+  };
+  bool alike = true;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    alike = alike && sums[rank] == sums[first_of_group(rank)];
+  }
+  if (alike) return std::vector<int64_t>();
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(world_, *compute_, mine));
+  std::vector<std::vector<int64_t>> group;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (first_of_group(rank) != first_of_group(world_.rank())) continue;
+    std::vector<int64_t>& pieces = group.emplace_back();
+    for (const absl::string_view number : absl::StrSplit(texts[rank], ' ')) {
+      if (!absl::SimpleAtoi(number, &pieces.emplace_back())) {
+        return absl::InternalError(absl::StrCat("rank ", rank, " sent \"", number, "\" as bytes"));
+      }
+    }
+  }
+  std::vector<int64_t> most = MostOfEach(group);
+  if (most.empty()) {
+    hooks_.OnWarning(absl::UnavailableError(
+        "the shares of this tensor group are too uneven for memory in the same places: its "
+        "collectives go through NCCL (parallel.copy_engines is without effect on them)"));
+  }
+  return most;
 }
 
 absl::Status Trainer::AllocatePipeline() {
@@ -377,6 +421,13 @@ absl::Status Trainer::AllocatePipeline() {
   const bool shares = flat_->options().share_gradients;
   if (shares) room = FlatBuffers::Room(layout_, model_.parameters(), flat_->options());
   executor_->TakeMemory(arena_, shape, shares ? &room : nullptr);
+  if (AlignsWorkspaces(place(), device_.kind())) {
+    ASSIGN_OR_RETURN(workspace_, AlignWorkspaces());
+    if (!workspace_.empty()) {
+      arena_.PadTo(workspace_);
+      executor_->TakeMemory(arena_, shape, shares ? &room : nullptr);
+    }
+  }
   RETURN_IF_ERROR(Annotate(
       arena_.Commit(device_),
       absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,

@@ -279,6 +279,8 @@ class Trainer {
   class StepClient;
   class EvaluationClient;
   absl::Status MakeReducers();
+  // What MostOfEach gives for the ranks of this one's tensor group; empty where theirs are alike.
+  absl::StatusOr<std::vector<int64_t>> AlignWorkspaces();
   absl::Status AllocatePipeline();
   absl::Status AllocateShared();
   absl::Status AllocatePositions();
@@ -347,6 +349,7 @@ class Trainer {
 
   // In order of construction: streams end before the memory they use.
   kernels::Arena arena_;
+  std::vector<int64_t> workspace_;  // TrainerPlace::workspace; empty: null
   std::unique_ptr<FlatBuffers> flat_;
   std::unique_ptr<GradientCompressor> compressor_;  // null: gradients travel whole
   // LoadUnsent(): where in the own part of which bucket, and the elements in host memory.

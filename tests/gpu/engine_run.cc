@@ -69,6 +69,23 @@ class Recorder : public parallel::TrainerHooks {
   std::unique_ptr<kernels::DeviceTrace> device_trace_;
 };
 
+// EngineResult::sent and by_copy_engines since the groups were made, added `times` times.
+void Count(parallel::MeshGroups& groups, int times, EngineResult& result) {
+  const std::vector<std::vector<parallel::Communicator*>> senders = {
+      {&groups.shard(), &groups.replicate()},
+      {&groups.gather()},
+      {&groups.Along({parallel::Axis::kTensor})},
+      {&groups.Along({parallel::Axis::kContext})}};
+  result.sent.resize(senders.size());
+  result.by_copy_engines.resize(senders.size());
+  for (size_t i = 0; i < senders.size(); ++i) {
+    for (const parallel::Communicator* sender : senders[i]) {
+      result.sent[i] += times * sender->bytes_sent();
+      result.by_copy_engines[i] += times * sender->bytes_by_copy_engines();
+    }
+  }
+}
+
 int64_t Used(kernels::Device& device) {
   const absl::StatusOr<kernels::DeviceMemory> memory = device.Memory();
   return memory.ok() ? memory->total - memory->free : 0;
@@ -116,6 +133,8 @@ std::string EngineResult::ToText() const {
                                {"norms", norms},
                                {"seconds", seconds},
                                {"exposed", exposed},
+                               {"sent", sent},
+                               {"by_copy_engines", by_copy_engines},
                                {"used_before", used_before},
                                {"used_by_groups", used_by_groups},
                                {"used", used},
@@ -136,6 +155,8 @@ absl::StatusOr<EngineResult> EngineResult::FromText(const std::string& text) {
   result.norms = json.value("norms", std::vector<double>());
   result.seconds = json.value("seconds", std::vector<double>());
   result.exposed = json.value("exposed", std::vector<std::vector<double>>());
+  result.sent = json.value("sent", std::vector<int64_t>());
+  result.by_copy_engines = json.value("by_copy_engines", std::vector<int64_t>());
   result.used_before = json.value("used_before", int64_t{0});
   result.used_by_groups = json.value("used_by_groups", int64_t{0});
   result.used = json.value("used", int64_t{0});
@@ -173,6 +194,7 @@ absl::StatusOr<EngineResult> RunEngine(RankProcess& self, const EngineRun& run) 
       const std::shared_ptr<parallel::MeshGroups> groups,
       self.Groups(*setup.mesh, setup.zero_shards, run.thread_blocks_max, run.keep_groups));
   result.used_by_groups = Used(*setup.device) - result.used_before;
+  Count(*groups, -1, result);
   Recorder hooks(result, run.spec.engine().training().steps(), run.trace, self.rank());
   auto trainer = parallel::Trainer::Make(setup.options, *setup.model, *setup.device, *groups,
                                          *setup.training, nullptr, *files, hooks);
@@ -186,6 +208,7 @@ absl::StatusOr<EngineResult> RunEngine(RankProcess& self, const EngineRun& run) 
     world->Abort(status);
     return status;
   }
+  Count(*groups, 1, result);
   result.used = Used(*setup.device);
   result.allocated = setup.device->allocated_bytes();
   for (const auto& [name, bytes] : (*trainer)->PredictedMemory().device) {

@@ -38,6 +38,9 @@ struct EngineResult {
   std::vector<double> losses, norms, seconds;  // by step
   // By step and kind of exposure (parallel/comm/exposure.h), in seconds.
   std::vector<std::vector<double>> exposed;
+  // Bytes sent by the groups of kSenders, and what of them went through copy engines.
+  static constexpr const char* kSenders[] = {"gradients", "parameters", "tensor", "context"};
+  std::vector<int64_t> sent, by_copy_engines;
   int64_t used_before = 0;     // with a context, and a communicator of the world
   int64_t used_by_groups = 0;  // more, with the communicators of the mesh
   int64_t used = 0;            // in the end

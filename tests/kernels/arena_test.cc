@@ -1,6 +1,7 @@
 #include "kernels/arena.h"
 
 #include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "tests/kernels/support.h"
@@ -64,6 +65,62 @@ TEST(Arena, Layout_TellsOtherPlacesApartInArenasOfTheSameSize) {
   };
   EXPECT_EQ(layout(64, 128), layout(64, 128));
   EXPECT_NE(layout(64, 128), layout(128, 64));
+}
+
+TEST(Arena, PadTo_GivesArenasOfOtherSizesTheSamePlaces) {
+  const auto device = MakeCpuDevice(1);
+  // Two kinds of scratch behind what stays, one after the other.
+  const auto take = [](Arena& arena, int64_t stays, int64_t scratch) {
+    arena.Take("stays", DType::kF32, {stays});
+    const int64_t mark = arena.Mark();
+    arena.Take("scratch", DType::kF32, {scratch});
+    arena.ReleaseTo(mark);
+    arena.Take("scratch", DType::kBF16, {64});
+    return arena.Take("scratch", DType::kF32, {64});
+  };
+  const auto place = [&](int64_t stays, int64_t scratch, const std::vector<int64_t>& pieces) {
+    Arena arena;
+    if (!pieces.empty()) {
+      take(arena, 8 * stays, scratch);  // is forgotten
+      arena.PadTo(pieces);
+    }
+    take(arena, stays, scratch);
+    const std::vector<int64_t> planned = arena.pieces();
+    EXPECT_OK(arena.Commit(*device));
+    EXPECT_EQ(arena.memory().bytes(), arena.peak_bytes());
+    const Tensor last = take(arena, stays, scratch);
+    const auto* const begin = static_cast<char*>(arena.memory().data());
+    return std::tuple(static_cast<char*>(last.data()) - begin, arena.peak_bytes(), arena.layout(),
+                      planned);
+  };
+  const auto [near, small, one, pieces] = place(64, 1024, {});
+  const auto [far, large, other, more] = place(256, 512, {});
+  EXPECT_THAT(pieces, ElementsAre(256, 4096, 256, 256));
+  EXPECT_THAT(more, ElementsAre(1024, 2048, 256, 256));
+  EXPECT_EQ(near, 512);
+  EXPECT_EQ(far, 1280);
+  EXPECT_NE(one, other);
+  const std::vector<int64_t> most = {1024, 4096, 256, 256};
+  EXPECT_EQ(place(64, 1024, most), place(256, 512, most));
+  EXPECT_EQ(std::get<1>(place(64, 1024, most)), 1024 + 4096);
+  EXPECT_EQ(std::get<3>(place(64, 1024, most)), most);
+}
+
+TEST(Arena, Layout_TellsOtherKindsApartInTheSamePlaces) {
+  const auto device = MakeCpuDevice(1);
+  const auto layout = [&](const char* category, DType dtype) {
+    Arena arena;
+    for (const bool commit : {true, false}) {
+      arena.Take(category, dtype, {256 / SizeOf(dtype)});
+      if (commit) {
+        EXPECT_OK(arena.Commit(*device));
+      }
+    }
+    return arena.layout();
+  };
+  EXPECT_EQ(layout("a", DType::kF32), layout("a", DType::kF32));
+  EXPECT_NE(layout("a", DType::kF32), layout("b", DType::kF32));
+  EXPECT_NE(layout("a", DType::kF32), layout("a", DType::kI32));
 }
 
 TEST(Arena, NextStep_AfterReleaseToZero_GivesTheSameViews) {

@@ -403,5 +403,33 @@ TEST(UnitSize, IsAPowerOfTwoThatLeavesEveryRankEight) {
   EXPECT_EQ(UnitSize(5, 4), 1);
 }
 
+TEST(UnitSize, GivesAllRanksAsManyWhereSmallerUnitsDo) {
+  EXPECT_EQ(UnitSize(128256, 2), 128);
+  EXPECT_EQ(UnitSize(128256, 4), 64);
+  EXPECT_EQ(UnitSize(128256, 8), 32);
+  EXPECT_EQ(UnitSize(11008, 4), 64);
+  EXPECT_EQ(UnitSize(50257, 2), 64);
+  EXPECT_EQ(UnitSize(50257, 4), 128);  // none does
+}
+
+TEST(TensorPart, StoresAsManyRowsOfTheTableOnAllRanksWithoutWeights) {
+  for (const int64_t vocab : {128256, 50257, 32000, 61, 4099}) {
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      ModelParallel parallel;
+      parallel.tensor_size = ranks;
+      int64_t end = 0;
+      const int64_t storage = TensorPart::Make(parallel, 24, 24, 1024, vocab).vocab_storage;
+      for (parallel.tensor_rank = 0; parallel.tensor_rank < ranks; ++parallel.tensor_rank) {
+        const TensorPart part = TensorPart::Make(parallel, 24, 24, 1024, vocab);
+        EXPECT_EQ(part.vocab_storage, storage) << vocab << " over " << ranks;
+        EXPECT_LE(part.vocab.size(), part.vocab_storage);
+        EXPECT_EQ(part.vocab.begin, end);
+        end = part.vocab.end;
+      }
+      EXPECT_EQ(end, vocab);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace muster::parallel

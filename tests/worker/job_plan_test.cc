@@ -304,13 +304,13 @@ TEST(JobPlan, Llama70bOn512Ranks_IsPlannedWithoutItsMemory) {
                      {.pipeline = 8, .data = 8, .tensor = 8, .sequence = true, .zero = 1}, 512,
                      1)));
   EXPECT_EQ(plan.parameters, 70'553'706'496);
-  // Tensor ranks are alike but for the vocabulary: its 1002 units leave two ranks one more.
-  EXPECT_EQ(plan.ranks.size(), 16u);
+  // Tensor ranks are alike: 501 units of the vocabulary each.
+  EXPECT_EQ(plan.ranks.size(), 8u);
   int64_t blocks = 0;
   double parameters = 0;
   for (const RankPlan& rank : plan.ranks) {
-    EXPECT_EQ(rank.ranks, rank.tensor == 0 ? 16 : 48);
-    blocks += rank.tensor == 0 ? rank.blocks : 0;
+    EXPECT_EQ(rank.ranks, 64);
+    blocks += rank.blocks;
     parameters += rank.ranks / 8.0 * static_cast<double>(rank.parameters);
   }
   EXPECT_EQ(blocks, 80);
@@ -323,6 +323,32 @@ TEST(JobPlan, Llama70bOn512Ranks_IsPlannedWithoutItsMemory) {
   EXPECT_GT(plan.bubble, 7.0 / 71);
   EXPECT_LT(plan.bubble, 0.2);
   EXPECT_LT(plan.needed_bytes(), 80 * kGiB);
+}
+
+// Copy engines find what tensor ranks exchange at the same place on all of them.
+TEST(JobPlan, TensorRanksOfUnevenShares_HaveOneSizeOfWorkspace) {
+  v1::JobSpec spec = Preset("gpt2-1558m", {.tensor = 2, .sequence = true}, 16, 16);
+  const auto workspaces = [&] {
+    std::vector<int64_t> bytes;
+    const JobPlan plan = *PlanJob(spec);
+    EXPECT_EQ(plan.ranks.size(), 2u);  // of 13 and of 12 heads
+    for (const RankPlan& rank : plan.ranks) {
+      int64_t& sum = bytes.emplace_back();
+      for (const auto& [name, use] : rank.memory.device) {
+        if (name == "activations" || name == "logits" || name == "scratch") sum += use;
+      }
+      const auto needed = RankBytes(spec, parallel::PerAxis(0, 0, 0, rank.tensor));
+      EXPECT_EQ(*needed, rank.memory.device_bytes());
+    }
+    return bytes;
+  };
+  const std::vector<int64_t> together = workspaces();
+  spec.mutable_engine()->mutable_parallel()->set_copy_engines(false);
+  const std::vector<int64_t> apart = workspaces();
+  EXPECT_EQ(together[0], together[1]);
+  EXPECT_GT(apart[0], apart[1]);
+  EXPECT_GE(together[0], apart[0]);
+  EXPECT_LT(static_cast<double>(together[0]), 1.01 * static_cast<double>(apart[0]));
 }
 
 TEST(JobPlan, EveryPreset_IsPlanned) {

@@ -72,6 +72,37 @@ RankPlan::Whole WholeOf(const parallel::TrainerPlace& place, int head) {
   return whole;
 }
 
+// What ranks of this one's tensor group take at least of each piece of their workspaces
+// (TrainerPlace::workspace); empty where their shares are alike. `blocks` instead of what the spec
+// says, if given.
+absl::StatusOr<std::vector<int64_t>> AlignedWorkspace(const v1::JobSpec& spec,
+                                                      parallel::TrainerPlace place,
+                                                      std::optional<parallel::BlockRange> blocks,
+                                                      DeviceKind device) {
+  if (!parallel::AlignsWorkspaces(place, device)) return std::vector<int64_t>();
+  const parallel::ModelDescription description = Describe(spec.engine().model());
+  std::map<Shares, parallel::ModelParallel> kinds;
+  for (int tensor = 0; tensor < place.mesh.degree(Axis::kTensor); ++tensor) {
+    place.coordinate[Axis::kTensor] = tensor;
+    ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, place.coordinate));
+    if (blocks.has_value()) part.parts = {*blocks};
+    kinds.emplace(SharesOf(description, part), std::move(part));
+  }
+  std::vector<std::vector<int64_t>> ranks;
+  for (const auto& [shares, part] : kinds) {
+    if (kinds.size() == 1) break;
+    ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));
+    const parallel::TrainerPlace there = {.options = place.options,
+                                          .model = *model,
+                                          .mesh = place.mesh,
+                                          .coordinate = place.coordinate,
+                                          .zero_shards = place.zero_shards,
+                                          .sequence_length = place.sequence_length};
+    ranks.push_back(parallel::WorkspacePieces(there));
+  }
+  return parallel::MostOfEach(ranks);
+}
+
 absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split,
                                   const parallel::TrainerOptions& options,
                                   const parallel::PerAxis& coordinate, DeviceKind device) {
@@ -91,12 +122,15 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
     rank.blocks += range.end - range.begin - (first ? 1 : 0) - (last ? 1 : 0);
   }
   rank.parameters = model->parameters().elements();
-  const parallel::TrainerPlace place = {.options = options,
-                                        .model = *model,
-                                        .mesh = split.mesh,
-                                        .coordinate = coordinate,
-                                        .zero_shards = split.zero_shards,
-                                        .sequence_length = spec.engine().model().sequence_length()};
+  parallel::TrainerPlace place = {.options = options,
+                                  .model = *model,
+                                  .mesh = split.mesh,
+                                  .coordinate = coordinate,
+                                  .zero_shards = split.zero_shards,
+                                  .sequence_length = spec.engine().model().sequence_length()};
+  ASSIGN_OR_RETURN(const std::vector<int64_t> workspace,
+                   AlignedWorkspace(spec, place, std::nullopt, device));
+  if (!workspace.empty()) place.workspace = &workspace;
   rank.memory = parallel::PredictMemory(place, device);
   rank.sent = parallel::PredictVolume(place, part, device);
   rank.whole = WholeOf(place, head);
@@ -461,15 +495,16 @@ absl::StatusOr<int64_t> RankBytes(const v1::JobSpec& spec, const parallel::PerAx
   ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(Describe(spec.engine().model()), part));
   const parallel::TrainerOptions options = OptionsOf(spec);
   const DeviceKind device = DeviceOf(spec);
-  return NeededBytes(
-      parallel::PredictMemory({.options = options,
-                               .model = *model,
-                               .mesh = split.mesh,
-                               .coordinate = coordinate,
-                               .zero_shards = split.zero_shards,
-                               .sequence_length = spec.engine().model().sequence_length()},
-                              device),
-      device);
+  parallel::TrainerPlace place = {.options = options,
+                                  .model = *model,
+                                  .mesh = split.mesh,
+                                  .coordinate = coordinate,
+                                  .zero_shards = split.zero_shards,
+                                  .sequence_length = spec.engine().model().sequence_length()};
+  ASSIGN_OR_RETURN(const std::vector<int64_t> workspace,
+                   AlignedWorkspace(spec, place, blocks, device));
+  if (!workspace.empty()) place.workspace = &workspace;
+  return NeededBytes(parallel::PredictMemory(place, device), device);
 }
 
 const RankPlan& JobPlan::largest() const {
