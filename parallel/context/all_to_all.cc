@@ -4,8 +4,11 @@
 // which do so backwards. So tokens arrive, and leave, where they stand in the sequence. What
 // attention reads is kept for backward in its own layout: as much memory again as the caller's q,
 // k, v and out.
+//
+// A rank's heads may go in two groups (HeadGroups), one after the other: what one exchanges runs
+// beside the attention of the other. Every buffer has all of the first group in front of all of the
+// second.
 #include <algorithm>
-#include <functional>
 #include <initializer_list>
 #include <vector>
 
@@ -23,14 +26,16 @@ class AllToAll : public ContextAttention {
   explicit AllToAll(const ContextShape& shape)
       : ContextAttention(shape),
         heads_(shape.heads / shape.ranks),
-        key_heads_(shape.key_heads >= shape.ranks ? shape.key_heads / shape.ranks : 1) {
+        key_heads_(shape.key_heads >= shape.ranks ? shape.key_heads / shape.ranks : 1),
+        groups_(HeadGroups(shape)) {
     for (int rank = 0; rank < shape.ranks; ++rank) late_places_.push_back(shape.ranks - 1 - rank);
   }
 
   std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena) const override {
     auto saved = std::make_unique<HeadsSaved>();
     const ContextShape& s = shape_;
-    saved->qkv = arena.Take("activations", s.activation, {s.batch, s.sequence, Packed(), s.width});
+    saved->qkv =
+        arena.Take("activations", s.activation, {s.batch, s.sequence, groups_ * Packed(), s.width});
     saved->out = arena.Take("activations", s.activation, {s.batch, s.sequence, heads_, s.width});
     saved->lse = arena.Take("activations", DType::kF32, {s.batch, heads_, s.sequence});
     return saved;
@@ -39,11 +44,12 @@ class AllToAll : public ContextAttention {
   void TakeScratch(kernels::Arena& arena, Saved& base) const override {
     auto& saved = static_cast<HeadsSaved&>(base);
     const ContextShape& s = shape_;
-    const auto take = [&](int64_t heads) {
-      return arena.Take("scratch", s.activation, {s.batch, s.sequence, heads, s.width});
+    const auto take = [&] {
+      return arena.Take("scratch", s.activation,
+                        {s.batch, s.sequence, groups_ * Packed(), s.width});
     };
-    saved.parts = take(Packed());
-    saved.d_qkv = take(Packed());
+    saved.parts = take();
+    saved.d_qkv = take();
     saved.delta = arena.Take("scratch", DType::kF32, {s.batch, heads_, s.sequence});
   }
 
@@ -54,20 +60,44 @@ class AllToAll : public ContextAttention {
     const auto pack = [&](const Tensor& mine, const Tensor& part) {
       kernels::CopyStrided(stream, mine, part);
     };
-    const auto unpack = [&](const Tensor& mine, const Tensor& part) {
-      kernels::CopyStrided(stream, part, mine);
+    for (int g = 0; g < groups_; ++g) {
+      const Packing parts = {PackedOf(saved.parts, g), Packed()};
+      ForHeads(inputs.q, heads_, g, parts, 0, pack);
+      ForHeads(inputs.k, key_heads_, g, parts, Queries(), pack);
+      ForHeads(inputs.v, key_heads_, g, parts, Queries() + Keys(), pack);
+    }
+    // What nothing runs beside stays on the computing stream: another one would cost two events.
+    // The first to come and the last to go have nothing.
+    const auto exchange = [&](kernels::Event* done, const std::vector<AllToAllPiece>& pieces) {
+      StartExchange(call, done,
+                    [&](kernels::Stream& on) { call.group.AllToAllPieces(on, pieces); });
     };
-    const Packing parts = {saved.parts, Packed()};
-    ForHeads(inputs.q, heads_, parts, 0, pack);
-    ForHeads(inputs.k, key_heads_, parts, heads_, pack);
-    ForHeads(inputs.v, key_heads_, parts, heads_ + key_heads_, pack);
-    call.group.AllToAllPieces(stream, FromParts(saved.parts, saved.qkv));
-    kernels::AttentionForward(stream, Attention(inputs, saved));
-    const Packing out = {Prefix(saved.parts, heads_), heads_};
-    call.group.AllToAllPieces(stream, ToParts(saved.out, out.parts));
-    ForHeads(inputs.out, heads_, out, 0, unpack);
+    const auto in = [&](int g) {
+      return FromParts(PackedOf(saved.parts, g), PackedOf(saved.qkv, g));
+    };
+    const auto event = [&](int g) {
+      return call.overlap == nullptr ? nullptr : call.overlap->arrived[g].get();
+    };
+    exchange(nullptr, in(0));
+    if (groups_ > 1) exchange(event(1), in(1));
+    for (int g = 0; g < groups_; ++g) {
+      if (g > 0) AwaitExchange(call, event(1), Collective::kAllToAll);
+      kernels::AttentionForward(stream, Attention(inputs, saved, g));
+      const bool last = g + 1 == groups_;
+      if (last && g > 0) AwaitExchange(call, event(0), Collective::kAllToAll);
+      exchange(last ? nullptr : event(0), ToParts(OutOf(saved, g), SentOut(saved.parts, g).parts));
+    }
+    for (int g = 0; g < groups_; ++g) {
+      ForHeads(inputs.out, heads_, g, SentOut(saved.parts, g), 0,
+               [&](const Tensor& mine, const Tensor& part) {
+                 kernels::CopyStrided(stream, part, mine);
+               });
+    }
   }
 
+  // Gradients of out come in, those of q, k and v go out, as in forward, all beside something: the
+  // caller's work, at both ends, or the attention of the other group. The parts of a group's dout
+  // are where its d_qkv will be, and that is sent to where its dout came.
   void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
                 Saved& base) const override {
     auto& saved = static_cast<HeadsSaved&>(base);
@@ -78,31 +108,63 @@ class AllToAll : public ContextAttention {
     const auto unpack = [&](const Tensor& mine, const Tensor& part) {
       kernels::CopyStrided(stream, part, mine);
     };
-    // d_qkv comes where the parts of dout were; its parts come where d_out was.
-    const Packing send = {Prefix(saved.d_qkv, heads_), heads_};
-    const Tensor d_out = Prefix(saved.parts, heads_);
-    ForHeads(gradients.dout, heads_, send, 0, pack);
-    ExchangeBeside(call, FromParts(send.parts, d_out), call.beside_first);
-    kernels::AttentionBackwardArgs args;
-    args.forward = Attention(inputs, saved);
-    args.dout = d_out;
-    args.dq = Query(saved.d_qkv);
-    args.dk = Key(saved.d_qkv);
-    args.dv = Value(saved.d_qkv);
-    args.delta = saved.delta;
-    args.deterministic = shape_.deterministic;
-    kernels::AttentionBackward(stream, args);
-    ExchangeBeside(call, ToParts(saved.d_qkv, saved.parts), call.beside_last);
-    const Packing parts = {saved.parts, Packed()};
-    ForHeads(gradients.dq, heads_, parts, 0, unpack);
-    // Ranks that share a key/value head each send their part of its gradient.
-    bool add = false;
-    const auto join = [&](const Tensor& mine, const Tensor& part) {
-      kernels::CopyStrided(stream, part, mine, add);
+    // Null without anything that it would run beside.
+    const auto event = [&](const auto& of, int g, bool beside) {
+      return call.overlap != nullptr && beside ? of(g) : nullptr;
     };
-    for (int rank = 0; rank < Repeats(); ++rank, add = true) {
-      ForHeads(gradients.dk, key_heads_, parts, heads_, join, rank);
-      ForHeads(gradients.dv, key_heads_, parts, heads_ + key_heads_, join, rank);
+    const auto arrived = [&](int g) { return call.overlap->arrived[g].get(); };
+    const auto returned = [&](int g) { return call.overlap->returned[g].get(); };
+    std::vector<kernels::Event*> came, went;
+    const int last = groups_ - 1;
+    for (int g = 0; g < groups_; ++g) {
+      came.push_back(event(arrived, g, g > 0 || call.beside_first != nullptr));
+      went.push_back(event(returned, g, g < last || call.beside_last != nullptr));
+    }
+    for (int g = 0; g < groups_; ++g) {
+      ForHeads(gradients.dout, heads_, g, SentOut(saved.d_qkv, g), 0, pack);
+    }
+    for (int g = 0; g < groups_; ++g) {
+      StartExchange(call, came[g], [&](kernels::Stream& on) {
+        call.group.AllToAllPieces(
+            on, FromParts(SentOut(saved.d_qkv, g).parts, SentOut(saved.parts, g).parts));
+      });
+    }
+    if (call.beside_first != nullptr) call.beside_first();
+    for (int g = 0; g < groups_; ++g) {
+      AwaitExchange(call, came[g], Collective::kAllToAll);
+      kernels::AttentionBackwardArgs args;
+      args.forward = Attention(inputs, saved, g);
+      args.dout = SentOut(saved.parts, g).parts;
+      const Tensor d_qkv = PackedOf(saved.d_qkv, g);
+      args.dq = Query(d_qkv);
+      args.dk = Key(d_qkv);
+      args.dv = Value(d_qkv);
+      args.delta = Rows(saved.delta, g);
+      args.deterministic = shape_.deterministic;
+      kernels::AttentionBackward(stream, args);
+      // On two streams at once a group's exchanges would not keep their order.
+      if (g > 0 && went[g] == nullptr) AwaitExchange(call, went[g - 1], Collective::kAllToAll);
+      StartExchange(call, went[g], [&](kernels::Stream& on) {
+        call.group.AllToAllPieces(on, ToParts(d_qkv, PackedOf(saved.parts, g)));
+      });
+    }
+    if (call.beside_last != nullptr) call.beside_last();
+    for (int g = 0; g < groups_; ++g) {
+      const bool awaited = g < last && went[last] == nullptr;
+      if (!awaited) AwaitExchange(call, went[g], Collective::kAllToAll);
+    }
+    for (int g = 0; g < groups_; ++g) {
+      const Packing parts = {PackedOf(saved.parts, g), Packed()};
+      ForHeads(gradients.dq, heads_, g, parts, 0, unpack);
+      // Ranks that share a key/value head each send their part of its gradient.
+      bool add = false;
+      const auto join = [&](const Tensor& mine, const Tensor& part) {
+        kernels::CopyStrided(stream, part, mine, add);
+      };
+      for (int rank = 0; rank < Repeats(); ++rank, add = true) {
+        ForHeads(gradients.dk, key_heads_, g, parts, Queries(), join, rank);
+        ForHeads(gradients.dv, key_heads_, g, parts, Queries() + Keys(), join, rank);
+      }
     }
   }
 
@@ -111,56 +173,64 @@ class AllToAll : public ContextAttention {
     Tensor qkv, out, lse;
     Tensor parts, d_qkv, delta;  // scratch
   };
+  // Parts of all ranks of packed heads: [B, early or late, c, S/2c, heads, D].
+  struct Packing {
+    Tensor parts;
+    int64_t heads;
+  };
 
-  // Without work to run beside it an exchange stays on the computing stream: another one would
-  // cost two events.
-  static void ExchangeBeside(const Call& call, const std::vector<AllToAllPiece>& pieces,
-                             const std::function<void()>& work) {
-    const bool beside = work != nullptr && call.overlap != nullptr;
-    kernels::Event* const done = beside ? call.overlap->arrived[0].get() : nullptr;
-    StartExchange(call, done,
-                  [&](kernels::Stream& stream) { call.group.AllToAllPieces(stream, pieces); });
-    if (work != nullptr) work();
-    AwaitExchange(call, done, Collective::kAllToAll);
+  // Heads of a group.
+  int64_t Queries() const { return heads_ / groups_; }
+  int64_t Keys() const { return key_heads_ / groups_; }
+  int64_t Packed() const { return Queries() + 2 * Keys(); }
+  Tensor Query(const Tensor& packed) const { return Heads(packed, 0, Queries()); }
+  Tensor Key(const Tensor& packed) const { return Heads(packed, Queries(), Keys()); }
+  Tensor Value(const Tensor& packed) const { return Heads(packed, Queries() + Keys(), Keys()); }
+  // A group's part of a buffer of packed heads, of all its tokens.
+  Tensor PackedOf(const Tensor& buffer, int group) const {
+    return Part(buffer, group, shape_.batch, shape_.sequence, Packed(), shape_.width);
   }
-
-  int64_t Packed() const { return heads_ + 2 * key_heads_; }
-  Tensor Query(const Tensor& packed) const { return Heads(packed, 0, heads_); }
-  Tensor Key(const Tensor& packed) const { return Heads(packed, heads_, key_heads_); }
-  Tensor Value(const Tensor& packed) const {
-    return Heads(packed, heads_ + key_heads_, key_heads_);
+  Tensor OutOf(const HeadsSaved& saved, int group) const {
+    return Part(saved.out, group, shape_.batch, shape_.sequence, Queries(), shape_.width);
   }
-  // As much of a buffer as tokens of `heads` heads need.
-  Tensor Prefix(const Tensor& buffer, int64_t heads) const {
-    return Part(buffer, 0, shape_.batch, shape_.sequence, heads, shape_.width);
+  // The front of such a part, as much as the group's out needs.
+  Packing SentOut(const Tensor& buffer, int group) const {
+    return {
+        Part(PackedOf(buffer, group), 0, shape_.batch, shape_.sequence, Queries(), shape_.width),
+        Queries()};
+  }
+  // Of [B,heads,S], as [B,heads of a group,S].
+  Tensor Rows(const Tensor& statistics, int group) const {
+    const int64_t elements = statistics.elements() / groups_;
+    return statistics.Reshape({groups_, elements})
+        .Rows(group, 1)
+        .Reshape({shape_.batch, Queries(), shape_.sequence});
   }
   // Ranks that share a key/value head.
   int Repeats() const {
     return static_cast<int>(std::max<int64_t>(1, shape_.ranks / shape_.key_heads));
   }
 
-  // Parts of all ranks of packed heads: [B, early or late, c, S/2c, heads, D].
-  struct Packing {
-    Tensor parts;
-    int64_t heads;
-  };
-  // Calls work(mine, part) for views of the same shape: of `mine` [B,S/c,heads,D] and, from head
-  // `first` of the parts on, where the ranks have their `count` heads of it. All of them at once,
-  // but for chunks. Where ranks share heads: all that share one, or only the nth of each.
+  // Calls work(mine, part) for views of the same shape: of `mine` [B,S/c,heads,D], where every rank
+  // has `count` heads, those of the group, and, from head `first` of the parts on, where the ranks
+  // have them. All of them at once, but for chunks. Where ranks share heads: all that share one, or
+  // only the nth of each.
   template <typename Work>
-  void ForHeads(const Tensor& mine, int64_t count, const Packing& packing, int64_t first, Work work,
-                int nth = -1) const {
+  void ForHeads(const Tensor& mine, int64_t count, int group, const Packing& packing, int64_t first,
+                Work work, int nth = -1) const {
     const bool shared = mine.dim(2) < shape_.ranks * count;
     const int64_t repeats = shared ? Repeats() : 1, owners = shape_.ranks / repeats;
     const int64_t row = packing.heads * shape_.width, chunk = shape_.chunk(), part = chunk * row;
+    const int64_t some = count / groups_;
     for (int64_t i = 0; i < 2 * shape_.batch; ++i) {
-      const int64_t tokens = i / 2 * mine.stride(0) + i % 2 * chunk * mine.stride(1);
+      const int64_t begin =
+          i / 2 * mine.stride(0) + i % 2 * chunk * mine.stride(1) + group * some * mine.stride(2);
       for (int64_t repeat = 0; repeat < repeats; ++repeat) {
         if (nth >= 0 && repeat != nth) continue;
-        work(View(mine, tokens, {owners, chunk, count, shape_.width},
+        work(View(mine, begin, {owners, chunk, some, shape_.width},
                   {count * mine.stride(2), mine.stride(1), mine.stride(2), 1}),
              View(packing.parts, (i * shape_.ranks + repeat) * part + first * shape_.width,
-                  {owners, chunk, count, shape_.width}, {repeats * part, row, shape_.width, 1}));
+                  {owners, chunk, some, shape_.width}, {repeats * part, row, shape_.width, 1}));
       }
     }
   }
@@ -190,19 +260,21 @@ class AllToAll : public ContextAttention {
     return Tensor(static_cast<char*>(of.data()) + offset * SizeOf(of.dtype()), of.dtype(), shape,
                   strides);
   }
-  kernels::AttentionArgs Attention(const Inputs& inputs, const HeadsSaved& saved) const {
+  kernels::AttentionArgs Attention(const Inputs& inputs, const HeadsSaved& saved, int group) const {
+    const Tensor qkv = PackedOf(saved.qkv, group);
     kernels::AttentionArgs args;
-    args.q = Query(saved.qkv);
-    args.k = Key(saved.qkv);
-    args.v = Value(saved.qkv);
-    args.out = saved.out;
-    args.lse = saved.lse;
+    args.q = Query(qkv);
+    args.k = Key(qkv);
+    args.v = Value(qkv);
+    args.out = OutOf(saved, group);
+    args.lse = Rows(saved.lse, group);
     args.documents = inputs.documents;
     return args;
   }
 
   const int64_t heads_;
   const int64_t key_heads_;
+  const int groups_;
   std::vector<int> late_places_;  // of the ranks' late chunks
 };
 

@@ -49,6 +49,17 @@ absl::Status Validate(const ContextShape& shape) {
   return absl::OkStatus();
 }
 
+int HeadGroups(const ContextShape& shape) {
+  // Rows of a group's attention, by head: a thousand tiles of 128 fill a GPU several times over.
+  constexpr int64_t kLeastRows = int64_t{1} << 17;
+  if (shape.method != ContextMethod::kAllToAll || shape.key_heads % (2 * shape.ranks) != 0 ||
+      shape.head_groups == 1) {
+    return 1;
+  }
+  const int64_t rows = shape.batch * shape.sequence * (shape.heads / shape.ranks) / 2;
+  return shape.head_groups >= 2 || rows >= kLeastRows ? 2 : 1;
+}
+
 std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks) {
   CHECK(sequence % (2 * ranks) == 0 && rank >= 0 && rank < ranks)
       << sequence << " tokens, rank " << rank << " of " << ranks;

@@ -55,6 +55,7 @@ struct ContextShape {
   int64_t width = 0;      // D
   kernels::DType activation = kernels::DType::kF32;
   bool deterministic = true;  // kernels::AttentionBackwardArgs
+  int head_groups = 0;        // at most, see HeadGroups; 0: by size
 
   int64_t local() const { return sequence / ranks; }
   int64_t chunk() const { return sequence / (2 * ranks); }
@@ -62,6 +63,11 @@ struct ContextShape {
 // kInvalidArgument with the numbers: S no multiple of 2c; H no multiple of G; kAllToAll with H no
 // multiple of c, or with G and c of which neither divides the other.
 absl::Status Validate(const ContextShape& shape);
+
+// How many groups the heads of a rank go in, one after the other, so that all-to-alls have
+// something to run beside: 2 where its key/value heads are an even number and either group's
+// attention keeps a GPU busy for long, else 1. Always 1 of the other methods.
+int HeadGroups(const ContextShape& shape);
 
 // The positions in the whole sequence of rank `rank`'s tokens, in the order it holds them.
 // Requires: sequence % (2 * ranks) == 0.

@@ -109,6 +109,7 @@ struct ModelParallel {
   // ContextPositions, and BatchShape::sequence counts them alone.
   int context_size = 1;
   ContextMethod context_method = ContextMethod::kRing;
+  int context_head_groups = 0;  // ContextShape::head_groups
   // Attention stays within documents (Flow::documents).
   bool documents = false;
   // What transformer blocks keep is in the host's memory until their backward

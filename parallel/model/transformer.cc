@@ -53,6 +53,7 @@ class TransformerBlock : public Block {
         offload_(parallel.offload_activations),
         context_size_(parallel.context_size),
         context_method_(parallel.context_method),
+        context_head_groups_(parallel.context_head_groups),
         deterministic_(parallel.deterministic),
         attention_dropout_{parallel.dropout, Dropout::AttentionSite(index)},
         mlp_dropout_{parallel.dropout, Dropout::MlpSite(index)},
@@ -276,9 +277,10 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
-      auto spread = MakeContextAttention(
-          {context_method_, context_size_, shape.batch, shape.sequence * context_size_,
-           qkv_.heads(), qkv_.kv_heads(), qkv_.depth(), shape.activation, deterministic_});
+      auto spread = MakeContextAttention({context_method_, context_size_, shape.batch,
+                                          shape.sequence * context_size_, qkv_.heads(),
+                                          qkv_.kv_heads(), qkv_.depth(), shape.activation,
+                                          deterministic_, context_head_groups_});
       CHECK_OK(spread);
       saved.spread = *std::move(spread);
       saved.spread_saved = saved.spread->TakeSaved(arena);
@@ -733,6 +735,7 @@ class TransformerBlock : public Block {
   bool offload_;
   int context_size_;
   ContextMethod context_method_;
+  int context_head_groups_;
   bool deterministic_;
   Dropout attention_dropout_, mlp_dropout_;
   Norm norm1_;

@@ -299,6 +299,16 @@ int64_t AttentionBytes(const TrainerPlace& place) {
   if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
     switch (shape.context_method) {
       case ContextMethod::kAllToAll:
+        if (const int groups = HeadGroups({.method = shape.context_method,
+                                           .ranks = static_cast<int>(context),
+                                           .batch = place.options.micro_batch,
+                                           .sequence = place.sequence_length,
+                                           .heads = heads,
+                                           .key_heads = key_heads});
+            groups > 1) {
+          heads /= groups;
+          key_heads /= groups;
+        }
         heads = std::max<int64_t>(1, heads / context);
         key_heads = std::max<int64_t>(1, key_heads / context);
         queries = keys = place.sequence_length;

@@ -123,8 +123,8 @@ struct How {
   bool work = false;  // with some of the caller's
 };
 
-// Logs exchanges. All-to-alls beside the computing stream begin when the work has been enqueued
-// that is to run beside them.
+// Logs exchanges. All-to-alls beside the computing stream begin when the caller's next work has
+// been enqueued.
 class LoggedGroup : public muster::testing::ForwardingCommunicator {
  public:
   LoggedGroup(std::unique_ptr<Communicator> inner, const kernels::Stream* beside)
@@ -140,7 +140,7 @@ class LoggedGroup : public muster::testing::ForwardingCommunicator {
   }
   void AllToAllPieces(kernels::Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
     Log(stream, "all-to-all");
-    if (&stream == beside_) {
+    if (&stream == beside_ && waits) {
       stream.Enqueue([this, &work = works_.emplace_back()] {
         if (!late && !work.WaitForNotificationWithTimeout(absl::Seconds(20))) late = true;
       });
@@ -153,10 +153,13 @@ class LoggedGroup : public muster::testing::ForwardingCommunicator {
   }
   void OnWork(const std::string& name) {
     log.push_back(name);
-    if (!works_.empty() && !works_.back().HasBeenNotified()) works_.back().Notify();
+    for (Notification& work : works_) {
+      if (!work.HasBeenNotified()) work.Notify();
+    }
   }
 
   std::vector<std::string> log;
+  bool waits = false;  // there is work of the caller's
   std::atomic<bool> late = false;
 
  private:
@@ -210,7 +213,9 @@ RankResult RunRank(const ContextShape& s, std::unique_ptr<Communicator> world, F
     attention->Forward(call, inputs, *saved);
     const int64_t between = group.bytes_sent();
     group.log.clear();
+    group.waits = how.work;
     attention->Backward(call, inputs, gradients, *saved);
+    group.waits = false;
     result.forward_bytes = between - before;
     result.backward_bytes = group.bytes_sent() - between;
   }
@@ -257,6 +262,12 @@ std::vector<ContextShape> Shapes() {
         const ContextShape shape = {method, ranks, 2, 24, heads, key_heads, 5};
         if (Validate(shape).ok()) shapes.push_back(shape);
       }
+      // A rank's heads in two groups.
+      for (const int64_t keys : {2, 4}) {
+        ContextShape grouped = {method, ranks, 2, 24, 12 * ranks, keys * ranks, 5};
+        grouped.head_groups = 2;
+        if (method == ContextMethod::kAllToAll) shapes.push_back(grouped);
+      }
       // Several tiles per chunk.
       const ContextShape large = {method, ranks, 1, 2 * ranks * 140, 12, ranks, 8};
       if (Validate(large).ok()) shapes.push_back(large);
@@ -267,7 +278,25 @@ std::vector<ContextShape> Shapes() {
 
 std::string Describe(const ContextShape& s) {
   return absl::StrCat(Name(s.method), " over ", s.ranks, " ranks, S ", s.sequence, " H ", s.heads,
-                      " G ", s.key_heads);
+                      " G ", s.key_heads, " in ", HeadGroups(s), " groups");
+}
+
+TEST(HeadGroups, AreTwoWhereKeyHeadsAreEvenAndAttentionIsLong) {
+  const auto groups = [](int64_t batch, int64_t sequence, int64_t heads, int64_t key_heads,
+                         int at_most = 0) {
+    ContextShape shape = {ContextMethod::kAllToAll, 4, batch, sequence, heads, key_heads, 64};
+    shape.head_groups = at_most;
+    EXPECT_OK(Validate(shape));
+    return HeadGroups(shape);
+  };
+  EXPECT_EQ(groups(1, 32768, 32, 8), 2);
+  EXPECT_EQ(groups(1, 32768, 32, 8, 1), 1);
+  EXPECT_EQ(groups(1, 32768 - 8, 32, 8), 1);
+  EXPECT_EQ(groups(2, 16384, 32, 8), 2);
+  EXPECT_EQ(groups(1, 131072, 32, 4), 1);  // one key/value head each
+  EXPECT_EQ(groups(1, 131072, 36, 12), 1);
+  EXPECT_EQ(groups(1, 64, 32, 8, 2), 2);
+  EXPECT_EQ(HeadGroups({ContextMethod::kRing, 4, 1, 131072, 32, 8, 64}), 1);
 }
 
 TEST(ContextAttention, ForwardAndGradients_AreThoseOfOneRank) {
@@ -323,9 +352,13 @@ TEST(ContextAttention, OverlappedExchanges_GiveTheSameBits) {
 }
 
 TEST(ContextAttention, WorkOfTheCaller_RunsOnceAndBesideTheExchangesOfAllToAll) {
-  for (const ContextMethod method :
-       {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
-    const ContextShape s = {method, 2, 2, 24, 6, 2, 5};
+  ContextShape grouped = {ContextMethod::kAllToAll, 2, 2, 24, 12, 4, 5};
+  grouped.head_groups = 2;
+  for (const ContextShape& s :
+       {ContextShape{ContextMethod::kRing, 2, 2, 24, 6, 2, 5},
+        ContextShape{ContextMethod::kAllGather, 2, 2, 24, 6, 2, 5},
+        ContextShape{ContextMethod::kAllToAll, 2, 2, 24, 6, 2, 5}, grouped}) {
+    const bool groups = HeadGroups(s) > 1;
     const Floats qkv = Random(s.batch * s.sequence * Packed(s), 1);
     const Floats dout = Random(s.batch * s.sequence * s.heads * s.width, 2);
     for (const bool overlapped : {false, true}) {
@@ -337,7 +370,7 @@ TEST(ContextAttention, WorkOfTheCaller_RunsOnceAndBesideTheExchangesOfAllToAll) 
                                     threaded ? " threaded" : "", work ? " with work" : ""));
           const std::string beside = overlapped ? " beside" : "";
           std::vector<std::string> log;
-          switch (method) {
+          switch (s.method) {
             case ContextMethod::kRing:
               log = {"rotation" + beside, "first", "last", "rotation" + beside};
               break;
@@ -346,12 +379,14 @@ TEST(ContextAttention, WorkOfTheCaller_RunsOnceAndBesideTheExchangesOfAllToAll) 
               break;
             case ContextMethod::kAllToAll:
               log = {"all-to-all" + beside, "first", "all-to-all" + beside, "last"};
+              if (groups) log.insert(log.begin() + 2, 1, log[0]);
+              if (groups) log.insert(log.begin(), 1, log[0]);
               break;
           }
           if (!work) {
             std::erase(log, "first");
             std::erase(log, "last");
-            if (method == ContextMethod::kAllToAll) log = {"all-to-all", "all-to-all"};
+            if (s.method == ContextMethod::kAllToAll) log.front() = log.back() = "all-to-all";
           }
           const How how = {
               .overlapped = overlapped, .threaded = threaded, .calls = 3, .work = work};

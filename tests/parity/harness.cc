@@ -108,6 +108,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
       run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;
   part.context_size = degrees[Axis::kContext];
   part.context_method = run.context_method;
+  part.context_head_groups = run.context_head_groups;
   part.documents = run.documents;
   part.dropout = run.dropout;
   part.offload_activations = run.offload_activations;

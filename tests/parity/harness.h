@@ -35,6 +35,7 @@ struct Case {
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   ContextMethod context_method = ContextMethod::kRing;
+  int context_head_groups = 2;  // of all-to-all, where they can be
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;  // the first ones of a rank; 0: all
   bool offload_activations = false;

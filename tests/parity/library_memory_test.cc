@@ -65,8 +65,8 @@ TEST(LibraryMemory, AttentionOverRanks_CountsTheHeadsAndKeysOfOneCall) {
   // dq in fp32 and row sums of 4096 queries of 32 heads, dk and dv of 8192, or 28,672, keys.
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kRing)), 32 + 64);
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllGather)), 32 + 224);
-  // 8 heads of all 32,768.
-  EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllToAll)), 64 + 1 + 64);
+  // 8 heads of all 32,768, in two groups: dq and row sums of 4, dk and dv.
+  EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllToAll)), (64 + 1 + 64) / 2);
   EXPECT_EQ(AttentionMiB(kLlama3b, 2, PerAxis(1, 1, 1, 4), {.deterministic = false}), 192 / 4);
   // In order: 2 bytes of scores for each of 24 heads, 2048 queries and 4096 keys.
   EXPECT_EQ(AttentionMiB(kLlama3b, 1, PerAxis(1, 1, 1, 2), {}), 1632 / 4);
