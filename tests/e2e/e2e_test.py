@@ -3,6 +3,7 @@
 Every test drives the CLI alone. Waiting is polling with a deadline; nothing sleeps for a fixed time.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -45,6 +46,14 @@ restart: {{max_failures: 5, backoff: {{initial: 100ms, max: 1s}}}}
 """
 
 
+@functools.cache
+def prose():
+    """Real text with structure to learn: these documents, as they are when the tests begin."""
+    return b"".join(path.read_bytes()
+                    for path in sorted(pathlib.Path(__file__).parents[2].glob("**/*.md"))
+                    if "build" not in path.parts)
+
+
 class Scene(unittest.TestCase):
     """A fresh cluster in a fresh directory per test."""
 
@@ -56,11 +65,7 @@ class Scene(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
         self.cluster = Cluster(BIN, self.directory / "home", cwd=self.directory,
                                workers=self.workers, slots=self.slots)
-        # Real prose with structure to learn: the sources of these tests.
-        text = b"".join(path.read_bytes()
-                        for path in sorted(pathlib.Path(__file__).parents[2].glob("**/*.md"))
-                        if "build" not in path.parts)
-        (self.directory / "text").write_bytes(text)
+        (self.directory / "text").write_bytes(prose())
         self.cluster.run("data", "tokenize", "--input", self.directory / "text", "--output",
                          self.directory / "data/text", "--tokenizer", "bytes", "--split",
                          "train=0.9,validation=0.1")
