@@ -196,6 +196,11 @@ absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal)
   WriteSummary(plan, terminal);
   WriteRanks(plan, terminal);
   WriteSent(plan, terminal);
+  if (std::any_of(plan["ranks"].begin(), plan["ranks"].end(),
+                  [](const Json& rank) { return rank.value("tooUneven", false); })) {
+    terminal.out << "\nTensor ranks are too uneven for copy engines: what they exchange goes "
+                    "through NCCL.\n";
+  }
   if (plan.contains("even")) {
     terminal.out << "\nMemory is uneven: " << plan["even"].value("advice", "") << ".\n";
   }

@@ -328,7 +328,7 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
    "wholeParameters": {"tables": 1000000000, "keys": 0, "small": 266240},
    "neededBytes": 107374182400, "deviceBytes": 107374182400,
    "hostBytes": 1048576, "device": {"gathered": 0, "activations": 107374182400},
-   "sent": {"pipeline": 2147483648, "tensor": 0}, "sentBytes": 2147483648},
+   "sent": {"pipeline": 2147483648, "tensor": 0}, "sentBytes": 2147483648, "tooUneven": true},
   {"pipeline": 1, "tensor": 0, "ranks": 4, "blocks": 15, "embedding": false, "head": true,
    "parameters": 4030261248, "neededBytes": 64424509440, "deviceBytes": 64424509440,
    "hostBytes": 1048576, "device": {"gathered": 0, "activations": 64424509440},
@@ -355,6 +355,7 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
             HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
             HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
             HasSubstr("STAGE  TENSOR  SENDS PER STEP  PIPELINE\n"),
+            HasSubstr("what they exchange goes through NCCL.\n"),
             HasSubstr("does not fit into 80.0 GiB for each rank. engine.parallel.zero=1 "
                       "would fit.")));
   ASSERT_EQ(RunApp({"plan", SpecFile(), "-o", "json"}), 0) << err_.str();

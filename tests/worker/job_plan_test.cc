@@ -333,6 +333,7 @@ TEST(JobPlan, TensorRanksOfUnevenShares_HaveOneSizeOfWorkspace) {
     const JobPlan plan = *PlanJob(spec);
     EXPECT_EQ(plan.ranks.size(), 2u);  // of 13 and of 12 heads
     for (const RankPlan& rank : plan.ranks) {
+      EXPECT_FALSE(rank.too_uneven);
       int64_t& sum = bytes.emplace_back();
       for (const auto& [name, use] : rank.memory.device) {
         if (name == "activations" || name == "logits" || name == "scratch") sum += use;
@@ -349,6 +350,14 @@ TEST(JobPlan, TensorRanksOfUnevenShares_HaveOneSizeOfWorkspace) {
   EXPECT_GT(apart[0], apart[1]);
   EXPECT_GE(together[0], apart[0]);
   EXPECT_LT(static_cast<double>(together[0]), 1.01 * static_cast<double>(apart[0]));
+
+  spec.mutable_engine()->mutable_parallel()->clear_copy_engines();
+  for (const double share : {2.0, 1.0}) {
+    spec.mutable_engine()->mutable_parallel()->add_tensor_shares(share);
+  }
+  const JobPlan uneven = *PlanJob(WithDefaults(spec));
+  EXPECT_TRUE(uneven.ranks[0].too_uneven && uneven.ranks[1].too_uneven);
+  EXPECT_GT(uneven.ranks[0].memory.device_bytes(), 1.3 * uneven.ranks[1].memory.device_bytes());
 }
 
 TEST(JobPlan, EveryPreset_IsPlanned) {

@@ -72,14 +72,15 @@ RankPlan::Whole WholeOf(const parallel::TrainerPlace& place, int head) {
   return whole;
 }
 
-// What ranks of this one's tensor group take at least of each piece of their workspaces
-// (TrainerPlace::workspace); empty where their shares are alike. `blocks` instead of what the spec
-// says, if given.
-absl::StatusOr<std::vector<int64_t>> AlignedWorkspace(const v1::JobSpec& spec,
-                                                      parallel::TrainerPlace place,
-                                                      std::optional<parallel::BlockRange> blocks,
-                                                      DeviceKind device) {
-  if (!parallel::AlignsWorkspaces(place, device)) return std::vector<int64_t>();
+struct Alignment {
+  std::vector<int64_t> pieces;  // TrainerPlace::workspace; empty: each takes what it needs
+  bool too_uneven = false;
+};
+
+// Of the ranks of this one's tensor group. `blocks` instead of what the spec says, if given.
+absl::StatusOr<Alignment> Align(const v1::JobSpec& spec, parallel::TrainerPlace place,
+                                std::optional<parallel::BlockRange> blocks, DeviceKind device) {
+  if (!parallel::AlignsWorkspaces(place, device)) return Alignment();
   const parallel::ModelDescription description = Describe(spec.engine().model());
   std::map<Shares, parallel::ModelParallel> kinds;
   for (int tensor = 0; tensor < place.mesh.degree(Axis::kTensor); ++tensor) {
@@ -88,9 +89,9 @@ absl::StatusOr<std::vector<int64_t>> AlignedWorkspace(const v1::JobSpec& spec,
     if (blocks.has_value()) part.parts = {*blocks};
     kinds.emplace(SharesOf(description, part), std::move(part));
   }
+  if (kinds.size() == 1) return Alignment();
   std::vector<std::vector<int64_t>> ranks;
   for (const auto& [shares, part] : kinds) {
-    if (kinds.size() == 1) break;
     ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));
     const parallel::TrainerPlace there = {.options = place.options,
                                           .model = *model,
@@ -100,7 +101,9 @@ absl::StatusOr<std::vector<int64_t>> AlignedWorkspace(const v1::JobSpec& spec,
                                           .sequence_length = place.sequence_length};
     ranks.push_back(parallel::WorkspacePieces(there));
   }
-  return parallel::MostOfEach(ranks);
+  Alignment alignment = {.pieces = parallel::MostOfEach(ranks)};
+  alignment.too_uneven = alignment.pieces.empty();
+  return alignment;
 }
 
 absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split,
@@ -128,9 +131,9 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
                                   .coordinate = coordinate,
                                   .zero_shards = split.zero_shards,
                                   .sequence_length = spec.engine().model().sequence_length()};
-  ASSIGN_OR_RETURN(const std::vector<int64_t> workspace,
-                   AlignedWorkspace(spec, place, std::nullopt, device));
-  if (!workspace.empty()) place.workspace = &workspace;
+  ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, place, std::nullopt, device));
+  if (!aligned.pieces.empty()) place.workspace = &aligned.pieces;
+  rank.too_uneven = aligned.too_uneven;
   rank.memory = parallel::PredictMemory(place, device);
   rank.sent = parallel::PredictVolume(place, part, device);
   rank.whole = WholeOf(place, head);
@@ -501,9 +504,8 @@ absl::StatusOr<int64_t> RankBytes(const v1::JobSpec& spec, const parallel::PerAx
                                   .coordinate = coordinate,
                                   .zero_shards = split.zero_shards,
                                   .sequence_length = spec.engine().model().sequence_length()};
-  ASSIGN_OR_RETURN(const std::vector<int64_t> workspace,
-                   AlignedWorkspace(spec, place, blocks, device));
-  if (!workspace.empty()) place.workspace = &workspace;
+  ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, place, blocks, device));
+  if (!aligned.pieces.empty()) place.workspace = &aligned.pieces;
   return NeededBytes(parallel::PredictMemory(place, device), device);
 }
 

@@ -40,6 +40,8 @@ struct RankPlan {
     int64_t total() const { return tables + keys + small; }
   };
   Whole whole;
+  // Its tensor group's shares are: exchanges go through NCCL (parallel/train/memory.h, MostOfEach).
+  bool too_uneven = false;
 };
 
 struct JobPlan {

@@ -48,7 +48,8 @@ ordered_json Describe(const RankPlan& rank, kernels::DeviceKind device) {
           {"host", Categories(rank.memory.host)},
           {"hostBytes", rank.memory.host_bytes()},
           {"sent", Describe(rank.sent)},
-          {"sentBytes", rank.sent.total()}};
+          {"sentBytes", rank.sent.total()},
+          {"tooUneven", rank.too_uneven}};
 }
 
 ordered_json Describe(const JobPlan& plan) {
