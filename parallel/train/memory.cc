@@ -353,7 +353,7 @@ int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod conte
 int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   if (device != DeviceKind::kCuda) return 0;
   constexpr int64_t kWorkspaces = 128 * kMiB;
-  return kCudaContextBytes + kWorkspaces + AttentionBytes(place) +
+  return kCudaContextBytes + kWorkspaces +
          CommunicatorBytes(place.mesh, place.zero_shards, place.model.shape().context_method,
                            place.options.copy_engines, place.options.nccl_thread_blocks);
 }
@@ -392,6 +392,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
                 {"scratch", workspace("scratch")},
                 {"step", numbers + Optimizer::kBytes + squares + PositionBytes(place) +
                              (compressed ? kFloat : 0)},
+                {"attention", device == DeviceKind::kCuda ? AttentionBytes(place) : 0},
                 {"libraries", LibraryBytes(place, device)}};
   int64_t planned = 0;
   for (const auto& [category, bytes] : arena.peak_by_category()) planned += bytes;

@@ -103,6 +103,7 @@ struct MemoryUse {
   //                  the workspace when it is largest (kernels::Arena); activations are those of
   //                  all micro-batches in flight, stages what a pipeline receives and sends
   //   step           losses, norms and other numbers of a step
+  //   attention      CUDA only: what its backward works in, AttentionBytes
   //   libraries      CUDA only, an allowance and not a prediction: see LibraryBytes
   std::vector<Category> device;
   // Host memory (pinned on CUDA): batches read ahead, numbers of steps, offloaded optimizer state

@@ -39,7 +39,7 @@ int64_t AttentionMiB(const Config& config, int64_t micro_batch, const PerAxis& d
                               .mesh = mesh,
                               .sequence_length = config.sequence_length};
   EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCpu), 0);
-  EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCuda) - AttentionBytes(place) -
+  EXPECT_EQ(LibraryBytes(place, kernels::DeviceKind::kCuda) -
                 CommunicatorBytes(mesh, 1, parallel.context_method, options.copy_engines),
             kCudaContextBytes + 128 * kMiB);
   return AttentionBytes(place) / kMiB;
