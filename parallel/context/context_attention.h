@@ -73,16 +73,16 @@ int HeadGroups(const ContextShape& shape);
 // Requires: sequence % (2 * ranks) == 0.
 std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks);
 
-// A stream of its own for exchanges that something runs beside: those of a ring, beside attention,
-// and those of all-to-alls that come with work of the caller's (Call::beside_first). Serves all
+// A stream of its own for exchanges that something runs beside: attention (of a ring's other keys,
+// of all-to-all's other group of heads) or work of the caller's (Call::beside_first). Serves all
 // layers of a model; used by the thread that enqueues on the compute stream. An exchange there
 // begins behind all that the compute stream has been given, and every call awaits its own, so that
 // those of one group keep one order on all ranks, whichever of the two streams each runs on.
 struct ContextOverlap {
   std::unique_ptr<kernels::Stream> stream;
   std::unique_ptr<kernels::Event> ready;        // compute: what is sent has been written
-  std::unique_ptr<kernels::Event> arrived[2];   // by buffer of keys and values; [0]: all-to-all
-  std::unique_ptr<kernels::Event> returned[2];  // by buffer of their gradients
+  std::unique_ptr<kernels::Event> arrived[2];   // by buffer of keys and values, or group of heads
+  std::unique_ptr<kernels::Event> returned[2];  // by buffer, or group, of their gradients
   ExposureMeter* meter = nullptr;               // counts waits for the exchanges; may be null
 
   static absl::StatusOr<std::unique_ptr<ContextOverlap>> Make(kernels::Device& device);
@@ -114,8 +114,8 @@ class ContextAttention {
     // Work of the caller's that Backward has room for: it enqueues on `stream`, needs nothing that
     // Backward writes, and leaves alone what that reads or writes. Every method calls each of them
     // once, the first one first, whether or not there is an overlap: all-to-all while its first
-    // exchange (of the gradients of out) and its last (of those of q, k and v) are under way,
-    // which nothing of its own runs beside; a ring both while its first one is; all-gather, which
+    // exchange (of the gradients of out) and its last (of those of q, k and v) are under way, which
+    // nothing of its own runs beside; a ring both while its first one is; all-gather, which
     // does not overlap, in front and behind. Forward calls neither. Null: there is none.
     std::function<void()> beside_first = nullptr;
     std::function<void()> beside_last = nullptr;

@@ -298,21 +298,18 @@ int64_t AttentionBytes(const TrainerPlace& place) {
   int64_t queries = BatchShapeOf(place).sequence, keys = queries;
   if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
     switch (shape.context_method) {
-      case ContextMethod::kAllToAll:
-        if (const int groups = HeadGroups({.method = shape.context_method,
-                                           .ranks = static_cast<int>(context),
-                                           .batch = place.options.micro_batch,
-                                           .sequence = place.sequence_length,
-                                           .heads = heads,
-                                           .key_heads = key_heads});
-            groups > 1) {
-          heads /= groups;
-          key_heads /= groups;
-        }
-        heads = std::max<int64_t>(1, heads / context);
-        key_heads = std::max<int64_t>(1, key_heads / context);
+      case ContextMethod::kAllToAll: {
+        const int groups = HeadGroups({.method = shape.context_method,
+                                       .ranks = static_cast<int>(context),
+                                       .batch = place.options.micro_batch,
+                                       .sequence = place.sequence_length,
+                                       .heads = heads,
+                                       .key_heads = key_heads});
+        heads = std::max<int64_t>(1, heads / context / groups);
+        key_heads = std::max<int64_t>(1, key_heads / context / groups);
         queries = keys = place.sequence_length;
         break;
+      }
       case ContextMethod::kRing:  // half of the queries of a rank see keys of one rank at most
         queries /= 2;
         break;

@@ -55,8 +55,8 @@ bool AlignsWorkspaces(const TrainerPlace& place, kernels::DeviceKind device);
 int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena);
 // Bytes of it, piece by piece (kernels::Arena::pieces).
 std::vector<int64_t> WorkspacePieces(const TrainerPlace& place);
-// Of pieces of several ranks the largest each; empty where they are not as many, or where a rank
-// would take much more for it than it needs: then they stay as they are.
+// Of pieces of several ranks the largest each; empty, and they stay as they are, where they are not
+// as many, or where one rank's add up to less than three quarters of those.
 std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks);
 // Floats that a step exchanges, and those of a step or an evaluation, whichever are more.
 int64_t StepValues(const TrainerPlace& place);

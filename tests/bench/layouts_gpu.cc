@@ -218,10 +218,9 @@ std::string Details(const Row& row, const std::vector<EngineResult>& results) {
   for (const EngineResult& result : results) {
     absl::StrAppendFormat(&text, " %.2f", static_cast<double>(result.allocated) / kGiB);
   }
-  absl::StrAppend(&text, "; sent by copy engines:");
   for (size_t i = 0; i < results[0].sent.size(); ++i) {
     if (results[0].sent[i] == 0) continue;
-    absl::StrAppendFormat(&text, " %s %.1f %%", EngineResult::kSenders[i],
+    absl::StrAppendFormat(&text, "; %s by copy engines %.1f %%", EngineResult::kSenders[i],
                           100.0 * static_cast<double>(results[0].by_copy_engines[i]) /
                               static_cast<double>(results[0].sent[i]));
   }

@@ -245,9 +245,10 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
 
   // Little is left to NCCL: maxima, and half of what the all-gather method sends, whose sums have
   // no memory for their parts.
-  static void ExpectCopyEngines(const EngineResult& result) {
+  static void ExpectCopyEngines(const EngineResult& result, absl::string_view split) {
+    const double least = absl::StrContains(split, "all_gather") ? 0.45 : 0.8;
     for (size_t i = 0; i < result.sent.size(); ++i) {
-      EXPECT_GE(result.by_copy_engines[i], 0.45 * static_cast<double>(result.sent[i]))
+      EXPECT_GE(result.by_copy_engines[i], least * static_cast<double>(result.sent[i]))
           << EngineResult::kSenders[i] << ": " << result.by_copy_engines[i] << " of "
           << result.sent[i] << " bytes";
     }
@@ -263,7 +264,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
       for (const std::string& text : *texts) results.push_back(*EngineResult::FromText(text));
       for (const EngineResult& result : results) EXPECT_EQ(result.losses, results[0].losses);
       if (SettingsOf(GetParam())[setting].copy_engines && GetParam() == DeviceKind::kCuda) {
-        for (const EngineResult& result : results) ExpectCopyEngines(result);
+        for (const EngineResult& result : results) ExpectCopyEngines(result, run.split().split);
       }
       if (first_step) {
         trained.gradients = ReadGradients(results[0].last_checkpoint);

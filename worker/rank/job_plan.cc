@@ -72,20 +72,33 @@ RankPlan::Whole WholeOf(const parallel::TrainerPlace& place, int head) {
   return whole;
 }
 
+parallel::TrainerPlace PlaceOf(const v1::JobSpec& spec, const SplitRun& split,
+                               const parallel::TrainerOptions& options,
+                               const parallel::Model& model, const parallel::PerAxis& coordinate) {
+  return {.options = options,
+          .model = model,
+          .mesh = split.mesh,
+          .coordinate = coordinate,
+          .zero_shards = split.zero_shards,
+          .sequence_length = spec.engine().model().sequence_length()};
+}
+
 struct Alignment {
   std::vector<int64_t> pieces;  // TrainerPlace::workspace; empty: each takes what it needs
   bool too_uneven = false;
 };
 
 // Of the ranks of this one's tensor group. `blocks` instead of what the spec says, if given.
-absl::StatusOr<Alignment> Align(const v1::JobSpec& spec, parallel::TrainerPlace place,
+absl::StatusOr<Alignment> Align(const v1::JobSpec& spec, const SplitRun& split,
+                                const parallel::TrainerPlace& place,
                                 std::optional<parallel::BlockRange> blocks, DeviceKind device) {
   if (!parallel::AlignsWorkspaces(place, device)) return Alignment();
+  parallel::PerAxis coordinate = place.coordinate;
   const parallel::ModelDescription description = Describe(spec.engine().model());
   std::map<Shares, parallel::ModelParallel> kinds;
   for (int tensor = 0; tensor < place.mesh.degree(Axis::kTensor); ++tensor) {
-    place.coordinate[Axis::kTensor] = tensor;
-    ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, place.coordinate));
+    coordinate[Axis::kTensor] = tensor;
+    ASSIGN_OR_RETURN(parallel::ModelParallel part, PartOf(spec, coordinate));
     if (blocks.has_value()) part.parts = {*blocks};
     kinds.emplace(SharesOf(description, part), std::move(part));
   }
@@ -93,13 +106,8 @@ absl::StatusOr<Alignment> Align(const v1::JobSpec& spec, parallel::TrainerPlace 
   std::vector<std::vector<int64_t>> ranks;
   for (const auto& [shares, part] : kinds) {
     ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));
-    const parallel::TrainerPlace there = {.options = place.options,
-                                          .model = *model,
-                                          .mesh = place.mesh,
-                                          .coordinate = place.coordinate,
-                                          .zero_shards = place.zero_shards,
-                                          .sequence_length = place.sequence_length};
-    ranks.push_back(parallel::WorkspacePieces(there));
+    ranks.push_back(
+        parallel::WorkspacePieces(PlaceOf(spec, split, place.options, *model, coordinate)));
   }
   Alignment alignment = {.pieces = parallel::MostOfEach(ranks)};
   alignment.too_uneven = alignment.pieces.empty();
@@ -125,13 +133,8 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
     rank.blocks += range.end - range.begin - (first ? 1 : 0) - (last ? 1 : 0);
   }
   rank.parameters = model->parameters().elements();
-  parallel::TrainerPlace place = {.options = options,
-                                  .model = *model,
-                                  .mesh = split.mesh,
-                                  .coordinate = coordinate,
-                                  .zero_shards = split.zero_shards,
-                                  .sequence_length = spec.engine().model().sequence_length()};
-  ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, place, std::nullopt, device));
+  parallel::TrainerPlace place = PlaceOf(spec, split, options, *model, coordinate);
+  ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, split, place, std::nullopt, device));
   if (!aligned.pieces.empty()) place.workspace = &aligned.pieces;
   rank.too_uneven = aligned.too_uneven;
   rank.memory = parallel::PredictMemory(place, device);
@@ -498,13 +501,8 @@ absl::StatusOr<int64_t> RankBytes(const v1::JobSpec& spec, const parallel::PerAx
   ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(Describe(spec.engine().model()), part));
   const parallel::TrainerOptions options = OptionsOf(spec);
   const DeviceKind device = DeviceOf(spec);
-  parallel::TrainerPlace place = {.options = options,
-                                  .model = *model,
-                                  .mesh = split.mesh,
-                                  .coordinate = coordinate,
-                                  .zero_shards = split.zero_shards,
-                                  .sequence_length = spec.engine().model().sequence_length()};
-  ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, place, blocks, device));
+  parallel::TrainerPlace place = PlaceOf(spec, split, options, *model, coordinate);
+  ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, split, place, blocks, device));
   if (!aligned.pieces.empty()) place.workspace = &aligned.pieces;
   return NeededBytes(parallel::PredictMemory(place, device), device);
 }
