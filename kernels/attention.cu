@@ -1,9 +1,12 @@
-// Attention: cuDNN's graph where there is one for the problem, else our own kernels on the tensor
-// cores, else those below, which take any dtype and head width up to 256 on any device.
+// Attention: forward of 64-wide heads by our own kernel for Hopper where that is faster than cuDNN,
+// else cuDNN's graph where there is one for the problem, else our own kernels on the tensor cores,
+// else those below, which take any dtype and head width up to 256 on any device.
 //
-// cuDNN first, because on an H200 it takes 0.6 to 0.8 of the time of our kernels
-// (docs/benchmarks/h200-kernels.md). It has no mask for documents given by their beginnings, and
-// its backward in a fixed order takes memory that grows with the square of the sequence.
+// On an H200 the kernel for Hopper takes 0.89 to 0.92 of cuDNN's time from 2048 tokens on
+// (docs/benchmarks/h200-kernels.md has the numbers, attention_forward_hopper.cu the choice), and
+// cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for documents given by their
+// beginnings, and its backward in a fixed order takes memory that grows with the square of the
+// sequence.
 //
 // Tiled attention with the online softmax of FlashAttention-2 (arXiv 2307.08691), in fp32 on the
 // CUDA cores. A block takes one tile of queries (forward, dq) or of keys (dk, dv) of one head and
@@ -16,6 +19,7 @@
 // matrices are one word longer than they need to be, so neighbouring tx hit neighbouring banks.
 #include "kernels/attention_cudnn.h"
 #include "kernels/attention_flash.h"
+#include "kernels/attention_forward_hopper.h"
 #include "kernels/attention_problem.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/pack.cuh"
@@ -397,6 +401,7 @@ void AttentionForward(Stream& stream, const AttentionArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.q.elements() == 0) return;
   const bool own = cuda.cuda_device().options().own_attention;
+  if ((own || HopperAttentionForwardIsFaster(args)) && HopperAttentionForward(cuda, args)) return;
   if (!own && cuda.attention_plans().Forward(cuda, args)) return;
   if (!FlashForward(cuda, args)) TiledForward(cuda, args);
 }

@@ -437,11 +437,13 @@ void Attentions(Bench& bench, const Model& m) {
 struct AttentionWork {
   int64_t batch, sequence, heads, key_heads, width;
   int64_t document = 0;  // mean tokens of a document; 0: all is one
+  bool causal = true;
 };
 constexpr AttentionWork kAttentionWorks[] = {
-    {64, 1024, 12, 12, 64},      {4, 4096, 32, 8, 64},       {2, 4096, 24, 8, 128},
-    {1, 16384, 32, 8, 64},       {1, 32768, 32, 8, 64},      {4, 4096, 32, 8, 64, 1000},
-    {1, 32768, 32, 8, 64, 1000}, {2, 4096, 24, 8, 128, 1000}};
+    {64, 1024, 12, 12, 64},         {8, 2048, 32, 8, 64},       {4, 4096, 32, 8, 64},
+    {4, 4096, 32, 8, 64, 0, false}, {2, 4096, 24, 8, 128},      {1, 16384, 32, 8, 64},
+    {1, 32768, 32, 8, 64},          {4, 4096, 32, 8, 64, 1000}, {1, 32768, 32, 8, 64, 1000},
+    {2, 4096, 24, 8, 128, 1000}};
 
 // Where documents of `work.document` / 2 to 3/2 times as many tokens begin, and how many pairs of a
 // query and a key that it sees there are in all samples.
@@ -457,7 +459,7 @@ std::vector<int32_t> BeginsOf(const AttentionWork& work, double* pairs) {
         end = i + work.document / 2 + static_cast<int64_t>(random() % work.document);
       }
       begins.push_back(static_cast<int32_t>(begin));
-      *pairs += static_cast<double>(i - begin + 1);
+      *pairs += static_cast<double>(work.causal ? i - begin + 1 : work.sequence);
     }
   }
   return begins;
@@ -478,7 +480,8 @@ void AttentionOf(Bench& bench, const AttentionWork& work, const std::string& who
                         .k = part(qkv, h, g),
                         .v = part(qkv, h + g, g),
                         .out = bench.Empty(kAct, {b, s, h, d}),
-                        .lse = bench.Empty(kF32, {b, h, s})};
+                        .lse = bench.Empty(kF32, {b, h, s}),
+                        .causal = work.causal};
   if (work.document > 0) forward.documents = bench.Upload(begins).Reshape({b, s});
   AttentionBackwardArgs backward{.forward = forward,
                                  .dout = bench.Random(kAct, {b, s, h, d}),
@@ -500,10 +503,10 @@ void AttentionOf(Bench& bench, const AttentionWork& work, const std::string& who
 // As the engine chooses, and our own kernels.
 void AttentionWorks(Bench& bench, Bench& own) {
   for (const AttentionWork& work : kAttentionWorks) {
-    std::printf("-- attention %lldx%lld, %lld heads (%lld) of %lld%s\n",
+    std::printf("-- attention %lldx%lld, %lld heads (%lld) of %lld%s%s\n",
                 static_cast<long long>(work.batch), static_cast<long long>(work.sequence),
                 static_cast<long long>(work.heads), static_cast<long long>(work.key_heads),
-                static_cast<long long>(work.width),
+                static_cast<long long>(work.width), work.causal ? "" : ", all keys",
                 work.document > 0 ? absl::StrCat(", documents of ", work.document).c_str() : "");
     AttentionOf(bench, work, "chosen");
     if (work.document == 0) AttentionOf(own, work, "our own");

@@ -9,6 +9,7 @@ struct Shape {
   bool causal;
   int64_t document = 0;  // mean tokens of a document; 0: all is one
   int64_t key_position = 0;
+  float rise = 0;  // how much larger the first key is than the last one
 
   std::string ToString() const {
     return absl::StrCat("S=", queries, " keys=", keys, " H=", heads, " G=", key_heads, " D=", width,
@@ -117,7 +118,15 @@ class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<bo
 
   Problem Make(const Shape& s, DType dtype) {
     const int64_t row = Problem::Row(s), rows = s.batch * Problem::Rows(s);
-    return Problem(s, Input(dtype, {rows, row}), Output(dtype, {rows, row}),
+    std::vector<float> qkv = Random(rows * row, 1, 0);
+    for (int64_t i = 0; i < rows * row; ++i) {
+      const int64_t head = i % row / s.width, key = i / row % Problem::Rows(s);
+      if (head < s.heads || head >= s.heads + s.key_heads) continue;
+      qkv[i] *= 1 + s.rise * static_cast<float>(s.keys - key) / static_cast<float>(s.keys);
+    }
+    Both packed(*device_, dtype, {rows, row}, std::move(qkv));
+    packed.Upload(*stream_);
+    return Problem(s, std::move(packed), Output(dtype, {rows, row}),
                    Output(dtype, {s.batch, s.queries, s.heads, s.width}),
                    Input(dtype, {s.batch, s.queries, s.heads, s.width}),
                    Output(DType::kF32, {s.batch, s.heads, s.queries}),
@@ -136,6 +145,24 @@ class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<bo
       ++*empty;
     }
     ExpectClose(what, actual, expected, DType::kF32, 1e-5);
+  }
+
+  void ExpectForwardLikeTheHost(const Shape& s, DType dtype) {
+    const std::string what = absl::StrCat(Name(dtype), " ", s.ToString());
+    Problem problem = Make(s, dtype);
+    const auto run = [&] {
+      problem.out.Poison();
+      problem.out.Upload(*stream_);
+      AttentionForward(*stream_, problem.Forward(/*gpu=*/true));
+      EXPECT_OK(stream_->Synchronize()) << what;
+      return problem.out.Download(*stream_);
+    };
+    const std::vector<float> once = run(), again = run();
+    EXPECT_EQ(std::memcmp(once.data(), again.data(), again.size() * sizeof(float)), 0) << what;
+    AttentionForward(*cpu_stream_, problem.Forward(/*gpu=*/false));
+    ExpectClose("out " + what, problem.out, Slack(dtype));
+    int empty = 0;
+    ExpectSameLse("lse " + what, problem.lse, &empty);
   }
 
   void ExpectLikeTheHost(const Shape& s, DType dtype) {
@@ -201,6 +228,36 @@ TEST_P(AttentionGpuTest, ForwardAndBackward_WithinDocuments_MatchTheHost) {
                                              {2, 257, 130, 2, 2, 128, false, 50},
                                              {1, 70, 33, 2, 1, 13, false, 20, 5}}) {
       ExpectLikeTheHost(s, dtype);
+    }
+  }
+}
+
+// A block has several tiles, and they are of different lengths.
+TEST_P(AttentionGpuTest, Forward_OfMoreTilesThanTheDeviceHasBlocks_MatchesTheHost) {
+  for (const DType dtype : FloatTypes()) {
+    for (const Shape& s : std::vector<Shape>{{3, 777, 777, 16, 8, 64, true},
+                                             {5, 193, 193, 30, 10, 64, true},
+                                             {40, 63, 64, 8, 8, 64, false},
+                                             {2, 500, 1100, 32, 4, 64, false},
+                                             {2, 1000, 300, 32, 4, 64, false},
+                                             {2, 1500, 1500, 16, 4, 64, true, 300},
+                                             {4, 400, 700, 24, 8, 64, false, 120}}) {
+      ExpectForwardLikeTheHost(s, dtype);
+    }
+  }
+}
+
+// The largest scores come last, whichever end of the keys comes first.
+TEST_P(AttentionGpuTest, Forward_OfScoresThatRiseOrFallAlongTheKeys_MatchesTheHost) {
+  for (const DType dtype : FloatTypes()) {
+    for (const float rise : {30.f, -0.99f, 3.f}) {
+      for (Shape s : std::vector<Shape>{{1, 700, 700, 2, 1, 64, true},
+                                        {2, 300, 1000, 2, 2, 64, false},
+                                        {1, 600, 600, 2, 1, 64, true, 200},
+                                        {1, 300, 300, 1, 1, 128, true}}) {
+        s.rise = rise;
+        ExpectForwardLikeTheHost(s, dtype);
+      }
     }
   }
 }
