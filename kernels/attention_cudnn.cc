@@ -26,6 +26,7 @@ bool AttentionPlans::Backward(CudaStream&, const AttentionBackwardArgs&) { retur
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/attention_samples.h"
 #include "kernels/attention_workspace.h"
 
 namespace muster::kernels::cuda {
@@ -92,16 +93,6 @@ std::vector<int64_t> StatisticsShape(const AttentionArgs& args) {
 }
 std::vector<int64_t> StatisticsStride(const AttentionArgs& args) {
   return {args.q.dim(2) * args.q.dim(1), args.q.dim(1), 1, 1};
-}
-
-// Samples [begin, begin + count).
-AttentionBackwardArgs Samples(AttentionBackwardArgs args, int64_t begin, int64_t count) {
-  AttentionArgs& forward = args.forward;
-  for (Tensor* t : {&forward.q, &forward.k, &forward.v, &forward.out, &forward.lse, &args.dout,
-                    &args.dq, &args.dk, &args.dv, &args.delta}) {
-    *t = t->Rows(begin, count);
-  }
-  return args;
 }
 
 Tensor SliceDim(const Tensor& t, int dim, int64_t begin, int64_t count) {
@@ -272,8 +263,8 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
     // Parts are alike but for a head or sample: either all of them have a graph or none.
     const int64_t batch = forward.q.dim(0), key_heads = forward.k.dim(2);
     if (batch > 1) {
-      return Backward(stream, Samples(args, 0, batch / 2)) &&
-             Backward(stream, Samples(args, batch / 2, batch - batch / 2));
+      return Backward(stream, SamplesOf(args, 0, batch / 2)) &&
+             Backward(stream, SamplesOf(args, batch / 2, batch - batch / 2));
     }
     if (args.deterministic && key_heads > 1) {
       return Backward(stream, KeyHeads(args, 0, key_heads / 2)) &&

@@ -15,6 +15,15 @@ constexpr int64_t kAttentionWorkspaceBytesMax = int64_t{2} << 30;
 constexpr int64_t kAttentionOwnWidthMax = 64;
 constexpr int64_t kAttentionWorkspaceBytesOfOneMax = int64_t{9} << 30;
 
+// Queries of a tile of our own backward in any order, at width 64 (attention_backward_hopper.h).
+constexpr int64_t kAttentionBackwardQueries = 64;
+// Its workspace: dq in fp32, two statistics of a query, a counter. Samples go through in parts here
+// too.
+constexpr int64_t HopperAttentionBackwardBytes(int64_t batch, int64_t heads, int64_t queries) {
+  const int64_t tiles = (queries + kAttentionBackwardQueries - 1) / kAttentionBackwardQueries;
+  return batch * heads * tiles * kAttentionBackwardQueries * (64 + 2) * 4 + 16;
+}
+
 // Of cuDNN's graphs in 16 bits, as cuDNN 9.19 asks on Hopper: the gradient of the scores, or where
 // any order will do an fp32 sum of dq; row sums; dk and dv of every query head where heads share
 // them. `queries` and `keys`: tokens of a sample. Without documents, for which our own kernels run.

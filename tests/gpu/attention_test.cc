@@ -262,6 +262,19 @@ TEST_P(AttentionGpuTest, Forward_OfScoresThatRiseOrFallAlongTheKeys_MatchesTheHo
   }
 }
 
+// In any order at width 64 a block takes one tile of keys after the other: more tiles than a GPU
+// has multiprocessors, heads that share keys, tiles that no query sees whole.
+TEST_P(AttentionGpuTest, ForwardAndBackward_OfMoreTilesThanMultiprocessors_MatchTheHost) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const Shape& s : std::vector<Shape>{{4, 300, 300, 48, 24, 64, true},
+                                             {2, 700, 700, 64, 16, 64, true},
+                                             {3, 129, 520, 40, 40, 64, false},
+                                             {2, 520, 65, 96, 96, 64, false}}) {
+      ExpectLikeTheHost(s, dtype);
+    }
+  }
+}
+
 // Its workspace for all samples at once would take GiBs.
 TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSample) {
   if (GetParam()) GTEST_SKIP() << "our own kernels have no workspace";
