@@ -40,7 +40,7 @@ absl::Status Launch(CudaStream& stream, const AttentionArgs& args) {
   RETURN_IF_ERROR(DescribeHeads(args.out, forward::kWarpRows, out));
   const auto d =
       ProblemOf<forward::View>(args, [](const Tensor& /*tensor*/) { return forward::View(); });
-  const auto kernel = forward::Kernel<T>;
+  const auto kernel = forward::HopperAttentionForwardKernel<T>;
   RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       forward::kSharedBytes),

@@ -603,9 +603,11 @@ struct Consumer {
 // `tiles`: of queries. `out` in boxes of kWarpRows, `q` of kGroupRows, `k` and `v` of kKeys.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    Kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
-           const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap out,
-           const Problem d, int tiles) {
+    HopperAttentionForwardKernel(const __grid_constant__ CUtensorMap q,
+                                 const __grid_constant__ CUtensorMap k,
+                                 const __grid_constant__ CUtensorMap v,
+                                 const __grid_constant__ CUtensorMap out, const Problem d,
+                                 int tiles) {
 #if MUSTER_WARPGROUP
   extern __shared__ char unaligned[];
   const uint32_t start = hopper::SharedAddress(unaligned);

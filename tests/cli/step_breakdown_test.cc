@@ -26,7 +26,10 @@ TEST(StepBreakdown, KernelsOfTwoSteps_AreCountedOnceAndCommunicationWhereItIsAlo
   // Queued before the steps that are recorded: the rest of an earlier one.
   trace.Add(stream, "nvjet_hsh_128x256", 96 * kMs, 110 * kMs);
   trace.Add(stream, "void muster::kernels::cuda::flash::ForwardKernel<__nv_bfloat16>(Data)",
-            110 * kMs, 116 * kMs);
+            110 * kMs, 113 * kMs);
+  trace.Add(stream,
+            "void muster::kernels::cuda::forward::HopperAttentionForwardKernel<__half>(Data)",
+            113 * kMs, 116 * kMs);
   trace.Add(stream, "cudnn_generated_fort_native_sdpa_sm90", 116 * kMs, 118 * kMs);
   trace.Add(stream, "muster::kernels::cuda::(anonymous namespace)::HopperGemmKernel", 118 * kMs,
             120 * kMs);
