@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "kernels/attention_backward_hopper.cuh"
 #include "kernels/attention_samples.h"
@@ -20,25 +19,14 @@ namespace {
 constexpr int64_t kBytesAtOnce = int64_t{16} << 20;
 constexpr int64_t kItemsOfMultiprocessor = 2;
 
-bool WholePacks(const Tensor& t) {
-  return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
-}
-
-template <typename T>
-backward::View<T> ViewOf(const Tensor& t) {
-  return {t.as<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-
 bool Serves(const CudaDevice& device, const AttentionBackwardArgs& args) {
-  static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
   const AttentionArgs& forward = args.forward;
   const auto whole = {&forward.q, &forward.k, &forward.v, &forward.out,
                       &args.dout, &args.dq,   &args.dk,   &args.dv};
   const int64_t tiles =
       CeilDiv(forward.q.dim(1), backward::kQueries) + CeilDiv(forward.k.dim(1), backward::kKeys);
-  return built && device.compute_major() == 9 &&
-         device.shared_bytes_per_block() >= backward::kSharedBytes && !args.deterministic &&
-         forward.documents.empty() && forward.q.dtype() != DType::kF32 &&
+  return HasWarpgroups(device) && device.shared_bytes_per_block() >= backward::kSharedBytes &&
+         !args.deterministic && forward.documents.empty() && forward.q.dtype() != DType::kF32 &&
          forward.q.dim(3) == backward::kWidth && forward.k.dim(1) > 0 &&
          // Grids, and counts of tiles in 32 bits.
          forward.q.dim(0) < 65536 && forward.q.dim(2) < 65536 &&
@@ -54,7 +42,7 @@ absl::Status Launch(CudaStream& stream, const AttentionBackwardArgs& args) {
   RETURN_IF_ERROR(DescribeHeads(args.forward.k, backward::kKeys, k));
   RETURN_IF_ERROR(DescribeHeads(args.forward.v, backward::kKeys, v));
   backward::Params<T> p{};
-  p.d = ProblemOf<backward::View<T>>(args, ViewOf<T>);
+  p.d = ProblemOf<HeadsView<T>>(args, ViewHeads<T>);
   p.query_tiles = static_cast<int>(CeilDiv(p.d.queries, backward::kQueries));
   p.key_tiles = static_cast<int>(CeilDiv(p.d.keys, backward::kKeys));
   const int64_t pairs = int64_t{p.d.batch} * p.d.key_heads;

@@ -53,20 +53,10 @@ constexpr int kAlignment = 1024;
 constexpr int kBarrierBytes = 8 * (2 * kStages + 2 * kSlots + 2) + 4 * kSlots;
 constexpr int kSharedBytes =
     kAlignment + kSlots * 2 * kKeyBytes + kStages * kStageBytes + 2 * kScoreBytes + kBarrierBytes;
-constexpr float kLog2E = 1.4426950408889634f;
-
-// [B,S,heads,D] with strides.
-template <typename T>
-struct View {
-  T* data;
-  int64_t batch_stride, row_stride, head_stride;
-
-  __device__ T* Head(int b, int head) const { return data + b * batch_stride + head * head_stride; }
-};
 
 template <typename T>
 struct Params {
-  AttentionProblem<View<T>> d;
+  AttentionProblem<HeadsView<T>> d;
   int query_tiles, key_tiles;
   int items;          // tiles of keys of all key heads of all samples
   int pairs_at_once;  // key heads of samples whose tiles are taken together
@@ -82,30 +72,12 @@ struct Params {
 
 #if MUSTER_WARPGROUP
 
-__device__ inline void LoadBox4(const CUtensorMap* map, int head, int row, int batch,
-                                uint32_t shared, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
-      "l"(map), "r"(0), "r"(head), "r"(row), "r"(batch), "r"(barrier)
-      : "memory");
-}
-
 __device__ inline void StoreMatricesTransposed(uint32_t row, const uint32_t (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-// After products are awaited: no use of their sums moves in front of it.
-template <int kN>
-__device__ inline void Take(float (&c)[kN][4]) {
-#pragma unroll
-  for (int n = 0; n < kN; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(c[n][i])::"memory");
-  }
-}
 // Products that start anew need no values in front of them.
 template <int kN>
 __device__ inline void Forget(float (&c)[kN][4]) {
@@ -115,16 +87,6 @@ __device__ inline void Forget(float (&c)[kN][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "=f"(c[n][i])::"memory");
   }
 }
-// Until here products read these words.
-template <int kK>
-__device__ inline void Keep(uint32_t (&words)[kK][4]) {
-#pragma unroll
-  for (int k = 0; k < kK; ++k) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(words[k][i])::"memory");
-  }
-}
-
 // Without an order to what came in front of it, so that sums on their way to memory are not waited
 // for. For places that products have read and AwaitProducts has awaited.
 __device__ inline void ArriveRelaxed(uint32_t barrier) {
@@ -211,10 +173,10 @@ __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& dout, co
     }
     const Work work(p, item);
     hopper::ArriveExpecting(shared.KeysFull(slot), 2 * kKeyBytes);
-    LoadBox4(&k, work.key_head, work.tile * kKeys, work.batch, shared.K(slot),
-             shared.KeysFull(slot));
-    LoadBox4(&v, work.key_head, work.tile * kKeys, work.batch, shared.V(slot),
-             shared.KeysFull(slot));
+    hopper::LoadHeadBox(&k, work.key_head, work.tile * kKeys, work.batch, shared.K(slot),
+                        shared.KeysFull(slot));
+    hopper::LoadHeadBox(&v, work.key_head, work.tile * kKeys, work.batch, shared.V(slot),
+                        shared.KeysFull(slot));
     const int end = (work.key_head + 1) * group;
     for (int head = end - group; head < end; ++head) {
       const float* statistics =
@@ -224,8 +186,10 @@ __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& dout, co
         const uint32_t stage = total % kStages;
         hopper::WaitBarrier(shared.Empty(stage), total / kStages % 2 ^ 1);
         hopper::ArriveExpecting(shared.Full(stage), kStageBytes);
-        LoadBox4(&q, head, tile * kQueries, work.batch, shared.Q(stage), shared.Full(stage));
-        LoadBox4(&dout, head, tile * kQueries, work.batch, shared.Dout(stage), shared.Full(stage));
+        hopper::LoadHeadBox(&q, head, tile * kQueries, work.batch, shared.Q(stage),
+                            shared.Full(stage));
+        hopper::LoadHeadBox(&dout, head, tile * kQueries, work.batch, shared.Dout(stage),
+                            shared.Full(stage));
         hopper::LoadBytes(statistics, 2 * kStatisticBytes, shared.Base(stage), shared.Full(stage));
         statistics += 2 * kQueries;
       }
@@ -446,8 +410,8 @@ struct Consumer {
       BeginScores(total % kStages);
       // Those of the round before are done, and so is its stage.
       AwaitProducts<2>();
-      Keep(probabilities);
-      Keep(scores);
+      Take(probabilities);
+      Take(scores);
       if (round > 0 && lane == 0) ArriveRelaxed(shared.Empty((total + kStages - 1) % kStages));
       // Scores of the round before; zeros in front of the first.
       AwaitScores();
@@ -476,8 +440,8 @@ struct Consumer {
     AwaitScores();
     BeginQueryGradient();
     AwaitProducts<0>();
-    Keep(probabilities);
-    Keep(scores);
+    Take(probabilities);
+    Take(scores);
     Take(dq);
     Take(dk);
     Take(dv);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "kernels/attention_flash.cuh"
 
 namespace muster::kernels::cuda {
@@ -49,7 +48,6 @@ using flash::KeyShape;
 using flash::Problem;
 using flash::QueryGroupShape;
 using flash::QueryShape;
-using flash::View;
 
 template <int width>
 struct Shapes;
@@ -87,25 +85,10 @@ struct GroupShapes<128> {
   using KeyGradient = KeyGroupShape<128, 64>;
 };
 
-bool WholePacks(const Tensor& t) {
-  return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
-}
-
 bool Takes(const AttentionArgs& args) {
   return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0 && args.q.dim(3) <= 128 &&
          ScaleOf(args) > 0 && WholePacks(args.q) && WholePacks(args.k) && WholePacks(args.v) &&
          WholePacks(args.out);
-}
-
-template <typename T>
-View<T> ViewOf(const Tensor& t) {
-  return {t.as<T>(), t.stride(0), t.stride(1), t.stride(2)};
-}
-
-// Whether this build and the device have products by groups of warps.
-bool HasGroups(CudaStream& stream) {
-  return stream.cuda_device().compute_major() == 9 &&
-         absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
 }
 
 // Calls f(T{}, shapes) for the element type and the narrowest tiles that hold the heads.
@@ -113,7 +96,7 @@ template <typename F>
 bool Dispatch(CudaStream& stream, const AttentionArgs& args, const F& f) {
   const auto by_width = [&](auto element) {
     const int64_t width = args.q.dim(3);
-    if (HasGroups(stream)) {
+    if (HasWarpgroups(stream.cuda_device())) {
       return width <= 64 ? f(element, GroupShapes<64>{}) : f(element, GroupShapes<128>{});
     }
     if (width <= 64) return f(element, Shapes<64>{});
@@ -147,7 +130,7 @@ bool FlashForward(CudaStream& stream, const AttentionArgs& args) {
     using Shape = typename decltype(shapes)::Forward;
     constexpr int kBytes = flash::ForwardBytes<Shape>();
     if (kBytes > stream.cuda_device().shared_bytes_per_block()) return false;
-    const Problem<T> d = ProblemOf<View<T>>(args, ViewOf<T>);
+    const Problem<T> d = ProblemOf<HeadsView<T>>(args, ViewHeads<T>);
     Launch<Shape>(stream, "AttentionForward", flash::ForwardKernel<T, Shape>, d, d.queries,
                   Shape::kQueries, d.heads, kBytes);
     return true;
@@ -168,7 +151,7 @@ bool FlashBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
     if (std::max(kQueryBytes, kKeyBytes) > stream.cuda_device().shared_bytes_per_block()) {
       return false;
     }
-    const Problem<T> d = ProblemOf<View<T>>(args, ViewOf<T>);
+    const Problem<T> d = ProblemOf<HeadsView<T>>(args, ViewHeads<T>);
     const int64_t rows = int64_t{d.batch} * d.queries * d.heads;
     const int lanes = d.width <= 64 ? 8 : 16;
     flash::DeltaKernel<T><<<static_cast<unsigned>(CeilDiv(rows * lanes, flash::kDeltaThreads)),

@@ -21,19 +21,8 @@
 
 namespace muster::kernels::cuda::flash {
 
-constexpr float kLog2E = 1.4426950408889634f;
-
-// [B,S,heads,D] with strides.
 template <typename T>
-struct View {
-  T* data;
-  int64_t batch_stride, row_stride, head_stride;
-
-  __device__ T* Head(int b, int head) const { return data + b * batch_stride + head * head_stride; }
-};
-
-template <typename T>
-using Problem = AttentionProblem<View<T>>;  // with a scale above 0
+using Problem = AttentionProblem<HeadsView<T>>;  // with a scale above 0
 
 // What a block works on: the same tile of all heads, then the next one, so that under a causal mask
 // the blocks with the most work start first (of queries with `last_first`).
@@ -107,7 +96,7 @@ template <bool kGroups, int n, int kM, int kN>
 __device__ inline void AwaitSums(float (&sums)[kM][kN][4]) {
   if constexpr (kGroups) {
     AwaitProducts<n>();
-    TakeSums(sums);
+    Take(sums[0]);
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "kernels/attention_forward_hopper.cuh"
 #include "kernels/cuda_status.h"
@@ -13,10 +12,6 @@
 namespace muster::kernels::cuda {
 namespace {
 
-bool WholePacks(const Tensor& t) {
-  return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
-}
-
 // Of each key head.
 int64_t Tiles(const AttentionArgs& args) {
   const int64_t parts = CeilDiv(args.q.dim(1), forward::kGroupRows);
@@ -24,8 +19,7 @@ int64_t Tiles(const AttentionArgs& args) {
 }
 
 bool Serves(const CudaDevice& device, const AttentionArgs& args) {
-  static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
-  return built && device.compute_major() == 9 && args.q.dtype() != DType::kF32 &&
+  return HasWarpgroups(device) && args.q.dtype() != DType::kF32 &&
          args.q.dim(3) == forward::kWidth && ScaleOf(args) > 0 && args.k.dim(1) > 0 &&
          WholePacks(args.q) && WholePacks(args.k) && WholePacks(args.v) && WholePacks(args.out) &&
          Tiles(args) * args.q.dim(0) * args.k.dim(2) < (int64_t{1} << 31);

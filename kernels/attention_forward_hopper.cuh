@@ -69,14 +69,6 @@ constexpr int kWidthSteps = kWidth / 16;
 
 using Turn = hopper::Turn<kStages>;
 
-__device__ inline void LoadBox(const CUtensorMap* map, int head, int row, int batch,
-                               uint32_t shared, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
-      "l"(map), "r"(0), "r"(head), "r"(row), "r"(batch), "r"(barrier)
-      : "memory");
-}
 // A commit of its own.
 __device__ inline void StoreBox(const CUtensorMap* map, int head, int row, int batch,
                                 uint32_t shared) {
@@ -198,7 +190,7 @@ __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& k, const
         StoreInts(to + 32, {whole_begin, whole_end, 0, 0});
         if (all_begin < all_end) {
           hopper::ArriveExpecting(full, kQueryBytes);
-          LoadBox(&q, head, row, b, shared.Q(sent % kSlots, group), full);
+          hopper::LoadHeadBox(&q, head, row, b, shared.Q(sent % kSlots, group), full);
         } else {
           hopper::Arrive(full);
         }
@@ -213,7 +205,7 @@ __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& k, const
         if (lane != 0) return;
         hopper::WaitBarrier(empty, turn.parity ^ 1);
         hopper::ArriveExpecting(full, kKeyBytes);
-        LoadBox(&map, key_head, j * kKeys, b, to, full);
+        hopper::LoadHeadBox(&map, key_head, j * kKeys, b, to, full);
       };
       send(k, shared.K(turn.stage), shared.KFull(turn.stage), shared.KEmpty(turn.stage));
       __syncwarp();
@@ -319,22 +311,6 @@ struct Consumer {
       GroupMultiplyAdd<T, true>(o, RegisterOperand{p[k]}, Describe(b + k * 128), 1);
     }
     hopper::CommitProducts();
-  }
-  // Nothing that reads these moves in front of the wait before it, and what products read stays
-  // where it is until then.
-  template <typename Word, int kN>
-  __device__ __forceinline__ static void Take(Word (&words)[kN][4]) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (std::is_same_v<Word, float>) {
-          asm volatile("" : "+f"(words[n][i])::"memory");
-        } else {
-          asm volatile("" : "+r"(words[n][i])::"memory");
-        }
-      }
-    }
   }
   __device__ __forceinline__ void AwaitValues() {
     hopper::WaitProducts<0>();
@@ -638,7 +614,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     hopper::TakeRegisters<kConsumerRegisters>();
     const int group = threadIdx.x / kWarpgroup - 1;
-    Consumer<T>{out, d, shared, group, d.scale * 1.4426950408889634f}.Run();
+    Consumer<T>{out, d, shared, group, d.scale * kLog2E}.Run();
   }
 #endif
 }

@@ -6,8 +6,28 @@
 #include <cstdint>
 
 #include "kernels/ops.h"
+#include "kernels/pack.cuh"
 
 namespace muster::kernels::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// [B,S,heads,D] with strides.
+template <typename T>
+struct HeadsView {
+  T* data;
+  int64_t batch_stride, row_stride, head_stride;
+
+  __device__ T* Head(int b, int head) const { return data + b * batch_stride + head * head_stride; }
+};
+template <typename T>
+HeadsView<T> ViewHeads(const Tensor& t) {
+  return {t.as<T>(), t.stride(0), t.stride(1), t.stride(2)};
+}
+// Whether every row of every head starts at a multiple of 16 bytes, of 16-bit elements.
+inline bool WholePacks(const Tensor& t) {
+  return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
+}
 
 // View: a tensor [B,S,heads,D] with strides; those of the gradients only in backward.
 template <typename View>

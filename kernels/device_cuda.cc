@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
@@ -349,6 +350,11 @@ void* CudaStream::Scratch(int64_t bytes) {
   }
   scratch_ = std::move(*grown);
   return scratch_->data();
+}
+
+bool HasWarpgroups(const CudaDevice& device) {
+  static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
+  return built && device.compute_major() == 9;
 }
 
 AttentionPlans& CudaStream::attention_plans() {

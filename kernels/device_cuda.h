@@ -107,6 +107,9 @@ class CudaStream : public Stream {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Whether this build and the device have products by groups of warps (wgmma, sm_90a).
+bool HasWarpgroups(const CudaDevice& device);
+
 // kFailedPrecondition when this build has no code for the selected device. (memory.cu)
 cudaError_t ProbeArchitecture();
 // The architectures this build has code for, e.g. "sm_90a".

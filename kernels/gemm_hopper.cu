@@ -14,7 +14,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "kernels/activation.cuh"
 #include "kernels/cluster_launch.cuh"
@@ -600,8 +599,7 @@ bool HopperGemmServes(const CudaDevice& device, const HopperGemm& gemm) {
       (gemm.rotary.dim(1) != depth || gemm.b.dim(0) % depth != 0 || !Aligned16(gemm.rotary))) {
     return false;
   }
-  static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
-  return built && device.compute_major() == 9 && gemm.a.dtype() != DType::kF32 && serves(gemm.a) &&
+  return HasWarpgroups(device) && gemm.a.dtype() != DType::kF32 && serves(gemm.a) &&
          serves(gemm.b) && serves(gemm.bias) && serves(gemm.pre) && serves(gemm.out) &&
          serves(gemm.activation) && gemm.a.dim(0) < limit && gemm.b.dim(0) < limit &&
          gemm.b.dim(1) < limit;

@@ -101,6 +101,15 @@ __device__ inline void LoadBox(const CUtensorMap* map, int x, int y, uint32_t sh
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// The same of one head of a sample (DescribeHeads).
+__device__ inline void LoadHeadBox(const CUtensorMap* map, int head, int row, int sample,
+                                   uint32_t shared, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
+      "l"(map), "r"(0), "r"(head), "r"(row), "r"(sample), "r"(barrier)
+      : "memory");
+}
 // `bytes` that follow each other, with no map; addresses and bytes are multiples of 16.
 __device__ inline void LoadBytes(const void* from, uint32_t bytes, uint32_t shared,
                                  uint32_t barrier) {

@@ -57,14 +57,21 @@ __device__ inline void AwaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
 #endif
 }
-// After AwaitProducts, for sums that are read: no use of them moves in front of it.
-template <int kM, int kN>
-__device__ inline void TakeSums([[maybe_unused]] float (&c)[kM][kN][4]) {
+// After AwaitProducts, for sums that are read and operands that products read from registers: no
+// use of them moves in front of it, and they stay where they are until then.
+template <typename Word, int kN>
+__device__ inline void Take([[maybe_unused]] Word (&words)[kN][4]) {
 #if MUSTER_WARPGROUP
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(c[0][n][i])::"memory");
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (std::is_same_v<Word, float>) {
+        asm volatile("" : "+f"(words[n][i])::"memory");
+      } else {
+        asm volatile("" : "+r"(words[n][i])::"memory");
+      }
+    }
   }
 #endif
 }

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "kernels/cluster_launch.cuh"
 #include "kernels/cuda_status.h"
@@ -299,9 +298,8 @@ bool HopperWeightGradientServes(const CudaDevice& device, const HopperWeightGrad
   const auto serves = [](const Tensor& matrix) {
     return Aligned16(matrix) && matrix.dim(1) % 8 == 0 && matrix.dim(0) < (int64_t{1} << 30);
   };
-  static const bool built = absl::StrContains(MUSTER_CUDA_ARCHITECTURES, "90a");
-  return built && device.compute_major() == 9 && gradient.dy.dtype() != DType::kF32 &&
-         serves(gradient.dy) && serves(gradient.x) &&
+  return HasWarpgroups(device) && gradient.dy.dtype() != DType::kF32 && serves(gradient.dy) &&
+         serves(gradient.x) &&
          reinterpret_cast<uintptr_t>(gradient.dw.data()) % sizeof(float2) == 0;
 }
 

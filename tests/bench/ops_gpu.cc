@@ -492,7 +492,7 @@ void AttentionOf(Bench& bench, const AttentionWork& work, const std::string& who
   const double flops = 4.0 * pairs * h * d;
   bench.Flops(who + " forward", flops, [&](Stream& st) { AttentionForward(st, forward); });
   bench.Flops(who + " backward", 2.5 * flops, [&](Stream& st) { AttentionBackward(st, backward); });
-  if (who == "chosen" && work.document == 0) {
+  if (work.document == 0) {
     backward.deterministic = false;
     bench.Flops(who + " backward, any order", 2.5 * flops,
                 [&](Stream& st) { AttentionBackward(st, backward); });
