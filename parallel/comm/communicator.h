@@ -1,5 +1,5 @@
 // The communicator seam: collectives among the ranks of a group. `local` (threads of one process),
-// Gloo (processes on CPUs) and NCCL (GPUs) pass one contract suite.
+// TCP (processes on CPUs) and NCCL (GPUs) pass one contract suite.
 #ifndef MUSTER_PARALLEL_COMM_COMMUNICATOR_H_
 #define MUSTER_PARALLEL_COMM_COMMUNICATOR_H_
 
@@ -58,7 +58,7 @@ class SharedMemory {
 // NCCL differs in what its hardware paths decide: sums are made in NCCL's own order and in the
 // data's type, with the same bits on all ranks and on every run of the same group on the same
 // machines; the maximum and minimum of a NaN are not defined. Its calls on a host stream, with host
-// memory, go through the Gloo connections beside it and keep the promises above.
+// memory, go through the TCP connections beside it and keep the promises above.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -154,23 +154,40 @@ class KeyValueStore {
 // for calls in place.
 std::vector<std::unique_ptr<Communicator>> MakeLocalCommunicators(int size, absl::Duration timeout);
 
-struct GlooOptions {
-  std::string interface_address = "127.0.0.1";  // numeric; to listen on
+struct TcpOptions {
+  // Numeric, of an interface of this host: to listen on, to connect from, and what the other ranks
+  // are told. All ranks IPv4 or all IPv6.
+  std::string address = "127.0.0.1";
+  // Ports to listen on, "20000-20999"; each rank takes one. Empty: the system picks.
+  std::string ports;
+  // What people call the place of this rank, in messages of all ranks: "worker-2 on host b".
+  std::string label;
+  // For all ranks to come, and for every two of them to prove that they can talk.
   absl::Duration connect_timeout = absl::Seconds(60);
+  // For two ranks that have both come.
+  absl::Duration preflight_timeout = absl::Seconds(10);
+  // A cut of the network is bridged for so long. Less than the time after which the coordinator
+  // gives up a worker, so that the two hosts are named.
+  absl::Duration silence_max = absl::Seconds(25);
   absl::Duration operation_timeout = absl::Minutes(5);
+  // A connection was lost and is back; for logs. On any thread.
+  std::function<void(const std::string&)> on_event;
 };
-// Blocks until all `size` ranks have met through `store`, which is not used afterwards.
-// kUnavailable, kDeadlineExceeded, kInvalidArgument (address), or the store's status. Groups from
-// Split share the connections and their fate: an error or Abort in one ends them all. Ignores
-// SIGPIPE from now on, unless the process handles it.
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(KeyValueStore& store, int rank,
-                                                                   int size,
-                                                                   const GlooOptions& options);
+// Ranks as processes, on any hosts, connected by TCP (tcp_mesh.h). Blocks until all `size` ranks
+// have come through `store`, which is not used afterwards, and every two of them have proved that
+// they reach each other. Status codes: kInvalidArgument (address, ports), kResourceExhausted (every
+// port is in use), kUnavailable with a PeerFailure (peer_failure.h: this rank and another do not
+// reach each other; the message says where and why), kDeadlineExceeded (a rank has not come), or
+// the store's status. Groups from Split share the connections and their fate: an error or Abort in
+// one ends them all.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeTcpCommunicator(KeyValueStore& store, int rank,
+                                                                  int size,
+                                                                  const TcpOptions& options);
 
 struct NcclOptions {
   // The host connections beside NCCL's own: for barriers, host streams and the loss of peers. Their
   // operation timeout is at least 30 s.
-  GlooOptions host;
+  TcpOptions host;
   absl::Duration connect_timeout = absl::Minutes(5);
   // From the moment when a call could have begun: enqueued, with the one before it finished.
   absl::Duration operation_timeout = absl::Minutes(10);
@@ -185,7 +202,7 @@ struct NcclOptions {
 // dead peer, a call that takes longer than its timeout and a fault of NCCL end all groups from
 // Split together: kUnavailable or kDeadlineExceeded, naming the call, within about a second of the
 // fault. Calls that had not finished when a peer was lost fail, whatever they have written. A
-// stream must outlive the calls on it. Status codes: those of MakeGlooCommunicator;
+// stream must outlive the calls on it. Status codes: those of MakeTcpCommunicator;
 // kFailedPrecondition when a rank has no NCCL or another version than rank 0, or two ranks have the
 // same GPU; kUnimplemented in a build without CUDA.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore& store, int rank,
@@ -193,11 +210,21 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore
                                                                    kernels::Device& device,
                                                                    const NcclOptions& options);
 
-// Before the first communicator and before the process has threads: connections are made when a
-// group is, so that no later call waits for a peer on the host; `reproducible` fixes NCCL's
-// algorithm and protocol, whose choice may differ between versions, at some cost in speed.
-// Variables that are set already (NCCL_*) stay.
-void SetNcclEnvironment(bool reproducible);
+struct NcclEnvironment {
+  // Fixes NCCL's algorithm and protocol, whose choice may differ between versions, at some cost in
+  // speed.
+  bool reproducible = false;
+  // As TcpOptions::address: NCCL's own connections use the interface that has it. Empty: NCCL
+  // chooses.
+  std::string address;
+  // Ranks of other host ids are on other machines for NCCL and for copy engines, wherever they are.
+  // Empty: the machine decides.
+  std::string host_id;
+};
+// Before the first communicator and before the process has threads; also makes NCCL connect when a
+// group is made, so that no later call waits for a peer on the host. Variables that are set already
+// (NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, NCCL_HOSTID, ...) stay.
+void SetNcclEnvironment(const NcclEnvironment& environment);
 
 }  // namespace muster::parallel
 

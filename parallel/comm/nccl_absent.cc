@@ -10,6 +10,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore
       "this build has no NCCL (configure with MUSTER_CUDA=ON where nccl.h is)");
 }
 
-void SetNcclEnvironment(bool) {}
+void SetNcclEnvironment(const NcclEnvironment&) {}
 
 }  // namespace muster::parallel

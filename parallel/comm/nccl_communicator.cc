@@ -1,5 +1,5 @@
 // Ranks on GPUs, through NCCL (https://docs.nvidia.com/deeplearning/nccl). parallel/comm/
-// nccl_world.h says how calls are watched and ended. Beside them stand Gloo's host connections, for
+// nccl_world.h says how calls are watched and ended. Beside them stand TCP's host connections, for
 // what happens on hosts.
 #include <nccl.h>
 
@@ -522,10 +522,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore
                                                                    const NcclOptions& options) {
   CHECK(device.kind() == kernels::DeviceKind::kCuda) << device.name();
   auto& cuda = static_cast<kernels::cuda::CudaDevice&>(device);
-  GlooOptions host_options = options.host;
+  TcpOptions host_options = options.host;
   host_options.operation_timeout = std::max(options.operation_timeout, kHostTimeoutMin);
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host,
-                   MakeGlooCommunicator(store, rank, size, host_options));
+                   MakeTcpCommunicator(store, rank, size, host_options));
   const absl::StatusOr<NcclLibrary> nccl = NcclLibrary::Load();
   RETURN_IF_ERROR(Agree(*host, cuda, nccl));
   ASSIGN_OR_RETURN(const ncclUniqueId id,

@@ -3,11 +3,13 @@
 #include <cstdlib>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/shared_library.h"
 #include "base/status_macros.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/tcp_socket.h"
 
 namespace muster::parallel {
 
@@ -66,12 +68,23 @@ void NcclLibrary::AbortAll(const std::vector<ncclComm_t>& comms) const {
   for (std::thread& thread : threads) thread.join();
 }
 
-void SetNcclEnvironment(bool reproducible) {
+void SetNcclEnvironment(const NcclEnvironment& environment) {
+  if (!environment.host_id.empty()) {
+    ::setenv("NCCL_HOSTID", environment.host_id.c_str(), /*overwrite=*/0);
+  }
+  if (!environment.address.empty()) {
+    // An address without an interface fails where the rank listens on it, which says so.
+    if (const auto interface = InterfaceOf(environment.address); interface.ok()) {
+      ::setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", *interface).c_str(), /*overwrite=*/0);
+    }
+    const bool v6 = absl::StrContains(environment.address, ':');
+    ::setenv("NCCL_SOCKET_FAMILY", v6 ? "AF_INET6" : "AF_INET", /*overwrite=*/0);
+  }
   ::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   // Streams share queues of the device, of which there are 8 unless said otherwise. One that waits
   // for peers (peer_group.h) must not hold up another.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  if (!reproducible) return;
+  if (!environment.reproducible) return;
   ::setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);
   ::setenv("NCCL_PROTO", "Simple", /*overwrite=*/0);
 }

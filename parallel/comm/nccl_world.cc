@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/cuda_status.h"
+#include "parallel/comm/peer_failure.h"
 
 namespace muster::parallel {
 namespace {
@@ -24,10 +25,6 @@ constexpr absl::Duration kPeersNotice = absl::Milliseconds(20);
 constexpr absl::Duration kEnteredPatience = absl::Milliseconds(500);
 // For what streams do between two waits for peers.
 constexpr absl::Duration kReleasePatience = absl::Seconds(2);
-
-absl::Status WithPrefix(const absl::Status& status, const std::string& prefix) {
-  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
-}
 
 }  // namespace
 
@@ -165,7 +162,7 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
     MutexLock lock(&mutex_);
     if (ended_.ok() && !lost_.ok()) EndLocked(lost_);
     if (!ended_.ok()) {
-      stream.Fail(WithPrefix(ended_, group.Describe(call)));
+      stream.Fail(Annotate(ended_, group.Describe(call)));
       return;
     }
     Enter(group, call, now);
@@ -189,7 +186,7 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
   if (!ended_.ok()) status = ended_;  // which is why it failed, if it did
   if (!status.ok()) {
     if (done != nullptr) group.idle_events.push_back(done);
-    status = WithPrefix(status, group.Describe(call));
+    status = Annotate(status, group.Describe(call));
     EndLocked(status);
     stream.Fail(std::move(status));
     return;
@@ -210,7 +207,7 @@ void NcclWorld::EndLocked(absl::Status why) {
       if (cudaEventQuery(pending.done) == cudaSuccess) continue;
       const std::string call = group->Describe(pending.call);
       const bool named = ended_.message().substr(0, call.size()) == call;
-      pending.stream->Fail(named ? ended_ : WithPrefix(ended_, call));
+      pending.stream->Fail(named ? ended_ : Annotate(ended_, call));
     }
   }
 }
@@ -343,6 +340,9 @@ void NcclWorld::Listen() {
     if (stopping_ || !ended_.ok()) return;
     if (!status.ok()) {
       lost_ = absl::UnavailableError(absl::StrCat("a peer is gone: ", status.message()));
+      if (const auto failure = PeerFailureOf(status); failure.has_value()) {
+        lost_ = MarkPeer(lost_, *failure);
+      }
       return;
     }
     if (liveness_->rank() != 0) continue;

@@ -8,7 +8,7 @@
 // different, and all links of a switch are busy both ways. Where a pair of GPUs has all links of
 // both (a switch), one pull after the other is fastest; where it has some of them, several at once
 // (PeerMemory::pulls_at_once). Sums are made as one binary tree over the ranks in order, in fp32:
-// the bits of the local and Gloo communicators.
+// the bits of the local and TCP communicators.
 #ifndef MUSTER_PARALLEL_COMM_PEER_GROUP_H_
 #define MUSTER_PARALLEL_COMM_PEER_GROUP_H_
 

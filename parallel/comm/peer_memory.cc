@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
@@ -38,12 +40,26 @@ constexpr uint32_t kReleased = uint32_t{1} << 30;
 // What is read of a peer to time it.
 constexpr int64_t kTimedBytes = 16 << 20;
 
-// The machine, not the container: CUDA's handles do not care for namespaces.
-std::string HostName() {
+// The machine, not the container: CUDA's handles do not care for namespaces. As for NCCL, two host
+// ids are two machines.
+std::string HostIdentity() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
   std::getline(file, id);
-  return id;
+  const char* const host_id = std::getenv("NCCL_HOSTID");
+  return absl::StrReplaceAll(absl::StrCat(id, "/", host_id == nullptr ? "" : host_id),
+                             {{" ", "_"}});
+}
+
+// Tells this process from all others of the machine: pids repeat between containers.
+const std::string& ProcessIdentity() {
+  static const std::string identity = [] {
+    std::ifstream file("/proc/sys/kernel/random/uuid");
+    std::string id;
+    std::getline(file, id);
+    return id;
+  }();
+  return identity;
 }
 
 absl::StatusOr<std::vector<std::string>> Exchange(Communicator& host, const std::string& text) {
@@ -83,14 +99,15 @@ BatchMemOp FindBatchMemOp() {
   return found;
 }
 
-// One rank's part of what Share exchanges: "host pid ordinal", then per region
+// One rank's part of what Share exchanges: "host process ordinal", then per region
 // "handle offset bytes address layout".
 absl::StatusOr<std::string> Describe(const kernels::cuda::CudaDevice& device,
                                      const std::vector<Tensor>& regions,
                                      const std::vector<uint64_t>& layouts) {
   static const auto range = DriverFunction<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange");
   if (range == nullptr) return absl::UnavailableError("the driver does not say where memory is");
-  std::vector<std::string> lines = {absl::StrCat(HostName(), " ", getpid(), " ", device.ordinal())};
+  std::vector<std::string> lines = {
+      absl::StrCat(HostIdentity(), " ", ProcessIdentity(), " ", device.ordinal())};
   for (size_t i = 0; i < regions.size(); ++i) {
     const Tensor& region = regions[i];
     if (region.empty()) {
@@ -164,8 +181,8 @@ absl::Status PeerMemory::Map(int rank, int of, const std::string& text) {
       lines.size() != regions_.size() + 1) {
     return absl::UnavailableError(absl::StrCat("rank ", of, " shares nothing"));
   }
-  if (place[0] != HostName()) return absl::OkStatus();
-  const bool same_process = place[1] == absl::StrCat(getpid());
+  if (place[0] != HostIdentity()) return absl::OkStatus();
+  const bool same_process = place[1] == ProcessIdentity();
   if (same_process && of != rank) {
     const cudaError_t enabled = cudaDeviceEnablePeerAccess(ordinal, 0);
     if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
@@ -242,7 +259,7 @@ char* PeerMemory::At(int region, int of, const void* mine) const {
 
 absl::StatusOr<std::unique_ptr<PeerCounters>> PeerCounters::Make(
     Communicator& host, kernels::cuda::CudaDevice& device) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, Exchange(host, HostName()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, Exchange(host, HostIdentity()));
   if (std::count(hosts.begin(), hosts.end(), hosts[0]) != host.size()) {
     return absl::UnavailableError(absl::StrCat("ranks of ", host.name(), " are on several hosts"));
   }

@@ -1,10 +1,10 @@
 // Collectives of the host backends among ranks that are threads of this process: `local` (shared
-// memory) and Gloo (TCP over loopback), by operation, ranks and size. Each result is verified, then
+// memory) and TCP (TCP over loopback), by operation, ranks and size. Each result is verified, then
 // timed: the median of several rounds, each as slow as its slowest rank.
 //
 // The bus bandwidth is what every rank must take in from others at least, per second: (n-1)/n of
 // the data, for an all-reduce twice. The ceiling is measured in the same run with as many threads
-// at once: for `local` memcpy between two buffers of that size, for Gloo a stream from each rank to
+// at once: for `local` memcpy between two buffers of that size, for TCP a stream from each rank to
 // the next through a loopback TCP connection. With more ranks than cores, both share the cores.
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -118,14 +118,14 @@ double LoopbackCeiling(int ranks, size_t bytes) {
   return static_cast<double>(bytes) / seconds;
 }
 
-std::vector<std::unique_ptr<Communicator>> MakeRanks(bool gloo, int size) {
-  if (!gloo) return MakeLocalCommunicators(size, absl::Minutes(5));
+std::vector<std::unique_ptr<Communicator>> MakeRanks(bool tcp, int size) {
+  if (!tcp) return MakeLocalCommunicators(size, absl::Minutes(5));
   testing::MemoryKeyValueStore store;
   std::vector<std::unique_ptr<Communicator>> ranks(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      auto made = MakeGlooCommunicator(store, rank, size, GlooOptions());
+      auto made = MakeTcpCommunicator(store, rank, size, TcpOptions());
       CHECK_OK(made);
       ranks[static_cast<size_t>(rank)] = *std::move(made);
     });
@@ -150,8 +150,8 @@ constexpr Operation kOperations[] = {
 
 class Ranks {
  public:
-  Ranks(bool gloo, int size, int64_t elements)
-      : elements_(elements), communicators_(MakeRanks(gloo, size)) {
+  Ranks(bool tcp, int size, int64_t elements)
+      : elements_(elements), communicators_(MakeRanks(tcp, size)) {
     for (int rank = 0; rank < size; ++rank) {
       devices_.push_back(kernels::MakeCpuDevice(1));
       auto stream = devices_.back()->MakeStream();
@@ -199,20 +199,19 @@ class Ranks {
   std::vector<std::unique_ptr<Communicator>> communicators_;  // first to go
 };
 
-void Report(bool gloo, int size, int64_t bytes) {
+void Report(bool tcp, int size, int64_t bytes) {
   const int64_t elements = bytes / static_cast<int64_t>(sizeof(float)) / size * size;
-  const double ceiling = gloo ? LoopbackCeiling(size, static_cast<size_t>(bytes))
-                              : MemcpyCeiling(size, static_cast<size_t>(bytes));
+  const double ceiling = tcp ? LoopbackCeiling(size, static_cast<size_t>(bytes))
+                             : MemcpyCeiling(size, static_cast<size_t>(bytes));
   for (const Operation& operation : kOperations) {
-    Ranks ranks(gloo, size, elements);
+    Ranks ranks(tcp, size, elements);
     ranks.Verify(operation);
     const double seconds = MedianSeconds(size, [&](int rank) { ranks.Run(operation, rank); });
     const double volume = operation.volume * static_cast<double>(elements * 4) * (size - 1) / size;
     const double rate = volume / seconds;
     std::printf("| %-5s | %-14s | %5d | %8.2f | %10.3f | %8.2f | %8.2f | %5.2f |\n",
-                gloo ? "gloo" : "local", operation.name, size,
-                static_cast<double>(bytes) / (1 << 20), 1e3 * seconds, rate / 1e9, ceiling / 1e9,
-                rate / ceiling);
+                tcp ? "tcp" : "local", operation.name, size, static_cast<double>(bytes) / (1 << 20),
+                1e3 * seconds, rate / 1e9, ceiling / 1e9, rate / ceiling);
     std::fflush(stdout);
   }
 }
@@ -224,10 +223,10 @@ int Main() {
               "MiB", "ms", "bus GB/s", "ceiling", "ratio");
   std::printf(
       "|-------|----------------|-------|----------|------------|----------|----------|-------|\n");
-  for (const bool gloo : {false, true}) {
+  for (const bool tcp : {false, true}) {
     for (const int size : {2, 3, 4}) {
       for (const int64_t bytes : {int64_t{64} << 10, int64_t{1} << 20, int64_t{16} << 20}) {
-        Report(gloo, size, bytes);
+        Report(tcp, size, bytes);
       }
     }
   }

@@ -169,7 +169,7 @@ int Run(const Flags& flags) {
     std::printf("NO TWO GPUS, NOTHING MEASURED\n");
     return 0;
   }
-  SetNcclEnvironment(/*reproducible=*/false);
+  SetNcclEnvironment({});
   const int64_t bytes_max = *std::max_element(flags.mib.begin(), flags.mib.end()) << 20;
   testing::MemoryKeyValueStore store;
   std::printf(

@@ -269,6 +269,6 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", flags.rounds)->check(CLI::Range(3, 1000))->capture_default_str();
   app.add_option("--mib", flags.mib, "sizes")->delimiter(',')->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  muster::parallel::SetNcclEnvironment(/*reproducible=*/false);
+  muster::parallel::SetNcclEnvironment({});
   return muster::parallel::Run(flags);
 }

@@ -45,7 +45,7 @@ using ::muster::testing::StatusIs;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-enum class Kind { kLocal, kGloo, kNccl };
+enum class Kind { kLocal, kTcp, kNccl };
 
 struct Backend {
   const char* name;
@@ -99,8 +99,8 @@ World MakeWorld(const Backend& backend, int size, absl::Duration timeout,
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      GlooOptions gloo;
-      gloo.operation_timeout = timeout;
+      TcpOptions tcp;
+      tcp.operation_timeout = timeout;
       NcclOptions nccl;
       nccl.operation_timeout = timeout;
       if (rank == 0 && recorder != nullptr) {
@@ -108,7 +108,7 @@ World MakeWorld(const Backend& backend, int size, absl::Duration timeout,
       }
       auto made = backend.kind == Kind::kNccl
                       ? MakeNcclCommunicator(store, rank, size, world.device(rank), nccl)
-                      : MakeGlooCommunicator(store, rank, size, gloo);
+                      : MakeTcpCommunicator(store, rank, size, tcp);
       CHECK_OK(made);
       world.ranks[static_cast<size_t>(rank)] = std::move(made).value();
     });
@@ -178,7 +178,7 @@ class CommContract : public ::testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
     if (GetParam().kind != Kind::kNccl) return;
-    SetNcclEnvironment(/*reproducible=*/false);
+    SetNcclEnvironment({});
     if (CudaDevices() < 2) {
       GTEST_SKIP() << "NO TWO GPUS, NOT TESTED: NCCL needs one for each rank ("
                    << kernels::MakeCudaDevice(CudaDevices()).status() << ")";
@@ -969,8 +969,8 @@ TEST_P(CommContract, FlightRecorder_AfterAFailure_NamesTheCallThatHungAndOnlyTha
 INSTANTIATE_TEST_SUITE_P(Backends, CommContract,
                          ::testing::Values(Backend{"local_eager", Kind::kLocal, false},
                                            Backend{"local_threaded", Kind::kLocal, true},
-                                           Backend{"gloo_eager", Kind::kGloo, false},
-                                           Backend{"gloo_threaded", Kind::kGloo, true},
+                                           Backend{"tcp_eager", Kind::kTcp, false},
+                                           Backend{"tcp_threaded", Kind::kTcp, true},
                                            Backend{"nccl", Kind::kNccl, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -1055,19 +1055,19 @@ TEST(LocalCommunicator, DifferentCalls_AreToldApart) {
   EXPECT_FALSE(statuses[0].ok() || statuses[1].ok());
 }
 
-TEST(GlooCommunicator, RankThatIsMissing_IsADeadlineExceededOfTheMeeting) {
+TEST(TcpCommunicator, RankThatIsMissing_IsADeadlineExceededOfTheBootstrap) {
   MemoryKeyValueStore store;
-  GlooOptions options;
+  TcpOptions options;
   options.connect_timeout = absl::Milliseconds(50);
-  EXPECT_THAT(MakeGlooCommunicator(store, 0, 2, options),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("meeting of 2 ranks")));
+  EXPECT_THAT(MakeTcpCommunicator(store, 0, 2, options),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("bootstrap of 2 ranks")));
 }
 
-TEST(GlooCommunicator, AddressOfNoInterface_IsInvalid) {
+TEST(TcpCommunicator, AddressOfNoInterface_IsInvalid) {
   MemoryKeyValueStore store;
-  GlooOptions options;
-  options.interface_address = "not an address";
-  EXPECT_THAT(MakeGlooCommunicator(store, 0, 2, options),
+  TcpOptions options;
+  options.address = "not an address";
+  EXPECT_THAT(MakeTcpCommunicator(store, 0, 2, options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not an address")));
 }
 
@@ -1138,7 +1138,7 @@ class SharedStore : public KeyValueStore {
 
 // Sums for ever; writes a byte to `progress` after each sum. Returns the exit code of the process.
 int SumUntilItFails(KeyValueStore& store, int rank, int progress) {
-  auto world = MakeGlooCommunicator(store, rank, 3, GlooOptions());
+  auto world = MakeTcpCommunicator(store, rank, 3, TcpOptions());
   if (!world.ok()) return 3;
   std::unique_ptr<kernels::Device> device = kernels::MakeCpuDevice(1);
   auto stream = device->MakeStream();
@@ -1152,7 +1152,7 @@ int SumUntilItFails(KeyValueStore& store, int rank, int progress) {
   }
 }
 
-TEST(GlooCommunicator, ProcessKilledInTheMiddle_IsNoticedByThePeersWithinASecond) {
+TEST(TcpCommunicator, ProcessKilledInTheMiddle_IsNoticedByThePeersWithinASecond) {
   Rng rng(testing::TestSeed());
   for (int round = 0; round < 5; ++round) {
     SharedStore* store = SharedStore::Make();

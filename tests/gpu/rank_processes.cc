@@ -161,7 +161,7 @@ absl::StatusOr<Communicator*> RankProcess::World(int ranks, int thread_blocks_ma
     options.on_failure = [recorder = recorder_](const absl::Status&) { recorder->Freeze(); };
     ASSIGN_OR_RETURN(world, MakeNcclCommunicator(store, rank_, ranks, *device_, options));
   } else {
-    ASSIGN_OR_RETURN(world, MakeGlooCommunicator(store, rank_, ranks, parallel::GlooOptions()));
+    ASSIGN_OR_RETURN(world, MakeTcpCommunicator(store, rank_, ranks, parallel::TcpOptions()));
   }
   world = parallel::FlightRecorder::Record(std::move(world), recorder_);
   return world.get();
@@ -218,7 +218,7 @@ void RankProcesses::Stop() {
 
 void RankProcesses::Serve(int rank, int socket) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  parallel::SetNcclEnvironment(/*reproducible=*/false);
+  parallel::SetNcclEnvironment({});
   RankProcess self(rank, kind_, absl::StrCat(directory_, "/meeting-", generation_));
   Order order;
   while (ReadAll(socket, &order, sizeof(order))) {

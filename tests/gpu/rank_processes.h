@@ -34,7 +34,7 @@ class RankProcess {
 
   int rank() const { return rank_; }
   kernels::DeviceKind kind() const { return kind_; }
-  // All of the first `ranks` ranks, over NCCL or Gloo, every call recorded. Made when first asked
+  // All of the first `ranks` ranks, over NCCL or TCP, every call recorded. Made when first asked
   // for, which is a collective: connecting takes longer than many a work.
   absl::StatusOr<parallel::Communicator*> World(int ranks, int thread_blocks_max = 0);
   // The groups of a mesh, made of such a world; `keep`: for the next who asks, too.

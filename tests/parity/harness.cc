@@ -247,7 +247,7 @@ std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optim
   for (int rank = 0; rank < run.ranks(); ++rank) {
     threads.emplace_back([&, rank] {
       std::unique_ptr<Communicator>& communicator = world[rank];
-      if (run.gloo) communicator = *MakeGlooCommunicator(store, rank, run.ranks(), GlooOptions());
+      if (run.tcp) communicator = *MakeTcpCommunicator(store, rank, run.ranks(), TcpOptions());
       if (run.wrap) communicator = run.wrap(std::move(communicator));
       results[rank] = TrainRank(run, optimizer, *communicator);
     });

@@ -43,7 +43,7 @@ struct Case {
   bool documents = false;        // attention stays within them
   double dropout = 0;
   bool any_order = false;  // micro-batches of a rank are added one after the other
-  bool gloo = false;       // ranks talk over sockets, not through memory
+  bool tcp = false;        // ranks talk over sockets, not through memory
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;

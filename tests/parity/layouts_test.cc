@@ -194,7 +194,7 @@ TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
   layouts.back().schedule = PipelineSchedule::kZeroBubble;
   layouts.back().layout.sequence_parallel = true;
   layouts.push_back(on(PerAxis(1, 1, 2, 3)));
-  layouts.back().gloo = true;
+  layouts.back().tcp = true;
   for (const Case& layout : layouts) {
     SCOPED_TRACE(layout.ToString());
     ExpectClose(gradients, harness_.FirstGradients(layout));
@@ -244,7 +244,7 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
       run.layout.sequence_parallel = false;
       run.tensor_weights = {3, 1, 2};
       run.offload_activations = true;
-      run.gloo = model.family == "llama" && rows;
+      run.tcp = model.family == "llama" && rows;
       runs.push_back(run);
     }
   }
@@ -321,7 +321,7 @@ TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
     add(PerAxis(1, 1, 1, 2));
     Case& uneven = add(PerAxis(1, 1, 1, 3));
     uneven.tensor_weights = {3, 1, 2};
-    uneven.gloo = model.family == "llama";
+    uneven.tcp = model.family == "llama";
     for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
       add(PerAxis(1, 1, 1, 2)).recompute = recompute;
       add(PerAxis(1, 1, 1, 2), /*sequence=*/false).recompute = recompute;
@@ -365,7 +365,7 @@ TEST_F(Layouts, ProductsInChunks_TrainLikeOneRank) {
       if (degrees[Axis::kData] > 1) runs.back().recompute = Recompute::kFull;
     }
     runs[1].tensor_weights = {3, 1, 2};
-    runs[1].gloo = model.family == "llama";
+    runs[1].tcp = model.family == "llama";
     ExpectLike(alone, runs);
   }
 }

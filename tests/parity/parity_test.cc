@@ -66,7 +66,7 @@ struct Curve : parity::Recorded {
 
 struct RunOptions {
   int ranks = 1;
-  bool gloo = false;
+  bool tcp = false;
   int shards = 1;  // of ZeRO
   int tensor = 1;  // the other ranks are data-parallel
   bool sequence = false;
@@ -152,17 +152,17 @@ class Parity : public ::testing::Test {
   // One curve per rank; rank 0's first.
   std::vector<Curve> Train(const RunOptions& run = {}) {
     std::vector<std::unique_ptr<Communicator>> local;
-    if (!run.gloo) local = MakeLocalCommunicators(run.ranks, absl::Seconds(60));
+    if (!run.tcp) local = MakeLocalCommunicators(run.ranks, absl::Seconds(60));
     testing::MemoryKeyValueStore store;
     std::vector<Curve> curves(run.ranks);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < run.ranks; ++rank) {
       threads.emplace_back([&, rank] {
-        if (!run.gloo) {
+        if (!run.tcp) {
           curves[rank] = RunOne(*local[rank], run);
           return;
         }
-        auto communicator = MakeGlooCommunicator(store, rank, run.ranks, GlooOptions());
+        auto communicator = MakeTcpCommunicator(store, rank, run.ranks, TcpOptions());
         curves[rank].status = communicator.status();
         if (communicator.ok()) curves[rank] = RunOne(**communicator, run);
       });
@@ -234,8 +234,8 @@ TEST_F(Parity, TensorAndSequenceParallel_AgreeWithOneRank) {
                                  {.ranks = 3, .tensor = 3, .weights = {1, 3, 2}},
                                  {.ranks = 4, .tensor = 4, .sequence = true},
                                  {.ranks = 4, .tensor = 2, .sequence = true},
-                                 {.ranks = 2, .gloo = true, .tensor = 2, .sequence = true}}) {
-      if (run.gloo && model.family == "gpt2") continue;  // once is enough
+                                 {.ranks = 2, .tcp = true, .tensor = 2, .sequence = true}}) {
+      if (run.tcp && model.family == "gpt2") continue;  // once is enough
       SCOPED_TRACE(absl::StrCat(run.ranks, " ranks, tensor ", run.tensor));
       const std::vector<Curve> curves = Train(run);
       ExpectClose(alone, curves[0], 1e-5);
@@ -300,8 +300,8 @@ TEST_F(Parity, SizeOfBuckets_DoesNotChangeLosses) {
   ExpectClose(many, Train({.ranks = 2})[0], kTolerance);
 }
 
-TEST_F(Parity, Gloo_IsBitEqualToLocal) {
-  ExpectSameBits(Train({.ranks = 2})[0], Train({.ranks = 2, .gloo = true})[0]);
+TEST_F(Parity, Tcp_IsBitEqualToLocal) {
+  ExpectSameBits(Train({.ranks = 2})[0], Train({.ranks = 2, .tcp = true})[0]);
 }
 
 TEST_F(Parity, ResumedOnTheSameLayout_IsBitEqual) {
@@ -382,8 +382,8 @@ TEST_F(Parity, LossThatIsNotFinite_StopsBeforeTheUpdateAndNamesTheStep) {
 
 TEST_F(Parity, PeerThatVanishes_EndsEveryRankWithACommunicationError) {
   options_.global_batch = 12;
-  for (const bool gloo : {false, true}) {
-    for (const Curve& curve : Train({.ranks = 3, .gloo = gloo, .vanish_after = 4})) {
+  for (const bool tcp : {false, true}) {
+    for (const Curve& curve : Train({.ranks = 3, .tcp = tcp, .vanish_after = 4})) {
       EXPECT_EQ(DomainOf(curve.status), FailureDomain::kCommunication) << curve.status;
       EXPECT_GE(curve.losses.size(), 3u);
       EXPECT_LE(curve.losses.size(), 4u);

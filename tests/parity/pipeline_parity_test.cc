@@ -136,7 +136,7 @@ TEST_F(PipelineParity, WithoutOverlap_IsBitEqual) {
 }
 
 // The same bits through sockets: pipelines, and the other axes beside them.
-TEST_F(PipelineParity, Gloo_IsBitEqualToLocal) {
+TEST_F(PipelineParity, Tcp_IsBitEqualToLocal) {
   for (const auto& [schedule, degrees, zero] :
        std::vector<std::tuple<PipelineSchedule, PerAxis, int>>{
            {kZeroBubble, PerAxis(4, 1, 1, 1), 0},
@@ -148,9 +148,9 @@ TEST_F(PipelineParity, Gloo_IsBitEqualToLocal) {
     local.layout.degrees = degrees;
     local.layout.sequence_parallel = degrees[Axis::kTensor] > 1;
     local.steps = 5;
-    Case gloo = local;
-    gloo.gloo = true;
-    ExpectSameBitsAsFirst({local, gloo});
+    Case tcp = local;
+    tcp.tcp = true;
+    ExpectSameBitsAsFirst({local, tcp});
   }
 }
 

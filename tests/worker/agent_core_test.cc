@@ -560,13 +560,13 @@ TEST_F(AgentCoreTest, KeyValueCalls_WaitThroughALostSession) {
   RunRank();
   v1::PutRequest put;
   *put.mutable_identity() = Identity(kRank0);
-  put.set_key("gloo/0");
+  put.set_key("comm/world/0");
   put.set_value("address");
   Do(RankCall{CallId(1), put});
   const uint64_t put_request = SentOf(v1::FromWorker::kPut).put().request();
   v1::GetRequest get;
   *get.mutable_identity() = Identity(kRank0);
-  get.set_key("gloo/1");
+  get.set_key("comm/world/1");
   Do(RankCall{CallId(2), get});
   Disconnect();
   Connect();

@@ -309,20 +309,20 @@ TEST_F(DaemonTest, Client_KeyValue_GoesThroughTheCoordinator) {
   std::thread coordinator([this] {
     const v1::KeyValuePut put =
         coordinator_->Await([](const auto& message) { return message.has_put(); }).put();
-    EXPECT_EQ(put.key(), "gloo/0");
+    EXPECT_EQ(put.key(), "comm/world/0");
     EXPECT_EQ(put.value(), "host:1");
     v1::FromCoordinator reply;
     reply.mutable_value()->set_request(put.request());
     coordinator_->Say(reply);
     const v1::KeyValueGet get =
         coordinator_->Await([](const auto& message) { return message.has_get(); }).get();
-    EXPECT_EQ(get.key(), "gloo/1");
+    EXPECT_EQ(get.key(), "comm/world/1");
     reply.mutable_value()->set_request(get.request());
     reply.mutable_value()->set_value("host:2");
     coordinator_->Say(reply);
   });
-  EXPECT_THAT(client->Put("gloo/0", "host:1"), IsOk());
-  ASSERT_OK_AND_ASSIGN(const std::string value, client->Get("gloo/1", kPatience));
+  EXPECT_THAT(client->Put("comm/world/0", "host:1"), IsOk());
+  ASSERT_OK_AND_ASSIGN(const std::string value, client->Get("comm/world/1", kPatience));
   EXPECT_EQ(value, "host:2");
   coordinator.join();
   EXPECT_THAT(client->Get("never", absl::Milliseconds(50)).status(),

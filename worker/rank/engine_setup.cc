@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "parallel/comm/peer_failure.h"
 #include "parallel/mesh/mesh.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
@@ -369,6 +370,10 @@ parallel::NcclOptions NcclOptionsOf(const v1::JobSpec& spec) {
 }
 
 v1::Cause CauseOf(const absl::Status& status) {
+  if (const auto failure = parallel::PeerFailureOf(status); failure.has_value()) {
+    return failure->kind == parallel::PeerFailure::Kind::kLost ? v1::CAUSE_NETWORK
+                                                               : v1::CAUSE_LAUNCH;
+  }
   switch (parallel::DomainOf(status)) {
     case FailureDomain::kData:
       return v1::CAUSE_DATA;

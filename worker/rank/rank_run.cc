@@ -6,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/flight_recorder.h"
 #include "parallel/comm/mesh_groups.h"
+#include "parallel/comm/peer_failure.h"
 #include "parallel/train/failure.h"
 #include "worker/rank/agreement.h"
 #include "worker/rank/arithmetic.h"
@@ -71,7 +74,8 @@ class ExitReporter {
     MutexLock lock(&mutex_);
     progress_ = progress;
   }
-  void Write(v1::Cause cause, const std::string& message) {
+  // `peer`: the rank that could not be reached, if that is why.
+  void Write(v1::Cause cause, const std::string& message, std::optional<int> peer = std::nullopt) {
     MutexLock lock(&mutex_);
     if (written_) return;
     written_ = true;
@@ -79,13 +83,15 @@ class ExitReporter {
     v1::RankExitReport report;
     report.set_cause(cause);
     report.set_message(message);
+    if (peer.has_value()) report.set_peer(*peer);
     *report.mutable_progress() = progress_;
     const absl::Status status =
         PosixFileSystem()->WriteAtomically(run_directory_ + "/exit.pb", report.SerializeAsString());
     if (!status.ok()) std::cerr << "exit report: " << status << std::endl;
   }
-  [[noreturn]] void EndProcess(v1::Cause cause, const std::string& message, int code) {
-    Write(cause, message);
+  [[noreturn]] void EndProcess(v1::Cause cause, const std::string& message, int code,
+                               std::optional<int> peer = std::nullopt) {
+    Write(cause, message, peer);
     std::fflush(nullptr);
     _exit(code);
   }
@@ -465,24 +471,44 @@ class FlightRecord {
   bool dumped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// Where this rank listens and what the others call its place.
+parallel::TcpOptions TcpOptionsOf(const v1::RankAssignment& assignment, Logger& logger) {
+  parallel::TcpOptions options;
+  if (!assignment.address().empty()) options.address = assignment.address();
+  options.ports = assignment.rank_ports();
+  char host[256] = {};
+  if (gethostname(host, sizeof(host) - 1) != 0) std::strcpy(host, "unknown");
+  options.label = absl::StrCat(assignment.worker(), " on host ", host);
+  options.on_event = [&logger](const std::string& what) { logger.Warning(what); };
+  return options;
+}
+
+// The rank that could not be reached, where that is why.
+std::optional<int> PeerOf(const absl::Status& status) {
+  const auto failure = parallel::PeerFailureOf(status);
+  return failure.has_value() ? std::optional<int>(failure->rank) : std::nullopt;
+}
+
 absl::StatusOr<std::unique_ptr<parallel::Communicator>> Connect(
     const v1::RankAssignment& assignment, DaemonClient& client, kernels::Device& device,
-    const FlightRecord& flight, FailureDeadline& deadline) {
+    const FlightRecord& flight, FailureDeadline& deadline, Logger& logger) {
   const int rank = assignment.rank();
   const int size = assignment.world_size();
   absl::StatusOr<std::unique_ptr<parallel::Communicator>> communicator;
   if (size == 1) {
-    communicator = std::move(
-        parallel::MakeLocalCommunicators(1, parallel::GlooOptions().operation_timeout)[0]);
+    communicator =
+        std::move(parallel::MakeLocalCommunicators(1, parallel::TcpOptions().operation_timeout)[0]);
   } else if (device.kind() == kernels::DeviceKind::kCuda) {
     parallel::NcclOptions options = NcclOptionsOf(assignment.spec());
+    options.host = TcpOptionsOf(assignment, logger);
     options.on_failure = [recorder = flight.recorder(), &deadline](const absl::Status& why) {
       recorder->Freeze();
       deadline.Arm(why);
     };
     communicator = parallel::MakeNcclCommunicator(client, rank, size, device, options);
   } else {
-    communicator = parallel::MakeGlooCommunicator(client, rank, size, parallel::GlooOptions());
+    communicator =
+        parallel::MakeTcpCommunicator(client, rank, size, TcpOptionsOf(assignment, logger));
   }
   if (!communicator.ok()) {
     return parallel::Mark(Annotate(communicator.status(), "bootstrap"),
@@ -499,11 +525,13 @@ struct Ending {
   v1::Cause cause = v1::CAUSE_UNKNOWN;
   std::string message;
   int code = kExitFailed;
+  std::optional<int> peer = std::nullopt;  // the rank that could not be reached
 };
 
 absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& client,
                              Reporter& reporter, RankMetrics& metrics, Profiler& profiler,
-                             const FlightRecord& flight, FailureDeadline& deadline) {
+                             const FlightRecord& flight, FailureDeadline& deadline,
+                             Logger& logger) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   reporter.OnPhase(Balances(given.spec()) ? "balancing" : "starting");
   v1::RankAssignment assignment = given;
@@ -527,7 +555,8 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
                      assignment.world_size());
   reporter.SetArithmetic(arithmetic);
   const double opened = SecondsSince(starting);
-  ASSIGN_OR_RETURN(auto communicator, Connect(assignment, client, *setup.device, flight, deadline));
+  ASSIGN_OR_RETURN(auto communicator,
+                   Connect(assignment, client, *setup.device, flight, deadline, logger));
   RETURN_IF_ERROR(CheckAgreement(*communicator, *setup.device, assignment.spec(),
                                  setup.training->fingerprint()));
   const double met = SecondsSince(starting);
@@ -624,7 +653,8 @@ int RunRank(const std::string& path) {
     std::cerr << "muster-rank: " << assignment.status().message() << std::endl;
     return kExitUsage;
   }
-  parallel::SetNcclEnvironment(/*reproducible=*/false);
+  parallel::SetNcclEnvironment(
+      {.address = assignment->address(), .host_id = assignment->host_id()});
   ExitReporter exit(assignment->run_directory());
   SignalWatcher signals(exit);
   const std::shared_ptr<Logger> logger = Logger::ToStderr(LogLevel::kInfo);
@@ -672,12 +702,13 @@ int RunRank(const std::string& path) {
 
   FailureDeadline deadline(kFailureGrace, [&exit, &flight](const absl::Status& why) {
     const std::string message(why.message());
-    exit.Write(v1::CAUSE_COMMUNICATION, message);
+    const v1::Cause cause = PeerOf(why).has_value() ? CauseOf(why) : v1::CAUSE_COMMUNICATION;
+    exit.Write(cause, message, PeerOf(why));
     flight.Dump();
-    exit.EndProcess(v1::CAUSE_COMMUNICATION, message, kExitFailed);
+    exit.EndProcess(cause, message, kExitFailed, PeerOf(why));
   });
   const absl::StatusOr<Ending> trained =
-      Train(*assignment, **client, reporter, rank_metrics, profiler, flight, deadline);
+      Train(*assignment, **client, reporter, rank_metrics, profiler, flight, deadline, *logger);
   deadline.Disarm();
   Ending ending;
   if (trained.ok()) {
@@ -685,6 +716,7 @@ int RunRank(const std::string& path) {
   } else {
     ending.cause = CauseOf(trained.status());
     ending.message = std::string(trained.status().message());
+    ending.peer = PeerOf(trained.status());
     flight.Dump();
     logger->Error("rank failed", {{"status", trained.status().ToString()}});
   }
@@ -696,7 +728,7 @@ int RunRank(const std::string& path) {
     logger->Warning("not everything was delivered", {{"reason", flushed.ToString()}});
   // Not by way of destructors: the metrics server alone takes seconds to stop, and the device is
   // free only when the process is gone.
-  exit.EndProcess(ending.cause, ending.message, ending.code);
+  exit.EndProcess(ending.cause, ending.message, ending.code, ending.peer);
 }
 
 }  // namespace muster::worker

@@ -1,33 +1,24 @@
-// Ranks as processes on CPUs. Gloo (https://github.com/facebookincubator/gloo) gives rendezvous,
-// TCP connections between every two ranks and tagged messages; the algorithms are ours, because
-// sums must be made in one order to give the same bits whatever the layout of the wire.
+// Ranks as processes on any hosts. The mesh (tcp_mesh.h) gives tagged messages between every two of
+// them; the collectives are made here, because sums must be made in one order to give the same bits
+// whatever the layout of the wire.
 //
 // All-reduce: every rank sends part j of its data to rank j, which adds them as a tree over the
 // ranks and sends the sum to everyone; in segments, so that adding overlaps with the wire. Messages
 // are received in place; only the parts to be added need scratch.
 //
 // A tag names (group, call, step), so calls on different streams and groups share the connections
-// without meeting each other's messages. It holds a hash of the call's kind and size, too: of ranks
-// that make different calls each waits in vain and says so, where Gloo would end the process over a
-// message that is longer than expected. Groups made by Split share fate: an error or Abort in one
-// ends them all and closes the connections, which is how the peers notice within milliseconds.
-#include <arpa/inet.h>
-#include <gloo/common/error.h>
-#include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/store.h>
-#include <gloo/transport/tcp/device.h>
-#include <gloo/transport/unbound_buffer.h>
+// without receiving each other's messages. It holds a hash of the call's kind and size, too: ranks
+// that make different calls each wait in vain and say so. Groups made by Split share fate: an error
+// or Abort in one ends them all and closes the connections, which is how the peers notice within
+// milliseconds.
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <csignal>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,11 +32,11 @@
 #include "parallel/comm/arguments.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/tcp_mesh.h"
 
 namespace muster::parallel {
 namespace {
 
-using gloo::transport::UnboundBuffer;
 using kernels::Stream;
 using kernels::Tensor;
 
@@ -53,100 +44,28 @@ constexpr int64_t kSegmentBytes = int64_t{1} << 20;
 // Steps of one call: segments of two rounds fit.
 constexpr int kStepBits = 16;
 constexpr int kGroupsMax = (1 << 15) - 1;
-constexpr uint64_t kWatchTag = uint64_t{kGroupsMax} << 49;
 constexpr int64_t kSegmentsMax = int64_t{1} << (kStepBits - 1);
 
-// Gloo asks its store by exceptions and without a deadline for the whole meeting.
-class RendezvousStore : public gloo::rendezvous::Store {
- public:
-  RendezvousStore(KeyValueStore& store, std::string prefix, absl::Time deadline)
-      : store_(store), prefix_(std::move(prefix)), deadline_(deadline) {}
-  void set(const std::string& key, const std::vector<char>& data) override {
-    Check(store_.Put(prefix_ + key, std::string(data.begin(), data.end())));
-  }
-  std::vector<char> get(const std::string& key) override {
-    absl::StatusOr<std::string> value =
-        store_.Get(prefix_ + key, std::max(deadline_ - absl::Now(), absl::Milliseconds(1)));
-    Check(value.status());
-    return std::vector<char>(value->begin(), value->end());
-  }
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) get(key);
-  }
-  const absl::Status& status() const { return status_; }
-
- private:
-  void Check(absl::Status status) {
-    if (status.ok()) return;
-    status_ = std::move(status);
-    throw gloo::IoException(std::string(status_.message()));
-  }
-
-  KeyValueStore& store_;
-  const std::string prefix_;
-  const absl::Time deadline_;
-  absl::Status status_;
-};
-
-// The connections of this rank; shared by every group that came from one MakeGlooCommunicator.
-//
-// Gloo 0.5 does not tell a receiver whose message breaks off in the middle. So a thread per peer
-// waits for a message that never comes, of which Gloo does report the loss, and wakes whoever waits
-// for that peer.
+// The connections of this rank; shared by every group that came from one MakeTcpCommunicator.
 class Connections {
  public:
-  Connections(std::shared_ptr<gloo::rendezvous::Context> context, absl::Duration timeout)
-      : context_(std::move(context)), timeout_(timeout) {
-    if (context_ == nullptr) return;
-    for (int peer = 0; peer < context_->size; ++peer) {
-      if (peer != context_->rank) watches_.push_back(std::make_unique<Watch>(*this, peer));
-    }
-  }
-  ~Connections() {
-    watches_.clear();
-    CHECK(active_.empty()) << "a call is still under way";
-  }
+  Connections(std::unique_ptr<TcpMesh> mesh, absl::Duration timeout)
+      : mesh_(std::move(mesh)), timeout_(timeout) {}
 
-  gloo::Context& context() { return *context_; }
+  // Null for a single rank.
+  TcpMesh* mesh() { return mesh_.get(); }
   absl::Duration timeout() const { return timeout_; }
-
-  // While registered, the end of these connections, and the loss of `peer` (a rank of the
-  // connections), wake whoever waits for the buffer.
-  absl::Status Register(UnboundBuffer* buffer, int peer) {
-    MutexLock lock(&mutex_);
-    if (!ended_.ok()) return ended_;
-    active_[buffer] = peer;
-    if (lost_.contains(peer)) Wake(buffer);
-    return absl::OkStatus();
-  }
-  void Unregister(UnboundBuffer* buffer) {
-    MutexLock lock(&mutex_);
-    active_.erase(buffer);
-  }
-  absl::Status ended() {
+  absl::Status ended() const {
+    if (mesh_ != nullptr) return mesh_->ended();
     MutexLock lock(&mutex_);
     return ended_;
   }
   // The first reason stays; returns it.
   absl::Status End(absl::Status why) {
-    {
-      MutexLock lock(&mutex_);
-      if (!ended_.ok()) return ended_;
-      ended_ = why;
-      for (const auto& [buffer, peer] : active_) Wake(buffer);
-    }
-    Close();
-    return why;
-  }
-  // When it returns, Gloo's thread neither reads nor writes memory of a message, and does not begin
-  // to, whichever thread closed the connections first: each takes every connection's lock.
-  void Close() {
-    if (context_ == nullptr) return;
-    try {
-      context_->closeConnections();
-    } catch (const std::exception&) {
-      // They are as closed as they can be; the reason for closing them is what counts.
-    }
+    if (mesh_ != nullptr) return mesh_->End(std::move(why));
+    MutexLock lock(&mutex_);
+    if (ended_.ok()) ended_ = std::move(why);
+    return ended_;
   }
 
   // Group numbers only need to differ between groups that share a connection.
@@ -160,52 +79,11 @@ class Connections {
   }
 
  private:
-  class Watch {
-   public:
-    Watch(Connections& owner, int peer)
-        : buffer_(owner.context().createUnboundBuffer(&byte_, sizeof(byte_))) {
-      thread_ = std::thread([this, &owner, peer] {
-        try {
-          buffer_->recv(peer, kWatchTag);
-          // False = told to stop by the destructor.
-          if (!buffer_->waitRecv(nullptr, std::chrono::hours(24 * 3650))) return;
-        } catch (const std::exception&) {
-          // The waiting call says which connection it was; Gloo's text adds nothing to that.
-        }
-        owner.Lose(peer);
-      });
-    }
-    ~Watch() {
-      buffer_->abortWaitRecv();
-      thread_.join();
-    }
-
-   private:
-    char byte_ = 0;
-    std::unique_ptr<UnboundBuffer> buffer_;
-    std::thread thread_;
-  };
-
-  static void Wake(UnboundBuffer* buffer) {
-    buffer->abortWaitRecv();
-    buffer->abortWaitSend();
-  }
-  void Lose(int peer) {
-    MutexLock lock(&mutex_);
-    lost_.insert(peer);
-    for (const auto& [buffer, buffer_peer] : active_) {
-      if (buffer_peer == peer) Wake(buffer);
-    }
-  }
-
-  const std::shared_ptr<gloo::rendezvous::Context> context_;  // null for a single rank
+  const std::unique_ptr<TcpMesh> mesh_;
   const absl::Duration timeout_;
-  Mutex mutex_;
-  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
-  std::map<UnboundBuffer*, int> active_ ABSL_GUARDED_BY(mutex_);
-  std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);  // of a single rank
   int next_group_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::vector<std::unique_ptr<Watch>> watches_;  // last: their threads use what is above
 };
 
 // Memory for parts to be added, kept from call to call so that no step allocates.
@@ -249,18 +127,16 @@ struct Member {
 // The messages of one call. Everything posted is waited for or given up by the destructor's end.
 class Exchange {
  public:
+  // Requires: a group of several ranks.
   Exchange(Member& member, std::string what, uint64_t tag)
       : member_(member),
+        mesh_(*member.connections->mesh()),
         what_(std::move(what)),
         tag_(tag),
         deadline_(absl::Now() + member.connections->timeout()) {}
   ~Exchange() {
-    // Two others may be about to signal a buffer. Wake holds the lock that Unregister takes. Gloo's
-    // thread holds a reference while it completes one, and the buffer's destructor waits for that
-    // before it destroys anything (the reference's root is its last member).
-    for (Transfer& transfer : transfers_) member_.connections->Unregister(transfer.buffer.get());
-    if (!status_.ok()) member_.connections->Close();  // messages are given up without a wait
-    transfers_.clear();  // from here on Gloo writes to none of our memory
+    // After an error the mesh has ended, and lets go of our memory without a wait for peers.
+    for (TcpMesh::Transfer& transfer : transfers_) mesh_.Withdraw(transfer);
     member_.scratch.Return(std::move(scratch_));
   }
   // Once per call: memory that lives as long as the messages may be written to.
@@ -281,84 +157,51 @@ class Exchange {
     return transfers_.empty() ? 0 : transfers_.size() - 1;
   }
   absl::Status Wait(size_t index) {
-    if (status_.ok() && index < transfers_.size()) Finish(transfers_[index]);
+    if (status_.ok() && index < transfers_.size()) Finish(index);
     return status_;
   }
   absl::Status WaitAll() {
-    for (Transfer& transfer : transfers_) {
-      if (!status_.ok()) break;
-      Finish(transfer);
-    }
+    for (size_t i = 0; i < transfers_.size() && status_.ok(); ++i) Finish(i);
     return status_;
   }
 
  private:
-  struct Transfer {
-    std::unique_ptr<UnboundBuffer> buffer;
-    int peer = 0;  // rank in the group
-    bool sends = false;
-    bool done = false;
-  };
-
   void Post(int peer, int64_t step, void* data, int64_t bytes, bool sends) {
     if (!status_.ok() || bytes == 0) return;
-    try {
-      Transfer transfer{
-          member_.connections->context().createUnboundBuffer(data, static_cast<size_t>(bytes)),
-          peer, sends, false};
-      status_ = member_.connections->Register(transfer.buffer.get(), member_.Peer(peer));
-      if (!status_.ok()) return;
-      transfers_.push_back(std::move(transfer));
-      UnboundBuffer& buffer = *transfers_.back().buffer;
-      const uint64_t tag = tag_ | static_cast<uint64_t>(step);
-      if (sends) {
-        buffer.send(member_.Peer(peer), tag);
-      } else {
-        buffer.recv(member_.Peer(peer), tag);
-      }
-    } catch (const std::exception& error) {
-      Fail(peer, error.what());
-    }
+    peers_.push_back(peer);
+    mesh_.Post(transfers_.emplace_back(member_.Peer(peer), sends,
+                                       tag_ | static_cast<uint64_t>(step), data,
+                                       static_cast<size_t>(bytes)));
   }
 
-  void Finish(Transfer& transfer) {
-    if (transfer.done) return;
-    const absl::Duration left = std::max(deadline_ - absl::Now(), absl::Milliseconds(1));
-    // Rounded up, so that Gloo does not give up before the deadline.
-    std::chrono::milliseconds timeout(absl::ToInt64Milliseconds(left) + 1);
-    try {
-      while (!(transfer.done = transfer.sends ? transfer.buffer->waitSend(timeout)
-                                              : transfer.buffer->waitRecv(timeout))) {
-        // Woken up: by the end of all connections, or by the loss of this peer, whose last message
-        // may be here all the same.
-        status_ = member_.connections->ended();
-        if (!status_.ok()) return;
-        timeout = std::chrono::milliseconds(1);
-      }
-    } catch (const std::exception& error) {
-      Fail(transfer.peer, error.what());
+  void Finish(size_t index) {
+    absl::Status status = mesh_.Wait(transfers_[index], deadline_);
+    if (status.ok()) return;
+    if (const absl::Status ended = mesh_.ended(); !ended.ok()) {
+      status_ = ended;
+      return;
     }
-  }
-
-  void Fail(int peer, const std::string& error) {
+    const int peer = peers_[index];
     const std::string where = absl::StrCat(what_, " of group ", member_.name, ", rank ",
-                                           member_.rank, " of ", member_.size(), ": ");
-    const absl::Status why =
-        absl::Now() >= deadline_
-            ? absl::DeadlineExceededError(absl::StrCat(
-                  where, "waited ", absl::FormatDuration(member_.connections->timeout()),
-                  " for rank ", peer, ", which has not made this call (another one?)"))
-            : absl::UnavailableError(
-                  absl::StrCat(where, "lost the connection to rank ", peer, ": ", error));
-    status_ = member_.connections->End(why);
+                                           member_.rank, " of ", member_.size());
+    if (absl::IsDeadlineExceeded(status)) {
+      status = absl::DeadlineExceededError(
+          absl::StrCat(where, ": waited ", absl::FormatDuration(member_.connections->timeout()),
+                       " for rank ", peer, ", which has not made this call (another one?)"));
+    } else {
+      status = Annotate(status, absl::StrCat(where, ": lost the connection to rank ", peer));
+    }
+    status_ = mesh_.End(std::move(status));
   }
 
   Member& member_;
+  TcpMesh& mesh_;
   const std::string what_;
   const uint64_t tag_;
   const absl::Time deadline_;
   Scratch::Memory scratch_;
-  std::vector<Transfer> transfers_;
+  std::deque<TcpMesh::Transfer> transfers_;
+  std::vector<int> peers_;  // of the transfers, by their rank in the group
   absl::Status status_;
 };
 
@@ -498,9 +341,9 @@ absl::Status BroadcastFrom(Member& member, Exchange& exchange, Tensor data, int 
   return exchange.WaitAll();
 }
 
-class GlooCommunicator : public Communicator {
+class TcpCommunicator : public Communicator {
  public:
-  explicit GlooCommunicator(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+  explicit TcpCommunicator(std::shared_ptr<Member> member) : member_(std::move(member)) {}
 
   int rank() const override { return member_->rank; }
   int size() const override { return member_->size(); }
@@ -689,8 +532,8 @@ class GlooCommunicator : public Communicator {
   std::vector<PointToPoint> pending_;
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::Split(int color, int key,
-                                                                      const std::string& name) {
+absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, int key,
+                                                                     const std::string& name) {
   int32_t mine[3] = {color, key, member_->connections->next_group()};
   std::vector<int32_t> all;
   RETURN_IF_ERROR(GatherHere("split", mine, 3, &all));
@@ -710,76 +553,27 @@ absl::StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::Split(int color,
     if (order[i].second == rank()) child->rank = static_cast<int>(i);
     child->members.push_back(member_->Peer(order[i].second));
   }
-  return std::make_unique<GlooCommunicator>(std::move(child));
-}
-
-absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> Connect(KeyValueStore& store, int rank,
-                                                                   int size,
-                                                                   const GlooOptions& options) {
-  // A name would be looked up, which may take minutes and find another machine.
-  in6_addr unused;
-  if (inet_pton(AF_INET, options.interface_address.c_str(), &unused) != 1 &&
-      inet_pton(AF_INET6, options.interface_address.c_str(), &unused) != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", options.interface_address, "' is no numeric IP address to listen on"));
-  }
-  std::shared_ptr<gloo::transport::Device> device;
-  try {
-    gloo::transport::tcp::attr attributes(options.interface_address.c_str());
-    device = gloo::transport::tcp::CreateDevice(attributes);
-  } catch (const std::exception& error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot listen on ", options.interface_address, ": ", error.what()));
-  }
-  const absl::Time deadline = absl::Now() + options.connect_timeout;
-  RendezvousStore rendezvous(store, "comm/world/", deadline);
-  const std::string where = absl::StrCat("meeting of ", size, " ranks, rank ", rank, ": ");
-  try {
-    auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
-    // Gloo lets a connection take five times this.
-    context->setTimeout(std::chrono::milliseconds(
-        std::max<int64_t>(1, absl::ToInt64Milliseconds(options.connect_timeout / 5))));
-    context->connectFullMesh(rendezvous, device);
-    return context;
-  } catch (const std::exception& error) {
-    if (!rendezvous.status().ok()) return Annotate(rendezvous.status(), where);
-    if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(where, "not complete after ",
-                                                      absl::FormatDuration(options.connect_timeout),
-                                                      ": ", error.what()));
-    }
-    return absl::UnavailableError(absl::StrCat(where, error.what()));
-  }
-}
-
-// Writing to a connection whose peer has died raises SIGPIPE, whose default action ends the
-// process; Gloo leaves that to its caller.
-void IgnoreBrokenPipes() {
-  struct sigaction current;
-  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
-    std::signal(SIGPIPE, SIG_IGN);
-  }
+  return std::make_unique<TcpCommunicator>(std::move(child));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(KeyValueStore& store, int rank,
-                                                                   int size,
-                                                                   const GlooOptions& options) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeTcpCommunicator(KeyValueStore& store, int rank,
+                                                                  int size,
+                                                                  const TcpOptions& options) {
   if (size < 1 || rank < 0 || rank >= size) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", size));
   }
-  std::shared_ptr<gloo::rendezvous::Context> context;
+  std::unique_ptr<TcpMesh> mesh;
   if (size > 1) {
-    IgnoreBrokenPipes();
-    ASSIGN_OR_RETURN(context, Connect(store, rank, size, options));
+    ASSIGN_OR_RETURN(mesh, TcpMesh::Connect(store, rank, size, options));
   }
   auto member = std::make_shared<Member>();
-  member->connections = std::make_shared<Connections>(context, options.operation_timeout);
+  member->connections = std::make_shared<Connections>(std::move(mesh), options.operation_timeout);
   member->name = "world";
   member->rank = rank;
   for (int peer = 0; peer < size; ++peer) member->members.push_back(peer);
-  return std::make_unique<GlooCommunicator>(std::move(member));
+  return std::make_unique<TcpCommunicator>(std::move(member));
 }
 
 }  // namespace muster::parallel

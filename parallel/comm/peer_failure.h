@@ -1,0 +1,28 @@
+// Which rank a communicator could not reach, carried by a status as a payload: a network between
+// two hosts that fails is the fault of neither rank, and whoever places the next attempt must know
+// which two they were.
+#ifndef MUSTER_PARALLEL_COMM_PEER_FAILURE_H_
+#define MUSTER_PARALLEL_COMM_PEER_FAILURE_H_
+
+#include <optional>
+
+#include "absl/status/status.h"
+
+namespace muster::parallel {
+
+struct PeerFailure {
+  enum class Kind {
+    kUnreachable,  // before the first collective: the two have never been able to talk
+    kLost,         // nothing came from the peer's host for longer than links bridge
+  };
+  Kind kind = Kind::kLost;
+  int rank = 0;  // of the peer, in the world
+};
+
+// The same status with the failure; one that is there already wins. OK stays OK.
+absl::Status MarkPeer(absl::Status status, const PeerFailure& failure);
+std::optional<PeerFailure> PeerFailureOf(const absl::Status& status);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_COMM_PEER_FAILURE_H_
