@@ -19,6 +19,7 @@
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/network.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "coordinator/core/core.h"
@@ -127,13 +128,18 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                    RpcServer::Start(*shell, {.listen = flags.listen,
                                              .version = MUSTER_VERSION,
                                              .earlier_port = EarlierPort(*files, address_file)}));
-  RETURN_IF_ERROR(files->WriteAtomically(address_file, server->address() + "\n"));
-  std::cout << "{\"address\":" << Quoted(server->address())
-            << ",\"metrics\":" << Quoted(prometheus->address())
+  // A wildcard is no address that anybody could dial.
+  std::string outside = OutsideAddress(NetworkView::OfThisMachine());
+  if (outside.empty()) outside = "127.0.0.1";
+  const std::string address = Advertised(server->address(), outside);
+  const std::string metrics_address = Advertised(prometheus->address(), outside);
+  RETURN_IF_ERROR(files->WriteAtomically(address_file, address + "\n"));
+  std::cout << "{\"address\":" << Quoted(address) << ",\"metrics\":" << Quoted(metrics_address)
             << ",\"cluster_id\":" << Quoted(shell->cluster_id()) << ",\"pid\":" << getpid() << "}"
             << std::endl;
-  log.Info("serving", {{"address", server->address()},
-                       {"metrics", prometheus->address()},
+  log.Info("serving", {{"address", address},
+                       {"metrics", metrics_address},
+                       {"listens", server->address()},
                        {"cluster_id", shell->cluster_id()},
                        {"leader_term", shell->leader_term()},
                        {"version", MUSTER_VERSION},

@@ -29,6 +29,7 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
     case v1::CAUSE_OUT_OF_MEMORY:
       return trained ? Budget::kCounted : Budget::kNotRetried;
     case v1::CAUSE_WORKER_LOST:
+    case v1::CAUSE_NETWORK:
     case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
     case v1::CAUSE_LAUNCH:

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/network.h"
 #include "coordinator/core/causes.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
@@ -13,6 +14,21 @@ namespace {
 
 DeadlineKey AttemptDeadline(const JobEntry& job) {
   return {DeadlineKey::Kind::kAttempt, job.job().id()};
+}
+
+// Whether a gang of these workers may talk over loopback: all are on the coordinator's own machine.
+bool ShareLoopback(const std::vector<const WorkerEntry*>& workers) {
+  return std::all_of(workers.begin(), workers.end(), [&workers](const WorkerEntry* worker) {
+    const v1::Worker& row = worker->row;
+    return (row.address().empty() || IsLoopbackAddress(row.address())) &&
+           row.boot_id() == workers.front()->row.boot_id();
+  });
+}
+
+// "worker-1 (host a, 10.0.0.1)".
+std::string PlaceText(const v1::RankStatus& rank) {
+  return absl::StrCat(rank.worker(), " (host ", rank.host(), rank.address().empty() ? "" : ", ",
+                      rank.address(), ")");
 }
 
 std::string HowExited(const v1::RankExit& exit) {
@@ -65,13 +81,28 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   }
   shown.set_attempt_state(attempt.state());
   shown.clear_ranks();
-  std::set<std::string> workers;
+  std::vector<const WorkerEntry*> entries;
   for (const v1::Placement& placement : placements) {
-    *attempt.add_placements() = placement;
+    entries.push_back(workers_.Find(WorkerId(placement.worker())));
+    CHECK(entries.back() != nullptr) << placement.worker();
+  }
+  const bool loopback = ShareLoopback(entries);
+  std::set<std::string> workers;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    v1::Placement& placement = *attempt.add_placements();
+    placement = placements[i];
+    const v1::Worker& row = entries[i]->row;
+    // Others do not reach a loopback address. Where there is no better one the ranks' preflight
+    // says so.
+    const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
+    placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
+                                                                    : row.address());
     v1::RankStatus& rank = *shown.add_ranks();
     rank.set_rank(placement.rank());
     rank.set_worker(placement.worker());
     rank.set_device(placement.device());
+    rank.set_host(row.host());
+    rank.set_address(placement.address());
     rank.set_state(v1::RANK_STATE_ASSIGNED);
     workers_.Hold(placement, job.id(), job.epoch());
     workers.insert(placement.worker());
@@ -221,7 +252,7 @@ void CoreImpl::CheckExits(JobEntry& job, Turn& turn) {
           absl::StrCat("rank ", rank, " on ", attempt.placements(rank).worker(), " ",
                        HowExited(exit), "; see `muster logs ", job.job().name(), " --rank ", rank,
                        "`"),
-          rank},
+          rank, exit.has_peer() ? exit.peer() : -1},
          turn);
     return;
   }
@@ -300,7 +331,18 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   v1::Attempt& attempt = *job.record.mutable_attempt();
   const bool trained = attempt.state() >= v1::ATTEMPT_STATE_TRAINING;
   attempt.set_stop_cause(reason.cause);
-  attempt.set_stop_message(Bounded(reason.message));
+  std::string message = reason.message;
+  attempt.clear_between();
+  if ((reason.cause == v1::CAUSE_LAUNCH || reason.cause == v1::CAUSE_NETWORK) && reason.rank >= 0 &&
+      reason.peer >= 0 && reason.peer < job.job().ranks_size()) {
+    const v1::RankStatus& one = job.job().ranks(reason.rank);
+    const v1::RankStatus& other = job.job().ranks(reason.peer);
+    for (const std::string& worker : std::set<std::string>{one.worker(), other.worker()}) {
+      attempt.add_between(worker);
+    }
+    message = absl::StrCat("between ", PlaceText(one), " and ", PlaceText(other), ": ", message);
+  }
+  attempt.set_stop_message(Bounded(message));
   attempt.set_stop_rank(reason.rank);
   Transition(job, AttemptEvent::kStop, attempt.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(), turn);
@@ -361,8 +403,16 @@ v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
   // then, and pays the attempt back.
   const bool advanced =
       job.job().last_committed_step() > job.record.committed_step_at_attempt_start();
-  end.set_counted(BudgetOf(end.cause(), /*trained=*/true) == Budget::kCounted && !advanced &&
-                  job.record.after_release() != v1::JOB_STATE_FAILED);
+  *end.mutable_between() = attempt.between();
+  // Two workers that cannot talk are nobody's fault once; twice in a row they are a cluster that
+  // has to be mended, and the job must not try for ever.
+  const auto& ends = job.job().causes();
+  const bool again = !end.between().empty() && !ends.empty() &&
+                     ends.rbegin()->cause() == end.cause() &&
+                     std::equal(end.between().begin(), end.between().end(),
+                                ends.rbegin()->between().begin(), ends.rbegin()->between().end());
+  end.set_counted((BudgetOf(end.cause(), /*trained=*/true) == Budget::kCounted || again) &&
+                  !advanced && job.record.after_release() != v1::JOB_STATE_FAILED);
   return end;
 }
 

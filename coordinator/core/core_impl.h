@@ -80,6 +80,7 @@ class CoreImpl : public Core {
     v1::Cause cause;
     std::string message;
     int32_t rank = -1;
+    int32_t peer = -1;  // the rank that `rank` could not reach, where that is why
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   void FreeReleased(JobEntry& job, Turn& turn);

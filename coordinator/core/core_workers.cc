@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/network.h"
 #include "coordinator/core/causes.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
@@ -55,6 +56,19 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
           absl::StrCat(who, "device name '", device.name(), "' is empty or not unique"));
     }
   }
+  for (const std::string& address : {hello.address(), hello.outside_address()}) {
+    if (!address.empty() && (!IsIpAddress(address) || IsWildcardAddress(address))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(who, "'", address.substr(0, kWorkerNameBytesMax),
+                       "' is no numeric IP address at which it could be reached"));
+    }
+  }
+  for (const std::string& id : {hello.boot_id(), hello.host_id(), hello.host()}) {
+    if (id.size() > kWorkerNameBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat(who, "an id or host name of ", id.size(),
+                                                     " bytes; at most ", kWorkerNameBytesMax));
+    }
+  }
   const WorkerEntry* known = workers_.Find(WorkerId(hello.worker()));
   if (known != nullptr && event.incarnation.value() < known->row.incarnation()) {
     return absl::AbortedError(absl::StrCat(who, "incarnation ", event.incarnation.value(),
@@ -104,6 +118,10 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   row.set_pid(hello.pid());
   row.set_version(hello.version());
   row.set_metrics_address(hello.metrics_address());
+  row.set_address(hello.address());
+  row.set_outside_address(hello.outside_address());
+  row.set_boot_id(hello.boot_id());
+  row.set_host_id(hello.host_id());
   row.set_incarnation(event.incarnation.value());
   *row.mutable_devices() = hello.devices();
   row.set_slots(hello.devices_size());
@@ -262,11 +280,12 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
     Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
     return;
   }
-  if (IsSymptom(attempt.stop_cause())) {
-    // The collectives of its peers failed because this worker died: now the cause is known.
+  if (IsSymptom(attempt.stop_cause()) || attempt.stop_cause() == v1::CAUSE_NETWORK) {
+    // Its peers lost their connections to it because this worker died: now the cause is known.
     attempt.set_stop_message(absl::StrCat(why, "; before: ", attempt.stop_message()));
     attempt.set_stop_cause(v1::CAUSE_WORKER_LOST);
     attempt.set_stop_rank(ranks.front());
+    attempt.clear_between();
   }
   FreeReleased(job, turn);
 }
@@ -397,6 +416,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     rank.set_world_size(attempt.placements_size());
     rank.set_local_rank(local_rank++);
     rank.set_device(placement.device());
+    rank.set_address(placement.address());
     rank.set_threads(job.job().spec().resources().threads_per_rank());
     *rank.mutable_spec() = job.job().spec();
     *rank.mutable_restore() = attempt.restore();

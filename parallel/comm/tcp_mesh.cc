@@ -223,6 +223,7 @@ class TcpMesh::Impl {
     size_t next = 0;           // the first that is not written whole to this connection,
     size_t offset = 0;         // and how many of its bytes are
     uint64_t last_number = 0;
+    uint64_t acknowledged = 0;      // what the peer has received, as it has told
     std::optional<Header> control;  // being written
     size_t control_offset = 0;
     bool ping_due = false, ask_due = false, bye_due = false;
@@ -948,8 +949,12 @@ void TcpMesh::Impl::EnqueueMessage(Link& link, Transfer& transfer) {
                  small ? nullptr : &transfer});
 }
 
+// Frames that are written whole alone: of the one at `next` a thread may still be about to find out
+// that its last byte has left, and comes here then.
 void TcpMesh::Impl::Acknowledged(Link& link, uint64_t received) {
-  while (link.next > 0 && !link.frames.empty() && link.frames.front().header.number <= received) {
+  link.acknowledged = std::max(link.acknowledged, received);
+  while (link.next > 0 && !link.frames.empty() &&
+         link.frames.front().header.number <= link.acknowledged) {
     if (Transfer* transfer = link.frames.front().transfer; transfer != nullptr) {
       transfer->done_ = true;
     }
@@ -1023,6 +1028,7 @@ void TcpMesh::Impl::Pump(Link& link) {
     if (link.offset == sizeof(Header) + link.frames[link.next].payload_bytes()) {
       ++link.next;
       link.offset = 0;
+      Acknowledged(link, 0);
     }
   }
   link.writing = false;
@@ -1045,7 +1051,7 @@ void TcpMesh::Impl::Read(Link& link) {
     const int error = errno;
     mutex_.Lock();
     if (socket != link.socket) return;
-    if (got < 0 && (error == EAGAIN || error == EINTR)) return;
+    if (got < 0 && (error == EAGAIN || error == EINTR)) break;
     if (got <= 0) {
       return Disconnect(link, got == 0 ? "the connection was closed" : FailureText(error));
     }

@@ -146,6 +146,35 @@ TEST(TcpMesh, ConnectionsThatBreak_LoseAndRepeatNoMessage) {
   EXPECT_GT(resumed, 0);
 }
 
+// An acknowledgement may come before the thread that sent the message has found out that its last
+// byte has left. One that is forgotten then would only be repeated with the next ping, a second
+// later.
+TEST(TcpMesh, Acknowledgements_AreNotForgotten) {
+  MemoryKeyValueStore store;
+  Meshes meshes = Connect(store, 2, {});
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      TcpMesh& mesh = *meshes[static_cast<size_t>(rank)];
+      std::vector<char> out(40'000), in(40'000);
+      for (int round = 0; round < 3000; ++round) {
+        TcpMesh::Transfer receive(1 - rank, false, 1, in.data(), in.size());
+        TcpMesh::Transfer send(1 - rank, true, 1, out.data(), out.size());
+        mesh.Post(receive);
+        mesh.Post(send);
+        for (TcpMesh::Transfer* transfer : {&receive, &send}) {
+          const absl::Status status = mesh.Wait(*transfer, absl::Now() + absl::Milliseconds(900));
+          EXPECT_OK(status) << "round " << round;
+          if (!status.ok()) (void)mesh.End(status);
+          mesh.Withdraw(*transfer);
+          if (!status.ok()) return;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(TcpMesh, Strangers_AreClosedAndDisturbNobody) {
   MemoryKeyValueStore store;
   Meshes meshes = Connect(store, 2, {});

@@ -52,7 +52,8 @@ class RecordingLoop : public Loop {
 };
 
 SessionEvents Deaf() {
-  return {[](SessionId) {}, [](SessionId, v1::FromCoordinator) {}, [](SessionId, absl::Status) {}};
+  return {[](SessionId, const WorkerAddress&) {}, [](SessionId, v1::FromCoordinator) {},
+          [](SessionId, absl::Status) {}};
 }
 
 TEST(SessionClient, CoordinatorAway_IsDialedSoonAndNeverLessThanOnceASecond) {
@@ -129,7 +130,7 @@ TEST(SessionClient, CoordinatorThatStopsAnswering_IsGivenUpAndFoundAgain) {
   options.dead_peer_timeout = absl::Milliseconds(300);
   std::unique_ptr<SessionClient> client;
   SessionEvents events;
-  events.up = [&](SessionId session) {
+  events.up = [&](SessionId session, const WorkerAddress&) {
     v1::FromWorker hello;
     hello.mutable_hello()->set_worker("w0");
     client->Send(session, hello);

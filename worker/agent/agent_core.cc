@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "base/network.h"
 #include "base/status_macros.h"
 #include "worker/agent/limits.h"
 
@@ -162,6 +163,12 @@ void AgentCore::On(const SessionUp& event) {
   for (auto& [key, pending] : commits_) pending.sent_at.reset();
   v1::FromWorker message;
   *message.mutable_hello() = config_.hello;
+  if (!event.address.empty()) {
+    config_.hello.set_address(event.address);
+    config_.hello.set_outside_address(event.outside_address);
+    *message.mutable_hello() = config_.hello;
+  }
+  message.mutable_hello()->set_metrics_address(Reachable(config_.hello.metrics_address()));
   message.mutable_hello()->set_cluster_id(cluster_.cluster_id());
   *message.mutable_hello()->mutable_observed() = Observe();
   Send(std::move(message));
@@ -372,6 +379,12 @@ void AgentCore::Refuse(const AttemptKey& key, Attempt& attempt, v1::Cause cause,
   PersistAttempt(key);
 }
 
+std::string AgentCore::Reachable(const std::string& listening) const {
+  const v1::Hello& hello = config_.hello;
+  return Advertised(listening,
+                    hello.outside_address().empty() ? hello.address() : hello.outside_address());
+}
+
 void AgentCore::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& assignment) const {
   assignment.set_job_id(key.job.value());
   assignment.set_epoch(key.epoch.value());
@@ -381,6 +394,8 @@ void AgentCore::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& as
   assignment.set_worker(config_.hello.worker());
   assignment.set_cache_directory(config_.cache_directory);
   assignment.set_metrics_address(config_.rank_metrics_address);
+  assignment.set_rank_ports(config_.rank_ports);
+  assignment.set_host_id(config_.hello.host_id());
   if (assignment.threads() <= 0) {
     assignment.set_threads(assignment.spec().resources().threads_per_rank());
   }
@@ -806,6 +821,7 @@ v1::Observed AgentCore::Observe() const {
       row.set_rank(number);
       row.set_pid(rank.stored.pid());
       *row.mutable_progress() = rank.progress;
+      row.mutable_progress()->set_metrics_address(Reachable(rank.progress.metrics_address()));
       if (hide_exits && rank.stored.has_exit()) {
         row.set_state(Trains(rank.progress) ? v1::RANK_STATE_TRAINING : v1::RANK_STATE_RUNNING);
         continue;

@@ -64,6 +64,7 @@ struct AgentConfig {
   std::string attempts_directory;  // run directories are ATTEMPTS/<job id>.e<epoch>/rank-<n>
   int32_t threads_per_slot = 1;    // for a spec that asks for 0 threads
   std::string rank_metrics_address = "127.0.0.1:0";  // HOST:0, each rank gets a port of its own
+  std::string rank_ports;                            // "20000-20999"; empty = any
 
   // Until Welcome says otherwise.
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
@@ -80,6 +81,9 @@ struct AgentConfig {
 // ---- events -------------------------------------------------------------------------------------
 struct SessionUp {  // a stream is open; nothing has been sent on it
   SessionId session;
+  // As of this dial (v1::Hello); empty: not known, those of the dial before stay.
+  std::string address = {};
+  std::string outside_address = {};
 };
 struct SessionDown {
   SessionId session;
@@ -309,6 +313,8 @@ class AgentCore {
   void Refuse(const AttemptKey& key, Attempt& attempt, v1::Cause cause, const std::string& why);
   std::string WhyRefuse(const v1::DesiredAttempt& desired) const;
   void CompleteAssignment(const AttemptKey& key, v1::RankAssignment& assignment) const;
+  // An address that others can dial in the place of a wildcard.
+  std::string Reachable(const std::string& listening) const;
   // One step from what is held towards what is wanted, for every attempt; safe to call at any time.
   void Converge();
   void ConvergeAttempt(const AttemptKey& key, Attempt& attempt);
@@ -339,7 +345,7 @@ class AgentCore {
   absl::Time NextDeadline() const;
   void Finish();
 
-  AgentConfig config_;  // constant, but for what is unusable of hello.devices
+  AgentConfig config_;  // constant, but for hello's addresses and what is unusable of its devices
   v1::StoredCluster cluster_;
   std::map<AttemptKey, Attempt> attempts_;
   std::map<CommitKey, PendingCommit> commits_;

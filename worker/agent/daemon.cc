@@ -45,6 +45,17 @@ absl::Status CheckOptions(const DaemonOptions& options) {
   if (options.coordinator.empty()) {
     return absl::InvalidArgumentError("no coordinator address was given");
   }
+  const bool plain_id = std::all_of(options.host_id.begin(), options.host_id.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' || c == '_';
+  });
+  if (options.host_id.size() > 64 || !plain_id) {
+    return absl::InvalidArgumentError(absl::StrCat("--host-id: '", options.host_id.substr(0, 80),
+                                                   "' is not 1-64 characters of [A-Za-z0-9._-]"));
+  }
+  // A flag that names nothing of this machine is a mistake; a missing route may come.
+  if (!options.address.address.empty() || !options.address.interface.empty()) {
+    RETURN_IF_ERROR(FindAddress(NetworkView::OfThisMachine(), options.address, "").status());
+  }
   return absl::OkStatus();
 }
 
@@ -66,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   AgentOutput recovered;
   ASSIGN_OR_RETURN(daemon->core_,
                    AgentCore::Recover(daemon->Config(), records, daemon->Now(), &recovered));
+  RETURN_IF_ERROR(CheckPortRange(daemon->options_.rank_ports, daemon->devices_));
   Daemon* const self = daemon.get();
   self->loop_ = std::make_unique<ThreadLoop>(clock);
   self->host_ = ProcessHost::Start(
@@ -87,17 +99,22 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
                      self->Post(std::move(event));
                    }));
   SessionEvents events;
-  events.up = [self](SessionId session) {
+  events.up = [self](SessionId session, const WorkerAddress& own) {
     self->metrics_.GetCounter(kDials).Increment();
-    self->Handle(SessionUp{session});
+    self->Handle(SessionUp{session, own.address, own.outside_address});
   };
   events.message = [self](SessionId session, v1::FromCoordinator message) {
     self->OnMessage(session, std::move(message));
   };
   events.down = [self](SessionId session, absl::Status) { self->Handle(SessionDown{session}); };
+  SessionClientOptions session;
+  session.coordinator = self->options_.coordinator;
+  session.locate = [choice = self->options_.address](const std::string& coordinator) {
+    return FindAddress(NetworkView::OfThisMachine(), choice, coordinator);
+  };
   self->session_ =
-      SessionClient::Make({self->options_.coordinator}, *self->loop_,
-                          Rng(self->incarnation_.value()), self->log_, std::move(events));
+      SessionClient::Make(std::move(session), *self->loop_, Rng(self->incarnation_.value()),
+                          self->log_, std::move(events));
   self->loop_->Post([self] { self->session_->Start(); });
   return daemon;
 }
@@ -128,6 +145,7 @@ AgentConfig Daemon::Config() {
   config.hello.set_boot_id(BootId());
   config.hello.set_host(HostName());
   config.hello.set_pid(::getpid());
+  config.hello.set_host_id(options_.host_id.empty() ? BootId() : options_.host_id);
   config.hello.set_version(options_.version);
   config.hello.set_metrics_address(options_.metrics_address);
   for (v1::Device& device : CpuSlots(options_.slots)) {
@@ -150,6 +168,7 @@ AgentConfig Daemon::Config() {
     }
     ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
   }
+  devices_ = config.hello.devices_size();
   config.incarnation = incarnation_;
   config.rank_socket = state_->socket();
   config.attempts_directory = state_->attempts();
@@ -160,6 +179,7 @@ AgentConfig Daemon::Config() {
     config.rank_metrics_address = absl::StrCat(metrics.substr(0, metrics.rfind(':')), ":0");
   }
   config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
+  config.rank_ports = options_.rank_ports;
   config.stop_grace = options_.stop_grace;
   return config;
 }

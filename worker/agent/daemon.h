@@ -24,6 +24,7 @@
 #include "worker/agent/agent_core.h"
 #include "worker/agent/gpu_watch.h"
 #include "worker/agent/gpus.h"
+#include "worker/agent/network.h"
 #include "worker/agent/process_host.h"
 #include "worker/agent/rank_server.h"
 #include "worker/agent/session_client.h"
@@ -40,6 +41,9 @@ struct DaemonOptions {
   std::optional<GpuOptions> gpus;
   std::string version;
   std::string metrics_address;  // told to the coordinator
+  AddressChoice address;
+  std::string rank_ports;  // "20000-20999"; empty = any
+  std::string host_id;     // v1::Hello.host_id; empty = the machine's boot id
   std::string shim_binary;
   std::string rank_binary;
   // ProcessHostOptions::command.
@@ -107,6 +111,7 @@ class Daemon {
   std::unique_ptr<AgentCore> core_;               // on the loop
   std::set<RankKey> attaching_;                   // on the loop
   std::map<std::string, std::string> gpu_names_;  // "cuda:0" by UUID
+  int devices_ = 0;                               // offered: ranks that may run at a time
   // On the loop: what befell a device since a rank was started on it, by its name.
   std::map<std::string, std::vector<std::string>> gpu_errors_;
   uint64_t timer_ = 0;         // on the loop: the newest one armed

@@ -56,6 +56,18 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--gpus", flags.gpus,
                  "GPUs to offer, each to one rank: all, none, or ordinals such as 0,1")
       ->capture_default_str();
+  app.add_option("--address", flags.daemon.address.address,
+                 "IP address of this machine at which ranks of other workers reach those here "
+                 "[default: that of the route to the coordinator]");
+  app.add_option("--interface", flags.daemon.address.interface,
+                 "The same by the name of a network interface (eth0), by a network (10.0.0.0/8) or "
+                 "by an address");
+  app.add_option("--rank-ports", flags.daemon.rank_ports,
+                 "FIRST-LAST: ports for ranks to listen on, for firewalls; two for each device "
+                 "[default: the system picks]");
+  app.add_option("--host-id", flags.daemon.host_id,
+                 "Ranks share memory and GPU links only with ranks of the same id "
+                 "[default: the machine's boot id]");
   app.add_option("--metrics", flags.metrics,
                  "HOST:PORT to serve Prometheus metrics on; port 0 = the system picks")
       ->capture_default_str();
@@ -135,7 +147,8 @@ int Serve(Flags& flags, const std::string& self) {
   nlohmann::ordered_json line;
   line["name"] = flags.daemon.name;
   line["pid"] = ::getpid();
-  line["metrics"] = flags.daemon.metrics_address;
+  line["metrics"] =
+      Advertised(flags.daemon.metrics_address, OutsideAddress(NetworkView::OfThisMachine()));
   line["socket"] = (*daemon)->socket();
   line["state_dir"] = (*daemon)->state_directory();
   std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)

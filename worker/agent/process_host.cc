@@ -464,6 +464,7 @@ v1::RankExit Host::Explain(const RankKey& key, pid_t pid, const std::string& boo
   if (report.has_value() && report->cause() != v1::CAUSE_UNSPECIFIED) {
     exit.set_cause(report->cause());
     exit.set_message(report->message().substr(0, kExitMessageBytesMax));
+    if (report->has_peer()) exit.set_peer(report->peer());
   } else if (!shim.has_value() && boot_id != BootId()) {
     exit.set_cause(v1::CAUSE_WORKER_LOST);
     exit.set_message(absl::StrCat(who, " ended when the machine went down", log));

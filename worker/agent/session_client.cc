@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -35,7 +36,8 @@ absl::StatusOr<std::string> ResolveAddress(const std::string& coordinator) {
   return address;
 }
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& address, absl::Duration dead_peer_timeout) {
+std::shared_ptr<grpc::Channel> Dial(const std::string& address,
+                                    const SessionClientOptions& options) {
   grpc::ChannelArguments arguments;
   // Every dial is a real one: no shared connection, no back-off of the channel's own.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -43,10 +45,15 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, absl::Duration d
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   // TCP's user timeout (gRPC sets it to the keepalive timeout) sees a machine that is gone; only
   // pings see a peer or a middlebox that acknowledges bytes and answers nothing.
-  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(dead_peer_timeout));
+  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(options.dead_peer_timeout));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, timeout_ms);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
+  // gRPC's name for how long it lets a connection take at least.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.connect_timeout)));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.connect_timeout)));
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
@@ -152,11 +159,16 @@ class GrpcSessionClient : public SessionClient {
 
   void Stop() override {
     CHECK(!loop_.OnLoop());
-    MutexLock lock(&mutex_);
-    stopped_ = true;
-    if (stream_ != nullptr) stream_->Cancel();
-    auto closed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return open_streams_ == 0; };
-    mutex_.Await(Condition(&closed));
+    std::thread locator;
+    {
+      MutexLock lock(&mutex_);
+      stopped_ = true;
+      if (stream_ != nullptr) stream_->Cancel();
+      auto closed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return open_streams_ == 0; };
+      mutex_.Await(Condition(&closed));
+      locator.swap(locator_);
+    }
+    if (locator.joinable()) locator.join();
   }
 
  private:
@@ -166,6 +178,19 @@ class GrpcSessionClient : public SessionClient {
       LogFailure(address.status());
       return ConnectLater();
     }
+    if (!options_.locate) return Open(*address, {});
+    MutexLock lock(&mutex_);
+    if (stopped_) return;
+    if (locator_.joinable()) locator_.join();  // it has posted its result, and is ending
+    locator_ = std::thread([this, address = *address] {
+      loop_.Post([this, address, found = options_.locate(address)] {
+        if (!found.ok()) LogFailure(Annotate(found.status(), "the address of this worker"));
+        Open(address, found.ok() ? *found : WorkerAddress());
+      });
+    });
+  }
+
+  void Open(const std::string& address, const WorkerAddress& own) {
     SessionId session;
     {
       MutexLock lock(&mutex_);
@@ -173,7 +198,7 @@ class GrpcSessionClient : public SessionClient {
       session_ = session = SessionId(++last_session_);
       ++open_streams_;
       stream_ = new Stream(
-          Dial(*address, options_.dead_peer_timeout),
+          Dial(address, options_),
           [this, session](v1::FromCoordinator message) {
             loop_.Post([this, session, message = std::move(message)]() mutable {
               OnMessage(session, std::move(message));
@@ -184,7 +209,7 @@ class GrpcSessionClient : public SessionClient {
           });
       stream_->Start();
     }
-    events_.up(session);
+    events_.up(session, own);
   }
 
   void OnMessage(SessionId session, v1::FromCoordinator message) {
@@ -249,6 +274,7 @@ class GrpcSessionClient : public SessionClient {
   int open_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   SessionId session_ ABSL_GUARDED_BY(mutex_);
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // deletes itself after OnEnded
+  std::thread locator_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

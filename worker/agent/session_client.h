@@ -8,12 +8,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/rng.h"
 #include "muster/v1/session.pb.h"
 #include "worker/agent/agent_core.h"
+#include "worker/agent/network.h"
 
 namespace muster::worker {
 
@@ -29,10 +31,15 @@ struct SessionClientOptions {
   // is given up. It is pinged after as much silence, so a connection that is open on this side
   // alone is noticed within twice this.
   absl::Duration dead_peer_timeout = absl::Seconds(3);
+  // For one dial to connect, so that the first one after a cut of the network comes soon.
+  absl::Duration connect_timeout = absl::Seconds(2);
+  // This worker's addresses as of a dial to the coordinator at HOST:PORT: runs on a thread of its
+  // own, since it may wait for DNS. Null: none are told.
+  std::function<absl::StatusOr<WorkerAddress>(const std::string& coordinator)> locate;
 };
 
 struct SessionEvents {
-  std::function<void(SessionId)> up;
+  std::function<void(SessionId, const WorkerAddress&)> up;
   std::function<void(SessionId, v1::FromCoordinator)> message;
   std::function<void(SessionId, absl::Status)> down;  // always after up
 };

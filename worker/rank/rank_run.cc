@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <deque>
 #include <iostream>
 #include <memory>
@@ -18,17 +17,20 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
+#include "base/network.h"
 #include "base/status_macros.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/flight_recorder.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/comm/peer_failure.h"
+#include "parallel/comm/tcp_socket.h"
 #include "parallel/train/failure.h"
 #include "worker/rank/agreement.h"
 #include "worker/rank/arithmetic.h"
@@ -36,6 +38,7 @@
 #include "worker/rank/daemon_client.h"
 #include "worker/rank/engine_setup.h"
 #include "worker/rank/failure_deadline.h"
+#include "worker/rank/hosts.h"
 #include "worker/rank/job_plan.h"
 #include "worker/rank/profiler.h"
 #include "worker/rank/rank_metrics.h"
@@ -473,14 +476,32 @@ class FlightRecord {
 
 // Where this rank listens and what the others call its place.
 parallel::TcpOptions TcpOptionsOf(const v1::RankAssignment& assignment, Logger& logger) {
+  const RankHost place = PlaceOf(assignment);
   parallel::TcpOptions options;
-  if (!assignment.address().empty()) options.address = assignment.address();
+  options.address = place.address;
   options.ports = assignment.rank_ports();
-  char host[256] = {};
-  if (gethostname(host, sizeof(host) - 1) != 0) std::strcpy(host, "unknown");
-  options.label = absl::StrCat(assignment.worker(), " on host ", host);
+  options.label = absl::StrCat(place.worker, " on host ", place.host);
   options.on_event = [&logger](const std::string& what) { logger.Warning(what); };
   return options;
+}
+
+// Says on rank 0 which hosts there are and what crosses between them.
+absl::Status TellHosts(const v1::RankAssignment& assignment, const parallel::Mesh& mesh,
+                       parallel::Communicator& world, kernels::Device& device) {
+  auto hosts = GatherHosts(world, device, PlaceOf(assignment));
+  if (!hosts.ok()) {
+    return parallel::Mark(Annotate(hosts.status(), "exchange of hosts"),
+                          parallel::FailureDomain::kCommunication);
+  }
+  if (assignment.rank() != 0 || HostCount(*hosts) == 1) return absl::OkStatus();
+  for (const std::string& line : HostTable(*hosts)) PrintLine(line);
+  std::vector<absl::string_view> axes;
+  for (const parallel::Axis axis : AxesAcrossHosts(mesh, *hosts)) axes.push_back(Name(axis));
+  const bool cuda = device.kind() == kernels::DeviceKind::kCuda;
+  PrintLine(
+      absl::StrCat("groups along ", absl::StrJoin(axes, ", "), " cross hosts",
+                   cuda ? ": their collectives go through NCCL, not through copy engines" : ""));
+  return absl::OkStatus();
 }
 
 // The rank that could not be reached, where that is why.
@@ -559,6 +580,9 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
                    Connect(assignment, client, *setup.device, flight, deadline, logger));
   RETURN_IF_ERROR(CheckAgreement(*communicator, *setup.device, assignment.spec(),
                                  setup.training->fingerprint()));
+  if (assignment.world_size() > 1) {
+    RETURN_IF_ERROR(TellHosts(assignment, *setup.mesh, *communicator, *setup.device));
+  }
   const double met = SecondsSince(starting);
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
   if (!groups.ok()) {
@@ -634,6 +658,24 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
                 kExitCompleted};
 }
 
+// On the host of the daemon's own metrics, and on a port of --rank-ports from its end, where ranks
+// that listen for their peers come last.
+absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> StartMetrics(
+    const v1::RankAssignment& assignment) {
+  ASSIGN_OR_RETURN(const parallel::PortRange ports,
+                   parallel::PortRange::Parse(assignment.rank_ports()));
+  if (ports.first == 0) return metrics::PrometheusServer::Start(assignment.metrics_address());
+  ASSIGN_OR_RETURN(HostPort at, ParseHostPort(assignment.metrics_address()));
+  absl::Status failure;
+  for (int port = ports.last - assignment.local_rank(); port >= ports.first; --port) {
+    at.port = absl::StrCat(port);
+    auto started = metrics::PrometheusServer::Start(at.ToString());
+    if (started.ok()) return started;
+    failure = started.status();
+  }
+  return failure;
+}
+
 absl::StatusOr<v1::RankAssignment> ReadAssignment(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string bytes, PosixFileSystem()->Read(path));
   v1::RankAssignment assignment;
@@ -662,7 +704,7 @@ int RunRank(const std::string& path) {
   std::unique_ptr<metrics::Registry> discard = metrics::DiscardRegistry();
   std::unique_ptr<metrics::PrometheusServer> server;
   if (!assignment->metrics_address().empty()) {
-    auto started = metrics::PrometheusServer::Start(assignment->metrics_address());
+    auto started = StartMetrics(*assignment);
     if (started.ok()) {
       server = *std::move(started);
     } else {

@@ -1,0 +1,62 @@
+// Network addresses as text (HOST:PORT with brackets around IPv6, wildcards, loopback, CIDR), and
+// what this machine knows of its own. Numeric addresses throughout: no host name of a worker ever
+// needs to resolve.
+#ifndef MUSTER_BASE_NETWORK_H_
+#define MUSTER_BASE_NETWORK_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace muster {
+
+struct HostPort {
+  std::string host;  // without brackets
+  std::string port;
+
+  // "10.0.0.1:7070", "[fd00::1]:7070".
+  std::string ToString() const;
+};
+// kInvalidArgument: no port, or an IPv6 address without brackets.
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
+
+// A numeric IPv4 or IPv6 address, without brackets; an IPv6 one may have a zone ("fe80::1%eth0").
+bool IsIpAddress(const std::string& text);
+bool IsLoopbackAddress(const std::string& address);   // 127.0.0.0/8, ::1
+bool IsWildcardAddress(const std::string& address);   // 0.0.0.0, ::
+bool IsLinkLocalAddress(const std::string& address);  // 169.254.0.0/16, fe80::/10
+
+// Whether `address` is in `cidr` ("10.0.0.0/8"). kInvalidArgument: it is no CIDR.
+absl::StatusOr<bool> InCidr(const std::string& address, const std::string& cidr);
+
+// What to tell others of a service that listens on `listening` (HOST:PORT): the same, with
+// `reachable` in the place of a wildcard that nobody could dial.
+std::string Advertised(const std::string& listening, const std::string& reachable);
+
+struct InterfaceAddress {
+  std::string interface;  // "eth0"
+  std::string address;    // numeric, without brackets; link-local IPv6 ones end with "%eth0"
+};
+
+// What a machine knows of its network; tests give another one.
+struct NetworkView {
+  // Every address of every interface that is up.
+  std::function<std::vector<InterfaceAddress>()> interfaces;
+  // The local address of the route to a numeric address; empty without a route. Sends nothing.
+  std::function<std::string(const std::string& to)> source_towards;
+  // Numeric addresses of a host name or of a numeric address; may wait for DNS.
+  std::function<std::vector<std::string>(const std::string& host)> resolve;
+
+  static NetworkView OfThisMachine();
+};
+
+// An address of this machine that others may reach: that of the default route, else the first one
+// that is neither loopback nor link-local. Empty: there is none.
+std::string OutsideAddress(const NetworkView& network);
+
+}  // namespace muster
+
+#endif  // MUSTER_BASE_NETWORK_H_
