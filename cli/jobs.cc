@@ -107,14 +107,6 @@ std::vector<std::vector<std::string>> StepTimesRows(const v1::Job& job,
   return rows;
 }
 
-std::string RanksText(const v1::Job& job) {
-  std::map<std::string, int> by_worker;
-  for (const v1::RankStatus& rank : job.ranks()) ++by_worker[rank.worker()];
-  return absl::StrJoin(by_worker, ", ", [](std::string* out, const auto& entry) {
-    absl::StrAppend(out, entry.second, " on ", entry.first);
-  });
-}
-
 std::vector<std::string> JobRow(const v1::Job& job, absl::Time now, const Terminal& terminal) {
   return {job.name(),
           Coloured(spec::EnumName(job.state()), terminal),
@@ -296,14 +288,15 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
     return absl::OkStatus();
   }
   std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "HOST", "SLOTS", "FREE", "GPUS",
-                                                 "JOBS", "LAST HEARD", "METRICS", "VERSION"}};
+                                                 "JOBS", "LAST HEARD", "ADDRESS", "METRICS",
+                                                 "VERSION"}};
   for (const v1::Worker& worker : workers) {
-    rows.push_back({worker.name(), Coloured(spec::EnumName(worker.state()), terminal),
-                    worker.host(), absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()),
-                    GpusOf(worker), worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
-                    Age(worker.last_heard(), absl::Now()),
-                    worker.metrics_address().empty() ? "-" : worker.metrics_address(),
-                    worker.version()});
+    rows.push_back(
+        {worker.name(), Coloured(spec::EnumName(worker.state()), terminal), worker.host(),
+         absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()), GpusOf(worker),
+         worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
+         Age(worker.last_heard(), absl::Now()), worker.address().empty() ? "-" : worker.address(),
+         worker.metrics_address().empty() ? "-" : worker.metrics_address(), worker.version()});
   }
   terminal.out << Table(rows);
   const char* separator = "\n";
@@ -315,6 +308,27 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
     }
   }
   return absl::OkStatus();
+}
+
+// One row per worker of the current attempt, in order of its lowest rank.
+std::vector<std::vector<std::string>> HostRows(const v1::Job& job) {
+  std::vector<std::vector<std::string>> rows = {{"WORKER", "HOST", "ADDRESS", "RANKS", "DEVICES"}};
+  std::vector<std::string> seen;
+  for (const v1::RankStatus& first : job.ranks()) {
+    if (std::count(seen.begin(), seen.end(), first.worker()) > 0) continue;
+    seen.push_back(first.worker());
+    std::vector<int> ranks;
+    std::vector<std::string> devices;
+    for (const v1::RankStatus& rank : job.ranks()) {
+      if (rank.worker() != first.worker()) continue;
+      ranks.push_back(rank.rank());
+      devices.push_back(rank.device());
+    }
+    rows.push_back({first.worker(), first.host().empty() ? "-" : first.host(),
+                    first.address().empty() ? "-" : first.address(), parallel::RanksText(ranks),
+                    absl::StrJoin(devices, " ")});
+  }
+  return rows;
 }
 
 absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, Format format,
@@ -363,16 +377,16 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
   terminal.out << Table(head);
   if (!job.ranks().empty()) {
     std::vector<std::vector<std::string>> rows = {
-        {"RANK", "PLACE", "WORKER", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
+        {"RANK", "PLACE", "HOST", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
     for (const v1::RankStatus& rank : job.ranks()) {
-      rows.push_back({absl::StrCat(rank.rank()),
-                      mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-", rank.worker(),
-                      rank.device(), absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
-                      absl::StrCat(rank.step()),
-                      rank.metrics_address().empty() ? "-" : rank.metrics_address()});
+      rows.push_back(
+          {absl::StrCat(rank.rank()), mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
+           rank.host().empty() ? "-" : rank.host(), rank.device(), absl::StrCat(rank.pid()),
+           spec::EnumName(rank.state()), absl::StrCat(rank.step()),
+           rank.metrics_address().empty() ? "-" : rank.metrics_address()});
     }
-    terminal.out << "\nranks of attempt " << job.epoch() << " (" << RanksText(job) << ")\n"
-                 << Indented(Table(rows));
+    terminal.out << "\nhosts of attempt " << job.epoch() << "\n" << Indented(Table(HostRows(job)));
+    terminal.out << "\nranks of attempt " << job.epoch() << "\n" << Indented(Table(rows));
   }
   if (std::any_of(job.ranks().begin(), job.ranks().end(),
                   [](const v1::RankStatus& rank) { return rank.has_times(); })) {

@@ -134,6 +134,31 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   }
 }
 
+namespace {
+
+// How far apart the ranks of a tensor group are numbered.
+int32_t TensorStride(const v1::ParallelSpec& parallel) {
+  int32_t stride = 1;
+  for (const int axis : parallel.order()) {
+    switch (axis) {
+      case v1::MESH_AXIS_DATA:
+        stride *= std::max(1, parallel.data());
+        break;
+      case v1::MESH_AXIS_CONTEXT:
+        stride *= std::max(1, parallel.context());
+        break;
+      case v1::MESH_AXIS_PIPELINE:
+        stride *= std::max(1, parallel.pipeline());
+        break;
+      default:  // the tensor axis
+        return stride;
+    }
+  }
+  return 1;  // no order: the tensor axis comes first
+}
+
+}  // namespace
+
 WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   const v1::JobSpec& spec = job.job().spec();
   WaitingJob waiting;
@@ -144,6 +169,8 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   waiting.submit_sequence = job.record.submit_sequence();
   waiting.ranks = spec.resources().ranks();
   waiting.device = spec.resources().device();
+  waiting.group = std::max(1, spec.engine().parallel().tensor());
+  waiting.stride = TensorStride(spec.engine().parallel());
   if (job.record.has_not_before()) waiting.not_before = FromProto(job.record.not_before());
   return waiting;
 }

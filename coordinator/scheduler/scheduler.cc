@@ -9,6 +9,8 @@
 namespace muster::coordinator {
 namespace {
 
+constexpr size_t kWorkersNamedMax = 8;  // in an explanation
+
 std::string KindName(v1::DeviceKind kind) {
   switch (kind) {
     case v1::DEVICE_KIND_CUDA:
@@ -32,7 +34,26 @@ int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
                     [kind](const SlotView& slot) { return slot.free && slot.kind == kind; }));
 }
 
-// Indices of the workers to take, ascending; empty when the gang does not fit.
+// How many whole groups of `group` slots these workers could hold.
+int64_t GroupsIn(const std::vector<int>& slots_by_worker, int group) {
+  int64_t groups = 0;
+  for (const int slots : slots_by_worker) groups += slots / group;
+  return groups;
+}
+
+// The ranks of a job in the order in which they take slots: group by group, the groups in order of
+// their lowest ranks.
+std::vector<int32_t> RanksByGroup(const WaitingJob& job) {
+  std::vector<int32_t> ranks;
+  for (int32_t group = 0; group < job.ranks / job.group; ++group) {
+    const int32_t first = group / job.stride * (job.stride * job.group) + group % job.stride;
+    for (int32_t i = 0; i < job.group; ++i) ranks.push_back(first + i * job.stride);
+  }
+  return ranks;
+}
+
+// Indices of the workers to take, ascending; empty when the gang does not fit. In units of whatever
+// `free` and `ranks` count.
 std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
   std::vector<size_t> by_free;  // most free first; equal ones by id
   for (size_t i = 0; i < free.size(); ++i) {
@@ -117,7 +138,7 @@ class Planner {
   };
   // What the explanations say of all slots of one kind.
   struct Slots {
-    std::vector<int> free_by_worker;
+    std::vector<int> free_by_worker, total_by_worker;
     int64_t total = 0, free = 0;
     std::map<std::string, int64_t> held;  // job name -> slots on ready workers
     std::vector<std::string> away;        // workers that take nothing
@@ -135,8 +156,10 @@ class Planner {
       return;
     }
     const Slots& slots = Of(job.device);
+    const int group = UnitOf(job, slots);
+    const int units = job.ranks / group;
     // What could not start on the whole cluster, idle, waits for machines and holds nobody back.
-    if (slots.total < job.ranks) {
+    if (slots.total < job.ranks || GroupsIn(slots.total_by_worker, group) < units) {
       cursor.misfit = true;
       Explain(job, WhyNot(job, slots));
       return;
@@ -150,9 +173,13 @@ class Planner {
       return;
     }
     std::vector<size_t> workers;
-    if (slots.free >= job.ranks) workers = ChooseWorkers(slots.free_by_worker, job.ranks);
+    if (slots.free >= job.ranks) {
+      std::vector<int> free = slots.free_by_worker;
+      for (int& of_worker : free) of_worker /= group;
+      workers = ChooseWorkers(free, units);
+    }
     if (!workers.empty()) {
-      Place(job, workers);
+      Place(job, workers, group);
       return;
     }
     cursor.misfit = true;
@@ -177,6 +204,7 @@ class Planner {
         if (worker.ready && !slot.free && !slot.held_by.empty()) ++out.held[slot.held_by];
       }
       out.total += here;
+      out.total_by_worker.push_back(static_cast<int>(here));
       out.free_by_worker.push_back(FreeSlots(worker, kind));
       out.free += out.free_by_worker.back();
       if (!worker.ready && here > 0) {
@@ -188,24 +216,40 @@ class Planner {
     return out;
   }
 
-  void Place(const WaitingJob& job, const std::vector<size_t>& workers) {
+  // Slots that are taken together on one worker: a tensor group, unless no worker is as large.
+  static int UnitOf(const WaitingJob& job, const Slots& slots) {
+    const int largest =
+        slots.total_by_worker.empty()
+            ? 0
+            : *std::max_element(slots.total_by_worker.begin(), slots.total_by_worker.end());
+    return job.group <= largest && job.ranks % job.group == 0 ? job.group : 1;
+  }
+
+  void Place(const WaitingJob& job, const std::vector<size_t>& workers, int group) {
     Decision decision;
     decision.job = job.id;
+    decision.placements.resize(static_cast<size_t>(job.ranks));
+    std::vector<int32_t> order = RanksByGroup(job);
+    // Without whole groups neighbouring ranks stay together.
+    if (group == 1) std::sort(order.begin(), order.end());
+    size_t next = 0;
     for (const size_t index : workers) {
       WorkerView& worker = cluster_.workers[index];
+      int here = FreeSlots(worker, job.device) / group * group;
       for (SlotView& slot : worker.slots) {
-        if (static_cast<int>(decision.placements.size()) == job.ranks) break;
+        if (next == order.size() || here == 0) break;
         if (!slot.free || slot.kind != job.device) continue;
+        --here;
         slot.free = false;
         slot.held_by = job.name;
-        v1::Placement placement;
-        placement.set_rank(static_cast<int32_t>(decision.placements.size()));
+        const int32_t rank = order[next++];
+        v1::Placement& placement = decision.placements[static_cast<size_t>(rank)];
+        placement.set_rank(rank);
         placement.set_worker(worker.id.value());
         placement.set_device(slot.device);
-        decision.placements.push_back(std::move(placement));
       }
     }
-    CHECK_EQ(static_cast<int>(decision.placements.size()), job.ranks) << job.id;
+    CHECK_EQ(next, order.size()) << job.id;
     slots_.erase(job.device);
     schedule_.decisions.push_back(std::move(decision));
   }
@@ -231,6 +275,28 @@ class Planner {
                               ? ". `muster get workers` and the logs of daemons say why a GPU is "
                                 "not offered"
                               : "");
+    }
+    const int group = UnitOf(job, slots);
+    if (group > 1) {
+      const int64_t units = job.ranks / group;
+      const std::string groups = absl::StrCat(units, " tensor group", units == 1 ? "" : "s", " of ",
+                                              Count(group, kind + " slot"), ", each on one worker");
+      if (const int64_t room = GroupsIn(slots.total_by_worker, group); room < units) {
+        return absl::StrCat("no worker set could ever hold ", groups, ": the cluster has room for ",
+                            room, "; add workers with ", group,
+                            " slots or lower engine.parallel.tensor");
+      }
+      if (free >= job.ranks) {
+        std::vector<std::string> by_worker;
+        for (size_t i = 0; i < slots.free_by_worker.size(); ++i) {
+          if (slots.free_by_worker[i] == 0) continue;
+          by_worker.push_back(
+              absl::StrCat(cluster_.workers[i].id.value(), " ", slots.free_by_worker[i]));
+          if (by_worker.size() == kWorkersNamedMax) break;
+        }
+        return absl::StrCat("needs ", groups, "; free are ", absl::StrJoin(by_worker, ", "),
+                            "; starts when jobs on one of them end");
+      }
     }
     const std::string numbers = absl::StrCat("needs ", Count(job.ranks, kind + " slot"), ", ", free,
                                              free == 1 ? " is" : " are", " free of ", total);

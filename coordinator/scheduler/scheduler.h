@@ -68,11 +68,13 @@ struct Schedule {
 
 // FIFO by (priority descending, submit_sequence); all-or-nothing gangs; a gang takes the fewest
 // workers that can hold it, chosen one by one: the one with the fewest free slots with which the
-// gang still fits on that many (best fit, so the slots left over stay together). Ranks are numbered
-// worker by worker in order of id, then in device order.
-// Pure: equal inputs give equal outputs. Thread: any. O(slots + queues x shapes + jobs looked at +
-// jobs placed x workers x log workers), where the jobs looked at are those that start or back off,
-// and per queue and shape those that do not fit with `explained_behind` behind each.
+// gang still fits on that many (best fit, so the slots left over stay together). Slots are taken by
+// whole tensor groups (WaitingJob::group), which never span workers unless no worker of the cluster
+// is as large as one. Ranks take slots worker by worker in order of id, then in device order,
+// tensor group by tensor group. Pure: equal inputs give equal outputs. Thread: any. O(slots +
+// queues x shapes + jobs looked at + jobs placed x workers x log workers), where the jobs looked at
+// are those that start or back off, and per queue and shape those that do not fit with
+// `explained_behind` behind each.
 Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 

@@ -31,6 +31,7 @@ struct QueueOrder {
 struct GangShape {
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   int32_t ranks = 0;
+  int32_t group = 1;  // WaitingJob::group
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -43,10 +44,16 @@ struct WaitingJob {
   uint64_t submit_sequence = 0;  // no two jobs share one
   int32_t ranks = 0;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  // Ranks of a tensor group, which talk most, a divisor of `ranks`: they stay on one worker
+  // wherever any worker has as many slots. Rank r belongs with r +- stride, r +- 2 stride, ...:
+  // stride is the product of the degrees of the axes along which ranks are numbered before the
+  // tensor axis.
+  int32_t group = 1;
+  int32_t stride = 1;
   absl::Time not_before = absl::InfinitePast();  // back-off
 
   QueueOrder order() const { return {priority, submit_sequence}; }
-  GangShape shape() const { return {device, ranks}; }
+  GangShape shape() const { return {device, ranks, group}; }
 };
 
 // A value; thread: one at a time. O(log jobs) to add and remove.

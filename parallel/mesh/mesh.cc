@@ -10,6 +10,17 @@
 
 namespace muster::parallel {
 
+std::string RanksText(const std::vector<int>& ranks) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    parts.push_back(end - begin == 1 ? absl::StrCat(ranks[begin])
+                                     : absl::StrCat(ranks[begin], "-", ranks[end - 1]));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
 absl::string_view Name(Axis axis) {
   switch (axis) {
     case Axis::kPipeline:

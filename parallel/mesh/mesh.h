@@ -26,6 +26,9 @@ inline constexpr std::array<Axis, kAxisCount> kAxes = {Axis::kPipeline, Axis::kD
 absl::string_view Name(Axis axis);       // "pipeline", "data", "context", "tensor"
 absl::string_view ShortName(Axis axis);  // "pp", "dp", "cp", "tp"
 
+// Ranks as people write them: "0-3, 6". Requires: ascending.
+std::string RanksText(const std::vector<int>& ranks);
+
 // One number per axis: degrees of a mesh, or the coordinate of a rank in it.
 class PerAxis {
  public:

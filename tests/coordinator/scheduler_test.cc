@@ -59,6 +59,99 @@ TEST(Scheduler, GangThatFitsOneWorker_TakesTheTightestOne) {
   EXPECT_EQ(WorkersOf(plan.decisions[0]), std::set<std::string>{"w1"});
 }
 
+WaitingJob MakeTensorJob(int index, int ranks, int group, int stride = 1) {
+  WaitingJob job = MakeJob(index, ranks);
+  job.group = group;
+  job.stride = stride;
+  return job;
+}
+
+std::string WorkersByRank(const Decision& decision) {
+  std::string text;
+  for (const v1::Placement& placement : decision.placements) {
+    absl::StrAppend(&text, text.empty() ? "" : " ", placement.worker());
+  }
+  return text;
+}
+
+TEST(Scheduler, TensorGroups_StayOnOneWorker) {
+  const Schedule plan = PlanNow({{MakeWorker(0, 6), MakeWorker(1, 6)}}, {MakeTensorJob(0, 8, 4)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w0 w0 w0 w1 w1 w1 w1");
+}
+
+TEST(Scheduler, TensorGroupsThatAreNotNumberedInARow_StayOnOneWorker) {
+  // Data 2 before tensor 2: ranks 0 and 2 are one group, 1 and 3 the other.
+  const Schedule plan =
+      PlanNow({{MakeWorker(0, 3), MakeWorker(1, 3)}}, {MakeTensorJob(0, 4, 2, /*stride=*/2)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w1 w0 w1");
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(plan.decisions[0].placements[static_cast<size_t>(rank)].rank(), rank);
+  }
+}
+
+TEST(Scheduler, TensorGroupLargerThanEveryWorker_Spans) {
+  const Schedule plan = PlanNow({{MakeWorker(0, 1), MakeWorker(1, 1)}}, {MakeTensorJob(0, 2, 2)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w1");
+}
+
+TEST(Scheduler, TensorGroupsWithoutRoom_WaitAndSayWhy) {
+  const Schedule waits = PlanNow({{MakeWorker(0, 4, 1), MakeWorker(1, 4, 1), MakeWorker(2, 4, 2)}},
+                                 {MakeTensorJob(0, 8, 4)});
+  ASSERT_TRUE(waits.decisions.empty());
+  EXPECT_THAT(waits.explanations[0].text,
+              HasSubstr("needs 2 tensor groups of 4 cpu slots, each on one worker; free are w0 3, "
+                        "w1 3, w2 2"));
+  const Schedule never =
+      PlanNow({{MakeWorker(0, 6), MakeWorker(1, 3)}}, {MakeTensorJob(0, 8, 4), MakeJob(1, 1)});
+  EXPECT_THAT(never.explanations[0].text, HasSubstr("the cluster has room for 1"));
+  EXPECT_EQ(never.decisions.size(), 1u) << "what can never start holds nobody back";
+}
+
+TEST(Scheduler, SlotsOfDifferentWorkers_HoldAGangTogether) {
+  const Schedule plan =
+      PlanNow({{MakeWorker(0, 4), MakeWorker(1, 6), MakeWorker(2, 8)}}, {MakeJob(0, 12)});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(WorkersOf(plan.decisions[0]), (std::set<std::string>{"w0", "w2"}));
+}
+
+// On small clusters of every shape: a gang starts exactly when whole groups fit somewhere.
+TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
+  Rng rng(testing::TestSeed());
+  for (int round = 0; round < 2000; ++round) {
+    ClusterView cluster;
+    int largest = 0;
+    const int workers = 1 + static_cast<int>(rng.Below(4));
+    for (int i = 0; i < workers; ++i) {
+      const int slots = 1 + static_cast<int>(rng.Below(8));
+      cluster.workers.push_back(MakeWorker(i, slots, static_cast<int>(rng.Below(slots + 1))));
+      largest = std::max(largest, slots);
+    }
+    const int group = 1 + static_cast<int>(rng.Below(4));
+    const int groups = 1 + static_cast<int>(rng.Below(4));
+    const int stride = rng.Below(2) == 0 ? 1 : groups;
+    const int unit = group <= largest ? group : 1;
+    int room = 0;
+    for (const WorkerView& worker : cluster.workers) {
+      room += static_cast<int>(std::count_if(worker.slots.begin(), worker.slots.end(),
+                                             [](const SlotView& slot) { return slot.free; })) /
+              unit;
+    }
+    const Schedule plan = PlanNow(cluster, {MakeTensorJob(0, group * groups, group, stride)});
+    ASSERT_EQ(plan.decisions.size() == 1, room >= group * groups / unit) << "round " << round;
+    if (plan.decisions.empty() || unit == 1) continue;
+    for (const v1::Placement& placement : plan.decisions[0].placements) {
+      const int rank = placement.rank();
+      const int first = rank / (stride * group) * (stride * group) + rank % stride;
+      EXPECT_EQ(placement.worker(),
+                plan.decisions[0].placements[static_cast<size_t>(first)].worker())
+          << "round " << round << ", rank " << rank;
+    }
+  }
+}
+
 TEST(Scheduler, HigherPriority_GoesFirstThoughSubmittedLater) {
   const Schedule plan = PlanNow({{MakeWorker(0, 2)}}, {MakeJob(0, 2, 10), MakeJob(1, 2, 90)});
   ASSERT_EQ(plan.decisions.size(), 1u);

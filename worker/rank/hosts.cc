@@ -19,18 +19,6 @@ namespace {
 
 constexpr char kSeparator = '\n';
 
-// "0-3, 6".
-std::string Ranges(const std::vector<int>& ranks) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
-    end = begin + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    parts.push_back(end - begin == 1 ? absl::StrCat(ranks[begin])
-                                     : absl::StrCat(ranks[begin], "-", ranks[end - 1]));
-  }
-  return absl::StrJoin(parts, ", ");
-}
-
 }  // namespace
 
 RankHost PlaceOf(const v1::RankAssignment& assignment) {
@@ -86,7 +74,7 @@ std::vector<std::string> HostTable(const std::vector<RankHost>& ranks) {
       if (std::count(places.begin(), places.end(), place) == 0) places.push_back(place);
     }
     lines.push_back(absl::StrCat("host ", first.host, " (", absl::StrJoin(places, "; "), "): rank",
-                                 here.size() == 1 ? " " : "s ", Ranges(here)));
+                                 here.size() == 1 ? " " : "s ", parallel::RanksText(here)));
   }
   return lines;
 }
