@@ -332,6 +332,120 @@ TEST_F(CoreTest, RanksOfAGangOnTwoWorkers_AreToldHowManyShareTheirWorker) {
   EXPECT_EQ(local, (std::vector<std::pair<int, int>>{{0, 1}, {0, 2}, {1, 2}}));
 }
 
+TEST_F(CoreTest, GangAcrossHosts_GetsAddressesThatOthersReach) {
+  const auto join = [this](const char* worker, const char* boot_id, const char* address,
+                           const char* outside) {
+    SessionOpened hello;
+    hello.session = session_ = SessionId(session_.value() + 1);
+    hello.incarnation = Incarnation(1);
+    hello.hello.set_worker(worker);
+    hello.hello.set_host(absl::StrCat("host-", worker));
+    hello.hello.set_boot_id(boot_id);
+    hello.hello.set_address(address);
+    hello.hello.set_outside_address(outside);
+    v1::Device& device = *hello.hello.add_devices();
+    device.set_name("cpu:0");
+    device.set_kind(v1::DEVICE_KIND_CPU);
+    Handle(hello);
+  };
+  join("a", "x", "127.0.0.1", "10.0.0.1");  // on the coordinator's host
+  Submit("one", 1);
+  EXPECT_EQ(Job().ranks(0).address(), "127.0.0.1") << "nobody else has to reach it";
+  Handle(CancelEvent{CallId(2), Job().id()});
+  Observe(Ranks(Job(), v1::RANK_STATE_RELEASED));
+  join("b", "y", "10.0.0.2", "");
+  join("c", "x", "127.0.0.1", "10.0.0.1");  // another daemon of a's host
+  Submit("three", 3);
+  const v1::Job job = Job();
+  ASSERT_EQ(job.ranks_size(), 3);
+  std::map<std::string, std::string> address;
+  for (const v1::RankStatus& rank : job.ranks()) {
+    address[rank.worker()] = rank.address();
+    EXPECT_EQ(rank.host(), absl::StrCat("host-", rank.worker()));
+  }
+  EXPECT_EQ(address, (std::map<std::string, std::string>{
+                         {"a", "10.0.0.1"}, {"b", "10.0.0.2"}, {"c", "10.0.0.1"}}));
+  const std::optional<v1::Desired> desired = LastDesired();
+  ASSERT_TRUE(desired.has_value());
+  for (const v1::RankAssignment& rank : desired->attempts(0).ranks()) {
+    EXPECT_EQ(rank.address(), job.ranks(rank.rank()).address());
+  }
+}
+
+TEST_F(CoreTest, HelloWithAnAddressThatNobodyCanDial_IsRefused) {
+  for (const char* address : {"worker-1", "0.0.0.0", "::", "10.0.0.1:20000"}) {
+    SessionOpened hello;
+    hello.session = SessionId(9);
+    hello.incarnation = Incarnation(1);
+    hello.hello.set_worker("w");
+    hello.hello.set_address(address);
+    Handle(hello);
+    ASSERT_EQ(Actions<CloseAction>().size(), 1u) << address;
+    EXPECT_THAT(Actions<CloseAction>()[0].status,
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no numeric IP address")));
+  }
+}
+
+// Two workers that cannot talk cost nothing once; twice in a row they use up the budget.
+TEST_F(CoreTest, NetworkBetweenTwoWorkers_CountsWhenItFailsTwiceInARow) {
+  v1::Job job = Train();
+  for (int i = 0; i < 3; ++i) {
+    v1::Observed observed = Ranks(job, v1::RANK_STATE_TRAINING, {{0, v1::CAUSE_NETWORK}});
+    observed.mutable_attempts(0)->mutable_ranks(0)->mutable_exit()->set_peer(1);
+    Observe(std::move(observed));
+    Observe(Ranks(job, v1::RANK_STATE_RELEASED));
+    ASSERT_EQ(Job().causes_size(), i + 1);
+    const v1::AttemptEnd end = Job().causes(i);
+    EXPECT_EQ(end.cause(), v1::CAUSE_NETWORK);
+    EXPECT_EQ(end.rank(), 0);
+    ASSERT_EQ(end.between_size(), 1) << "both ranks are on one worker";
+    EXPECT_EQ(end.between(0), "w");
+    EXPECT_THAT(end.message(), HasSubstr("between w (host"));
+    EXPECT_EQ(end.counted(), i > 0) << i;
+    if (i == 2) break;
+    Wait(absl::Seconds(2));
+    job = Job();
+    Observe(Ranks(job, v1::RANK_STATE_PREPARED));
+    Observe(Ranks(job, v1::RANK_STATE_TRAINING));
+  }
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(Job().message(), HasSubstr("failed 2 time(s)"));
+}
+
+TEST_F(CoreTest, PreflightThatFails_IsALaunchProblemBetweenTwoWorkers) {
+  Hello();
+  Submit();
+  Observe(Ranks(Job(), v1::RANK_STATE_PREPARED));
+  v1::Observed observed = Ranks(Job(), v1::RANK_STATE_RUNNING, {{1, v1::CAUSE_LAUNCH}});
+  observed.mutable_attempts(0)->mutable_ranks(1)->mutable_exit()->set_peer(0);
+  Observe(std::move(observed));
+  Observe(Ranks(Job(), v1::RANK_STATE_RELEASED));
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_LAUNCH);
+  EXPECT_EQ(Job().causes(0).between_size(), 1);
+  EXPECT_FALSE(Job().causes(0).counted());
+}
+
+// What a rank says of its peer must not make the coordinator look outside the job.
+TEST_F(CoreTest, PeerThatDoesNotExist_IsLeftOut) {
+  const v1::Job job = Train();
+  v1::Observed observed = Ranks(job, v1::RANK_STATE_TRAINING, {{0, v1::CAUSE_NETWORK}});
+  observed.mutable_attempts(0)->mutable_ranks(0)->mutable_exit()->set_peer(1000);
+  Observe(std::move(observed));
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED));
+  EXPECT_EQ(Job().causes(0).between_size(), 0);
+}
+
+TEST_F(CoreTest, NetworkFailureBeforeItsWorkerIsGivenUp_BecomesALostWorker) {
+  const v1::Job job = Train();
+  v1::Observed observed = Ranks(job, v1::RANK_STATE_TRAINING, {{0, v1::CAUSE_NETWORK}});
+  observed.mutable_attempts(0)->mutable_ranks(0)->mutable_exit()->set_peer(1);
+  Observe(std::move(observed));
+  Wait(config_.lost_after);
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_WORKER_LOST);
+  EXPECT_EQ(Job().causes(0).between_size(), 0);
+  EXPECT_THAT(Job().causes(0).message(), HasSubstr("before: between w"));
+}
+
 TEST_F(CoreTest, Placement_IsMeasuredFromAllocationUntilEveryDaemonHasAccepted) {
   Submit();
   now_ += absl::Seconds(3);  // in the queue: not part of it
