@@ -139,12 +139,10 @@ void CopyBox(const Box& part, int64_t element_bytes, const Box& from, const char
   }
 }
 
-std::optional<std::string> TilingProblem(const std::vector<Box>& boxes,
-                                         const std::vector<int64_t>& shape) {
-  int64_t covered = 0;
+std::optional<std::string> OverlapProblem(const std::vector<Box>& boxes,
+                                          const std::vector<int64_t>& shape) {
   for (const Box& box : boxes) {
     if (!Inside(box, shape)) return absl::StrCat(box.ToString(), " is not inside the tensor");
-    covered += box.elements();
   }
   // Sorted along the first dimension, a box can only meet those that begin before it ends.
   std::vector<const Box*> sorted;
@@ -161,6 +159,14 @@ std::optional<std::string> TilingProblem(const std::vector<Box>& boxes,
       }
     }
   }
+  return std::nullopt;
+}
+
+std::optional<std::string> TilingProblem(const std::vector<Box>& boxes,
+                                         const std::vector<int64_t>& shape) {
+  if (auto problem = OverlapProblem(boxes, shape)) return problem;
+  int64_t covered = 0;
+  for (const Box& box : boxes) covered += box.elements();
   const int64_t wanted = Box::Whole(shape).elements();
   if (covered == wanted) return std::nullopt;
   return absl::StrCat(wanted - covered, " of ", wanted, " elements are in no piece");

@@ -37,6 +37,10 @@ std::vector<Box> FlatRangeToBoxes(const Box& box, int64_t begin, int64_t end);
 void CopyBox(const Box& part, int64_t element_bytes, const Box& from, const char* from_data,
              const Box& to, char* to_data);
 
+// Whether `boxes` lie inside `shape` and share no element; if not, says which do.
+std::optional<std::string> OverlapProblem(const std::vector<Box>& boxes,
+                                          const std::vector<int64_t>& shape);
+
 // Whether `boxes` cover `shape` exactly once; if not, says which two overlap, or how many elements
 // are missing.
 std::optional<std::string> TilingProblem(const std::vector<Box>& boxes,

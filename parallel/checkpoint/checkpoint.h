@@ -81,7 +81,7 @@ struct SaveResult {
 };
 
 // Brings one text per rank together: returns all of them in rank order, on every rank. Called
-// exactly once per save, also when this rank's part failed, so that nobody waits for ever.
+// equally often on every rank, also when this rank's part failed, so that nobody waits for ever.
 using TextGatherer =
     absl::AnyInvocable<absl::StatusOr<std::vector<std::string>>(const std::string&)>;
 
@@ -91,9 +91,15 @@ using TextGatherer =
 // 0, elsewhere `manifest_checksum` is empty. When any rank failed, all return its error and there
 // is no manifest. kAlreadyExists when the directory has a manifest already. Any thread; `data` must
 // not change meanwhile.
+//
+// `groups`: ranks whose `root` is not one directory (each host has its own): by rank, the lowest
+// rank that writes into the same one; empty: all do. The lowest rank of every group writes a
+// manifest of what its group has saved, which is partial: tensors may have gaps, but no overlap.
+// `gather` is then called once more, so that rank 0 returns when all manifests are durable.
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
-                                          absl::Span<const SavePiece> pieces, TextGatherer gather);
+                                          absl::Span<const SavePiece> pieces, TextGatherer gather,
+                                          absl::Span<const int> groups = {});
 
 struct TensorInfo {
   kernels::DType dtype = kernels::DType::kF32;
@@ -101,8 +107,11 @@ struct TensorInfo {
 };
 
 enum class Verify {
-  kSizes,  // manifest checksum, that pieces tile their tensors, and the size of every shard
-  kFull,   // also every byte of every shard
+  // manifest checksum, that pieces tile their tensors (do not overlap, where it is partial), and
+  // the
+  // size of every shard
+  kSizes,
+  kFull,  // also every byte of every shard
 };
 
 // One checkpoint, opened for reading. Read() may be called from several threads.
@@ -117,9 +126,12 @@ class CheckpointReader {
   virtual const std::string& directory() const = 0;
   virtual const CheckpointState& state() const = 0;
   virtual const std::map<std::string, TensorInfo>& tensors() const = 0;
+  // Other hosts have saved the rest (SaveCheckpoint's groups): tensors may be absent or have gaps.
+  virtual bool partial() const = 0;
   // Fills `out` (row-major, box.elements() elements) from the saved pieces that `box` meets. Every
   // piece's checksum is verified before the first byte of it is used. kNotFound for a tensor that
-  // was not saved, kInvalidArgument for another dtype or a box outside the tensor.
+  // was not saved, or a part of it that a partial manifest lacks, kInvalidArgument for another
+  // dtype or a box outside the tensor.
   virtual absl::Status Read(const std::string& tensor, kernels::DType dtype, const Box& box,
                             void* out) = 0;
   // Reads every byte of every shard and checks it.

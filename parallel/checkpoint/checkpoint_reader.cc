@@ -29,6 +29,7 @@ class Reader : public CheckpointReader {
   const std::string& directory() const override { return directory_; }
   const CheckpointState& state() const override { return manifest_.state; }
   const std::map<std::string, TensorInfo>& tensors() const override { return tensors_; }
+  bool partial() const override { return manifest_.partial; }
 
   absl::Status CheckSizes() {
     for (const ShardRecord& shard : manifest_.shards) {
@@ -114,6 +115,16 @@ absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const
                      Name(dtype), " ", box.ToString()));
   }
   const int64_t width = SizeOf(dtype);
+  int64_t covered = 0;
+  for (size_t index : pieces_of_[tensor]) {
+    const std::optional<Box> part = Intersect(manifest_.pieces[index].box, box);
+    if (part.has_value()) covered += part->elements();
+  }
+  if (covered < box.elements()) {
+    return absl::NotFoundError(absl::StrCat(
+        directory_, " has ", covered, " of ", box.elements(), " elements of tensor '", tensor, "' ",
+        box.ToString(), ": the rest was saved on other hosts (checkpoint.storage: local)"));
+  }
   for (size_t index : pieces_of_[tensor]) {
     const PieceRecord& piece = manifest_.pieces[index];
     const std::optional<Box> part = Intersect(piece.box, box);

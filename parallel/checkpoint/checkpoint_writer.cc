@@ -143,15 +143,21 @@ absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
   return WriteShard(files, directory, state.id, rank, pieces);
 }
 
-// The records of all ranks, as one manifest; the first failure of any rank.
+// The records of the ranks of group `own`, as one manifest; the first failure of any rank. `bytes`
+// grows by all ranks' shards.
 absl::StatusOr<Manifest> Combine(const CheckpointState& state,
-                                 const std::vector<std::string>& texts) {
+                                 const std::vector<std::string>& texts,
+                                 absl::Span<const int> groups, int own, int64_t& bytes) {
   Manifest manifest;
   manifest.state = state;
+  manifest.partial =
+      std::any_of(groups.begin(), groups.end(), [](int group) { return group != 0; });
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     absl::StatusOr<RankRecord> record = DecodeRankRecord(texts[rank]);
     if (!record.ok()) return Annotate(record.status(), absl::StrCat("record of rank ", rank));
     if (!record->status.ok()) return Annotate(record->status, absl::StrCat("rank ", rank));
+    for (const ShardRecord& shard : record->shards) bytes += shard.bytes;
+    if (!groups.empty() && groups[rank] != own) continue;
     for (PieceRecord& piece : record->pieces) {
       piece.shard = static_cast<int>(manifest.shards.size());
       manifest.pieces.push_back(std::move(piece));
@@ -175,7 +181,8 @@ absl::StatusOr<Manifest> Combine(const CheckpointState& state,
 
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
-                                          absl::Span<const SavePiece> pieces, TextGatherer gather) {
+                                          absl::Span<const SavePiece> pieces, TextGatherer gather,
+                                          absl::Span<const int> groups) {
   SaveResult result;
   result.directory = CheckpointDirectory(root, state.id);
   absl::StatusOr<RankRecord> own = Prepare(files, root, result.directory, state, rank, pieces);
@@ -185,19 +192,35 @@ absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& 
     own = std::move(failed);
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather(EncodeRankRecord(*own)));
-  ASSIGN_OR_RETURN(const Manifest manifest, Combine(state, texts));
-  for (const ShardRecord& shard : manifest.shards) result.bytes += shard.bytes;
+  CHECK(groups.empty() || groups.size() == texts.size());
+  const int group = groups.empty() ? 0 : groups[static_cast<size_t>(rank)];
+  ASSIGN_OR_RETURN(const Manifest manifest, Combine(state, texts, groups, group, result.bytes));
   const std::string text = EncodeManifest(manifest);
   const std::string path = absl::StrCat(result.directory, "/", kManifestFile);
   // Read back as a loader would: nothing is committed that could not be loaded, such as pieces
   // that leave a gap. Every rank comes to the same verdict.
-  if (absl::StatusOr<Manifest> check = DecodeManifest(text, path); !check.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("not committed: ", check.status().message()));
+  absl::Status status = DecodeManifest(text, path).status();
+  if (!status.ok()) {
+    status = absl::InvalidArgumentError(absl::StrCat("not committed: ", status.message()));
   }
   result.bytes += static_cast<int64_t>(text.size());
-  if (rank != 0) return result;
-  RETURN_IF_ERROR(files.WriteAtomically(path, text));
-  result.manifest_checksum = CrcText(Crc32c(text));
+  if (!manifest.partial) {
+    RETURN_IF_ERROR(status);
+    if (rank != 0) return result;
+    RETURN_IF_ERROR(files.WriteAtomically(path, text));
+    result.manifest_checksum = CrcText(Crc32c(text));
+    return result;
+  }
+  // The checkpoint counts once every group's manifest is there.
+  if (status.ok() && rank == group) status = files.WriteAtomically(path, text);
+  RankRecord verdict;
+  verdict.status = status;
+  ASSIGN_OR_RETURN(const std::vector<std::string> verdicts, gather(EncodeRankRecord(verdict)));
+  for (size_t of = 0; of < verdicts.size(); ++of) {
+    ASSIGN_OR_RETURN(const RankRecord other, DecodeRankRecord(verdicts[of]));
+    if (!other.status.ok()) return Annotate(other.status, absl::StrCat("rank ", of));
+  }
+  if (rank == 0) result.manifest_checksum = CrcText(Crc32c(text));
   return result;
 }
 

@@ -183,6 +183,10 @@ absl::StatusOr<Manifest> FromBody(absl::string_view text) {
   ASSIGN_OR_RETURN(manifest.state.consumed_samples, IntegerAt(body, "consumed_samples"));
   RETURN_IF_ERROR(MapsFromJson(body, manifest.state));
   RETURN_IF_ERROR(ShardsAndPiecesFromJson(body, manifest.shards, manifest.pieces));
+  if (const auto partial = body.find("partial"); partial != body.end()) {
+    if (!partial->is_boolean()) return absl::DataLossError("field 'partial' is no boolean");
+    manifest.partial = partial->get<bool>();
+  }
   // The object's items come in order of their names, so a tensor's pieces stand together.
   for (size_t begin = 0, end; begin < manifest.pieces.size(); begin = end) {
     const PieceRecord& first = manifest.pieces[begin];
@@ -191,7 +195,8 @@ absl::StatusOr<Manifest> FromBody(absl::string_view text) {
          ++end) {
       boxes.push_back(manifest.pieces[end].box);
     }
-    if (auto problem = TilingProblem(boxes, first.shape)) {
+    if (auto problem = manifest.partial ? OverlapProblem(boxes, first.shape)
+                                        : TilingProblem(boxes, first.shape)) {
       return absl::DataLossError(absl::StrCat("tensor '", first.tensor, "': ", *problem));
     }
   }
@@ -228,6 +233,7 @@ std::string EncodeManifest(const Manifest& manifest) {
                {"numbers", state.numbers},    {"texts", state.texts},
                {"shards", Json::array()},     {"tensors", TensorsToJson(manifest.pieces)}};
   for (const ShardRecord& shard : manifest.shards) body["shards"].push_back(ShardToJson(shard));
+  if (manifest.partial) body["partial"] = true;
   const std::string text = Dump(body);
   return absl::StrCat(kBeforeChecksum, CrcText(Crc32c(text)), kAfterChecksum, text, kEnd);
 }

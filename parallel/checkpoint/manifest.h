@@ -42,6 +42,7 @@ struct Manifest {
   CheckpointState state;
   std::vector<ShardRecord> shards;
   std::vector<PieceRecord> pieces;  // grouped by tensor name
+  bool partial = false;             // other hosts have the rest
 };
 
 // What one rank tells rank 0: its shard, if it holds anything, or why it failed.
@@ -57,7 +58,7 @@ absl::StatusOr<RankRecord> DecodeRankRecord(absl::string_view text);
 // The whole file, checksum included. Requires: finite numbers.
 std::string EncodeManifest(const Manifest& manifest);
 // kDataLoss names `file` and the field. Checks the checksum, every field, that pieces lie within
-// their shards and within their tensors, and that they tile them.
+// their shards and within their tensors, and that they tile them (or do not overlap, if partial).
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view text, const std::string& file);
 
 }  // namespace muster::parallel

@@ -254,6 +254,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
     const bool memory = status.code() == absl::StatusCode::kResourceExhausted;
     return Mark(std::move(status), memory ? FailureDomain::kMemory : FailureDomain::kUnknown);
   }
+  RETURN_IF_ERROR(trainer->ShareSaving());
   return trainer;
 }
 

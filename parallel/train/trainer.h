@@ -95,7 +95,10 @@ struct TrainerOptions {
   int64_t checkpoint_every = 0;    // > 0 with a root
   int checkpoint_keep = 2;         // committed ones
   bool checkpoint_on_stop = true;  // when asked to stop
-  JobId job;                       // of the checkpoints' names
+  // By rank, the lowest rank that writes into the same directory (checkpoint.h); empty: all share
+  // one.
+  std::vector<int> checkpoint_groups;
+  JobId job;  // of the checkpoints' names
   Epoch epoch;
 };
 
@@ -218,6 +221,8 @@ class Trainer {
   // Removes checkpoints that `keep` no longer covers, as far as newer ones are committed. Run()
   // does so at step boundaries; the caller once more after the last commit. Rank 0; others: no-op.
   void Prune();
+  // Whether this is the first rank of a directory of checkpoints: it prunes.
+  bool LeadsDirectory() const;
 
   int64_t step() const { return step_; }
   int64_t consumed_samples() const { return consumed_samples_; }
@@ -237,6 +242,10 @@ class Trainer {
           TrainerHooks& hooks);
 
   absl::Status Allocate();
+  // On every rank the same: whether some rank lacks its part of the candidate and none is damaged.
+  // `status`: why this rank could not load it, or OK.
+  absl::StatusOr<bool> SaysWhatIsElsewhere(const RestoreCandidate& candidate,
+                                           const absl::Status& status);
   absl::Status Load(CheckpointReader& reader);
   absl::Status LoadTensors(CheckpointReader& reader);
   // The own parts of parameters (0) or of one of their moments (1, 2), all of it.
@@ -317,6 +326,10 @@ class Trainer {
   // Of a parameter that several ranks of its tensor group, or two stages, hold: whether this rank
   // counts it in the norm and saves it.
   bool SpeaksFor(const Parameter& parameter) const;
+  // Whether this rank saves the parameter: one rank of every directory of checkpoints does.
+  bool Saves(const Parameter& parameter) const;
+  // Who saves what, where hosts have directories of their own. A collective.
+  absl::Status ShareSaving();
   FlatRange Saved(int bucket) const;  // the part of the own part of a bucket that this rank saves
   int data_rank() const { return groups_.coordinate()[Axis::kData]; }
   int data_size() const { return groups_.mesh().degree(Axis::kData); }
@@ -339,6 +352,10 @@ class Trainer {
   const Model& model_;
   kernels::Device& device_;
   MeshGroups& groups_;
+  // Of the ranks that hold the same and write into the same directory: which this is, of how many.
+  int64_t saver_ = 0, savers_ = 1;
+  bool several_directories_ = false;
+  bool saves_duplicates_ = false;  // no rank of this directory has the say over them
   Communicator& world_;
   const Sampler& training_;
   const Sampler* const validation_;

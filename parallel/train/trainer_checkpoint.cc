@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
@@ -62,9 +63,60 @@ absl::Status MarkSaveError(absl::Status status) {
 
 FlatRange Trainer::Saved(int bucket) const {
   const FlatRange part = layout_.Part(bucket, groups_.shard().rank());
-  const int64_t replica = groups_.replicate().rank(), replicas = groups_.replicate().size();
-  return {part.begin + part.size() * replica / replicas,
-          part.begin + part.size() * (replica + 1) / replicas};
+  return {part.begin + part.size() * saver_ / savers_,
+          part.begin + part.size() * (saver_ + 1) / savers_};
+}
+
+absl::Status Trainer::ShareSaving() {
+  const std::vector<int>& directories = options_.checkpoint_groups;
+  saver_ = groups_.replicate().rank();
+  savers_ = groups_.replicate().size();
+  several_directories_ = std::any_of(directories.begin(), directories.end(),
+                                     [](int directory) { return directory != 0; });
+  if (!several_directories_) return absl::OkStatus();
+  for (const std::vector<int>& group : groups_.mesh().Groups({Axis::kTensor})) {
+    for (const int rank : group) {
+      if (directories[rank] == directories[group[0]]) continue;
+      return Mark(
+          absl::FailedPreconditionError(absl::StrFormat(
+              "checkpoint.storage: local needs every tensor group on one host, but ranks %d "
+              "and %d are on two: lower engine.parallel.tensor, or give the hosts a shared "
+              "checkpoint.path",
+              group[0], rank)),
+          FailureDomain::kConfiguration);
+    }
+  }
+  // What a rank holds is that of all ranks with this text.
+  const auto holds = [](int stage, int shard, int tensor) {
+    return absl::StrFormat("%d %d %d", stage, shard, tensor);
+  };
+  const int shard = groups_.shard().rank(), tensor = groups_.coordinate()[Axis::kTensor];
+  const std::string own = holds(groups_.coordinate()[Axis::kPipeline], shard, tensor);
+  auto texts = GatherTexts(world_, *compute_, own);
+  if (!texts.ok()) return Mark(texts.status(), FailureDomain::kCommunication);
+  saver_ = savers_ = 0;
+  saves_duplicates_ = true;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (directories[rank] != directories[world_.rank()]) continue;
+    // The first stage has the say over a table that the last one shares.
+    if ((*texts)[rank] == holds(0, shard, tensor)) saves_duplicates_ = false;
+    if ((*texts)[rank] != own) continue;
+    if (rank < world_.rank()) ++saver_;
+    ++savers_;
+  }
+  return absl::OkStatus();
+}
+
+bool Trainer::Saves(const Parameter& parameter) const {
+  if (!parameter.duplicate || !saves_duplicates_) return SpeaksFor(parameter);
+  Parameter held = parameter;
+  held.duplicate = false;
+  return SpeaksFor(held);
+}
+
+bool Trainer::LeadsDirectory() const {
+  return several_directories_ ? options_.checkpoint_groups[world_.rank()] == world_.rank()
+                              : world_.rank() == 0;
 }
 
 Tensor Trainer::Moment(int state, int bucket) {
@@ -135,7 +187,7 @@ std::vector<SavePiece> Trainer::SavePieces(StateReader& reader) {
       };
       for (const FlatPiece& piece : layout_.Pieces(saved)) {
         const Parameter& parameter = model_.parameters().at(piece.parameter);
-        if (!SpeaksFor(parameter)) continue;  // another rank saves it
+        if (!Saves(parameter)) continue;  // another rank does
         int64_t at = piece.flat - begin;
         for (Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
           const int64_t size = box.elements();
@@ -208,11 +260,13 @@ absl::Status Trainer::Save() {
   WriteDescription(model_.description(), state);
   absl::Status gather_status;
   absl::StatusOr<SaveResult> result = SaveCheckpoint(
-      files_, options_.checkpoint_root, state, world_.rank(), pieces, [&](const std::string& text) {
+      files_, options_.checkpoint_root, state, world_.rank(), pieces,
+      [&](const std::string& text) {
         auto texts = GatherTexts(world_, *compute_, text);
         gather_status = texts.status();
         return texts;
-      });
+      },
+      several_directories_ ? options_.checkpoint_groups : std::vector<int>());
   if (!gather_status.ok()) return Mark(gather_status, FailureDomain::kCommunication);
   if (!(*reader)->status().ok()) return (*reader)->status();
   if (!result.ok()) return MarkSaveError(result.status());
@@ -259,6 +313,8 @@ absl::Status Trainer::LoadTensors(CheckpointReader& reader) {
       const Parameter& parameter = model_.parameters().at(id);
       const std::string name = StateName(state, parameter.name);
       const auto found = reader.tensors().find(name);
+      // What this rank needs of the others is found when it is read.
+      if (found == reader.tensors().end() && reader.partial()) continue;
       if (found == reader.tensors().end() || found->second.shape != parameter.global_shape) {
         return absl::FailedPreconditionError(
             absl::StrFormat("%s: tensor %s is missing or has another shape than the model",
@@ -422,15 +478,35 @@ absl::Status Trainer::Load(CheckpointReader& reader) {
   return absl::OkStatus();
 }
 
+// Where hosts have directories of their own, a part that a rank does not find is not damage.
+absl::StatusOr<bool> Trainer::SaysWhatIsElsewhere(const RestoreCandidate& candidate,
+                                                  const absl::Status& status) {
+  const char* const kind = status.ok() ? "" : absl::IsNotFound(status) ? "absent " : "damaged ";
+  auto texts = GatherTexts(world_, *compute_, absl::StrCat(kind, status.message()));
+  if (!texts.ok()) return Mark(texts.status(), FailureDomain::kCommunication);
+  bool elsewhere = false;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const std::string& text = (*texts)[rank];
+    if (absl::StartsWith(text, "damaged ")) return false;
+    if (!absl::StartsWith(text, "absent ") || std::exchange(elsewhere, true)) continue;
+    hooks_.OnWarning(absl::NotFoundError(absl::StrFormat(
+        "step %d cannot be restored here: rank %d does not find its part (%s). With "
+        "checkpoint.storage: local a rank needs the disk of a host that held the same part",
+        candidate.id.step, rank, text.substr(sizeof("absent ") - 1))));
+  }
+  return elsewhere;
+}
+
 absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
   if (candidates.empty()) return absl::OkStatus();
   hooks_.OnPhase("restoring");
   const bool lead = world_.rank() == 0;
   for (const RestoreCandidate& candidate : candidates) {
-    // Rank 0 checks every byte before anybody changes its state.
-    auto reader =
-        CheckpointReader::Open(files_, candidate.directory, lead ? Verify::kFull : Verify::kSizes,
-                               candidate.manifest_checksum);
+    // One rank checks every byte before anybody changes its state. The coordinator knows the
+    // checksum of one manifest alone.
+    auto reader = CheckpointReader::Open(
+        files_, candidate.directory, LeadsDirectory() ? Verify::kFull : Verify::kSizes,
+        several_directories_ ? std::string() : candidate.manifest_checksum);
     absl::Status status = reader.status();
     ASSIGN_OR_RETURN(bool sound, Agree(status.ok()));
     if (sound) {
@@ -453,11 +529,19 @@ absl::Status Trainer::Restore(const std::vector<RestoreCandidate>& candidates) {
       }
       return absl::OkStatus();
     }
+    if (several_directories_) {
+      ASSIGN_OR_RETURN(const bool elsewhere, SaysWhatIsElsewhere(candidate, status));
+      if (elsewhere) continue;
+    }
     if (lead) {
       hooks_.OnDamaged(candidate.id, status.ok()
                                          ? absl::DataLossError("another rank could not read it")
                                          : status);
     }
+  }
+  if (several_directories_ && lead) {
+    hooks_.OnWarning(absl::NotFoundError(
+        "no committed checkpoint can be restored on these hosts: the job starts over"));
   }
   // A load that failed half-way has left its traces.
   step_ = 0;
@@ -477,7 +561,7 @@ void Trainer::Publish() {
 }
 
 void Trainer::Prune() {
-  if (world_.rank() != 0 || options_.checkpoint_root.empty()) return;
+  if (!LeadsDirectory() || options_.checkpoint_root.empty()) return;
   const int64_t committed = hooks_.CommittedStep();
   if (committed <= pruned_at_) return;
   pruned_at_ = committed;
@@ -493,7 +577,7 @@ void Trainer::Prune() {
     return;
   }
   for (const CheckpointId& id : *removed) {
-    hooks_.OnRemoved(id);
+    if (world_.rank() == 0) hooks_.OnRemoved(id);
     checkpoints_.erase(std::remove(checkpoints_.begin(), checkpoints_.end(), id),
                        checkpoints_.end());
   }

@@ -180,6 +180,9 @@ void ApplyDefaults(v1::JobSpec& spec) {
   }
   if (spec.has_checkpoint() && spec.checkpoint().keep() == 0)
     spec.mutable_checkpoint()->set_keep(kKeep);
+  if (spec.has_checkpoint() && spec.checkpoint().storage() == v1::CHECKPOINT_STORAGE_UNSPECIFIED) {
+    spec.mutable_checkpoint()->set_storage(v1::CHECKPOINT_STORAGE_SHARED);
+  }
   DefaultRestart(*spec.mutable_restart());
 }
 

@@ -148,6 +148,10 @@ Harness::Harness(const std::vector<std::string>& files)
 
 Harness::~Harness() { files_->RemoveTree(directory_).IgnoreError(); }
 
+void Harness::LoseDisk(int host) {
+  CHECK_OK(files_->RemoveTree(absl::StrCat(directory_, "/host-", host)));
+}
+
 RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world) {
   RankResult result;
   const auto device = kernels::MakeCpuDevice(1);
@@ -181,6 +185,26 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
     options.checkpoint_every = run.save_every;
     options.checkpoint_keep = 100;
   }
+  std::vector<RestoreCandidate> restore = run.restore;
+  if (!run.hosts.empty()) {
+    // Every host has its own directory under one name.
+    const auto on_host = [&](std::string path) {
+      const std::string shared = directory_ + "/checkpoints";
+      const std::string own = absl::StrCat(directory_, "/host-", run.hosts[world.rank()]);
+      return path.rfind(shared, 0) == 0 ? own + path.substr(shared.size()) : path;
+    };
+    if (!options.checkpoint_root.empty()) {
+      options.checkpoint_root = on_host(options.checkpoint_root);
+    }
+    for (RestoreCandidate& candidate : restore) {
+      const size_t end = candidate.directory.find('/', directory_.size() + 1);
+      candidate.directory = on_host(directory_ + "/checkpoints" + candidate.directory.substr(end));
+    }
+    for (const int host : run.hosts) {
+      options.checkpoint_groups.push_back(static_cast<int>(
+          std::find(run.hosts.begin(), run.hosts.end(), host) - run.hosts.begin()));
+    }
+  }
   options.job = JobId(absl::StrCat("layouts-", runs_));
   options.epoch = Epoch(1);
   if (run.adjust) run.adjust(options);
@@ -195,7 +219,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
     EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
         << run.ToString() << ", rank " << world.rank() << ": " << predicted.ToString();
   }
-  if (result.status.ok()) result.status = (*trainer)->Restore(run.restore);
+  if (result.status.ok()) result.status = (*trainer)->Restore(restore);
   if (result.status.ok()) result.status = (*trainer)->Run().status();
   if (result.status.ok()) {
     // Nothing is asked for on the way, and on the host nothing stays but what is foreseen.

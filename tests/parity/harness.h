@@ -57,6 +57,8 @@ struct Case {
   int64_t stop_after = 0;      // > 0: ends after this step, with a checkpoint
   int64_t save_every = 0;      // > 0: checkpoints
   std::vector<RestoreCandidate> restore;
+  // By rank, the host whose directory of checkpoints it has; empty: all share one.
+  std::vector<int> hosts;
   std::function<void(TrainerOptions&)> adjust;  // what has no field here
   // Around each rank's communicator of the world.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> wrap;
@@ -92,6 +94,8 @@ class Harness {
   std::vector<RankResult> Train(const Case& run);
   // Several models at once, each on ranks of its own of one pool and with a mesh of its own.
   std::vector<std::vector<RankResult>> TrainOnOnePool(const std::vector<Case>& runs);
+  // The disk of a host of Case::hosts is gone.
+  void LoseDisk(int host);
   // Tensors of the newest checkpoint of a run, whose names begin with `prefix`, without it.
   Tensors Read(const std::vector<RankResult>& results, const std::string& prefix);
   // The weights after a run that ends now.

@@ -166,6 +166,85 @@ TEST_F(Layouts, WhatOneLayoutSaves_AnyOtherResumes) {
   }
 }
 
+Case Split(const PerAxis& degrees, int zero = 0, int shards = 0) {
+  Case run = Data(degrees[Axis::kData], zero, shards);
+  run.layout.degrees = degrees;
+  run.layout.global_batch = 8;
+  run.layout.micro_batch = 2;
+  return run;
+}
+
+// Every host keeps what its own ranks hold, tied tables of a last stage included.
+TEST_F(Layouts, CheckpointsOnTheDisksOfHosts_AreResumedWhereTheyWereSaved) {
+  const std::vector<std::pair<Case, std::vector<int>>> cases = {
+      {Split({1, 2, 1, 1}), {0, 1}},          {Split({1, 4, 1, 1}, 3, 2), {0, 0, 1, 1}},
+      {Split({1, 4, 1, 1}, 2), {0, 1, 1, 0}}, {Split({2, 1, 1, 1}), {0, 1}},
+      {Split({2, 2, 1, 1}, 1), {0, 0, 1, 1}}, {Split({2, 1, 1, 2}), {0, 0, 1, 1}},
+      {Split({2, 2, 1, 1}), {0, 1, 1, 0}}};
+  for (const auto& [layout, hosts] : cases) {
+    SCOPED_TRACE(layout.ToString());
+    const RankResult whole = harness_.Train(layout)[0];
+    Case first = layout, second = layout;
+    first.hosts = second.hosts = hosts;
+    first.save_every = 100;
+    first.stop_after = 8;
+    second.restore = harness_.Train(first)[0].saved;
+    ASSERT_EQ(second.restore.size(), 1u);
+    const RankResult rest = harness_.Train(second)[0];
+    EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 8, whole.losses.end()));
+    EXPECT_EQ(rest.warnings.size(), 0u);
+  }
+}
+
+TEST_F(Layouts, DiskOfALostHost_IsReplacedByOneThatHeldTheSame) {
+  for (const Case& layout : {Split({1, 2, 1, 1}), Split({1, 4, 1, 1}, 3, 2)}) {
+    SCOPED_TRACE(layout.ToString());
+    const RankResult whole = harness_.Train(layout)[0];
+    Case first = layout, second = layout;
+    const bool two = layout.ranks() == 2;
+    first.hosts = two ? std::vector<int>{0, 1} : std::vector<int>{0, 0, 1, 1};
+    second.hosts = std::vector<int>(static_cast<size_t>(layout.ranks()), 0);
+    first.save_every = 100;
+    first.stop_after = 8;
+    second.restore = harness_.Train(first)[0].saved;
+    harness_.LoseDisk(1);
+    if (two) second.restore[0].manifest_checksum = "";  // rank 0's own is there
+    const RankResult rest = harness_.Train(second)[0];
+    EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 8, whole.losses.end()));
+  }
+}
+
+TEST_F(Layouts, DiskOfALostHostThatNobodyReplaces_StartsOverAndSaysWhoLacksWhat) {
+  Case first = Split({2, 1, 1, 1});
+  const RankResult whole = harness_.Train(first)[0];
+  first.hosts = {0, 1};
+  Case second = first;
+  first.save_every = 100;
+  first.stop_after = 8;
+  second.restore = harness_.Train(first)[0].saved;
+  harness_.LoseDisk(1);
+  const RankResult again = harness_.Train(second)[0];
+  EXPECT_EQ(again.losses, whole.losses);
+  EXPECT_TRUE(again.damaged.empty()) << "nothing is wrong with what is there";
+  ASSERT_EQ(again.warnings.size(), 2u);
+  EXPECT_THAT(
+      std::string(again.warnings[0].message()),
+      ::testing::HasSubstr("step 8 cannot be restored here: rank 1 does not find its part"));
+  EXPECT_THAT(std::string(again.warnings[1].message()), ::testing::HasSubstr("starts over"));
+}
+
+TEST_F(Layouts, TensorGroupOverTwoDisks_IsRefused) {
+  Case run = Split({1, 1, 1, 2});
+  run.hosts = {0, 1};
+  run.save_every = 100;
+  run.may_fail = true;
+  for (const RankResult& rank : harness_.Train(run)) {
+    EXPECT_THAT(rank.status,
+                muster::testing::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                          ::testing::HasSubstr("every tensor group on one host")));
+  }
+}
+
 // Twelve query heads over two key/value heads: with three ranks two share the first, with weights
 // two share the second.
 TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {

@@ -42,6 +42,7 @@
 #include "worker/rank/job_plan.h"
 #include "worker/rank/profiler.h"
 #include "worker/rank/rank_metrics.h"
+#include "worker/rank/shared_files.h"
 
 namespace muster::worker {
 namespace {
@@ -56,6 +57,8 @@ constexpr absl::Duration kFailureFlushTimeout = absl::Seconds(5);
 constexpr absl::Duration kFailureGrace = absl::Seconds(1);
 // For the verdict on the last checkpoint, on which the last pruning depends.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(15);
+// For a file that another host has written to be seen on a network file system that caches.
+constexpr absl::Duration kSharedFilePatience = absl::Seconds(5);
 constexpr size_t kThroughputSteps = 20;
 // Of the curve that users see; a report carries the end of it, enough for a daemon or coordinator
 // that was away for a while, and for jobs that make hundreds of steps between two reports.
@@ -485,23 +488,41 @@ parallel::TcpOptions TcpOptionsOf(const v1::RankAssignment& assignment, Logger& 
   return options;
 }
 
-// Says on rank 0 which hosts there are and what crosses between them.
-absl::Status TellHosts(const v1::RankAssignment& assignment, const parallel::Mesh& mesh,
-                       parallel::Communicator& world, kernels::Device& device) {
-  auto hosts = GatherHosts(world, device, PlaceOf(assignment));
-  if (!hosts.ok()) {
-    return parallel::Mark(Annotate(hosts.status(), "exchange of hosts"),
-                          parallel::FailureDomain::kCommunication);
-  }
-  if (assignment.rank() != 0 || HostCount(*hosts) == 1) return absl::OkStatus();
-  for (const std::string& line : HostTable(*hosts)) PrintLine(line);
+// Says which hosts there are and what crosses between them.
+void TellHosts(const std::vector<RankHost>& hosts, const parallel::Mesh& mesh,
+               const kernels::Device& device) {
+  if (HostCount(hosts) == 1) return;
+  for (const std::string& line : HostTable(hosts)) PrintLine(line);
   std::vector<absl::string_view> axes;
-  for (const parallel::Axis axis : AxesAcrossHosts(mesh, *hosts)) axes.push_back(Name(axis));
-  const bool cuda = device.kind() == kernels::DeviceKind::kCuda;
-  PrintLine(
-      absl::StrCat("groups along ", absl::StrJoin(axes, ", "), " cross hosts",
-                   cuda ? ": their collectives go through NCCL, not through copy engines" : ""));
-  return absl::OkStatus();
+  for (const parallel::Axis axis : AxesAcrossHosts(mesh, hosts)) axes.push_back(Name(axis));
+  PrintLine(absl::StrCat("groups along ", absl::StrJoin(axes, ", "), " cross hosts",
+                         device.kind() == kernels::DeviceKind::kCuda
+                             ? ": their collectives go through NCCL, not through copy engines"
+                             : ""));
+}
+
+// That every host has the same files, and who shares a directory of checkpoints: by rank, the
+// lowest rank with the same one. Every rank gets the same status.
+absl::StatusOr<std::vector<int>> CheckFiles(const v1::RankAssignment& assignment,
+                                            const std::vector<RankHost>& hosts,
+                                            parallel::Communicator& world, kernels::Device& device,
+                                            FileSystem& files) {
+  const v1::JobSpec& spec = assignment.spec();
+  // The ranks of one worker see the same files.
+  std::vector<Input> inputs;
+  if (assignment.local_rank() == 0) {
+    ASSIGN_OR_RETURN(inputs, DescribeInputs(spec, files));
+  }
+  RETURN_IF_ERROR(CheckInputs(world, device, hosts, inputs));
+  if (!spec.has_checkpoint()) return std::vector<int>(hosts.size(), 0);
+  const bool local = spec.checkpoint().storage() == v1::CHECKPOINT_STORAGE_LOCAL;
+  const std::string directory =
+      absl::StrCat(ResolvePath(spec, spec.checkpoint().path()), "/", assignment.job_id());
+  ASSIGN_OR_RETURN(std::vector<int> groups,
+                   GroupsByDirectory(world, device, files, hosts, directory, assignment.epoch(),
+                                     local ? absl::ZeroDuration() : kSharedFilePatience));
+  if (!local) RETURN_IF_ERROR(CheckShared(groups, hosts, directory));
+  return groups;
 }
 
 // The rank that could not be reached, where that is why.
@@ -581,7 +602,14 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   RETURN_IF_ERROR(CheckAgreement(*communicator, *setup.device, assignment.spec(),
                                  setup.training->fingerprint()));
   if (assignment.world_size() > 1) {
-    RETURN_IF_ERROR(TellHosts(assignment, *setup.mesh, *communicator, *setup.device));
+    auto hosts = GatherHosts(*communicator, *setup.device, PlaceOf(assignment));
+    if (!hosts.ok()) {
+      return parallel::Mark(Annotate(hosts.status(), "exchange of hosts"),
+                            parallel::FailureDomain::kCommunication);
+    }
+    if (assignment.rank() == 0) TellHosts(*hosts, *setup.mesh, *setup.device);
+    ASSIGN_OR_RETURN(setup.options.checkpoint_groups,
+                     CheckFiles(assignment, *hosts, *communicator, *setup.device, *files));
   }
   const double met = SecondsSince(starting);
   auto groups = parallel::MeshGroups::Make(*setup.mesh, *communicator, setup.zero_shards);
@@ -644,7 +672,7 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
   }
 
   ASSIGN_OR_RETURN(const parallel::Trainer::Outcome outcome, trainer->Run());
-  if (assignment.rank() == 0 && assignment.spec().has_checkpoint()) {
+  if (trainer->LeadsDirectory() && assignment.spec().has_checkpoint()) {
     // Without a verdict in time the daemon goes on asking for it; only the pruning is left out.
     client.WaitCommitted(trainer->step(), kVerdictTimeout).IgnoreError();
     trainer->Prune();

@@ -1,0 +1,177 @@
+#include "worker/rank/shared_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "parallel/train/failure.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::worker {
+namespace {
+
+using parallel::FailureDomain;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kDirectory[] = "/checkpoints/job";
+
+// One rank on each host named.
+std::vector<RankHost> On(const std::vector<const char*>& hosts) {
+  std::vector<RankHost> ranks;
+  for (const char* host : hosts) {
+    ranks.push_back({absl::StrCat("worker-", host), host, "10.0.0.1", host});
+  }
+  return ranks;
+}
+
+// Calls `body` on every rank of a world of its own.
+void OnRanks(size_t size, const std::function<void(size_t rank, parallel::Communicator& world,
+                                                   kernels::Device& device)>& body) {
+  auto world = parallel::MakeLocalCommunicators(static_cast<int>(size), absl::Seconds(60));
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = kernels::MakeCpuDevice(1);
+      body(rank, *world[rank], *device);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+v1::JobSpec SpecWithData() {
+  v1::JobSpec spec;
+  spec.mutable_engine()->mutable_data()->add_train()->set_path("/data/kjv.train");
+  spec.mutable_engine()->mutable_data()->add_validation()->set_path("/data/kjv.validation");
+  spec.mutable_engine()->mutable_model()->set_initialize_from("/models/small");
+  return spec;
+}
+
+std::unique_ptr<MemoryFileSystem> Disk() {
+  auto files = MemoryFileSystem::Make();
+  for (const char* directory : {"/data", "/models/small", kDirectory}) {
+    EXPECT_OK(files->MakeDirectory(directory));
+  }
+  for (const char* prefix : {"/data/kjv.train", "/data/kjv.validation"}) {
+    EXPECT_OK(files->WriteAtomically(absl::StrCat(prefix, ".idx"), "an index"));
+    EXPECT_OK(files->WriteAtomically(absl::StrCat(prefix, ".bin"), "tokens"));
+  }
+  std::string weights(8, '\0');
+  const uint64_t header = 4;
+  std::memcpy(weights.data(), &header, sizeof(header));
+  EXPECT_OK(files->WriteAtomically("/models/small/config.json", "{}"));
+  EXPECT_OK(files->WriteAtomically("/models/small/model.safetensors", weights + "headweights"));
+  return files;
+}
+
+// Every rank's status; `change` does something to the disk of the last of three hosts.
+std::vector<absl::Status> Compare(const std::function<void(FileSystem&)>& change) {
+  std::vector<absl::Status> statuses(3);
+  const std::vector<RankHost> hosts = On({"a", "b", "c"});
+  OnRanks(3, [&](size_t rank, parallel::Communicator& world, kernels::Device& device) {
+    const auto disk = Disk();
+    if (rank == 2) change(*disk);
+    const auto inputs = DescribeInputs(SpecWithData(), *disk);
+    ASSERT_OK(inputs);
+    statuses[rank] = CheckInputs(world, device, hosts, *inputs);
+  });
+  return statuses;
+}
+
+TEST(SharedFiles, SameInputs_AreFoundTheSame) {
+  for (const absl::Status& status : Compare([](FileSystem&) {})) EXPECT_OK(status);
+}
+
+TEST(SharedFiles, IndexOfTheSameSizeAndOtherContent_IsNamedWithBothWorkers) {
+  for (const absl::Status& status : Compare([](FileSystem& files) {
+         EXPECT_OK(files.WriteAtomically("/data/kjv.train.idx", "an iNdex"));
+       })) {
+    EXPECT_EQ(parallel::DomainOf(status), FailureDomain::kData);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("engine.data.train[0].path: /data/kjv.train"),
+                      HasSubstr("worker worker-a (host a) has an index of 8 bytes"),
+                      HasSubstr("worker worker-c (host c) has an index of 8 bytes")));
+  }
+}
+
+TEST(SharedFiles, OtherTokensOrWeights_AreNamed) {
+  EXPECT_THAT(
+      std::string(Compare([](FileSystem& files) {
+                    EXPECT_OK(files.WriteAtomically("/data/kjv.validation.bin", "more tok"));
+                  })[0]
+                      .message()),
+      AllOf(HasSubstr("engine.data.validation[0].path"), HasSubstr("8 bytes of tokens")));
+  EXPECT_THAT(std::string(Compare([](FileSystem& files) {
+                            EXPECT_OK(files.WriteAtomically("/models/small/config.json", "{ }"));
+                          })[1]
+                              .message()),
+              HasSubstr("engine.model.initialize_from: /models/small"));
+}
+
+TEST(SharedFiles, AbsentDataSet_IsAnErrorOfItsField) {
+  const auto disk = Disk();
+  EXPECT_OK(disk->RemoveFile("/data/kjv.train.idx"));
+  const absl::Status status = DescribeInputs(SpecWithData(), *disk).status();
+  EXPECT_EQ(parallel::DomainOf(status), FailureDomain::kData);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("engine.data.train[0].path"), HasSubstr("/data/kjv.train.idx")));
+}
+
+// What every rank finds, with `disks` by rank.
+std::vector<std::vector<int>> Groups(const std::vector<RankHost>& hosts,
+                                     const std::vector<FileSystem*>& disks) {
+  std::vector<std::vector<int>> found(hosts.size());
+  OnRanks(hosts.size(), [&](size_t rank, parallel::Communicator& world, kernels::Device& device) {
+    const auto groups = GroupsByDirectory(world, device, *disks[rank], hosts, kDirectory,
+                                          /*epoch=*/3, absl::ZeroDuration());
+    ASSERT_OK(groups);
+    found[rank] = *groups;
+  });
+  return found;
+}
+
+TEST(SharedFiles, DirectoriesThatAreOne_AreFoundAndLeftAsTheyWere) {
+  const auto disk = Disk();
+  EXPECT_OK(disk->WriteAtomically(absl::StrCat(kDirectory, "/.same-directory.e2.rank-0"), "old"));
+  const std::vector<RankHost> hosts = On({"a", "a", "b", "c"});
+  for (const auto& groups : Groups(hosts, {disk.get(), disk.get(), disk.get(), disk.get()})) {
+    EXPECT_EQ(groups, (std::vector<int>{0, 0, 0, 0}));
+    EXPECT_OK(CheckShared(groups, hosts, kDirectory));
+  }
+  EXPECT_EQ(disk->List(kDirectory)->size(), 0u) << "what an earlier attempt left is gone, too";
+}
+
+TEST(SharedFiles, DirectoriesOfTwoDisks_AreToldApart) {
+  const auto one = Disk(), other = Disk();
+  const std::vector<RankHost> hosts = On({"a", "b", "b", "c"});
+  for (const auto& groups : Groups(hosts, {one.get(), other.get(), other.get(), one.get()})) {
+    EXPECT_EQ(groups, (std::vector<int>{0, 1, 1, 0}));
+    const absl::Status status = CheckShared(groups, hosts, kDirectory);
+    EXPECT_EQ(parallel::DomainOf(status), FailureDomain::kStorage);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("worker worker-b (host b) is another directory than on worker "
+                                "worker-a (host a)"),
+                      HasSubstr("checkpoint.storage")));
+  }
+}
+
+TEST(SharedFiles, DirectoryThatCannotBeWritten_IsTheFailureOfAll) {
+  const auto good = Disk(), bad = Disk();
+  bad->FailWrites(true);
+  const std::vector<RankHost> hosts = On({"a", "b"});
+  OnRanks(2, [&](size_t rank, parallel::Communicator& world, kernels::Device& device) {
+    const auto groups = GroupsByDirectory(world, device, rank == 0 ? *good : *bad, hosts,
+                                          kDirectory, 3, absl::ZeroDuration());
+    EXPECT_EQ(parallel::DomainOf(groups.status()), FailureDomain::kStorage);
+    EXPECT_THAT(std::string(groups.status().message()), HasSubstr("worker worker-b (host b)"));
+  });
+}
+
+}  // namespace
+}  // namespace muster::worker
