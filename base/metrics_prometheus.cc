@@ -1,16 +1,22 @@
+#include <httplib.h>
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
 
+#include <atomic>
+#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
+#include "base/network.h"
+#include "base/status_macros.h"
 
 namespace muster::metrics {
 namespace {
@@ -104,13 +110,57 @@ class PrometheusRegistry : public Registry {
   std::map<Key, std::unique_ptr<Wrapped<prometheus::Histogram>>> histograms_;
 };
 
+// Two scrapers at a time; more wait.
+constexpr size_t kThreads = 2;
+constexpr int kIdleMicroseconds = 250'000;
+constexpr int kTimeoutSeconds = 5;  // of a client that sends or reads nothing
+
+// Not prometheus-cpp's own exposer: the web server in Debian's does not speak IPv6.
 class Server : public PrometheusServer {
  public:
-  explicit Server(const std::string& address)
-      : known_(std::make_shared<prometheus::Registry>()), registry_(known_), exposer_(address, 1) {
-    exposer_.RegisterCollectable(known_);
-    const std::string host = address.substr(0, address.rfind(':'));
-    address_ = absl::StrCat(host, ":", exposer_.GetListeningPorts().front());
+  Server() : known_(std::make_shared<prometheus::Registry>()), registry_(known_) {
+    server_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    server_.set_read_timeout(kTimeoutSeconds);
+    server_.set_write_timeout(kTimeoutSeconds);
+    // Between looks whether to stop: the library's wait without a bound misses a stop now and then.
+    server_.set_idle_interval(/*sec=*/0, kIdleMicroseconds);
+    // The library would share the port with another process (SO_REUSEPORT).
+    server_.set_socket_options([](int socket) {
+      const int on = 1;
+      (void)setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    });
+    server_.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
+      response.set_content(prometheus::TextSerializer().Serialize(known_->Collect()),
+                           "text/plain; version=0.0.4; charset=utf-8");
+    });
+  }
+  ~Server() override {
+    if (!thread_.joinable()) return;
+    // A stop before the thread has begun to listen would be forgotten.
+    while (!server_.is_running() && !ended_) std::this_thread::yield();
+    server_.stop();
+    thread_.join();
+  }
+  absl::Status Listen(HostPort at) {
+    int port = 0;
+    CHECK(absl::SimpleAtoi(at.port, &port));
+    if (port == 0) {
+      port = server_.bind_to_any_port(at.host);
+    } else if (!server_.bind_to_port(at.host, port)) {
+      port = -1;
+    }
+    if (port <= 0) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot serve metrics on ", at.ToString(),
+                       ": the port is in use, or no interface of this host has the address"));
+    }
+    at.port = absl::StrCat(port);
+    address_ = at.ToString();
+    thread_ = std::thread([this] {
+      server_.listen_after_bind();
+      ended_ = true;
+    });
+    return absl::OkStatus();
   }
   Registry& registry() override { return registry_; }
   std::string address() const override { return address_; }
@@ -118,25 +168,20 @@ class Server : public PrometheusServer {
  private:
   std::shared_ptr<prometheus::Registry> known_;
   PrometheusRegistry registry_;
-  prometheus::Exposer exposer_;
+  httplib::Server server_;
   std::string address_;
+  std::atomic<bool> ended_ = false;
+  std::thread thread_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PrometheusServer>> PrometheusServer::Start(
     const std::string& address) {
-  if (address.rfind(':') == std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("metrics address '", address, "' is not HOST:PORT"));
-  }
-  // prometheus-cpp's web server throws when the port is taken; that ends here.
-  try {
-    return std::make_unique<Server>(address);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot serve metrics on ", address, ": ", error.what()));
-  }
+  ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(address));
+  auto server = std::make_unique<Server>();
+  RETURN_IF_ERROR(Annotate(server->Listen(at), "metrics"));
+  return server;
 }
 
 }  // namespace muster::metrics

@@ -23,6 +23,7 @@ function(muster_import name library header)
     INTERFACE_SYSTEM_INCLUDE_DIRECTORIES ${MUSTER_${name}_INCLUDE})
   add_library(muster::${name} ALIAS muster_${name})
 endfunction()
+muster_import(httplib cpp-httplib httplib.h)
 muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
 
 if(MUSTER_TESTS)

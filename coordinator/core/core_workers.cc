@@ -392,7 +392,12 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
   out.set_job_id(job.job().id());
   out.set_job_name(job.job().name());
   out.set_epoch(attempt.epoch());
-  out.set_stop_grace_ms(absl::ToInt64Milliseconds(config_.stop_grace));
+  const bool asked = attempt.stop_cause() == v1::CAUSE_UNSPECIFIED ||
+                     attempt.stop_cause() == v1::CAUSE_CANCELLED ||
+                     attempt.stop_cause() == v1::CAUSE_PREEMPTED ||
+                     attempt.stop_cause() == v1::CAUSE_RESIZED;
+  out.set_stop_grace_ms(absl::ToInt64Milliseconds(
+      asked ? config_.stop_grace : std::min(config_.stop_grace, kFailedStopGrace)));
   switch (attempt.state()) {
     case v1::ATTEMPT_STATE_ALLOCATED:
       out.set_phase(v1::DESIRED_PHASE_PREPARED);

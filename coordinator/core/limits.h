@@ -43,6 +43,9 @@ constexpr uint64_t kEventsMax = 1'000'000;
 // ---- time
 // The first exit was a failed collective: so long is waited for the exit that explains it.
 constexpr absl::Duration kCulpritGrace = absl::Seconds(1);
+// From SIGTERM to SIGKILL for a gang that has failed: without all of its ranks it cannot finish the
+// step at whose end it would stop.
+constexpr absl::Duration kFailedStopGrace = absl::Seconds(2);
 // Every daemon must have accepted an attempt within this time.
 constexpr absl::Duration kPrepareTimeout = absl::Minutes(1);
 // Pure progress (step, loss) of a job is made durable at most this often.

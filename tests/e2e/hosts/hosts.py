@@ -41,6 +41,9 @@ class HostsCluster(Cluster):
         process = self.network[host].start(*arguments, stdout=subprocess.PIPE, stderr=log,
                                            text=True, cwd=self.directory)
         log.close()
+        if name in self.processes:  # it has died
+            self.processes[name].stdout.close()
+            self.processes[name].wait()
         self.processes[name] = process
         line = process.stdout.readline()
         if not line:
@@ -66,6 +69,8 @@ class HostsCluster(Cluster):
                            "--name", f"worker-{host}",
                            "--state-dir", self.directory / f"state-{host}",
                            "--slots", options.get("slots", 1),
+                           # The hosts of a test share the kernel and its boot id.
+                           "--host-id", options.get("id", host),
                            *(options.get("flags", ()) if flags is None else flags))
 
     def kill(self, name):
@@ -85,7 +90,9 @@ class HostsCluster(Cluster):
 
     def down(self):
         for process in self.processes.values():
+            process.kill()
             process.stdout.close()
+            process.wait()
 
     def logs(self):
         """The end of every service's log, for a failure."""

@@ -183,7 +183,8 @@ class Network:
 
     def second_interface(self, host, address):
         """An interface that leads nowhere."""
-        host.ip("link", "add", "side0", "type", "dummy")
+        host.ip("link", "add", "side0", "type", "veth", "peer", "name", "side1")
+        host.ip("link", "set", "side1", "up")
         host.ip("address", "add", address, "dev", "side0")
         host.ip("link", "set", "side0", "up")
 

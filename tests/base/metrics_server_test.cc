@@ -1,0 +1,59 @@
+#include <gtest/gtest.h>
+#include <httplib.h>
+
+#include <string>
+
+#include "base/metrics.h"
+#include "base/network.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::metrics {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+
+const Family kThings = {Kind::kCounter, "muster_things_total", "Things seen.", {}};
+
+std::string Scrape(const std::string& address) {
+  const HostPort at = *ParseHostPort(address);
+  httplib::Client client(at.host, std::stoi(at.port));
+  const auto response = client.Get("/metrics");
+  return response ? response->body : "";
+}
+
+TEST(PrometheusServer, ServesWhatWasCounted) {
+  const auto server = PrometheusServer::Start("127.0.0.1:0");
+  ASSERT_OK(server);
+  (*server)->registry().GetCounter(kThings).Increment(3);
+  EXPECT_THAT(Scrape((*server)->address()), HasSubstr("muster_things_total 3"));
+}
+
+TEST(PrometheusServer, Ipv6_IsServedUnderAnAddressInBrackets) {
+  const auto server = PrometheusServer::Start("[::1]:0");
+  if (!server.ok()) GTEST_SKIP() << "THIS MACHINE HAS NO IPv6 LOOPBACK: " << server.status();
+  EXPECT_THAT((*server)->address(), ::testing::StartsWith("[::1]:"));
+  (*server)->registry().GetCounter(kThings).Increment();
+  EXPECT_THAT(Scrape((*server)->address()), HasSubstr("muster_things_total 1"));
+}
+
+TEST(PrometheusServer, PortInUse_IsRefused) {
+  const auto server = PrometheusServer::Start("127.0.0.1:0");
+  ASSERT_OK(server);
+  EXPECT_THAT(PrometheusServer::Start((*server)->address()).status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in use")));
+}
+
+TEST(PrometheusServer, AddressThatIsNone_IsInvalid) {
+  for (const char* bad : {"127.0.0.1", "::1:9000", ":0", "127.0.0.1:x"}) {
+    EXPECT_THAT(PrometheusServer::Start(bad).status(), StatusIs(absl::StatusCode::kInvalidArgument))
+        << bad;
+  }
+}
+
+TEST(PrometheusServer, StoppedAtOnce_Ends) {
+  for (int round = 0; round < 200; ++round) ASSERT_OK(PrometheusServer::Start("127.0.0.1:0"));
+}
+
+}  // namespace
+}  // namespace muster::metrics
