@@ -8,9 +8,11 @@ polling with a deadline; only how long a cut lasts is fixed.
 import atexit
 import functools
 import json
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,10 +67,14 @@ def data_directory():
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     text = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], check=True, capture_output=True)
     (directory / "kjv.txt").write_bytes(text.stdout)
+    tokenize(directory)
+    return directory
+
+
+def tokenize(directory):
     subprocess.run([BIN / "muster", "data", "tokenize", "--input", directory / "kjv.txt",
                     "--output", directory / "kjv", "--tokenizer", "bytes", "--split",
                     "train=0.9,validation=0.1"], check=True, capture_output=True)
-    return directory
 
 
 @functools.cache
@@ -455,6 +461,29 @@ class Cuts(Scene):
         self.cut(6, parallel="{pipeline: 2}")
 
     @long_form
+    def test_of_a_host_from_all_others_costs_no_attempt(self):
+        self.submit()
+        self.training()
+        self.network.isolate("b")
+        reached = self.settled()
+        self.during(18, lambda: self.assertEqual(self.cluster.job("tiny")["epoch"], 1))
+        self.network.rejoin("b")
+        took = self.cluster.step_after("tiny", reached, 15)
+        print(f"host cut off for 18 s: next step {took:.2f} s after it was back", file=sys.stderr)
+        self.assert_same(self.cluster.finish("tiny"))
+
+    @long_form
+    def test_rank_that_is_stopped_for_longer_than_a_cut_is_waited_for(self):
+        self.submit()
+        pid = int(self.training()["ranks"][1]["pid"])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            self.during(35, lambda: self.assertEqual(self.cluster.job("tiny")["epoch"], 1))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        self.assert_same(self.cluster.finish("tiny"))
+
+    @long_form
     def test_of_a_minute_ends_as_network_between_two_workers_and_recovers(self):
         self.submit()
         self.training(step=60)
@@ -537,6 +566,11 @@ class Preflight(Scene):
 
 
 class WrongInterface(Scene):
+    def test_daemon_refuses_one_that_it_does_not_have_and_says_what_there_is(self):
+        self.cluster.kill("worker-b")
+        with self.assertRaisesRegex(RuntimeError, "eth7.*10.77.0.3"):
+            self.cluster.start_worker("b", flags=["--interface", "eth7"])
+
     def prepare(self):
         host = self.network["b"]
         self.network.second_interface(host, "10.99.0.2/24")
@@ -554,29 +588,178 @@ class WrongInterface(Scene):
         self.assert_same(self.cluster.finish("tiny"), attempts=None)
 
 
-class Storage(Scene):
+class Files(Scene):
     """Hosts that do not see the same files."""
 
     def hide(self, host, path):
-        """An empty directory of its own instead of the one that the others have."""
-        own = self.directory / f"own-{host}-{len(self.network[host].hidden)}"
+        """A directory of its own, empty, instead of the one that the others have there."""
+        own = self.directory / f"own-{host}-{path}"
         own.mkdir()
-        path.mkdir(exist_ok=True)
-        self.network[host].hidden[path] = own
+        (self.directory / path).mkdir(exist_ok=True)
+        self.network[host].hidden[self.directory / path] = own
         return own
 
+    def assert_fails_at_once(self, cause, *words):
+        job = self.cluster.finish("tiny")
+        self.assertEqual((job["state"], job["attempts"]), ("failed", 1))
+        self.assertEqual(job["causes"][0]["cause"], cause, job["causes"])
+        for word in words:
+            self.assertIn(word, job["message"])
 
-class MissingData(Storage):
+
+class MissingData(Files):
     def prepare(self):
-        self.hide("b", self.directory / "data")
+        self.hide("b", "data")
 
     def test_worker_without_it_is_named_and_nothing_is_retried(self):
         self.submit(steps=60)
+        self.assert_fails_at_once("data", "worker-b", "data/kjv.train")
+
+
+class OtherData(Files):
+    def prepare(self):
+        own = self.hide("b", "data")
+        shutil.copy(data_directory() / "kjv.txt", own)
+        with (own / "kjv.txt").open("a") as file:
+            file.write("And so on.\n")
+        tokenize(own)
+
+    def test_both_workers_and_the_field_are_named(self):
+        self.submit(steps=60)
+        self.assert_fails_at_once("data", "engine.data.", "not the same", "worker-a", "worker-b")
+
+
+class OtherCheckpointDirectory(Files):
+    def prepare(self):
+        self.hide("b", "checkpoints")
+
+    def test_it_is_refused_before_training(self):
+        self.submit(steps=60)
+        self.assert_fails_at_once("storage", "checkpoint.path", "worker-a", "worker-b",
+                                  "checkpoint.storage")
+
+
+class LocalCheckpoints(Files):
+    names = "habc"
+    coordinator_flags = ("--lost-after", "5s")
+
+    def prepare(self):
+        self.own = {host: self.hide(host, "checkpoints") for host in "abc"}
+
+    def lose(self, parallel):
+        """The job is submitted, and loses the host of rank 1 when it has checkpoints."""
+        self.submit(parallel=parallel, checkpoint=", storage: local")
+        before = self.training(step=120)
+        self.assertGreaterEqual(before["lastCommittedStep"], 50)
+        for rank in before["ranks"]:
+            self.assertTrue(list(self.own[rank["host"]].glob("tiny/*/step-*/manifest.json")),
+                            rank["host"])
+        lost = before["ranks"][1]["host"]
+        self.network[lost].kill()
+        return before, lost
+
+    @long_form
+    def test_restart_of_a_host_loses_nothing(self):
+        # The third host must not take over before.
+        self.cluster.kill("worker-c")
+        self.cluster.poll("c is away", lambda: self.cluster.json("get", "workers"),
+                          lambda workers: any(w["state"] != "ready" for w in workers))
+        before, lost = self.lose("{pipeline: 2}")
+        self.network.plug(self.network[lost])
+        self.cluster.start_worker(lost)
         job = self.cluster.finish("tiny")
-        self.assertEqual((job["state"], job["attempts"]), ("failed", 1))
-        self.assertEqual(job["causes"][0]["cause"], "data")
-        for word in ("worker-b", "data/kjv.train"):
-            self.assertIn(word, job["causes"][0]["message"])
+        self.assert_same(job, attempts=2)
+        self.assertIn("restored step", self.cluster.run("logs", "tiny").stdout)
+        self.assertGreaterEqual(job["causes"][0]["step"], before["lastCommittedStep"])
+
+    @long_form
+    def test_another_host_has_no_part_of_a_stage_and_the_job_says_so_and_starts_over(self):
+        _, lost = self.lose("{pipeline: 2}")
+        job = self.cluster.finish("tiny")
+        self.assert_same(job, attempts=2)
+        self.assertNotIn(lost, {rank["host"] for rank in job["ranks"]})
+        log = self.cluster.run("logs", "tiny").stdout
+        self.assertIn("cannot be restored here: rank 1 does not find its part", log)
+        self.assertIn("the job starts over", log)
+
+
+class Page(unittest.TestCase):
+    """docs/clusters.md, command by command, on two machines with nothing installed."""
+
+    BLOCK = re.compile(r"(?:<!-- (variables|on: [a-z, ]+) -->\n)?```sh\n(.*?)```", re.S)
+
+    def blocks(self):
+        for tag, text in self.BLOCK.findall((ROOT / "docs/clusters.md").read_text()):
+            self.assertTrue(tag, f"nobody says where this runs:\n{text}")
+            yield tag, text
+
+    def package(self, shared):
+        """What `./dev package` makes, of these binaries."""
+        version = re.search(r"^project\(muster VERSION ([\d.]+)",
+                            (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
+        name = f"muster-{version}-linux-x86_64"
+        stage = self.directory / "stage" / name
+        (stage / "bin").mkdir(parents=True)
+        for program in ("muster", "muster-coordinator", "muster-worker", "muster-rank"):
+            (stage / "bin" / program).symlink_to(BIN / program)
+        (stage / "share").mkdir()
+        (stage / "share/examples").symlink_to(ROOT / "examples")
+        subprocess.run(["tar", "-C", stage.parent, "-I", "zstd -1 -T0", "-chf",
+                        shared / f"{name}.tar.zst", name], check=True)
+        return name
+
+    def test_its_commands_make_a_cluster_that_trains_across_hosts_behind_a_firewall(self):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="muster-hosts-"))
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        shared = self.directory / "shared"
+        shared.mkdir()
+        shutil.copy(data_directory() / "kjv.txt", shared / "text.txt")
+        network = Network("ab")
+        self.addCleanup(network.close)
+        for host in network.hosts.values():
+            for path in ("/opt", "/var/lib"):
+                host.hidden[path] = self.directory / host.name / path.strip("/")
+                host.hidden[path].mkdir(parents=True)
+        values = {"A": network["a"].address, "SHARED": shared, "PACKAGE": self.package(shared),
+                  "CLUSTER": "10.77.0.0/24"}
+        given = set()
+
+        def with_value(match):
+            given.add(match[1])
+            return f"{match[1]}={values.get(match[1], match[2])}"
+
+        variables, said, hosts = "", "", set()
+        for tag, text in self.blocks():
+            if tag == "variables":
+                variables += re.sub(r"^(\w+)=(\S+).*$", with_value, text, flags=re.M)
+                continue
+            for host in tag.removeprefix("on: ").split(", "):
+                hosts.add(host)
+                ran = network[host].run("sh", "-euc", variables + text, check=False,
+                                        stdin=subprocess.DEVNULL)
+                self.assertEqual(ran.returncode, 0, f"{host}: {text}\n{ran.stdout}\n{ran.stderr}")
+                said += ran.stdout
+            if "nohup muster-worker" in text:
+                self.wait_for_workers(network, variables)
+        self.assertEqual(given - {"PATH"}, set(values))
+        self.assertEqual(hosts, {"a", "b"})
+        # As `muster describe job` shows them for both jobs.
+        jobs = {name: json.loads(network["b"].run("sh", "-euc", variables + "muster get job "
+                                                  f"{name} -o json").stdout)
+                for name in ("gpt-kjv", "behind-firewall")}
+        for name, job in jobs.items():
+            self.assertEqual((job["state"], job["attempts"]), ("JOB_STATE_SUCCEEDED", 1), name)
+            self.assertEqual({rank["host"] for rank in job["ranks"]}, {"a", "b"})
+        for host in network.hosts.values():
+            self.assertRegex(said, rf"worker-{host.name} +{host.name} +{host.address} ")
+
+    def wait_for_workers(self, network, variables):
+        """As a person does, until the daemons' lines are there."""
+        deadline = time.monotonic() + 30
+        while network["a"].run("sh", "-euc", variables + "muster get workers",
+                               check=False).stdout.count(" ready ") < 2:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.1)
 
 
 def main():
