@@ -1,8 +1,7 @@
-"""A Muster cluster over the hosts of network.py: a coordinator on one, a daemon on each of the others,
-driven through the CLI alone."""
+"""A Muster cluster over the hosts of network.py: a coordinator on one, a daemon on each of the
+others, driven through the CLI alone."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from cluster import Cluster  # noqa: E402
 
 
 class HostsCluster(Cluster):
-    """Processes on hosts. `workers`: {host: {"slots": N, "flags": [...]}}; names are worker-HOST."""
+    """Processes on hosts. `workers`: {host: {"slots": N, "flags": [...]}}; named worker-HOST."""
 
     def __init__(self, binaries, network, directory, coordinator, workers, flags=()):
         super().__init__(binaries, directory / "home", cwd=directory)
@@ -37,13 +36,11 @@ class HostsCluster(Cluster):
                   len(self.worker_options), 30)
 
     def _start(self, name, host, *arguments):
+        self._forget(name)
         log = open(self.directory / f"{name}.log", "a")
         process = self.network[host].start(*arguments, stdout=subprocess.PIPE, stderr=log,
                                            text=True, cwd=self.directory)
         log.close()
-        if name in self.processes:  # it has died
-            self.processes[name].stdout.close()
-            self.processes[name].wait()
         self.processes[name] = process
         line = process.stdout.readline()
         if not line:
@@ -70,13 +67,12 @@ class HostsCluster(Cluster):
                            "--state-dir", self.directory / f"state-{host}",
                            "--slots", options.get("slots", 1),
                            # The hosts of a test share the kernel and its boot id.
-                           "--host-id", options.get("id", host),
+                           "--host-id", host,
                            *(options.get("flags", ()) if flags is None else flags))
 
     def kill(self, name):
         """SIGKILL to one service ("coordinator", "worker-b"); its ranks are left alone."""
-        os.kill(self.ready[name]["pid"], 9)
-        self.processes[name].wait()
+        self._forget(name)
 
     def run(self, *arguments, check=True, **options):
         options.setdefault("capture_output", True)
@@ -88,11 +84,18 @@ class HostsCluster(Cluster):
                                f"{result.returncode}\n{result.stdout or ''}{result.stderr or ''}")
         return result
 
-    def down(self):
-        for process in self.processes.values():
+    def _forget(self, name):
+        """Ends the service by SIGKILL if it runs still."""
+        process = self.processes.pop(name, None)
+        if process is not None:
             process.kill()
-            process.stdout.close()
             process.wait()
+            process.stdout.close()
+
+    def down(self):
+        """Ends the services. Ranks go with their hosts."""
+        for name in list(self.processes):
+            self._forget(name)
 
     def logs(self):
         """The end of every service's log, for a failure."""

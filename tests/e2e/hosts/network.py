@@ -1,11 +1,14 @@
 """Hosts for tests: network namespaces with host names and addresses of their own, and a network
 between them that can be cut, delayed and made lossy.
 
-Two kinds of link. `veth`: real virtual Ethernet into one bridge, as fast as the machine. `switch`: a
-TUN device per host whose packets a process of ours (switch.py) carries, or does not: the kernel's
-netem is not everywhere, and this is the same on every machine. A host may have both.
+Two kinds of link. `veth`: real virtual Ethernet into one bridge, as fast as the machine, cut by
+nftables in the bridge. `switch`: a TUN device per host whose packets a process of ours (switch.py)
+carries, delays, reorders or drops: the kernel's netem is not everywhere, and this is the same on
+every machine.
 
-Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and /dev/net/tun; why_not() says what lacks.
+Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2, nftables and /dev/net/tun; why_not() says
+what lacks. Namespaces bear the pid of the process that made them. They are removed when it closes
+the network, and by a child of its own when it dies without having done so, even by SIGKILL.
 """
 
 import atexit
@@ -14,6 +17,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import struct
@@ -25,6 +29,7 @@ TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
 MTU = 9000  # few packets for Python to carry; tests of small packets ask for less
+REAP = "--reap"
 
 
 def why_not():
@@ -37,9 +42,16 @@ def why_not():
     if not os.path.exists("/dev/net/tun"):
         return "/dev/net/tun is missing"
     probe = f"muster-{os.getpid()}-probe"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
-    subprocess.run(["ip", "netns", "del", probe], capture_output=True)
-    return "" if made.returncode == 0 else f"ip netns add: {made.stderr.strip()}"
+    try:
+        run("ip", "netns", "add", probe)
+        os.close(open_tun(probe, "net0"))
+        run(*inside(probe), "nft", "add table inet probe")
+        run(*inside(probe), "unshare", "--uts", "--mount", "--", "hostname", "probe")
+    except (OSError, RuntimeError) as problem:
+        return f"network namespaces do not work here: {problem}"
+    finally:
+        run("ip", "netns", "del", probe, check=False)
+    return ""
 
 
 def run(*command, check=True):
@@ -47,6 +59,49 @@ def run(*command, check=True):
     if check and result.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: {result.stderr.strip()}")
     return result.stdout
+
+
+def inside(namespace):
+    return ["ip", "netns", "exec", namespace]
+
+
+def kill_all_in(namespace):
+    """SIGKILL to every process of the namespace, until there is none."""
+    # A process that is being started may escape the first look.
+    while pids := [int(pid) for pid in run("ip", "netns", "pids", namespace, check=False).split()]:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
+
+
+class Reaper:
+    """Removes namespaces once this process is gone, however it went."""
+
+    def __init__(self):
+        # A session of its own: Ctrl-C is for the tests.
+        self.process = subprocess.Popen([sys.executable, __file__, REAP], stdin=subprocess.PIPE,
+                                        text=True, start_new_session=True)
+
+    def add(self, namespace):
+        """Before the namespace is made."""
+        self.process.stdin.write(namespace + "\n")
+        self.process.stdin.flush()
+
+    def close(self):
+        """Returns when they are removed."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def reap():
+    namespaces = [line.strip() for line in sys.stdin]  # to the end: the one who made them is gone
+    for namespace in namespaces:
+        if os.path.exists(f"/var/run/netns/{namespace}"):
+            kill_all_in(namespace)
+            run("ip", "netns", "del", namespace, check=False)
 
 
 class Host:
@@ -58,7 +113,7 @@ class Host:
         self.number = number
         self.namespace = f"muster-{os.getpid()}-{network.serial}-{name}"
         self.hidden = {}  # path: directory that this host sees there instead
-        run("ip", "netns", "add", self.namespace)
+        network.make_namespace(self.namespace)
         self.ip("link", "set", "lo", "up")
 
     @property
@@ -70,11 +125,11 @@ class Host:
 
     def command(self, *arguments):
         """The arguments as a command line that runs on this host."""
-        mounts = "".join(f"mount --bind '{source}' '{path}' && "
+        mounts = "".join(f"mount --bind {shlex.quote(str(source))} {shlex.quote(str(path))} && "
                          for path, source in self.hidden.items())
         # exec: the process that is started is the one that is named.
         script = f"hostname {self.name} && {mounts}exec \"$@\""
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "--mount", "--",
+        return [*inside(self.namespace), "unshare", "--uts", "--mount", "--",
                 "sh", "-c", script, "sh", *map(str, arguments)]
 
     def run(self, *arguments, check=True, **options):
@@ -85,38 +140,28 @@ class Host:
         """Popen of the command, in a session of its own."""
         return subprocess.Popen(self.command(*arguments), start_new_session=True, **options)
 
-    def nft(self, rules):
-        """Adds nftables rules to the chain `input` of this host."""
-        run("ip", "netns", "exec", self.namespace, "nft",
+    def nft(self, *rules):
+        """Adds nftables rules for what arrives at this host, such as "tcp dport 22 reject"."""
+        run(*inside(self.namespace), "nft",
             "add table inet test; add chain inet test input "
-            "{ type filter hook input priority 0; }; " + rules)
+            "{ type filter hook input priority 0; }; "
+            + "; ".join(f"add rule inet test input {rule}" for rule in rules))
 
     def clear_nft(self):
-        run("ip", "netns", "exec", self.namespace, "nft", "flush", "ruleset")
-
-    def pids(self):
-        return [int(pid) for pid in run("ip", "netns", "pids", self.namespace).split()]
+        run(*inside(self.namespace), "nft", "flush", "ruleset")
 
     def kill(self):
         """As if the power were cut: everything that runs here is gone, and so is the link."""
         self.network.unplug(self)
-        # A process that is being started may escape the first look.
-        while pids := self.pids():
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            time.sleep(0.01)
+        kill_all_in(self.namespace)
 
-    def listening(self):
-        """Ports of TCP that something listens on here, but for loopback."""
-        text = self.run("cat", "/proc/net/tcp", "/proc/net/tcp6").stdout
+    def listening(self, program=""):
+        """Ports of TCP that programs of this name listen on here, but for loopback."""
         ports = set()
-        for line in text.splitlines():
-            fields = line.split()
-            if len(fields) > 3 and fields[3] == "0A" and not fields[1].startswith("0100007F"):
-                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+        for line in run(*inside(self.namespace), "ss", "-Hltnp").splitlines():
+            address, port = line.split()[3].rsplit(":", 1)
+            if program in line and not address.startswith(("127.", "[::1]")):
+                ports.add(int(port))
         return ports
 
 
@@ -135,6 +180,8 @@ class Network:
         self.tuns = {}
         self.switch = None
         self.bridge = None
+        self.drops = set()  # (from, to) on veth
+        self.reaper = Reaper()
         atexit.register(self.close)
         try:
             for number, name in enumerate(names, 1):
@@ -157,6 +204,10 @@ class Network:
 
     def address_of(self, number):
         return f"fd77::{number}" if self.ipv6 else f"10.77.0.{number}"
+
+    def make_namespace(self, name):
+        self.reaper.add(name)
+        run("ip", "netns", "add", name)
 
     # ---- links
     def plug(self, host, number=None):
@@ -184,14 +235,14 @@ class Network:
     def second_interface(self, host, address):
         """An interface that leads nowhere."""
         host.ip("link", "add", "side0", "type", "veth", "peer", "name", "side1")
-        host.ip("link", "set", "side1", "up")
         host.ip("address", "add", address, "dev", "side0")
         host.ip("link", "set", "side0", "up")
+        host.ip("link", "set", "side1", "up")
 
     def _plug_veth(self, host):
         if self.bridge is None:
             self.bridge = f"muster-{os.getpid()}-{self.serial}-wire"
-            run("ip", "netns", "add", self.bridge)
+            self.make_namespace(self.bridge)
             run("ip", "-n", self.bridge, "link", "add", "wire", "type", "bridge")
             run("ip", "-n", self.bridge, "link", "set", "wire", "up")
         if "net0" in host.ip("-o", "link"):
@@ -215,17 +266,32 @@ class Network:
         self.switch.stdout.readline()  # it has been done
 
     def cut(self, one, other, both=True):
-        """Nothing gets from `one` to `other` any more, nor back."""
-        self.shape(one, other, both, cut=True)
+        """Nothing gets from `one` to `other` any more, nor back; nobody is told."""
+        if self.kind == "veth":
+            self._drop({(one, other)} | ({(other, one)} if both else set()), set())
+        else:
+            self.shape(one, other, both, cut=True)
 
     def mend(self, one, other):
-        self.shape(one, other, cut=False)
+        if self.kind == "veth":
+            self._drop(set(), {(one, other), (other, one)})
+        else:
+            self.shape(one, other, cut=False)
 
     def shape(self, one, other, both=True, **how):
         """Any of cut, delay (seconds), jitter (seconds: packets overtake), loss (0 to 1)."""
         self.tell(pair=[one, other], **how)
         if both:
             self.tell(pair=[other, one], **how)
+
+    def _drop(self, more, fewer):
+        """In the bridge: the hosts' own kernels and interfaces notice nothing."""
+        self.drops = (self.drops | more) - fewer
+        rules = "".join(f"add rule bridge cut forward iifname to-{one} oifname to-{other} drop; "
+                        for one, other in sorted(self.drops))
+        run(*inside(self.bridge), "nft",
+            "add table bridge cut; delete table bridge cut; add table bridge cut; "
+            "add chain bridge cut forward { type filter hook forward priority 0; }; " + rules)
 
     def isolate(self, name):
         for other in self.hosts:
@@ -238,6 +304,8 @@ class Network:
                 self.mend(name, other)
 
     def close(self):
+        if self.reaper is None:
+            return
         atexit.unregister(self.close)
         if self.switch is not None:
             self.switch.kill()
@@ -248,17 +316,10 @@ class Network:
         for fd in self.tuns.values():
             os.close(fd)
         self.tuns = {}
-        for host in self.hosts.values():
-            for pid in host.pids():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            run("ip", "netns", "del", host.namespace, check=False)
         self.hosts = {}
-        if self.bridge is not None:
-            run("ip", "netns", "del", self.bridge, check=False)
-            self.bridge = None
+        self.bridge = None
+        self.reaper.close()
+        self.reaper = None
 
 
 def open_tun(namespace, name):
@@ -278,3 +339,7 @@ def open_tun(namespace, name):
         os.close(here)
         os.close(there)
     return fd
+
+
+if __name__ == "__main__" and sys.argv[1:] == [REAP]:
+    reap()

@@ -38,7 +38,7 @@ class Switch:
             self.names[ipaddress.ip_address(address).packed] = name
         self.down = set()
         self.paths = {}
-        self.late = []  # heap of (time, number, host, packet)
+        self.late = []  # heap of (time, number, from, to, packet)
         self.number = 0
         self.random = random.Random(seed)
         self.write = write
@@ -59,8 +59,9 @@ class Switch:
             self.names[ipaddress.ip_address(address).packed] = name
 
     def carry(self, source, packet, now):
-        version = packet[0] >> 4
-        destination = self.names.get(packet[16:20] if version == 4 else packet[24:40])
+        # No packet at all has no address either.
+        ipv4 = packet[:1] >= b"\x40" and packet[:1] < b"\x50"
+        destination = self.names.get(packet[16:20] if ipv4 else packet[24:40])
         if destination is None or source in self.down or destination in self.down:
             return
         path = self.paths.get((source, destination))
@@ -74,13 +75,15 @@ class Switch:
             self.write(self.fds[destination], packet)
             return
         self.number += 1
-        heapq.heappush(self.late, (now + wait, self.number, destination, packet))
+        heapq.heappush(self.late, (now + wait, self.number, source, destination, packet))
 
     def deliver(self, now):
         """Sends what is due; returns the time until the next one, or None."""
         while self.late and self.late[0][0] <= now:
-            _, _, destination, packet = heapq.heappop(self.late)
-            if destination not in self.down:
+            _, _, source, destination, packet = heapq.heappop(self.late)
+            # What is on its way is lost with the wire that it is on.
+            if source not in self.down and destination not in self.down and not self.paths[
+                    source, destination].cut:
                 self.write(self.fds[destination], packet)
         return max(0.0, self.late[0][0] - now) if self.late else None
 
