@@ -671,7 +671,8 @@ std::string TcpMesh::Impl::Diagnosis(const Link& link) const {
     cause = absl::StrCat(address,
                          " is an interface that this host does not reach: --interface of "
                          "one of the two daemons names the wrong network");
-  } else if (absl::StrContains(trouble, "not answered")) {
+  } else if (absl::StrContains(trouble, "not answered") ||
+             absl::StrContains(trouble, "without an answer")) {
     cause = "packets of full size are lost on the way (MTU), or the process there is stopped";
   }
   std::string text = trouble.empty() ? "no attempt to connect has ended" : trouble;
@@ -696,7 +697,8 @@ void TcpMesh::Impl::AcceptAll(absl::Time now) {
     pending.socket = std::move(socket);
     pending.connected = true;
     pending.wanted = sizeof(Hello);
-    pending.deadline = now + kHelloTimeout;
+    // Longer than the dialer waits, who then knows that its message was not answered.
+    pending.deadline = now + 2 * kHelloTimeout;
   }
 }
 
