@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "tests/sim/world.h"
 
@@ -111,7 +114,19 @@ void World::CheckFencing(const v1::Event& event) {
 
 // Counts the failures again, from the causes and the checkpoints alone.
 void World::CheckBudget(const v1::Job& job) {
+  std::vector<std::string> pair_before;
   for (const v1::AttemptEnd& end : job.causes()) {
+    const std::vector<std::string> pair(end.between().begin(), end.between().end());
+    const bool again = !pair.empty() && pair == std::exchange(pair_before, pair);
+    if (pair.empty()) pair_before.clear();
+    if (!pair.empty()) Count(again ? "ended between the same two again" : "ended between two");
+    const bool may_name_two = end.cause() == v1::CAUSE_NETWORK || end.cause() == v1::CAUSE_LAUNCH;
+    const bool names_two = !pair.empty();
+    if ((end.cause() == v1::CAUSE_NETWORK && !names_two) || (names_two && !may_name_two) ||
+        !std::is_sorted(pair.begin(), pair.end()) || pair.size() > 2) {
+      Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
+                           v1::Cause_Name(end.cause()), " between ", absl::StrJoin(pair, ", ")));
+    }
     int64_t before = 0, during = 0;
     for (const v1::CheckpointRecord& record : job.checkpoints()) {
       if (record.damaged()) return;  // takes away what later attempts must earn again
@@ -121,9 +136,9 @@ void World::CheckBudget(const v1::Job& job) {
     }
     // Ended from outside, or not to be retried at all.
     static const std::set<v1::Cause> kNotCounted = {
-        v1::CAUSE_COMPLETED,  v1::CAUSE_CANCELLED, v1::CAUSE_LAUNCH, v1::CAUSE_WORKER_LOST,
-        v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,      v1::CAUSE_NUMERIC};
-    const bool free = kNotCounted.count(end.cause()) > 0;
+        v1::CAUSE_COMPLETED, v1::CAUSE_CANCELLED,  v1::CAUSE_LAUNCH, v1::CAUSE_WORKER_LOST,
+        v1::CAUSE_NETWORK,   v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,   v1::CAUSE_NUMERIC};
+    const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
                            v1::Cause_Name(end.cause()), end.counted() ? " was" : " was not",

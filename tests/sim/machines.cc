@@ -18,7 +18,8 @@ void World::StartDaemon(Machine& machine) {
   config.incarnation = Incarnation(machine.incarnation);
   config.hello.set_worker(machine.name);
   config.hello.set_host(machine.name);
-  config.hello.set_boot_id("boot");
+  config.hello.set_boot_id("boot-" + machine.name);
+  config.hello.set_address(absl::StrCat("10.0.0.", machine.name.substr(1)));
   config.hello.set_pid(1);
   for (int slot = 0; slot < machine.slots; ++slot) {
     v1::Device* device = config.hello.add_devices();

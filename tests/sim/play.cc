@@ -91,7 +91,7 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  uint64_t kind = rng_.Below(8);
+  uint64_t kind = rng_.Below(9);
   if (options_.faults == Faults::kServices) kind %= 2;
   if (options_.faults == Faults::kRanks) kind = 2 + kind % 3;
   switch (kind) {
@@ -120,6 +120,18 @@ void World::InjectFault() {
       if (rng_.Chance(0.5)) return KillHost(machine);
       store_->FailWrites(true);  // the next write ends the coordinator
       return;
+    case 8: {
+      std::vector<std::pair<Process*, Process*>> pairs;
+      for (Process* a : alive) {
+        for (Process* b : alive) {
+          if (a->key.attempt == b->key.attempt && a->worker != b->worker) pairs.emplace_back(a, b);
+        }
+      }
+      if (pairs.empty()) return;
+      Count("link broken");
+      const auto [a, b] = pairs[rng_.Below(pairs.size())];
+      return Part(*a, *b, v1::CAUSE_NETWORK);
+    }
     case 6:
     case 7: {
       if (machine.partitioned) return;

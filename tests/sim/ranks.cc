@@ -78,6 +78,14 @@ void World::Launch(Machine& machine, Process& process) {
       return End(*p, v1::CAUSE_USER_ERROR, 2, 0, "the spec cannot run");
     }
     p->progress.set_phase("bootstrapping");
+    if (Disturbed() && key.rank > 0 && rng_.Chance(0.02)) {
+      // Its preflight does not get through to a rank that has come already.
+      Process* first = Find({key.attempt, 0});
+      if (first != nullptr && first->alive) {
+        Count("preflight failed");
+        return Part(*p, *first, v1::CAUSE_LAUNCH);
+      }
+    }
     if (key.rank == 0) {
       v1::PutRequest put;
       *put.mutable_identity() = IdentityOf(key);
@@ -244,6 +252,22 @@ void World::End(Process& process, v1::Cause cause, int code, int signal,
                        absl::StrCat("lost rank ", key.rank, " in all-reduce"));
                  });
   }
+}
+
+void World::Part(Process& process, Process& peer, v1::Cause cause) {
+  const RankKey key = process.key, other = peer.key;
+  const auto end = [this, cause](Process& at, const RankKey& lost) {
+    at.exit.set_peer(lost.rank);
+    End(at, cause, 3, 0, absl::StrCat("lost the way to rank ", lost.rank));
+  };
+  const bool both = rng_.Chance(0.5);
+  end(process, other);
+  if (!both) return;
+  queue_.After(absl::Milliseconds(rng_.Below(400)),
+               [this, end, key, other, generation = peer.generation] {
+                 Process* p = Find(other);
+                 if (p != nullptr && p->alive && p->generation == generation) end(*p, key);
+               });
 }
 
 }  // namespace muster::sim

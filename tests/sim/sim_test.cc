@@ -75,12 +75,29 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   Print(outcome, FixedSeeds());
   EXPECT_TRUE(outcome.failed.empty());
   // A simulator whose faults do not happen proves nothing.
-  for (const char* what :
-       {"coordinator crash", "lost fsync", "daemon crash", "daemon crash between records",
-        "host crash", "rank killed", "gang killed", "partition", "broken session", "reordered",
-        "duplicated", "re-attached", "launch refused", "steps replayed", "EVENT_KIND_WORKER_LOST",
-        "EVENT_KIND_CHECKPOINT_REFUSED", "JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED",
-        "JOB_STATE_CANCELLED"}) {
+  for (const char* what : {"coordinator crash",
+                           "lost fsync",
+                           "daemon crash",
+                           "daemon crash between records",
+                           "host crash",
+                           "rank killed",
+                           "gang killed",
+                           "partition",
+                           "broken session",
+                           "reordered",
+                           "duplicated",
+                           "re-attached",
+                           "launch refused",
+                           "link broken",
+                           "preflight failed",
+                           "ended between two",
+                           "ended between the same two again",
+                           "steps replayed",
+                           "EVENT_KIND_WORKER_LOST",
+                           "EVENT_KIND_CHECKPOINT_REFUSED",
+                           "JOB_STATE_SUCCEEDED",
+                           "JOB_STATE_FAILED",
+                           "JOB_STATE_CANCELLED"}) {
     EXPECT_GT(outcome.counts.count(what), 0u) << what << " never happened";
   }
 }

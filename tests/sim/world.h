@@ -5,7 +5,8 @@
 //
 // Faults stay within what the design promises to survive: crashes of any process at any time
 // (between a write and its sync too), hosts that go down, links that break, delay, repeat and
-// reorder, disks that refuse. A sync that returned is believed.
+// reorder, links between ranks that break before they meet or while they train, disks that refuse.
+// A sync that returned is believed.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -162,6 +163,8 @@ class World {
   void Answered(const worker::RankKey& key, const worker::RankRequest& request,
                 const absl::StatusOr<worker::RankResponse>& response);
   void End(Process& process, v1::Cause cause, int code, int signal, const std::string& message);
+  // The two can reach each other no more, and say so: one of them, or both.
+  void Part(Process& process, Process& peer, v1::Cause cause);
   Process* Find(const worker::RankKey& key);
   std::vector<Process*> Gang(const JobEpoch& gang);
 
