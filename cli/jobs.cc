@@ -275,6 +275,14 @@ std::string GpusOf(const v1::Worker& worker) {
   return text;
 }
 
+// "127.0.0.1 (10.0.0.1)": where gangs across hosts reach it, in brackets.
+std::string AddressOf(const v1::Worker& worker) {
+  if (worker.address().empty()) return "-";
+  return worker.outside_address().empty()
+             ? worker.address()
+             : absl::StrCat(worker.address(), " (", worker.outside_address(), ")");
+}
+
 absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& terminal) {
   ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
   if (format != Format::kTable) {
@@ -291,12 +299,12 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
                                                  "JOBS", "LAST HEARD", "ADDRESS", "METRICS",
                                                  "VERSION"}};
   for (const v1::Worker& worker : workers) {
-    rows.push_back(
-        {worker.name(), Coloured(spec::EnumName(worker.state()), terminal), worker.host(),
-         absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()), GpusOf(worker),
-         worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
-         Age(worker.last_heard(), absl::Now()), worker.address().empty() ? "-" : worker.address(),
-         worker.metrics_address().empty() ? "-" : worker.metrics_address(), worker.version()});
+    rows.push_back({worker.name(), Coloured(spec::EnumName(worker.state()), terminal),
+                    worker.host(), absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()),
+                    GpusOf(worker), worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
+                    Age(worker.last_heard(), absl::Now()), AddressOf(worker),
+                    worker.metrics_address().empty() ? "-" : worker.metrics_address(),
+                    worker.version()});
   }
   terminal.out << Table(rows);
   const char* separator = "\n";
