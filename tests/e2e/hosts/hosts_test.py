@@ -150,7 +150,7 @@ class Scene(unittest.TestCase):
         if self.troubles() > before:
             print(self.cluster.logs(), file=sys.stderr)
 
-    def spec(self, name="tiny", steps=600, ranks=2, parallel="{data: 2}", failures=5,
+    def spec(self, name="tiny", steps=400, ranks=2, parallel="{data: 2}", failures=5,
              checkpoint="", batch=8):
         return SPEC.format(name=name, steps=steps, ranks=ranks, parallel=parallel,
                            failures=failures, checkpoint=checkpoint, batch=batch)
