@@ -74,7 +74,7 @@ class Bench:
 
     def throughput(self):
         """Tokens per second of two ranks on one host and on two, in turns."""
-        steps = 240
+        steps = 140
         figures = {"one host": [], "two hosts": []}
         losses = {}
         with Network(["head", "both", "a", "b"], kind="veth", mtu=1500) as network:
