@@ -209,7 +209,7 @@ class TheNetwork(unittest.TestCase):
             port = server.stdout.readline().strip()
             said = network[one].run(
                 sys.executable, "-c", f"import socket; c = socket.create_connection("
-                f"('{host.address}', {port}), timeout=1); c.sendall(b'hello'); "
+                f"('{host.address}', {port}), timeout=0.7); c.sendall(b'hello'); "
                 "print(c.recv(5).decode())", check=False)
             return said.stdout.strip() == "hello"
         finally:
