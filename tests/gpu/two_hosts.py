@@ -133,8 +133,8 @@ def main():
     stop = ["--stop-ranks-on-exit"]
     one = run(options, binaries, work, "one-host", {"both": {"slots": 0, "flags": stop}})
     two = run(options, binaries, work, "two-hosts", {
-        "a": {"slots": 0, "flags": ["--gpus", "0", "--host-id", "host-a", *stop]},
-        "b": {"slots": 0, "flags": ["--gpus", "1", "--host-id", "host-b", *stop]}})
+        "a": {"slots": 0, "flags": ["--gpus", "0", *stop]},
+        "b": {"slots": 0, "flags": ["--gpus", "1", *stop]}})
     print("| layout | one host, ms a step | two hosts, ms a step | waited, one | waited, two | "
           "largest difference of losses |")
     print("|---|---|---|---|---|---|")
