@@ -760,7 +760,7 @@ void TcpMesh::Impl::DialFailed(Link& link, bool refused, bool rejected, const st
 }
 
 bool TcpMesh::Impl::Progress(uint64_t id, Pending& pending, uint32_t events, absl::Time now) {
-  const auto fail = [&](int error, const std::string& why) {
+  const auto fail = [&](int error, const std::string& why) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     if (pending.dialed) {
       DialFailed(links_[static_cast<size_t>(pending.peer)], error == ECONNREFUSED,
                  pending.connected, why, now);
@@ -940,7 +940,7 @@ void TcpMesh::Impl::Lose(Link& link, absl::Status why) {
 void TcpMesh::Impl::Enqueue(Link& link, Frame frame) {
   if (!link.lost.ok()) return;
   frame.header.number = ++link.last_number;
-  link.frames.push_back(std::move(frame));
+  link.frames.push_back(frame);
 }
 
 void TcpMesh::Impl::EnqueueMessage(Link& link, Transfer& transfer) {
@@ -1097,7 +1097,7 @@ void TcpMesh::Impl::Parse(Link& link) {
 }
 
 bool TcpMesh::Impl::BeginFrame(Link& link, const Header& header) {
-  const auto garbled = [&](const std::string& what) {
+  const auto garbled = [&](const std::string& what) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Garbled(link, what);
     return false;
   };
