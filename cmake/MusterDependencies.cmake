@@ -24,6 +24,9 @@ function(muster_import name library header)
   add_library(muster::${name} ALIAS muster_${name})
 endfunction()
 muster_import(httplib cpp-httplib httplib.h)
+# What Debian's library is built with: the layout of its classes depends on it (cpp-httplib.pc).
+set_target_properties(muster_httplib PROPERTIES INTERFACE_COMPILE_DEFINITIONS
+  "CPPHTTPLIB_OPENSSL_SUPPORT;CPPHTTPLIB_ZLIB_SUPPORT;CPPHTTPLIB_BROTLI_SUPPORT")
 muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
 
 if(MUSTER_TESTS)

@@ -408,7 +408,6 @@ v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
   // has to be mended, and the job must not try for ever.
   const auto& ends = job.job().causes();
   const bool again = !end.between().empty() && !ends.empty() &&
-                     ends.rbegin()->cause() == end.cause() &&
                      std::equal(end.between().begin(), end.between().end(),
                                 ends.rbegin()->between().begin(), ends.rbegin()->between().end());
   end.set_counted((BudgetOf(end.cause(), /*trained=*/true) == Budget::kCounted || again) &&

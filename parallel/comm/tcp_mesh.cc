@@ -1105,6 +1105,14 @@ bool TcpMesh::Impl::BeginFrame(Link& link, const Header& header) {
   if (header.received > link.last_number) {
     return garbled("counts other messages than were sent");
   }
+  // The thread that sent what the peer has received may not have come back from its system call. It
+  // is waited for: what arrives next may go to the memory that it has sent from.
+  const auto known = [&link, &header] {
+    return link.socket == nullptr || link.next >= link.frames.size() ||
+           link.frames[link.next].header.number > header.received;
+  };
+  mutex_.Await(Condition(&known));
+  if (link.socket == nullptr) return false;
   Acknowledged(link, header.received);
   switch (header.type) {
     case FrameType::kPing:
