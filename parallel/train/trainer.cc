@@ -527,6 +527,7 @@ absl::Status Trainer::EnqueueStep() {
     gatherer_->UpdatedBy(offload_->written(bucket), bucket);
   }
   ++enqueued_;
+  trace_ = nullptr;  // which ends with its last step, and an evaluation is no part of one
   return absl::OkStatus();
 }
 
