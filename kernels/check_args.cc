@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "kernels/dropout_mask.h"
+#include "kernels/random/dropout_mask.h"
 
 namespace muster::kernels {
 namespace {

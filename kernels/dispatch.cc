@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/check_args.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
+#include "kernels/gemm/weight_gradient.h"
 #include "kernels/ops.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/tensor.h"
-#include "kernels/weight_gradient.h"
 
 #ifdef MUSTER_KERNELS_CUDA
 #include "kernels/ops_cuda.h"

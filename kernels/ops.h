@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 
 namespace muster::kernels {
@@ -243,7 +243,7 @@ void AttentionMerge(Stream& stream, const AttentionMergeArgs& args);
 // Philox4x32-10). So it is the same wherever the element is computed, on host and device, and is
 // not stored: the same call on the gradient is the backward pass. No sample is taken twice, so
 // every step has masks of its own; what makes the difference is read from device memory, and a
-// recording of the call (kernels/replay.h) draws anew.
+// recording of the call (kernels/device/replay.h) draws anew.
 struct DropoutArgs {
   Tensor x;                // [R,C] act; C <= 2^18
   Tensor out;              // as x, which it may be

@@ -1,5 +1,5 @@
 // Loops that are compiled without fused multiply-adds: those of the optimizer round as
-// kernels/optimizer.cu does, and random numbers are the same on every machine.
+// kernels/optimizer/optimizer.cu does, and random numbers are the same on every machine.
 // For loops.cc, once per instruction set.
 #ifndef MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
 #define MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_

@@ -1,6 +1,6 @@
 // Compiled once per instruction set, without contraction; see optimizer_loops.h, and loops.cc for
 // what must not be used here. Plain loops over short arrays, which the compiler turns into vectors.
-#include "kernels/philox_constants.h"
+#include "kernels/random/philox_constants.h"
 #include "kernels/simd/optimizer_loops.h"
 #include "kernels/simd/vector.h"
 
@@ -22,7 +22,7 @@ MUSTER_INLINE void Multiply(uint32_t by, const uint32_t (&x)[kBlocks], uint32_t 
   }
 }
 
-// Philox4x32 of kernels/philox.h, of kBlocks counters.
+// Philox4x32 of kernels/random/philox.h, of kBlocks counters.
 MUSTER_INLINE void Philox(Words& counter, uint64_t seed) {
   auto key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   uint32_t high0[kBlocks], low0[kBlocks], high1[kBlocks], low1[kBlocks];

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 
 namespace muster::parallel {

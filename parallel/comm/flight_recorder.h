@@ -14,8 +14,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "kernels/device.h"
-#include "kernels/trace.h"
+#include "kernels/device/device.h"
+#include "kernels/device/trace.h"
 #include "parallel/comm/communicator.h"
 
 namespace muster::parallel {

@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/cuda_status.h"
+#include "kernels/device/cuda_status.h"
 #include "parallel/comm/peer_failure.h"
 
 namespace muster::parallel {

@@ -5,9 +5,9 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/cuda_status.h"
-#include "kernels/device_cuda.h"
-#include "kernels/sum_parts.h"
+#include "kernels/device/cuda_status.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/peers/sum_parts.h"
 #include "parallel/comm/peer_pulls.h"
 
 namespace muster::parallel {

@@ -20,7 +20,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/peer_memory.h"

@@ -21,8 +21,8 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/cuda_status.h"
-#include "kernels/meet_peers.h"
+#include "kernels/device/cuda_status.h"
+#include "kernels/peers/meet_peers.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/comm/peer_pulls.h"
 

@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
-#include "kernels/device_cuda.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_cuda.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 

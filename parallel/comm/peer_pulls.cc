@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "kernels/cuda_status.h"
-#include "kernels/device.h"
+#include "kernels/device/cuda_status.h"
+#include "kernels/device/device.h"
 #include "parallel/comm/gather_texts.h"
 
 namespace muster::parallel {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/arena.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/model/model.h"
 

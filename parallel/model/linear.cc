@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "kernels/gemm/weight_gradient.h"
 #include "kernels/ops.h"
-#include "kernels/weight_gradient.h"
 #include "parallel/model/norm.h"
 
 namespace muster::parallel {

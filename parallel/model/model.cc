@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernels/range.h"
+#include "kernels/device/range.h"
 
 namespace muster::parallel {
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/model/parameters.h"

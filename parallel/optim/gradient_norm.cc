@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "kernels/gemm/weight_gradient.h"
 #include "kernels/ops.h"
-#include "kernels/weight_gradient.h"
 
 namespace muster::parallel {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/model/parameters.h"
 #include "parallel/model/product_squares.h"
@@ -30,7 +30,7 @@ struct GradientNormOptions {
   // that gradients are what one backward has written: one micro-batch on one rank,
   // Pass::overwrite_gradients, Pass::squares, and nobody scales, rounds or moves them. The sum has
   // the same bits in every run, but not those of a sum over flat storage
-  // (kernels/weight_gradient.h), so not those of other layouts.
+  // (kernels/gemm/weight_gradient.h), so not those of other layouts.
   bool with_products = false;
 };
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "parallel/model/parameters.h"

@@ -11,7 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/ops.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
 #include "parallel/model/model.h"

@@ -1,6 +1,6 @@
 #include "parallel/optim/schedule.h"
 
-#include "kernels/step_math.h"
+#include "kernels/optimizer/step_math.h"
 
 namespace muster::parallel {
 

@@ -20,8 +20,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/arena.h"
-#include "kernels/device.h"
-#include "kernels/replay.h"
+#include "kernels/device/device.h"
+#include "kernels/device/replay.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
 #include "parallel/model/model.h"
@@ -60,9 +60,10 @@ class PipelineExecutor {
     // Exchanges on a stream of their own; else on the computing stream.
     bool overlap = true;
     ExposureMeter* meter = nullptr;  // counts the waits for neighbours; may be null
-    // RunStep records the work of each micro-batch and runs the recordings (kernels/replay.h). The
-    // listener hears of all gradients at the end of a backward. Requires: one stage and one chunk,
-    // and nothing enqueued by the pass's gate or to another stream.
+    // RunStep records the work of each micro-batch and runs the recordings
+    // (kernels/device/replay.h). The listener hears of all gradients at the end of a backward.
+    // Requires: one stage and one chunk, and nothing enqueued by the pass's gate or to another
+    // stream.
     bool replay = false;
   };
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/arena.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/mesh/mesh.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"

@@ -15,9 +15,9 @@
 #include "base/file_system.h"
 #include "base/ids.h"
 #include "kernels/arena.h"
-#include "kernels/device.h"
-#include "kernels/replay.h"
-#include "kernels/trace.h"
+#include "kernels/device/device.h"
+#include "kernels/device/replay.h"
+#include "kernels/device/trace.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
@@ -56,8 +56,9 @@ struct TrainerOptions {
   Schedule schedule;
   int64_t bucket_bytes = 4 << 20;
   bool overlap = true;  // communicate while the model computes
-  // On one rank, micro-batches and updates are recorded and run as a whole (kernels/replay.h) where
-  // the device can and memory stands still: not with ZeRO 2 and 3, nor with an offloaded optimizer.
+  // On one rank, micro-batches and updates are recorded and run as a whole
+  // (kernels/device/replay.h) where the device can and memory stands still: not with ZeRO 2 and 3,
+  // nor with an offloaded optimizer.
   bool record = true;
   Precision precision = Precision::kFp32;
   kernels::LossScaling loss_scaling;  // of fp16, where it is dynamic

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
-#include "kernels/step_math.h"
+#include "kernels/optimizer/step_math.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"

@@ -8,8 +8,8 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/device/range.h"
 #include "kernels/ops.h"
-#include "kernels/range.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/model/model.h"
 #include "parallel/train/memory.h"
 

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/check.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 

@@ -24,7 +24,7 @@
 
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/comm/communicator.h"
 #include "tests/support/key_value_store.h"
 

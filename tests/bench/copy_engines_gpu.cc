@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/file_system.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/ops.h"
 #include "nlohmann/json.hpp"
 #include "parallel/comm/communicator.h"

@@ -12,7 +12,7 @@
 #include "CLI/CLI.hpp"
 #include "base/check.h"
 #include "kernels/arena.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/ops.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/model.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/ops.h"
 
 namespace muster::kernels {

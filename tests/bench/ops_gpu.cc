@@ -18,10 +18,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
+#include "kernels/device/replay.h"
 #include "kernels/low_precision.h"
 #include "kernels/ops.h"
-#include "kernels/replay.h"
 #include "kernels/tensor.h"
 
 namespace muster::kernels {

@@ -1,8 +1,8 @@
 // Training steps of a model on one GPU with fp32 master weights: forward, backward, global norm
 // with clipping, AdamW that also writes the 16-bit copy; four batches of random tokens in turns. No
 // host synchronisation inside a step; from the third step on it is one recording
-// (kernels/replay.h). Prints the median step, tokens/s, model FLOP utilisation, memory and where
-// the time goes; with
+// (kernels/device/replay.h). Prints the median step, tokens/s, model FLOP utilisation, memory and
+// where the time goes; with
 // --peer, the ratio to what torch_peer.py has written there.
 //
 // MFU = tokens/s x FLOPs per token / the device's dense peak by its data sheet (PeakFlops), with 6
@@ -25,10 +25,10 @@
 #include "CLI/CLI.hpp"
 #include "base/check.h"
 #include "kernels/arena.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
+#include "kernels/device/peak_flops.h"
+#include "kernels/device/replay.h"
 #include "kernels/ops.h"
-#include "kernels/peak_flops.h"
-#include "kernels/replay.h"
 #include "nlohmann/json.hpp"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"

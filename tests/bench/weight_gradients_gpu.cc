@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/device.h"
-#include "kernels/device_cuda.h"
-#include "kernels/linear_cuda.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/gemm/linear_cuda.h"
+#include "kernels/gemm/weight_gradient.h"
+#include "kernels/gemm/weight_gradient_hopper.h"
 #include "kernels/low_precision.h"
 #include "kernels/ops.h"
-#include "kernels/square_parts.h"
-#include "kernels/weight_gradient.h"
-#include "kernels/weight_gradient_hopper.h"
+#include "kernels/optimizer/square_parts.h"
 
 namespace muster::kernels {
 namespace {

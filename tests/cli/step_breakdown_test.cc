@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/trace.h"
+#include "kernels/device/trace.h"
 
 namespace muster::cli {
 namespace {

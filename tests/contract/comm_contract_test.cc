@@ -22,7 +22,7 @@
 #include "absl/time/clock.h"
 #include "base/mutex.h"
 #include "base/rng.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/ops.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"

@@ -22,7 +22,7 @@
 #include "base/mutex.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/peer_failure.h"
 #include "parallel/comm/tcp_mesh.h"

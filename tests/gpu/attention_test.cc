@@ -1,4 +1,4 @@
-#include "kernels/attention_workspace.h"
+#include "kernels/attention/attention_workspace.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

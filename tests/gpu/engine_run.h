@@ -22,7 +22,7 @@ struct EngineRun {
   int threads = 1;              // of the host, for a rank
   bool keep_groups = false;     // connect once for all runs of a layout
   // Each rank writes what its device runs in the last but one step to
-  // `trace`-RANK.json (kernels/trace.h).
+  // `trace`-RANK.json (kernels/device/trace.h).
   std::string trace;
   std::function<void(parallel::TrainerOptions&)> adjust;  // what the spec has no field for
 };

@@ -1,6 +1,6 @@
 // Our own products with epilogues, called as they are: the ops take them only where they are the
 // fastest way.
-#include "kernels/gemm_hopper.h"
+#include "kernels/gemm/gemm_hopper.h"
 
 #include <cmath>
 #include <limits>
@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/linear_cuda.h"
-#include "kernels/square_parts.h"
-#include "kernels/weight_gradient.h"
-#include "kernels/weight_gradient_hopper.h"
+#include "kernels/gemm/linear_cuda.h"
+#include "kernels/gemm/weight_gradient.h"
+#include "kernels/gemm/weight_gradient_hopper.h"
+#include "kernels/optimizer/square_parts.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

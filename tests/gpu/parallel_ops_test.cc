@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/sum_parts.h"
+#include "kernels/peers/sum_parts.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/low_precision.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"

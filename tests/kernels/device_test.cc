@@ -1,4 +1,4 @@
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "base/mutex.h"
 
 #include <atomic>

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/dropout_mask.h"
 #include "kernels/ops.h"
-#include "kernels/philox.h"
+#include "kernels/random/dropout_mask.h"
+#include "kernels/random/philox.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
 

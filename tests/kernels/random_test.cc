@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "kernels/ops.h"
-#include "kernels/philox.h"
+#include "kernels/random/philox.h"
 #include "kernels/simd/loops.h"
 #include "tests/kernels/support.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "tests/support/seed.h"
 

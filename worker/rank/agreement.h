@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "muster/v1/spec.pb.h"
 #include "parallel/comm/communicator.h"
 

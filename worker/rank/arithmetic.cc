@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/peak_flops.h"
+#include "kernels/device/peak_flops.h"
 
 namespace muster::worker {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/data/tokenizer.h"
 

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/file_system.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/data/indexed_dataset.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/mesh/mesh.h"

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "muster/v1/spec.pb.h"
 #include "parallel/mesh/mesh.h"
 #include "parallel/train/memory.h"

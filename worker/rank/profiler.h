@@ -7,9 +7,9 @@
 #include <string>
 
 #include "base/file_system.h"
-#include "kernels/device.h"
-#include "kernels/device_trace.h"
-#include "kernels/trace.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_trace.h"
+#include "kernels/device/trace.h"
 #include "muster/v1/job.pb.h"
 #include "parallel/comm/flight_recorder.h"
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/file_system.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include "muster/v1/rank.pb.h"
 #include "parallel/comm/communicator.h"
 #include "worker/rank/hosts.h"

@@ -1,0 +1,34 @@
+// Attention through cuDNN's fused graphs (flash attention on the tensor cores), one graph per
+// problem, built at first use. A build without cuDNN or its frontend headers has none.
+#ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_CUDNN_H_
+#define MUSTER_KERNELS_ATTENTION_ATTENTION_CUDNN_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "kernels/device/device_cuda.h"
+#include "kernels/ops.h"
+
+namespace muster::kernels::cuda {
+
+// Of one stream, used by the thread that enqueues on it.
+class AttentionPlans {
+ public:
+  explicit AttentionPlans(cudaStream_t stream);
+  ~AttentionPlans();
+
+  // False when there is no graph for this problem (dtype, head width, architecture, documents, or a
+  // fixed order that takes too large a workspace: attention_workspace.h), and then nothing was
+  // enqueued. An error while running one fails the stream.
+  bool Forward(CudaStream& stream, const AttentionArgs& args);
+  bool Backward(CudaStream& stream, const AttentionBackwardArgs& args);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace muster::kernels::cuda
+
+#endif  // MUSTER_KERNELS_ATTENTION_ATTENTION_CUDNN_H_
