@@ -1,6 +1,6 @@
-// One training step of GPT-2 124M on the host: zero gradients, forward, backward, global norm with
-// clipping, AdamW; fp32, random tokens. Prints one line of JSON. Beside tokens/s stands the share
-// of a sgemm ceiling measured in the same run.
+// Times one training step of GPT-2 124M on the host: zero gradients, forward, backward, global norm
+// with clipping, AdamW; fp32, random tokens. Prints one line of JSON with tokens/s and the share of
+// an sgemm ceiling measured in the same run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

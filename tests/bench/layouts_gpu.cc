@@ -1,13 +1,14 @@
-// Training steps of the engine in any layout, one process per GPU, set up as the ranks of a job
-// are. Each work is a line of overrides of engine: in a job spec; a row of the table says the
-// median step, tokens/s, model FLOP utilisation, communication that overlap has not hidden, and
-// memory beside what was predicted. With --peer, the ratio to what torch_peer.py has written there.
+// Times training steps of the engine's trainer in any layout, with one process per GPU, set up as
+// the ranks of a job are. Each workload is a line of overrides of a job spec's `engine` section. A
+// row of the table gives the median step, tokens/s, model FLOP utilisation (MFU), communication
+// that overlap has not hidden, and allocated memory beside the predicted. With --peer, it also
+// gives the ratio to the figures that tests/bench/peers/pytorch.py has written to that file.
 //
 //   bench_layouts_gpu --work "llama-8b zero 3: model.preset=llama-8b model.sequence_length=4096
 //     training.micro_batch=2 training.global_batch=8 parallel.data=4 parallel.zero=3"
 //
 // MFU = tokens/s x FLOPs per token / GPUs / 989e12 (H200, dense bf16, by its data sheet); FLOPs as
-// Model::training_flops_per_token counts them. Exposed: of the rank that waits longest.
+// Model::training_flops_per_token counts them. "exposed" is that of the rank that waits longest.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -43,9 +44,9 @@ using testing::EngineRun;
 constexpr double kPeakFlops = 989e12;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int64_t kTokens = int64_t{4} << 20;  // of the data set
-// Steps at the end, which are not timed: they have run by the time that the host asks for them.
+// The last steps are not timed, because the device has run them before the host asks for them.
 constexpr int kLast = 2;
-constexpr int64_t kVocab = 50257;  // of its tokens: the least of the presets
+constexpr int64_t kVocab = 50257;  // of the data set; the smallest vocabulary of the presets
 
 struct Options {
   std::string device = "cuda", works, plans, peer, rows;
@@ -60,10 +61,11 @@ struct Work {
   EngineRun run;
 };
 
-// "NAME: OVERRIDE OVERRIDE ..."; `thread_blocks=N` is no override but caps the collectives,
-// `threads=N` is what a rank has of the host, `waits=warp` TrainerOptions::waits_in_warp,
-// `trace=PREFIX` EngineRun::trace, of a step that is not timed (works after it in the same command
-// may be slower: CUPTI stays).
+// Parses "NAME: OVERRIDE OVERRIDE ...". Four words are no overrides: `thread_blocks=N` caps the
+// thread blocks of collectives, `threads=N` sets the host threads of a rank, `waits=warp` sets
+// TrainerOptions::waits_in_warp, and `trace=PREFIX` sets EngineRun::trace, which records a step
+// that is not timed (workloads after it in the same command may be slower, since CUPTI stays
+// loaded).
 Work ParseWork(const Options& options, const std::string& line, const std::string& data) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
   Work work;
@@ -109,11 +111,11 @@ double Median(std::vector<double> values) {
 struct Row {
   double median = 0, least = 0, most = 0;  // seconds
   double tokens_per_second = 0, mfu = 0;
-  double exposed = 0;  // seconds, of the rank that waits longest
+  double exposed = 0;  // seconds of the rank that waits longest
   std::array<double, parallel::kExposures> exposed_by_kind{};
-  double allocated = 0, predicted = 0;  // GiB, of the rank that takes most
+  double allocated = 0, predicted = 0;  // GiB of the rank that allocates most
   double groups = 0, libraries = 0;     // GiB
-  double all = 0, predicted_all = 0;    // GiB, with libraries and the world's communicator
+  double all = 0, predicted_all = 0;    // GiB including libraries and the world's communicator
   std::vector<double> exposed_by_rank;  // seconds
   double startup = 0;
 };
@@ -231,7 +233,7 @@ std::string Details(const Row& row, const std::vector<EngineResult>& results) {
   return text;
 }
 
-// By model and sequence: tokens/s of one rank, the newest.
+// Tokens/s of the latest run on one rank, by model and sequence length.
 using Alone = std::map<std::pair<std::string, int64_t>, double>;
 
 void Report(const Options& options, const Work& work, const std::vector<std::string>& texts,
@@ -257,14 +259,14 @@ void Report(const Options& options, const Work& work, const std::vector<std::str
 int RunWorks(const Options& options) {
   const testing::TemporaryDirectory directory;
   CHECK_OK(testing::WriteTokens(directory / "text", kTokens, options.vocab, /*learnable=*/false));
-  CHECK_OK(PosixFileSystem()->MakeDirectory(directory / "meet"));
+  CHECK_OK(PosixFileSystem()->MakeDirectory(directory / "rendezvous"));
   std::vector<Work> works;
   for (const std::string& line : Lines(options)) {
     works.push_back(ParseWork(options, line, directory / "text"));
   }
   testing::RankProcesses processes(
       options.ranks, options.device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda,
-      directory / "meet",
+      directory / "rendezvous",
       [&works](testing::RankProcess& self, int index) -> absl::StatusOr<std::string> {
         const absl::StatusOr<EngineResult> result = testing::RunEngine(self, works[index].run);
         if (!result.ok()) return result.status();

@@ -1,6 +1,6 @@
-// Host ops at GPT-2 124M shapes (256 tokens), each against a ceiling measured in the same run:
-// matrix products against a 2048^3 GEMM, the others against a copy of 256 MiB. One line of JSON per
-// op and number of threads; medians of nine.
+// Times host ops at GPT-2 124M shapes (256 tokens), each against a ceiling measured in the same
+// run: GEMMs against one of 2048^3, the other ops against a copy of 256 MiB. Prints one line of
+// JSON per op and number of threads, with the median of nine.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

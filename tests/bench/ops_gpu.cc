@@ -1,8 +1,8 @@
-// Speed of every CUDA op at the shapes of GPT-2 124M (64 x 1024) and 1558M (16 x 1024), and of
-// SwiGLU's products at those of Llama 1B (4 x 4096) and 3B (2 x 4096), beside the two ceilings
-// measured in the same run: a device copy (bytes read plus written) and an 8192^3 product; and
-// attention as the engine chooses it beside our own kernels alone. Correctness is gpu_test's.
-// Usage: bench_ops_gpu [--plans FOLDER] [--runs N]
+// Times every CUDA op at the shapes of GPT-2 124M (64 x 1024) and 1558M (16 x 1024), and SwiGLU's
+// GEMMs at those of Llama 1B (4 x 4096) and 3B (2 x 4096). Two ceilings are measured in the same
+// run: a device copy (bytes read plus written) and an 8192^3 GEMM. Attention is timed as the engine
+// chooses it and with our own kernels alone. gpu_test checks correctness. Usage: bench_ops_gpu
+// [--plans FOLDER] [--runs N]
 //                      [--only attention|norms|embedding|losses|rotary]
 #include <algorithm>
 #include <cstdio>
@@ -47,7 +47,7 @@ class Bench {
     for (float& value : pattern_) value = normal(random);
   }
 
-  // Random values: products of zeros run faster than real ones.
+  // Random values, because a GEMM of zeros takes less power and runs faster.
   Tensor Random(DType dtype, std::initializer_list<int64_t> shape, float scale = 1) {
     Tensor tensor = Empty(dtype, shape);
     std::vector<uint8_t> bytes(kPattern * SizeOf(dtype));
@@ -64,7 +64,7 @@ class Bench {
     for (int64_t at = 0; at < tensor.bytes();) {
       const int64_t count = std::min<int64_t>(tensor.bytes() - at, bytes.size());
       const Tensor to(data + at, DType::kU8, {count});
-      // The first piece comes from the host, the others from the first.
+      // The first slice comes from the host, the others are copies of it.
       const Tensor from(at == 0 ? bytes.data() : data, DType::kU8, {count});
       Copy(*stream_, from, to);
       CHECK_OK(stream_->Synchronize());
@@ -72,7 +72,7 @@ class Bench {
     }
     return tensor;
   }
-  // Cubed: frequent and rare tokens, as text has.
+  // The cube of a uniform number gives frequent and rare tokens, as text has.
   static std::vector<int32_t> Tokens(int64_t n, int32_t below) {
     std::vector<int32_t> values(n);
     std::mt19937 random(2);
@@ -99,8 +99,8 @@ class Bench {
     buffers_.clear();
   }
 
-  // Median seconds of one run, among others of its kind that are recorded and run as a whole, as
-  // the ops of a step are: the host's part in launching is not the op's.
+  // Median seconds of one call. Calls are recorded and replayed as a whole, as the ops of a step
+  // are, so that the host's launch time does not count.
   double Time(const std::function<void(Stream&)>& work, bool recorded = true) {
     for (int i = 0; i < 3; ++i) work(*stream_);
     const double once = Elapsed([&] { work(*stream_); });
@@ -118,16 +118,16 @@ class Bench {
     return seconds[runs_ / 2];
   }
 
-  // The first one is the ceiling.
+  // The first call sets the ceiling.
   void Bytes(const std::string& name, double bytes, const std::function<void(Stream&)>& work) {
-    // A recorded copy is the copy engine's, which is slower than the multiprocessors.
+    // A recorded copy would run on a copy engine, which is slower than the multiprocessors.
     const double seconds = Time(work, /*recorded=*/copy_ != 0);
     const double rate = bytes / seconds * 1e-9;
     if (copy_ == 0) copy_ = rate;
     std::printf("%-34s %9.3f ms %8.0f GB/s    %5.1f %%\n", name.c_str(), seconds * 1e3, rate,
                 100 * rate / copy_);
   }
-  // Of what is too small to be bound by bytes.
+  // For ops that are too small to be bound by bytes.
   void Latency(const std::string& name, const std::function<void(Stream&)>& work) {
     std::printf("%-34s %9.3f ms\n", name.c_str(), Time(work) * 1e3);
   }
@@ -181,7 +181,7 @@ void Ceilings(Bench& bench) {
   const int64_t d = 8192;
   Tensor x = bench.Random(kAct, {d, d}), w = bench.Random(kAct, {d, d}),
          y = bench.Empty(kAct, {d, d});
-  bench.Flops("product 8192^3", 2.0 * d * d * d,
+  bench.Flops("GEMM 8192^3", 2.0 * d * d * d,
               [&](Stream& s) { LinearForward(s, {.x = x, .w = w, .y = y}); });
   bench.Clear();
 }
@@ -245,25 +245,25 @@ void Embeddings(Bench& bench, const Model& m) {
   Tensor wte = bench.Random(kAct, {kVocab, c}), wpe = bench.Random(kAct, {m.sequence, c});
   Tensor out = bench.Random(kAct, {t, c});
   Tensor d_wte = bench.Random(kF32, {kVocab, c}), d_wpe = bench.Random(kF32, {m.sequence, c});
-  // A row read and one written a token, though rows that occur again come from the cache.
+  // Counts one row read and one written per token, although repeated rows come from the cache.
   bench.Bytes("embedding forward", 2.0 * out.bytes(),
               [&](Stream& s) { EmbeddingForward(s, tokens, wte, wpe, m.sequence, out); });
   bench.Latency("grouping of the tokens",
                 [&](Stream& s) { GroupTokens(s, tokens, kVocab, groups); });
-  // The gradient once, the rows of the tables that occur read and written.
+  // Counts the gradient once, and the table rows that occur as read and written.
   const double d = static_cast<double>(out.bytes()), token_rows = 8.0 * distinct * c,
                position_rows = 2.0 * d_wpe.bytes();
   bench.Bytes("embedding backward, tokens", d + token_rows,
               [&](Stream& s) { EmbeddingBackward(s, groups, out, m.sequence, d_wte, Tensor()); });
   bench.Bytes("embedding backward, positions", d + position_rows,
               [&](Stream& s) { EmbeddingBackward(s, Tensor(), out, m.sequence, Tensor(), d_wpe); });
-  // The gradient twice: the two tables' sums go through it in different orders.
+  // Counts the gradient twice, because the sums of the two tables read it in different orders.
   bench.Bytes("embedding backward, both", 2 * d + token_rows + position_rows,
               [&](Stream& s) { EmbeddingBackward(s, groups, out, m.sequence, d_wte, d_wpe); });
   bench.Clear();
 }
 
-// What the models of kModels do not show.
+// Shapes that the models of kModels do not have.
 void NormWidths(Bench& bench) {
   for (const int64_t c : {1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192}) {
     std::printf("-- width %lld\n", static_cast<long long>(c));
@@ -283,7 +283,7 @@ void NormWidths(Bench& bench) {
   }
 }
 
-// Queries and keys in their rows of packed heads, as at Llama 1B (4 x 4096) and 3B (2 x 4096).
+// Queries and keys are strided views of packed heads, as in Llama 1B (4 x 4096) and 3B (2 x 4096).
 void Rotations(Bench& bench) {
   struct Work {
     int64_t batch, sequence, heads, key_heads, width;
@@ -300,7 +300,7 @@ void Rotations(Bench& bench) {
   }
 }
 
-// `stored` columns, of which `vocab` count.
+// Logits have `stored` columns, of which `vocab` are real and the rest padding.
 void Losses(Bench& bench, int64_t t, int64_t stored, int64_t vocab) {
   Tensor logits = bench.Random(kAct, {t, stored}),
          targets = bench.Upload(Bench::Tokens(t, static_cast<int32_t>(vocab)));
@@ -338,7 +338,7 @@ void Optimizer(Bench& bench, const Model& m) {
   });
   Tensor lower = bench.Empty(DType::kU16, {n});
   bench.Time([&](Stream& s) { SplitMaster(s, p, copy, lower); });
-  bench.Bytes("adamw, master in halves", 28.0 * n, [&](Stream& s) {
+  bench.Bytes("adamw, split master weights", 28.0 * n, [&](Stream& s) {
     AdamW(s, {.gradient = g,
               .m = mm,
               .v = v,
@@ -382,7 +382,7 @@ void Linears(Bench& bench, const Model& m) {
   LinearLayer(bench, "head", t, c, kVocab, false, false, false);
 }
 
-// FLOPs of the products alone.
+// Counts the FLOPs of the GEMMs alone.
 void GatedLayers(Bench& bench, int64_t t, int64_t c, int64_t f) {
   Tensor x = bench.Random(kAct, {t, c}), w = bench.Random(kAct, {2 * f, c}, 0.02f);
   Tensor packed = bench.Random(kAct, {t, 2 * f}), y = bench.Random(kAct, {t, f});
@@ -436,7 +436,7 @@ void Attentions(Bench& bench, const Model& m) {
 
 struct AttentionWork {
   int64_t batch, sequence, heads, key_heads, width;
-  int64_t document = 0;  // mean tokens of a document; 0: all is one
+  int64_t document = 0;  // mean tokens of a document; 0 = the sample is one document
   bool causal = true;
 };
 constexpr AttentionWork kAttentionWorks[] = {
@@ -445,8 +445,8 @@ constexpr AttentionWork kAttentionWorks[] = {
     {1, 32768, 32, 8, 64},          {4, 4096, 32, 8, 64, 1000}, {1, 32768, 32, 8, 64, 1000},
     {2, 4096, 24, 8, 128, 1000}};
 
-// Where documents of `work.document` / 2 to 3/2 times as many tokens begin, and how many pairs of a
-// query and a key that it sees there are in all samples.
+// Draws document boundaries (lengths are uniform in [1/2, 3/2] x `work.document`) and counts the
+// pairs of a query and a key in the same document, causally, over all samples.
 std::vector<int32_t> BeginsOf(const AttentionWork& work, double* pairs) {
   std::vector<int32_t> begins;
   std::mt19937 random(3);
@@ -465,7 +465,8 @@ std::vector<int32_t> BeginsOf(const AttentionWork& work, double* pairs) {
   return begins;
 }
 
-// Rates count the pairs of query and key that are seen, and the five products of a backward.
+// Rates count the pairs of query and key that are not masked, and the five GEMMs of a backward
+// pass.
 void AttentionOf(Bench& bench, const AttentionWork& work, const std::string& who) {
   const int64_t b = work.batch, s = work.sequence, h = work.heads, g = work.key_heads,
                 d = work.width, row = (h + 2 * g) * d;
@@ -500,7 +501,7 @@ void AttentionOf(Bench& bench, const AttentionWork& work, const std::string& who
   bench.Clear();
 }
 
-// As the engine chooses, and our own kernels.
+// Times the kernel that the engine chooses, and our own.
 void AttentionWorks(Bench& bench, Bench& own) {
   for (const AttentionWork& work : kAttentionWorks) {
     std::printf("-- attention %lldx%lld, %lld heads (%lld) of %lld%s%s\n",

@@ -1,7 +1,7 @@
-// Durable submissions per second: clients over gRPC on loopback, the real core, RocksDB in a
-// directory of this run, no worker, so that the queue only grows. Prints one line of JSON. Beside
-// the rate stand that of the second half, when the queue is long, to see whether it holds, and the
-// median of one scheduling pass over the whole queue. Server and clients share this machine.
+// Measures durable submissions per second: clients over gRPC on loopback, the real core, RocksDB in
+// a directory of this run, and no worker, so that the queue only grows. Prints one line of JSON:
+// the rate, the rate of the second half (does it hold when the queue is long?), and the median of
+// one scheduling pass over the whole queue. Server and clients share this machine.
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
@@ -36,7 +36,8 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Submits `jobs` jobs, each client one after the other; returns when each was answered, sorted.
+// Submits `jobs` jobs; each client sends its own one after the other. Returns the times of the
+// answers in ascending order.
 std::vector<double> SubmitAll(const std::string& address, int jobs, int clients) {
   std::atomic<int> next{0};
   std::vector<std::vector<double>> answered(static_cast<size_t>(clients));
@@ -65,7 +66,7 @@ std::vector<double> SubmitAll(const std::string& address, int jobs, int clients)
   return all;
 }
 
-// Milliseconds of one pass in which nothing can start.
+// Milliseconds of one scheduling pass in which no job can start.
 double PlanMilliseconds(int jobs) {
   ClusterView cluster;
   for (int i = 0; i < 128; ++i) {

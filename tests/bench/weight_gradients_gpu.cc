@@ -1,6 +1,7 @@
-// Weight gradients at the shapes of the models that are measured: our own and the library's,
-// in turns, each for some hundred milliseconds without a pause, so that the chip is at
-// its power limit. With the sum of squares: the library's product and a pass, ours in the product.
+// Times weight-gradient GEMMs at the shapes of the benchmarked models: our own kernel and the
+// library's in turns, each for some hundred milliseconds without a pause, so that the chip is at
+// its power limit. With the sum of squares, the library needs a second pass; our kernel's epilogue
+// has it.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -31,12 +32,12 @@ using cuda::CudaStream;
 struct Shape {
   const char* name;
   int64_t tokens, rows, columns;
-  bool accumulate = false;  // and nobody wants the squares
+  bool accumulate = false;  // without the sum of squares
 };
 
 constexpr int kRounds = 2;
 constexpr float kTurnMs = 250;
-constexpr float kWarmMs = 100;  // in front of it: power is limited over some time
+constexpr float kWarmMs = 100;  // before timing: the power limit acts over tens of milliseconds
 
 const Shape kShapes[] = {
     {"350m qkv", 32768, 3072, 1024},        {"350m output", 32768, 1024, 1024},
@@ -113,7 +114,7 @@ class Bench {
     std::vector<std::vector<float>> times(ways.size());
     for (int round = 0; round < kRounds; ++round) {
       for (size_t i = 0; i < ways.size(); ++i) {
-        Time(ways[i].second, 1);  // measures the library's algorithm
+        Time(ways[i].second, 1);  // chooses the library's algorithm
         const float once = Time(ways[i].second, 2);
         Time(ways[i].second, static_cast<int>(kWarmMs / once) + 1);
         times[i].push_back(Time(ways[i].second, static_cast<int>(kTurnMs / once) + 1));

@@ -14,8 +14,8 @@ using LayerNormGpuTest = GpuTest;
 using LinearGpuTest = GpuTest;
 using CrossEntropyGpuTest = GpuTest;
 
-// Random tokens below `distinct`, one in four where a table of the lower half's rows would have
-// none.
+// Random tokens below `distinct`. One in four lies outside of a table that holds the lower half of
+// the rows.
 std::vector<int32_t> SomeTokens(std::mt19937& random, int64_t t, int64_t distinct, bool missing) {
   std::vector<int32_t> tokens(t);
   for (int32_t& token : tokens) {
@@ -40,7 +40,7 @@ TEST_F(EmbeddingGpuTest, GroupTokens_AnyCountsAndVocabularies_GiveWhatTheHostGiv
         groups.Poison();
         groups.Upload(*stream_);
         GroupTokens(*stream_, AsIntegers(ids.gpu()), vocab, groups.gpu());
-        groups.Download(*stream_);  // checks the guards
+        groups.Download(*stream_);  // checks the guard words around the tensor
         Copy(*stream_, groups.gpu(), Tensor(device.data(), DType::kI32, {2, t}));
         ASSERT_OK(stream_->Synchronize());
         ASSERT_EQ(device, host) << t << " tokens of " << vocab << ", " << distinct << " distinct";
@@ -88,7 +88,7 @@ class EmbeddingCaseGpuTest : public EmbeddingGpuTest {
                       Tensor());
     EmbeddingBackward(*stream_, Tensor(), dout.gpu(), test.sequence, Tensor(), wpe_alone.gpu());
     EmbeddingBackward(*cpu_stream_, groups, dout.cpu(), test.sequence, d_wte.cpu(), d_wpe.cpu());
-    // Long sums in another order.
+    // The device adds long sums in another order than the host.
     ExpectClose("d_wte", d_wte, 2e-6 + 1e-7 * std::sqrt(static_cast<double>(t)));
     ExpectClose("d_wpe", d_wpe);
     EXPECT_EQ(d_wte.Download(*stream_), wte_alone.Download(*stream_));
@@ -99,7 +99,7 @@ class EmbeddingCaseGpuTest : public EmbeddingGpuTest {
 TEST_F(EmbeddingCaseGpuTest, ForwardAndBackward_SkewedTokens_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : FloatTypes()) {
     for (int64_t c : {1, 33, 64, 768, 1600, 2104}) {
-      // Few distinct tokens: runs over many windows.
+      // Few distinct tokens give runs that span many windows.
       for (int64_t distinct : {1, 3, 9, 101}) {
         const EmbeddingCase test{5, 67, 101, c, distinct, /*missing=*/distinct == 9};
         Check(dtype, test, SomeTokens(random_, test.batch * test.sequence, distinct, test.missing));
@@ -116,10 +116,10 @@ TEST_F(EmbeddingCaseGpuTest, ForwardAndBackward_AllEqualAllDifferentAndOneToken_
       Check(dtype, equal, std::vector<int32_t>(equal.batch * equal.sequence, 3));
       const EmbeddingCase different{2, 640, 1300, c, 1280};
       std::vector<int32_t> tokens(1280);
-      for (int i = 0; i < 1280; ++i) tokens[i] = i * 7 % 1280;  // each one once
+      for (int i = 0; i < 1280; ++i) tokens[i] = i * 7 % 1280;  // a permutation
       Check(dtype, different, tokens);
       Check(dtype, {1, 1, 9, c, 1}, {8});
-      // Runs of every length around a window's, wherever they begin in one.
+      // Runs of every length around that of a window, beginning anywhere in one.
       const EmbeddingCase runs{1, 67 * 33, 70, c, 66};
       std::vector<int32_t> lengths;
       for (int32_t length = 1; length < 67; ++length) lengths.insert(lengths.end(), length, length);
@@ -141,7 +141,7 @@ TEST_F(EmbeddingGpuTest, Forward_TokenOutsideTheVocabulary_IsNaNAndNothingElse) 
   Both groups(*device_, DType::kI32, {2, 4}, std::vector<float>(8));
   GroupTokens(*stream_, AsIntegers(tokens.gpu()), 8, groups.gpu());
   EmbeddingBackward(*stream_, groups.gpu(), dout.gpu(), 4, d_wte.gpu(), Tensor());
-  const std::vector<float> gradient = d_wte.Download(*stream_);  // checks the guards
+  const std::vector<float> gradient = d_wte.Download(*stream_);  // checks the guard words
   for (int64_t i = 0; i < 8 * 16; ++i) {
     const int64_t row = i / 16;
     const float added = row == 1   ? dout.values()[i - 16]
@@ -157,7 +157,7 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
     for (int64_t c :
          {1, 33, 64, 256, 512, 768, 1024, 1280, 1536, 1600, 2560, 4096, 5120, 8192, 8200, 16400}) {
       for (bool branch : {false, true}) {
-        // Narrow ones with so many rows that every team of the backward's blocks gets several.
+        // Narrow tensors have so many rows that every team of threads in backward gets several.
         const int64_t t = c > 4000 ? 9 : c == 64 ? 20011 : c == 768 ? 5003 : 131;
         Both residual = Input(dtype, {t, c}, 1, 0.5f), added = Input(dtype, {t, c});
         Both gamma = Input(branch ? dtype : DType::kF32, {c}, 0.1f, 1);
@@ -181,7 +181,7 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
         const std::string what = absl::StrCat(Name(dtype), " C=", c, branch ? " branch" : "");
         if (branch) ExpectClose("sum " + what, residual);
         ExpectClose("y " + what, y, 3e-6);
-        // Backward reads what each side has: compare on the device's own (rounded) inputs.
+        // Both sides run backward on the inputs that the device has rounded.
         Both x(*device_, dtype, {t, c}, residual.Download(*stream_));
         x.Upload(*stream_);
         Both m(*device_, DType::kF32, {t}, mean.Download(*stream_)),
@@ -212,14 +212,14 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
         backward(*cpu_stream_, cpu, dx, dgamma);
         backward(*stream_, gpu, dx, dgamma);
         ExpectClose("dx " + what, dx, 3e-6);
-        // Few sums may cancel; many do not all.
+        // A few sums may cancel to almost nothing; not all of many do.
         const double sum_slack = c < 8 ? 1e-4 : 4e-6 + 1e-7 * std::sqrt(static_cast<double>(t));
         ExpectClose("dgamma " + what, dgamma, sum_slack);
         ExpectClose("dbeta " + what, dbeta, sum_slack);
         backward(*stream_, gpu, dx_again, again);
         EXPECT_EQ(dgamma.Download(*stream_), again.Download(*stream_)) << what;
         EXPECT_EQ(dx.Download(*stream_), dx_again.Download(*stream_)) << what;
-        // With the sums of what is written to dx, twice: another kernel where those need memory.
+        // Twice with the column sums of dx, which choose another kernel where they need memory.
         with_sums = true;
         std::vector<std::vector<float>> first;
         for (int turn = 0; turn < 2; ++turn) {
@@ -245,7 +245,7 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
   ASSERT_OK(stream_->Synchronize());
 }
 
-// fp32 sums of K products in another order, and GELU's fast exponential.
+// Allows for fp32 sums over K in another order, and for GELU's fast exponential.
 double SumSlack(int64_t k) { return 2e-7 * std::sqrt(static_cast<double>(k)) + 4e-6; }
 
 TEST_F(LinearGpuTest, ForwardAndBackward_OddShapesAndEpilogues_MatchTheHost) {
@@ -310,7 +310,7 @@ TEST_F(LinearGpuTest, Backward_RecomputedInputBiasInFrontAndOverwriting_MatchThe
           Both pre = Input(dtype, {t, k}), w = Input(dtype, {n, k}, scale);
           Both x = recompute ? Output(dtype, {t, k}) : Input(dtype, {t, k});
           Both dy = Input(dtype, {t, n}), dx = Output(dtype, {t, k});
-          // What is overwritten starts as NaN.
+          // A tensor that is overwritten starts as NaN.
           const auto gradient = [&](std::initializer_list<int64_t> shape) {
             return accumulate ? Input(DType::kF32, shape) : Output(DType::kF32, shape);
           };
@@ -332,8 +332,8 @@ TEST_F(LinearGpuTest, Backward_RecomputedInputBiasInFrontAndOverwriting_MatchThe
           backward(*cpu_stream_, [](Both& both) { return both.cpu(); });
           if (recompute) ExpectClose("x " + what, x);
           ExpectClose("dx " + what, dx, SumSlack(n));
-          // 16-bit x and dx are rounded before they are used, dx twice where GELU's gradient is a
-          // pass of its own; sums of few rows cancel.
+          // 16-bit x and dx are rounded before use, dx twice where GELU's gradient is a pass of its
+          // own. Sums of few rows may cancel.
           const double rounded = dtype == DType::kBF16 ? 8e-3 : dtype == DType::kF16 ? 1e-3 : 0;
           ExpectClose("dw " + what, dw, SumSlack(t) + rounded);
           ExpectClose("dbias " + what, dbias, SumSlack(t));
@@ -363,14 +363,14 @@ class PlannedLinearGpuTest : public GpuTest {
   }
 };
 
-// The second product is long enough for sustained runs.
+// The second GEMM is long enough to be timed at the power limit.
 TEST_F(PlannedLinearGpuTest, Plans_OfAnotherProcess_GiveTheSameBitsAndAreNotMeasuredAgain) {
   for (const int64_t n : {256, 2048}) {
     const int64_t t = 384 * n / 256, k = 2 * n;
     Both x = Input(DType::kBF16, {t, k}), w = Input(DType::kBF16, {n, k});
     Both y = Output(DType::kBF16, {t, n}), z = Output(DType::kBF16, {t, n});
-    int measured = 0, by_first = 0;  // what was said to be measured
-    // It starts before there are any.
+    int measured = 0, by_first = 0;  // GEMM shapes that each process reports to have measured
+    // The second process starts before there are plans.
     options_.on_measuring = [&measured] { ++measured; };
     ASSERT_OK_AND_ASSIGN(auto device, MakeCudaDevice(0, options_));
     ASSERT_OK_AND_ASSIGN(auto stream, device->MakeStream());
@@ -425,7 +425,7 @@ TEST_F(CrossEntropyGpuTest, LossAndGradient_MaskedPaddedAndLongRows_MatchTheHost
         run(*cpu_stream_, logits.cpu(), AsIntegers(targets.cpu()), losses.cpu());
         if (vocab > 1) {
           ExpectClose("losses " + what, losses, 2e-6);
-        } else {  // 0, which nothing is relative to
+        } else {  // the reference is 0, so the error is absolute
           EXPECT_THAT(losses.Download(*stream_), ::testing::Each(::testing::FloatNear(0, 1e-6f)));
         }
         if (write) {

@@ -1,6 +1,6 @@
-// Every way to split a run over the GPUs of a machine trains like one GPU. The same over processes
-// on the host, which never skips. With words between semicolons in MUSTER_TEST_LAYOUTS, only
-// layouts that have one of them in their names ("tensor 4;all-to-all").
+// Every layout over the GPUs of a machine trains like one GPU. The same tests run over processes on
+// the host, where they never skip. MUSTER_TEST_LAYOUTS="tensor 4;all-to-all" restricts them to
+// layouts whose names contain one of these texts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,10 +33,10 @@ namespace {
 using kernels::DeviceKind;
 
 constexpr int64_t kVocab = 61;
-// The first run on a machine measures products and connects; a hang is told from it by name.
+// The first run on a machine also chooses GEMM algorithms and connects, so it is allowed longer.
 constexpr absl::Duration kBound = absl::Seconds(60);
 
-// Overrides separated by blanks: of engine.parallel, or with their section's name in front.
+// Overrides separated by blanks, of engine.parallel unless a section's name precedes them.
 struct Layout {
   const char* name;
   int ranks;
@@ -89,7 +89,7 @@ constexpr Layout kLayouts[] = {
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-// Of the first moments, which are the gradients where beta1 is 0.
+// Compares first moments, which equal the gradients where beta1 is 0.
 Tensors ReadGradients(const std::string& checkpoint) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   auto reader = parallel::CheckpointReader::Open(*files, checkpoint, parallel::Verify::kFull);
@@ -113,7 +113,7 @@ bool IsWanted(absl::string_view layout) {
                      [&](absl::string_view word) { return absl::StrContains(layout, word); });
 }
 
-// The largest distance of a tensor from its reference, relative to the norm of that.
+// The largest distance of a tensor from its reference, relative to the norm of the reference.
 double WorstDistance(const Tensors& expected, const Tensors& actual, std::string& name) {
   EXPECT_EQ(expected.size(), actual.size());
   double worst = 0;
@@ -143,10 +143,10 @@ struct Setting {
   const char* family;
   const char* precision;
   int64_t steps;
-  // Relative: of every tensor's gradient in the first step, and of every loss.
+  // Relative tolerances, of every tensor's gradient in the first step and of every loss.
   double gradient_bound, loss_bound;
-  bool documents = false;    // kept apart; in the layouts that cut sequences or pass them on
-  bool copy_engines = true;  // for all that they can do, however little; else NCCL alone
+  bool documents = false;    // separate_documents, in layouts with context or pipeline ranks
+  bool copy_engines = true;  // for every collective they support, of any size; else NCCL alone
 };
 const std::vector<Setting>& SettingsOf(DeviceKind kind) {
   static const auto& host =
@@ -164,11 +164,11 @@ const std::vector<Setting>& SettingsOf(DeviceKind kind) {
 
 constexpr Layout kOne = {"one", 1, ""};
 
-// A run of one setting and layout (-1: one rank) on all of its ranks, as a number.
+// Identifies a run: a setting and a layout (-1 = one rank).
 struct RunOf {
   int setting = 0;
   int layout = -1;
-  bool first_step = false;  // for its gradients; else all steps, for their losses
+  bool first_step = false;  // compares gradients of one step; else losses of all steps
   int ToIndex() const { return setting * 1000 + (layout + 1) * 2 + (first_step ? 1 : 0); }
   static RunOf FromIndex(int index) { return {index / 1000, index % 1000 / 2 - 1, index % 2 == 1}; }
   const Layout& split() const { return layout < 0 ? kOne : kLayouts[layout]; }
@@ -184,11 +184,12 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
   bool cuda() const { return GetParam() == DeviceKind::kCuda; }
 
   void SetUp() override {
-    // Documents of more tokens than a chunk of a sequence has on four ranks.
+    // Documents are longer than the chunk of a sequence that one of four ranks has.
     ASSERT_OK(WriteTokens(directory_ / "text", 40000, kVocab, /*learnable=*/true,
                           /*document=*/cuda() ? 37 : 5));
     const std::unique_ptr<FileSystem> files = PosixFileSystem();
-    for (const char* name : {"meet", "plans"}) ASSERT_OK(files->MakeDirectory(directory_ / name));
+    for (const char* name : {"rendezvous", "plans"})
+      ASSERT_OK(files->MakeDirectory(directory_ / name));
   }
 
   // Heads of 64 columns on GPUs, where cuDNN has its graphs. Four micro-batches for four stages.
@@ -218,7 +219,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     return out;
   }
 
-  // In the process of a rank.
+  // Runs in the process of a rank.
   absl::StatusOr<std::string> Work(RankProcess& self, int index) const {
     const RunOf which = RunOf::FromIndex(index);
     const Setting& setting = SettingsOf(GetParam())[which.setting];
@@ -243,8 +244,8 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     return result->ToText();
   }
 
-  // Little is left to NCCL: maxima, and half of what the all-gather method sends, whose sums have
-  // no memory for their parts.
+  // NCCL keeps the maxima, and half of what the all-gather method of context parallelism sends,
+  // because its sums have no memory for their parts.
   static void ExpectCopyEngines(const EngineResult& result, absl::string_view split) {
     const double least = absl::StrContains(split, "all_gather") ? 0.45 : 0.8;
     for (size_t i = 0; i < result.sent.size(); ++i) {
@@ -275,7 +276,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     return trained;
   }
 
-  // Found out by a process of its own: a context must not be forked.
+  // A child process counts the devices, because a CUDA context must not be forked.
   static int CountGpus() {
     const TemporaryDirectory meet;
     RankProcesses probe(1, DeviceKind::kCuda, meet.path(),
@@ -333,14 +334,15 @@ TEST_P(LayoutsGpuTest, EveryLayout_TrainsLikeOneRank) {
   const int ranks_max = cuda() ? CountGpus() : 4;
   if (ranks_max < 2) GTEST_SKIP() << "NO TWO GPUS, NOT TESTED";
   if (ranks_max < 4) std::cout << "NO FOUR GPUS: LAYOUTS OF FOUR NOT TESTED" << std::endl;
-  RankProcesses ranks(ranks_max, GetParam(), directory_ / "meet",
+  RankProcesses ranks(ranks_max, GetParam(), directory_ / "rendezvous",
                       [this](RankProcess& self, int index) { return Work(self, index); });
   for (int i = 0; i < static_cast<int>(SettingsOf(GetParam()).size()); ++i) {
     ExpectLikeOneRank(ranks, ranks_max, i);
   }
 }
 
-// Compressed gradients are others than those of one rank: the reference is the host.
+// Compression changes gradients with the number of ranks, so the reference is the same run on
+// hosts.
 TEST_P(LayoutsGpuTest, CompressedGradients_TrainLikeThoseOfTheHost) {
   const int count = cuda() ? std::min(CountGpus(), 2) : 2;
   if (count < 1) GTEST_SKIP() << "NO GPU, NOT TESTED";
@@ -349,7 +351,7 @@ TEST_P(LayoutsGpuTest, CompressedGradients_TrainLikeThoseOfTheHost) {
                                             "training.gradient_compression.sign={}"};
   std::vector<std::vector<double>> losses;
   for (const DeviceKind kind : {DeviceKind::kCpu, GetParam()}) {
-    const std::string meet = directory_ / absl::StrCat("meet-", losses.size());
+    const std::string rendezvous = directory_ / absl::StrCat("rendezvous-", losses.size());
     ASSERT_OK(PosixFileSystem()->MakeDirectory(meet));
     const auto work = [&](RankProcess& self, int index) -> absl::StatusOr<std::string> {
       std::vector<std::string> overrides = {"model.family=gpt2",

@@ -16,7 +16,7 @@ TEST_F(RmsNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitFor
     for (int64_t c :
          {1, 33, 64, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 5120, 3072, 4096, 8192, 8200}) {
       for (bool branch : {false, true}) {
-        // So many rows that every team of the backward's blocks gets several.
+        // So many rows that every team of threads in backward gets several.
         const int64_t t = c > 4000 ? 9 : c == 512 ? 9001 : 131;
         const bool accumulate = branch;
         const std::string what = absl::StrCat(Name(dtype), " C=", c, branch ? " branch" : "");
@@ -38,7 +38,7 @@ TEST_F(RmsNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitFor
         if (branch) ExpectClose("sum " + what, residual);
         ExpectClose("y " + what, y, 3e-6);
         ExpectClose("rstd " + what, rstd, dtype == DType::kF32 ? 3e-6 : 1e-2);
-        // Backward reads what each side has: compare on the device's own (rounded) inputs.
+        // Both sides run backward on the inputs that the device has rounded.
         Both x(*device_, dtype, {t, c}, residual.Download(*stream_));
         x.Upload(*stream_);
         Both r(*device_, DType::kF32, {t}, rstd.Download(*stream_));
@@ -141,7 +141,7 @@ TEST_F(DropoutGpuTest, OddWidthsPartsAndPositions_DropWhatTheHostDrops) {
         const std::string what = absl::StrCat(Name(dtype), " C=", columns, " from ", offset);
         Both x = Input(dtype, {rows, columns}, 1, 0, offset);
         Both y = Output(dtype, {rows, columns}, offset);
-        // The samples' numbers carry into the upper half.
+        // The sample numbers carry into the upper 32 bits of the counter.
         Both sample = Integers({-3, 7});
         Both positions = Integers({4, 5, 6, 7, 8, 9, 50, 51, 52, 53, 54, 55});
         const auto run = [&](Stream& stream, const Tensor& from, const Tensor& to, bool host) {

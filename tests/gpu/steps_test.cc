@@ -1,5 +1,6 @@
-// Training steps on one device give the same bits every time: op by op or recorded, in this run or
-// in another. The same on the host, which never skips (and never records).
+// Training steps on one device give the same bits every time, launched op by op or replayed from a
+// recording, in this process or another. The same tests run on the host, where they never skip (and
+// nothing is recorded).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -48,7 +49,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kVocab = 61;
 constexpr int64_t kSequence = 128;
 
-// Heads of 64 columns, for which cuDNN has its graphs.
+// Head width 64, which cuDNN supports.
 ModelDescription Gpt2() {
   return {.family = "gpt2",
           .sizes = {{"layers", 2},
@@ -67,7 +68,7 @@ ModelDescription Llama() {
   return model;
 }
 
-// Whether on a GPU.
+// The parameter says whether to run on a GPU.
 class StepsTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -81,16 +82,16 @@ class StepsTest : public ::testing::TestWithParam<bool> {
   }
   DType compute() const { return GetParam() ? DType::kBF16 : DType::kF32; }
 
-  // Master weights and moments after `steps`. `documents`: attention stays within those of a few
-  // tokens, other ones in every step. `samples`: the number of the first sample moves on by so
-  // many with each step.
+  // Returns master weights and moments after `steps`. With `documents`, attention is limited to
+  // documents of a few tokens whose boundaries change with every step. The number of the first
+  // sample advances by `samples` with each step.
   std::vector<float> Train(const ModelDescription& description, Recompute recompute, int steps,
                            bool record, bool documents = false, double dropout = 0,
                            int32_t samples = 3);
 
   std::unique_ptr<kernels::Device> device_;
   bool norm_with_products_ = false;
-  std::vector<float> norms_;  // of the last Train(), by step
+  std::vector<float> norms_;  // gradient norms of the last Train(), by step
 };
 
 std::vector<float> StepsTest::Train(const ModelDescription& description, Recompute recompute,
@@ -212,7 +213,7 @@ TEST_P(StepsTest, NormWithProducts_IsTheSameButForRoundingAndRepeatsItsBits) {
       norm_with_products_ = true;
       const std::vector<float> once = Train(description, recompute, 4, /*record=*/false);
       const std::vector<float> norms = norms_;
-      // Of the first step: the gradients are those of the same weights.
+      // Only the first step has gradients of the same weights.
       EXPECT_NEAR(norms.front() / apart, 1, 1e-6);
       EXPECT_GT(apart, 0.1);
       for (const bool record : {false, true}) {
@@ -226,7 +227,7 @@ TEST_P(StepsTest, NormWithProducts_IsTheSameButForRoundingAndRepeatsItsBits) {
   }
 }
 
-// Whichever products leave squares, each gradient counts once.
+// Each gradient counts once, whichever GEMMs leave its sum of squares.
 TEST_P(StepsTest, NormWithProducts_ReadsWhatTheyDoNotLeave) {
   const auto model = *MakeModel(Gpt2(), {});
   const ParameterRegistry& parameters = model->parameters();
@@ -235,7 +236,7 @@ TEST_P(StepsTest, NormWithProducts_ReadsWhatTheyDoNotLeave) {
   const auto flat = *FlatBuffers::Make(*device_, *stream, parameters, layout, {.seed = 5});
   const auto sums = *device_->Allocate(2 * sizeof(float));
   const Tensor pair(sums->data(), DType::kF32, {2});
-  // Numbers other than zero, the same in every part.
+  // Every partial sum starts from the same number other than zero.
   for (ParameterId id = 0; id < parameters.size(); ++id) {
     kernels::Copy(*stream, flat->parameter_views()[id], flat->gradient_views(0)[id]);
   }
@@ -311,7 +312,7 @@ class Recorder : public TrainerHooks {
   std::vector<double> numbers;
   std::vector<StepReport> reports;
   std::vector<RestoreCandidate> saved;
-  int64_t bytes = 0;  // device memory
+  int64_t bytes = 0;  // device memory, peak
   absl::Status ended;
 };
 
@@ -331,7 +332,7 @@ class TrainerStepsTest : public StepsTest {
       const int32_t likely = (text.back() * 7 + 1) % kVocab;
       text.push_back(rng.Chance(0.8) ? likely : static_cast<int32_t>(rng.Below(kVocab)));
     }
-    for (size_t begin = 0; begin < text.size();) {  // documents of 20 to 99 tokens
+    for (size_t begin = 0; begin < text.size();) {  // in documents of 20 to 99 tokens
       const size_t size = std::min<size_t>(20 + rng.Below(80), text.size() - begin);
       ASSERT_OK(writer->Append(absl::MakeSpan(text).subspan(begin, size)));
       ASSERT_OK(writer->EndDocument());
@@ -342,7 +343,7 @@ class TrainerStepsTest : public StepsTest {
   }
   void TearDown() override { EXPECT_OK(files_->RemoveTree(directory_)); }
 
-  // Seven steps with evaluations between them; several micro-batches a step.
+  // Runs seven steps of several micro-batches, with evaluations between them.
   TrainerOptions Options() const {
     TrainerOptions options;
     options.steps = 7;
@@ -353,13 +354,13 @@ class TrainerStepsTest : public StepsTest {
     options.precision = GetParam() ? Precision::kBf16 : Precision::kFp32;
     options.evaluate_every = 3;
     options.evaluate_samples = 4;
-    // Several buckets, so that some of them can be elsewhere.
+    // Several buckets, so that some of them can be offloaded.
     options.bucket_bytes = int64_t{1} << 20;
     options.job = JobId("steps");
     options.epoch = Epoch(1);
     return options;
   }
-  // What a run reports.
+  // The reports of a run.
   Recorder Train(const TrainerOptions& options, const ModelParallel& how = {},
                  const std::vector<RestoreCandidate>& restore = {}) {
     const auto training = *Sampler::Training({{dataset_.get(), 1}}, {kSequence, kVocab, 9});
@@ -378,7 +379,7 @@ class TrainerStepsTest : public StepsTest {
     for (const MemoryUse::Category& category : (*trainer)->PredictedMemory().device) {
       if (category.name != "libraries") predicted += category.bytes;
     }
-    // A GPU's streams have scratch memory of their own.
+    // Each stream of a GPU has scratch memory of its own.
     if (!GetParam()) {
       EXPECT_EQ(recorder.bytes, predicted);
     }
@@ -396,7 +397,7 @@ class TrainerStepsTest : public StepsTest {
   std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::string directory_;
   std::unique_ptr<IndexedDataset> dataset_;
-  // Null: weights of the seed.
+  // Null means that the weights are drawn from the seed.
   std::function<absl::Status(const std::string& name, const Box& box, float* out)> initial_;
 };
 
@@ -416,9 +417,9 @@ TEST_P(TrainerStepsTest, Recording_ReportsTheSameNumbers) {
   EXPECT_NE(dropping, Train(options).numbers);
 }
 
-// The host updates what the device would have updated, to the bit.
+// The host's optimizer gives the same bits as the device's.
 TEST_P(TrainerStepsTest, Offloading_ReportsTheSameNumbersInLessMemory) {
-  // Products that are added to zeros may be others than those that overwrite, on a GPU.
+  // On a GPU, a GEMM that adds to zeros may be another kernel than one that overwrites.
   for (const int zero : {0, 3}) {
     TrainerOptions options = Options();
     options.zero = zero;
@@ -438,7 +439,7 @@ TEST_P(TrainerStepsTest, Offloading_ReportsTheSameNumbersInLessMemory) {
   }
 }
 
-// One micro-batch a step: gradients in the memory of activations, unless those are offloaded.
+// With one micro-batch a step, gradients share memory with activations unless those are offloaded.
 TEST_P(TrainerStepsTest, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
   TrainerOptions options = Options();
   options.micro_batch = options.global_batch;
@@ -452,7 +453,7 @@ TEST_P(TrainerStepsTest, GradientsInTheRoomOfActivations_AreTheSameInLessMemory)
   }
   options.offload_optimizer = 0.4;
   EXPECT_EQ(Train(options).numbers, apart.numbers);
-  // The reduced own gradients of ZeRO-3.
+  // ZeRO-3 keeps the reduced gradients that it owns elsewhere.
   options.offload_optimizer = 0;
   options.zero = 3;
   const Recorder apart3 = Train(options, {.offload_activations = true}), shared3 = Train(options);
@@ -460,7 +461,7 @@ TEST_P(TrainerStepsTest, GradientsInTheRoomOfActivations_AreTheSameInLessMemory)
   EXPECT_LT(shared3.bytes, apart3.bytes);
 }
 
-// With one micro-batch a step and additions in any order.
+// Needs one micro-batch a step and training.any_order.
 TEST_P(TrainerStepsTest, NormFromProducts_IsThatOfTheGradients) {
   TrainerOptions options = Options();
   options.micro_batch = options.global_batch;
@@ -471,7 +472,7 @@ TEST_P(TrainerStepsTest, NormFromProducts_IsThatOfTheGradients) {
     ASSERT_EQ(products.reports.size(), apart.reports.size());
     for (size_t i = 0; i < apart.reports.size(); ++i) {
       const double expected = apart.reports[i].gradient_norm;
-      // Attention adds in any order, too.
+      // Attention adds in any order as well, so the last bits differ.
       EXPECT_NEAR(products.reports[i].gradient_norm, expected, (i == 0 ? 1e-3 : 2e-2) * expected);
     }
   }
@@ -479,7 +480,7 @@ TEST_P(TrainerStepsTest, NormFromProducts_IsThatOfTheGradients) {
 
 TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrTheDevice) {
   const std::vector<double> whole = Train(Options()).numbers;
-  // By stage of ZeRO: what the first continuation reports.
+  // The reports of the first continuation, by ZeRO stage.
   std::map<int, std::vector<double>> expected = {{0, {whole.end() - 8, whole.end()}}};
   for (const double first_share : {0.0, 1.0}) {
     TrainerOptions first = Options();
@@ -497,7 +498,7 @@ TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrT
         second.offload_optimizer = share;
         const std::vector<double> all = Train(second, {}, begun.saved).numbers;
         ASSERT_GE(all.size(), 8u);
-        // Without an evaluation that may come again at the beginning.
+        // Leaves out an evaluation that a restored run may repeat at its beginning.
         const std::vector<double> rest(all.end() - 8, all.end());
         EXPECT_EQ(rest, expected.try_emplace(zero, rest).first->second);
       }
@@ -510,7 +511,7 @@ TEST_P(TrainerStepsTest, Checkpoint_GoesOnWithMastersInHalvesOrWholeOnTheHostOrT
   }
 }
 
-// What was left of three steps is read by the device where the host has it.
+// The device reads the residual of three compressed steps from the host.
 TEST_P(TrainerStepsTest, ResidualOfWhatIsNotCompressedAnyMore_JoinsTheNextGradientAsOnTheHost) {
   TrainerOptions options = Options();
   options.precision = Precision::kFp32;
@@ -552,7 +553,7 @@ TEST_P(TrainerStepsTest, NumbersThatAreNotFinite_EndTheRunByStepSamplesAndDevice
   };
   TrainerOptions options = Options();
   options.evaluate_every = 0;
-  // One weight of many.
+  // One weight of many is not finite.
   initial_ = [](const std::string& name, const Box& box, float* out) {
     std::fill_n(out, box.elements(), 0.01f);
     if (name == "blocks.1.mlp.up.weight") out[box.elements() / 2] = NAN;
@@ -561,28 +562,28 @@ TEST_P(TrainerStepsTest, NumbersThatAreNotFinite_EndTheRunByStepSamplesAndDevice
   for (const Precision precision : {options.precision, Precision::kFp32}) {
     options.precision = precision;
     expect_named(Train(options), 1);
-    // The products see it, where they add up the norm.
+    // The GEMMs see it where their epilogues add up the norm.
     TrainerOptions together = options;
     together.micro_batch = options.global_batch;
     expect_named(Train(together, {.deterministic = false}), 1);
   }
   initial_ = nullptr;
-  // The second update throws the weights out of range: recorded steps see it too.
+  // The second update makes weights overflow, which recorded steps report as well.
   options.optimizer.clip_norm = 0;
   options.schedule = {kernels::LearningRateSchedule::Decay::kConstant, 1e30, 0, 0, 0};
   expect_named(Train(options), 2);
-  // The device is as good as before.
+  // The device remains usable.
   EXPECT_OK(Train(Options()).ended);
 }
 
-// The rules of scaling have tests on the host; here whole steps, recorded ones too, go through
+// The rules of loss scaling have tests on the host. Here whole steps, recorded ones too, apply
 // them.
 TEST_P(TrainerStepsTest, Fp16_SkipsWhatOverflowsAndLearnsAsInFp32) {
   if (!GetParam()) GTEST_SKIP() << "SKIPPED BY DESIGN: hosts train in fp32";
   TrainerOptions options = Options();
   options.evaluate_every = 0;
   options.steps = 40;
-  // The rate tells how many updates there have been.
+  // The learning rate counts the updates that were applied.
   options.schedule = {kernels::LearningRateSchedule::Decay::kConstant, 2e-3, 0, 100, 0};
   options.precision = Precision::kFp32;
   const Recorder fp32 = Train(options);
@@ -647,7 +648,7 @@ TEST_P(StepsTest, Replay_OfWorkThatOutgrowsScratchOrWaits_RunsItAllTheSame) {
   };
   kernels::Replay replay(*stream);
   for (int round = 0; round < 6; ++round) {
-    // Larger and larger scratch memory, half of the time.
+    // Every second call needs more scratch memory than any before.
     if (round % 2 == 1) kernels::Sum(*stream, all.Rows(0, n << (2 * round)), large_sum, false);
     kernels::Zero(*stream, sum);
     replay.Run({1}, [&] { kernels::Sum(*stream, x, sum, /*accumulate=*/true); });
@@ -659,11 +660,11 @@ TEST_P(StepsTest, Replay_OfWorkThatOutgrowsScratchOrWaits_RunsItAllTheSame) {
     EXPECT_TRUE(replay.Run({2}, [&] {
       ++calls;
       kernels::Sum(*stream, x, sum, /*accumulate=*/true);
-      stream->Synchronize().IgnoreError();  // no recording can hold this
+      stream->Synchronize().IgnoreError();  // cannot be recorded
     }));
     EXPECT_EQ(read(sum), static_cast<float>(n)) << "round " << round;
   }
-  EXPECT_EQ(calls, GetParam() ? 5 : 4);  // one was to be recorded
+  EXPECT_EQ(calls, GetParam() ? 5 : 4);  // on a GPU, one attempt to record
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TrainerStepsTest, ::testing::Bool(),
