@@ -15,6 +15,10 @@ endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(muster_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wthread-safety>)
 endif()
+# gcc 12 warns of code in precompiled headers that it is silent about elsewhere.
+if(MUSTER_PRECOMPILED_HEADERS)
+  target_compile_options(muster_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-w>)
+endif()
 if(MUSTER_SANITIZE)
   target_compile_options(muster_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${MUSTER_SANITIZE} -fno-omit-frame-pointer -g1>)
@@ -27,6 +31,7 @@ function(muster_library name)
   add_library(${name} STATIC ${ARG_SRCS})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE muster_options ${ARG_PRIVATE_DEPS})
   target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
+  set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES ${name})
 endfunction()
 
 function(muster_binary name)
@@ -63,4 +68,40 @@ function(muster_test name)
     list(APPEND ARG_LABELS threads)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# Shares precompiled headers between our libraries, which saves a sixth of a first build. Off by
+# default: with them a source compiles that lacks an include, and a compiler cache saves more. To be
+# called behind the targets.
+function(muster_precompile_headers)
+  set(plain <algorithm> <cstdint> <functional> <map> <memory> <string> <utility> <vector>
+      <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+      <absl/strings/str_format.h> <absl/strings/str_split.h> <absl/time/clock.h>)
+  set(messages <muster/v1/job.pb.h> <muster/v1/rank.pb.h> <muster/v1/session.pb.h>)
+  set(services <muster/v1/job_service.grpc.pb.h> <muster/v1/worker_service.grpc.pb.h>
+      <muster/v1/rank_service.grpc.pb.h>)
+  file(WRITE ${CMAKE_BINARY_DIR}/precompiled/empty.cc "")
+  function(precompile kind library)
+    add_library(muster_precompiled_${kind} STATIC ${CMAKE_BINARY_DIR}/precompiled/empty.cc)
+    target_link_libraries(muster_precompiled_${kind} PRIVATE muster_options muster_base ${library})
+    target_precompile_headers(muster_precompiled_${kind} PRIVATE ${ARGN})
+  endfunction()
+  precompile(plain "" ${plain})
+  precompile(messages muster_proto ${plain} ${messages})
+  precompile(services muster_proto_services ${plain} ${messages} ${services})
+  get_property(libraries GLOBAL PROPERTY MUSTER_LIBRARIES)
+  foreach(library ${libraries})
+    get_target_property(dependencies ${library} LINK_LIBRARIES)
+    set(kind plain)
+    if("muster_proto_services" IN_LIST dependencies)
+      set(kind services)
+    elseif("${dependencies}" MATCHES "muster_(proto|spec|daemon|agent|rank|coordinator)")
+      set(kind messages)
+    endif()
+    if(NOT library STREQUAL "muster_kernels")  # which has flags of its own, below
+      target_precompile_headers(${library} REUSE_FROM muster_precompiled_${kind})
+    endif()
+  endforeach()
+  # The arithmetic of a CPU rank is worth the compiler's time.
+  target_compile_options(muster_kernels PRIVATE -O3)
 endfunction()

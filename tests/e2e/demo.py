@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+import loss_curve
 from cluster import Cluster, is_final, kill
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -123,7 +124,12 @@ def report(cluster, job, seconds, work):
     checkpoints = [c for c in cluster.json("checkpoints", JOB) if not c.get("removed")]
     status = cluster.status()
     say("where things are (the cluster is stopped now, its state stays)")
-    print(f"    newest checkpoint  {checkpoints[-1]['path']}")
+    newest = work / checkpoints[-1]["path"]
+    picture = newest.parent / "loss.svg"
+    picture.write_text(loss_curve.svg(f"{JOB}: {job['steps']} steps on the King James Bible",
+                                      job["losses"]))
+    print(f"    newest checkpoint  {newest}")
+    print(f"    loss curve         {picture}")
     print(f"    state and logs     {work / 'home'}")
     print(f"    metrics were at    http://{status['coordinator']['metrics']}/metrics, "
           + ", ".join(f"http://{w['metrics']}/metrics" for w in status["workers"]))

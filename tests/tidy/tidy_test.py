@@ -43,7 +43,24 @@ ONLY_IN = {
     r"^spdlog/": r"^base/log\.cc$",
     r"^(ranges|format|source_location)$": r"^$",
 }
-TESTS_MAY = r"^tests/"
+# Words of a private vocabulary: pattern, the folders in which it is banned, and what to say instead.
+EVERYWHERE = PRODUCT + ("tests", "docs", "examples", "dev", "README.md", "CONTRIBUTING.md")
+CODE = PRODUCT + ("tests",)
+BANNED = [
+    (r"\bmatrix products?\b", EVERYWHERE, "GEMM in code, matmul in prose"),
+    (r"\bMeetPeers\b|\bmeet_peers\b|\bmeetings?\b", EVERYWHERE, "barrier, or rendezvous at the start"),
+    (r"\bAgain\b|\bForwardAgain\b", ("parallel",), "recompute"),
+    (r"\bcopy engines?\b", ("kernels",), "TMA for Hopper's bulk copies"),
+    (r"\bGradientRoom\b|\b[Rr]oom_? = |\broom of activations\b", CODE, "memory shared with activations"),
+    (r"\bstrangers?\b", ("coordinator", "worker", "parallel", "cli", "base", "proto"),
+     "unknown or unauthenticated peer"),
+    (r"\bHorizons\b|\bShown\b", ("coordinator", "cli"), "the published state"),
+    (r"\bsight\b", EVERYWHERE, "view or snapshot"),
+    (r"\b[Aa]gents?\b|\bagent_", PRODUCT, "worker daemon"),
+    (r"\bnobody wants\b|\bwho(ever)? (wants|has|needs|asks|reads)\b", PRODUCT,
+     "a sentence that names the subject"),
+    (r"\bthe first (of them )?that (comes|rings)\b|\brings\b(?! of)", CODE, "fires, or arrives"),
+]
 
 
 def tracked(*folders):
@@ -119,6 +136,53 @@ class Tidy(unittest.TestCase):
                  for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
                  if leftovers.search(line)]
         self.assertEqual(wrong, [])
+
+    def test_words_are_those_of_the_field(self):
+        wrong = []
+        for pattern, folders, instead in BANNED:
+            banned = re.compile(pattern)
+            for path in tracked(*folders):
+                if path.suffix not in SOURCE_SUFFIXES | {".md", ".proto", ".py", ".yaml", ""}:
+                    continue
+                if path.name == "tidy_test.py":
+                    continue
+                for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+                    if banned.search(line):
+                        wrong.append(f"{path}:{number}: {banned.search(line).group(0)!r}: say {instead}")
+        self.assertEqual(wrong, [])
+
+    def test_pages_of_results_stay_short(self):
+        lines = (ROOT / "docs/benchmarks/results.md").read_text().splitlines()
+        self.assertLessEqual(len(lines), 100)
+
+    def test_links_between_pages_lead_somewhere(self):
+        wrong = []
+        for path in tracked("docs", "README.md", "CONTRIBUTING.md"):
+            if path.suffix != ".md":
+                continue
+            text = (ROOT / path).read_text()
+            for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+                if not (ROOT / path.parent / target).exists():
+                    wrong.append(f"{path}: {target}")
+        self.assertEqual(wrong, [])
+
+    def test_pages_that_code_names_exist(self):
+        named = re.compile(r"\bdocs/[\w./-]+\.(?:md|svg)\b")
+        wrong = [f"{path}:{number}: {match}"
+                 for path in tracked(*EVERYWHERE) if path.name != "tidy_test.py"
+                 if path.suffix in SOURCE_SUFFIXES | {".md", ".proto", ".py", ".sh", ".txt", ".yaml", ""}
+                 for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+                 for match in named.findall(line) if not (ROOT / match).exists()
+                 and match != "docs/benchmarks/gpu.md"]
+        self.assertEqual(wrong, [])
+
+    def test_the_tour_names_what_is_there(self):
+        text = (ROOT / "docs/tour.md").read_text()
+        stops = re.findall(r"^\d+\. \*\*`([^`]+)`, `([^`]+)`\*\*", text, re.MULTILINE)
+        self.assertEqual(len(stops), 12, "docs/tour.md has twelve stops")
+        for path, function in stops:
+            code = (ROOT / path).read_text()
+            self.assertIn(function.split("::")[-1] + "(", code, f"{path} has no {function}")
 
     def test_core_code_reads_no_clock_and_starts_no_thread(self):
         banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")
