@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "parallel/data": {"base", "parallel/data"},
     "parallel": {"base", "kernels", "parallel"},
     "coordinator": {"base", "proto", "coordinator", "parallel/mesh", "parallel/plan"},
-    "worker/agent": {"base", "proto", "worker/agent"},
+    "worker/daemon": {"base", "proto", "worker/daemon"},
     "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank"},
     # docs/decisions/0001: the pure data library serves `muster data`.
     "cli": {"base", "proto", "cli", "parallel/mesh", "parallel/plan", "parallel/data"},
@@ -30,7 +30,7 @@ MAY_INCLUDE = {
 
 # Third-party header pattern -> path patterns that may include it.
 ONLY_IN = {
-    r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/agent/|worker/rank/daemon_client|cli/)",
+    r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/daemon/|worker/rank/daemon_client|cli/)",
     r"^rocksdb/": r"^coordinator/store/",
     r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/(nccl|peer_))",
     r"^nccl": r"^parallel/comm/nccl",
@@ -39,7 +39,7 @@ ONLY_IN = {
     r"^gloo/": r"^parallel/comm/gloo",
     r"^(oneapi/|dnnl)": r"^kernels/",
     r"^yaml-cpp/": r"^(proto/spec|cli)/",
-    r"^CLI/": r"^(cli/|coordinator/main\.cc|worker/agent/main\.cc|worker/rank/main\.cc)",
+    r"^CLI/": r"^(cli/|coordinator/main\.cc|worker/daemon/main\.cc|worker/rank/main\.cc)",
     r"^spdlog/": r"^base/log\.cc$",
     r"^(ranges|format|source_location)$": r"^$",
 }
@@ -124,7 +124,7 @@ class Tidy(unittest.TestCase):
         banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")
         wrong = [f"{path}:{number}"
                  for path in sources("coordinator/core", "coordinator/scheduler")
-                 + [p for p in sources("worker/agent") if "agent_core" in p.name]
+                 + [p for p in sources("worker/daemon") if "daemon_core" in p.name]
                  for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
                  if banned.search(line.split("//")[0])]
         self.assertEqual(wrong, [])

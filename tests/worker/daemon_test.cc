@@ -26,9 +26,9 @@
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "tests/support/status_matchers.h"
-#include "worker/agent/daemon.h"
-#include "worker/agent/proc.h"
-#include "worker/agent/shim.h"
+#include "worker/daemon/daemon.h"
+#include "worker/daemon/proc.h"
+#include "worker/daemon/shim.h"
 #include "worker/rank/daemon_client.h"
 
 namespace muster::worker {

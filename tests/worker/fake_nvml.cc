@@ -21,7 +21,7 @@
 #include <fstream>
 #include <string>
 
-#include "worker/agent/nvml.h"
+#include "worker/daemon/nvml.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Discovery against a management library of ours: what a real one reports is seen on real machines.
-#include "worker/agent/gpus.h"
+#include "worker/daemon/gpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "worker/agent/gpu_watch.h"
+#include "worker/daemon/gpu_watch.h"
 
 namespace muster::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/agent/network.h"
+#include "worker/daemon/network.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

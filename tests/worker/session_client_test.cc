@@ -1,6 +1,6 @@
 // The daemon's session with the coordinator: how soon it dials again, and when it gives up a
 // connection on which nobody answers.
-#include "worker/agent/session_client.h"
+#include "worker/daemon/session_client.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
