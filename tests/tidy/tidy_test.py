@@ -22,8 +22,9 @@ MAY_INCLUDE = {
     "parallel/data": {"base", "parallel/data"},
     "parallel": {"base", "kernels", "parallel"},
     "coordinator": {"base", "proto", "coordinator", "parallel/mesh", "parallel/plan"},
-    "worker/daemon": {"base", "proto", "worker/daemon"},
-    "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank"},
+    "worker/run_directory": {"worker/run_directory"},
+    "worker/daemon": {"base", "proto", "worker/daemon", "worker/run_directory"},
+    "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank", "worker/run_directory"},
     # docs/decisions/0001: the pure data library serves `muster data`.
     "cli": {"base", "proto", "cli", "parallel/mesh", "parallel/plan", "parallel/data"},
 }

@@ -19,7 +19,10 @@
 #include "worker/rank/agreement.h"
 #include "worker/rank/arithmetic.h"
 #include "worker/rank/balance.h"
+#include "worker/rank/engine_spec.h"
+#include "worker/rank/failure_cause.h"
 #include "worker/rank/job_plan.h"
+#include "worker/rank/memory_check.h"
 
 namespace muster::worker {
 namespace {

@@ -22,6 +22,10 @@
 #include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
 #include "worker/rank/engine_setup.h"
+#include "worker/rank/engine_spec.h"
+#include "worker/rank/failure_cause.h"
+#include "worker/rank/memory_check.h"
+#include "worker/rank/plan_advice.h"
 
 namespace muster::worker {
 namespace {
@@ -230,7 +234,7 @@ TEST(CheapestFit, OfAPipelineWithUnevenShares_FitsTheLargestShare) {
   }
   ASSERT_OK_AND_ASSIGN(const JobPlan before, PlanJob(spec));
   const int64_t bytes = before.needed_bytes() - kGiB;
-  const std::optional<Change> change = CheapestFit(spec, bytes);
+  const std::optional<PlannedChange> change = CheapestFit(spec, bytes);
   ASSERT_TRUE(change.has_value());
   EXPECT_LE(change->plan.needed_bytes(), bytes);
 }
@@ -484,7 +488,7 @@ TEST(EvenMemory, OfAPipeline_MovesBlocksUntilNoOtherCutTakesLess) {
   const v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 2, .zero = 3}, 64, 1);
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
   ASSERT_GT(plan.imbalance(), 0.05);
-  const std::optional<Change> even = EvenMemory(spec, plan);
+  const std::optional<PlannedChange> even = EvenMemory(spec, plan);
   ASSERT_TRUE(even.has_value());
   EXPECT_LT(even->plan.imbalance(), plan.imbalance() / 2);
   EXPECT_LT(even->plan.needed_bytes(), 0.95 * plan.needed_bytes());

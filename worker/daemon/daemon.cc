@@ -306,9 +306,8 @@ v1::LogReply Daemon::ReadCollectivesFor(const v1::LogRequest& request) {
   reply.set_request(request.request());
   reply.set_end(true);
   const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
-  const auto record = PosixFileSystem()->Read(absl::StrCat(state_->attempts(), "/",
-                                                           RunDirectoryName(key), kCollectivesFile,
-                                                           request.collectives(), kCollectivesEnd));
+  const auto record = PosixFileSystem()->Read(absl::StrCat(
+      state_->attempts(), "/", RunDirectoryName(key), CollectivesFile(request.collectives())));
   if (record.ok()) {
     reply.set_data(*record);
     return reply;
@@ -364,10 +363,12 @@ v1::LogReply Daemon::ReadProfileFor(const v1::LogRequest& request) const {
     return reply;
   };
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
-  const std::string result = run_directory + ProfileFile(request.profile());
+  const v1::ProfileSteps& steps = request.profile();
+  const std::string trace = run_directory + ProfileTraceFile(steps.first_step(), steps.steps());
+  const std::string failure = run_directory + ProfileFailureFile(steps.first_step(), steps.steps());
   // Looked at before the trace: one that is left just before the exit is then seen.
   const bool exited = ReadShimExit(run_directory).has_value();
-  if (const std::string trace = result + ".json"; files->Exists(trace)) {
+  if (files->Exists(trace)) {
     const absl::StatusOr<int64_t> found = files->Size(trace);
     if (!found.ok()) return refuse(found.status());
     const int64_t size = *found;
@@ -383,7 +384,7 @@ v1::LogReply Daemon::ReadProfileFor(const v1::LogRequest& request) const {
     *reply.mutable_data() = *std::move(data);
     return reply;
   }
-  if (const absl::StatusOr<std::string> why = files->Read(result + ".failed"); why.ok()) {
+  if (const absl::StatusOr<std::string> why = files->Read(failure); why.ok()) {
     return refuse(absl::FailedPreconditionError(*why));
   }
   if (exited || !core_->Holds(key.attempt)) {

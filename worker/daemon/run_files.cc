@@ -54,10 +54,6 @@ std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_dire
   return report;
 }
 
-std::string ProfileFile(const v1::ProfileSteps& steps) {
-  return absl::StrCat("/profile-", steps.first_step(), "-", steps.steps());
-}
-
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   const std::string directory = run_directory + kCommitDirectory;

@@ -1,4 +1,4 @@
-// The files in a rank's run directory, ATTEMPTS/<job id>.e<epoch>/rank-<n>/.
+// Reading and writing the files in a rank's run directory (worker/run_directory/run_directory.h).
 #ifndef MUSTER_WORKER_DAEMON_RUN_FILES_H_
 #define MUSTER_WORKER_DAEMON_RUN_FILES_H_
 
@@ -9,31 +9,15 @@
 #include "absl/status/status.h"
 #include "muster/v1/agent.pb.h"
 #include "muster/v1/rank.pb.h"
+#include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 
-constexpr char kAssignmentFile[] = "/assignment.pb";
-constexpr char kShimFile[] = "/shim.json";
-constexpr char kShimExitFile[] = "/exit.json";
-constexpr char kRankExitFile[] = "/exit.pb";
-constexpr char kShimLockFile[] = "/shim.lock";
-constexpr char kShimErrorFile[] = "/shim.log";  // the shim's own complaints
-constexpr char kLogDirectory[] = "/log";
-constexpr char kCommitDirectory[] = "/commits";
-// A v1::CollectiveRecord, followed by its number and kCollectivesEnd.
-constexpr char kCollectivesFile[] = "/collectives-";
-constexpr char kCollectivesEnd[] = ".pb";
-// A v1::ProfileSteps that the rank is to record; see worker/rank/profiler.h.
-constexpr char kProfileRequestFile[] = "/profile.pb";
-// What it then leaves, with ".json" or ".failed" behind it.
-std::string ProfileFile(const v1::ProfileSteps& steps);
-
-// Absent when the file is missing or not whole (they are written atomically).
+// No value when the file is missing or cannot be parsed.
 std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);
 std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory);
 std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory);
-// Commit requests that the rank left (RUN_DIR/commits/<step>.pb), by step; unreadable ones are not
-// whole and are skipped.
+// The commit requests that the rank left, by step; those that cannot be parsed are skipped.
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory);
 
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);

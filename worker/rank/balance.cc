@@ -26,7 +26,10 @@
 #include "parallel/train/memory.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/engine_setup.h"
+#include "worker/rank/engine_spec.h"
 #include "worker/rank/job_plan.h"
+#include "worker/rank/memory_check.h"
+#include "worker/rank/stage_blocks.h"
 
 namespace muster::worker {
 namespace {
@@ -155,21 +158,12 @@ std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::
   return costs;
 }
 
-void SetStages(const std::vector<int>& ends, v1::ParallelSpec& split) {
-  const int parts = static_cast<int>(ends.size()) - 1;
-  split.clear_pipeline_blocks();
-  for (int part = 0; part < parts; ++part) {
-    const int tables = (part == 0 ? 1 : 0) + (part + 1 == parts ? 1 : 0);
-    split.add_pipeline_blocks(ends[part + 1] - ends[part] - tables);
-  }
-}
-
 absl::Status EvenStages(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
   v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
   ASSIGN_OR_RETURN(const std::vector<int> ends,
                    parallel::PartitionLayers(LayerCosts(ranks, spec),
                                              split.pipeline() * split.pipeline_chunks()));
-  SetStages(ends, split);
+  SetPipelineBlocks(ends, split);
   return absl::OkStatus();
 }
 
@@ -253,7 +247,7 @@ class MemoryLimits {
     };
     const auto ends = parallel::PartitionLayersWithin(costs, split.pipeline(), fits);
     if (!ends.ok()) return false;
-    SetStages(*ends, split);
+    SetPipelineBlocks(*ends, split);
     return true;
   }
 
@@ -437,7 +431,7 @@ absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
         absl::IsResourceExhausted(own.status()) ? FailureDomain::kMemory : FailureDomain::kDevice);
   }
   if (const auto memory = device->Memory(); memory.ok()) {
-    own->memory_bytes = MemoryThere(assignment, device->kind(), *memory);
+    own->memory_bytes = AvailableBytes(assignment, device->kind(), *memory);
   }
   const auto met = [](const absl::Status& status) {
     return parallel::Mark(Annotate(status, "engine.parallel.balance: measured"),

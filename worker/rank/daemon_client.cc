@@ -18,6 +18,7 @@
 #include "base/file_system.h"
 #include "base/mutex.h"
 #include "muster/v1/rank_service.grpc.pb.h"
+#include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 namespace {
@@ -90,9 +91,8 @@ class GrpcDaemonClient : public DaemonClient {
     *request.mutable_checkpoint() = checkpoint;
     std::string file;
     if (!options_.run_directory.empty()) {
-      const std::string directory = options_.run_directory + "/commits";
-      file = absl::StrCat(directory, "/", checkpoint.step(), ".pb");
-      absl::Status written = files_->MakeDirectory(directory);
+      file = options_.run_directory + CommitFile(checkpoint.step());
+      absl::Status written = files_->MakeDirectory(options_.run_directory + kCommitDirectory);
       if (written.ok()) written = files_->WriteAtomically(file, request.SerializeAsString());
       // A full disk leaves the delivery below, which is all that is needed while the daemon is up.
       if (!written.ok()) file.clear();

@@ -21,7 +21,7 @@ constexpr char kSeparator = '\n';
 
 }  // namespace
 
-RankHost PlaceOf(const v1::RankAssignment& assignment) {
+RankHost HostOf(const v1::RankAssignment& assignment) {
   RankHost place;
   place.worker = assignment.worker();
   char name[256] = {};

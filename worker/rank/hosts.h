@@ -24,7 +24,7 @@ struct RankHost {
 
 // This rank's own place. The identity is the host id that its daemon gave it, NCCL_HOSTID where
 // that is set, else the machine's boot id.
-RankHost PlaceOf(const v1::RankAssignment& assignment);
+RankHost HostOf(const v1::RankAssignment& assignment);
 
 // Of every rank, in rank order: a collective of all ranks. Status codes: the communicator's.
 absl::StatusOr<std::vector<RankHost>> GatherHosts(parallel::Communicator& world,

@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 namespace {
 
-constexpr char kRequestFile[] = "/profile.pb";
 constexpr char kStepsTrack[] = "steps";  // which cli/step_breakdown.cc looks for
 
 }  // namespace
@@ -26,7 +26,7 @@ Profiler::Profiler(FileSystem& files, std::string run_directory, int rank, std::
       collectives_(std::move(collectives)) {}
 
 void Profiler::LookForRequest(int64_t step) {
-  const std::string path = run_directory_ + kRequestFile;
+  const std::string path = run_directory_ + kProfileRequestFile;
   // At every step: a look at a name that is not there takes about a microsecond.
   if (access(path.c_str(), F_OK) != 0) return;
   const absl::StatusOr<std::string> bytes = files_.Read(path);
@@ -36,7 +36,7 @@ void Profiler::LookForRequest(int64_t step) {
   asked_ = steps;
   waiting_ = steps.first_step() >= step;
   if (!waiting_) {
-    Leave("failed",
+    Leave(ProfileFailureFile(asked_.first_step(), asked_.steps()),
           absl::StrFormat("rank %d had come to step %d when it was asked for steps from %d", rank_,
                           step, steps.first_step()));
   }
@@ -87,15 +87,13 @@ void Profiler::AddStep(int64_t step, double seconds) {
 void Profiler::Finish() {
   device_trace_.reset();
   collectives_->SetTrace(nullptr);
-  Leave("json", trace_->ToJson(rank_, title_));
+  Leave(ProfileTraceFile(asked_.first_step(), asked_.steps()), trace_->ToJson(rank_, title_));
   trace_.reset();
 }
 
-void Profiler::Leave(const char* suffix, const std::string& text) {
-  const std::string path = absl::StrFormat("%s/profile-%d-%d.%s", run_directory_,
-                                           asked_.first_step(), asked_.steps(), suffix);
+void Profiler::Leave(const std::string& file, const std::string& text) {
   // A full disk costs the profile, not the job.
-  files_.WriteAtomically(path, text).IgnoreError();
+  files_.WriteAtomically(run_directory_ + file, text).IgnoreError();
 }
 
 }  // namespace muster::worker
