@@ -26,7 +26,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/store/store.h"
 #include "tests/sim/queue.h"
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/daemon_core.h"
 
 namespace muster::sim {
 

@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "parallel": {"base", "kernels", "parallel"},
     "coordinator": {"base", "proto", "coordinator", "parallel/mesh", "parallel/plan"},
     "worker/run_directory": {"worker/run_directory"},
+    "worker/daemon/core": {"base", "proto", "worker/daemon/core"},
     "worker/daemon": {"base", "proto", "worker/daemon", "worker/run_directory"},
     "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank", "worker/run_directory"},
     # docs/decisions/0001: the pure data library serves `muster data`.
@@ -124,8 +125,8 @@ class Tidy(unittest.TestCase):
     def test_core_code_reads_no_clock_and_starts_no_thread(self):
         banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")
         wrong = [f"{path}:{number}"
-                 for path in sources("coordinator/core", "coordinator/scheduler")
-                 + [p for p in sources("worker/daemon") if "daemon_core" in p.name]
+                 for path in sources("coordinator/core", "coordinator/scheduler",
+                                     "worker/daemon/core")
                  for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
                  if banned.search(line.split("//")[0])]
         self.assertEqual(wrong, [])

@@ -1,4 +1,4 @@
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/daemon_core.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ v1::RankIdentity Identity(const RankKey& key) {
   return identity;
 }
 
-// A core with its "disk", driven by hand.
+// A core and its durable records, driven event by event.
 class DaemonCoreTest : public ::testing::Test {
  protected:
   DaemonCoreTest() { Restart(); }
@@ -46,7 +46,7 @@ class DaemonCoreTest : public ::testing::Test {
     return config;
   }
 
-  // Forgets all but the records, as kill -9 would.
+  // Keeps the records only, as after kill -9 and a new start.
   void Restart() {
     DaemonOutput output;
     auto core = DaemonCore::Recover(Config(), records_, now_, &output);
@@ -77,7 +77,7 @@ class DaemonCoreTest : public ::testing::Test {
     }
     return found;
   }
-  // What was sent by the last event, as kind names.
+  // The kinds of the messages that the last event sent.
   std::vector<std::string> Sent() const {
     static const std::map<int, std::string> kNames = {
         {v1::FromWorker::kHello, "hello"},   {v1::FromWorker::kObserved, "observed"},
@@ -307,7 +307,7 @@ TEST_F(DaemonCoreTest, Rank_Exits_IsReportedReleasedAndNeverRestarted) {
   EXPECT_EQ(Observed().exit().code(), 3);
 }
 
-TEST_F(DaemonCoreTest, Progress_Reported_StateChangesAtOnceStepsLater) {
+TEST_F(DaemonCoreTest, Progress_Reported_StateIsSentAtOnceAndStepsLater) {
   RunRank();
   for (const char* phase : {"starting", "balancing", "bootstrapping", "allocating"}) {
     Report(phase, 0);
@@ -397,7 +397,7 @@ TEST_F(DaemonCoreTest, Phase_GoesBackFromStopped_StaysStopped) {
   EXPECT_THAT(Actions<StartRank>(), IsEmpty());
 }
 
-TEST_F(DaemonCoreTest, Device_OfAStaleRankNotYetGone_IsNotGivenAway) {
+TEST_F(DaemonCoreTest, Device_OfAStaleRankThatStillRuns_IsNotGivenToAnother) {
   RunRank();
   const AttemptKey next{JobId("job-a"), Epoch(4)};
   Desire({Wanted(next, v1::DESIRED_PHASE_RUNNING)});
@@ -420,7 +420,9 @@ TEST_F(DaemonCoreTest, Device_NotOffered_AttemptIsRefusedWithTheReason) {
 
 TEST_F(DaemonCoreTest, Device_Fails_TheNextHelloSaysSoAndItsRankIsLeftAlone) {
   RunRank();
+  const int slots = core_->Summary().slots;
   Do(DeviceFailed{"cpu:0", "Xid 79"});
+  EXPECT_EQ(core_->Summary().slots, slots - 1);
   ASSERT_THAT(Actions<Reconnect>(), SizeIs(1));
   EXPECT_THAT(Actions<Reconnect>()[0].reason, HasSubstr("cpu:0"));
   EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
@@ -466,7 +468,7 @@ TEST_F(DaemonCoreTest, Daemon_DiesBetweenOrderAndStart_RankIsStartedOnceWanted) 
   ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
   Restart();
   Do(RankNotStarted{kRank0, absl::OkStatus()});
-  EXPECT_THAT(Actions<StartRank>(), IsEmpty());  // nobody has said that it is still wanted
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());  // no Desired has said yet that it is wanted
   Connect();
   Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
   EXPECT_THAT(Actions<StartRank>(), SizeIs(1));
@@ -480,14 +482,14 @@ TEST_F(DaemonCoreTest, Commit_Asked_IsDurableBeforeTheReplyAndTheSend) {
   EXPECT_EQ(SentOf(v1::FromWorker::kCommit).commit().checkpoint().step(), 50);
 }
 
-TEST_F(DaemonCoreTest, Commit_WithoutSession_IsDecidedBeforeTheExitIsTold) {
+TEST_F(DaemonCoreTest, Commit_WithoutSession_GetsItsVerdictBeforeTheExitIsReported) {
   RunRank();
   Report("training", 50);
   Disconnect();
   Commit(50);
   Exit(kRank0, 0, v1::CAUSE_COMPLETED);
   Do(ReleaseProven{kRank0});
-  Restart();  // also across a restart of the daemon
+  Restart();  // the commit is kept over it
   session_ = SessionId(20);
   Do(SessionUp{session_});
   const v1::ObservedRank in_hello =
@@ -508,7 +510,7 @@ TEST_F(DaemonCoreTest, Commit_WithoutSession_IsDecidedBeforeTheExitIsTold) {
   EXPECT_TRUE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
 }
 
-TEST_F(DaemonCoreTest, CommitLeftInTheRunDirectory_IsSentBeforeTheExitIsTold) {
+TEST_F(DaemonCoreTest, CommitLeftInTheRunDirectory_IsSentBeforeTheExitIsReported) {
   RunRank();
   Report("training", 50);
   v1::CheckpointRecord left;

@@ -8,14 +8,10 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "base/file_system.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "worker/daemon/limits.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
@@ -26,39 +22,10 @@ namespace muster::worker {
 namespace {
 
 constexpr absl::Duration kMeasureLogsEvery = absl::Seconds(10);
+// From SIGKILL until a daemon that ends its ranks no longer waits for them.
 constexpr absl::Duration kKillPatience = absl::Seconds(5);
-constexpr size_t kGpuErrorsMax = 4;  // that a rank's end tells of
 
-absl::Status CheckOptions(const DaemonOptions& options) {
-  const bool plain = std::all_of(options.name.begin(), options.name.end(), [](char c) {
-    return absl::ascii_islower(static_cast<unsigned char>(c)) ||
-           absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '-' || c == '.';
-  });
-  if (options.name.empty() || options.name.size() > 63 || !plain) {
-    return absl::InvalidArgumentError(absl::StrCat("worker name '", options.name.substr(0, 80),
-                                                   "' is not 1-63 characters of [a-z0-9-.]"));
-  }
-  if (options.slots < 0 || options.slots > 4096) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slots: ", options.slots, " is not between 0 and 4096"));
-  }
-  if (options.coordinator.empty()) {
-    return absl::InvalidArgumentError("no coordinator address was given");
-  }
-  const bool plain_id = std::all_of(options.host_id.begin(), options.host_id.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' || c == '_';
-  });
-  if (options.host_id.size() > 64 || !plain_id) {
-    return absl::InvalidArgumentError(absl::StrCat("--host-id: '", options.host_id.substr(0, 80),
-                                                   "' is not 1-64 characters of [A-Za-z0-9._-]"));
-  }
-  // A flag that names nothing of this machine is a mistake; a missing route may come.
-  if (!options.address.address.empty() || !options.address.interface.empty()) {
-    RETURN_IF_ERROR(FindAddress(NetworkView::OfThisMachine(), options.address, "").status());
-  }
-  return absl::OkStatus();
-}
-
+// "CAUSE_CRASH" without its prefix, in lower case, for labels of metrics.
 std::string LowerName(const std::string& enum_name, size_t prefix) {
   return absl::AsciiStrToLower(enum_name.substr(prefix));
 }
@@ -78,45 +45,48 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   ASSIGN_OR_RETURN(daemon->core_,
                    DaemonCore::Recover(daemon->Config(), records, daemon->Now(), &recovered));
   RETURN_IF_ERROR(CheckPortRange(daemon->options_.rank_ports, daemon->devices_));
-  Daemon* const self = daemon.get();
-  self->loop_ = std::make_unique<ThreadLoop>(clock);
-  self->host_ = ProcessHost::Start(
-      {self->state_->attempts(), self->options_.shim_binary, self->options_.rank_binary,
-       self->options_.rank_command, self->options_.log, self->options_.name},
-      clock, self->log_, [self](DaemonEvent event) { self->Post(std::move(event)); });
-  self->loop_->Post([self, recovered = std::move(recovered)]() mutable {
-    self->CarryOut(std::move(recovered));
-    self->UpdateGauges();
-    self->MeasureLogs();
-    self->host_->Prune(self->core_->HeldDirectories());
+  daemon->log_requests_ = std::make_unique<LogRequests>(daemon->state_->attempts(),
+                                                        daemon->options_.name, *daemon->core_);
+  RETURN_IF_ERROR(daemon->StartServices(std::move(recovered)));
+  return daemon;
+}
+
+absl::Status Daemon::StartServices(DaemonOutput recovered) {
+  loop_ = std::make_unique<ThreadLoop>(clock_);
+  host_ = ProcessHost::Start({state_->attempts(), options_.shim_binary, options_.rank_binary,
+                              options_.rank_command, options_.log, options_.name},
+                             clock_, log_, [this](DaemonEvent event) { Post(std::move(event)); });
+  loop_->Post([this, recovered = std::move(recovered)]() mutable {
+    CarryOut(std::move(recovered));
+    UpdateGauges();
+    MeasureLogs();
+    host_->Prune(core_->HeldDirectories());
   });
-  if (!self->gpu_names_.empty()) {
-    self->gpu_watch_ = GpuWatch::Start(self->options_.gpus->library, [self](GpuError error) {
-      self->loop_->Post([self, error = std::move(error)] { self->OnGpuError(error); });
+  if (device_errors_.has_gpus()) {
+    gpu_watch_ = GpuWatch::Start(options_.gpus->library, [this](GpuError error) {
+      loop_->Post([this, error = std::move(error)] { OnGpuError(error); });
     });
   }
-  ASSIGN_OR_RETURN(self->server_, RankServer::Start(self->socket(), [self](DaemonEvent event) {
-                     self->Post(std::move(event));
-                   }));
+  ASSIGN_OR_RETURN(
+      server_, RankServer::Start(socket(), [this](DaemonEvent event) { Post(std::move(event)); }));
   SessionEvents events;
-  events.up = [self](SessionId session, const WorkerAddress& own) {
-    self->metrics_.GetCounter(kDials).Increment();
-    self->Handle(SessionUp{session, own.address, own.outside_address});
+  events.up = [this](SessionId session, const WorkerAddress& own) {
+    metrics_.GetCounter(kDials).Increment();
+    Handle(SessionUp{session, own.address, own.outside_address});
   };
-  events.message = [self](SessionId session, v1::FromCoordinator message) {
-    self->OnMessage(session, std::move(message));
+  events.message = [this](SessionId session, v1::FromCoordinator message) {
+    OnMessage(session, std::move(message));
   };
-  events.down = [self](SessionId session, absl::Status) { self->Handle(SessionDown{session}); };
+  events.down = [this](SessionId session, absl::Status) { Handle(SessionDown{session}); };
   SessionClientOptions session;
-  session.coordinator = self->options_.coordinator;
-  session.locate = [choice = self->options_.address](const std::string& coordinator) {
+  session.coordinator = options_.coordinator;
+  session.locate = [choice = options_.address](const std::string& coordinator) {
     return FindAddress(NetworkView::OfThisMachine(), choice, coordinator);
   };
-  self->session_ =
-      SessionClient::Make(std::move(session), *self->loop_, Rng(self->incarnation_.value()),
-                          self->log_, std::move(events));
-  self->loop_->Post([self] { self->session_->Start(); });
-  return daemon;
+  session_ = SessionClient::Make(std::move(session), *loop_, Rng(incarnation_.value()), log_,
+                                 std::move(events));
+  loop_->Post([this] { session_->Start(); });
+  return absl::OkStatus();
 }
 
 Daemon::Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
@@ -125,9 +95,10 @@ Daemon::Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& met
       clock_(clock),
       metrics_(metrics),
       log_(std::move(log)),
-      // Later starts get larger numbers, as long as the wall clock does not go back.
+      // A later daemon gets a larger number, unless the wall clock goes back.
       incarnation_(static_cast<uint64_t>(absl::ToUnixMicros(clock.Now()))),
-      state_(std::move(state)) {}
+      state_(std::move(state)),
+      device_errors_(options_.name) {}
 
 Daemon::~Daemon() {
   if (session_ != nullptr) session_->Stop();
@@ -164,7 +135,7 @@ DaemonCoreConfig Daemon::Config() {
                                  {"driver", report.driver},
                                  {"usable", device.unusable().empty()}});
       *config.hello.add_devices() = device;
-      gpu_names_[device.uuid()] = device.name();
+      device_errors_.AddGpu(device);
     }
     ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
   }
@@ -205,15 +176,16 @@ void Daemon::Post(DaemonEvent event) {
 
 void Daemon::Handle(DaemonEvent event) {
   if (failed_) return;
-  if (auto* exited = std::get_if<RankExited>(&event);
-      exited != nullptr && ending_ranks_ && exited->exit.signal() != 0) {
-    exited->exit.set_cause(v1::CAUSE_PREEMPTED);
-    exited->exit.set_message(
-        absl::StrCat("worker ", options_.name, " was stopped along with its ranks"));
+  if (auto* exited = std::get_if<RankExited>(&event); exited != nullptr) {
+    if (ending_ranks_ && exited->exit.signal() != 0) {
+      exited->exit.set_cause(v1::CAUSE_PREEMPTED);
+      exited->exit.set_message(
+          absl::StrCat("worker ", options_.name, " was stopped along with its ranks"));
+    }
+    device_errors_.Explain(core_->DeviceOf(exited->rank), exited->exit);
   }
-  if (auto* exited = std::get_if<RankExited>(&event)) NameGpu(*exited);
   DaemonOutput output = core_->Handle(event, Now());
-  Note(event);
+  CountAndLog(event);
   CarryOut(std::move(output));
   UpdateGauges();
 }
@@ -221,43 +193,17 @@ void Daemon::Handle(DaemonEvent event) {
 void Daemon::OnGpuError(const GpuError& error) {
   metrics_.GetCounter(kGpuErrors, {error.uuid, absl::StrCat(error.xid)}).Increment();
   log_->Error("a GPU failed", {{"worker", options_.name}, {"why", error.message}});
-  const auto device = gpu_names_.find(error.uuid);
-  if (device == gpu_names_.end()) return;  // not offered
-  std::vector<std::string>& errors = gpu_errors_[device->second];
-  // One fault often reports itself a hundred times.
-  if (std::count(errors.begin(), errors.end(), error.message) == 0 &&
-      errors.size() < kGpuErrorsMax) {
-    errors.push_back(error.message);
-  }
-  if (error.lost) {
-    Handle(DeviceFailed{device->second,
+  const std::optional<std::string> device = device_errors_.Add(error);
+  if (device.has_value() && error.lost) {
+    Handle(DeviceFailed{*device,
                         absl::StrCat(error.message, "; then restart the daemon of this worker")});
   }
 }
 
-void Daemon::NameGpu(RankExited& exited) {
-  const std::string device = core_->DeviceOf(exited.rank);
-  std::vector<std::string> parts;
-  if (!exited.exit.message().empty()) parts.push_back(exited.exit.message());
-  if (const auto found = gpu_errors_.find(device); found != gpu_errors_.end()) {
-    parts.insert(parts.end(), found->second.begin(), found->second.end());
-    gpu_errors_.erase(found);
-  }
-  if (exited.exit.code() == 0 && exited.exit.signal() == 0) return;
-  // A rank that has not come as far as its device cannot know.
-  const auto gpu = std::find_if(gpu_names_.begin(), gpu_names_.end(),
-                                [&](const auto& entry) { return entry.second == device; });
-  if (gpu != gpu_names_.end() && !absl::StrContains(absl::StrJoin(parts, ""), gpu->first)) {
-    parts.push_back(absl::StrCat(device, " of worker ", options_.name, " is ", gpu->first));
-  }
-  exited.exit.set_message(absl::StrJoin(parts, "; "));
-}
-
-// Counts and logs what people want to know of.
-void Daemon::Note(const DaemonEvent& event) {
+void Daemon::CountAndLog(const DaemonEvent& event) {
   if (const auto* started = std::get_if<RankStarted>(&event)) {
     const bool found_again = attaching_.erase(started->rank) > 0;
-    if (!found_again) gpu_errors_.erase(core_->DeviceOf(started->rank));
+    if (!found_again) device_errors_.Clear(core_->DeviceOf(started->rank));
     metrics_.GetCounter(found_again ? kReattached : kRankStarts).Increment();
     log_->Info(found_again ? "found a rank again" : "started a rank",
                {{"rank", ToString(started->rank)}, {"pid", started->pid}});
@@ -287,8 +233,7 @@ void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
   if (message.has_log()) {
     v1::FromWorker reply;
     reply.set_incarnation(incarnation_.value());
-    *reply.mutable_log() =
-        message.log().has_profile() ? ReadProfileFor(message.log()) : ReadLogFor(message.log());
+    *reply.mutable_log() = log_requests_->Answer(message.log());
     session_->Send(session, std::move(reply));
     return;
   }
@@ -299,108 +244,6 @@ void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
                 {"leader_term", static_cast<int64_t>(message.leader_term())}});
   }
   Handle(CoordinatorMessage{session, std::move(message)});
-}
-
-v1::LogReply Daemon::ReadCollectivesFor(const v1::LogRequest& request) {
-  v1::LogReply reply;
-  reply.set_request(request.request());
-  reply.set_end(true);
-  const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
-  const auto record = PosixFileSystem()->Read(absl::StrCat(
-      state_->attempts(), "/", RunDirectoryName(key), CollectivesFile(request.collectives())));
-  if (record.ok()) {
-    reply.set_data(*record);
-    return reply;
-  }
-  const absl::Status asked = core_->AskForCollectives(key, request.collectives());
-  if (!asked.ok()) {
-    reply.set_status_code(static_cast<int>(asked.code()));
-    reply.set_status_message(absl::StrCat("collectives of ", ToString(key), " on worker ",
-                                          options_.name, ": ", std::string(asked.message())));
-  }
-  return reply;
-}
-
-v1::LogReply Daemon::ReadLogFor(const v1::LogRequest& request) {
-  if (request.collectives() != 0) return ReadCollectivesFor(request);
-  v1::LogReply reply;
-  reply.set_request(request.request());
-  const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
-  const std::string run_directory = absl::StrCat(state_->attempts(), "/", RunDirectoryName(key));
-  // Looked at before the log: bytes written before the exit are then seen.
-  const bool closed = ReadShimExit(run_directory).has_value();
-  const int64_t length = request.length_max() > 0
-                             ? std::min(request.length_max(), kLogReplyBytesMax)
-                             : kLogReplyBytesMax;
-  absl::StatusOr<LogPiece> piece = ReadLog(run_directory + kLogDirectory, request.offset(), length);
-  if (!piece.ok()) {
-    const bool soon = core_->Holds(key.attempt) && !closed;  // it has not written yet
-    if (soon && absl::IsNotFound(piece.status())) {
-      reply.set_end(true);
-      return reply;
-    }
-    reply.set_status_code(static_cast<int>(piece.status().code()));
-    reply.set_status_message(absl::StrCat("log of ", ToString(key), " on worker ", options_.name,
-                                          ": ", std::string(piece.status().message())));
-    return reply;
-  }
-  reply.set_offset(piece->offset);
-  reply.set_end(piece->end);
-  reply.set_closed(closed);
-  *reply.mutable_data() = std::move(piece->data);
-  return reply;
-}
-
-v1::LogReply Daemon::ReadProfileFor(const v1::LogRequest& request) const {
-  v1::LogReply reply;
-  reply.set_request(request.request());
-  const RankKey key{{JobId(request.job_id()), Epoch(request.epoch())}, request.rank()};
-  const std::string run_directory = absl::StrCat(state_->attempts(), "/", RunDirectoryName(key));
-  const auto refuse = [&](const absl::Status& why) {
-    reply.set_status_code(static_cast<int>(why.code()));
-    reply.set_status_message(absl::StrCat("profile of ", ToString(key), " on worker ",
-                                          options_.name, ": ", std::string(why.message())));
-    return reply;
-  };
-  const std::unique_ptr<FileSystem> files = PosixFileSystem();
-  const v1::ProfileSteps& steps = request.profile();
-  const std::string trace = run_directory + ProfileTraceFile(steps.first_step(), steps.steps());
-  const std::string failure = run_directory + ProfileFailureFile(steps.first_step(), steps.steps());
-  // Looked at before the trace: one that is left just before the exit is then seen.
-  const bool exited = ReadShimExit(run_directory).has_value();
-  if (files->Exists(trace)) {
-    const absl::StatusOr<int64_t> found = files->Size(trace);
-    if (!found.ok()) return refuse(found.status());
-    const int64_t size = *found;
-    const int64_t offset = std::clamp<int64_t>(request.offset(), 0, size);
-    const int64_t length =
-        std::min({size - offset, kLogReplyBytesMax,
-                  request.length_max() > 0 ? request.length_max() : kLogReplyBytesMax});
-    absl::StatusOr<std::string> data = files->ReadRange(trace, offset, length);
-    if (!data.ok()) return refuse(data.status());
-    reply.set_offset(offset);
-    reply.set_end(offset + length == size);
-    reply.set_closed(true);
-    *reply.mutable_data() = *std::move(data);
-    return reply;
-  }
-  if (const absl::StatusOr<std::string> why = files->Read(failure); why.ok()) {
-    return refuse(absl::FailedPreconditionError(*why));
-  }
-  if (exited || !core_->Holds(key.attempt)) {
-    return refuse(
-        absl::FailedPreconditionError("the rank has ended without recording these steps"));
-  }
-  const std::string wanted = request.profile().SerializeAsString();
-  const std::string path = run_directory + kProfileRequestFile;
-  const absl::StatusOr<std::string> asked = files->Read(path);
-  if (!asked.ok() || *asked != wanted) {
-    if (const absl::Status status = files->WriteAtomically(path, wanted); !status.ok()) {
-      return refuse(status);
-    }
-  }
-  reply.set_end(true);
-  return reply;
 }
 
 // ---- actions ------------------------------------------------------------------------------------
@@ -451,7 +294,7 @@ void Daemon::Carry(ArmTimer action) {
 
 void Daemon::UpdateGauges() {
   const DaemonSummary summary = core_->Summary();
-  metrics_.GetGauge(kSlots).Set(options_.slots);
+  metrics_.GetGauge(kSlots).Set(summary.slots);
   metrics_.GetGauge(kSlotsUsed).Set(summary.slots_used);
   metrics_.GetGauge(kAttempts).Set(summary.attempts);
   metrics_.GetGauge(kSessionUp).Set(summary.session_welcomed ? 1 : 0);

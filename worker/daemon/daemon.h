@@ -1,8 +1,9 @@
 // The worker daemon, put together: the core on its loop, and around it the state directory, the
 // process host, the session with the coordinator and the socket of the ranks.
 //
-// Whatever the core decides is carried out in order, records first. When a record cannot be made
-// durable the daemon stops (ranks train on): it never goes on with a state that it could forget.
+// What the core decides is carried out in order, records first. When a record cannot be made
+// durable the daemon stops, while its ranks train on: it never goes on with a state that it could
+// forget.
 #ifndef MUSTER_WORKER_DAEMON_DAEMON_H_
 #define MUSTER_WORKER_DAEMON_DAEMON_H_
 
@@ -21,38 +22,17 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/metrics.h"
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/daemon_core.h"
+#include "worker/daemon/daemon_options.h"
+#include "worker/daemon/device_errors.h"
 #include "worker/daemon/gpu_watch.h"
-#include "worker/daemon/gpus.h"
-#include "worker/daemon/network.h"
+#include "worker/daemon/log_requests.h"
 #include "worker/daemon/process_host.h"
 #include "worker/daemon/rank_server.h"
 #include "worker/daemon/session_client.h"
 #include "worker/daemon/state_directory.h"
 
 namespace muster::worker {
-
-struct DaemonOptions {
-  std::string name;         // 1-63 characters of [a-z0-9-.], unique in the cluster
-  std::string coordinator;  // SessionClientOptions::coordinator
-  std::string state_directory;
-  int slots = 1;  // CPU slots
-  // Where to look for GPUs; unset: none are offered.
-  std::optional<GpuOptions> gpus;
-  std::string version;
-  std::string metrics_address;  // told to the coordinator
-  AddressChoice address;
-  std::string rank_ports;  // "20000-20999"; empty = any
-  std::string host_id;     // v1::Hello.host_id; empty = the machine's boot id
-  std::string shim_binary;
-  std::string rank_binary;
-  // ProcessHostOptions::command.
-  std::function<std::vector<std::string>(const v1::RankAssignment&)> rank_command;
-  LogLimits log;
-  absl::Duration stop_grace = absl::Seconds(10);
-  // A failure that the daemon cannot go on from; called once, on its loop.
-  std::function<void(absl::Status)> on_fatal;
-};
 
 class Daemon {
  public:
@@ -73,15 +53,16 @@ class Daemon {
  private:
   Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
          std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state);
+  // Starts the loop and everything that posts to it, and carries out what the core asked for first.
+  absl::Status StartServices(DaemonOutput recovered);
+  // What the core is told. Looks for devices.
   DaemonCoreConfig Config();
   absl::Time Now() const { return absl::UnixEpoch() + clock_.Monotonic(); }
 
   void Post(DaemonEvent event);
   void Handle(DaemonEvent event);
-  void Note(const DaemonEvent& event);
+  void CountAndLog(const DaemonEvent& event);
   void OnGpuError(const GpuError& error);
-  // The GPU's error belongs to how the rank ended.
-  void NameGpu(RankExited& exited);
   void CarryOut(DaemonOutput output);
   void Carry(PrepareAttempt action) { host_->Carry(std::move(action)); }
   void Carry(StartRank action);
@@ -94,10 +75,6 @@ class Daemon {
   void Carry(Reconnect action);
   void Carry(ArmTimer action);
   void OnMessage(SessionId session, v1::FromCoordinator message);
-  v1::LogReply ReadLogFor(const v1::LogRequest& request);
-  v1::LogReply ReadCollectivesFor(const v1::LogRequest& request);
-  // Asks the rank for the trace, through a file in its run directory, until it is there.
-  v1::LogReply ReadProfileFor(const v1::LogRequest& request) const;
   void UpdateGauges();
   void MeasureLogs();
 
@@ -106,17 +83,17 @@ class Daemon {
   metrics::Registry& metrics_;
   const std::shared_ptr<Logger> log_;
   const Incarnation incarnation_;
-  // Destroyed from the last up: first what posts events, then the loop, then what events use.
+  // Destroyed from the last up: first what posts events, then the loop, then what events use. Those
+  // marked * are used on the loop only, once it runs.
   std::unique_ptr<StateDirectory> state_;
-  std::unique_ptr<DaemonCore> core_;              // on the loop
-  std::set<RankKey> attaching_;                   // on the loop
-  std::map<std::string, std::string> gpu_names_;  // "cuda:0" by UUID
-  int devices_ = 0;                               // offered: ranks that may run at a time
-  // On the loop: what befell a device since a rank was started on it, by its name.
-  std::map<std::string, std::vector<std::string>> gpu_errors_;
-  uint64_t timer_ = 0;         // on the loop: the newest one armed
-  bool failed_ = false;        // on the loop
-  bool ending_ranks_ = false;  // on the loop
+  std::unique_ptr<DaemonCore> core_;           // *
+  std::unique_ptr<LogRequests> log_requests_;  // *
+  DeviceErrors device_errors_;                 // *
+  std::set<RankKey> attaching_;                // * ranks that may be found again
+  int devices_ = 0;                            // offered: ranks that may run at a time
+  uint64_t timer_ = 0;                         // * number of the newest timer
+  bool failed_ = false;                        // * a record could not be made durable
+  bool ending_ranks_ = false;                  // * EndRanks was called
   std::unique_ptr<ThreadLoop> loop_;
   std::unique_ptr<GpuWatch> gpu_watch_;
   std::unique_ptr<ProcessHost> host_;

@@ -78,7 +78,7 @@ bool GpuWatch::Register() {
   for (unsigned int index = 0; index < count; ++index) {
     NvmlDevice device = nullptr;
     char uuid[96] = {};
-    // A device that does not answer was named when the daemon looked for GPUs.
+    // DiscoverGpus has warned of a device that does not answer.
     if (nvml_.DeviceGetHandleByIndex(index, &device) != kNvmlSuccess ||
         nvml_.DeviceGetUUID(device, uuid, sizeof(uuid)) != kNvmlSuccess ||
         nvml_.DeviceRegisterEvents(device, kNvmlEventXid, set_) != kNvmlSuccess) {
@@ -95,7 +95,7 @@ bool GpuWatch::DropLost() {
     NvmlMemory memory = {};
     if (nvml_.DeviceGetMemoryInfo(device, &memory) != kNvmlErrorGpuIsLost) continue;
     dropped = true;
-    // Its Xid may not have come through.
+    // The driver may have lost the device without reporting an Xid.
     if (!lost_.insert(uuid).second) continue;
     on_error_({uuid, kXidOffTheBus,
                absl::StrCat(uuid, ": ", nvml_.Explain(kNvmlErrorGpuIsLost), "; ",
@@ -103,7 +103,7 @@ bool GpuWatch::DropLost() {
                /*lost=*/true});
   }
   if (!dropped) return true;
-  // With it among them every wait would return at once, and nothing be heard of the others.
+  // A lost device in the set makes every wait return at once, and hides the others' events.
   nvml_.EventSetFree(set_);
   return Register();
 }

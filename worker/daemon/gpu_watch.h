@@ -21,20 +21,20 @@ struct GpuError {
   uint64_t xid = 0;
   // "Xid 79 on GPU-...: it has fallen off the bus; reboot the machine"
   std::string message;
-  bool lost = false;  // nothing can run on it until it is reset, or the machine rebooted
+  bool lost = false;  // nothing can run on it until it is reset or the machine is rebooted
 };
 
-// What an Xid means and what to do about it; of an unknown one, where to look.
+// What an Xid means and what to do about it; for an unknown one, where it is documented.
 std::string ExplainXid(uint64_t xid);
 
-// Whether a GPU is of no use after it until it has been reset.
+// Whether a GPU cannot be used after this Xid until it is reset.
 bool LosesGpu(uint64_t xid);
 
-// Owns a thread that waits for them. Makes no CUDA context.
+// Owns a thread that waits for errors. Makes no CUDA context.
 class GpuWatch {
  public:
-  // `on_error` is called on the thread, in order, until the destructor, which takes up to a quarter
-  // of a second. Null where there is no driver, no GPU, or a library without events.
+  // Calls `on_error` on the thread, in order, until the destructor, which takes up to a quarter of
+  // a second. Null where there is no driver, no GPU, or a library without events.
   static std::unique_ptr<GpuWatch> Start(const std::string& library,
                                          std::function<void(GpuError)> on_error);
   ~GpuWatch();
@@ -44,14 +44,14 @@ class GpuWatch {
       : nvml_(nvml), on_error_(std::move(on_error)) {}
   bool Register();
   void Run();
-  // Names the devices that are lost and goes on with the others; false without any.
+  // Reports the devices that are lost and keeps the others registered; false if none are left.
   bool DropLost();
 
   const Nvml nvml_;
   const std::function<void(GpuError)> on_error_;
   NvmlEventSet set_ = nullptr;
   std::map<NvmlDevice, std::string> uuids_;
-  std::set<std::string> lost_;  // by UUID: what has been told as lost
+  std::set<std::string> lost_;  // UUIDs of the devices that have been reported as lost
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };

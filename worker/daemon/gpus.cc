@@ -91,7 +91,7 @@ void CountEccErrors(const Nvml& nvml, const Gpu& gpu, GpuReport& report) {
                                          "loaded; reset it when it is idle"));
 }
 
-// Everything but its name and links; false with a warning when it does not answer.
+// Fills in all but its name and links; false, with a warning, when it does not answer.
 bool Describe(const Nvml& nvml, const GpuOptions& options, int driver_cuda, Gpu& gpu,
               GpuReport& report) {
   char text[96] = {};
@@ -133,7 +133,7 @@ bool Means(absl::string_view entry, const Gpu& gpu) {
   return absl::StartsWith(entry, "GPU-") && absl::StartsWith(gpu.device.uuid(), entry);
 }
 
-// In CUDA's order, which ends at the first entry that means no device.
+// The visible devices in CUDA's order. Like CUDA it stops at the first entry that names no device.
 std::vector<Gpu> Visible(const std::vector<Gpu>& gpus, const std::optional<std::string>& visible) {
   if (!visible.has_value()) return gpus;
   std::vector<Gpu> chosen;

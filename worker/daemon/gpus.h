@@ -1,5 +1,5 @@
-// The GPUs of this machine, as NVIDIA's management library (NVML) tells of them. The library is
-// loaded when asked; the daemon never makes a CUDA context, which would take device memory.
+// The GPUs of this machine, as NVIDIA's management library (NVML) reports them. The library is
+// loaded on demand; the daemon never makes a CUDA context, which would take device memory.
 #ifndef MUSTER_WORKER_DAEMON_GPUS_H_
 #define MUSTER_WORKER_DAEMON_GPUS_H_
 
@@ -13,10 +13,10 @@ namespace muster::worker {
 
 struct GpuOptions {
   std::string library = "libnvidia-ml.so.1";
-  // As CUDA_VISIBLE_DEVICES of the environment, which ranks inherit: ordinals or UUIDs, in the
-  // order in which CUDA numbers them. Unset: all, in the order of their PCI addresses.
+  // CUDA_VISIBLE_DEVICES of the environment, which ranks inherit: ordinals or UUIDs, in the order
+  // in which CUDA numbers them. No value: all, in the order of their PCI addresses.
   std::optional<std::string> visible;
-  // Of these, by ordinal; unset: all.
+  // The ordinals of those that are offered; no value: all.
   std::optional<std::vector<int>> offered;
   std::string sysfs = "/sys";
   // What rank processes need: the major version of their CUDA runtime (0 = they have no CUDA) and
@@ -24,7 +24,7 @@ struct GpuOptions {
   int cuda_major = 0;
   std::string architectures;
 
-  // Of this process and this build.
+  // The options of this process's environment and this build.
   static GpuOptions FromEnvironment();
 };
 
@@ -32,13 +32,13 @@ struct GpuReport {
   // "cuda:0", ...: N is CUDA's ordinal in a rank process of this daemon. A device that ranks cannot
   // use is listed with the reason in `unusable`.
   std::vector<v1::Device> devices;
-  // Each names what is wrong, with the device's UUID, and what to do.
+  // Each names the device's UUID, what is wrong and what to do.
   std::vector<std::string> warnings;
   std::string driver;  // "580.159.04"; empty without one
 };
 
-// Never fails: a machine without NVIDIA's driver has no GPUs, and one whose driver does not answer
-// has none and a warning.
+// Never fails: a machine without NVIDIA's driver has no GPUs, one whose driver does not answer has
+// none and a warning.
 GpuReport DiscoverGpus(const GpuOptions& options);
 
 }  // namespace muster::worker

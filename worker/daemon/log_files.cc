@@ -74,8 +74,8 @@ absl::Status LogWriter::OpenFile(int64_t start) {
 absl::Status LogWriter::Append(absl::string_view bytes) {
   while (!bytes.empty()) {
     if (size_ >= limits_.bytes_max) RETURN_IF_ERROR(OpenFile(start_ + size_));
-    const size_t room = static_cast<size_t>(std::max<int64_t>(1, limits_.bytes_max - size_));
-    const ssize_t written = ::write(file_.get(), bytes.data(), std::min(bytes.size(), room));
+    const size_t space = static_cast<size_t>(std::max<int64_t>(1, limits_.bytes_max - size_));
+    const ssize_t written = ::write(file_.get(), bytes.data(), std::min(bytes.size(), space));
     if (written < 0) {
       if (errno == EINTR) continue;
       return Failed("write a log file in", directory_, errno);
@@ -98,9 +98,9 @@ absl::StatusOr<LogPiece> ReadLog(const std::string& directory, int64_t offset, i
   auto file = std::prev(files.upper_bound(piece.offset));
   for (; file != files.end(); ++file) {
     const int64_t at = piece.offset + static_cast<int64_t>(piece.data.size());
-    const int64_t room = length_max - static_cast<int64_t>(piece.data.size());
+    const int64_t wanted = length_max - static_cast<int64_t>(piece.data.size());
     const int64_t skip = at - file->first;
-    const int64_t length = std::min(room, file->second - skip);
+    const int64_t length = std::min(wanted, file->second - skip);
     if (length <= 0) continue;
     const std::string path = FilePath(directory, file->first);
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

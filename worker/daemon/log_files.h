@@ -1,6 +1,6 @@
 // A rank's output on disk: a run of files, each named by the offset of its first byte among all
-// bytes ever written, the oldest removed when there are too many. An offset therefore names the
-// same byte for ever, and a reader can tell "removed" from "not yet written".
+// bytes ever written, the oldest removed when there are too many. An offset names the same byte for
+// ever, and a reader can tell "removed" from "not yet written".
 #ifndef MUSTER_WORKER_DAEMON_LOG_FILES_H_
 #define MUSTER_WORKER_DAEMON_LOG_FILES_H_
 
@@ -22,7 +22,7 @@ struct LogLimits {
 // Thread: one. One writer per directory.
 class LogWriter {
  public:
-  // Goes on where the last writer stopped. kUnavailable names the directory.
+  // Continues where the last writer stopped. kUnavailable names the directory.
   static absl::StatusOr<LogWriter> Open(const std::string& directory, const LogLimits& limits);
   // kUnavailable (disk full): the bytes are lost, later ones may be written.
   absl::Status Append(absl::string_view bytes);
@@ -42,8 +42,8 @@ class LogWriter {
 
 struct LogPiece {
   std::string data;
-  int64_t offset = 0;  // of data; later than asked for when older bytes have been removed
-  bool end = false;    // nothing after data at this time
+  int64_t offset = 0;  // of the first byte; later than asked for when older bytes are removed
+  bool end = false;    // data ends where the log ends now
 };
 // At most `length_max` bytes from `offset`; a negative offset counts back from the end. kNotFound
 // names the directory.

@@ -1,4 +1,4 @@
-// What this machine offers: its devices and its names.
+// The CPU devices of this machine, and its name.
 #ifndef MUSTER_WORKER_DAEMON_MACHINE_H_
 #define MUSTER_WORKER_DAEMON_MACHINE_H_
 
@@ -12,7 +12,7 @@ namespace muster::worker {
 // cpu:0 .. cpu:slots-1, spread evenly over the NUMA nodes, each with an equal share of the memory.
 // Requires: slots >= 0.
 std::vector<v1::Device> CpuSlots(int slots);
-// CPUs that this process may run on, at least 1.
+// How many CPUs this process may run on; at least 1.
 int UsableCpus();
 std::string HostName();
 

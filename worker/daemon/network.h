@@ -1,5 +1,5 @@
-// At which address other machines reach the ranks of this worker, as the daemon's flags and the
-// route to the coordinator say.
+// The address at which other machines reach the ranks of this worker: by the daemon's flags, else
+// by the route to the coordinator.
 #ifndef MUSTER_WORKER_DAEMON_NETWORK_H_
 #define MUSTER_WORKER_DAEMON_NETWORK_H_
 
@@ -11,7 +11,7 @@
 
 namespace muster::worker {
 
-// One of the two at most; both empty: the route to the coordinator decides.
+// At most one of the two is given; with neither the route to the coordinator decides.
 struct AddressChoice {
   std::string address;    // --address
   std::string interface;  // --interface: a name, a network such as 10.0.0.0/8, or an address
@@ -22,14 +22,14 @@ struct WorkerAddress {
   std::string outside_address;  // v1::Hello.outside_address
 };
 
-// The addresses to tell the coordinator at `coordinator` (HOST:PORT). kInvalidArgument: a flag
+// Finds the addresses for the Hello to `coordinator` (HOST:PORT). kInvalidArgument: a flag
 // names no address of this machine, the message lists what there is. kUnavailable: the
 // coordinator's name does not resolve, or no route leads there.
 absl::StatusOr<WorkerAddress> FindAddress(const NetworkView& network, const AddressChoice& choice,
                                           const std::string& coordinator);
 
-// Whether `text` is empty or a range of ports above 1023, such as 20000-20999, with one for each of
-// `ranks` ranks and for the metrics of each. kInvalidArgument.
+// Checks that `text` is empty or a range of ports above 1023, such as 20000-20999, with two for
+// each of `ranks` ranks: for its peers and for its metrics. kInvalidArgument says what is wrong.
 absl::Status CheckPortRange(const std::string& text, int ranks);
 
 }  // namespace muster::worker

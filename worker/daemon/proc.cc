@@ -73,7 +73,7 @@ UniqueFd OpenProcess(pid_t pid, uint64_t start_time) {
   if (pid <= 0) return UniqueFd();
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!fd.valid()) return UniqueFd();
-  // Read after the descriptor holds the process: a number that is reused later cannot fool us.
+  // Read while the descriptor holds the process, whose number cannot be reused meanwhile.
   const std::optional<ProcessStat> stat = ReadProcessStat(pid);
   if (!stat.has_value() || stat->start_time != start_time || HasEnded(fd)) return UniqueFd();
   return fd;

@@ -1,4 +1,4 @@
-// What the kernel says about processes: the few reads of /proc that the daemon needs.
+// Processes of this machine, as the kernel reports them in /proc.
 #ifndef MUSTER_WORKER_DAEMON_PROC_H_
 #define MUSTER_WORKER_DAEMON_PROC_H_
 
@@ -40,7 +40,7 @@ struct ProcessStat {
   pid_t session = 0;
   uint64_t start_time = 0;  // clock ticks since boot
 };
-// Absent when there is no such process.
+// No value when there is no such process.
 std::optional<ProcessStat> ReadProcessStat(pid_t pid);
 // Changes with every start of the machine.
 std::string BootId();
@@ -52,11 +52,12 @@ std::vector<pid_t> AllProcesses();
 UniqueFd OpenProcess(pid_t pid, uint64_t start_time);
 bool HasEnded(const UniqueFd& pidfd);
 
-// Running processes whose session is `session` (when > 0) or whose environment says
-// NAME=`value`: a process cannot leave both by forking.
+// Running processes whose session is `session` (when > 0) or whose environment has NAME=`value`. A
+// process may leave the session, but a child inherits at least the environment.
 std::vector<pid_t> FindProcesses(pid_t session, const std::string& name, const std::string& value);
 
-// How often the kernel's out-of-memory killer has struck in this process's cgroup; 0 if unknown.
+// How many processes of this process's cgroup the kernel's out-of-memory killer has killed; 0 when
+// that is not known.
 int64_t OutOfMemoryKills();
 
 }  // namespace muster::worker

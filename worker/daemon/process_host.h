@@ -1,6 +1,6 @@
-// Starts, finds again, signals and buries the rank processes of this machine, each under a shim
-// (shim.h). It keeps no state that matters: everything is found again from the run directories, so
-// a daemon may die at any instruction.
+// Starts, finds again, signals and reaps the rank processes of this machine, each under a shim
+// (shim.h). All of its state can be rebuilt from the run directories, so a daemon may die at any
+// instruction.
 #ifndef MUSTER_WORKER_DAEMON_PROCESS_HOST_H_
 #define MUSTER_WORKER_DAEMON_PROCESS_HOST_H_
 
@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/events.h"
 #include "worker/daemon/log_files.h"
 
 namespace muster::worker {
@@ -28,9 +28,9 @@ struct ProcessHostOptions {
   std::string worker;  // for messages
 };
 
-// Owns one thread. Methods may be called from any thread and return at once; answers are events,
-// handed to `post` on the host's thread. A process's end is seen through its pidfd, so within
-// milliseconds.
+// Owns one thread. Methods may be called from any thread and return at once, but for EndAll;
+// answers are events, handed to `post` on the host's thread. The end of a process is seen through
+// its pidfd, within milliseconds.
 class ProcessHost {
  public:
   virtual ~ProcessHost() = default;

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "muster/v1/rank_service.grpc.pb.h"
-#include "worker/daemon/limits.h"
+#include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
 namespace {
@@ -21,7 +21,8 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
-// One call in flight. Whoever takes it out of the table finishes it; gRPC then calls OnDone.
+// One call in flight. The thread that takes it out of the table finishes it, exactly one of Reply,
+// cancellation and shutdown; gRPC then calls OnDone.
 class Pending : public grpc::ServerUnaryReactor {
  public:
   virtual void Complete(const absl::StatusOr<RankResponse>& response) = 0;

@@ -7,17 +7,18 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/events.h"
 
 namespace muster::worker {
 
-// Thread-safe. Calls wait, without a thread each, until Reply names them.
+// Thread-safe. A call waits, without holding a thread, until Reply names it.
 class RankServer {
  public:
   // Ends every waiting call with UNAVAILABLE: the rank repeats it to the next daemon.
   virtual ~RankServer() = default;
-  // `post` gets RankCall and RankCallCancelled, on threads of gRPC. A socket file that is left over
-  // is replaced: the caller holds the lock of the state directory. kUnavailable names the socket.
+  // Hands RankCall and RankCallCancelled to `post`, on threads of gRPC. Replaces a socket file that
+  // an earlier daemon left: the caller holds the lock of the state directory. kUnavailable names
+  // the socket.
   static absl::StatusOr<std::unique_ptr<RankServer>> Start(const std::string& socket,
                                                            std::function<void(DaemonEvent)> post);
   virtual void Reply(ReplyToRank reply) = 0;

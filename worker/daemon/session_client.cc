@@ -18,7 +18,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "muster/v1/worker_service.grpc.pb.h"
-#include "worker/daemon/limits.h"
+#include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
 namespace {
@@ -39,7 +39,7 @@ absl::StatusOr<std::string> ResolveAddress(const std::string& coordinator) {
 std::shared_ptr<grpc::Channel> Dial(const std::string& address,
                                     const SessionClientOptions& options) {
   grpc::ChannelArguments arguments;
-  // Every dial is a real one: no shared connection, no back-off of the channel's own.
+  // Every dial makes a connection of its own, and the back-off is ours, not the channel's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
@@ -49,7 +49,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address,
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, timeout_ms);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
-  // gRPC's name for how long it lets a connection take at least.
+  // Despite its name this is also the time that gRPC allows one attempt to connect.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.connect_timeout)));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
@@ -246,7 +246,7 @@ class GrpcSessionClient : public SessionClient {
     });
   }
 
-  // A coordinator that is away for an hour makes one line, not thousands.
+  // Logged once for each time that the coordinator goes away, not for every dial.
   void LogFailure(const absl::Status& status) {
     const std::string text = status.ToString();
     if (text == last_failure_) return;

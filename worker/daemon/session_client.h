@@ -14,7 +14,7 @@
 #include "base/loop.h"
 #include "base/rng.h"
 #include "muster/v1/session.pb.h"
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/events.h"
 #include "worker/daemon/network.h"
 
 namespace muster::worker {
@@ -28,13 +28,13 @@ struct SessionClientOptions {
   absl::Duration backoff_initial = absl::Milliseconds(50);
   absl::Duration backoff_max = absl::Seconds(1);
   // A peer that leaves bytes unacknowledged (TCP user timeout) or a ping unanswered for this long
-  // is given up. It is pinged after as much silence, so a connection that is open on this side
-  // alone is noticed within twice this.
+  // is given up. It is pinged after as much silence, so a connection that the peer does not know of
+  // is noticed within twice this time.
   absl::Duration dead_peer_timeout = absl::Seconds(3);
-  // For one dial to connect, so that the first one after a cut of the network comes soon.
+  // How long one dial may take to connect; short, so that a mended network is noticed soon.
   absl::Duration connect_timeout = absl::Seconds(2);
-  // This worker's addresses as of a dial to the coordinator at HOST:PORT: runs on a thread of its
-  // own, since it may wait for DNS. Null: none are told.
+  // Finds this worker's addresses for a dial to the coordinator at HOST:PORT. Called on a thread of
+  // its own, since it may wait for DNS. Null: Hello has none.
   std::function<absl::StatusOr<WorkerAddress>(const std::string& coordinator)> locate;
 };
 
@@ -44,19 +44,20 @@ struct SessionEvents {
   std::function<void(SessionId, absl::Status)> down;  // always after up
 };
 
-// Thread: the loop's, events too.
+// Methods are called, and call the events, on the loop's thread.
 class SessionClient {
  public:
   virtual ~SessionClient() = default;
   static std::unique_ptr<SessionClient> Make(SessionClientOptions options, Loop& loop, Rng rng,
                                              std::shared_ptr<Logger> log, SessionEvents events);
-  // Dials now and for ever.
+  // Dials now, and again after each session, until Stop.
   virtual void Start() = 0;
-  // Queued in order; dropped when the session is not the current one.
+  // Queues the message; drops it when the session is not the current one.
   virtual void Send(SessionId session, v1::FromWorker message) = 0;
   // Ends the session and dials again; `down` follows.
   virtual void Reconnect(SessionId session) = 0;
-  // Ends for good and waits for it. No event comes after. Any thread but the loop's.
+  // Ends the session and dialling, and waits for that. No event follows. For any thread but the
+  // loop's.
   virtual void Stop() = 0;
 };
 

@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kExitFailed = 1;
 constexpr int kExitNoDaemon = 4;
-constexpr int kKillPollMs = 10;  // between two rounds of killing what the rank left behind
+constexpr int kKillPollMs = 10;  // between two rounds of killing descendants
 
 std::string ErrorText(int error) { return std::strerror(error); }
 
@@ -44,8 +44,8 @@ struct Pipe {
   }
 };
 
-// In the child between fork and exec. Waits at the gate until shim.json is written, then becomes
-// the rank; on failure sends errno to `error_fd`.
+// Runs in the child between fork and exec. Waits at `gate` until shim.json is written, then becomes
+// the rank's program; on failure sends errno to `error_fd`.
 [[noreturn]] void BecomeRank(const ShimOptions& options, pid_t shim, int gate, int output,
                              int error_fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -157,7 +157,7 @@ bool Shim::Start() {
   const char go = kShimGo;
   (void)!::write(gate.write.get(), &go, 1);
   int error = 0;
-  // Closed by the exec, or tells why there was none.
+  // The exec closes the other end; an errno says why it failed.
   if (::read(exec_result.read.get(), &error, sizeof(error)) == sizeof(error)) {
     exec_error_ = absl::StrCat("cannot run ", options_.command[0], " in ",
                                options_.working_directory, ": ", ErrorText(error));
@@ -168,7 +168,7 @@ bool Shim::Start() {
   return true;
 }
 
-// Takes what is there; never waits, since a descendant may hold the pipe open for long.
+// Copies what the pipe holds now. It does not wait for its end: a descendant may hold it open.
 void Shim::CopyOutput() {
   char buffer[64 * 1024];
   while (output_.read.valid()) {
@@ -235,7 +235,7 @@ void Shim::WatchRank() {
 int Shim::Run() {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   ::prctl(PR_SET_NAME, "muster-shim");
-  // Whoever wants the rank to end signals the rank; the shim must live to tell of it.
+  // Signals to end are sent to the rank; the shim ignores them, so that it can report the end.
   for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_IGN);
   sigset_t children;
   sigemptyset(&children);

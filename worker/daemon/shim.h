@@ -1,11 +1,11 @@
-// The supervisor of one rank process: a small single-threaded process (`muster-worker shim`) that
-// stands between the daemon and the rank so that neither's death takes the other along, and so that
-// the rank's output and exit status are never lost.
+// The supervisor of one rank process: a small single-threaded process (`muster-worker shim`)
+// between the daemon and the rank. With it either may die without the other, and the rank's output
+// and exit status are never lost.
 //
 //   daemon --spawn--> shim (own session, child subreaper) --fork--> rank (own session)
 //
-// 1. It locks RUN_DIR/shim.lock, tells the daemon so, and waits for the word to go. Should the
-//    daemon have died, it ends: nothing was started.
+// 1. It locks RUN_DIR/shim.lock, tells the daemon so, and waits for its answer to go on. Should the
+//    daemon die first, it ends: nothing was started.
 // 2. It forks the rank, writes RUN_DIR/shim.json, and only then lets the rank's program run. So
 //    shim.json exists if and only if the rank may have run, and a rank runs at most once.
 // 3. It copies the rank's stdout and stderr to RUN_DIR/log (log_files.h).
@@ -22,11 +22,11 @@
 
 namespace muster::worker {
 
-// In the environment of each rank and its children: the run directory they belong to.
+// The environment variable that tells a rank and its children their run directory.
 constexpr char kRunDirectoryVariable[] = "MUSTER_RUN_DIRECTORY";
-// The shim's end of its socket to the daemon.
+// The descriptor of the shim's end of its socket to the daemon.
 constexpr int kShimSocket = 3;
-// The shim's messages to the daemon, and the daemon's to the shim.
+// Messages on the socket: kShimGo is the daemon's, the others are the shim's.
 constexpr char kShimLocked = 'L';
 constexpr char kShimGo = 'G';
 constexpr char kShimRunning = 'R';
@@ -38,7 +38,8 @@ struct ShimOptions {
   LogLimits log;
   std::vector<std::string> command;  // absolute program path, then its arguments
 };
-// The arguments that make `muster-worker` run this shim, and back. Empty command: not understood.
+// Writes the options as arguments of `muster-worker`, and reads them back. An empty command: the
+// arguments are not understood.
 std::vector<std::string> ShimArguments(const ShimOptions& options);
 ShimOptions ParseShimArguments(const std::vector<std::string>& arguments);
 

@@ -32,7 +32,7 @@ absl::StatusOr<std::string> ChooseSocket(const std::string& state_directory) {
   if (inside.size() <= kSocketPathMax) return inside;
   const std::string directory = absl::StrCat("/tmp/muster-", ::getuid());
   struct stat info = {};
-  // Another user must not be able to put a socket of theirs where ours is looked for.
+  // Otherwise another user could put a socket of theirs where ranks look for ours.
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
     return absl::UnavailableError(
         absl::StrCat("cannot create ", directory, ": ", std::strerror(errno)));
@@ -85,7 +85,7 @@ absl::StatusOr<std::map<std::string, std::string>> StateDirectory::ReadRecords()
   std::map<std::string, std::string> records;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, files_->List(path_ + "/records"));
   for (const std::string& name : names) {
-    if (absl::EndsWith(name, ".tmp")) continue;  // of a write that was cut short
+    if (absl::EndsWith(name, ".tmp")) continue;  // left by a write that was cut short
     ASSIGN_OR_RETURN(records[name], files_->Read(path_ + "/records/" + name));
   }
   return records;

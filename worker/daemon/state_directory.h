@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/file_system.h"
-#include "worker/daemon/daemon_core.h"
+#include "worker/daemon/core/events.h"
 #include "worker/daemon/proc.h"
 
 namespace muster::worker {
@@ -24,14 +24,14 @@ class StateDirectory {
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
 
   absl::StatusOr<std::map<std::string, std::string>> ReadRecords();
-  // In order; after OK all are durable.
+  // Writes in order; after OK all of them are durable.
   absl::Status Write(const std::vector<DaemonRecord>& records);
 
   const std::string& path() const { return path_; }
   std::string attempts() const { return path_ + "/attempts"; }
-  // Where ranks keep what later ones can use.
+  // Where ranks keep what later ranks can use.
   std::string cache() const { return path_ + "/cache"; }
-  // Where ranks reach the daemon: in the directory, or, when that is too long for a unix socket
+  // The socket of the ranks: in the directory or, when that path is too long for a unix socket
   // address (107 bytes), under /tmp/muster-<uid>/.
   const std::string& socket() const { return socket_; }
 
