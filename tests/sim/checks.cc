@@ -49,8 +49,8 @@ void World::CheckMachines() {
                              ToString(held->second->key)));
       }
     }
-    if (machine.agent == nullptr) continue;
-    for (const std::string& broken : machine.agent->CheckInvariants()) {
+    if (machine.daemon == nullptr) continue;
+    for (const std::string& broken : machine.daemon->CheckInvariants()) {
       Violate(absl::StrCat(name, ": ", broken));
     }
   }

@@ -4,17 +4,17 @@
 
 namespace muster::sim {
 
-using worker::AgentCore;
-using worker::AgentOutput;
+using worker::DaemonCore;
+using worker::DaemonOutput;
 using worker::RankKey;
 
 void World::StartDaemon(Machine& machine) {
-  if (!machine.up || machine.agent != nullptr) return;
+  if (!machine.up || machine.daemon != nullptr) return;
   ++machine.generation;
   ++machine.incarnation;
   machine.connection.reset();
   machine.calls.clear();
-  worker::AgentConfig config;
+  worker::DaemonCoreConfig config;
   config.incarnation = Incarnation(machine.incarnation);
   config.hello.set_worker(machine.name);
   config.hello.set_host(machine.name);
@@ -28,23 +28,23 @@ void World::StartDaemon(Machine& machine) {
   }
   config.rank_socket = "socket";
   config.attempts_directory = "attempts";
-  AgentOutput output;
-  absl::StatusOr<std::unique_ptr<AgentCore>> agent =
-      AgentCore::Recover(config, machine.disk, queue_.now(), &output);
-  if (!agent.ok()) {
-    return Violate(absl::StrCat(machine.name, " recovery failed: ", agent.status().ToString()));
+  DaemonOutput output;
+  absl::StatusOr<std::unique_ptr<DaemonCore>> daemon =
+      DaemonCore::Recover(config, machine.disk, queue_.now(), &output);
+  if (!daemon.ok()) {
+    return Violate(absl::StrCat(machine.name, " recovery failed: ", daemon.status().ToString()));
   }
-  machine.agent = *std::move(agent);
+  machine.daemon = *std::move(daemon);
   Trace(absl::StrCat(machine.name, " daemon starts, incarnation ", machine.incarnation));
   CarryOut(machine, std::move(output));
   Dial(machine);
 }
 
 void World::KillDaemon(Machine& machine) {
-  if (machine.agent == nullptr) return;
+  if (machine.daemon == nullptr) return;
   Trace(absl::StrCat(machine.name, " daemon is killed"));
   Count("daemon crash");
-  machine.agent.reset();
+  machine.daemon.reset();
   ++machine.generation;
   // Callers find their connection broken and try again.
   for (const auto& [id, call] : machine.calls) {
@@ -81,7 +81,7 @@ void World::KillHost(Machine& machine) {
     process.stray = false;
     if (process.alive) End(process, v1::CAUSE_UNKNOWN, -1, 0, "the machine went down");
   }
-  if (machine.agent != nullptr) KillDaemon(machine);
+  if (machine.daemon != nullptr) KillDaemon(machine);
   ++machine.generation;
   queue_.After(absl::Milliseconds(1000 + rng_.Below(rng_.Chance(0.3) ? 40000 : 8000)),
                [this, name = machine.name] {
@@ -90,14 +90,14 @@ void World::KillHost(Machine& machine) {
                });
 }
 
-void World::Feed(Machine& machine, worker::AgentEvent event) {
-  if (machine.agent == nullptr) return;
-  CarryOut(machine, machine.agent->Handle(event, queue_.now()));
+void World::Feed(Machine& machine, worker::DaemonEvent event) {
+  if (machine.daemon == nullptr) return;
+  CarryOut(machine, machine.daemon->Handle(event, queue_.now()));
 }
 
-void World::CarryOut(Machine& machine, AgentOutput output) {
+void World::CarryOut(Machine& machine, DaemonOutput output) {
   const uint64_t generation = machine.generation;
-  for (worker::AgentRecord& record : output.records) {
+  for (worker::DaemonRecord& record : output.records) {
     // Each record is written and synced before the next; a crash can come between any two.
     const bool may_die = Disturbed() || (faults_on_ && options_.faults == Faults::kServices);
     if (may_die && rng_.Chance(0.0005)) {
@@ -110,13 +110,13 @@ void World::CarryOut(Machine& machine, AgentOutput output) {
       machine.disk.erase(record.name);
     }
   }
-  for (const worker::AgentAction& action : output.actions) {
+  for (const worker::DaemonAction& action : output.actions) {
     std::visit([&](const auto& a) { Do(machine, a); }, action);
     if (machine.generation != generation) return;
   }
 }
 
-void World::Answer(Machine& machine, absl::Duration delay, worker::AgentEvent event) {
+void World::Answer(Machine& machine, absl::Duration delay, worker::DaemonEvent event) {
   const uint64_t generation = machine.generation;
   queue_.After(delay, [this, name = machine.name, generation, event = std::move(event)]() mutable {
     Machine& m = machines_[name];

@@ -11,7 +11,7 @@ absl::Duration World::Delay() {
 }
 
 void World::Dial(Machine& machine) {
-  if (machine.agent == nullptr || machine.connection.has_value()) return;
+  if (machine.daemon == nullptr || machine.connection.has_value()) return;
   const uint64_t generation = machine.generation;
   const auto again = [this, name = machine.name, generation] {
     Machine& m = machines_[name];

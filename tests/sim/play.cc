@@ -170,11 +170,11 @@ bool World::Settled() const {
     if (submission.id.empty() || final_states_.count(submission.id) == 0) return false;
   }
   for (const auto& [name, machine] : machines_) {
-    if (machine.agent == nullptr || machine.partitioned) return false;
+    if (machine.daemon == nullptr || machine.partitioned) return false;
     for (const auto& [key, process] : machine.processes) {
       if (process.alive || process.stray) return false;
     }
-    if (machine.agent->Summary().attempts > 0) return false;
+    if (machine.daemon->Summary().attempts > 0) return false;
   }
   return true;
 }

@@ -183,7 +183,7 @@ void World::CallDaemon(const RankKey& key, uint64_t generation, worker::RankRequ
   Process* process = Find(key);
   if (process == nullptr || !process->alive || process->generation != generation) return;
   Machine& machine = machines_[process->worker];
-  if (machine.agent == nullptr) {
+  if (machine.daemon == nullptr) {
     if (std::holds_alternative<v1::ReportRequest>(request)) return;  // the next one supersedes it
     queue_.After(absl::Milliseconds(200), [this, key, generation, request = std::move(request)] {
       CallDaemon(key, generation, request);

@@ -1,5 +1,5 @@
 // A whole cluster in one thread: the coordinator's real Core over a store that can lose what was
-// not synced, the daemons' real AgentCores over disks of their own, scripted rank processes that
+// not synced, the daemons' real DaemonCores over disks of their own, scripted rank processes that
 // step together like a training gang, users that submit and cancel, and a network between them.
 // Everything random comes from one seed, so a seed is a bug report.
 //
@@ -26,7 +26,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/store/store.h"
 #include "tests/sim/queue.h"
-#include "worker/agent/agent_core.h"
+#include "worker/daemon/core/daemon_core.h"
 
 namespace muster::sim {
 
@@ -81,7 +81,7 @@ struct Machine {
   int slots = 0;
   std::map<std::string, std::string> disk;       // the daemon's records
   std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
-  std::unique_ptr<worker::AgentCore> agent;      // absent: the daemon is dead
+  std::unique_ptr<worker::DaemonCore> daemon;    // absent: the daemon is dead
   bool up = true;                                // the host
   bool partitioned = false;                      // from the coordinator
   uint64_t incarnation = 0;
@@ -136,8 +136,8 @@ class World {
   void StartDaemon(Machine& machine);
   void KillDaemon(Machine& machine);
   void KillHost(Machine& machine);
-  void Feed(Machine& machine, worker::AgentEvent event);
-  void CarryOut(Machine& machine, worker::AgentOutput output);
+  void Feed(Machine& machine, worker::DaemonEvent event);
+  void CarryOut(Machine& machine, worker::DaemonOutput output);
   void Do(Machine& machine, const worker::PrepareAttempt& action);
   void Do(Machine& machine, const worker::StartRank& action);
   void Do(Machine& machine, const worker::AttachRank& action);
@@ -149,7 +149,7 @@ class World {
   void Do(Machine& machine, const worker::Reconnect& action);
   void Do(Machine& machine, const worker::ArmTimer& action);
   // Later, unless the daemon process has died by then.
-  void Answer(Machine& machine, absl::Duration delay, worker::AgentEvent event);
+  void Answer(Machine& machine, absl::Duration delay, worker::DaemonEvent event);
 
   // ---- rank processes (ranks.cc)
   void Launch(Machine& machine, Process& process);

@@ -22,15 +22,17 @@ MAY_INCLUDE = {
     "parallel/data": {"base", "parallel/data"},
     "parallel": {"base", "kernels", "parallel"},
     "coordinator": {"base", "proto", "coordinator", "parallel/mesh", "parallel/plan"},
-    "worker/agent": {"base", "proto", "worker/agent"},
-    "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank"},
+    "worker/run_directory": {"worker/run_directory"},
+    "worker/daemon/core": {"base", "proto", "worker/daemon/core"},
+    "worker/daemon": {"base", "proto", "worker/daemon", "worker/run_directory"},
+    "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank", "worker/run_directory"},
     # docs/decisions/0001: the pure data library serves `muster data`.
     "cli": {"base", "proto", "cli", "parallel/mesh", "parallel/plan", "parallel/data"},
 }
 
 # Third-party header pattern -> path patterns that may include it.
 ONLY_IN = {
-    r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/agent/|worker/rank/daemon_client|cli/)",
+    r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/daemon/|worker/rank/daemon_client|cli/)",
     r"^rocksdb/": r"^coordinator/store/",
     r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/(nccl|peer_))",
     r"^nccl": r"^parallel/comm/nccl",
@@ -39,7 +41,7 @@ ONLY_IN = {
     r"^gloo/": r"^parallel/comm/gloo",
     r"^(oneapi/|dnnl)": r"^kernels/",
     r"^yaml-cpp/": r"^(proto/spec|cli)/",
-    r"^CLI/": r"^(cli/|coordinator/main\.cc|worker/agent/main\.cc|worker/rank/main\.cc)",
+    r"^CLI/": r"^(cli/|coordinator/main\.cc|worker/daemon/main\.cc|worker/rank/main\.cc)",
     r"^spdlog/": r"^base/log\.cc$",
     r"^(ranges|format|source_location)$": r"^$",
 }
@@ -187,8 +189,8 @@ class Tidy(unittest.TestCase):
     def test_core_code_reads_no_clock_and_starts_no_thread(self):
         banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")
         wrong = [f"{path}:{number}"
-                 for path in sources("coordinator/core", "coordinator/scheduler")
-                 + [p for p in sources("worker/agent") if "agent_core" in p.name]
+                 for path in sources("coordinator/core", "coordinator/scheduler",
+                                     "worker/daemon/core")
                  for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
                  if banned.search(line.split("//")[0])]
         self.assertEqual(wrong, [])

@@ -1,4 +1,4 @@
-#include "worker/agent/network.h"
+#include "worker/daemon/network.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 using ::muster::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// A host with two networks; the coordinator "head" is on the first, "here" is this host.
+// This host is "here" and has two networks; the coordinator, "head", is on the first.
 NetworkView TwoNetworks() {
   NetworkView network;
   network.interfaces = [] {

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr char kDirectory[] = "/checkpoints/job";
 
-// One rank on each host named.
+// Makes a rank on each of the named hosts.
 std::vector<RankHost> On(const std::vector<const char*>& hosts) {
   std::vector<RankHost> ranks;
   for (const char* host : hosts) {
@@ -31,7 +33,7 @@ std::vector<RankHost> On(const std::vector<const char*>& hosts) {
   return ranks;
 }
 
-// Calls `body` on every rank of a world of its own.
+// Calls `body` on every rank, each with its communicator and device.
 void OnRanks(size_t size, const std::function<void(size_t rank, parallel::Communicator& world,
                                                    kernels::Device& device)>& body) {
   auto world = parallel::MakeLocalCommunicators(static_cast<int>(size), absl::Seconds(60));
@@ -70,7 +72,8 @@ std::unique_ptr<MemoryFileSystem> Disk() {
   return files;
 }
 
-// Every rank's status; `change` does something to the disk of the last of three hosts.
+// Every rank's status of CheckInputs when `change` has modified the disk of the last of three
+// hosts.
 std::vector<absl::Status> Compare(const std::function<void(FileSystem&)>& change) {
   std::vector<absl::Status> statuses(3);
   const std::vector<RankHost> hosts = On({"a", "b", "c"});
@@ -123,7 +126,7 @@ TEST(SharedFiles, AbsentDataSet_IsAnErrorOfItsField) {
               AllOf(HasSubstr("engine.data.train[0].path"), HasSubstr("/data/kjv.train.idx")));
 }
 
-// What every rank finds, with `disks` by rank.
+// What every rank gets from GroupsByDirectory; rank i sees disks[i].
 std::vector<std::vector<int>> Groups(const std::vector<RankHost>& hosts,
                                      const std::vector<FileSystem*>& disks) {
   std::vector<std::vector<int>> found(hosts.size());
@@ -158,6 +161,49 @@ TEST(SharedFiles, DirectoriesOfTwoDisks_AreToldApart) {
                 AllOf(HasSubstr("worker worker-b (host b) is another directory than on worker "
                                 "worker-a (host a)"),
                       HasSubstr("checkpoint.storage")));
+  }
+}
+
+// A host's view of `disk` through a cache that does not show one file yet.
+class CachedView : public FileSystem {
+ public:
+  CachedView(FileSystem& disk, std::string hidden) : disk_(disk), hidden_(std::move(hidden)) {}
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    return disk_.Create(path);
+  }
+  absl::StatusOr<std::string> Read(const std::string& path) override {
+    if (path == hidden_) return absl::NotFoundError(path);
+    return disk_.Read(path);
+  }
+  absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
+                                        int64_t length) override {
+    return disk_.ReadRange(path, offset, length);
+  }
+  absl::StatusOr<int64_t> Size(const std::string& path) override { return disk_.Size(path); }
+  bool Exists(const std::string& path) override { return disk_.Exists(path); }
+  absl::Status MakeDirectory(const std::string& path) override { return disk_.MakeDirectory(path); }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
+    return disk_.List(path);
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return disk_.Rename(from, to);
+  }
+  absl::Status SyncDirectory(const std::string& path) override { return disk_.SyncDirectory(path); }
+  absl::Status RemoveFile(const std::string& path) override { return disk_.RemoveFile(path); }
+  absl::Status RemoveTree(const std::string& path) override { return disk_.RemoveTree(path); }
+
+ private:
+  FileSystem& disk_;
+  const std::string hidden_;
+};
+
+TEST(SharedFiles, FirstRanksFileHiddenByACache_GroupIsFoundThroughAnotherRank) {
+  const auto disk = Disk();
+  CachedView cached(*disk, absl::StrCat(kDirectory, "/.same-directory.e3.rank-0"));
+  const std::vector<RankHost> hosts = On({"a", "b", "c"});
+  for (const auto& groups : Groups(hosts, {disk.get(), disk.get(), &cached})) {
+    EXPECT_EQ(groups, (std::vector<int>{0, 0, 0}));
+    EXPECT_OK(CheckShared(groups, hosts, kDirectory));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/job_plan.h"
+#include "worker/rank/plan_advice.h"
 
 namespace muster::worker {
 namespace {
@@ -73,7 +74,8 @@ ordered_json Describe(const JobPlan& plan) {
           {"ranks", ranks}};
 }
 
-// What shapes the layout besides its degrees, defaults among it, in the spec's words.
+// The settings that shape the layout besides its degrees, defaults included, as the spec names
+// them.
 ordered_json With(const v1::EngineSpec& engine) {
   const v1::ParallelSpec& split = engine.parallel();
   const v1::TrainingSpec& training = engine.training();
@@ -109,7 +111,7 @@ absl::Status RunPlan(const PlanArguments& arguments) {
   ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
   ordered_json object = Describe(plan);
   object["with"] = With(spec.engine());
-  if (const std::optional<Change> even = EvenMemory(spec, plan); even.has_value()) {
+  if (const std::optional<PlannedChange> even = EvenMemory(spec, plan); even.has_value()) {
     object["even"] = {{"advice", EvenText(*even)},
                       {"settings", even->settings},
                       {"neededBytes", even->plan.needed_bytes()},
@@ -121,7 +123,7 @@ absl::Status RunPlan(const PlanArguments& arguments) {
     object["deviceMemoryBytes"] = arguments.device_memory;
     object["fits"] = fits;
     if (!fits) {
-      const std::optional<Change> change = CheapestFit(spec, arguments.device_memory);
+      const std::optional<PlannedChange> change = CheapestFit(spec, arguments.device_memory);
       object["advice"] = AdviceText(change);
       object["settings"] =
           change.has_value() ? ordered_json(change->settings) : ordered_json(ordered_json::array());

@@ -4,26 +4,21 @@
 
 #include <string>
 
+#include "worker/rank/rank_exit.h"
+
 namespace muster::worker {
 
-// Exit codes of `muster-rank --assignment`.
-enum ExitCode {
-  kExitCompleted = 0,  // trained all steps
-  kExitFailed = 1,     // exit.pb has the cause
-  kExitUsage = 2,      // bad arguments, or the assignment cannot be read
-  kExitStopped = 3,    // asked to (SIGTERM, or its daemon), or the attempt is over
-};
-
-// Reads the RankAssignment at `path`, trains, and ends with exit.pb in the run directory.
+// Reads the RankAssignment at `path`, trains, writes exit.pb into the run directory and ends the
+// process with an ExitCode. Returns, with one, only when something fails before training.
 //
-// Trains on while the daemon or the coordinator is away. Ends by itself when the last step is
-// done, at the next step boundary after SIGTERM or the daemon's wish, at once when SIGTERM comes
-// before training or a second time, when the attempt is over, and on any failure of the engine;
-// a failed collective (a peer died) is one. May be killed at any instruction: what counts is what
-// was committed. Progress for people goes to stdout, JSON logs to stderr.
+// The rank trains on while the daemon or the coordinator is away. It ends when the last step is
+// done; at the next step boundary after SIGTERM or when its daemon asks; at once when SIGTERM comes
+// before training or a second time, or when the attempt is over; and when the engine fails, which
+// includes a collective that fails because a peer has ended. It may be killed at any instruction:
+// only committed checkpoints count. Lines for people go to stdout, JSON logs to stderr.
 //
-// Must be called on the main thread before any other thread exists: it blocks signals for all of
-// them. Returns only an exit code of what goes wrong before training; else it ends the process.
+// Must be called on the main thread before any other thread exists, because it blocks signals for
+// all threads.
 int RunRank(const std::string& path);
 
 }  // namespace muster::worker

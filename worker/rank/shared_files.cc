@@ -15,7 +15,7 @@
 #include "parallel/checkpoint/crc32c.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/train/failure.h"
-#include "worker/rank/engine_setup.h"
+#include "worker/rank/engine_spec.h"
 
 namespace muster::worker {
 namespace {
@@ -83,7 +83,7 @@ absl::StatusOr<std::vector<std::string>> Gather(parallel::Communicator& world,
   return texts;
 }
 
-// The first rank of every worker.
+// Whether `rank` is the first rank of its worker, which looks at files for the others.
 bool Speaks(const std::vector<RankHost>& hosts, int rank) {
   for (int before = 0; before < rank; ++before) {
     const RankHost& other = hosts[static_cast<size_t>(before)];
@@ -216,15 +216,18 @@ absl::StatusOr<std::vector<int>> GroupsByDirectory(parallel::Communicator& world
   }
   std::vector<int> groups;
   for (size_t of = 0; of < seen.size(); ++of) {
-    int group = 0;
-    if (!absl::SimpleAtoi(seen[of], &group)) {
+    int lower = 0;
+    if (!absl::SimpleAtoi(seen[of], &lower)) {
       return Mark(absl::UnavailableError(absl::StrCat("checkpoint.path: ", NameOf(hosts[of]),
                                                       " cannot write to ", directory)),
                   FailureDomain::kStorage);
     }
-    groups.push_back(group);
+    // A rank that sees the file of rank `lower` belongs to that rank's group, even where a cache
+    // still hides the file of the group's first rank from it.
+    const auto index = static_cast<size_t>(lower);
+    groups.push_back(index < of ? groups[index] : lower);
   }
-  // The other ranks of a worker see what its first one does.
+  // The other ranks of a worker see the same files as its first one.
   for (size_t of = 0; of < groups.size(); ++of) {
     for (size_t before = 0; before < of; ++before) {
       if (hosts[before].worker == hosts[of].worker && hosts[before].host == hosts[of].host) {

@@ -1,6 +1,6 @@
-// What the ranks of an attempt read and write together must be the same files on every host: data
-// sets, the weights to begin with, and the directory of checkpoints. A host that sees others would
-// train on other data, or save a checkpoint that nobody can restore.
+// Checks that every host has the same files where the ranks of an attempt need that: data sets,
+// initial weights and the directory of checkpoints. A host with different files would train on
+// other data, or save a part of a checkpoint where no one else finds it.
 #ifndef MUSTER_WORKER_RANK_SHARED_FILES_H_
 #define MUSTER_WORKER_RANK_SHARED_FILES_H_
 
@@ -25,9 +25,10 @@ struct Input {
   std::string content;  // sizes and checksums, for comparison and for people
 };
 
-// Data sets by the size and CRC32C of their index and the size of their tokens; initialize_from by
-// its files: JSON by size and CRC32C, safetensors by size and CRC32C of their headers. Reads those
-// bytes. Marked with FailureDomain data.
+// Describes a data set by the size and CRC32C of its index and the size of its tokens, and
+// initialize_from by its files: JSON by size and CRC32C, safetensors by size and CRC32C of their
+// headers. Only those bytes are read. Status codes are FileSystem's, marked with FailureDomain
+// data.
 absl::StatusOr<std::vector<Input>> DescribeInputs(const v1::JobSpec& spec, FileSystem& files);
 
 // A collective of all ranks; every rank gets the same status. Only the first rank of every worker
@@ -36,11 +37,12 @@ absl::StatusOr<std::vector<Input>> DescribeInputs(const v1::JobSpec& spec, FileS
 absl::Status CheckInputs(parallel::Communicator& world, kernels::Device& device,
                          const std::vector<RankHost>& hosts, const std::vector<Input>& inputs);
 
-// Which ranks have the same directory: `group[rank]` is the lowest rank that sees the same one.
-// Found by files that the first rank of every worker writes into it and the others look for,
-// whatever the directories are called. A collective of all ranks; the files are gone afterwards,
-// and so are those that attempts before `epoch` have left. `patience`: how long a file may take to
-// be seen, as on a network file system that caches. Status codes: FileSystem's, marked storage; the
+// Finds out which ranks have the same directory: result[rank] is the lowest rank that has the same
+// one. The first rank of every worker writes a file into it and looks for the files of lower ranks,
+// so paths and mounts need not be alike. Sharing is transitive: a rank belongs to the group of any
+// rank whose file it sees. A collective of all ranks. Removes its files, and those that attempts
+// before `epoch` left. `patience` is how long a rank looks for files that a caching network file
+// system may still hide. Status codes are FileSystem's, marked with FailureDomain storage, or the
 // communicator's.
 absl::StatusOr<std::vector<int>> GroupsByDirectory(parallel::Communicator& world,
                                                    kernels::Device& device, FileSystem& files,
@@ -48,7 +50,7 @@ absl::StatusOr<std::vector<int>> GroupsByDirectory(parallel::Communicator& world
                                                    const std::string& directory, uint64_t epoch,
                                                    absl::Duration patience);
 
-// OK when all ranks are of one group. kFailedPrecondition (storage) names two workers whose
+// OK when all ranks are in one group. kFailedPrecondition (storage) names two workers whose
 // directories differ and what to do.
 absl::Status CheckShared(const std::vector<int>& groups, const std::vector<RankHost>& hosts,
                          const std::string& directory);

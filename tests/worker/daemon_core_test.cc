@@ -1,0 +1,650 @@
+#include "worker/daemon/core/daemon_core.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/status_matchers.h"
+
+namespace muster::worker {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+const AttemptKey kAttempt{JobId("job-a"), Epoch(3)};
+const RankKey kRank0{kAttempt, 0};
+
+v1::RankIdentity Identity(const RankKey& key) {
+  v1::RankIdentity identity;
+  identity.set_job_id(key.attempt.job.value());
+  identity.set_epoch(key.attempt.epoch.value());
+  identity.set_rank(key.rank);
+  return identity;
+}
+
+// A core and its durable records, driven event by event.
+class DaemonCoreTest : public ::testing::Test {
+ protected:
+  DaemonCoreTest() { Restart(); }
+
+  DaemonCoreConfig Config() {
+    DaemonCoreConfig config;
+    config.hello.set_worker("w0");
+    for (const char* name : {"cpu:0", "cpu:1"}) config.hello.add_devices()->set_name(name);
+    config.incarnation = Incarnation(++incarnation_);
+    config.rank_socket = "/state/rank.sock";
+    config.attempts_directory = "/state/attempts";
+    config.threads_per_slot = 4;
+    return config;
+  }
+
+  // Keeps the records only, as after kill -9 and a new start.
+  void Restart() {
+    DaemonOutput output;
+    auto core = DaemonCore::Recover(Config(), records_, now_, &output);
+    ASSERT_TRUE(core.ok()) << core.status();
+    core_ = std::move(*core);
+    Keep(std::move(output));
+  }
+
+  void Do(const DaemonEvent& event) { Keep(core_->Handle(event, now_)); }
+
+  void Keep(DaemonOutput output) {
+    for (const DaemonRecord& record : output.records) {
+      if (record.value.has_value()) {
+        records_[record.name] = *record.value;
+      } else {
+        records_.erase(record.name);
+      }
+    }
+    actions_ = std::move(output.actions);
+    EXPECT_THAT(core_->CheckInvariants(), IsEmpty());
+  }
+
+  template <typename Action>
+  std::vector<Action> Actions() const {
+    std::vector<Action> found;
+    for (const DaemonAction& action : actions_) {
+      if (const Action* match = std::get_if<Action>(&action)) found.push_back(*match);
+    }
+    return found;
+  }
+  // The kinds of the messages that the last event sent.
+  std::vector<std::string> Sent() const {
+    static const std::map<int, std::string> kNames = {
+        {v1::FromWorker::kHello, "hello"},   {v1::FromWorker::kObserved, "observed"},
+        {v1::FromWorker::kPut, "put"},       {v1::FromWorker::kGet, "get"},
+        {v1::FromWorker::kCommit, "commit"}, {v1::FromWorker::kNotice, "notice"}};
+    std::vector<std::string> kinds;
+    for (const auto& send : Actions<SendToCoordinator>()) {
+      kinds.push_back(kNames.at(send.message.kind_case()));
+    }
+    return kinds;
+  }
+  v1::FromWorker SentOf(v1::FromWorker::KindCase kind) const {
+    for (const auto& send : Actions<SendToCoordinator>()) {
+      if (send.message.kind_case() == kind) return send.message;
+    }
+    ADD_FAILURE() << "not sent";
+    return {};
+  }
+
+  v1::FromCoordinator Message() const {
+    v1::FromCoordinator message;
+    message.set_cluster_id(cluster_);
+    message.set_leader_term(term_);
+    return message;
+  }
+  void Receive(const v1::FromCoordinator& message) { Do(CoordinatorMessage{session_, message}); }
+  void Connect() {
+    session_ = SessionId(session_.value() + 1);
+    revision_ = 0;
+    Do(SessionUp{session_});
+    v1::FromCoordinator message = Message();
+    message.mutable_welcome()->set_heartbeat_interval_ms(500);
+    Receive(message);
+  }
+  void Disconnect() { Do(SessionDown{session_}); }
+
+  static v1::DesiredAttempt Wanted(const AttemptKey& key, v1::DesiredPhase phase,
+                                   const std::vector<std::string>& devices = {"cpu:0"}) {
+    v1::DesiredAttempt attempt;
+    attempt.set_job_id(key.job.value());
+    attempt.set_epoch(key.epoch.value());
+    attempt.set_phase(phase);
+    attempt.set_stop_grace_ms(2000);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      v1::RankAssignment& rank = *attempt.add_ranks();
+      rank.set_rank(static_cast<int>(i));
+      rank.set_device(devices[i]);
+    }
+    return attempt;
+  }
+  void Desire(const std::vector<v1::DesiredAttempt>& attempts) {
+    v1::FromCoordinator message = Message();
+    message.mutable_desired()->set_revision(++revision_);
+    for (const auto& attempt : attempts) *message.mutable_desired()->add_attempts() = attempt;
+    Receive(message);
+  }
+
+  void RunRank() {
+    Connect();
+    Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+    Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+    Do(RankStarted{kRank0, 100});
+  }
+  void Exit(const RankKey& key, int code, v1::Cause cause) {
+    RankExited event{key, 100};
+    event.exit.set_code(code);
+    event.exit.set_cause(cause);
+    Do(event);
+  }
+  void Commit(int64_t step) {
+    v1::CommitRequest request;
+    *request.mutable_identity() = Identity(kRank0);
+    request.mutable_checkpoint()->set_step(step);
+    Do(RankCall{CallId(++call_), request});
+  }
+  v1::ReportResponse Report(const std::string& phase, int64_t step) {
+    v1::ReportRequest request;
+    *request.mutable_identity() = Identity(kRank0);
+    request.mutable_progress()->set_phase(phase);
+    request.mutable_progress()->set_step(step);
+    Do(RankCall{CallId(++call_), request});
+    const auto replies = Actions<ReplyToRank>();
+    if (replies.size() != 1 || !replies[0].response.ok()) {
+      ADD_FAILURE() << "the report was not answered";
+      return {};
+    }
+    return std::get<v1::ReportResponse>(*replies[0].response);
+  }
+
+  v1::ObservedRank Observed(int index = 0) const {
+    return core_->Observe().attempts(0).ranks(index);
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+  std::map<std::string, std::string> records_;
+  std::unique_ptr<DaemonCore> core_;
+  std::vector<DaemonAction> actions_;
+  SessionId session_;
+  std::string cluster_ = "cluster-1";
+  uint64_t term_ = 5;
+  uint64_t revision_ = 0;
+  uint64_t call_ = 0;
+  uint64_t incarnation_ = 0;
+};
+
+TEST_F(DaemonCoreTest, Session_Opens_HelloFirstAndObservedAfterWelcome) {
+  Do(SessionUp{SessionId(1)});
+  EXPECT_THAT(Sent(), ElementsAre("hello"));
+  session_ = SessionId(1);
+  v1::FromCoordinator message = Message();
+  message.mutable_welcome();
+  Receive(message);
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+  EXPECT_EQ(core_->cluster_id(), "cluster-1");
+}
+
+TEST_F(DaemonCoreTest, Session_WithoutWelcome_IsDialledAgain) {
+  Do(SessionUp{SessionId(1)});
+  ASSERT_THAT(Actions<ArmTimer>(), SizeIs(1));
+  now_ = Actions<ArmTimer>()[0].at;
+  Do(TimerFired{});
+  EXPECT_THAT(Actions<Reconnect>(), SizeIs(1));
+}
+
+TEST_F(DaemonCoreTest, Heartbeat_Passes_ObservedIsSentAgain) {
+  Connect();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_THAT(Actions<ArmTimer>(), SizeIs(1));
+    EXPECT_EQ(Actions<ArmTimer>()[0].at, now_ + absl::Milliseconds(500));
+    now_ = Actions<ArmTimer>()[0].at;
+    Do(TimerFired{});
+    EXPECT_THAT(Sent(), ElementsAre("observed"));
+  }
+}
+
+TEST_F(DaemonCoreTest, LeaderTerm_OlderThanSeen_IsIgnoredAlsoAfterRestart) {
+  Connect();
+  Restart();
+  term_ = 4;
+  session_ = SessionId(9);
+  Do(SessionUp{session_});
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<PrepareAttempt>(), IsEmpty());
+  EXPECT_THAT(Actions<Reconnect>(), SizeIs(1));
+  EXPECT_FALSE(core_->Holds(kAttempt));
+}
+
+TEST_F(DaemonCoreTest, Cluster_OtherThanOwn_IsRefused) {
+  Connect();
+  Disconnect();
+  cluster_ = "cluster-2";
+  term_ = 99;
+  Connect();
+  EXPECT_THAT(Actions<Reconnect>(), SizeIs(1));
+  EXPECT_EQ(core_->cluster_id(), "cluster-1");
+  EXPECT_EQ(core_->leader_term(), 5u);
+}
+
+TEST_F(DaemonCoreTest, Message_OfAnOlderSession_IsIgnored) {
+  Connect();
+  const SessionId old = session_;
+  Disconnect();
+  Connect();
+  v1::FromCoordinator message = Message();
+  message.mutable_desired()->set_revision(7);
+  *message.mutable_desired()->add_attempts() = Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING);
+  Do(CoordinatorMessage{old, message});
+  EXPECT_FALSE(core_->Holds(kAttempt));
+}
+
+TEST_F(DaemonCoreTest, Attempt_Prepared_StartsNothing) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED)});
+  ASSERT_THAT(Actions<PrepareAttempt>(), SizeIs(1));
+  const v1::RankAssignment assignment = Actions<PrepareAttempt>()[0].ranks[0];
+  EXPECT_EQ(assignment.run_directory(), "/state/attempts/job-a.e3/rank-0");
+  EXPECT_EQ(assignment.daemon_socket(), "/state/rank.sock");
+  EXPECT_EQ(assignment.threads(), 4);
+  EXPECT_EQ(assignment.worker(), "w0");
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_PREPARED);
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+}
+
+TEST_F(DaemonCoreTest, Desired_Repeated_StartsEachRankOnce) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<PrepareAttempt>(), IsEmpty());
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  EXPECT_THAT(Actions<StartRank>(), SizeIs(1));
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Do(RankStarted{kRank0, 100});
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING);
+  EXPECT_EQ(Observed().pid(), 100);
+}
+
+TEST_F(DaemonCoreTest, Desired_OlderRevision_IsIgnored) {
+  RunRank();
+  v1::FromCoordinator late = Message();
+  late.mutable_desired()->set_revision(revision_ - 1);  // holds nothing
+  ++revision_;
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  Receive(late);
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  EXPECT_TRUE(core_->Holds(kAttempt));
+}
+
+TEST_F(DaemonCoreTest, Rank_Exits_IsReportedReleasedAndNeverRestarted) {
+  RunRank();
+  Exit(kRank0, 3, v1::CAUSE_CRASH);
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_EXITED);
+  EXPECT_EQ(Observed().exit().code(), 3);
+  ASSERT_THAT(Actions<VerifyRelease>(), SizeIs(1));
+  Do(ReleaseProven{kRank0});
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RELEASED);
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Restart();
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  EXPECT_EQ(Observed().exit().code(), 3);
+}
+
+TEST_F(DaemonCoreTest, Progress_Reported_StateIsSentAtOnceAndStepsLater) {
+  RunRank();
+  for (const char* phase : {"starting", "balancing", "bootstrapping", "allocating"}) {
+    Report(phase, 0);
+    EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING) << phase;
+    EXPECT_EQ(Observed().progress().phase(), phase);
+  }
+  Report("training", 1);
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_TRAINING);
+  Report("training", 2);
+  EXPECT_THAT(Sent(), IsEmpty());
+  now_ += absl::Milliseconds(200);
+  Do(TimerFired{});
+  EXPECT_EQ(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).progress().step(), 2);
+}
+
+TEST_F(DaemonCoreTest, Connection_Lost_RankTrainsOn) {
+  RunRank();
+  Disconnect();
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  now_ += absl::Hours(48);
+  Do(TimerFired{});
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  Report("training", 7);
+  Connect();
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_TRAINING);
+}
+
+TEST_F(DaemonCoreTest, Attempt_MissingInDesiredOfThisSession_IsKilledAndForgotten) {
+  RunRank();
+  Desire({});
+  ASSERT_THAT(Actions<SignalRank>(), SizeIs(1));
+  EXPECT_TRUE(Actions<SignalRank>()[0].kill);
+  Exit(kRank0, -1, v1::CAUSE_CRASH);
+  Do(ReleaseProven{kRank0});
+  EXPECT_THAT(Actions<AttemptForgotten>(), SizeIs(1));
+  EXPECT_FALSE(core_->Holds(kAttempt));
+  EXPECT_EQ(records_.count("attempt.job-a.e3"), 0u);
+}
+
+TEST_F(DaemonCoreTest, Attempt_Stale_IsKilledAlsoWhenTheDaemonRestartsMeanwhile) {
+  RunRank();
+  Desire({});
+  Restart();
+  EXPECT_THAT(Actions<AttachRank>(), SizeIs(1));
+  Do(RankStarted{kRank0, 100});
+  ASSERT_THAT(Actions<SignalRank>(), SizeIs(1));
+  EXPECT_TRUE(Actions<SignalRank>()[0].kill);
+}
+
+TEST_F(DaemonCoreTest, Stop_Asked_TermThenKillAfterGrace) {
+  RunRank();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_STOPPED)});
+  ASSERT_THAT(Actions<SignalRank>(), SizeIs(1));
+  EXPECT_FALSE(Actions<SignalRank>()[0].kill);
+  EXPECT_TRUE(Report("training", 4).stop());
+  now_ += absl::Milliseconds(1999);
+  Do(TimerFired{});
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  now_ += absl::Milliseconds(1);
+  Do(TimerFired{});
+  ASSERT_THAT(Actions<SignalRank>(), SizeIs(1));
+  EXPECT_TRUE(Actions<SignalRank>()[0].kill);
+  RankExited exited{kRank0, 100};
+  exited.exit.set_signal(9);
+  exited.exit.set_cause(v1::CAUSE_CRASH);
+  Do(exited);
+  EXPECT_EQ(Observed().exit().cause(), v1::CAUSE_CANCELLED);
+}
+
+TEST_F(DaemonCoreTest, Stop_OfAnAttemptThatIsUnknownHere_IsProvenReleased) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_STOPPED)});
+  EXPECT_THAT(Actions<VerifyRelease>(), SizeIs(1));
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Do(ReleaseProven{kRank0});
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RELEASED);
+}
+
+TEST_F(DaemonCoreTest, Phase_GoesBackFromStopped_StaysStopped) {
+  RunRank();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_STOPPED)});
+  Exit(kRank0, 0, v1::CAUSE_CANCELLED);
+  Do(ReleaseProven{kRank0});
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+}
+
+TEST_F(DaemonCoreTest, Device_OfAStaleRankThatStillRuns_IsNotGivenToAnother) {
+  RunRank();
+  const AttemptKey next{JobId("job-a"), Epoch(4)};
+  Desire({Wanted(next, v1::DESIRED_PHASE_RUNNING)});
+  Do(AttemptPrepared{next, absl::OkStatus()});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Exit(kRank0, -1, v1::CAUSE_CRASH);
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Do(ReleaseProven{kRank0});
+  ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<StartRank>()[0].rank.attempt, next);
+}
+
+TEST_F(DaemonCoreTest, Device_NotOffered_AttemptIsRefusedWithTheReason) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING, {"cpu:7"})});
+  EXPECT_THAT(Actions<PrepareAttempt>(), IsEmpty());
+  EXPECT_THAT(core_->Observe().attempts(0).refusal(), HasSubstr("cpu:7"));
+  EXPECT_EQ(core_->Observe().attempts(0).refusal_cause(), v1::CAUSE_LAUNCH);
+}
+
+TEST_F(DaemonCoreTest, Device_Fails_TheNextHelloSaysSoAndItsRankIsLeftAlone) {
+  RunRank();
+  const int slots = core_->Summary().slots;
+  Do(DeviceFailed{"cpu:0", "Xid 79"});
+  EXPECT_EQ(core_->Summary().slots, slots - 1);
+  ASSERT_THAT(Actions<Reconnect>(), SizeIs(1));
+  EXPECT_THAT(Actions<Reconnect>()[0].reason, HasSubstr("cpu:0"));
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  Do(DeviceFailed{"cpu:0", "Xid 79 again"});
+  Do(DeviceFailed{"cpu:99", "not of this worker"});
+  EXPECT_THAT(Actions<Reconnect>(), IsEmpty());
+  Do(SessionDown{session_});
+  Do(SessionUp{SessionId(session_.value() + 1)});
+  ASSERT_THAT(Sent(), ElementsAre("hello"));
+  const v1::Hello hello = SentOf(v1::FromWorker::kHello).hello();
+  EXPECT_EQ(hello.devices(0).unusable(), "Xid 79");
+  EXPECT_EQ(hello.devices(1).unusable(), "");
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING);
+}
+
+TEST_F(DaemonCoreTest, Preparation_Fails_RefusalKeepsItsCauseAndStopReleases) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  Do(AttemptPrepared{kAttempt, absl::NotFoundError("no directory /x"), v1::CAUSE_USER_ERROR});
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+  EXPECT_EQ(core_->Observe().attempts(0).refusal_cause(), v1::CAUSE_USER_ERROR);
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_STOPPED)});
+  Do(ReleaseProven{kRank0});
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RELEASED);
+}
+
+TEST_F(DaemonCoreTest, Daemon_RestartsWhileRankRuns_AttachesAndStartsNothing) {
+  RunRank();
+  Restart();
+  EXPECT_THAT(Actions<AttachRank>(), SizeIs(1));
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Do(RankStarted{kRank0, 100});
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING);
+}
+
+TEST_F(DaemonCoreTest, Daemon_DiesBetweenOrderAndStart_RankIsStartedOnceWanted) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
+  Restart();
+  Do(RankNotStarted{kRank0, absl::OkStatus()});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());  // no Desired has said yet that it is wanted
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), SizeIs(1));
+}
+
+TEST_F(DaemonCoreTest, Commit_Asked_IsDurableBeforeTheReplyAndTheSend) {
+  RunRank();
+  Commit(50);
+  EXPECT_EQ(records_.count("commit.job-a.e3.50"), 1u);
+  EXPECT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_EQ(SentOf(v1::FromWorker::kCommit).commit().checkpoint().step(), 50);
+}
+
+TEST_F(DaemonCoreTest, Commit_WithoutSession_GetsItsVerdictBeforeTheExitIsReported) {
+  RunRank();
+  Report("training", 50);
+  Disconnect();
+  Commit(50);
+  Exit(kRank0, 0, v1::CAUSE_COMPLETED);
+  Do(ReleaseProven{kRank0});
+  Restart();  // the commit is kept over it
+  session_ = SessionId(20);
+  Do(SessionUp{session_});
+  const v1::ObservedRank in_hello =
+      SentOf(v1::FromWorker::kHello).hello().observed().attempts(0).ranks(0);
+  EXPECT_FALSE(in_hello.has_exit());
+  EXPECT_EQ(in_hello.state(), v1::RANK_STATE_TRAINING);
+  v1::FromCoordinator welcome = Message();
+  welcome.mutable_welcome();
+  Receive(welcome);
+  EXPECT_THAT(Sent(), ElementsAre("commit", "observed"));
+  EXPECT_FALSE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
+  v1::FromCoordinator verdict = Message();
+  verdict.mutable_verdict()->set_job_id("job-a");
+  verdict.mutable_verdict()->set_epoch(3);
+  verdict.mutable_verdict()->set_step(50);
+  Receive(verdict);
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+  EXPECT_TRUE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
+}
+
+TEST_F(DaemonCoreTest, CommitLeftInTheRunDirectory_IsSentBeforeTheExitIsReported) {
+  RunRank();
+  Report("training", 50);
+  v1::CheckpointRecord left;
+  left.set_step(50);
+  RankExited exited{kRank0, 4711};
+  exited.exit.set_cause(v1::CAUSE_CRASH);
+  exited.exit.set_signal(9);
+  exited.commits.push_back(left);
+  Do(exited);
+  EXPECT_THAT(Sent(), ElementsAre("commit", "observed"));
+  EXPECT_EQ(records_.count("commit.job-a.e3.50"), 1u);
+  EXPECT_FALSE(SentOf(v1::FromWorker::kObserved).observed().attempts(0).ranks(0).has_exit());
+}
+
+TEST_F(DaemonCoreTest, Commit_WithoutVerdict_IsRepeatedUntilOneComes) {
+  RunRank();
+  Commit(50);
+  now_ += absl::Seconds(5);
+  Do(TimerFired{});
+  EXPECT_THAT(Sent(), ElementsAre("commit", "observed"));
+  v1::FromCoordinator message = Message();
+  message.mutable_verdict()->set_job_id("job-a");
+  message.mutable_verdict()->set_epoch(3);
+  message.mutable_verdict()->set_step(50);
+  Receive(message);
+  EXPECT_EQ(records_.count("commit.job-a.e3.50"), 0u);
+  EXPECT_EQ(Report("training", 51).last_committed_step(), 50);
+  now_ += absl::Seconds(5);
+  Do(TimerFired{});
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+  Restart();
+  EXPECT_EQ(Report("training", 52).last_committed_step(), 50);
+}
+
+TEST_F(DaemonCoreTest, Commit_Refused_IsForgottenAndNotCounted) {
+  RunRank();
+  Commit(50);
+  v1::FromCoordinator message = Message();
+  message.mutable_verdict()->set_job_id("job-a");
+  message.mutable_verdict()->set_epoch(3);
+  message.mutable_verdict()->set_step(50);
+  message.mutable_verdict()->set_status_code(static_cast<int>(absl::StatusCode::kAborted));
+  Receive(message);
+  EXPECT_EQ(core_->Summary().commits_pending, 0);
+  EXPECT_EQ(Report("training", 51).last_committed_step(), 0);
+}
+
+TEST_F(DaemonCoreTest, KeyValueCalls_WaitThroughALostSession) {
+  RunRank();
+  v1::PutRequest put;
+  *put.mutable_identity() = Identity(kRank0);
+  put.set_key("comm/world/0");
+  put.set_value("address");
+  Do(RankCall{CallId(1), put});
+  const uint64_t put_request = SentOf(v1::FromWorker::kPut).put().request();
+  v1::GetRequest get;
+  *get.mutable_identity() = Identity(kRank0);
+  get.set_key("comm/world/1");
+  Do(RankCall{CallId(2), get});
+  Disconnect();
+  Connect();
+  EXPECT_THAT(Sent(), ElementsAre("put", "get", "observed"));
+  v1::FromCoordinator message = Message();
+  message.mutable_value()->set_request(put_request);
+  Receive(message);
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<ReplyToRank>()[0].call, CallId(1));
+  Disconnect();
+  Connect();
+  EXPECT_THAT(Sent(), ElementsAre("get", "observed"));
+}
+
+TEST_F(DaemonCoreTest, Get_OfOneKeyByTwoCallers_IsAskedOnceAndAnswersBoth) {
+  RunRank();
+  v1::GetRequest get;
+  *get.mutable_identity() = Identity(kRank0);
+  get.set_key("id");
+  Do(RankCall{CallId(1), get});
+  const uint64_t request = SentOf(v1::FromWorker::kGet).get().request();
+  Do(RankCall{CallId(2), get});
+  EXPECT_THAT(Sent(), IsEmpty());
+  v1::FromCoordinator message = Message();
+  message.mutable_value()->set_request(request);
+  message.mutable_value()->set_value("v");
+  Receive(message);
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(2));
+  EXPECT_EQ(std::get<v1::GetResponse>(*Actions<ReplyToRank>()[1].response).value(), "v");
+}
+
+TEST_F(DaemonCoreTest, Get_WhileTheAttemptIsStopped_EndsWithAborted) {
+  RunRank();
+  v1::GetRequest get;
+  *get.mutable_identity() = Identity(kRank0);
+  get.set_key("never");
+  Do(RankCall{CallId(1), get});
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_STOPPED)});
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response, StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(DaemonCoreTest, Call_OfAStaleEpoch_IsAborted) {
+  RunRank();
+  v1::CommitRequest request;
+  *request.mutable_identity() = Identity({{JobId("job-a"), Epoch(2)}, 0});
+  request.mutable_checkpoint()->set_step(10);
+  Do(RankCall{CallId(1), request});
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response,
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("job-a epoch 2")));
+  EXPECT_EQ(core_->Summary().commits_pending, 0);
+}
+
+TEST_F(DaemonCoreTest, Notice_WithoutSession_IsAnsweredWhenItIsSent) {
+  RunRank();
+  Disconnect();
+  v1::NotifyRequest request;
+  *request.mutable_identity() = Identity(kRank0);
+  request.mutable_evaluation()->set_step(100);
+  Do(RankCall{CallId(1), request});
+  EXPECT_THAT(Actions<ReplyToRank>(), IsEmpty());
+  Connect();
+  EXPECT_EQ(SentOf(v1::FromWorker::kNotice).notice().evaluation().step(), 100);
+  EXPECT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+}
+
+TEST_F(DaemonCoreTest, Record_Unreadable_IsDataLossAndNamed) {
+  DaemonOutput output;
+  EXPECT_THAT(DaemonCore::Recover(Config(), {{"attempt.x.e1", "\xff"}}, now_, &output).status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("attempt.x.e1")));
+}
+
+TEST(DirectoryNameTest, JobIdWithSeparators_StaysOneFileName) {
+  EXPECT_EQ(DirectoryName({JobId("../../etc"), Epoch(1)}), "%2E%2E%2F%2E%2E%2Fetc.e1");
+}
+
+}  // namespace
+}  // namespace muster::worker

@@ -1,0 +1,379 @@
+// Real processes: /bin/sh as a scripted rank, under the real shim. Tests wait for events, each with
+// a deadline.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "base/file_system.h"
+#include "base/mutex.h"
+#include "tests/support/status_matchers.h"
+#include "worker/daemon/log_files.h"
+#include "worker/daemon/proc.h"
+#include "worker/daemon/process_host.h"
+#include "worker/daemon/run_files.h"
+#include "worker/daemon/shim.h"
+
+namespace muster::worker {
+namespace {
+
+using ::muster::testing::IsOk;
+using ::muster::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+const RankKey kRank{{JobId("job-a"), Epoch(2)}, 0};
+
+// Events of the host, in order.
+class Events {
+ public:
+  void Add(DaemonEvent event) {
+    MutexLock lock(&mutex_);
+    events_.push_back(std::move(event));
+  }
+  // Waits for the next event, which must be of type Event.
+  template <typename Event>
+  Event Next() {
+    MutexLock lock(&mutex_);
+    auto any = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !events_.empty(); };
+    if (!mutex_.AwaitWithTimeout(Condition(&any), kPatience)) {
+      ADD_FAILURE() << "no event came";
+      return {};
+    }
+    DaemonEvent event = std::move(events_.front());
+    events_.pop_front();
+    if (const Event* match = std::get_if<Event>(&event)) return *match;
+    ADD_FAILURE() << "another event came: index " << event.index();
+    return {};
+  }
+  // A rank that ends at once may be reported as exited without having been reported as started.
+  RankExited NextExit() {
+    {
+      MutexLock lock(&mutex_);
+      auto any = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !events_.empty(); };
+      mutex_.AwaitWithTimeout(Condition(&any), kPatience);
+      if (!events_.empty() && std::holds_alternative<RankStarted>(events_.front())) {
+        events_.pop_front();
+      }
+    }
+    return Next<RankExited>();
+  }
+
+ private:
+  Mutex mutex_;
+  std::deque<DaemonEvent> events_ ABSL_GUARDED_BY(mutex_);
+};
+
+class ProcessTest : public ::testing::Test {
+ protected:
+  ProcessTest() {
+    std::string name = ::testing::TempDir() + "muster-process-XXXXXX";
+    directory_ = ::mkdtemp(name.data());
+    log_.bytes_max = 1000;
+    log_.files_max = 3;
+    NewHost();
+  }
+  ~ProcessTest() override {
+    // Kills what a failed test has left.
+    for (const pid_t pid : FindProcesses(0, kRunDirectoryVariable, RunDirectory())) {
+      ::kill(pid, SIGKILL);
+    }
+    host_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+
+  // Restarts the host, as a restart of the daemon does: the new one knows nothing.
+  void NewHost() {
+    host_.reset();
+    ProcessHostOptions options;
+    options.attempts_directory = directory_;
+    options.shim_binary = MUSTER_WORKER_BINARY;
+    options.rank_binary = "/nonexistent/muster-rank";
+    options.worker = "w0";
+    options.log = log_;
+    options.command = [this](const v1::RankAssignment&) { return command_; };
+    host_ = ProcessHost::Start(options, clock_, Logger::Discard(),
+                               [this](DaemonEvent event) { events_.Add(std::move(event)); });
+  }
+
+  std::string RunDirectory() const { return directory_ + "/" + RunDirectoryName(kRank); }
+  v1::RankAssignment Assignment() const {
+    v1::RankAssignment assignment;
+    assignment.set_job_id("job-a");
+    assignment.set_epoch(2);
+    assignment.set_threads(3);
+    assignment.set_run_directory(RunDirectory());
+    return assignment;
+  }
+  void Script(const std::string& script) { command_ = {"/bin/sh", "-c", script}; }
+  void Run() { host_->Carry(StartRank{kRank, Assignment()}); }
+  // Starts a script that runs until it is told to end.
+  int64_t StartScript(const std::string& script) {
+    Script(script);
+    Run();
+    return events_.Next<RankStarted>().pid;
+  }
+  // A named pipe in the directory, through which scripts tell the test where they are.
+  std::string Fifo(const std::string& name) {
+    const std::string path = directory_ + "/" + name;
+    EXPECT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    return path;
+  }
+  // Waits for the script to write a line.
+  static std::string ReadLine(const std::string& fifo) {
+    std::ifstream file(fifo);
+    std::string line;
+    std::getline(file, line);
+    return line;
+  }
+  std::string Log() {
+    absl::StatusOr<LogPiece> piece = ReadLog(RunDirectory() + kLogDirectory, 0, 1 << 20);
+    return piece.ok() ? piece->data : piece.status().ToString();
+  }
+
+  RealClock clock_;
+  std::string directory_;
+  LogLimits log_;
+  std::vector<std::string> command_;
+  Events events_;
+  std::unique_ptr<ProcessHost> host_;
+};
+
+TEST_F(ProcessTest, Rank_Exits_StatusAndOutputAreKept) {
+  Script("echo out; echo err >&2; echo threads $OMP_NUM_THREADS; exit 7");
+  Run();
+  const RankExited exited = events_.NextExit();
+  EXPECT_EQ(exited.exit.code(), 7);
+  EXPECT_EQ(exited.exit.signal(), 0);
+  EXPECT_EQ(exited.exit.cause(), v1::CAUSE_CRASH);
+  EXPECT_THAT(exited.exit.message(), HasSubstr("job-a epoch 2 rank 0"));
+  EXPECT_EQ(Log(), "out\nerr\nthreads 3\n");
+}
+
+TEST_F(ProcessTest, Rank_KilledWithSigkill_IsNoticedWithinASecond) {
+  const int64_t pid = StartScript("exec sleep 1000");
+  const absl::Duration start = clock_.Monotonic();
+  ASSERT_EQ(::kill(static_cast<pid_t>(pid), SIGKILL), 0);
+  const RankExited exited = events_.Next<RankExited>();
+  EXPECT_LT(clock_.Monotonic() - start, absl::Seconds(1));
+  EXPECT_EQ(exited.exit.signal(), SIGKILL);
+  EXPECT_EQ(exited.exit.code(), -1);
+  EXPECT_EQ(exited.exit.cause(), v1::CAUSE_CRASH);
+  EXPECT_THAT(exited.exit.message(), HasSubstr("SIGKILL"));
+  EXPECT_THAT(exited.exit.message(), HasSubstr(RunDirectory()));
+}
+
+// A rank gets SIGBUS when a data set that it has mapped is truncated.
+TEST_F(ProcessTest, Rank_EndedByABusError_MessageSaysWhatThatMeans) {
+  Script("kill -BUS $$");
+  Run();
+  const RankExited exited = events_.NextExit();
+  EXPECT_EQ(exited.exit.signal(), SIGBUS);
+  EXPECT_THAT(exited.exit.message(), HasSubstr("SIGBUS"));
+  EXPECT_THAT(exited.exit.message(), HasSubstr("data set"));
+}
+
+TEST_F(ProcessTest, Rank_LeavesItsReport_CauseAndProgressAreTaken) {
+  Script("exit 1");
+  v1::RankExitReport report;
+  report.set_cause(v1::CAUSE_DATA);
+  report.set_message("no such data set");
+  report.mutable_progress()->set_step(12);
+  ASSERT_THAT(PosixFileSystem()->MakeDirectory(RunDirectory()), IsOk());
+  ASSERT_THAT(PosixFileSystem()->WriteAtomically(RunDirectory() + kRankExitFile,
+                                                 report.SerializeAsString()),
+              IsOk());
+  Run();
+  const RankExited exited = events_.NextExit();
+  EXPECT_EQ(exited.exit.cause(), v1::CAUSE_DATA);
+  EXPECT_EQ(exited.exit.message(), "no such data set");
+  ASSERT_TRUE(exited.progress.has_value());
+  EXPECT_EQ(exited.progress->step(), 12);
+}
+
+TEST_F(ProcessTest, Daemon_Restarts_RunningRankIsFoundAgainAndItsExitIsExact) {
+  const std::string go = Fifo("go");
+  const int64_t pid = StartScript(absl::StrCat("read line < ", go, "; echo late; exit 42"));
+  NewHost();
+  host_->Carry(AttachRank{kRank});
+  EXPECT_EQ(events_.Next<RankStarted>().pid, pid);
+  std::ofstream(go) << "go\n";
+  const RankExited exited = events_.Next<RankExited>();
+  EXPECT_EQ(exited.pid, pid);
+  EXPECT_EQ(exited.exit.code(), 42);
+  EXPECT_EQ(Log(), "late\n");  // written under the second daemon
+}
+
+TEST_F(ProcessTest, Rank_EndsWhileNoDaemonRuns_ExitIsExact) {
+  const std::string go = Fifo("go");
+  const int64_t pid = StartScript(absl::StrCat("read line < ", go, "; exit 42"));
+  const std::optional<v1::ShimRecord> record = ReadShimRecord(RunDirectory());
+  ASSERT_TRUE(record.has_value());
+  const UniqueFd rank = OpenProcess(static_cast<pid_t>(pid), record->rank_start_time());
+  ASSERT_TRUE(rank.valid());
+  host_.reset();
+  std::ofstream(go) << "go\n";
+  pollfd ended = {rank.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&ended, 1, 30000), 1);
+  NewHost();
+  host_->Carry(AttachRank{kRank});
+  EXPECT_EQ(events_.NextExit().exit.code(), 42);
+}
+
+TEST_F(ProcessTest, Rank_OrderedTwice_RunsOnce) {
+  const std::string count = directory_ + "/count";
+  Script(absl::StrCat("echo run >> ", count, "; exit 0"));
+  Run();
+  EXPECT_EQ(events_.NextExit().exit.cause(), v1::CAUSE_COMPLETED);
+  Run();
+  EXPECT_EQ(events_.Next<RankExited>().exit.code(), 0);
+  std::stringstream runs;
+  runs << std::ifstream(count).rdbuf();
+  EXPECT_EQ(runs.str(), "run\n");
+}
+
+TEST_F(ProcessTest, Attach_ToARankNeverStarted_SaysSo) {
+  host_->Carry(AttachRank{kRank});
+  EXPECT_THAT(events_.Next<RankNotStarted>().why, IsOk());
+}
+
+TEST_F(ProcessTest, Stop_Asked_TermReachesTheGroupKillEndsTheStubborn) {
+  const std::string ready = Fifo("ready");
+  const std::string term = Fifo("term");
+  StartScript(absl::StrCat("trap 'echo term > ", term, "' TERM; echo up > ", ready,
+                           "; while :; do sleep 1000 & wait; done"));
+  EXPECT_EQ(ReadLine(ready), "up");
+  host_->Carry(SignalRank{kRank, /*kill=*/false});
+  EXPECT_EQ(ReadLine(term), "term");
+  host_->Carry(SignalRank{kRank, /*kill=*/true});
+  EXPECT_EQ(events_.Next<RankExited>().exit.signal(), SIGKILL);
+}
+
+TEST_F(ProcessTest, Orphans_InSessionsOfTheirOwn_AreGoneOnceReleaseIsProven) {
+  const std::string child = Fifo("child");
+  const int64_t pid = StartScript(
+      absl::StrCat("setsid sh -c 'echo $$ > ", child, "; exec sleep 1000' & exec sleep 1000"));
+  const pid_t orphan = static_cast<pid_t>(std::stol(ReadLine(child)));
+  ASSERT_TRUE(ReadProcessStat(orphan).has_value());
+  ::kill(static_cast<pid_t>(pid), SIGKILL);
+  events_.Next<RankExited>();
+  host_->Carry(VerifyRelease{kRank});
+  events_.Next<ReleaseProven>();
+  const std::optional<ProcessStat> stat = ReadProcessStat(orphan);
+  EXPECT_TRUE(!stat.has_value() || stat->state == 'Z');
+  EXPECT_THAT(FindProcesses(0, kRunDirectoryVariable, RunDirectory()), ElementsAre());
+}
+
+TEST_F(ProcessTest, Shim_Killed_RankAndOrphansEndToo) {
+  const std::string child = Fifo("child");
+  StartScript(
+      absl::StrCat("setsid sh -c 'echo $$ > ", child, "; exec sleep 1000' & exec sleep 1000"));
+  const pid_t orphan = static_cast<pid_t>(std::stol(ReadLine(child)));
+  const std::optional<v1::ShimRecord> record = ReadShimRecord(RunDirectory());
+  ASSERT_TRUE(record.has_value());
+  ::kill(static_cast<pid_t>(record->shim_pid()), SIGKILL);
+  const RankExited exited = events_.Next<RankExited>();
+  EXPECT_EQ(exited.exit.cause(), v1::CAUSE_CRASH);
+  EXPECT_THAT(exited.exit.message(), HasSubstr("supervisor"));
+  host_->Carry(VerifyRelease{kRank});
+  events_.Next<ReleaseProven>();
+  const std::optional<ProcessStat> stat = ReadProcessStat(orphan);
+  EXPECT_TRUE(!stat.has_value() || stat->state == 'Z');
+}
+
+TEST_F(ProcessTest, Program_Missing_IsALaunchFailureThatNamesIt) {
+  command_ = {"/nonexistent/program"};
+  Run();
+  const RankExited exited = events_.NextExit();
+  EXPECT_EQ(exited.exit.cause(), v1::CAUSE_LAUNCH);
+  EXPECT_THAT(exited.exit.message(), HasSubstr("/nonexistent/program"));
+}
+
+TEST_F(ProcessTest, WorkingDirectory_Missing_IsTheUsersError) {
+  v1::RankAssignment assignment = Assignment();
+  assignment.mutable_spec()->set_working_directory("/nonexistent/place");
+  host_->Carry(PrepareAttempt{kRank.attempt, {assignment}});
+  const AttemptPrepared prepared = events_.Next<AttemptPrepared>();
+  EXPECT_EQ(prepared.cause, v1::CAUSE_USER_ERROR);
+  EXPECT_THAT(prepared.status, StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nonexistent")));
+}
+
+TEST_F(ProcessTest, Output_LongerThanTheFiles_KeepsTheNewestUnderTheirOffsets) {
+  Script("i=0; while [ $i -lt 1000 ]; do echo line $((100000 + i)); i=$((i+1)); done");
+  Run();
+  events_.NextExit();
+  const std::string log = RunDirectory() + kLogDirectory;
+  constexpr int64_t kLineBytes = 12;
+  constexpr int64_t kTotal = 1000 * kLineBytes;
+  ASSERT_OK_AND_ASSIGN(const LogPiece first, ReadLog(log, 0, 1 << 20));
+  EXPECT_GT(first.offset, 0);
+  EXPECT_EQ(first.offset + static_cast<int64_t>(first.data.size()), kTotal);
+  EXPECT_LE(first.data.size(), 3000u);
+  EXPECT_TRUE(first.end);
+  ASSERT_OK_AND_ASSIGN(const LogPiece tail, ReadLog(log, -kLineBytes, 1 << 20));
+  EXPECT_EQ(tail.data, "line 100999\n");
+  ASSERT_OK_AND_ASSIGN(const LogPiece middle, ReadLog(log, 990 * kLineBytes, kLineBytes));
+  EXPECT_EQ(middle.data, "line 100990\n");
+  EXPECT_EQ(middle.offset, 990 * kLineBytes);
+  EXPECT_FALSE(middle.end);
+  ASSERT_OK_AND_ASSIGN(const LogPiece beyond, ReadLog(log, kTotal + 5, 100));
+  EXPECT_EQ(beyond.offset, kTotal);
+  EXPECT_EQ(beyond.data, "");
+}
+
+TEST_F(ProcessTest, LogWriter_Reopened_GoesOnAtItsOffset) {
+  const std::string log = directory_ + "/log";
+  {
+    ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 9}));
+    ASSERT_THAT(writer.Append("0123456789abc"), IsOk());
+  }
+  ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 9}));
+  EXPECT_EQ(writer.offset(), 13);
+  ASSERT_THAT(writer.Append("defghijklm"), IsOk());
+  ASSERT_OK_AND_ASSIGN(const LogPiece piece, ReadLog(log, 5, 12));
+  EXPECT_EQ(piece.data, "56789abcdefg");
+  EXPECT_THAT(ReadLog(directory_ + "/none", 0, 1).status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ProcessTest, OldRunDirectories_ArePrunedButNeverHeldOnes) {
+  for (int epoch = 1; epoch <= 25; ++epoch) {
+    const std::string path =
+        absl::StrCat(directory_, "/", DirectoryName({JobId("old"), Epoch(epoch)}));
+    ASSERT_TRUE(std::filesystem::create_directory(path));
+    std::filesystem::last_write_time(
+        path, std::filesystem::file_time_type(std::chrono::seconds(1000 + epoch)));
+  }
+  host_->Prune({"old.e1"});
+  host_->Carry(AttachRank{kRank});  // its answer comes after the pruning
+  events_.Next<RankNotStarted>();
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e1"));
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/old.e5"));
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e6"));
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e25"));
+}
+
+TEST(ProcTest, OpenProcess_WithAnotherStartTime_FindsNothing) {
+  const std::optional<ProcessStat> self = ReadProcessStat(::getpid());
+  ASSERT_TRUE(self.has_value());
+  EXPECT_TRUE(OpenProcess(::getpid(), self->start_time).valid());
+  EXPECT_FALSE(OpenProcess(::getpid(), self->start_time + 1).valid());
+}
+
+}  // namespace
+}  // namespace muster::worker

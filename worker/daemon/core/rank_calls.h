@@ -1,0 +1,79 @@
+// Calls of ranks that wait for the coordinator: bootstrap keys and notices.
+#ifndef MUSTER_WORKER_DAEMON_CORE_RANK_CALLS_H_
+#define MUSTER_WORKER_DAEMON_CORE_RANK_CALLS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "muster/v1/rank.pb.h"
+#include "muster/v1/session.pb.h"
+#include "worker/daemon/core/events.h"
+#include "worker/daemon/core/keys.h"
+#include "worker/daemon/core/outbox.h"
+
+namespace muster::worker {
+
+// Forwards each call on the session, again on each new session until it is answered. Calls die with
+// the daemon: the rank repeats them to the next one. The caller has checked that the daemon holds
+// the attempt.
+class RankCalls {
+ public:
+  explicit RankCalls(Outbox& outbox) : outbox_(outbox) {}
+
+  // kInvalidArgument: key or value is too long. kUnavailable: kKeyValueCallsMax calls wait.
+  void Put(CallId call, const v1::PutRequest& request);
+  // As Put. All callers that wait for one key share one request.
+  void Get(CallId call, const v1::GetRequest& request);
+  // Is answered as soon as the notice is sent. kInvalidArgument: it is empty. kUnavailable:
+  // kNoticesMax notices wait for a session.
+  void Notify(CallId call, const v1::NotifyRequest& request);
+
+  // The caller is gone. A put ends with it, because its caller repeats it. A get and a notice go
+  // on, without a reply: another caller may ask for the key soon.
+  void Cancel(CallId call);
+  // Ends puts and gets of the attempt with kAborted.
+  void EndAttempt(const AttemptKey& key, absl::string_view why);
+
+  // The session has been welcomed: sends everything that waits.
+  void SendAll();
+  // The coordinator has answered a put or a get.
+  void Answer(const v1::KeyValueReply& reply);
+
+  // Puts and gets that wait, and the attempts that they belong to.
+  size_t key_value_pending() const { return puts_.size() + gets_.size(); }
+  std::vector<AttemptKey> KeyValueAttempts() const;
+
+ private:
+  using GetKey = std::pair<AttemptKey, std::string>;
+  struct PendingPut {
+    CallId call;
+    v1::KeyValuePut put;
+  };
+  struct PendingGet {
+    uint64_t request = 0;
+    std::set<CallId> calls;
+  };
+  struct PendingNotice {
+    CallId call;
+    v1::RankNotice notice;
+  };
+  void SendPut(const PendingPut& put);
+  void SendGet(const GetKey& key, const PendingGet& get);
+  void SendNotice(PendingNotice notice);
+
+  Outbox& outbox_;
+  std::map<uint64_t, PendingPut> puts_;  // by request
+  std::map<GetKey, PendingGet> gets_;
+  std::vector<PendingNotice> notices_;  // until a session can carry them
+  uint64_t next_request_ = 1;
+};
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_CORE_RANK_CALLS_H_

@@ -1,0 +1,288 @@
+#include "worker/daemon/core/reconciler.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::worker {
+
+void Reconciler::Recover() {
+  for (auto& [key, attempt] : attempts_.all()) {
+    for (auto& [number, rank] : attempt.ranks) {
+      const RankKey rank_key{key, number};
+      if (Started(rank)) {
+        rank.attaching = true;
+        outbox_.Act(AttachRank{rank_key});
+      } else if (rank.stored.state() == v1::STORED_RANK_STATE_EXITED) {
+        outbox_.Act(VerifyRelease{rank_key});
+      }
+    }
+  }
+}
+
+// ---- desired state ------------------------------------------------------------------------------
+
+void Reconciler::SetDesired(const v1::Desired& desired) {
+  std::set<AttemptKey> wanted;
+  for (const v1::DesiredAttempt& attempt : desired.attempts()) {
+    const AttemptKey key = KeyOf(attempt);
+    wanted.insert(key);
+    Adopt(key, attempt);
+  }
+  for (auto& [key, attempt] : attempts_.all()) {
+    if (wanted.count(key) > 0 || attempt.stored.stale()) continue;
+    attempt.stored.set_stale(true);
+    attempts_.MarkChanged(key);
+    calls_.EndAttempt(key, "is not wanted any more");
+  }
+}
+
+void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired) {
+  const bool known = attempts_.Find(key) != nullptr;
+  AttemptState& attempt = attempts_.all()[key];
+  if (attempt.stored.stale()) return;
+  v1::StoredAttempt& stored = attempt.stored;
+  if (!known) {
+    stored.set_job_id(desired.job_id());
+    stored.set_job_name(desired.job_name());
+    stored.set_epoch(desired.epoch());
+  }
+  // Phases only advance within an epoch.
+  if (!known || desired.phase() > stored.phase() ||
+      desired.stop_grace_ms() != stored.stop_grace_ms()) {
+    stored.set_phase(std::max(stored.phase(), desired.phase()));
+    stored.set_stop_grace_ms(desired.stop_grace_ms());
+    attempts_.MarkChanged(key);
+  }
+  for (const v1::RankAssignment& assignment : desired.ranks()) {
+    RankState& rank = attempt.ranks[assignment.rank()];
+    if (rank.stored.state() == v1::STORED_RANK_STATE_UNSPECIFIED) {
+      rank.stored.set_rank(assignment.rank());
+      rank.stored.set_device(assignment.device());
+      rank.stored.set_state(v1::STORED_RANK_STATE_ASSIGNED);
+      attempt.prepared_asked = false;
+      attempts_.MarkChanged(key);
+    }
+    rank.assignment = assignment;
+    CompleteAssignment(key, rank.assignment);
+  }
+  if (stored.refusal().empty()) {
+    const std::string why = WhyRefuse(desired);
+    if (!why.empty()) Refuse(key, attempt, v1::CAUSE_LAUNCH, why);
+  }
+  if (stored.phase() == v1::DESIRED_PHASE_STOPPED) calls_.EndAttempt(key, "is being stopped");
+}
+
+std::string Reconciler::WhyRefuse(const v1::DesiredAttempt& desired) const {
+  std::set<std::string> taken;
+  for (const v1::RankAssignment& rank : desired.ranks()) {
+    const auto& devices = config_.hello.devices();
+    const bool offered = std::any_of(devices.begin(), devices.end(), [&](const v1::Device& device) {
+      return device.name() == rank.device();
+    });
+    if (!offered) {
+      return absl::StrCat("worker ", config_.hello.worker(), " has no device ", rank.device(),
+                          " for rank ", rank.rank());
+    }
+    if (!taken.insert(rank.device()).second) {
+      return absl::StrCat("device ", rank.device(), " is given to more than one rank");
+    }
+  }
+  return "";
+}
+
+void Reconciler::Refuse(const AttemptKey& key, AttemptState& attempt, v1::Cause cause,
+                        const std::string& why) {
+  attempt.stored.set_refusal(why);
+  attempt.stored.set_refusal_cause(cause == v1::CAUSE_UNSPECIFIED ? v1::CAUSE_LAUNCH : cause);
+  attempts_.MarkChanged(key);
+}
+
+void Reconciler::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& assignment) const {
+  assignment.set_job_id(key.job.value());
+  assignment.set_epoch(key.epoch.value());
+  assignment.set_daemon_socket(config_.rank_socket);
+  assignment.set_run_directory(
+      absl::StrCat(config_.attempts_directory, "/", RunDirectoryName({key, assignment.rank()})));
+  assignment.set_worker(config_.hello.worker());
+  assignment.set_cache_directory(config_.cache_directory);
+  assignment.set_metrics_address(config_.rank_metrics_address);
+  assignment.set_rank_ports(config_.rank_ports);
+  assignment.set_host_id(config_.hello.host_id());
+  if (assignment.threads() <= 0) {
+    assignment.set_threads(assignment.spec().resources().threads_per_rank());
+  }
+  if (assignment.threads() <= 0) assignment.set_threads(config_.threads_per_slot);
+}
+
+// ---- convergence --------------------------------------------------------------------------------
+
+void Reconciler::Converge() {
+  auto& attempts = attempts_.all();
+  for (auto& [key, attempt] : attempts) ConvergeAttempt(key, attempt);
+  for (auto it = attempts.begin(); it != attempts.end();) {
+    const auto& ranks = it->second.ranks;
+    const bool released = std::all_of(ranks.begin(), ranks.end(), [](const auto& entry) {
+      return entry.second.stored.state() == v1::STORED_RANK_STATE_RELEASED;
+    });
+    if (!it->second.stored.stale() || !released) {
+      ++it;
+      continue;
+    }
+    attempts_.MarkChanged(it->first);
+    outbox_.Act(AttemptForgotten{it->first});
+    it = attempts.erase(it);
+  }
+}
+
+void Reconciler::ConvergeAttempt(const AttemptKey& key, AttemptState& attempt) {
+  if (attempt.ending()) {
+    for (auto& [number, rank] : attempt.ranks) StopRank({key, number}, attempt, rank);
+    return;
+  }
+  if (!attempt.stored.refusal().empty()) return;
+  PrepareAttempt prepare{key, {}};
+  for (auto& [number, rank] : attempt.ranks) {
+    const bool described = !rank.assignment.job_id().empty();
+    if (rank.stored.state() == v1::STORED_RANK_STATE_ASSIGNED && described) {
+      prepare.ranks.push_back(rank.assignment);
+    }
+    if (attempt.stored.phase() == v1::DESIRED_PHASE_RUNNING && described &&
+        rank.stored.state() == v1::STORED_RANK_STATE_PREPARED &&
+        !attempts_.DeviceBusy(rank.stored.device())) {
+      rank.stored.set_state(v1::STORED_RANK_STATE_STARTING);
+      attempts_.MarkChanged(key);
+      outbox_.Act(StartRank{{key, number}, rank.assignment});
+    }
+  }
+  if (!prepare.ranks.empty() && !attempt.prepared_asked) {
+    attempt.prepared_asked = true;
+    outbox_.Act(std::move(prepare));
+  }
+}
+
+void Reconciler::StopRank(const RankKey& key, const AttemptState& attempt, RankState& rank) {
+  switch (rank.stored.state()) {
+    case v1::STORED_RANK_STATE_ASSIGNED:
+    case v1::STORED_RANK_STATE_PREPARED:
+      return EnterExited(key, rank);
+    case v1::STORED_RANK_STATE_RUNNING:
+      break;
+    default:
+      return;  // an answer of the process host is due, or nothing is left to do
+  }
+  if (rank.attaching || rank.killed) return;
+  const absl::Time now = outbox_.now();
+  if (attempt.stored.stale() || (rank.kill_at.has_value() && now >= *rank.kill_at)) {
+    rank.killed = true;
+    outbox_.Act(SignalRank{key, /*kill=*/true});
+  } else if (!rank.kill_at.has_value()) {
+    const int64_t grace_ms = attempt.stored.stop_grace_ms();
+    rank.kill_at = now + (grace_ms > 0 ? absl::Milliseconds(grace_ms) : config_.stop_grace);
+    outbox_.Act(SignalRank{key, /*kill=*/false});
+  }
+}
+
+// A rank that never ran comes here too: its release is verified like any other's, whatever may be
+// on the machine in its name.
+void Reconciler::EnterExited(const RankKey& key, RankState& rank) {
+  rank.stored.set_state(v1::STORED_RANK_STATE_EXITED);
+  rank.attaching = false;
+  attempts_.MarkChanged(key.attempt);
+  outbox_.Act(VerifyRelease{key});
+}
+
+absl::Time Reconciler::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [key, attempt] : attempts_.all()) {
+    for (const auto& [number, rank] : attempt.ranks) {
+      if (rank.stored.state() == v1::STORED_RANK_STATE_RUNNING && rank.kill_at.has_value() &&
+          !rank.killed) {
+        next = std::min(next, *rank.kill_at);
+      }
+    }
+  }
+  return next;
+}
+
+// ---- answers of the process host ----------------------------------------------------------------
+
+void Reconciler::On(const AttemptPrepared& event) {
+  AttemptState* attempt = attempts_.Find(event.attempt);
+  if (attempt == nullptr) return;
+  if (!event.status.ok()) {
+    return Refuse(event.attempt, *attempt, event.cause, std::string(event.status.message()));
+  }
+  for (auto& [number, rank] : attempt->ranks) {
+    if (rank.stored.state() != v1::STORED_RANK_STATE_ASSIGNED) continue;
+    rank.stored.set_state(v1::STORED_RANK_STATE_PREPARED);
+    attempts_.MarkChanged(event.attempt);
+  }
+}
+
+void Reconciler::On(const RankStarted& event) {
+  RankState* rank = attempts_.Find(event.rank);
+  if (rank == nullptr || !Started(*rank)) return;
+  rank->attaching = false;
+  rank->stored.set_state(v1::STORED_RANK_STATE_RUNNING);
+  rank->stored.set_pid(event.pid);
+  AddCommits(event.rank, event.commits);
+  attempts_.MarkChanged(event.rank.attempt);
+}
+
+void Reconciler::On(const RankNotStarted& event) {
+  RankState* rank = attempts_.Find(event.rank);
+  if (rank == nullptr || !Started(*rank)) return;
+  rank->attaching = false;
+  if (rank->stored.state() == v1::STORED_RANK_STATE_RUNNING) {
+    // It had run, and its run directory has lost all trace of it.
+    v1::RankExit& exit = *rank->stored.mutable_exit();
+    exit.set_cause(v1::CAUSE_UNKNOWN);
+    exit.set_code(-1);
+    exit.set_message(absl::StrCat(ToString(event.rank), " (pid ", rank->stored.pid(),
+                                  ") is gone and its run directory does not say why"));
+    return EnterExited(event.rank, *rank);
+  }
+  rank->stored.set_state(v1::STORED_RANK_STATE_PREPARED);
+  attempts_.MarkChanged(event.rank.attempt);
+  if (!event.why.ok()) {
+    Refuse(event.rank.attempt, *attempts_.Find(event.rank.attempt), event.cause,
+           std::string(event.why.message()));
+  }
+}
+
+void Reconciler::On(const RankExited& event) {
+  RankState* rank = attempts_.Find(event.rank);
+  if (rank == nullptr || !Started(*rank)) return;
+  if (event.pid != 0) rank->stored.set_pid(event.pid);
+  v1::RankExit& exit = *rank->stored.mutable_exit();
+  exit = event.exit;
+  if (exit.signal() != 0 && (rank->killed || rank->kill_at.has_value())) {
+    exit.set_cause(v1::CAUSE_CANCELLED);
+    exit.set_message(absl::StrCat(ToString(event.rank), " was ended by signal ", exit.signal(),
+                                  " as the coordinator asked"));
+  }
+  if (event.progress.has_value()) rank->progress = *event.progress;
+  *rank->stored.mutable_progress() = rank->progress;
+  AddCommits(event.rank, event.commits);
+  EnterExited(event.rank, *rank);
+}
+
+void Reconciler::On(const ReleaseProven& event) {
+  RankState* rank = attempts_.Find(event.rank);
+  if (rank == nullptr || rank->stored.state() != v1::STORED_RANK_STATE_EXITED) return;
+  rank->stored.set_state(v1::STORED_RANK_STATE_RELEASED);
+  attempts_.MarkChanged(event.rank.attempt);
+}
+
+void Reconciler::AddCommits(const RankKey& key,
+                            const std::vector<v1::CheckpointRecord>& checkpoints) {
+  // Those up to last_committed_step have been answered before.
+  commits_.AddMissing(key.attempt, checkpoints,
+                      attempts_.Find(key.attempt)->stored.last_committed_step());
+  if (outbox_.welcomed()) commits_.SendDue();
+}
+
+}  // namespace muster::worker

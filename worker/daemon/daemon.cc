@@ -1,0 +1,327 @@
+#include "worker/daemon/daemon.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "worker/daemon/log_files.h"
+#include "worker/daemon/machine.h"
+#include "worker/daemon/metrics.h"
+#include "worker/daemon/proc.h"
+#include "worker/daemon/run_files.h"
+
+namespace muster::worker {
+namespace {
+
+constexpr absl::Duration kMeasureLogsEvery = absl::Seconds(10);
+// From SIGKILL until a daemon that ends its ranks no longer waits for them.
+constexpr absl::Duration kKillPatience = absl::Seconds(5);
+
+// "CAUSE_CRASH" without its prefix, in lower case, for labels of metrics.
+std::string LowerName(const std::string& enum_name, size_t prefix) {
+  return absl::AsciiStrToLower(enum_name.substr(prefix));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, const Clock& clock,
+                                                      metrics::Registry& metrics,
+                                                      std::shared_ptr<Logger> log) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(std::unique_ptr<StateDirectory> state,
+                   StateDirectory::Open(options.state_directory));
+  ASSIGN_OR_RETURN(const auto records, state->ReadRecords());
+  std::unique_ptr<Daemon> daemon(
+      new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state)));
+  DaemonOutput recovered;
+  ASSIGN_OR_RETURN(daemon->core_,
+                   DaemonCore::Recover(daemon->Config(), records, daemon->Now(), &recovered));
+  RETURN_IF_ERROR(CheckPortRange(daemon->options_.rank_ports, daemon->devices_));
+  daemon->log_requests_ = std::make_unique<LogRequests>(daemon->state_->attempts(),
+                                                        daemon->options_.name, *daemon->core_);
+  RETURN_IF_ERROR(daemon->StartServices(std::move(recovered)));
+  return daemon;
+}
+
+absl::Status Daemon::StartServices(DaemonOutput recovered) {
+  loop_ = std::make_unique<ThreadLoop>(clock_);
+  host_ = ProcessHost::Start({state_->attempts(), options_.shim_binary, options_.rank_binary,
+                              options_.rank_command, options_.log, options_.name},
+                             clock_, log_, [this](DaemonEvent event) { Post(std::move(event)); });
+  loop_->Post([this, recovered = std::move(recovered)]() mutable {
+    CarryOut(std::move(recovered));
+    UpdateGauges();
+    MeasureLogs();
+    host_->Prune(core_->HeldDirectories());
+  });
+  if (device_errors_.has_gpus()) {
+    gpu_watch_ = GpuWatch::Start(options_.gpus->library, [this](GpuError error) {
+      loop_->Post([this, error = std::move(error)] { OnGpuError(error); });
+    });
+  }
+  ASSIGN_OR_RETURN(
+      server_, RankServer::Start(socket(), [this](DaemonEvent event) { Post(std::move(event)); }));
+  SessionEvents events;
+  events.up = [this](SessionId session, const WorkerAddress& own) {
+    metrics_.GetCounter(kDials).Increment();
+    Handle(SessionUp{session, own.address, own.outside_address});
+  };
+  events.message = [this](SessionId session, v1::FromCoordinator message) {
+    OnMessage(session, std::move(message));
+  };
+  events.down = [this](SessionId session, absl::Status) { Handle(SessionDown{session}); };
+  SessionClientOptions session;
+  session.coordinator = options_.coordinator;
+  session.locate = [choice = options_.address](const std::string& coordinator) {
+    return FindAddress(NetworkView::OfThisMachine(), choice, coordinator);
+  };
+  session_ = SessionClient::Make(std::move(session), *loop_, Rng(incarnation_.value()), log_,
+                                 std::move(events));
+  loop_->Post([this] { session_->Start(); });
+  return absl::OkStatus();
+}
+
+Daemon::Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
+               std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state)
+    : options_(std::move(options)),
+      clock_(clock),
+      metrics_(metrics),
+      log_(std::move(log)),
+      // A later daemon gets a larger number, unless the wall clock goes back.
+      incarnation_(static_cast<uint64_t>(absl::ToUnixMicros(clock.Now()))),
+      state_(std::move(state)),
+      device_errors_(options_.name) {}
+
+Daemon::~Daemon() {
+  if (session_ != nullptr) session_->Stop();
+  // The loop goes first, so that no event is handled while its targets go away.
+  if (loop_ != nullptr) loop_->Stop();
+  session_.reset();
+  server_.reset();
+  gpu_watch_.reset();
+  host_.reset();
+}
+
+DaemonCoreConfig Daemon::Config() {
+  DaemonCoreConfig config;
+  config.hello.set_worker(options_.name);
+  config.hello.set_boot_id(BootId());
+  config.hello.set_host(HostName());
+  config.hello.set_pid(::getpid());
+  config.hello.set_host_id(options_.host_id.empty() ? BootId() : options_.host_id);
+  config.hello.set_version(options_.version);
+  config.hello.set_metrics_address(options_.metrics_address);
+  for (v1::Device& device : CpuSlots(options_.slots)) {
+    *config.hello.add_devices() = std::move(device);
+  }
+  int ranks_max = options_.slots;
+  if (options_.gpus.has_value()) {
+    const GpuReport report = DiscoverGpus(*options_.gpus);
+    for (const std::string& warning : report.warnings) {
+      log_->Warning("a GPU needs attention", {{"worker", options_.name}, {"why", warning}});
+    }
+    for (const v1::Device& device : report.devices) {
+      log_->Info("found a GPU", {{"device", device.name()},
+                                 {"model", device.model()},
+                                 {"uuid", device.uuid()},
+                                 {"driver", report.driver},
+                                 {"usable", device.unusable().empty()}});
+      *config.hello.add_devices() = device;
+      device_errors_.AddGpu(device);
+    }
+    ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
+  }
+  devices_ = config.hello.devices_size();
+  config.incarnation = incarnation_;
+  config.rank_socket = state_->socket();
+  config.attempts_directory = state_->attempts();
+  config.cache_directory = state_->cache();
+  // Who may scrape the daemon may scrape its ranks.
+  const std::string& metrics = options_.metrics_address;
+  if (!metrics.empty()) {
+    config.rank_metrics_address = absl::StrCat(metrics.substr(0, metrics.rfind(':')), ":0");
+  }
+  config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
+  config.rank_ports = options_.rank_ports;
+  config.stop_grace = options_.stop_grace;
+  return config;
+}
+
+void Daemon::EndRanks() {
+  Notification marked;
+  loop_->Post([this, &marked] {
+    ending_ranks_ = true;
+    marked.Notify();
+  });
+  marked.WaitForNotification();
+  host_->EndAll(options_.stop_grace, kKillPatience);
+  Notification handled;
+  loop_->Post([&handled] { handled.Notify(); });
+  handled.WaitForNotification();
+}
+
+// ---- events -------------------------------------------------------------------------------------
+
+void Daemon::Post(DaemonEvent event) {
+  loop_->Post([this, event = std::move(event)]() mutable { Handle(std::move(event)); });
+}
+
+void Daemon::Handle(DaemonEvent event) {
+  if (failed_) return;
+  if (auto* exited = std::get_if<RankExited>(&event); exited != nullptr) {
+    if (ending_ranks_ && exited->exit.signal() != 0) {
+      exited->exit.set_cause(v1::CAUSE_PREEMPTED);
+      exited->exit.set_message(
+          absl::StrCat("worker ", options_.name, " was stopped along with its ranks"));
+    }
+    device_errors_.Explain(core_->DeviceOf(exited->rank), exited->exit);
+  }
+  DaemonOutput output = core_->Handle(event, Now());
+  CountAndLog(event);
+  CarryOut(std::move(output));
+  UpdateGauges();
+}
+
+void Daemon::OnGpuError(const GpuError& error) {
+  metrics_.GetCounter(kGpuErrors, {error.uuid, absl::StrCat(error.xid)}).Increment();
+  log_->Error("a GPU failed", {{"worker", options_.name}, {"why", error.message}});
+  const std::optional<std::string> device = device_errors_.Add(error);
+  if (device.has_value() && error.lost) {
+    Handle(DeviceFailed{*device,
+                        absl::StrCat(error.message, "; then restart the daemon of this worker")});
+  }
+}
+
+void Daemon::CountAndLog(const DaemonEvent& event) {
+  if (const auto* started = std::get_if<RankStarted>(&event)) {
+    const bool found_again = attaching_.erase(started->rank) > 0;
+    if (!found_again) device_errors_.Clear(core_->DeviceOf(started->rank));
+    metrics_.GetCounter(found_again ? kReattached : kRankStarts).Increment();
+    log_->Info(found_again ? "found a rank again" : "started a rank",
+               {{"rank", ToString(started->rank)}, {"pid", started->pid}});
+  } else if (const auto* exited = std::get_if<RankExited>(&event)) {
+    attaching_.erase(exited->rank);
+    const std::optional<v1::RankExit> exit = core_->ExitOf(exited->rank);
+    if (!exit.has_value()) return;
+    const std::string cause = LowerName(v1::Cause_Name(exit->cause()), sizeof("CAUSE"));
+    metrics_.GetCounter(kRankExits, {cause}).Increment();
+    log_->Info("a rank ended",
+               {{"rank", ToString(exited->rank)}, {"cause", cause}, {"why", exit->message()}});
+  } else if (const auto* prepared = std::get_if<AttemptPrepared>(&event)) {
+    if (prepared->status.ok()) return;
+    metrics_.GetCounter(kRefusals).Increment();
+    log_->Warning("refused an attempt",
+                  {{"attempt", ToString(prepared->attempt)}, {"why", prepared->status.ToString()}});
+  } else if (const auto* not_started = std::get_if<RankNotStarted>(&event)) {
+    attaching_.erase(not_started->rank);
+    if (not_started->why.ok()) return;
+    metrics_.GetCounter(kRefusals).Increment();
+    log_->Warning("could not start a rank",
+                  {{"rank", ToString(not_started->rank)}, {"why", not_started->why.ToString()}});
+  }
+}
+
+void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
+  if (message.has_log()) {
+    v1::FromWorker reply;
+    reply.set_incarnation(incarnation_.value());
+    *reply.mutable_log() = log_requests_->Answer(message.log());
+    session_->Send(session, std::move(reply));
+    return;
+  }
+  if (message.has_welcome()) {
+    metrics_.GetCounter(kSessions).Increment();
+    log_->Info("the coordinator welcomed this worker",
+               {{"cluster", message.cluster_id()},
+                {"leader_term", static_cast<int64_t>(message.leader_term())}});
+  }
+  Handle(CoordinatorMessage{session, std::move(message)});
+}
+
+// ---- actions ------------------------------------------------------------------------------------
+
+void Daemon::CarryOut(DaemonOutput output) {
+  if (!output.records.empty()) {
+    const absl::Duration start = clock_.Monotonic();
+    const absl::Status status = state_->Write(output.records);
+    if (!status.ok()) {
+      failed_ = true;
+      log_->Error("the daemon's state cannot be made durable; stopping (ranks train on)",
+                  {{"error", status.ToString()}});
+      if (options_.on_fatal) options_.on_fatal(status);
+      return;
+    }
+    metrics_.GetHistogram(kPersistSeconds)
+        .Observe(absl::ToDoubleSeconds(clock_.Monotonic() - start));
+  }
+  for (DaemonAction& action : output.actions) {
+    std::visit([this](auto& a) { Carry(std::move(a)); }, action);
+  }
+}
+
+void Daemon::Carry(StartRank action) { host_->Carry(std::move(action)); }
+
+void Daemon::Carry(AttachRank action) {
+  attaching_.insert(action.rank);
+  host_->Carry(std::move(action));
+}
+
+void Daemon::Carry(SendToCoordinator action) {
+  session_->Send(action.session, std::move(action.message));
+}
+
+void Daemon::Carry(Reconnect action) {
+  log_->Warning("leaving a session", {{"why", action.reason}});
+  session_->Reconnect(action.session);
+}
+
+void Daemon::Carry(ArmTimer action) {
+  const uint64_t timer = ++timer_;
+  loop_->PostAfter(std::max(absl::ZeroDuration(), action.at - Now()), [this, timer] {
+    if (timer == timer_) Handle(TimerFired{});
+  });
+}
+
+// ---- metrics ------------------------------------------------------------------------------------
+
+void Daemon::UpdateGauges() {
+  const DaemonSummary summary = core_->Summary();
+  metrics_.GetGauge(kSlots).Set(summary.slots);
+  metrics_.GetGauge(kSlotsUsed).Set(summary.slots_used);
+  metrics_.GetGauge(kAttempts).Set(summary.attempts);
+  metrics_.GetGauge(kSessionUp).Set(summary.session_welcomed ? 1 : 0);
+  metrics_.GetGauge(kCommitsPending).Set(summary.commits_pending);
+  metrics_.GetGauge(kKeyValuePending).Set(summary.key_value_pending);
+  for (int state = v1::RANK_STATE_ASSIGNED; state <= v1::RANK_STATE_RELEASED; ++state) {
+    const auto rank_state = static_cast<v1::RankState>(state);
+    const auto count = summary.ranks.find(rank_state);
+    metrics_.GetGauge(kRanks, {LowerName(v1::RankState_Name(rank_state), sizeof("RANK_STATE"))})
+        .Set(count == summary.ranks.end() ? 0 : count->second);
+  }
+}
+
+void Daemon::MeasureLogs() {
+  namespace fs = std::filesystem;
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::directory_iterator attempt(state_->attempts(), error), end; !error && attempt != end;
+       attempt.increment(error)) {
+    std::error_code inner;
+    for (fs::directory_iterator rank(attempt->path(), inner); !inner && rank != end;
+         rank.increment(inner)) {
+      bytes += LogBytesKept(rank->path().string() + kLogDirectory);
+    }
+  }
+  metrics_.GetGauge(kLogBytes).Set(static_cast<double>(bytes));
+  loop_->PostAfter(kMeasureLogsEvery, [this] { MeasureLogs(); });
+}
+
+}  // namespace muster::worker

@@ -1,0 +1,106 @@
+// The worker daemon, put together: the core on its loop, and around it the state directory, the
+// process host, the session with the coordinator and the socket of the ranks.
+//
+// What the core decides is carried out in order, records first. When a record cannot be made
+// durable the daemon stops, while its ranks train on: it never goes on with a state that it could
+// forget.
+#ifndef MUSTER_WORKER_DAEMON_DAEMON_H_
+#define MUSTER_WORKER_DAEMON_DAEMON_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/loop.h"
+#include "base/metrics.h"
+#include "worker/daemon/core/daemon_core.h"
+#include "worker/daemon/daemon_options.h"
+#include "worker/daemon/device_errors.h"
+#include "worker/daemon/gpu_watch.h"
+#include "worker/daemon/log_requests.h"
+#include "worker/daemon/process_host.h"
+#include "worker/daemon/rank_server.h"
+#include "worker/daemon/session_client.h"
+#include "worker/daemon/state_directory.h"
+
+namespace muster::worker {
+
+class Daemon {
+ public:
+  // kInvalidArgument, or what StateDirectory::Open and RankServer::Start return; kDataLoss for
+  // records that cannot be read.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(DaemonOptions options, const Clock& clock,
+                                                       metrics::Registry& metrics,
+                                                       std::shared_ptr<Logger> log);
+  // Stops; ranks train on and are found again by the next daemon on the state directory.
+  ~Daemon();
+
+  // Ends every rank: SIGTERM, `stop_grace`, SIGKILL. For --stop-ranks-on-exit.
+  void EndRanks();
+
+  const std::string& socket() const { return state_->socket(); }
+  const std::string& state_directory() const { return state_->path(); }
+
+ private:
+  Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
+         std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state);
+  // Starts the loop and everything that posts to it, and carries out what the core asked for first.
+  absl::Status StartServices(DaemonOutput recovered);
+  // What the core is told. Looks for devices.
+  DaemonCoreConfig Config();
+  absl::Time Now() const { return absl::UnixEpoch() + clock_.Monotonic(); }
+
+  void Post(DaemonEvent event);
+  void Handle(DaemonEvent event);
+  void CountAndLog(const DaemonEvent& event);
+  void OnGpuError(const GpuError& error);
+  void CarryOut(DaemonOutput output);
+  void Carry(PrepareAttempt action) { host_->Carry(std::move(action)); }
+  void Carry(StartRank action);
+  void Carry(AttachRank action);
+  void Carry(SignalRank action) { host_->Carry(std::move(action)); }
+  void Carry(VerifyRelease action) { host_->Carry(std::move(action)); }
+  void Carry(AttemptForgotten action) { host_->Prune(core_->HeldDirectories()); }
+  void Carry(SendToCoordinator action);
+  void Carry(ReplyToRank action) { server_->Reply(std::move(action)); }
+  void Carry(Reconnect action);
+  void Carry(ArmTimer action);
+  void OnMessage(SessionId session, v1::FromCoordinator message);
+  void UpdateGauges();
+  void MeasureLogs();
+
+  const DaemonOptions options_;
+  const Clock& clock_;
+  metrics::Registry& metrics_;
+  const std::shared_ptr<Logger> log_;
+  const Incarnation incarnation_;
+  // Destroyed from the last up: first what posts events, then the loop, then what events use. Those
+  // marked * are used on the loop only, once it runs.
+  std::unique_ptr<StateDirectory> state_;
+  std::unique_ptr<DaemonCore> core_;           // *
+  std::unique_ptr<LogRequests> log_requests_;  // *
+  DeviceErrors device_errors_;                 // *
+  std::set<RankKey> attaching_;                // * ranks that may be found again
+  int devices_ = 0;                            // offered: ranks that may run at a time
+  uint64_t timer_ = 0;                         // * number of the newest timer
+  bool failed_ = false;                        // * a record could not be made durable
+  bool ending_ranks_ = false;                  // * EndRanks was called
+  std::unique_ptr<ThreadLoop> loop_;
+  std::unique_ptr<GpuWatch> gpu_watch_;
+  std::unique_ptr<ProcessHost> host_;
+  std::unique_ptr<RankServer> server_;
+  std::unique_ptr<SessionClient> session_;
+};
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_DAEMON_H_

@@ -1,0 +1,47 @@
+// What a worker daemon is told when it starts: the flags of muster-worker.
+#ifndef MUSTER_WORKER_DAEMON_DAEMON_OPTIONS_H_
+#define MUSTER_WORKER_DAEMON_DAEMON_OPTIONS_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "muster/v1/rank.pb.h"
+#include "worker/daemon/gpus.h"
+#include "worker/daemon/log_files.h"
+#include "worker/daemon/network.h"
+
+namespace muster::worker {
+
+struct DaemonOptions {
+  std::string name;         // 1-63 characters of [a-z0-9-.], unique in the cluster
+  std::string coordinator;  // SessionClientOptions::coordinator
+  std::string state_directory;
+  int slots = 1;  // CPU slots
+  // Where to look for GPUs; no value: none are offered.
+  std::optional<GpuOptions> gpus;
+  std::string version;
+  std::string metrics_address;  // told to the coordinator
+  AddressChoice address;
+  std::string rank_ports;  // "20000-20999"; empty = any
+  std::string host_id;     // v1::Hello.host_id; empty = the machine's boot id
+  std::string shim_binary;
+  std::string rank_binary;
+  // ProcessHostOptions::command.
+  std::function<std::vector<std::string>(const v1::RankAssignment&)> rank_command;
+  LogLimits log;
+  absl::Duration stop_grace = absl::Seconds(10);
+  // Called once, on the daemon's loop, for a failure that the daemon cannot go on from.
+  std::function<void(absl::Status)> on_fatal;
+};
+
+// kInvalidArgument names the flag and what it allows. Ports are checked later, against the devices
+// that are found (CheckPortRange).
+absl::Status CheckOptions(const DaemonOptions& options);
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_DAEMON_OPTIONS_H_

@@ -1,0 +1,124 @@
+#include "worker/daemon/log_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+
+namespace muster::worker {
+namespace {
+
+absl::Status Failed(absl::string_view what, const std::string& path, int error) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot ", what, " ", path, ": ", std::generic_category().message(error)));
+}
+
+std::string FilePath(const std::string& directory, int64_t start) {
+  return absl::StrCat(directory, "/", absl::StrFormat("%020d", start));
+}
+
+// Start offset -> size.
+std::map<int64_t, int64_t> ListFiles(const std::string& directory) {
+  std::map<int64_t, int64_t> files;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    int64_t start = 0;
+    std::error_code gone;
+    const auto size = it->file_size(gone);
+    if (!gone && absl::SimpleAtoi(it->path().filename().string(), &start)) {
+      files[start] = static_cast<int64_t>(size);
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+absl::StatusOr<LogWriter> LogWriter::Open(const std::string& directory, const LogLimits& limits) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return Failed("create", directory, error.value());
+  LogWriter writer(directory, limits);
+  const std::map<int64_t, int64_t> files = ListFiles(directory);
+  const int64_t start = files.empty() ? 0 : files.rbegin()->first;
+  RETURN_IF_ERROR(writer.OpenFile(start));
+  writer.size_ = files.empty() ? 0 : files.rbegin()->second;
+  return writer;
+}
+
+absl::Status LogWriter::OpenFile(int64_t start) {
+  const std::string path = FilePath(directory_, start);
+  file_.Reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file_.valid()) return Failed("open", path, errno);
+  start_ = start;
+  size_ = 0;
+  std::map<int64_t, int64_t> files = ListFiles(directory_);
+  while (static_cast<int>(files.size()) > std::max(1, limits_.files_max)) {
+    ::unlink(FilePath(directory_, files.begin()->first).c_str());
+    files.erase(files.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LogWriter::Append(absl::string_view bytes) {
+  while (!bytes.empty()) {
+    if (size_ >= limits_.bytes_max) RETURN_IF_ERROR(OpenFile(start_ + size_));
+    const size_t space = static_cast<size_t>(std::max<int64_t>(1, limits_.bytes_max - size_));
+    const ssize_t written = ::write(file_.get(), bytes.data(), std::min(bytes.size(), space));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return Failed("write a log file in", directory_, errno);
+    }
+    size_ += written;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LogPiece> ReadLog(const std::string& directory, int64_t offset, int64_t length_max) {
+  const std::map<int64_t, int64_t> files = ListFiles(directory);
+  if (files.empty()) {
+    return absl::NotFoundError(absl::StrCat("there is no log in ", directory));
+  }
+  const int64_t total = files.rbegin()->first + files.rbegin()->second;
+  if (offset < 0) offset = std::max<int64_t>(0, total + offset);
+  LogPiece piece;
+  piece.offset = std::min(std::max(offset, files.begin()->first), total);
+  auto file = std::prev(files.upper_bound(piece.offset));
+  for (; file != files.end(); ++file) {
+    const int64_t at = piece.offset + static_cast<int64_t>(piece.data.size());
+    const int64_t wanted = length_max - static_cast<int64_t>(piece.data.size());
+    const int64_t skip = at - file->first;
+    const int64_t length = std::min(wanted, file->second - skip);
+    if (length <= 0) continue;
+    const std::string path = FilePath(directory, file->first);
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd.valid()) break;  // removed meanwhile; the reader asks again
+    std::string part(static_cast<size_t>(length), '\0');
+    const ssize_t got = ::pread(fd.get(), part.data(), part.size(), skip);
+    if (got < 0) return Failed("read", path, errno);
+    piece.data.append(part, 0, static_cast<size_t>(got));
+    if (got < length) break;
+  }
+  piece.end = piece.offset + static_cast<int64_t>(piece.data.size()) >= total;
+  return piece;
+}
+
+int64_t LogBytesKept(const std::string& directory) {
+  int64_t bytes = 0;
+  for (const auto& [start, size] : ListFiles(directory)) bytes += size;
+  return bytes;
+}
+
+}  // namespace muster::worker

@@ -1,0 +1,202 @@
+// muster-worker: the daemon of one machine. Builds the objects, prints where it is, waits for a
+// signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead.
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "worker/daemon/daemon.h"
+#include "worker/daemon/machine.h"
+#include "worker/daemon/metrics.h"
+#include "worker/daemon/shim.h"
+
+namespace muster::worker {
+namespace {
+
+struct Flags {
+  DaemonOptions daemon;
+  std::string metrics = "127.0.0.1:0";
+  std::string gpus = "all";
+  std::string log_level = "info";
+  double stop_grace_s = 10;
+  bool stop_ranks_on_exit = false;
+  bool describe_metrics = false;
+};
+
+void Declare(CLI::App& app, Flags& flags) {
+  app.set_version_flag("--version", std::string("muster-worker ") + MUSTER_VERSION);
+  app.add_option("--coordinator", flags.daemon.coordinator,
+                 "Coordinator: HOST:PORT, or file:PATH of a file that holds it (read again before "
+                 "each connection)")
+      ->envname("MUSTER_COORDINATOR");
+  app.add_option("--name", flags.daemon.name,
+                 "Name of this worker, unique in the cluster and stable over restarts "
+                 "[default: the host's name]");
+  app.add_option("--state-dir", flags.daemon.state_directory,
+                 "Directory for what must survive a restart: records, rank logs, the ranks' "
+                 "socket; one daemon at a time");
+  app.add_option("--slots", flags.daemon.slots, "CPU slots to offer; each runs one rank")
+      ->capture_default_str();
+  app.add_option("--gpus", flags.gpus,
+                 "GPUs to offer, each to one rank: all, none, or ordinals such as 0,1")
+      ->capture_default_str();
+  app.add_option("--address", flags.daemon.address.address,
+                 "IP address of this machine at which ranks of other workers reach those here "
+                 "[default: that of the route to the coordinator]");
+  app.add_option("--interface", flags.daemon.address.interface,
+                 "The same by the name of a network interface (eth0), by a network (10.0.0.0/8) or "
+                 "by an address");
+  app.add_option("--rank-ports", flags.daemon.rank_ports,
+                 "FIRST-LAST: ports for ranks to listen on, for firewalls; two for each device "
+                 "[default: the system picks]");
+  app.add_option("--host-id", flags.daemon.host_id,
+                 "Ranks share memory and GPU links only with ranks of the same id "
+                 "[default: the machine's boot id]");
+  app.add_option("--metrics", flags.metrics,
+                 "HOST:PORT to serve Prometheus metrics on; port 0 = the system picks")
+      ->capture_default_str();
+  app.add_option("--rank-binary", flags.daemon.rank_binary,
+                 "Rank program [default: muster-rank beside this program]");
+  app.add_option("--stop-grace", flags.stop_grace_s,
+                 "Seconds from SIGTERM to SIGKILL for a rank, where the job does not say")
+      ->capture_default_str();
+  app.add_flag("--stop-ranks-on-exit", flags.stop_ranks_on_exit,
+               "On SIGTERM end the ranks too. Without it they train on, and the next daemon on "
+               "the same state directory takes them over");
+  app.add_option("--log-level", flags.log_level, "debug, info, warning or error")
+      ->capture_default_str();
+  app.add_option("--log-bytes-max", flags.daemon.log.bytes_max,
+                 "Bytes of one log file of a rank before the next is begun")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--log-files-max", flags.daemon.log.files_max, "Log files kept per rank")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--describe-metrics", flags.describe_metrics,
+               "Print a table of the metrics and exit");
+}
+
+int Complain(const std::string& message) {
+  std::cerr << "muster-worker: " << message << "\n";
+  return 1;
+}
+
+absl::StatusOr<std::optional<GpuOptions>> ParseGpus(const std::string& text) {
+  if (text == "none") return std::nullopt;
+  GpuOptions options = GpuOptions::FromEnvironment();
+  if (text == "all") return options;
+  std::vector<int>& offered = options.offered.emplace();
+  for (absl::string_view item : absl::StrSplit(text, ',')) {
+    if (!absl::SimpleAtoi(item, &offered.emplace_back()) || offered.back() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--gpus: '", text, "' is not all, none or a list of ordinals"));
+    }
+  }
+  return options;
+}
+
+int Serve(Flags& flags, const std::string& self) {
+  if (flags.daemon.coordinator.empty() || flags.daemon.state_directory.empty()) {
+    std::cerr << "muster-worker: --coordinator and --state-dir are needed; see --help\n";
+    return 2;
+  }
+  if (flags.daemon.name.empty()) flags.daemon.name = HostName();
+  if (flags.daemon.rank_binary.empty()) {
+    flags.daemon.rank_binary = std::filesystem::path(self).parent_path() / "muster-rank";
+  }
+  flags.daemon.shim_binary = self;
+  absl::StatusOr<std::optional<GpuOptions>> gpus = ParseGpus(flags.gpus);
+  if (!gpus.ok()) return Complain(std::string(gpus.status().message()));
+  flags.daemon.gpus = *std::move(gpus);
+  flags.daemon.version = MUSTER_VERSION;
+  flags.daemon.stop_grace = absl::Seconds(flags.stop_grace_s);
+  const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
+  if (!level.ok()) return Complain(std::string(level.status().message()));
+  const std::shared_ptr<Logger> log = Logger::ToStderr(*level);
+  const RealClock clock;
+  absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> metrics =
+      metrics::PrometheusServer::Start(flags.metrics);
+  if (!metrics.ok()) return Complain(std::string(metrics.status().message()));
+  flags.daemon.metrics_address = (*metrics)->address();
+  bool fatal = false;
+  // Wakes the wait below; written before the signal, read after it.
+  flags.daemon.on_fatal = [&fatal](const absl::Status&) {
+    fatal = true;
+    ::kill(::getpid(), SIGTERM);
+  };
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+      Daemon::Start(flags.daemon, clock, (*metrics)->registry(), log);
+  if (!daemon.ok()) return Complain(std::string(daemon.status().message()));
+
+  nlohmann::ordered_json line;
+  line["name"] = flags.daemon.name;
+  line["pid"] = ::getpid();
+  line["metrics"] =
+      Advertised(flags.daemon.metrics_address, OutsideAddress(NetworkView::OfThisMachine()));
+  line["socket"] = (*daemon)->socket();
+  line["state_dir"] = (*daemon)->state_directory();
+  std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+            << std::endl;
+
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTERM);
+  sigaddset(&stop, SIGINT);
+  int received = 0;
+  ::sigwait(&stop, &received);
+  log->Info("stopping", {{"signal", received}, {"stop_ranks", flags.stop_ranks_on_exit}});
+  if (flags.stop_ranks_on_exit && !fatal) (*daemon)->EndRanks();
+  daemon->reset();
+  return fatal ? 1 : 0;
+}
+
+int Main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (!arguments.empty() && arguments[0] == "shim") return RunShim(ParseShimArguments(arguments));
+
+  // Blocked before any thread starts, so that only the wait in Serve takes them.
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTERM);
+  sigaddset(&stop, SIGINT);
+  ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+
+  Flags flags;
+  CLI::App app("The Muster worker daemon: runs the ranks that the coordinator gives this machine.");
+  Declare(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (flags.describe_metrics) {
+    std::cout << metrics::DescribeFamilies(WorkerFamilies());
+    return 0;
+  }
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (error) return Complain("cannot read /proc/self/exe: " + error.message());
+  return Serve(flags, self);
+}
+
+}  // namespace
+}  // namespace muster::worker
+
+int main(int argc, char** argv) { return muster::worker::Main(argc, argv); }

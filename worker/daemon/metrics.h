@@ -1,0 +1,88 @@
+// What the daemon counts; served at --metrics.
+#ifndef MUSTER_WORKER_DAEMON_METRICS_H_
+#define MUSTER_WORKER_DAEMON_METRICS_H_
+
+#include <vector>
+
+#include "base/metrics.h"
+
+namespace muster::worker {
+
+inline const metrics::Family kSlots = {
+    metrics::Kind::kGauge, "muster_worker_slots", "Devices that this worker offers.", {}};
+inline const metrics::Family kSlotsUsed = {
+    metrics::Kind::kGauge,
+    "muster_worker_slots_used",
+    "Devices given to a rank whose release is not proven yet.",
+    {}};
+inline const metrics::Family kAttempts = {
+    metrics::Kind::kGauge, "muster_worker_attempts", "Attempts that this worker holds.", {}};
+inline const metrics::Family kRanks = {
+    metrics::Kind::kGauge, "muster_worker_ranks", "Ranks held, by state.", {"state"}};
+inline const metrics::Family kRankStarts = {
+    metrics::Kind::kCounter, "muster_worker_rank_starts_total", "Rank processes started.", {}};
+inline const metrics::Family kRankExits = {metrics::Kind::kCounter,
+                                           "muster_worker_rank_exits_total",
+                                           "Rank processes that ended, by cause.",
+                                           {"cause"}};
+inline const metrics::Family kGpuErrors = {
+    metrics::Kind::kCounter,
+    "muster_worker_gpu_errors_total",
+    "Errors that the driver reported of a GPU (Xid), by its UUID and the error's number.",
+    {"gpu", "xid"}};
+inline const metrics::Family kReattached = {
+    metrics::Kind::kCounter,
+    "muster_worker_ranks_reattached_total",
+    "Running ranks found again after a restart of the daemon.",
+    {}};
+inline const metrics::Family kRefusals = {
+    metrics::Kind::kCounter,
+    "muster_worker_refusals_total",
+    "Attempts that could not be prepared, or a rank of which could not be started.",
+    {}};
+inline const metrics::Family kSessionUp = {
+    metrics::Kind::kGauge,
+    "muster_worker_session_up",
+    "1 while the coordinator has welcomed this worker, else 0.",
+    {}};
+inline const metrics::Family kSessions = {metrics::Kind::kCounter,
+                                          "muster_worker_sessions_total",
+                                          "Sessions that the coordinator welcomed.",
+                                          {}};
+inline const metrics::Family kDials = {metrics::Kind::kCounter,
+                                       "muster_worker_dials_total",
+                                       "Attempts to open a session with the coordinator.",
+                                       {}};
+inline const metrics::Family kCommitsPending = {
+    metrics::Kind::kGauge,
+    "muster_worker_checkpoint_commits_pending",
+    "Checkpoint commits stored here that wait for the coordinator's verdict.",
+    {}};
+inline const metrics::Family kKeyValuePending = {
+    metrics::Kind::kGauge,
+    "muster_worker_key_value_calls_pending",
+    "Bootstrap puts and gets that wait for the coordinator.",
+    {}};
+inline const metrics::Family kLogBytes = {
+    metrics::Kind::kGauge,
+    "muster_worker_rank_log_bytes",
+    "Bytes of rank logs on disk, of current and ended attempts.",
+    {}};
+inline const metrics::Family kPersistSeconds = {
+    metrics::Kind::kHistogram,
+    "muster_worker_persist_seconds",
+    "Time to make one change of the daemon's state durable.",
+    {},
+    {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1}};
+
+// The catalogue behind --describe-metrics and docs/metrics.md.
+inline std::vector<const metrics::Family*> WorkerFamilies() {
+  return {&kSlots,          &kSlotsUsed,       &kAttempts,  &kRanks,
+          &kRankStarts,     &kRankExits,       &kGpuErrors, &kReattached,
+          &kRefusals,       &kSessionUp,       &kSessions,  &kDials,
+          &kCommitsPending, &kKeyValuePending, &kLogBytes,  &kPersistSeconds};
+}
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_METRICS_H_

@@ -1,0 +1,358 @@
+#include "worker/daemon/process_host.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "worker/daemon/core/limits.h"
+#include "worker/daemon/event_thread.h"
+#include "worker/daemon/proc.h"
+#include "worker/daemon/rank_end.h"
+#include "worker/daemon/run_files.h"
+#include "worker/daemon/shim.h"
+#include "worker/daemon/spawn_shim.h"
+
+namespace muster::worker {
+namespace {
+
+// How often to look for something that has no descriptor to wait on: a file about to appear, a
+// process about to be gone.
+constexpr absl::Duration kRetry = absl::Milliseconds(5);
+constexpr absl::Duration kReleaseRetryMax = absl::Milliseconds(200);
+
+// The last line of a text file; empty when there is none.
+std::string LastLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::string last;
+  while (std::getline(file, line)) {
+    if (!line.empty()) last = line;
+  }
+  return last;
+}
+
+class Host : public ProcessHost {
+ public:
+  Host(ProcessHostOptions options, const Clock& clock, std::shared_ptr<Logger> log,
+       std::function<void(DaemonEvent)> post)
+      : options_(std::move(options)),
+        log_(std::move(log)),
+        post_(std::move(post)),
+        thread_(clock, [this] { return !processes_.empty() || !shims_.empty(); }) {}
+
+  void Carry(PrepareAttempt action) override {
+    thread_.Post([this, action = std::move(action)] { Prepare(action); });
+  }
+  void Carry(StartRank action) override {
+    thread_.Post([this, action = std::move(action)] { StartOne(action); });
+  }
+  void Carry(AttachRank action) override {
+    thread_.Post([this, action = std::move(action)] { Attach(action.rank); });
+  }
+  void Carry(SignalRank action) override {
+    thread_.Post([this, action = std::move(action)] { Signal(action.rank, action.kill); });
+  }
+  void Carry(VerifyRelease action) override {
+    thread_.Post([this, action = std::move(action)] { Release(action.rank, kRetry); });
+  }
+  void Prune(std::set<std::string> held) override {
+    thread_.Post([this, held = std::move(held)] { PruneNow(held); });
+  }
+  void EndAll(absl::Duration grace, absl::Duration patience) override;
+
+ private:
+  // A rank whose shim may run.
+  struct Process {
+    WatchId watch;       // of the handshake, then of the rank
+    UniqueFd handshake;  // the socket to the shim, until the rank runs
+    UniqueFd shim;       // pidfds
+    UniqueFd rank;
+    pid_t rank_pid = 0;
+    std::string boot_id;
+  };
+
+  // A shim that this daemon started, and so has to reap.
+  struct Shim {
+    WatchId watch;
+    UniqueFd pidfd;
+  };
+
+  std::string RunDirectory(const RankKey& key) const {
+    return absl::StrCat(options_.attempts_directory, "/", RunDirectoryName(key));
+  }
+
+  void Prepare(const PrepareAttempt& action);
+  void StartOne(const StartRank& action);
+  absl::Status Launch(const StartRank& action);
+  void WatchShim(pid_t pid);
+  void ReadHandshake(const RankKey& key);
+  void Attach(const RankKey& key);
+  void AwaitEnd(const RankKey& key);
+  void ReportEnd(const RankKey& key, const std::string& boot_id, pid_t rank_pid);
+  void Signal(const RankKey& key, bool kill);
+  void Release(const RankKey& key, absl::Duration retry);
+  void PruneNow(const std::set<std::string>& held);
+
+  const ProcessHostOptions options_;
+  const std::shared_ptr<Logger> log_;
+  const std::function<void(DaemonEvent)> post_;
+  // On the thread only.
+  std::map<RankKey, Process> processes_;
+  std::map<pid_t, Shim> shims_;
+  EventThread thread_;  // last: it uses everything above
+};
+
+// ---- preparing and starting ---------------------------------------------------------------------
+
+void Host::Prepare(const PrepareAttempt& action) {
+  AttemptPrepared answer{action.attempt, absl::OkStatus()};
+  for (const v1::RankAssignment& rank : action.ranks) {
+    const std::string& working = rank.spec().working_directory();
+    struct stat info = {};
+    if (!working.empty() && (::stat(working.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))) {
+      answer.status = absl::NotFoundError(absl::StrCat(
+          "working_directory ", working, " is not a directory on worker ", options_.worker));
+      answer.cause = v1::CAUSE_USER_ERROR;
+      break;
+    }
+    if (!options_.command && ::access(options_.rank_binary.c_str(), X_OK) != 0) {
+      answer.status = absl::NotFoundError(absl::StrCat(
+          "worker ", options_.worker, " has no rank program at ", options_.rank_binary));
+      answer.cause = v1::CAUSE_LAUNCH;
+      break;
+    }
+    answer.status = PosixFileSystem()->MakeDirectory(rank.run_directory());
+    if (!answer.status.ok()) {
+      answer.cause = v1::CAUSE_STORAGE;
+      break;
+    }
+  }
+  post_(std::move(answer));
+}
+
+void Host::StartOne(const StartRank& action) {
+  if (ReadShimRecord(RunDirectory(action.rank)).has_value()) return Attach(action.rank);
+  const absl::Status status = Launch(action);
+  if (!status.ok()) {
+    processes_.erase(action.rank);
+    post_(RankNotStarted{action.rank, Annotate(status, "cannot start " + ToString(action.rank)),
+                         v1::CAUSE_LAUNCH});
+  }
+}
+
+absl::Status Host::Launch(const StartRank& action) {
+  const std::string run_directory = RunDirectory(action.rank);
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  RETURN_IF_ERROR(files->MakeDirectory(run_directory));
+  const std::string assignment_path = run_directory + kAssignmentFile;
+  RETURN_IF_ERROR(files->WriteAtomically(assignment_path, action.assignment.SerializeAsString()));
+  ShimOptions shim;
+  shim.run_directory = run_directory;
+  shim.working_directory = action.assignment.spec().working_directory();
+  if (shim.working_directory.empty()) shim.working_directory = run_directory;
+  shim.log = options_.log;
+  shim.command = options_.command ? options_.command(action.assignment)
+                                  : std::vector<std::string>{options_.rank_binary, "--assignment",
+                                                             assignment_path};
+  int sockets[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
+    return absl::UnavailableError(absl::StrCat("socketpair: ", std::strerror(errno)));
+  }
+  Process& process = processes_[action.rank];
+  process = Process();
+  process.handshake.Reset(sockets[0]);
+  const UniqueFd theirs(sockets[1]);
+  ASSIGN_OR_RETURN(const pid_t pid,
+                   SpawnShim(options_.shim_binary, shim, theirs.get(), action.assignment));
+  WatchShim(pid);
+  process.watch =
+      thread_.Watch(process.handshake.get(), [this, key = action.rank] { ReadHandshake(key); });
+  return absl::OkStatus();
+}
+
+void Host::WatchShim(pid_t pid) {
+  Shim& shim = shims_[pid];
+  shim.pidfd.Reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  CHECK(shim.pidfd.valid()) << std::strerror(errno);  // unreaped, so it exists
+  shim.watch = thread_.Watch(shim.pidfd.get(), [this, pid] {
+    thread_.Unwatch(shims_[pid].watch);
+    ::waitpid(pid, nullptr, WNOHANG);
+    shims_.erase(pid);
+  });
+}
+
+void Host::ReadHandshake(const RankKey& key) {
+  Process& process = processes_[key];
+  char word = 0;
+  const ssize_t got = ::read(process.handshake.get(), &word, 1);
+  if (got < 0 && errno == EINTR) return;
+  if (got == 1 && word == kShimLocked) {
+    const char go = kShimGo;
+    (void)!::write(process.handshake.get(), &go, 1);
+    return;
+  }
+  // The rank runs, or the shim has given up: its record on disk tells which.
+  thread_.Unwatch(process.watch);
+  processes_.erase(key);
+  if (ReadShimRecord(RunDirectory(key)).has_value()) return Attach(key);
+  const std::string log = RunDirectory(key) + kShimErrorFile;
+  post_(RankNotStarted{key,
+                       absl::UnavailableError(absl::StrCat(
+                           "the supervisor of ", ToString(key), " could not start on worker ",
+                           options_.worker, ": ", LastLine(log), "; log: ", log)),
+                       v1::CAUSE_LAUNCH});
+}
+
+// ---- finding again ------------------------------------------------------------------------------
+
+void Host::Attach(const RankKey& key) {
+  if (processes_.count(key) > 0) return;
+  const std::string run_directory = RunDirectory(key);
+  const std::optional<v1::ShimRecord> record = ReadShimRecord(run_directory);
+  if (!record.has_value()) {
+    const UniqueFd lock(::open((run_directory + kShimLockFile).c_str(), O_RDWR | O_CLOEXEC));
+    if (lock.valid() && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+      // A shim that was told to go is about to write its record.
+      thread_.After(kRetry, [this, key] { Attach(key); });
+      return;
+    }
+    if (ReadShimRecord(run_directory).has_value()) return Attach(key);
+    post_(RankNotStarted{key, absl::OkStatus()});
+    return;
+  }
+  const pid_t rank_pid = static_cast<pid_t>(record->rank_pid());
+  UniqueFd shim;
+  if (record->boot_id() == BootId()) {
+    shim = OpenProcess(static_cast<pid_t>(record->shim_pid()), record->shim_start_time());
+  }
+  if (!shim.valid()) return ReportEnd(key, record->boot_id(), rank_pid);
+  Process& process = processes_[key];
+  process.shim = std::move(shim);
+  process.rank = OpenProcess(rank_pid, record->rank_start_time());
+  process.rank_pid = rank_pid;
+  process.boot_id = record->boot_id();
+  if (!process.rank.valid()) return AwaitEnd(key);
+  process.watch = thread_.Watch(process.rank.get(), [this, key] {
+    thread_.Unwatch(processes_[key].watch);
+    AwaitEnd(key);
+  });
+  post_(RankStarted{key, rank_pid, ReadCommitRequests(run_directory)});
+}
+
+// The rank has ended; waits until its shim has written how, or is gone too.
+void Host::AwaitEnd(const RankKey& key) {
+  const auto found = processes_.find(key);
+  if (found == processes_.end()) return;
+  // Asked before looking for the file: a shim that has ended by then writes it no more.
+  const bool shim_ended = HasEnded(found->second.shim);
+  if (!ReadShimExit(RunDirectory(key)).has_value() && !shim_ended) {
+    thread_.After(kRetry, [this, key] { AwaitEnd(key); });
+    return;
+  }
+  const pid_t rank_pid = found->second.rank_pid;
+  const std::string boot_id = found->second.boot_id;
+  processes_.erase(found);
+  ReportEnd(key, boot_id, rank_pid);
+}
+
+void Host::ReportEnd(const RankKey& key, const std::string& boot_id, pid_t rank_pid) {
+  const std::string run_directory = RunDirectory(key);
+  RankEnd end = ExplainEnd({key, rank_pid, boot_id, run_directory, options_.worker});
+  post_(RankExited{key, rank_pid, std::move(end.exit), std::move(end.progress),
+                   ReadCommitRequests(run_directory)});
+}
+
+// ---- ending -------------------------------------------------------------------------------------
+
+void Host::Signal(const RankKey& key, bool kill) {
+  const auto found = processes_.find(key);
+  // While the rank is not reaped, the number of its process group cannot name another one.
+  if (found == processes_.end() || HasEnded(found->second.rank)) return;
+  ::kill(-found->second.rank_pid, kill ? SIGKILL : SIGTERM);
+}
+
+void Host::Release(const RankKey& key, absl::Duration retry) {
+  const std::string run_directory = RunDirectory(key);
+  const std::optional<v1::ShimRecord> record = ReadShimRecord(run_directory);
+  bool clean = true;
+  pid_t session = 0;
+  if (record.has_value() && record->boot_id() == BootId()) {
+    // A session has the number of its leader, the rank. It counts while that number is free or the
+    // rank's own: once it is another process's, it may be another session's.
+    const pid_t rank_pid = static_cast<pid_t>(record->rank_pid());
+    const std::optional<ProcessStat> leader = ReadProcessStat(rank_pid);
+    if (!leader.has_value() || leader->start_time == record->rank_start_time()) session = rank_pid;
+    if (OpenProcess(static_cast<pid_t>(record->shim_pid()), record->shim_start_time()).valid()) {
+      clean = false;
+    }
+  }
+  for (const pid_t pid : FindProcesses(session, kRunDirectoryVariable, run_directory)) {
+    clean = false;
+    ::kill(pid, SIGKILL);
+  }
+  if (clean) {
+    post_(ReleaseProven{key});
+    return;
+  }
+  thread_.After(retry, [this, key, retry] { Release(key, std::min(retry * 2, kReleaseRetryMax)); });
+}
+
+void Host::PruneNow(const std::set<std::string>& held) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  std::vector<std::pair<fs::file_time_type, fs::path>> ended;
+  for (fs::directory_iterator it(options_.attempts_directory, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code gone;
+    const auto written = it->last_write_time(gone);
+    if (!gone && held.count(it->path().filename().string()) == 0) {
+      ended.emplace_back(written, it->path());
+    }
+  }
+  std::sort(ended.begin(), ended.end());
+  for (size_t i = 0; i + kAttemptsKept < ended.size(); ++i) {
+    std::error_code failed;
+    fs::remove_all(ended[i].second, failed);
+    if (failed) {
+      log_->Warning("cannot remove an old run directory",
+                    {{"path", ended[i].second.string()}, {"error", failed.message()}});
+    }
+  }
+}
+
+void Host::EndAll(absl::Duration grace, absl::Duration patience) {
+  for (const auto& [kill, wait] : {std::pair(false, grace), std::pair(true, patience)}) {
+    thread_.Post([this, kill = kill] {
+      for (const auto& [key, process] : processes_) Signal(key, kill);
+    });
+    if (thread_.AwaitIdle(wait)) return;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessHost> ProcessHost::Start(ProcessHostOptions options, const Clock& clock,
+                                                std::shared_ptr<Logger> log,
+                                                std::function<void(DaemonEvent)> post) {
+  return std::make_unique<Host>(std::move(options), clock, std::move(log), std::move(post));
+}
+
+}  // namespace muster::worker

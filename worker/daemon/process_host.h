@@ -1,0 +1,56 @@
+// Starts, finds again, signals and reaps the rank processes of this machine, each under a shim
+// (shim.h). All of its state can be rebuilt from the run directories, so a daemon may die at any
+// instruction.
+#ifndef MUSTER_WORKER_DAEMON_PROCESS_HOST_H_
+#define MUSTER_WORKER_DAEMON_PROCESS_HOST_H_
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "worker/daemon/core/events.h"
+#include "worker/daemon/log_files.h"
+
+namespace muster::worker {
+
+struct ProcessHostOptions {
+  std::string attempts_directory;
+  std::string shim_binary;  // run as `BINARY shim ...`
+  std::string rank_binary;
+  // What a rank runs; empty = {rank_binary, "--assignment", RUN_DIR/assignment.pb}.
+  std::function<std::vector<std::string>(const v1::RankAssignment&)> command;
+  LogLimits log;
+  std::string worker;  // for messages
+};
+
+// Owns one thread. Methods may be called from any thread and return at once, but for EndAll;
+// answers are events, handed to `post` on the host's thread. The end of a process is seen through
+// its pidfd, within milliseconds.
+class ProcessHost {
+ public:
+  virtual ~ProcessHost() = default;
+  // `post` gets AttemptPrepared, RankStarted, RankNotStarted, RankExited and ReleaseProven.
+  static std::unique_ptr<ProcessHost> Start(ProcessHostOptions options, const Clock& clock,
+                                            std::shared_ptr<Logger> log,
+                                            std::function<void(DaemonEvent)> post);
+
+  virtual void Carry(PrepareAttempt action) = 0;
+  virtual void Carry(StartRank action) = 0;
+  virtual void Carry(AttachRank action) = 0;
+  virtual void Carry(SignalRank action) = 0;
+  virtual void Carry(VerifyRelease action) = 0;
+  // Removes the oldest attempt directories beyond kAttemptsKept; never one named in `held`.
+  virtual void Prune(std::set<std::string> held) = 0;
+  // SIGTERM to every rank that runs, SIGKILL after `grace`; returns when none is left, or after
+  // `grace` and `patience` more.
+  virtual void EndAll(absl::Duration grace, absl::Duration patience) = 0;
+};
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_PROCESS_HOST_H_

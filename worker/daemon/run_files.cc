@@ -1,0 +1,85 @@
+#include "worker/daemon/run_files.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file_system.h"
+
+namespace muster::worker {
+namespace {
+
+template <typename Message>
+std::optional<Message> ReadJson(const std::string& path) {
+  const absl::StatusOr<std::string> text = PosixFileSystem()->Read(path);
+  if (!text.ok()) return std::nullopt;
+  Message message;
+  // A newer daemon's file may have fields that this one does not know.
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  if (!google::protobuf::util::JsonStringToMessage(*text, &message, options).ok()) {
+    return std::nullopt;
+  }
+  return message;
+}
+
+template <typename Message>
+absl::Status WriteJson(const std::string& path, const Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string text;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
+  if (!status.ok()) return absl::InternalError(std::string(status.message()));
+  return PosixFileSystem()->WriteAtomically(path, text + "\n");
+}
+
+}  // namespace
+
+std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory) {
+  return ReadJson<v1::ShimRecord>(run_directory + kShimFile);
+}
+std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory) {
+  return ReadJson<v1::ShimExit>(run_directory + kShimExitFile);
+}
+std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory) {
+  const absl::StatusOr<std::string> bytes = PosixFileSystem()->Read(run_directory + kRankExitFile);
+  v1::RankExitReport report;
+  if (!bytes.ok() || !report.ParseFromString(*bytes)) return std::nullopt;
+  return report;
+}
+
+std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  const std::string directory = run_directory + kCommitDirectory;
+  const absl::StatusOr<std::vector<std::string>> names = files->List(directory);
+  std::map<int64_t, v1::CheckpointRecord> by_step;
+  if (names.ok()) {
+    for (const std::string& name : *names) {
+      if (!absl::EndsWith(name, ".pb")) continue;
+      const absl::StatusOr<std::string> bytes = files->Read(directory + "/" + name);
+      v1::CommitRequest request;
+      if (!bytes.ok() || !request.ParseFromString(*bytes)) continue;
+      if (request.checkpoint().step() > 0) {
+        by_step[request.checkpoint().step()] = request.checkpoint();
+      }
+    }
+  }
+  std::vector<v1::CheckpointRecord> commits;
+  for (auto& [step, checkpoint] : by_step) commits.push_back(std::move(checkpoint));
+  return commits;
+}
+
+absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record) {
+  return WriteJson(run_directory + kShimFile, record);
+}
+absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit) {
+  return WriteJson(run_directory + kShimExitFile, exit);
+}
+
+}  // namespace muster::worker

@@ -1,0 +1,28 @@
+// Reading and writing the files in a rank's run directory (worker/run_directory/run_directory.h).
+#ifndef MUSTER_WORKER_DAEMON_RUN_FILES_H_
+#define MUSTER_WORKER_DAEMON_RUN_FILES_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "muster/v1/agent.pb.h"
+#include "muster/v1/rank.pb.h"
+#include "worker/run_directory/run_directory.h"
+
+namespace muster::worker {
+
+// No value when the file is missing or cannot be parsed.
+std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);
+std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory);
+std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory);
+// The commit requests that the rank left, by step; those that cannot be parsed are skipped.
+std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory);
+
+absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);
+absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit);
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_RUN_FILES_H_

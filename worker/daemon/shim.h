@@ -1,0 +1,51 @@
+// The supervisor of one rank process: a small single-threaded process (`muster-worker shim`)
+// between the daemon and the rank. With it either may die without the other, and the rank's output
+// and exit status are never lost.
+//
+//   daemon --spawn--> shim (own session, child subreaper) --fork--> rank (own session)
+//
+// 1. It locks RUN_DIR/shim.lock, tells the daemon so, and waits for its answer to go on. Should the
+//    daemon die first, it ends: nothing was started.
+// 2. It forks the rank, writes RUN_DIR/shim.json, and only then lets the rank's program run. So
+//    shim.json exists if and only if the rank may have run, and a rank runs at most once.
+// 3. It copies the rank's stdout and stderr to RUN_DIR/log (log_files.h).
+// 4. When the rank has ended it writes RUN_DIR/exit.json, kills every descendant (as a subreaper it
+//    inherits orphans, also those that made their own session), and ends when none is left.
+// If the shim itself is killed, the kernel kills the rank (PR_SET_PDEATHSIG).
+#ifndef MUSTER_WORKER_DAEMON_SHIM_H_
+#define MUSTER_WORKER_DAEMON_SHIM_H_
+
+#include <string>
+#include <vector>
+
+#include "worker/daemon/log_files.h"
+
+namespace muster::worker {
+
+// The environment variable that tells a rank and its children their run directory.
+constexpr char kRunDirectoryVariable[] = "MUSTER_RUN_DIRECTORY";
+// The descriptor of the shim's end of its socket to the daemon.
+constexpr int kShimSocket = 3;
+// Messages on the socket: kShimGo is the daemon's, the others are the shim's.
+constexpr char kShimLocked = 'L';
+constexpr char kShimGo = 'G';
+constexpr char kShimRunning = 'R';
+constexpr int kShimExitAlreadyRun = 3;  // another shim has, or had, this run directory
+
+struct ShimOptions {
+  std::string run_directory;
+  std::string working_directory;
+  LogLimits log;
+  std::vector<std::string> command;  // absolute program path, then its arguments
+};
+// Writes the options as arguments of `muster-worker`, and reads them back. An empty command: the
+// arguments are not understood.
+std::vector<std::string> ShimArguments(const ShimOptions& options);
+ShimOptions ParseShimArguments(const std::vector<std::string>& arguments);
+
+// Returns the shim's exit status. Requires: no other thread in the process.
+int RunShim(const ShimOptions& options);
+
+}  // namespace muster::worker
+
+#endif  // MUSTER_WORKER_DAEMON_SHIM_H_
