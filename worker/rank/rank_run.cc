@@ -30,7 +30,6 @@
 #include "parallel/comm/flight_recorder.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/comm/peer_failure.h"
-#include "parallel/comm/tcp_socket.h"
 #include "parallel/train/failure.h"
 #include "worker/rank/agreement.h"
 #include "worker/rank/arithmetic.h"
@@ -690,8 +689,8 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
 // that listen for their peers come last.
 absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> StartMetrics(
     const v1::RankAssignment& assignment) {
-  ASSIGN_OR_RETURN(const parallel::PortRange ports,
-                   parallel::PortRange::Parse(assignment.rank_ports()));
+  ASSIGN_OR_RETURN(const PortRange ports,
+                   PortRange::Parse(assignment.rank_ports()));
   if (ports.first == 0) return metrics::PrometheusServer::Start(assignment.metrics_address());
   ASSIGN_OR_RETURN(HostPort at, ParseHostPort(assignment.metrics_address()));
   absl::Status failure;
