@@ -167,6 +167,23 @@ std::string Advertised(const std::string& listening, const std::string& reachabl
   return parsed->ToString();
 }
 
+absl::StatusOr<PortRange> PortRange::Parse(const std::string& text) {
+  if (text.empty()) return PortRange{};
+  const std::vector<std::string> ends = absl::StrSplit(text, '-');
+  PortRange range;
+  if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &range.first) ||
+      !absl::SimpleAtoi(ends.back(), &range.last) || range.first < 1 || range.last > 65535 ||
+      range.first > range.last) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is no range of ports such as 20000-20999"));
+  }
+  return range;
+}
+
+std::string PortRange::ToString() const {
+  return first == 0 ? "any" : absl::StrCat(first, "-", last);
+}
+
 NetworkView NetworkView::OfThisMachine() { return {OwnAddresses, SourceTowards, Resolve}; }
 
 std::string OutsideAddress(const NetworkView& network) {

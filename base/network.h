@@ -36,6 +36,16 @@ absl::StatusOr<bool> InCidr(const std::string& address, const std::string& cidr)
 // `reachable` in the place of a wildcard that nobody could dial.
 std::string Advertised(const std::string& listening, const std::string& reachable);
 
+// Ports to listen on, both ends included; {0, 0}: the system picks.
+struct PortRange {
+  int first = 0;
+  int last = 0;
+
+  // "20000-20999" or "20000"; empty = any. kInvalidArgument.
+  static absl::StatusOr<PortRange> Parse(const std::string& text);
+  std::string ToString() const;  // "20000-20999", "any"
+};
+
 struct InterfaceAddress {
   std::string interface;  // "eth0"
   std::string address;    // numeric, without brackets; link-local IPv6 ones end with "%eth0"

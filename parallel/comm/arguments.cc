@@ -8,7 +8,7 @@ namespace {
 
 using kernels::Tensor;
 
-// Of the parts of `size` ranks, each another.
+// CHECKs that each of `size` ranks has a place of its own.
 void CheckPlaces(const std::vector<int>& places, int size) {
   if (places.empty()) return;
   std::vector<bool> taken(static_cast<size_t>(size), false);
@@ -40,14 +40,14 @@ int64_t CheckAllToAll(const Tensor& in, const Tensor& out, int size) {
   return EqualPart(in, size);
 }
 
-int64_t CheckAllToAllPieces(const std::vector<AllToAllPiece>& pieces, int size) {
-  CHECK(!pieces.empty()) << "an all-to-all of no pieces";
+int64_t CheckAllToAllBatch(const std::vector<AllToAllItem>& items, int size) {
+  CHECK(!items.empty()) << "a batch of no all-to-alls";
   int64_t elements = 0;
-  for (const AllToAllPiece& piece : pieces) {
-    CheckAllToAll(piece.in, piece.out, size);
-    CheckPlaces(piece.in_places, size);
-    CheckPlaces(piece.out_places, size);
-    elements += piece.in.elements();
+  for (const AllToAllItem& item : items) {
+    CheckAllToAll(item.in, item.out, size);
+    CheckPlaces(item.in_places, size);
+    CheckPlaces(item.out_places, size);
+    elements += item.in.elements();
   }
   return elements;
 }

@@ -15,9 +15,9 @@ int64_t EqualPart(const kernels::Tensor& data, int size);
 void CheckBroadcast(const kernels::Tensor& data, int root, int size);
 // Returns EqualPart of both.
 int64_t CheckAllToAll(const kernels::Tensor& in, const kernels::Tensor& out, int size);
-// Returns the elements of `in` of all pieces together.
-int64_t CheckAllToAllPieces(const std::vector<AllToAllPiece>& pieces, int size);
-// Of a send or receive between `rank` and `peer`.
+// Returns the elements of `in` of all items.
+int64_t CheckAllToAllBatch(const std::vector<AllToAllItem>& items, int size);
+// For a send or receive between `rank` and `peer`.
 void CheckPeer(const kernels::Tensor& data, int peer, int rank, int size);
 
 }  // namespace muster::parallel

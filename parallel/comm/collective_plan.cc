@@ -20,11 +20,11 @@ struct BFloat16 {
   uint16_t bits;
 };
 // IEEE binary16. Not _Float16: clang 14 has none for this target.
-struct Half {
+struct Float16 {
   uint16_t bits;
 };
 
-float ToFloat(Half value) {
+float ToFloat(Float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t rest = value.bits & 0x7FFF;
   // Moving the exponent by a multiplication takes subnormal numbers along.
@@ -41,22 +41,22 @@ float ToFloat(BFloat16 value) {
 template <typename T>
 T FromFloat(float value);
 template <>
-Half FromFloat<Half>(float value) {
+Float16 FromFloat<Float16>(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
   const uint32_t rest = bits & 0x7FFFFFFF;
-  uint32_t half;
+  uint32_t rounded;
   if (rest > 0x7F800000) {
-    half = 0x7E00;
+    rounded = 0x7E00;
   } else if (rest >= 0x477FF000) {  // 65520 and above round to infinity
-    half = 0x7C00;
+    rounded = 0x7C00;
   } else if (rest < 0x38800000) {  // subnormal: the sum's last bit is worth 2^-24, as theirs is
-    half =
+    rounded =
         std::bit_cast<uint32_t>(std::bit_cast<float>(rest) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   } else {
-    half = (rest + 0xFFF + (rest >> 13 & 1) - 0x38000000) >> 13;
+    rounded = (rest + 0xFFF + (rest >> 13 & 1) - 0x38000000) >> 13;
   }
-  return {static_cast<uint16_t>(sign | half)};
+  return {static_cast<uint16_t>(sign | rounded)};
 }
 template <>
 BFloat16 FromFloat<BFloat16>(float value) {
@@ -117,7 +117,7 @@ void ReduceDirect(absl::Span<const void* const> inputs, ReduceOp op, int64_t cou
 }
 
 template <typename T>
-void ReduceHalf(absl::Span<const void* const> inputs, ReduceOp op, int64_t count, T* out) {
+void ReduceSixteenBits(absl::Span<const void* const> inputs, ReduceOp op, int64_t count, T* out) {
   std::vector<float> levels(Levels(inputs.size()) * kBlock);
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t block = std::min(kBlock, count - begin);
@@ -168,9 +168,9 @@ void ReduceAsTree(absl::Span<const void* const> inputs, kernels::DType dtype, Re
     case kernels::DType::kU8:
       return ReduceDirect(inputs, op, count, static_cast<uint8_t*>(out));
     case kernels::DType::kBF16:
-      return ReduceHalf(inputs, op, count, static_cast<BFloat16*>(out));
+      return ReduceSixteenBits(inputs, op, count, static_cast<BFloat16*>(out));
     case kernels::DType::kF16:
-      return ReduceHalf(inputs, op, count, static_cast<Half*>(out));
+      return ReduceSixteenBits(inputs, op, count, static_cast<Float16*>(out));
     case kernels::DType::kU16:
       return ReduceDirect(inputs, op, count, static_cast<uint16_t*>(out));
   }

@@ -15,11 +15,11 @@ kernels::Tensor PartAt(const kernels::Tensor& all, const std::vector<int>& place
 
 }  // namespace
 
-kernels::Tensor AllToAllPiece::PartFor(int to, int size) const {
+kernels::Tensor AllToAllItem::PartFor(int to, int size) const {
   return PartAt(in, in_places, to, size);
 }
 
-kernels::Tensor AllToAllPiece::PartFrom(int from, int size) const {
+kernels::Tensor AllToAllItem::PartFrom(int from, int size) const {
   return PartAt(out, out_places, from, size);
 }
 
@@ -31,7 +31,8 @@ void Communicator::ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data
                 sum.Reshape({part}));
 }
 
-void Communicator::ReduceScatterOpen(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) {
+void Communicator::ReduceScatterBeforeGather(kernels::Stream& stream, kernels::Tensor data,
+                                             ReduceOp op) {
   ReduceScatter(stream, data, op);
 }
 
@@ -43,22 +44,21 @@ void Communicator::AllGatherFrom(kernels::Stream& stream, kernels::Tensor in, ke
   AllGather(stream, out);
 }
 
-void Communicator::AllToAllPieces(kernels::Stream& stream,
-                                  const std::vector<AllToAllPiece>& pieces) {
-  CheckAllToAllPieces(pieces, size());
+void Communicator::AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& items) {
+  CheckAllToAllBatch(items, size());
   if (size() > 1) {
     GroupBegin();
-    for (const AllToAllPiece& piece : pieces) {
+    for (const AllToAllItem& item : items) {
       for (int step = 1; step < size(); ++step) {
         const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
-        Send(stream, piece.PartFor(to, size()), to);
-        Receive(stream, piece.PartFrom(from, size()), from);
+        Send(stream, item.PartFor(to, size()), to);
+        Receive(stream, item.PartFrom(from, size()), from);
       }
     }
     GroupEnd(stream);
   }
-  for (const AllToAllPiece& piece : pieces) {
-    kernels::Copy(stream, piece.PartFor(rank(), size()), piece.PartFrom(rank(), size()));
+  for (const AllToAllItem& item : items) {
+    kernels::Copy(stream, item.PartFor(rank(), size()), item.PartFrom(rank(), size()));
   }
 }
 
@@ -98,11 +98,6 @@ void Communicator::Rotate(kernels::Stream& stream, kernels::Tensor in, kernels::
   Send(stream, in, (rank() + places) % ranks);
   Receive(stream, out, (rank() + ranks - places) % ranks);
   GroupEnd(stream);
-}
-
-absl::StatusOr<std::unique_ptr<SharedMemory>> Communicator::Share(
-    const std::vector<kernels::Tensor>&, const ShareOptions&) {
-  return nullptr;
 }
 
 }  // namespace muster::parallel

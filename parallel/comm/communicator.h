@@ -21,44 +21,39 @@ namespace muster::parallel {
 
 enum class ReduceOp { kSum, kMax, kMin };
 
-struct ShareOptions {
-  // Of where things stand in each piece of memory: ranks with another number do not read it.
-  std::vector<uint64_t> layouts = {};
-  // Calls on less data stay as they are: below, meeting takes longer than NCCL's whole call.
-  int64_t least_bytes = int64_t{4} << 20;
-};
+class PeerMemory;
 
-// Of Communicator::AllToAllPieces. `in` and `out` have a part for each rank, all of one size: that
-// for rank r stands at in_places[r] of `in`, that from rank r goes to out_places[r] of `out`.
-struct AllToAllPiece {
+// One all-to-all of Communicator::AllToAllBatch. `in` and `out` have one part per rank, all parts
+// of one size: the part for rank r is number in_places[r] of `in`, the part from rank r becomes
+// number out_places[r] of `out`.
+struct AllToAllItem {
   kernels::Tensor in, out;
-  std::vector<int> in_places = {}, out_places = {};  // empty: in order
+  std::vector<int> in_places = {}, out_places = {};  // empty: rank r's part is number r
 
   // Among `size` ranks.
   kernels::Tensor PartFor(int to, int size) const;
   kernels::Tensor PartFrom(int from, int size) const;
 };
 
-// What Communicator::Share gives; destroyed before the communicator.
-class SharedMemory {
- public:
-  virtual ~SharedMemory() = default;
-  // The end will not be a collective: this rank has failed, and the others may never come.
-  virtual void Abandon() = 0;
-};
-
-// All ranks of the group must make the same calls in the same order with the same sizes. Calls are
-// enqueued on `stream` and return at once (an eager host stream runs them inside the call); errors
-// fail the stream: kUnavailable when a peer vanished, kAborted after Abort(), kDeadlineExceeded,
-// each naming the operation, the group and this rank. After an error the communicator is unusable.
-// Sums (fp32 accumulation) are made as one binary tree over the ranks in order, ((0 1) (2 3)) ...,
-// so all ranks get the same bits on every run, and a sum over 2k ranks those of k ranks that each
-// have added a pair before. One thread enqueues at a time.
+// The collectives of a group of ranks, which every implementation has. What only GPUs of one host
+// can do is an interface of its own that an implementation may offer (peer_memory).
 //
-// NCCL differs in what its hardware paths decide: sums are made in NCCL's own order and in the
-// data's type, with the same bits on all ranks and on every run of the same group on the same
-// machines; the maximum and minimum of a NaN are not defined. Its calls on a host stream, with host
-// memory, go through the TCP connections beside it and keep the promises above.
+// All ranks of the group make the same calls in the same order with the same sizes. Tensors are
+// contiguous. A call is enqueued on `stream` and returns at once (an eager host stream runs it
+// inside the call). Errors fail the stream: kUnavailable when a peer is gone, kAborted after
+// Abort(), kDeadlineExceeded, each naming the operation, the group and this rank. After an error
+// the communicator is unusable. One thread enqueues at a time.
+//
+// Sums accumulate in fp32 as one binary tree over the ranks in order, ((0 1) (2 3)) ..., so all
+// ranks get the same bits on every run, and a sum over 2k ranks has the bits of a sum over k ranks
+// that each have added a pair before.
+//
+// NCCL differs in what its hardware paths decide: it sums in its own order and in the data's type,
+// with the same bits on all ranks and on every run of the same group on the same machines; the
+// maximum and minimum of a NaN are not defined. Which sums are NCCL's is fixed by sizes and by what
+// memory is shared (peer_memory.h), never by a measurement: docs/decisions/0004-*.md. Its calls on
+// a host stream, with host memory, go through the TCP connections beside it and keep the promises
+// above.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -70,29 +65,32 @@ class Communicator {
   virtual void AllReduce(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
   // data has size() equal parts; afterwards part rank() holds the sum, the others are undefined.
   virtual void ReduceScatter(kernels::Stream& stream, kernels::Tensor data, ReduceOp op) = 0;
-  // The same sum goes to `sum`, of the size of a part, outside of `data`, which is undefined then.
+  // Writes the same sum to `sum`, which has the size of a part and lies outside of `data`. `data`
+  // is undefined afterwards.
   virtual void ReduceScatterTo(kernels::Stream& stream, kernels::Tensor data, kernels::Tensor sum,
                                ReduceOp op);
-  // ReduceScatter that the next call of this communicator ends: until that has been enqueued, the
-  // other ranks may be reading this rank's `data` outside of part rank(), which must stay as it is.
-  // For a caller who works on the sum and then calls again: the ranks meet once less.
-  virtual void ReduceScatterOpen(kernels::Stream& stream, kernels::Tensor data, ReduceOp op);
+  // ReduceScatter of `data` whose other parts the caller does not write until it has enqueued the
+  // next call of this communicator, typically an AllGatherFrom into `data`. Peers may read those
+  // parts until then, which saves a barrier. Part rank() may be used at once.
+  virtual void ReduceScatterBeforeGather(kernels::Stream& stream, kernels::Tensor data,
+                                         ReduceOp op);
   // data has size() equal parts; part rank() is the input, afterwards all parts are filled.
   virtual void AllGather(kernels::Stream& stream, kernels::Tensor data) = 0;
-  // AllGather of `in`, of the size of a part, outside of `out`, into all parts of that.
+  // AllGather of `in`, which has the size of a part and lies outside of `out`, into all parts of
+  // `out`.
   virtual void AllGatherFrom(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out);
   virtual void Broadcast(kernels::Stream& stream, kernels::Tensor data, int root) = 0;
   // Part i of `in` goes to rank i; part j of `out` comes from rank j.
   virtual void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) = 0;
-  // An all-to-all of every piece, all as one call. Requires: at least one; the same in_places on
-  // all ranks; no `out` overlaps an `in`. Not between GroupBegin and GroupEnd.
-  virtual void AllToAllPieces(kernels::Stream& stream, const std::vector<AllToAllPiece>& pieces);
+  // Several all-to-alls as one call. Requires: at least one; the same in_places on all ranks; no
+  // `out` overlaps an `in`. Not between GroupBegin and GroupEnd.
+  virtual void AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& items);
   // AllGather of `in` into the parts of `out`, and AllToAll of `in` into `out`, one part after the
-  // other, for a caller who works on parts; this rank's own part is left alone. Step i of size() -
-  // 1 is between this rank and those i places away: it sends to rank() + i and receives from rank()
-  // - i, around the group. `arrived` is called on the host when what brings the part of rank `from`
-  // has been enqueued, `before` before what sends part `to` is: what it enqueues on `stream` comes
-  // first. Not between GroupBegin and GroupEnd.
+  // other, for a caller that works on parts as they come. This rank's own part is left alone. In
+  // step i, from 1 to size() - 1, this rank sends to rank() + i and receives from rank() - i,
+  // around the group. The host calls `arrived` when the receive of the part of rank `from` has been
+  // enqueued, and `before` ahead of enqueueing the send of part `to`: what `before` enqueues on
+  // `stream` comes first. Not between GroupBegin and GroupEnd.
   virtual void AllGatherInSteps(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out,
                                 absl::FunctionRef<void(int from)> arrived);
   virtual void AllToAllInSteps(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out,
@@ -100,11 +98,11 @@ class Communicator {
   // Matching pairs; messages between two ranks keep their order.
   virtual void Send(kernels::Stream& stream, kernels::Tensor data, int to) = 0;
   virtual void Receive(kernels::Stream& stream, kernels::Tensor data, int from) = 0;
-  // Sends and receives enqueued between the two run together: neither side has to go first.
+  // Sends and receives enqueued between the two run at the same time: neither side has to go first.
   virtual void GroupBegin() = 0;
   virtual void GroupEnd(kernels::Stream& stream) = 0;
-  // `in` goes to the rank `by` places behind this one, around the group; `out`, of the same size,
-  // comes from the one as many places before. Not between GroupBegin and GroupEnd.
+  // `in` goes to rank() + by, `out`, of the same size, comes from rank() - by, around the group.
+  // Not between GroupBegin and GroupEnd.
   virtual void Rotate(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out, int by);
   virtual absl::Status Barrier() = 0;  // blocks the host
 
@@ -112,32 +110,14 @@ class Communicator {
   // it, in the same global order.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                               const std::string& name) = 0;
-  // Lets the other ranks of this host read `memory` of this rank until the result is destroyed, so
-  // that large calls on data in it, of this communicator and of all split from the same world, go
-  // through copy engines and leave the processors of a GPU to the kernels beside them. Such calls
-  // sum as the promise above says; they are made on memory that has the same bytes and the same
-  // ShareOptions::layouts on all ranks of the group, and require that data stands at the same place
-  // of it on all of them. Everything else goes on as before. A collective of the world, of as many
-  // pieces on every rank; so is the end of it, before the memory is freed and after all streams
-  // that use it have finished. Null where there is nothing to gain: a host, one rank. kUnavailable,
-  // on every rank, says why it cannot be done.
-  virtual absl::StatusOr<std::unique_ptr<SharedMemory>> Share(
-      const std::vector<kernels::Tensor>& memory, const ShareOptions& options);
-  // Device memory for parts of sums of shared data, which stay as they are without: the less, the
-  // more pieces. Other groups may use it on the same stream alone. It outlives the calls.
-  virtual void UseForSums(const kernels::Tensor& memory) {}
-  // How calls through copy engines on a stream of high priority wait for the other ranks from now
-  // on: in a warp of one multiprocessor, which notices within microseconds, for those whose results
-  // the computing stream waits for, or (at first) in the front end of the GPU, which takes no
-  // multiprocessor from the kernels beside them but notices late. Calls on other streams wait in a
-  // warp. The same on all ranks or not.
-  virtual void WaitInWarp(bool in_warp) {}
   // From any thread: ends running and later calls with kAborted, also those that wait for a peer.
   virtual void Abort(absl::Status why) = 0;
   // Bytes this rank has sent so far, by the algorithm's volume, for tests of communication volume.
   virtual int64_t bytes_sent() const = 0;
-  // Of these, what went through copy engines (Share).
-  virtual int64_t bytes_by_copy_engines() const { return 0; }
+
+  // Null where no rank can read another's device memory: on hosts, and in a group of one rank.
+  // Lives as long as this object.
+  virtual PeerMemory* peer_memory() { return nullptr; }
 };
 
 // Where ranks of one attempt find each other; served by the coordinator, scoped by (job, epoch).
@@ -155,22 +135,22 @@ class KeyValueStore {
 std::vector<std::unique_ptr<Communicator>> MakeLocalCommunicators(int size, absl::Duration timeout);
 
 struct TcpOptions {
-  // Numeric, of an interface of this host: to listen on, to connect from, and what the other ranks
-  // are told. All ranks IPv4 or all IPv6.
+  // A numeric address of an interface of this host: the rank listens on it, connects from it and
+  // tells it to the other ranks. All ranks have IPv4 addresses, or all IPv6.
   std::string address = "127.0.0.1";
   // Ports to listen on, "20000-20999"; each rank takes one. Empty: the system picks.
   std::string ports;
-  // What people call the place of this rank, in messages of all ranks: "worker-2 on host b".
+  // How messages of all ranks name the place of this one: "worker-2 on host b".
   std::string label;
-  // For all ranks to come, and for every two of them to prove that they can talk.
+  // The time within which all ranks come and every two of them prove that they can talk.
   absl::Duration connect_timeout = absl::Seconds(60);
-  // For two ranks that have both come.
+  // The time within which two ranks that have both come prove it.
   absl::Duration preflight_timeout = absl::Seconds(10);
-  // A cut of the network is bridged for so long. Less than the time after which the coordinator
-  // gives up a worker, so that the two hosts are named.
+  // A cut of the network is bridged for so long. It is less than the time after which the
+  // coordinator gives up a worker, so that the error names the two hosts.
   absl::Duration silence_max = absl::Seconds(25);
   absl::Duration operation_timeout = absl::Minutes(5);
-  // A connection was lost and is back; for logs. On any thread.
+  // Called on any thread when a connection that was lost is back; for logs.
   std::function<void(const std::string&)> on_event;
 };
 // Ranks as processes, on any hosts, connected by TCP (tcp_mesh.h). Blocks until all `size` ranks
@@ -185,24 +165,27 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeTcpCommunicator(KeyValueStore&
                                                                   const TcpOptions& options);
 
 struct NcclOptions {
-  // The host connections beside NCCL's own: for barriers, host streams and the loss of peers. Their
+  // The host connections beside NCCL's own, for barriers, host streams and the loss of peers. Their
   // operation timeout is at least 30 s.
   TcpOptions host;
   absl::Duration connect_timeout = absl::Minutes(5);
-  // From the moment when a call could have begun: enqueued, with the one before it finished.
+  // Counted from the moment when a call could have begun: enqueued, with the one before it
+  // finished.
   absl::Duration operation_timeout = absl::Minutes(10);
-  // Most thread blocks of one collective, which it takes from the kernels beside it; 0 = NCCL's
-  // choice.
+  // The most thread blocks that one collective takes from the kernels beside it; 0 = NCCL's choice.
   int thread_blocks_max = 0;
   // Called once, on any thread, when the group has failed and before its running calls are ended.
   std::function<void(const absl::Status&)> on_failure;
+  // Called on the thread that shares memory, once per group: which transport carries which of the
+  // group's calls, with the times that decided it (transport_choice.h); for logs.
+  std::function<void(const std::string&)> on_transports;
 };
-// Ranks on GPUs: one per device, in one process or several. Blocks until all `size` ranks have met
+// Ranks on GPUs: one per device, in one process or several. Blocks until all `size` ranks have come
 // through `store`, where the lowest rank publishes NCCL's id; `store` is not used afterwards. A
-// dead peer, a call that takes longer than its timeout and a fault of NCCL end all groups from
-// Split together: kUnavailable or kDeadlineExceeded, naming the call, within about a second of the
-// fault. Calls that had not finished when a peer was lost fail, whatever they have written. A
-// stream must outlive the calls on it. Status codes: those of MakeTcpCommunicator;
+// dead peer, a call that takes longer than its timeout and a fault of NCCL end this group and all
+// that were split from it: kUnavailable or kDeadlineExceeded, naming the call, within about a
+// second of the fault. Calls that had not finished when a peer was lost fail, whatever they have
+// written. A stream must outlive the calls on it. Status codes: those of MakeTcpCommunicator;
 // kFailedPrecondition when a rank has no NCCL or another version than rank 0, or two ranks have the
 // same GPU; kUnimplemented in a build without CUDA.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore& store, int rank,

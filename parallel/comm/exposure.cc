@@ -28,9 +28,9 @@ class MeteredCommunicator : public Communicator {
     Metered(Collective::kReduceScatter, stream,
             [&] { inner_.ReduceScatterTo(stream, data, sum, op); });
   }
-  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
+  void ReduceScatterBeforeGather(Stream& stream, Tensor data, ReduceOp op) override {
     Metered(Collective::kReduceScatter, stream,
-            [&] { inner_.ReduceScatterOpen(stream, data, op); });
+            [&] { inner_.ReduceScatterBeforeGather(stream, data, op); });
   }
   void AllGatherFrom(Stream& stream, Tensor in, Tensor out) override {
     Metered(Collective::kAllGather, stream, [&] { inner_.AllGatherFrom(stream, in, out); });
@@ -44,10 +44,10 @@ class MeteredCommunicator : public Communicator {
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAll(stream, in, out); });
   }
-  void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
-    Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAllPieces(stream, pieces); });
+  void AllToAllBatch(Stream& stream, const std::vector<AllToAllItem>& items) override {
+    Metered(Collective::kAllToAll, stream, [&] { inner_.AllToAllBatch(stream, items); });
   }
-  // On the computing stream step by step: what the caller does in between is no wait.
+  // On the computing stream each step is counted alone: the caller's work in between is no wait.
   void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
                         absl::FunctionRef<void(int from)> arrived) override {
     if (&stream == &meter_.compute()) {
@@ -62,7 +62,7 @@ class MeteredCommunicator : public Communicator {
     }
     inner_.AllToAllInSteps(stream, in, out, before);
   }
-  // Within a group the waiting is at its end.
+  // Sends and receives of a group are waited for at its end.
   void Send(Stream& stream, Tensor data, int to) override {
     if (grouped_) return inner_.Send(stream, data, to);
     Metered(Collective::kSendReceive, stream, [&] { inner_.Send(stream, data, to); });
@@ -82,12 +82,7 @@ class MeteredCommunicator : public Communicator {
   void Rotate(Stream& stream, Tensor in, Tensor out, int by) override {
     Metered(Collective::kSendReceive, stream, [&] { inner_.Rotate(stream, in, out, by); });
   }
-  absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
-                                                      const ShareOptions& options) override {
-    return inner_.Share(memory, options);
-  }
-  void UseForSums(const Tensor& memory) override { inner_.UseForSums(memory); }
-  void WaitInWarp(bool in_warp) override { inner_.WaitInWarp(in_warp); }
+  PeerMemory* peer_memory() override { return inner_.peer_memory(); }
   absl::Status Barrier() override { return inner_.Barrier(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override {
@@ -95,7 +90,6 @@ class MeteredCommunicator : public Communicator {
   }
   void Abort(absl::Status why) override { inner_.Abort(std::move(why)); }
   int64_t bytes_sent() const override { return inner_.bytes_sent(); }
-  int64_t bytes_by_copy_engines() const override { return inner_.bytes_by_copy_engines(); }
 
  private:
   template <typename Call>

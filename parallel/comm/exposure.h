@@ -17,12 +17,12 @@
 namespace muster::parallel {
 
 enum class Exposure : uint8_t {
-  kGradients,   // being reduced
-  kParameters,  // being gathered
+  kGradients,   // reductions of gradients
+  kParameters,  // gathers of parameters
   kTensor,      // collectives of the tensor group
   kContext,     // exchanges of the context group
-  kPipeline,    // the neighbouring stages
-  kSlowest,     // the end of a step: whoever comes last
+  kPipeline,    // sends and receives between stages
+  kSlowest,     // the barrier at the end of a step, which lasts until the slowest rank comes
 };
 inline constexpr int kExposures = 6;
 absl::string_view Name(Exposure kind);  // "gradients", "parameters", ...
@@ -38,8 +38,8 @@ enum class Collective : uint8_t {
 inline constexpr int kCollectives = 6;
 absl::string_view Name(Collective collective);  // "all_reduce", "reduce_scatter", ...
 
-// Seconds by Exposure and Collective. Of several collectives that are waited for together, one
-// behind the other, the time counts as the first one's.
+// Seconds by Exposure and Collective. Where one wait covers several collectives, its time counts as
+// the first one's.
 class ExposedSeconds {
  public:
   double& at(Exposure kind, Collective collective) {
@@ -57,27 +57,28 @@ class ExposedSeconds {
   std::array<std::array<double, kCollectives>, kExposures> seconds_{};
 };
 
-// Timing events around every wait, on the computing stream itself, so that nothing waits for the
-// measurement. Single-threaded; the device must outlive it. Costs two recorded events per wait.
+// Records timing events around every wait, on the computing stream itself, so that nothing waits
+// for the measurement. Single-threaded; the device must outlive it. Costs two recorded events per
+// wait.
 class ExposureMeter {
  public:
   // Counts up to `steps` steps at once.
   ExposureMeter(kernels::Device& device, kernels::Stream& compute, int steps)
       : device_(device), compute_(compute), steps_(steps) {}
 
-  // From here until EndStep, waits are counted for slot `step`, whose last counts are forgotten.
+  // From here until EndStep, waits are counted for slot `step`, whose earlier counts are forgotten.
   void BeginStep(int step);
   void EndStep() { current_ = -1; }
-  // Around work of `stream` that waits: counted when that is the computing stream. Not nested. An
-  // event that cannot be made leaves the wait out of the count.
+  // Called around work of `stream` that waits; it counts when that is the computing stream. Not
+  // nested. If an event cannot be made, the wait does not count.
   void Begin(Exposure kind, Collective collective, const kernels::Stream& stream);
   void End(const kernels::Stream& stream);
   const kernels::Stream& compute() const { return compute_; }
   // Requires: the step's work has finished on the device.
   ExposedSeconds Seconds(int step) const;
 
-  // `inner` with every call on the computing stream counted as `kind`. `inner` and the meter must
-  // outlive it; groups split from it are not counted.
+  // Hands all calls to `inner`, and counts those on the computing stream as `kind`. `inner` and the
+  // meter must outlive the result; calls of groups split from it are not counted.
   std::unique_ptr<Communicator> Around(Communicator& inner, Exposure kind);
 
  private:
@@ -87,7 +88,8 @@ class ExposureMeter {
     std::unique_ptr<kernels::Event> begin, end;
   };
   struct Step {
-    std::vector<Wait> waits;  // grows to the most that a step had; only the first `used` count
+    std::vector<Wait>
+        waits;  // of which the first `used` count; the others keep their events for later
     size_t used = 0;
   };
 

@@ -27,7 +27,6 @@ class RecordedCommunicator : public Communicator {
   int size() const override { return inner_->size(); }
   const std::string& name() const override { return inner_->name(); }
   int64_t bytes_sent() const override { return inner_->bytes_sent(); }
-  int64_t bytes_by_copy_engines() const override { return inner_->bytes_by_copy_engines(); }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
     Recorded(stream, "all-reduce", data, [&] { inner_->AllReduce(stream, data, op); });
@@ -39,8 +38,9 @@ class RecordedCommunicator : public Communicator {
     Recorded(stream, "reduce-scatter", data,
              [&] { inner_->ReduceScatterTo(stream, data, sum, op); });
   }
-  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
-    Recorded(stream, "reduce-scatter", data, [&] { inner_->ReduceScatterOpen(stream, data, op); });
+  void ReduceScatterBeforeGather(Stream& stream, Tensor data, ReduceOp op) override {
+    Recorded(stream, "reduce-scatter", data,
+             [&] { inner_->ReduceScatterBeforeGather(stream, data, op); });
   }
   void AllGatherFrom(Stream& stream, Tensor in, Tensor out) override {
     Recorded(stream, "all-gather", out, [&] { inner_->AllGatherFrom(stream, in, out); });
@@ -55,11 +55,11 @@ class RecordedCommunicator : public Communicator {
   void AllToAll(Stream& stream, Tensor in, Tensor out) override {
     Recorded(stream, "all-to-all", in, [&] { inner_->AllToAll(stream, in, out); });
   }
-  void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
-    const int64_t elements = CheckAllToAllPieces(pieces, size());
-    const Tensor& first = pieces[0].in;
-    Recorded(stream, "all-to-all in pieces", Tensor(first.data(), first.dtype(), {elements}),
-             [&] { inner_->AllToAllPieces(stream, pieces); });
+  void AllToAllBatch(Stream& stream, const std::vector<AllToAllItem>& items) override {
+    const int64_t elements = CheckAllToAllBatch(items, size());
+    const Tensor& first = items[0].in;
+    Recorded(stream, "batch of all-to-alls", Tensor(first.data(), first.dtype(), {elements}),
+             [&] { inner_->AllToAllBatch(stream, items); });
   }
   void AllGatherInSteps(Stream& stream, Tensor in, Tensor out,
                         absl::FunctionRef<void(int from)> arrived) override {
@@ -93,12 +93,7 @@ class RecordedCommunicator : public Communicator {
   void Rotate(Stream& stream, Tensor in, Tensor out, int by) override {
     Recorded(stream, "rotation", in, [&] { inner_->Rotate(stream, in, out, by); });
   }
-  absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
-                                                      const ShareOptions& options) override {
-    return inner_->Share(memory, options);
-  }
-  void UseForSums(const Tensor& memory) override { inner_->UseForSums(memory); }
-  void WaitInWarp(bool in_warp) override { inner_->WaitInWarp(in_warp); }
+  PeerMemory* peer_memory() override { return inner_->peer_memory(); }
   absl::Status Barrier() override {
     const uint64_t id = recorder_->Begin(name(), path_, "barrier", Tensor(), -1);
     absl::Status status = inner_->Barrier();
@@ -156,7 +151,7 @@ uint64_t FlightRecorder::Begin(const std::string& group, const std::string& path
   MutexLock lock(&mutex_);
   Entry entry;
   if (entries_.size() == calls_max_) {
-    entry.done = std::move(entries_.front().done);  // events are kept, not made anew
+    entry.done = std::move(entries_.front().done);  // an event is reused
     entries_.pop_front();
   }
   entry.number = calls_[path]++;

@@ -1,6 +1,6 @@
-// What a rank's collectives were doing when something went wrong. A hang of one rank shows in the
-// others' records: the first unfinished call of each group is what they wait for, and the rank
-// whose record ends before that call is the one to look at.
+// Records a rank's newest collectives, to show what they were doing when something went wrong. A
+// hang of one rank shows in the others' records: the first unfinished call of each group is what
+// they wait for, and the rank whose record ends before that call is the one to look at.
 #ifndef MUSTER_PARALLEL_COMM_FLIGHT_RECORDER_H_
 #define MUSTER_PARALLEL_COMM_FLIGHT_RECORDER_H_
 
@@ -30,7 +30,7 @@ class FlightRecorder {
   struct Call {
     uint64_t number = 0;  // in its group, from 0
     std::string group;    // its name: "tp"
-    // The same on all ranks of the group and on no other: the splits that it came from.
+    // Names the group by the splits that it came from: the same on all its ranks, and no other's.
     std::string path;
     const char* operation = "";
     kernels::DType dtype = kernels::DType::kU8;
@@ -43,16 +43,16 @@ class FlightRecorder {
 
   explicit FlightRecorder(size_t calls_max = kCallsMax);
 
-  // `communicator`, with every call of it and of the groups split from it recorded here.
+  // Hands all calls to `communicator`, and records them and those of groups split from it.
   static std::unique_ptr<Communicator> Record(std::unique_ptr<Communicator> communicator,
                                               std::shared_ptr<FlightRecorder> recorder);
 
   // From now on, calls that finish on host streams are also spans of `trace`, on a track of their
-  // group, from the moment when they were enqueued; null ends that. (CUDA's are in the device's own
-  // records.)
+  // group, from the moment when they were enqueued; null ends that. (The device's own trace has
+  // CUDA's calls.)
   void SetTrace(std::shared_ptr<kernels::Trace> trace);
-  // Keeps what is unfinished now unfinished for good: communicators that end what is under way make
-  // it look finished afterwards. The first time counts.
+  // Calls that are unfinished now stay so: a communicator that fails ends them, which would make
+  // them look finished. Later calls of Freeze do nothing.
   void Freeze();
   // Oldest first.
   std::vector<Call> Calls() const;
@@ -65,7 +65,7 @@ class FlightRecorder {
  private:
   friend class RecordedCommunicator;
   struct Entry : Call {
-    // Of a CUDA stream, once `followed`; work on a host stream reports to the entry itself.
+    // Recorded behind a call on a CUDA stream, once `followed`; host streams set `state` instead.
     std::unique_ptr<kernels::Event> done;
     bool followed = false;
   };
@@ -73,7 +73,7 @@ class FlightRecorder {
   // Returns the entry's id.
   uint64_t Begin(const std::string& group, const std::string& path, const char* operation,
                  const kernels::Tensor& data, int peer) ABSL_LOCKS_EXCLUDED(mutex_);
-  // After the call was enqueued on `stream`.
+  // Watches for the end of a call that has just been enqueued on `stream`.
   static void Follow(const std::shared_ptr<FlightRecorder>& recorder, uint64_t id,
                      kernels::Stream& stream);
   void Finish(uint64_t id, State state) ABSL_LOCKS_EXCLUDED(mutex_);

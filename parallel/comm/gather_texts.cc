@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
@@ -10,7 +12,7 @@
 namespace muster::parallel {
 namespace {
 
-// An all-gather of host memory, by way of the device's.
+// All-gathers host memory; on a GPU's stream it is copied to the device and back.
 absl::Status Gather(Communicator& communicator, kernels::Stream& stream,
                     const kernels::Tensor& host) {
   if (stream.device().kind() == kernels::DeviceKind::kCpu) {
@@ -48,6 +50,24 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
                                static_cast<size_t>(lengths[static_cast<size_t>(rank)])));
   }
   return texts;
+}
+
+absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
+                                                     const std::string& text) {
+  const std::unique_ptr<kernels::Device> host = kernels::MakeCpuDevice(1);
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Stream> stream, host->MakeStream());
+  return GatherTexts(communicator, *stream, text);
+}
+
+absl::Status AgreeOnStatus(Communicator& communicator, const absl::Status& mine) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                   GatherTexts(communicator, mine.ok() ? "" : std::string(mine.message())));
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank].empty()) continue;
+    return absl::UnavailableError(
+        absl::StrCat("rank ", rank, " of ", communicator.name(), ": ", texts[rank]));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace muster::parallel

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/device.h"
 #include "parallel/comm/communicator.h"
@@ -16,6 +17,13 @@ namespace muster::parallel {
 absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
                                                      kernels::Stream& stream,
                                                      const std::string& text);
+// The same on a host stream of its own.
+absl::StatusOr<std::vector<std::string>> GatherTexts(Communicator& communicator,
+                                                     const std::string& text);
+
+// The same on every rank: OK where all ranks pass OK, else kUnavailable with the number and the
+// message of the first rank that does not. Blocks the host. Else the communicator's status.
+absl::Status AgreeOnStatus(Communicator& communicator, const absl::Status& mine);
 
 }  // namespace muster::parallel
 

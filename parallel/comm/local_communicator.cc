@@ -1,8 +1,8 @@
-// Ranks as threads of one process. Each collective is a meeting: the ranks lay their pointers on
-// the table, wait for each other, read each other's memory, and wait again before anyone leaves.
+// Ranks as threads of one process. In a collective the ranks publish their pointers, wait for each
+// other, read each other's memory, and wait again before anyone returns.
 //
-// A rank that gives up must not return (and free its memory) while another still reads it;
-// `readers` counts those, and a meeting that has failed lets nobody start to read.
+// A rank that gives up must not return (and free its memory) while another still reads it:
+// `readers` counts the ranks that read, and a call that has failed lets nobody start to read.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -23,6 +23,7 @@
 #include "parallel/comm/arguments.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/transfer_queue.h"
 
 namespace muster::parallel {
 namespace {
@@ -34,22 +35,22 @@ using kernels::Tensor;
 struct Family {
   explicit Family(int size) : ended(static_cast<size_t>(size)) {}
   Mutex mutex;
-  // By rank of the whole family: why that rank takes part in nothing any more.
+  // By rank of the whole family: OK, or why that rank takes part in nothing any more.
   std::vector<absl::Status> ended ABSL_GUARDED_BY(mutex);
 };
 
-// One collective under way. Guarded by Family::mutex but for what `table` points to.
-struct Meeting {
-  struct Seat {
+// One collective under way. Guarded by Family::mutex, apart from the memory of the tensors.
+struct SharedCall {
+  struct Entry {
     Tensor in;
     Tensor out;
-    int phases = 0;  // how often this rank has arrived
+    int phases = 0;  // barriers of this call that this rank has reached
     int color = 0;   // of Split
     int key = 0;
   };
-  explicit Meeting(size_t size) : table(size) {}
-  std::vector<Seat> table;
-  std::string call;  // what the first to arrive asked for; the others must ask for the same
+  explicit SharedCall(size_t size) : table(size) {}
+  std::vector<Entry> table;  // by rank
+  std::string call;          // that of the first rank to come; the others must make the same
   int readers = 0;
   int left = 0;
   bool failed = false;
@@ -58,7 +59,7 @@ struct Meeting {
 
 struct Message {
   const void* data = nullptr;
-  int64_t bytes = -1;  // -1 = the sender has not come yet
+  int64_t bytes = -1;  // -1: the sender has not posted it yet
   bool reading = false;
   bool taken = false;
   bool failed = false;
@@ -78,8 +79,8 @@ struct Group {
   const std::vector<int> members;  // ranks in the family
   const absl::Duration timeout;
   std::vector<bool> departed ABSL_GUARDED_BY(family->mutex);
-  std::map<uint64_t, Meeting> meetings ABSL_GUARDED_BY(family->mutex);  // by number of the call
-  // By (from, to, how many before it).
+  std::map<uint64_t, SharedCall> calls ABSL_GUARDED_BY(family->mutex);  // by number of the call
+  // By (from, to, number between these two).
   std::map<std::tuple<int, int, uint64_t>, Message> messages ABSL_GUARDED_BY(family->mutex);
 };
 
@@ -100,59 +101,56 @@ class Member {
   Group& group() { return *group_; }
   int rank() const { return rank_; }
 
-  // Runs `body` between the first meeting of all ranks and the last. `body` may call Phase().
-  // `call` describes what must agree between the ranks.
+  // Runs `body` between two barriers of all ranks. `body` may call Phase() for more of them. `call`
+  // describes what must agree between the ranks.
   template <typename Body>
-  absl::Status Meet(uint64_t number, const std::string& call, Tensor in, Tensor out, Body body) {
+  absl::Status Call(uint64_t number, const std::string& call, Tensor in, Tensor out, Body body) {
     const std::string what = absl::StrCat(call, " (call ", number, ")");
-    Meeting* meeting = nullptr;
+    SharedCall* shared = nullptr;
     {
       MutexLock lock(&group_->family->mutex);
-      meeting = &group_->meetings.try_emplace(number, group_->members.size()).first->second;
-      if (meeting->call.empty()) meeting->call = call;
-      if (meeting->call != call) {
-        return Give(*meeting, absl::InvalidArgumentError(
-                                  absl::StrCat(Where(what), "another rank calls ", meeting->call)));
+      shared = &group_->calls.try_emplace(number, group_->members.size()).first->second;
+      if (shared->call.empty()) shared->call = call;
+      if (shared->call != call) {
+        return Give(*shared, absl::InvalidArgumentError(
+                                 absl::StrCat(Where(what), "another rank calls ", shared->call)));
       }
-      meeting->table[Index()].in = in;
-      meeting->table[Index()].out = out;
-      RETURN_IF_ERROR(Arrive(*meeting, what));
+      shared->table[Index()].in = in;
+      shared->table[Index()].out = out;
+      RETURN_IF_ERROR(Arrive(*shared, what));
     }
-    RETURN_IF_ERROR(body(*meeting, what));
-    RETURN_IF_ERROR(Phase(*meeting, what));
+    RETURN_IF_ERROR(body(*shared, what));
+    RETURN_IF_ERROR(Phase(*shared, what));
     MutexLock lock(&group_->family->mutex);
-    --meeting->readers;
-    if (++meeting->left == group_->size()) group_->meetings.erase(number);
+    --shared->readers;
+    if (++shared->left == group_->size()) group_->calls.erase(number);
     return absl::OkStatus();
   }
 
-  // Nobody reads `data` here behind ReduceScatterOpen, as copy engines do: so that callers who
-  // write to it too soon are found without them, what it holds outside of `own` is kept, and
-  // compared by the next call.
-  void LeaveOpen(const Tensor& data, PartRange own) {
-    MutexLock lock(&open_mutex_);
-    open_ = {data, own, Others(data, own)};
+  // Finds callers of ReduceScatterBeforeGather who write to the other ranks' parts too soon, which
+  // only copy engines would notice: keeps what `data` holds outside of `own`, and the next call
+  // compares it (CheckUntouched).
+  void KeepOthers(const Tensor& data, PartRange own) {
+    MutexLock lock(&kept_mutex_);
+    kept_ = {data, own, Others(data, own)};
   }
-  absl::Status CloseOpen(const std::string& call) {
-    MutexLock lock(&open_mutex_);
-    const Open open = std::exchange(open_, {});
-    if (open.data.empty() || Others(open.data, open.own) == open.others) return absl::OkStatus();
+  absl::Status CheckUntouched(const std::string& call) {
+    MutexLock lock(&kept_mutex_);
+    const Kept kept = std::exchange(kept_, {});
+    if (kept.data.empty() || Others(kept.data, kept.own) == kept.others) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(Where(call), "behind a reduce-scatter of ",
-                                            open.data.ToString(),
-                                            " that it ends, somebody has written to that"));
+                                            kept.data.ToString(),
+                                            " that this call ends, somebody has written to that"));
   }
 
-  // Everyone has finished reading what the previous phase offered.
-  absl::Status Phase(Meeting& meeting, const std::string& what) {
+  // A barrier inside a call: all ranks have finished reading what the phase before offered.
+  absl::Status Phase(SharedCall& shared, const std::string& what) {
     MutexLock lock(&group_->family->mutex);
-    --meeting.readers;
-    return Arrive(meeting, what);
+    --shared.readers;
+    return Arrive(shared, what);
   }
 
-  absl::Status Transfer(const std::vector<std::pair<int, Tensor>>& sends,
-                        const std::vector<uint64_t>& send_numbers,
-                        const std::vector<std::pair<int, Tensor>>& receives,
-                        const std::vector<uint64_t>& receive_numbers);
+  absl::Status Transfer(const std::vector<QueuedTransfer>& transfers);
 
   absl::StatusOr<std::shared_ptr<Group>> Split(uint64_t number, int color, int key,
                                                const std::string& name, int* rank_in_child);
@@ -167,7 +165,7 @@ class Member {
   }
 
  private:
-  struct Open {
+  struct Kept {
     Tensor data;
     PartRange own;
     std::string others;  // bytes
@@ -192,7 +190,7 @@ class Member {
     return absl::StrCat(what, " of group ", group_->name, ", rank ", rank_, " of ", group_->size(),
                         ": ");
   }
-  // Why `rank` will not come, if so.
+  // OK, or why `rank` will not come.
   absl::Status Gone(int rank, const std::string& what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
     if (!EndOf(rank).ok()) {
@@ -206,17 +204,17 @@ class Member {
   }
 
   // Waits for all ranks to come this far. On success this rank counts as a reader.
-  absl::Status Arrive(Meeting& meeting, const std::string& what)
+  absl::Status Arrive(SharedCall& shared, const std::string& what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
-    const int phase = ++meeting.table[Index()].phases;
+    const int phase = ++shared.table[Index()].phases;
     absl::Status why = MyEnd();
     std::vector<int> missing;
     auto settled = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
       missing.clear();
       for (int rank = 0; rank < group_->size(); ++rank) {
-        if (meeting.table[static_cast<size_t>(rank)].phases < phase) missing.push_back(rank);
+        if (shared.table[static_cast<size_t>(rank)].phases < phase) missing.push_back(rank);
       }
-      if (meeting.failed) return true;
+      if (shared.failed) return true;
       if (missing.empty()) return true;
       if (why = MyEnd(); !why.ok()) return true;
       for (int rank : missing) {
@@ -229,22 +227,22 @@ class Member {
                                                      absl::FormatDuration(group_->timeout),
                                                      " for rank ", absl::StrJoin(missing, ", ")));
     }
-    if (why.ok() && meeting.failed) {
+    if (why.ok() && shared.failed) {
       why = MyEnd();
       for (int rank = 0; why.ok() && rank < group_->size(); ++rank) why = Gone(rank, what);
       if (why.ok()) why = absl::UnavailableError(absl::StrCat(Where(what), "a peer has given up"));
     }
-    if (!why.ok()) return Give(meeting, why);
-    ++meeting.readers;
+    if (!why.ok()) return Give(shared, why);
+    ++shared.readers;
     return absl::OkStatus();
   }
 
-  // This rank gives up: nobody starts to read its memory any more, and it waits for those who do.
-  absl::Status Give(Meeting& meeting, absl::Status why)
+  // Gives up: no rank starts to read this rank's memory any more, and those that do are waited for.
+  absl::Status Give(SharedCall& shared, absl::Status why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group_->family->mutex) {
-    meeting.failed = true;
+    shared.failed = true;
     if (MyEnd().ok()) MyEnd() = why;
-    auto unread = [&] { return meeting.readers == 0; };
+    auto unread = [&] { return shared.readers == 0; };
     group_->family->mutex.Await(Condition(&unread));
     return why;
   }
@@ -253,8 +251,8 @@ class Member {
 
   const std::shared_ptr<Group> group_;
   const int rank_;
-  Mutex open_mutex_;
-  Open open_ ABSL_GUARDED_BY(open_mutex_);
+  Mutex kept_mutex_;
+  Kept kept_ ABSL_GUARDED_BY(kept_mutex_);
 };
 
 // The receiver's side of one message.
@@ -277,10 +275,7 @@ absl::Status Member::Take(Message& message, const std::string& what, const Tenso
   return absl::OkStatus();
 }
 
-absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
-                              const std::vector<uint64_t>& send_numbers,
-                              const std::vector<std::pair<int, Tensor>>& receives,
-                              const std::vector<uint64_t>& receive_numbers) {
+absl::Status Member::Transfer(const std::vector<QueuedTransfer>& transfers) {
   const absl::Time deadline = absl::Now() + group_->timeout;
   // Waits until `done`; the other side is `peer`.
   auto wait = [&](const std::string& what, int peer,
@@ -300,43 +295,48 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
   };
 
   absl::Status result;
-  std::vector<Message*> posted;
+  struct Posted {
+    const QueuedTransfer* transfer = nullptr;
+    Message* message = nullptr;
+  };
+  std::vector<Posted> posted;
   {
     MutexLock lock(&group_->family->mutex);
     result = MyEnd();
-    for (size_t i = 0; result.ok() && i < sends.size(); ++i) {
-      Message& message = group_->messages[{rank_, sends[i].first, send_numbers[i]}];
-      message.data = sends[i].second.data();
-      message.bytes = sends[i].second.bytes();
-      posted.push_back(&message);
+    for (const QueuedTransfer& transfer : transfers) {
+      if (!result.ok() || !transfer.sends) continue;
+      Message& message = group_->messages[{rank_, transfer.peer, transfer.number}];
+      message.data = transfer.data.data();
+      message.bytes = transfer.data.bytes();
+      posted.push_back({&transfer, &message});
     }
   }
-  for (size_t i = 0; result.ok() && i < receives.size(); ++i) {
-    const std::string what = absl::StrCat("receive from rank ", receives[i].first);
+  for (const QueuedTransfer& transfer : transfers) {
+    if (!result.ok() || transfer.sends) continue;
+    const std::string what = absl::StrCat("receive from rank ", transfer.peer);
     Message* message = nullptr;
     {
       MutexLock lock(&group_->family->mutex);
-      message = &group_->messages[{receives[i].first, rank_, receive_numbers[i]}];
-      result = wait(what, receives[i].first, [&] { return message->bytes >= 0; });
+      message = &group_->messages[{transfer.peer, rank_, transfer.number}];
+      result = wait(what, transfer.peer, [&] { return message->bytes >= 0; });
     }
-    if (result.ok()) result = Take(*message, what, receives[i].second);
+    if (result.ok()) result = Take(*message, what, transfer.data);
   }
   MutexLock lock(&group_->family->mutex);
-  for (size_t i = 0; result.ok() && i < posted.size(); ++i) {
-    Message* message = posted[i];
-    result = wait(absl::StrCat("send to rank ", sends[i].first), sends[i].first,
-                  [&] { return message->taken; });
+  for (const auto& [transfer, message] : posted) {
+    if (!result.ok()) break;
+    result = wait(absl::StrCat("send to rank ", transfer->peer), transfer->peer,
+                  [message = message] { return message->taken; });
   }
   if (!result.ok() && MyEnd().ok()) MyEnd() = result;
-  for (size_t i = 0; i < posted.size(); ++i) {
-    Message* message = posted[i];
-    if (!message->taken) {
-      message->failed = true;
-      auto unread = [&] { return !message->reading; };
-      group_->family->mutex.Await(Condition(&unread));
-    } else {
-      group_->messages.erase({rank_, sends[i].first, send_numbers[i]});
+  for (const auto& [transfer, message] : posted) {
+    if (message->taken) {
+      group_->messages.erase({rank_, transfer->peer, transfer->number});
+      continue;
     }
+    message->failed = true;
+    auto unread = [message = message] { return !message->reading; };
+    group_->family->mutex.Await(Condition(&unread));
   }
   return result;
 }
@@ -344,18 +344,18 @@ absl::Status Member::Transfer(const std::vector<std::pair<int, Tensor>>& sends,
 absl::StatusOr<std::shared_ptr<Group>> Member::Split(uint64_t number, int color, int key,
                                                      const std::string& name, int* rank_in_child) {
   std::shared_ptr<Group> child;
-  auto body = [&](Meeting& meeting, const std::string& what) -> absl::Status {
+  auto body = [&](SharedCall& shared, const std::string& what) -> absl::Status {
     {
       MutexLock lock(&group_->family->mutex);
-      meeting.table[Index()].color = color;
-      meeting.table[Index()].key = key;
+      shared.table[Index()].color = color;
+      shared.table[Index()].key = key;
     }
-    RETURN_IF_ERROR(Phase(meeting, what));
+    RETURN_IF_ERROR(Phase(shared, what));
     MutexLock lock(&group_->family->mutex);
     std::vector<std::pair<int, int>> order;  // (key, rank)
     for (int rank = 0; rank < group_->size(); ++rank) {
-      const Meeting::Seat& seat = meeting.table[static_cast<size_t>(rank)];
-      if (seat.color == color) order.emplace_back(seat.key, rank);
+      const SharedCall::Entry& entry = shared.table[static_cast<size_t>(rank)];
+      if (entry.color == color) order.emplace_back(entry.key, rank);
     }
     std::sort(order.begin(), order.end());
     std::vector<int> members;
@@ -363,14 +363,14 @@ absl::StatusOr<std::shared_ptr<Group>> Member::Split(uint64_t number, int color,
       if (order[i].second == rank_) *rank_in_child = static_cast<int>(i);
       members.push_back(group_->members[static_cast<size_t>(order[i].second)]);
     }
-    std::shared_ptr<Group>& shared = meeting.children[color];
-    if (shared == nullptr) {
-      shared = std::make_shared<Group>(group_->family, name, members, group_->timeout);
+    std::shared_ptr<Group>& made = shared.children[color];
+    if (made == nullptr) {
+      made = std::make_shared<Group>(group_->family, name, members, group_->timeout);
     }
-    child = shared;
+    child = made;
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(Meet(number, "split", Tensor(), Tensor(), body));
+  RETURN_IF_ERROR(Call(number, "split", Tensor(), Tensor(), body));
   return child;
 }
 
@@ -388,33 +388,33 @@ class LocalCommunicator : public Communicator {
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
     bytes_sent_ += AllReduceBytes(data.elements(), SizeOf(data.dtype()), size(), rank());
     Enqueue(stream, absl::StrCat("all-reduce of ", data.ToString()), data, data,
-            [data, op](Member& member, Meeting& meeting, const std::string& what) {
+            [data, op](Member& member, SharedCall& shared, const std::string& what) {
               const int size = member.group().size();
               const PartRange own = PartOf(data.elements(), size, member.rank());
-              Reduce(meeting, own, op, data);
-              RETURN_IF_ERROR(member.Phase(meeting, what));
+              Reduce(shared, own, op, data);
+              RETURN_IF_ERROR(member.Phase(shared, what));
               for (int rank = 0; rank < size; ++rank) {
                 if (rank == member.rank()) continue;
-                CopyPart(meeting.table[static_cast<size_t>(rank)].in, data,
+                CopyPart(shared.table[static_cast<size_t>(rank)].in, data,
                          PartOf(data.elements(), size, rank));
               }
               return absl::OkStatus();
             });
   }
   void ReduceScatter(Stream& stream, Tensor data, ReduceOp op) override {
-    Scatter(stream, data, op, /*open=*/false);
+    Scatter(stream, data, op, /*before_gather=*/false);
   }
-  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
-    Scatter(stream, data, op, /*open=*/true);
+  void ReduceScatterBeforeGather(Stream& stream, Tensor data, ReduceOp op) override {
+    Scatter(stream, data, op, /*before_gather=*/true);
   }
   void AllGather(Stream& stream, Tensor data) override {
     const int64_t part = EqualPart(data, size());
     bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
     Enqueue(stream, absl::StrCat("all-gather of ", data.ToString()), data, data,
-            [data, part](Member& member, Meeting& meeting, const std::string&) {
+            [data, part](Member& member, SharedCall& shared, const std::string&) {
               for (int rank = 0; rank < member.group().size(); ++rank) {
                 if (rank == member.rank()) continue;
-                CopyPart(meeting.table[static_cast<size_t>(rank)].in, data,
+                CopyPart(shared.table[static_cast<size_t>(rank)].in, data,
                          {part * rank, part * (rank + 1)});
               }
               return absl::OkStatus();
@@ -424,9 +424,9 @@ class LocalCommunicator : public Communicator {
     CheckBroadcast(data, root, size());
     bytes_sent_ += BroadcastBytes(data.elements(), SizeOf(data.dtype()), size(), rank(), root);
     Enqueue(stream, absl::StrCat("broadcast of ", data.ToString(), " from rank ", root), data, data,
-            [data, root](Member& member, Meeting& meeting, const std::string&) {
+            [data, root](Member& member, SharedCall& shared, const std::string&) {
               if (member.rank() != root) {
-                CopyPart(meeting.table[static_cast<size_t>(root)].in, data, {0, data.elements()});
+                CopyPart(shared.table[static_cast<size_t>(root)].in, data, {0, data.elements()});
               }
               return absl::OkStatus();
             });
@@ -435,9 +435,9 @@ class LocalCommunicator : public Communicator {
     const int64_t part = CheckAllToAll(in, out, size());
     bytes_sent_ += part * (size() - 1) * SizeOf(in.dtype());
     Enqueue(stream, absl::StrCat("all-to-all of ", in.ToString()), in, out,
-            [out, part](Member& member, Meeting& meeting, const std::string&) {
+            [out, part](Member& member, SharedCall& shared, const std::string&) {
               for (int rank = 0; rank < member.group().size(); ++rank) {
-                const Tensor& from = meeting.table[static_cast<size_t>(rank)].in;
+                const Tensor& from = shared.table[static_cast<size_t>(rank)].in;
                 std::memcpy(PartData(out, {part * rank, 0}),
                             PartData(from, {part * member.rank(), 0}),
                             static_cast<size_t>(part * SizeOf(out.dtype())));
@@ -449,29 +449,23 @@ class LocalCommunicator : public Communicator {
   void Send(Stream& stream, Tensor data, int to) override {
     CheckPeer(data, to, rank(), size());
     bytes_sent_ += data.bytes();
-    pending_.sends.emplace_back(to, data);
-    pending_.send_numbers.push_back(sent_to_[to]++);
-    if (!grouping_) FlushTransfers(stream);
+    queue_.Send(data, to);
+    if (!queue_.grouping()) FlushTransfers(stream);
   }
   void Receive(Stream& stream, Tensor data, int from) override {
     CheckPeer(data, from, rank(), size());
-    pending_.receives.emplace_back(from, data);
-    pending_.receive_numbers.push_back(received_from_[from]++);
-    if (!grouping_) FlushTransfers(stream);
+    queue_.Receive(data, from);
+    if (!queue_.grouping()) FlushTransfers(stream);
   }
-  void GroupBegin() override {
-    CHECK(!grouping_) << "GroupBegin twice";
-    grouping_ = true;
-  }
+  void GroupBegin() override { queue_.GroupBegin(); }
   void GroupEnd(Stream& stream) override {
-    CHECK(grouping_) << "GroupEnd without GroupBegin";
-    grouping_ = false;
+    queue_.GroupEnd();
     FlushTransfers(stream);
   }
 
   absl::Status Barrier() override {
-    return member_->Meet(calls_++, "barrier", Tensor(), Tensor(),
-                         [](Meeting&, const std::string&) { return absl::OkStatus(); });
+    return member_->Call(calls_++, "barrier", Tensor(), Tensor(),
+                         [](SharedCall&, const std::string&) { return absl::OkStatus(); });
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override {
@@ -485,67 +479,57 @@ class LocalCommunicator : public Communicator {
   }
 
  private:
-  struct Transfers {
-    std::vector<std::pair<int, Tensor>> sends;
-    std::vector<uint64_t> send_numbers;
-    std::vector<std::pair<int, Tensor>> receives;
-    std::vector<uint64_t> receive_numbers;
-  };
-
-  static void Reduce(Meeting& meeting, PartRange part, ReduceOp op, const Tensor& data) {
+  static void Reduce(SharedCall& shared, PartRange part, ReduceOp op, const Tensor& data) {
     if (part.count() == 0) return;
     std::vector<const void*> inputs;
-    for (const Meeting::Seat& seat : meeting.table) inputs.push_back(PartData(seat.in, part));
+    for (const SharedCall::Entry& entry : shared.table) inputs.push_back(PartData(entry.in, part));
     ReduceAsTree(inputs, data.dtype(), op, part.count(), PartData(data, part));
   }
   template <typename Body>
   void Enqueue(Stream& stream, std::string call, Tensor in, Tensor out, Body body) {
     CHECK(in.contiguous() && out.contiguous());
     if (stream.device().kind() != kernels::DeviceKind::kCpu) {
-      // A rank alone serves any device: its data are in place.
+      // One rank alone serves any device: its results are in place already.
       CHECK(size() == 1 && in.data() == out.data()) << call << " between threads on a device";
       return;
     }
     const uint64_t number = calls_++;
     stream.Enqueue([member = member_, &stream, number, call = std::move(call), in, out, body] {
-      absl::Status status = member->CloseOpen(call);
+      absl::Status status = member->CheckUntouched(call);
       if (!status.ok()) {
         member->End(status);
       } else {
         status =
-            member->Meet(number, call, in, out, [&](Meeting& meeting, const std::string& what) {
-              return body(*member, meeting, what);
+            member->Call(number, call, in, out, [&](SharedCall& shared, const std::string& what) {
+              return body(*member, shared, what);
             });
       }
       if (!status.ok()) stream.Fail(std::move(status));
     });
   }
-  void Scatter(Stream& stream, Tensor data, ReduceOp op, bool open) {
+  void Scatter(Stream& stream, Tensor data, ReduceOp op, bool before_gather) {
     const int64_t part = EqualPart(data, size());
     bytes_sent_ += part * (size() - 1) * SizeOf(data.dtype());
-    Enqueue(stream, absl::StrCat("reduce-scatter of ", data.ToString()), data, data,
-            [data, op, part, open](Member& member, Meeting& meeting, const std::string&) {
-              const PartRange own = {part * member.rank(), part * (member.rank() + 1)};
-              Reduce(meeting, own, op, data);
-              if (open) member.LeaveOpen(data, own);
-              return absl::OkStatus();
-            });
+    Enqueue(
+        stream, absl::StrCat("reduce-scatter of ", data.ToString()), data, data,
+        [data, op, part, before_gather](Member& member, SharedCall& shared, const std::string&) {
+          const PartRange own = {part * member.rank(), part * (member.rank() + 1)};
+          Reduce(shared, own, op, data);
+          if (before_gather) member.KeepOthers(data, own);
+          return absl::OkStatus();
+        });
   }
   void FlushTransfers(Stream& stream) {
     CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
-    stream.Enqueue([member = member_, &stream, transfers = std::exchange(pending_, {})] {
-      absl::Status status = member->Transfer(transfers.sends, transfers.send_numbers,
-                                             transfers.receives, transfers.receive_numbers);
+    stream.Enqueue([member = member_, &stream, transfers = queue_.Take()] {
+      absl::Status status = member->Transfer(transfers);
       if (!status.ok()) stream.Fail(std::move(status));
     });
   }
 
   const std::shared_ptr<Member> member_;
   uint64_t calls_ = 0;
-  std::map<int, uint64_t> sent_to_;
-  std::map<int, uint64_t> received_from_;
-  bool grouping_ = false;
-  Transfers pending_;
+  TransferQueue queue_;
   int64_t bytes_sent_ = 0;
 };
 

@@ -17,7 +17,7 @@ std::string NameOf(std::vector<Axis> axes) {
                        [](std::string* out, Axis axis) { absl::StrAppend(out, ShortName(axis)); });
 }
 
-// A group of one: there is nobody to talk to.
+// A group of one rank: collectives in place have nothing to do.
 class SoloCommunicator : public Communicator {
  public:
   explicit SoloCommunicator(std::string name) : name_(std::move(name)) {}

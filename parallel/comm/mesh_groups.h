@@ -1,4 +1,4 @@
-// The communicators of a mesh: one per set of axes that somebody communicates along, made from one
+// The communicators of a mesh: one per set of axes that ranks communicate along, made from one
 // world communicator in one global order.
 #ifndef MUSTER_PARALLEL_COMM_MESH_GROUPS_H_
 #define MUSTER_PARALLEL_COMM_MESH_GROUPS_H_
@@ -16,10 +16,10 @@
 namespace muster::parallel {
 
 // Owns every communicator but the world's, which must outlive it. Make() is a collective over the
-// whole world. A group of one rank costs nothing and its collectives do nothing. Groups that are
-// the same set of ranks are still separate communicators where they are used from different
-// streams; the gradient group is shard() or replicate() where one of them is all of it. No more
-// than are used: each takes up to a GiB of a GPU's memory (docs/benchmarks/h200-layouts.md).
+// whole world. A group of one rank costs nothing and its collectives do nothing. Groups of the same
+// ranks are separate communicators where they are used from different streams. The gradient group
+// is shard() or replicate() where one of them has all of its ranks. Communicators that nobody uses
+// are not made: each takes up to a GiB of a GPU's memory (docs/benchmarks/h200-layouts.md).
 // Single-threaded, apart from what Communicator allows.
 class MeshGroups {
  public:
@@ -28,11 +28,11 @@ class MeshGroups {
   // when the mesh is not the world's size; else the status of Communicator::Split.
   static absl::StatusOr<std::unique_ptr<MeshGroups>> Make(const Mesh& mesh, Communicator& world,
                                                           int zero_shards = 1);
-  // The mesh of data parallelism alone.
+  // The groups of a mesh with data parallelism alone.
   static absl::StatusOr<std::unique_ptr<MeshGroups>> MakeData(Communicator& world,
                                                               int zero_shards = 1);
   ~MeshGroups();
-  // The communicators of several ranks that Make() would make for one of them.
+  // How many communicators of several ranks Make() makes on each rank.
   static int Count(const Mesh& mesh, int zero_shards);
 
   const Mesh& mesh() const { return mesh_; }
@@ -43,9 +43,8 @@ class MeshGroups {
   // whose order does not matter.
   Communicator& Along(const std::vector<Axis>& axes);
 
-  // The gradient group Along({kData, kContext}) cut in two. Ranks of a shard group are neighbours
-  // in it: rank i of the gradient group is rank i % zero_shards of its shard group and rank
-  // i / zero_shards of its replicate group.
+  // The gradient group, Along({kData, kContext}), is a grid of shard and replicate groups: its rank
+  // i is rank i % zero_shards of a shard group and rank i / zero_shards of a replicate group.
   Communicator& shard() { return *shard_; }          // gradients are reduce-scattered here
   Communicator& gather() { return *gather_; }        // the same ranks, to gather parameters
   Communicator& replicate() { return *replicate_; }  // parts of gradients are all-reduced here

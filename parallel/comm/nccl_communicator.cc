@@ -1,11 +1,12 @@
-// Ranks on GPUs, through NCCL (https://docs.nvidia.com/deeplearning/nccl). parallel/comm/
-// nccl_world.h says how calls are watched and ended. Beside them stand TCP's host connections, for
-// what happens on hosts.
+// Ranks on GPUs, through NCCL (https://docs.nvidia.com/deeplearning/nccl) and, on memory that they
+// share, through copy engines (peer_group.h). nccl_world.h says how calls are watched and ended.
+// Calls on host streams and barriers go through TCP connections of the same ranks.
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,9 @@
 #include "parallel/comm/nccl_world.h"
 #include "parallel/comm/peer_group.h"
 #include "parallel/comm/peer_memory.h"
+#include "parallel/comm/peer_regions.h"
+#include "parallel/comm/transport_choice.h"
+#include "parallel/comm/transport_timing.h"
 
 namespace muster::parallel {
 namespace {
@@ -73,9 +77,21 @@ char* At(const Tensor& tensor, int64_t element) {
   return static_cast<char*>(tensor.data()) + element * SizeOf(tensor.dtype());
 }
 
-class NcclCommunicator : public Communicator {
+class NcclCommunicator;
+
+// What the groups of one world share.
+struct Shared {
+  explicit Shared(kernels::cuda::CudaDevice& device)
+      : regions(std::make_shared<PeerRegions>(device)) {}
+  const std::shared_ptr<PeerRegions> regions;
+  // The groups whose ranks are on one host, in the order in which they were made, which is the same
+  // on all ranks.
+  std::vector<NcclCommunicator*> groups;
+};
+
+class NcclCommunicator : public Communicator, public PeerMemory {
  public:
-  NcclCommunicator(std::shared_ptr<NcclWorld> world, std::shared_ptr<PeerMemory> shared,
+  NcclCommunicator(std::shared_ptr<NcclWorld> world, std::shared_ptr<Shared> shared,
                    std::unique_ptr<Communicator> host)
       : world_(std::move(world)),
         nccl_(world_->nccl()),
@@ -86,9 +102,13 @@ class NcclCommunicator : public Communicator {
     group_.size = host_->size();
     host_bytes_before_ = host_->bytes_sent();
   }
-  ~NcclCommunicator() override { world_->Remove(group_); }
+  ~NcclCommunicator() override {
+    std::vector<NcclCommunicator*>& groups = shared_->groups;
+    groups.erase(std::remove(groups.begin(), groups.end(), this), groups.end());
+    world_->Remove(group_);
+  }
 
-  // Of the world.
+  // Makes the world's group.
   absl::Status Initialize(const ncclUniqueId& id) {
     RETURN_IF_ERROR(world_->Add(group_, nullptr, absl::StrCat("group ", name(), ", rank ", rank()),
                                 [nccl = nccl_, settings = MakeSettings(), size = size(),
@@ -97,7 +117,7 @@ class NcclCommunicator : public Communicator {
                                   return nccl.CommInitRankConfig(comm, size, id, rank, &config);
                                 }));
     world_rank_ = rank();
-    return MeetPeers();
+    return ConnectPeers();
   }
 
   int rank() const override { return group_.rank; }
@@ -106,13 +126,12 @@ class NcclCommunicator : public Communicator {
   int64_t bytes_sent() const override {
     return bytes_sent_ + host_->bytes_sent() - host_bytes_before_;
   }
-  int64_t bytes_by_copy_engines() const override { return bytes_by_peers_; }
 
   void AllReduce(Stream& stream, Tensor data, ReduceOp op) override {
     if (OnHost(stream)) return host_->AllReduce(stream, data, op);
     CHECK(data.contiguous());
     const int64_t sent = Sent(2 * data.bytes() * (size() - 1) / size());
-    if (peers_ != nullptr && peers_->CoversSum(data, op)) {
+    if (SumsByPeers(data, op)) {
       return ByPeers(stream, "all-reduce", data, sent,
                      [&] { return peers_->AllReduce(stream, data); });
     }
@@ -126,8 +145,8 @@ class NcclCommunicator : public Communicator {
     const int64_t part = EqualPart(data, size());
     SumParts(stream, data, Tensor(At(data, part * rank()), data.dtype(), {part}), op);
   }
-  void ReduceScatterOpen(Stream& stream, Tensor data, ReduceOp op) override {
-    if (OnHost(stream) || peers_ == nullptr || !peers_->CoversSum(data, op)) {
+  void ReduceScatterBeforeGather(Stream& stream, Tensor data, ReduceOp op) override {
+    if (OnHost(stream) || !SumsByPeers(data, op)) {
       return ReduceScatter(stream, data, op);
     }
     const int64_t part = EqualPart(data, size());
@@ -146,7 +165,7 @@ class NcclCommunicator : public Communicator {
     if (OnHost(stream)) return host_->AllGather(stream, data);
     const int64_t part = EqualPart(data, size());
     const int64_t sent = Sent(data.bytes() * (size() - 1) / size());
-    if (peers_ != nullptr && peers_->Covers(data)) {
+    if (GathersByPeers(data.bytes()) && peers_->Covers(data)) {
       return ByPeers(stream, "all-gather", data, sent,
                      [&] { return peers_->AllGather(stream, data); });
     }
@@ -160,7 +179,7 @@ class NcclCommunicator : public Communicator {
     CHECK(in.contiguous() && in.dtype() == out.dtype() && EqualPart(out, size()) == in.elements());
     if (size() == 1) return Communicator::AllGatherFrom(stream, in, out);
     const int64_t sent = Sent(in.bytes() * (size() - 1));
-    if (peers_ != nullptr && peers_->CoversPart(in)) {
+    if (GathersByPeers(out.bytes()) && peers_->CoversPart(in)) {
       return ByPeers(stream, "all-gather", out, sent,
                      [&] { return peers_->AllGatherFrom(stream, in, out); });
     }
@@ -193,25 +212,25 @@ class NcclCommunicator : public Communicator {
     }
     Exchange(stream, "all-to-all", in.dtype(), in.elements(), transfers);
   }
-  void AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
-    if (OnHost(stream)) return host_->AllToAllPieces(stream, pieces);
-    if (size() == 1) return Communicator::AllToAllPieces(stream, pieces);
-    const int64_t elements = CheckAllToAllPieces(pieces, size());
+  void AllToAllBatch(Stream& stream, const std::vector<AllToAllItem>& items) override {
+    if (OnHost(stream)) return host_->AllToAllBatch(stream, items);
+    if (size() == 1) return Communicator::AllToAllBatch(stream, items);
+    const int64_t elements = CheckAllToAllBatch(items, size());
     CHECK(!grouping_);
     int64_t sent = 0;
-    for (const AllToAllPiece& piece : pieces) {
-      sent += Sent(piece.in.bytes() * (size() - 1) / size());
+    for (const AllToAllItem& item : items) {
+      sent += Sent(item.in.bytes() * (size() - 1) / size());
     }
-    constexpr char kOperation[] = "all-to-all in pieces";
-    const Tensor& first = pieces[0].in;
-    if (peers_ != nullptr && peers_->Covers(pieces)) {
+    constexpr char kOperation[] = "batch of all-to-alls";
+    const Tensor& first = items[0].in;
+    if (peers_ != nullptr && peers_->Covers(items)) {
       return ByPeers(stream, kOperation, Tensor(first.data(), first.dtype(), {elements}), sent,
-                     [&] { return peers_->AllToAllPieces(stream, pieces); });
+                     [&] { return peers_->AllToAllBatch(stream, items); });
     }
     std::vector<Transfer> transfers;
-    for (const AllToAllPiece& piece : pieces) {
+    for (const AllToAllItem& item : items) {
       for (int peer = 0; peer < size(); ++peer) {
-        const Tensor sent = piece.PartFor(peer, size()), received = piece.PartFrom(peer, size());
+        const Tensor sent = item.PartFor(peer, size()), received = item.PartFrom(peer, size());
         transfers.push_back({sent.data(), sent.dtype(), sent.elements(), peer, /*sends=*/true});
         transfers.push_back(
             {received.data(), received.dtype(), received.elements(), peer, /*sends=*/false});
@@ -286,6 +305,12 @@ class NcclCommunicator : public Communicator {
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                       const std::string& name) override;
+  void Abort(absl::Status why) override {
+    world_->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
+  }
+
+  // ---- PeerMemory
+  PeerMemory* peer_memory() override { return size() > 1 ? this : nullptr; }
   absl::StatusOr<std::unique_ptr<SharedMemory>> Share(const std::vector<Tensor>& memory,
                                                       const ShareOptions& options) override;
   void UseForSums(const Tensor& memory) override {
@@ -294,9 +319,7 @@ class NcclCommunicator : public Communicator {
   void WaitInWarp(bool in_warp) override {
     if (peers_ != nullptr) peers_->WaitInWarp(in_warp);
   }
-  void Abort(absl::Status why) override {
-    world_->End(absl::AbortedError(absl::StrCat("aborted: ", why.message())));
-  }
+  int64_t bytes_by_copy_engines() const override { return bytes_by_peers_; }
 
  private:
   struct Transfer {
@@ -327,10 +350,18 @@ class NcclCommunicator : public Communicator {
     return bytes;
   }
 
-  // The sum of every rank's part rank() of `data`.
+  bool SumsByPeers(const Tensor& data, ReduceOp op) const {
+    return peers_ != nullptr && forced_ != Transport::kNccl && peers_->CoversSum(data, op);
+  }
+  bool GathersByPeers(int64_t bytes) const {
+    if (peers_ == nullptr) return false;
+    return forced_.value_or(choice_.AllGather(bytes)) == Transport::kCopyEngines;
+  }
+
+  // Sums every rank's part rank() of `data`.
   void SumParts(Stream& stream, const Tensor& data, const Tensor& sum, ReduceOp op) {
     const int64_t sent = Sent(data.bytes() * (size() - 1) / size());
-    if (peers_ != nullptr && peers_->CoversSum(data, op)) {
+    if (SumsByPeers(data, op)) {
       return ByPeers(stream, "reduce-scatter", data, sent,
                      [&] { return peers_->ReduceScatter(stream, data, sum); });
     }
@@ -343,7 +374,8 @@ class NcclCommunicator : public Communicator {
   void Enqueue(Stream& stream, const char* operation, const Tensor& data, const Issue& issue) {
     if (size() == 1 || data.elements() == 0) return;
     world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++},
-                 [&](ncclComm_t comm, cudaStream_t handle) {
+                 [&](ncclComm_t comm, cudaStream_t handle) -> absl::Status {
+                   if (peers_ != nullptr) RETURN_IF_ERROR(peers_->Close(stream));
                    return nccl_.Check(issue(comm, handle), nullptr, "starting the call");
                  });
   }
@@ -354,13 +386,17 @@ class NcclCommunicator : public Communicator {
     world_->Call(group_, stream, {operation, data.dtype(), data.elements(), calls_++},
                  [&](ncclComm_t, cudaStream_t) -> absl::Status { return issue(); });
   }
-  // What calls by copy engines need; without it all go through NCCL. A collective.
-  absl::Status MeetPeers();
+  // Makes what calls by copy engines need; where ranks are on several hosts, all calls go through
+  // NCCL. A collective.
+  absl::Status ConnectPeers();
+  // Times both transports of this group and chooses. A collective.
+  absl::Status ChooseTransport(const ShareOptions& options);
 
   void Exchange(Stream& stream, const char* operation, DType dtype, int64_t elements,
                 const std::vector<Transfer>& transfers) {
     if (elements == 0) return;
-    const auto issue = [&](ncclComm_t comm, cudaStream_t handle) {
+    const auto issue = [&](ncclComm_t comm, cudaStream_t handle) -> absl::Status {
+      if (peers_ != nullptr) RETURN_IF_ERROR(peers_->Close(stream));
       ncclResult_t result = nccl_.GroupStart();
       for (const Transfer& transfer : transfers) {
         if (result != ncclSuccess && result != ncclInProgress) break;
@@ -400,12 +436,14 @@ class NcclCommunicator : public Communicator {
 
   const std::shared_ptr<NcclWorld> world_;
   const NcclLibrary& nccl_;
-  const std::shared_ptr<PeerMemory> shared_;  // of the world
-  const std::unique_ptr<Communicator> host_;  // the same group on the hosts
+  const std::shared_ptr<Shared> shared_;
+  const std::unique_ptr<Communicator> host_;  // the same ranks on their hosts
   int world_rank_ = 0;
-  std::unique_ptr<PeerGroup> peers_;  // null: not all on one host
+  std::unique_ptr<PeerGroup> peers_;  // null: the ranks are on several hosts
+  TransportChoice choice_;
+  std::optional<Transport> forced_;  // while transports are timed
   NcclGroup group_;
-  int64_t host_bytes_before_ = 0;  // of meeting
+  int64_t host_bytes_before_ = 0;  // what making the group has sent
   uint64_t calls_ = 0;
   std::atomic<int64_t> bytes_sent_{0}, bytes_by_peers_{0};
   bool grouping_ = false;
@@ -429,16 +467,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
                                 return nccl.CommSplit(parent, color, rank, comm, &config);
                               }));
   child->world_rank_ = world_rank_;
-  RETURN_IF_ERROR(child->MeetPeers());
+  RETURN_IF_ERROR(child->ConnectPeers());
   return child;
 }
 
-absl::Status NcclCommunicator::MeetPeers() {
+absl::Status NcclCommunicator::ConnectPeers() {
   if (size() == 1) return absl::OkStatus();
-  const std::unique_ptr<kernels::Device> cpu = kernels::MakeCpuDevice(1);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, cpu->MakeStream());
   ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                   GatherTexts(*host_, *stream, absl::StrCat(world_rank_)));
+                   GatherTexts(*host_, absl::StrCat(world_rank_)));
   std::vector<int> world_ranks;
   for (const std::string& text : texts) {
     int world_rank = 0;
@@ -447,25 +483,59 @@ absl::Status NcclCommunicator::MeetPeers() {
   }
   absl::StatusOr<std::unique_ptr<PeerCounters>> counters =
       PeerCounters::Make(*host_, world_->device());
-  // Nothing is wrong with ranks on several hosts.
+  // Ranks on several hosts are no error.
   if (absl::IsUnavailable(counters.status())) return world_->ended();
   RETURN_IF_ERROR(counters.status());
-  peers_ =
-      std::make_unique<PeerGroup>(shared_, *std::move(counters), std::move(world_ranks), rank());
+  peers_ = std::make_unique<PeerGroup>(shared_->regions, *std::move(counters),
+                                       std::move(world_ranks), rank());
   world_->SetPeers(group_, peers_.get());
+  shared_->groups.push_back(this);
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::ChooseTransport(const ShareOptions& options) {
+  choice_ = {};
+  if (options.least_bytes < kCopyEnginesLeastBytes) return absl::OkStatus();
+  const int64_t sent = bytes_sent(), by_peers = bytes_by_peers_;
+  const Tensor sums = peers_->sums();
+  const absl::StatusOr<TransportTimes> times = TimeTransports(
+      {.group = *this,
+       .host = *host_,
+       .device = world_->device(),
+       .shared = shared_->regions->Largest(peers_->world_ranks()),
+       .least_bytes = options.least_bytes,
+       .force = [this](Transport transport) { forced_ = transport; },
+       .use_for_sums = [this](const Tensor& memory) { peers_->UseForSums(memory); }});
+  forced_.reset();
+  peers_->UseForSums(sums);
+  bytes_sent_ -= bytes_sent() - sent;
+  bytes_by_peers_ = by_peers;
+  RETURN_IF_ERROR(
+      Annotate(times.status(), absl::StrCat("timing the transports of group ", name())));
+  choice_ = ChooseTransports(*times);
+  if (world_->options().on_transports) {
+    world_->options().on_transports(absl::StrCat("transports of group ", name(), ", ", size(),
+                                                 " ranks: ", Describe(choice_, *times)));
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> NcclCommunicator::Share(
     const std::vector<Tensor>& memory, const ShareOptions& options) {
   if (size() == 1) return nullptr;
-  RETURN_IF_ERROR(shared_->Share(*host_, memory, options));
+  RETURN_IF_ERROR(shared_->regions->Share(*host_, memory, options));
+  for (NcclCommunicator* group : shared_->groups) {
+    if (absl::Status chosen = group->ChooseTransport(options); !chosen.ok()) {
+      shared_->regions->Close();
+      return chosen;
+    }
+  }
 
-  class Shared : public SharedMemory {
+  class SharedRegions : public SharedMemory {
    public:
-    explicit Shared(NcclCommunicator& world) : world_(world) {}
-    ~Shared() override {
-      world_.shared_->Close();
+    explicit SharedRegions(NcclCommunicator& world) : world_(world) {}
+    ~SharedRegions() override {
+      world_.shared_->regions->Close();
       // A peer must have closed what it frees. One that is gone does not matter any more.
       if (!abandoned_) world_.Barrier().IgnoreError();
     }
@@ -475,10 +545,10 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> NcclCommunicator::Share(
     NcclCommunicator& world_;
     bool abandoned_ = false;
   };
-  return std::make_unique<Shared>(*this);
+  return std::make_unique<SharedRegions>(*this);
 }
 
-// Says on every rank why the ranks cannot work together, when they cannot.
+// The same on every rank: OK, or why the ranks cannot make NCCL communicators with each other.
 absl::Status Agree(Communicator& host, const kernels::cuda::CudaDevice& device,
                    const absl::StatusOr<NcclLibrary>& nccl) {
   NcclPeer self;
@@ -489,9 +559,7 @@ absl::Status Agree(Communicator& host, const kernels::cuda::CudaDevice& device,
   } else {
     self.error = std::string(nccl.status().message());
   }
-  const std::unique_ptr<kernels::Device> cpu = kernels::MakeCpuDevice(1);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, cpu->MakeStream());
-  ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(host, *stream, self.ToText()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(host, self.ToText()));
   std::vector<NcclPeer> peers;
   for (const std::string& text : texts) peers.push_back(NcclPeer::FromText(text));
   return CheckNcclPeers(peers);
@@ -533,7 +601,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(KeyValueStore
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> liveness, host->Split(0, rank, "liveness"));
   auto world = std::make_shared<NcclWorld>(*nccl, cuda, options, std::move(liveness));
   auto communicator = std::make_unique<NcclCommunicator>(
-      std::move(world), std::make_shared<PeerMemory>(cuda), std::move(host));
+      std::move(world), std::make_shared<Shared>(cuda), std::move(host));
   RETURN_IF_ERROR(communicator->Initialize(id));
   return communicator;
 }

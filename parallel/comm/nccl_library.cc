@@ -73,7 +73,7 @@ void SetNcclEnvironment(const NcclEnvironment& environment) {
     ::setenv("NCCL_HOSTID", environment.host_id.c_str(), /*overwrite=*/0);
   }
   if (!environment.address.empty()) {
-    // An address without an interface fails where the rank listens on it, which says so.
+    // Listening on an address without an interface fails later, with an error that says so.
     if (const auto interface = InterfaceOf(environment.address); interface.ok()) {
       ::setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", *interface).c_str(), /*overwrite=*/0);
     }
@@ -81,8 +81,8 @@ void SetNcclEnvironment(const NcclEnvironment& environment) {
     ::setenv("NCCL_SOCKET_FAMILY", v6 ? "AF_INET6" : "AF_INET", /*overwrite=*/0);
   }
   ::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  // Streams share queues of the device, of which there are 8 unless said otherwise. One that waits
-  // for peers (peer_group.h) must not hold up another.
+  // Streams share the device's queues, 8 by default. A stream that waits for peers (peer_group.h)
+  // must not hold up another one.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (!environment.reproducible) return;
   ::setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);

@@ -1,5 +1,5 @@
-// NCCL's functions, found when the first communicator is made: a binary starts where NCCL is
-// absent.
+// NCCL's functions, found when the first communicator is made, so that a binary also starts where
+// NCCL is not installed.
 #ifndef MUSTER_PARALLEL_COMM_NCCL_LIBRARY_H_
 #define MUSTER_PARALLEL_COMM_NCCL_LIBRARY_H_
 
@@ -23,9 +23,9 @@ struct NcclLibrary {
   // or NCCL's. `comm` may be null.
   absl::Status Check(ncclResult_t result, ncclComm_t comm, absl::string_view what) const;
 
-  // ncclCommAbort of all of them at once, each on a thread of its own; returns when all have ended.
-  // One after the other would never end: freeing the first one's memory waits for everything on the
-  // device, also for the kernels of those that come later, which wait for a dead peer
+  // Calls ncclCommAbort for all of them at once, each on a thread of its own; returns when all have
+  // ended. One after the other they would never end: freeing the first one's memory waits for all
+  // kernels on the device, also for those of the next communicators, which wait for a dead peer
   // (https://github.com/NVIDIA/nccl/pull/564).
   void AbortAll(const std::vector<ncclComm_t>& comms) const;
 

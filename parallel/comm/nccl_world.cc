@@ -13,17 +13,18 @@
 namespace muster::parallel {
 namespace {
 
-// How late the watchdog may notice the end of a call or a fault; nothing waits for it otherwise.
+// How late the watchdog may notice the end of a call or a fault.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
-// Rank 0 starts a round this often, in which all hear of all. The others wait in it all the time,
-// so that they notice at once a connection that breaks; the rounds find machines that are gone
-// without a word.
+// Rank 0 enters the liveness barrier this often. The others wait in it all the time, so that they
+// notice at once when a connection breaks; the barriers find machines that are gone without closing
+// their connections.
 constexpr absl::Duration kLivenessInterval = absl::Milliseconds(100);
-// Our aborted kernels answer those of the peers with rubbish: the peers must have heard by then.
+// Aborted kernels of this rank send garbage to those of its peers, so the peers get this long to
+// hear of the end first.
 constexpr absl::Duration kPeersNotice = absl::Milliseconds(20);
-// For host threads to leave NCCL by themselves before its communicators are ended under them.
+// How long host threads may take to leave NCCL before its communicators are ended under them.
 constexpr absl::Duration kEnteredPatience = absl::Milliseconds(500);
-// For what streams do between two waits for peers.
+// How long streams may take to get through their waits for peers.
 constexpr absl::Duration kReleasePatience = absl::Seconds(2);
 
 }  // namespace
@@ -134,7 +135,7 @@ void NcclWorld::Remove(NcclGroup& group) {
       return ended_.ok() ? group.pending.empty() : torn_down_;
     };
     mutex_.Await(Condition(&idle));
-    // What still waits for peers must not outlive the counters that it waits for.
+    // Work that waits for peers must not outlive the counters that it waits for.
     const absl::Time patience = absl::Now() + kReleasePatience;
     while (group.peers != nullptr && !Finished(group) && absl::Now() < patience) {
       group.peers->Release();
@@ -145,8 +146,8 @@ void NcclWorld::Remove(NcclGroup& group) {
     comm = std::exchange(group.comm, nullptr);
     groups_.erase(std::remove(groups_.begin(), groups_.end(), &group), groups_.end());
   }
-  // Not ncclCommDestroy, which may wait for the peers: nothing of ours is under way, and theirs
-  // does not need us any more.
+  // ncclCommDestroy may wait for the peers. Aborting is safe: no call of this rank is under way,
+  // and calls of the peers do not need this rank any more.
   if (comm != nullptr) nccl_.CommAbort(comm);
   for (NcclGroup::Pending& pending : group.pending) group.idle_events.push_back(pending.done);
   for (cudaEvent_t event : group.idle_events) cudaEventDestroy(event);
@@ -183,7 +184,7 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
   }
   MutexLock lock(&mutex_);
   group.entered = false;
-  if (!ended_.ok()) status = ended_;  // which is why it failed, if it did
+  if (!ended_.ok()) status = ended_;  // the reason for an error of `issue`
   if (!status.ok()) {
     if (done != nullptr) group.idle_events.push_back(done);
     status = Annotate(status, group.Describe(call));
@@ -319,7 +320,7 @@ void NcclWorld::Watch() {
       mutex_.Await(Condition(&work));
     } else {
       mutex_.AwaitWithTimeout(Condition(&work), kPollInterval);
-      if (torn_down_) Release();  // a peer that goes on may have taken it back
+      if (torn_down_) Release();  // a peer that goes on may have overwritten the counters
     }
     if (stopping_) return;
     if (torn_down_) continue;

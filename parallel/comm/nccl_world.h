@@ -4,7 +4,7 @@
 // ever. So every call leaves an event behind it, and the watchdog ends all communicators
 // (ncclCommAbort makes their kernels return) when a call takes too long, when NCCL reports a fault,
 // and when the host connections say that a peer is gone. Calls by copy engines (peer_group.h) are
-// watched alike; what they wait for is then released.
+// watched in the same way; what they wait for is then released.
 #ifndef MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
 #define MUSTER_PARALLEL_COMM_NCCL_WORLD_H_
 
@@ -31,7 +31,7 @@
 
 namespace muster::parallel {
 
-// A call as messages name it.
+// What messages say about a call.
 struct NcclCall {
   const char* operation = "";
   kernels::DType dtype = kernels::DType::kU8;
@@ -39,7 +39,7 @@ struct NcclCall {
   uint64_t number = 0;  // in its group
 };
 
-// All fields are the World's.
+// One communicator. NcclWorld alone reads and writes the fields.
 struct NcclGroup {
   struct Pending {
     NcclCall call;
@@ -51,9 +51,9 @@ struct NcclGroup {
   int rank = 0;
   int size = 1;
   ncclComm_t comm = nullptr;   // null once it is ended
-  bool entered = false;        // a host thread is inside an NCCL call on it,
-  NcclCall entered_call;       // this one,
-  absl::Time entered_at;       // since then
+  bool entered = false;        // a host thread is inside an NCCL call on it
+  NcclCall entered_call;       // that call,
+  absl::Time entered_at;       // and since when
   PeerGroup* peers = nullptr;  // null: all calls are NCCL's
   std::deque<Pending> pending;
   std::vector<cudaEvent_t> idle_events;
@@ -75,14 +75,15 @@ class NcclWorld {
 
   using Make = std::function<ncclResult_t(ncclComm_t*)>;
   // Makes group.comm by `make`, on a thread that is left behind when it does not come back in time:
-  // it must own what it uses. `parent` is kept meanwhile. After an error all groups have ended.
+  // `make` must own what it uses. `parent` counts as inside a call meanwhile. After an error all
+  // groups have ended.
   absl::Status Add(NcclGroup& group, NcclGroup* parent, const std::string& what, Make make)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Calls of `peers` count as calls of the group. Before the first.
+  // `peers` is released when the group ends. Called before its first call.
   void SetPeers(NcclGroup& group, PeerGroup* peers) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits for the calls on it, then ends it.
+  // Waits for the calls of the group, then ends it.
   void Remove(NcclGroup& group) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Puts what `issue` enqueues under watch; an error fails the stream.
+  // Watches what `issue` enqueues; an error fails the stream.
   void Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& call,
             absl::FunctionRef<absl::Status(ncclComm_t, cudaStream_t)> issue)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -99,7 +100,7 @@ class NcclWorld {
   void EndLocked(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TearDown() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool busy() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Streams that wait for peers go on.
+  // Lets streams that wait for peers go on.
   void Release() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static bool Finished(const NcclGroup& group);
   const NcclLibrary nccl_;

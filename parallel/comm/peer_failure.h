@@ -1,6 +1,6 @@
-// Which rank a communicator could not reach, carried by a status as a payload: a network between
-// two hosts that fails is the fault of neither rank, and whoever places the next attempt must know
-// which two they were.
+// Which rank a communicator could not reach, carried by a status as a payload. A network that fails
+// between two hosts is the fault of neither rank, and the next attempt is placed by which two they
+// were.
 #ifndef MUSTER_PARALLEL_COMM_PEER_FAILURE_H_
 #define MUSTER_PARALLEL_COMM_PEER_FAILURE_H_
 
@@ -19,7 +19,7 @@ struct PeerFailure {
   int rank = 0;  // of the peer, in the world
 };
 
-// The same status with the failure; one that is there already wins. OK stays OK.
+// Adds the failure to the status; a failure that it has already stays. OK stays OK.
 absl::Status MarkPeer(absl::Status status, const PeerFailure& failure);
 std::optional<PeerFailure> PeerFailureOf(const absl::Status& status);
 

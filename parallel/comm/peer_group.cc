@@ -18,7 +18,7 @@ using kernels::Stream;
 using kernels::Tensor;
 using kernels::cuda::CudaStatus;
 
-// Of parts: rows of 16 bytes, whatever the type, and whole lines of memory.
+// Parts begin at whole lines of memory, and their rows have 16 bytes whatever the type.
 constexpr int64_t kAlignElements = 128;
 
 int64_t RoundUp(int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; }
@@ -31,9 +31,9 @@ cudaStream_t Handle(Stream& stream) { return kernels::cuda::CudaStream::Of(strea
 
 }  // namespace
 
-PeerGroup::PeerGroup(std::shared_ptr<PeerMemory> memory, std::unique_ptr<PeerCounters> counters,
+PeerGroup::PeerGroup(std::shared_ptr<PeerRegions> regions, std::unique_ptr<PeerCounters> counters,
                      std::vector<int> world_ranks, int rank)
-    : memory_(std::move(memory)),
+    : regions_(std::move(regions)),
       counters_(std::move(counters)),
       world_ranks_(std::move(world_ranks)),
       rank_(rank) {}
@@ -48,21 +48,21 @@ PeerGroup::~PeerGroup() {
 }
 
 bool PeerGroup::Covers(const Tensor& data) const {
-  return data.bytes() >= memory_->options().least_bytes && memory_->Find(data, world_ranks_) >= 0;
+  return data.bytes() >= regions_->options().least_bytes && regions_->Find(data, world_ranks_) >= 0;
 }
 
-bool PeerGroup::Covers(const std::vector<AllToAllPiece>& pieces) const {
+bool PeerGroup::Covers(const std::vector<AllToAllItem>& items) const {
   int64_t bytes = 0;
-  for (const AllToAllPiece& piece : pieces) {
-    if (memory_->Find(piece.in, world_ranks_) < 0) return false;
-    bytes += piece.in.bytes();
+  for (const AllToAllItem& item : items) {
+    if (regions_->Find(item.in, world_ranks_) < 0) return false;
+    bytes += item.in.bytes();
   }
-  return bytes >= memory_->options().least_bytes;
+  return bytes >= regions_->options().least_bytes;
 }
 
 bool PeerGroup::CoversPart(const Tensor& part) const {
-  return part.bytes() * size() >= memory_->options().least_bytes &&
-         memory_->Find(part, world_ranks_) >= 0;
+  return part.bytes() * size() >= regions_->options().least_bytes &&
+         regions_->Find(part, world_ranks_) >= 0;
 }
 
 bool PeerGroup::CoversSum(const Tensor& data, ReduceOp op) const {
@@ -81,15 +81,25 @@ absl::Status PeerGroup::Begin(Stream& stream) {
     RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(handle, ended_), "waiting for the last call"));
   }
   last_ = handle;
-  return Meet(stream);
+  open_ = false;
+  return Barrier(stream);
 }
 
 absl::Status PeerGroup::End(Stream& stream, bool open) {
-  if (!open) RETURN_IF_ERROR(Meet(stream));
+  if (!open) RETURN_IF_ERROR(Barrier(stream));
+  open_ = open;
   return CudaStatus(cudaEventRecord(ended_, Handle(stream)), "recording an event");
 }
 
-absl::Status PeerGroup::Meet(Stream& stream) { return counters_->Meet(Handle(stream), in_warp_); }
+absl::Status PeerGroup::Close(Stream& stream) {
+  if (!open_) return absl::OkStatus();
+  RETURN_IF_ERROR(Begin(stream));
+  return CudaStatus(cudaEventRecord(ended_, Handle(stream)), "recording an event");
+}
+
+absl::Status PeerGroup::Barrier(Stream& stream) {
+  return counters_->Barrier(Handle(stream), in_warp_);
+}
 
 absl::Status PeerGroup::MakeLanes() {
   int least = 0, greatest = 0;
@@ -108,7 +118,7 @@ absl::Status PeerGroup::MakeLanes() {
 
 absl::Status PeerGroup::Pull(Stream& stream, const std::vector<Copy>& copies) {
   const cudaStream_t handle = Handle(stream);
-  const bool in_turns = memory_->pulls_at_once() == 1;
+  const bool in_turns = regions_->pulls_at_once() == 1;
   if (lanes_.empty()) RETURN_IF_ERROR(MakeLanes());
   RETURN_IF_ERROR(CudaStatus(cudaEventRecord(begun_, handle), "recording an event"));
   std::vector<bool> used(lanes_.size(), false);
@@ -116,10 +126,10 @@ absl::Status PeerGroup::Pull(Stream& stream, const std::vector<Copy>& copies) {
     const Copy& copy = copies[i];
     if (copy.bytes == 0) continue;
     const Tensor part(const_cast<void*>(copy.mine), DType::kU8, {copy.bytes});
-    const int region = memory_->Find(part, world_ranks_);
+    const int region = regions_->Find(part, world_ranks_);
     CHECK_GE(region, 0);
     cudaStream_t on = handle;
-    // A copy within the device takes nothing of the links.
+    // A copy within the device takes no bandwidth of the links.
     if (!in_turns || copy.of == rank_) {
       const size_t lane = i % lanes_.size();
       on = lanes_[lane].stream;
@@ -129,7 +139,7 @@ absl::Status PeerGroup::Pull(Stream& stream, const std::vector<Copy>& copies) {
       used[lane] = true;
     }
     RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(copy.to, memory_->At(region, world_ranks_[copy.of], copy.mine),
+        CudaStatus(cudaMemcpyAsync(copy.to, regions_->At(region, world_ranks_[copy.of], copy.mine),
                                    static_cast<size_t>(copy.bytes), cudaMemcpyDefault, on),
                    "copying from a peer"));
   }
@@ -178,8 +188,8 @@ absl::Status PeerGroup::AllReduce(Stream& stream, const Tensor& data) {
   RETURN_IF_ERROR(Begin(stream));
   RETURN_IF_ERROR(SumPart(stream, data, begin(rank_),
                           Tensor(At(data, begin(rank_)), data.dtype(), {count(rank_)})));
-  // Nobody needs this rank's other parts any more, and the sums are there.
-  RETURN_IF_ERROR(Meet(stream));
+  // All ranks have read this rank's other parts, and their sums are complete.
+  RETURN_IF_ERROR(Barrier(stream));
   std::vector<Copy> copies;
   for (int step = 1; step < size(); ++step) {
     const int of = (rank_ + step) % size();
@@ -227,14 +237,14 @@ absl::Status PeerGroup::AllToAll(Stream& stream, const Tensor& in, const Tensor&
   return End(stream);
 }
 
-absl::Status PeerGroup::AllToAllPieces(Stream& stream, const std::vector<AllToAllPiece>& pieces) {
+absl::Status PeerGroup::AllToAllBatch(Stream& stream, const std::vector<AllToAllItem>& items) {
   RETURN_IF_ERROR(Begin(stream));
   std::vector<Copy> copies;
-  for (const AllToAllPiece& piece : pieces) {
-    const Tensor mine = piece.PartFor(rank_, size());
+  for (const AllToAllItem& item : items) {
+    const Tensor mine = item.PartFor(rank_, size());
     for (int step = 1; step <= size(); ++step) {
       const int of = (rank_ + step) % size();
-      copies.push_back({of, mine.data(), piece.PartFrom(of, size()).data(), mine.bytes()});
+      copies.push_back({of, mine.data(), item.PartFrom(of, size()).data(), mine.bytes()});
     }
   }
   RETURN_IF_ERROR(Pull(stream, copies));
@@ -258,8 +268,8 @@ absl::Status PeerGroup::AllToAllInSteps(Stream& stream, const Tensor& in, const 
   for (int step = 1; step < size(); ++step) {
     const int from = (rank_ + size() - step) % size();
     before((rank_ + step) % size());
-    // After all ranks have what this step sends.
-    RETURN_IF_ERROR(step == 1 ? Begin(stream) : Meet(stream));
+    // All ranks have enqueued what this step sends.
+    RETURN_IF_ERROR(step == 1 ? Begin(stream) : Barrier(stream));
     RETURN_IF_ERROR(Pull(
         stream, {{from, At(in, part * rank_), At(out, part * from), part * SizeOf(in.dtype())}}));
   }

@@ -1,112 +1,72 @@
-// Memory that the GPUs of one host read in each other, and how their streams wait for each other
-// without a kernel: what collectives by copy engines need (peer_group.h).
+// What a communicator between GPUs of one host may offer beside its collectives: ranks read each
+// other's device memory, so that large collectives go through copy engines (the DMA engines behind
+// cudaMemcpyAsync) and leave the multiprocessors to the kernels beside them. peer_group.h says how.
 #ifndef MUSTER_PARALLEL_COMM_PEER_MEMORY_H_
 #define MUSTER_PARALLEL_COMM_PEER_MEMORY_H_
 
-#include <cuda_runtime_api.h>
-
-#include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device/device.h"
-#include "kernels/device/device_cuda.h"
 #include "kernels/tensor.h"
-#include "parallel/comm/communicator.h"
 
 namespace muster::parallel {
 
-// The shared memory of one rank, by CUDA's handles between processes
-// (https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Interprocess Communication"), and that
-// of the other ranks of its host. Used by the thread that enqueues.
-class PeerMemory {
- public:
-  explicit PeerMemory(kernels::cuda::CudaDevice& device) : device_(device) {}
-  ~PeerMemory() { Close(); }
+// Below this, the barriers of a collective by copy engines take longer than NCCL's whole call.
+inline constexpr int64_t kCopyEnginesLeastBytes = int64_t{4} << 20;
 
-  // A collective of all ranks of `host`, blocks. Every rank shares as many regions. kUnavailable,
-  // on every rank, when one of them cannot read another's memory: nothing is shared then. Requires:
-  // nothing is.
-  absl::Status Share(Communicator& host, const std::vector<kernels::Tensor>& regions,
-                     const ShareOptions& options);
-  // Forgets what is shared. The streams of all ranks that use it have finished.
-  void Close();
-
-  // A region that holds `data`, and which all of `world_ranks` share in the same size and layout;
-  // or -1.
-  int Find(const kernels::Tensor& data, const std::vector<int>& world_ranks) const;
-  // Where world rank `of` has what this rank has at `mine`, which is in that region.
-  char* At(int region, int of, const void* mine) const;
-  // How many reads of peers at the same time are fastest, as Share has timed them: 1 or kPullsMax,
-  // the same on every rank. 1 where it could not.
-  int pulls_at_once() const { return pulls_at_once_; }
-  // What Share was given.
-  const ShareOptions& options() const { return options_; }
-  kernels::cuda::CudaDevice& device() const { return device_; }
-
- private:
-  // By world rank; null where the rank is on another host.
-  struct Region {
-    std::vector<char*> base;
-    std::vector<int64_t> bytes;
-    std::vector<uint64_t> layout;  // ShareOptions::layouts
-  };
-
-  // Memory of the ranks behind this one on its host, kPullsMax at most, each of at least `bytes`,
-  // which it lowers to that.
-  std::vector<const char*> Nearest(int64_t& bytes) const;
-  absl::Status Map(int rank, int of, const std::string& text);
-  absl::StatusOr<char*> Open(const std::string& handle);
-
-  kernels::cuda::CudaDevice& device_;
-  int rank_ = 0;
-  int ranks_ = 0;  // of the world
-  int pulls_at_once_ = 1;
-  std::vector<Region> regions_;
-  std::map<std::string, char*> opened_;  // by CUDA's handle
-  ShareOptions options_;
+struct ShareOptions {
+  // One number per tensor of memory, a hash of what lies where in it; missing ones are 0. Calls on
+  // memory whose number differs between ranks of the group go through NCCL.
+  std::vector<uint64_t> layouts = {};
+  // Calls on fewer bytes go through NCCL. Below the default nothing is measured: copy engines carry
+  // everything that they can.
+  int64_t least_bytes = kCopyEnginesLeastBytes;
 };
 
-// Counters in memory of the host, one from every rank of a group to every other: a rank's stream
-// writes how far it has come and waits for the others'. A stream of high priority, which runs
-// beside others, can wait in the front end of the GPU, which takes no multiprocessor
-// (https://docs.nvidia.com/cuda/cuda-driver-api, "Stream Memory Operations") but notices late; any
-// other waits in a warp.
-class PeerCounters {
+// Memory that PeerMemory::Share has shared. Destroyed before the communicator and before the memory
+// is freed, after all streams that use it have finished. The end is a collective of the world.
+class SharedMemory {
  public:
-  // A collective of `host`, blocks. kUnavailable, on every rank, where its ranks are not on one
-  // host, or a device cannot do it.
-  static absl::StatusOr<std::unique_ptr<PeerCounters>> Make(Communicator& host,
-                                                            kernels::cuda::CudaDevice& device);
-  ~PeerCounters();
-  PeerCounters(const PeerCounters&) = delete;
-  PeerCounters& operator=(const PeerCounters&) = delete;
+  virtual ~SharedMemory() = default;
+  // Makes the end no collective: this rank has failed, and the others may never come.
+  virtual void Abandon() = 0;
+};
 
-  // Enqueues: when what was enqueued before has been done, tells the other ranks so, and waits
-  // until all of them have called it as often; `in_warp`: in a warp whatever the stream.
-  absl::Status Meet(cudaStream_t stream, bool in_warp);
-  // Ends the waits that there are. To be called again and again until none is under way: a peer may
-  // overwrite it. Thread-safe.
-  void Release();
+// Called by the thread that enqueues.
+class PeerMemory {
+ public:
+  virtual ~PeerMemory() = default;
 
- private:
-  PeerCounters(int rank, int size) : rank_(rank), size_(size) {}
-  // Maps the counters of the file, which rank 0 makes.
-  absl::Status Map(const std::string& name, bool make);
-  volatile uint32_t* Counter(int from, int to) const;
-  absl::Status MeetInFrontEnd(cudaStream_t stream, uint32_t value);
-
-  const int rank_;
-  const int size_;
-  char* memory_ = nullptr;
-  char* on_device_ = nullptr;  // the same
-  bool registered_ = false;
-  std::atomic<uint32_t> meetings_{0};
+  // Lets the other ranks of this host read `memory` of this rank until the result is destroyed.
+  // From then on calls on data in it, of this communicator and of all split from the same world,
+  // may go through copy engines. They do where all ranks of the group are on one host and share
+  // memory of the same bytes and layout; data must then lie at the same place of it on all of them.
+  // All other calls go through NCCL as before.
+  //
+  // Which transport carries a call is the same on all ranks, and for sums on all runs: sums of
+  // shared fp32, bf16 and fp16 data of least_bytes or more always go through copy engines and have
+  // the bits of Communicator's promise, once there is memory for them (UseForSums). All-gathers
+  // give the same bits either way and take the transport that this call has measured to be better
+  // (transport_choice.h). All-to-alls and rotations stay with copy engines: NCCL would keep 12 MiB
+  // per peer and channel for them.
+  //
+  // A collective of the world, with as many tensors on every rank. Blocks, and takes up to some
+  // hundred milliseconds per group. kUnavailable, on every rank, says why memory cannot be shared.
+  virtual absl::StatusOr<std::unique_ptr<SharedMemory>> Share(
+      const std::vector<kernels::Tensor>& memory, const ShareOptions& options) = 0;
+  // Device memory that this group's sums of shared data pull other ranks' parts into; empty: sums
+  // go through NCCL. With less than the data's bytes a sum takes several rounds. Groups may use the
+  // same memory if they sum on the same stream. It outlives the calls. The same size on all ranks.
+  virtual void UseForSums(const kernels::Tensor& memory) = 0;
+  // How calls of this group by copy engines wait for the other ranks on a stream of high priority:
+  // in a warp of one multiprocessor, which notices within microseconds, or (the default) in the
+  // front end of the GPU, which takes no multiprocessor from the kernels beside but notices late.
+  // Calls on other streams always wait in a warp. Ranks may differ.
+  virtual void WaitInWarp(bool in_warp) = 0;
+  // The part of Communicator::bytes_sent that went through copy engines.
+  virtual int64_t bytes_by_copy_engines() const = 0;
 };
 
 }  // namespace muster::parallel

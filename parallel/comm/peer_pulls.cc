@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "kernels/device/cuda_status.h"
-#include "kernels/device/device.h"
 #include "parallel/comm/gather_texts.h"
 
 namespace muster::parallel {
@@ -21,7 +19,7 @@ namespace {
 
 using kernels::cuda::CudaStatus;
 
-// Calls that are timed together.
+// Calls between two events.
 constexpr int kTimedCalls = 8;
 
 // Streams and events of a measurement, and memory to read into.
@@ -98,25 +96,23 @@ absl::StatusOr<int> FastestPulls(Communicator& host, const std::vector<const cha
   } else {
     status = timing.Make(peers.size() * static_cast<size_t>(bytes), kPullsMax, 3);
   }
-  // The first calls open the way to the peers.
+  // The first calls, which open the way to the peers, do not count.
   for (const bool counts : {false, true}) {
-    for (const bool together : {false, true}) {
-      // Also where this rank has nothing to time: the others wait for it.
+    for (const bool at_once : {false, true}) {
+      // A rank that has nothing to time takes part too: the others wait for it.
       RETURN_IF_ERROR(host.Barrier());
       if (!status.ok()) continue;
       const absl::StatusOr<double> time =
-          TimePulls(timing, peers, static_cast<size_t>(bytes), together ? kPullsMax : 1);
+          TimePulls(timing, peers, static_cast<size_t>(bytes), at_once ? kPullsMax : 1);
       status = time.status();
-      if (counts && time.ok()) milliseconds[together] = *time;
+      if (counts && time.ok()) milliseconds[at_once] = *time;
     }
   }
   // Without a choice everything works all the same.
   cudaGetLastError();
   if (!status.ok()) milliseconds = {};
-  const std::unique_ptr<kernels::Device> cpu = kernels::MakeCpuDevice(1);
-  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Stream> stream, cpu->MakeStream());
   ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                   GatherTexts(host, *stream, absl::StrCat(milliseconds[0], " ", milliseconds[1])));
+                   GatherTexts(host, absl::StrCat(milliseconds[0], " ", milliseconds[1])));
   // A collective ends when the last rank has.
   std::array<double, 2> longest = {};
   for (const std::string& text : texts) {

@@ -14,10 +14,10 @@ inline constexpr int kPullsMax = 4;
 
 // 1 or kPullsMax, the same on every rank of `host`: a collective, blocks for some milliseconds.
 // All ranks read at the same time, as in a collective, `bytes` of each of their `peers` (memory of
-// other devices, in the order that collectives read it): how much the reads of several peers are in
-// each other's way depends on what is between the GPUs. On four H200 behind switches three reads at
-// once bring 238 GB/s, where one of a pair alone brings 367 (docs/benchmarks/h200-layouts.md). 1
-// where a rank could not time it, for want of memory, say. The current device is this rank's.
+// other devices, in the order in which collectives read it). How much reads of several peers
+// disturb each other depends on what is between the GPUs: on four H200 behind switches three reads
+// at once bring 238 GB/s, one read of one pair alone 367 (docs/benchmarks/h200-layouts.md). 1 where
+// a rank could not time it, for want of memory, say. The current device is this rank's.
 absl::StatusOr<int> FastestPulls(Communicator& host, const std::vector<const char*>& peers,
                                  int64_t bytes);
 

@@ -1,6 +1,5 @@
 // Ranks as processes on any hosts. The mesh (tcp_mesh.h) gives tagged messages between every two of
-// them; the collectives are made here, because sums must be made in one order to give the same bits
-// whatever the layout of the wire.
+// them; the collectives are made of them here.
 //
 // All-reduce: every rank sends part j of its data to rank j, which adds them as a tree over the
 // ranks and sends the sum to everyone; in segments, so that adding overlaps with the wire. Messages
@@ -8,15 +7,14 @@
 //
 // A tag names (group, call, step), so calls on different streams and groups share the connections
 // without receiving each other's messages. It holds a hash of the call's kind and size, too: ranks
-// that make different calls each wait in vain and say so. Groups made by Split share fate: an error
-// or Abort in one ends them all and closes the connections, which is how the peers notice within
-// milliseconds.
+// that make different calls each run into the timeout, whose error says so. Groups made by Split
+// end together: an error or Abort in one ends them all and closes the connections, which is how the
+// peers notice within milliseconds.
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +31,7 @@
 #include "parallel/comm/collective_plan.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/tcp_mesh.h"
+#include "parallel/comm/transfer_queue.h"
 
 namespace muster::parallel {
 namespace {
@@ -217,7 +216,7 @@ absl::Status ReduceParts(Member& member, Exchange& exchange, Tensor data, Reduce
   const int64_t width = SizeOf(data.dtype());
   const PartRange own = parts(member.rank);
   const int peers = member.size() - 1;
-  // Segment-major, one row per peer: the memory of a segment stays together.
+  // Segment by segment, one row per peer in each, so that the rows of a segment are contiguous.
   char* scratch = exchange.TakeScratch(own.count() * peers * width);
   std::vector<size_t> received;
   for (int64_t begin = 0, step = 0; begin < own.count(); begin += segment, ++step) {
@@ -416,21 +415,17 @@ class TcpCommunicator : public Communicator {
 
   void Send(Stream& stream, Tensor data, int to) override {
     CheckPeer(data, to, rank(), size());
-    pending_.push_back({data, to, sent_to_[to]++, true});
-    if (!grouping_) FlushTransfers(stream);
+    queue_.Send(data, to);
+    if (!queue_.grouping()) FlushTransfers(stream);
   }
   void Receive(Stream& stream, Tensor data, int from) override {
     CheckPeer(data, from, rank(), size());
-    pending_.push_back({data, from, received_from_[from]++, false});
-    if (!grouping_) FlushTransfers(stream);
+    queue_.Receive(data, from);
+    if (!queue_.grouping()) FlushTransfers(stream);
   }
-  void GroupBegin() override {
-    CHECK(!grouping_) << "GroupBegin twice";
-    grouping_ = true;
-  }
+  void GroupBegin() override { queue_.GroupBegin(); }
   void GroupEnd(Stream& stream) override {
-    CHECK(grouping_) << "GroupEnd without GroupBegin";
-    grouping_ = false;
+    queue_.GroupEnd();
     FlushTransfers(stream);
   }
 
@@ -446,14 +441,7 @@ class TcpCommunicator : public Communicator {
   }
 
  private:
-  struct PointToPoint {
-    Tensor data;
-    int peer = 0;
-    uint64_t number = 0;
-    bool sends = false;
-  };
-
-  // Numbers need only differ between calls under way.
+  // The number only needs to differ between calls under way.
   static uint64_t Numbered(uint64_t number, const std::string& call) {
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
     for (const char c : call) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -484,23 +472,22 @@ class TcpCommunicator : public Communicator {
   }
   void FlushTransfers(Stream& stream) {
     CHECK(stream.device().kind() == kernels::DeviceKind::kCpu);
-    stream.Enqueue(
-        [member = member_, &stream, transfers = std::exchange(pending_, {}), tag = Tag(true, 0)] {
-          auto body = [&](Member& m, Exchange& exchange) {
-            for (const PointToPoint& transfer : transfers) {
-              const auto step = static_cast<int64_t>(
-                  Numbered(transfer.number, absl::StrCat(transfer.data.bytes())) << kStepBits);
-              if (transfer.sends) {
-                exchange.Send(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
-              } else {
-                exchange.Receive(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
-              }
-            }
-            return exchange.WaitAll();
-          };
-          absl::Status status = Run(*member, "send and receive", tag, body);
-          if (!status.ok()) stream.Fail(std::move(status));
-        });
+    stream.Enqueue([member = member_, &stream, transfers = queue_.Take(), tag = Tag(true, 0)] {
+      auto body = [&](Member& m, Exchange& exchange) {
+        for (const QueuedTransfer& transfer : transfers) {
+          const auto step = static_cast<int64_t>(
+              Numbered(transfer.number, absl::StrCat(transfer.data.bytes())) << kStepBits);
+          if (transfer.sends) {
+            exchange.Send(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
+          } else {
+            exchange.Receive(transfer.peer, step, transfer.data.data(), transfer.data.bytes());
+          }
+        }
+        return exchange.WaitAll();
+      };
+      absl::Status status = Run(*member, "send and receive", tag, body);
+      if (!status.ok()) stream.Fail(std::move(status));
+    });
   }
 
   // Gathers `count` numbers of every rank into values[rank * count], on the calling thread.
@@ -526,10 +513,7 @@ class TcpCommunicator : public Communicator {
 
   const std::shared_ptr<Member> member_;
   uint64_t calls_ = 0;
-  std::map<int, uint64_t> sent_to_;
-  std::map<int, uint64_t> received_from_;
-  bool grouping_ = false;
-  std::vector<PointToPoint> pending_;
+  TransferQueue queue_;
 };
 
 absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, int key,

@@ -1,12 +1,13 @@
 // Messages between every two ranks of a world over TCP, across hosts.
 //
 // A link is the pair's conversation, and outlives its connections: messages are numbered, the
-// receiver acknowledges them, and the sender keeps what is not acknowledged. When nothing has been
-// heard for kSuspectAfter the connection is given up and the higher rank dials anew about once a
-// second; the new connection goes on behind the last message that arrived whole. So a cut of the
-// network costs the time it lasts and about a second, where TCP alone, whose retransmissions back
-// off exponentially, would stay silent for as long again. A connection that ends although its peer
-// lives (a firewall that forgot it, an interface that was restarted) is replaced the same way.
+// receiver acknowledges them, and the sender keeps what is not acknowledged (tcp_link.h). When
+// nothing has been heard for 2.5 s the connection is given up and the higher rank dials again about
+// once a second (tcp_connector.h); the new connection goes on behind the last message that arrived
+// whole. So a cut of the network costs the time it lasts and about a second, where TCP alone, whose
+// retransmissions back off exponentially, would stay silent for as long again. A connection that
+// ends although its peer lives (a firewall that forgot it, an interface that was restarted) is
+// replaced the same way.
 //
 // A link is lost for good when its peer says goodbye, when nobody listens at its address any more
 // (its process has ended), or when nothing was heard from its host for TcpOptions::silence_max. A
@@ -18,38 +19,20 @@
 #ifndef MUSTER_PARALLEL_COMM_TCP_MESH_H_
 #define MUSTER_PARALLEL_COMM_TCP_MESH_H_
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/tcp_transfer.h"
 
 namespace muster::parallel {
 
 // Thread-safe.
 class TcpMesh {
  public:
-  // One message under way; stays where it is from Post until Withdraw has returned.
-  class Transfer {
-   public:
-    Transfer(int peer, bool sends, uint64_t tag, void* data, size_t bytes)
-        : peer_(peer), sends_(sends), tag_(tag), data_(static_cast<char*>(data)), bytes_(bytes) {}
-    Transfer(const Transfer&) = delete;
-    Transfer& operator=(const Transfer&) = delete;
-    int peer() const { return peer_; }
-
-   private:
-    friend class TcpMesh;
-    const int peer_;
-    const bool sends_;
-    const uint64_t tag_;
-    char* const data_;
-    const size_t bytes_;
-    bool done_ = false;  // guarded by the mesh's mutex
-  };
+  using Transfer = TcpTransfer;
 
   // Blocks until every two ranks have proved to each other that they can talk, both ways and in
   // packets of full size. `store` is not used afterwards. Status codes as of MakeTcpCommunicator.
@@ -59,19 +42,20 @@ class TcpMesh {
   // transfer is under way.
   ~TcpMesh();
 
-  // Begins; at least one byte. A message meets the receive of the same tag and size, in the order
-  // in which those of one tag were posted.
+  // Begins; at least one byte. A message goes to the receive of the same tag and size; those of one
+  // tag are matched in the order in which they were posted.
   void Post(Transfer& transfer);
   // OK: a send's memory may be reused, a receive's is filled. kDeadlineExceeded: not by then.
   // kUnavailable: the link is lost, with a PeerFailure when its network is why. Else End's status.
+  // Wakes for this transfer alone, whatever else the mesh is doing.
   absl::Status Wait(Transfer& transfer, absl::Time deadline);
-  // Returns when the memory of the transfer is not touched any more. Requires: it is done, or the
-  // mesh has ended.
+  // Returns when the memory of the transfer is not touched any more. Requires: the transfer is
+  // done, or the mesh has ended.
   void Withdraw(Transfer& transfer);
 
   // Ends all transfers and links. The first reason stays and is returned.
   absl::Status End(absl::Status why);
-  // OK while it has not ended.
+  // OK until then.
   absl::Status ended() const;
 
  private:

@@ -11,11 +11,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 
 namespace muster::parallel {
@@ -51,23 +48,17 @@ absl::StatusOr<SocketAddress> SocketAddress::Parse(const std::string& address, i
   return result;
 }
 
-SocketAddress SocketAddress::OfPeer(const Socket& socket) {
+SocketAddress SocketAddress::Of(const Socket& socket, NameOfSocket name_of) {
   SocketAddress result;
   result.size_ = sizeof(result.storage_);
-  if (getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&result.storage_), &result.size_) != 0) {
+  if (name_of(socket.fd(), reinterpret_cast<sockaddr*>(&result.storage_), &result.size_) != 0) {
     return {};
   }
   return result;
 }
 
-SocketAddress SocketAddress::OfLocal(const Socket& socket) {
-  SocketAddress result;
-  result.size_ = sizeof(result.storage_);
-  if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&result.storage_), &result.size_) != 0) {
-    return {};
-  }
-  return result;
-}
+SocketAddress SocketAddress::OfPeer(const Socket& socket) { return Of(socket, getpeername); }
+SocketAddress SocketAddress::OfLocal(const Socket& socket) { return Of(socket, getsockname); }
 
 int SocketAddress::port() const {
   if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_port);
@@ -87,25 +78,7 @@ std::string SocketAddress::address() const {
 }
 
 std::string SocketAddress::ToString() const {
-  return family() == AF_INET6 ? absl::StrCat("[", address(), "]:", port())
-                              : absl::StrCat(address(), ":", port());
-}
-
-absl::StatusOr<PortRange> PortRange::Parse(const std::string& text) {
-  if (text.empty()) return PortRange{};
-  const std::vector<std::string> ends = absl::StrSplit(text, '-');
-  PortRange range;
-  if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &range.first) ||
-      !absl::SimpleAtoi(ends.back(), &range.last) || range.first < 1 || range.last > 65535 ||
-      range.first > range.last) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is no range of ports such as 20000-20999"));
-  }
-  return range;
-}
-
-std::string PortRange::ToString() const {
-  return first == 0 ? "any" : absl::StrCat(first, "-", last);
+  return HostPort{address(), absl::StrCat(port())}.ToString();
 }
 
 absl::StatusOr<Socket> Listen(const std::string& address, const PortRange& ports, int offset) {
@@ -117,7 +90,7 @@ absl::StatusOr<Socket> Listen(const std::string& address, const PortRange& ports
     if (socket.fd() < 0) {
       return absl::ResourceExhaustedError(absl::StrCat("a socket: ", std::strerror(errno)));
     }
-    SetOption(socket.fd(), SOL_SOCKET, SO_REUSEADDR, 1);  // not kept by connections that ended
+    SetOption(socket.fd(), SOL_SOCKET, SO_REUSEADDR, 1);  // closed connections do not keep the port
     if (bind(socket.fd(), local.data(), local.size()) == 0 && listen(socket.fd(), kBacklog) == 0) {
       return socket;
     }

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/network.h"
 
 namespace muster::parallel {
 
@@ -38,6 +39,7 @@ class SocketAddress {
   SocketAddress() = default;
   // "10.0.0.1", "fd00::1" or "fe80::1%eth0"; no brackets. kInvalidArgument.
   static absl::StatusOr<SocketAddress> Parse(const std::string& address, int port);
+  // An empty address where the socket has none.
   static SocketAddress OfPeer(const Socket& socket);   // the remote end
   static SocketAddress OfLocal(const Socket& socket);  // this end
 
@@ -50,33 +52,27 @@ class SocketAddress {
   socklen_t size() const { return size_; }
 
  private:
+  // getpeername or getsockname.
+  using NameOfSocket = int (*)(int fd, sockaddr* address, socklen_t* size);
+  static SocketAddress Of(const Socket& socket, NameOfSocket name_of);
+
   sockaddr_storage storage_ = {};
   socklen_t size_ = 0;
 };
 
-// Ports to listen on, both ends included; {0, 0}: the system picks.
-struct PortRange {
-  int first = 0;
-  int last = 0;
-
-  // "20000-20999" or "20000"; empty = any. kInvalidArgument.
-  static absl::StatusOr<PortRange> Parse(const std::string& text);
-  std::string ToString() const;
-};
-
-// Listens on the first free port of the range, tried from its `offset`-th on and around, so that
-// the ranks of a host do not all try the same one. kInvalidArgument: no interface of this host has
-// the address. kResourceExhausted: every port is in use.
+// Listens on the first free port of the range, beginning with its `offset`-th and wrapping around,
+// so that the ranks of a host do not all try the same one. kInvalidArgument: no interface of this
+// host has the address. kResourceExhausted: every port is in use.
 absl::StatusOr<Socket> Listen(const std::string& address, const PortRange& ports, int offset);
 
 // Begins to connect from `local` (a numeric address; the port is the system's choice), which keeps
-// traffic on the interface that was chosen. The socket becomes writable when it is decided;
-// ConnectError then tells. An errno that is known at once is returned as a status whose message is
-// FailureText's.
+// traffic on the interface that was chosen. The socket becomes writable when the attempt has ended;
+// ConnectError then says how. An errno that is known at once is returned as a status with
+// FailureText's message.
 absl::StatusOr<Socket> Dial(const std::string& local, const SocketAddress& to);
 // 0: connected; else the errno.
 int ConnectError(const Socket& socket);
-// What a person makes of the errno of a connection: "connection refused", ...
+// The errno of a connection for people: "connection refused", ...
 std::string FailureText(int error);
 
 // Name of the interface of this host that has the address ("eth0"). kNotFound.
@@ -85,8 +81,8 @@ absl::StatusOr<std::string> InterfaceOf(const std::string& address);
 // Accepts a connection, or an empty socket (fd -1) when none is waiting.
 Socket Accept(const Socket& listener);
 
-// Since the peer's machine last acknowledged or sent anything. InfiniteDuration where the system
-// does not tell.
+// How long ago the peer's machine last acknowledged or sent anything. InfiniteDuration where the
+// system does not say.
 absl::Duration SinceHeard(const Socket& socket);
 
 }  // namespace muster::parallel

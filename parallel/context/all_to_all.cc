@@ -68,9 +68,8 @@ class AllToAll : public ContextAttention {
     }
     // What nothing runs beside stays on the computing stream: another one would cost two events.
     // The first to come and the last to go have nothing.
-    const auto exchange = [&](kernels::Event* done, const std::vector<AllToAllPiece>& pieces) {
-      StartExchange(call, done,
-                    [&](kernels::Stream& on) { call.group.AllToAllPieces(on, pieces); });
+    const auto exchange = [&](kernels::Event* done, const std::vector<AllToAllItem>& pieces) {
+      StartExchange(call, done, [&](kernels::Stream& on) { call.group.AllToAllBatch(on, pieces); });
     };
     const auto in = [&](int g) {
       return FromParts(PackedOf(saved.parts, g), PackedOf(saved.qkv, g));
@@ -125,7 +124,7 @@ class AllToAll : public ContextAttention {
     }
     for (int g = 0; g < groups_; ++g) {
       StartExchange(call, came[g], [&](kernels::Stream& on) {
-        call.group.AllToAllPieces(
+        call.group.AllToAllBatch(
             on, FromParts(SentOut(saved.d_qkv, g).parts, SentOut(saved.parts, g).parts));
       });
     }
@@ -145,7 +144,7 @@ class AllToAll : public ContextAttention {
       // On two streams at once a group's exchanges would not keep their order.
       if (g > 0 && went[g] == nullptr) AwaitExchange(call, went[g - 1], Collective::kAllToAll);
       StartExchange(call, went[g], [&](kernels::Stream& on) {
-        call.group.AllToAllPieces(on, ToParts(d_qkv, PackedOf(saved.parts, g)));
+        call.group.AllToAllBatch(on, ToParts(d_qkv, PackedOf(saved.parts, g)));
       });
     }
     if (call.beside_last != nullptr) call.beside_last();
@@ -236,22 +235,22 @@ class AllToAll : public ContextAttention {
   }
 
   // Between tokens of all ranks in the order of the sequence, [B,S,heads,D], and parts of them.
-  std::vector<AllToAllPiece> FromParts(const Tensor& parts, const Tensor& whole) const {
-    std::vector<AllToAllPiece> pieces = Pieces(parts, whole);
+  std::vector<AllToAllItem> FromParts(const Tensor& parts, const Tensor& whole) const {
+    std::vector<AllToAllItem> pieces = Pieces(parts, whole);
     for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].out_places = late_places_;
     return pieces;
   }
-  std::vector<AllToAllPiece> ToParts(const Tensor& whole, const Tensor& parts) const {
-    std::vector<AllToAllPiece> pieces = Pieces(whole, parts);
+  std::vector<AllToAllItem> ToParts(const Tensor& whole, const Tensor& parts) const {
+    std::vector<AllToAllItem> pieces = Pieces(whole, parts);
     for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].in_places = late_places_;
     return pieces;
   }
-  std::vector<AllToAllPiece> Pieces(const Tensor& in, const Tensor& out) const {
+  std::vector<AllToAllItem> Pieces(const Tensor& in, const Tensor& out) const {
     const int64_t count = 2 * shape_.batch, piece = in.elements() / count;
     const auto half = [&](const Tensor& of, int64_t i) {
       return of.Reshape({count, piece}).Rows(i, 1);
     };
-    std::vector<AllToAllPiece> pieces;
+    std::vector<AllToAllItem> pieces;
     for (int64_t i = 0; i < count; ++i) pieces.push_back({half(in, i), half(out, i)});
     return pieces;
   }

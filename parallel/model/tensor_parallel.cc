@@ -202,9 +202,9 @@ Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage, int piec
   return storage;
 }
 
-Tensor TensorPart::Leave(const Pass& pass, Tensor partial, bool open) const {
+Tensor TensorPart::Leave(const Pass& pass, Tensor partial, bool gather_follows) const {
   if (size == 1) return partial;
-  Sum(*pass.tensor, pass.stream, partial, open);
+  Sum(*pass.tensor, pass.stream, partial, gather_follows);
   return OwnRows(partial);
 }
 
@@ -225,11 +225,11 @@ InPieces TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage, i
   return started;
 }
 
-Started TensorPart::StartLeave(const Pass& pass, Tensor partial, bool open) const {
-  if (!Overlaps(pass)) return {Leave(pass, partial, open)};
+Started TensorPart::StartLeave(const Pass& pass, Tensor partial, bool gather_follows) const {
+  if (!Overlaps(pass)) return {Leave(pass, partial, gather_follows)};
   kernels::Event* const done = pass.tensor_stream->Start(
       pass.stream, sequence ? Collective::kReduceScatter : Collective::kAllReduce,
-      [&](kernels::Stream& stream) { Sum(*pass.tensor, stream, partial, open); });
+      [&](kernels::Stream& stream) { Sum(*pass.tensor, stream, partial, gather_follows); });
   return {OwnRows(partial), done};
 }
 
@@ -324,9 +324,9 @@ bool TensorPart::Overlaps(const Pass& pass) const {
 }
 
 void TensorPart::Sum(Communicator& group, kernels::Stream& stream, const Tensor& partial,
-                     bool open) const {
-  if (sequence && open) {
-    group.ReduceScatterOpen(stream, partial, ReduceOp::kSum);
+                     bool gather_follows) const {
+  if (sequence && gather_follows) {
+    group.ReduceScatterBeforeGather(stream, partial, ReduceOp::kSum);
   } else if (sequence) {
     group.ReduceScatter(stream, partial, ReduceOp::kSum);
   } else {

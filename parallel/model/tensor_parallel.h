@@ -99,16 +99,17 @@ struct TensorPart {
                         int pieces) const;
   // Where it ends (backward: begins): `partial` [T,C] is summed over the ranks in place. Returns
   // this rank's rows of it: all, without sequence parallelism.
-  // `open`: an Enter of the same group comes next, before anybody else writes to `partial`
-  // (Communicator::ReduceScatterOpen).
-  kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial, bool open = false) const;
+  // `gather_follows`: the group's next collective is an all-gather, and nobody writes to `partial`
+  // before that has been enqueued (Communicator::ReduceScatterBeforeGather).
+  kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial,
+                        bool gather_follows = false) const;
 
   // The same beside the computing stream, if the pass has a stream for that, of a model that
   // overlaps: what is enqueued until Await() runs under it, and must leave its tensors alone.
   Started StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
   InPieces StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
                       int pieces) const;
-  Started StartLeave(const Pass& pass, kernels::Tensor partial, bool open = false) const;
+  Started StartLeave(const Pass& pass, kernels::Tensor partial, bool gather_follows = false) const;
   static kernels::Tensor Await(const Pass& pass, const Started& started);
   static kernels::Tensor Await(const Pass& pass, const InPieces& started);  // all of it
   static void AwaitSent(const Pass& pass, const Started& started);
@@ -135,7 +136,7 @@ struct TensorPart {
  private:
   bool Overlaps(const Pass& pass) const;
   void Sum(Communicator& group, kernels::Stream& stream, const kernels::Tensor& partial,
-           bool open = false) const;
+           bool gather_follows = false) const;
   kernels::Tensor OwnRows(const kernels::Tensor& all) const;
 };
 

@@ -325,7 +325,7 @@ class TransformerBlock : public Block {
       LinearForward(pass, down_, PieceOf(saved.up, 2, half), y);
       Tensor& branch = half == 0 ? flow.branch : flow.second_branch;
       left[half] = part_.Start(pass, Ends(), [&](const Pass& on) {
-        branch = LeaveWithDropout(on, flow, y, mlp_dropout_, half, /*open=*/ahead);
+        branch = LeaveWithDropout(on, flow, y, mlp_dropout_, half, /*gather_follows=*/ahead);
       });
       if (ahead) flow.next->BeginForward(pass, flow, *flow.next_saved, half);
     }
@@ -378,7 +378,7 @@ class TransformerBlock : public Block {
       entering.tensor = PieceOf(y2.all, 2, half);
       entering.done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
         const Tensor branch =
-            LeaveWithDropout(on, flow, y, attention_dropout_, half, /*open=*/true);
+            LeaveWithDropout(on, flow, y, attention_dropout_, half, /*gather_follows=*/true);
         NormForward(on, norm2_, PieceOf(saved.x1, 2, half), branch, norm);
         entering.sent = TensorPart::Sends(on);
         part_.Enter(on, norm.y, y);
@@ -392,8 +392,8 @@ class TransformerBlock : public Block {
   }
   // This rank's rows of the sum of a piece, without what is dropped.
   Tensor LeaveWithDropout(const Pass& pass, const Flow& flow, const Tensor& partial,
-                          const Dropout& dropout, int piece, bool open = false) const {
-    const Tensor rows = part_.Leave(pass, partial, open);
+                          const Dropout& dropout, int piece, bool gather_follows = false) const {
+    const Tensor rows = part_.Leave(pass, partial, gather_follows);
     dropout.Apply(pass, flow, rows, rows, part_.FirstToken(flow.shape, piece));
     return rows;
   }
@@ -550,7 +550,7 @@ class TransformerBlock : public Block {
       const Tensor dx = saved.d_small.Rows(first, rows);
       LinearBackwardInput(pass, up_, d_up, dx);
       // What attention's backward writes there has awaited the gather behind norm2.
-      d_norm2[first / rows] = part_.StartLeave(pass, dx, /*open=*/true);
+      d_norm2[first / rows] = part_.StartLeave(pass, dx, /*gather_follows=*/true);
     };
     if (swiglu_) {
       return Dropped(pass, flow, d_out, mlp_dropout_, [&](Tensor dy, int64_t first) {
@@ -613,7 +613,7 @@ class TransformerBlock : public Block {
     for (int piece = 0; piece < d_out.count; ++piece) {
       const Tensor dx = PieceOf(saved.d_small, d_out.count, piece);
       QkvBackwardInput(pass, saved, piece * dx.dim(0), dx);
-      // Not open: the block behind may make its norms again in this memory, ahead of its gather.
+      // No gather follows: the next block of backward may recompute its norms in this memory first.
       d_norm1[piece] = part_.StartLeave(pass, dx);
     }
     if (!LeavesForExchanges()) output_weights();

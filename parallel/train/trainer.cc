@@ -325,11 +325,13 @@ absl::Status Trainer::TakeMemoryForSums() {
     return absl::OkStatus();
   };
   const auto use = [](Communicator& group, const std::unique_ptr<kernels::Buffer>& buffer) {
-    if (buffer != nullptr) {
-      group.UseForSums(Tensor(buffer->data(), DType::kU8, {buffer->bytes()}));
-    } else {
-      group.UseForSums(Tensor());
+    if (PeerMemory* const peers = group.peer_memory(); peers != nullptr) {
+      peers->UseForSums(buffer == nullptr ? Tensor()
+                                          : Tensor(buffer->data(), DType::kU8, {buffer->bytes()}));
     }
+  };
+  const auto wait = [](Communicator& group, bool in_warp) {
+    if (PeerMemory* const peers = group.peer_memory(); peers != nullptr) peers->WaitInWarp(in_warp);
   };
   RETURN_IF_ERROR(take(bytes.gradients, gradient_sums_));
   RETURN_IF_ERROR(take(bytes.tensor, tensor_sums_));
@@ -337,15 +339,14 @@ absl::Status Trainer::TakeMemoryForSums() {
   use(groups_.replicate(), gradient_sums_);
   use(groups_.Along({Axis::kTensor}), tensor_sums_);
   const bool chunked = model_.shape().tensor_overlap == TensorOverlap::kChunked;
-  groups_.Along({Axis::kTensor}).WaitInWarp(options_.waits_in_warp || chunked);
-  groups_.Along({Axis::kContext}).WaitInWarp(options_.waits_in_warp);
+  wait(groups_.Along({Axis::kTensor}), options_.waits_in_warp || chunked);
+  wait(groups_.Along({Axis::kContext}), options_.waits_in_warp);
   return absl::OkStatus();
 }
 
 absl::Status Trainer::ShareMemory() {
-  if (!options_.copy_engines || device_.kind() != kernels::DeviceKind::kCuda) {
-    return absl::OkStatus();
-  }
+  PeerMemory* const peers = world_.peer_memory();
+  if (!options_.copy_engines || peers == nullptr) return absl::OkStatus();
   std::vector<Tensor> memory = flat_->Exchanged();
   uint64_t buckets = 0;
   for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
@@ -356,7 +357,7 @@ absl::Status Trainer::ShareMemory() {
   options.layouts.assign(memory.size(), buckets);
   memory.push_back(arena_.memory());
   options.layouts.push_back(arena_.layout());
-  auto shared = world_.Share(memory, options);
+  auto shared = peers->Share(memory, options);
   if (shared.ok()) {
     shared_memory_ = *std::move(shared);
     return TakeMemoryForSums();

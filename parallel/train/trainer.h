@@ -22,6 +22,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
 #include "parallel/comm/mesh_groups.h"
+#include "parallel/comm/peer_memory.h"
 #include "parallel/data/sampler.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
@@ -79,7 +80,7 @@ struct TrainerOptions {
   bool copy_engines = true;
   int64_t copy_engines_least_bytes = ShareOptions().least_bytes;
   // How exchanges beside the computing stream that it soon waits for, of the tensor and context
-  // groups, wait for their peers (Communicator::WaitInWarp). Of products in chunks always in a
+  // groups, wait for their peers (PeerMemory::WaitInWarp). Of products in chunks always in a
   // warp.
   bool waits_in_warp = false;
   // NcclOptions::thread_blocks_max of the communicators, for the prediction of memory alone.

@@ -1,4 +1,4 @@
-// What benchmarks of collectives on GPUs share.
+// The operations that benchmarks of collectives on GPUs time, and their results.
 #ifndef MUSTER_TESTS_BENCH_COLLECTIVE_CALLS_H_
 #define MUSTER_TESTS_BENCH_COLLECTIVE_CALLS_H_
 
@@ -38,9 +38,9 @@ inline void Issue(Communicator& group, kernels::Stream& stream, Operation operat
   if (operation == Operation::kReduceScatter) group.ReduceScatter(stream, data, ReduceOp::kSum);
 }
 
-// Before a call that is verified: element i of rank `rank`, whose sums are exact in any order.
+// Element i of rank `rank` before a call that is verified; sums of it are exact in any order.
 inline float ValueOf(int rank, int64_t i) { return static_cast<float>((i * 7 + rank * 13) % 61); }
-// After it, on rank `self` of `ranks`; negative where the call leaves rubbish.
+// The element after the call, on rank `self` of `ranks`; negative where it is undefined.
 inline float ExpectedOf(Operation operation, int self, int ranks, int64_t i, int64_t elements) {
   const auto owner = static_cast<int>(i / (elements / ranks));
   if (operation == Operation::kAllGather) return ValueOf(owner, i);

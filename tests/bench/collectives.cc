@@ -1,6 +1,6 @@
-// Collectives of the host backends among ranks that are threads of this process: `local` (shared
-// memory) and TCP (TCP over loopback), by operation, ranks and size. Each result is verified, then
-// timed: the median of several rounds, each as slow as its slowest rank.
+// Times collectives of the host communicators among ranks that are threads of this process: `local`
+// (shared memory) and TCP (over loopback), by operation, ranks and size. Each result is verified,
+// then timed: the median of several rounds, each as slow as its slowest rank.
 //
 // The bus bandwidth is what every rank must take in from others at least, per second: (n-1)/n of
 // the data, for an all-reduce twice. The ceiling is measured in the same run with as many threads
@@ -35,7 +35,7 @@ using kernels::DType;
 using kernels::Tensor;
 
 constexpr int kRounds = 15;
-constexpr int kTouch = 2;  // rounds that only bring memory and connections in
+constexpr int kTouch = 2;  // rounds before the timed ones, which touch memory and connections
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -136,7 +136,7 @@ std::vector<std::unique_ptr<Communicator>> MakeRanks(bool tcp, int size) {
 
 struct Operation {
   const char* name;
-  double volume;  // in parts of (n-1)/n of the data
+  double volume;  // in units of (n-1)/n of the data
   void (*run)(Communicator&, kernels::Stream&, Tensor);
 };
 
@@ -168,7 +168,7 @@ class Ranks {
     CHECK_OK(streams_[r]->Synchronize());
   }
 
-  // On data of r + 1 everywhere on rank r.
+  // Rank r's data are r + 1 everywhere.
   void Verify(const Operation& operation) {
     const int size = static_cast<int>(data_.size());
     std::vector<std::thread> threads;
@@ -196,7 +196,7 @@ class Ranks {
   std::vector<std::unique_ptr<kernels::Device>> devices_;
   std::vector<std::unique_ptr<kernels::Stream>> streams_;
   std::vector<std::vector<float>> data_;
-  std::vector<std::unique_ptr<Communicator>> communicators_;  // first to go
+  std::vector<std::unique_ptr<Communicator>> communicators_;  // destroyed first
 };
 
 void Report(bool tcp, int size, int64_t bytes) {

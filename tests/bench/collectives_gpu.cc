@@ -1,7 +1,8 @@
-// Collectives through our Communicator against NCCL called raw, one thread per GPU of this machine.
+// Times collectives of Communicator against the same calls of NCCL itself, one thread per GPU of
+// this machine.
 //
-// Both enqueue the same call on equal streams, in turns, in batches between two events; the time of
-// a round is that of its slowest rank. busbw as in nccl-tests (doc/PERFORMANCE.md): algorithm
+// Both enqueue the same call on equal streams, alternately, in batches between two events; the time
+// of a round is that of its slowest rank. busbw as in nccl-tests (doc/PERFORMANCE.md): algorithm
 // bandwidth times 2(n-1)/n for all-reduce, (n-1)/n for the others, so that it compares with a link.
 // Every size is verified first, on integers in fp32, whose sums are exact in any order.
 #include <cuda_runtime_api.h>
@@ -72,7 +73,7 @@ class Rank {
   // Seconds of one call, over `calls` of them.
   double Time(Operation operation, int64_t elements, bool raw, int calls) {
     CHECK_OK(ours_->Barrier());
-    Issue(operation, elements, raw);  // ranks are together after it
+    Issue(operation, elements, raw);  // a barrier
     stream_->Record(*begin_);
     for (int i = 0; i < calls; ++i) Issue(operation, elements, raw);
     stream_->Record(*end_);
@@ -204,7 +205,7 @@ int Run(const Flags& flags) {
           CHECK_OK(self.ours().Barrier());
         }
       }
-      // Nobody leaves while another still works.
+      // A rank that left would fail the calls of the others.
       CHECK_OK(self.ours().Barrier());
     });
   }

@@ -1,7 +1,7 @@
-// Collectives through copy engines (parallel/comm/peer_group.h) against those of NCCL, by the same
-// communicator: the ones on memory that the ranks share, the others on memory that they do not. One
-// process per GPU, fp32, in place. Alone, on a computing stream; then on a stream of high priority
-// beside matrix products, which is how a step runs them: how long both take.
+// Times collectives by copy engines (parallel/comm/peer_group.h) against NCCL's, by the same
+// communicator: the former on memory that the ranks share, the latter on memory that they do not.
+// One process per GPU, fp32, in place. First alone, on a computing stream; then on a stream of high
+// priority beside GEMMs, as in a step: how long both take.
 //
 // busbw as in nccl-tests (doc/PERFORMANCE.md). Every size is verified first, on integers.
 #include <algorithm>
@@ -22,6 +22,7 @@
 #include "kernels/ops.h"
 #include "nlohmann/json.hpp"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/peer_memory.h"
 #include "tests/bench/collective_calls.h"
 #include "tests/gpu/rank_processes.h"
 #include "tests/support/temporary_directory.h"
@@ -38,7 +39,7 @@ struct Flags {
   std::vector<int64_t> mib = {8, 64, 256, 1024};
 };
 
-// What carries a collective, and how it waits beside products.
+// The transport of a collective, and how it waits beside GEMMs.
 enum class Way { kNccl, kFrontEnd, kWarp };
 constexpr std::array<const char*, 3> kWays = {"NCCL", "copy engines, front end",
                                               "copy engines, warp"};
@@ -57,13 +58,14 @@ class Rank {
         ready_(Take(device_->MakeEvent())),
         shared_memory_(Take(device_->Allocate(bytes_max))),
         own_memory_(Take(device_->Allocate(bytes_max))),
-        // As much as the largest of the sums, which then come in one piece.
+        // As much as the largest sum, which then takes one round.
         sums_(Take(device_->Allocate(bytes_max + (1 << 20)))),
-        operands_(Take(device_->Allocate(kProduct * kProduct * 2 * 3))) {
-    shared_ = Take(world.Share({Tensor(shared_memory_->data(), DType::kU8, {bytes_max})}, {}));
-    world.UseForSums(Tensor(sums_->data(), DType::kU8, {sums_->bytes()}));
+        operands_(Take(device_->Allocate(kGemm * kGemm * 2 * 3))) {
+    shared_ = Take(
+        world.peer_memory()->Share({Tensor(shared_memory_->data(), DType::kU8, {bytes_max})}, {}));
+    world.peer_memory()->UseForSums(Tensor(sums_->data(), DType::kU8, {sums_->bytes()}));
     kernels::Zero(*compute_, Tensor(operands_->data(), DType::kU8, {operands_->bytes()}));
-    Products(8);  // which are measured
+    Gemms(8);  // the first ones measure the algorithm
     CHECK_OK(compute_->Synchronize());
   }
 
@@ -87,7 +89,7 @@ class Rank {
   // Seconds of a call.
   double Alone(Operation operation, int64_t elements, Way way, int calls) {
     const Tensor data = Data(elements, way);
-    Together(operation, *compute_, data);
+    Start(operation, *compute_, data);
     compute_->Record(*begin_);
     for (int i = 0; i < calls; ++i) Issue(world_, *compute_, operation, data);
     compute_->Record(*end_);
@@ -95,40 +97,40 @@ class Rank {
     return end_->SecondsSince(*begin_) / calls;
   }
 
-  // Seconds of a call and of a product, both under way all the time; calls 0: of a product alone.
+  // Seconds of a call and of a GEMM, both under way all the time; calls 0: of a GEMM alone.
   struct Both {
-    double call = 0, product = 0;
+    double call = 0, gemm = 0;
   };
-  Both Beside(Operation operation, int64_t elements, Way way, int calls, int products) {
+  Both Beside(Operation operation, int64_t elements, Way way, int calls, int gemms) {
     const Tensor data = Data(elements, way);
-    world_.WaitInWarp(way == Way::kWarp);
+    world_.peer_memory()->WaitInWarp(way == Way::kWarp);
     const auto first = Take(device_->MakeEvent(true)), last = Take(device_->MakeEvent(true));
-    Together(operation, *beside_, data);
+    Start(operation, *beside_, data);
     beside_->Record(*ready_);
     compute_->Wait(*ready_);
     compute_->Record(*begin_);
     beside_->Record(*first);
-    // Enqueued in turns: neither runs ahead of the other on the host.
-    for (int i = 0; i < std::max(calls, products); ++i) {
-      if (i < products) Products(1);
+    // Enqueued alternately, so that neither runs ahead of the other on the host.
+    for (int i = 0; i < std::max(calls, gemms); ++i) {
+      if (i < gemms) Gemms(1);
       if (i < calls) Issue(world_, *beside_, operation, data);
     }
     beside_->Record(*last);
     compute_->Record(*end_);
     CHECK_OK(beside_->Synchronize());
     CHECK_OK(compute_->Synchronize());
-    world_.WaitInWarp(false);
+    world_.peer_memory()->WaitInWarp(false);
     return {calls > 0 ? last->SecondsSince(*first) / calls : 0,
-            end_->SecondsSince(*begin_) / std::max(1, products)};
+            end_->SecondsSince(*begin_) / std::max(1, gemms)};
   }
 
  private:
-  static constexpr int64_t kProduct = 8192;
+  static constexpr int64_t kGemm = 8192;
 
-  void Products(int count) {
+  void Gemms(int count) {
     const auto matrix = [&](int i) {
-      return Tensor(static_cast<char*>(operands_->data()) + i * kProduct * kProduct * 2,
-                    DType::kBF16, {kProduct, kProduct});
+      return Tensor(static_cast<char*>(operands_->data()) + i * kGemm * kGemm * 2, DType::kBF16,
+                    {kGemm, kGemm});
     };
     for (int i = 0; i < count; ++i) {
       kernels::LinearForwardArgs args;
@@ -142,8 +144,8 @@ class Rank {
     kernels::Buffer& memory = way == Way::kNccl ? *own_memory_ : *shared_memory_;
     return Tensor(memory.data(), DType::kF32, {elements});
   }
-  // The ranks begin together.
-  void Together(Operation operation, kernels::Stream& stream, const Tensor& data) {
+  // Ranks begin at the same time.
+  void Start(Operation operation, kernels::Stream& stream, const Tensor& data) {
     CHECK_OK(world_.Barrier());
     Issue(world_, stream, operation, data);
   }
@@ -178,19 +180,19 @@ Times Measure(Rank& self, const Flags& flags, int ranks) {
       }
     }
   }
-  constexpr int kProducts = 24;  // 36 ms
+  constexpr int kGemms = 24;  // 36 ms
   for (const int64_t mib : flags.mib) {
     const int64_t elements = (mib << 20) / 4 / ranks * ranks;
     const int calls = static_cast<int>(std::clamp<int64_t>(6144 / mib, 4, 64));
     for (int round = 0; round < flags.rounds; ++round) {
-      times["product"].push_back(
-          self.Beside(Operation::kAllGather, elements, Way::kNccl, 0, kProducts).product);
+      times["gemm"].push_back(
+          self.Beside(Operation::kAllGather, elements, Way::kNccl, 0, kGemms).gemm);
       for (const Way way : {Way::kNccl, Way::kFrontEnd, Way::kWarp}) {
         for (const int i : {1, 2}) {
-          const auto both = self.Beside(kOperations[i], elements, way, calls, kProducts);
+          const auto both = self.Beside(kOperations[i], elements, way, calls, kGemms);
           const std::string name = absl::StrCat(mib, " ", i, " beside ", static_cast<int>(way));
           times[name].push_back(both.call);
-          times[absl::StrCat(name, " product")].push_back(both.product);
+          times[absl::StrCat(name, " gemm")].push_back(both.gemm);
         }
       }
     }
@@ -200,16 +202,16 @@ Times Measure(Rank& self, const Flags& flags, int ranks) {
 
 int Run(const Flags& flags) {
   const testing::TemporaryDirectory directory;
-  CHECK_OK(PosixFileSystem()->MakeDirectory(directory / "meet"));
+  CHECK_OK(PosixFileSystem()->MakeDirectory(directory / "store"));
   const int ranks = flags.ranks;
   const int64_t bytes_max = *std::max_element(flags.mib.begin(), flags.mib.end()) << 20;
   testing::RankProcesses processes(
-      ranks, kernels::DeviceKind::kCuda, directory / "meet",
+      ranks, kernels::DeviceKind::kCuda, directory / "store",
       [&](testing::RankProcess& self, int) -> absl::StatusOr<std::string> {
         Communicator& world = *Take(self.World(ranks));
         Rank rank(self.rank(), ranks, world, bytes_max);
         const Times times = Measure(rank, flags, ranks);
-        CHECK_OK(world.Barrier());  // nobody leaves while another still works
+        CHECK_OK(world.Barrier());  // a rank that left would fail the calls of the others
         return nlohmann::json(times).dump();
       });
   const auto texts = Take(processes.Run(0, ranks, absl::Minutes(5)));
@@ -238,19 +240,19 @@ int Run(const Flags& flags) {
                   nccl * 1e6, moved / nccl, nccl / engines);
     }
   }
-  const double product = median("product");
+  const double gemm = median("gemm");
   std::printf(
-      "\nBeside products of 8192^3 in bf16, which take %.1f us alone\n\n"
-      "| call | size | by | call | product | slower |\n|---|---|---|---|---|---|\n",
-      product * 1e6);
+      "\nBeside GEMMs of 8192^3 in bf16, which take %.1f us alone\n\n"
+      "| call | size | by | call | GEMM | slower |\n|---|---|---|---|---|---|\n",
+      gemm * 1e6);
   for (const int64_t mib : flags.mib) {
     for (const int i : {1, 2}) {
       for (int way = 0; way < 3; ++way) {
         const std::string name = absl::StrCat(mib, " ", i, " beside ", way);
-        const double beside = median(absl::StrCat(name, " product"));
+        const double beside = median(absl::StrCat(name, " gemm"));
         std::printf("| %s | %d MiB | %s | %.1f us | %.1f us | %.1f %% |\n", NameOf(kOperations[i]),
                     static_cast<int>(mib), kWays[way], median(name) * 1e6, beside * 1e6,
-                    100 * (beside / product - 1));
+                    100 * (beside / gemm - 1));
       }
     }
   }
@@ -261,7 +263,7 @@ int Run(const Flags& flags) {
 }  // namespace muster::parallel
 
 int main(int argc, char** argv) {
-  CLI::App app("Collectives through copy engines against NCCL, alone and beside products.");
+  CLI::App app("Collectives through copy engines against NCCL, alone and beside GEMMs.");
   muster::parallel::Flags flags;
   app.add_option("--ranks", flags.ranks, "GPUs of this machine")
       ->required()

@@ -30,6 +30,7 @@
 #include "parallel/comm/gather_texts.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/comm/nccl_peers.h"
+#include "parallel/comm/peer_memory.h"
 #include "tests/support/key_value_store.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -53,7 +54,7 @@ struct Backend {
   bool threaded_streams;
 };
 
-// Counted once: each try makes a context.
+// Counted once, because each try makes a context.
 int CudaDevices() {
   static const int count = [] {
     int devices = 0;
@@ -169,8 +170,8 @@ Tensor F32(std::vector<float>& data) {
   return Tensor(data.data(), DType::kF32, {static_cast<int64_t>(data.size())});
 }
 
-// CUDA's calls of one thread, the first copy from a peer among them, may wait for the device of
-// another, which waits for this one's: ranks are processes there.
+// A CUDA call of one thread, such as the first copy from a peer, may wait for the device of another
+// thread, which waits for this one's. Sharing memory is therefore tested between processes.
 constexpr char kThreadsOfOneProcess[] =
     "NOT TESTED BETWEEN THREADS: gpu_layouts_test does, on GPUs";
 
@@ -184,7 +185,7 @@ class CommContract : public ::testing::TestWithParam<Backend> {
                    << kernels::MakeCudaDevice(CudaDevices()).status() << ")";
     }
   }
-  // Sums in the order of the tree, and the volumes of collective_plan.h.
+  // Whether sums have the bits of the tree, and volumes are those of collective_plan.h.
   static bool exact() { return GetParam().kind != Kind::kNccl; }
   // As many ranks as wanted, or as there are devices for.
   static int Some(int wanted) { return exact() ? wanted : std::min(wanted, CudaDevices()); }
@@ -289,7 +290,7 @@ TEST_P(CommContract, AllReduce_Nothing_IsFine) {
 TEST_P(CommContract, AllReduce_MaxAndMin_LetNaNWin) {
   const int size = Some(3);
   OnRanks(size, [&](Rank& self) {
-    // NCCL leaves the order of NaN open.
+    // NCCL does not define the maximum of a NaN.
     const float odd = self.rank == 1 && exact() ? NAN : 1.f;
     Data<float> high = OnDevice(self, {static_cast<float>(self.rank), odd});
     Data<float> low = OnDevice(self, {static_cast<float>(self.rank), odd});
@@ -344,8 +345,8 @@ TEST_P(CommContract, ReduceScatterThenAllGather_EqualsAllReduce) {
   }
 }
 
-// Of two tensors at once, whose calls take turns.
-TEST_P(CommContract, OpenReduceScatterThenAllGatherFrom_EqualsAllReduce) {
+// With two tensors, whose calls alternate.
+TEST_P(CommContract, ReduceScatterBeforeGather_ThenAllGatherFrom_EqualsAllReduce) {
   for (int size : {2, 3, 4}) {
     if (size != Some(size)) continue;
     const int64_t part = 300'000, count = size * part;
@@ -357,7 +358,7 @@ TEST_P(CommContract, OpenReduceScatterThenAllGatherFrom_EqualsAllReduce) {
       }
       for (int i : {0, 1}) {
         const Tensor all = data[i].tensor();
-        self.world.ReduceScatterOpen(self.stream, all, ReduceOp::kSum);
+        self.world.ReduceScatterBeforeGather(self.stream, all, ReduceOp::kSum);
         kernels::Copy(self.stream, all.Rows(self.rank * part, part), rows[i].tensor());
         self.world.AllGatherFrom(self.stream, rows[i].tensor(), all);
       }
@@ -372,12 +373,12 @@ TEST_P(CommContract, OpenReduceScatterThenAllGatherFrom_EqualsAllReduce) {
   }
 }
 
-TEST_P(CommContract, WritingToAnOpenReduceScatter_FailsTheNextCallBetweenThreads) {
-  if (GetParam().kind != Kind::kLocal) GTEST_SKIP() << "found between threads alone";
+TEST_P(CommContract, WritingToOtherPartsBeforeTheGather_FailsTheNextCallBetweenThreads) {
+  if (GetParam().kind != Kind::kLocal) GTEST_SKIP() << "only the local communicator checks this";
   for (const bool own : {true, false}) {
     OnRanks(2, [&](Rank& self) {
       std::vector<float> data(64, 1), sums(64, 1);
-      self.world.ReduceScatterOpen(self.stream, F32(data), ReduceOp::kSum);
+      self.world.ReduceScatterBeforeGather(self.stream, F32(data), ReduceOp::kSum);
       kernels::Zero(self.stream, F32(data).Rows(32 * (own ? self.rank : 1 - self.rank), 32));
       self.world.AllReduce(self.stream, F32(sums), ReduceOp::kSum);
       const absl::Status status = self.stream.Synchronize();
@@ -448,7 +449,7 @@ TEST_P(CommContract, AllToAllPieces_TakesAndPutsPartsWhereEachSays) {
         return static_cast<float>(((from * 4 + to) * 4 + static_cast<int>(kind)) * 2000 + i);
       };
       std::vector<Data<float>> ins, outs;
-      std::vector<AllToAllPiece> pieces;
+      std::vector<AllToAllItem> items;
       int64_t bytes = 0;
       for (size_t kind = 0; kind < kinds.size(); ++kind) {
         const auto& [in, out, part] = kinds[kind];
@@ -460,13 +461,13 @@ TEST_P(CommContract, AllToAllPieces_TakesAndPutsPartsWhereEachSays) {
         }
         ins.push_back(OnDevice(self, values));
         outs.push_back(OnDevice(self, std::vector<float>(values.size(), -1)));
-        pieces.push_back({ins.back().tensor(), outs.back().tensor(), in, out});
+        items.push_back({ins.back().tensor(), outs.back().tensor(), in, out});
         bytes += (size - 1) * part * int64_t{sizeof(float)};
       }
-      self.world.AllToAllPieces(self.stream, pieces);
-      // The next call takes what this one has brought: the first piece goes back.
+      self.world.AllToAllBatch(self.stream, items);
+      // The next call takes what this one has brought: the first item goes back.
       Data<float> back = OnDevice(self, std::vector<float>(static_cast<size_t>(size) * 1001));
-      self.world.AllToAllPieces(self.stream, {{pieces[0].out, back.tensor()}});
+      self.world.AllToAllBatch(self.stream, {{items[0].out, back.tensor()}});
       ASSERT_OK(self.stream.Synchronize());
       EXPECT_EQ(self.world.bytes_sent(), bytes + (size - 1) * 1001 * int64_t{sizeof(float)});
       EXPECT_EQ(back.values(), ins[0].values());
@@ -476,7 +477,7 @@ TEST_P(CommContract, AllToAllPieces_TakesAndPutsPartsWhereEachSays) {
         for (int from = 0; from < size; ++from) {
           for (int64_t i = 0; i < part; ++i) {
             ASSERT_EQ(values[at(out, from) * part + i], value(from, self.rank, kind, i))
-                << "piece " << kind << " from " << from << ", " << i;
+                << "item " << kind << " from " << from << ", " << i;
           }
         }
       }
@@ -484,7 +485,7 @@ TEST_P(CommContract, AllToAllPieces_TakesAndPutsPartsWhereEachSays) {
   }
 }
 
-TEST_P(CommContract, InSteps_BringsThePartsOfTheOthers) {
+TEST_P(CommContract, GatherAndAllToAllInSteps_BringThePartsOfTheOthers) {
   const int64_t part = 1001;
   for (int size : {1, 2, 4}) {
     if (size != Some(size)) continue;
@@ -498,7 +499,7 @@ TEST_P(CommContract, InSteps_BringsThePartsOfTheOthers) {
       std::vector<int> arrived, sent;
       self.world.AllGatherInSteps(self.stream, in.tensor(), gathered.tensor(),
                                   [&](int from) { arrived.push_back(from); });
-      // What is sent is there just in time.
+      // Each part is written just before it is sent.
       Data<float> source = OnDevice(self, all), late = OnDevice(self, unset);
       Data<float> out = OnDevice(self, unset);
       self.world.AllToAllInSteps(self.stream, late.tensor(), out.tensor(), [&](int to) {
@@ -526,7 +527,7 @@ TEST_P(CommContract, InSteps_BringsThePartsOfTheOthers) {
   }
 }
 
-TEST_P(CommContract, SendAndReceive_KeepTheirOrder) {
+TEST_P(CommContract, SendsAndReceives_KeepTheirOrder) {
   OnRanks(2, [&](Rank& self) {
     Data<float> data =
         OnDevice(self, self.rank == 0 ? std::vector<float>{1, 2, 3} : std::vector<float>{0, 0, 0});
@@ -562,25 +563,25 @@ TEST_P(CommContract, Split_ByColorAndKey_MakesIndependentGroups) {
   if (Some(4) < 4) GTEST_SKIP() << "NO FOUR GPUS, NOT TESTED";
   OnRanks(4, [&](Rank& self) {
     // Even and odd ranks, each in descending order; then everyone again under another name.
-    ASSERT_OK_AND_ASSIGN(std::unique_ptr<Communicator> half,
-                         self.world.Split(self.rank % 2, -self.rank, "half"));
+    ASSERT_OK_AND_ASSIGN(std::unique_ptr<Communicator> pair,
+                         self.world.Split(self.rank % 2, -self.rank, "pair"));
     ASSERT_OK_AND_ASSIGN(std::unique_ptr<Communicator> all, self.world.Split(0, 0, "all"));
-    EXPECT_EQ(half->size(), 2);
-    EXPECT_EQ(half->rank(), self.rank >= 2 ? 0 : 1);
-    EXPECT_EQ(half->name(), "half");
+    EXPECT_EQ(pair->size(), 2);
+    EXPECT_EQ(pair->rank(), self.rank >= 2 ? 0 : 1);
+    EXPECT_EQ(pair->name(), "pair");
     EXPECT_EQ(all->rank(), self.rank);
     const std::vector<float> mine = {static_cast<float>(self.rank)};
     Data<float> one = OnDevice(self, mine);
     Data<float> two = OnDevice(self, mine);
     Data<float> three = OnDevice(self, mine);
-    half->AllReduce(self.stream, one.tensor(), ReduceOp::kSum);
+    pair->AllReduce(self.stream, one.tensor(), ReduceOp::kSum);
     all->AllReduce(self.stream, two.tensor(), ReduceOp::kSum);
     self.world.AllReduce(self.stream, three.tensor(), ReduceOp::kMax);
     ASSERT_OK(self.stream.Synchronize());
     EXPECT_EQ(one.values()[0], self.rank % 2 == 0 ? 2.f : 4.f);
     EXPECT_EQ(two.values()[0], 6.f);
     EXPECT_EQ(three.values()[0], 3.f);
-    ASSERT_OK_AND_ASSIGN(std::unique_ptr<Communicator> alone, half->Split(half->rank(), 0, "one"));
+    ASSERT_OK_AND_ASSIGN(std::unique_ptr<Communicator> alone, pair->Split(pair->rank(), 0, "one"));
     EXPECT_EQ(alone->size(), 1);
     EXPECT_OK(alone->Barrier());
   });
@@ -607,7 +608,7 @@ TEST_P(CommContract, TwoStreams_DifferentGroups_RunAtTheSameTime) {
 TEST_P(CommContract, GatherTexts_OfDifferentLengths_ReachEveryone) {
   const int size = Some(3);
   OnRanks(size, [&](Rank& self) {
-    // On a host stream, whatever the device.
+    // Works on a host stream whatever the device.
     const std::unique_ptr<kernels::Device> host = kernels::MakeCpuDevice(1);
     ASSERT_OK_AND_ASSIGN(auto stream, host->MakeStream({.threaded = GetParam().threaded_streams}));
     const std::string mine(static_cast<size_t>(self.rank * 1000),
@@ -621,9 +622,9 @@ TEST_P(CommContract, GatherTexts_OfDifferentLengths_ReachEveryone) {
   });
 }
 
-TEST_P(CommContract, SharedMemory_ChangesNoResult) {
+TEST_P(CommContract, CallsOfOneGroupOnTwoStreams_RunInTheirOrder) {
   if (!exact()) GTEST_SKIP() << kThreadsOfOneProcess;
-  // No multiple of what parts are rounded to.
+  // Not a multiple of what parts are rounded to.
   const int64_t part = 4097;
   OnRanks(Some(4), [&](Rank& self) {
     Communicator& world = self.world;
@@ -634,30 +635,14 @@ TEST_P(CommContract, SharedMemory_ChangesNoResult) {
     };
     std::vector<float> mine(static_cast<size_t>(elements));
     for (int64_t i = 0; i < elements; ++i) mine[i] = value(self.rank, i);
-    const auto total = [&](int64_t i) {
-      float sum = 0;
-      for (int rank = 0; rank < size; ++rank) sum += value(rank, i);
-      return sum;
-    };
     Data<float> in = OnDevice(self, mine), out = OnDevice(self, mine);
-    ASSERT_OK_AND_ASSIGN(const auto group, world.Split(0, self.rank, "all"));
-    // Room for sums in several pieces, whatever the size of the group.
-    Data<float> room = OnDevice(self, std::vector<float>(5000));
-    auto shared = world.Share({Tensor(), in.tensor()}, {.least_bytes = 1});
-    ASSERT_OK(shared);
-    world.UseForSums(room.tensor());
-    group->UseForSums(room.tensor());
-
-    group->AllToAll(self.stream, in.tensor(), out.tensor());
-    group->AllReduce(self.stream, in.tensor(), ReduceOp::kSum);
+    world.AllToAll(self.stream, in.tensor(), out.tensor());
     ASSERT_OK(self.stream.Synchronize());
-    const std::vector<float> summed = in.values(), parts = out.values();
+    const std::vector<float> parts = out.values();
     for (int64_t i = 0; i < elements; ++i) {
-      ASSERT_EQ(summed[i], total(i)) << i;
       ASSERT_EQ(parts[i], value(static_cast<int>(i / part), self.rank * part + i % part)) << i;
     }
 
-    // Two streams: a call begins when the one before it has ended.
     const auto second = self.device.MakeStream({.threaded = GetParam().threaded_streams});
     ASSERT_OK(second);
     kernels::Copy(self.stream, out.tensor(), in.tensor());
@@ -678,39 +663,12 @@ TEST_P(CommContract, SharedMemory_ChangesNoResult) {
       ASSERT_EQ(gathered[i], sum) << i;
       ASSERT_EQ(turned[i], sum) << i;
     }
-    shared->reset();
-    // Again, as for the next trainer; without room for sums, which then stay as they were.
-    kernels::Zero(self.stream, in.tensor());
-    shared = world.Share({in.tensor()}, ShareOptions());
-    ASSERT_OK(shared);
-    world.UseForSums(Tensor());
-    world.AllReduce(self.stream, in.tensor(), ReduceOp::kMax);
-    world.AllReduce(self.stream, in.tensor(), ReduceOp::kSum);
-    world.AllGather(self.stream, in.tensor());
-    ASSERT_OK(self.stream.Synchronize());
-    EXPECT_EQ(in.values()[static_cast<size_t>(elements - 1)], 0);
-    shared->reset();
   });
 }
 
-TEST_P(CommContract, SharedMemory_OfAPeerThatNeverComes_IsLetGoAtAnAbort) {
-  if (!exact()) GTEST_SKIP() << kThreadsOfOneProcess;
-  const int64_t elements = int64_t{4} << 20;
+TEST_P(CommContract, PeerMemory_OfferedBetweenGpusAlone) {
   OnRanks(2, [&](Rank& self) {
-    Data<float> data = OnDevice(self, std::vector<float>(static_cast<size_t>(elements), 1.0f));
-    auto shared = self.world.Share({data.tensor()}, ShareOptions());
-    ASSERT_OK(shared);
-    if (self.rank == 1) {
-      // Rank 0 waits in its call by now, or will.
-      self.world.Abort(absl::CancelledError("enough"));
-    } else {
-      self.world.AllGather(self.stream, data.tensor());
-      self.world.AllGather(self.stream, data.tensor());
-      const absl::Status status = self.stream.Synchronize();
-      EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsAborted(status)) << status;
-    }
-    if (*shared != nullptr) (*shared)->Abandon();
-    shared->reset();
+    EXPECT_EQ(self.world.peer_memory() != nullptr, GetParam().kind == Kind::kNccl);
   });
 }
 
@@ -740,7 +698,7 @@ TEST_P(CommContract, PeerThatLeaves_FailsTheOthersWithUnavailable_Soon) {
       EXPECT_THAT(stream->Synchronize(),
                   StatusIs(absl::StatusCode::kUnavailable, HasSubstr("group world, rank")));
       EXPECT_LT(absl::Now() - start, absl::Seconds(20));
-      // Unusable from now on, without waiting.
+      // The communicator is unusable now, and says so without waiting.
       EXPECT_FALSE(self.world.Barrier().ok());
     });
   }
@@ -778,7 +736,8 @@ TEST_P(CommContract, PeerThatNeverComes_IsADeadlineExceeded) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("for rank 1")));
 }
 
-// Ranks that do not make the same calls: no hang, no wrong sums, and the call is named.
+// Ranks that do not make the same calls get an error that names the call, no hang and no wrong
+// sums.
 TEST_P(CommContract, CallsThatDoNotMatch_FailOnEveryRank) {
   if (!exact()) GTEST_SKIP() << "NCCL does not compare calls; its timeout ends them";
   using Call = std::function<void(Rank&, std::vector<float> & data, std::vector<float> & out)>;
@@ -817,7 +776,7 @@ TEST_P(CommContract, CallsThatDoNotMatch_FailOnEveryRank) {
   }
 }
 
-// The same calls in another order: each rank waits in the group where the other one is not.
+// The ranks call the same groups in another order, so each waits in a group where the other is not.
 TEST_P(CommContract, GroupsInAnotherOrder_EndInADeadlineThatNamesRanks) {
   for (const int size : {2, 3}) {
     if (Some(size) < size) continue;
@@ -844,7 +803,7 @@ TEST_P(CommContract, GroupsInAnotherOrder_EndInADeadlineThatNamesRanks) {
   }
 }
 
-// Of one group, two calls that one rank makes the other way round.
+// One rank makes two calls of one group in the other order.
 TEST_P(CommContract, CallsInAnotherOrder_FailOnEveryRankWithTheirNames) {
   if (!exact()) GTEST_SKIP() << "NCCL does not compare calls; its timeout ends them";
   for (const int size : {2, 4}) {
@@ -992,7 +951,7 @@ TEST(FlightRecorder, MoreCallsThanItKeeps_KeepsTheNewest) {
   EXPECT_EQ(recorder->Unfinished(), "");
 }
 
-TEST(FlightRecorder, AllToAllOfSeveralPieces_IsOneCall) {
+TEST(FlightRecorder, BatchOfAllToAlls_IsOneCall) {
   auto recorder = std::make_shared<FlightRecorder>();
   auto world = MakeLocalCommunicators(2, absl::Seconds(60));
   std::vector<std::thread> threads;
@@ -1005,15 +964,15 @@ TEST(FlightRecorder, AllToAllOfSeveralPieces_IsOneCall) {
       CHECK_OK(stream);
       std::vector<float> in(8), out(8);
       const Tensor from = F32(in), to = F32(out);
-      own->AllToAllPieces(**stream,
-                          {{from.Rows(0, 2), to.Rows(0, 2)}, {from.Rows(2, 6), to.Rows(2, 6)}});
+      own->AllToAllBatch(**stream,
+                         {{from.Rows(0, 2), to.Rows(0, 2)}, {from.Rows(2, 6), to.Rows(2, 6)}});
       EXPECT_OK((*stream)->Synchronize());
     });
   }
   for (std::thread& thread : threads) thread.join();
   const std::string dump = recorder->Dump();
   EXPECT_EQ(std::count(dump.begin(), dump.end(), '\n'), 1);
-  EXPECT_THAT(dump, HasSubstr("world call 0: all-to-all in pieces F32[8] 32 bytes"));
+  EXPECT_THAT(dump, HasSubstr("world call 0: batch of all-to-alls F32[8] 32 bytes"));
 }
 
 TEST(NcclPeers, WhatCannotWorkTogether_IsNamed) {

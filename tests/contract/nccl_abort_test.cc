@@ -1,4 +1,4 @@
-// What can be known without a GPU about the end of a group of NCCL communicators.
+// How NCCL communicators are aborted, tested without a GPU.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -9,9 +9,8 @@
 namespace muster::parallel {
 namespace {
 
-// Stands for a device on which the kernels of `expected` communicators wait for a dead peer:
-// freeing the memory of any of them, which an abort ends with, waits until all have been told to
-// end.
+// Simulates a device on which the kernels of `expected` communicators wait for a dead peer. An
+// abort ends by freeing memory, which waits until all communicators have been told to end.
 struct StuckDevice {
   Mutex mutex;
   int expected ABSL_GUARDED_BY(mutex) = 0;

@@ -1,4 +1,4 @@
-// What every Store promises, run over each implementation, and what only the durable one can show.
+// What every Store promises, tested on each implementation, and what only one of them can show.
 #include <sys/resource.h>
 
 #include <csignal>
@@ -59,7 +59,7 @@ class Subject {
  public:
   virtual ~Subject() = default;
   virtual Store& store() = 0;
-  // The process dies without a word and a new one opens the same data.
+  // Kills the process, as far as the data can tell, and opens them in another one.
   virtual void CrashAndReopen() = 0;
 };
 
@@ -277,7 +277,7 @@ TEST(RocksDbStore, DirectoryThatCannotBeMade_IsUnavailableAndNamed) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr(directory / "file/s")));
 }
 
-// Wherever the power goes out in the log, each Write is found whole or not at all, in order.
+// Wherever a power cut ends the log, each Write is found whole or not at all, in order.
 TEST(RocksDbStore, LogCutAnywhere_LeavesAPrefixOfWholeWrites) {
   const TemporaryDirectory directory;
   constexpr int kWrites = 8;
@@ -320,7 +320,7 @@ TEST(RocksDbStore, FailedWrite_IsUnavailableAndEndsWritingForThisProcess) {
   ASSERT_OK_AND_ASSIGN(auto store, OpenRocksDbStore(directory / "s", "", "c"));
   ASSERT_OK(store->Write({Puts({"kept"}, "1")}));
 
-  // A file size limit is a full disk that needs no disk.
+  // A file size limit has the effect of a full disk.
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);

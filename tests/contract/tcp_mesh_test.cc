@@ -1,6 +1,6 @@
-// What the TCP mesh promises beyond a communicator: links outlive their connections, and two ranks
-// that cannot talk are named. What only a real network shows (silence, loss, delay, hosts that are
-// gone) is tested in tests/e2e/hosts.
+// What the TCP mesh promises beyond a communicator: links outlive their connections, and an error
+// names two ranks that do not reach each other. Silence, loss, delay and hosts that are gone need a
+// real network: tests/e2e/hosts.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -55,7 +55,7 @@ Meshes Connect(MemoryKeyValueStore& store, int size, const TcpOptions& options) 
   return meshes;
 }
 
-// Of every rank in `record` of the store: "address\nport\n...".
+// Where a rank listens, from its record in the store: "address\nport\n...".
 SocketAddress ListenerOf(MemoryKeyValueStore& store, int rank) {
   const auto text = store.Get(absl::StrCat("comm/world/", rank), absl::Seconds(10));
   CHECK_OK(text);
@@ -65,14 +65,14 @@ SocketAddress ListenerOf(MemoryKeyValueStore& store, int rank) {
   return *address;
 }
 
-// A port of the loopback that somebody listens on until the result is destroyed.
+// A loopback port that this process listens on until the result is destroyed.
 Socket TakenPort() {
   auto socket = Listen("127.0.0.1", {}, 0);
   CHECK_OK(socket);
   return *std::move(socket);
 }
 
-// One connection of this process, chosen by `rng`, breaks.
+// Breaks one connection of this process, chosen by `rng`.
 void BreakAConnection(Rng& rng) {
   std::vector<int> connections;
   rlimit limit = {};
@@ -146,9 +146,8 @@ TEST(TcpMesh, ConnectionsThatBreak_LoseAndRepeatNoMessage) {
   EXPECT_GT(resumed, 0);
 }
 
-// An acknowledgement may come before the thread that sent the message has found out that its last
-// byte has left. One that is forgotten then would only be repeated with the next ping, a second
-// later.
+// An acknowledgement may arrive before the system call that sent the message's last byte has
+// returned. If it were dropped then, only the next ping would repeat it, a second later.
 TEST(TcpMesh, Acknowledgements_AreNotForgotten) {
   MemoryKeyValueStore store;
   Meshes meshes = Connect(store, 2, {});
@@ -175,22 +174,22 @@ TEST(TcpMesh, Acknowledgements_AreNotForgotten) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(TcpMesh, Strangers_AreClosedAndDisturbNobody) {
+TEST(TcpMesh, ConnectionsOfUnknownPeers_AreClosedAndDisturbNobody) {
   MemoryKeyValueStore store;
   Meshes meshes = Connect(store, 2, {});
-  std::vector<Socket> strangers;
+  std::vector<Socket> unknown;
   for (const std::string& text : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(5000, '\xff'),
                                   std::string("MUSTER01") + std::string(60, '\0')}) {
     auto socket = Dial("127.0.0.1", ListenerOf(store, 0));
     ASSERT_OK(socket);
-    // Blocking from here on: the wait for the end is a read.
+    // Blocking, so that a read waits for the connection to be closed.
     fcntl(socket->fd(), F_SETFL, 0);
     ASSERT_GT(send(socket->fd(), text.data(), text.size(), MSG_NOSIGNAL), 0);
     char byte = 0;
     if (text.size() >= 64) {
       EXPECT_LE(recv(socket->fd(), &byte, 1, 0), 0);
     }
-    strangers.push_back(*std::move(socket));
+    unknown.push_back(*std::move(socket));
   }
   char data = 'x', got = 0;
   TcpMesh::Transfer send(1, true, 1, &data, 1), receive(0, false, 1, &got, 1);
@@ -255,7 +254,7 @@ TEST(TcpMesh, RecordThatIsGarbage_IsAnError) {
 }
 
 TEST(TcpMesh, Ports_AreTakenFromTheRangeAndNoOther) {
-  // Two ports next to each other that are free now.
+  // Two adjacent ports that are free now.
   std::optional<PortRange> range;
   while (!range.has_value()) {
     const Socket first = TakenPort();
@@ -288,7 +287,7 @@ TEST(TcpMesh, Ipv6_Connects) {
   EXPECT_EQ(ListenerOf(store, 1).address(), "::1");
 }
 
-TEST(PortRange, Texts) {
+TEST(PortRange, Parse_TakesOnePortOrARangeAndNothingElse) {
   const auto range = PortRange::Parse("20000-20999");
   ASSERT_OK(range);
   EXPECT_EQ(range->first, 20000);

@@ -79,9 +79,10 @@ void Count(parallel::MeshGroups& groups, int times, EngineResult& result) {
   result.sent.resize(senders.size());
   result.by_copy_engines.resize(senders.size());
   for (size_t i = 0; i < senders.size(); ++i) {
-    for (const parallel::Communicator* sender : senders[i]) {
+    for (parallel::Communicator* const sender : senders[i]) {
       result.sent[i] += times * sender->bytes_sent();
-      result.by_copy_engines[i] += times * sender->bytes_by_copy_engines();
+      const parallel::PeerMemory* const peers = sender->peer_memory();
+      if (peers != nullptr) result.by_copy_engines[i] += times * peers->bytes_by_copy_engines();
     }
   }
 }

@@ -390,9 +390,9 @@ class BackwardLog : public testing::ForwardingCommunicator, public GradientListe
     beside_ = beside;
   }
 
-  void AllToAllPieces(kernels::Stream& stream, const std::vector<AllToAllPiece>& pieces) override {
+  void AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& pieces) override {
     entries.push_back(&stream == beside_ ? "exchange beside" : "exchange");
-    inner_->AllToAllPieces(stream, pieces);
+    inner_->AllToAllBatch(stream, pieces);
   }
   void GradientReady(ParameterId parameter) override {
     const std::string& name = model_->parameters().at(parameter).name;

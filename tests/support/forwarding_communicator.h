@@ -35,9 +35,9 @@ class ForwardingCommunicator : public parallel::Communicator {
   void AllToAll(kernels::Stream& stream, kernels::Tensor in, kernels::Tensor out) override {
     inner_->AllToAll(stream, in, out);
   }
-  void AllToAllPieces(kernels::Stream& stream,
-                      const std::vector<parallel::AllToAllPiece>& pieces) override {
-    inner_->AllToAllPieces(stream, pieces);
+  void AllToAllBatch(kernels::Stream& stream,
+                     const std::vector<parallel::AllToAllItem>& items) override {
+    inner_->AllToAllBatch(stream, items);
   }
   void Send(kernels::Stream& stream, kernels::Tensor data, int to) override {
     inner_->Send(stream, data, to);

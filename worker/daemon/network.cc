@@ -4,10 +4,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 
 namespace muster::worker {
@@ -85,16 +83,15 @@ absl::StatusOr<WorkerAddress> FindAddress(const NetworkView& network, const Addr
 
 absl::Status CheckPortRange(const std::string& text, int ranks) {
   if (text.empty()) return absl::OkStatus();
-  const std::vector<std::string> ends = absl::StrSplit(text, '-');
-  int first = 0, last = 0;
-  if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &first) || !absl::SimpleAtoi(ends[1], &last) ||
-      first < kFirstPortMin || last > 65535 || first > last) {
+  const absl::StatusOr<PortRange> range = PortRange::Parse(text);
+  // A single port never suffices: every rank needs two.
+  if (!range.ok() || range->first < kFirstPortMin || !absl::StrContains(text, '-')) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--rank-ports: '", text, "' is no range of ports from 1024 to 65535 such as 20000-20999"));
   }
-  if (last - first + 1 < 2 * ranks) {
+  if (const int ports = range->last - range->first + 1; ports < 2 * ranks) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--rank-ports: ", text, " has ", last - first + 1, " ports, but ", ranks,
+        absl::StrCat("--rank-ports: ", text, " has ", ports, " ports, but ", ranks,
                      " ranks may run here, each with a port for its peers and one for metrics"));
   }
   return absl::OkStatus();

@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<parallel::Communicator>> ConnectRanks(
   } else if (device.kind() == kernels::DeviceKind::kCuda) {
     parallel::NcclOptions options = NcclOptionsOf(assignment.spec());
     options.host = TcpOptionsOf(assignment, logger);
+    options.on_transports = [&logger](const std::string& what) { logger.Info(what); };
     options.on_failure = [recorder = flight.recorder(), &deadline](const absl::Status& why) {
       recorder->Freeze();
       deadline.Arm(why);
