@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "muster/v1/agent.pb.h"
+#include "muster/v1/daemon_state.pb.h"
 #include "worker/agent/proc.h"
 #include "worker/agent/run_files.h"
 
