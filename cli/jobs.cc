@@ -125,6 +125,10 @@ std::string EventLine(const v1::Event& event) {
   std::string subject = event.job_name();
   if (event.epoch() > 0) absl::StrAppend(&subject, "/", event.epoch());
   if (subject.empty()) subject = event.worker();
+  if (!event.between().empty()) {
+    absl::StrAppend(&subject, event.between_size() == 1 ? " within " : " between ",
+                    absl::StrJoin(event.between(), " and "));
+  }
   return absl::StrCat(LocalTime(event.time()), "  ", event.sequence(), "  ",
                       spec::EnumName(event.kind()), "  ", subject.empty() ? "-" : subject, "  ",
                       event.message());

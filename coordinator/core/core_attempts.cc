@@ -59,6 +59,7 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
   if (to == v1::ATTEMPT_STATE_STOPPING) {
     row.set_cause(attempt.stop_cause());
     row.set_rank(attempt.stop_rank());
+    *row.mutable_between() = attempt.between();
   }
   row.set_message(why);
   turn.Log(std::move(row));
@@ -429,6 +430,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   row.set_cause(end.cause());
   row.set_rank(end.rank());
   row.set_message(end.message());
+  *row.mutable_between() = end.between();
   turn.Log(std::move(row));
   v1::Attempt& past = *job.record.add_past_attempts();
   past = job.record.attempt();

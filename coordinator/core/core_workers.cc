@@ -23,6 +23,16 @@ DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
   return {DeadlineKey::Kind::kWorker, worker.row.name()};
 }
 
+// True when the loss of `worker` is why the attempt ended: its peers noticed only that their
+// connections broke. Two workers that lost each other while a third one was lost ended the attempt
+// for a reason of their own.
+bool ExplainedByLoss(const v1::Attempt& attempt, const std::string& worker) {
+  if (IsSymptom(attempt.stop_cause())) return true;
+  return attempt.stop_cause() == v1::CAUSE_NETWORK &&
+         (attempt.between().empty() ||
+          std::count(attempt.between().begin(), attempt.between().end(), worker) > 0);
+}
+
 bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
   return std::any_of(
       attempt.ranks().begin(), attempt.ranks().end(),
@@ -282,8 +292,7 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
     Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
     return;
   }
-  if (IsSymptom(attempt.stop_cause()) || attempt.stop_cause() == v1::CAUSE_NETWORK) {
-    // Its peers noticed only that their connections to this worker broke.
+  if (ExplainedByLoss(attempt, worker.row.name())) {
     attempt.set_stop_message(absl::StrCat(why, "; before: ", attempt.stop_message()));
     attempt.set_stop_cause(v1::CAUSE_WORKER_LOST);
     attempt.set_stop_rank(ranks.front());

@@ -62,7 +62,8 @@ class FakeService : public v1::JobService::Service {
     return grpc::Status::OK;
   }
   grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest*,
-                          v1::ListEventsResponse*) override {
+                          v1::ListEventsResponse* reply) override {
+    for (const v1::Event& event : events) *reply->add_events() = event;
     return grpc::Status::OK;
   }
   // The first stream breaks off after one update; the next goes on to the end.
@@ -96,6 +97,7 @@ class FakeService : public v1::JobService::Service {
   Mutex mutex;
   v1::Job job;
   std::vector<v1::Worker> workers;
+  std::vector<v1::Event> events;
   int submit_failures = 0;
   int log_streams = 0;
   std::vector<v1::SubmitRequest> submitted;
@@ -256,6 +258,24 @@ TEST_F(App, GetWorkers_SaysWhyAGpuGetsNoRank) {
                     HasSubstr("\n\nw1 cuda:1 GPU-1 gets no rank: a row of its memory is "
                               "damaged; reset the device\n"),
                     ::testing::Not(HasSubstr("GPU-0"))));
+}
+
+TEST_F(App, EventsOfAnAttemptThatEndedBetweenTwoWorkers_NameThem) {
+  v1::Event event;
+  event.set_sequence(7);
+  event.set_kind(v1::EVENT_KIND_ATTEMPT_ENDED);
+  event.set_job_name("gpt");
+  event.set_epoch(3);
+  event.set_cause(v1::CAUSE_NETWORK);
+  event.set_message("rank 0 lost rank 1");
+  event.add_between("w1");
+  event.add_between("w2");
+  service_.events = {event};
+  EXPECT_EQ(RunApp({"events", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(),
+              HasSubstr("attempt_ended  gpt/3 between w1 and w2  rank 0 lost rank 1\n"));
+  EXPECT_EQ(RunApp({"events", "gpt", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())[0]["between"], Json::array({"w1", "w2"}));
 }
 
 TEST_F(App, DescribeJob_ShowsWhatAStartIsAt) {

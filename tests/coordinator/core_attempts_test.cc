@@ -85,6 +85,86 @@ TEST_F(CoreTest, NetworkFailureOfAWorkerThatIsThenLost_EndsWithWorkerLost) {
   EXPECT_THAT(Job().causes(0).message(), HasSubstr("before: between w"));
 }
 
+// Workers "a", "b" and "c" with one slot each, and a job with a rank on each of them.
+class ThreeWorkersTest : public CoreTest {
+ protected:
+  ThreeWorkersTest() {
+    for (const char* worker : {"a", "b", "c"}) {
+      const SessionOpened hello = HelloOf(worker, 1);
+      sessions_[worker] = hello.session;
+      Handle(hello);
+    }
+    Submit("r", 3);
+    for (const v1::RankState state : {v1::RANK_STATE_PREPARED, v1::RANK_STATE_TRAINING}) {
+      for (const char* worker : {"a", "b", "c"}) Report(worker, state);
+    }
+    EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+  }
+
+  int RankOn(const std::string& worker) const {
+    const v1::Job job = Job();
+    for (const v1::RankStatus& rank : job.ranks()) {
+      if (rank.worker() == worker) return rank.rank();
+    }
+    ADD_FAILURE() << "no rank is on " << worker;
+    return 0;
+  }
+  // The daemon of `worker` reports its rank in `state`.
+  void Report(const std::string& worker, v1::RankState state,
+              const std::optional<v1::RankExit>& exit = std::nullopt) {
+    v1::FromWorker message;
+    message.set_incarnation(1);
+    v1::ObservedAttempt& attempt = *message.mutable_observed()->add_attempts();
+    attempt.set_job_id(Job().id());
+    attempt.set_epoch(Job().epoch());
+    v1::ObservedRank& rank = *attempt.add_ranks();
+    rank.set_rank(RankOn(worker));
+    rank.set_state(state);
+    if (exit.has_value()) *rank.mutable_exit() = *exit;
+    Handle(SessionMessage{sessions_[worker], message});
+  }
+  // The event of this kind among the actions of the last Handle.
+  v1::Event EventOf(v1::EventKind kind) const {
+    for (const EventAppended& appended : Actions<EventAppended>()) {
+      if (appended.event.kind() == kind) return appended.event;
+    }
+    ADD_FAILURE() << "no event " << v1::EventKind_Name(kind);
+    return {};
+  }
+
+  std::map<std::string, SessionId> sessions_;
+};
+
+TEST_F(ThreeWorkersTest, AttemptThatEndsBetweenTwoWorkers_NamesThemInItsEvents) {
+  v1::RankExit exit;
+  exit.set_cause(v1::CAUSE_NETWORK);
+  exit.set_peer(RankOn("a"));
+  Report("b", v1::RANK_STATE_EXITED, exit);
+  const v1::Event stopping = EventOf(v1::EVENT_KIND_ATTEMPT_STATE);
+  EXPECT_EQ(stopping.to(), "stopping");
+  EXPECT_THAT(stopping.between(), ElementsAre("a", "b"));
+  for (const char* worker : {"a", "b", "c"}) Report(worker, v1::RANK_STATE_RELEASED, exit);
+  const v1::Event ended = EventOf(v1::EVENT_KIND_ATTEMPT_ENDED);
+  EXPECT_EQ(ended.cause(), v1::CAUSE_NETWORK);
+  EXPECT_THAT(ended.between(), ElementsAre("a", "b"));
+}
+
+TEST_F(ThreeWorkersTest, NetworkFailureOfTwoWorkersWhileAThirdIsLost_KeepsItsCause) {
+  v1::RankExit exit;
+  exit.set_cause(v1::CAUSE_NETWORK);
+  exit.set_peer(RankOn("b"));
+  Report("a", v1::RANK_STATE_EXITED, exit);
+  now_ += config_.lost_after / 2;
+  Report("a", v1::RANK_STATE_RELEASED, exit);
+  Report("b", v1::RANK_STATE_RELEASED);
+  EXPECT_EQ(Job().causes_size(), 0) << "the rank on c is not released";
+  Wait(config_.lost_after / 2);
+  ASSERT_EQ(Job().causes_size(), 1);
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_NETWORK);
+  EXPECT_EQ(Job().causes(0).rank(), RankOn("a"));
+  EXPECT_THAT(Job().causes(0).between(), ElementsAre("a", "b"));
+}
+
 TEST_F(CoreTest, AllRanksCompleted_SucceedsOnceReleaseIsProven) {
   const v1::Job job = Train();
   const std::map<int, v1::Cause> done = {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}};
