@@ -5,29 +5,32 @@
 #include <filesystem>
 #include <memory>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "cli/checkpoints.h"
 #include "cli/completion.h"
 #include "cli/convert.h"
 #include "cli/coordinator_client.h"
 #include "cli/data.h"
 #include "cli/debug.h"
+#include "cli/describe.h"
+#include "cli/events.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
+#include "cli/logs.h"
 #include "cli/plan.h"
 #include "cli/profile.h"
+#include "cli/reconnect.h"
+#include "cli/version.h"
 #include "cli/watch.h"
-#include "proto/spec/names.h"
+#include "cli/workers.h"
 
 namespace muster::cli {
 namespace {
 
 constexpr int kUsageError = 2;
 constexpr absl::Duration kVersionTimeout = absl::Seconds(2);
-constexpr absl::Duration kWatchPatience = absl::Minutes(10);
 
-// The command line, declared and then run.
+// Declares every command with its flags, then runs the one that the arguments name.
 class Application {
  public:
   explicit Application(Surroundings& surroundings)
@@ -45,7 +48,7 @@ class Application {
       // CLI11 takes the arguments from the back.
       app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     } catch (const CLI::ParseError& error) {
-      const std::string unknown = UnknownCommand(arguments);
+      const std::string unknown = UnknownCommand(app_, arguments);
       if (error.get_exit_code() != 0 && !unknown.empty()) {
         terminal_.err << "muster: " << unknown << "; see muster --help" << std::endl;
         return kUsageError;
@@ -83,7 +86,7 @@ class Application {
     DeclareRest();
   }
 
-  // A command with -o, which runs `action`.
+  // Adds a command that runs `action`. It has -o.
   CLI::App* Add(CLI::App& parent, const std::string& name, const std::string& help,
                 std::function<absl::Status()> action) {
     CLI::App* command = parent.add_subcommand(name, help);
@@ -93,6 +96,7 @@ class Application {
     command->final_callback([this, action = std::move(action)] { action_ = action; });
     return command;
   }
+  // Adds a command that only has commands below it.
   CLI::App* AddGroup(CLI::App& parent, const std::string& name, const std::string& help) {
     CLI::App* group = parent.add_subcommand(name, help);
     group->require_subcommand(1);
@@ -116,7 +120,7 @@ class Application {
     submit->add_option("--request-id", submit_.request_id,
                        "The same id never makes a second job [default: a new one]");
     submit->add_flag("--dry-run", submit_.dry_run,
-                     "Let the coordinator check it; print it with defaults, submit nothing");
+                     "Let the coordinator check it, print it with defaults, submit nothing");
   }
 
   void TakesSpec(CLI::App* command, std::string& file, std::vector<std::string>& overrides) {
@@ -162,7 +166,7 @@ class Application {
     }));
     TakesJob(Add(app_, "watch", "Follow a job to its end; exit 1 when it fails", [this] {
       return WithClient([this](auto& client) {
-        return Watch(client, job_, format(), terminal_, kWatchPatience);
+        return Watch(client, job_, format(), terminal_, kReconnectPatience);
       });
     }));
     TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
@@ -326,7 +330,7 @@ class Application {
                                     : Format::kTable;
   }
 
-  // --home, $MUSTER_HOME or ~/.muster, absolute.
+  // --home, else $MUSTER_HOME, else ~/.muster, as an absolute path; empty when none is known.
   std::string Home() const {
     std::filesystem::path home = home_.empty() ? surroundings_.environment("MUSTER_HOME") : home_;
     if (home.empty()) {
@@ -354,26 +358,14 @@ class Application {
     return action(*CoordinatorClient::Connect(endpoint));
   }
 
-  // Of the coordinator too when there is one; that there is none is no failure.
   absl::Status Version() {
-    Json object = {{"client", surroundings_.version}, {"coordinator", nullptr}};
-    const absl::Status asked = WithClient([&](CoordinatorClient& client) -> absl::Status {
-      ASSIGN_OR_RETURN(const v1::GetVersionResponse response, client.GetVersion(kVersionTimeout));
-      object["coordinator"] = response.version();
-      object["clusterId"] = response.cluster_id();
-      return absl::OkStatus();
+    absl::StatusOr<v1::GetVersionResponse> coordinator = absl::UnknownError("was not asked");
+    const absl::Status found = WithClient([&](CoordinatorClient& client) {
+      coordinator = client.GetVersion(kVersionTimeout);
+      return coordinator.status();
     });
-    if (format() != Format::kTable) {
-      Print(object, format(), terminal_.out);
-      return absl::OkStatus();
-    }
-    terminal_.out << "muster " << surroundings_.version << "\n";
-    if (asked.ok()) {
-      terminal_.out << "coordinator " << object["coordinator"].get<std::string>() << ", cluster "
-                    << object["clusterId"].get<std::string>() << "\n";
-    } else {
-      terminal_.out << "coordinator: " << asked.message() << "\n";
-    }
+    if (!found.ok()) coordinator = found;
+    PrintVersions(surroundings_.version, coordinator, format(), terminal_);
     return absl::OkStatus();
   }
 
@@ -383,38 +375,19 @@ class Application {
     const auto job_names = [this] {
       std::vector<std::string> names;
       const absl::Status status = WithClient([&](CoordinatorClient& client) -> absl::Status {
-        // A dead coordinator must not hold up the shell, so it is asked for its version first.
+        // Asked first, with a short time limit: a dead coordinator must not block the shell.
         RETURN_IF_ERROR(client.GetVersion(kVersionTimeout).status());
         ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
         for (const v1::Job& job : jobs) names.push_back(job.name());
         return absl::OkStatus();
       });
+      if (!status.ok()) names.clear();
       std::sort(names.begin(), names.end());
       names.erase(std::unique(names.begin(), names.end()), names.end());
-      return status.ok() ? names : std::vector<std::string>();
+      return names;
     };
     for (const std::string& word : Complete(app_, words, job_names)) terminal_.out << word << "\n";
     return 0;
-  }
-
-  // Of a usage error: the word that stands where a command should, "" when that is not the fault.
-  std::string UnknownCommand(const std::vector<std::string>& arguments) const {
-    const CLI::App* command = &app_;
-    for (const std::string& word : arguments) {
-      if (const CLI::App* below = FindCommand(*command, word)) {
-        command = below;
-        continue;
-      }
-      std::vector<std::string> names;
-      for (const CLI::App* below : command->get_subcommands(nullptr)) {
-        names.push_back(below->get_name());
-      }
-      if (names.empty() || absl::StartsWith(word, "-")) return "";
-      const std::string nearest = spec::NearestName(word, names);
-      return absl::StrCat("unknown command ", spec::Quoted(word),
-                          nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?"));
-    }
-    return "";
   }
 
   Surroundings& surroundings_;

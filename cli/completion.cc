@@ -1,8 +1,21 @@
 #include "cli/completion.h"
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/spec/names.h"
 
 namespace muster::cli {
+namespace {
+
+// The command of that name right below `parent`, or null.
+const CLI::App* FindCommand(const CLI::App& parent, const std::string& name) {
+  for (const CLI::App* command : parent.get_subcommands(nullptr)) {
+    if (command->get_name() == name) return command;
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 std::string BashCompletion() {
   return R"SCRIPT(# bash completion for muster: source <(muster completion bash)
@@ -15,11 +28,23 @@ complete -o default -F _muster muster
 )SCRIPT";
 }
 
-const CLI::App* FindCommand(const CLI::App& parent, const std::string& name) {
-  for (const CLI::App* command : parent.get_subcommands(nullptr)) {
-    if (command->get_name() == name) return command;
+std::string UnknownCommand(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* command = &app;
+  for (const std::string& word : arguments) {
+    if (const CLI::App* below = FindCommand(*command, word)) {
+      command = below;
+      continue;
+    }
+    std::vector<std::string> names;
+    for (const CLI::App* below : command->get_subcommands(nullptr)) {
+      names.push_back(below->get_name());
+    }
+    if (names.empty() || absl::StartsWith(word, "-")) return "";
+    const std::string nearest = spec::NearestName(word, names);
+    return absl::StrCat("unknown command ", spec::Quoted(word),
+                        nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?"));
   }
-  return nullptr;
+  return "";
 }
 
 std::vector<std::string> Complete(const CLI::App& app, const std::vector<std::string>& words,

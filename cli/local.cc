@@ -9,7 +9,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
+#include <optional>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -54,15 +55,30 @@ Json ToJson(const Member& member) {
   return object;
 }
 
-Member MemberFrom(const Json& object) {
+// The text under `key`; empty when there is none.
+std::string TextOf(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// The number under `key`; 0 when there is none.
+int64_t NumberOf(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+// Absent when `object` is no member that ToJson has written.
+std::optional<Member> MemberFrom(const Json& object) {
+  if (!object.is_object()) return std::nullopt;
   Member member;
-  member.name = object.at("name").get<std::string>();
-  member.process = {object.at("pid").get<int64_t>(), object.at("startTime").get<uint64_t>()};
-  member.address = object.value("address", "");
-  member.metrics = object.at("metrics").get<std::string>();
-  member.directory = object.at("stateDir").get<std::string>();
-  member.log = object.at("log").get<std::string>();
-  member.slots = object.value("slots", 0);
+  member.name = TextOf(object, "name");
+  member.process = {NumberOf(object, "pid"), static_cast<uint64_t>(NumberOf(object, "startTime"))};
+  member.address = TextOf(object, "address");
+  member.metrics = TextOf(object, "metrics");
+  member.directory = TextOf(object, "stateDir");
+  member.log = TextOf(object, "log");
+  member.slots = static_cast<int>(NumberOf(object, "slots"));
+  if (!object.contains("pid") || !object.contains("startTime")) return std::nullopt;
   return member;
 }
 
@@ -71,6 +87,23 @@ Json ToJson(const State& state, const std::string& home) {
   object["workers"] = Json::array();
   for (const Member& worker : state.workers) object["workers"].push_back(ToJson(worker));
   return object;
+}
+
+// Absent when `object` is no state that ToJson has written.
+std::optional<State> StateFrom(const Json& object) {
+  if (!object.is_object() || !object.contains("coordinator") || !object.contains("workers") ||
+      !object["workers"].is_array()) {
+    return std::nullopt;
+  }
+  std::optional<Member> coordinator = MemberFrom(object["coordinator"]);
+  if (!coordinator.has_value()) return std::nullopt;
+  State state = {.coordinator = *std::move(coordinator), .workers = {}};
+  for (const Json& entry : object["workers"]) {
+    std::optional<Member> worker = MemberFrom(entry);
+    if (!worker.has_value()) return std::nullopt;
+    state.workers.push_back(*std::move(worker));
+  }
+  return state;
 }
 
 // The last lines of a log, for an error message.
@@ -84,7 +117,7 @@ std::string Tail(const std::string& path) {
   return absl::StrCat("\n", text);
 }
 
-// The cluster below one home, with its lock held from Open to the destructor.
+// The cluster below one home directory. Holds its lock from Open to the destructor.
 class LocalCluster {
  public:
   explicit LocalCluster(const LocalOptions& options)
@@ -99,7 +132,7 @@ class LocalCluster {
   absl::Status Open() {
     const std::string path = root_ + "/lock";
     struct stat held = {}, named = {};
-    // Again when `local down --purge` removed the file while this waited for it.
+    // Repeated when `local down --purge` removed the file while this waited for its lock.
     do {
       if (lock_ >= 0) ::close(lock_);
       RETURN_IF_ERROR(files_->MakeDirectory(root_ + "/logs"));
@@ -117,19 +150,16 @@ class LocalCluster {
     return read.code() == absl::StatusCode::kNotFound ? absl::OkStatus() : read;
   }
 
-  // Without the lock: what was last written.
+  // Reads the state that was last written; does not need the lock.
   absl::Status Read() {
     const std::string path = root_ + "/state.json";
     ASSIGN_OR_RETURN(const std::string text, files_->Read(path));
-    try {
-      const Json object = Json::parse(text);
-      state_.coordinator = MemberFrom(object.at("coordinator"));
-      state_.workers.clear();
-      for (const Json& worker : object.at("workers")) state_.workers.push_back(MemberFrom(worker));
-    } catch (const Json::exception& error) {
-      return absl::DataLossError(
-          absl::StrCat(path, " is damaged (", error.what(), "); remove it and end what runs"));
+    std::optional<State> state = StateFrom(Json::parse(text, nullptr, /*allow_exceptions=*/false));
+    if (!state.has_value()) {
+      return absl::DataLossError(absl::StrCat(
+          path, " is damaged; end muster-coordinator and muster-worker, then remove the file"));
     }
+    state_ = *std::move(state);
     return absl::OkStatus();
   }
 
@@ -175,7 +205,7 @@ class LocalCluster {
     for (const Member& worker : state_.workers) daemons.push_back(worker.process);
     if (state_.coordinator.process.pid != 0) daemons.push_back(state_.coordinator.process);
     EndProcesses(daemons, kStopGrace);
-    // Ranks outlive their daemon by design; they go once nobody is left to start new ones.
+    // Ranks outlive their daemon by design. They are ended when no daemon is left to start others.
     EndProcesses(ProcessesOf(root_), kRankGrace);
     if (!ProcessesOf(root_).empty()) {
       return absl::InternalError(absl::StrCat("processes below ", root_, " could not be ended"));
@@ -191,7 +221,7 @@ class LocalCluster {
                                    ToJson(state_, options_.home).dump(2) + "\n");
   }
 
-  // `--workers` below what ran before: the last ones go.
+  // Ends the last workers when `--workers` is lower than before.
   absl::Status DropExtraWorkers() {
     if (options_.workers <= 0) return absl::OkStatus();
     std::vector<ProcessIdentity> extra;
@@ -214,7 +244,7 @@ class LocalCluster {
     ASSIGN_OR_RETURN(DetachedProcess process, StartDetached(command, member.log));
     member.process = process.identity;
     started.push_back(process.identity);
-    // Before waiting: should this command be killed now, `local down` knows the process.
+    // Written before the wait, so that `local down` knows the process if this command is killed.
     RETURN_IF_ERROR(Write());
     const absl::StatusOr<std::string> line = WaitForLine(process, kReadyTimeout);
     if (!line.ok()) {
@@ -225,13 +255,10 @@ class LocalCluster {
     const Json ready = Json::parse(*line, nullptr, /*allow_exceptions=*/false);
     if (!ready.is_object()) {
       return absl::UnavailableError(
-          absl::StrCat(member.name, " said something else than where it is: ", *line));
+          absl::StrCat(member.name, " printed something else than its addresses: ", *line));
     }
-    const auto text = [&](const char* key) {
-      return ready.contains(key) && ready[key].is_string() ? ready[key].get<std::string>() : "";
-    };
-    member.address = text("address");
-    member.metrics = text("metrics");
+    member.address = TextOf(ready, "address");
+    member.metrics = TextOf(ready, "metrics");
     return Write();
   }
 

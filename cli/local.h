@@ -1,4 +1,4 @@
-// `muster local`: a cluster of real processes on this machine, for trying Muster and for tests.
+// `muster local`: a cluster of processes on this machine, to try Muster and for tests.
 //
 // Below HOME/local:  lock           held while anything here is changed
 //                    state.json     what was started: pids with start times, addresses
@@ -23,13 +23,13 @@ struct LocalOptions {
   int slots = 0;         // per worker; 0 = as before, or 2
 };
 
-// Starts what is not running, with the data, names and slots it had. Safe to call twice, also at
-// once. When something does not start, what this call started is ended again; the error quotes the
-// end of its log.
+// Starts the processes that do not run, with the data, names and slots they had. Safe to call
+// twice, also at the same time. When a process does not start, those that this call started are
+// ended again; the error quotes the end of its log.
 absl::Status LocalUp(const LocalOptions& options, Format format, Terminal& terminal);
 
-// Ends everything that was started, ranks included; nothing of it is left running. The state stays
-// unless `purge`. OK when nothing ran.
+// Ends all processes of the cluster, ranks included. Removes its state if `purge`. OK when nothing
+// ran.
 absl::Status LocalDown(const LocalOptions& options, bool purge, Terminal& terminal);
 
 // kNotFound when there is no cluster.

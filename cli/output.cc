@@ -12,6 +12,7 @@
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/util/time_util.h"
 #include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::cli {
 namespace {
@@ -86,7 +87,7 @@ Json MapJson(const Message& message, const FieldDescriptor& field) {
 }
 
 std::string Dump(const Json& value, int indent) {
-  // A job's message may quote bytes of a broken file.
+  // Replaces bytes that are no UTF-8: a message may quote those of a broken file.
   return value.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -120,7 +121,7 @@ void EmitYaml(const Json& value, YAML::Emitter& emitter) {
   }
 }
 
-// Characters, not bytes: a name may hold letters of more than one byte.
+// Columns on the terminal: characters and not bytes, without escape sequences.
 size_t Width(const std::string& text) {
   size_t width = 0;
   bool escape = false;
@@ -204,7 +205,7 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string Coloured(const std::string& state, const Terminal& terminal) {
   if (!terminal.colour) return state;
-  const char* code = "33";  // on its way
+  const char* code = "33";  // states that lead to others
   if (state == "succeeded" || state == "running" || state == "ready") code = "32";
   if (state == "failed" || state == "lost" || state == "unreachable" || state == "dead") {
     code = "31";
@@ -218,10 +219,6 @@ std::string ShortDuration(absl::Duration duration) {
   if (seconds < 3600) return absl::StrCat(seconds / 60, "m", seconds % 60, "s");
   if (seconds < 48 * 3600) return absl::StrCat(seconds / 3600, "h", seconds % 3600 / 60, "m");
   return absl::StrCat(seconds / 86400, "d");
-}
-
-absl::Time FromProto(const google::protobuf::Timestamp& time) {
-  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
 }
 
 std::string Age(const google::protobuf::Timestamp& time, absl::Time now) {
@@ -251,6 +248,8 @@ std::string Bytes(int64_t bytes) {
   }
   return "";
 }
+
+std::string StepText(const v1::Job& job) { return absl::StrCat(job.step(), "/", job.steps()); }
 
 std::string Loss(double loss) { return loss == 0 ? "-" : absl::StrFormat("%.4f", loss); }
 

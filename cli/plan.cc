@@ -16,8 +16,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "cli/jobs.h"
 #include "cli/process.h"
+#include "cli/spec_file.h"
 
 namespace muster::cli {
 namespace {

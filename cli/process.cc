@@ -1,6 +1,5 @@
 #include "cli/process.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -9,16 +8,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <sstream>
+#include <optional>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/proc.h"
+#include "proto/run_files.h"
 
 extern char** environ;
 
@@ -27,14 +26,7 @@ namespace {
 
 constexpr size_t kLineBytesMax = 64 << 10;
 
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// Start with `out` as stdout; `err` and `in` stay this process's when -1.
+// Starts `command` with `out` as its stdout. An `in` or `err` of -1 leaves it this process's own.
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& command, int in, int out, int err,
                             bool detached) {
   std::vector<char*> arguments;
@@ -77,7 +69,7 @@ void WaitForEnd(const ProcessIdentity& process, absl::Time deadline) {
     if (left <= 0) break;
     pollfd wait = {fd, POLLIN, 0};
     ::poll(&wait, 1, static_cast<int>(left));
-    // A child of ours stays a zombie otherwise; of others this fails, and their parent reaps them.
+    // Reaps a child of this process, which would stay a zombie; it fails for other processes.
     ::waitpid(static_cast<pid_t>(process.pid), nullptr, WNOHANG);
   }
   ::close(fd);
@@ -94,14 +86,9 @@ void Signal(const ProcessIdentity& process, int signal) {
 }  // namespace
 
 uint64_t StartTime(int64_t pid) {
-  const std::string stat = ReadAll(absl::StrCat("/proc/", pid, "/stat"));
-  // The second field is the program's name in parentheses and may hold anything.
-  const size_t end = stat.rfind(')');
-  if (end == std::string::npos) return 0;
-  const std::vector<std::string> fields = absl::StrSplit(stat.substr(end + 2), ' ');
-  uint64_t start_time = 0;
-  if (fields.size() < 20 || fields[0] == "Z" || fields[0] == "X") return 0;
-  return absl::SimpleAtoi(fields[19], &start_time) ? start_time : 0;
+  const std::optional<ProcessStat> stat = ReadProcessStat(static_cast<pid_t>(pid));
+  if (!stat.has_value() || stat->state == 'Z' || stat->state == 'X') return 0;
+  return stat->start_time;
 }
 
 bool IsAlive(const ProcessIdentity& process) {
@@ -169,29 +156,25 @@ void EndProcesses(const std::vector<ProcessIdentity>& processes, absl::Duration 
 }
 
 std::vector<ProcessIdentity> ProcessesOf(const std::string& directory) {
+  const std::string inside = directory + "/";
+  const std::string variable = absl::StrCat(kRunDirectoryVariable, "=", inside);
   std::vector<ProcessIdentity> found;
-  DIR* proc = ::opendir("/proc");
-  if (proc == nullptr) return found;
-  const std::string variable = absl::StrCat("MUSTER_RUN_DIRECTORY=", directory, "/");
-  while (const dirent* entry = ::readdir(proc)) {
-    int64_t pid = 0;
-    if (!absl::SimpleAtoi(entry->d_name, &pid) || pid == ::getpid()) continue;
-    const std::string base = absl::StrCat("/proc/", pid);
-    bool ours = false;
-    for (const auto part : absl::StrSplit(ReadAll(base + "/environ"), '\0')) {
-      ours = ours || absl::StartsWith(part, variable);
-    }
-    const std::vector<std::string> arguments = absl::StrSplit(ReadAll(base + "/cmdline"), '\0');
-    if (arguments.size() > 2 && absl::EndsWith(arguments[0], "muster-worker") &&
+  for (const pid_t pid : AllProcesses()) {
+    if (pid == ::getpid()) continue;
+    const std::vector<std::string> environment = EnvironmentOf(pid);
+    bool ours = std::any_of(environment.begin(), environment.end(), [&](const std::string& entry) {
+      return absl::StartsWith(entry, variable);
+    });
+    const std::vector<std::string> arguments = ArgumentsOf(pid);
+    if (arguments.size() > 1 && absl::EndsWith(arguments[0], "muster-worker") &&
         arguments[1] == "shim") {
-      for (const std::string& argument : arguments) {
-        ours = ours || absl::StrContains(argument, directory + "/");
-      }
+      ours = ours || std::any_of(arguments.begin(), arguments.end(), [&](const std::string& text) {
+               return absl::StrContains(text, inside);
+             });
     }
     const uint64_t start_time = ours ? StartTime(pid) : 0;
     if (start_time != 0) found.push_back({pid, start_time});
   }
-  ::closedir(proc);
   return found;
 }
 

@@ -5,13 +5,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "cli/reconnect.h"
+#include "proto/job_state.h"
 #include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::cli {
 namespace {
 
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
-constexpr absl::Duration kReconnectInterval = absl::Milliseconds(300);
 constexpr int kBarWidthMax = 30;
 constexpr int kBarWidthMin = 8;
 
@@ -20,7 +22,8 @@ absl::Duration Elapsed(const v1::Job& job, absl::Time now) {
   return (job.ended().seconds() != 0 ? FromProto(job.ended()) : now) - FromProto(job.started());
 }
 
-// Owns the place on the screen where the line stands.
+// Prints the progress of a job: on a terminal one line that it redraws, elsewhere a line now and
+// then, for scripts every update as JSON or YAML.
 class ProgressView {
  public:
   ProgressView(Format format, Terminal& terminal) : format_(format), terminal_(terminal) {}
@@ -56,7 +59,7 @@ class ProgressView {
 
  private:
   void Redraw(const std::string& line) {
-    // Return, the line, clear what the last one left behind it.
+    // Carriage return, the line, and clear to the end of a longer line before it.
     terminal_.out << "\r" << line << "\033[K" << std::flush;
     drawn_ = !line.empty();
   }
@@ -78,16 +81,11 @@ std::string Bar(double fraction, int width) {
 
 }  // namespace
 
-bool IsFinal(v1::JobState state) {
-  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
-         state == v1::JOB_STATE_CANCELLED;
-}
-
 std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
   const double fraction =
       job.steps() > 0 ? std::clamp(static_cast<double>(job.step()) / job.steps(), 0.0, 1.0) : 0;
   const std::string head = absl::StrCat(job.name(), "  ", spec::EnumName(job.state()), "  ");
-  const std::string count = absl::StrCat(job.step(), "/", job.steps(), " ");
+  const std::string count = StepText(job) + " ";
   std::string tail = absl::StrFormat(" %3.0f%%", 100 * fraction);
   if (job.train_loss() != 0) absl::StrAppend(&tail, "  loss ", Loss(job.train_loss()));
   if (job.validation_loss() != 0) absl::StrAppend(&tail, "  val ", Loss(job.validation_loss()));
@@ -108,9 +106,9 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
     absl::StrAppend(&tail, "  ", job.phase());
   }
   if (!job.waiting().empty()) absl::StrAppend(&tail, "  ", job.waiting());
-  const int room = columns - static_cast<int>(head.size() + count.size() + tail.size()) - 2;
+  const int bar_width = columns - static_cast<int>(head.size() + count.size() + tail.size()) - 2;
   std::string line = head + count;
-  if (room >= kBarWidthMin) line += Bar(fraction, std::min(room, kBarWidthMax));
+  if (bar_width >= kBarWidthMin) line += Bar(fraction, std::min(bar_width, kBarWidthMax));
   line += tail;
   if (static_cast<int>(line.size()) > columns) line.resize(std::max(columns, 0));
   return line;
@@ -138,7 +136,7 @@ absl::Status Watch(CoordinatorClient& client, const std::string& name, Format fo
   Absence absence(patience);
   for (;;) {
     absence.Opened(absl::Now());
-    // After the first answer the id is asked for: the name may come to mean a newer job.
+    // By id after the first answer: a newer job may have taken the name.
     const absl::Status status =
         client.WatchJob(last.id().empty() ? name : last.id(), [&](const v1::Job& job) {
           last = job;
@@ -150,7 +148,7 @@ absl::Status Watch(CoordinatorClient& client, const std::string& name, Format fo
     if (IsFinal(last.state())) break;
     const bool lost = status.ok() || status.code() == absl::StatusCode::kUnavailable ||
                       status.code() == absl::StatusCode::kCancelled;
-    if (!lost || last.id().empty() || !absence.Bearable(absl::Now())) {
+    if (!lost || last.id().empty() || !absence.ShouldRetry(absl::Now())) {
       view.End();
       return status.ok() ? absl::UnavailableError("the coordinator ended the watch") : status;
     }

@@ -1,4 +1,5 @@
-// Bounds of what the coordinator's shell holds for its callers. The core's are in core/limits.h.
+// Bounds of what the coordinator's shell and RPC services hold for their callers. core/limits.h has
+// those of the core.
 #ifndef MUSTER_COORDINATOR_LIMITS_H_
 #define MUSTER_COORDINATOR_LIMITS_H_
 
@@ -10,16 +11,16 @@
 namespace muster::coordinator {
 
 // ---- calls
-// Large enough that an absurd spec arrives and is refused by the rule it breaks.
+// Large enough that an absurd spec still arrives, so that the rule that it breaks refuses it.
 constexpr int kReceiveBytesMax = 16 << 20;
 constexpr size_t kNameBytesMax = 253;            // of a job or worker that a call names
 constexpr size_t kCallsWaitingMax = 4096;        // more: RESOURCE_EXHAUSTED
-constexpr size_t kStatusMessageBytesMax = 2048;  // it travels in HTTP/2 trailers, which are bounded
+constexpr size_t kStatusMessageBytesMax = 2048;  // sent in HTTP/2 trailers, which are bounded
 constexpr int kPageSizeDefault = 100;
 constexpr int kPageSizeMax = 1000;
 // A reply stays below the 4 MiB that gRPC clients accept by default.
 constexpr size_t kPageBytesMax = 3 << 20;
-// Rows looked at for one page of a filtered listing.
+// Rows read for one page of a filtered listing.
 constexpr int kEventRowsPerPageMax = 50'000;
 
 // ---- streams
@@ -27,7 +28,7 @@ constexpr size_t kWatchersMax = 10'000;  // more: RESOURCE_EXHAUSTED
 constexpr absl::Duration kWatchJobInterval = absl::Milliseconds(100);
 constexpr size_t kEventsReadAtOnce = 256;
 constexpr size_t kSessionsMax = 8192;  // more: RESOURCE_EXHAUSTED
-// What a daemon may leave unread before its stream is closed; it reconnects and reconciles.
+// A daemon that leaves more unread has its stream closed; it reconnects and reconciles.
 constexpr size_t kSessionQueueBytesMax = 128 << 20;
 
 // ---- logs
@@ -38,9 +39,9 @@ constexpr absl::Duration kLogFollowInterval = absl::Milliseconds(200);
 constexpr absl::Duration kLogRetryInterval = absl::Seconds(1);
 
 // ---- writer
-// Outputs that wait for the disk; the core pauses beyond.
+// Outputs that wait for the disk; the core waits when there are more.
 constexpr size_t kOutputsWaitingMax = 4096;
-constexpr size_t kWriteBytesMax = 32 << 20;  // that share one sync
+constexpr size_t kWriteBytesMax = 32 << 20;  // of the outputs that share one sync, about
 
 // ---- metrics
 constexpr absl::Duration kWorkerSampleInterval = absl::Seconds(1);

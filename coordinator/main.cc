@@ -1,4 +1,4 @@
-// muster-coordinator: builds the coordinator's parts from flags, serves, and stops in order.
+// muster-coordinator: builds the coordinator's parts from flags, serves, and stops them in order.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -42,8 +42,8 @@ struct Flags {
   CoreConfig core;
 };
 
-// SIGTERM, SIGINT and the failure of a part, as one thing to wait for. Made before any thread, so
-// that every thread leaves the signals to it.
+// Waits for SIGTERM, SIGINT or the failure of a part. Constructed before any thread starts, so that
+// the signals are blocked in every thread.
 class StopSignal {
  public:
   StopSignal() {
@@ -52,7 +52,7 @@ class StopSignal {
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    // A client that goes away, or a disk quota, must come back as an error of the call.
+    // A client that went away, or an exceeded file size limit, must be an error of the system call.
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     signals_ = signalfd(-1, &signals, SFD_CLOEXEC);
@@ -85,7 +85,7 @@ uint64_t SystemSeed() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-// The port that an earlier start wrote to DIR/address, 0 when there is none.
+// The port in the file `path`, to which an earlier start wrote its address; 0 when there is none.
 int EarlierPort(FileSystem& files, const std::string& path) {
   const absl::StatusOr<std::string> text = files.Read(path);
   if (!text.ok()) return 0;
@@ -128,7 +128,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                    RpcServer::Start(*shell, {.listen = flags.listen,
                                              .version = MUSTER_VERSION,
                                              .earlier_port = EarlierPort(*files, address_file)}));
-  // A wildcard is no address that anybody could dial.
+  // Nobody can dial a wildcard: an address of this machine is told instead.
   std::string outside = OutsideAddress(NetworkView::OfThisMachine());
   if (outside.empty()) outside = "127.0.0.1";
   const std::string address = Advertised(server->address(), outside);
@@ -219,7 +219,7 @@ int Main(int argc, char** argv) {
                  "--lost-after\n";
     return 2;
   }
-  // gRPC logs lines of its own form; what matters comes back as a Status and is logged as JSON.
+  // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   StopSignal stop;
   const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed);

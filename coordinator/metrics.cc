@@ -1,7 +1,7 @@
 #include "coordinator/metrics.h"
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
+#include "proto/job_state.h"
+#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 namespace {
@@ -95,7 +95,7 @@ const Family kRpcs = {Kind::kCounter,
                       "Calls that ended, by method and status code",
                       {"method", "code"}};
 
-// One series per live job; it goes some minutes after the job has ended.
+// One series per live job, removed some minutes after the job has ended.
 const Family kJobStep = {Kind::kGauge, "muster_job_step", "Last optimizer step finished", {"job"}};
 const Family kJobSteps = {Kind::kGauge, "muster_job_steps", "Optimizer steps to do", {"job"}};
 const Family kJobTrainLoss = {Kind::kGauge,
@@ -122,19 +122,7 @@ const Family kJobCommittedStep = {Kind::kGauge,
 const Family kJobAttempts = {
     Kind::kGauge, "muster_job_attempts", "Attempts started so far", {"job"}};
 
-// "JOB_STATE_RUNNING" -> "running".
-std::string ShortName(absl::string_view name, absl::string_view prefix) {
-  if (name.substr(0, prefix.size()) == prefix) name.remove_prefix(prefix.size());
-  return absl::AsciiStrToLower(name);
-}
-std::string NameOf(v1::JobState state) { return ShortName(v1::JobState_Name(state), "JOB_STATE_"); }
-
 }  // namespace
-
-bool IsFinal(v1::JobState state) {
-  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
-         state == v1::JOB_STATE_CANCELLED;
-}
 
 std::vector<const Family*> Metrics::Catalogue() {
   return {&kJobs,
@@ -170,17 +158,16 @@ std::vector<const Family*> Metrics::Catalogue() {
 }
 
 Metrics::Metrics(metrics::Registry& registry) : registry_(registry) {
-  // Series that are zero until something happens exist from the start, so that rates and alerts
-  // have a base.
+  // Series that are zero until something happens exist from the start: rates and alerts need a
+  // first sample.
   for (int state = v1::JOB_STATE_PENDING; state <= v1::JobState_MAX; ++state) {
     if (v1::JobState_IsValid(state)) {
-      registry_.GetGauge(kJobs, {NameOf(static_cast<v1::JobState>(state))}).Set(0);
+      registry_.GetGauge(kJobs, {spec::EnumName(static_cast<v1::JobState>(state))}).Set(0);
     }
   }
   for (int cause = v1::CAUSE_COMPLETED; cause <= v1::Cause_MAX; ++cause) {
     if (!v1::Cause_IsValid(cause)) continue;
-    registry_.GetCounter(kAttemptsEnded,
-                         {ShortName(v1::Cause_Name(static_cast<v1::Cause>(cause)), "CAUSE_")});
+    registry_.GetCounter(kAttemptsEnded, {spec::EnumName(static_cast<v1::Cause>(cause))});
   }
   registry_.GetCounter(kCheckpointsCommitted);
   registry_.GetCounter(kCheckpointsRefused);
@@ -204,26 +191,26 @@ void Metrics::Wrote(size_t batches, size_t bytes, absl::Duration took) {
   registry_.GetCounter(kStoreBytes).Increment(static_cast<double>(bytes));
 }
 
-void Metrics::JobShown(const v1::Job* before, const v1::Job* after) {
+void Metrics::JobPublished(const v1::Job* before, const v1::Job* after) {
   const bool moved = before == nullptr || after == nullptr || before->state() != after->state();
   if (moved) {
     MutexLock lock(&mutex_);
     if (before != nullptr) {
-      registry_.GetGauge(kJobs, {NameOf(before->state())})
+      registry_.GetGauge(kJobs, {spec::EnumName(before->state())})
           .Set(static_cast<double>(--jobs_by_state_[before->state()]));
     }
     if (after != nullptr) {
-      registry_.GetGauge(kJobs, {NameOf(after->state())})
+      registry_.GetGauge(kJobs, {spec::EnumName(after->state())})
           .Set(static_cast<double>(++jobs_by_state_[after->state()]));
     }
   }
-  // A job that had ended before keeps no series: it may have been forgotten, or was never shown.
+  // A job that had ended before gets no series: they were removed already, or it never had any.
   const bool ended_before = before == nullptr || IsFinal(before->state());
-  if (after != nullptr && !(IsFinal(after->state()) && ended_before)) ShowJobSeries(*after);
+  if (after != nullptr && !(IsFinal(after->state()) && ended_before)) SetJobSeries(*after);
 }
 
-void Metrics::ShowJobSeries(const v1::Job& job) {
-  // Before its first attempt a job has nothing to show, and thousands may wait.
+void Metrics::SetJobSeries(const v1::Job& job) {
+  // Before its first attempt a job has no values, and thousands of jobs may wait.
   if (job.attempts() == 0) return;
   const std::vector<std::string> labels = {job.name()};
   registry_.GetGauge(kJobStep, labels).Set(static_cast<double>(job.step()));
@@ -245,12 +232,11 @@ void Metrics::ForgetJob(const std::string& name) {
   }
 }
 
-void Metrics::EventShown(const v1::Event& event) {
+void Metrics::EventPublished(const v1::Event& event) {
   registry_.GetGauge(kEventSequence).Set(static_cast<double>(event.sequence()));
   switch (event.kind()) {
     case v1::EVENT_KIND_ATTEMPT_ENDED:
-      registry_.GetCounter(kAttemptsEnded, {ShortName(v1::Cause_Name(event.cause()), "CAUSE_")})
-          .Increment();
+      registry_.GetCounter(kAttemptsEnded, {spec::EnumName(event.cause())}).Increment();
       break;
     case v1::EVENT_KIND_CHECKPOINT_COMMITTED:
       registry_.GetCounter(kCheckpointsCommitted).Increment();
@@ -274,8 +260,7 @@ void Metrics::Workers(const std::vector<v1::Worker>& workers) {
   }
   for (int state = v1::WORKER_STATE_READY; state <= v1::WorkerState_MAX; ++state) {
     const auto known = static_cast<v1::WorkerState>(state);
-    registry_.GetGauge(kWorkers, {ShortName(v1::WorkerState_Name(known), "WORKER_STATE_")})
-        .Set(static_cast<double>(by_state[known]));
+    registry_.GetGauge(kWorkers, {spec::EnumName(known)}).Set(static_cast<double>(by_state[known]));
   }
   registry_.GetGauge(kSlots).Set(static_cast<double>(slots));
   registry_.GetGauge(kSlotsFree).Set(static_cast<double>(free));

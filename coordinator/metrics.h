@@ -1,5 +1,5 @@
-// What the coordinator measures: the catalogue, and the places that feed it. Listed in
-// docs/metrics.md through Catalogue().
+// What the coordinator measures: the catalogue of metrics, and one method for each thing that feeds
+// them. docs/metrics.md lists the catalogue.
 #ifndef MUSTER_COORDINATOR_METRICS_H_
 #define MUSTER_COORDINATOR_METRICS_H_
 
@@ -19,25 +19,23 @@
 
 namespace muster::coordinator {
 
-bool IsFinal(v1::JobState state);
-
 // Thread-safe. Everything that it is told is durable already.
 class Metrics {
  public:
   // `registry` outlives this object.
   explicit Metrics(metrics::Registry& registry);
 
-  // Every family, in the order of the documentation.
+  // Every family, in the order in which the documentation lists them.
   static std::vector<const metrics::Family*> Catalogue();
 
   void Recovered(uint64_t leader_term, absl::Duration took);
   // One synced write of `batches` transitions.
   void Wrote(size_t batches, size_t bytes, absl::Duration took);
-  // A job as it was shown before (null when new) and is shown now (null when forgotten).
-  void JobShown(const v1::Job* before, const v1::Job* after);
-  // Forgets the per-job series of a job that ended some time ago.
+  // A published job changed from `before` (null when it is new) to `after` (null when removed).
+  void JobPublished(const v1::Job* before, const v1::Job* after);
+  // Removes the series of a job that ended some time ago.
   void ForgetJob(const std::string& name);
-  void EventShown(const v1::Event& event);
+  void EventPublished(const v1::Event& event);
   void Workers(const std::vector<v1::Worker>& workers);
   void Sessions(size_t open);
   void Watchers(size_t open);
@@ -45,7 +43,7 @@ class Metrics {
   void RpcDone(absl::string_view method, absl::string_view code);
 
  private:
-  void ShowJobSeries(const v1::Job& job);
+  void SetJobSeries(const v1::Job& job);
 
   metrics::Registry& registry_;
   Mutex mutex_;

@@ -19,9 +19,9 @@ namespace muster::coordinator {
 //                                                         v
 //                                                     STOPPING --kAllReleased--> RELEASED
 //
-// Desired phase of its daemons: ALLOCATED: PREPARED; PREPARED, BOOTSTRAPPING, TRAINING: RUNNING;
-// QUIESCING, STOPPING: STOPPED. RELEASED means that every daemon proved its devices free, or is
-// lost (then its devices stay out of use until it returns and proves it).
+// The phase that daemons are asked for is PREPARED in ALLOCATED; RUNNING in PREPARED, BOOTSTRAPPING
+// and TRAINING; STOPPED in QUIESCING and STOPPING. RELEASED means that every daemon has proven its
+// devices free or is lost; the devices of a lost one are not used until it returns and proves it.
 enum class AttemptEvent {
   kAllPrepared,
   kStart,
@@ -66,7 +66,7 @@ constexpr v1::AttemptState Next(v1::AttemptState state, AttemptEvent event) {
   return v1::ATTEMPT_STATE_UNSPECIFIED;
 }
 
-// True until a stop was decided: its keys, ranks and progress count.
+// True until a stop is decided: until then the attempt's keys, ranks and progress count.
 constexpr bool IsUp(v1::AttemptState state) {
   return state >= v1::ATTEMPT_STATE_ALLOCATED && state <= v1::ATTEMPT_STATE_TRAINING;
 }

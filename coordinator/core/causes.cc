@@ -2,22 +2,11 @@
 
 #include <algorithm>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_replace.h"
+#include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
-namespace {
-
-std::string WithoutPrefix(const std::string& name, size_t prefix) {
-  if (name.size() < prefix) return "unknown";
-  return absl::AsciiStrToLower(name.substr(prefix));
-}
-
-absl::Duration FromProto(const google::protobuf::Duration& duration) {
-  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
-}
-
-}  // namespace
 
 Budget BudgetOf(v1::Cause cause, bool trained) {
   switch (cause) {
@@ -52,17 +41,8 @@ absl::Duration BackoffBefore(const v1::BackoffSpec& spec, v1::Cause cause, int r
   return std::min(wait, limit);
 }
 
-std::string CauseName(v1::Cause cause) {
-  return absl::StrReplaceAll(WithoutPrefix(v1::Cause_Name(cause), sizeof("CAUSE_") - 1),
-                             {{"_", " "}});
-}
-
-std::string StateName(v1::JobState state) {
-  return WithoutPrefix(v1::JobState_Name(state), sizeof("JOB_STATE_") - 1);
-}
-
-std::string StateName(v1::AttemptState state) {
-  return WithoutPrefix(v1::AttemptState_Name(state), sizeof("ATTEMPT_STATE_") - 1);
+std::string CauseText(v1::Cause cause) {
+  return absl::StrReplaceAll(spec::EnumName(cause), {{"_", " "}});
 }
 
 }  // namespace muster::coordinator

@@ -45,7 +45,7 @@ struct CoreConfig {
 // ---- events -------------------------------------------------------------------------------------
 struct SubmitEvent {
   CallId call;
-  v1::JobSpec spec;  // validated and normalised by proto/spec (the shell did; the core trusts it)
+  v1::JobSpec spec;  // valid and with defaults (proto/spec); the core does not check it again
   std::string request_id;
 };
 struct CancelEvent {
@@ -79,7 +79,7 @@ struct SendAction {
   SessionId session;
   v1::FromCoordinator message;  // the shell fills in cluster_id and leader_term
 };
-// Of a session that is already gone: nothing to do.
+// Does nothing when the session is gone.
 struct CloseAction {
   SessionId session;
   absl::Status status;
@@ -88,15 +88,16 @@ struct CloseAction {
 struct TimerAction {
   absl::Time at;
 };
-// Tell watchers: a job row changed (progress included) or events were appended.
+// For watchers: the job as users see it changed, progress included.
 struct JobChanged {
   JobId job;
 };
+// For watchers: an event was appended to the log.
 struct EventAppended {
   v1::Event event;
 };
-// For metrics: one observation that the state alone does not show. coordinator/metrics.cc says from
-// when to when each is.
+// For metrics: one duration that the state alone does not tell. coordinator/metrics.cc says what
+// each measures.
 struct Measured {
   enum class What { kQueueWait, kDetectFailure, kRecover, kCheckpointSave, kPlacement } what;
   double seconds;
@@ -130,10 +131,12 @@ class Core {
   virtual std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const = 0;
   virtual std::vector<v1::Worker> ListWorkers() const = 0;
   virtual uint64_t last_event_sequence() const = 0;
-  // Which worker holds this rank's log (also of ended attempts, while known).
+  // The worker that has this rank's log, also of ended attempts while their placement is known.
+  // Epoch 0 = the newest. kNotFound, kFailedPrecondition (nothing started), kInvalidArgument
+  // (rank).
   virtual absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const = 0;
   virtual std::optional<SessionId> SessionOf(const WorkerId& worker) const = 0;
-  // Broken invariants, for the simulator; empty when sound.
+  // For the simulator: the invariants that do not hold; empty when all do.
   virtual std::vector<std::string> CheckInvariants() const = 0;
 };
 

@@ -8,6 +8,8 @@
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/progress.h"
+#include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 namespace {
@@ -16,7 +18,8 @@ DeadlineKey AttemptDeadline(const JobEntry& job) {
   return {DeadlineKey::Kind::kAttempt, job.job().id()};
 }
 
-// Whether a gang of these workers may talk over loopback: all are on the coordinator's own machine.
+// True when ranks on these workers may talk over loopback: all workers are on the coordinator's
+// machine.
 bool ShareLoopback(const std::vector<const WorkerEntry*>& workers) {
   return std::all_of(workers.begin(), workers.end(), [&workers](const WorkerEntry* worker) {
     const v1::Worker& row = worker->row;
@@ -34,7 +37,7 @@ std::string PlaceText(const v1::RankStatus& rank) {
 std::string HowExited(const v1::RankExit& exit) {
   std::string how = exit.signal() != 0 ? absl::StrCat("was killed by signal ", exit.signal())
                                        : absl::StrCat("exited with code ", exit.code());
-  absl::StrAppend(&how, " (", CauseName(exit.cause()), ")");
+  absl::StrAppend(&how, " (", CauseText(exit.cause()), ")");
   if (!exit.message().empty()) absl::StrAppend(&how, ": ", exit.message());
   return how;
 }
@@ -47,15 +50,16 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
   const v1::AttemptState to = Next(from, event);
   CHECK(to != v1::ATTEMPT_STATE_UNSPECIFIED)
       << "job " << job.id() << " epoch " << attempt.epoch() << ": no transition from "
-      << StateName(from) << " by event " << static_cast<int>(event);
+      << spec::EnumName(from) << " by event " << static_cast<int>(event);
   attempt.set_state(to);
   job.job().set_attempt_state(to);
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_STATE);
-  row.set_from(StateName(from));
-  row.set_to(StateName(to));
+  row.set_from(spec::EnumName(from));
+  row.set_to(spec::EnumName(to));
   if (to == v1::ATTEMPT_STATE_STOPPING) {
     row.set_cause(attempt.stop_cause());
     row.set_rank(attempt.stop_rank());
+    *row.mutable_between() = attempt.between();
   }
   row.set_message(why);
   turn.Log(std::move(row));
@@ -64,23 +68,23 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
 
 void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
   v1::JobRecord& record = job.record;
-  v1::Job& shown = job.job();
-  shown.set_epoch(shown.epoch() + 1);
-  shown.set_attempts(shown.attempts() + 1);
+  v1::Job& proto = job.job();
+  proto.set_epoch(proto.epoch() + 1);
+  proto.set_attempts(proto.attempts() + 1);
   record.clear_not_before();
   record.clear_after_release();
-  record.set_committed_step_at_attempt_start(shown.last_committed_step());
+  record.set_committed_step_at_attempt_start(proto.last_committed_step());
   v1::Attempt& attempt = *record.mutable_attempt();
   attempt.Clear();
-  attempt.set_epoch(shown.epoch());
+  attempt.set_epoch(proto.epoch());
   attempt.set_state(v1::ATTEMPT_STATE_ALLOCATED);
   attempt.set_stop_rank(-1);
   *attempt.mutable_started() = ToProto(turn.now());
-  for (v1::CheckpointRecord& checkpoint : RestoreCandidates(shown)) {
+  for (v1::CheckpointRecord& checkpoint : RestoreCandidates(proto)) {
     *attempt.add_restore() = std::move(checkpoint);
   }
-  shown.set_attempt_state(attempt.state());
-  shown.clear_ranks();
+  proto.set_attempt_state(attempt.state());
+  proto.clear_ranks();
   std::vector<const WorkerEntry*> entries;
   for (const v1::Placement& placement : placements) {
     entries.push_back(workers_.Find(WorkerId(placement.worker())));
@@ -92,12 +96,12 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     v1::Placement& placement = *attempt.add_placements();
     placement = placements[i];
     const v1::Worker& row = entries[i]->row;
-    // Others do not reach a loopback address. Where there is no better one the ranks' preflight
-    // says so.
+    // Other hosts cannot reach a loopback address. Where a worker has no other address, the
+    // preflight of its ranks fails and says so.
     const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
     placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
                                                                     : row.address());
-    v1::RankStatus& rank = *shown.add_ranks();
+    v1::RankStatus& rank = *proto.add_ranks();
     rank.set_rank(placement.rank());
     rank.set_worker(placement.worker());
     rank.set_device(placement.device());
@@ -106,7 +110,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     rank.set_state(v1::RANK_STATE_ASSIGNED);
     workers_.Hold(placement, job.id(), job.epoch());
     workers.insert(placement.worker());
-    turn.Redirect(WorkerId(placement.worker()));
+    turn.DesiredChanged(WorkerId(placement.worker()));
   }
   job.progress.assign(placements.size(), {});
   job.exits.clear();
@@ -116,7 +120,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   const std::string why =
       absl::StrCat(placements.size(), " rank(s) on ", absl::StrJoin(workers, ", "));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_STATE);
-  row.set_to(StateName(attempt.state()));
+  row.set_to(spec::EnumName(attempt.state()));
   row.set_message(why);
   turn.Log(std::move(row));
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
@@ -139,14 +143,13 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
   if (observed.state() >= v1::RANK_STATE_EXITED && observed.has_exit()) {
     v1::RankExit exit = observed.exit();
     exit.set_message(Bounded(exit.message()));
-    const bool first = job.exits.emplace(rank, std::move(exit)).second;
+    const auto [entry, first] = job.exits.emplace(rank, std::move(exit));
     if (first && status.state() < v1::RANK_STATE_EXITED) {
       v1::Event row = About(job, v1::EVENT_KIND_RANK_EXITED);
       row.set_rank(rank);
       row.set_worker(worker);
       row.set_cause(observed.exit().cause());
-      row.set_message(
-          absl::StrCat("rank ", rank, " on ", worker, " ", HowExited(job.exits.at(rank))));
+      row.set_message(absl::StrCat("rank ", rank, " on ", worker, " ", HowExited(entry->second)));
       turn.Log(std::move(row));
     }
   }
@@ -163,7 +166,7 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
 void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress,
                              Turn& turn) {
   v1::RankProgress& known = job.progress[static_cast<size_t>(rank)];
-  if (progress.step() < known.step()) return;  // came late
+  if (progress.step() < known.step()) return;  // an older report that came late
   if (progress.step() > known.step() || progress.phase() != known.phase()) {
     job.progress_at = turn.now();
   }
@@ -197,7 +200,7 @@ void CoreImpl::Advance(JobEntry& job, Turn& turn) {
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
       for (const v1::Placement& placement : job.record.attempt().placements()) {
-        turn.Redirect(WorkerId(placement.worker()));
+        turn.DesiredChanged(WorkerId(placement.worker()));
       }
       CheckDeadlines(job, turn);
       break;
@@ -212,7 +215,7 @@ void CoreImpl::Advance(JobEntry& job, Turn& turn) {
         job.failed_at.reset();
       }
       job.progress_at = turn.now();
-      CheckExits(job, turn);  // short jobs: all ranks may have finished by now
+      CheckExits(job, turn);  // all ranks of a short job may have finished by now
       break;
     case v1::ATTEMPT_STATE_STOPPING:
       FreeReleased(job, turn);
@@ -224,8 +227,8 @@ void CoreImpl::Advance(JobEntry& job, Turn& turn) {
 
 void CoreImpl::CheckExits(JobEntry& job, Turn& turn) {
   const v1::Attempt& attempt = job.record.attempt();
-  // The culprit is the first whose cause is its own; of equals the lowest rank. A rank whose
-  // collective failed only tells that another one vanished.
+  // The culprit is the lowest rank that ended for a cause of its own. Without one it is the lowest
+  // rank whose collective failed, which only tells that another rank vanished.
   const std::pair<const int32_t, v1::RankExit>* culprit = nullptr;
   bool symptoms_only = true;
   size_t completed = 0;
@@ -286,7 +289,7 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
   absl::Time due = (allocated ? job.attempt_since : job.progress_at) + limit;
   if (turn.now() >= due && !allocated && AnyWorkerAway(job)) {
-    // Nobody knows whether the ranks there made progress; once the worker is back it is seen.
+    // Ranks on a worker that is away may make progress; when the worker is back it is known.
     job.progress_at = turn.now();
     due = turn.now() + limit;
   }
@@ -349,7 +352,7 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   deadlines_.Clear(AttemptDeadline(job));
   job.symptom_at.reset();
   for (const v1::Placement& placement : attempt.placements()) {
-    turn.Redirect(WorkerId(placement.worker()));
+    turn.DesiredChanged(WorkerId(placement.worker()));
   }
   switch (reason.cause) {
     case v1::CAUSE_COMPLETED:
@@ -366,8 +369,7 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
       job.failed_at = turn.now();
       Transition(job, JobEvent::kAttemptFailed, attempt.stop_message(), turn);
       job.job().set_waiting(
-          "its last attempt is being ended: waits for the proof that its devices "
-          "are free");
+          "its last attempt is being ended; it waits for the proof that its devices are free");
   }
   FreeReleased(job, turn);
 }
@@ -381,7 +383,7 @@ void CoreImpl::FreeReleased(JobEntry& job, Turn& turn) {
       continue;
     }
     workers_.Free(placement, job.id(), job.epoch());
-    turn.Redirect(WorkerId(placement.worker()));
+    turn.DesiredChanged(WorkerId(placement.worker()));
     turn.Reschedule();
   }
   if (!held) Release(job, turn);
@@ -394,18 +396,18 @@ v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
   end.set_cause(attempt.stop_cause());
   end.set_message(attempt.stop_message());
   end.set_rank(attempt.stop_rank());
-  // A commit is kept at once, what ranks report of their progress is not: after a restart of the
-  // coordinator it may be the older one.
+  // Commits are durable at once and progress is not, so that after a restart of the coordinator the
+  // committed step may be the larger one.
   end.set_step(std::max(job.job().step(), job.job().last_committed_step()));
   *end.mutable_started() = attempt.started();
   *end.mutable_ended() = ToProto(turn.now());
-  // Counting waits for the release: a checkpoint that was written completely may be committed until
-  // then, and pays the attempt back.
+  // Decided at the release: until then a checkpoint that was written completely may be committed,
+  // and an attempt that advanced the committed step does not count.
   const bool advanced =
       job.job().last_committed_step() > job.record.committed_step_at_attempt_start();
   *end.mutable_between() = attempt.between();
-  // Two workers that cannot talk are nobody's fault once; twice in a row they are a cluster that
-  // has to be mended, and the job must not try for ever.
+  // Two workers that lose each other once do not count. When the same two do so twice in a row, the
+  // network has to be repaired, and the job must not retry for ever.
   const auto& ends = job.job().causes();
   const bool again = !end.between().empty() && !ends.empty() &&
                      std::equal(end.between().begin(), end.between().end(),
@@ -417,17 +419,18 @@ v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
 
 void CoreImpl::Release(JobEntry& job, Turn& turn) {
   Transition(job, AttemptEvent::kAllReleased, "its devices are accounted for", turn);
-  v1::Job& shown = job.job();
+  v1::Job& proto = job.job();
   const v1::AttemptEnd end = EndOf(job, turn);
-  shown.clear_phase();
-  *shown.add_causes() = end;
-  while (shown.causes_size() > kAttemptEndsMax) {
-    shown.mutable_causes()->DeleteSubrange(0, 1);
+  proto.clear_phase();
+  *proto.add_causes() = end;
+  while (proto.causes_size() > kAttemptEndsMax) {
+    proto.mutable_causes()->DeleteSubrange(0, 1);
   }
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_ENDED);
   row.set_cause(end.cause());
   row.set_rank(end.rank());
   row.set_message(end.message());
+  *row.mutable_between() = end.between();
   turn.Log(std::move(row));
   v1::Attempt& past = *job.record.add_past_attempts();
   past = job.record.attempt();
@@ -440,18 +443,18 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   job.record.clear_after_release();
   turn.Persist(job.id());
   turn.Reschedule();
-  if (end.counted()) shown.set_failures(shown.failures() + 1);
+  if (end.counted()) proto.set_failures(proto.failures() + 1);
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
       Transition(job, JobEvent::kCompleted, "trained all steps", turn);
       break;
     case v1::JOB_STATE_CANCELLED:
-      shown.set_message("cancelled by a user");
+      proto.set_message("cancelled by a user");
       Transition(job, JobEvent::kReleased, "its devices are accounted for", turn);
       break;
     case v1::JOB_STATE_FAILED:
-      shown.set_message(absl::StrCat(CauseName(end.cause()), ": ", end.message()));
-      Transition(job, JobEvent::kGivenUp, shown.message(), turn);
+      proto.set_message(absl::StrCat(CauseText(end.cause()), ": ", end.message()));
+      Transition(job, JobEvent::kGivenUp, proto.message(), turn);
       break;
     default:
       AfterFailure(job, end, turn);
@@ -459,31 +462,31 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
 }
 
 void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
-  v1::Job& shown = job.job();
-  const bool advanced = shown.last_committed_step() > job.record.committed_step_at_attempt_start();
+  v1::Job& proto = job.job();
+  const bool advanced = proto.last_committed_step() > job.record.committed_step_at_attempt_start();
   const int in_a_row = (advanced ? 0 : job.record.restarts_in_a_row()) + 1;
   job.record.set_restarts_in_a_row(in_a_row);
   int launches = 0;
-  for (int i = shown.causes_size(); i > 0 && shown.causes(i - 1).cause() == v1::CAUSE_LAUNCH; --i) {
+  for (int i = proto.causes_size(); i > 0 && proto.causes(i - 1).cause() == v1::CAUSE_LAUNCH; --i) {
     ++launches;
   }
   std::string given_up;
-  if (shown.failures() > shown.spec().restart().max_failures()) {
-    given_up = absl::StrCat("failed ", shown.failures(), " time(s), restart.max_failures is ",
-                            shown.spec().restart().max_failures());
+  if (proto.failures() > proto.spec().restart().max_failures()) {
+    given_up = absl::StrCat("failed ", proto.failures(), " time(s), restart.max_failures is ",
+                            proto.spec().restart().max_failures());
   } else if (launches >= kLaunchFailuresMax) {
     given_up = absl::StrCat("could not be started ", launches, " times in a row");
   } else if (in_a_row >= kRestartsInARowMax) {
     given_up = absl::StrCat("restarted ", in_a_row, " times without a newly committed step");
   }
   if (!given_up.empty()) {
-    shown.set_message(
-        absl::StrCat(given_up, "; last: ", CauseName(end.cause()), ": ", end.message()));
-    Transition(job, JobEvent::kGivenUp, shown.message(), turn);
+    proto.set_message(
+        absl::StrCat(given_up, "; last: ", CauseText(end.cause()), ": ", end.message()));
+    Transition(job, JobEvent::kGivenUp, proto.message(), turn);
     return;
   }
   const absl::Duration wait =
-      BackoffBefore(shown.spec().restart().backoff(), end.cause(), in_a_row);
+      BackoffBefore(proto.spec().restart().backoff(), end.cause(), in_a_row);
   *job.record.mutable_not_before() = ToProto(turn.now() + wait);
   Wait(job, turn);
 }

@@ -4,6 +4,7 @@
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/progress.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 namespace {
@@ -17,7 +18,7 @@ v1::CheckpointRecord* FindCheckpoint(v1::Job& job, int64_t step, uint64_t epoch)
   return nullptr;
 }
 
-// Those that nothing can be restored from go first, oldest first.
+// Drops records beyond the bound: damaged and removed ones first, then the oldest.
 void TrimCheckpoints(v1::Job& job) {
   while (job.checkpoints_size() > kCheckpointRecordsMax) {
     int victim = 0;
@@ -51,7 +52,7 @@ void CoreImpl::UpdateCommitted(JobEntry& job) {
     if (Sound(record)) newest = std::max(newest, record.step());
   }
   job.job().set_last_committed_step(newest);
-  // What a damaged checkpoint took away must be earned again, and counts as an advance then.
+  // Steps lost with a damaged checkpoint count as an advance when they are committed again.
   job.record.set_committed_step_at_attempt_start(
       std::min(job.record.committed_step_at_attempt_start(), newest));
 }
@@ -64,7 +65,7 @@ absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
   if (job == nullptr) return absl::AbortedError(absl::StrCat(what, ": no such job"));
   if (const v1::CheckpointRecord* known = FindCheckpoint(job->job(), step, commit.epoch())) {
     if (known->manifest_checksum() == commit.checkpoint().manifest_checksum()) {
-      return absl::OkStatus();  // repeated, its verdict was lost
+      return absl::OkStatus();  // repeated, because its verdict was lost
     }
     return absl::AlreadyExistsError(absl::StrCat(what, " is committed with manifest ",
                                                  known->manifest_checksum(), ", not ",
@@ -86,8 +87,8 @@ absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
     return absl::AbortedError(why);
   }
   if (step <= 0) return absl::InvalidArgumentError(absl::StrCat(what, ": steps start at 1"));
-  v1::Job& shown = job->job();
-  v1::CheckpointRecord& record = *shown.add_checkpoints();
+  v1::Job& proto = job->job();
+  v1::CheckpointRecord& record = *proto.add_checkpoints();
   record = commit.checkpoint();
   record.set_epoch(commit.epoch());
   record.set_damaged(false);
@@ -95,7 +96,7 @@ absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
   *record.mutable_committed() = ToProto(turn.now());
   const double seconds = record.seconds();
   const std::string path = record.path();
-  TrimCheckpoints(shown);
+  TrimCheckpoints(proto);
   UpdateCommitted(*job);
   v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_COMMITTED);
   row.set_step(step);
@@ -123,7 +124,7 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
   JobEntry* job = jobs_.Find(JobId(notice.job_id()));
   if (job == nullptr) return;
   if (notice.has_removed()) {
-    // A fact about the disk, whoever reports it.
+    // True whichever attempt's rank reports it.
     v1::CheckpointRecord* record =
         FindCheckpoint(job->job(), notice.removed().step(), notice.removed().epoch());
     if (record == nullptr || record->removed()) return;
@@ -132,7 +133,7 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
     turn.Persist(job->id());
     return;
   }
-  // The rest is the word of a rank, which counts while its attempt does.
+  // Other notices count only from a rank of the current attempt.
   if (!job->record.has_attempt() || job->epoch().value() != notice.epoch()) return;
   if (notice.has_evaluation()) {
     Evaluated(*job, notice.evaluation().step(), notice.evaluation().loss(), turn);

@@ -5,9 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "coordinator/core/causes.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 
@@ -22,7 +23,8 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Recover(const CoreConfig& config, St
 absl::Status CoreImpl::Load(Store& store, absl::Time now) {
   ASSIGN_OR_RETURN(const std::optional<std::string> cluster,
                    store.Get(Table::kMeta, kMetaClusterId));
-  if (!cluster.has_value()) return absl::DataLossError("the store does not say whose it is");
+  if (!cluster.has_value())
+    return absl::DataLossError("the store has no cluster id; restore it from a backup");
   cluster_id_ = *cluster;
   ASSIGN_OR_RETURN(const std::optional<std::string> term,
                    store.Get(Table::kMeta, schema::kLeaderTerm));
@@ -49,7 +51,7 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
 }
 
 absl::Status CoreImpl::LoadJobs(Store& store, absl::Time now) {
-  // In order of submission, as they were added.
+  // By submit sequence: jobs_ takes them in order of submission.
   std::map<uint64_t, v1::JobRecord> records;
   absl::Status row_status;
   RETURN_IF_ERROR(
@@ -61,7 +63,7 @@ absl::Status CoreImpl::LoadJobs(Store& store, absl::Time now) {
         return row_status.ok();
       }));
   RETURN_IF_ERROR(row_status);
-  for (auto& [sequence, record] : records) jobs_.Recover(std::move(record));
+  for (auto& [sequence, record] : records) jobs_.Add(std::move(record));
   for (auto& [id, job] : jobs_.entries()) {
     job.queued_at = job.attempt_since = job.progress_at = job.persisted_at = now;
     if (!job.record.has_attempt()) continue;
@@ -117,18 +119,18 @@ CoreOutput CoreImpl::Start(absl::Time now) {
     }
   }
   turn.Reschedule();
-  Settle(turn);
+  CompleteTurn(turn);
   return turn.Finish();
 }
 
 CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   Turn turn(now, log_);
   std::visit([&](const auto& e) { On(e, turn); }, event);
-  Settle(turn);
+  CompleteTurn(turn);
   return turn.Finish();
 }
 
-void CoreImpl::Settle(Turn& turn) {
+void CoreImpl::CompleteTurn(Turn& turn) {
   for (const DeadlineKey& due : deadlines_.TakeDue(turn.now())) {
     switch (due.kind) {
       case DeadlineKey::Kind::kWorker:
@@ -145,14 +147,14 @@ void CoreImpl::Settle(Turn& turn) {
     }
   }
   while (turn.TakeReschedule()) Schedule(turn);
-  for (const WorkerId& id : turn.redirect()) {
+  for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
   }
   PersistJobs(turn);
   if (deadlines_.next() != armed_) {
     armed_ = deadlines_.next();
-    // An InfiniteFuture disarms.
+    // InfiniteFuture disarms the timer.
     turn.Act(TimerAction{armed_});
   }
 }
@@ -165,10 +167,10 @@ void CoreImpl::PersistJobs(Turn& turn) {
     if (turn.now() - job->persisted_at >= kProgressPersistInterval) rows.insert(id);
   }
   std::set<JobId> changed = turn.progressed();
-  changed.insert(turn.shown().begin(), turn.shown().end());
+  changed.insert(turn.changed().begin(), turn.changed().end());
   for (const JobId& id : rows) {
     JobEntry* job = jobs_.Find(id);
-    if (job == nullptr) continue;  // ended so long ago that it was forgotten in this very turn
+    if (job == nullptr) continue;  // an old ended job, forgotten in this turn
     turn.batch().Put(Table::kJobs, id.value(), schema::Serialize(job->record));
     job->persisted_at = turn.now();
     changed.insert(id);
@@ -255,7 +257,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   const bool attempt = entry.record.has_attempt();
   const v1::AttemptState state = entry.record.attempt().state();
   claim(waiting_.Contains(entry.id()) == (entry.live() && !attempt),
-        "is live without an attempt, or waits; not both");
+        "must wait if and only if it is live without an attempt");
   switch (job.state()) {
     case v1::JOB_STATE_QUEUED:
       claim(!attempt, "queued with a live attempt");
@@ -284,7 +286,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
       claim(!attempt, "ended with a live attempt");
       break;
     default:
-      claim(false, absl::StrCat("state ", StateName(job.state())));
+      claim(false, absl::StrCat("state ", spec::EnumName(job.state())));
   }
   if (!attempt) return;
   const v1::Attempt& live = entry.record.attempt();

@@ -1,6 +1,6 @@
-// The parts of the core put together. Private to coordinator/core.
+// The core: its state and its methods. Private to coordinator/core.
 //
-// core_impl.cc        recovery, dispatch, what every turn ends with, reads
+// core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, job transitions
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
@@ -49,7 +49,9 @@ class CoreImpl : public Core {
   // ---- core_impl.cc
   absl::Status LoadJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
-  void Settle(Turn& turn);
+  // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
+  // timer.
+  void CompleteTurn(Turn& turn);
   void PersistJobs(Turn& turn);
   void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
 
@@ -59,7 +61,7 @@ class CoreImpl : public Core {
   void On(const TimerFired& event, Turn& turn) {}
   JobId NewJobId(const std::string& name);
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
-  // Whoever waits joins waiting_ here; an attempt takes it out again.
+  // Adds the job to waiting_, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
   static WaitingJob AsWaiting(const JobEntry& job);
   static void Explain(JobEntry& job, const std::string& text, Turn& turn);
@@ -72,7 +74,7 @@ class CoreImpl : public Core {
   void ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& rank,
                  Turn& turn);
   void ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress, Turn& turn);
-  // Moves the attempt on as far as what is known of its ranks allows.
+  // Takes the attempt through as many states as the states of its ranks allow.
   void Advance(JobEntry& job, Turn& turn);
   void CheckExits(JobEntry& job, Turn& turn);
   void CheckDeadlines(JobEntry& job, Turn& turn);
@@ -80,7 +82,7 @@ class CoreImpl : public Core {
     v1::Cause cause;
     std::string message;
     int32_t rank = -1;
-    int32_t peer = -1;  // the rank that `rank` could not reach, where that is why
+    int32_t peer = -1;  // the rank that `rank` could not reach; -1 = that is not why
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   void FreeReleased(JobEntry& job, Turn& turn);
@@ -103,7 +105,7 @@ class CoreImpl : public Core {
   void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
   void SendDesired(WorkerEntry& worker, Turn& turn);
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
-  // The job whose current attempt this is and of which no stop was decided; else nullptr.
+  // The job whose current attempt has this epoch and has not been stopped; else nullptr.
   JobEntry* FindUp(const std::string& job_id, uint64_t epoch);
 
   // ---- core_checkpoints.cc
@@ -122,15 +124,16 @@ class CoreImpl : public Core {
   WorkerTable workers_;
   const SchedulePolicy policy_;
   WaitingQueue waiting_;  // every live job without an attempt
-  // Of the newest plan. It stands until slots, workers or the jobs that it looked at change.
-  Horizons horizons_;
-  std::set<JobId> explained_;
+  // Of the newest plan; valid until slots, workers or the jobs within it change.
+  PlanningHorizon horizon_;
+  std::set<JobId> explained_;  // jobs that the newest plan explained one by one
   KeyValue values_;
   Deadlines deadlines_;
-  absl::Time armed_ = absl::InfiniteFuture();  // the newest TimerAction
+  absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
 };
 
-// Restore candidates: committed, sound, kept; newest first.
+// The checkpoints of the job that an attempt may restore, newest first; at most
+// kRestoreCandidatesMax.
 std::vector<v1::CheckpointRecord> RestoreCandidates(const v1::Job& job);
 
 }  // namespace muster::coordinator

@@ -2,9 +2,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "coordinator/core/causes.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
+#include "proto/job_state.h"
+#include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 
@@ -44,14 +46,15 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   const JobEntry* live = jobs_.FindLive(event.spec.name());
   if (live != nullptr) {
     reply.status = absl::AlreadyExistsError(absl::StrCat(
-        "name: job ", live->job().id(), " of this name is ", StateName(live->job().state()),
+        "name: job ", live->job().id(), " of this name is ", spec::EnumName(live->job().state()),
         "; cancel it with `muster cancel ", event.spec.name(), "` or choose another name"));
     turn.Act(std::move(reply));
     return;
   }
   if (jobs_.live_count() >= kLiveJobsMax) {
     reply.status = absl::ResourceExhaustedError(
-        absl::StrCat("the cluster has its most unfinished jobs, ", kLiveJobsMax));
+        absl::StrCat("the cluster has as many unfinished jobs as it can hold, ", kLiveJobsMax,
+                     "; wait for one to end or cancel one"));
     turn.Act(std::move(reply));
     return;
   }
@@ -72,13 +75,13 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.batch().Put(Table::kRequests, event.request_id, id.value());
   }
   v1::Event accepted = About(entry, v1::EVENT_KIND_JOB_STATE);
-  accepted.set_to(StateName(v1::JOB_STATE_PENDING));
+  accepted.set_to(spec::EnumName(v1::JOB_STATE_PENDING));
   accepted.set_message("accepted");
   turn.Log(std::move(accepted));
   turn.Persist(id);
   Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", event.spec.queue()), turn);
   Wait(entry, turn);
-  while (turn.TakeReschedule()) Schedule(turn);  // so that the reply says why it waits
+  while (turn.TakeReschedule()) Schedule(turn);  // before the reply, which says why the job waits
   reply.job = entry.job();
   turn.Act(std::move(reply));
 }
@@ -97,14 +100,14 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   if (job.live() && job.job().state() != v1::JOB_STATE_STOPPING) {
     if (!job.record.has_attempt()) {
       job.job().set_message(why);
-      if (!horizons_.Hide(AsWaiting(job))) turn.Reschedule();
+      if (!horizon_.Excludes(AsWaiting(job))) turn.Reschedule();
       waiting_.Remove(job.id());
       Transition(job, JobEvent::kCancelIdle, why, turn);
     } else if (IsUp(job.record.attempt().state())) {
       Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
     } else if (job.record.after_release() != v1::JOB_STATE_SUCCEEDED) {
-      // Its attempt is being released for another reason; one that has trained all its steps is
-      // past being cancelled.
+      // Its attempt is already being released for another reason. A job that has trained all its
+      // steps is not cancelled any more.
       job.record.set_after_release(v1::JOB_STATE_CANCELLED);
       Transition(job, JobEvent::kCancel, why, turn);
     }
@@ -117,14 +120,14 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   const v1::JobState from = job.job().state();
   const v1::JobState to = Next(from, event);
   CHECK(to != v1::JOB_STATE_UNSPECIFIED)
-      << "job " << job.id() << ": no transition from " << StateName(from) << " by event "
+      << "job " << job.id() << ": no transition from " << spec::EnumName(from) << " by event "
       << static_cast<int>(event);
   job.job().set_state(to);
   if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.job().clear_waiting();
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
-  row.set_from(StateName(from));
-  row.set_to(StateName(to));
+  row.set_from(spec::EnumName(from));
+  row.set_to(spec::EnumName(to));
   row.set_message(why);
   turn.Log(std::move(row));
   turn.Persist(job.id());
@@ -136,7 +139,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
 
 namespace {
 
-// How far apart the ranks of a tensor group are numbered.
+// The distance between neighbouring ranks of a tensor group in the numbering of ranks.
 int32_t TensorStride(const v1::ParallelSpec& parallel) {
   int32_t stride = 1;
   for (const int axis : parallel.order()) {
@@ -178,14 +181,14 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   WaitingJob waiting = AsWaiting(job);
   Explain(job, BehindText(waiting.queue, policy_), turn);
-  if (!horizons_.Hide(waiting) || job.record.has_not_before()) turn.Reschedule();
+  if (!horizon_.Excludes(waiting) || job.record.has_not_before()) turn.Reschedule();
   waiting_.Add(std::move(waiting));
 }
 
 void CoreImpl::Explain(JobEntry& job, const std::string& text, Turn& turn) {
   if (job.job().waiting() == text) return;
   job.job().set_waiting(text);
-  turn.Show(job.id());
+  turn.Changed(job.id());
 }
 
 void CoreImpl::Schedule(Turn& turn) {
@@ -197,7 +200,7 @@ void CoreImpl::Schedule(Turn& turn) {
   const auto name_of = [this](const JobId& id) { return jobs_.Find(id)->job().name(); };
   muster::coordinator::Schedule schedule =
       Plan(workers_.View(name_of), waiting_, policy_, turn.now());
-  horizons_ = std::move(schedule.horizons);
+  horizon_ = std::move(schedule.horizon);
   for (const Decision& decision : schedule.decisions) {
     waiting_.Remove(decision.job);
     Allocate(*jobs_.Find(decision.job), decision.placements, turn);
@@ -207,7 +210,7 @@ void CoreImpl::Schedule(Turn& turn) {
     Explain(*jobs_.Find(explanation.job), explanation.text, turn);
     explained.insert(explanation.job);
   }
-  // Those that others went before, so that they are behind the horizon now.
+  // Jobs that the plan before this one explained and that are beyond the horizon of this one.
   for (const JobId& id : explained_) {
     if (explained.contains(id) || !waiting_.Contains(id)) continue;
     JobEntry& job = *jobs_.Find(id);

@@ -23,6 +23,16 @@ DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
   return {DeadlineKey::Kind::kWorker, worker.row.name()};
 }
 
+// True when the loss of `worker` is why the attempt ended: its peers noticed only that their
+// connections broke. Two workers that lost each other while a third one was lost ended the attempt
+// for a reason of their own.
+bool ExplainedByLoss(const v1::Attempt& attempt, const std::string& worker) {
+  if (IsSymptom(attempt.stop_cause())) return true;
+  return attempt.stop_cause() == v1::CAUSE_NETWORK &&
+         (attempt.between().empty() ||
+          std::count(attempt.between().begin(), attempt.between().end(), worker) > 0);
+}
+
 bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
   return std::any_of(
       attempt.ranks().begin(), attempt.ranks().end(),
@@ -105,7 +115,7 @@ void CoreImpl::On(const SessionOpened& event, Turn& turn) {
       absl::ToInt64Milliseconds(config_.heartbeat_interval));
   turn.Act(std::move(send));
   Apply(worker, event.hello.observed(), /*hello=*/true, turn);
-  turn.Redirect(id);
+  turn.DesiredChanged(id);
   turn.Reschedule();
 }
 
@@ -147,7 +157,8 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
 void CoreImpl::On(const SessionMessage& event, Turn& turn) {
   WorkerEntry* worker = workers_.FindSession(event.session);
   if (worker == nullptr) {
-    turn.Act(CloseAction{event.session, absl::AbortedError("this stream is not open any more")});
+    turn.Act(CloseAction{event.session,
+                         absl::AbortedError("this stream was replaced or closed; reconnect")});
     return;
   }
   if (event.message.incarnation() != worker->row.incarnation()) {
@@ -204,7 +215,7 @@ void CoreImpl::On(const SessionClosed& event, Turn& turn) {
   if (worker == nullptr) return;
   values_.DropSession(event.session);
   workers_.CloseSession(*worker);
-  turn.Reschedule();  // for the explanations
+  turn.Reschedule();  // explanations name workers that are not connected
 }
 
 void CoreImpl::Heard(WorkerEntry& worker, Turn& turn) {
@@ -248,12 +259,13 @@ void CoreImpl::Lose(WorkerEntry& worker, Turn& turn) {
       absl::StrCat("worker ", worker.row.name(), " was not heard for ",
                    absl::FormatDuration(turn.now() - worker.last_heard), " and is given up");
   worker.row.set_state(v1::WORKER_STATE_LOST);
-  worker.strangers.clear();
+  worker.stale_attempts.clear();
   turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, text));
   WorkerTable::Persist(worker, turn);
   for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), turn);
   if (worker.session.has_value()) {
-    // What still arrives on this stream was sent before; only a new Hello tells what is held now.
+    // Messages that still arrive on this stream were sent before. Only a new Hello tells what the
+    // daemon holds now.
     turn.Act(CloseAction{*worker.session, absl::UnavailableError(text)});
     values_.DropSession(*worker.session);
     workers_.CloseSession(worker);
@@ -280,8 +292,7 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
     Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
     return;
   }
-  if (IsSymptom(attempt.stop_cause()) || attempt.stop_cause() == v1::CAUSE_NETWORK) {
-    // Its peers lost their connections to it because this worker died: now the cause is known.
+  if (ExplainedByLoss(attempt, worker.row.name())) {
     attempt.set_stop_message(absl::StrCat(why, "; before: ", attempt.stop_message()));
     attempt.set_stop_cause(v1::CAUSE_WORKER_LOST);
     attempt.set_stop_rank(ranks.front());
@@ -295,13 +306,13 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
 void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn) {
   const std::string& name = worker.row.name();
   std::set<JobId> absent = worker.Jobs();
-  std::set<std::string> strangers;
+  std::set<std::string> stale;
   for (const v1::ObservedAttempt& attempt : observed.attempts()) {
     const JobId id(attempt.job_id());
     JobEntry* job = worker.Jobs().count(id) > 0 ? jobs_.Find(id) : nullptr;
     if (job == nullptr || job->epoch().value() != attempt.epoch()) {
       if (HoldsProcesses(attempt)) {
-        strangers.insert(absl::StrCat("job ", attempt.job_id(), " epoch ", attempt.epoch()));
+        stale.insert(absl::StrCat("job ", attempt.job_id(), " epoch ", attempt.epoch()));
       }
       continue;
     }
@@ -317,14 +328,14 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     Advance(*job, turn);
   }
   for (const JobId& id : absent) {
-    // Advancing another job cannot release this one.
+    // Still there: advancing the jobs above released no slot of this one.
     ApplyAbsent(worker, *jobs_.Find(id), observed.applied_revision(), hello, turn);
   }
-  if (strangers != worker.strangers) {
-    worker.strangers = std::move(strangers);
+  if (stale != worker.stale_attempts) {
+    worker.stale_attempts = std::move(stale);
     turn.Reschedule();
   }
-  // A Desired may be lost without its stream being lost.
+  // The Desired may have been lost although its stream is up: it is sent again.
   if (!hello && observed.applied_revision() < worker.desired.revision() &&
       turn.now() >= worker.desired_sent_at + 2 * config_.heartbeat_interval) {
     worker.desired_sent_at = turn.now();
@@ -335,22 +346,23 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   }
 }
 
-// The daemon does not hold this attempt. That proves something only when it must have known of it.
+// The daemon does not hold this attempt. That proves that its ranks are gone only if the daemon had
+// been told of the attempt before.
 void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
                            Turn& turn) {
   const v1::AttemptState state = job.record.attempt().state();
   const auto listed = worker.listed.find(job.id());
   const bool current = listed != worker.listed.end() && listed->second.epoch == job.epoch();
   const bool stopping = !IsUp(state);
-  // A Hello is complete and nothing older can follow it: what it does not hold now it can only get
-  // from the Desired of this session.
+  // A Hello lists everything, and nothing older can follow it: the daemon can get an attempt that
+  // it does not hold now only from a Desired of this session.
   const bool proven = hello ? stopping || state != v1::ATTEMPT_STATE_ALLOCATED
                             : current && (stopping ? listed->second.stopped_since > 0 &&
                                                          applied >= listed->second.stopped_since
                                                    : applied >= listed->second.since);
   if (!proven) {
     if (!hello) return;
-    // Not started yet: it will be prepared again.
+    // Its ranks have not started; the daemon will be asked to prepare them again.
     for (v1::RankStatus& rank : *job.job().mutable_ranks()) {
       if (rank.worker() == worker.row.name()) rank.set_state(v1::RANK_STATE_ASSIGNED);
     }
@@ -369,7 +381,7 @@ void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied,
     Stop(job,
          {v1::CAUSE_WORKER_LOST,
           absl::StrCat("worker ", worker.row.name(), " does not hold rank ", first,
-                       " any more: its host was restarted or its state directory is gone"),
+                       " any more: its host was restarted or its state directory was removed"),
           first},
          turn);
   }
@@ -436,7 +448,7 @@ void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
   for (const JobId& id : worker.Jobs()) {
     *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id));
   }
-  // Revision 0: nothing was sent in this session, so an empty set is news too.
+  // Revision 0: nothing was sent in this session, so that even an empty set must be sent.
   if (desired.revision() > 0 && schema::Serialize(desired) == schema::Serialize(worker.desired)) {
     return;
   }

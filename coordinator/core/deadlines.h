@@ -1,5 +1,5 @@
-// Named deadlines in time order. Checks are cheap to postpone: whoever is woken looks whether its
-// time has really come and sets the next one, so a heartbeat moves nothing here.
+// Named deadlines in time order. A heartbeat does not move a deadline: when it is due, its handler
+// checks whether the time has really run out, and else sets the next deadline.
 #ifndef MUSTER_COORDINATOR_CORE_DEADLINES_H_
 #define MUSTER_COORDINATOR_CORE_DEADLINES_H_
 
@@ -22,7 +22,7 @@ struct DeadlineKey {
 
 class Deadlines {
  public:
-  // Replaces an earlier one of this key.
+  // Replaces the deadline of this key; InfiniteFuture clears it.
   void Set(const DeadlineKey& key, absl::Time at) {
     Clear(key);
     if (at == absl::InfiniteFuture()) return;

@@ -23,8 +23,8 @@ namespace muster::coordinator {
 //      kReleased
 //
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
-// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp come after that proof as well.
-// PREEMPTING, RESIZING and HELD are reserved: nothing enters them yet.
+// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp, too, come after that proof.
+// PREEMPTING, RESIZING and HELD are reserved: no transition enters them.
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated
@@ -36,7 +36,7 @@ enum class JobEvent {
   kCompleted,      // released after all ranks had finished
   kCancel,         // cancelled with a live attempt
   kCancelIdle,     // cancelled without one
-  kReleased,       // the cancelled attempt is released
+  kReleased,       // the attempt of a cancelled job is released
 };
 constexpr size_t kJobEventCount = 11;
 constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
@@ -74,11 +74,6 @@ constexpr v1::JobState Next(v1::JobState state, JobEvent event) {
     if (row.from == state && row.event == event) return row.to;
   }
   return v1::JOB_STATE_UNSPECIFIED;
-}
-
-constexpr bool IsFinal(v1::JobState state) {
-  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
-         state == v1::JOB_STATE_CANCELLED;
 }
 
 }  // namespace muster::coordinator

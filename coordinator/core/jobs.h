@@ -10,25 +10,26 @@
 #include <vector>
 
 #include "coordinator/core/core.h"
-#include "coordinator/core/job_machine.h"
 #include "coordinator/core/turn.h"
+#include "proto/job_state.h"
 
 namespace muster::coordinator {
 
 struct JobEntry {
   v1::JobRecord record;
 
-  // ---- not durable: reported again by the daemons after a restart
+  // ---- not durable: daemons report it again after a restart of the coordinator
   std::vector<v1::RankProgress> progress;  // by rank, of the current attempt
   std::map<int32_t, v1::RankExit> exits;   // by rank, of the current attempt
-  std::optional<absl::Time> symptom_at;    // first exit that only tells of another rank's
-  absl::Time attempt_since;                // allocated, or recovered
-  absl::Time progress_at;                  // last sign of progress of the attempt
-  absl::Time queued_at;
-  std::optional<absl::Time> failed_at;  // for the time to recover
-  absl::Time persisted_at;
-  int64_t evaluated_step = 0;                      // newest that the current attempt reported
-  std::set<std::pair<uint64_t, int64_t>> refused;  // (epoch, step) of refused commits, logged once
+  std::optional<absl::Time> symptom_at;    // of the first exit whose cause is a symptom (IsSymptom)
+  absl::Time attempt_since;                // when the attempt was allocated, or recovered
+  absl::Time progress_at;                  // when a rank of the attempt last made progress
+  absl::Time queued_at;                    // when the job last entered QUEUED
+  std::optional<absl::Time> failed_at;  // when the last attempt failed, until the next one trains
+  absl::Time persisted_at;              // when the row was last written
+  int64_t evaluated_step = 0;           // newest step that the current attempt evaluated
+  // (epoch, step) of commits that were refused, so that a repeated one is logged once.
+  std::set<std::pair<uint64_t, int64_t>> refused;
 
   v1::Job& job() { return *record.mutable_job(); }
   const v1::Job& job() const { return record.job(); }
@@ -47,23 +48,25 @@ class JobTable {
   JobEntry* FindRequest(const std::string& request_id);
   // The live job of that name.
   const JobEntry* FindLive(const std::string& name) const;
-  // Takes the record as a new job, the newest.
+  // Requires: no job has its submit sequence.
   JobEntry& Add(v1::JobRecord record);
-  void Recover(v1::JobRecord record);
   uint64_t NextSequence() const {
     return by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
   }
-  // The job has ended; forgets the oldest ended job when there are too many.
+  // Files a job that has ended among those; forgets the oldest of them beyond kEndedJobsMax.
   void Ended(const JobEntry& job, Turn& turn);
   size_t live_count() const { return entries_.size() - ended_.size(); }
 
   std::map<JobId, JobEntry>& entries() { return entries_; }
   const std::map<JobId, JobEntry>& entries() const { return entries_; }
   const std::map<uint64_t, JobId>& by_sequence() const { return by_sequence_; }
-  // In order of submission.
+  // The jobs that have not ended, by submit sequence.
   const std::map<uint64_t, JobId>& live() const { return live_; }
 
  private:
+  // Requires: `sequences` is not empty and has only those of known jobs.
+  const JobEntry* Newest(const std::set<uint64_t>& sequences) const;
+
   std::map<JobId, JobEntry> entries_;
   std::map<uint64_t, JobId> by_sequence_;
   std::map<uint64_t, JobId> live_;

@@ -114,12 +114,6 @@ void KeyValue::Recover(const schema::KeyValueKey& key, std::string value) {
   space.values[key.key] = std::move(value);
 }
 
-size_t KeyValue::waiters() const {
-  size_t count = 0;
-  for (const auto& [epoch, space] : spaces_) count += space.waiter_count;
-  return count;
-}
-
 std::set<std::pair<JobId, Epoch>> KeyValue::Epochs() const {
   std::set<std::pair<JobId, Epoch>> out;
   for (const auto& [epoch, space] : spaces_) out.insert(epoch);

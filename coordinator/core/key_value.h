@@ -1,5 +1,5 @@
-// The bootstrap keys of live attempts: written once each, durable, gone with their epoch; and who
-// waits for one. Fencing is the caller's: it only asks for live epochs.
+// The bootstrap keys of live attempts and the gets that wait for one. A key is written once, is
+// durable, and is deleted with its epoch. The caller fences: it passes only live epochs.
 #ifndef MUSTER_COORDINATOR_CORE_KEY_VALUE_H_
 #define MUSTER_COORDINATOR_CORE_KEY_VALUE_H_
 
@@ -14,20 +14,19 @@
 
 namespace muster::coordinator {
 
-// Bounds: k...PerEpochMax.
+// Bounds: kKeysPerEpochMax, kKeyValueBytesPerEpochMax, kWaitersPerEpochMax.
 class KeyValue {
  public:
-  // Answers the put, and everyone who waits for the key.
+  // Answers the put and every get that waits for the key.
   void Put(SessionId session, const v1::KeyValuePut& put, Turn& turn);
-  // Answers now when the key exists, else when it does or when the epoch ends.
+  // Answers at once when the key exists, else when it is put or the epoch ends.
   void Get(SessionId session, const v1::KeyValueGet& get, Turn& turn);
-  // The epoch is over: its keys are deleted, who waits is told kAborted.
+  // The epoch is over: deletes its keys and answers the gets that wait with kAborted.
   void Drop(const JobId& job, Epoch epoch, Turn& turn);
-  // Nobody is left to be answered there.
+  // The session is closed: its gets are dropped.
   void DropSession(SessionId session);
   void Recover(const schema::KeyValueKey& key, std::string value);
 
-  size_t waiters() const;
   // Epochs that have keys or waiters.
   std::set<std::pair<JobId, Epoch>> Epochs() const;
   static void Reply(SessionId session, uint64_t request, const absl::Status& status,

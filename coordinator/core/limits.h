@@ -1,5 +1,5 @@
-// Bounds of everything that the core holds or accepts. Each is far above what a sound cluster
-// needs; reaching one is refused or trimmed as its comment says, never ignored.
+// Bounds of everything that the core holds or accepts, each far above what a healthy cluster needs.
+// Its comment says whether more is refused or trimmed.
 #ifndef MUSTER_COORDINATOR_CORE_LIMITS_H_
 #define MUSTER_COORDINATOR_CORE_LIMITS_H_
 
@@ -21,7 +21,7 @@ constexpr int kLossPointsMax = 512;           // Job.losses; thinned
 constexpr size_t kRestoreCandidatesMax = 16;  // checkpoints offered to an attempt, newest first
 constexpr size_t kMessageBytesMax = 4096;     // any text that a worker or rank sent; cut
 
-// ---- restarts that cost no budget are bounded too, or a broken machine would loop for ever
+// ---- restarts that do not count are bounded too, or a broken machine would restart a job for ever
 constexpr int kLaunchFailuresMax = 20;    // attempts in a row that could not be started
 constexpr int kRestartsInARowMax = 1000;  // attempts in a row without a newly committed step
 
@@ -41,14 +41,15 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 constexpr uint64_t kEventsMax = 1'000'000;
 
 // ---- time
-// The first exit was a failed collective: so long is waited for the exit that explains it.
+// How long an attempt waits, after the first exit by a failed collective, for the exit that caused
+// it.
 constexpr absl::Duration kCulpritGrace = absl::Seconds(1);
-// From SIGTERM to SIGKILL for a gang that has failed: without all of its ranks it cannot finish the
-// step at whose end it would stop.
+// From SIGTERM to SIGKILL for a gang that has failed. It is short, since the ranks that are left
+// cannot finish the step at whose end they would stop.
 constexpr absl::Duration kFailedStopGrace = absl::Seconds(2);
 // Every daemon must have accepted an attempt within this time.
 constexpr absl::Duration kPrepareTimeout = absl::Minutes(1);
-// Pure progress (step, loss) of a job is made durable at most this often.
+// A change of a job's progress alone (step, loss) is made durable at most this often.
 constexpr absl::Duration kProgressPersistInterval = absl::Seconds(1);
 
 }  // namespace muster::coordinator

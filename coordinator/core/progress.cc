@@ -9,18 +9,20 @@ namespace {
 
 constexpr size_t kPhaseBytesMax = 32;
 
-// Half of the points are for the training loss at even distances, the rest for evaluations.
+// Steps between two points of the training loss. They take half of the points of the curve; the
+// rest is for evaluations.
 int64_t Stride(const v1::Job& job) {
   return std::max<int64_t>(1, (job.steps() + kLossPointsMax / 2 - 1) / (kLossPointsMax / 2));
 }
 
-// After a restart the curve goes on from the restored step: what lay beyond it is replayed.
+// Removes the points after a restored step, which the attempt trains again.
 void DropPointsAfter(int64_t step, v1::Job& job) {
   while (job.losses_size() > 0 && job.losses(job.losses_size() - 1).step() > step) {
     job.mutable_losses()->RemoveLast();
   }
 }
 
+// Removes every second point when there are too many.
 void Thin(v1::Job& job) {
   if (job.losses_size() <= kLossPointsMax) return;
   google::protobuf::RepeatedPtrField<v1::LossPoint> kept;
@@ -43,7 +45,8 @@ void AddTrainLoss(int64_t step, double loss, v1::Job& job) {
   Thin(job);
 }
 
-// Points of a report: they lie at steps that the rank chose, whenever the report was made.
+// Merges the points of a report by step. The rank chooses their steps, so that they do not depend
+// on when it reports.
 bool MergePoints(const v1::RankProgress& rank, v1::Job& job) {
   bool changed = false;
   for (const v1::LossPoint& point : rank.losses()) {
@@ -74,7 +77,7 @@ double Median(std::vector<double> values) {
 }  // namespace
 
 bool FoldProgress(const std::vector<v1::RankProgress>& ranks, v1::Job& job) {
-  // A rank's word goes into every answer about the job, hence the bound.
+  // Bounded, since every answer about the job carries this text of a rank.
   const std::string phase = ranks.empty() ? "" : ranks[0].phase().substr(0, kPhaseBytesMax);
   const bool other_phase = phase != job.phase();
   job.set_phase(phase);
@@ -123,7 +126,7 @@ bool AddEvaluation(int64_t step, double loss, v1::Job& job) {
     point->set_validation_loss(loss);
     for (int i = job.losses_size() - 1; i > at; --i) job.mutable_losses()->SwapElements(i, i - 1);
   }
-  // An evaluation that arrives late must not hide a newer one.
+  // The loss of an evaluation that arrives late must not replace that of a newer one.
   bool newest = true;
   for (const v1::LossPoint& point : job.losses()) {
     if (point.step() > step && point.has_validation_loss()) newest = false;

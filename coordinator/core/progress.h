@@ -1,4 +1,4 @@
-// How reports of ranks become the progress that users see. Pure.
+// Merges the progress that ranks report into the job that users see. Pure.
 #ifndef MUSTER_COORDINATOR_CORE_PROGRESS_H_
 #define MUSTER_COORDINATOR_CORE_PROGRESS_H_
 
@@ -9,11 +9,13 @@
 
 namespace muster::coordinator {
 
-// Folds the newest report of every rank of the current attempt (entries without a report are
-// default messages) into step, loss, speed, tokens and the loss curve. True when something changed.
+// Merges the newest report of every rank of the current attempt, by rank (a default message where a
+// rank has not reported), into step, loss, speed, tokens and loss curve. True when something
+// changed.
 bool FoldProgress(const std::vector<v1::RankProgress>& ranks, v1::Job& job);
 
-// Adds or completes the point of `step` with its validation loss. False: it was there already.
+// Sets the validation loss of the curve's point at `step`, which is added when there is none.
+// False: it had this loss already.
 bool AddEvaluation(int64_t step, double loss, v1::Job& job);
 
 }  // namespace muster::coordinator

@@ -1,5 +1,5 @@
-// Keys and row codecs of the durable state. Numbers in keys are big endian, so that key order is
-// number order. Values are serialized protos of job.proto, except where a line says otherwise.
+// Keys and rows of the durable state. Numbers in keys are big endian, so that keys sort by number.
+// Values are serialized messages of job.proto, except where a line says otherwise.
 //
 //   kMeta      "cluster_id", "schema_version"   written by the store when it is created
 //              "leader_term", "last_event"      u64 big endian

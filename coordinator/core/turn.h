@@ -1,4 +1,4 @@
-// The handling of one event: what it is to make durable and what is to follow.
+// The handling of one event: collects what must become durable and which actions follow.
 #ifndef MUSTER_COORDINATOR_CORE_TURN_H_
 #define MUSTER_COORDINATOR_CORE_TURN_H_
 
@@ -10,12 +10,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "coordinator/core/core.h"
-#include "google/protobuf/timestamp.pb.h"
 
 namespace muster::coordinator {
 
-google::protobuf::Timestamp ToProto(absl::Time time);
-absl::Time FromProto(const google::protobuf::Timestamp& timestamp);
 // At most kMessageBytesMax bytes, cut between UTF-8 characters.
 std::string Bounded(absl::string_view text);
 
@@ -39,24 +36,25 @@ class Turn {
   void Act(CoreAction action) { output_.actions.push_back(std::move(action)); }
   // Gives the event its sequence and time and appends it to the log.
   void Log(v1::Event event);
-  // The row of this job changed and is to be durable with this turn.
+  // The row of this job changed and becomes durable with this turn. Watchers are told.
   void Persist(const JobId& job) { persist_.insert(job); }
-  // Only its progress did: watchers are told, durability may wait.
+  // Only the progress of this job changed: it may become durable later. Watchers are told.
   void Progressed(const JobId& job) { progressed_.insert(job); }
-  // What can be worked out again did: watchers are told, nothing is to be durable.
-  void Show(const JobId& job) { shown_.insert(job); }
-  // The desired state of this worker may have changed.
-  void Redirect(const WorkerId& worker) { redirect_.insert(worker); }
-  // Slots, workers or the queue changed.
+  // Only what can be derived again changed (why the job waits): it need not become durable.
+  // Watchers are told.
+  void Changed(const JobId& job) { changed_.insert(job); }
+  // The attempts that this worker should hold, or their phases, may have changed.
+  void DesiredChanged(const WorkerId& worker) { desired_changed_.insert(worker); }
+  // Slots, workers or the queue changed: the turn ends with a new plan.
   void Reschedule() { reschedule_ = true; }
 
   const std::set<JobId>& persist() const { return persist_; }
   const std::set<JobId>& progressed() const { return progressed_; }
-  const std::set<JobId>& shown() const { return shown_; }
-  const std::set<WorkerId>& redirect() const { return redirect_; }
+  const std::set<JobId>& changed() const { return changed_; }
+  const std::set<WorkerId>& desired_changed() const { return desired_changed_; }
   // True once per Reschedule().
   bool TakeReschedule() { return std::exchange(reschedule_, false); }
-  // Appends the bookkeeping rows; the turn is over.
+  // Adds the sequence of the last event to the batch. Ends the turn.
   CoreOutput Finish();
 
  private:
@@ -65,8 +63,8 @@ class Turn {
   CoreOutput output_;
   std::set<JobId> persist_;
   std::set<JobId> progressed_;
-  std::set<JobId> shown_;
-  std::set<WorkerId> redirect_;
+  std::set<JobId> changed_;
+  std::set<WorkerId> desired_changed_;
   bool reschedule_ = false;
   bool logged_ = false;
 };

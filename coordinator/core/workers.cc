@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 
@@ -33,7 +34,7 @@ WorkerEntry* WorkerTable::FindSession(SessionId session) {
 absl::StatusOr<WorkerEntry*> WorkerTable::Add(const WorkerId& id, Batch& batch) {
   if (WorkerEntry* known = Find(id); known != nullptr) return known;
   if (entries_.size() >= kWorkersMax) {
-    // Room is made by the one that has been away longest.
+    // The worker that was lost longest ago is forgotten.
     auto oldest = entries_.end();
     for (auto it = entries_.begin(); it != entries_.end(); ++it) {
       if (it->second.row.state() != v1::WORKER_STATE_LOST || !it->second.held.empty()) continue;
@@ -43,7 +44,8 @@ absl::StatusOr<WorkerEntry*> WorkerTable::Add(const WorkerId& id, Batch& batch) 
     }
     if (oldest == entries_.end()) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("worker ", id.value(), ": the cluster has its most workers, ", kWorkersMax));
+          absl::StrCat("worker ", id.value(), ": the cluster has as many workers as it can hold, ",
+                       kWorkersMax));
     }
     batch.Delete(Table::kWorkers, oldest->first.value());
     entries_.erase(oldest);
@@ -108,8 +110,8 @@ ClusterView WorkerTable::View(absl::FunctionRef<std::string(const JobId&)> name_
     out.id = id;
     out.ready = worker.Ready();
     if (!out.ready) {
-      out.unready_reason = !worker.strangers.empty()
-                               ? absl::StrCat("still ends ", *worker.strangers.begin())
+      out.unready_reason = !worker.stale_attempts.empty()
+                               ? absl::StrCat("still ends ", *worker.stale_attempts.begin())
                            : worker.session.has_value() ? "is not heard"
                                                         : "is not connected";
     }

@@ -1,4 +1,4 @@
-// Who is in the cluster, over which stream it is reached, and who holds which of its slots.
+// The workers of the cluster: their rows, sessions, and which attempt holds which of their slots.
 #ifndef MUSTER_COORDINATOR_CORE_WORKERS_H_
 #define MUSTER_COORDINATOR_CORE_WORKERS_H_
 
@@ -16,7 +16,8 @@
 
 namespace muster::coordinator {
 
-// Who holds a slot: from the durable placement until its daemon proved the release (or is lost).
+// The rank that holds a slot, from the durable placement until its daemon has proven the release or
+// is lost.
 struct SlotHolder {
   JobId job;
   Epoch epoch;
@@ -24,29 +25,30 @@ struct SlotHolder {
 };
 
 struct WorkerEntry {
-  v1::Worker row;  // durable, but for last_heard and the counts
+  v1::Worker row;  // durable, except last_heard and the numbers of slots
   std::optional<SessionId> session;
   absl::Time last_heard;
   std::map<std::string, SlotHolder> held;  // by device
 
   // ---- of the current session
-  v1::Desired desired;  // newest sent
+  v1::Desired desired;  // the newest one sent
   absl::Time desired_sent_at;
-  // By job: since which revision its attempt is listed, and since which as STOPPED (0 = not yet).
   struct Listed {
     Epoch epoch;
-    uint64_t since = 0;
-    uint64_t stopped_since = 0;
+    uint64_t since = 0;          // first revision that lists the attempt
+    uint64_t stopped_since = 0;  // first revision that lists it as STOPPED; 0 = none
   };
-  std::map<JobId, Listed> listed;
-  // It holds attempts that nobody wants there (given up, or from before). Until it reports that
-  // they are gone none of its slots is trusted to be free.
-  std::set<std::string> strangers;
+  std::map<JobId, Listed> listed;  // the attempts in `desired`
+  // Attempts with processes on this worker that the coordinator does not want there: they were
+  // given up, or are of an earlier epoch. Until the daemon reports that they are gone, no slot of
+  // the worker counts as free.
+  std::set<std::string> stale_attempts;
 
   WorkerId id() const { return WorkerId(row.name()); }
   bool Ready() const {
-    return row.state() == v1::WORKER_STATE_READY && session.has_value() && strangers.empty();
+    return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty();
   }
+  // The jobs that hold a slot here.
   std::set<JobId> Jobs() const;
 };
 
@@ -56,7 +58,8 @@ class WorkerTable {
   WorkerEntry* Find(const WorkerId& id);
   const WorkerEntry* Find(const WorkerId& id) const;
   WorkerEntry* FindSession(SessionId session);
-  // Makes the entry when it is new; kResourceExhausted when there are too many that are not lost.
+  // Adds the entry when it is new, in place of the worker that was lost longest ago when the table
+  // is full. kResourceExhausted: there are kWorkersMax that are not lost.
   absl::StatusOr<WorkerEntry*> Add(const WorkerId& id, Batch& batch);
   void Recover(v1::Worker row, absl::Time now);
 
@@ -69,7 +72,7 @@ class WorkerTable {
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
 
   static void Persist(const WorkerEntry& worker, Turn& turn);
-  // What the scheduler sees: all but lost workers. `name_of` a job that holds a slot.
+  // The scheduler's view: all workers that are not lost. `name_of` gives the name of a job.
   ClusterView View(absl::FunctionRef<std::string(const JobId&)> name_of) const;
   std::map<WorkerId, WorkerEntry>& entries() { return entries_; }
   const std::map<WorkerId, WorkerEntry>& entries() const { return entries_; }

@@ -9,6 +9,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
 #include "coordinator/shell.h"
@@ -26,13 +27,19 @@ absl::StatusOr<int> PageSize(int asked) {
   return asked == 0 ? kPageSizeDefault : asked;
 }
 
-// Tokens are "<kind><position>": one of another listing is refused, not misread.
+// A page token is "<kind><position>". The kind says which listing it is of, so that a token of
+// another listing is refused.
+absl::Status TokenError() {
+  return absl::InvalidArgumentError(
+      "page_token: not from a page of this listing; start again without one");
+}
+
+// 0 when there is no token.
 absl::StatusOr<uint64_t> Position(const std::string& token, char kind) {
   uint64_t position = 0;
   if (token.empty()) return position;
   if (token[0] != kind || !absl::SimpleAtoi(token.substr(1), &position) || position == 0) {
-    return absl::InvalidArgumentError(
-        "page_token: not from a page of this listing; start again without one");
+    return TokenError();
   }
   return position;
 }
@@ -57,7 +64,7 @@ class JobService : public v1::JobService::CallbackService {
       return Finish(reactor, "Submit", absl::OkStatus());
     }
     shell_.Submit(std::move(spec), request->request_id(),
-                  [this, reactor, response](absl::StatusOr<Shell::JobReply> reply) {
+                  [this, reactor, response](absl::StatusOr<JobReply> reply) {
                     if (reply.ok()) {
                       *response->mutable_job() = std::move(reply->job);
                       response->set_existed(reply->existed);
@@ -70,7 +77,7 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
                                    const v1::GetJobRequest* request, v1::Job* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    if (const absl::Status named = CheckName(request->name()); !named.ok()) {
+    if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
       return Finish(reactor, "GetJob", named);
     }
     shell_.GetJob(request->name(),
@@ -91,14 +98,13 @@ class JobService : public v1::JobService::CallbackService {
                                       const v1::CancelJobRequest* request,
                                       v1::Job* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    if (const absl::Status named = CheckName(request->name()); !named.ok()) {
+    if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
       return Finish(reactor, "CancelJob", named);
     }
-    shell_.Cancel(request->name(),
-                  [this, reactor, response](absl::StatusOr<Shell::JobReply> reply) {
-                    if (reply.ok()) *response = std::move(reply->job);
-                    Finish(reactor, "CancelJob", reply.status());
-                  });
+    shell_.Cancel(request->name(), [this, reactor, response](absl::StatusOr<JobReply> reply) {
+      if (reply.ok()) *response = std::move(reply->job);
+      Finish(reactor, "CancelJob", reply.status());
+    });
     return reactor;
   }
 
@@ -157,10 +163,11 @@ class JobService : public v1::JobService::CallbackService {
   absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
-    const std::vector<Shown::Row> rows = shell_.shown().List(before, static_cast<size_t>(size) + 1);
+    const std::vector<PublishedState::Row> rows =
+        shell_.published().List(before, static_cast<size_t>(size) + 1);
     size_t bytes = 0;
     uint64_t last = 0;
-    for (const Shown::Row& row : rows) {
+    for (const PublishedState::Row& row : rows) {
       bytes += row.job->ByteSizeLong();
       if (response.jobs_size() == size || (last != 0 && bytes > kPageBytesMax)) {
         response.set_next_page_token(absl::StrCat("j", last));
@@ -177,10 +184,7 @@ class JobService : public v1::JobService::CallbackService {
                                     v1::ListWorkersResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     const std::string& token = request.page_token();
-    if (!token.empty() && token[0] != 'w') {
-      return absl::InvalidArgumentError(
-          "page_token: not from a page of this listing; start again without one");
-    }
+    if (!token.empty() && token[0] != 'w') return TokenError();
     std::sort(workers.begin(), workers.end(),
               [](const v1::Worker& a, const v1::Worker& b) { return a.name() < b.name(); });
     size_t bytes = 0;
@@ -207,7 +211,7 @@ class JobService : public v1::JobService::CallbackService {
     int rows = 0;
     bool more = false;
     RETURN_IF_ERROR(shell_.store().Scan(Table::kEvents, schema::EventKey(after + 1),
-                                        schema::EventKey(shell_.shown().last_event() + 1),
+                                        schema::EventKey(shell_.published().last_event() + 1),
                                         [&](const std::string& key, const std::string& value) {
                                           more = response.events_size() == size ||
                                                  bytes > kPageBytesMax ||
@@ -217,7 +221,7 @@ class JobService : public v1::JobService::CallbackService {
                                           bad = schema::Parse(Table::kEvents, key, value, event);
                                           if (!bad.ok()) return false;
                                           last = event.sequence();
-                                          if (IsOf(event, request.job())) {
+                                          if (IsAbout(event, request.job())) {
                                             bytes += value.size();
                                             *response.add_events() = std::move(event);
                                           }

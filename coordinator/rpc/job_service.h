@@ -1,4 +1,4 @@
-// muster.v1.JobService over the shell: decode, validate, hand over, encode.
+// muster.v1.JobService on top of the shell: checks requests, passes them on, fills in responses.
 #ifndef MUSTER_COORDINATOR_RPC_JOB_SERVICE_H_
 #define MUSTER_COORDINATOR_RPC_JOB_SERVICE_H_
 
@@ -13,7 +13,7 @@ namespace muster::coordinator {
 
 class Shell;
 
-// `shell` outlives the server that serves this. `version` is what GetVersion tells.
+// `shell` outlives the server that serves this. `version` is what GetVersion returns.
 std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, const std::string& version);
 
 }  // namespace muster::coordinator

@@ -40,9 +40,9 @@ class GrpcServer : public RpcServer {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms_);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
-    // Daemons and clients ping as often as they like.
+    // No limit on the pings of daemons and clients.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-    // Only reflection is served by threads of its own; the rest is callbacks.
+    // Only reflection uses the synchronous server's threads; the other services are callbacks.
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
@@ -93,7 +93,7 @@ absl::StatusOr<int> PortOf(const std::string& address) {
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(Shell& shell, const Options& options) {
   ASSIGN_OR_RETURN(const int port, PortOf(options.listen));
-  // gRPC keeps both as switches of the process; they must be set before a server is built.
+  // Both are global switches of gRPC that must be set before a server is built.
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (port == 0 && options.earlier_port != 0) {
@@ -105,7 +105,8 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(Shell& shell, const 
   auto server = std::make_unique<GrpcServer>(shell, options);
   if (!server->Bind(options.listen)) {
     return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", options.listen, "; is another process using it?"));
+        absl::StrCat("cannot listen on ", options.listen,
+                     ": another process uses the port, or no interface has the address"));
   }
   return std::unique_ptr<RpcServer>(std::move(server));
 }

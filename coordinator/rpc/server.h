@@ -1,4 +1,4 @@
-// The gRPC server: services, health, reflection, limits, keepalive, and its end.
+// The gRPC server: services, health checks, reflection, limits, keepalive, and an orderly stop.
 #ifndef MUSTER_COORDINATOR_RPC_SERVER_H_
 #define MUSTER_COORDINATOR_RPC_SERVER_H_
 
@@ -18,8 +18,8 @@ class RpcServer {
   struct Options {
     std::string listen;   // HOST:PORT; port 0 = the system picks
     std::string version;  // of this build
-    // Tried first when `listen` leaves the port to the system: where clients and daemons of an
-    // earlier start look. 0 = none.
+    // The port of an earlier start, at which clients and daemons still look for the coordinator. It
+    // is tried first when `listen` leaves the port to the system. 0 = none.
     int earlier_port = 0;
     // A peer is pinged after this long without a byte from it, and its connection closed when the
     // answer takes as long again.
@@ -32,8 +32,8 @@ class RpcServer {
 
   // HOST:PORT with the port that was bound.
   virtual const std::string& address() const = 0;
-  // Tells health checks, drains the shell, ends every stream with UNAVAILABLE; calls that still run
-  // after `grace` are cancelled.
+  // Reports NOT_SERVING to health checks, drains the shell and ends every stream with UNAVAILABLE.
+  // Calls that still run after `grace` are cancelled.
   virtual void Stop(absl::Duration grace) = 0;
 };
 

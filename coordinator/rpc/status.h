@@ -1,4 +1,4 @@
-// absl::Status on gRPC's wire.
+// absl::Status as gRPC's.
 #ifndef MUSTER_COORDINATOR_RPC_STATUS_H_
 #define MUSTER_COORDINATOR_RPC_STATUS_H_
 
@@ -12,8 +12,9 @@
 
 namespace muster::coordinator {
 
-// The codes are the same numbers. A long message is cut between characters: gRPC carries it in
-// trailers, and a client drops the whole status when they are too large.
+// The codes have the same numbers. A message longer than kStatusMessageBytesMax is cut between
+// characters: gRPC sends it in trailers, and a client drops the whole status when they are too
+// large.
 inline grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   std::string message(status.message());

@@ -1,6 +1,6 @@
 // The streams that clients read: events, one job, one rank's log. Each is pulled: one message is in
 // flight, and the next is made from what is durable when the client has taken the last. A slow
-// reader therefore costs one message of memory, and is told of the newest state, not of each.
+// reader therefore costs one message of memory, and gets the newest state, not every change.
 #ifndef MUSTER_COORDINATOR_RPC_STREAMS_H_
 #define MUSTER_COORDINATOR_RPC_STREAMS_H_
 
@@ -12,17 +12,12 @@
 namespace muster::coordinator {
 
 // The reactors own themselves until their call is done. `shell` outlives them.
+// job_service.proto has the errors.
 grpc::ServerWriteReactor<v1::Event>* StartEventStream(Shell& shell,
                                                       const v1::WatchEventsRequest& request);
 grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request);
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
                                                        const v1::GetLogsRequest& request);
-
-// kInvalidArgument when this cannot be the name or id of a job.
-absl::Status CheckName(const std::string& name);
-
-// True when `event` is of this job, given by name or id; an empty one takes every event.
-bool IsOf(const v1::Event& event, const std::string& job);
 
 }  // namespace muster::coordinator
 

@@ -16,8 +16,9 @@
 namespace muster::coordinator {
 namespace {
 
-// One daemon's stream. It reads the next message when the core has handled the last, and keeps what
-// is to be sent in order. Owns itself until gRPC is done with it; the shell shares it meanwhile.
+// One daemon's stream. It reads the next message when the core has handled the last one, and sends
+// messages in the order of Send. Owns itself until gRPC is done with it; the shell shares it until
+// then.
 class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinator>,
                 public SessionStream,
                 public std::enable_shared_from_this<Session> {
@@ -33,7 +34,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   void Send(v1::FromCoordinator message) override {
     MutexLock lock(&mutex_);
     if (closing_) return;
-    // Desired is the whole state: one that has not left yet is worth nothing beside a newer one.
+    // A Desired is the whole state, so that a newer one replaces those that have not left yet.
     if (message.has_desired()) DropWaitingDesired();
     bytes_ += message.ByteSizeLong();
     queue_.push_back(std::move(message));
@@ -129,7 +130,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
 
   void CloseLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (closing_) {
-      // The peer went while the last messages were leaving.
+      // The daemon went away while the last messages were being sent.
       if (!writing_) FinishOnce();
       return;
     }
@@ -143,7 +144,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
     Finish(ToGrpc(status_));
   }
 
-  // What has not been handed to gRPC.
+  // Drops the messages that gRPC does not have yet.
   void DropWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     queue_.resize(writing_ ? 1 : 0);
     bytes_ = writing_ ? queue_.front().ByteSizeLong() : 0;
@@ -162,14 +163,14 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   Shell& shell_;
   std::shared_ptr<Session> self_;  // until OnDone
 
-  // One read at a time: touched by whoever may touch read_.
+  // Used by the one read under way and what follows it, never by two threads at a time.
   v1::FromWorker read_;
   std::string worker_;
   Incarnation incarnation_;
   std::optional<SessionId> session_;
 
   Mutex mutex_;
-  // The front is with gRPC while writing_.
+  // gRPC has the first message while writing_.
   std::list<v1::FromCoordinator> queue_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,4 @@
-// muster.v1.WorkerService over the shell: one stream per daemon.
+// muster.v1.WorkerService on top of the shell: one stream per daemon.
 #ifndef MUSTER_COORDINATOR_RPC_WORKER_SERVICE_H_
 #define MUSTER_COORDINATOR_RPC_WORKER_SERVICE_H_
 

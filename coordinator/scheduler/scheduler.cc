@@ -5,28 +5,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 namespace {
 
-constexpr size_t kWorkersNamedMax = 8;  // in an explanation
-
-std::string KindName(v1::DeviceKind kind) {
-  switch (kind) {
-    case v1::DEVICE_KIND_CUDA:
-      return "cuda";
-    case v1::DEVICE_KIND_CPU:
-      return "cpu";
-    default:
-      return absl::StrCat("kind ", static_cast<int>(kind));
-  }
-}
+constexpr size_t kWorkersNamedMax = 8;  // in one explanation
 
 std::string Count(int64_t n, absl::string_view noun) {
   return absl::StrCat(n, " ", noun, n == 1 ? "" : "s");
 }
 
-// Free slots of one kind on a worker that takes new ranks.
+// Slots of one kind that new ranks can take; 0 on a worker that is not ready.
 int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
   if (!worker.ready) return 0;
   return static_cast<int>(
@@ -34,7 +24,7 @@ int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
                     [kind](const SlotView& slot) { return slot.free && slot.kind == kind; }));
 }
 
-// How many whole groups of `group` slots these workers could hold.
+// The number of whole groups of `group` slots that these workers have.
 int64_t GroupsIn(const std::vector<int>& slots_by_worker, int group) {
   int64_t groups = 0;
   for (const int slots : slots_by_worker) groups += slots / group;
@@ -52,8 +42,8 @@ std::vector<int32_t> RanksByGroup(const WaitingJob& job) {
   return ranks;
 }
 
-// Indices of the workers to take, ascending; empty when the gang does not fit. In units of whatever
-// `free` and `ranks` count.
+// The indices of the workers to take, ascending; empty when the gang does not fit. `free` and
+// `ranks` count slots, or groups of slots.
 std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
   std::vector<size_t> by_free;  // most free first; equal ones by id
   for (size_t i = 0; i < free.size(); ++i) {
@@ -61,7 +51,7 @@ std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
   }
   std::stable_sort(by_free.begin(), by_free.end(),
                    [&free](size_t a, size_t b) { return free[a] > free[b]; });
-  // The fewest workers that can do: as many of the freest as it takes.
+  // The fewest workers that can hold the gang: as many of the freest ones as it takes.
   size_t fewest = 0;
   for (int64_t held = 0; held < ranks; ++fewest) {
     if (fewest == by_free.size()) return {};
@@ -70,12 +60,12 @@ std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
   std::vector<size_t> chosen;
   int64_t missing = ranks;
   for (size_t left = fewest; left > 0; --left) {
-    // What the `left` freest can hold.
+    // What the `left` freest workers can hold.
     int64_t top = 0;
     for (size_t i = 0; i < left && i < by_free.size(); ++i) top += free[by_free[i]];
     size_t best = by_free.size();
     for (size_t i = by_free.size(); i-- > 0;) {
-      // What worker i and the left - 1 freest of the others can hold.
+      // What worker i and the `left` - 1 freest of the others can hold.
       const int64_t with = i < left ? top : top - free[by_free[left - 1]] + free[by_free[i]];
       if (with >= missing) {
         best = i;
@@ -83,7 +73,7 @@ std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
       }
     }
     CHECK_LT(best, by_free.size()) << "the gang fits, yet no worker can be next";
-    // Of equally free workers take the lowest id.
+    // Of equally free workers the one with the lowest id.
     while (best > 0 && free[by_free[best - 1]] == free[by_free[best]]) --best;
     chosen.push_back(by_free[best]);
     missing -= free[by_free[best]];
@@ -100,7 +90,7 @@ class Planner {
 
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
-    // The first job not looked at of every queue and shape, merged into one order.
+    // For every queue and shape the first job that was not looked at, all merged into one order.
     std::map<QueueOrder, Cursor> heads;
     for (const auto& [name, shapes] : queue.queues()) {
       for (const auto& [shape, jobs] : shapes) {
@@ -113,9 +103,9 @@ class Planner {
       if (cursor.queue->behind >= policy_.explained_behind) continue;
       Consider(job, cursor);
       if (cursor.queue->behind >= policy_.explained_behind) {
-        schedule_.horizons.queues.emplace(job.queue, job.order());
+        schedule_.horizon.queues.emplace(job.queue, job.order());
       } else if (cursor.behind >= policy_.explained_behind) {
-        schedule_.horizons.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
+        schedule_.horizon.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
       } else if (++cursor.next != cursor.end) {
         const QueueOrder order = cursor.next->first;
         heads.emplace(order, cursor);
@@ -126,22 +116,22 @@ class Planner {
 
  private:
   struct QueueState {
-    const WaitingJob* blocker = nullptr;  // the first that does not fit and holds back others
-    int behind = 0;                       // looked at behind it
+    const WaitingJob* blocker = nullptr;  // the first job that does not fit and holds back others
+    int behind = 0;                       // jobs looked at behind the blocker
   };
-  // How far the jobs of one shape in one queue were looked at.
+  // How far the plan has come with the jobs of one shape in one queue.
   struct Cursor {
     QueueState* queue;
     WaitingQueue::Jobs::const_iterator next, end;
-    bool misfit = false;  // one did not fit, so none behind it does
-    int behind = 0;       // looked at behind it
+    bool misfit = false;  // one did not fit, so that none behind it does
+    int behind = 0;       // jobs looked at behind that one
   };
-  // What the explanations say of all slots of one kind.
+  // All slots of one kind, for placement and explanations.
   struct Slots {
     std::vector<int> free_by_worker, total_by_worker;
     int64_t total = 0, free = 0;
     std::map<std::string, int64_t> held;  // job name -> slots on ready workers
-    std::vector<std::string> away;        // workers that take nothing
+    std::vector<std::string> away;        // workers that are not ready, with the reason
     int64_t away_slots = 0;
   };
 
@@ -158,18 +148,19 @@ class Planner {
     const Slots& slots = Of(job.device);
     const int group = UnitOf(job, slots);
     const int units = job.ranks / group;
-    // What could not start on the whole cluster, idle, waits for machines and holds nobody back.
+    // A job that would not fit on the whole cluster if it were idle waits for more machines. It
+    // holds back none.
     if (slots.total < job.ranks || GroupsIn(slots.total_by_worker, group) < units) {
       cursor.misfit = true;
       Explain(job, WhyNot(job, slots));
       return;
     }
     if (blocker != nullptr) {
-      Explain(job,
-              absl::StrCat("waits behind job ", blocker->name, " (priority ", blocker->priority,
-                           ", needs ", Count(blocker->ranks, KindName(blocker->device) + " slot"),
-                           ") in queue ", job.queue, "; starts before it with a priority above ",
-                           blocker->priority));
+      Explain(job, absl::StrCat("waits behind job ", blocker->name, " (priority ",
+                                blocker->priority, ", needs ",
+                                Count(blocker->ranks, spec::EnumName(blocker->device) + " slot"),
+                                ") in queue ", job.queue,
+                                "; starts before it with a priority above ", blocker->priority));
       return;
     }
     std::vector<size_t> workers;
@@ -187,7 +178,7 @@ class Planner {
     Explain(job, WhyNot(job, slots));
   }
 
-  // As of the decisions so far.
+  // The slots that the decisions so far leave.
   const Slots& Of(v1::DeviceKind kind) {
     const auto [found, inserted] = slots_.try_emplace(kind);
     if (inserted) found->second = CountSlots(kind);
@@ -216,7 +207,7 @@ class Planner {
     return out;
   }
 
-  // Slots that are taken together on one worker: a tensor group, unless no worker is as large.
+  // How many slots of one worker are taken at a time: a tensor group, unless no worker is as large.
   static int UnitOf(const WaitingJob& job, const Slots& slots) {
     const int largest =
         slots.total_by_worker.empty()
@@ -230,7 +221,7 @@ class Planner {
     decision.job = job.id;
     decision.placements.resize(static_cast<size_t>(job.ranks));
     std::vector<int32_t> order = RanksByGroup(job);
-    // Without whole groups neighbouring ranks stay together.
+    // Groups cannot be kept whole: ranks take slots in the order of their numbers.
     if (group == 1) std::sort(order.begin(), order.end());
     size_t next = 0;
     for (const size_t index : workers) {
@@ -259,7 +250,7 @@ class Planner {
   }
 
   std::string WhyNot(const WaitingJob& job, const Slots& slots) const {
-    const std::string kind = KindName(job.device);
+    const std::string kind = spec::EnumName(job.device);
     const int64_t total = slots.total, free = slots.free;
     if (cluster_.workers.empty()) {
       return absl::StrCat("needs ", Count(job.ranks, kind + " slot"),
@@ -281,9 +272,9 @@ class Planner {
       const int64_t units = job.ranks / group;
       const std::string groups = absl::StrCat(units, " tensor group", units == 1 ? "" : "s", " of ",
                                               Count(group, kind + " slot"), ", each on one worker");
-      if (const int64_t room = GroupsIn(slots.total_by_worker, group); room < units) {
-        return absl::StrCat("no worker set could ever hold ", groups, ": the cluster has room for ",
-                            room, "; add workers with ", group,
+      if (const int64_t capacity = GroupsIn(slots.total_by_worker, group); capacity < units) {
+        return absl::StrCat("no worker set could ever hold ", groups, ": the cluster can hold ",
+                            capacity, "; add workers with ", group,
                             " slots or lower engine.parallel.tensor");
       }
       if (free >= job.ranks) {
@@ -303,8 +294,8 @@ class Planner {
     return absl::StrCat(numbers, "; ", CheapestChange(job.ranks - free, slots));
   }
 
-  // The fewest jobs whose end frees `missing` slots: one that suffices, the smallest such; else the
-  // largest first. Workers that are away come last, since nobody knows when they return.
+  // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
+  // of the largest ones. Workers that are away are named last, since nobody knows when they return.
   static std::string CheapestChange(int64_t missing, const Slots& all) {
     std::vector<std::pair<int64_t, std::string>> jobs;  // most slots first, then by name
     for (const auto& [name, slots] : all.held) jobs.emplace_back(-slots, name);
@@ -347,7 +338,7 @@ Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const Sched
   return Planner(cluster, policy, now).Run(queue);
 }
 
-bool Horizons::Hide(const WaitingJob& job) const {
+bool PlanningHorizon::Excludes(const WaitingJob& job) const {
   const auto queue = queues.find(job.queue);
   if (queue != queues.end() && queue->second < job.order()) return true;
   const auto shape = shapes.find({job.queue, job.shape()});

@@ -1,5 +1,4 @@
-// Placement as a pure function: the live loop, `muster plan`, `explain`, replay and the simulator
-// call the same one.
+// Placement as a pure function of the cluster, the queue, the policy and the time.
 #ifndef MUSTER_COORDINATOR_SCHEDULER_SCHEDULER_H_
 #define MUSTER_COORDINATOR_SCHEDULER_SCHEDULER_H_
 
@@ -20,65 +19,66 @@ struct SlotView {
   std::string device;  // "cpu:0"
   v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
   bool free = false;
-  std::string held_by = {};  // name of the job that holds it; for explanations only
+  std::string held_by = {};  // name of the job that holds it, for explanations
 };
 struct WorkerView {
   WorkerId id;
-  bool ready = false;               // others take no new ranks
-  std::string unready_reason = {};  // "is unreachable"; for explanations only
+  bool ready = false;               // only ready workers get new ranks
+  std::string unready_reason = {};  // "is not connected", for explanations
   std::vector<SlotView> slots;      // in device order
 };
 struct ClusterView {
   std::vector<WorkerView> workers;  // ordered by id
 };
 struct SchedulePolicy {
-  // Strict: a job that does not fit holds back everything behind it in its queue, so that large
-  // gangs do not starve. A job that waits for the end of its back-off, or that could not even start
-  // on the whole cluster, idle, holds back nothing.
+  // True: a job that does not fit holds back all jobs behind it in its queue, so that large gangs
+  // do not starve. A job that backs off, or that would not fit on the whole cluster if it were
+  // idle, holds back none.
   bool strict_fifo = true;
-  // Of the jobs behind one that does not fit so many are looked at and explained one by one; what
-  // is further back costs nothing.
+  // How many jobs behind one that does not fit a plan looks at and explains one by one. It does not
+  // look at the jobs behind those.
   int explained_behind = 32;
 };
 
 struct Decision {
   JobId job;
-  std::vector<v1::Placement> placements;  // rank 0..ranks-1, dense
+  std::vector<v1::Placement> placements;  // of ranks 0 to ranks - 1, in this order
 };
 struct Explanation {
   JobId job;
   std::string text;  // why it waits, with numbers, and the cheapest change that would start it
 };
-// How far back a plan looked. While it stands, a job beyond that joins or leaves without changing
-// anything, and waits as BehindText() says.
-struct Horizons {
-  // The last job looked at in a queue that is held back.
+// How far back in the queues a plan looked. A job beyond this can join or leave without changing
+// the plan; BehindText() says why it waits.
+struct PlanningHorizon {
+  // By queue that is held back: the last job that the plan looked at.
   std::map<std::string, QueueOrder> queues;
-  // The last job looked at of a shape that does not fit and holds nobody back.
+  // By queue and shape that does not fit and holds none back: the last job that the plan looked at.
   std::map<std::pair<std::string, GangShape>, QueueOrder> shapes;
 
-  bool Hide(const WaitingJob& job) const;
+  // True: the job is beyond the horizon.
+  bool Excludes(const WaitingJob& job) const;
 };
 struct Schedule {
   std::vector<Decision> decisions;        // in the order to carry out
-  std::vector<Explanation> explanations;  // one per job that was looked at and stays
-  Horizons horizons;
-  absl::Time wake_at = absl::InfiniteFuture();  // earliest back-off that ends
+  std::vector<Explanation> explanations;  // one per job that was looked at and still waits
+  PlanningHorizon horizon;
+  absl::Time wake_at = absl::InfiniteFuture();  // end of the back-off that ends first
 };
 
-// FIFO by (priority descending, submit_sequence); all-or-nothing gangs; a gang takes the fewest
-// workers that can hold it, chosen one by one: the one with the fewest free slots with which the
-// gang still fits on that many (best fit, so the slots left over stay together). Slots are taken by
-// whole tensor groups (WaitingJob::group), which never span workers unless no worker of the cluster
-// is as large as one. Ranks take slots worker by worker in order of id, then in device order,
-// tensor group by tensor group. Pure: equal inputs give equal outputs. Thread: any. O(slots +
-// queues x shapes + jobs looked at + jobs placed x workers x log workers), where the jobs looked at
-// are those that start or back off, and per queue and shape those that do not fit with
-// `explained_behind` behind each.
+// Places jobs in order of (priority descending, submit_sequence), each as a whole gang or not at
+// all. A gang takes the fewest workers that can hold it. They are chosen one by one: always the one
+// with the fewest free slots with which the gang still fits on that many workers (best fit, so that
+// the slots left over stay together). Slots are taken by whole tensor groups (WaitingJob::group),
+// which span workers only if no worker of the cluster is as large as one. Ranks take slots worker
+// by worker in order of id, then in device order, tensor group by tensor group. Pure: equal inputs
+// give equal outputs. Thread: any. O(slots + queues x shapes + jobs looked at + jobs placed x
+// workers x log workers), where the jobs looked at are those that start or back off, and for each
+// queue and shape those that do not fit with `explained_behind` jobs behind each.
 Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 
-// Why a job behind a horizon waits.
+// Why a job beyond the horizon waits.
 std::string BehindText(const std::string& queue, const SchedulePolicy& policy);
 
 }  // namespace muster::coordinator

@@ -16,7 +16,7 @@
 
 namespace muster::coordinator {
 
-// Who goes first: the higher priority, then the earlier submission.
+// The order of a queue: higher priority first, then earlier submission.
 struct QueueOrder {
   int32_t priority = 0;
   uint64_t submit_sequence = 0;
@@ -27,7 +27,7 @@ struct QueueOrder {
   }
 };
 
-// What a gang asks for; jobs of one shape start or wait alike.
+// What a gang needs. Of jobs of one shape either all fit at a time or none does.
 struct GangShape {
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   int32_t ranks = 0;
@@ -44,19 +44,19 @@ struct WaitingJob {
   uint64_t submit_sequence = 0;  // no two jobs share one
   int32_t ranks = 0;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
-  // Ranks of a tensor group, which talk most, a divisor of `ranks`: they stay on one worker
-  // wherever any worker has as many slots. Rank r belongs with r +- stride, r +- 2 stride, ...:
-  // stride is the product of the degrees of the axes along which ranks are numbered before the
-  // tensor axis.
+  // Ranks of a tensor group, a divisor of `ranks`. They communicate most, so that a group is placed
+  // on one worker wherever a worker has as many slots. Ranks r, r + stride, r + 2 stride, ... are
+  // one group: stride is the product of the degrees of the axes that vary faster than the tensor
+  // axis in the numbering of ranks.
   int32_t group = 1;
   int32_t stride = 1;
-  absl::Time not_before = absl::InfinitePast();  // back-off
+  absl::Time not_before = absl::InfinitePast();  // end of its back-off
 
   QueueOrder order() const { return {priority, submit_sequence}; }
   GangShape shape() const { return {device, ranks, group}; }
 };
 
-// A value; thread: one at a time. O(log jobs) to add and remove.
+// Value type. Thread: one at a time. Adding and removing take O(log jobs).
 class WaitingQueue {
  public:
   using Jobs = std::map<QueueOrder, WaitingJob>;
@@ -68,7 +68,7 @@ class WaitingQueue {
     if (job.not_before != absl::InfinitePast()) retries_.emplace(job.not_before, job.id);
     queues_[job.queue][job.shape()].emplace(job.order(), std::move(job));
   }
-  // Nothing happens when it does not wait.
+  // Does nothing when the job does not wait.
   void Remove(const JobId& id) {
     const auto where = where_.find(id);
     if (where == where_.end()) return;
@@ -83,10 +83,10 @@ class WaitingQueue {
   }
   bool Contains(const JobId& id) const { return where_.contains(id); }
   size_t size() const { return where_.size(); }
-  // By name; no queue and no shape is empty.
+  // By queue name, then by shape; only queues and shapes with jobs.
   const std::map<std::string, Queue>& queues() const { return queues_; }
 
-  // Those whose back-off has ended, each once.
+  // The jobs whose back-off has ended; each is returned once.
   std::vector<JobId> TakeRetries(absl::Time now) {
     std::vector<JobId> due;
     while (!retries_.empty() && retries_.begin()->first <= now) {
@@ -95,7 +95,7 @@ class WaitingQueue {
     }
     return due;
   }
-  // The earliest back-off that ends after `now`; InfiniteFuture when there is none.
+  // The end of the back-off that ends first after `now`; InfiniteFuture when there is none.
   absl::Time NextRetry(absl::Time now) const {
     for (auto it = retries_.lower_bound({now, JobId()}); it != retries_.end(); ++it) {
       if (it->first > now) return it->first;

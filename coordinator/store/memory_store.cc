@@ -110,7 +110,7 @@ class MemoryStoreImpl : public MemoryStore {
 
   Mutex mutex_;
   std::array<Rows, static_cast<size_t>(Table::kTableCount)> tables_ ABSL_GUARDED_BY(mutex_);
-  // What the unsynced changes replaced, oldest first: Crash() takes them back.
+  // The values that unsynced changes replaced, oldest first, which Crash() puts back.
   std::vector<Batch::Change> undo_ ABSL_GUARDED_BY(mutex_);
   bool failing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,5 +1,5 @@
-// The only file that knows RocksDB. One column family per Table; every Write is one synced
-// WriteBatch, so several transitions share one fsync (group commit).
+// The store in RocksDB, and the only file that includes it. Each Table is a column family; every
+// Write is one synced WriteBatch, so that several transitions share one fsync (group commit).
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/options.h>
@@ -89,7 +89,7 @@ class RocksDbStore : public Store {
     return FromRocksDb(row->status(), directory_);
   }
 
-  // Writes the identity into a new directory, or compares the one found.
+  // Writes the identity of a new store, or checks that of an existing one.
   absl::Status Identify(const std::string& expected_cluster_id, const std::string& new_cluster_id) {
     ASSIGN_OR_RETURN(const std::optional<std::string> version,
                      Get(Table::kMeta, kMetaSchemaVersion));
@@ -135,12 +135,13 @@ class RocksDbStore : public Store {
   const std::unique_ptr<rocksdb::DB> db_;
   const std::vector<rocksdb::ColumnFamilyHandle*> handles_;  // freed before db_
   std::array<rocksdb::ColumnFamilyHandle*, kTables> tables_ = {};
-  // RocksDB can resume after some errors, but a write whose fate is unknown must end this process.
+  // RocksDB can resume after some errors, but nobody knows whether the failed write is durable: the
+  // process has to end and recover.
   std::atomic<bool> broken_ = false;
 };
 
-// RocksDB's own log is off: on a full disk its file logger fails an assertion and takes the process
-// down before the failed write can be reported. What matters comes back as a Status.
+// Turns RocksDB's own log off: on a full disk its file logger fails an assertion and ends the
+// process before the failed write is reported. Errors come back as a Status anyway.
 class NoLog : public rocksdb::Logger {
  public:
   using rocksdb::Logger::Logv;
@@ -152,9 +153,9 @@ rocksdb::DBOptions DatabaseOptions() {
   options.create_if_missing = true;
   options.create_missing_column_families = true;
   options.paranoid_checks = true;
-  // A torn last record was never acknowledged; any other damage must be seen, not skipped.
+  // An incomplete last record was never acknowledged and is dropped; any other damage is an error.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
-  options.max_total_wal_size = 64 << 20;  // bounds the replay at start
+  options.max_total_wal_size = 64 << 20;  // bounds the time of recovery
   options.max_background_jobs = 2;
   options.info_log = std::make_shared<NoLog>();
   return options;
@@ -172,7 +173,8 @@ absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& direc
         absl::StrCat("store ", directory, ": cannot create the directory: ", error.message()));
   }
   const rocksdb::DBOptions options = DatabaseOptions();
-  // A newer schema may have more column families; all are opened so that its version can be read.
+  // RocksDB wants all column families opened, and a newer schema may have more of them: its version
+  // must still be readable.
   std::vector<std::string> names;
   if (!rocksdb::DB::ListColumnFamilies(options, directory, &names).ok()) names.clear();
   for (size_t i = 0; i < kTables; ++i) names.push_back(Name(static_cast<Table>(i)));

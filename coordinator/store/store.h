@@ -49,8 +49,8 @@ struct Batch {
 class Store {
  public:
   virtual ~Store() = default;
-  // Applies the batches in order, atomically each, and syncs once at the end (group commit): after
-  // OK all are durable. On error (kUnavailable) none may be assumed lost or kept; the store refuses
+  // Applies the batches in order, each atomically, and syncs once at the end (group commit). OK:
+  // all are durable. kUnavailable: each of them may or may not be durable, and the store refuses
   // every later write.
   virtual absl::Status Write(const std::vector<Batch>& batches) = 0;
   virtual absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) = 0;
@@ -61,8 +61,7 @@ class Store {
       absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) = 0;
 };
 
-// A store knows whose it is from its first moment: these rows of kMeta are written before any
-// other, as text.
+// The identity of a store: these rows of kMeta, as text, are written before any other row.
 constexpr uint32_t kSchemaVersion = 1;
 constexpr char kMetaSchemaVersion[] = "schema_version";
 constexpr char kMetaClusterId[] = "cluster_id";
@@ -75,16 +74,16 @@ absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& direc
                                                         const std::string& expected_cluster_id,
                                                         const std::string& new_cluster_id);
 
-// In memory, for tests and simulation: it can lose what was not synced.
+// In memory, for tests and simulation: a crash loses what was not synced.
 class MemoryStore : public Store {
  public:
   ~MemoryStore() override = default;
-  // Batches written with WriteUnsynced are visible but not durable until the next Write or Sync.
+  // The batches are visible at once, and durable with the next Write or Sync.
   virtual absl::Status WriteUnsynced(const std::vector<Batch>& batches) = 0;
   virtual void Sync() = 0;
-  // Back to the last synced state, as a new process would find it (and able to write again).
+  // Returns to the last synced state, as a new process would find it; writes work again.
   virtual void Crash() = 0;
-  // While set, writes change nothing and fail; the store stays broken until Crash().
+  // While set, writes change nothing and fail; after one has failed, all do until Crash().
   virtual void FailWrites(bool fail) = 0;
   static std::unique_ptr<MemoryStore> Make(const std::string& cluster_id);
 };

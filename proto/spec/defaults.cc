@@ -26,10 +26,11 @@ constexpr int32_t kGrowthInterval = 1000;
 constexpr int32_t kHysteresis = 2;
 constexpr int64_t kCompressedElementsMin = 1024;
 constexpr int32_t kMaxFailures = 3;
-// Of one half of the samples, tokens x hidden x hidden / tensor, to which the FLOPs of a rank's
-// products are in proportion. Measured in docs/benchmarks/h200-layouts.md: 2^31 is 4 % slower in
-// halves, 2^32 1 % faster, and more of it faster still.
-constexpr double kWorkOfHalfMin = 4294967296;
+// The least work of a half-batch for which tensor_overlap is `halves`: its tokens x hidden x hidden
+// / tensor, to which the FLOPs of a rank's GEMMs are proportional. Measured in
+// docs/benchmarks/h200-layouts.md: with 2^31 half-batches are 4 % slower, with 2^32 1 % faster, and
+// with more work faster still.
+constexpr double kHalfBatchWorkMin = 4294967296;
 constexpr int64_t kBackoffInitialSeconds = 1;
 constexpr int64_t kBackoffMaxSeconds = 60;
 
@@ -54,7 +55,7 @@ void DefaultPipeline(v1::ParallelSpec& parallel) {
 
 void DefaultModel(v1::ModelSpec& model) {
   if (const v1::ModelSpec* preset = FindPreset(model.preset()); preset != nullptr) {
-    // Merging replaces what is set: given fields go over the preset's. Scaling is one thing.
+    // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field.
     v1::ModelSpec whole = *preset;
     if (model.has_rope_scaling()) whole.clear_rope_scaling();
     whole.MergeFrom(model);
@@ -101,28 +102,29 @@ void DefaultTraining(v1::TrainingSpec& training) {
   if (schedule.kind_case() == v1::ScheduleSpec::KIND_NOT_SET) schedule.mutable_constant();
 }
 
-// After the other defaults of the model, of training and of pipelines: halves where Validate would
-// take them and they pay.
+// Half-batches where Validate accepts them and they save time. Needs the other defaults of model,
+// training and pipeline.
 v1::TensorOverlap DefaultTensorOverlap(const v1::EngineSpec& engine, v1::DeviceKind device) {
   const v1::ParallelSpec& parallel = engine.parallel();
-  const int64_t tensor = parallel.tensor(), half = engine.training().micro_batch() / 2;
+  const int64_t tensor = parallel.tensor(), half_batch = engine.training().micro_batch() / 2;
   if (device != v1::DEVICE_KIND_CUDA || tensor < 2 || parallel.context() < 1 ||
-      half * 2 != engine.training().micro_batch() ||
+      half_batch * 2 != engine.training().micro_batch() ||
       parallel.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE) {
     return v1::TENSOR_OVERLAP_BACKWARD;
   }
   const __int128 tokens =
-      static_cast<__int128>(half) * engine.model().sequence_length() / parallel.context();
+      static_cast<__int128>(half_batch) * engine.model().sequence_length() / parallel.context();
   if (parallel.sequence() && tokens % tensor != 0) return v1::TENSOR_OVERLAP_BACKWARD;
   const double hidden = engine.model().hidden();
   const double work = static_cast<double>(tokens) * hidden * hidden / static_cast<double>(tensor);
-  return work >= kWorkOfHalfMin ? v1::TENSOR_OVERLAP_HALVES : v1::TENSOR_OVERLAP_BACKWARD;
+  return work >= kHalfBatchWorkMin ? v1::TENSOR_OVERLAP_HALVES : v1::TENSOR_OVERLAP_BACKWARD;
 }
 
 void DefaultRestart(v1::RestartSpec& restart) {
   if (!restart.has_max_failures()) restart.set_max_failures(kMaxFailures);
   v1::BackoffSpec& backoff = *restart.mutable_backoff();
-  // A lone initial or max moves the other's default, so that one of them alone is never refused.
+  // A given initial or max moves the default of the other one, so that giving only one is never
+  // refused.
   const Duration initial = TimeUtil::SecondsToDuration(kBackoffInitialSeconds);
   const Duration max = TimeUtil::SecondsToDuration(kBackoffMaxSeconds);
   if (!backoff.has_initial()) {
@@ -143,7 +145,7 @@ void ApplyDefaults(v1::JobSpec& spec) {
   if (resources.device() == v1::DEVICE_KIND_UNSPECIFIED) {
     resources.set_device(v1::DEVICE_KIND_CPU);
   }
-  // An absent engine stays absent, for Validate to name.
+  // An absent engine stays absent: Validate reports it.
   if (spec.has_engine()) {
     v1::EngineSpec& engine = *spec.mutable_engine();
     if (engine.has_data()) {
@@ -166,7 +168,8 @@ void ApplyDefaults(v1::JobSpec& spec) {
       parallel.set_balance(v1::BALANCE_ESTIMATED);
     }
     if (parallel.data() == 0) {
-      // What the other degrees leave; where they do not divide the ranks, Validate says so.
+      // The ranks divided by the other degrees; where these do not divide them, Validate reports
+      // it.
       const __int128 others =
           static_cast<__int128>(parallel.pipeline()) * parallel.context() * parallel.tensor();
       const bool divides = others > 0 && others <= resources.ranks() &&

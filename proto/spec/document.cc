@@ -14,8 +14,8 @@
 namespace muster::spec {
 namespace {
 
-// Builds the tree from yaml-cpp's events. Its own way of reporting an error from inside a parse is
-// an exception, so refusals here use it too; ParseDocument catches both.
+// Builds the tree from yaml-cpp's events. A handler can stop yaml-cpp's parser only by an
+// exception, so that refusals throw yaml-cpp's own; ParseDocument catches them.
 class TreeBuilder : public YAML::EventHandler {
  public:
   TreeBuilder(std::string file, std::string whole_location)
@@ -30,7 +30,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto found = anchors_.find(anchor);
-    if (found == anchors_.end()) Refuse(mark, "an alias cannot stand inside its own anchor");
+    if (found == anchors_.end()) Refuse(mark, "an alias cannot be inside its own anchor");
     Add(found->second, mark);
   }
 
@@ -66,7 +66,7 @@ class TreeBuilder : public YAML::EventHandler {
     std::shared_ptr<Node> node;
     YAML::anchor_t anchor;
     YAML::Mark mark;
-    NodePtr key;  // of a map entry whose value comes next
+    NodePtr key;  // of the map entry whose value comes next
   };
 
   [[noreturn]] static void Refuse(const YAML::Mark& mark, const std::string& why) {
@@ -131,8 +131,8 @@ class TreeBuilder : public YAML::EventHandler {
   NodePtr root_;
 };
 
-// Length of the UTF-8 character at `at`, or 0 when there is none (overlong forms and surrogates are
-// refused as well).
+// Length of the UTF-8 character at `at`; 0 when there is no valid one. Overlong forms and
+// surrogates are not valid.
 size_t Utf8Length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(at);
@@ -148,8 +148,8 @@ size_t Utf8Length(const std::string& text, size_t at) {
   return bad_second ? 0 : length;
 }
 
-// yaml-cpp guesses other encodings from NUL bytes and passes on malformed UTF-8; both are refused
-// before it sees the text.
+// Refuses control characters and malformed UTF-8 before yaml-cpp sees the text: it takes NUL bytes
+// for another encoding, and accepts malformed UTF-8.
 absl::Status CheckCharacters(const std::string& text, const TreeBuilder& builder) {
   YAML::Mark mark;
   for (size_t at = 0; at < text.size();) {

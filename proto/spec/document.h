@@ -1,5 +1,5 @@
-// YAML text as a tree whose nodes know where they stand. The seam around yaml-cpp: nothing else
-// sees its types or its exceptions.
+// YAML text as a tree whose nodes know their location in the text. Only document.cc sees yaml-cpp's
+// types and exceptions.
 #ifndef MUSTER_PROTO_SPEC_DOCUMENT_H_
 #define MUSTER_PROTO_SPEC_DOCUMENT_H_
 
@@ -18,8 +18,8 @@ inline constexpr int kNestingMax = 64;
 inline constexpr int64_t kValuesMax = 100'000;
 
 struct Node;
-// Shared because an alias is a second reference to the node of its anchor. Never cyclic: an alias
-// inside its own anchor is refused.
+// Shared, since an alias refers to the node of its anchor. Never cyclic: an alias inside its own
+// anchor is refused.
 using NodePtr = std::shared_ptr<const Node>;
 
 struct Node {
@@ -33,8 +33,9 @@ struct Node {
   int64_t values = 1;  // nodes below and including this one, aliases counted in full
 };
 
-// The one document of `text`. kInvalidArgument: "FILE:LINE:COLUMN: why". With `whole_location` set,
-// nodes and errors carry that instead of FILE:LINE:COLUMN (for the value of an override).
+// Parses `text`, which must hold one document. kInvalidArgument: "FILE:LINE:COLUMN: why". With
+// `whole_location`, nodes and errors carry that instead of FILE:LINE:COLUMN: the value of an
+// override has no line.
 absl::StatusOr<NodePtr> ParseDocument(const std::string& text, const std::string& file,
                                       const std::string& whole_location = "");
 

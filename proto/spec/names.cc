@@ -27,7 +27,8 @@ std::string Folded(absl::string_view name) {
   return folded;
 }
 
-// Optimal string alignment distance; three rows of the usual table.
+// Optimal string alignment distance (insertions, deletions, substitutions, swaps of neighbours).
+// Keeps three rows of the dynamic programming table.
 size_t EditDistance(const std::string& a, const std::string& b) {
   std::vector<size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
@@ -74,7 +75,7 @@ const google::protobuf::EnumValueDescriptor* FindEnumValue(
 }
 
 std::string NearestName(absl::string_view name, const std::vector<std::string>& candidates) {
-  constexpr size_t kLengthMax = 128;  // the table is quadratic, and no name of ours is longer
+  constexpr size_t kLengthMax = 128;  // bounds the quadratic table; no name is longer
   if (name.empty() || name.size() > kLengthMax) return "";
   const std::string wanted = Folded(name);
   std::string nearest;
@@ -82,7 +83,7 @@ std::string NearestName(absl::string_view name, const std::vector<std::string>& 
   for (const std::string& candidate : candidates) {
     if (candidate.size() > kLengthMax) continue;
     const size_t distance = EditDistance(wanted, Folded(candidate));
-    // Fewer changes than the candidate has letters: "x" is not a misspelling of "lr".
+    // Not as many changes as the candidate has letters: "x" is no misspelling of "lr".
     if (distance < smallest && distance < candidate.size()) {
       smallest = distance;
       nearest = candidate;

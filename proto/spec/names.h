@@ -1,5 +1,5 @@
-// How messages are spelled for people: short enum names ("running" for JOB_STATE_RUNNING) and the
-// nearest valid name to a misspelt one. Protobuf alone.
+// Names for people: short enum names ("running" for JOB_STATE_RUNNING), the nearest valid name to a
+// misspelt one, quoted text. Needs only Protobuf.
 #ifndef MUSTER_PROTO_SPEC_NAMES_H_
 #define MUSTER_PROTO_SPEC_NAMES_H_
 
@@ -12,11 +12,11 @@
 
 namespace muster::spec {
 
-// The value's name in lower case without the prefix that its enum's name gives all values:
+// The value's name in lower case, without the prefix that all values of its enum have:
 // DEVICE_KIND_CPU of DeviceKind is "cpu".
 std::string ShortEnumName(const google::protobuf::EnumValueDescriptor& value);
 
-// The same for a generated enum; a number that the enum does not know is written as a number.
+// The same for a generated enum; the number itself when the enum has no such value.
 template <typename Enum>
 std::string EnumName(Enum value) {
   const auto* found =
@@ -28,16 +28,15 @@ std::string EnumName(Enum value) {
 const google::protobuf::EnumValueDescriptor* FindEnumValue(
     const google::protobuf::EnumDescriptor& descriptor, const std::string& short_name);
 
-// The short names that may be written, in order of number.
+// The short names of all values but "unspecified", in order of declaration.
 std::vector<std::string> EnumNames(const google::protobuf::EnumDescriptor& descriptor);
 
-// The candidate with the smallest edit distance (insertions, deletions, substitutions and swaps of
-// neighbours; case, '-' and '_' do not count), or "" when none is close enough to be what was
-// meant.
+// The candidate with the smallest edit distance to `name` (insertions, deletions, substitutions and
+// swaps of neighbours; case, '-' and '_' do not count); empty when none is near.
 std::string NearestName(absl::string_view name, const std::vector<std::string>& candidates);
 
-// At most `length_max` bytes of `text` in single quotes, cut at a character, control characters
-// escaped; says how long a longer one is: 'aaaa...' (10485760 bytes).
+// `text` in single quotes with control characters escaped. A text longer than `length_max` bytes is
+// cut between characters and its length added: 'aaaa...' (10485760 bytes).
 std::string Quoted(absl::string_view text, size_t length_max = 80);
 
 }  // namespace muster::spec

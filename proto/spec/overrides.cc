@@ -40,14 +40,15 @@ absl::StatusOr<std::vector<std::string>> SplitPath(const std::string& path) {
   return parts;
 }
 
-// Sets one path of one override; functional, so nodes shared by aliases stay as they are.
+// Applies one override. Copies the nodes on the path, since aliases may share them.
 class Setter {
  public:
   Setter(std::vector<std::string> parts, NodePtr value, std::string location)
       : parts_(std::move(parts)), value_(std::move(value)), location_(std::move(location)) {}
 
-  // `node` (null when absent) with the rest of the path, from part `at`, set. `type` is the message
-  // that a mapping here stands for, null when unknown; a null result means: remove.
+  // Returns a copy of `node` (null = absent) in which the rest of the path, from part `at` on, has
+  // the value; null = remove the node. `type` is the message that a mapping here is read as, null
+  // when unknown.
   absl::StatusOr<NodePtr> Set(const NodePtr& node, size_t at, const Descriptor* type) {
     if (at == parts_.size()) return value_->kind == Node::Kind::kNull ? nullptr : value_;
     if (parts_[at][0] == '[') return SetItem(node, at, type);
@@ -98,7 +99,7 @@ class Setter {
     copy->kind = Node::Kind::kMap;
     if (node == nullptr) copy->location = location_;
     if (field != nullptr && field->is_map() && at + 1 < parts_.size()) {
-      // Keys of free-form maps may contain dots: the rest of the path is one key.
+      // Keys of a map may contain dots: the rest of the path is one key.
       std::string key = parts_[at + 1];
       for (size_t i = at + 2; i < parts_.size(); ++i) {
         absl::StrAppend(&key, parts_[i][0] == '[' ? "" : ".", parts_[i]);

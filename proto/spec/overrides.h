@@ -1,5 +1,5 @@
-// `--set key=value` applied to the tree of a spec, before it is read as messages: a wrong override
-// is reported like a wrong line of the file.
+// Applies `--set key=value` to the tree of a spec before it is read as messages, so that a wrong
+// override is reported like a wrong line of the file.
 #ifndef MUSTER_PROTO_SPEC_OVERRIDES_H_
 #define MUSTER_PROTO_SPEC_OVERRIDES_H_
 
@@ -11,10 +11,10 @@
 
 namespace muster::spec {
 
-// `root` (of message type `type`) with `override` applied: "a.b[0].c=VALUE". An index may be one
-// past the last, which appends; `null` removes; naming a member of a oneof removes the other
-// members. kInvalidArgument: not of that form, or a path through something that is not a mapping or
-// list. `root` itself is not changed.
+// Returns a copy of `root`, which is read as `type`, with an override such as "a.b[0].c=VALUE"
+// applied. An index one past the last appends; the value `null` removes; setting a member of a
+// oneof removes the other members. kInvalidArgument: not of that form, or a path through something
+// that is no mapping or list.
 absl::StatusOr<NodePtr> ApplyOverride(const NodePtr& root, const google::protobuf::Descriptor& type,
                                       const std::string& override_text);
 

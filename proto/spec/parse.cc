@@ -25,7 +25,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// More would hide the first ones, and bounds the work on hostile text.
+// More problems are not reported; this also bounds the work on hostile text.
 constexpr size_t kProblemsMax = 100;
 
 bool IsNull(const std::string& text) {
@@ -53,7 +53,7 @@ bool IsNumber(const std::string& text) {
          text.find_first_of("0123456789") != std::string::npos && absl::SimpleAtod(text, &ignored);
 }
 
-// What a person would call the value.
+// The value as a message names it.
 std::string Describe(const Node& node) {
   switch (node.kind) {
     case Node::Kind::kNull:
@@ -72,11 +72,11 @@ struct LocatedProblem {
   std::string location;
   std::string path;
   std::string message;
-  // The field that cannot be judged because of this problem; mostly `path` itself.
+  // The field that cannot be checked because of this problem: `path`, or the field that was meant.
   std::string about;
 };
 
-// Walks a tree and a message type together. Goes on after a problem so that one run finds all.
+// Reads a tree as a message. Continues after a problem, so that one run finds all.
 class Converter {
  public:
   void ConvertMessage(const Node& node, const std::string& path, Message* message) {
@@ -104,7 +104,7 @@ class Converter {
 
   std::vector<LocatedProblem>& problems() { return problems_; }
 
-  // Of the field at `path`, or of the nearest field around it.
+  // The location of the field at `path`, or of the nearest field around it that the text has.
   std::string LocationOf(std::string path) const {
     for (;;) {
       const auto found = locations_.find(path);
@@ -114,7 +114,7 @@ class Converter {
     }
   }
 
-  // Whether a problem was found at `path`, above it or below it.
+  // True when a problem was found at `path`, above it or below it.
   bool Touches(const std::string& path) const {
     for (const LocatedProblem& problem : problems_) {
       const std::string& other = problem.about;
@@ -138,7 +138,7 @@ class Converter {
                                           : "";
   }
 
-  // A key as part of a path in a message.
+  // A key as it appears in the path of a problem: quoted and cut when it is long or unprintable.
   static std::string Abbreviated(const std::string& key) {
     const std::string quoted = Quoted(key);
     return quoted == absl::StrCat("'", key, "'") ? key : quoted;
@@ -169,7 +169,7 @@ class Converter {
     return nullptr;
   }
 
-  // True (and reported) when another member of the field's oneof came before it.
+  // True, and adds a problem, when another member of the field's oneof came before it.
   bool TakenOneof(const Node& key, const FieldDescriptor& field, const std::string& path,
                   const std::map<std::string, const Node*>& seen) {
     const auto* oneof = field.real_containing_oneof();
@@ -223,7 +223,7 @@ class Converter {
     }
   }
 
-  // One value of `field`: sets it, or adds it when the field is repeated.
+  // Sets `field`, or adds a value to it when it is repeated.
   void ConvertValue(const Node& node, const std::string& path, const FieldDescriptor& field,
                     Message* message) {
     const Reflection& reflection = *message->GetReflection();
@@ -280,7 +280,7 @@ class Converter {
     }
   }
 
-  // Says what was wrong with a scalar; a number in quotes is the one that needs a hint.
+  // Adds the problem that a scalar is not `what`; a number in quotes gets a hint.
   void Expected(const char* what, const Node& node, const std::string& path) {
     const bool quoted_number = node.kind == Node::Kind::kScalar && !node.plain &&
                                (IsNumber(node.text) || IsBool(node.text));
@@ -360,7 +360,7 @@ class Converter {
   }
 
   void ConvertDuration(const Node& node, const std::string& path, Message* message) {
-    // Also the range of google.protobuf.Duration.
+    // The range of google.protobuf.Duration.
     const absl::Duration limit = absl::Seconds(315'576'000'000);
     absl::Duration duration;
     if (node.kind != Node::Kind::kScalar || !absl::ParseDuration(node.text, &duration) ||
@@ -425,7 +425,7 @@ absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& fil
   ApplyDefaults(complete);
   std::vector<LocatedProblem> problems = converter.problems();
   for (const Problem& problem : FindProblems(complete)) {
-    // A field that could not be read has its default value, whose faults say nothing.
+    // A field that could not be read has its default value, whose problems are not the user's.
     if (converter.Touches(problem.path)) continue;
     problems.push_back(
         {converter.LocationOf(problem.path), problem.path, problem.message, problem.path});

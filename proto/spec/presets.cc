@@ -16,9 +16,9 @@ v1::ModelSpec Gpt2(int32_t layers, int32_t hidden, int32_t heads) {
   return model;
 }
 
-// `stretch`: the factor of Llama 3.1's and 3.2's frequency scaling, 1 = none.
+// `rope_factor`: that of the frequency scaling of Llama 3.1 and 3.2, 1 = none.
 v1::ModelSpec Llama3(int32_t layers, int32_t hidden, int32_t heads, int32_t ffn, bool tied,
-                     double stretch) {
+                     double rope_factor) {
   v1::ModelSpec model;
   model.set_family(v1::MODEL_FAMILY_LLAMA);
   model.set_layers(layers);
@@ -31,9 +31,9 @@ v1::ModelSpec Llama3(int32_t layers, int32_t hidden, int32_t heads, int32_t ffn,
   model.set_tied(tied);
   model.set_norm_epsilon(1e-5);
   model.set_rope_theta(500000);
-  if (stretch != 1) {
+  if (rope_factor != 1) {
     v1::RopeScalingSpec& scaling = *model.mutable_rope_scaling();
-    scaling.set_factor(stretch);
+    scaling.set_factor(rope_factor);
     scaling.set_low_frequency_factor(1);
     scaling.set_high_frequency_factor(4);
     scaling.set_original_context(8192);

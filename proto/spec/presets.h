@@ -9,8 +9,9 @@
 
 namespace muster::spec {
 
-// All fields that a preset sets; null when there is none of this name. Sizes: Radford et al. (2019)
-// for GPT-2, the model cards of Meta for Llama 3.2 (1B, 3B), Llama 3.1 (8B) and Llama 3 (70B).
+// The fields that the preset sets; null when there is none of this name. Sizes: Radford et al.
+// (2019) for GPT-2, the model cards of Meta for Llama 3.2 (1B, 3B), Llama 3.1 (8B) and Llama 3
+// (70B).
 const v1::ModelSpec* FindPreset(const std::string& name);
 std::vector<std::string> PresetNames();
 

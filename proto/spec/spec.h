@@ -1,9 +1,9 @@
-// From text to a JobSpec that can be run: strict parsing, defaults, checks. Every field is found by
-// walking the messages of spec.proto, so a new field needs no parser change.
+// From text to a JobSpec that can be run: strict parsing, defaults, checks. The parser walks the
+// messages of spec.proto, so that a new field needs no change of it.
 //
-// Two libraries: muster_spec holds ApplyDefaults, FindProblems and Validate (Protobuf alone; the
-// coordinator links it), muster_spec_parse holds Parse, Load and ToYaml (yaml-cpp; the CLI links
-// it). Everything here is pure and thread-safe.
+// Two libraries: muster_spec has ApplyDefaults, FindProblems and Validate (needs only Protobuf; the
+// coordinator links it), muster_spec_parse has Parse, Load and ToYaml (needs yaml-cpp; the CLI
+// links it). Everything here is pure and thread-safe.
 #ifndef MUSTER_PROTO_SPEC_SPEC_H_
 #define MUSTER_PROTO_SPEC_SPEC_H_
 
@@ -41,19 +41,19 @@ absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& fil
 // Fills in every default that spec.proto documents. Idempotent.
 void ApplyDefaults(v1::JobSpec& spec);
 
-// After ApplyDefaults: each broken rule, e.g. {"engine.model.heads", "5 does not divide hidden
-// (192)"}. Looks at no file and no cluster. Long values are not echoed whole.
+// The rules that a spec with defaults breaks, e.g. {"engine.model.heads", "5 does not divide hidden
+// (192)"}. Looks at no file and no cluster. Long values are cut in messages.
 std::vector<Problem> FindProblems(const v1::JobSpec& spec);
 
-// How a spec with its defaults splits the work, and of what: for parallel::Validate.
+// How a spec with defaults splits the work, and the sizes of its model, for parallel::FindProblems.
 parallel::Layout LayoutOf(const v1::JobSpec& spec);
 parallel::ModelSize SizeOf(const v1::ModelSpec& model);
 
 // FindProblems as a status: kInvalidArgument with one "path: message" per line.
 absl::Status Validate(const v1::JobSpec& spec);
 
-// The spec as YAML in file order of the fields; Parse(ToYaml(s)) == s for every s that Validate
-// accepts.
+// The spec as YAML, with the fields in the order of spec.proto. Parse(ToYaml(s)) == s for every s
+// that Validate accepts.
 std::string ToYaml(const v1::JobSpec& spec);
 
 }  // namespace muster::spec

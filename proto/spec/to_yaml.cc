@@ -10,6 +10,7 @@
 #include "google/protobuf/message.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
+#include "proto/time.h"
 
 namespace muster::spec {
 namespace {
@@ -18,7 +19,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// Text that no YAML reader takes for anything else stands as it is; the rest goes in double quotes.
+// Plain where every YAML reader takes the text for text, else in double quotes.
 std::string Text(const std::string& text) {
   const std::string lower = absl::AsciiStrToLower(text);
   bool plain = !text.empty() && (absl::ascii_isalpha(text[0]) || text[0] == '/' || text[0] == '_');
@@ -57,7 +58,7 @@ bool IsDuration(const FieldDescriptor& field) {
 
 std::string DurationText(const Message& message) {
   const auto& proto = static_cast<const google::protobuf::Duration&>(message);
-  return absl::FormatDuration(absl::Seconds(proto.seconds()) + absl::Nanoseconds(proto.nanos()));
+  return absl::FormatDuration(FromProto(proto));
 }
 
 // A scalar, enum or duration; `index` is -1 for a singular field.
@@ -95,8 +96,8 @@ std::string Scalar(const Message& message, const FieldDescriptor& field, int ind
 
 class Writer {
  public:
-  // The fields of `message`, each line indented; `first` goes before the first line instead of the
-  // indent (the "- " of a list). False when there was nothing to write.
+  // Writes the fields of `message`, each line behind `indent`, the first one behind `first` instead
+  // (for the "- " of a list). False: the message is empty.
   bool Fields(const Message& message, const std::string& indent, std::string first) {
     std::vector<const FieldDescriptor*> fields;
     message.GetReflection()->ListFields(message, &fields);
@@ -150,7 +151,7 @@ class Writer {
     }
   }
 
-  // Entries in order of their keys: a map has no order of its own.
+  // Writes the entries of a map sorted by key, since a map has no order of its own.
   void Map(const Message& message, const FieldDescriptor& field, const std::string& indent) {
     const Reflection& reflection = *message.GetReflection();
     std::vector<std::string> lines;

@@ -1,7 +1,7 @@
-// The whole command against a JobService of this process.
+// The whole command line against a JobService in this process.
 #include "cli/app.h"
 #include "base/mutex.h"
-#include "cli/watch.h"
+#include "cli/reconnect.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -23,7 +24,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Jobs in memory; what a test wants to happen is set beforehand.
+// Serves one job; tests set its fields, its events and its failures.
 class FakeService : public v1::JobService::Service {
  public:
   grpc::Status Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
@@ -62,10 +63,11 @@ class FakeService : public v1::JobService::Service {
     return grpc::Status::OK;
   }
   grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest*,
-                          v1::ListEventsResponse*) override {
+                          v1::ListEventsResponse* reply) override {
+    for (const v1::Event& event : events) *reply->add_events() = event;
     return grpc::Status::OK;
   }
-  // The first stream breaks off after one update; the next goes on to the end.
+  // The first stream breaks after one update; the next one reaches the end.
   grpc::Status WatchJob(grpc::ServerContext*, const v1::GetJobRequest* request,
                         grpc::ServerWriter<v1::Job>* writer) override {
     MutexLock lock(&mutex);
@@ -96,6 +98,7 @@ class FakeService : public v1::JobService::Service {
   Mutex mutex;
   v1::Job job;
   std::vector<v1::Worker> workers;
+  std::vector<v1::Event> events;
   int submit_failures = 0;
   int log_streams = 0;
   std::vector<v1::SubmitRequest> submitted;
@@ -189,32 +192,32 @@ TEST_F(App, Watch_GoesOnByIdAfterTheStreamBroke) {
   EXPECT_THAT(out_.str(), AllOf(HasSubstr("gpt  running  10/10"), HasSubstr("gpt succeeded")));
 }
 
-TEST(Absence, QuietWatchOfAnHour_BearsARestart) {
+TEST(Absence, WatchWithoutNewsForAnHour_SurvivesARestart) {
   const absl::Time start = absl::UnixEpoch();
   Absence absence(absl::Minutes(10));
   absence.Opened(start);
-  EXPECT_TRUE(absence.Bearable(start + absl::Hours(1)));
+  EXPECT_TRUE(absence.ShouldRetry(start + absl::Hours(1)));
 }
 
-TEST(Absence, SecondRestartLongAfterTheFirst_IsBorneAgain) {
+TEST(Absence, SecondRestartLongAfterTheFirst_IsRetriedAgain) {
   const absl::Time start = absl::UnixEpoch();
   Absence absence(absl::Minutes(10));
   absence.Opened(start);
-  EXPECT_TRUE(absence.Bearable(start + absl::Seconds(1)));
+  EXPECT_TRUE(absence.ShouldRetry(start + absl::Seconds(1)));
   absence.Opened(start + absl::Seconds(2));
   absence.Heard();
-  EXPECT_TRUE(absence.Bearable(start + absl::Hours(1)));
+  EXPECT_TRUE(absence.ShouldRetry(start + absl::Hours(1)));
 }
 
-TEST(Absence, LongerThanThePatience_IsTooLong) {
+TEST(Absence, LongerThanThePatience_EndsTheRetries) {
   const absl::Time start = absl::UnixEpoch();
   Absence absence(absl::Minutes(10));
   for (absl::Duration away; away <= absl::Minutes(10); away += absl::Seconds(1)) {
     absence.Opened(start + away);
-    EXPECT_TRUE(absence.Bearable(start + away));
+    EXPECT_TRUE(absence.ShouldRetry(start + away));
   }
   absence.Opened(start + absl::Seconds(601));
-  EXPECT_FALSE(absence.Bearable(start + absl::Seconds(601)));
+  EXPECT_FALSE(absence.ShouldRetry(start + absl::Seconds(601)));
 }
 
 TEST_F(App, Version_IsAFlagToo) {
@@ -258,7 +261,25 @@ TEST_F(App, GetWorkers_SaysWhyAGpuGetsNoRank) {
                     ::testing::Not(HasSubstr("GPU-0"))));
 }
 
-TEST_F(App, DescribeJob_ShowsWhatAStartIsAt) {
+TEST_F(App, EventsOfAnAttemptThatEndedBetweenTwoWorkers_NameThem) {
+  v1::Event event;
+  event.set_sequence(7);
+  event.set_kind(v1::EVENT_KIND_ATTEMPT_ENDED);
+  event.set_job_name("gpt");
+  event.set_epoch(3);
+  event.set_cause(v1::CAUSE_NETWORK);
+  event.set_message("rank 0 lost rank 1");
+  event.add_between("w1");
+  event.add_between("w2");
+  service_.events = {event};
+  EXPECT_EQ(RunApp({"events", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(),
+              HasSubstr("attempt_ended  gpt/3 between w1 and w2  rank 0 lost rank 1\n"));
+  EXPECT_EQ(RunApp({"events", "gpt", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())[0]["between"], Json::array({"w1", "w2"}));
+}
+
+TEST_F(App, DescribeJob_ShowsThePhaseUntilTheJobHasEnded) {
   service_.job.set_state(v1::JOB_STATE_STARTING);
   service_.job.set_phase("allocating");
   EXPECT_EQ(RunApp({"describe", "job", "gpt"}), 0) << err_.str();
@@ -308,7 +329,7 @@ TEST_F(App, Version_NamesBothSidesAndIsNoFailureWithoutACoordinator) {
 }
 
 TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
-  // In the place of the engine: takes the spec and answers with a plan.
+  // Stands in for muster-rank: keeps the spec and prints a plan.
   const std::string rank = directory_ + "/muster-rank", seen = directory_ + "/seen";
   std::ofstream(rank) << "#!/bin/sh\n"
                          "cp \"${2#--spec=}\" "
@@ -363,6 +384,42 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--device-memory", "much"}), 2);
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--set", "engine.model.heads=3"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("engine.model.heads: 3 does not divide hidden (8)"));
+}
+
+TEST_F(App, CheckpointsStoredPerHost_NameTheHostsThatHaveTheParts) {
+  service_.job.mutable_spec()->mutable_checkpoint()->set_storage(v1::CHECKPOINT_STORAGE_LOCAL);
+  service_.job.set_epoch(2);
+  for (int i = 0; i < 4; ++i) {
+    v1::RankStatus& rank = *service_.job.add_ranks();
+    rank.set_rank(i);
+    rank.set_host(i < 2 ? "alpha" : "beta");
+    rank.set_worker(i < 2 ? "w1" : "w2");
+  }
+  v1::CheckpointRecord& record = *service_.job.add_checkpoints();
+  record.set_step(10);
+  record.set_epoch(2);
+  record.set_path(directory_ + "/not-here");
+  const std::string parts = "alpha (w1) of ranks 0-1, beta (w2) of ranks 2-3";
+  EXPECT_EQ(RunApp({"checkpoints", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("step 10: checkpoint.storage is local"), HasSubstr(parts)));
+  EXPECT_EQ(RunApp({"sample", "gpt", "--prompt", "x"}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("cannot be read on this machine"), HasSubstr(parts)));
+  // The rank map of an earlier attempt is not known any more.
+  service_.job.set_epoch(3);
+  EXPECT_EQ(RunApp({"sample", "gpt", "--prompt", "x"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("`muster events gpt` says where attempt 2 ran"));
+}
+
+TEST_F(App, LocalStatusOfADamagedStateFile_SaysWhatToDo) {
+  const std::string home = environment_["MUSTER_HOME"];
+  std::filesystem::create_directories(home + "/local");
+  for (const char* text : {"", "{", "[]", "{\"coordinator\": 1, \"workers\": []}",
+                           "{\"coordinator\": {\"pid\": 1, \"startTime\": 2}, \"workers\": [3]}"}) {
+    std::ofstream(home + "/local/state.json") << text;
+    EXPECT_EQ(RunApp({"local", "status"}), 1) << text;
+    EXPECT_THAT(err_.str(), HasSubstr("state.json is damaged")) << text;
+  }
 }
 
 TEST_F(App, Complete_OffersCommandsFlagsAndJobs) {

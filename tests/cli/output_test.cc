@@ -81,7 +81,7 @@ TEST(Output, ProgressLine_ShowsWhatIsKnownAndFits) {
   job.set_phase("evaluating");
   EXPECT_THAT(ProgressLine(job, absl::FromUnixSeconds(142), 200),
               ::testing::EndsWith("evaluating"));
-  // The start of a large model takes a minute: what it is at is seen.
+  // The start of a large model takes a minute, in which the phase is shown.
   job.set_state(v1::JOB_STATE_STARTING);
   job.set_phase("allocating");
   EXPECT_THAT(ProgressLine(job, absl::FromUnixSeconds(142), 200),

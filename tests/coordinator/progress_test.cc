@@ -31,7 +31,7 @@ std::vector<int64_t> StepsOf(const v1::Job& job) {
   return steps;
 }
 
-TEST(Progress, CurveIsTheSame_HoweverOftenReportsCome) {
+TEST(Progress, Curve_IsTheSameHoweverOftenRanksReport) {
   v1::Job often = JobOf(8), seldom = JobOf(8);
   for (int64_t step = 1; step <= 8; ++step) FoldProgress({Report(step, 1, step)}, often);
   FoldProgress({Report(3, 1, 3)}, seldom);
@@ -51,7 +51,7 @@ TEST(Progress, EvaluationBeforeItsPoint_KeepsTheTrainingLossOfItsStep) {
   EXPECT_EQ(job.validation_loss(), 2.5);
 }
 
-TEST(Progress, RestoredAttempt_DropsWhatItReplays) {
+TEST(Progress, RestoredAttempt_DropsThePointsThatItTrainsAgain) {
   v1::Job job = JobOf(8);
   FoldProgress({Report(6, 1, 6)}, job);
   FoldProgress({Report(4, 4, 4)}, job);
@@ -59,8 +59,8 @@ TEST(Progress, RestoredAttempt_DropsWhatItReplays) {
   EXPECT_EQ(job.step(), 4);
 }
 
-// It has the step of its checkpoint but has trained none itself.
-TEST(Progress, RestoredRankWithoutALoss_LeavesNoPointAndKeepsTheLastLoss) {
+// Such a rank reports the step of its checkpoint and has trained none itself.
+TEST(Progress, RestoredRankWithoutALoss_AddsNoPointAndKeepsTheLastLoss) {
   v1::Job job = JobOf(8);
   FoldProgress({Report(6, 1, 6)}, job);
   const double loss = job.train_loss();

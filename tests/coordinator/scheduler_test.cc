@@ -80,7 +80,7 @@ TEST(Scheduler, TensorGroups_StayOnOneWorker) {
   EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w0 w0 w0 w1 w1 w1 w1");
 }
 
-TEST(Scheduler, TensorGroupsThatAreNotNumberedInARow_StayOnOneWorker) {
+TEST(Scheduler, TensorGroupsOfRanksThatAreNotNeighbours_StayOnOneWorker) {
   // Data 2 before tensor 2: ranks 0 and 2 are one group, 1 and 3 the other.
   const Schedule plan =
       PlanNow({{MakeWorker(0, 3), MakeWorker(1, 3)}}, {MakeTensorJob(0, 4, 2, /*stride=*/2)});
@@ -91,13 +91,13 @@ TEST(Scheduler, TensorGroupsThatAreNotNumberedInARow_StayOnOneWorker) {
   }
 }
 
-TEST(Scheduler, TensorGroupLargerThanEveryWorker_Spans) {
+TEST(Scheduler, TensorGroupLargerThanEveryWorker_SpansWorkers) {
   const Schedule plan = PlanNow({{MakeWorker(0, 1), MakeWorker(1, 1)}}, {MakeTensorJob(0, 2, 2)});
   ASSERT_EQ(plan.decisions.size(), 1u);
   EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w1");
 }
 
-TEST(Scheduler, TensorGroupsWithoutRoom_WaitAndSayWhy) {
+TEST(Scheduler, TensorGroupsThatDoNotFit_WaitAndSayWhy) {
   const Schedule waits = PlanNow({{MakeWorker(0, 4, 1), MakeWorker(1, 4, 1), MakeWorker(2, 4, 2)}},
                                  {MakeTensorJob(0, 8, 4)});
   ASSERT_TRUE(waits.decisions.empty());
@@ -106,8 +106,8 @@ TEST(Scheduler, TensorGroupsWithoutRoom_WaitAndSayWhy) {
                         "w1 3, w2 2"));
   const Schedule never =
       PlanNow({{MakeWorker(0, 6), MakeWorker(1, 3)}}, {MakeTensorJob(0, 8, 4), MakeJob(1, 1)});
-  EXPECT_THAT(never.explanations[0].text, HasSubstr("the cluster has room for 1"));
-  EXPECT_EQ(never.decisions.size(), 1u) << "what can never start holds nobody back";
+  EXPECT_THAT(never.explanations[0].text, HasSubstr("the cluster can hold 1"));
+  EXPECT_EQ(never.decisions.size(), 1u) << "a job that can never start holds back none";
 }
 
 TEST(Scheduler, SlotsOfDifferentWorkers_HoldAGangTogether) {
@@ -117,7 +117,7 @@ TEST(Scheduler, SlotsOfDifferentWorkers_HoldAGangTogether) {
   EXPECT_EQ(WorkersOf(plan.decisions[0]), (std::set<std::string>{"w0", "w2"}));
 }
 
-// On small clusters of every shape: a gang starts exactly when whole groups fit somewhere.
+// On random small clusters a gang starts exactly when enough whole groups fit on workers.
 TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
   Rng rng(testing::TestSeed());
   for (int round = 0; round < 2000; ++round) {
@@ -133,14 +133,14 @@ TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
     const int groups = 1 + static_cast<int>(rng.Below(4));
     const int stride = rng.Below(2) == 0 ? 1 : groups;
     const int unit = group <= largest ? group : 1;
-    int room = 0;
+    int capacity = 0;
     for (const WorkerView& worker : cluster.workers) {
-      room += static_cast<int>(std::count_if(worker.slots.begin(), worker.slots.end(),
-                                             [](const SlotView& slot) { return slot.free; })) /
-              unit;
+      capacity += static_cast<int>(std::count_if(worker.slots.begin(), worker.slots.end(),
+                                                 [](const SlotView& slot) { return slot.free; })) /
+                  unit;
     }
     const Schedule plan = PlanNow(cluster, {MakeTensorJob(0, group * groups, group, stride)});
-    ASSERT_EQ(plan.decisions.size() == 1, room >= group * groups / unit) << "round " << round;
+    ASSERT_EQ(plan.decisions.size() == 1, capacity >= group * groups / unit) << "round " << round;
     if (plan.decisions.empty() || unit == 1) continue;
     for (const v1::Placement& placement : plan.decisions[0].placements) {
       const int rank = placement.rank();
@@ -152,13 +152,13 @@ TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
   }
 }
 
-TEST(Scheduler, HigherPriority_GoesFirstThoughSubmittedLater) {
+TEST(Scheduler, HigherPriority_GoesFirstEvenIfSubmittedLater) {
   const Schedule plan = PlanNow({{MakeWorker(0, 2)}}, {MakeJob(0, 2, 10), MakeJob(1, 2, 90)});
   ASSERT_EQ(plan.decisions.size(), 1u);
   EXPECT_EQ(plan.decisions[0].job, JobId("job-1"));
 }
 
-TEST(Scheduler, JobThatDoesNotFit_HoldsBackTheQueueBehindIt) {
+TEST(Scheduler, JobThatDoesNotFit_HoldsBackJobsBehindIt) {
   const Schedule plan = PlanNow({{MakeWorker(0, 4, 2)}}, {MakeJob(0, 4), MakeJob(1, 1)});
   EXPECT_TRUE(plan.decisions.empty());
   ASSERT_EQ(plan.explanations.size(), 2u);
@@ -174,7 +174,7 @@ TEST(Scheduler, MoreRanksThanTheClusterHas_SaysWhatToAdd) {
               HasSubstr("could ever hold 64 cpu slots: the cluster has 4; add 60 slots"));
 }
 
-TEST(Scheduler, GpusThatNobodyOffers_SaysWhereItIsToldWhy) {
+TEST(Scheduler, GpusThatNoWorkerOffers_SaysWhereToLook) {
   WaitingJob job = MakeJob(0, 2);
   job.device = v1::DEVICE_KIND_CUDA;
   const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {job});
@@ -192,7 +192,7 @@ TEST(Scheduler, WorkerThatIsAway_GetsNothingAndIsNamed) {
   EXPECT_THAT(plan.explanations[0].text, HasSubstr("w1 (2 slots) is not heard"));
 }
 
-TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNobody) {
+TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNone) {
   WaitingJob backing_off = MakeJob(0, 1, 90);
   backing_off.not_before = absl::UnixEpoch() + absl::Seconds(7);
   const Schedule plan = PlanNow({{MakeWorker(0, 1)}}, {backing_off, MakeJob(1, 1)});
@@ -202,7 +202,7 @@ TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNobody) {
   EXPECT_THAT(plan.explanations[0].text, HasSubstr("tries again at 00:00:07.0 UTC"));
 }
 
-TEST(Scheduler, JobsFarBack_AreNotLookedAt) {
+TEST(Scheduler, JobsBeyondTheHorizon_AreNotLookedAt) {
   std::vector<WaitingJob> jobs = {MakeJob(0, 4, 90)};
   for (int i = 1; i <= 10'000; ++i) jobs.push_back(MakeJob(i, 1));
   WaitingJob other_queue = MakeJob(10'001, 2, 10);
@@ -213,12 +213,12 @@ TEST(Scheduler, JobsFarBack_AreNotLookedAt) {
   EXPECT_EQ(plan.decisions[0].job, other_queue.id);
   const size_t behind = static_cast<size_t>(SchedulePolicy().explained_behind);
   EXPECT_EQ(plan.explanations.size(), 1 + behind);
-  EXPECT_FALSE(plan.horizons.Hide(jobs[behind]));
-  EXPECT_TRUE(plan.horizons.Hide(jobs[behind + 1]));
-  EXPECT_FALSE(plan.horizons.Hide(MakeJob(20'000, 1, 90 + 1)));
+  EXPECT_FALSE(plan.horizon.Excludes(jobs[behind]));
+  EXPECT_TRUE(plan.horizon.Excludes(jobs[behind + 1]));
+  EXPECT_FALSE(plan.horizon.Excludes(MakeJob(20'000, 1, 90 + 1)));
 }
 
-TEST(Scheduler, ManyJobsThatNoClusterStateCouldHold_AreNotLookedAtAndHoldNobodyBack) {
+TEST(Scheduler, ManyJobsLargerThanTheCluster_AreNotLookedAtAndHoldBackNone) {
   std::vector<WaitingJob> jobs;
   for (int i = 0; i < 10'000; ++i) jobs.push_back(MakeJob(i, 64));
   jobs.push_back(MakeJob(10'000, 2));
@@ -227,11 +227,11 @@ TEST(Scheduler, ManyJobsThatNoClusterStateCouldHold_AreNotLookedAtAndHoldNobodyB
   EXPECT_EQ(plan.decisions[0].job, jobs.back().id);
   const size_t behind = static_cast<size_t>(SchedulePolicy().explained_behind);
   EXPECT_EQ(plan.explanations.size(), 1 + behind);
-  EXPECT_TRUE(plan.horizons.Hide(jobs[behind + 1]));
-  EXPECT_FALSE(plan.horizons.Hide(MakeJob(20'000, 2)));
+  EXPECT_TRUE(plan.horizon.Excludes(jobs[behind + 1]));
+  EXPECT_FALSE(plan.horizon.Excludes(MakeJob(20'000, 2)));
 }
 
-TEST(Scheduler, BackOffBehindTheHorizon_StillWakes) {
+TEST(Scheduler, BackOffBeyondTheHorizon_StillWakes) {
   std::vector<WaitingJob> jobs = {MakeJob(0, 4, 90)};
   for (int i = 1; i <= 100; ++i) jobs.push_back(MakeJob(i, 1));
   jobs[100].not_before = absl::UnixEpoch() + absl::Seconds(7);
@@ -260,7 +260,7 @@ int TotalSlots(const ClusterView& cluster) {
   return static_cast<int>(total);
 }
 
-TEST(Scheduler, JobThatNoClusterStateCouldHold_SaysSoAndHoldsNobodyBack) {
+TEST(Scheduler, JobLargerThanTheCluster_SaysSoAndHoldsBackNone) {
   ClusterView cluster;
   cluster.workers.push_back(MakeWorker(0, 2, 0));
   const Schedule plan = PlanNow(cluster, {MakeJob(0, 64, 90), MakeJob(1, 2, 10)});
@@ -290,7 +290,7 @@ TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
     const Schedule plan = PlanNow(cluster, queue);
     EXPECT_EQ(plan.decisions.size() + plan.explanations.size(), queue.size());
 
-    // Carry the decisions out one by one, in the order that priority and submission give.
+    // Checks the decisions one by one, in order of priority and submission.
     std::stable_sort(queue.begin(), queue.end(), [](const WaitingJob& a, const WaitingJob& b) {
       return a.priority > b.priority;
     });
@@ -307,7 +307,7 @@ TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
         free.push_back(count);
       }
       const int fewest = FewestByBruteForce(free, job.ranks);
-      if (TotalSlots(cluster) < job.ranks) continue;  // waits for machines, holds nobody back
+      if (TotalSlots(cluster) < job.ranks) continue;  // waits for more machines, holds back none
       if (fewest < 0) break;                          // strict order: nothing behind it may start
       ASSERT_LT(at, plan.decisions.size()) << "round " << round << " " << job.id;
       const Decision& decision = plan.decisions[at++];

@@ -1,7 +1,6 @@
-// A core with just enough behaviour to watch the shell carry outputs out: a submitted job is
-// durable, shown and announced; a worker that says hello is welcomed; an Observed moves every job
-// on by one step, a notice ends them all. Deterministic and small enough to read; the real core has
-// tests of its own.
+// A core with just enough behaviour to test that the shell carries outputs out. A submitted job is
+// persisted, and watchers are told; a worker that says hello is welcomed; an Observed advances
+// every job by one step; a notice ends all jobs.
 #ifndef MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
 #define MUSTER_TESTS_COORDINATOR_SCRIPTED_CORE_H_
 
@@ -28,7 +27,8 @@ class ScriptedCore : public Core {
       jobs_.push_back(job);
       Persist(jobs_.size() - 1, output);
       Announce(job, output);
-      // The reply comes first, so that a test can see that what it speaks of is shown already.
+      // The reply is the first action: tests check that the shell publishes the job before it
+      // replies.
       output.actions.insert(output.actions.begin(),
                             ReplyAction{submit->call, absl::OkStatus(), job});
     } else if (const auto* cancel = std::get_if<CancelEvent>(&event)) {
@@ -46,8 +46,6 @@ class ScriptedCore : public Core {
         if (message->message.has_notice()) jobs_[i].set_state(v1::JOB_STATE_SUCCEEDED);
         output.actions.push_back(JobChanged{JobId(jobs_[i].id())});
       }
-    } else if (std::holds_alternative<TimerFired>(event)) {
-      ++timers_;
     }
     return output;
   }
@@ -68,8 +66,6 @@ class ScriptedCore : public Core {
   }
   std::optional<SessionId> SessionOf(const WorkerId&) const override { return std::nullopt; }
   std::vector<std::string> CheckInvariants() const override { return {}; }
-
-  int timers() const { return timers_; }
 
  private:
   void Persist(size_t index, CoreOutput& output) {
@@ -92,7 +88,6 @@ class ScriptedCore : public Core {
   const std::string cluster_id_ = "scripted";
   std::vector<v1::Job> jobs_;
   uint64_t last_event_ = 0;
-  int timers_ = 0;
 };
 
 }  // namespace muster::coordinator

@@ -1,4 +1,4 @@
-// Persist before act, seen from outside: a store that waits for the test, and a scripted core.
+// Persist before act: a store whose writes wait for the test, and a scripted core.
 #include "coordinator/shell.h"
 #include "base/mutex.h"
 
@@ -21,7 +21,7 @@ namespace {
 using ::muster::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// A memory store whose writes wait while the gate is shut.
+// A memory store whose writes wait until Open(true).
 class GatedStore : public Store {
  public:
   absl::Status Write(const std::vector<Batch>& batches) override {
@@ -115,13 +115,13 @@ class ShellTest : public ::testing::Test {
 
   struct Call {
     Notification done;
-    absl::StatusOr<Shell::JobReply> reply = absl::UnknownError("no reply");
+    absl::StatusOr<JobReply> reply = absl::UnknownError("no reply");
   };
   std::shared_ptr<Call> Submit(const std::string& name) {
     auto call = std::make_shared<Call>();
     v1::JobSpec spec;
     spec.set_name(name);
-    shell_->Submit(std::move(spec), "", [call](absl::StatusOr<Shell::JobReply> reply) {
+    shell_->Submit(std::move(spec), "", [call](absl::StatusOr<JobReply> reply) {
       call->reply = std::move(reply);
       call->done.Notify();
     });
@@ -140,19 +140,19 @@ class ShellTest : public ::testing::Test {
   std::unique_ptr<Shell> shell_;
 };
 
-TEST_F(ShellTest, Reply_AndWhatItSpeaksOf_WaitForTheSync) {
+TEST_F(ShellTest, SubmittedJob_IsPublishedAndAnsweredAfterTheSync) {
   store_.Open(false);
   const auto call = Submit("a");
   store_.WaitForWrite(1);
   EXPECT_FALSE(call->done.HasBeenNotified());
-  EXPECT_EQ(shell_->shown().Find("a"), nullptr);
-  EXPECT_EQ(shell_->shown().last_event(), 0u);
+  EXPECT_EQ(shell_->published().Find("a"), nullptr);
+  EXPECT_EQ(shell_->published().last_event(), 0u);
   store_.Open(true);
   call->done.WaitForNotification();
   ASSERT_OK(call->reply);
   EXPECT_EQ(call->reply->job.id(), "a-1");
-  ASSERT_NE(shell_->shown().Find("a"), nullptr);
-  EXPECT_EQ(shell_->shown().last_event(), 1u);
+  ASSERT_NE(shell_->published().Find("a"), nullptr);
+  EXPECT_EQ(shell_->published().last_event(), 1u);
 }
 
 TEST_F(ShellTest, OutputsThatWaitForTheDisk_ShareOneWriteAndKeepTheirOrder) {
@@ -167,19 +167,19 @@ TEST_F(ShellTest, OutputsThatWaitForTheDisk_ShareOneWriteAndKeepTheirOrder) {
   store_.Open(true);
   for (const auto& call : calls) call->done.WaitForNotification();
   EXPECT_THAT(store_.batches(), ::testing::ElementsAre(1, 9));
-  const std::vector<Shown::Row> rows = shell_->shown().List(0, 100);
+  const std::vector<PublishedState::Row> rows = shell_->published().List(0, 100);
   ASSERT_EQ(rows.size(), 10u);
   EXPECT_EQ(rows.front().job->name(), "later-8");
   EXPECT_EQ(rows.back().job->name(), "first");
 }
 
-TEST_F(ShellTest, MissedRead_IsAnsweredBehindEarlierWrites) {
+TEST_F(ShellTest, ReadOfAJobThatIsNotDurableYet_IsAnsweredAfterItsWrite) {
   store_.Open(false);
   const auto call = Submit("a");
   store_.WaitForWrite(1);
   Notification answered;
   absl::StatusOr<std::shared_ptr<const v1::Job>> job = absl::UnknownError("no answer");
-  // The core knows the job by now, the disk does not.
+  // The core has the job by now, and the disk has not.
   shell_->GetJob("a", [&](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {
     EXPECT_TRUE(call->done.HasBeenNotified());
     job = std::move(found);
@@ -192,7 +192,7 @@ TEST_F(ShellTest, MissedRead_IsAnsweredBehindEarlierWrites) {
   EXPECT_EQ((*job)->id(), "a-1");
 }
 
-TEST_F(ShellTest, FailedWrite_FailsEveryCallShowsNothingAndTellsOnce) {
+TEST_F(ShellTest, FailedWrite_FailsEveryCallPublishesNothingAndReportsOnce) {
   const auto stream = std::make_shared<RecordingStream>();
   ASSERT_OK(shell_->OpenSession(Incarnation(1), v1::Hello(), stream));
   stream->WaitForMessage();
@@ -204,7 +204,7 @@ TEST_F(ShellTest, FailedWrite_FailsEveryCallShowsNothingAndTellsOnce) {
   second->done.WaitForNotification();
   EXPECT_THAT(first->reply, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot write")));
   EXPECT_THAT(second->reply, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(shell_->shown().Find("a"), nullptr);
+  EXPECT_EQ(shell_->published().Find("a"), nullptr);
   EXPECT_THAT(failure_, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(stream->WaitForClose(), StatusIs(absl::StatusCode::kUnavailable));
   const auto later = Submit("c");
@@ -213,7 +213,7 @@ TEST_F(ShellTest, FailedWrite_FailsEveryCallShowsNothingAndTellsOnce) {
   EXPECT_EQ(failures_, 1);
 }
 
-TEST_F(ShellTest, Drain_FinishesWhatWasTakenClosesStreamsAndRefusesMore) {
+TEST_F(ShellTest, Drain_FinishesCallsThatWereTakenClosesStreamsAndRefusesMore) {
   const auto stream = std::make_shared<RecordingStream>();
   ASSERT_OK(shell_->OpenSession(Incarnation(1), v1::Hello(), stream));
   store_.Open(false);
@@ -241,21 +241,22 @@ TEST_F(ShellTest, MessagesToDaemons_CarryClusterAndTerm) {
   EXPECT_EQ(welcome.leader_term(), 7u);
 }
 
-TEST_F(ShellTest, Listing_IsNewestFirstAndGoesOnBelowACursor) {
+TEST_F(ShellTest, Listing_IsNewestFirstAndContinuesBelowASequence) {
   for (const char* name : {"c", "a", "b"}) {
     const auto call = Submit(name);
     call->done.WaitForNotification();
   }
-  const std::vector<Shown::Row> rows = shell_->shown().List(0, 2);
+  const std::vector<PublishedState::Row> rows = shell_->published().List(0, 2);
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0].job->name(), "b");
   EXPECT_EQ(rows[1].job->name(), "a");
-  const std::vector<Shown::Row> rest = shell_->shown().List(rows[1].submit_sequence, 2);
+  const std::vector<PublishedState::Row> rest =
+      shell_->published().List(rows[1].submit_sequence, 2);
   ASSERT_EQ(rest.size(), 1u);
   EXPECT_EQ(rest[0].job->name(), "c");
 }
 
-// Gauges by name and labels; the rest goes nowhere.
+// Records which gauges with a label exist; discards all values.
 class SeriesRegistry : public metrics::Registry {
  public:
   metrics::Counter& GetCounter(const metrics::Family& family,
@@ -277,7 +278,7 @@ class SeriesRegistry : public metrics::Registry {
     series_.erase({std::string(family.name), labels[0]});
   }
 
-  // How many series speak of the job.
+  // The number of series of the job.
   size_t CountOf(const std::string& job) {
     MutexLock lock(&mutex_);
     return CountLocked(job);
@@ -299,7 +300,7 @@ class SeriesRegistry : public metrics::Registry {
   std::set<std::pair<std::string, std::string>> series_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterAWhile) {
+TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterTheConfiguredTime) {
   const std::unique_ptr<MemoryStore> store = MemoryStore::Make("scripted");
   RealClock clock;
   const std::shared_ptr<Logger> log = Logger::Discard();
@@ -316,7 +317,7 @@ TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterAWhile) {
   Notification submitted;
   v1::JobSpec spec;
   spec.set_name("gpt");
-  shell.Submit(spec, "", [&](absl::StatusOr<Shell::JobReply>) { submitted.Notify(); });
+  shell.Submit(spec, "", [&](absl::StatusOr<JobReply>) { submitted.Notify(); });
   submitted.WaitForNotification();
   ASSERT_OK_AND_ASSIGN(
       const SessionId session,
@@ -329,11 +330,11 @@ TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterAWhile) {
   v1::FromWorker progress;
   progress.mutable_observed();
   deliver(progress);
-  // What a later submission's reply speaks of is shown, and with it all that came before.
-  Notification shown;
+  // When a later submission is answered, everything before it is published.
+  Notification published;
   spec.set_name("other");
-  shell.Submit(spec, "", [&](absl::StatusOr<Shell::JobReply>) { shown.Notify(); });
-  shown.WaitForNotification();
+  shell.Submit(spec, "", [&](absl::StatusOr<JobReply>) { published.Notify(); });
+  published.WaitForNotification();
   EXPECT_EQ(registry.CountOf("gpt"), 9u);
   v1::FromWorker end;
   end.mutable_notice();

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "muster/v1/agent.pb.h"
+#include "muster/v1/daemon_state.pb.h"
 #include "muster/v1/rank.pb.h"
 #include "worker/run_directory/run_directory.h"
 

@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "muster/v1/agent.pb.h"
+#include "muster/v1/daemon_state.pb.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/run_files.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "muster/v1/agent.pb.h"
+#include "muster/v1/daemon_state.pb.h"
 #include "muster/v1/rank.pb.h"
 #include "muster/v1/session.pb.h"
 #include "worker/daemon/core/keys.h"

@@ -27,7 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "muster/v1/agent.pb.h"
+#include "muster/v1/daemon_state.pb.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/rank.pb.h"
 #include "muster/v1/session.pb.h"

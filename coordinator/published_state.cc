@@ -1,4 +1,4 @@
-#include "coordinator/shown.h"
+#include "coordinator/published_state.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace muster::coordinator {
 
-void Shown::ShowJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence) {
+void PublishedState::PublishJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence) {
   std::shared_ptr<const v1::Job> before;
   {
     MutexLock lock(&mutex_);
@@ -18,12 +18,12 @@ void Shown::ShowJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence
     } else {
       before = std::exchange(row->second.job, job);
     }
-    Changed(job->id());
+    MarkChanged(job->id());
   }
-  metrics_.JobShown(before.get(), job.get());
+  metrics_.JobPublished(before.get(), job.get());
 }
 
-void Shown::ForgetJob(const std::string& id) {
+void PublishedState::RemoveJob(const std::string& id) {
   std::shared_ptr<const v1::Job> before;
   {
     MutexLock lock(&mutex_);
@@ -35,53 +35,56 @@ void Shown::ForgetJob(const std::string& id) {
     named->second.erase(row->second.submit_sequence);
     if (named->second.empty()) sequences_by_name_.erase(named);
     by_id_.erase(row);
-    Changed(id);
+    MarkChanged(id);
   }
-  metrics_.JobShown(before.get(), nullptr);
+  metrics_.JobPublished(before.get(), nullptr);
 }
 
-void Shown::ShowEvent(const v1::Event& event) {
-  metrics_.EventShown(event);
+void PublishedState::PublishEvent(const v1::Event& event) {
+  metrics_.EventPublished(event);
   SetLastEvent(event.sequence());
 }
 
-void Shown::SetLastEvent(uint64_t sequence) {
+void PublishedState::SetLastEvent(uint64_t sequence) {
   MutexLock lock(&mutex_);
   if (sequence <= last_event_) return;
   last_event_ = sequence;
-  Changed("");
+  MarkChanged("");
 }
 
-bool Shown::Has(const std::string& id) const {
+bool PublishedState::Has(const std::string& id) const {
   MutexLock lock(&mutex_);
   return by_id_.contains(id);
 }
 
-std::shared_ptr<const v1::Job> Shown::Find(const std::string& name_or_id) const {
+std::shared_ptr<const v1::Job> PublishedState::Find(const std::string& name_or_id) const {
   MutexLock lock(&mutex_);
-  if (const auto row = by_id_.find(name_or_id); row != by_id_.end()) return row->second.job;
-  const auto named = sequences_by_name_.find(name_or_id);
-  if (named == sequences_by_name_.end()) return nullptr;
-  return by_id_.at(id_by_sequence_.at(*named->second.rbegin())).job;
+  auto row = by_id_.find(name_or_id);
+  if (row == by_id_.end()) {
+    const auto named = sequences_by_name_.find(name_or_id);
+    if (named == sequences_by_name_.end()) return nullptr;
+    row = by_id_.find(id_by_sequence_.find(*named->second.rbegin())->second);
+  }
+  return row->second.job;
 }
 
-std::vector<Shown::Row> Shown::List(uint64_t before, size_t limit) const {
+std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t limit) const {
   MutexLock lock(&mutex_);
   auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
   std::vector<Row> rows;
   while (next != id_by_sequence_.begin() && rows.size() < limit) {
     --next;
-    rows.push_back(by_id_.at(next->second));
+    rows.push_back(by_id_.find(next->second)->second);
   }
   return rows;
 }
 
-uint64_t Shown::last_event() const {
+uint64_t PublishedState::last_event() const {
   MutexLock lock(&mutex_);
   return last_event_;
 }
 
-bool Shown::Watch(const std::string& job, std::weak_ptr<Watcher> watcher) {
+bool PublishedState::Watch(const std::string& job, std::weak_ptr<Watcher> watcher) {
   MutexLock lock(&mutex_);
   if (watcher_count_ >= kWatchersMax) return false;
   watchers_[job].push_back(std::move(watcher));
@@ -89,31 +92,27 @@ bool Shown::Watch(const std::string& job, std::weak_ptr<Watcher> watcher) {
   return true;
 }
 
-void Shown::Unwatch(const std::string& job) {
+void PublishedState::DropExpiredWatchers(const std::string& job) {
   MutexLock lock(&mutex_);
-  Prune(job);
-}
-
-void Shown::Prune(const std::string& key) {
-  const auto watchers = watchers_.find(key);
+  const auto watchers = watchers_.find(job);
   if (watchers == watchers_.end()) return;
   watcher_count_ -= std::erase_if(watchers->second, [](const auto& w) { return w.expired(); });
   if (watchers->second.empty()) watchers_.erase(watchers);
   metrics_.Watchers(watcher_count_);
 }
 
-void Shown::Changed(const std::string& key) {
+void PublishedState::WakeAll() {
+  MutexLock lock(&mutex_);
+  for (const auto& [key, unused] : watchers_) MarkChanged(key);
+}
+
+void PublishedState::MarkChanged(const std::string& key) {
   if (!watchers_.contains(key)) return;
   if (changed_.empty()) watch_loop_.Post([this] { WakeChanged(); });
   changed_.insert(key);
 }
 
-void Shown::WakeAll() {
-  MutexLock lock(&mutex_);
-  for (const auto& [key, unused] : watchers_) Changed(key);
-}
-
-void Shown::WakeChanged() {
+void PublishedState::WakeChanged() {
   std::vector<std::shared_ptr<Watcher>> awake;
   {
     MutexLock lock(&mutex_);

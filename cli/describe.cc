@@ -1,0 +1,227 @@
+#include "cli/describe.h"
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "cli/checkpoints.h"
+#include "cli/events.h"
+#include "cli/places.h"
+#include "proto/job_state.h"
+#include "proto/spec/names.h"
+#include "proto/spec/spec.h"
+
+namespace muster::cli {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string Indented(const std::string& text) {
+  std::string out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) absl::StrAppend(&out, "  ", line, "\n");
+  return out;
+}
+
+struct StepTimesColumn {
+  const char* title;
+  double (v1::StepTimes::*seconds)() const;
+};
+
+std::vector<StepTimesColumn> WaitsByPurpose() {
+  return {{"GRADIENTS", &v1::StepTimes::gradients_seconds},
+          {"PARAMETERS", &v1::StepTimes::parameters_seconds},
+          {"TENSOR", &v1::StepTimes::tensor_seconds},
+          {"CONTEXT", &v1::StepTimes::context_seconds},
+          {"PIPELINE", &v1::StepTimes::pipeline_seconds},
+          {"SLOWEST", &v1::StepTimes::slowest_seconds}};
+}
+
+std::vector<StepTimesColumn> WaitsByCollective() {
+  return {{"ALL-REDUCE", &v1::StepTimes::all_reduce_seconds},
+          {"REDUCE-SCATTER", &v1::StepTimes::reduce_scatter_seconds},
+          {"ALL-GATHER", &v1::StepTimes::all_gather_seconds},
+          {"ALL-TO-ALL", &v1::StepTimes::all_to_all_seconds},
+          {"BROADCAST", &v1::StepTimes::broadcast_seconds},
+          {"SEND/RECEIVE", &v1::StepTimes::send_receive_seconds}};
+}
+
+// One row per rank; columns that are 0 for all ranks are left out. The rank that computes longest,
+// and waits least for the slowest, is the slowest.
+Rows StepTimesRows(const v1::Job& job, std::vector<StepTimesColumn> waits) {
+  using Column = StepTimesColumn;
+  waits.erase(std::remove_if(waits.begin(), waits.end(),
+                             [&](const Column& column) {
+                               return std::all_of(job.ranks().begin(), job.ranks().end(),
+                                                  [&](const v1::RankStatus& rank) {
+                                                    return (rank.times().*column.seconds)() <= 0;
+                                                  });
+                             }),
+              waits.end());
+  const auto milliseconds = [](double seconds) { return absl::StrFormat("%.1f", 1e3 * seconds); };
+  Rows rows = {{"RANK", "STEP", "TOTAL", "COMPUTING"}};
+  for (const Column& column : waits) rows[0].push_back(column.title);
+  for (const v1::RankStatus& rank : job.ranks()) {
+    if (!rank.has_times()) continue;
+    double computing = rank.times().step_seconds();
+    for (const Column& column : waits) computing -= (rank.times().*column.seconds)();
+    rows.push_back({absl::StrCat(rank.rank()), absl::StrCat(rank.times().step()),
+                    milliseconds(rank.times().step_seconds()), milliseconds(computing)});
+    for (const Column& column : waits) {
+      rows.back().push_back(milliseconds((rank.times().*column.seconds)()));
+    }
+  }
+  return rows;
+}
+
+// One row per worker of the current attempt, in order of its lowest rank.
+Rows HostRows(const v1::Job& job) {
+  Rows rows = {{"WORKER", "HOST", "ADDRESS", "RANKS", "DEVICES"}};
+  std::vector<std::string> seen;
+  for (const v1::RankStatus& first : job.ranks()) {
+    if (std::count(seen.begin(), seen.end(), first.worker()) > 0) continue;
+    seen.push_back(first.worker());
+    std::vector<int> ranks;
+    std::vector<std::string> devices;
+    for (const v1::RankStatus& rank : job.ranks()) {
+      if (rank.worker() != first.worker()) continue;
+      ranks.push_back(rank.rank());
+      devices.push_back(rank.device());
+    }
+    rows.push_back({first.worker(), first.host().empty() ? "-" : first.host(),
+                    first.address().empty() ? "-" : first.address(), parallel::RanksText(ranks),
+                    absl::StrJoin(devices, " ")});
+  }
+  return rows;
+}
+
+// Name and value of everything that is one number or text.
+Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
+                 const Terminal& terminal) {
+  Rows rows = {
+      {"name:", job.name()},
+      {"id:", job.id()},
+      {"state:", Coloured(spec::EnumName(job.state()), terminal)},
+      {"step:", StepText(job)},
+      {"loss:", Loss(job.train_loss())},
+      {"validation:", Loss(job.validation_loss())},
+      {"tokens/s:", ShortNumber(job.tokens_per_second())},
+      {"committed:", job.last_committed_step() == 0
+                         ? "no checkpoint yet"
+                         : absl::StrCat("step ", job.last_committed_step())},
+      {"attempts:", absl::StrCat(job.attempts(), " (", job.failures(), " of ",
+                                 job.spec().restart().max_failures(), " failures counted)")},
+      {"submitted:", LocalTime(job.submitted())},
+      {"started:", LocalTime(job.started())},
+      {"ended:", LocalTime(job.ended())}};
+  if (job.model_flops_utilization() > 0) {
+    const auto percent = [](double share) { return absl::StrFormat("%.1f %%", 100 * share); };
+    rows.insert(rows.begin() + 7,
+                {"utilization:", absl::StrCat("MFU ", percent(job.model_flops_utilization()),
+                                              ", HFU ", percent(job.hardware_flops_utilization()),
+                                              " of the devices' arithmetic")});
+  }
+  if (mesh.has_value() && mesh->world_size() > 1) {
+    rows.insert(rows.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});
+  }
+  if (!IsFinal(job.state()) && !job.phase().empty()) {
+    rows.insert(rows.begin() + 3, {"phase:", job.phase()});
+  }
+  if (!job.waiting().empty()) rows.push_back({"waiting:", job.waiting()});
+  if (!job.message().empty()) rows.push_back({"message:", job.message()});
+  return rows;
+}
+
+Rows RankRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh) {
+  Rows rows = {{"RANK", "PLACE", "HOST", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
+  for (const v1::RankStatus& rank : job.ranks()) {
+    rows.push_back(
+        {absl::StrCat(rank.rank()), mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
+         rank.host().empty() ? "-" : rank.host(), rank.device(), absl::StrCat(rank.pid()),
+         spec::EnumName(rank.state()), absl::StrCat(rank.step()),
+         rank.metrics_address().empty() ? "-" : rank.metrics_address()});
+  }
+  return rows;
+}
+
+Rows MemoryRows(const v1::Job& job) {
+  Rows rows = {{"RANK", "ENGINE", "HOST", "IN USE", "OF"}};
+  for (const v1::RankStatus& rank : job.ranks()) {
+    if (!rank.has_memory()) continue;
+    const auto of_device = [](int64_t bytes) { return bytes > 0 ? Bytes(bytes) : "-"; };
+    rows.push_back({absl::StrCat(rank.rank()), Bytes(rank.memory().device_bytes()),
+                    Bytes(rank.memory().host_bytes()), of_device(rank.memory().used_bytes()),
+                    of_device(rank.memory().total_bytes())});
+  }
+  return rows;
+}
+
+Rows EndRows(const v1::Job& job) {
+  Rows rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};
+  for (const v1::AttemptEnd& end : job.causes()) {
+    rows.push_back({absl::StrCat(end.epoch()), spec::EnumName(end.cause()),
+                    absl::StrCat(end.step()), end.counted() ? "yes" : "no", end.message()});
+  }
+  return rows;
+}
+
+void PrintRanks(const v1::Job& job, const std::optional<parallel::Mesh>& mesh, Terminal& terminal) {
+  if (job.ranks().empty()) return;
+  const auto any = [&job](auto predicate) {
+    return std::any_of(job.ranks().begin(), job.ranks().end(), predicate);
+  };
+  terminal.out << "\nhosts of attempt " << job.epoch() << "\n" << Indented(Table(HostRows(job)));
+  terminal.out << "\nranks of attempt " << job.epoch() << "\n"
+               << Indented(Table(RankRows(job, mesh)));
+  if (any([](const v1::RankStatus& rank) { return rank.has_times(); })) {
+    terminal.out << "\nmilliseconds of the last step of every rank, and how many it waited for\n"
+                 << Indented(Table(StepTimesRows(job, WaitsByPurpose())));
+    if (any([](const v1::RankStatus& rank) { return rank.times().slowest_seconds() > 0; })) {
+      terminal.out << "\nthe same by the collectives that they waited in\n"
+                   << Indented(Table(StepTimesRows(job, WaitsByCollective())));
+    }
+  }
+  if (any([](const v1::RankStatus& rank) { return rank.has_memory(); })) {
+    terminal.out << "\nmemory of every rank: what the engine has taken of its device and of the "
+                    "host, and what of a GPU is in use\n"
+                 << Indented(Table(MemoryRows(job)));
+  }
+}
+
+}  // namespace
+
+absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, Format format,
+                         Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(name));
+  ASSIGN_OR_RETURN(const std::vector<v1::Event> events, client.ListEvents(job.id()));
+  if (format != Format::kTable) {
+    Json object = ToJson(job);
+    object["events"] = Json::array();
+    for (const v1::Event& event : events) object["events"].push_back(ToJson(event));
+    Print(object, format, terminal.out);
+    return absl::OkStatus();
+  }
+  const std::optional<parallel::Mesh> mesh = MeshOf(job.spec());
+  terminal.out << Table(SummaryRows(job, mesh, terminal));
+  PrintRanks(job, mesh, terminal);
+  if (!job.causes().empty()) {
+    terminal.out << "\nended attempts\n" << Indented(Table(EndRows(job)));
+  }
+  if (!job.checkpoints().empty()) {
+    terminal.out << "\ncheckpoints (those removed since: muster checkpoints " << job.name() << ")\n"
+                 << Indented(Table(CheckpointRows(job, /*with_removed=*/false)));
+  }
+  if (!events.empty()) {
+    terminal.out << "\nevents\n";
+    for (const v1::Event& event : events) terminal.out << "  " << EventLine(event) << "\n";
+  }
+  terminal.out << "\nspec\n" << Indented(spec::ToYaml(job.spec()));
+  return absl::OkStatus();
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,21 @@
+// Job specs from files, for `muster submit` and `muster plan`.
+#ifndef MUSTER_CLI_SPEC_FILE_H_
+#define MUSTER_CLI_SPEC_FILE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "muster/v1/spec.pb.h"
+
+namespace muster::cli {
+
+// The spec in `file` ("-" = stdin), with `--set` applied and checked (spec::Load). kNotFound names
+// the file; kInvalidArgument has every problem on a line of its own.
+absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
+                                     const std::vector<std::string>& overrides,
+                                     const std::string& working_directory);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_SPEC_FILE_H_

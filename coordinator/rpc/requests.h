@@ -1,0 +1,31 @@
+// What several RPCs do with their requests.
+#ifndef MUSTER_COORDINATOR_RPC_REQUESTS_H_
+#define MUSTER_COORDINATOR_RPC_REQUESTS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "coordinator/limits.h"
+#include "muster/v1/job.pb.h"
+
+namespace muster::coordinator {
+
+// kInvalidArgument when this cannot be the name or id of a job.
+inline absl::Status CheckJobName(const std::string& name) {
+  if (name.empty()) return absl::InvalidArgumentError("name: a job's name or id is required");
+  if (name.size() > kNameBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("name: ", name.size(), " bytes, at most ", kNameBytesMax, " are possible"));
+  }
+  return absl::OkStatus();
+}
+
+// True when `event` is about this job, given by name or id; an empty `job` stands for every event.
+inline bool IsAbout(const v1::Event& event, const std::string& job) {
+  return job.empty() || event.job_id() == job || event.job_name() == job;
+}
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_RPC_REQUESTS_H_

@@ -1,0 +1,49 @@
+// Private to proto/spec: the checks of values that several rules of the job spec share.
+#ifndef MUSTER_PROTO_SPEC_CHECKER_H_
+#define MUSTER_PROTO_SPEC_CHECKER_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "muster/v1/spec.pb.h"
+#include "proto/spec/spec.h"
+
+namespace muster::spec {
+
+// Collects the broken rules of one spec. Each check returns true when its rule holds, and else adds
+// a problem for the field at `path`.
+class Checker {
+ public:
+  template <typename... Parts>
+  void Add(std::string path, const Parts&... parts) {
+    problems_.push_back({std::move(path), absl::StrCat(parts...)});
+  }
+
+  // A whole number in [low, high]; 0 below `low` is reported as a missing field.
+  bool InRange(const std::string& path, int64_t value, int64_t low,
+               int64_t high = std::numeric_limits<int64_t>::max());
+  bool NotNegative(const std::string& path, int64_t value);
+  bool NotNegative(const std::string& path, double value);
+  bool Positive(const std::string& path, double value);
+  bool Finite(const std::string& path, double value);
+  // Text that can be a path: not too long, no control characters.
+  bool PathText(const std::string& path, const std::string& value);
+  // A required path; a relative one needs the spec's working_directory.
+  bool Path(const std::string& path, const std::string& value, const v1::JobSpec& spec);
+
+  std::vector<Problem>& problems() { return problems_; }
+
+ private:
+  std::vector<Problem> problems_;
+};
+
+// The rules of engine, which the spec must have.
+void CheckEngine(const v1::JobSpec& spec, Checker& checker);
+
+}  // namespace muster::spec
+
+#endif  // MUSTER_PROTO_SPEC_CHECKER_H_
