@@ -19,11 +19,15 @@
 // Threads are 16 x 16. In a tile product each thread owns R rows (ty * R + r) and R columns
 // (tx + 16 c); in products against a [tile, D] matrix, R rows and columns tx + 16 k. Rows of shared
 // matrices are one word longer than they need to be, so neighbouring tx hit neighbouring banks.
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
 #include "kernels/attention/attention_backward_hopper.h"
 #include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/attention_flash.h"
 #include "kernels/attention/attention_forward_hopper.h"
 #include "kernels/attention/attention_problem.cuh"
+#include "kernels/attention/head_width.h"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/ops_cuda.h"
 
@@ -355,47 +359,62 @@ dim3 Grid(int64_t rows, int tile, int64_t heads, int64_t batch) {
               static_cast<unsigned>(batch));
 }
 
-template <int kTile, int kWidth>
-void Forward(CudaStream& stream, const Problem& d, int64_t batch) {
+// Tiles by head width: the first row that is wide enough and fits into the device's shared memory
+// (164 KiB a block of sm_80, 227 KiB of sm_90, 99 KiB of sm_86 and sm_89) is taken.
+template <int tile, int width>
+struct Tiles {
+  static constexpr int kTile = tile, kWidth = width;
+};
+using ForwardTiles =
+    std::tuple<Tiles<64, 64>, Tiles<64, 128>, Tiles<32, 128>, Tiles<32, 256>, Tiles<16, 256>>;
+using BackwardTiles = std::tuple<Tiles<64, 64>, Tiles<32, 128>, Tiles<32, 256>, Tiles<16, 256>>;
+
+template <typename Tiles>
+constexpr int kForwardBytes = SharedBytes<Tiles::kTile, Tiles::kWidth>(3, 1);
+template <typename Tiles>
+constexpr int kBackwardBytes = SharedBytes<Tiles::kTile, Tiles::kWidth>(4, 2);
+
+template <typename Tiles>
+bool TryForward(CudaStream& stream, const Problem& d) {
+  constexpr int kTile = Tiles::kTile, kWidth = Tiles::kWidth;
+  if (d.width > kWidth || kForwardBytes < Tiles >> stream.cuda_device().shared_bytes_per_block()) {
+    return false;
+  }
   Launch(stream, "AttentionForward", ForwardKernel<kTile, kWidth>,
-         Grid(d.queries, kTile, d.heads, batch), SharedBytes<kTile, kWidth>(3, 1), d);
+         Grid(d.queries, kTile, d.heads, d.batch), kForwardBytes<Tiles>, d);
+  return true;
 }
 
-template <int kTile, int kWidth>
-void Backward(CudaStream& stream, const Problem& d, int64_t batch) {
-  DeltaKernel<<<Grid(d.queries, kThreads / kWarp, d.heads, batch), kThreads, 0, stream.handle()>>>(
-      d);
+template <typename Tiles>
+bool TryBackward(CudaStream& stream, const Problem& d) {
+  constexpr int kTile = Tiles::kTile, kWidth = Tiles::kWidth;
+  if (d.width > kWidth || kBackwardBytes < Tiles >> stream.cuda_device().shared_bytes_per_block()) {
+    return false;
+  }
+  DeltaKernel<<<Grid(d.queries, kThreads / kWarp, d.heads, d.batch), kThreads, 0,
+                stream.handle()>>>(d);
   stream.CheckLaunch("AttentionBackward: delta");
   Launch(stream, "AttentionBackward: dk, dv", KeyValueGradientKernel<kTile, kWidth>,
-         Grid(d.keys, kTile, d.key_heads, batch), SharedBytes<kTile, kWidth>(4, 2), d);
+         Grid(d.keys, kTile, d.key_heads, d.batch), kBackwardBytes<Tiles>, d);
   Launch(stream, "AttentionBackward: dq", QueryGradientKernel<kTile, kWidth>,
-         Grid(d.queries, kTile, d.heads, batch), SharedBytes<kTile, kWidth>(4, 1), d);
+         Grid(d.queries, kTile, d.heads, d.batch), SharedBytes<kTile, kWidth>(4, 1), d);
+  return true;
 }
 
-void TiledForward(CudaStream& stream, const AttentionArgs& args) {
-  const Problem d = ProblemOf<View>(args, ViewOf);
-  CHECK_LE(d.width, 256);
-  const int64_t batch = args.q.dim(0);
-  if (d.width <= 64) {
-    Forward<64, 64>(stream, d, batch);
-  } else if (d.width <= 128) {
-    Forward<64, 128>(stream, d, batch);
-  } else {
-    Forward<32, 256>(stream, d, batch);
-  }
+template <typename... Rows>
+void TiledForward(CudaStream& stream, const Problem& d, std::tuple<Rows...>) {
+  CHECK_LE(d.width, kCudaHeadWidthMax);
+  if ((TryForward<Rows>(stream, d) || ...)) return;
+  stream.Fail(absl::UnimplementedError(
+      absl::StrCat("AttentionForward: no tile of heads of ", d.width, " fits the device")));
 }
 
-void TiledBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
-  const Problem d = ProblemOf<View>(args, ViewOf);
-  CHECK_LE(d.width, 256);
-  const int64_t batch = args.forward.q.dim(0);
-  if (d.width <= 64) {
-    Backward<64, 64>(stream, d, batch);
-  } else if (d.width <= 128) {
-    Backward<32, 128>(stream, d, batch);
-  } else {
-    Backward<32, 256>(stream, d, batch);
-  }
+template <typename... Rows>
+void TiledBackward(CudaStream& stream, const Problem& d, std::tuple<Rows...>) {
+  CHECK_LE(d.width, kCudaHeadWidthMax);
+  if ((TryBackward<Rows>(stream, d) || ...)) return;
+  stream.Fail(absl::UnimplementedError(
+      absl::StrCat("AttentionBackward: no tile of heads of ", d.width, " fits the device")));
 }
 
 }  // namespace
@@ -406,7 +425,8 @@ void AttentionForward(Stream& stream, const AttentionArgs& args) {
   const bool own = cuda.cuda_device().options().own_attention;
   if ((own || HopperAttentionForwardIsFaster(args)) && HopperAttentionForward(cuda, args)) return;
   if (!own && cuda.attention_plans().Forward(cuda, args)) return;
-  if (!FlashForward(cuda, args)) TiledForward(cuda, args);
+  if (FlashForward(cuda, args)) return;
+  TiledForward(cuda, ProblemOf<View>(args, ViewOf), ForwardTiles());
 }
 
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
@@ -415,7 +435,8 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   const bool own = cuda.cuda_device().options().own_attention;
   if (own && HopperAttentionBackward(cuda, args)) return;
   if (!own && cuda.attention_plans().Backward(cuda, args)) return;
-  if (!FlashBackward(cuda, args)) TiledBackward(cuda, args);
+  if (FlashBackward(cuda, args)) return;
+  TiledBackward(cuda, ProblemOf<View>(args, ViewOf), BackwardTiles());
 }
 
 }  // namespace muster::kernels::cuda

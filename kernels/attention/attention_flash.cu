@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention_flash.cuh"
+#include "kernels/attention/head_width.h"
 
 namespace muster::kernels::cuda {
 namespace flash {
@@ -86,9 +87,10 @@ struct GroupShapes<128> {
 };
 
 bool Takes(const AttentionArgs& args) {
-  return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0 && args.q.dim(3) <= 128 &&
-         ScaleOf(args) > 0 && WholePacks(args.q) && WholePacks(args.k) && WholePacks(args.v) &&
-         WholePacks(args.out);
+  const int64_t width = args.q.dim(3);
+  return args.q.dtype() != DType::kF32 && width % kTensorCoreHeadWidthStep == 0 &&
+         width <= kTensorCoreHeadWidthMax && ScaleOf(args) > 0 && WholePacks(args.q) &&
+         WholePacks(args.k) && WholePacks(args.v) && WholePacks(args.out);
 }
 
 // Calls f(T{}, shapes) for the element type and the narrowest tiles that hold the heads.
