@@ -1,27 +1,29 @@
-// Attention: forward of 64-wide heads by our own kernel for Hopper where that is faster than cuDNN,
-// else cuDNN's graph where there is one for the problem, else our own kernels on the tensor cores,
-// else those below, which take any dtype and head width up to 256 on any device.
+// The choice among the attention kernels, and those that take every dtype and head width up to 256
+// on any device. In order: the forward of 64-wide heads by our own kernel for Hopper where that is
+// faster than cuDNN, cuDNN's graph where there is one for the problem, our own kernels on the
+// tensor cores, and the kernels below.
 //
 // On an H200 the kernel for Hopper takes 0.89 to 0.92 of cuDNN's time from 2048 tokens on
 // (docs/benchmarks/h200-kernels.md has the numbers, attention_forward_hopper.cu the choice), and
-// cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for documents given by their
-// beginnings, and its backward in a fixed order takes memory that grows with the square of the
-// sequence. A backward of our own for Hopper, 64-wide heads and any order takes 0.8 to 0.9 of the
-// time of cuDNN's (attention_backward_hopper.h), measured by itself: until it has been in a model
-// too, only own_attention asks for it.
+// cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for packed documents, and its
+// backward in a fixed order takes memory that grows with the square of the sequence. A backward of
+// our own for Hopper, 64-wide heads and any order takes 0.8 to 0.9 of the time of cuDNN's
+// (attention_backward_hopper.h), measured on its own. It has not been measured in a model, so it
+// runs with own_attention only.
 //
-// Tiled attention with the online softmax of FlashAttention-2 (arXiv 2307.08691), in fp32 on the
-// CUDA cores. A block takes one tile of queries (forward, dq) or of keys (dk, dv) of one head and
-// walks over the tiles of the other side; the S x S matrix never leaves shared memory. dk and dv
-// are summed over the queries and heads of a group inside one block, so nothing is atomic and the
-// bits repeat.
+// The kernels below: tiled attention with the online softmax of FlashAttention-2 (arXiv
+// 2307.08691), in fp32 on the CUDA cores. A block takes one tile of queries (forward, dq) or of
+// keys (dk, dv) of one head and walks over the tiles of the other side; the S x S matrix never
+// leaves shared memory. dk and dv are summed over the queries and heads of a group inside one
+// block, so nothing is atomic and the bits repeat.
 //
-// Threads are 16 x 16. In a tile product each thread owns R rows (ty * R + r) and R columns
-// (tx + 16 c); in products against a [tile, D] matrix, R rows and columns tx + 16 k. Rows of shared
-// matrices are one word longer than they need to be, so neighbouring tx hit neighbouring banks.
+// Threads are 16 x 16. In a GEMM of two tiles each thread owns R rows (ty * R + r) and R columns
+// (tx + 16 c); in a GEMM with a [tile, D] matrix, R rows and columns tx + 16 k. Rows of matrices in
+// shared memory are padded by one word, so that neighbouring tx access neighbouring banks.
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_backward_hopper.h"
 #include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/attention_flash.h"
@@ -29,7 +31,8 @@
 #include "kernels/attention/attention_problem.cuh"
 #include "kernels/attention/head_width.h"
 #include "kernels/cuda/pack.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -37,7 +40,7 @@ namespace {
 constexpr int kSide = 16;
 constexpr int kThreads = kSide * kSide;
 
-// [B,S,heads,D] with strides, of any floating-point type.
+// A tensor [B,S,heads,D] with strides, of any floating-point type.
 struct View {
   void* data;
   DType dtype;
@@ -78,10 +81,10 @@ __device__ void LoadTile(const View& view, int64_t at, int begin, int rows, int 
   }
 }
 
-// out = a b^T for this thread's rows and columns of the tile.
+// out = a b^T, for this thread's rows and columns.
 template <int kTile, int kWidth>
-__device__ void TileProduct(const Matrix<kTile, kWidth>& a, const Matrix<kTile, kWidth>& b,
-                            float (&out)[kTile / kSide][kTile / kSide]) {
+__device__ void TileGemm(const Matrix<kTile, kWidth>& a, const Matrix<kTile, kWidth>& b,
+                         float (&out)[kTile / kSide][kTile / kSide]) {
   constexpr int R = kTile / kSide;
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
@@ -106,8 +109,8 @@ __device__ void TileProduct(const Matrix<kTile, kWidth>& a, const Matrix<kTile, 
 
 // sum += p m (kTransposed: p^T m) for this thread's rows and the columns tx + 16 k of m.
 template <bool kTransposed, int kTile, int kWidth>
-__device__ void AddProduct(const Matrix<kTile, kTile>& p, const Matrix<kTile, kWidth>& m,
-                           float (&sum)[kTile / kSide][kWidth / kSide]) {
+__device__ void AddGemm(const Matrix<kTile, kTile>& p, const Matrix<kTile, kWidth>& m,
+                        float (&sum)[kTile / kSide][kWidth / kSide]) {
   constexpr int R = kTile / kSide;
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
@@ -178,12 +181,12 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
   const int keys = d.causal ? min(d.keys, begin + kTile) : d.keys;
   // Documents begin in the order of their tokens.
   for (int key = d.FirstKey(b, begin) / kTile * kTile; key < keys; key += kTile) {
-    __syncthreads();  // the tiles of the last round have been read
+    __syncthreads();  // every thread has read the tiles of the last round
     LoadTile<kTile, kWidth>(d.k, d.k.At(b, key_head), key, d.keys, d.width, k);
     LoadTile<kTile, kWidth>(d.v, d.v.At(b, key_head), key, d.keys, d.width, v);
     __syncthreads();
     float s[R][R];
-    TileProduct<kTile, kWidth>(q, k, s);
+    TileGemm<kTile, kWidth>(q, k, s);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int row = begin + ty * R + r;
@@ -197,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
         tile_max = fmaxf(tile_max, s[r][c]);
       }
       tile_max = RowMax(tile_max);
-      // A row that has seen no key yet stays empty.
+      // Until a row has seen a key, its maximum is -inf.
       const float base = tile_max == -INFINITY ? 0.f : tile_max;
       const float shrink = __expf(max[r] - base);
       max[r] = tile_max;
@@ -212,8 +215,8 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
 #pragma unroll
       for (int w = 0; w < kWidth / kSide; ++w) out[r][w] *= shrink;
     }
-    __syncwarp();  // rows of p are written and read by the same warp
-    AddProduct<false, kTile, kWidth>(p, v, out);
+    __syncwarp();  // a warp reads only rows of p that it has written
+    AddGemm<false, kTile, kWidth>(p, v, out);
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
@@ -239,8 +242,8 @@ __global__ void __launch_bounds__(kThreads) DeltaKernel(const Problem d) {
   if (threadIdx.x % kWarp == 0) d.delta[d.Statistic(blockIdx.z, blockIdx.y, row)] = sum;
 }
 
-// For a tile of queries and one of keys: probabilities, and the gradient of the scores, into shared
-// memory (kProbabilities: both, else the gradient alone).
+// For a tile of queries and one of keys: writes the gradient of the scores to shared memory, and
+// with kProbabilities the probabilities, too.
 template <bool kProbabilities, int kTile, int kWidth>
 __device__ void ScoreGradient(const Problem& d, int b, int head, int query, int key,
                               const Matrix<kTile, kWidth>& q, const Matrix<kTile, kWidth>& k,
@@ -250,8 +253,8 @@ __device__ void ScoreGradient(const Problem& d, int b, int head, int query, int 
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
   float s[R][R], dp[R][R];
-  TileProduct<kTile, kWidth>(q, k, s);
-  TileProduct<kTile, kWidth>(dout, v, dp);
+  TileGemm<kTile, kWidth>(q, k, s);
+  TileGemm<kTile, kWidth>(dout, v, dp);
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const int row = query + ty * R + r;
@@ -298,8 +301,8 @@ __global__ void __launch_bounds__(kThreads) KeyValueGradientKernel(const Problem
       __syncthreads();
       ScoreGradient<true, kTile, kWidth>(d, b, head, query, key, q, k, v, dout, &p, ds);
       __syncthreads();
-      AddProduct<true, kTile, kWidth>(p, dout, dv);
-      AddProduct<true, kTile, kWidth>(ds, q, dk);
+      AddGemm<true, kTile, kWidth>(p, dout, dv);
+      AddGemm<true, kTile, kWidth>(ds, q, dk);
     }
   }
   StoreTile<kTile, kWidth>(d.dk, d.dk.At(b, key_head), key, d.keys, d.width, dk);
@@ -331,7 +334,7 @@ __global__ void __launch_bounds__(kThreads) QueryGradientKernel(const Problem d)
     __syncthreads();
     ScoreGradient<false, kTile, kWidth>(d, b, head, query, key, q, k, v, dout, nullptr, ds);
     __syncwarp();
-    AddProduct<false, kTile, kWidth>(ds, k, dq);
+    AddGemm<false, kTile, kWidth>(ds, k, dq);
   }
   StoreTile<kTile, kWidth>(d.dq, d.dq.At(b, head), query, d.queries, d.width, dq);
 }

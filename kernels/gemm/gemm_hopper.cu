@@ -394,7 +394,7 @@ struct Consumer {
     hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
     const uint32_t a = shared.A(turn.stage) + a_offset;
     const uint32_t b = shared.B(turn.stage);
-    hopper::FenceProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
       const uint64_t left = hopper::Operand(a + k * 32, 16, 1024);
@@ -402,7 +402,7 @@ struct Consumer {
                                          : hopper::Operand(b + k * 2048, kHalfBBytes / 2, 1024);
       hopper::Multiply<T, !kTransposeB>(sums, left, right, !first || k > 0);
     }
-    hopper::CommitProducts();
+    hopper::CommitWgmma();
     turn.Next();
   }
   // The oldest stage that has not been, in both blocks.
@@ -423,7 +423,7 @@ struct Consumer {
       for (; done < until; ++done) {
         Multiply(sums, done == 0);
         if (done == 0) continue;
-        hopper::WaitProducts<1>();
+        hopper::WaitWgmma<1>();
         Release();
       }
       epilogue.template Do<kPart>(p, held, column_sums);
@@ -481,7 +481,7 @@ struct Consumer {
       uint32_t bias[32];
       LoadBias(tile, bias);
       epilogue.Begin(p, tile);
-      hopper::WaitProducts<0>();
+      hopper::WaitWgmma<0>();
       hopper::FenceSums(sums);
       Release();
       Hold(sums, bias, held);

@@ -124,14 +124,14 @@ struct Consumer {
     hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
     const uint32_t a = shared.A(turn.stage) + group * kBoxBytes;
     const uint32_t b = shared.B(turn.stage);
-    hopper::FenceProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
       const uint64_t left = hopper::Operand(a + k * 2048, kBoxBytes, 1024);
       const uint64_t right = hopper::Operand(b + k * 2048, kBoxBytes, 1024);
       hopper::Multiply<T, true, true>(sums, left, right, !first || k > 0);
     }
-    hopper::CommitProducts();
+    hopper::CommitWgmma();
     turn.Next();
   }
   // The oldest stage that has not been, in both blocks.
@@ -211,10 +211,10 @@ struct Consumer {
       for (int k = 0; k < p.depth_blocks; ++k) {
         Multiply(sums, k == 0);
         if (k == 0) continue;
-        hopper::WaitProducts<1>();
+        hopper::WaitWgmma<1>();
         Release();
       }
-      hopper::WaitProducts<0>();
+      hopper::WaitWgmma<0>();
       hopper::FenceSums(sums);
       Release();
       Write(tile, sums);

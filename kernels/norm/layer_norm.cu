@@ -5,7 +5,7 @@
 // Bytes: 2 reads and 2 writes of [T,C] (1 and 1 without a branch).
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/norm/norm.h"
 
 namespace muster::kernels::cuda {
 namespace {

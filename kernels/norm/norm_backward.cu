@@ -12,7 +12,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pack.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/norm/norm.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
   float4* const gamma = reinterpret_cast<float4*>(dynamic + memory.RingPacks(kTeams));
   float* const team_sums = reinterpret_cast<float*>(dynamic);
   ring.Init();
-  WaitForKernelInFront();
+  WaitForPreviousKernel();
   LetNextKernelBegin();
   const int64_t first = blockIdx.x + static_cast<int64_t>(team) * gridDim.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kTeams;

@@ -22,7 +22,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/device/cuda_status.h"
-#include "kernels/peers/meet_peers.h"
+#include "kernels/peers/peer_barrier.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/comm/peer_pulls.h"
 
@@ -33,7 +33,7 @@ using kernels::Tensor;
 using kernels::cuda::CudaStatus;
 
 // A line of the host's caches: no two ranks write to one.
-constexpr int64_t kCounterBytes = kernels::cuda::kMeetStride * sizeof(uint32_t);
+constexpr int64_t kCounterBytes = kernels::cuda::kPeerBarrierStride * sizeof(uint32_t);
 // Far ahead of every wait, and near enough to compare as later.
 constexpr uint32_t kReleased = uint32_t{1} << 30;
 
@@ -274,8 +274,8 @@ absl::StatusOr<std::unique_ptr<PeerCounters>> PeerCounters::Make(
   if (status.ok() && host.rank() != 0) status = counters->Map(names[0], /*make=*/false);
   // Loads the kernel, which may wait for the device: not when that waits for a peer.
   if (status.ok()) {
-    status = kernels::cuda::MeetPeers(nullptr, reinterpret_cast<uint32_t*>(counters->on_device_), 0,
-                                      1, 0);
+    status = kernels::cuda::PeerBarrier(nullptr, reinterpret_cast<uint32_t*>(counters->on_device_),
+                                        0, 1, 0);
   }
   status = Agree(host, status);
   if (host.rank() == 0) shm_unlink(name.c_str());  // all that could have opened it
@@ -326,8 +326,8 @@ absl::Status PeerCounters::Meet(cudaStream_t stream, bool in_warp) {
   int priority = 0;
   RETURN_IF_ERROR(CudaStatus(cudaStreamGetPriority(stream, &priority), "asking a stream"));
   if (priority < 0 && !in_warp) return MeetInFrontEnd(stream, value);
-  return kernels::cuda::MeetPeers(stream, reinterpret_cast<uint32_t*>(on_device_), rank_, size_,
-                                  value);
+  return kernels::cuda::PeerBarrier(stream, reinterpret_cast<uint32_t*>(on_device_), rank_, size_,
+                                    value);
 }
 
 absl::Status PeerCounters::MeetInFrontEnd(cudaStream_t stream, uint32_t value) {

@@ -1,3 +1,4 @@
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_workspace.h"
 #include "kernels/attention/head_width.h"
 #include "tests/gpu/support.h"

@@ -2,8 +2,11 @@
 #include <limits>
 #include <tuple>
 
+#include "kernels/attention/attention.h"
 #include "kernels/attention/head_width.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {
