@@ -61,7 +61,7 @@ Class ClassOf(const std::string& kernel, bool copies_alone) {
     return std::any_of(parts.begin(), parts.end(),
                        [&](const char* part) { return absl::StrContains(kernel, part); });
   };
-  if (any({"nccl", "MeetPeers", "SumParts", "bytes, between devices"}) ||
+  if (any({"nccl", "PeerBarrier", "SumParts", "bytes, between devices"}) ||
       (copies_alone && any({"bytes, device to device"}))) {
     return kCommunication;
   }

@@ -11,13 +11,12 @@ namespace muster::kernels {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// Views handed out while planning point here: not null (so that they are not "empty"), and nothing
-// may be read or written through them.
+// Views handed out while planning point here: they are not null, so that they are not "empty".
 constexpr uintptr_t kPlanningBase = 4096;
 
-// The same in every process.
+// The same result in every process.
 uint64_t Mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15;  // of a multiplicative hash
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15;  // 2^64 / golden ratio
   return hash ^ hash >> 29;
 }
 

@@ -16,11 +16,11 @@
 
 namespace muster::kernels {
 
-// Two passes over the same code: while planning, Take() hands out addresses in an imaginary buffer
-// and adds up; after Commit() the same sequence of Take() calls gives views of one real buffer.
-// Marks make a stack of it (backward scratch reuses what forward released). Sizes per category are
-// what `muster plan` shows. Views taken while planning must not be read or written: run no op then.
-// Single-threaded.
+// The same code runs twice. While planning, Take() hands out addresses in an imaginary buffer and
+// adds up their sizes; after Commit() the same sequence of Take() calls gives views of one real
+// buffer. Marks make a stack of it, so that the scratch memory of backward reuses what forward has
+// released. `muster plan` shows the sizes per category. Views taken while planning must not be read
+// or written, so no op runs then. Single-threaded.
 class Arena {
  public:
   // 256-byte aligned. `category` e.g. "activations", "scratch", "logits".
@@ -30,25 +30,25 @@ class Arena {
   // Everything taken since `mark` may be handed out again.
   void ReleaseTo(int64_t mark);
 
-  // Bytes of every piece taken so far while planning, in order.
+  // Bytes of every piece (the result of one Take()) while planning, in order.
   const std::vector<int64_t>& pieces() const { return pieces_; }
-  // Restarts planning: the n-th piece taken from here on has at least `bytes[n]`. With the largest
-  // that several arenas take, all of them hand out the same places. The sequence is then taken once
-  // after Commit(). Requires: planning.
+  // Restarts planning: the n-th piece from here on has at least `bytes[n]`. Given the maximum over
+  // the arenas of several ranks, all of them hand out the same offsets. The sequence is then taken
+  // once after Commit(). Requires: planning.
   void PadTo(std::vector<int64_t> bytes);
 
   // Allocates the peak; restarts the sequence. kResourceExhausted from the device.
   absl::Status Commit(Device& device);
   bool planning() const { return buffer_ == nullptr; }
-  // All of it, as bytes; empty while planning.
+  // The whole buffer, as bytes; empty while planning.
   Tensor memory() const;
-  // Of where everything stands that has been taken since Commit(), and of what kind it is: arenas
-  // of the same number hand out the same places.
+  // A hash of the offset, size, dtype and category of every piece since Commit(): arenas with equal
+  // hashes hand out the same offsets.
   uint64_t layout() const { return layout_; }
   int64_t peak_bytes() const { return peak_; }
-  // The most that was live at once, per category. The sum is at least peak_bytes().
+  // The largest number of bytes live at once, per category. Their sum is at least peak_bytes().
   const std::map<std::string, int64_t>& bytes_by_category() const { return by_category_; }
-  // What was live when the peak was reached: sums to peak_bytes().
+  // The bytes live when the peak was reached, per category. Their sum is peak_bytes().
   const std::map<std::string, int64_t>& peak_by_category() const { return peak_by_category_; }
 
  private:

@@ -1,4 +1,4 @@
-// For what runs on host and device alike.
+// Marks functions that are compiled for host and device.
 #ifndef MUSTER_KERNELS_PORTABLE_H_
 #define MUSTER_KERNELS_PORTABLE_H_
 

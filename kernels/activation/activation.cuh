@@ -1,5 +1,5 @@
-// Activations of the MLP in fp32 registers, the same arithmetic wherever one is applied: alone, or
-// behind a product. Device code only.
+// Activations of the MLP in fp32 registers: the same arithmetic in a pass of its own and in the
+// epilogue of a GEMM. Device code only.
 //
 // GELU, tanh form: y = x s with s = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), since
 // (1 + tanh u) / 2 = sigmoid(2u). y' = s + x s (1 - s) 2u'. For 16-bit tensors with the fast
@@ -17,7 +17,7 @@ constexpr float kTwoRootTwoOverPi = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float kGeluCubic = 0.044715f;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// 1 / (1 + 2^x), at once 0 and 1 where it saturates.
+// 1 / (1 + 2^x); exactly 0 or 1 where it saturates.
 __device__ inline float SigmoidOfPower(float x) {
   float power, sigmoid;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
@@ -27,7 +27,7 @@ __device__ inline float SigmoidOfPower(float x) {
 
 __device__ inline float FastSigmoid(float x) { return SigmoidOfPower(-kLog2E * x); }
 
-// `T`: of the tensor.
+// T is the element type of the tensor.
 template <typename T>
 __device__ inline float GeluSigmoid(float x) {
   if constexpr (std::is_same_v<T, float>) {

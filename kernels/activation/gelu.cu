@@ -1,12 +1,14 @@
 // GELU (activation.cuh) as a pass of its own.
 //
 // Backward with column sums: block (x, y) takes packs of columns [x * 32, +32) of rows y, y +
-// gridDim.y, ..., as ColumnSum does (reduce.cu), so that the bias gradient costs no pass of its
-// own.
+// gridDim.y, ..., as ColumnSum does (cuda/column_sum.cu), so that the bias gradient costs no pass
+// of its own.
 #include "kernels/activation/activation.cuh"
+#include "kernels/activation/activation.h"
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -45,7 +47,7 @@ struct GeluGradientElements {
 };
 
 constexpr int kSumWarps = 8;
-constexpr int kSumRows = 4;  // of a warp, loaded together
+constexpr int kSumRows = 4;  // of a warp, in flight
 
 template <typename T, int N, bool kOutput>
 __global__ void __launch_bounds__(kSumWarps* kWarp)
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(kSumWarps* kWarp)
       const Pack<T, N> rounded = FromFloats<T>(g);
       StorePack<N>(dx + at * columns + column, rounded);
       if constexpr (kOutput) StorePack<N>(y + at * columns + column, FromFloats<T>(out));
-        // Of what the next products read.
+        // The sums are of the rounded values, which the next GEMM reads.
 #pragma unroll
       for (int i = 0; i < N; ++i) sum[i] += rounded[i];
     }

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/activation/activation.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
-#include "kernels/ops_cpu.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -19,13 +21,13 @@ void Sigmoid(const Loops& loops, int64_t n, const float* g, float* s) {
   for (int64_t i = 0; i < n; ++i) s[i] = 1.0f / (1.0f + s[i]);
 }
 
-// Calls work(row, first column, columns) over all of [T,F].
+// Calls work(row, first column, columns) for slices of rows that cover [T,F].
 template <typename Work>
-void ForEachPart(ThreadPool& pool, int64_t t, int64_t f, Work work) {
-  const int64_t parts = (f + kColumns - 1) / kColumns;
-  pool.Run(t * parts, [&](int64_t task) {
-    const int64_t begin = task % parts * kColumns;
-    work(task / parts, begin, std::min(kColumns, f - begin));
+void ForSlices(ThreadPool& pool, int64_t t, int64_t f, Work work) {
+  const int64_t slices = (f + kColumns - 1) / kColumns;
+  pool.Run(t * slices, [&](int64_t task) {
+    const int64_t begin = task % slices * kColumns;
+    work(task / slices, begin, std::min(kColumns, f - begin));
   });
 }
 
@@ -35,7 +37,7 @@ void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
   EnqueueOnHost(stream, [packed, y](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
     const int64_t f = y.dim(1);
-    ForEachPart(pool, y.dim(0), f, [&](int64_t row, int64_t begin, int64_t n) {
+    ForSlices(pool, y.dim(0), f, [&](int64_t row, int64_t begin, int64_t n) {
       const float* gate = packed.f32() + row * 2 * f + begin;
       const float* up = gate + f;
       float* out = y.f32() + row * f + begin;
@@ -50,7 +52,7 @@ void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, T
   EnqueueOnHost(stream, [packed, dy, d_packed, y](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
     const int64_t f = dy.dim(1);
-    ForEachPart(pool, dy.dim(0), f, [&](int64_t row, int64_t begin, int64_t n) {
+    ForSlices(pool, dy.dim(0), f, [&](int64_t row, int64_t begin, int64_t n) {
       const float* gate = packed.f32() + row * 2 * f + begin;
       const float* up = gate + f;
       const float* d = dy.f32() + row * f + begin;
@@ -60,7 +62,7 @@ void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, T
       float* s = ThreadScratch(kColumns);
       Sigmoid(loops, n, gate, s);
       for (int64_t i = 0; i < n; ++i) {
-        // All inputs are read before any output is written: they may be the same memory.
+        // All inputs are read before any output is written, because they may alias.
         const float g = gate[i], u = up[i], dy_i = d[i];
         d_up[i] = dy_i * g * s[i];
         d_gate[i] = dy_i * u * s[i] * (1.0f + g * (1.0f - s[i]));

@@ -1,31 +1,38 @@
-// Attention: forward of 64-wide heads by our own kernel for Hopper where that is faster than cuDNN,
-// else cuDNN's graph where there is one for the problem, else our own kernels on the tensor cores,
-// else those below, which take any dtype and head width up to 256 on any device.
+// The choice among the attention kernels, and those that take every dtype and head width up to 256
+// on any device. In order: the forward of 64-wide heads by our own kernel for Hopper where that is
+// faster than cuDNN, cuDNN's graph where there is one for the problem, our own kernels on the
+// tensor cores, and the kernels below.
 //
 // On an H200 the kernel for Hopper takes 0.89 to 0.92 of cuDNN's time from 2048 tokens on
 // (docs/benchmarks/h200-kernels.md has the numbers, attention_forward_hopper.cu the choice), and
-// cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for documents given by their
-// beginnings, and its backward in a fixed order takes memory that grows with the square of the
-// sequence. A backward of our own for Hopper, 64-wide heads and any order takes 0.8 to 0.9 of the
-// time of cuDNN's (attention_backward_hopper.h), measured by itself: until it has been in a model
-// too, only own_attention asks for it.
+// cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for packed documents, and its
+// backward in a fixed order takes memory that grows with the square of the sequence. A backward of
+// our own for Hopper, 64-wide heads and any order takes 0.8 to 0.9 of the time of cuDNN's
+// (attention_backward_hopper.h), measured on its own. It has not been measured in a model, so it
+// runs with own_attention only.
 //
-// Tiled attention with the online softmax of FlashAttention-2 (arXiv 2307.08691), in fp32 on the
-// CUDA cores. A block takes one tile of queries (forward, dq) or of keys (dk, dv) of one head and
-// walks over the tiles of the other side; the S x S matrix never leaves shared memory. dk and dv
-// are summed over the queries and heads of a group inside one block, so nothing is atomic and the
-// bits repeat.
+// The kernels below: tiled attention with the online softmax of FlashAttention-2 (arXiv
+// 2307.08691), in fp32 on the CUDA cores. A block takes one tile of queries (forward, dq) or of
+// keys (dk, dv) of one head and walks over the tiles of the other side; the S x S matrix never
+// leaves shared memory. dk and dv are summed over the queries and heads of a group inside one
+// block, so nothing is atomic and the bits repeat.
 //
-// Threads are 16 x 16. In a tile product each thread owns R rows (ty * R + r) and R columns
-// (tx + 16 c); in products against a [tile, D] matrix, R rows and columns tx + 16 k. Rows of shared
-// matrices are one word longer than they need to be, so neighbouring tx hit neighbouring banks.
+// Threads are 16 x 16. In a GEMM of two tiles each thread owns R rows (ty * R + r) and R columns
+// (tx + 16 c); in a GEMM with a [tile, D] matrix, R rows and columns tx + 16 k. Rows of matrices in
+// shared memory are padded by one word, so that neighbouring tx access neighbouring banks.
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_backward_hopper.h"
 #include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/attention_flash.h"
 #include "kernels/attention/attention_forward_hopper.h"
 #include "kernels/attention/attention_problem.cuh"
+#include "kernels/attention/head_width.h"
 #include "kernels/cuda/pack.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -33,7 +40,7 @@ namespace {
 constexpr int kSide = 16;
 constexpr int kThreads = kSide * kSide;
 
-// [B,S,heads,D] with strides, of any floating-point type.
+// A tensor [B,S,heads,D] with strides, of any floating-point type.
 struct View {
   void* data;
   DType dtype;
@@ -74,10 +81,10 @@ __device__ void LoadTile(const View& view, int64_t at, int begin, int rows, int 
   }
 }
 
-// out = a b^T for this thread's rows and columns of the tile.
+// out = a b^T, for this thread's rows and columns.
 template <int kTile, int kWidth>
-__device__ void TileProduct(const Matrix<kTile, kWidth>& a, const Matrix<kTile, kWidth>& b,
-                            float (&out)[kTile / kSide][kTile / kSide]) {
+__device__ void TileGemm(const Matrix<kTile, kWidth>& a, const Matrix<kTile, kWidth>& b,
+                         float (&out)[kTile / kSide][kTile / kSide]) {
   constexpr int R = kTile / kSide;
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
@@ -102,8 +109,8 @@ __device__ void TileProduct(const Matrix<kTile, kWidth>& a, const Matrix<kTile, 
 
 // sum += p m (kTransposed: p^T m) for this thread's rows and the columns tx + 16 k of m.
 template <bool kTransposed, int kTile, int kWidth>
-__device__ void AddProduct(const Matrix<kTile, kTile>& p, const Matrix<kTile, kWidth>& m,
-                           float (&sum)[kTile / kSide][kWidth / kSide]) {
+__device__ void AddGemm(const Matrix<kTile, kTile>& p, const Matrix<kTile, kWidth>& m,
+                        float (&sum)[kTile / kSide][kWidth / kSide]) {
   constexpr int R = kTile / kSide;
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
@@ -174,12 +181,12 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
   const int keys = d.causal ? min(d.keys, begin + kTile) : d.keys;
   // Documents begin in the order of their tokens.
   for (int key = d.FirstKey(b, begin) / kTile * kTile; key < keys; key += kTile) {
-    __syncthreads();  // the tiles of the last round have been read
+    __syncthreads();  // every thread has read the tiles of the last round
     LoadTile<kTile, kWidth>(d.k, d.k.At(b, key_head), key, d.keys, d.width, k);
     LoadTile<kTile, kWidth>(d.v, d.v.At(b, key_head), key, d.keys, d.width, v);
     __syncthreads();
     float s[R][R];
-    TileProduct<kTile, kWidth>(q, k, s);
+    TileGemm<kTile, kWidth>(q, k, s);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int row = begin + ty * R + r;
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
         tile_max = fmaxf(tile_max, s[r][c]);
       }
       tile_max = RowMax(tile_max);
-      // A row that has seen no key yet stays empty.
+      // Until a row has seen a key, its maximum is -inf.
       const float base = tile_max == -INFINITY ? 0.f : tile_max;
       const float shrink = __expf(max[r] - base);
       max[r] = tile_max;
@@ -208,8 +215,8 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem d) {
 #pragma unroll
       for (int w = 0; w < kWidth / kSide; ++w) out[r][w] *= shrink;
     }
-    __syncwarp();  // rows of p are written and read by the same warp
-    AddProduct<false, kTile, kWidth>(p, v, out);
+    __syncwarp();  // a warp reads only rows of p that it has written
+    AddGemm<false, kTile, kWidth>(p, v, out);
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
@@ -235,8 +242,8 @@ __global__ void __launch_bounds__(kThreads) DeltaKernel(const Problem d) {
   if (threadIdx.x % kWarp == 0) d.delta[d.Statistic(blockIdx.z, blockIdx.y, row)] = sum;
 }
 
-// For a tile of queries and one of keys: probabilities, and the gradient of the scores, into shared
-// memory (kProbabilities: both, else the gradient alone).
+// For a tile of queries and one of keys: writes the gradient of the scores to shared memory, and
+// with kProbabilities the probabilities, too.
 template <bool kProbabilities, int kTile, int kWidth>
 __device__ void ScoreGradient(const Problem& d, int b, int head, int query, int key,
                               const Matrix<kTile, kWidth>& q, const Matrix<kTile, kWidth>& k,
@@ -246,8 +253,8 @@ __device__ void ScoreGradient(const Problem& d, int b, int head, int query, int 
   const int ty = threadIdx.x / kSide;
   const int tx = threadIdx.x % kSide;
   float s[R][R], dp[R][R];
-  TileProduct<kTile, kWidth>(q, k, s);
-  TileProduct<kTile, kWidth>(dout, v, dp);
+  TileGemm<kTile, kWidth>(q, k, s);
+  TileGemm<kTile, kWidth>(dout, v, dp);
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const int row = query + ty * R + r;
@@ -294,8 +301,8 @@ __global__ void __launch_bounds__(kThreads) KeyValueGradientKernel(const Problem
       __syncthreads();
       ScoreGradient<true, kTile, kWidth>(d, b, head, query, key, q, k, v, dout, &p, ds);
       __syncthreads();
-      AddProduct<true, kTile, kWidth>(p, dout, dv);
-      AddProduct<true, kTile, kWidth>(ds, q, dk);
+      AddGemm<true, kTile, kWidth>(p, dout, dv);
+      AddGemm<true, kTile, kWidth>(ds, q, dk);
     }
   }
   StoreTile<kTile, kWidth>(d.dk, d.dk.At(b, key_head), key, d.keys, d.width, dk);
@@ -327,7 +334,7 @@ __global__ void __launch_bounds__(kThreads) QueryGradientKernel(const Problem d)
     __syncthreads();
     ScoreGradient<false, kTile, kWidth>(d, b, head, query, key, q, k, v, dout, nullptr, ds);
     __syncwarp();
-    AddProduct<false, kTile, kWidth>(ds, k, dq);
+    AddGemm<false, kTile, kWidth>(ds, k, dq);
   }
   StoreTile<kTile, kWidth>(d.dq, d.dq.At(b, head), query, d.queries, d.width, dq);
 }
@@ -355,47 +362,62 @@ dim3 Grid(int64_t rows, int tile, int64_t heads, int64_t batch) {
               static_cast<unsigned>(batch));
 }
 
-template <int kTile, int kWidth>
-void Forward(CudaStream& stream, const Problem& d, int64_t batch) {
+// Tiles by head width: the first row that is wide enough and fits into the device's shared memory
+// (164 KiB a block of sm_80, 227 KiB of sm_90, 99 KiB of sm_86 and sm_89) is taken.
+template <int tile, int width>
+struct Tiles {
+  static constexpr int kTile = tile, kWidth = width;
+};
+using ForwardTiles =
+    std::tuple<Tiles<64, 64>, Tiles<64, 128>, Tiles<32, 128>, Tiles<32, 256>, Tiles<16, 256>>;
+using BackwardTiles = std::tuple<Tiles<64, 64>, Tiles<32, 128>, Tiles<32, 256>, Tiles<16, 256>>;
+
+template <typename Tiles>
+constexpr int kForwardBytes = SharedBytes<Tiles::kTile, Tiles::kWidth>(3, 1);
+template <typename Tiles>
+constexpr int kBackwardBytes = SharedBytes<Tiles::kTile, Tiles::kWidth>(4, 2);
+
+template <typename Tiles>
+bool TryForward(CudaStream& stream, const Problem& d) {
+  constexpr int kTile = Tiles::kTile, kWidth = Tiles::kWidth;
+  if (d.width > kWidth || kForwardBytes < Tiles >> stream.cuda_device().shared_bytes_per_block()) {
+    return false;
+  }
   Launch(stream, "AttentionForward", ForwardKernel<kTile, kWidth>,
-         Grid(d.queries, kTile, d.heads, batch), SharedBytes<kTile, kWidth>(3, 1), d);
+         Grid(d.queries, kTile, d.heads, d.batch), kForwardBytes<Tiles>, d);
+  return true;
 }
 
-template <int kTile, int kWidth>
-void Backward(CudaStream& stream, const Problem& d, int64_t batch) {
-  DeltaKernel<<<Grid(d.queries, kThreads / kWarp, d.heads, batch), kThreads, 0, stream.handle()>>>(
-      d);
+template <typename Tiles>
+bool TryBackward(CudaStream& stream, const Problem& d) {
+  constexpr int kTile = Tiles::kTile, kWidth = Tiles::kWidth;
+  if (d.width > kWidth || kBackwardBytes < Tiles >> stream.cuda_device().shared_bytes_per_block()) {
+    return false;
+  }
+  DeltaKernel<<<Grid(d.queries, kThreads / kWarp, d.heads, d.batch), kThreads, 0,
+                stream.handle()>>>(d);
   stream.CheckLaunch("AttentionBackward: delta");
   Launch(stream, "AttentionBackward: dk, dv", KeyValueGradientKernel<kTile, kWidth>,
-         Grid(d.keys, kTile, d.key_heads, batch), SharedBytes<kTile, kWidth>(4, 2), d);
+         Grid(d.keys, kTile, d.key_heads, d.batch), kBackwardBytes<Tiles>, d);
   Launch(stream, "AttentionBackward: dq", QueryGradientKernel<kTile, kWidth>,
-         Grid(d.queries, kTile, d.heads, batch), SharedBytes<kTile, kWidth>(4, 1), d);
+         Grid(d.queries, kTile, d.heads, d.batch), SharedBytes<kTile, kWidth>(4, 1), d);
+  return true;
 }
 
-void TiledForward(CudaStream& stream, const AttentionArgs& args) {
-  const Problem d = ProblemOf<View>(args, ViewOf);
-  CHECK_LE(d.width, 256);
-  const int64_t batch = args.q.dim(0);
-  if (d.width <= 64) {
-    Forward<64, 64>(stream, d, batch);
-  } else if (d.width <= 128) {
-    Forward<64, 128>(stream, d, batch);
-  } else {
-    Forward<32, 256>(stream, d, batch);
-  }
+template <typename... Rows>
+void TiledForward(CudaStream& stream, const Problem& d, std::tuple<Rows...>) {
+  CHECK_LE(d.width, kCudaHeadWidthMax);
+  if ((TryForward<Rows>(stream, d) || ...)) return;
+  stream.Fail(absl::UnimplementedError(
+      absl::StrCat("AttentionForward: no tile of heads of ", d.width, " fits the device")));
 }
 
-void TiledBackward(CudaStream& stream, const AttentionBackwardArgs& args) {
-  const Problem d = ProblemOf<View>(args, ViewOf);
-  CHECK_LE(d.width, 256);
-  const int64_t batch = args.forward.q.dim(0);
-  if (d.width <= 64) {
-    Backward<64, 64>(stream, d, batch);
-  } else if (d.width <= 128) {
-    Backward<32, 128>(stream, d, batch);
-  } else {
-    Backward<32, 256>(stream, d, batch);
-  }
+template <typename... Rows>
+void TiledBackward(CudaStream& stream, const Problem& d, std::tuple<Rows...>) {
+  CHECK_LE(d.width, kCudaHeadWidthMax);
+  if ((TryBackward<Rows>(stream, d) || ...)) return;
+  stream.Fail(absl::UnimplementedError(
+      absl::StrCat("AttentionBackward: no tile of heads of ", d.width, " fits the device")));
 }
 
 }  // namespace
@@ -406,7 +428,8 @@ void AttentionForward(Stream& stream, const AttentionArgs& args) {
   const bool own = cuda.cuda_device().options().own_attention;
   if ((own || HopperAttentionForwardIsFaster(args)) && HopperAttentionForward(cuda, args)) return;
   if (!own && cuda.attention_plans().Forward(cuda, args)) return;
-  if (!FlashForward(cuda, args)) TiledForward(cuda, args);
+  if (FlashForward(cuda, args)) return;
+  TiledForward(cuda, ProblemOf<View>(args, ViewOf), ForwardTiles());
 }
 
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
@@ -415,7 +438,8 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   const bool own = cuda.cuda_device().options().own_attention;
   if (own && HopperAttentionBackward(cuda, args)) return;
   if (!own && cuda.attention_plans().Backward(cuda, args)) return;
-  if (!FlashBackward(cuda, args)) TiledBackward(cuda, args);
+  if (FlashBackward(cuda, args)) return;
+  TiledBackward(cuda, ProblemOf<View>(args, ViewOf), BackwardTiles());
 }
 
 }  // namespace muster::kernels::cuda

@@ -13,9 +13,10 @@
 namespace muster::kernels::cuda {
 namespace {
 
-// Of a second-level cache of 50 MB, for what the blocks of a moment read and add to; and blocks
-// enough that the last ones end together. Against all heads at once, 64 x 1024 tokens take 0.83 of
-// the time, longer sequences the same (docs/benchmarks/h200-kernels.md).
+// Heads go through in batches: kBytesAtOnce of what their blocks read and add to stay in the L2
+// cache of 50 MB, and kItemsOfMultiprocessor items keep all multiprocessors busy to the end. 64 x
+// 1024 tokens take 0.83 of the time that all heads at once take, longer sequences the same
+// (docs/benchmarks/h200-kernels.md).
 constexpr int64_t kBytesAtOnce = int64_t{16} << 20;
 constexpr int64_t kItemsOfMultiprocessor = 2;
 
@@ -28,7 +29,7 @@ bool Serves(const CudaDevice& device, const AttentionBackwardArgs& args) {
   return HasWarpgroups(device) && device.shared_bytes_per_block() >= backward::kSharedBytes &&
          !args.deterministic && forward.documents.empty() && forward.q.dtype() != DType::kF32 &&
          forward.q.dim(3) == backward::kWidth && forward.k.dim(1) > 0 &&
-         // Grids, and counts of tiles in 32 bits.
+         // The limits of grids, and of counts of tiles in 32 bits.
          forward.q.dim(0) < 65536 && forward.q.dim(2) < 65536 &&
          forward.q.dim(0) * forward.q.dim(2) * tiles < std::numeric_limits<int32_t>::max() &&
          std::all_of(whole.begin(), whole.end(), [](const Tensor* t) { return WholePacks(*t); });
@@ -48,7 +49,7 @@ absl::Status Launch(CudaStream& stream, const AttentionBackwardArgs& args) {
   const int64_t pairs = int64_t{p.d.batch} * p.d.key_heads;
   p.items = static_cast<int>(pairs * p.key_tiles);
   const int64_t processors = stream.cuda_device().multiprocessors();
-  // Queries, the gradient of the output, and in fp32 that of queries.
+  // q and dout, and dq in fp32.
   const int64_t bytes =
       int64_t{p.d.heads / p.d.key_heads} * p.d.queries * backward::kWidth * (2 + 2 + 4);
   p.pairs_at_once = static_cast<int>(std::min(

@@ -1,16 +1,16 @@
 // The kernels of attention_backward_hopper.cu: the backward of FlashAttention-2 (arXiv 2307.08691)
-// with warpgroup products and copies beside them as in FlashAttention-3 (arXiv 2407.08608).
+// with MMAs by warpgroups and copies beside them as in FlashAttention-3 (arXiv 2407.08608).
 //
 // A block takes one tile of keys and values after the other and passes over the queries that see
-// it, of all heads that share the keys; a producer thread brings tiles of queries and of dout ahead
-// of two warpgroups, which have half of the keys each. Scores are computed transposed, so that
-// probabilities and their gradients are operands of the products for dv and dk as they stand in
-// registers:
+// it, of all heads that share the keys. A producer thread loads tiles of queries and of dout ahead
+// of two warpgroups, which own half of the keys each. Scores are computed transposed, so that
+// probabilities and their gradients are, in the registers that hold them, operands of the GEMMs for
+// dv and dk:
 //   S' = K Q', P' = exp2(S' - lse), dP' = V dO', dV += P' dO, dS' = P' (dP' - delta),
 //   dK += dS' Q, dQ += dS K.
-// For the last, both warpgroups put dS into shared memory, and each has half of the columns of dQ
-// a round later, when the other's part has long been there. Blocks add dQ up in memory as they
-// come: in any order.
+// For dQ, both warpgroups write dS to shared memory, and a round later, when the other one's dS has
+// long arrived, each computes half of the columns of dQ. Blocks add to dQ in memory as they come,
+// in any order.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_BACKWARD_HOPPER_CUH_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_BACKWARD_HOPPER_CUH_
 
@@ -32,18 +32,18 @@ namespace muster::kernels::cuda::backward {
 
 constexpr int kWidth = 64;
 constexpr int kQueries = kAttentionBackwardQueries;  // of a tile
-constexpr int kKeys = 128;                           // of a tile, half of them a warpgroup's
+constexpr int kKeys = 128;                           // of a tile; a warpgroup owns half
 constexpr int kGroups = 2;
 constexpr int kGroupKeys = kKeys / kGroups;
 constexpr int kGroupThreads = 128;
 constexpr int kGroupWarps = kGroupThreads / 32;
 constexpr int kThreads = (kGroups + 1) * kGroupThreads;
-// Of the registers that kThreads have when they start, 168 each.
+// kThreads start with 168 registers each, which are then redistributed.
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 
-constexpr int kStages = 4;  // tiles of queries and of dout on their way
-constexpr int kSlots = 2;   // for keys and values: those at work and the next
+constexpr int kStages = 4;  // tiles of queries and of dout in flight
+constexpr int kSlots = 2;   // for keys and values: the current ones and the next
 constexpr int kTileBytes = kQueries * kWidth * 2;
 constexpr int kStatisticBytes = kQueries * 4;
 constexpr int kStageBytes = 2 * kTileBytes + 2 * kStatisticBytes;
@@ -59,14 +59,14 @@ struct Params {
   AttentionProblem<HeadsView<T>> d;
   int query_tiles, key_tiles;
   int items;          // tiles of keys of all key heads of all samples
-  int pairs_at_once;  // key heads of samples whose tiles are taken together
+  int pairs_at_once;  // key heads of samples whose tiles are taken at a time
   int* next_item;     // 0 when blocks start
   // [batch, heads, query_tiles, 2, kQueries]: -lse in powers of two, and row sums of dout * out.
   // Queries past the end have -inf and 0.
   float* statistics;
-  float* dq;  // [batch, heads, query_tiles, kQueries * kWidth], in the order of products
+  float* dq;  // [batch, heads, query_tiles, kQueries * kWidth], in the order of wgmma's sums
 
-  // In front of a head's first.
+  // The index of a head's first tile of queries.
   __device__ int QueryTile(int b, int head) const { return (b * d.heads + head) * query_tiles; }
 };
 
@@ -78,7 +78,7 @@ __device__ inline void StoreMatricesTransposed(uint32_t row, const uint32_t (&wo
                : "memory");
 }
 
-// Products that start anew need no values in front of them.
+// Tells the compiler that sums which start anew need no values before.
 template <int kN>
 __device__ inline void Forget(float (&c)[kN][4]) {
 #pragma unroll
@@ -87,14 +87,14 @@ __device__ inline void Forget(float (&c)[kN][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "=f"(c[n][i])::"memory");
   }
 }
-// Without an order to what came in front of it, so that sums on their way to memory are not waited
-// for. For places that products have read and AwaitProducts has awaited.
+// Arrives without waiting for this thread's earlier accesses, so without waiting for sums that are
+// being added to memory. For memory that only MMAs have read, which WaitWgmma has waited for.
 __device__ inline void ArriveRelaxed(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// c (+)= a b for 32 columns of b as it stands; a in shared memory.
-#define MUSTER_GROUP_PRODUCT_32(type)                                                             \
+// c (+)= a b, for 32 columns of b, which is MN-major; a is in shared memory.
+#define MUSTER_WGMMA_32(type)                                                                     \
   asm volatile(                                                                                   \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                                \
       "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                 \
@@ -108,12 +108,12 @@ __device__ inline void ArriveRelaxed(uint32_t barrier) {
 template <typename T>
 __device__ inline void MultiplyAdd32(float (&c)[4][4], uint64_t a, uint64_t b, int add) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    MUSTER_GROUP_PRODUCT_32("bf16");
+    MUSTER_WGMMA_32("bf16");
   } else {
-    MUSTER_GROUP_PRODUCT_32("f16");
+    MUSTER_WGMMA_32("f16");
   }
 }
-#undef MUSTER_GROUP_PRODUCT_32
+#undef MUSTER_WGMMA_32
 
 // Addresses in shared memory.
 struct Shared {
@@ -139,13 +139,13 @@ struct Shared {
 // A tile of keys.
 struct Work {
   int tile, key_head, batch;
-  int first, rounds;  // the first tile of queries that sees it; tiles of all heads
+  int first, rounds;  // the first tile of queries that sees it; tiles of queries of all heads
 
-  // Tiles with the most queries first, of a few heads at a time: what they read stays in the cache.
+  // Tiles with the most queries come first, a few heads at a time, whose data stay in the L2 cache.
   template <typename T>
   __device__ Work(const Params<T>& p, int item) {
-    const int together = p.pairs_at_once * p.key_tiles;
-    const int begin = item / together * p.pairs_at_once, at = item % together;
+    const int batch_items = p.pairs_at_once * p.key_tiles;
+    const int begin = item / batch_items * p.pairs_at_once, at = item % batch_items;
     const int now = min(p.pairs_at_once, p.d.key_heads * p.d.batch - begin);
     const int pair = begin + at % now;
     tile = at / now;
@@ -156,7 +156,7 @@ struct Work {
   }
 };
 
-// One thread. Item p.items is the end.
+// Called by one thread. Item p.items or later marks the end.
 template <typename T>
 __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& dout, const CUtensorMap& k,
                                const CUtensorMap& v, const Params<T>& p, const Shared& shared) {
@@ -202,15 +202,15 @@ __device__ inline float2 LoadPair(uint32_t at) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
   return x;
 }
-// LoadMatrices<false> of an address in shared memory.
+// LoadMatrices<false>, from an address in shared memory.
 __device__ inline void LoadRows(uint32_t at, uint32_t (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(at));
 }
 
-// A warpgroup. Rows of its sums are its keys: thread t, lane l, has rows 16 (t / 32) + l / 4 and
-// that + 8, and of columns 8 j + 2 (l % 4) and the next.
+// A warpgroup that multiplies. The rows of its sums are its keys: thread t, lane l, holds rows
+// 16 (t / 32) + l / 4 and that + 8, columns 8 j + 2 (l % 4) and the next.
 template <typename T>
 struct Consumer {
   const Params<T>& p;
@@ -223,7 +223,7 @@ struct Consumer {
   uint32_t k[4][4], v[4][4];  // as left operands, by steps of 16 columns
   float dk[8][4], dv[8][4];
   float s[8][4], dp[8][4], dq[4][4];
-  uint32_t probabilities[4][4], scores[4][4];  // the gradients of scores; both rounded
+  uint32_t probabilities[4][4], scores[4][4];  // rounded; `scores` holds the gradients of scores
 
   __device__ __forceinline__ Consumer(const Params<T>& p, const Shared& shared)
       : p(p), shared(shared) {
@@ -233,48 +233,48 @@ struct Consumer {
     lane = thread % 32;
   }
 
-  // Scores and the gradients of probabilities, both transposed: rows are keys.
+  // Starts the scores and the gradients of probabilities, both transposed: rows are keys.
   __device__ __forceinline__ void BeginScores(uint32_t stage) {
     Forget(s);
     Forget(dp);
     const uint64_t q = hopper::Operand(shared.Q(stage), 16, 1024);
     const uint64_t dout = hopper::Operand(shared.Dout(stage), 16, 1024);
-    BeginProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       GroupMultiplyAdd<T, false>(s, RegisterOperand{k[i]}, q + i * 2, i > 0);
     }
-    CommitProducts();
+    hopper::CommitWgmma();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       GroupMultiplyAdd<T, false>(dp, RegisterOperand{v[i]}, dout + i * 2, i > 0);
     }
-    CommitProducts();
+    hopper::CommitWgmma();
   }
-  // sum += words tile; the tile's rows are those that words' columns belong to.
+  // Starts sum += words tile.
   __device__ __forceinline__ void BeginSum(const uint32_t (&words)[4][4], uint32_t tile,
                                            float (&sum)[8][4]) {
     const uint64_t right = hopper::Operand(tile, 16, 1024);
-    BeginProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       GroupMultiplyAdd<T, true>(sum, RegisterOperand{words[i]}, right + i * 128, 1);
     }
-    CommitProducts();
+    hopper::CommitWgmma();
   }
-  // Half of the columns of dq, over all keys of the block.
+  // Starts half of the columns of dq, over all keys of the block.
   __device__ __forceinline__ void BeginQueryGradient() {
     const uint64_t left = hopper::Operand(shared.Scores((Shares() - 1) % 2), 16, 1024);
     const uint64_t right = hopper::Operand(shared.K(items % kSlots) + group * 64, 16, 1024);
     Forget(dq);
-    BeginProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       MultiplyAdd32<T>(dq, left + i / 4 * (kTileBytes / 16) + i % 4 * 2, right + i * 128, i > 0);
     }
-    CommitProducts();
+    hopper::CommitWgmma();
   }
-  // Four neighbours at a time, in the order in which threads have them.
+  // Adds four neighbours at a time, in the order in which threads hold them.
   __device__ __forceinline__ void AddQueryGradient(int tile) {
     float* const to = p.dq + static_cast<int64_t>(tile) * (kQueries * kWidth) +
                       (group * 4 * kGroupThreads + thread) * 4;
@@ -331,10 +331,10 @@ struct Consumer {
     }
     Pack(dp, scores);
   }
-  // Of scores, so far: one a round, and zeros in front of each item's.
+  // How often scores were shared: once a round, and zeros before each item.
   __device__ __forceinline__ uint32_t Shares() const { return total + items + 1; }
 
-  // Scores as rows of queries, for both warpgroups.
+  // Writes the gradients of scores, as rows of queries, for both warpgroups.
   __device__ __forceinline__ void ShareScores() {
     const uint32_t buffer = Shares() % 2;
     const uint32_t row = shared.Scores(buffer) + group * kTileBytes +
@@ -355,11 +355,11 @@ struct Consumer {
     Publish(buffer);
   }
   __device__ __forceinline__ void Publish(uint32_t buffer) {
-    PublishToProducts();
+    hopper::FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) hopper::Arrive(shared.ScoresFull(buffer));
   }
-  // What both warpgroups shared last.
+  // Waits for what both warpgroups shared last.
   __device__ __forceinline__ void AwaitScores() {
     const uint32_t last = Shares() - 1;
     hopper::WaitBarrier(shared.ScoresFull(last % 2), last / 2 % 2);
@@ -392,7 +392,7 @@ struct Consumer {
       Loop(work, scale2);
       Store(dv, 1.f, p.d.dv.Head(work.batch, work.key_head), p.d.dv.row_stride);
       Store(dk, p.d.scale, p.d.dk.Head(work.batch, work.key_head), p.d.dk.row_stride);
-      PublishToProducts();
+      hopper::FenceAsyncProxy();
       __syncwarp();
       if (lane == 0) hopper::Arrive(shared.KeysEmpty(items % kSlots));
       ++items;
@@ -408,27 +408,27 @@ struct Consumer {
     for (int round = 0; round < work.rounds; ++round) {
       hopper::WaitBarrier(shared.Full(total % kStages), total / kStages % 2);
       BeginScores(total % kStages);
-      // Those of the round before are done, and so is its stage.
-      AwaitProducts<2>();
-      Take(probabilities);
-      Take(scores);
+      // The MMAs of the last round are done, and its stage can be released.
+      hopper::WaitWgmma<2>();
+      FenceRegisters(probabilities);
+      FenceRegisters(scores);
       if (round > 0 && lane == 0) ArriveRelaxed(shared.Empty((total + kStages - 1) % kStages));
-      // Scores of the round before; zeros in front of the first.
+      // These are the scores of the last round, or zeros in the first.
       AwaitScores();
       BeginQueryGradient();
-      AwaitProducts<2>();
-      Take(s);
+      hopper::WaitWgmma<2>();
+      FenceRegisters(s);
       Probabilities(tile * kQueries, scale2);
       Pack(s, probabilities);
       BeginSum(probabilities, shared.Dout(total % kStages), dv);
-      AwaitProducts<2>();
-      Take(dp);
+      hopper::WaitWgmma<2>();
+      FenceRegisters(dp);
       Scores();
-      AwaitProducts<1>();
-      Take(dq);
+      hopper::WaitWgmma<1>();
+      FenceRegisters(dq);
       BeginSum(scores, shared.Q(total % kStages), dk);
       ShareScores();
-      // Behind the fence in ShareScores, which would wait until they are done.
+      // These additions come after the fence in ShareScores, which would wait for them.
       AddQueryGradient(before);
       before = row + tile;
       if (++tile == p.query_tiles) {
@@ -439,17 +439,17 @@ struct Consumer {
     }
     AwaitScores();
     BeginQueryGradient();
-    AwaitProducts<0>();
-    Take(probabilities);
-    Take(scores);
-    Take(dq);
-    Take(dk);
-    Take(dv);
+    hopper::WaitWgmma<0>();
+    FenceRegisters(probabilities);
+    FenceRegisters(scores);
+    FenceRegisters(dq);
+    FenceRegisters(dk);
+    FenceRegisters(dv);
     AddQueryGradient(before);
     if (lane == 0) ArriveRelaxed(shared.Empty((total + kStages - 1) % kStages));
   }
 
-  // A warp's rows, through its own rows of V's tile.
+  // Writes a warp's rows through its own rows of the tile of V.
   __device__ __forceinline__ void Store(const float (&sum)[8][4], float factor, T* head,
                                         int64_t pitch) {
     const int own = group * kGroupKeys + warp * 16;
@@ -516,14 +516,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// ---- in front and behind
+// ---- before and after
 // -------------------------------------------------------------------------
 
 constexpr int kRowThreads = 256;
 constexpr int kRowLanes = 8;
 constexpr int kRowsOfBlock = kRowThreads / kRowLanes;
 
-// Statistics, and zeros in dq. A block: kRowsOfBlock queries of a head of a sample.
+// Computes the statistics and zeroes dq. A block takes kRowsOfBlock queries of a head of a sample.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     PrepareAttentionBackwardKernel(const __grid_constant__ Params<T> p) {
@@ -554,8 +554,7 @@ __global__ void __launch_bounds__(kRowThreads)
   dq[lane] = dq[lane + kRowLanes] = {0, 0, 0, 0};
 }
 
-// dq in 16 bits, from the order of products: a block is a tile, a thread has eight columns of two
-// rows.
+// Rounds dq to 16 bits and reorders it. A block takes a tile, a thread eight columns of two rows.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     FinishAttentionBackwardKernel(const __grid_constant__ Params<T> p) {

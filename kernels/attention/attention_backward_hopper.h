@@ -1,16 +1,16 @@
-// Attention's backward in any order by kernels of our own for Hopper, heads of 64.
+// Attention backward by our own kernels for Hopper: 64-wide heads, dq summed in any order.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_BACKWARD_HOPPER_H_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_BACKWARD_HOPPER_H_
 
+#include "kernels/attention/attention.h"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops.h"
 
 namespace muster::kernels::cuda {
 
-// False for what it does not take, and then nothing was enqueued: a fixed order, documents, another
-// width, fp32, rows that do not start at multiples of 16 bytes, a device or build that is not
-// Hopper's. Faster than cuDNN's at every length measured (docs/benchmarks/h200-kernels.md), by
-// itself: attention.cu says who asks for it.
+// False where these kernels do not serve, and then nothing was enqueued: `deterministic`,
+// documents, another head width, fp32, rows that do not start at multiples of 16 bytes, a device or
+// build other than Hopper's. Measured on its own it is faster than cuDNN's at every length
+// (docs/benchmarks/h200-kernels.md); attention.cu says when it runs.
 bool HopperAttentionBackward(CudaStream& stream, const AttentionBackwardArgs& args);
 
 }  // namespace muster::kernels::cuda

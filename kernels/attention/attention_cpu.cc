@@ -15,10 +15,12 @@
 #include <limits>
 
 #include "base/check.h"
+#include "kernels/attention/attention.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
 #include "kernels/gemm/gemm_cpu.h"
-#include "kernels/ops_cpu.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {

@@ -35,7 +35,7 @@ namespace {
 namespace fe = cudnn_frontend;
 using fe::graph::Tensor_attributes;
 
-// Tensors of a graph, by which pointers are handed to it.
+// Names of a graph's tensors, under which it is given their addresses.
 enum Uid : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv };
 
 // Everything a graph depends on: dtype, flags, shapes and strides.
@@ -64,7 +64,8 @@ Key KeyOf(const AttentionArgs& args) {
   return key;
 }
 
-// Ours are [B,S,H,D]; cuDNN names dimensions [B,H,S,D] and reads the order from the strides.
+// Our tensors are [B,S,H,D]. cuDNN calls the dimensions [B,H,S,D] and takes the order in memory
+// from the strides.
 Tensor_attributes Describe(const Tensor& t, Uid uid) {
   return Tensor_attributes()
       .set_uid(uid)
@@ -104,7 +105,7 @@ Tensor SliceDim(const Tensor& t, int dim, int64_t begin, int64_t count) {
                 {t.stride(0), t.stride(1), t.stride(2), t.stride(3)});
 }
 
-// Key heads [begin, begin + count) with their queries. Requires: one sample.
+// The problem of key heads [begin, begin + count) and their query heads. Requires: one sample.
 AttentionBackwardArgs KeyHeads(AttentionBackwardArgs args, int64_t begin, int64_t count) {
   AttentionArgs& forward = args.forward;
   const int64_t group = forward.q.dim(2) / forward.k.dim(2);
@@ -116,7 +117,7 @@ AttentionBackwardArgs KeyHeads(AttentionBackwardArgs args, int64_t begin, int64_
   return args;
 }
 
-// Empty when cuDNN has no engine for it.
+// An empty Graph where cuDNN has no engine for it.
 Graph Build(cudnnHandle_t handle, std::unique_ptr<fe::graph::Graph> graph) {
   if (graph->validate().is_bad() || graph->build_operation_graph(handle).is_bad() ||
       graph->create_execution_plans({fe::HeurMode_t::A}).is_bad() ||
@@ -175,7 +176,7 @@ Graph BuildBackward(cudnnHandle_t handle, const AttentionBackwardArgs& args) {
 }
 
 bool Supported(const AttentionArgs& args) {
-  // Not fp32; whole 16-byte rows; no mask of documents. The graph itself says no to the rest.
+  // 16 bits, rows of whole 16-byte words, and no documents. Building the graph finds out the rest.
   return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0 && args.documents.empty();
 }
 
@@ -185,7 +186,7 @@ struct AttentionPlans::State {
   cudnnHandle_t handle = nullptr;
   std::map<Key, Graph> graphs;
 
-  // `build` makes the graph when it is not there yet. nullptr without an engine for it.
+  // The graph of `key`, which `build` makes at first use; nullptr where cuDNN has no engine for it.
   template <typename F>
   const Graph* Find(const Key& key, const F& build) {
     auto found = graphs.find(key);
@@ -193,7 +194,7 @@ struct AttentionPlans::State {
     return found->second.graph == nullptr ? nullptr : &found->second;
   }
 
-  // 0 when there is nothing to run, which Run reports.
+  // 0 where there is no graph, which Run reports.
   template <typename F>
   int64_t WorkspaceBytes(const Key& key, const F& build) {
     if (handle == nullptr) return 0;
@@ -205,7 +206,7 @@ struct AttentionPlans::State {
     }
   }
 
-  // False without an engine for it.
+  // False where there is no graph.
   template <typename F>
   bool Run(CudaStream& stream, const char* op, const Key& key, const F& build,
            std::unordered_map<int64_t, void*> pointers) {
@@ -260,7 +261,7 @@ bool AttentionPlans::Backward(CudaStream& stream, const AttentionBackwardArgs& a
   const int64_t workspace = state_->WorkspaceBytes(key, build);
   if (workspace > kAttentionWorkspaceBytesMax) {
     if (args.deterministic && forward.q.dim(3) <= kAttentionOwnWidthMax) return false;
-    // Parts are alike but for a head or sample: either all of them have a graph or none.
+    // Slices differ by at most one head or sample, so either all of them have a graph or none has.
     const int64_t batch = forward.q.dim(0), key_heads = forward.k.dim(2);
     if (batch > 1) {
       return Backward(stream, SamplesOf(args, 0, batch / 2)) &&

@@ -7,20 +7,20 @@
 
 #include <memory>
 
+#include "kernels/attention/attention.h"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops.h"
 
 namespace muster::kernels::cuda {
 
-// Of one stream, used by the thread that enqueues on it.
+// The graphs of one stream. Used by the thread that enqueues on it.
 class AttentionPlans {
  public:
   explicit AttentionPlans(cudaStream_t stream);
   ~AttentionPlans();
 
-  // False when there is no graph for this problem (dtype, head width, architecture, documents, or a
-  // fixed order that takes too large a workspace: attention_workspace.h), and then nothing was
-  // enqueued. An error while running one fails the stream.
+  // False where cuDNN has no graph for this problem (dtype, head width, architecture, documents, or
+  // a fixed order whose workspace is too large: attention_workspace.h), and then nothing was
+  // enqueued. An error while running a graph fails the stream.
   bool Forward(CudaStream& stream, const AttentionArgs& args);
   bool Backward(CudaStream& stream, const AttentionBackwardArgs& args);
 

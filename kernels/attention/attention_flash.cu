@@ -1,18 +1,19 @@
-// Launches of attention_flash.cuh, and the tiles by head width. Chosen among 75 variants on an H200
-// (docs/benchmarks/h200-kernels.md). By warps, what counts is how often a word that a warp reads
-// from shared memory is used, so they own 32 rows where the sums still fit into 255 registers, and
-// 16 of dk and dv from width 96 on. By groups, it is how much else a multiprocessor can do while
-// one waits.
+// Launches of attention_flash.cuh, and the tiles by head width, chosen among 75 variants on an H200
+// (docs/benchmarks/h200-kernels.md). For MMAs by warps it matters how often a warp uses a word that
+// it reads from shared memory: a warp owns 32 rows where their sums fit into 255 registers, and 16
+// rows of dk and dv from width 96 on. For MMAs by warpgroups it matters how much other work a
+// multiprocessor has while one of them waits.
 #include "kernels/attention/attention_flash.h"
 
 #include <algorithm>
 
 #include "kernels/attention/attention_flash.cuh"
+#include "kernels/attention/head_width.h"
 
 namespace muster::kernels::cuda {
 namespace flash {
 
-// By rows of queries: forward, dq.
+// A warp or warpgroup owns rows of queries: forward, dq.
 template <int width, int keys, int part, bool keep>
 struct QueryShape {
   static constexpr int kWidth = width, kM = 2, kWarps = 4, kKeys = keys, kPart = part, kBlocks = 2;
@@ -25,7 +26,7 @@ struct QueryGroupShape {
   static constexpr int kQueries = warps * 16, kBlocks = blocks;
   static constexpr bool kKeep = false, kGroups = true;
 };
-// By rows of keys: dk, dv.
+// A warp or warpgroup owns rows of keys: dk, dv.
 template <int width, int tiles, int part>
 struct KeyShape {
   static constexpr int kWidth = width, kM = tiles, kWarps = 4, kQueries = 64, kPart = part;
@@ -86,9 +87,10 @@ struct GroupShapes<128> {
 };
 
 bool Takes(const AttentionArgs& args) {
-  return args.q.dtype() != DType::kF32 && args.q.dim(3) % 8 == 0 && args.q.dim(3) <= 128 &&
-         ScaleOf(args) > 0 && WholePacks(args.q) && WholePacks(args.k) && WholePacks(args.v) &&
-         WholePacks(args.out);
+  const int64_t width = args.q.dim(3);
+  return args.q.dtype() != DType::kF32 && width % kTensorCoreHeadWidthStep == 0 &&
+         width <= kTensorCoreHeadWidthMax && ScaleOf(args) > 0 && WholePacks(args.q) &&
+         WholePacks(args.k) && WholePacks(args.v) && WholePacks(args.out);
 }
 
 // Calls f(T{}, shapes) for the element type and the narrowest tiles that hold the heads.

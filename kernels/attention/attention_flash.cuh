@@ -1,13 +1,13 @@
 // The kernels of attention_flash.cu: FlashAttention-2 (arXiv 2307.08691) on the tensor cores, for
 // 16-bit tensors of any head width up to kWidth (a multiple of 8; the rest is read as zeros).
 //
-// Products are taken by warps (tensor_core.cuh), or on Hopper by groups of four (warpgroup.cuh);
-// where rows and sums stand is the same.
+// MMAs are issued by warps (tensor_core.cuh), or on Hopper by warpgroups (warpgroup.cuh); operands
+// and sums are laid out over threads in the same way.
 //
 // A warp owns rows: queries in forward and dq, keys in dk and dv, where scores are computed
-// transposed. Its scores stay in registers and become the first operand of the second product
-// there; the tiles of the other side pass through shared memory, two at a time, read by all warps.
-// Every sum belongs to one warp and is taken in one order: no atomics, the same bits every time.
+// transposed. Its scores stay in registers and become the left operand of the second GEMM there.
+// The tiles of the other side pass through shared memory, two at a time, and all warps read them.
+// Every sum belongs to one warp and is taken in one order, without atomics: the bits repeat.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_FLASH_CUH_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_FLASH_CUH_
 
@@ -24,8 +24,8 @@ namespace muster::kernels::cuda::flash {
 template <typename T>
 using Problem = AttentionProblem<HeadsView<T>>;  // with a scale above 0
 
-// What a block works on: the same tile of all heads, then the next one, so that under a causal mask
-// the blocks with the most work start first (of queries with `last_first`).
+// What a block works on. Blocks take the same tile of all heads, then the next tile, so that under
+// a causal mask those with the most work start first; for tiles of queries that needs `last_first`.
 struct Place {
   int tile, head, batch;
 
@@ -38,9 +38,9 @@ struct Place {
   }
 };
 
-// Rows of 16-bit elements in shared memory: for products by groups of warps in slabs
-// (warpgroup.cuh), else 8 elements longer than they need to be, so that the eight rows that
-// ldmatrix reads at a time lie in different banks.
+// Rows of 16-bit elements in shared memory: in slabs for MMAs by warpgroups (warpgroup.cuh), else
+// padded by 8 elements, so that the eight rows that ldmatrix reads at a time lie in different
+// banks.
 template <int width, int rows, bool groups>
 struct Tile {
   static constexpr int kWidth = width, kRows = rows, kStep = groups ? 64 : width + 8;
@@ -54,7 +54,7 @@ struct Tile {
   }
 };
 
-// Rows [begin, begin + kRows) of one head, on their way; zeros past the end.
+// Starts to copy rows [begin, begin + kRows) of one head; zeros past the end.
 template <typename Tile, int kThreads, typename T>
 __device__ inline void LoadTile(const T* head, int64_t row_stride, int begin, int rows, int width,
                                 T* tile) {
@@ -68,15 +68,16 @@ __device__ inline void LoadTile(const T* head, int64_t row_stride, int begin, in
   }
 }
 
-// Every thread's copies have arrived, and what was read before may be overwritten.
+// Waits until the copies of every thread have arrived. Behind it, every thread has read the tiles
+// before, which may be overwritten.
 template <bool kGroups>
 __device__ inline void AwaitTiles() {
   WaitCopies<0>();
-  if constexpr (kGroups) PublishToProducts();
+  if constexpr (kGroups) hopper::FenceAsyncProxy();
   __syncthreads();
 }
 
-// The a operands of kM x kK tiles of 16 x 16, from a row and column on.
+// Loads the left operands of kM x kK tiles of 16 x 16, from a row and column on.
 template <typename Tile, int kM, int kK, typename T>
 __device__ inline void LoadOperands(const T* tile, int row, int column,
                                     uint32_t (&words)[kM][kK][4]) {
@@ -91,28 +92,28 @@ __device__ inline void LoadOperands(const T* tile, int row, int column,
   }
 }
 
-// By groups: all but the last n commits of products are done, `sums` among them.
+// With warpgroups, waits until all but the last n commits are done, `sums` among them.
 template <bool kGroups, int n, int kM, int kN>
-__device__ inline void AwaitSums(float (&sums)[kM][kN][4]) {
+__device__ inline void WaitSums(float (&sums)[kM][kN][4]) {
   if constexpr (kGroups) {
-    AwaitProducts<n>();
-    Take(sums[0]);
+    hopper::WaitWgmma<n>();
+    FenceRegisters(sums[0]);
   }
 }
 
-// A warp's rows of a tile as the left operand of products: read once into registers, or from shared
+// A warp's rows of a tile as the left operand of GEMMs: read once into registers, or from shared
 // memory each time.
 template <typename Tile, bool kKeep, int kM, typename T>
 class Left {
  public:
   static constexpr int kSteps = Tile::kWidth / 16;
 
-  // Requires: the tile is there for every lane. `row`: the first of the warp.
+  // Requires: the tile has arrived for every lane. `row`: the first of the warp.
   __device__ Left(const T* tile, int row) : tile_(tile), row_(row) {
     if constexpr (kKeep) LoadOperands<Tile, kM, kSteps>(tile, row, 0, words_);
   }
-  // c = rows other^T, over kN x 8 rows of `other`, which is a tile from a row on. By groups: on its
-  // way, one commit.
+  // c = rows other^T, over kN x 8 rows of `other`, which points into a tile. With warpgroups it is
+  // only started, as one commit.
   template <typename Other, int kN>
   __device__ void Times(const T* other, float (&c)[kM][kN][4]) const {
     if constexpr (Tile::kGroups) {
@@ -128,15 +129,15 @@ class Left {
     static_assert(kM == 1 && !kKeep);
     const uint64_t right = MatrixAt(other, 16, 1024);
     const uint64_t left = MatrixAt(tile_ + row_ / 64 * 64 * 64, 16, 1024);
-    BeginProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      // In units of 16 bytes: a slab is four steps of 16 columns.
+      // Addresses are in units of 16 bytes; a slab is four steps of 16 columns.
       const TileOperand a{left + k / 4 * (Tile::kSlab / 8) + k % 4 * 2};
       const uint64_t b = right + k / 4 * (Other::kSlab / 8) + k % 4 * 2;
       GroupMultiplyAdd<T, false>(c[0], a, b, k > 0);
     }
-    CommitProducts();
+    hopper::CommitWgmma();
   }
   template <typename Other, int kN>
   __device__ void TimesByWarp(const T* other, float (&c)[kM][kN][4]) const {
@@ -180,7 +181,7 @@ class Left {
   uint32_t words_[kKeep ? kM : 1][kKeep ? kSteps : 1][4];
 };
 
-// Scores as the left operand of the next product.
+// Rounds scores to the left operand of the next GEMM.
 template <typename T, int kM, int kN>
 __device__ inline void RoundScores(const float (&c)[kM][kN][4], uint32_t (&words)[kM][kN / 2][4]) {
 #pragma unroll
@@ -195,19 +196,19 @@ __device__ inline void RoundScores(const float (&c)[kM][kN][4], uint32_t (&words
   }
 }
 
-// sum += scores rows, over the kK x 16 rows of a tile from a row on. By groups: on its way, one
-// commit.
+// sum += scores rows, over kK x 16 rows; `rows` points into a tile. With warpgroups it is only
+// started, as one commit.
 template <typename Tile, typename T, int kM, int kK>
-__device__ inline void AddProduct(const uint32_t (&scores)[kM][kK][4], const T* rows,
-                                  float (&sum)[kM][Tile::kWidth / 8][4]) {
+__device__ inline void AddGemm(const uint32_t (&scores)[kM][kK][4], const T* rows,
+                               float (&sum)[kM][Tile::kWidth / 8][4]) {
   if constexpr (Tile::kGroups) {
     const uint64_t right = MatrixAt(rows, Tile::kSlab * 2, 1024);
-    BeginProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kK; ++k) {
       GroupMultiplyAdd<T, true>(sum[0], RegisterOperand{scores[0][k]}, right + k * 128, 1);
     }
-    CommitProducts();
+    hopper::CommitWgmma();
     return;
   }
   const int lane = threadIdx.x % kWarp;
@@ -227,9 +228,9 @@ __device__ inline void AddProduct(const uint32_t (&scores)[kM][kK][4], const T* 
   }
 }
 
-// A warp's rows to memory, scaled row by row, through its own rows of a tile that nobody else reads
-// any more: those from `own` on, the first of which is row `begin` of the head; factor[m][h]
-// belongs to row 16 m + 8 h + g.
+// Writes a warp's rows to memory, multiplied by factor[m][h] in row 16 m + 8 h + g. They pass
+// through rows `own` and following of a tile, which only this warp still uses; the first of them is
+// row `begin` of the head.
 template <typename Tile, typename T, int kM>
 __device__ inline void StoreRows(const float (&sum)[kM][Tile::kWidth / 8][4],
                                  const float (&factor)[kM][2], T* tile, int own, T* head,
@@ -259,7 +260,7 @@ __device__ inline void StoreRows(const float (&sum)[kM][Tile::kWidth / 8][4],
   }
 }
 
-// Over the four lanes that share rows.
+// Reductions over the four lanes that share rows.
 __device__ inline float QuadMax(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -269,8 +270,8 @@ __device__ inline float QuadSum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// -inf where a row (a query from `row` on) does not see a column (a key from `column` on). `first`
-// [rows of the warp]: the first key that each sees.
+// Sets scores to -inf where a query (rows, from `row` on) does not see a key (columns, from
+// `column` on). first[i]: the first key that row i of the warp sees.
 template <int kM, int kN>
 __device__ inline void MaskKeys(int row, int column, int keys, bool causal, const int* first,
                                 float (&s)[kM][kN][4]) {
@@ -307,7 +308,7 @@ __device__ inline void SoftmaxStep(float scale2, float (&s)[kM][kN][4], float (&
         row_most = fmaxf(row_most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
       }
       row_most = QuadMax(row_most);
-      // A row that has seen no key yet stays empty.
+      // Until a row has seen a key, its maximum is -inf.
       const float base = row_most == -INFINITY ? 0.f : row_most * scale2;
       const float shrink = Exp2(most[m][h] * scale2 - base);
       most[m][h] = row_most;
@@ -330,7 +331,7 @@ __device__ inline void SoftmaxStep(float scale2, float (&s)[kM][kN][4], float (&
   }
 }
 
-// The keys that any query of a tile sees: whole tiles of kKeys.
+// The keys that any query of a tile sees, in whole tiles of keys.
 struct KeyRange {
   int begin, end;
 
@@ -345,24 +346,23 @@ template <typename Shape>
 using QueryTile = Tile<Shape::kWidth, Shape::kQueries, Shape::kGroups>;
 template <typename Shape>
 using KeyTile = Tile<Shape::kWidth, Shape::kKeys, Shape::kGroups>;
-// Rows of those that skip a tile together.
+// Rows that skip a tile in common: those of a warp or of a warpgroup.
 template <typename Shape>
-constexpr int kTogether = Shape::kGroups ? 64 : 16 * Shape::kM;
+constexpr int kSkipRows = Shape::kGroups ? 64 : 16 * Shape::kM;
 
 template <typename Shape>
 constexpr int ForwardBytes() {
   return (QueryTile<Shape>::kElements + 4 * KeyTile<Shape>::kElements) * 2 + Shape::kQueries * 4;
 }
 
-// Shape: kWidth, kM (tiles of 16 queries of a warp), kWarps, kKeys (of a tile), kKeep (queries in
-// registers), kGroups (products by groups of warps), kBlocks (of a multiprocessor, for the
-// compiler).
+// Shape: kWidth, kM (tiles of 16 queries of a warp), kWarps, kKeys (of a tile), kKeep (queries stay
+// in registers), kGroups (MMAs by warpgroups), kBlocks (of a multiprocessor, for the compiler).
 template <typename T, typename Shape>
 __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     ForwardKernel(const Problem<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kKeys = Shape::kKeys;
   constexpr int kQueries = Shape::kQueries, kThreads = Shape::kWarps * kWarp;
-  constexpr int kRows = kTogether<Shape>;
+  constexpr int kRows = kSkipRows<Shape>;
   using Rows = QueryTile<Shape>;
   using Keys = KeyTile<Shape>;
   extern __shared__ __align__(1024) uint4 memory[];
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
   const int b = at.batch, query0 = at.tile * kQueries;
   const int key_head = at.head / (d.heads / d.key_heads);
   const int own = threadIdx.x / kWarp * 16 * kM, row0 = query0 + own;  // of this warp
-  const int together = own / kRows * kRows, rows0 = query0 + together;
+  const int skip_row = own / kRows * kRows, rows0 = query0 + skip_row;
   const int lane = threadIdx.x % kWarp;
   const T* const k = d.k.Head(b, key_head);
   const T* const v = d.v.Head(b, key_head);
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
   CommitCopies();
   AwaitTiles<Shape::kGroups>();
   const Left<Rows, Shape::kKeep, kM, T> q(q_tile, own);
-  const int first_first = first[together], last_first = first[together + kRows - 1];
+  const int first_first = first[skip_row], last_first = first[skip_row + kRows - 1];
   const float scale2 = d.scale * kLog2E;
   float most[kM][2], sum[kM][2] = {}, out[kM][kWidth / 8][4] = {};
 #pragma unroll
@@ -407,15 +407,15 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     const int offset = buffer * Keys::kElements;
     float s[kM][kKeys / 8][4];
     q.template Times<Keys>(k_tiles + offset, s);
-    AwaitSums<Shape::kGroups, 0>(s);
+    WaitSums<Shape::kGroups, 0>(s);
     if (key + kKeys > d.keys || (d.causal && key + kKeys > row0 + 1) || last_first > key) {
       MaskKeys(row0, key, d.keys, d.causal, first + own, s);
     }
     SoftmaxStep(scale2, s, most, sum, out);
     uint32_t p[kM][kKeys / 16][4];
     RoundScores<T>(s, p);
-    AddProduct<Keys>(p, v_tiles + offset, out);
-    AwaitSums<Shape::kGroups, 0>(out);
+    AddGemm<Keys>(p, v_tiles + offset, out);
+    WaitSums<Shape::kGroups, 0>(out);
   }
   float factor[kM][2];
 #pragma unroll
@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(kDeltaThreads)
   if (inside && column == 0) d.delta[d.Statistic(b, head, row)] = sum;
 }
 
-// In powers of two; a query without any key gets no probabilities.
+// lse as a power of two, and +inf for a query without any key, whose probabilities become 0.
 __device__ inline float Base(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2E; }
 
 template <typename Shape>
@@ -478,7 +478,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     QueryGradientKernel(const Problem<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kKeys = Shape::kKeys;
   constexpr int kPart = Shape::kPart, kQueries = Shape::kQueries;
-  constexpr int kThreads = Shape::kWarps * kWarp, kRows = kTogether<Shape>;
+  constexpr int kThreads = Shape::kWarps * kWarp, kRows = kSkipRows<Shape>;
   using Rows = QueryTile<Shape>;
   using Keys = KeyTile<Shape>;
   extern __shared__ __align__(1024) uint4 memory[];
@@ -491,7 +491,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
   const int b = at.batch, query0 = at.tile * kQueries;
   const int key_head = at.head / (d.heads / d.key_heads);
   const int own = threadIdx.x / kWarp * 16 * kM, row0 = query0 + own;
-  const int together = own / kRows * kRows, rows0 = query0 + together;
+  const int skip_row = own / kRows * kRows, rows0 = query0 + skip_row;
   const int lane = threadIdx.x % kWarp;
   const T* const k = d.k.Head(b, key_head);
   const T* const v = d.v.Head(b, key_head);
@@ -522,7 +522,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
   AwaitTiles<Shape::kGroups>();
   const Left<Rows, Shape::kKeep, kM, T> q(q_tile, own);
   const Left<Rows, Shape::kKeep, kM, T> dout(dout_tile, own);
-  const int first_first = first[together], last_first = first[together + kRows - 1];
+  const int first_first = first[skip_row], last_first = first[skip_row + kRows - 1];
   const float scale2 = d.scale * kLog2E;
   float dq[kM][kWidth / 8][4] = {};
   int buffer = 0;
@@ -541,7 +541,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       float s[kM][kPart / 8][4], dp[kM][kPart / 8][4];
       q.template Times<Keys>(k_tiles + offset, s);
       dout.template Times<Keys>(v_tiles + offset, dp);
-      AwaitSums<Shape::kGroups, 1>(s);
+      WaitSums<Shape::kGroups, 1>(s);
       if (key + kPart > d.keys || (d.causal && key + kPart > row0 + 1) || last_first > key) {
         MaskKeys(row0, key, d.keys, d.causal, first + own, s);
       }
@@ -555,7 +555,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
           }
         }
       }
-      AwaitSums<Shape::kGroups, 0>(dp);
+      WaitSums<Shape::kGroups, 0>(dp);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -568,8 +568,8 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       }
       uint32_t ds[kM][kPart / 16][4];
       RoundScores<T>(dp, ds);
-      AddProduct<Keys>(ds, k_tiles + offset, dq);
-      AwaitSums<Shape::kGroups, 0>(dq);
+      AddGemm<Keys>(ds, k_tiles + offset, dq);
+      WaitSums<Shape::kGroups, 0>(dq);
     }
   }
   float factor[kM][2];
@@ -580,14 +580,14 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
                   d.width);
 }
 
-// How many of the queries [begin, queries) come before the first that does not see `key` any more,
-// because its document begins behind it. By a whole warp.
+// The first query of [begin, queries) that does not see `key` because its document begins behind
+// it. Called by a whole warp.
 template <typename T>
 __device__ inline int LastQuery(const Problem<T>& d, int b, int begin, int key) {
   if (d.documents == nullptr) return d.queries;
   const int lane = threadIdx.x % kWarp;
   int low = begin,
-      high = d.queries;  // queries in front of `low` see it, from `high` on they do not
+      high = d.queries;  // queries before `low` see the key, those from `high` on do not
   while (low < high) {
     const int step = (high - low + kWarp - 1) / kWarp;
     const int probe = low + lane * step;
@@ -613,7 +613,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
     KeyValueGradientKernel(const Problem<T> d, int tiles) {
   constexpr int kWidth = Shape::kWidth, kM = Shape::kM, kQueries = Shape::kQueries;
   constexpr int kPart = Shape::kPart, kKeys = Shape::kKeys, kThreads = Shape::kWarps * kWarp;
-  constexpr int kRows = kTogether<Shape>;
+  constexpr int kRows = kSkipRows<Shape>;
   using Rows = KeyTile<Shape>;
   using Queries = QueryTile<Shape>;
   extern __shared__ __align__(1024) uint4 memory[];
@@ -621,7 +621,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
   T* const v_tile = k_tile + Rows::kElements;
   T* const q_tiles = v_tile + Rows::kElements;
   T* const dout_tiles = q_tiles + 2 * Queries::kElements;
-  // Of a tile's queries: lse, delta, where their documents begin.
+  // Of a tile's queries: lse, delta, and where their documents begin.
   auto* const statistics = reinterpret_cast<float*>(dout_tiles + 2 * Queries::kElements);
   const Place at(tiles, d.key_heads, /*last_first=*/false);
   const int b = at.batch, key0 = at.tile * kKeys, group = d.heads / d.key_heads;
@@ -687,7 +687,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
       float s[kM][kPart / 8][4], dp[kM][kPart / 8][4];
       k.template Times<Queries>(q_tiles + offset, s);
       v.template Times<Queries>(dout_tiles + offset, dp);
-      AwaitSums<Shape::kGroups, 1>(s);
+      WaitSums<Shape::kGroups, 1>(s);
       const bool masked =
           (d.causal && query < row0 + 16 * kM - 1) || (apart && document[kPart - 1] > position);
 #pragma unroll
@@ -711,7 +711,7 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
         }
       }
       uint32_t p[kM][kPart / 16][4], ds[kM][kPart / 16][4];
-      AwaitSums<Shape::kGroups, 0>(dp);
+      WaitSums<Shape::kGroups, 0>(dp);
 #pragma unroll
       for (int n = 0; n < kPart / 8; ++n) {
 #pragma unroll
@@ -724,15 +724,15 @@ __global__ void __launch_bounds__(Shape::kWarps* kWarp, Shape::kBlocks)
           }
         }
       }
-      // Nothing is computed while products read these operands from registers: the compiler does
-      // not keep them reliably.
+      // No operand is computed while MMAs read others from registers: the compiler does not
+      // reliably keep those.
       RoundScores<T>(s, p);
       if constexpr (Shape::kGroups) RoundScores<T>(dp, ds);
-      AddProduct<Queries>(p, dout_tiles + offset, dv);
+      AddGemm<Queries>(p, dout_tiles + offset, dv);
       if constexpr (!Shape::kGroups) RoundScores<T>(dp, ds);
-      AddProduct<Queries>(ds, q_tiles + offset, dk);
-      AwaitSums<Shape::kGroups, 0>(dk);
-      AwaitSums<Shape::kGroups, 0>(dv);
+      AddGemm<Queries>(ds, q_tiles + offset, dk);
+      WaitSums<Shape::kGroups, 0>(dk);
+      WaitSums<Shape::kGroups, 0>(dv);
     }
   }
   if constexpr (Shape::kGroups) __syncthreads();

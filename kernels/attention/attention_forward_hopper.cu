@@ -1,4 +1,4 @@
-// Launches of attention_forward_hopper.cuh. What its constants are against was measured on an H200
+// Launches of attention_forward_hopper.cuh, whose constants were chosen by measurements on an H200
 // (docs/benchmarks/h200-kernels.md).
 #include "kernels/attention/attention_forward_hopper.h"
 
@@ -12,7 +12,7 @@
 namespace muster::kernels::cuda {
 namespace {
 
-// Of each key head.
+// Tiles of queries of each key head.
 int64_t Tiles(const AttentionArgs& args) {
   const int64_t parts = CeilDiv(args.q.dim(1), forward::kGroupRows);
   return CeilDiv(parts * (args.q.dim(2) / args.k.dim(2)), forward::kGroups);
@@ -59,10 +59,10 @@ bool HopperAttentionForward(CudaStream& stream, const AttentionArgs& args) {
 }
 
 bool HopperAttentionForwardIsFaster(const AttentionArgs& args) {
-  // No graph of cuDNN's takes documents, and our other kernels take longer.
+  // cuDNN has no graph for documents, and our other kernels take longer.
   if (!args.documents.empty()) return true;
-  // Short sequences have too much at their diagonal, less so where heads share keys and a tile is
-  // of several heads. Work for less than some rounds of all blocks was not measured.
+  // In short sequences too many tiles lie on the diagonal; fewer do where heads share keys, because
+  // a tile then holds queries of several heads. Problems of fewer items were not measured.
   constexpr int64_t kMeasuredItems = 1024;
   const bool shared = args.q.dim(2) > args.k.dim(2);
   return args.q.dtype() == DType::kBF16 && args.q.dim(3) == forward::kWidth &&

@@ -1,22 +1,21 @@
 // The kernel of attention_forward_hopper.cu: FlashAttention (arXiv 2307.08691, 2407.08608) for
 // heads of 64 on Hopper.
 //
-// One block an SM, which walks over items: three times 64 queries that share keys each. A producer
-// warp sends tiles of keys and values through a ring of stages by the copy engine, from the
-// diagonal down, and queries one item ahead. Three warpgroups own 64 queries each. A step of a
-// warpgroup: it starts the products of its queries with the next keys, starts those of the
-// probabilities before with their values, and while these run turns the new scores into
-// probabilities, which stay in registers as the left operand of the next step. The items follow
-// each other without a gap: the last values of one are multiplied beside the first keys of the
-// next.
+// One block runs on each multiprocessor and walks over items: three times 64 queries that share
+// keys. A producer warp loads tiles of keys and values into a ring of stages by TMA, from the
+// diagonal down, and queries one item ahead. Three warpgroups own 64 queries each. In a step, a
+// warpgroup starts the MMAs of its queries with the next keys, starts those of the last step's
+// probabilities with their values, and while these run turns the new scores into probabilities,
+// which stay in registers as the left operand of the next step. The items follow each other without
+// a gap: the last values of one are multiplied beside the first keys of the next.
 //
-// Warpgroups take turns to start products, so that one's exponentials run under another's
-// products: 5 to 15 % faster on an H200 than each in its own time.
+// Warpgroups take turns to start MMAs, so that the exponentials of one run while the MMAs of
+// another do: 5 to 15 % faster on an H200 than without turns.
 //
-// What counts is how few instructions stand between the products, which share the register file
-// with them. So the softmax keeps a reference in place of the maximum: a power of two of which
-// every score so far is a fraction. Scores below it need no attention, since bf16 probabilities
-// and fp32 sums are as precise at any scale, and whether any exceeds it is a matter of sign bits.
+// Speed depends on how few other instructions are issued between the MMAs, with which they share
+// the register file. So the softmax keeps a reference in place of the maximum: a power of two that
+// no score so far exceeds. Scores far below it are no problem, since bf16 probabilities and fp32
+// sums are as precise at any scale, and sign bits tell whether any score exceeds it.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_FORWARD_HOPPER_CUH_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_FORWARD_HOPPER_CUH_
 
@@ -40,8 +39,8 @@ constexpr int kGroups = 3;      // warpgroups that multiply
 constexpr int kGroupRows = 64;  // queries of one
 constexpr int kKeys = 128;      // of a tile
 constexpr int kStages = 3;      // of keys, and of values
-constexpr int kSlots = 2;       // for queries: those at work and the next
-constexpr int kItems = 4;       // that are described at a time
+constexpr int kSlots = 2;       // for queries: the current ones and the next
+constexpr int kItems = 4;       // described in shared memory at a time
 constexpr int kWarpRows = 16;
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = (kGroups + 1) * kWarpgroup;
@@ -54,7 +53,7 @@ constexpr int kAlignment = 1024;
 constexpr int kSharedBytes = (kSlots + 1) * kGroups * kQueryBytes + 2 * kStages * kKeyBytes +
                              kItems * kGroups * kItemBytes + kBarriers * 8 + kAlignment;
 
-struct View {};  // the copy engine has the tensors
+struct View {};  // TMA has the tensors
 using Problem = AttentionProblem<View>;
 
 #if MUSTER_WARPGROUP
@@ -69,7 +68,7 @@ constexpr int kWidthSteps = kWidth / 16;
 
 using Turn = hopper::Turn<kStages>;
 
-// A commit of its own.
+// Starts to write a box, as a commit of its own.
 __device__ inline void StoreBox(const CUtensorMap* map, int head, int row, int batch,
                                 uint32_t shared) {
   asm volatile(
@@ -78,7 +77,7 @@ __device__ inline void StoreBox(const CUtensorMap* map, int head, int row, int b
       "r"(0), "r"(head), "r"(row), "r"(batch), "r"(shared)
       : "memory");
 }
-// What this thread's stores read may be overwritten.
+// Waits until this thread's stores have read shared memory, which may then be overwritten.
 __device__ inline void AwaitStores() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -87,7 +86,7 @@ __device__ inline void StoreMatrices(uint32_t row, const uint32_t (&words)[4]) {
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
-// Arrives without waiting; see hopper::NamedBarrier.
+// Arrives at hopper::NamedBarrier without waiting.
 __device__ inline void NamedArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -105,7 +104,7 @@ __device__ inline int4 LoadInts(uint32_t at) {
   return x;
 }
 
-// Addresses.
+// Addresses in shared memory.
 struct Shared {
   uint32_t start;
 
@@ -117,9 +116,9 @@ struct Shared {
   }
   __device__ uint32_t K(int stage) const { return Out(kGroups, 0) + stage * kKeyBytes; }
   __device__ uint32_t V(int stage) const { return K(kStages + stage); }
-  // Of a warpgroup: first query (below 0: there are no more items), head, sample, 0; tiles of keys
-  // that come, [begin, end), and that it sees, [begin, end); those that all its queries see whole,
-  // [begin, end), 0, 0.
+  // What a warpgroup does for an item, twelve words: first query (below 0: no more items), head,
+  // sample, 0; begin and end of the tiles of keys that are loaded, and of those that the warpgroup
+  // sees; begin and end of those that all its queries see whole, 0, 0.
   __device__ uint32_t Item(uint32_t item, int group) const {
     return V(kStages) + (item % kItems * kGroups + group) * kItemBytes;
   }
@@ -138,10 +137,10 @@ struct Shared {
   }
 };
 
-// The same tile of all key heads, then the next one; under a causal mask those with the most work
-// first, and every other round of blocks backwards, so that all blocks get about as much. Tiles
-// take 64 queries of each head that shares the keys, then the next 64, so that their parts see
-// about the same keys.
+// The order of items: the same tile of all key heads, then the next tile. Under a causal mask tiles
+// with the most work come first, and every other round of blocks goes backwards, so that all blocks
+// get about the same work. A tile takes 64 queries of each head that shares the keys, then the next
+// 64, so that its three warpgroups see about the same keys.
 struct Schedule {
   int round = 0;
 
@@ -151,7 +150,7 @@ struct Schedule {
   }
 };
 
-// By a warp.
+// Called by one warp.
 __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                const Problem& d, int tiles, const Shared& shared) {
   const int lane = threadIdx.x % kWarp;
@@ -222,9 +221,9 @@ __device__ inline void Produce(const CUtensorMap& q, const CUtensorMap& k, const
 
 template <typename T>
 struct Consumer {
-  // A new reference exceeds the scores by a factor of 2^kRoom to 2^(kRoom + 1), so that the next
-  // ones seldom exceed it. fp16 has few powers of two to spare.
-  static constexpr float kRoom = std::is_same_v<T, __nv_bfloat16> ? 12 : 3;
+  // A new reference exceeds the scores by a factor of 2^kMargin to 2^(kMargin + 1), so that later
+  // scores seldom exceed it. fp16 has few powers of two to spare.
+  static constexpr float kMargin = std::is_same_v<T, __nv_bfloat16> ? 12 : 3;
 
   const CUtensorMap& out;
   const Problem& d;
@@ -233,11 +232,11 @@ struct Consumer {
   float scale2;  // of scores, to powers of two
   Turn k_turn = {}, v_turn = {};
   uint32_t item = ~0u;
-  // The tiles of the item; see Shared::Item. `tile` comes next.
+  // The tiles of the item, as in Shared::Item; `tile` is the next one.
   int tile = 0, begin = 0, own_begin = 0, own_end = 0, whole_begin = 0, whole_end = 0;
   // Thread t owns rows 16 (t / 32) + t % 32 / 4 and that + 8 of its warpgroup's, as in wgmma.
   float s[kScoreTiles][4] = {};   // scores, then probabilities
-  uint32_t p[kKeySteps][4] = {};  // probabilities of the step before, as a left operand
+  uint32_t p[kKeySteps][4] = {};  // probabilities of the last step, as a left operand
   float o[kOutTiles][4] = {};
   float reference[2] = {};            // of a row: powers of two
   float sum[2] = {}, factor[2] = {};  // of this thread's probabilities; of a new reference
@@ -257,7 +256,7 @@ struct Consumer {
     Release(shared.VEmpty(v_turn.stage));
     v_turn.Next();
   }
-  // Behind what all lanes read of the item.
+  // Called when all lanes have read what they need of the item.
   __device__ __forceinline__ void ReleaseQueries() {
     __syncwarp();
     Release(shared.QEmpty(item, group));
@@ -272,7 +271,7 @@ struct Consumer {
     hopper::WaitBarrier(shared.VFull(v_turn.stage), v_turn.parity);
     ReleaseValues();
   }
-  // Tiles that this warpgroup does not see, down to `to`.
+  // Skips tiles that this warpgroup does not see, down to `to`.
   __device__ __forceinline__ void Skip(int to) {
 #pragma unroll 1
     for (; tile >= to; --tile) {
@@ -281,8 +280,8 @@ struct Consumer {
     }
   }
 
-  // A matrix in shared memory (hopper::Operand), from the low word of its description, which is
-  // all that differs among those here.
+  // The descriptor of a matrix in shared memory (hopper::Operand) from its low word; the high words
+  // of all matrices here are the same.
   __device__ __forceinline__ static uint32_t Low(uint32_t address) {
     return (address & 0x3ffff) >> 4 | 1u << 16;
   }
@@ -291,39 +290,39 @@ struct Consumer {
     asm("mov.b64 %0, {%1, %2};" : "=l"(matrix) : "r"(low), "r"(1024u >> 4 | 1u << 30));
     return matrix;
   }
-  // On their way: s = the scores of the next tile of keys; o += the values of p.
+  // These start s = scores of the next tile of keys, and o += p times values.
   __device__ __forceinline__ void BeginScores() {
     hopper::WaitBarrier(shared.KFull(k_turn.stage), k_turn.parity);
     const uint32_t a = Low(shared.Q(item % kSlots, group)), b = Low(shared.K(k_turn.stage));
-    hopper::FenceProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kWidthSteps; ++k) {
       GroupMultiplyAdd<T, false>(s, TileOperand{Describe(a + k * 2)}, Describe(b + k * 2), k > 0);
     }
-    hopper::CommitProducts();
+    hopper::CommitWgmma();
   }
   __device__ __forceinline__ void BeginValues() {
     hopper::WaitBarrier(shared.VFull(v_turn.stage), v_turn.parity);
     const uint32_t b = Low(shared.V(v_turn.stage));
-    hopper::FenceProducts();
+    hopper::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kKeySteps; ++k) {
       GroupMultiplyAdd<T, true>(o, RegisterOperand{p[k]}, Describe(b + k * 128), 1);
     }
-    hopper::CommitProducts();
+    hopper::CommitWgmma();
   }
   __device__ __forceinline__ void AwaitValues() {
-    hopper::WaitProducts<0>();
-    Take(o);
-    Take(p);
+    hopper::WaitWgmma<0>();
+    FenceRegisters(o);
+    FenceRegisters(p);
   }
 
-  // Bits 2 j + i of this thread's columns 8 j + i, i < 2, in front of x.
+  // A bit mask: bit 2 j + i is set where this thread's column 8 j + i, i < 2, is before x.
   __device__ __forceinline__ static uint32_t ColumnsBefore(int x) {
     const int n = max(0, (x >> 3) * 2 + min(x & 7, 2));
     return n >= 32 ? ~0u : (1u << n) - 1;
   }
-  // -inf where a query does not see a key of the tile.
+  // Sets scores to -inf where a query does not see a key of the tile.
   __device__ __forceinline__ void Mask() {
     if (tile >= whole_begin && tile < whole_end) return;
     const int4 at = LoadInts(shared.Item(item, group));
@@ -352,9 +351,9 @@ struct Consumer {
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
     return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
-  // The first reference of each row. Its first tile has a key that it sees, if there is any: with
-  // causal its own, else the last one. The largest of a few scores will do if one of them counts;
-  // Raise sees to the others.
+  // Sets the first reference of each row. The row's first tile holds a key that it sees, if any
+  // does: its own with causal, else the last one. The largest of a few scores suffices if one of
+  // them is of a key that the row sees; Raise corrects for the others.
   __device__ __forceinline__ void Refer() {
     float most[2] = {Most<kScoreTiles / 4>(0), Most<kScoreTiles / 4>(1)};
     if (__any_sync(0xffffffffu, fminf(most[0], most[1]) == -INFINITY)) {
@@ -363,10 +362,10 @@ struct Consumer {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      reference[h] = most[h] == -INFINITY ? 0.f : ceilf(most[h] * scale2) + kRoom;
+      reference[h] = most[h] == -INFINITY ? 0.f : ceilf(most[h] * scale2) + kMargin;
     }
   }
-  // Where s, which is the reference less the score, is below 0.
+  // Raises references where s, which holds the reference minus the score, is below 0.
   __device__ __forceinline__ void Raise() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -377,7 +376,7 @@ struct Consumer {
       }
       least = fminf(least, __shfl_xor_sync(0xffffffffu, least, 1));
       least = fminf(least, __shfl_xor_sync(0xffffffffu, least, 2));
-      const float by = least < 0 ? ceilf(-least) + kRoom : 0.f;
+      const float by = least < 0 ? ceilf(-least) + kMargin : 0.f;
       reference[h] += by;
       factor[h] = Exp2(-by);
       sum[h] *= factor[h];
@@ -388,7 +387,8 @@ struct Consumer {
       }
     }
   }
-  // Scores to probabilities, in units of 2^reference. True: o is to be multiplied by `factor`.
+  // Turns scores into probabilities in units of 2^reference. True: o must be multiplied by
+  // `factor`.
   __device__ __forceinline__ bool Softmax(bool first) {
     Mask();
     if (first) Refer();
@@ -430,8 +430,8 @@ struct Consumer {
     }
     sum[0] = sum[1] = reference[0] = reference[1] = 0;
   }
-  // A warp's rows of `of`, an item, through shared memory of its own and the copy engine, which
-  // leaves out those past the end.
+  // Writes a warp's rows of item `of` through its own shared memory and TMA, which leaves out rows
+  // past the end.
   __device__ __forceinline__ void Write(uint32_t of) {
     const int4 at = LoadInts(shared.Item(of, group));
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kWarpgroup / kWarp;
@@ -441,7 +441,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) {
       float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
       total += __shfl_xor_sync(0xffffffffu, total, 2);
-      // A row that sees no key has none that counts; else the first tile had one.
+      // The sum is 0 only where the row sees no key.
       const bool empty = total == 0;
       inverse[h] = empty ? 0.f : __fdividef(1.f, total);
       const int row = row0 + h * 8 + lane / 4;
@@ -453,7 +453,7 @@ struct Consumer {
     const uint32_t tile_at = shared.Out(group, warp);
     if (lane == 0) AwaitStores();
     __syncwarp();
-    // Lane l gives the address of row l % 16 of the left or the right one of two tiles of columns.
+    // Lane l gives the address of row l % 16 in the left (l < 16) or right of two tiles of columns.
     const int of_row = lane % 16, right = lane / 16;
 #pragma unroll
     for (int n = 0; n < kOutTiles; n += 2) {
@@ -465,12 +465,12 @@ struct Consumer {
       }
       StoreMatrices(tile_at + of_row * kRowBytes + ((n + right) ^ of_row % 8) * 16, words);
     }
-    PublishToProducts();
+    hopper::FenceAsyncProxy();
     __syncwarp();
     if (lane == 0 && row0 < d.queries) StoreBox(&out, at.y, row0, at.z, tile_at);
   }
 
-  // False: there are no more.
+  // Goes to the next item. False: there are no more.
   __device__ __forceinline__ bool NextItem() {
     ++item;
     hopper::WaitBarrier(shared.QFull(item, group), item / kSlots & 1);
@@ -485,20 +485,20 @@ struct Consumer {
     return LoadInts(at).x >= 0;
   }
 
-  // The steps of one item after the other, as long as each sees the first tile of keys that comes,
-  // or but for one. Returns whether there is an item to go on with.
-  __device__ __forceinline__ bool RunTogether() {
+  // Runs items one after the other without a gap, as long as this warpgroup sees the first or
+  // second tile of keys that is loaded for each. Returns whether there is an item to continue with.
+  __device__ __forceinline__ bool RunItems() {
     TakeTurn();
     BeginScores();
     PassTurn();
-    hopper::WaitProducts<0>();
-    Take(s);
+    hopper::WaitWgmma<0>();
+    FenceRegisters(s);
     ReleaseKeys();
     if (tile == own_begin) ReleaseQueries();
     Softmax(/*first=*/true);
     Round();
     --tile;
-    bool more = true, begun = false;  // an item behind the one in o
+    bool more = true, begun = false;  // `item` is already the one after the one in o
 #pragma unroll 1
     for (;; --tile) {
       bool first = false;
@@ -509,7 +509,7 @@ struct Consumer {
         if (!more || own_begin >= own_end || tile > own_end) break;
         first = true;
       }
-      // Its values cannot be given back in front of those of the tile before.
+      // The values of a skipped tile must be released after those of the tile before.
       const bool skip = tile >= own_end;
       if (skip) {
         SkipKeys();
@@ -519,8 +519,8 @@ struct Consumer {
       BeginScores();
       BeginValues();
       PassTurn();
-      hopper::WaitProducts<1>();
-      Take(s);
+      hopper::WaitWgmma<1>();
+      FenceRegisters(s);
       ReleaseKeys();
       if (first) {
         AwaitValues();
@@ -530,9 +530,9 @@ struct Consumer {
       }
       if (tile == own_begin) ReleaseQueries();
       const bool raised = Softmax(first);
-      Take(s);
-      // The compiler moves the wait in front of the exponentials, which are to run beside the
-      // products, unless a branch upon what they add up to holds it back. It never is below 0.
+      FenceRegisters(s);
+      // The exponentials should run beside the MMAs, but the compiler moves the wait in front of
+      // them unless a branch depends on their sum. The sum is never below 0.
       if (static_cast<int>(__float_as_uint(sum[0]) | __float_as_uint(sum[1])) < 0) __nanosleep(0);
       AwaitValues();
       ReleaseValues();
@@ -562,7 +562,7 @@ struct Consumer {
       Skip(max(own_end, begin));
       Reset();
       if (own_begin < own_end) {
-        more = RunTogether();
+        more = RunItems();
       } else {
         Skip(begin);
         Write(item);

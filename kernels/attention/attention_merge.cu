@@ -1,14 +1,15 @@
-// The merge of two partial attentions (ops.h). Bytes: out read and written once, partial_out and
-// both lse read once, lse written.
+// The merge of two partial results of attention (attention.h). Bytes: out is read and written once,
+// partial_out and both lse are read once, lse is written.
 //
-// A group of neighbouring lanes, as many as a row has packs, takes one (token, head); groups follow
-// the order of the rows in memory, so that a warp's accesses are contiguous. All lanes of a group
-// read lse before the first of them writes it.
+// A group of neighbouring lanes, as many as a row has packs, takes one (token, head). Groups follow
+// the order of the rows in memory, so that the accesses of a warp are contiguous. All lanes of a
+// group read lse before the first of them writes it.
 #include <algorithm>
 
+#include "kernels/attention/attention.h"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {

@@ -1,12 +1,15 @@
-// The merge of two partial attentions on the host. Bound by memory: out is read and written once.
+// The merge of two partial results of attention on the host. It is bound by memory: out is read and
+// written once.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "kernels/attention/attention.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {

@@ -1,12 +1,13 @@
-// What the attention kernels work on, whatever they see a tensor as. Device code only.
+// The problem that all attention kernels work on, for any view of its tensors. Device code only.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_PROBLEM_CUH_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_PROBLEM_CUH_
 
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/attention/attention.h"
 #include "kernels/cuda/pack.cuh"
-#include "kernels/ops.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 
@@ -29,7 +30,7 @@ inline bool WholePacks(const Tensor& t) {
   return Aligned16(t) && t.stride(0) % 8 == 0 && t.stride(1) % 8 == 0 && t.stride(2) % 8 == 0;
 }
 
-// View: a tensor [B,S,heads,D] with strides; those of the gradients only in backward.
+// View: a tensor [B,S,heads,D] with strides. dout, dq, dk and dv are set in backward only.
 template <typename View>
 struct AttentionProblem {
   View q, k, v, out, dout, dq, dk, dv;
@@ -43,7 +44,7 @@ struct AttentionProblem {
   __device__ int64_t Statistic(int b, int head, int row) const {
     return (static_cast<int64_t>(b) * heads + head) * queries + row;
   }
-  // The first key that a query sees; rows behind the last one count as the last.
+  // The first key that a query sees. A row past the end is treated as the last one.
   __device__ int FirstKey(int b, int row) const {
     if (documents == nullptr) return 0;
     const int64_t begin = documents[b * documents_stride + min(row, queries - 1)];

@@ -1,10 +1,11 @@
-// Parts of a problem that would take too large a workspace as a whole.
+// Slices of a problem whose workspace would be too large as a whole.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_SAMPLES_H_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_SAMPLES_H_
 
 #include <cstdint>
 
-#include "kernels/ops.h"
+#include "kernels/attention/attention.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 

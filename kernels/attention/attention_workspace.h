@@ -1,4 +1,4 @@
-// Device memory that attention's backward takes beside its arguments, for planning.
+// Device memory that the backward of attention takes besides its arguments. Pure, for planning.
 #ifndef MUSTER_KERNELS_ATTENTION_ATTENTION_WORKSPACE_H_
 #define MUSTER_KERNELS_ATTENTION_ATTENTION_WORKSPACE_H_
 
@@ -6,28 +6,28 @@
 
 namespace muster::kernels {
 
-// Where a backward would take more, its samples go through in parts. Parts fill the chip less well:
-// on an H200, four in the place of one take a tenth more time.
+// Where a backward would take more, it runs on slices of the samples. Slices fill the chip less
+// well: on an H200 four slices take a tenth more time than one call.
 constexpr int64_t kAttentionWorkspaceBytesMax = int64_t{2} << 30;
-// In a fixed order, our own kernels run instead, which need none: for heads of up to this width, at
-// which they are as fast as parts; for wider ones where a sample cannot go through cuDNN by groups
-// of heads, because those of one key head would take more than kAttentionWorkspaceBytesOfOneMax.
+// In a fixed order our own kernels, which need no workspace, run instead: for heads of up to this
+// width, where they are as fast as slices; for wider ones where even the queries of one key head of
+// one sample would take more than kAttentionWorkspaceBytesOfOneMax in cuDNN.
 constexpr int64_t kAttentionOwnWidthMax = 64;
 constexpr int64_t kAttentionWorkspaceBytesOfOneMax = int64_t{9} << 30;
 
 // Queries of a tile of our own backward in any order, at width 64 (attention_backward_hopper.h).
 constexpr int64_t kAttentionBackwardQueries = 64;
-// Its workspace: dq in fp32, two statistics of a query, a counter. Samples go through in parts here
-// too.
+// Its workspace: dq in fp32, two statistics of each query, a counter. It runs on slices of the
+// samples, too.
 constexpr int64_t HopperAttentionBackwardBytes(int64_t batch, int64_t heads, int64_t queries) {
   const int64_t tiles = (queries + kAttentionBackwardQueries - 1) / kAttentionBackwardQueries;
   return batch * heads * tiles * kAttentionBackwardQueries * (64 + 2) * 4 + 16;
 }
 
-// Of cuDNN's graphs in 16 bits, as cuDNN 9.19 asks on Hopper: the gradient of the scores, or where
-// any order will do an fp32 sum of dq; row sums; dk and dv of every query head where heads share
-// them. `queries` and `keys`: tokens of a sample. Without documents, for which our own kernels run.
-// Requires: batch > 0.
+// The workspace of cuDNN's graphs in 16 bits, as cuDNN 9.19 asks for on Hopper: the gradient of the
+// scores, or in any order an fp32 sum of dq; row sums; dk and dv of every query head where heads
+// share them. `queries` and `keys` are tokens of a sample. For problems without documents; those
+// with documents run on our own kernels. Requires: batch > 0.
 constexpr int64_t AttentionWorkspaceBytes(int64_t batch, int64_t heads, int64_t key_heads,
                                           int64_t queries, int64_t keys, int64_t width,
                                           bool deterministic) {

@@ -1,13 +1,14 @@
-// Rotary position embedding. Table: a thread a pair, angles in double as on the host.
-// Rotation, in place: a thread takes a pack of the first half of a head and its partner in the
-// second half, of kHeads heads in turn, so that cosines and sines are read once for them. Bytes:
-// [B,S,heads,D] read and written once; the table stays in cache.
+// Rotary position embedding. The table: a thread computes one pair, with angles in double as on the
+// host. The rotation, in place: a thread takes a pack of the first half of a head and the same pack
+// of the second half, for kHeads heads, so that it reads their cosines and sines once. Bytes:
+// [B,S,heads,D] read and written once; the table stays in the cache.
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/attention/rotary.h"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {

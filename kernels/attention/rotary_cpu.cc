@@ -3,8 +3,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/attention/rotary.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -30,12 +32,12 @@ double Frequency(const RotaryTableArgs& args, int64_t i, int64_t width) {
 void RotaryTable(Stream& stream, const RotaryTableArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const int64_t rows = args.table.dim(0), width = args.table.dim(1), half = width / 2;
-    pool.Run((rows + kRows - 1) / kRows, [&](int64_t chunk) {
+    pool.Run((rows + kRows - 1) / kRows, [&](int64_t task) {
       double frequency[1024];
       for (int64_t first = 0; first < half; first += 1024) {
         const int64_t count = std::min<int64_t>(1024, half - first);
         for (int64_t i = 0; i < count; ++i) frequency[i] = Frequency(args, first + i, width);
-        for (int64_t row = chunk * kRows; row < std::min(rows, (chunk + 1) * kRows); ++row) {
+        for (int64_t row = task * kRows; row < std::min(rows, (task + 1) * kRows); ++row) {
           const int64_t position = args.positions.empty() ? args.first_position + row
                                                           : args.positions.as<int32_t>()[row];
           float* out = args.table.f32() + row * width + first;
@@ -55,8 +57,8 @@ void Rotary(Stream& stream, Tensor x, Tensor table, bool inverse) {
     const int64_t batch = x.dim(0), sequence = x.dim(1), heads = x.dim(2), width = x.dim(3);
     const int64_t half = width / 2, tokens = batch * sequence;
     const float sign = inverse ? -1.0f : 1.0f;
-    pool.Run((tokens + kRows - 1) / kRows, [&](int64_t chunk) {
-      for (int64_t t = chunk * kRows; t < std::min(tokens, (chunk + 1) * kRows); ++t) {
+    pool.Run((tokens + kRows - 1) / kRows, [&](int64_t task) {
+      for (int64_t t = task * kRows; t < std::min(tokens, (task + 1) * kRows); ++t) {
         const float* cosine = table.f32() + (t % sequence) * width;
         const float* sine = cosine + half;
         for (int64_t head = 0; head < heads; ++head) {

@@ -1,16 +1,18 @@
-// Selection and packing of gradients. Everything is counted in integers and split by index, so the
-// bits neither depend on the order of blocks nor on the device.
+// Selection and packing of gradients. Counts are integers and work is split by index, so the bits
+// depend neither on the order of blocks nor on the device.
 //
 // TakeLargest is a radix selection: three histograms of 11, 10 and 10 bits of the magnitude find
-// the k-th largest, each after one pass over x; a fourth pass counts what every piece of x holds of
-// the selected ones, a fifth takes them. Between the passes one block turns counts into places, so
-// the host waits for nothing.
+// the k-th largest, each after one pass over x; a fourth pass counts the selected elements in
+// every slice of x, and a fifth takes them. Between the passes one block turns counts into places,
+// so the host does not wait.
 #include <algorithm>
 
+#include "kernels/compression/compression.h"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/pack.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/device/device_cuda.h"
 #include "kernels/optimizer/step_math.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -18,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kPerThread = 8;
-constexpr int64_t kPieceElements = kThreads * kPerThread;
+constexpr int64_t kSliceElements = kThreads * kPerThread;
 constexpr int kDigits = 3;
 constexpr int kBinsMax = 1 << 11;
 constexpr int kPlaceThreads = 1024;
@@ -29,7 +31,7 @@ struct Selection {
   int64_t wanted;
 };
 
-// Of one piece; afterwards of all pieces in front of it.
+// Selected elements of one slice; after PlaceKernel, of all slices before it.
 struct Counts {
   int64_t above, equal;
   __device__ Counts operator+(const Counts& other) const {
@@ -52,7 +54,7 @@ __global__ void StartKernel(int64_t k, Selection* selection, uint32_t* bins) {
   for (int i = threadIdx.x; i < kBinsMax; i += blockDim.x) bins[i] = 0;
 }
 
-// Of the elements whose higher digits are those found so far.
+// Adds to the histogram the elements whose higher digits are those found so far.
 __global__ void __launch_bounds__(kThreads)
     HistogramKernel(const float* x, int64_t n, Digit digit, const Selection* selection,
                     uint32_t* bins) {
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) {
     const uint32_t magnitude = Magnitude(x[i]);
-    // Nothing is above the highest digit: 31 bits are all there are.
+    // For the highest digit both sides are 0, because magnitudes have 31 bits.
     if (magnitude >> above != prefix) continue;
     atomicAdd(&counts[magnitude >> digit.shift & (size - 1)], 1u);
   }
@@ -75,8 +77,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The bin that holds the wanted one, counted from the largest; one block of kPlaceThreads. Leaves
-// the bins empty.
+// Finds the bin that holds the wanted element, counted from the largest, and empties the bins. One
+// block of kPlaceThreads.
 __global__ void __launch_bounds__(kPlaceThreads)
     ChooseBinKernel(Digit digit, Selection* selection, uint32_t* bins) {
   constexpr int kEach = kBinsMax / kPlaceThreads;
@@ -114,11 +116,11 @@ __global__ void __launch_bounds__(kPlaceThreads)
   }
 }
 
-// This thread's elements of the block's piece: neighbouring ones, so that ranks within a block
-// follow from a scan over threads.
+// Calls f for this thread's elements of the block's slice. They are neighbours, so that ranks
+// within a block follow from a scan over threads.
 template <typename F>
 __device__ void ForOwn(int64_t n, F f) {
-  const int64_t begin = blockIdx.x * kPieceElements + threadIdx.x * kPerThread;
+  const int64_t begin = blockIdx.x * kSliceElements + threadIdx.x * kPerThread;
 #pragma unroll
   for (int j = 0; j < kPerThread; ++j) {
     if (begin + j < n) f(begin + j, j);
@@ -126,7 +128,7 @@ __device__ void ForOwn(int64_t n, F f) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    CountKernel(const float* x, int64_t n, const Selection* selection, Counts* pieces) {
+    CountKernel(const float* x, int64_t n, const Selection* selection, Counts* slices) {
   __shared__ int shared[2][kWarp];
   const uint32_t threshold = selection->threshold;
   int above = 0, equal = 0;
@@ -137,10 +139,10 @@ __global__ void __launch_bounds__(kThreads)
   });
   above = BlockSum(above, shared[0]);
   equal = BlockSum(equal, shared[1]);
-  if (threadIdx.x == 0) pieces[blockIdx.x] = {above, equal};
+  if (threadIdx.x == 0) slices[blockIdx.x] = {above, equal};
 }
 
-// The sum over all threads in front of this one, of a block of 32 warps at most.
+// The sum over all threads before this one in the block.
 template <int kWarpsOfBlock>
 __device__ Counts SumInFront(Counts own, Counts* shared) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -162,17 +164,17 @@ __device__ Counts SumInFront(Counts own, Counts* shared) {
   return in_front;
 }
 
-// One block: counts of pieces become those of all pieces in front.
-__global__ void __launch_bounds__(kPlaceThreads) PlaceKernel(int64_t count, Counts* pieces) {
+// Turns the counts of slices into those of all slices before. One block.
+__global__ void __launch_bounds__(kPlaceThreads) PlaceKernel(int64_t count, Counts* slices) {
   __shared__ Counts shared[kPlaceThreads / kWarp];
   __shared__ Counts total;
   if (threadIdx.x == 0) total = {0, 0};
   __syncthreads();
   for (int64_t begin = 0; begin < count; begin += kPlaceThreads) {
     const int64_t i = begin + threadIdx.x;
-    const Counts own = i < count ? pieces[i] : Counts{0, 0};
+    const Counts own = i < count ? slices[i] : Counts{0, 0};
     const Counts in_front = total + SumInFront<kPlaceThreads / kWarp>(own, shared);
-    if (i < count) pieces[i] = in_front;
+    if (i < count) slices[i] = in_front;
     __syncthreads();
     if (threadIdx.x == kPlaceThreads - 1) total = in_front + own;
     __syncthreads();
@@ -182,14 +184,14 @@ __global__ void __launch_bounds__(kPlaceThreads) PlaceKernel(int64_t count, Coun
 struct Taken {
   float* x;
   float* also;       // or nullptr
-  int32_t* indices;  // these two,
+  int32_t* indices;  // with values, or nullptr
   float* values;
-  float* dense;  // or this
+  float* dense;  // or nullptr
   int64_t offset;
 };
 
 __global__ void __launch_bounds__(kThreads)
-    TakeKernel(int64_t n, const Selection* selection, const Counts* pieces, Taken out) {
+    TakeKernel(int64_t n, const Selection* selection, const Counts* slices, Taken out) {
   __shared__ Counts shared[kWarps];
   const uint32_t threshold = selection->threshold;
   const int64_t ties = selection->wanted;
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(kThreads)
     counts.above += Magnitude(own[j]) > threshold ? 1 : 0;
     counts.equal += Magnitude(own[j]) == threshold ? 1 : 0;
   });
-  Counts before = pieces[blockIdx.x] + SumInFront<kWarps>(counts, shared);
+  Counts before = slices[blockIdx.x] + SumInFront<kWarps>(counts, shared);
   ForOwn(n, [&](int64_t i, int j) {
     const bool above = Magnitude(own[j]) > threshold;
     const bool equal = Magnitude(own[j]) == threshold;
@@ -238,8 +240,9 @@ __device__ int64_t LowerBound(const int32_t* indices, int64_t k, int64_t value) 
   return begin;
 }
 
-// A block per tile. Each part is spread over a row of shared memory; rows of equal subtrees merge
-// at once, as in SumAsTree. A thread merges its own columns, so only the spreading needs barriers.
+// A block takes a tile. It scatters each part into a row of shared memory and merges rows of equal
+// subtrees at once, as SumAsTree does. A thread merges its own columns, so only the scatter needs
+// barriers.
 __global__ void __launch_bounds__(kThreads)
     SumSparseKernel(const int32_t* entries, int64_t parts, int64_t k, int64_t first, int64_t n,
                     float* out) {
@@ -338,12 +341,12 @@ unsigned Blocks(int64_t n, int64_t per_block) {
 
 void TakeLargest(Stream& stream, const TakeLargestArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
-  const int64_t n = args.x.elements(), pieces = CeilDiv(n, kPieceElements);
+  const int64_t n = args.x.elements(), slices = CeilDiv(n, kSliceElements);
   struct Memory {
     Selection selection;
     uint32_t bins[kBinsMax];
   };
-  const int64_t counts_bytes = pieces * static_cast<int64_t>(sizeof(Counts));
+  const int64_t counts_bytes = slices * static_cast<int64_t>(sizeof(Counts));
   auto* scratch = static_cast<char*>(cuda.Scratch(counts_bytes + sizeof(Memory)));
   if (scratch == nullptr) return;
   auto* counts = reinterpret_cast<Counts*>(scratch);
@@ -352,15 +355,15 @@ void TakeLargest(Stream& stream, const TakeLargestArgs& args) {
   const float* x = args.x.f32();
   StartKernel<<<1, kPlaceThreads, 0, cuda.handle()>>>(args.k, selection, memory->bins);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(
-      CeilDiv(n, kPieceElements), int64_t{8} * cuda.cuda_device().multiprocessors()));
+      CeilDiv(n, kSliceElements), int64_t{8} * cuda.cuda_device().multiprocessors()));
   for (int i = 0; i < kDigits; ++i) {
     HistogramKernel<<<blocks, kThreads, 0, cuda.handle()>>>(x, n, DigitAt(i), selection,
                                                             memory->bins);
     ChooseBinKernel<<<1, kPlaceThreads, 0, cuda.handle()>>>(DigitAt(i), selection, memory->bins);
   }
-  const unsigned grid = Blocks(n, kPieceElements);
+  const unsigned grid = Blocks(n, kSliceElements);
   CountKernel<<<grid, kThreads, 0, cuda.handle()>>>(x, n, selection, counts);
-  PlaceKernel<<<1, kPlaceThreads, 0, cuda.handle()>>>(pieces, counts);
+  PlaceKernel<<<1, kPlaceThreads, 0, cuda.handle()>>>(slices, counts);
   const bool dense = !args.dense.empty();
   const Taken out = {args.x.f32(),
                      args.also.empty() ? nullptr : args.also.f32(),
@@ -379,7 +382,7 @@ void SumSparse(Stream& stream, Tensor entries, int64_t first, Tensor out) {
   int64_t levels = 1;
   for (int64_t rest = parts; rest > 1; rest = (rest + 1) / 2) ++levels;
   const int64_t bytes = (levels + 1) * kTile * static_cast<int64_t>(sizeof(float));
-  // 48 KiB come without asking: enough for 1024 parts.
+  // Up to 48 KiB, which is enough for 1024 parts, need no attribute.
   if (bytes > 48 << 10 &&
       !cuda.Check(cudaFuncSetAttribute(SumSparseKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        static_cast<int>(bytes)),

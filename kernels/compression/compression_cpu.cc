@@ -1,5 +1,5 @@
-// Selection and packing of gradients on the host. Everything is split by index ranges and counted
-// in integers, so the bits do not depend on the number of threads.
+// Selection and packing of gradients on the host. Work is split by index ranges and counts are
+// integers, so the bits do not depend on the number of threads.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,19 +8,21 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/compression/compression.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops_cpu.h"
 #include "kernels/optimizer/step_math.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {
 
-constexpr int64_t kPieceElements = 32 * 1024;
-// Elements whose contributions are brought together at a time: a few tiles stay in the first cache.
+constexpr int64_t kSliceElements = 32 * 1024;
+// Elements that are summed over parts at a time: a few tiles stay in the L1 cache.
 constexpr int64_t kTileElements = 1024;
 
-int64_t PiecesOf(int64_t n) { return (n + kPieceElements - 1) / kPieceElements; }
+int64_t SlicesOf(int64_t n) { return (n + kSliceElements - 1) / kSliceElements; }
 
 // Ordered like |x|; NaN above everything.
 uint32_t Magnitude(float x) { return BitsOf(x) & 0x7fffffffu; }
@@ -37,20 +39,20 @@ Selection Select(ThreadPool& pool, const float* x, int64_t n, int64_t k) {
   constexpr int kDigits = 3;
   constexpr std::array<int, kDigits> kShift = {20, 10, 0};
   constexpr std::array<int, kDigits> kBits = {11, 10, 10};
-  const int64_t pieces = PiecesOf(n);
+  const int64_t slices = SlicesOf(n);
   std::vector<uint32_t> counts;
   uint32_t prefix = 0;
   int64_t wanted = k;
   for (int digit = 0; digit < kDigits; ++digit) {
     const int64_t bins = int64_t{1} << kBits[digit];
     const int above = kShift[digit] + kBits[digit];
-    counts.assign(pieces * bins, 0);
-    pool.Run(pieces, [&](int64_t piece) {
-      uint32_t* count = counts.data() + piece * bins;
-      const int64_t end = std::min(n, (piece + 1) * kPieceElements);
-      for (int64_t i = piece * kPieceElements; i < end; ++i) {
+    counts.assign(slices * bins, 0);
+    pool.Run(slices, [&](int64_t slice) {
+      uint32_t* count = counts.data() + slice * bins;
+      const int64_t end = std::min(n, (slice + 1) * kSliceElements);
+      for (int64_t i = slice * kSliceElements; i < end; ++i) {
         const uint32_t magnitude = Magnitude(x[i]);
-        // The highest digit has nothing above it: 31 bits are all there are.
+        // For the highest digit both sides are 0, because magnitudes have 31 bits.
         if (magnitude >> above != prefix >> above) continue;
         ++count[magnitude >> kShift[digit] & (bins - 1)];
       }
@@ -58,7 +60,7 @@ Selection Select(ThreadPool& pool, const float* x, int64_t n, int64_t k) {
     int64_t bin = bins - 1;
     for (;; --bin) {
       int64_t here = 0;
-      for (int64_t piece = 0; piece < pieces; ++piece) here += counts[piece * bins + bin];
+      for (int64_t slice = 0; slice < slices; ++slice) here += counts[slice * bins + bin];
       if (here >= wanted || bin == 0) break;
       wanted -= here;
     }
@@ -67,28 +69,29 @@ Selection Select(ThreadPool& pool, const float* x, int64_t n, int64_t k) {
   return {prefix, wanted};
 }
 
-// Where each piece of x begins among the selected elements, and among those equal to the threshold.
+// The index of each slice's first selected element among all selected ones, and of its first one
+// equal to the threshold among all of these.
 struct Starts {
   std::vector<int64_t> selected, ties;
 };
 
-Starts CountPieces(ThreadPool& pool, const float* x, int64_t n, const Selection& selection) {
-  const int64_t pieces = PiecesOf(n);
-  std::vector<int64_t> above(pieces, 0);
-  Starts starts{std::vector<int64_t>(pieces, 0), std::vector<int64_t>(pieces, 0)};
-  pool.Run(pieces, [&](int64_t piece) {
-    const int64_t end = std::min(n, (piece + 1) * kPieceElements);
-    for (int64_t i = piece * kPieceElements; i < end; ++i) {
-      above[piece] += Magnitude(x[i]) > selection.threshold ? 1 : 0;
-      starts.ties[piece] += Magnitude(x[i]) == selection.threshold ? 1 : 0;
+Starts CountSlices(ThreadPool& pool, const float* x, int64_t n, const Selection& selection) {
+  const int64_t slices = SlicesOf(n);
+  std::vector<int64_t> above(slices, 0);
+  Starts starts{std::vector<int64_t>(slices, 0), std::vector<int64_t>(slices, 0)};
+  pool.Run(slices, [&](int64_t slice) {
+    const int64_t end = std::min(n, (slice + 1) * kSliceElements);
+    for (int64_t i = slice * kSliceElements; i < end; ++i) {
+      above[slice] += Magnitude(x[i]) > selection.threshold ? 1 : 0;
+      starts.ties[slice] += Magnitude(x[i]) == selection.threshold ? 1 : 0;
     }
   });
   int64_t selected = 0, ties = 0;
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    const int64_t equal = std::exchange(starts.ties[piece], ties);
-    starts.selected[piece] = selected;
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    const int64_t equal = std::exchange(starts.ties[slice], ties);
+    starts.selected[slice] = selected;
     const int64_t left = std::max<int64_t>(0, selection.ties - ties);
-    selected += above[piece] + std::min(equal, left);
+    selected += above[slice] + std::min(equal, left);
     ties += equal;
   }
   return starts;
@@ -99,11 +102,11 @@ void Take(ThreadPool& pool, const TakeLargestArgs& args) {
   float* also = args.also.empty() ? nullptr : args.also.f32();
   const int64_t n = args.x.elements();
   const Selection selection = Select(pool, x, n, args.k);
-  const Starts starts = CountPieces(pool, x, n, selection);
-  pool.Run(PiecesOf(n), [&](int64_t piece) {
-    int64_t at = starts.selected[piece], tie = starts.ties[piece];
-    const int64_t end = std::min(n, (piece + 1) * kPieceElements);
-    for (int64_t i = piece * kPieceElements; i < end; ++i) {
+  const Starts starts = CountSlices(pool, x, n, selection);
+  pool.Run(SlicesOf(n), [&](int64_t slice) {
+    int64_t at = starts.selected[slice], tie = starts.ties[slice];
+    const int64_t end = std::min(n, (slice + 1) * kSliceElements);
+    for (int64_t i = slice * kSliceElements; i < end; ++i) {
       const uint32_t magnitude = Magnitude(x[i]);
       bool taken = magnitude > selection.threshold;
       if (magnitude == selection.threshold) taken = tie++ < selection.ties;
@@ -131,7 +134,7 @@ void SumTiles(ThreadPool& pool, int64_t parts, const Tensor& out, Fill fill) {
     float* memory = ThreadScratch((levels + 1) * kTileElements);
     // Subtrees of equal size merge at once, like the digits of a binary counter (SumAsTree).
     int64_t depth = 0;
-    // The newest of `open` sums goes into the one before it.
+    // Adds the last of `open` sums to the one before it.
     const auto merge = [&](int64_t open) {
       float* into = memory + (open - 2) * kTileElements;
       const float* from = into + kTileElements;
@@ -174,20 +177,20 @@ void TakeSigns(Stream& stream, Tensor x, Tensor packed) {
   EnqueueOnHost(stream, [=](ThreadPool& pool) {
     const int64_t n = x.elements();
     float* values = x.f32();
-    std::vector<double> sums(PiecesOf(n), 0);
-    pool.Run(PiecesOf(n), [&](int64_t piece) {
-      const int64_t end = std::min(n, (piece + 1) * kPieceElements);
-      for (int64_t i = piece * kPieceElements; i < end; ++i) sums[piece] += std::fabs(values[i]);
+    std::vector<double> sums(SlicesOf(n), 0);
+    pool.Run(SlicesOf(n), [&](int64_t slice) {
+      const int64_t end = std::min(n, (slice + 1) * kSliceElements);
+      for (int64_t i = slice * kSliceElements; i < end; ++i) sums[slice] += std::fabs(values[i]);
     });
     double sum = 0;
     for (const double part : sums) sum += part;
     const auto scale = static_cast<float>(sum / static_cast<double>(n));
     std::memcpy(packed.data(), &scale, sizeof(scale));
     int32_t* words = packed.as<int32_t>() + 1;
-    static_assert(kPieceElements % 32 == 0, "a word belongs to one piece");
-    pool.Run(PiecesOf(n), [&](int64_t piece) {
-      const int64_t end = std::min(n, (piece + 1) * kPieceElements);
-      for (int64_t i = piece * kPieceElements; i < end; i += 32) {
+    static_assert(kSliceElements % 32 == 0, "a word belongs to one slice");
+    pool.Run(SlicesOf(n), [&](int64_t slice) {
+      const int64_t end = std::min(n, (slice + 1) * kSliceElements);
+      for (int64_t i = slice * kSliceElements; i < end; i += 32) {
         uint32_t word = 0;
         for (int64_t bit = 0; bit < std::min<int64_t>(32, end - i); ++bit) {
           const bool negative = std::signbit(values[i + bit]);

@@ -1,4 +1,5 @@
-// Second stage of every sum over rows: partial results of the blocks, added in block order.
+// Sums over the rows of a matrix: a first kernel leaves partial sums of its blocks, and a second
+// adds them in block order.
 #ifndef MUSTER_KERNELS_CUDA_COLUMN_SUM_CUH_
 #define MUSTER_KERNELS_CUDA_COLUMN_SUM_CUH_
 
@@ -9,10 +10,10 @@
 
 namespace muster::kernels::cuda {
 
-// first[c] += sum over p of partial[p][c], second[c] += ... of partial[p][columns + c], and a third
-// likewise: the rows of `partial` hold `columns` values for each that is not nullptr. Without
-// `accumulate` the first two are overwritten, without `accumulate_third` the third. The order
-// depends on `partials` alone.
+// The second kernel: first[c] += sum over p of partial[p][c], second[c] += sum of
+// partial[p][columns + c], and third[c] likewise. A row of `partial` holds `columns` values for
+// each output that is not nullptr. Without `accumulate` the first two are overwritten, without
+// `accumulate_third` the third. The order depends on `partials` alone.
 void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int64_t columns,
                  bool accumulate, float* first, float* second, float* third = nullptr,
                  bool accumulate_third = false);
@@ -22,7 +23,7 @@ void AddPartials(CudaStream& stream, const float* partial, int64_t partials, int
 void ColumnSum(CudaStream& stream, const Tensor& x, const Tensor& out, bool accumulate,
                void* scratch);
 int64_t ColumnSumScratchBytes(const CudaDevice& device, int64_t rows, int64_t columns);
-// Blocks that share the rows of such a sum when `column_blocks` of them share the columns.
+// How many blocks divide the rows of such a sum when `column_blocks` blocks divide the columns.
 int64_t ColumnSumBlocks(const CudaDevice& device, int64_t rows, int64_t column_blocks);
 
 // The backward of an MLP's GELU in one pass over its tensors [T,N]: dx = dy gelu'(x) (dx may alias

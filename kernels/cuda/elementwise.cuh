@@ -13,7 +13,7 @@ namespace muster::kernels::cuda {
 
 constexpr int kElementwiseThreads = 256;
 
-// N elements a thread and full occupancy keep enough loads in flight; a block's accesses are
+// N elements a thread and full occupancy keep enough loads in flight. A block's accesses are
 // contiguous.
 template <int N, typename F>
 __global__ void __launch_bounds__(kElementwiseThreads) ElementwiseKernel(int64_t n, F f) {

@@ -1,5 +1,5 @@
-// Hopper's own instructions (sm_90a): barriers in shared memory, the bulk tensor copy engine,
-// clusters and warpgroup products. Device code only; see the PTX ISA, sections on mbarrier,
+// Hopper's own instructions (sm_90a): barriers in shared memory, TMA (bulk copies of tensors),
+// clusters and MMAs by warpgroups (wgmma). Device code only; see the PTX ISA, sections on mbarrier,
 // cp.async.bulk.tensor and wgmma.
 #ifndef MUSTER_KERNELS_CUDA_HOPPER_CUH_
 #define MUSTER_KERNELS_CUDA_HOPPER_CUH_
@@ -22,16 +22,16 @@ __device__ inline uint32_t SharedAddress(const void* p) {
 __device__ inline void InitBarrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-// Makes initialised barriers visible to the copy engine and the other blocks of a cluster.
+// Makes initialised barriers visible to TMA and to the other blocks of a cluster.
 __device__ inline void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// One arrival, after which the phase also waits for `bytes` from the copy engine.
+// Arrives once; the phase then also waits for `bytes` from TMA.
 __device__ inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// At the barrier of the same place in block `rank` of the cluster.
+// Arrives at the barrier with the same address in block `rank` of the cluster.
 __device__ inline void ArriveAt(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -58,7 +58,7 @@ __device__ inline bool TryWait(uint32_t barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
-// Until the phase of this parity is complete.
+// Waits until the phase of this parity is complete.
 __device__ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
 #ifdef MUSTER_HOPPER_BOUNDED
   for (int i = 0; i < 2'000'000 && !TryWait(barrier, parity); ++i) {
@@ -69,8 +69,7 @@ __device__ inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
 #endif
 }
 
-// ---- clusters
-// ------------------------------------------------------------------------------------
+// ---- clusters -----------------------------------------------------------------------------------
 
 __device__ inline uint32_t ClusterRank() {
   uint32_t rank;
@@ -81,18 +80,17 @@ __device__ inline void ClusterSync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Among `threads` threads that name the same barrier (1 to 15).
+// A barrier of `threads` threads that use the same id (1 to 15).
 __device__ inline void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- bulk tensor copies
-// --------------------------------------------------------------------------
+// ---- bulk tensor copies -------------------------------------------------------------------------
 
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// The box at (x, y) to `shared`; its bytes count at `barrier`.
+// Starts to copy the box at (x, y) to `shared`; its bytes are counted at `barrier`.
 __device__ inline void LoadBox(const CUtensorMap* map, int x, int y, uint32_t shared,
                                uint32_t barrier) {
   asm volatile(
@@ -101,7 +99,7 @@ __device__ inline void LoadBox(const CUtensorMap* map, int x, int y, uint32_t sh
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// The same of one head of a sample (DescribeHeads).
+// The same for one head of a sample (DescribeHeads).
 __device__ inline void LoadHeadBox(const CUtensorMap* map, int head, int row, int sample,
                                    uint32_t shared, uint32_t barrier) {
   asm volatile(
@@ -110,7 +108,7 @@ __device__ inline void LoadHeadBox(const CUtensorMap* map, int head, int row, in
       "l"(map), "r"(0), "r"(head), "r"(row), "r"(sample), "r"(barrier)
       : "memory");
 }
-// `bytes` that follow each other, with no map; addresses and bytes are multiples of 16.
+// The same for `bytes` contiguous bytes, without a map; addresses and sizes are multiples of 16.
 __device__ inline void LoadBytes(const void* from, uint32_t bytes, uint32_t shared,
                                  uint32_t barrier) {
   asm volatile(
@@ -119,7 +117,7 @@ __device__ inline void LoadBytes(const void* from, uint32_t bytes, uint32_t shar
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// The same to the same places in every block of the cluster that `blocks` has a bit for.
+// LoadBox to the same addresses in every block of the cluster whose bit is set in `blocks`.
 __device__ inline void LoadBoxInto(uint16_t blocks, const CUtensorMap* map, int x, int y,
                                    uint32_t shared, uint32_t barrier) {
   asm volatile(
@@ -129,8 +127,7 @@ __device__ inline void LoadBoxInto(uint16_t blocks, const CUtensorMap* map, int 
       : "memory");
 }
 
-// ---- warpgroups
-// ----------------------------------------------------------------------------------
+// ---- warpgroups ---------------------------------------------------------------------------------
 
 template <int kRegisters>
 __device__ inline void GiveRegisters() {
@@ -141,7 +138,7 @@ __device__ inline void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// A place in a ring of kStages stages, and the parity of the phase that its barriers are in.
+// A position in a ring of kStages stages, and the parity of the phase that its barriers are in.
 template <int kStages>
 struct Turn {
   int stage = 0;
@@ -155,16 +152,16 @@ struct Turn {
   }
 };
 
-// Keeps what reads the sums of products behind the WaitProducts in front of it.
+// Keeps the compiler from moving reads of the sums in front of WaitWgmma.
 __device__ inline void FenceSums(float (&d)[128]) {
 #pragma unroll
   for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A matrix in shared memory whose rows of 128 bytes are swizzled in groups of eight. K-major: a row
-// holds 64 values of k; `stride` bytes from eight rows to the next eight. MN-major: a row holds 64
-// values of one k; `stride` bytes from eight values of k to the next, `leading` from 64 columns to
-// the next 64.
+// The descriptor of a matrix in shared memory whose rows of 128 bytes are swizzled in groups of
+// eight. K-major: a row holds 64 values of k; `stride` bytes from eight rows to the next eight.
+// MN-major: a row holds 64 values of one k; `stride` bytes from eight values of k to the next,
+// `leading` from 64 columns to the next 64.
 __device__ inline uint64_t Operand(uint32_t address, uint32_t leading, uint32_t stride) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
@@ -172,14 +169,28 @@ __device__ inline uint64_t Operand(uint32_t address, uint32_t leading, uint32_t 
          kSwizzle128;
 }
 
-__device__ inline void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void CommitProducts() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+// Code for other devices than sm_90a has no wgmma; its kernels are never launched there.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MUSTER_HOPPER_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define MUSTER_HOPPER_ASM(...)
+#endif
+// In front of MMAs: registers that they read or add to have been written.
+__device__ inline void FenceWgmma() { MUSTER_HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void CommitWgmma() {
+  MUSTER_HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+// Until all but the last kPending commits are done.
 template <int kPending>
-__device__ inline void WaitProducts() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+__device__ inline void WaitWgmma() {
+  MUSTER_HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// Makes what this thread wrote to shared memory (also by cp.async that it waited for) visible to
+// wgmma and TMA behind the next barrier.
+__device__ inline void FenceAsyncProxy() {
+  MUSTER_HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory");
+}
+#undef MUSTER_HOPPER_ASM
 
 // The body of Multiply for one pair of input types.
 #define MUSTER_WGMMA_64X256X16(types)                                                              \
@@ -225,7 +236,7 @@ __device__ inline void WaitProducts() {
 
 // d = a b (+ d): a 64 x 16; b 16 x 256. Thread t of the warpgroup, lane l, holds rows
 // 16 (t / 32) + l / 4 and that + 8 of columns 8j + 2 (l % 4) and the next: in d[4j], d[4j + 1] and
-// d[4j + 2], d[4j + 3]. Asynchronous: `d` is not to be touched before WaitProducts.
+// d[4j + 2], d[4j + 3]. Asynchronous: `d` is not to be touched before WaitWgmma.
 template <typename T, bool kMnMajorB, bool kMnMajorA = false>
 __device__ inline void Multiply(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {

@@ -1,6 +1,6 @@
-// Kernels that begin while the one in front of them in the stream ends (programmatic dependent
-// launch, Hopper on): their blocks are placed and set up when it lets them, and wait for its memory
-// where they first need it. Older devices run them one after the other.
+// Programmatic dependent launch (Hopper on): a kernel begins while the one before it in the stream
+// ends. Its blocks are placed and set up when the kernel before allows it, and wait for that kernel
+// where they first need its memory. Older devices run the kernels one after the other.
 #ifndef MUSTER_KERNELS_CUDA_OVERLAP_CUH_
 #define MUSTER_KERNELS_CUDA_OVERLAP_CUH_
 
@@ -10,32 +10,32 @@
 
 namespace muster::kernels::cuda {
 
-// Until everything that was enqueued in front of this kernel is done and its memory seen. Every
-// thread of an overlapped kernel calls it before it writes, and before it reads what the kernel in
-// front wrote.
-__device__ inline void WaitForKernelInFront() {
+// Waits until everything that was enqueued before this kernel is done and its writes are visible.
+// Every thread of an overlapped kernel calls it before it writes, and before it reads what the
+// kernel before wrote.
+__device__ inline void WaitForPreviousKernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// From here on the next kernel may begin, once every block has come here or ended. Behind
-// WaitForKernelInFront, so that what lies further in front is done when the next kernel begins.
+// The next kernel may begin once every block has called this or ended. Called after
+// WaitForPreviousKernel, so that all kernels before this one are done when the next one begins.
 __device__ inline void LetNextKernelBegin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Whether the code that this device runs of `kernel` was compiled for Hopper or later: a later
-// device may run what was compiled for an older one.
+// Whether the code of `kernel` that this device runs was compiled for Hopper or later. A device may
+// run code that was compiled for an older one.
 template <typename Kernel>
 bool IsBuiltForHopper(Kernel* kernel) {
   cudaFuncAttributes attributes = {};
   return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
-// Requires: the kernel calls WaitForKernelInFront.
+// Requires: the kernel calls WaitForPreviousKernel.
 template <typename... Parameters, typename... Arguments>
 void LaunchOverlapped(CudaStream& stream, void (*kernel)(Parameters...), int64_t blocks,
                       int64_t threads, int64_t shared_bytes, Arguments... arguments) {

@@ -16,8 +16,8 @@ namespace muster::kernels::cuda {
 
 constexpr int kWarp = 32;
 
-// N elements moved by one instruction when they make 16 bytes. 16-bit elements stay in pairs, in
-// 32-bit registers, from the load to the conversion: taken apart they would cost twice the
+// N elements, moved by one instruction when they make 16 bytes. 16-bit elements stay in pairs, in
+// 32-bit registers, from the load to the conversion; one by one they would take twice the
 // registers.
 template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
@@ -105,9 +105,9 @@ __device__ inline void StorePack(T* p, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 
-// 16 bytes from device to shared memory without a register in between (cp.async); both aligned.
-// A thread sees its own copies after WaitCopies; `n` is how many of its latest groups may be under
-// way still.
+// Starts to copy 16 bytes from device to shared memory without registers in between (cp.async);
+// both addresses are aligned. A thread sees its own copies after WaitCopies; `n` is how many of its
+// latest groups may still be in flight.
 __device__ inline void CopyAsync16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
@@ -187,7 +187,8 @@ __device__ inline float BlockMax(float x, float* shared) {
   return WarpMax(lane < static_cast<int>(blockDim.x) / kWarp ? shared[lane] : -INFINITY);
 }
 
-// A vector read as fp32 whatever its type: small parameters that stay in cache.
+// A vector of any floating-point type that is read as fp32. For small parameters that stay in the
+// cache.
 struct FloatVector {
   const void* data;
   DType dtype;

@@ -1,11 +1,11 @@
-// Products of 16-bit tiles on the tensor cores by one warp (mma.sync m16n8k16, sm_80 on), and how
-// their operands come from shared memory. Device code only.
+// MMAs of 16-bit tiles on the tensor cores by one warp (mma.sync m16n8k16, sm_80 on), and loads of
+// their operands from shared memory. Device code only.
 //
 // With g = lane / 4 and t = lane % 4, a lane holds (PTX ISA, "Matrix fragments for mma.m16n8k16"):
 //   a [16,16]: words of the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8);
 //   b [16,8]:  words of the pairs in column g, rows 2t and 2t + 8;
 //   c [16,8]:  fp32 (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-// So two neighbouring c tiles, rounded to 16 bits, are one a operand of the next product.
+// So two neighbouring c tiles, rounded to 16 bits, are one a operand of the next MMA.
 #ifndef MUSTER_KERNELS_CUDA_TENSOR_CORE_CUH_
 #define MUSTER_KERNELS_CUDA_TENSOR_CORE_CUH_
 

@@ -23,7 +23,7 @@ EncodeTiled FindEncodeTiled() {
   return reinterpret_cast<EncodeTiled>(found);
 }
 
-// `pitch`: in bytes, of all dimensions but the first.
+// `pitch`: bytes from one element to the next along each dimension but the first.
 absl::Status Describe(const Tensor& tensor, int rank, const cuuint64_t* sizes,
                       const cuuint64_t* pitch, const cuuint32_t* box, CUtensorMap& map) {
   static const EncodeTiled encode = FindEncodeTiled();

@@ -1,4 +1,4 @@
-// What the copy engine of Hopper is told about a matrix (CUDA driver API, tensor maps).
+// Descriptions of matrices for Hopper's TMA (CUDA driver API, tensor maps).
 #ifndef MUSTER_KERNELS_CUDA_TENSOR_MAP_H_
 #define MUSTER_KERNELS_CUDA_TENSOR_MAP_H_
 

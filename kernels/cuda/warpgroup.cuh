@@ -1,9 +1,9 @@
-// Products of 16-bit tiles by a group of four warps, straight from shared memory (wgmma, sm_90a):
-// the tensor cores' full speed on Hopper, where a warp alone (tensor_core.cuh) reaches some 60 % of
-// it. Asynchronous: BeginProducts, products, CommitProducts, and AwaitProducts before sums or
-// operands are touched again. All warps of a group do the same. Device code only.
+// MMAs of 16-bit tiles by a warpgroup, straight from shared memory (wgmma, sm_90a): the tensor
+// cores' full speed on Hopper, of which a warp alone (tensor_core.cuh) reaches some 60 %. They are
+// asynchronous: FenceWgmma, MMAs, CommitWgmma, and WaitWgmma before sums or operands are accessed
+// again. All warps of the group execute the same. Device code only.
 //
-// Tiles are slabs of 64 columns; a row of a slab is 128 bytes, whose eight 16-byte parts are
+// Tiles consist of slabs of 64 columns. A row of a slab is 128 bytes, whose eight 16-byte words are
 // permuted by row % 8 (the 128-byte swizzle of PTX ISA, "Asynchronous warpgroup matrix shared
 // memory layout"). Slabs start at multiples of 1024 bytes. Warp w of a group holds rows 16 w to 16
 // w + 15 of the left operand and of the sums, as in m16n8k16.
@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/hopper.cuh"
+
 namespace muster::kernels::cuda {
 
 // wgmma exists in code for sm_90a alone; elsewhere its users are never launched.
@@ -24,43 +26,19 @@ namespace muster::kernels::cuda {
 #define MUSTER_WARPGROUP 0
 #endif
 
-// Where a matrix stands: eight rows of 128 bytes follow each other; `eights` bytes further the next
-// eight; a transposed right operand of more than 64 columns has its next slab after `slabs` bytes.
+// The descriptor of a matrix: eight rows of 128 bytes are contiguous, and the next eight follow
+// `eights` bytes further; a transposed right operand of more than 64 columns has its next slab
+// after `slabs` bytes.
 __device__ inline uint64_t MatrixAt(const void* start, int slabs, int eights) {
   const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(start));
   return (at & 0x3ffffu) >> 4 | static_cast<uint64_t>(slabs >> 4) << 16 |
          static_cast<uint64_t>(eights >> 4) << 32 | uint64_t{1} << 62;
 }
 
-// What a thread wrote to shared memory (also by cp.async that it waited for) becomes visible to
-// products behind the next barrier.
-__device__ inline void PublishToProducts() {
-#if MUSTER_WARPGROUP
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-// In front of products: registers that they read or add to have been written.
-__device__ inline void BeginProducts() {
-#if MUSTER_WARPGROUP
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void CommitProducts() {
-#if MUSTER_WARPGROUP
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-// All but the last n commits are done.
-template <int n>
-__device__ inline void AwaitProducts() {
-#if MUSTER_WARPGROUP
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
-#endif
-}
-// After AwaitProducts, for sums that are read and operands that products read from registers: no
-// use of them moves in front of it, and they stay where they are until then.
+// After WaitWgmma, for sums that are read and operands in registers: keeps the compiler from moving
+// their uses in front of it, and from reusing their registers before.
 template <typename Word, int kN>
-__device__ inline void Take([[maybe_unused]] Word (&words)[kN][4]) {
+__device__ inline void FenceRegisters([[maybe_unused]] Word (&words)[kN][4]) {
 #if MUSTER_WARPGROUP
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
@@ -86,12 +64,12 @@ struct RegisterOperand {
   const uint32_t (&words)[4];
 };
 
-// c (+)= a b; b [16, 8 kN], read as its transpose [8 kN, 16] unless kTranspose says that it stands
-// as it is.
+// c (+)= a b, with b [16, 8 kN]. In shared memory b is stored as [8 kN, 16], or with kTranspose as
+// [16, 8 kN].
 #if MUSTER_WARPGROUP
 // clang-format off
 #define MUSTER_SUMS(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
-#define MUSTER_GROUP_PRODUCT_64(type)                                                             \
+#define MUSTER_WGMMA_64(type)                                                             \
   if constexpr (Operand::kRegisters) {                                                            \
     asm volatile(                                                                                 \
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                              \
@@ -114,7 +92,7 @@ struct RegisterOperand {
           MUSTER_SUMS(5), MUSTER_SUMS(6), MUSTER_SUMS(7)                                          \
         : "l"(a.tile), "l"(b), "r"(add), "n"(kTranspose ? 1 : 0));                                \
   }
-#define MUSTER_GROUP_PRODUCT_128(type)                                                            \
+#define MUSTER_WGMMA_128(type)                                                            \
   if constexpr (Operand::kRegisters) {                                                            \
     asm volatile(                                                                                 \
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                              \
@@ -157,18 +135,18 @@ __device__ inline void GroupMultiplyAdd([[maybe_unused]] float (&c)[kN][4],
   static_assert(kN == 8 || kN == 16);
   constexpr bool kBF16 = std::is_same_v<T, __nv_bfloat16>;
   if constexpr (kBF16 && kN == 8) {
-    MUSTER_GROUP_PRODUCT_64("bf16")
+    MUSTER_WGMMA_64("bf16")
   } else if constexpr (kBF16) {
-    MUSTER_GROUP_PRODUCT_128("bf16")
+    MUSTER_WGMMA_128("bf16")
   } else if constexpr (kN == 8) {
-    MUSTER_GROUP_PRODUCT_64("f16")
+    MUSTER_WGMMA_64("f16")
   } else {
-    MUSTER_GROUP_PRODUCT_128("f16")
+    MUSTER_WGMMA_128("f16")
   }
 #endif
 }
-#undef MUSTER_GROUP_PRODUCT_64
-#undef MUSTER_GROUP_PRODUCT_128
+#undef MUSTER_WGMMA_64
+#undef MUSTER_WGMMA_128
 #undef MUSTER_SUMS
 
 }  // namespace muster::kernels::cuda

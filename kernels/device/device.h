@@ -68,20 +68,20 @@ class Stream {
   virtual absl::Status status() const = 0;
 
   // What is enqueued from here to EndRecording is recorded and does not run. False, and nothing is
-  // recorded, on streams that cannot (the host's). See kernels/replay.h.
+  // recorded, on streams that cannot record (the host's). See replay.h.
   virtual bool BeginRecording() { return false; }
-  // nullptr when something in between cannot be recorded: an allocation, a wait of the host. The
-  // stream is as before BeginRecording then, and has not failed.
+  // nullptr when something in between cannot be recorded: an allocation, or a wait of the host.
+  // Then the stream is as before BeginRecording, and has not failed.
   virtual std::unique_ptr<RecordedWork> EndRecording() { return nullptr; }
-  // Enqueues it as a whole. False, and nothing runs, when the stream's scratch memory has moved
-  // since.
+  // Enqueues recorded work as a whole. False, and nothing runs, when the stream's scratch memory
+  // has moved since it was recorded.
   virtual bool Run(RecordedWork&) { return false; }
 };
 
-// Of a device, in bytes.
+// The memory of a device, in bytes.
 struct DeviceMemory {
   int64_t total = 0;
-  int64_t free = 0;  // for anybody, at this moment
+  int64_t free = 0;  // to any process, at this moment
 };
 
 struct StreamOptions {
@@ -101,14 +101,14 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t bytes) = 0;
   // Host memory that copies fast and asynchronously (pinned on CUDA).
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t bytes) = 0;
-  // Of the whole device; a CPU device's is the machine's, or its control group's where that is
+  // The whole device's memory; for a CPU device the machine's, or its control group's where that is
   // less. kUnavailable when the system does not say.
   virtual absl::StatusOr<DeviceMemory> Memory() = 0;
   virtual absl::StatusOr<std::unique_ptr<Stream>> MakeStream(StreamOptions options = {}) = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> MakeEvent(bool timing = false) = 0;
-  // In buffers that Allocate() has made and that are still there.
+  // Bytes in buffers from Allocate() that still exist.
   int64_t allocated_bytes() const { return allocated_bytes_; }
-  // The same of AllocateHost().
+  // Bytes in buffers from AllocateHost() that still exist.
   int64_t host_allocated_bytes() const { return host_allocated_bytes_; }
 
  protected:
@@ -122,13 +122,13 @@ std::unique_ptr<Device> MakeCpuDevice(int threads);
 struct CudaOptions {
   // fp32 linear layers on the tensor cores, with operands rounded to 10 bits of mantissa.
   bool tf32 = false;
-  // Attention by our own kernels even where cuDNN has a graph: for comparing the two.
+  // Attention by our own kernels even where cuDNN has a graph, to compare the two.
   bool own_attention = false;
-  // Folder of the algorithms measured for each linear layer, shared by all processes. Empty:
-  // measured anew by every process.
+  // Folder that keeps the algorithms measured for each linear layer, shared by all processes.
+  // Empty: every process measures for itself.
   std::string plan_cache;
-  // Called when the fastest way to compute a product is about to be measured, which takes up to a
-  // second each; on the thread that enqueues it. Must not enqueue anything itself.
+  // Called before the fastest way to compute a GEMM is measured, which takes up to a second each,
+  // on the thread that enqueues the GEMM. It must not enqueue anything itself.
   std::function<void()> on_measuring;
 };
 

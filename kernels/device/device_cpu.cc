@@ -46,7 +46,7 @@ class HostBuffer : public Buffer {
   std::atomic<int64_t>& counter_;
 };
 
-// A line of /proc/meminfo in bytes; the largest number when the system does not say.
+// A line of /proc/meminfo in bytes, or the largest int64_t when the system does not say.
 int64_t MemoryInfo(absl::string_view line) {
   std::ifstream file("/proc/meminfo");
   std::string key;
@@ -58,7 +58,6 @@ int64_t MemoryInfo(absl::string_view line) {
   return std::numeric_limits<int64_t>::max();
 }
 
-// Bytes the system can still give.
 int64_t AvailableBytes() { return MemoryInfo("MemAvailable:"); }
 
 // Lowers `memory` to what this process's control group (version 2) allows.
@@ -84,8 +83,8 @@ void ApplyControlGroup(DeviceMemory& memory) {
   memory.free = std::clamp<int64_t>(limit - used, 0, memory.free);
 }
 
-// Linux promises more memory than it has and kills later; refusing here keeps the error with its
-// cause.
+// Linux promises more memory than it has and kills a process that uses it. Refusing here reports
+// the error where it is caused.
 absl::StatusOr<std::unique_ptr<Buffer>> AllocateHostMemory(int64_t bytes,
                                                            std::atomic<int64_t>& counter) {
   CHECK_GE(bytes, 0);
@@ -96,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> AllocateHostMemory(int64_t bytes,
     return absl::ResourceExhaustedError(
         absl::StrCat("host memory: asked for ", bytes, " bytes, available ", AvailableBytes()));
   }
-  // Fewer TLB misses in the GEMMs; without huge pages everything works as well.
+  // Huge pages mean fewer TLB misses in the GEMMs; the result is the same without them.
   if (bytes >= kHugePage) madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return std::make_unique<HostBuffer>(memory, bytes, counter);
 }
@@ -306,5 +305,12 @@ float* ThreadScratch(int64_t floats) {
   }
   return memory.data.get();
 }
+
+#ifndef MUSTER_KERNELS_CUDA
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal, const CudaOptions&) {
+  return absl::UnimplementedError(absl::StrCat(
+      "cuda:", ordinal, ": this build has no CUDA engine (configure with MUSTER_CUDA=ON)"));
+}
+#endif
 
 }  // namespace muster::kernels

@@ -74,7 +74,7 @@ class CudaGraph : public RecordedWork {
 
  private:
   const cudaGraphExec_t handle_;
-  const void* const scratch_;  // of the stream, which the work writes to
+  const void* const scratch_;  // the scratch memory that the work writes to
 };
 
 std::string FormatUuid(const cudaUUID_t& uuid) {
@@ -90,7 +90,7 @@ std::string Describe(int ordinal, const cudaDeviceProp& properties) {
   return absl::StrCat("cuda:", ordinal, " ", properties.name, " ", FormatUuid(properties.uuid));
 }
 
-// cudaGetDeviceCount reports an old driver as "insufficient", a missing one as version 0.
+// cudaDriverGetVersion reports a missing driver as version 0.
 absl::Status CheckDriver(int ordinal) {
   int driver = 0;
   int runtime = 0;
@@ -117,7 +117,7 @@ absl::Status CheckDriver(int ordinal) {
   return absl::OkStatus();
 }
 
-// The first call that needs a context; on a full or broken device this is what fails.
+// Makes the calls that fail on a full or broken device.
 absl::Status CheckUsable(int ordinal, const cudaDeviceProp& properties) {
   const std::string device = Describe(ordinal, properties);
   if (const cudaError_t error = cudaSetDevice(ordinal); error != cudaSuccess) {
@@ -278,7 +278,7 @@ absl::Status CudaStream::Synchronize() {
 }
 
 void CudaStream::Fail(absl::Status status) {
-  // What is wrong beyond the recording shows again when the work runs without one.
+  // An error that is not due to the recording shows again when the work runs without one.
   if (recording_ && std::this_thread::get_id() == recorder_) {
     recording_failed_ = true;
     return;

@@ -1,4 +1,4 @@
-// What the CUDA ops need of a stream beyond the device seam. For kernels/*.cu and *_cuda.cc only.
+// What the CUDA ops need of devices and streams beyond device.h. For CUDA code only.
 #ifndef MUSTER_KERNELS_DEVICE_DEVICE_CUDA_H_
 #define MUSTER_KERNELS_DEVICE_DEVICE_CUDA_H_
 
@@ -23,7 +23,7 @@ class AttentionPlans;
 
 class CudaDevice : public Device {
  public:
-  // The preflight of MakeCudaDevice.
+  // As MakeCudaDevice.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Make(int ordinal, const CudaOptions& options);
   ~CudaDevice() override;
 
@@ -36,7 +36,7 @@ class CudaDevice : public Device {
   absl::StatusOr<std::unique_ptr<Stream>> MakeStream(StreamOptions options) override;
   absl::StatusOr<std::unique_ptr<Event>> MakeEvent(bool timing) override;
 
-  // Makes this device the calling thread's. CUDA keeps that choice per thread.
+  // Makes this the current device of the calling thread.
   cudaError_t Select() const { return cudaSetDevice(ordinal_); }
   int ordinal() const { return ordinal_; }
   const std::string& uuid() const { return uuid_; }
@@ -79,18 +79,19 @@ class CudaStream : public Stream {
   std::unique_ptr<RecordedWork> EndRecording() override;
   bool Run(RecordedWork& work) override;
 
-  // Between BeginRecording and EndRecording: nothing may be measured, allocated or waited for.
+  // True between BeginRecording and EndRecording, when nothing may be measured, allocated or waited
+  // for.
   bool recording() const { return recording_; }
   CudaDevice& cuda_device() { return device_; }
   cudaStream_t handle() const { return handle_; }
   // Fails the stream when `error` is not success; true when it is.
   bool Check(cudaError_t error, absl::string_view what);
-  // After every launch: a bad launch is reported by name at the next Synchronize.
+  // Called after every launch: a launch that fails is reported by name at the next Synchronize.
   bool CheckLaunch(absl::string_view op) { return Check(cudaGetLastError(), op); }
   // At least `bytes` of device memory, 256-byte aligned, for the op being enqueued: the next op on
-  // this stream gets the same bytes. Grows (and then waits for the stream) only when an op asks for
-  // more than any before it, so not after the first step. nullptr after failing the stream, or the
-  // recording under way.
+  // this stream gets the same bytes. The memory grows, which waits for the stream, only when an op
+  // asks for more than any before it; that ends with the first step. nullptr after failing the
+  // stream, or the recording.
   void* Scratch(int64_t bytes);
   // cuDNN's handle and graphs, made at first use; they belong to one stream.
   AttentionPlans& attention_plans();
@@ -107,7 +108,7 @@ class CudaStream : public Stream {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Whether this build and the device have products by groups of warps (wgmma, sm_90a).
+// Whether this build has code with wgmma (sm_90a) and the device can run it.
 bool HasWarpgroups(const CudaDevice& device);
 
 // kFailedPrecondition when this build has no code for the selected device. (memory.cu)

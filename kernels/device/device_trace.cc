@@ -52,8 +52,8 @@ absl::StatusOr<Cupti> Load() {
   return cupti;
 }
 
-// CUPTI's callbacks carry no context of ours, and it may call them after a trace has ended, hence
-// what follows is the process's: the functions, and the trace that is under way.
+// CUPTI's callbacks carry no context of ours, and it may call them after a recording has ended.
+// Hence this state belongs to the process: CUPTI's functions, and the trace that is being recorded.
 struct Session {
   Mutex mutex;
   Cupti cupti ABSL_GUARDED_BY(mutex);
@@ -74,7 +74,7 @@ std::string Demangled(const char* name) {
   return text;
 }
 
-// The breakdown of `muster profile` goes by these names.
+// `muster profile` recognises copies by these names.
 std::string CopyName(uint64_t bytes, uint8_t kind) {
   const char* where = kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? ", host to device"
                       : kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? ", device to host"
@@ -95,7 +95,7 @@ void CUPTIAPI TakeBuffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t va
   MutexLock lock(&session.mutex);
   const auto add = [&session](uint32_t stream, const std::string& name, uint64_t begin,
                               uint64_t end) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    if (begin == 0 || end == 0) return;  // it had not run when the records were asked for
+    if (begin == 0 || end == 0) return;  // it had not run when the records were flushed
     session.trace->Add(absl::StrCat("device, stream ", stream), name,
                        static_cast<int64_t>(begin) + session.to_unix,
                        static_cast<int64_t>(end) + session.to_unix);
@@ -103,7 +103,7 @@ void CUPTIAPI TakeBuffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t va
   CUpti_Activity* activity = nullptr;
   while (session.trace != nullptr &&
          session.cupti.GetNextRecord(buffer, valid, &activity) == CUPTI_SUCCESS) {
-    // The fields that are read stand at the same place in every version of a record.
+    // The fields that are read have the same offsets in every version of a record.
     if (activity->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
       const auto* kernel = reinterpret_cast<const CUpti_ActivityKernel9*>(activity);
       add(kernel->streamId, Demangled(kernel->name), kernel->start, kernel->end);
@@ -126,7 +126,7 @@ class CuptiTrace : public DeviceTrace {
  public:
   explicit CuptiTrace(const Cupti& cupti) : cupti_(cupti) {}
   ~CuptiTrace() override {
-    // Not under the session's lock: it calls TakeBuffer.
+    // Without the session's lock, which TakeBuffer takes: the flush calls it.
     cupti_.FlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     for (const CUpti_ActivityKind kind : kKinds) cupti_.Disable(kind);
     Session& session = TheSession();
@@ -162,7 +162,7 @@ absl::StatusOr<std::unique_ptr<DeviceTrace>> DeviceTrace::Start(std::shared_ptr<
     session.cupti = cupti;
     session.trace = std::move(trace);
   }
-  auto started = std::make_unique<CuptiTrace>(cupti);  // ends what follows, if only half of it
+  auto started = std::make_unique<CuptiTrace>(cupti);  // its destructor undoes what follows
   const CUptiResult registered = cupti.RegisterCallbacks(GiveBuffer, TakeBuffer);
   if (registered != CUPTI_SUCCESS) return Refused("to give records", registered);
   for (const CUpti_ActivityKind kind : kKinds) {

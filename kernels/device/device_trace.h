@@ -1,6 +1,6 @@
-// What a CUDA device runs, as spans of a trace: kernels, copies and fills, a track per stream, from
-// the activity records of CUPTI, NVIDIA's profiling interface. Its library is loaded when it is
-// needed.
+// Records what a CUDA device runs (kernels, copies and fills, a track per stream) as spans of a
+// trace, from the activity records of CUPTI, NVIDIA's profiling interface. Its library is loaded
+// when a recording starts.
 #ifndef MUSTER_KERNELS_DEVICE_DEVICE_TRACE_H_
 #define MUSTER_KERNELS_DEVICE_DEVICE_TRACE_H_
 
@@ -11,15 +11,15 @@
 
 namespace muster::kernels {
 
-// Records from Start() to its end. One at a time in a process, which must have made its CUDA
-// device.
+// Records from Start() until it is destroyed. A process has at most one at a time, and makes its
+// CUDA device before.
 class DeviceTrace {
  public:
-  // kFailedPrecondition: CUPTI is not there, refuses (another profiler has the device, or its
-  // counters are for administrators alone), or is busy; says what to do. kUnimplemented in a build
-  // without.
+  // kFailedPrecondition, with what to do: CUPTI is not installed, it refuses (another profiler has
+  // the device, or the driver allows profiling to administrators alone), or this process records
+  // already. kUnimplemented in a build without CUPTI.
   static absl::StatusOr<std::unique_ptr<DeviceTrace>> Start(std::shared_ptr<Trace> trace);
-  // What the device has finished by now is in the trace.
+  // Adds what the device has finished by now to the trace.
   virtual ~DeviceTrace() = default;
 };
 

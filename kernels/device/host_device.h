@@ -1,4 +1,4 @@
-// Inside of the host device, for host ops.
+// What host ops need of the host device.
 #ifndef MUSTER_KERNELS_DEVICE_HOST_DEVICE_H_
 #define MUSTER_KERNELS_DEVICE_HOST_DEVICE_H_
 

@@ -55,7 +55,7 @@
 
 extern "C" {
 
-// What a library that is not there answers: for all functions that return a status, an error.
+// Stands in for the functions of a missing library: their status is an error.
 static int MusterLibraryIsAbsent() { return 1; }
 
 #define MUSTER_SLOT(name)                                                \

@@ -7,11 +7,11 @@
 
 namespace muster::kernels::cuda {
 
-// Before any call of cuBLASLt. kFailedPrecondition says which library is missing, where it was
-// looked for and what to install. Thread-safe; later calls are cheap.
+// Call before any function of cuBLASLt. kFailedPrecondition says which library is missing, where it
+// was searched for and what to install. Thread-safe; later calls are cheap.
 absl::Status LoadCublasLt();
-// As above for cuDNN, and NVRTC with it. Without it cudnnCreate fails, and our own attention
-// kernels serve.
+// The same for cuDNN, which needs NVRTC. Without them cudnnCreate fails, and attention runs on our
+// own kernels.
 absl::Status LoadCudnn();
 
 }  // namespace muster::kernels::cuda

@@ -9,11 +9,11 @@
 
 namespace muster::kernels {
 
-// A named stretch of what the calling thread enqueues. On CUDA an NVTX range: Nsight Systems shows
-// it above the kernels that it has launched. With a trace, also a span of it: on an eager
-// host stream when the work ran, on CUDA when it was enqueued.
-// Without a profiler or a trace it costs a call or two, on other devices nothing. Ranges nest; they
-// end on the thread that began them.
+// Names what the calling thread enqueues while the object lives. On CUDA it is an NVTX range, which
+// Nsight Systems shows above the kernels launched in it. With a trace it is also a span of the
+// trace: on an eager host stream the time in which the work ran, on CUDA the time in which it was
+// enqueued. Without a profiler or a trace it costs a call or two on CUDA, and nothing elsewhere.
+// Ranges nest; they end on the thread that began them.
 class Range {
  public:
   Range(Stream& stream, const std::string& name, Trace* trace = nullptr);

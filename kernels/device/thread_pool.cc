@@ -7,7 +7,8 @@
 namespace muster::kernels {
 namespace {
 
-// About 20 us: longer than the gap between two ops of a step, short enough not to hurt neighbours.
+// About 20 us: longer than the gap between two ops of a step, and short enough not to disturb other
+// processes.
 constexpr int kSpins = 2000;
 
 void Pause() {
@@ -52,8 +53,8 @@ void ThreadPool::Run(int64_t chunks, absl::FunctionRef<void(int64_t)> body) {
   generation_.fetch_add(1);
   generation_.notify_all();
   TakeChunks();
-  // A worker either registers before it reads open_ == true, and is waited for, or sees false: one
-  // that the system has not scheduled yet holds nobody up.
+  // A worker either registers in active_ before it reads open_ == true, and is waited for, or it
+  // reads false. So a worker that the system has not scheduled yet does not delay the caller.
   open_ = false;
   for (int spins = 0; active_ != 0; ++spins) {
     if (spins < kSpins) {

@@ -28,6 +28,15 @@ class ThreadPool {
   // body(chunk) for every chunk in [0, chunks), each once, in any order and on any thread; returns
   // when all are done. What a chunk is must not depend on threads().
   void Run(int64_t chunks, absl::FunctionRef<void(int64_t chunk)> body);
+  // Run over [0, n) in ranges of `range` elements, of which the last may be shorter:
+  // body(begin, count). `range` must not depend on threads().
+  template <typename Body>
+  void RunRanges(int64_t n, int64_t range, Body body) {
+    Run((n + range - 1) / range, [&](int64_t i) {
+      const int64_t begin = i * range;
+      body(begin, n - begin < range ? n - begin : range);
+    });
+  }
 
  private:
   void Work();

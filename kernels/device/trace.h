@@ -1,4 +1,4 @@
-// Spans of time that a profile is made of, and how they are written: Chrome's trace event format
+// The spans of time that a profile consists of, written in Chrome's trace event format
 // (https://chromium.googlesource.com/catapult, "Trace Event Format"), which Perfetto reads too.
 #ifndef MUSTER_KERNELS_DEVICE_TRACE_H_
 #define MUSTER_KERNELS_DEVICE_TRACE_H_
@@ -19,13 +19,12 @@ class Trace {
 
   // `track` is the row that the span is drawn in. Spans of a track nest, or follow each other.
   void Add(const std::string& track, const std::string& name, int64_t begin, int64_t end);
-  // The same for work that was queued at `begin`, in order: it starts when the track's earlier
-  // spans have ended.
+  // Adds work that was queued at `begin` and runs in order: its span starts when the track's
+  // earlier spans have ended.
   void AddQueued(const std::string& track, const std::string& name, int64_t begin, int64_t end);
-  // The events of one process of the trace, as a JSON array. `process` is its number, `title` what
-  // it is called.
+  // The events as a JSON array, for process number `process`, which viewers call `title`.
   std::string ToJson(int process, const std::string& title) const;
-  // Spans beyond kSpansMax, which are not kept.
+  // How many spans beyond kSpansMax were not kept.
   int64_t dropped() const;
 
  private:

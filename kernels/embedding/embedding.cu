@@ -1,26 +1,33 @@
-// Embedding. Forward: out[t] = wte[tokens[t]] + wpe[t % S]. A thread takes a pack of columns of
-// kRowsOfThread rows which lie a fixed distance apart, in GPT-2's usual shapes of the same
-// position, whose row of wpe it then reads once. Backward of wte without atomics, over the tokens
-// as GroupTokens sorts them. A block takes a window of kWindow of them, a thread a pack of columns
-// of its items one after the other:
+// Embedding.
+//
+// Forward: out[t] = wte[tokens[t]] + wpe[t % S]. A thread takes a pack of columns of kRowsOfThread
+// rows at a fixed distance, which in GPT-2's usual shapes have the same position, so that it reads
+// their row of wpe once.
+//
+// Backward of wte works without atomics on the tokens as GroupTokens sorts them. A block takes a
+// window of kWindow tokens, and a thread a pack of columns of the window's items, one after the
+// other. An item is
 //   - a run of at most kWindow equal tokens that begins in the window, even where it ends behind
 //   it:
-//     added up and added to its row of d_wte;
-//   - the part of a longer run that lies in the window: added up into `pieces`, which a second
-//     kernel adds in order, several windows at a time.
-// So no thread adds more than 2 kWindow rows however often a token occurs, and every sum has an
-// order that the sorted tokens fix. The items' rows follow each other: a thread reads
-// kRowsOnTheirWay of them at once, and what the runs that end there are added to, before it adds
-// the first. Bytes: [T,C] once, the touched rows of d_wte twice, pieces of at most 1/8 of the long
-// runs' rows in 16 bits. Backward of wpe: one thread a pack of columns of a position adds over the
-// batch; in the same kernel as the pieces, which hides behind it.
+//     its sum is added to its row of d_wte;
+//   - the slice of a longer run that lies in the window: its sum is written to `partial`, and a
+//     second kernel adds these sums in order, several windows at a time.
+// So no thread adds more than 2 kWindow rows however often a token occurs, and the sorted tokens
+// fix the order of every sum. The rows of a window's items follow each other: a thread loads
+// kRowsInFlight of them, and the rows of d_wte for the runs that end among them, before it adds the
+// first. Bytes: [T,C] once, the touched rows of d_wte twice, partial sums of at most 1/8 of the
+// long runs' rows in 16 bits.
+//
+// Backward of wpe: a thread adds a pack of columns of one position over the batch. That runs in the
+// same kernel as the second step of wte, whose latency it hides.
 #include <algorithm>
 
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -29,17 +36,17 @@ constexpr int kThreads = 256;
 constexpr int kRowsOfThread = 4;
 constexpr int kWindow = kWarp;
 constexpr int kGatherThreads = 256;  // at most; one a pack
-constexpr int kRowsOnTheirWay = 4;   // more take registers that blocks need
-constexpr int kFinishBlocks = 4;     // a multiprocessor's: room for the rows on their way
-constexpr int kPieceWarps = kThreads / kWarp;
-// Blocks that share the windows' long runs: one for so many windows, and at most.
+constexpr int kRowsInFlight = 4;     // more take so many registers that fewer blocks fit
+constexpr int kFinishBlocks = 4;     // of a multiprocessor: leaves registers for rows in flight
+constexpr int kPartialWarps = kThreads / kWarp;
+// Long runs are divided among blocks: one for kWindowsOfSlice windows, and at most kMaxSlices.
 constexpr int kWindowsOfSlice = 8;
 constexpr int kMaxSlices = 128;
 constexpr unsigned kAll = 0xffffffffu;
 
 // ---- forward ------------------------------------------------------------------------------------
 
-// Rows r, r + stride, ...; `one_position`: the stride is a multiple of the sequence.
+// A thread takes rows r, r + stride, .... `one_position`: the stride is a multiple of the sequence.
 template <typename T, typename W, int N>
 __global__ void __launch_bounds__(kThreads)
     ForwardKernel(const int32_t* tokens, const W* wte, const W* wpe, uint32_t sequence,
@@ -75,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < kRowsOfThread; ++r) {
     const int64_t row = first + r * static_cast<int64_t>(stride);
     if (row >= rows) break;
-    // Wrong data must not pass for an embedding.
+    // A token that is out of range must not go unnoticed.
     const bool wrong = token[r] < -1 || token[r] >= vocab;
     float v[N];
 #pragma unroll
@@ -89,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- backward: runs of equal tokens -------------------------------------------------------------
 
-// Sums of floats that are not read again soon: they leave the cache to the rows of dout.
+// Accesses to sums that are not read again soon, which leave the cache to the rows of dout.
 template <int N>
 __device__ inline void LoadOnce(const float* p, float (&out)[N]) {
   if constexpr (N % 4 == 0) {
@@ -119,26 +126,27 @@ __device__ inline void StoreOnce(float* p, const float (&in)[N]) {
   }
 }
 
-// Rows of the window and what they add up to.
+// Rows of the window that are added up.
 struct Item {
   int16_t begin, rows;
-  bool whole;     // a run's whole sum, to be added; else a piece, to be written
-  float* target;  // row of d_wte or of pieces
+  bool whole;     // the sum is a whole run's and is added to the target; else it is written there
+  float* target;  // row of d_wte or of the partial sums
 };
 
-// Pieces [windows][2][columns]: of the long run that goes on from the window in front (0), of the
-// one that begins in the window and goes on behind it (1).
-__device__ inline int64_t PieceRow(int64_t window, int slot) { return window * 2 + slot; }
+// The row in the partial sums [windows][2][columns]: slot 0 is for the long run that continues from
+// the window before, slot 1 for the one that begins in the window and continues behind it.
+__device__ inline int64_t PartialRow(int64_t window, int slot) { return window * 2 + slot; }
 
-// By one warp. Requires: 32-token windows, a lane a token. *last: the window's last token.
+// Called by one warp, with a lane for each of the window's 32 tokens. Returns the number of items;
+// *last becomes the window's last token.
 __device__ int ListItems(const int32_t* tokens, int n, int64_t window, int columns, int vocab,
-                         float* d_wte, float* pieces, Item* items, int* last) {
+                         float* d_wte, float* partial, Item* items, int* last) {
   const int lane = threadIdx.x % kWarp;
   const int64_t begin = window * kWindow;
   const auto at = [&](int64_t i) { return i >= 0 && i < n ? tokens[i] : -1; };
   const int before = at(begin - kWindow + lane), token = at(begin + lane),
             behind = at(begin + kWindow + lane);
-  // Bit i: token i of this window and the next one is not the same as the one in front of it.
+  // Bit i is set where token i of this window and the next differs from the one before it.
   const int left_of_token = __shfl_up_sync(kAll, token, 1);
   const int last_before = __shfl_sync(kAll, before, kWarp - 1);
   const int left_of_behind = __shfl_up_sync(kAll, behind, 1);
@@ -152,7 +160,7 @@ __device__ int ListItems(const int32_t* tokens, int n, int64_t window, int colum
   const int length = later != 0 ? __ffsll(static_cast<long long>(later)) : 2 * kWindow - lane;
   const int first = __shfl_sync(kAll, token, 0);
   const unsigned same_before = __ballot_sync(kAll, before == first);
-  const int length_before = __clz(~same_before);  // right in front of the window; all: 32
+  const int length_before = __clz(~same_before);  // equal tokens right before the window; up to 32
 
   const bool counts = token >= 0 && token < vocab;
   const bool whole = begins && length <= kWindow;
@@ -163,14 +171,14 @@ __device__ int ListItems(const int32_t* tokens, int n, int64_t window, int colum
     const int rows = whole ? length : min(length, kWindow - lane);
     float* const target =
         whole ? d_wte + static_cast<int64_t>(token) * columns
-              : pieces + PieceRow(window, goes_on ? 0 : 1) * static_cast<int64_t>(columns);
+              : partial + PartialRow(window, goes_on ? 0 : 1) * static_cast<int64_t>(columns);
     items[__popc(mask & ((1u << lane) - 1))] = {static_cast<int16_t>(lane),
                                                 static_cast<int16_t>(rows), whole, target};
   }
   return __popc(mask);
 }
 
-// R rows at once, of which the first `rows` count: all are loaded before the first is added.
+// Adds the first `rows` of R rows, all of which are loaded before the first is added.
 template <int R, typename T, int N, typename At>
 __device__ inline void AddRows(int64_t rows, At at, float (&sum)[N]) {
   Pack<T, N> packs[R];
@@ -186,7 +194,8 @@ __device__ inline void AddRows(int64_t rows, At at, float (&sum)[N]) {
   }
 }
 
-// How many windows behind `window` begin with `token`. By a whole warp, 32 at a time.
+// How many windows behind `window` begin with `token`. Called by a whole warp, which looks at 32 at
+// a time.
 __device__ int WindowsBehind(const int32_t* tokens, int n, int window, int token) {
   const int lane = threadIdx.x % kWarp;
   int inside = window, outside = (n - 1) / kWindow + 1;
@@ -201,15 +210,15 @@ __device__ int WindowsBehind(const int32_t* tokens, int n, int window, int token
   return inside - window;
 }
 
-// The floats of a thread's pack: kHalves times kFloats that follow each other, the second 8 columns
-// behind the first. Of packs of 8 columns two neighbouring threads exchange halves, so that they
-// touch whole sectors together: of their 16 columns the even one gets 0 to 3 and 8 to 11, the odd
-// one 4 to 7 and 12 to 15.
+// Which floats a thread accesses for its pack: kHalves times kFloats contiguous ones, the second 8
+// columns behind the first. With packs of 8 columns two neighbouring threads exchange halves, so
+// that each access of the two covers a whole sector: of their 16 columns the even one gets 0 to 3
+// and 8 to 11, the odd one 4 to 7 and 12 to 15.
 template <int N>
 struct FloatsOfPack {
   static constexpr int kHalves = N == 8 ? 2 : 1;
   static constexpr int kFloats = N / kHalves;
-  static constexpr int kTogether = kHalves;  // threads
+  static constexpr int kThreadsSharing = kHalves;
   using Values = float[kHalves][kFloats];
 
   bool odd;
@@ -218,7 +227,7 @@ struct FloatsOfPack {
 
   __device__ FloatsOfPack(int first_pack, int pack, int width)
       : odd(kHalves == 2 && pack % 2 == 1), column((first_pack + pack) * N - (odd ? 4 : 0)) {
-    counts[0] = pack / kTogether * kTogether < width;
+    counts[0] = pack / kThreadsSharing * kThreadsSharing < width;
     if constexpr (kHalves == 2) counts[1] = (pack | 1) < width;
   }
   __device__ void Load(const float* row, Values& out) const {
@@ -233,7 +242,7 @@ struct FloatsOfPack {
       if (counts[h]) StoreOnce<kFloats>(row + column + 8 * h, in[h]);
     }
   }
-  // By all threads of `mask` together.
+  // Called by all threads of `mask`.
   __device__ void Exchange(unsigned mask, const float (&pack)[N], Values& out) const {
     if constexpr (kHalves == 1) {
 #pragma unroll
@@ -249,12 +258,12 @@ struct FloatsOfPack {
   }
 };
 
-// What a block's threads read of its window.
+// The items of a block's window.
 struct WindowItems {
   Item items[kWindow];
   int32_t position[2 * kWindow];  // of the window's tokens and the next one's
   uint64_t ends;                  // bit i: an item ends with row i
-  int begin, end;                 // rows of all items, which follow each other
+  int begin, end;                 // the rows of all items, which are contiguous
 };
 
 template <typename T, int N>
@@ -270,11 +279,11 @@ __device__ void AddItems(const WindowItems& w, const T* dout, int columns, int f
   const int end = w.end;
   int loaded = 0, added = 0;  // items
   float sum[N] = {};
-  for (int first = w.begin; first < end; first += kRowsOnTheirWay) {
-    Pack<T, N> rows[kRowsOnTheirWay] = {};
-    typename Floats::Values before[kRowsOnTheirWay] = {};
+  for (int first = w.begin; first < end; first += kRowsInFlight) {
+    Pack<T, N> rows[kRowsInFlight] = {};
+    typename Floats::Values before[kRowsInFlight] = {};
 #pragma unroll
-    for (int r = 0; r < kRowsOnTheirWay; ++r) {
+    for (int r = 0; r < kRowsInFlight; ++r) {
       if (first + r >= end) break;
       if (pack < width) {
         rows[r] = LoadPack<N>(from + static_cast<int64_t>(w.position[first + r]) * columns);
@@ -285,7 +294,7 @@ __device__ void AddItems(const WindowItems& w, const T* dout, int columns, int f
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRowsOnTheirWay; ++r) {
+    for (int r = 0; r < kRowsInFlight; ++r) {
       if (first + r >= end) break;
 #pragma unroll
       for (int i = 0; i < N; ++i) sum[i] += rows[r][i];
@@ -304,19 +313,19 @@ __device__ void AddItems(const WindowItems& w, const T* dout, int columns, int f
   }
 }
 
-// A block a window and a part of the columns, a thread a pack. long_runs[window]: the windows of
-// the long run that begins in it, or 0.
+// A block takes a window and a slice of the columns, a thread a pack. long_runs[window] becomes the
+// number of windows of the long run that begins in it, or 0.
 template <typename T, int N>
 __global__ void __launch_bounds__(kGatherThreads, 2)
     GatherKernel(const int32_t* tokens, const int32_t* positions, const T* dout, int n, int columns,
-                 int parts, int vocab, float* d_wte, float* pieces, int32_t* long_runs) {
+                 int column_slices, int vocab, float* d_wte, float* partial, int32_t* long_runs) {
   __shared__ WindowItems shared;
-  WaitForKernelInFront();
+  WaitForPreviousKernel();
   LetNextKernelBegin();
-  const int64_t window = blockIdx.x / parts;
-  const int part = static_cast<int>(blockIdx.x % parts);
-  const int packs = columns / N, packs_of_part = (packs + parts - 1) / parts;
-  const int first_pack = part * packs_of_part;
+  const int64_t window = blockIdx.x / column_slices;
+  const int column_slice = static_cast<int>(blockIdx.x % column_slices);
+  const int packs = columns / N, packs_of_slice = (packs + column_slices - 1) / column_slices;
+  const int first_pack = column_slice * packs_of_slice;
   const int lane = threadIdx.x;
   bool has_long_run = false;
   int last_token = 0;
@@ -325,7 +334,7 @@ __global__ void __launch_bounds__(kGatherThreads, 2)
     const int32_t here = at < n ? positions[at] : 0;
     const int32_t behind = at + kWindow < n ? positions[at + kWindow] : 0;
     const int count =
-        ListItems(tokens, n, window, columns, vocab, d_wte, pieces, shared.items, &last_token);
+        ListItems(tokens, n, window, columns, vocab, d_wte, partial, shared.items, &last_token);
     __syncwarp();
     shared.position[lane] = here;
     shared.position[lane + kWindow] = behind;
@@ -340,13 +349,13 @@ __global__ void __launch_bounds__(kGatherThreads, 2)
       shared.begin = item.begin;
       shared.end = last_end;
     }
-    // The one of a run that goes on behind the window is the last.
+    // An item that continues behind the window is the last one.
     has_long_run =
-        count > 0 && shared.items[count - 1].target == pieces + PieceRow(window, 1) * columns;
+        count > 0 && shared.items[count - 1].target == partial + PartialRow(window, 1) * columns;
   }
   __syncthreads();
-  AddItems<T, N>(shared, dout, columns, first_pack, min(packs_of_part, packs - first_pack));
-  if (threadIdx.x < kWarp && part == 0) {
+  AddItems<T, N>(shared, dout, columns, first_pack, min(packs_of_slice, packs - first_pack));
+  if (threadIdx.x < kWarp && column_slice == 0) {
     const int behind =
         has_long_run ? 1 + WindowsBehind(tokens, n, static_cast<int>(window), last_token) : 0;
     if (lane == 0) long_runs[window] = behind;
@@ -355,15 +364,16 @@ __global__ void __launch_bounds__(kGatherThreads, 2)
 
 // ---- backward: long runs, and positions ---------------------------------------------------------
 
-// The long runs that begin in windows `slice`, slice + slices, ...; columns [column_block *
-// 32 * N, +32 * N). A warp adds its share of the pieces in order, the warps' sums come in order.
+// Adds the partial sums of the long runs that begin in windows `slice`, slice + slices, ...,
+// columns [column_block * 32 * N, +32 * N). A warp adds its share in order; then the warps' sums
+// are added in order.
 template <int N>
-__device__ void AddPieces(int slice, int slices, int column_block, const int32_t* tokens, int n,
-                          int columns, const int32_t* long_runs, const float* pieces,
-                          float* d_wte) {
+__device__ void AddPartialSums(int slice, int slices, int column_block, const int32_t* tokens,
+                               int n, int columns, const int32_t* long_runs, const float* partial,
+                               float* d_wte) {
   __shared__ int2 runs[kThreads];  // the windows that they begin in, and how many they have
   __shared__ int run_count;
-  __shared__ float sums[kPieceWarps][kWarp * N];
+  __shared__ float sums[kPartialWarps][kWarp * N];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int column = (column_block * kWarp + lane) * N;
   const int windows = (n + kWindow - 1) / kWindow;
@@ -372,23 +382,23 @@ __device__ void AddPieces(int slice, int slices, int column_block, const int32_t
     if (threadIdx.x == 0) run_count = 0;
     __syncthreads();
     const int mine = first + static_cast<int>(threadIdx.x) * slices;
-    // In any order: they do not meet.
+    // Runs may be listed in any order, because their sums are independent.
     const int windows_of_run = mine < windows ? long_runs[mine] : 0;
     if (windows_of_run != 0) runs[atomicAdd(&run_count, 1)] = int2{mine, windows_of_run};
     __syncthreads();
     for (int r = 0; r < run_count; ++r) {
       const int window = runs[r].x, count = runs[r].y;
       const int token = tokens[window * kWindow + kWindow - 1];
-      const int share = (count + kPieceWarps - 1) / kPieceWarps;
+      const int share = (count + kPartialWarps - 1) / kPartialWarps;
       float sum[N] = {};
       if (column < columns) {
 #pragma unroll 8
         for (int p = warp * share; p < min(count, (warp + 1) * share); ++p) {
-          const int64_t row = PieceRow(window + p, p == 0 ? 1 : 0);
-          float piece[N];
-          LoadFloats<N>(pieces + row * columns + column, piece);
+          const int64_t row = PartialRow(window + p, p == 0 ? 1 : 0);
+          float addend[N];
+          LoadFloats<N>(partial + row * columns + column, addend);
 #pragma unroll
-          for (int j = 0; j < N; ++j) sum[j] += piece[j];
+          for (int j = 0; j < N; ++j) sum[j] += addend[j];
         }
       }
       float* const to = d_wte + static_cast<int64_t>(token) * columns + column;
@@ -403,7 +413,7 @@ __device__ void AddPieces(int slice, int slices, int column_block, const int32_t
         for (int j = 0; j < N; ++j) {
           total[j] = 0;
 #pragma unroll
-          for (int w = 0; w < kPieceWarps; ++w) total[j] += sums[w][j * kWarp + lane];
+          for (int w = 0; w < kPartialWarps; ++w) total[j] += sums[w][j * kWarp + lane];
         }
 #pragma unroll
         for (int j = 0; j < N; ++j) total[j] += before[j];
@@ -437,29 +447,29 @@ __device__ void AddPositions(int64_t block, const T* dout, int64_t batch, int64_
 template <typename T>
 struct FinishData {
   const int32_t* tokens;  // sorted
-  const float* pieces;
+  const float* partial;
   const int32_t* long_runs;  // [windows], as GatherKernel writes them
   int n, columns;
   float* d_wte;
   unsigned slices, column_blocks;
-  unsigned piece_blocks;  // the first blocks; 0 without d_wte
+  unsigned partial_blocks;  // the first blocks; 0 without d_wte
   const T* dout;
   int64_t batch, row_elements;
   float* d_wpe;
 };
 
-// P: columns at once of a piece, N: of a row of dout.
+// P: columns of a pack of partial sums, N: of a row of dout.
 template <typename T, int P, int N>
 __global__ void __launch_bounds__(kThreads, kFinishBlocks) FinishKernel(const FinishData<T> d) {
-  if (blockIdx.x < d.piece_blocks) {
-    WaitForKernelInFront();
-    AddPieces<P>(static_cast<int>(blockIdx.x / d.column_blocks), static_cast<int>(d.slices),
-                 static_cast<int>(blockIdx.x % d.column_blocks), d.tokens, d.n, d.columns,
-                 d.long_runs, d.pieces, d.d_wte);
+  if (blockIdx.x < d.partial_blocks) {
+    WaitForPreviousKernel();
+    AddPartialSums<P>(static_cast<int>(blockIdx.x / d.column_blocks), static_cast<int>(d.slices),
+                      static_cast<int>(blockIdx.x % d.column_blocks), d.tokens, d.n, d.columns,
+                      d.long_runs, d.partial, d.d_wte);
   } else {
-    // GatherKernel writes nothing of this.
-    if (d.piece_blocks == 0) WaitForKernelInFront();
-    AddPositions<T, N>(blockIdx.x - d.piece_blocks, d.dout, d.batch, d.row_elements, d.d_wpe);
+    // GatherKernel writes nothing that this reads.
+    if (d.partial_blocks == 0) WaitForPreviousKernel();
+    AddPositions<T, N>(blockIdx.x - d.partial_blocks, d.dout, d.batch, d.row_elements, d.d_wpe);
   }
 }
 
@@ -474,36 +484,36 @@ void Backward(CudaStream& stream, const Tensor& groups, const Tensor& dout, int6
                           .dout = dout.as<T>(),
                           .batch = n / sequence,
                           .row_elements = row_elements};
-  // Packs need whole ones in a row and rows that are aligned.
+  // Packs are used where rows are aligned and consist of whole packs.
   constexpr int kPack = kPackSize<T>;
   const bool packs =
       columns % kPack == 0 && Aligned16(dout) && Aligned16(d_wte) && Aligned16(d_wpe);
   if (!d_wte.empty()) {
     const int64_t windows = CeilDiv(n, kWindow);
-    const int64_t piece_floats = windows * 2 * columns;
-    auto* pieces =
-        static_cast<float*>(stream.Scratch((piece_floats + windows) * int64_t{sizeof(float)}));
-    if (pieces == nullptr) return;
-    auto* long_runs = reinterpret_cast<int32_t*>(pieces + piece_floats);
+    const int64_t partial_floats = windows * 2 * columns;
+    auto* partial =
+        static_cast<float*>(stream.Scratch((partial_floats + windows) * int64_t{sizeof(float)}));
+    if (partial == nullptr) return;
+    auto* long_runs = reinterpret_cast<int32_t*>(partial + partial_floats);
     finish.tokens = groups.as<const int32_t>();
-    finish.pieces = pieces;
+    finish.partial = partial;
     finish.long_runs = long_runs;
     finish.d_wte = d_wte.f32();
     finish.column_blocks = static_cast<unsigned>(CeilDiv(columns, kWarp * (packs ? 4 : 1)));
     finish.slices =
         static_cast<unsigned>(std::min<int64_t>(CeilDiv(windows, kWindowsOfSlice), kMaxSlices));
-    finish.piece_blocks = finish.column_blocks * finish.slices;
+    finish.partial_blocks = finish.column_blocks * finish.slices;
     const auto gather = [&](auto kernel, int width) {
-      const int64_t parts = CeilDiv(columns / width, kGatherThreads);
-      const int64_t threads = CeilDiv(CeilDiv(columns / width, parts), kWarp) * kWarp;
-      LaunchOverlapped(stream, kernel, windows * parts, threads, 0, finish.tokens,
-                       finish.tokens + n, finish.dout, n, columns, parts, d_wte.dim(0),
-                       finish.d_wte, pieces, long_runs);
+      const int64_t column_slices = CeilDiv(columns / width, kGatherThreads);
+      const int64_t threads = CeilDiv(CeilDiv(columns / width, column_slices), kWarp) * kWarp;
+      LaunchOverlapped(stream, kernel, windows * column_slices, threads, 0, finish.tokens,
+                       finish.tokens + n, finish.dout, n, columns, column_slices, d_wte.dim(0),
+                       finish.d_wte, partial, long_runs);
     };
     packs ? gather(GatherKernel<T, kPack>, kPack) : gather(GatherKernel<T, 1>, 1);
     if (!stream.CheckLaunch("EmbeddingBackward: tokens")) return;
   }
-  int64_t blocks = finish.piece_blocks;
+  int64_t blocks = finish.partial_blocks;
   if (!d_wpe.empty()) {
     finish.d_wpe = d_wpe.f32();
     blocks += CeilDiv(row_elements, int64_t{kThreads} * (packs ? kPack : 1));

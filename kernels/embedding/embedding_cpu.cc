@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -23,8 +25,8 @@ void EmbeddingForward(Stream& stream, Tensor tokens, Tensor wte, Tensor wpe, int
     const Loops& loops = ChooseLoops();
     const int64_t t = out.dim(0), c = out.dim(1), vocab = wte.dim(0);
     const int32_t* ids = tokens.as<int32_t>();
-    pool.Run((t + kRows - 1) / kRows, [&](int64_t chunk) {
-      for (int64_t row = chunk * kRows; row < std::min(t, (chunk + 1) * kRows); ++row) {
+    pool.Run((t + kRows - 1) / kRows, [&](int64_t task) {
+      for (int64_t row = task * kRows; row < std::min(t, (task + 1) * kRows); ++row) {
         CHECK(ids[row] >= -1 && ids[row] < vocab) << "token " << ids[row] << " at " << row;
         const float* token = wte.f32() + ids[row] * c;
         const float* position = wpe.empty() ? nullptr : wpe.f32() + row % sequence * c;
@@ -68,8 +70,8 @@ void EmbeddingBackward(Stream& stream, Tensor groups, Tensor dout, int64_t seque
   EnqueueOnHost(stream, [=](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
     const int64_t t = dout.dim(0), c = dout.dim(1);
-    pool.Run((c + kColumns - 1) / kColumns, [&](int64_t chunk) {
-      const int64_t begin = chunk * kColumns;
+    pool.Run((c + kColumns - 1) / kColumns, [&](int64_t task) {
+      const int64_t begin = task * kColumns;
       const int64_t count = std::min(kColumns, c - begin);
       for (int64_t i = 0; !d_wte.empty() && i < t; ++i) {
         const int32_t token = groups.as<const int32_t>()[i];

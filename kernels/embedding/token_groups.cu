@@ -1,15 +1,16 @@
-// Grouping of tokens: a stable radix sort, lowest digits first, of at most 512 values a digit, so
-// that vocabularies of up to 2^18 take two passes. Three small kernels: the first counts the digits
-// of each block's tokens, every further one sorts by one digit and counts the next digit of what it
-// has placed, by the block that will read it. The counts are integers and every place follows from
-// them, so nothing depends on the order in which blocks run. Latency counts here, not bytes (20 a
-// token): at most kBlocks blocks, so that each can add up the counts of all by itself.
+// Grouping of tokens: a stable radix sort, lowest digits first, with at most 512 values a digit, so
+// that vocabularies of up to 2^18 take two passes. The first kernel counts the digits of each
+// block's tokens. Each further one sorts by one digit and counts the next digit of what it has
+// placed, for the block that will read it. The counts are integers and determine every place, so
+// nothing depends on the order in which blocks run. Latency matters here, not bytes (20 a token):
+// there are at most kBlocks blocks, so that each can add up the counts of all.
 #include <algorithm>
 #include <bit>
 
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBlocks = 64;
-constexpr int kMinDigitBits = 5;  // a warp adds up whole digits
+constexpr int kMinDigitBits = 5;  // so that a warp adds up counts of distinct digits
 constexpr int kMaxDigitBits = 9;
 constexpr int kMaxBins = 1 << kMaxDigitBits;
 
@@ -32,13 +33,13 @@ struct Tiles {
   }
 };
 
-// Whatever is no row of the table comes last.
+// Tokens that are no row of the table are sorted last.
 __device__ inline int KeyOf(int32_t token, int vocab) {
   return token >= 0 && token < vocab ? token : vocab;
 }
 
-// counts [blocks][bins] of the first digit; those of `other_passes` further ones, behind them, are
-// zeroed.
+// Writes the counts [blocks][bins] of the first digit, and zeroes those of `other_passes` further
+// digits behind them.
 __global__ void __launch_bounds__(kThreads)
     CountKernel(const Tiles tiles, const int32_t* tokens, int vocab, int other_passes,
                 int32_t* counts) {
@@ -57,16 +58,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where the first of this block's keys of each digit goes: behind all smaller digits and the same
-// digit of the blocks in front.
+// place[digit] becomes where this block's first key of that digit goes: behind all smaller digits
+// and the same digit in the blocks before.
 __device__ void FirstPlaces(const Tiles& tiles, const int32_t* counts, int* place) {
-  __shared__ int all[kThreads], in_front[kThreads];  // [parts of the blocks][bins]
+  __shared__ int all[kThreads], in_front[kThreads];  // [groups of blocks][bins]
   __shared__ int warp_sum[kMaxBins / kWarp];
-  const int bins = tiles.bins(), parts = kThreads / bins;
+  const int bins = tiles.bins(), groups_of_blocks = kThreads / bins;
   const int thread = threadIdx.x, digit = thread & (bins - 1);
   int sum = 0, front = 0;
 #pragma unroll 8
-  for (int b = thread / bins; b < tiles.blocks; b += parts) {
+  for (int b = thread / bins; b < tiles.blocks; b += groups_of_blocks) {
     const int count = counts[b * bins + digit];
     sum += count;
     if (b < static_cast<int>(blockIdx.x)) front += count;
@@ -76,11 +77,11 @@ __device__ void FirstPlaces(const Tiles& tiles, const int32_t* counts, int* plac
   __syncthreads();
   int total = 0, before = 0, up_to = 0;
   if (thread < bins) {
-    for (int p = 0; p < parts; ++p) {
+    for (int p = 0; p < groups_of_blocks; ++p) {
       total += all[p * bins + thread];
       before += in_front[p * bins + thread];
     }
-    up_to = total;  // with the digits in front of it in this warp
+    up_to = total;  // becomes the sum with the digits before it in this warp
 #pragma unroll
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const int left = __shfl_up_sync(0xffffffffu, up_to, offset);
@@ -95,13 +96,13 @@ __device__ void FirstPlaces(const Tiles& tiles, const int32_t* counts, int* plac
   }
 }
 
-// One pass. `keys` are the tokens themselves in the first one (`from` nullptr), else sorted by the
-// lower digits; `from` is where in the text they stand.
+// One pass. In the first one `keys` are the tokens and `from` is nullptr; then `keys` are sorted by
+// the lower digits, and `from` holds the index of each in the tokens.
 __global__ void __launch_bounds__(kThreads)
     PlaceKernel(const Tiles tiles, int pass, const int32_t* keys, const int32_t* from, int vocab,
                 const int32_t* counts, int32_t* next_counts, int32_t* keys_out, int32_t* from_out) {
   __shared__ int place[kMaxBins];
-  __shared__ uint16_t in_warp[kWarps][kMaxBins];  // keys of a digit, then those in warps in front
+  __shared__ uint16_t in_warp[kWarps][kMaxBins];  // keys of a digit, then those in warps before
   const int bins = tiles.bins();
   const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
   FirstPlaces(tiles, counts, place);
@@ -170,7 +171,7 @@ void GroupTokens(Stream& stream, Tensor tokens, int64_t vocab, Tensor groups) {
   if (!cuda.CheckLaunch("GroupTokens: count")) return;
   const int32_t* in = nullptr;  // [2,T]
   for (int pass = 0; pass < passes; ++pass, counts += counts_of_pass) {
-    // In turns, so that the last pass writes the result.
+    // Outputs alternate so that the last pass writes the result.
     int32_t* const out = (passes - 1 - pass) % 2 == 0 ? groups.as<int32_t>() : between;
     PlaceKernel<<<blocks, kThreads, 0, cuda.handle()>>>(
         tiles, pass, in == nullptr ? keys : in, in == nullptr ? nullptr : in + n,

@@ -1,5 +1,5 @@
-// Linear layers and GELU on the host: GEMMs in tiles on oneDNN, the epilogue applied to a tile
-// while it is in the cache.
+// Linear layers on the host: GEMMs in tiles on oneDNN, with the epilogue applied to a tile while it
+// is in the cache.
 //
 // The tiling depends on the shape alone and no sum is split over threads, so results do not depend
 // on the number of threads. Each tile packs its operands again; with tiles of some hundred rows and
@@ -7,12 +7,30 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/activation/activation.h"
+#include "kernels/attention/rotary.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
 #include "kernels/gemm/gemm_cpu.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/gemm/weight_gradient.h"
+#include "kernels/memory/memory.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
+#include "kernels/twins.h"
 
-namespace muster::kernels::cpu {
+namespace muster::kernels {
+
+MUSTER_TWINS(Add)
+MUSTER_TWINS(Zero)
+MUSTER_TWINS(Rotary)
+MUSTER_TWINS(SwigluForward)
+MUSTER_TWINS(SwigluBackward)
+
+namespace cpu {
+
+void SumSquaresPair(Stream& stream, Tensor x, Tensor out, bool accumulate);
+
 namespace {
 
 constexpr int64_t kGeluElements = 16 * 1024;
@@ -102,18 +120,9 @@ void WeightGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
 void BiasGradientInFront(ThreadPool& pool, const LinearBackwardArgs& args) {
   constexpr int64_t kColumns = 512;
   const int64_t t = args.dx.dim(0), k = args.dx.dim(1);
-  pool.Run((k + kColumns - 1) / kColumns, [&](int64_t i) {
-    const int64_t begin = i * kColumns;
-    AddColumnSums(args.accumulate, t, std::min(kColumns, k - begin), k, args.dx.f32() + begin,
+  pool.RunRanges(k, kColumns, [&](int64_t begin, int64_t count) {
+    AddColumnSums(args.accumulate, t, count, k, args.dx.f32() + begin,
                   args.pre_dbias.f32() + begin);
-  });
-}
-
-template <typename Body>
-void ForElements(ThreadPool& pool, int64_t n, Body body) {
-  pool.Run((n + kGeluElements - 1) / kGeluElements, [&](int64_t chunk) {
-    const int64_t begin = chunk * kGeluElements;
-    body(begin, std::min(kGeluElements, n - begin));
   });
 }
 
@@ -155,7 +164,7 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
     if (args.dy.elements() == 0) return;
     const int64_t t = args.dy.dim(0), k = args.w.dim(1), n = args.w.dim(0);
     if (args.recompute_x) {
-      ForElements(pool, args.x.elements(), [&](int64_t begin, int64_t count) {
+      pool.RunRanges(args.x.elements(), kGeluElements, [&](int64_t begin, int64_t count) {
         ChooseLoops().gelu_forward(count, args.pre.f32() + begin, args.x.f32() + begin);
       });
     }
@@ -174,22 +183,18 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
   });
 }
 
-void GeluForward(Stream& stream, Tensor x, Tensor y) {
-  EnqueueOnHost(stream, [x, y](ThreadPool& pool) {
-    const Loops& loops = ChooseLoops();
-    ForElements(pool, x.elements(), [&](int64_t begin, int64_t count) {
-      loops.gelu_forward(count, x.f32() + begin, y.f32() + begin);
-    });
-  });
+void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* has_squares) {
+  *has_squares = true;
+  cpu::LinearBackward(stream,
+                      {.dy = args.dy,
+                       .x = args.x,
+                       .w = Tensor(args.dw.data(), DType::kF32, {args.dw.dim(0), args.dw.dim(1)}),
+                       .dw = args.dw,
+                       .dbias = args.dbias,
+                       .accumulate = args.accumulate});
+  cpu::Zero(stream, args.squares);
+  cpu::SumSquaresPair(stream, args.dw, args.squares, /*accumulate=*/false);
 }
 
-void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx) {
-  EnqueueOnHost(stream, [x, dy, dx](ThreadPool& pool) {
-    const Loops& loops = ChooseLoops();
-    ForElements(pool, x.elements(), [&](int64_t begin, int64_t count) {
-      loops.gelu_backward(count, x.f32() + begin, dy.f32() + begin, dx.f32() + begin);
-    });
-  });
-}
-
-}  // namespace muster::kernels::cpu
+}  // namespace cpu
+}  // namespace muster::kernels

@@ -18,14 +18,28 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/activation/activation.h"
+#include "kernels/attention/rotary.h"
 #include "kernels/cuda/column_sum.cuh"
+#include "kernels/device/device_cuda.h"
 #include "kernels/gemm/gemm_hopper.h"
+#include "kernels/gemm/linear.h"
 #include "kernels/gemm/weight_gradient.h"
 #include "kernels/gemm/weight_gradient_hopper.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/memory/memory.h"
 #include "kernels/optimizer/square_parts.h"
+#include "kernels/tensor.h"
+#include "kernels/twins.h"
 
-namespace muster::kernels::cuda {
+namespace muster::kernels {
+
+MUSTER_TWINS(Add)
+MUSTER_TWINS(Rotary)
+MUSTER_TWINS(GeluForward)
+MUSTER_TWINS(SwigluForward)
+MUSTER_TWINS(SwigluBackward)
+
+namespace cuda {
 namespace {
 
 Gemm ForwardGemm(const LinearForwardArgs& args) {
@@ -337,4 +351,5 @@ void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* left) 
   }
 }
 
-}  // namespace muster::kernels::cuda
+}  // namespace cuda
+}  // namespace muster::kernels

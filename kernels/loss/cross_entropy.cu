@@ -1,19 +1,21 @@
 // Cross-entropy with the gradient written over the logits.
-// One block a row. The row is read once into shared memory (its maximum taken on the way), the
-// exponentials are summed from there, and the gradient is written: [T,V] is read once and written
-// once. Rows that do not fit (128 k columns of 16 bits do not) are shared by the blocks of a
-// cluster. Where there are no clusters, or the row is too long for eight blocks, a running maximum
-// and sum are kept while it is read, and it is read again from the L2 cache, which holds the rows
-// of all blocks that run at once. Rows that are not aligned are read three times. Over a vocabulary
-// that ranks share, the logits are read once for the statistics (by a running maximum and sum too),
-// then read and written once for the gradient.
+// A block takes a row: it reads the row once into shared memory while it finds the maximum, sums
+// the exponentials from there, and writes the gradient. So [T,V] is read once and written once.
+// Rows that do not fit into shared memory (128 k columns of 16 bits do not) are split over the
+// blocks of a cluster. Where the device has no clusters, or a row is too long for eight blocks, a
+// block keeps a running maximum and sum, and reads the row a second time from the L2 cache, which
+// holds the rows of all blocks that run at once. Rows that are not aligned are read three times.
+// Over a vocabulary that is sharded over ranks, the logits are read once for the statistics, with a
+// running maximum and sum, then read and written once for the gradient.
 #include <type_traits>
 
 #include "kernels/cuda/cluster_launch.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/loss/cross_entropy.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -21,7 +23,7 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kLongRowThreads = 1024;
 constexpr int kPacksInFlight = 4;
-constexpr int kPartsMax = 8;  // blocks of a portable cluster
+constexpr int kShardsMax = 8;  // blocks of a portable cluster
 constexpr int kBlocksPerProcessor = 3;
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -39,8 +41,8 @@ struct Data {
   __device__ float Scale() const { return loss_scale == nullptr ? scale : scale * *loss_scale; }
 };
 
-// 2^x in one instruction, without exp2f's care for denormal results: they are 0 beside the
-// maximum's 1.
+// 2^x in one instruction. Unlike exp2f it flushes denormal results to 0, which does not matter
+// beside the maximum's 1.
 __device__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -75,7 +77,7 @@ __device__ float MaxOf(const Pack<__half, N>& pack) {
   return MaxOfPairs<__half, __half2>(pack);
 }
 
-// NaN for a target that is not in the vocabulary: wrong data must not pass for a loss.
+// NaN for a target that is not in the vocabulary, so that wrong data do not go unnoticed.
 template <typename T>
 __device__ float Loss(int target, int vocab, const T* row, float max, float sum) {
   if (target < 0) return 0;
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
       if (at * N + N > d.vocab) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          // The padding takes no part: its exponential, hence its gradient, is 0.
+          // The exponential of padding, and hence its gradient, becomes 0.
           if (at * N + i >= d.vocab) loaded[k].Set(i, FromFloat<T>(-INFINITY));
         }
       }
@@ -148,11 +150,11 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
 
 // ---- rows over the blocks of a cluster ----
 
-// All blocks of the cluster have started: before that nothing may be written into their memory.
-// Between the two halves a block works on.
+// Nothing may be written into the memory of a cluster's blocks before all of them have started. A
+// block arrives, goes on with work of its own, and waits for the others later.
 __device__ void ClusterStarted() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ void WaitForCluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
-// To the same place in the shared memory of block `rank` of the cluster.
+// Stores to the same place in the shared memory of block `rank` of the cluster.
 __device__ void StoreAt(float2* place, int rank, float2 value) {
   asm volatile(
       "{\n"
@@ -164,22 +166,22 @@ __device__ void StoreAt(float2* place, int rank, float2 value) {
       : "memory");
 }
 
-// `parts` blocks a row, each with part_packs packs of it in shared memory; blocks tell each other
-// their maximum and sum.
+// A row is split over `shards` blocks, each of which holds shard_packs packs of it in shared
+// memory. Blocks exchange their maximum and sum.
 template <typename T, int kBlock = kThreads, int kBlocks = kBlocksPerProcessor>
 __global__ void __launch_bounds__(kBlock, kBlocks)
-    ClusterRowKernel(const Data<T> d, int parts, int part_packs) {
+    ClusterRowKernel(const Data<T> d, int shards, int shard_packs) {
 #if __CUDA_ARCH__ >= 900
   constexpr int N = kPackSize<T>;
   extern __shared__ uint4 cached_row[];
   T* const cache = reinterpret_cast<T*>(cached_row);
   __shared__ float shared[2][kWarp];
-  __shared__ float2 statistics[kPartsMax];
+  __shared__ float2 statistics[kShardsMax];
   ClusterStarted();
-  const int part = static_cast<int>(hopper::ClusterRank());
-  const int at_row = static_cast<int>(blockIdx.x) / parts, begin = part * part_packs * N;
+  const int shard = static_cast<int>(hopper::ClusterRank());
+  const int at_row = static_cast<int>(blockIdx.x) / shards, begin = shard * shard_packs * N;
   T* const row = d.logits + static_cast<int64_t>(at_row) * d.columns + begin;
-  const int packs = min(part_packs, (d.columns - begin) / N);
+  const int packs = min(shard_packs, (d.columns - begin) / N);
   for (int p = threadIdx.x; p < packs; p += kBlock) CopyAsync16(cache + p * N, row + p * N);
   CommitCopies();
   const int target = d.targets[at_row];
@@ -191,35 +193,35 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
     if (p * N + N > vocab) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        // The padding takes no part: its exponential, hence its gradient, is 0.
+        // The exponential of padding, and hence its gradient, becomes 0.
         if (p * N + i >= vocab) loaded.Set(i, FromFloat<T>(-INFINITY));
       }
       StorePack<N>(cache + p * N, loaded);
     }
     max = fmaxf(max, MaxOf(loaded));
   }
-  max = BlockMax(max, shared[0]);  // its barrier also makes the whole part visible
-  const float part_log2 = max == -INFINITY ? 0.f : max * kLog2E;  // nothing but padding: no sum
+  max = BlockMax(max, shared[0]);  // its barrier also makes the whole shard visible
+  const float shard_log2 = max == -INFINITY ? 0.f : max * kLog2E;  // nothing but padding: no sum
   float sum = 0;
   for (int p = threadIdx.x; p < packs; p += kBlock) {
     float v[N];
     LoadFloats<N>(cache + p * N, v);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += Exp2(v[i] * kLog2E - part_log2);
+    for (int i = 0; i < N; ++i) sum += Exp2(v[i] * kLog2E - shard_log2);
   }
   sum = BlockSum(sum, shared[1]);
   WaitForCluster();
-  if (threadIdx.x < parts) StoreAt(&statistics[part], threadIdx.x, make_float2(max, sum));
+  if (threadIdx.x < shards) StoreAt(&statistics[shard], threadIdx.x, make_float2(max, sum));
   hopper::ClusterSync();
-  // In order of the parts: the same bits in all of them, every time.
-  for (int i = 0; i < parts; ++i) max = fmaxf(max, statistics[i].x);
+  // All blocks add in the order of the shards, so they get the same bits.
+  for (int i = 0; i < shards; ++i) max = fmaxf(max, statistics[i].x);
   sum = 0;
-  for (int i = 0; i < parts; ++i) {
+  for (int i = 0; i < shards; ++i) {
     sum += statistics[i].y * Exp2((statistics[i].x - max) * kLog2E);
   }
   const int column = target - begin;
   const bool here = target >= 0 && target < d.vocab && column >= 0 && column < packs * N;
-  if (threadIdx.x == 0 && (here || (part == 0 && (target < 0 || target >= d.vocab)))) {
+  if (threadIdx.x == 0 && (here || (shard == 0 && (target < 0 || target >= d.vocab)))) {
     d.losses[at_row] = here ? max + logf(sum) - ToFloat(cache[column]) : target < 0 ? 0.f : NAN;
   }
   if (!d.write_gradient) return;
@@ -334,22 +336,22 @@ __global__ void __launch_bounds__(kThreads) AnyRowKernel(const Data<T> d) {
   }
 }
 
-// Launches over clusters; false where the device has none or even eight parts of a row are too
-// large for two on a multiprocessor.
+// Launches over clusters. False where the device has none, or where even eighths of a row are too
+// large for two blocks on a multiprocessor; then nothing was launched.
 template <typename T>
-bool LaunchParts(CudaStream& stream, const Data<T>& d, unsigned rows) {
+bool LaunchOverClusters(CudaStream& stream, const Data<T>& d, unsigned rows) {
   const CudaDevice& device = stream.cuda_device();
   const int packs = d.columns / kPackSize<T>;
-  const auto bytes = [&](int parts) { return (packs + parts - 1) / parts * 16; };
-  const auto fits = [&](int parts, int blocks) {
-    return bytes(parts) <= device.shared_bytes_per_block() / blocks - 2048;
+  const auto bytes = [&](int shards) { return (packs + shards - 1) / shards * 16; };
+  const auto fits = [&](int shards, int blocks) {
+    return bytes(shards) <= device.shared_bytes_per_block() / blocks - 2048;
   };
-  int parts = 2;
-  while (parts < kPartsMax && !fits(parts, kBlocksPerProcessor)) parts *= 2;
-  if (device.compute_major() < 9 || !fits(parts, 2)) return false;
+  int shards = 2;
+  while (shards < kShardsMax && !fits(shards, kBlocksPerProcessor)) shards *= 2;
+  if (device.compute_major() < 9 || !fits(shards, 2)) return false;
   auto* const kernel = &ClusterRowKernel<T>;
-  stream.Check(LaunchClusters(stream, kernel, rows, parts, kThreads, bytes(parts), d, parts,
-                              bytes(parts) / 16),
+  stream.Check(LaunchClusters(stream, kernel, rows, shards, kThreads, bytes(shards), d, shards,
+                              bytes(shards) / 16),
                "CrossEntropy over clusters");
   return true;
 }
@@ -370,7 +372,7 @@ void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
   const int limit = stream.cuda_device().shared_bytes_per_block() / 2 - 1024;
   const bool packs = d.columns % kPackSize<T> == 0 && Aligned16(args.logits);
   if (packs && row_bytes > limit) {
-    if (LaunchParts(stream, d, rows)) return;
+    if (LaunchOverClusters(stream, d, rows)) return;
     LongRowKernel<T><<<rows, kLongRowThreads, 0, stream.handle()>>>(d);
   } else if (packs) {
     if (!stream.Check(cudaFuncSetAttribute(CachedRowKernel<T>,
@@ -385,7 +387,7 @@ void Launch(CudaStream& stream, const CrossEntropyArgs& args) {
   stream.CheckLaunch("CrossEntropy");
 }
 
-// ---- a vocabulary that ranks share ----
+// ---- a vocabulary that is sharded over ranks ----
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
@@ -422,7 +424,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const MergeData<T> d) {
   const bool masked = d.targets[blockIdx.x] < 0;
   const float* const stats = d.stats + static_cast<int64_t>(blockIdx.x) * 3;
   const int64_t stride = static_cast<int64_t>(d.rows) * 3;
-  // Every thread adds up all ranks in their order: the same bits on all of them.
+  // Every thread adds all ranks in their order, so all ranks get the same bits.
   float most = -INFINITY;
   for (int rank = 0; rank < d.ranks; ++rank) most = fmaxf(most, stats[rank * stride]);
   float sum = 0, of_target = 0;
@@ -437,7 +439,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const MergeData<T> d) {
   if (!d.write_gradient) return;
   const float scale = d.loss_scale == nullptr ? d.scale : d.scale * *d.loss_scale;
   const float offset = masked ? INFINITY : most * kLog2E - log2f(scale / sum);
-  // -1 where another rank has it: the padding's columns stand for tokens of the next one.
+  // -1 where another rank has the target. Columns of the padding would be tokens of the next rank.
   const int64_t column = d.targets[blockIdx.x] - d.first;
   const int64_t target = !masked && column < d.vocab ? column : -1;
   const int packs = d.columns / N;
@@ -463,7 +465,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const MergeData<T> d) {
   }
 }
 
-// Calls launch(N as a constant): whole packs where every row is aligned.
+// Calls launch(N as a constant), with whole packs where every row is aligned.
 template <typename T, typename Launch>
 void ForPacks(const Tensor& logits, const Launch& launch) {
   constexpr int N = kPackSize<T>;

@@ -1,13 +1,14 @@
-// Cross-entropy on the host: loss and gradient of a row while it is in the L2 cache; the softmax is
-// written over the logits and nowhere else.
+// Cross-entropy on the host: loss and gradient of a row are computed while it is in the L2 cache.
+// The softmax is written over the logits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/loss/cross_entropy.h"
 #include "kernels/simd/loops.h"
 
 namespace muster::kernels::cpu {

@@ -1,6 +1,6 @@
 // Copies, casts and additions between tensors of any strides.
-// Neighbouring dimensions that lie without gaps on both sides are one, so a call has as few of them
-// as its strides allow. A thread moves one pack of the last dimension where both sides are dense in
+// Neighbouring dimensions without gaps on both sides are merged, so a call has as few dimensions as
+// its strides allow. A thread moves one pack of the last dimension where both sides are dense in
 // it and every row is aligned, a single element otherwise. Bytes: read + written once, `to` read
 // as well when it is added to.
 #include <algorithm>
@@ -10,7 +10,8 @@
 
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -70,7 +71,7 @@ struct Dimension {
 std::array<Dimension, Tensor::kRankMax> Merged(const Tensor& from, const Tensor& to) {
   std::array<Dimension, Tensor::kRankMax> merged;
   merged.fill({1, 0, 0});
-  int first = Tensor::kRankMax;  // dimension that was last added
+  int first = Tensor::kRankMax;  // the dimension that was added last
   for (int i = from.rank() - 1; i >= 0; --i) {
     if (from.dim(i) == 1) continue;
     if (first < Tensor::kRankMax) {

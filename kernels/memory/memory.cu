@@ -2,7 +2,9 @@
 #include <string>
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cuda {
 namespace {

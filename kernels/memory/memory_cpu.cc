@@ -1,35 +1,28 @@
-// Zero, Copy, CopyStrided, Cast, Axpy, Scale on the host. Bound by memory: one pass each.
+// Copies, casts and element-wise sums on the host. Each is bound by memory: one pass.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/memory/memory.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels::cpu {
 namespace {
 
-constexpr int64_t kChunkElements = 64 * 1024;
-
-// body(begin, count) over [0, n) in fixed chunks.
-template <typename Body>
-void ForRanges(ThreadPool& pool, int64_t n, Body body) {
-  pool.Run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk) {
-    const int64_t begin = chunk * kChunkElements;
-    body(begin, std::min(kChunkElements, n - begin));
-  });
-}
+constexpr int64_t kRangeElements = 64 * 1024;
 
 }  // namespace
 
 void Zero(Stream& stream, Tensor out) {
   EnqueueOnHost(stream, [out](ThreadPool& pool) {
     char* data = static_cast<char*>(out.data());
-    ForRanges(pool, out.bytes(),
-              [&](int64_t begin, int64_t count) { std::memset(data + begin, 0, count); });
+    pool.RunRanges(out.bytes(), kRangeElements,
+                   [&](int64_t begin, int64_t count) { std::memset(data + begin, 0, count); });
   });
 }
 
@@ -38,7 +31,7 @@ void Copy(Stream& stream, Tensor from, Tensor to) {
     const char* source = static_cast<const char*>(from.data());
     char* target = static_cast<char*>(to.data());
     if (source == target) return;
-    ForRanges(pool, from.bytes(), [&](int64_t begin, int64_t count) {
+    pool.RunRanges(from.bytes(), kRangeElements, [&](int64_t begin, int64_t count) {
       std::memcpy(target + begin, source + begin, count);
     });
   });
@@ -49,7 +42,7 @@ void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
     const int last = from.rank() - 1;
     const int64_t width = from.dim(last), rows = width == 0 ? 0 : from.elements() / width;
     const int64_t rows_per_task =
-        std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, width));
+        std::max<int64_t>(1, kRangeElements / std::max<int64_t>(1, width));
     pool.Run((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
       const int64_t end = std::min(rows, (task + 1) * rows_per_task);
       for (int64_t row = task * rows_per_task; row < end; ++row) {
@@ -78,7 +71,7 @@ void CopyStrided(Stream& stream, Tensor from, Tensor to, bool accumulate) {
 
 void Cast(Stream& stream, Tensor from, Tensor to) {
   EnqueueOnHost(stream, [from, to](ThreadPool& pool) {
-    ForRanges(pool, from.elements(), [&](int64_t begin, int64_t count) {
+    pool.RunRanges(from.elements(), kRangeElements, [&](int64_t begin, int64_t count) {
       for (int64_t i = begin; i < begin + count; ++i) WriteFloat(to, i, ReadAsFloat(from, i));
     });
   });
@@ -87,7 +80,7 @@ void Cast(Stream& stream, Tensor from, Tensor to) {
 void Axpy(Stream& stream, float alpha, Tensor x, Tensor y) {
   EnqueueOnHost(stream, [alpha, x, y](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
-    ForRanges(pool, x.elements(), [&](int64_t begin, int64_t count) {
+    pool.RunRanges(x.elements(), kRangeElements, [&](int64_t begin, int64_t count) {
       loops.axpy(count, alpha, x.f32() + begin, y.f32() + begin);
     });
   });
@@ -96,15 +89,16 @@ void Axpy(Stream& stream, float alpha, Tensor x, Tensor y) {
 void Scale(Stream& stream, float alpha, Tensor x) {
   EnqueueOnHost(stream, [alpha, x](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
-    ForRanges(pool, x.elements(),
-              [&](int64_t begin, int64_t count) { loops.scale(count, alpha, x.f32() + begin); });
+    pool.RunRanges(x.elements(), kRangeElements, [&](int64_t begin, int64_t count) {
+      loops.scale(count, alpha, x.f32() + begin);
+    });
   });
 }
 
 void Add(Stream& stream, Tensor a, Tensor b, Tensor out) {
   EnqueueOnHost(stream, [a, b, out](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
-    ForRanges(pool, out.elements(), [&](int64_t begin, int64_t count) {
+    pool.RunRanges(out.elements(), kRangeElements, [&](int64_t begin, int64_t count) {
       loops.add(count, a.f32() + begin, b.f32() + begin, out.f32() + begin);
     });
   });

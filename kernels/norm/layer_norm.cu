@@ -1,11 +1,13 @@
-// Layer norm and RMS norm with the residual addition in front of them; an RMS norm is a layer norm
-// with the mean taken as 0 and without beta.
-// Forward: one warp a row, or a block a long one, the row held in registers, mean and variance in
-// two passes over them.
-// Bytes: 2 reads and 2 writes of [T,C] (1 and 1 without a branch).
+// Forward of layer norm and RMS norm, with the residual addition in front of them. An RMS norm is a
+// layer norm whose mean is taken as 0, and without beta.
+// A warp takes a row, or a block a long one. The row is held in registers, and mean and variance
+// take two passes over them. Bytes: 2 reads and 2 writes of [T,C] (1 and 1 without a branch).
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/norm/norm.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kForwardThreads) NormForwardKernel(const Forwa
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes;
   if (row >= d.rows) return;
   const int64_t start = row * d.columns;
-  // Every load is issued before the first store, which the compiler must assume to alias them.
+  // Every load is issued before the first store, because the compiler must assume that they alias.
   Pack<T, N> x[kItems], branch[kItems];
 #pragma unroll
   for (int k = 0; k < kItems; ++k) {
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kForwardThreads) NormForwardKernel(const Forwa
     if (d.branch != nullptr) {
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] += branch[k][i];
-      // The norm is taken of what backward will read: the rounded sum.
+      // The norm is taken of the rounded sum, which backward will read.
       x[k] = FromFloats<T>(v);
       ToFloats(x[k], v);
     }
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(kForwardThreads) NormForwardKernel(const Forwa
   }
 }
 
-// Any width and alignment; the row is read again from cache.
+// Any width and alignment. The row is read from the cache again in each pass.
 template <typename T, bool kRms>
 __global__ void __launch_bounds__(kAnyThreads) NormForwardAnyKernel(const ForwardData<T> d) {
   __shared__ float shared[2][kWarp];
@@ -133,39 +135,39 @@ __global__ void __launch_bounds__(kAnyThreads) NormForwardAnyKernel(const Forwar
   }
 }
 
+template <typename T>
+struct Config {
+  int lanes, items;
+  void (*kernel)(ForwardData<T>);
+};
+// Ascending in the length of the rows that they hold; the first one that holds a row is taken.
+template <typename T, bool kRms>
+constexpr Config<T> kConfigs[] = {
+    {kWarp, 1, NormForwardKernel<T, kWarp, 1, kRms>},
+    {kWarp, 3, NormForwardKernel<T, kWarp, 3, kRms>},
+    {kWarp, 4, NormForwardKernel<T, kWarp, 4, kRms>},
+    {kWarp, 7, NormForwardKernel<T, kWarp, 7, kRms>},
+    {kWarp, 8, NormForwardKernel<T, kWarp, 8, kRms>},
+    {kWarp, 12, NormForwardKernel<T, kWarp, 12, kRms>},
+    {kForwardThreads, 2, NormForwardKernel<T, kForwardThreads, 2, kRms>},
+    {kForwardThreads, 3, NormForwardKernel<T, kForwardThreads, 3, kRms>},
+    {kForwardThreads, 4, NormForwardKernel<T, kForwardThreads, 4, kRms>},
+    {kForwardThreads, 8, NormForwardKernel<T, kForwardThreads, 8, kRms>},
+};
+
+// `packs`: rows are whole, aligned packs.
 template <typename T, bool kRms>
 void LaunchForward(CudaStream& stream, const char* op, const ForwardData<T>& d, bool packs) {
-  const auto items = [&](int lanes) {
-    return packs ? static_cast<int>(CeilDiv(d.columns, kPackSize<T> * lanes)) : 0;
-  };
-  const int of_warp = items(kWarp), of_block = items(kForwardThreads);
-  const auto launch = [&](auto kernel, int lanes) {
-    const auto blocks = static_cast<unsigned>(CeilDiv(d.rows, kForwardThreads / lanes));
-    kernel<<<blocks, kForwardThreads, 0, stream.handle()>>>(d);
-  };
-  if (of_block == 0 || of_block > 8) {
+  const auto* const end = std::end(kConfigs<T, kRms>);
+  const auto* const config = std::find_if(
+      std::begin(kConfigs<T, kRms>), end,
+      [&](const Config<T>& c) { return packs && d.columns <= c.lanes * c.items * kPackSize<T>; });
+  if (config == end) {
     NormForwardAnyKernel<T, kRms>
         <<<static_cast<unsigned>(d.rows), kAnyThreads, 0, stream.handle()>>>(d);
-  } else if (of_block > 4) {
-    launch(NormForwardKernel<T, kForwardThreads, 8, kRms>, kForwardThreads);
-  } else if (of_block > 3) {
-    launch(NormForwardKernel<T, kForwardThreads, 4, kRms>, kForwardThreads);
-  } else if (of_block > 2) {
-    launch(NormForwardKernel<T, kForwardThreads, 3, kRms>, kForwardThreads);
-  } else if (of_warp > 12) {
-    launch(NormForwardKernel<T, kForwardThreads, 2, kRms>, kForwardThreads);
-  } else if (of_warp <= 1) {
-    launch(NormForwardKernel<T, kWarp, 1, kRms>, kWarp);
-  } else if (of_warp <= 3) {
-    launch(NormForwardKernel<T, kWarp, 3, kRms>, kWarp);
-  } else if (of_warp <= 4) {
-    launch(NormForwardKernel<T, kWarp, 4, kRms>, kWarp);
-  } else if (of_warp <= 7) {
-    launch(NormForwardKernel<T, kWarp, 7, kRms>, kWarp);
-  } else if (of_warp <= 8) {
-    launch(NormForwardKernel<T, kWarp, 8, kRms>, kWarp);
   } else {
-    launch(NormForwardKernel<T, kWarp, 12, kRms>, kWarp);
+    const auto blocks = static_cast<unsigned>(CeilDiv(d.rows, kForwardThreads / config->lanes));
+    config->kernel<<<blocks, kForwardThreads, 0, stream.handle()>>>(d);
   }
   stream.CheckLaunch(op);
 }

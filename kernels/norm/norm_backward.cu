@@ -3,27 +3,29 @@
 // columns and walks over rows, so that dgamma and dbeta add up in its registers while dx is
 // written; the blocks' results are then added in block order (reduce.cu). Bytes: 3 reads and 1
 // write of [T,C].
-// On Hopper one block a multiprocessor, so that there are few results of blocks: in it teams of one
-// to eight warps take a row each, which the copy engine has brought into the team's ring of shared
-// memory. Elsewhere blocks of a thread a pack, which copy what they will read themselves.
+// On Hopper one block runs on each multiprocessor, so that there are few results of blocks. Teams
+// of one to eight warps take a row each, which TMA has brought into the team's ring in shared
+// memory. On other devices a thread takes one pack of columns, and copies itself what it will read.
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pack.cuh"
-#include "kernels/ops_cuda.h"
+#include "kernels/device/device_cuda.h"
+#include "kernels/norm/norm.h"
 
 namespace muster::kernels::cuda {
 namespace {
 
 constexpr int kAnyThreads = 256;
-constexpr int kTeamThreads = 256;  // of all teams of a block
+constexpr int kTeamThreads = 256;  // of a block, in all its teams
 constexpr int kMaxStages = 8;
-// Of rows on their way to a multiprocessor. Twice as many are slower.
+// Bytes of rows in flight to a multiprocessor. Twice as many are slower.
 constexpr int64_t kRingBytes = 112 << 10;
 
-// kLayerAndSums: the sums of dx's columns as well.
+// kLayerAndSums: with the column sums of dx.
 enum class Norm { kRms, kLayer, kLayerAndSums };
 __host__ __device__ constexpr int SumsOf(Norm norm) {
   return norm == Norm::kRms ? 1 : norm == Norm::kLayer ? 2 : 3;
@@ -46,12 +48,12 @@ struct BackwardData {
 
 __host__ __device__ constexpr int TeamsOf(int warps) { return kTeamThreads / (warps * kWarp); }
 
-// Shared memory of a block, in order.
+// The layout of a block's shared memory.
 struct TeamMemory {
   int packs;   // of 16 bytes in a row
   int stages;  // rows of a team's ring
-  // [teams][stages][dy, x, dx][packs]. Once all rows are read, the teams' sums lie here:
-  // [teams][sums][columns] floats, which two stages hold.
+  // First the rings [teams][stages][dy, x, dx][packs]. When all rows have been read, the teams'
+  // sums take their place, [teams][sums][columns] floats, for which two stages suffice.
   __host__ __device__ int RingPacks(int teams) const { return teams * stages * 3 * packs; }
   // Then gamma [N / 4][packs] of four floats.
   __host__ __device__ int64_t Bytes(int teams, int columns) const {
@@ -59,7 +61,7 @@ struct TeamMemory {
   }
 };
 
-// The rows of one team, brought in order by its first lane.
+// The rows of one team, which its first lane loads in order.
 template <typename T>
 struct TeamRing {
   const BackwardData<T>& d;
@@ -75,7 +77,7 @@ struct TeamRing {
   }
   __device__ uint32_t Barrier(int stage) const { return hopper::SharedAddress(full + stage); }
   __device__ const uint4* Slot(int stage) const { return slots + stage * 3 * memory.packs; }
-  // Requires: nobody reads this stage any more.
+  // Requires: the team has read what was in this stage.
   __device__ void Fetch(int64_t row, int stage) const {
     if (!leads || row >= d.rows) return;
     const int64_t at = row * d.columns;
@@ -87,8 +89,8 @@ struct TeamRing {
   }
 };
 
-// Of all lanes of a team, through `shared`, one a warp, which is in use until the next call but
-// one.
+// The sum over all lanes of a team, through `shared` (one per warp), which must not be reused in
+// the next call.
 template <int kWarps>
 __device__ inline float2 TeamSum(float2 x, int team, bool both, float2* shared) {
   if (both) x.x = WarpSum(x.x);
@@ -109,7 +111,8 @@ __device__ inline float2 TeamSum(float2 x, int team, bool both, float2* shared) 
   return sum;
 }
 
-// Team t of block b takes rows b + t * blocks, and so on by blocks * teams, kPacks packs a lane.
+// Team t of block b takes rows b + t * blocks, and every (blocks * teams)-th from there, kPacks
+// packs a lane.
 template <typename T, int kPacks, int kWarps, Norm kNorm>
 __global__ void __launch_bounds__(kTeamThreads, 1)
     NormBackwardTeamKernel(const BackwardData<T> d, const TeamMemory memory) {
@@ -126,7 +129,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
   float4* const gamma = reinterpret_cast<float4*>(dynamic + memory.RingPacks(kTeams));
   float* const team_sums = reinterpret_cast<float*>(dynamic);
   ring.Init();
-  WaitForKernelInFront();
+  WaitForPreviousKernel();
   LetNextKernelBegin();
   const int64_t first = blockIdx.x + static_cast<int64_t>(team) * gridDim.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kTeams;
@@ -221,7 +224,7 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
     }
   }
 
-  // The teams' sums in their order.
+  // The sums of the teams are added in their order.
   __syncthreads();  // every team has read its ring
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
@@ -250,14 +253,14 @@ __global__ void __launch_bounds__(kTeamThreads, 1)
 
 // ---- any device: a row a block ------------------------------------------------------------------
 
-// One thread a pack of columns; the block walks over rows, R at a time (their sums are reduced
-// together), with the next S - 1 times R rows on their way.
-// kThreads bounds the block, kBlocks the registers: that many blocks fit a multiprocessor.
+// A thread takes one pack of columns. The block walks over rows, R at a time, whose sums are
+// reduced in one step, while the next S - 1 times R rows are in flight. kThreads bounds the block,
+// and kBlocks the registers: that many blocks fit a multiprocessor.
 template <typename T, int kThreads, int kBlocks, int R, int S, bool kRms>
 __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const BackwardData<T> d) {
   constexpr int N = kPackSize<T>;
   extern __shared__ uint4 ring[];  // [S][R][dy, x, dx][threads]
-  // Two sets, used in turn: one barrier a step is enough.
+  // Two sets take turns, so that one barrier a step is enough.
   __shared__ alignas(16) float2 shared[2][kWarp][R];
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
@@ -300,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) NormBackwardKernel(const Ba
   int set = 0;
   int stage = 0;
   for (int64_t row0 = first; row0 < d.rows; row0 += step, set ^= 1) {
-    // The stage that was read in the last step.
+    // Into the stage that was read in the last step.
     fetch(row0 + (S - 1) * step, stage == 0 ? S - 1 : stage - 1);
     float rstd[R], shift[R];
 #pragma unroll
@@ -399,49 +402,57 @@ __global__ void __launch_bounds__(kAnyThreads) NormBackwardAnyKernel(const Backw
   }
 }
 
-// The fewest warps a row that hold it in four packs a lane; one warp holds five, as measured on an
-// H200.
-template <typename T, Norm kNorm>
-void (*TeamKernel(int64_t packs, int* warps))(BackwardData<T>, TeamMemory) {
-  *warps = packs <= 5 * kWarp ? 1 : packs <= 8 * kWarp ? 2 : packs <= 16 * kWarp ? 4 : 8;
-  switch (*warps * 8 + CeilDiv(packs, *warps * kWarp)) {
-    case 8 + 1:
-      return NormBackwardTeamKernel<T, 1, 1, kNorm>;
-    case 8 + 2:
-      return NormBackwardTeamKernel<T, 2, 1, kNorm>;
-    case 8 + 3:
-      return NormBackwardTeamKernel<T, 3, 1, kNorm>;
-    case 8 + 4:
-      return NormBackwardTeamKernel<T, 4, 1, kNorm>;
-    case 8 + 5:
-      return NormBackwardTeamKernel<T, 5, 1, kNorm>;
-    case 16 + 3:
-      return NormBackwardTeamKernel<T, 3, 2, kNorm>;
-    case 16 + 4:
-      return NormBackwardTeamKernel<T, 4, 2, kNorm>;
-    case 32 + 3:
-      return NormBackwardTeamKernel<T, 3, 4, kNorm>;
-    case 32 + 4:
-      return NormBackwardTeamKernel<T, 4, 4, kNorm>;
-    case 64 + 3:
-      return NormBackwardTeamKernel<T, 3, 8, kNorm>;
-    case 64 + 4:
-      return NormBackwardTeamKernel<T, 4, 8, kNorm>;
-    default:
-      return nullptr;  // longer rows
-  }
-}
+// ---- configurations, as measured on an H200 ----------------------------------------------------
 
-// The blocks whose sums are in d->partial; 0 where rows are too long, or the device too old.
+template <typename T>
+struct TeamConfig {
+  int warps;  // of a row
+  int packs;  // of a lane
+  void (*kernel)(BackwardData<T>, TeamMemory);
+};
+// Ascending in the length of the rows that they hold; the first one that holds a row is taken.
+template <typename T, Norm kNorm>
+constexpr TeamConfig<T> kTeamConfigs[] = {
+    {1, 1, NormBackwardTeamKernel<T, 1, 1, kNorm>}, {1, 2, NormBackwardTeamKernel<T, 2, 1, kNorm>},
+    {1, 3, NormBackwardTeamKernel<T, 3, 1, kNorm>}, {1, 4, NormBackwardTeamKernel<T, 4, 1, kNorm>},
+    {1, 5, NormBackwardTeamKernel<T, 5, 1, kNorm>}, {2, 3, NormBackwardTeamKernel<T, 3, 2, kNorm>},
+    {2, 4, NormBackwardTeamKernel<T, 4, 2, kNorm>}, {4, 3, NormBackwardTeamKernel<T, 3, 4, kNorm>},
+    {4, 4, NormBackwardTeamKernel<T, 4, 4, kNorm>}, {8, 3, NormBackwardTeamKernel<T, 3, 8, kNorm>},
+    {8, 4, NormBackwardTeamKernel<T, 4, 8, kNorm>},
+};
+
+template <typename T>
+struct BlockConfig {
+  int threads;  // at most
+  int rows;     // of a step
+  int stages;
+  void (*kernel)(BackwardData<T>);
+};
+template <typename T, bool kRms, int kThreads, int kBlocks, int R, int S>
+constexpr BlockConfig<T> kBlockConfig = {kThreads, R, S,
+                                         NormBackwardKernel<T, kThreads, kBlocks, R, S, kRms>};
+template <typename T, bool kRms>
+constexpr BlockConfig<T> kBlockConfigs[] = {
+    kBlockConfig<T, kRms, 128, 5, 2, 3>, kBlockConfig<T, kRms, 160, 4, 2, 3>,
+    kBlockConfig<T, kRms, 192, 3, 2, 3>, kBlockConfig<T, kRms, 256, 2, 2, 2>,
+    kBlockConfig<T, kRms, 320, 2, 2, 3>, kBlockConfig<T, kRms, 512, 1, 2, 3>,
+    kBlockConfig<T, kRms, 640, 1, 1, 4>, kBlockConfig<T, kRms, 1024, 1, 1, 3>,
+};
+
+// The number of blocks whose sums are in d->partial; 0 where rows are too long or the device is too
+// old, and then nothing was launched.
 template <typename T, Norm kNorm>
 int64_t LaunchTeams(CudaStream& stream, const char* op, BackwardData<T>* d) {
   constexpr int kSums = SumsOf(kNorm);
   const CudaDevice& device = stream.cuda_device();
   TeamMemory memory{.packs = d->columns / kPackSize<T>};
-  int warps = 0;
-  const auto kernel = TeamKernel<T, kNorm>(memory.packs, &warps);
-  if (kernel == nullptr || !IsBuiltForHopper(kernel)) return 0;
-  const int teams = TeamsOf(warps);
+  const auto* const end = std::end(kTeamConfigs<T, kNorm>);
+  const auto* const config = std::find_if(
+      std::begin(kTeamConfigs<T, kNorm>), end,
+      [&](const TeamConfig<T>& c) { return memory.packs <= c.packs * c.warps * kWarp; });
+  if (config == end || !IsBuiltForHopper(config->kernel)) return 0;
+  const auto kernel = config->kernel;
+  const int teams = TeamsOf(config->warps);
   memory.stages = static_cast<int>(
       std::clamp<int64_t>(kRingBytes / (int64_t{teams} * 3 * memory.packs * 16), 2, kMaxStages));
   static_assert(kSums * sizeof(float) <= 2 * 3 * sizeof(T), "two stages hold the sums");
@@ -493,26 +504,11 @@ void LaunchBackward(CudaStream& stream, const char* op, BackwardData<T> d, bool 
     stream.CheckLaunch(op);
     AddPartials(stream, d.partial, blocks, d.columns, sums.accumulate, sums.dgamma, sums.dbeta);
   };
-  // Rows a step, stages and registers as measured on an H200.
-  if (!packs) {
-    launch(NormBackwardAnyKernel<T, kRms>, kAnyThreads, 1, 0);
-  } else if (threads <= 128) {
-    launch(NormBackwardKernel<T, 128, 5, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
-  } else if (threads <= 160) {
-    launch(NormBackwardKernel<T, 160, 4, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
-  } else if (threads <= 192) {
-    launch(NormBackwardKernel<T, 192, 3, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
-  } else if (threads <= 256) {
-    launch(NormBackwardKernel<T, 256, 2, 2, 2, kRms>, threads, 2, 2 * 2 * 3);
-  } else if (threads <= 320) {
-    launch(NormBackwardKernel<T, 320, 2, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
-  } else if (threads <= 512) {
-    launch(NormBackwardKernel<T, 512, 1, 2, 3, kRms>, threads, 2, 2 * 3 * 3);
-  } else if (threads <= 640) {
-    launch(NormBackwardKernel<T, 640, 1, 1, 4, kRms>, threads, 1, 4 * 3);
-  } else {
-    launch(NormBackwardKernel<T, 1024, 1, 1, 3, kRms>, threads, 1, 3 * 3);
-  }
+  if (!packs) return launch(NormBackwardAnyKernel<T, kRms>, kAnyThreads, 1, 0);
+  const auto* const config =
+      std::find_if(std::begin(kBlockConfigs<T, kRms>), std::end(kBlockConfigs<T, kRms>),
+                   [&](const BlockConfig<T>& c) { return threads <= c.threads; });
+  launch(config->kernel, threads, config->rows, config->rows * config->stages * 3);
 }
 
 template <typename T>

@@ -1,10 +1,11 @@
-// RMS norm on the host, the residual addition fused: a row is read once into L1.
+// RMS norm on the host, with the residual addition fused: a row is read once into the L1 cache.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/norm/norm.h"
 #include "kernels/simd/loops.h"
 
 namespace muster::kernels::cpu {
@@ -29,8 +30,8 @@ void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
     const int64_t t = args.residual.dim(0), c = args.residual.dim(1);
-    pool.Run((t + kRows - 1) / kRows, [&](int64_t chunk) {
-      for (int64_t row = chunk * kRows; row < std::min(t, (chunk + 1) * kRows); ++row) {
+    pool.Run((t + kRows - 1) / kRows, [&](int64_t task) {
+      for (int64_t row = task * kRows; row < std::min(t, (task + 1) * kRows); ++row) {
         const float* x = args.residual.f32() + row * c;
         if (!args.branch.empty()) {
           loops.add(c, x, args.branch.f32() + row * c, args.sum.f32() + row * c);
@@ -50,19 +51,19 @@ void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
   });
 }
 
-// Chunks of rows make dx, chunks of columns dgamma, as in layer norm.
+// Tasks over rows compute dx, tasks over columns dgamma, as in layer norm.
 void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const Loops& loops = ChooseLoops();
     const int64_t t = args.x.dim(0), c = args.x.dim(1);
-    const int64_t row_chunks = (t + kRows - 1) / kRows;
-    const int64_t column_chunks = (c + kColumns - 1) / kColumns;
+    const int64_t row_tasks = (t + kRows - 1) / kRows;
+    const int64_t column_tasks = (c + kColumns - 1) / kColumns;
     const float* dy = args.dy.f32();
     const float* x = args.x.f32();
     const float* rstd = args.rstd.f32();
-    pool.Run(column_chunks + row_chunks, [&](int64_t chunk) {
-      if (chunk < column_chunks) {
-        const int64_t begin = chunk * kColumns, n = std::min(kColumns, c - begin);
+    pool.Run(column_tasks + row_tasks, [&](int64_t task) {
+      if (task < column_tasks) {
+        const int64_t begin = task * kColumns, n = std::min(kColumns, c - begin);
         float sums[kColumns] = {};
         for (int64_t row = 0; row < t; ++row) {
           const float* d = dy + row * c + begin;
@@ -75,7 +76,7 @@ void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
         }
         return;
       }
-      const int64_t begin = (chunk - column_chunks) * kRows;
+      const int64_t begin = (task - column_tasks) * kRows;
       for (int64_t row = begin; row < std::min(t, begin + kRows); ++row) {
         BackwardRow(loops, c, dy + row * c, x + row * c, args.gamma.f32(), rstd[row],
                     args.dx.f32() + row * c);

@@ -1,4 +1,4 @@
-// The sum of squares of a tensor in parts (weight_gradient.h), in a pass of its own.
+// The sum of squares that WeightGradient leaves (gemm/weight_gradient.h), as a pass of its own.
 #ifndef MUSTER_KERNELS_OPTIMIZER_SQUARE_PARTS_H_
 #define MUSTER_KERNELS_OPTIMIZER_SQUARE_PARTS_H_
 
@@ -7,7 +7,7 @@
 
 namespace muster::kernels::cuda {
 
-// x fp32, squares [kSquareParts,2] fp32, written.
+// x fp32; squares [kSquareParts,2] fp32, written.
 void SquareParts(CudaStream& stream, const Tensor& x, const Tensor& squares);
 
 }  // namespace muster::kernels::cuda

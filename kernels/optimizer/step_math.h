@@ -1,11 +1,12 @@
-// The arithmetic of the scalars of a step (ops.h), the same on host and device: one thread does it.
+// The arithmetic of the scalars of a step (optimizer.h), the same on host and device. One thread
+// does it.
 #ifndef MUSTER_KERNELS_OPTIMIZER_STEP_MATH_H_
 #define MUSTER_KERNELS_OPTIMIZER_STEP_MATH_H_
 
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/ops.h"
+#include "kernels/optimizer/optimizer.h"
 #include "kernels/portable.h"
 
 namespace muster::kernels {
@@ -28,7 +29,7 @@ MUSTER_HOST_DEVICE inline double LearningRateAt(const LearningRateSchedule& sche
   return schedule.minimum + (schedule.peak - schedule.minimum) * remaining;
 }
 
-// std::isfinite is not for device code.
+// std::isfinite cannot be called from device code.
 MUSTER_HOST_DEVICE inline bool IsFinite(double x) { return x - x == 0; }
 
 // load(0), load(1), ... added as one binary tree over that order: subtrees of equal size merge at
@@ -49,12 +50,12 @@ MUSTER_HOST_DEVICE inline float SumAsTree(int64_t count, Load load) {
   return levels[0];
 }
 
-// Far beyond what fp16's 65504 leaves room for; where gradients are all zero, nothing else would
-// end the growth before infinity, from which no halving comes back.
+// Far more than gradients in fp16 (up to 65504) allow. Where all gradients are zero, nothing else
+// would end the growth before infinity, which no halving makes finite again.
 inline constexpr float kLossScaleMax = 0x1p40f;
 
-// Megatron-LM's rule: an overflow costs one of the hysteresis; once that is used up, every overflow
-// shrinks the scale, until a growth refills it.
+// Megatron-LM's rule: an overflow reduces the hysteresis by one; once that is used up, every
+// overflow shrinks the scale, until a growth restores the hysteresis.
 MUSTER_HOST_DEVICE inline void UpdateLossScale(const LossScaling& scaling, bool overflow,
                                                StepState& state) {
   if (!scaling.dynamic) return;
@@ -85,7 +86,7 @@ MUSTER_HOST_DEVICE inline void PrepareStepOn(const PrepareStepArgs& args, const 
   StepState& state = *args.state;
   const float loss_scale = state.loss_scale;
   const double unscale = args.nominal_tokens / tokens / loss_scale;
-  // Rounded, so that it is the same however the sum was cut.
+  // Rounded, so that it is the same however the sum was split over ranks.
   const auto norm = static_cast<float>(sqrt(square) * unscale);
   loss /= tokens;
   // Also false without any token: 0 / 0.

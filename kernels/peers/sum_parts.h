@@ -1,4 +1,4 @@
-// The sum of parts that have arrived from other GPUs (parallel/comm/peer_group.h).
+// The sum of what has arrived from other GPUs (parallel/comm/peer_group.h).
 #ifndef MUSTER_KERNELS_PEERS_SUM_PARTS_H_
 #define MUSTER_KERNELS_PEERS_SUM_PARTS_H_
 
@@ -7,9 +7,8 @@
 
 namespace muster::kernels::cuda {
 
-// SumParts (kernels/ops.h) of `in` [parts x n], of which part `own` stands in `mine` [n] instead,
-// of the same type: what is in `in` in its place is not read. `out` [n], of that type, may be
-// `mine`.
+// SumParts (optimizer/reduce.h) over `in` [parts x n], except that part `own` is read from `mine`
+// [n] and its place in `in` is not read. All of one dtype; `out` [n] may be `mine`.
 void SumPartsWithOwn(Stream& stream, Tensor in, Tensor mine, int own, Tensor out);
 
 }  // namespace muster::kernels::cuda

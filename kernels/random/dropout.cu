@@ -1,10 +1,10 @@
-// Dropout: y = x * mask / (1 - p), the mask drawn on the spot (dropout_mask.h). A warp takes a row,
-// so that sample and position are found once for it, and a thread a pack of it at a time. Bytes:
-// [R,C] read and written once; a Philox block per four columns, some 100 instructions, which in 16
-// bits take about as long as the bytes.
+// Dropout: y = x * mask / (1 - p). The mask is computed where it is needed (dropout_mask.h). A warp
+// takes a row, so that its sample and position are looked up once, and each thread packs of it.
+// Bytes: [R,C] read and written once. A Philox block per four columns takes some 100 instructions,
+// which in 16 bits last about as long as the memory traffic.
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
-#include "kernels/ops_cuda.h"
+#include "kernels/random/dropout.h"
 #include "kernels/random/dropout_mask.h"
 
 namespace muster::kernels::cuda {

@@ -2,8 +2,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/device/device.h"
 #include "kernels/device/host_device.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/random/dropout.h"
 #include "kernels/random/dropout_mask.h"
 
 namespace muster::kernels::cpu {
@@ -19,8 +20,8 @@ void Dropout(Stream& stream, const DropoutArgs& args) {
     const int64_t rows = args.x.dim(0), columns = args.x.dim(1);
     const auto* const words = args.sample.as<uint32_t>();
     const uint64_t first_sample = words[0] | static_cast<uint64_t>(words[1]) << 32;
-    pool.Run((rows + kRows - 1) / kRows, [&](int64_t chunk) {
-      for (int64_t row = chunk * kRows; row < std::min(rows, (chunk + 1) * kRows); ++row) {
+    pool.Run((rows + kRows - 1) / kRows, [&](int64_t task) {
+      for (int64_t row = task * kRows; row < std::min(rows, (task + 1) * kRows); ++row) {
         const int64_t token = args.first_row + row, index = token % args.sequence;
         const uint64_t sample = first_sample + static_cast<uint64_t>(token / args.sequence);
         const auto position = static_cast<uint32_t>(

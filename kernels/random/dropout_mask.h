@@ -1,9 +1,9 @@
-// Which elements dropout drops (ops.h): the same arithmetic on host and device.
+// Which elements dropout drops (dropout.h): the same arithmetic on host and device.
 //
 // Columns 4g to 4g + 3 of a token take the four words of one Philox4x32-10 block. Counter: (sample
 // low, sample high, position, site * 2^16 + g), so no two elements of a run share a word; key: the
-// seed, turned so that initial weights (FillNormal) have other blocks. An element is dropped when
-// its word is below probability * 2^32.
+// seed, xored with a constant so that initial weights (FillNormal) use other blocks. An element is
+// dropped when its word is below probability * 2^32.
 #ifndef MUSTER_KERNELS_RANDOM_DROPOUT_MASK_H_
 #define MUSTER_KERNELS_RANDOM_DROPOUT_MASK_H_
 
@@ -22,7 +22,7 @@ struct DropoutMask {
   uint32_t key[2];
   uint32_t site;
   uint32_t threshold;  // words below are dropped
-  float scale;         // of what stays
+  float scale;         // of elements that are kept
 
   static DropoutMask Make(double probability, uint64_t seed, int64_t site) {
     const uint64_t key = seed ^ 0x64726f706f757421u;

@@ -11,18 +11,18 @@
 
 namespace muster::kernels {
 
-// The words take the place of the counter.
+// Replaces the counter by the random words.
 MUSTER_HOST_DEVICE inline void Philox4x32(uint32_t (&counter)[4], uint32_t key0, uint32_t key1) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t product0 = uint64_t{kPhiloxMultiplier0} * counter[0];
-    const uint64_t product1 = uint64_t{kPhiloxMultiplier1} * counter[2];
-    counter[0] = static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0;
-    counter[1] = static_cast<uint32_t>(product1);
-    counter[2] = static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1;
-    counter[3] = static_cast<uint32_t>(product0);
+    const uint64_t wide0 = uint64_t{kPhiloxMultiplier0} * counter[0];
+    const uint64_t wide1 = uint64_t{kPhiloxMultiplier1} * counter[2];
+    counter[0] = static_cast<uint32_t>(wide1 >> 32) ^ counter[1] ^ key0;
+    counter[1] = static_cast<uint32_t>(wide1);
+    counter[2] = static_cast<uint32_t>(wide0 >> 32) ^ counter[3] ^ key1;
+    counter[3] = static_cast<uint32_t>(wide0);
     key0 += kPhiloxWeyl0;
     key1 += kPhiloxWeyl1;
   }

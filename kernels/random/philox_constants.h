@@ -1,4 +1,4 @@
-// Philox4x32-10 in numbers; see philox.h.
+// The constants of Philox4x32-10 (philox.h).
 #ifndef MUSTER_KERNELS_RANDOM_PHILOX_CONSTANTS_H_
 #define MUSTER_KERNELS_RANDOM_PHILOX_CONSTANTS_H_
 

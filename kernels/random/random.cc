@@ -3,8 +3,9 @@
 #include <array>
 #include <cstdint>
 
-#include "kernels/ops.h"
+#include "kernels/random/random.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels {
 

@@ -1,6 +1,8 @@
 #include "parallel/comm/communicator.h"
 
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "parallel/comm/arguments.h"
 
 namespace muster::parallel {

@@ -6,7 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
 
 namespace muster::parallel {

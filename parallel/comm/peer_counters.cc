@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "kernels/device/cuda_status.h"
-#include "kernels/peers/meet_peers.h"
+#include "kernels/peers/peer_barrier.h"
 #include "parallel/comm/gather_texts.h"
 #include "parallel/comm/peer_driver.h"
 #include "parallel/comm/peer_regions.h"
@@ -25,7 +25,7 @@ namespace {
 using kernels::cuda::CudaStatus;
 
 // A line of the host's caches: no two ranks write to one.
-constexpr int64_t kCounterBytes = kernels::cuda::kMeetStride * sizeof(uint32_t);
+constexpr int64_t kCounterBytes = kernels::cuda::kPeerBarrierStride * sizeof(uint32_t);
 // Far ahead of every wait, and near enough to compare as later.
 constexpr uint32_t kReleased = uint32_t{1} << 30;
 
@@ -54,8 +54,8 @@ absl::StatusOr<std::unique_ptr<PeerCounters>> PeerCounters::Make(
   if (status.ok() && host.rank() != 0) status = counters->Map(names[0], /*make=*/false);
   // Loading the kernel may wait for the device, so it is loaded here, before that waits for a peer.
   if (status.ok()) {
-    status = kernels::cuda::MeetPeers(nullptr, reinterpret_cast<uint32_t*>(counters->on_device_), 0,
-                                      1, 0);
+    status = kernels::cuda::PeerBarrier(nullptr, reinterpret_cast<uint32_t*>(counters->on_device_),
+                                        0, 1, 0);
   }
   status = AgreeOnStatus(host, status);
   if (host.rank() == 0) shm_unlink(name.c_str());  // every rank has opened it
@@ -106,8 +106,8 @@ absl::Status PeerCounters::Barrier(cudaStream_t stream, bool in_warp) {
   int priority = 0;
   RETURN_IF_ERROR(CudaStatus(cudaStreamGetPriority(stream, &priority), "asking a stream"));
   if (priority < 0 && !in_warp) return BarrierInFrontEnd(stream, value);
-  return kernels::cuda::MeetPeers(stream, reinterpret_cast<uint32_t*>(on_device_), rank_, size_,
-                                  value);
+  return kernels::cuda::PeerBarrier(stream, reinterpret_cast<uint32_t*>(on_device_), rank_, size_,
+                                    value);
 }
 
 absl::Status PeerCounters::BarrierInFrontEnd(cudaStream_t stream, uint32_t value) {

@@ -2,6 +2,7 @@
 // its two chunks of queries: chunk m sees all keys in front of it, and its own causally. Backward
 // gathers them again, which costs less than keeping them for every layer.
 #include "base/check.h"
+#include "kernels/memory/memory.h"
 #include "parallel/context/methods.h"
 
 namespace muster::parallel::context {

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/attention/attention.h"
+#include "kernels/memory/memory.h"
 #include "parallel/context/methods.h"
 
 namespace muster::parallel::context {

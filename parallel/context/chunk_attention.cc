@@ -1,4 +1,6 @@
 #include "base/check.h"
+#include "kernels/attention/attention.h"
+#include "kernels/memory/memory.h"
 #include "parallel/context/methods.h"
 
 namespace muster::parallel::context {

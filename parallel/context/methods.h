@@ -7,8 +7,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "kernels/arena.h"
+#include "kernels/attention/attention.h"
 #include "kernels/device/device.h"
-#include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "parallel/context/context_attention.h"
 

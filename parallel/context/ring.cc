@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/memory/memory.h"
 #include "parallel/context/methods.h"
 
 namespace muster::parallel::context {

@@ -9,7 +9,9 @@
 #include "base/check.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "parallel/train/checkpoint_names.h"
 
 namespace muster::parallel {

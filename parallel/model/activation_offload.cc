@@ -1,7 +1,9 @@
 #include "parallel/model/activation_offload.h"
 
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

@@ -1,7 +1,8 @@
 #include "parallel/model/dropout.h"
 
 #include "base/check.h"
-#include "kernels/ops.h"
+#include "kernels/random/dropout.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

@@ -5,7 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "kernels/ops.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "parallel/model/dropout.h"
 #include "parallel/model/head.h"
 #include "parallel/model/norm.h"

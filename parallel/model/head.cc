@@ -5,7 +5,10 @@
 #include <string>
 
 #include "base/check.h"
-#include "kernels/ops.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/loss/cross_entropy.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "parallel/model/norm.h"
 
 namespace muster::parallel {

@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "kernels/gemm/linear.h"
 #include "kernels/gemm/weight_gradient.h"
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "parallel/model/norm.h"
 
 namespace muster::parallel {

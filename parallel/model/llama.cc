@@ -1,4 +1,5 @@
 #include "parallel/model/llama.h"
+#include "kernels/attention/rotary.h"
 
 namespace muster::parallel {
 

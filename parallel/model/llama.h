@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "kernels/attention/rotary.h"
 #include "parallel/model/transformer.h"
 
 namespace muster::parallel {

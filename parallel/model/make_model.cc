@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/attention/rotary.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"
 #include "parallel/model/model.h"

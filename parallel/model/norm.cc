@@ -2,7 +2,9 @@
 
 #include <utility>
 
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/norm/norm.h"
+#include "kernels/tensor.h"
 #include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/ops.h"
+#include "kernels/random/random.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 namespace {

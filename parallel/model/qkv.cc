@@ -1,6 +1,10 @@
 #include "parallel/model/qkv.h"
 
-#include "kernels/ops.h"
+#include "kernels/attention/rotary.h"
+#include "kernels/device/device.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

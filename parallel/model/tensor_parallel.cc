@@ -7,7 +7,10 @@
 
 #include "absl/strings/str_format.h"
 #include "base/check.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

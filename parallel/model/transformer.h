@@ -20,7 +20,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/ops.h"
+#include "kernels/attention/rotary.h"
 #include "parallel/model/model.h"
 #include "parallel/model/norm.h"
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/device.h"
-#include "kernels/ops.h"
+#include "kernels/optimizer/optimizer.h"
 #include "kernels/tensor.h"
 #include "parallel/model/model.h"
 #include "parallel/model/parameters.h"

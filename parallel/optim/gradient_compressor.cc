@@ -8,7 +8,11 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/compression/compression.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

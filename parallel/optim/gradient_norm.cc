@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "kernels/device/device.h"
 #include "kernels/gemm/weight_gradient.h"
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

@@ -4,7 +4,10 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

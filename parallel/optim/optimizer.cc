@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/memory/memory.h"
 
 namespace muster::parallel {
 

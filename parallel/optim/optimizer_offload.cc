@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/memory/memory.h"
 
 namespace muster::parallel {
 

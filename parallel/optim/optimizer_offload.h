@@ -12,7 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/device.h"
-#include "kernels/ops.h"
+#include "kernels/optimizer/optimizer.h"
+#include "kernels/tensor.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"
 

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 
 namespace muster::parallel {
 

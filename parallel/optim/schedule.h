@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/ops.h"
+#include "kernels/optimizer/optimizer.h"
 
 namespace muster::parallel {
 

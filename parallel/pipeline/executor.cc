@@ -9,7 +9,9 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "kernels/attention/attention_workspace.h"
+#include "kernels/optimizer/optimizer.h"
 #include "kernels/optimizer/step_math.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/optim/gradient_compressor.h"

@@ -18,6 +18,7 @@
 #include "kernels/device/device.h"
 #include "kernels/device/replay.h"
 #include "kernels/device/trace.h"
+#include "kernels/optimizer/optimizer.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"

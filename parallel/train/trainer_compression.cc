@@ -7,7 +7,10 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "kernels/ops.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/random/random.h"
+#include "kernels/tensor.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
 

@@ -8,8 +8,11 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/device/device.h"
 #include "kernels/device/range.h"
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
 

@@ -8,8 +8,16 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/activation/activation.h"
+#include "kernels/attention/attention.h"
 #include "kernels/device/device.h"
-#include "kernels/ops.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/loss/cross_entropy.h"
+#include "kernels/memory/memory.h"
+#include "kernels/norm/norm.h"
+#include "kernels/optimizer/optimizer.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels {
 namespace {

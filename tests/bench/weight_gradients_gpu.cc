@@ -21,8 +21,10 @@
 #include "kernels/gemm/weight_gradient.h"
 #include "kernels/gemm/weight_gradient_hopper.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
 #include "kernels/optimizer/square_parts.h"
+#include "kernels/tensor.h"
 
 namespace muster::kernels {
 namespace {

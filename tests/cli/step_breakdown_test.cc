@@ -54,7 +54,7 @@ TEST(StepBreakdown, CopyEngines_AreCommunicationAndOtherCopiesAreNot) {
                     lane = "device, stream 11", offload = "device, stream 13";
   trace.Add(computing, "nvjet_hsh_128x256", 0, 40 * kMs);
   trace.Add(computing, "copy of 8 bytes, device to device", 40 * kMs, 45 * kMs);
-  trace.Add(gradients, "muster::kernels::cuda::(anonymous namespace)::MeetPeersKernel(int)",
+  trace.Add(gradients, "muster::kernels::cuda::(anonymous namespace)::PeerBarrierKernel(int)",
             45 * kMs, 50 * kMs);
   trace.Add(lane, "copy of 64 bytes, between devices", 50 * kMs, 60 * kMs);
   trace.Add(lane, "copy of 64 bytes, device to device", 60 * kMs, 65 * kMs);

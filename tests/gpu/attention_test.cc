@@ -1,4 +1,6 @@
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_workspace.h"
+#include "kernels/attention/head_width.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {
@@ -211,6 +213,21 @@ TEST_P(AttentionGpuTest, ForwardAndBackward_PackedGroupedAndOddShapes_MatchTheHo
                                              {1, 40, 40, 2, 2, 256, true},
                                              {2, 256, 256, 2, 2, 96, false}}) {
       ExpectLikeTheHost(s, dtype);
+    }
+  }
+}
+
+// The widths of the host's test (tests/kernels/attention_test.cc): each is served here or refused
+// before a job starts. The sequence is no multiple of a tile.
+TEST_P(AttentionGpuTest, ForwardAndBackward_HeadsOf8To512Columns_MatchTheHostOrAreRefused) {
+  for (const DType dtype : FloatTypes()) {
+    for (const int64_t width : {8,   13,  16,  24,  40,  64,  72,  80,  96,  100, 112, 120,
+                                128, 129, 136, 160, 192, 200, 255, 256, 257, 384, 512}) {
+      if (!AttentionPathOf(DeviceKind::kCuda, dtype, width).ok()) {
+        EXPECT_GT(width, kCudaHeadWidthMax);
+        continue;
+      }
+      ExpectLikeTheHost({1, 131, 131, 2, 1, width, true}, dtype);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/compression/compression.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

@@ -1,5 +1,9 @@
 #include <limits>
 
+#include "kernels/activation/activation.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/optimizer.h"
+#include "kernels/optimizer/reduce.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

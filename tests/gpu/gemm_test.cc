@@ -10,9 +10,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/attention/rotary.h"
+#include "kernels/gemm/linear.h"
 #include "kernels/gemm/linear_cuda.h"
 #include "kernels/gemm/weight_gradient.h"
 #include "kernels/gemm/weight_gradient_hopper.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
 #include "kernels/optimizer/square_parts.h"
 #include "tests/gpu/support.h"
 

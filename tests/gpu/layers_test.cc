@@ -4,6 +4,11 @@
 #include <fstream>
 #include <tuple>
 
+#include "kernels/embedding/embedding.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/loss/cross_entropy.h"
+#include "kernels/memory/memory.h"
+#include "kernels/norm/norm.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

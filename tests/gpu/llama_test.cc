@@ -1,5 +1,10 @@
 #include <tuple>
 
+#include "kernels/activation/activation.h"
+#include "kernels/attention/rotary.h"
+#include "kernels/memory/memory.h"
+#include "kernels/norm/norm.h"
+#include "kernels/random/dropout.h"
 #include "tests/gpu/support.h"
 
 namespace muster::kernels {

@@ -3,6 +3,11 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/attention/attention.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/loss/cross_entropy.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/reduce.h"
 #include "kernels/peers/sum_parts.h"
 #include "tests/gpu/support.h"
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/device/device.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"

@@ -2,7 +2,11 @@
 #include <limits>
 #include <tuple>
 
-#include "kernels/ops.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/head_width.h"
+#include "kernels/device/device.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {
@@ -123,6 +127,60 @@ TEST(Attention, Forward_ShapesAcrossTilesAndGroups_MatchesFloat64) {
     ExpectClose(result.out, out, 1e-5, "out");
     ExpectClose(result.lse, lse, 1e-5, "lse");
   }
+}
+
+// Narrow, wide, odd, and no multiple of a tile or of 16 bytes.
+const int64_t kHeadWidths[] = {8,   13,  16,  24,  40,  64,  72,  80,  96,  100, 112, 120,
+                               128, 129, 136, 160, 192, 200, 255, 256, 257, 384, 512};
+
+TEST(Attention, ForwardAndBackward_HeadsOf8To512Columns_MatchFloat64) {
+  for (const int64_t width : kHeadWidths) {
+    SCOPED_TRACE(::testing::Message() << "width " << width);
+    const Shape s = {1, 131, 2, 1, width};
+    const Floats qkv = Random(s.tokens() * s.packed(), 1);
+    const Floats dout = Random(s.tokens() * s.heads * s.width, 2);
+    Doubles lse;
+    const Doubles out = Reference(s, testing::Wide(qkv), &lse);
+    const Result result = RunBoth(s, qkv, dout);
+    ExpectClose(result.out, out, 1e-5, "out");
+    ExpectClose(result.lse, lse, 1e-5, "lse");
+    // The gradient along one direction of the tokens of both tiles.
+    const Floats step = Random(qkv.size(), 3);
+    Doubles above = testing::Wide(qkv), below = above;
+    double actual = 0, scale = 0;
+    for (size_t i = 0; i < qkv.size(); ++i) {
+      above[i] += 1e-6 * step[i];
+      below[i] -= 1e-6 * step[i];
+      const double term = static_cast<double>(step[i]) * result.dqkv[i];
+      actual += term;
+      scale += std::abs(term);
+    }
+    const double expected = (testing::DotOf(Reference(s, above, nullptr), dout) -
+                             testing::DotOf(Reference(s, below, nullptr), dout)) /
+                            2e-6;
+    EXPECT_NEAR(actual, expected, 2e-5 * scale);
+  }
+}
+
+TEST(AttentionPathOf, EveryHeadWidth_IsServedOrRefusedWithWhatWouldDo) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const int64_t width : kHeadWidths) {
+      const auto host = AttentionPathOf(DeviceKind::kCpu, dtype, width);
+      ASSERT_TRUE(host.ok()) << width;
+      EXPECT_EQ(*host, AttentionPath::kHost);
+      const auto cuda = AttentionPathOf(DeviceKind::kCuda, dtype, width);
+      if (width > 256) {
+        EXPECT_TRUE(absl::IsInvalidArgument(cuda.status())) << width;
+        EXPECT_NE(cuda.status().message().find("at most 256"), absl::string_view::npos);
+        continue;
+      }
+      ASSERT_TRUE(cuda.ok()) << width;
+      const bool fast = dtype != DType::kF32 && width <= 128 && width % 8 == 0;
+      EXPECT_EQ(*cuda, fast ? AttentionPath::kTensorCores : AttentionPath::kCudaCores) << width;
+      EXPECT_STREQ(Name(*cuda), fast ? "tensor cores" : "CUDA cores (slow)");
+    }
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(AttentionPathOf(DeviceKind::kCpu, DType::kF32, 0).status()));
 }
 
 TEST(Attention, Forward_HugeScores_StayFinite) {

@@ -3,7 +3,10 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/ops.h"
+#include "kernels/compression/compression.h"
+#include "kernels/device/device.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/ops.h"
+#include "kernels/loss/cross_entropy.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

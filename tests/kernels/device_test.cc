@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
 

@@ -6,9 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/random/dropout.h"
 #include "kernels/random/dropout_mask.h"
 #include "kernels/random/philox.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
 

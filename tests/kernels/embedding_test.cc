@@ -1,4 +1,6 @@
-#include "kernels/ops.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/device/device.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

@@ -1,4 +1,5 @@
-#include "kernels/ops.h"
+#include "kernels/norm/norm.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

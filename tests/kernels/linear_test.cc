@@ -1,6 +1,9 @@
 #include <tuple>
 
-#include "kernels/ops.h"
+#include "kernels/activation/activation.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
 

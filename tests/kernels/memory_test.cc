@@ -2,7 +2,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

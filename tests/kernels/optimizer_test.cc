@@ -5,8 +5,11 @@
 
 #include "base/rng.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/optimizer/optimizer.h"
+#include "kernels/optimizer/reduce.h"
 #include "kernels/simd/loops.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 #include "tests/support/seed.h"
 

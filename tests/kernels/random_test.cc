@@ -1,8 +1,8 @@
 #include <array>
 #include <cmath>
 
-#include "kernels/ops.h"
 #include "kernels/random/philox.h"
+#include "kernels/random/random.h"
 #include "kernels/simd/loops.h"
 #include "tests/kernels/support.h"
 

@@ -1,4 +1,5 @@
-#include "kernels/ops.h"
+#include "kernels/memory/memory.h"
+#include "kernels/norm/norm.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

@@ -1,4 +1,6 @@
-#include "kernels/ops.h"
+#include "kernels/attention/rotary.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
 

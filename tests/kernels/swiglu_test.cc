@@ -1,4 +1,5 @@
-#include "kernels/ops.h"
+#include "kernels/activation/activation.h"
+#include "kernels/gemm/linear.h"
 #include "tests/kernels/support.h"
 #include "tests/support/status_matchers.h"
 

@@ -1,7 +1,16 @@
 // Every op that splits work gives the same bits with 1, 2 and 3 threads and on repetition.
 #include <functional>
 
-#include "kernels/ops.h"
+#include "kernels/attention/attention.h"
+#include "kernels/compression/compression.h"
+#include "kernels/device/device.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/gemm/linear.h"
+#include "kernels/loss/cross_entropy.h"
+#include "kernels/norm/norm.h"
+#include "kernels/optimizer/optimizer.h"
+#include "kernels/optimizer/reduce.h"
+#include "kernels/tensor.h"
 #include "tests/kernels/support.h"
 
 namespace muster::kernels {

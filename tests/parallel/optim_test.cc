@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/device/device.h"
 #include "kernels/low_precision.h"
-#include "kernels/ops.h"
+#include "kernels/optimizer/optimizer.h"
+#include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/optim/flat_buffers.h"

@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
-#include "kernels/ops.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/pipeline/executor.h"

@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
-#include "kernels/ops.h"
+#include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/llama.h"

@@ -85,6 +85,26 @@ TEST(Arithmetic, CountsGemmsCausalAttentionAndRecomputation) {
   }
 }
 
+TEST(PartOf, HeadsThatNoKernelOfTheDeviceTakes_AreRefusedWithTheFieldAndWhatWouldDo) {
+  v1::JobSpec spec;
+  v1::ModelSpec& model = *spec.mutable_engine()->mutable_model();
+  model = *spec::FindPreset("gpt2-124m");
+  model.set_hidden(4096);
+  const auto status = [&](int heads, v1::DeviceKind device) {
+    model.set_heads(heads);
+    spec.mutable_resources()->set_device(device);
+    return PartOf(spec, parallel::PerAxis(0, 0, 0, 0)).status();
+  };
+  EXPECT_OK(status(16, v1::DEVICE_KIND_CUDA));
+  EXPECT_OK(status(8, v1::DEVICE_KIND_CPU));
+  const absl::Status refused = status(8, v1::DEVICE_KIND_CUDA);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_EQ(CauseOf(refused), v1::CAUSE_USER_ERROR);
+  EXPECT_THAT(refused.message(), ::testing::AllOf(::testing::HasSubstr("engine.model.heads"),
+                                                  ::testing::HasSubstr("512 columns wide"),
+                                                  ::testing::HasSubstr("at most 256")));
+}
+
 TEST(PartOf, AnyOrder_IsTakenFromTheSpec) {
   v1::JobSpec spec;
   for (const bool allowed : {false, true}) {

@@ -1,10 +1,12 @@
 #include "worker/rank/engine_spec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/attention/head_width.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
@@ -133,6 +135,23 @@ std::vector<parallel::BlockRange> PartsOf(const v1::ParallelSpec& split, int sta
   return parts;
 }
 
+absl::Status Misconfigured(const std::string& message) {
+  return Mark(absl::InvalidArgumentError(message), FailureDomain::kConfiguration);
+}
+
+// Refuses heads that no attention kernel of the job's device takes.
+absl::Status CheckHeadWidth(const v1::JobSpec& spec) {
+  const v1::ModelSpec& model = spec.engine().model();
+  const bool cuda = spec.resources().device() == v1::DEVICE_KIND_CUDA;
+  // The limit is the same for every precision; heads are at least 1 in a valid spec.
+  const auto path = kernels::AttentionPathOf(
+      cuda ? kernels::DeviceKind::kCuda : kernels::DeviceKind::kCpu, kernels::DType::kF32,
+      std::max(1, model.hidden() / std::max(1, model.heads())));
+  if (path.ok()) return absl::OkStatus();
+  return Misconfigured(absl::StrCat("engine.model.heads: with ", model.heads(), " heads of hidden ",
+                                    model.hidden(), ", ", path.status().message()));
+}
+
 }  // namespace
 
 kernels::DeviceKind DeviceKindOf(const v1::JobSpec& spec) {
@@ -192,6 +211,7 @@ absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {
 
 absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
                                                const parallel::PerAxis& coordinate) {
+  RETURN_IF_ERROR(CheckHeadWidth(spec));
   const v1::EngineSpec& engine = spec.engine();
   const v1::ParallelSpec& split = engine.parallel();
   parallel::ModelParallel part;

@@ -1,0 +1,57 @@
+#include "kernels/activation/activation.h"
+
+#include <cstdint>
+
+#include "base/check.h"
+#include "kernels/check_args.h"
+#include "kernels/device/device.h"
+#include "kernels/tensor.h"
+#include "kernels/twins.h"
+
+namespace muster::kernels {
+
+MUSTER_TWINS(GeluForward)
+MUSTER_TWINS(GeluBackward)
+MUSTER_TWINS(SwigluForward)
+MUSTER_TWINS(SwigluBackward)
+
+namespace {
+
+void CheckGelu(const Tensor& x, const Tensor& y) {
+  CHECK(IsActivation(x.dtype()) && x.dtype() == y.dtype() && x.elements() == y.elements() &&
+        x.contiguous() && y.contiguous())
+      << x.ToString() << " to " << y.ToString();
+}
+
+void CheckSwiglu(const Tensor& packed, const Tensor& y) {
+  CHECK(y.rank() == 2 && IsActivation(y.dtype())) << y.ToString();
+  CheckIs("y", y, y.dtype(), {y.dim(0), y.dim(1)});
+  CheckIs("packed", packed, y.dtype(), {y.dim(0), 2 * y.dim(1)});
+}
+
+}  // namespace
+
+void GeluForward(Stream& stream, Tensor x, Tensor y) {
+  CheckGelu(x, y);
+  MUSTER_DISPATCH(GeluForward, x, y);
+}
+
+void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx) {
+  CheckGelu(x, dy);
+  CheckGelu(x, dx);
+  MUSTER_DISPATCH(GeluBackward, x, dy, dx);
+}
+
+void SwigluForward(Stream& stream, Tensor packed, Tensor y) {
+  CheckSwiglu(packed, y);
+  MUSTER_DISPATCH(SwigluForward, packed, y);
+}
+
+void SwigluBackward(Stream& stream, Tensor packed, Tensor dy, Tensor d_packed, Tensor y) {
+  CheckSwiglu(packed, dy);
+  CheckSwiglu(d_packed, dy);
+  if (!y.empty()) CheckSwiglu(packed, y);
+  MUSTER_DISPATCH(SwigluBackward, packed, dy, d_packed, y);
+}
+
+}  // namespace muster::kernels
