@@ -60,7 +60,7 @@ void ActivationOffload::BeforeBackward(kernels::Stream& compute, int block) {
 }
 
 void ActivationOffload::AfterBackward(kernels::Stream& compute, int block) {
-  // Its copy has arrived: a later forward has waited for it.
+  // The copy to the host is complete: a later block's forward has waited for it.
   const int next = block - slots_.first - ActivationSlots::kSlots;
   if (next < 0) return;
   compute.Record(*computed_);

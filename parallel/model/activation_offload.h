@@ -1,11 +1,11 @@
 // Activations of a micro-batch in the host's memory between the forward and the backward of their
 // blocks.
 //
-// Two slots of device memory serve the transformer blocks of a workspace in turn. When a block's
-// forward has been enqueued its slot is copied to the host, while the next block computes in the
-// other slot; the block after that waits for the copy. Backward finds the last two blocks where
-// they are, and each block that is done with its slot has that of the block two before it fetched
-// there, while the one between computes. What backward reads are the bits that forward wrote.
+// The transformer blocks of a workspace use two slots of device memory in turn. When a block's
+// forward has been enqueued, its slot is copied to the host while the next block computes in the
+// other slot; the block after that waits for the copy. The last two blocks stay on the device. When
+// a block's backward is done with its slot, the activations of the block two before it are fetched
+// there while the one between computes. Backward reads the bits that forward wrote.
 #ifndef MUSTER_PARALLEL_MODEL_ACTIVATION_OFFLOAD_H_
 #define MUSTER_PARALLEL_MODEL_ACTIVATION_OFFLOAD_H_
 
@@ -19,39 +19,39 @@
 
 namespace muster::parallel {
 
-// Which blocks of a workspace share slots, and where these are.
+// The blocks of a workspace that share slots, and the slots' memory.
 struct ActivationSlots {
   static constexpr int kSlots = 2;
 
-  int first = 0;          // block, as the model counts them
+  int first = 0;          // first block, as the model counts them
   int count = 0;          // blocks; 0: none
   int64_t bytes = 0;      // of one slot
   kernels::Tensor slots;  // u8 [kSlots x bytes], or [count x bytes] where that is less
 
   bool Covers(int block) const { return block >= first && block < first + count; }
-  // The first so many blocks are copied; the others stay.
+  // The number of blocks, from the first, that are copied; the others stay on the device.
   int copied() const { return std::max(0, count - kSlots); }
   int64_t host_bytes() const { return copied() * bytes; }
 };
 
-// The streams of the copies; of all workspaces of a model.
+// The streams of the copies, for all workspaces of a model.
 struct ActivationStreams {
   std::unique_ptr<kernels::Stream> out, in;
 
   static absl::StatusOr<std::unique_ptr<ActivationStreams>> Make(kernels::Device& device);
 };
 
-// The host's memory of one workspace. Called by the thread that enqueues on the computing stream,
-// around what it enqueues for each block.
+// Owns the host memory of one workspace. Called by the thread that enqueues on the compute stream,
+// before and after it enqueues each block.
 class ActivationOffload {
  public:
-  // `streams` must outlive it. kResourceExhausted without host memory.
+  // `streams` must outlive the result. kResourceExhausted: there is not enough host memory.
   static absl::StatusOr<std::unique_ptr<ActivationOffload>> Make(kernels::Device& device,
                                                                  ActivationStreams& streams,
                                                                  const ActivationSlots& slots);
 
   void BeforeForward(kernels::Stream& compute, int block);
-  // Where a backward will come.
+  // Only where a backward will follow.
   void AfterForward(kernels::Stream& compute, int block);
   void BeforeBackward(kernels::Stream& compute, int block);
   void AfterBackward(kernels::Stream& compute, int block);

@@ -1,4 +1,4 @@
-// Dropout of what a block adds to the residual stream, in training.
+// Dropout of what a block adds to the residual stream, in training only.
 #ifndef MUSTER_PARALLEL_MODEL_DROPOUT_H_
 #define MUSTER_PARALLEL_MODEL_DROPOUT_H_
 
@@ -9,19 +9,19 @@
 
 namespace muster::parallel {
 
-// One place of the model. Value type.
+// Dropout at one place of the model. Value type.
 struct Dropout {
   double probability = 0;
   int64_t site = 0;  // the same in every layout
 
   static constexpr int64_t kEmbedding = 0;
-  // Of transformer block `layer` of the whole model.
+  // Sites of transformer block `layer` of the whole model.
   static int64_t AttentionSite(int64_t layer) { return 1 + 2 * layer; }
   static int64_t MlpSite(int64_t layer) { return 2 + 2 * layer; }
 
   bool Drops(const Pass& pass) const { return probability > 0 && pass.dropout_seed.has_value(); }
-  // out = x without what is dropped, or, of a gradient, without that of it. Rows [first, first +
-  // x.dim(0)) of the tokens of `flow`; `out` may be x. Does nothing unless Drops(pass).
+  // out = x with dropout, or a gradient with the same mask. x has the tokens [first, first +
+  // x.dim(0)) of `flow`; `out` may be x. Does nothing unless Drops(pass).
   void Apply(const Pass& pass, const Flow& flow, const kernels::Tensor& x,
              const kernels::Tensor& out, int64_t first) const;
 };

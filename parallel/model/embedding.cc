@@ -19,19 +19,19 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
-// This rank's rows of a table of the vocabulary.
+// This rank's shard of a table of the vocabulary.
 ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
-                     const TransformerConfig& config, const TensorPart& part,
+                     const TransformerConfig& config, const TensorShard& shard,
                      TableUse use = TableUse::kOneStage) {
   Parameter table;
   table.name = name;
   table.global_shape = {config.vocab, config.hidden};
-  table.box = {{part.vocab.begin, 0}, {part.vocab.size(), config.hidden}};
-  table.storage_rows = part.vocab_storage;
+  table.box = {{shard.vocab.begin, 0}, {shard.vocab.size(), config.hidden}};
+  table.storage_rows = shard.vocab_storage;
   table.weight_decay = true;
   table.initializer = Initializer::kNormal;
   table.stddev = kInitialStddev;
-  table.sharing = part.sharded();
+  table.sharing = shard.sharded();
   table.on_two_stages = use != TableUse::kOneStage;
   table.duplicate = use == TableUse::kHeadOfTwo;
   return registry.Add(std::move(table));
@@ -50,11 +50,11 @@ ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& c
 class EmbeddingBlock : public Block {
  public:
   EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                 const TensorPart& part, int context_size, ParameterId table, bool shared,
+                 const TensorShard& shard, int context_size, ParameterId table, bool shared,
                  double dropout)
       : hidden_(config.hidden),
         shared_(shared),
-        part_(part),
+        shard_(shard),
         context_size_(context_size),
         dropout_{dropout, Dropout::kEmbedding},
         token_(table) {
@@ -65,9 +65,9 @@ class EmbeddingBlock : public Block {
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<EmbeddingSaved>();
-    saved->out = arena.Take("activations", shape.activation, {part_.rows(shape), hidden_});
+    saved->out = arena.Take("activations", shape.activation, {shard_.rows(shape), hidden_});
     saved->groups = arena.Take("inputs", DType::kI32, {2, shape.tokens()});
-    if (part_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
+    if (shard_.size > 1) saved->tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
     return saved;
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
@@ -87,57 +87,58 @@ class EmbeddingBlock : public Block {
       }
       positions = saved.positions;
     }
-    if (part_.size > 1) {
+    if (shard_.size > 1) {
       tokens = saved.tokens;
-      kernels::ShardTokens(pass.stream, flow.tokens, part_.vocab.begin, part_.vocab.size(), tokens);
-      // What the ranks have is summed: one of them adds the positions.
-      if (part_.rank != 0) positions = Tensor();
+      kernels::ShardTokens(pass.stream, flow.tokens, shard_.vocab.begin, shard_.vocab.size(),
+                           tokens);
+      // Vectors are summed over the ranks, so only one rank adds the positions.
+      if (shard_.rank != 0) positions = Tensor();
     }
-    if (part_.sequence) out = flow.branch_storage;
+    if (shard_.sequence) out = flow.branch_storage;
     kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
                               flow.shape.sequence, out);
-    // Not in backward, at whose end the gradients of this block are what everybody waits for.
+    // Grouping happens in forward, because the end of backward waits for this block's gradients.
     kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
-    const int pieces = part_.pieces(flow.shape);
-    for (int piece = 0; piece < pieces; ++piece) {
-      const Tensor rows = part_.Leave(pass, PieceOf(out, pieces, piece));
-      const Tensor own = PieceOf(saved.out, pieces, piece);
-      if (part_.sequence) kernels::Copy(pass.stream, rows, own);
-      dropout_.Apply(pass, flow, own, own, part_.FirstToken(flow.shape, piece));
+    const int slices = shard_.slices(flow.shape);
+    for (int slice = 0; slice < slices; ++slice) {
+      const Tensor rows = shard_.ReduceRows(pass, SliceOf(out, slices, slice));
+      const Tensor own = SliceOf(saved.out, slices, slice);
+      if (shard_.sequence) kernels::Copy(pass.stream, rows, own);
+      dropout_.Apply(pass, flow, own, own, shard_.FirstToken(flow.shape, slice));
     }
     flow.residual = saved.out;
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
-    const InPieces begun = std::exchange(flow.d_whole, {});
+    const InSlices begun = std::exchange(flow.d_whole, {});
     Gradients(pass, flow, static_cast<EmbeddingSaved&>(base),
-              begun.empty()
-                  ? part_.Enter(pass, flow.d_hidden, flow.branch_storage, part_.pieces(flow.shape))
-                  : TensorPart::Await(pass, begun));
+              begun.empty() ? shard_.GatherRows(pass, flow.d_hidden, flow.branch_storage,
+                                                shard_.slices(flow.shape))
+                            : TensorShard::Await(pass, begun));
   }
-  // Nobody waits for what is in front. The first block has used up the hidden state.
+  // There is no block in front that would need a gradient.
   void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
     kernels::Copy(pass.stream, flow.d_hidden, static_cast<EmbeddingSaved&>(base).out);
   }
   void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
-    Gradients(pass, flow, saved, part_.Enter(pass, saved.out, flow.branch_storage));
+    Gradients(pass, flow, saved, shard_.GatherRows(pass, saved.out, flow.branch_storage));
   }
 
  private:
   struct EmbeddingSaved : Saved {
-    Tensor out;                     // between two calls of backward: its gradient
-    Tensor tokens;                  // those of this rank's part of the table, the others -1
-    Tensor groups;                  // of these or all tokens: see GroupTokens
-    Tensor positions, d_positions;  // scratch: the rows of this rank's tokens
+    Tensor out;                     // between BackwardInput and BackwardWeights: its gradient
+    Tensor tokens;                  // tokens of this rank's shard of the table, -1 for the others
+    Tensor groups;                  // GroupTokens of these, or of all tokens
+    Tensor positions, d_positions;  // scratch: the position vectors of this rank's tokens
   };
 
-  // `d_out`: of all rows; loses those of elements that were dropped.
+  // `d_out`: all rows of the gradient, to which dropout is applied in place.
   void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
                  const Tensor& d_out) const {
     const Tensor positions = Positions(*pass.gradients, flow);
     const bool spread = !saved.d_positions.empty();
-    // Rows of tokens and positions that do not occur are not written by what follows.
+    // What follows does not write rows of tokens and positions that do not occur.
     if (pass.overwrite_gradients) {
       if (!shared_) kernels::Zero(pass.stream, (*pass.gradients)[token_]);
       if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
@@ -151,14 +152,14 @@ class EmbeddingBlock : public Block {
                     Chunk(pass, positions, flow, chunk));
     }
     if (position_.has_value()) Ready(pass, *position_);
-    // The head has added its part long before: the table is complete only now.
+    // The head has added its gradient of the table before, so it is complete now.
     Ready(pass, token_);
   }
   Tensor Positions(const ParameterViews& views, const Flow& flow) const {
     return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence * context_size_)
                                  : Tensor();
   }
-  // The rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
+  // The position rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
   Tensor Chunk(const Pass& pass, const Tensor& positions, const Flow& flow, int chunk) const {
     const int64_t rows = flow.shape.sequence / 2, rank = pass.context->rank();
     return positions.Rows((chunk == 0 ? rank : 2 * context_size_ - 1 - rank) * rows, rows);
@@ -169,30 +170,30 @@ class EmbeddingBlock : public Block {
   const std::string name_ = "embedding";
   int64_t hidden_;
   bool shared_;
-  TensorPart part_;
+  TensorShard shard_;
   int context_size_;
   Dropout dropout_;
   ParameterId token_;
-  std::optional<ParameterId> position_;  // learned ones
+  std::optional<ParameterId> position_;  // of learned positions
 };
 
 }  // namespace
 
 ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
-                          const TensorPart& part, TableUse use) {
-  return AddTable(registry, "embedding.token.weight", config, part, use);
+                          const TensorShard& shard, TableUse use) {
+  return AddTable(registry, "embedding.token.weight", config, shard, use);
 }
 
 ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
-                         const TensorPart& part) {
-  if (config.tied) return AddTokenTable(registry, config, part, TableUse::kHeadOfTwo);
-  return AddTable(registry, "head.weight", config, part);
+                         const TensorShard& shard) {
+  if (config.tied) return AddTokenTable(registry, config, shard, TableUse::kHeadOfTwo);
+  return AddTable(registry, "head.weight", config, shard);
 }
 
 std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
-                                     const TensorPart& part, int context_size, ParameterId table,
+                                     const TensorShard& shard, int context_size, ParameterId table,
                                      bool shared, double dropout) {
-  return std::make_unique<EmbeddingBlock>(registry, config, part, context_size, table, shared,
+  return std::make_unique<EmbeddingBlock>(registry, config, shard, context_size, table, shared,
                                           dropout);
 }
 

@@ -12,22 +12,23 @@
 
 namespace muster::parallel {
 
-// Whether a tied table is used on this rank alone, or by the embedding or the head of two.
+// Whether a tied table is used on this rank alone, or by embedding and head on two ranks.
 enum class TableUse { kOneStage, kEmbeddingOfTwo, kHeadOfTwo };
 
-// "embedding.token.weight" [V,C]: this rank's rows of it.
+// Registers "embedding.token.weight" [V,C], of which this rank holds its shard of the rows.
 ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
-                          const TensorPart& part, TableUse use);
-// The matrix of a head that does not find the token table on its own rank, or is not tied to it.
+                          const TensorShard& shard, TableUse use);
+// Registers the matrix of a head that is not tied, or whose token table is on another rank.
 ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
-                         const TensorPart& part);
+                         const TensorShard& shard);
 
-// Registers learned positions, "embedding.position.weight" [S,C]. With tensor parallelism every
-// rank looks up the tokens of its rows of `table`, and the vectors are summed. `shared`: with the
-// head of the same model, which adds to the table's gradient first; Backward reports it. `dropout`:
-// the probability that an element of the output is dropped in training.
+// Makes the embedding, and registers learned positions, "embedding.position.weight" [S,C]. With
+// tensor parallelism every rank looks up the tokens of its shard of `table`, and the vectors are
+// summed. `shared`: the head on this rank uses the table too and adds to its gradient first; the
+// embedding's Backward reports the gradient as complete. `dropout`: the probability that an element
+// of the output is dropped in training.
 std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
-                                     const TensorPart& part, int context_size, ParameterId table,
+                                     const TensorShard& shard, int context_size, ParameterId table,
                                      bool shared, double dropout);
 
 }  // namespace muster::parallel

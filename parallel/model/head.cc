@@ -19,35 +19,35 @@ using kernels::DType;
 using kernels::Tensor;
 
 constexpr int64_t kLogitsBytes = int64_t{1} << 30;
-// The gradient of the table is read and written once a chunk: as long as it takes to compute it
-// from some 700 tokens on an H200. From this many on, more are worth little.
+// The gradient of the table is read and written once per slice, which takes as long as computing it
+// from some 700 tokens on an H200. More tokens than this per slice bring little.
 constexpr int64_t kLogitsTokens = 8192;
 
 class HeadBlock : public Block {
  public:
   HeadBlock(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
-            const TensorPart& part, ParameterId table, bool shared)
+            const TensorShard& shard, ParameterId table, bool shared)
       : hidden_(hidden),
-        part_(part),
+        shard_(shard),
         shared_(shared),
-        norm_(AddNorm(registry, "norm", hidden, norm, part.by_rows())),
+        norm_(AddNorm(registry, "norm", hidden, norm, shard.by_rows())),
         table_(table) {}
 
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<HeadSaved>();
-    saved->norm = NormSaved::Take(arena, shape.activation, norm_, part_.rows(shape), hidden_);
+    saved->norm = NormSaved::Take(arena, shape.activation, norm_, shard_.rows(shape), hidden_);
     saved->losses = arena.Take("activations", DType::kF32, {shape.tokens()});
     return saved;
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
-    const int64_t columns = part_.vocab_storage;
+    const int64_t columns = shard_.vocab_storage;
     const int64_t chunk = HeadChunk(shape, columns);
     saved.logits = arena.Take("logits", shape.activation, {chunk, columns});
-    if (part_.size > 1) saved.stats = arena.Take("scratch", DType::kF32, {part_.size * chunk, 3});
-    if (part_.sequence && part_.overlap == TensorOverlap::kNone) {
+    if (shard_.size > 1) saved.stats = arena.Take("scratch", DType::kF32, {shard_.size * chunk, 3});
+    if (shard_.sequence && shard_.overlap == TensorOverlap::kNone) {
       saved.gathered = arena.Take("scratch", shape.activation, {shape.tokens(), hidden_});
     }
   }
@@ -59,9 +59,9 @@ class HeadBlock : public Block {
     auto& saved = static_cast<HeadSaved&>(base);
     NormForward(pass, norm_, flow, saved.norm);
     saved.x = flow.residual;
-    saved.y =
-        part_.Enter(pass, saved.norm.y, flow.gathered.empty() ? saved.gathered : flow.gathered,
-                    part_.pieces(flow.shape));
+    saved.y = shard_.GatherRows(pass, saved.norm.y,
+                                flow.gathered.empty() ? saved.gathered : flow.gathered,
+                                shard_.slices(flow.shape));
     const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
       CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
@@ -81,27 +81,27 @@ class HeadBlock : public Block {
     auto& saved = static_cast<HeadSaved&>(base);
     if (!shared_) Ready(pass, table_);
     kernels::Zero(pass.stream, flow.d_hidden);
-    const int pieces = part_.pieces(flow.shape);
-    if (pieces == 1) {
-      const Tensor dy = part_.Leave(pass, flow.branch_storage);
+    const int slices = shard_.slices(flow.shape);
+    if (slices == 1) {
+      const Tensor dy = shard_.ReduceRows(pass, flow.branch_storage);
       NormBackward(pass, norm_, dy, saved.x, saved.norm, flow);
       return;
     }
     std::array<Started, 2> dy;
-    for (int piece = 0; piece < pieces; ++piece) {
-      dy[piece] = part_.StartLeave(pass, PieceOf(flow.branch_storage, pieces, piece));
+    for (int slice = 0; slice < slices; ++slice) {
+      dy[slice] = shard_.StartReduceRows(pass, SliceOf(flow.branch_storage, slices, slice));
     }
-    NormBackwardInPieces(pass, norm_, dy, saved.x, saved.norm, flow.d_hidden, [](int) {});
+    NormBackwardInSlices(pass, norm_, dy, saved.x, saved.norm, flow.d_hidden, [](int) {});
   }
 
  private:
   struct HeadSaved : Saved {
     NormSaved norm;
-    Tensor x;  // input of the norm: norm.x, or what a stage in front has sent
+    Tensor x;  // input of the norm: norm.x, or what the pipeline stage in front has sent
     Tensor losses;
-    // Scratch: the normed input of all tokens, where this rank has normed some of them (in memory
-    // of its own where the flow has none); the logits of one chunk of tokens, and what the ranks
-    // tell each other about theirs.
+    // Scratch: the normed input of all tokens, with sequence parallelism (memory of its own where
+    // the flow has none); the logits of one slice of the tokens; and what the tensor ranks exchange
+    // about theirs.
     Tensor y, gathered;
     Tensor logits, stats;
   };
@@ -115,16 +115,16 @@ class HeadBlock : public Block {
     return args.y;
   }
 
-  // The loss of a chunk of tokens and, with gradients, all that is derived from their logits.
+  // The loss of a slice of the tokens and, with gradients, all that is derived from their logits.
   void Loss(const Pass& pass, const Flow& flow, const HeadSaved& saved, int64_t begin,
             int64_t count) const {
     const Tensor logits = Logits(pass, saved, begin, count);
-    if (part_.size > 1) {
+    if (shard_.size > 1) {
       SharedLoss(pass, flow, saved, logits, begin);
     } else {
       kernels::CrossEntropyArgs loss;
       loss.logits = logits;
-      loss.vocab = part_.vocab.size();
+      loss.vocab = shard_.vocab.size();
       FillLoss(pass, flow, saved, begin, loss);
       kernels::CrossEntropy(pass.stream, loss);
     }
@@ -133,7 +133,7 @@ class HeadBlock : public Block {
     args.dy = logits;
     args.x = saved.y.Rows(begin, count);
     args.w = pass.weights[table_];
-    // The norm has consumed the last branch; its storage keeps the gradient for Backward.
+    // The norm has read the last branch, so its storage keeps the gradient for Backward.
     args.dx = flow.branch_storage.Rows(begin, count);
     args.dw = (*pass.gradients)[table_];
     args.accumulate = !pass.overwrite_gradients || begin > 0;
@@ -151,31 +151,31 @@ class HeadBlock : public Block {
     loss.write_gradient = pass.head == HeadMode::kLossAndGradient;
   }
 
-  // The loss over a vocabulary of which this rank has the logits of a part.
+  // The loss over a vocabulary of which this rank has the logits of its shard.
   void SharedLoss(const Pass& pass, const Flow& flow, const HeadSaved& saved, Tensor logits,
                   int64_t begin) const {
     const int64_t count = logits.dim(0);
-    const Tensor all = saved.stats.Rows(0, part_.size * count);
+    const Tensor all = saved.stats.Rows(0, shard_.size * count);
     kernels::CrossEntropyStatsArgs own;
     own.logits = logits;
     own.targets = flow.targets.Rows(begin, count);
-    own.first = part_.vocab.begin;
-    own.vocab = part_.vocab.size();
-    own.stats = all.Rows(part_.rank * count, count);
+    own.first = shard_.vocab.begin;
+    own.vocab = shard_.vocab.size();
+    own.stats = all.Rows(shard_.rank * count, count);
     kernels::CrossEntropyStats(pass.stream, own);
     pass.tensor->AllGather(pass.stream, all);
     kernels::CrossEntropyMergeArgs loss;
     loss.logits = logits;
     loss.first = own.first;
     loss.vocab = own.vocab;
-    loss.stats = all.Reshape({part_.size, count, 3});
+    loss.stats = all.Reshape({shard_.size, count, 3});
     FillLoss(pass, flow, saved, begin, loss);
     kernels::CrossEntropyMerge(pass.stream, loss);
   }
 
   const std::string name_ = "head";
   int64_t hidden_;
-  TensorPart part_;
+  TensorShard shard_;
   bool shared_;
   Norm norm_;
   ParameterId table_;
@@ -196,8 +196,8 @@ int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage) {
 }
 
 std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
-                                const TensorPart& part, ParameterId table, bool shared) {
-  return std::make_unique<HeadBlock>(registry, norm, hidden, part, table, shared);
+                                const TensorShard& shard, ParameterId table, bool shared) {
+  return std::make_unique<HeadBlock>(registry, norm, hidden, shard, table, shared);
 }
 
 }  // namespace muster::parallel

@@ -13,15 +13,15 @@ namespace {
 
 using kernels::Tensor;
 
-Parameter Weight(const LinearSpec& spec, const TensorPart& part) {
+Parameter Weight(const LinearSpec& spec, const TensorShard& shard) {
   Parameter weight;
   weight.name = spec.name + ".weight";
   weight.global_shape = {spec.outputs, spec.inputs};
   weight.weight_decay = true;
-  weight.by_product = true;
+  weight.by_gemm = true;
   weight.initializer = Initializer::kNormal;
   weight.stddev = spec.stddev;
-  weight.sharing = part.sharded();
+  weight.sharing = shard.sharded();
   return weight;
 }
 
@@ -37,18 +37,18 @@ kernels::LinearForwardArgs ForwardArgs(const Pass& pass, const Linear& linear, T
 }  // namespace
 
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
-                         const std::vector<Span>& rows, const TensorPart& part,
+                         const std::vector<Span>& rows, const TensorShard& shard,
                          TensorSharing sharing, bool in_two) {
-  Parameter weight = Weight(spec, part);
+  Parameter weight = Weight(spec, shard);
   Parameter bias;
   bias.name = spec.name + ".bias";
   bias.global_shape = {spec.outputs};
   for (Parameter* parameter : {&weight, &bias}) {
     parameter->sharing = sharing;
-    parameter->first_sharer = part.rank == part.kv_sharers.begin;
+    parameter->first_sharer = shard.rank == shard.kv_sharers.begin;
     parameter->in_two = in_two;
   }
-  if (part.size > 1) {
+  if (shard.size > 1) {
     for (const Span& span : rows) {
       weight.bands.push_back({{span.begin, 0}, {span.size(), spec.inputs}});
       bias.bands.push_back({{span.begin}, {span.size()}});
@@ -61,15 +61,15 @@ Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
 }
 
 Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span columns,
-                      const TensorPart& part) {
-  Parameter weight = Weight(spec, part);
-  if (part.size > 1) weight.box = {{0, columns.begin}, {spec.outputs, columns.size()}};
+                      const TensorShard& shard) {
+  Parameter weight = Weight(spec, shard);
+  if (shard.size > 1) weight.box = {{0, columns.begin}, {spec.outputs, columns.size()}};
   Linear linear;
   linear.weight = registry.Add(std::move(weight));
   if (spec.bias) {
     linear.bias = AddVector(registry, spec.name + ".bias", spec.outputs, Initializer::kZeros);
   }
-  linear.adds_bias = part.rank == 0;
+  linear.adds_bias = shard.rank == 0;
   return linear;
 }
 

@@ -1,4 +1,4 @@
-// Linear layers with their parameters, whole or this rank's part of them (tensor_parallel.h).
+// Linear layers with their parameters, whole or this rank's shard of them (tensor_parallel.h).
 #ifndef MUSTER_PARALLEL_MODEL_LINEAR_H_
 #define MUSTER_PARALLEL_MODEL_LINEAR_H_
 
@@ -17,11 +17,11 @@ namespace muster::parallel {
 struct Linear {
   ParameterId weight = -1;
   std::optional<ParameterId> bias;
-  // False on all ranks but the first where the outputs of the ranks are summed afterwards.
+  // Where the outputs of the ranks are summed afterwards, only the first rank adds the bias.
   bool adds_bias = true;
 };
 
-// What a linear layer is in the whole model.
+// A linear layer of the whole model.
 struct LinearSpec {
   std::string name;
   int64_t outputs = 0;
@@ -30,51 +30,53 @@ struct LinearSpec {
   bool bias = true;
 };
 
-// This rank holds the rows (outputs) in `rows`, one span after another. kShared: so do all ranks of
-// part.kv_sharers. `in_two`: of a matrix whose other rows are added by another call.
+// Column-parallel: this rank holds the weight's rows (outputs) in `rows`, one span after another.
+// kShared: all ranks of shard.kv_sharers hold the same. `in_two`: another call adds the other rows
+// of the matrix.
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
-                         const std::vector<Span>& rows, const TensorPart& part,
+                         const std::vector<Span>& rows, const TensorShard& shard,
                          TensorSharing sharing, bool in_two = false);
 inline Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
-                                const std::vector<Span>& rows, const TensorPart& part) {
-  return AddColumnParallel(registry, spec, rows, part, part.sharded());
+                                const std::vector<Span>& rows, const TensorShard& shard) {
+  return AddColumnParallel(registry, spec, rows, shard, shard.sharded());
 }
-// This rank holds the columns (inputs) in `columns`; every rank holds the bias. Its gradient is the
-// same on all ranks, since each sees the gradient of all rows of the output.
+// Row-parallel: this rank holds the weight's columns (inputs) in `columns`. Every rank holds the
+// bias, whose gradient is the same on all ranks, since each has all rows of the output's gradient.
 Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span columns,
-                      const TensorPart& part);
+                      const TensorShard& shard);
 
 // y = x W^T + bias. With `pre`, y is the GELU of that, which is kept in `pre`.
 void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y,
                    kernels::Tensor pre = kernels::Tensor());
-// y = silu(gate) up of packed = [gate, up] = x W^T + bias, which is kept.
+// y = silu(gate) * up, where packed = [gate, up] = x W^T + bias is written too.
 void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor x,
                                 kernels::Tensor packed, kernels::Tensor y);
-// sum = residual + x W^T + bias, of the whole product. They do not alias.
+// sum = residual + x W^T + bias. No tensor aliases another.
 void LinearForwardAdding(const Pass& pass, const Linear& linear, kernels::Tensor x,
                          kernels::Tensor residual, kernels::Tensor sum);
-// y = x W^T + bias, whose first `heads` heads are turned by `rotary`, of whole sequences
+// y = x W^T + bias, with rotary positions applied to the first `heads` heads. x is whole sequences
 // (kernels::Rotary).
 void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, kernels::Tensor x,
                                 kernels::Tensor y, kernels::Tensor rotary, int64_t heads);
-// Backward in two calls. The first is the gradient of the input only, with `pre` times gelu'(pre).
+// Backward in two calls. This one computes the gradient of the input, times gelu'(pre) with `pre`.
 void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                          kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
-// The same with `pre` as the output of `front`, whose bias gradient is complete afterwards. With
-// `recompute`, x = gelu(pre) has not been kept and is written.
+// The same where `pre` is the output of `front`, whose bias gradient it completes. With
+// `recompute`, x = gelu(pre) was not kept and is written.
 void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                                     kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
                                     const Linear& front, bool recompute);
-// The gradient of the input only, with x = silu(gate) up of packed = [gate, up]: the gradient of
-// that takes its place. Unless `x` is empty, it has not been kept and is written. `scratch` is
-// like x, and may be x.
+// The gradient of the input, where x = silu(gate) * up of packed = [gate, up]: the gradient of
+// packed overwrites packed. With `x`, x was not kept and is written. `scratch` has x's shape, and
+// may be x.
 void LinearBackwardInputThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                                       kernels::Tensor x, kernels::Tensor scratch,
                                       kernels::Tensor packed);
-// The second adds and reports those of weight and bias, the bias's only when it is not complete.
+// The second call adds the gradients of weight and bias and reports them, that of the bias only if
+// it is not complete.
 void LinearBackwardWeights(const Pass& pass, const Linear& linear, kernels::Tensor dy,
                            kernels::Tensor x, bool bias_is_complete = false);
-// Adds `sums`, those of dy's columns, and reports the bias's gradient.
+// Adds `sums`, the column sums of dy, to the bias's gradient and reports it.
 void LinearBackwardBias(const Pass& pass, const Linear& linear, kernels::Tensor sums);
 
 }  // namespace muster::parallel

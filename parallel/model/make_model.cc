@@ -16,18 +16,18 @@
 namespace muster::parallel {
 namespace {
 
-// As of a job spec.
+// The limits of a job spec.
 constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kHiddenMax = 1 << 20;
 constexpr int64_t kFfnMax = 1 << 24;
 
-// Takes values out of a description by name, insists on those that are needed and on knowing all
-// that are there, and remembers the first problem.
+// Takes values out of a description by name. It remembers the first problem: a value that is
+// missing, or one that the family does not know.
 class Reader {
  public:
   explicit Reader(const ModelDescription& description) : left_(description) {}
 
-  // Descriptions come from files too, of others: what they multiply to must be countable.
+  // Descriptions also come from files, so their products must not overflow.
   int64_t Size(const char* name) {
     const int64_t size = Take(left_.sizes, "size", name, int64_t{0});
     const absl::string_view what = name;
@@ -60,7 +60,7 @@ class Reader {
     if (!good) Refuse(why);
   }
 
-  // After all values have been taken.
+  // To be called after all values have been taken.
   absl::Status Finish() {
     for (const auto& [name, value] : left_.sizes) Refuse(absl::StrCat("unknown size '", name, "'"));
     for (const auto& [name, value] : left_.numbers) {
@@ -128,17 +128,17 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
       "1f1b");
 }
 
-// Requires: CheckTensorParallel(). Of the heads that every tensor rank holds, so that all of them
-// agree on what cannot be.
+// Checks the heads of every tensor rank, so that all ranks refuse alike. Requires:
+// CheckTensorParallel().
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, int64_t heads,
                           int64_t kv_heads, int64_t ffn, int64_t vocab) {
   if (parallel.context_size == 1) return absl::OkStatus();
-  // The longest sequence stands for all: shorter ones are checked where they are known.
+  // Checks the longest sequence; shorter ones are checked where they are known.
   const int64_t chunks = 2 * parallel.context_size;
   ModelParallel place = parallel;
   for (int rank = 0; rank < parallel.tensor_size; ++rank) {
     place.tensor_rank = rank;
-    const TensorPart held = TensorPart::Make(place, heads, kv_heads, ffn, vocab);
+    const TensorShard held = TensorShard::Make(place, heads, kv_heads, ffn, vocab);
     const absl::Status status =
         Validate({parallel.context_method, parallel.context_size, /*batch=*/1,
                   std::max<int64_t>(1, sequence / chunks) * chunks, held.heads.size(),

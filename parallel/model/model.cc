@@ -11,11 +11,11 @@ namespace muster::parallel {
 using kernels::DType;
 
 void Block::BackwardInput(const Pass&, Flow&, Saved&) const {
-  CHECK(false) << "the backward of block " << name() << " is one piece";
+  CHECK(false) << "the backward of block " << name() << " cannot be split";
 }
 
 void Block::BackwardWeights(const Pass&, Flow&, Saved&) const {
-  CHECK(false) << "the backward of block " << name() << " is one piece";
+  CHECK(false) << "the backward of block " << name() << " cannot be split";
 }
 
 Model::Model(ModelDescription description, Shape shape,
@@ -37,9 +37,9 @@ bool Model::offloads() const {
 }
 
 Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
-                               const GradientRoom* room) const {
+                               const GradientOverlay* overlay) const {
   const BlockRange all = {0, static_cast<int>(blocks_.size())};
-  Workspace workspace = TakeSaved(arena, shape, all, room);
+  Workspace workspace = TakeSaved(arena, shape, all, overlay);
   workspace.flow.d_hidden =
       arena.Take("scratch", shape.activation, {HiddenRows(shape), shape_.hidden});
   TakeScratch(arena, workspace);
@@ -47,7 +47,7 @@ Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
 }
 
 Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range,
-                           const GradientRoom* room) const {
+                           const GradientOverlay* overlay) const {
   CHECK_LE(shape.sequence * shape_.context_size, shape_.sequence_max);
   CHECK(!shape_.sequence_parallel || shape.tokens() % shape_.tensor_size == 0)
       << shape.tokens() << " tokens over " << shape_.tensor_size << " ranks";
@@ -66,12 +66,12 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
         arena.Take("inputs", DType::kI32, {shape.batch, shape.sequence * shape_.context_size});
   }
   if (shape_.dropout) workspace.flow.sample = arena.Take("inputs", DType::kI32, {2});
-  if (room != nullptr) {
-    TakeSharing(arena, *room, range, workspace);
+  if (overlay != nullptr) {
+    TakeSharing(arena, *overlay, range, workspace);
     return workspace;
   }
   ActivationSlots& slots = workspace.slots;
-  int64_t base = 0;  // of the slots
+  int64_t base = 0;  // offset of the slots
   for (int i = range.begin; i < range.end; ++i) {
     if (!blocks_[i]->offloads()) {
       workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
@@ -100,17 +100,17 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
   return workspace;
 }
 
-// Backward frees activations and fills gradients from the last block on: both stand in that order,
-// the activations as far behind as every block's gradients need.
-void Model::TakeSharing(kernels::Arena& arena, const GradientRoom& room, BlockRange range,
+// Backward frees activations and writes gradients from the last block to the first. Both lie in
+// that order, with the activations offset as far as the gradients of every block need.
+void Model::TakeSharing(kernels::Arena& arena, const GradientOverlay& overlay, BlockRange range,
                         Workspace& workspace) const {
-  CHECK_EQ(static_cast<int>(room.ends.size()), range.end - range.begin);
+  CHECK_EQ(static_cast<int>(overlay.ends.size()), range.end - range.begin);
   const BatchShape& shape = workspace.flow.shape;
   kernels::Arena sizes;
   int64_t apart = 0;
   for (int i = range.end; i-- > range.begin;) {
     CHECK(!blocks_[i]->offloads()) << blocks_[i]->name();
-    apart = std::max(apart, room.ends[i - range.begin] - sizes.Mark());
+    apart = std::max(apart, overlay.ends[i - range.begin] - sizes.Mark());
     blocks_[i]->TakeSaved(sizes, shape);
   }
   const int64_t begin = arena.Mark();
@@ -119,10 +119,10 @@ void Model::TakeSharing(kernels::Arena& arena, const GradientRoom& room, BlockRa
   for (int i = range.end; i-- > range.begin;) {
     workspace.saved[i - range.begin] = blocks_[i]->TakeSaved(arena, shape);
   }
-  // Taken however little it is: all ranks of a tensor group take as many pieces.
-  const int64_t rest = room.bytes - (arena.Mark() - begin);
+  // Taken even when it is empty, so that all ranks of a tensor group make the same takes.
+  const int64_t rest = overlay.bytes - (arena.Mark() - begin);
   arena.Take("gradients", DType::kU8, {std::max<int64_t>(rest, 0)});
-  workspace.gradients = kernels::Tensor(front.data(), DType::kU8, {room.bytes});
+  workspace.gradients = kernels::Tensor(front.data(), DType::kU8, {overlay.bytes});
 }
 
 void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {
@@ -160,7 +160,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
         (pass.tensor != nullptr && pass.tensor->size() == shape_.tensor_size))
       << "the model was cut for a tensor-parallel group of " << shape_.tensor_size;
   if (shape_.rotary_width > 0) {
-    // Small beside a block's work, and thus never stale, whoever uses the workspace next.
+    // Written in every pass, which costs little, so that it always fits the positions at hand.
     kernels::RotaryTableArgs args;
     args.table = workspace.flow.rotary;
     args.positions = workspace.flow.positions;
@@ -173,7 +173,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
     if (offloads) workspace.offload->BeforeForward(pass.stream, i);
-    // Where activations take turns in memory, those of the next block may not be there yet.
+    // With offloaded activations, the memory of the next block may not be free yet.
     const bool followed = i + 1 < range.end && workspace.slots.copied() == 0;
     workspace.flow.next_sum =
         followed ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1 - workspace.first_block])

@@ -3,16 +3,21 @@
 // Memory of one micro-batch (a Workspace), taken from an Arena by category:
 //   "inputs"       tokens and targets, i32
 //   "activations"  what each block keeps from Forward for Backward
-//   "logits"       of one chunk of tokens (head.h); the loss overwrites them by their gradient.
-//                  They share memory with "scratch"
+//   "logits"       logits of a slice of the tokens (head.h); the loss overwrites them by their
+//                  gradient. They share memory with "scratch"
 //   "scratch"      shared by all blocks: the pending branch, the gradient of the hidden state, and
-//                  the largest need of one block's Backward
+//                  the scratch memory of the block whose Backward needs most
 // Nothing is allocated in a step. A pipeline stage is a contiguous range of the blocks; several
 // micro-batches in flight are several workspaces.
 //
-// The hidden state travels as (residual, branch): the stream and the last branch not yet added to
-// it, because the addition is fused into the norm that follows. Both have the same gradient, so one
-// tensor carries it back.
+// The hidden state is passed on as (residual, branch): the residual stream and the output of the
+// last branch, which is not yet added to it because the norm that follows fuses the addition. Both
+// have the same gradient, so one tensor carries it back.
+//
+// Words of this folder. Shard: a tensor rank's range of a parameter or of the vocabulary. Slice: a
+// contiguous range of the tokens. Half-batch: half of the samples of a micro-batch, a slice that
+// overlaps with the other one. Rows: the tokens of a hidden state; with sequence parallelism a rank
+// has "its rows", and gathers "all rows".
 #ifndef MUSTER_PARALLEL_MODEL_MODEL_H_
 #define MUSTER_PARALLEL_MODEL_MODEL_H_
 
@@ -34,8 +39,8 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/activation_offload.h"
+#include "parallel/model/gradient_squares.h"
 #include "parallel/model/parameters.h"
-#include "parallel/model/product_squares.h"
 #include "parallel/model/tensor_stream.h"
 
 namespace muster::parallel {
@@ -54,66 +59,68 @@ struct BlockRange {
   int end = -1;
 };
 
-// What a transformer block does not keep from forward but computes again in backward. The numbers
-// are the same: fp32 gives the same bits.
+// What a transformer block does not keep from forward but recomputes in backward. The results are
+// the same: in fp32 bit for bit.
 enum class Recompute : uint8_t {
   kNone,
-  // The outputs of norms and of the MLP's activation: cheap, no matrix product.
+  // The outputs of norms and of the MLP's activation, which need no GEMM.
   kSelective,
-  // Everything but the block's input: one more forward pass, less its last product.
+  // Everything but the block's input: one more forward pass without its last GEMM.
   kFull,
 };
 
-// Which collectives of the tensor group run beside the computing stream.
+// Which collectives of the tensor group run beside the compute stream.
 enum class TensorOverlap : uint8_t {
   kNone,
-  // Those of backward, under the products of backward that do not need them: gradients of weights,
-  // and all that runs before a layer's input is needed. The numbers are the same. With sequence
-  // parallelism for one more tensor [T,C].
+  // The collectives of backward run while backward computes something that does not need their
+  // result: gradients of weights, and all that comes before a layer's input is needed. The results
+  // are the same. With sequence parallelism this takes one more tensor [T,C].
   kBackward,
-  // Also those of forward, where nothing else is left to do: a product that follows a gather, or
-  // comes before a sum, runs in one piece per rank. Each rank's rows are multiplied while the next
-  // ones arrive; each piece of an output leaves for the rank that sums it while the next one is
-  // made. Sums in fp32 are made in the order of a collective, in 16 bits with one rounding. Same
-  // bytes, same memory. With sequence parallelism.
+  // The collectives of forward overlap as well: a GEMM behind an all-gather, or in front of a
+  // reduce-scatter, is cut into one GEMM per rank's rows. One runs while the rows of the next
+  // arrive, or while its output is sent to the rank that sums it. fp32 sums keep the order of a
+  // collective; 16-bit ones are rounded once. The bytes and the memory stay the same. Requires
+  // sequence parallelism.
   kChunked,
-  // kBackward, and in forward the samples of a micro-batch go through the blocks in two halves, one
-  // after the other: each half's collectives, and the norms between them, run under the products of
-  // the other half (Domino: Wang et al., arXiv 2409.15241). Same bytes, same memory as kBackward.
-  // A batch of an odd number of samples goes through whole.
+  // As kBackward, and in forward a micro-batch is two half-batches: the collectives of one, and the
+  // norms between them, run while the GEMMs of the other compute (Domino: Wang et al., arXiv
+  // 2409.15241). The bytes and the memory are those of kBackward. A micro-batch with an odd number
+  // of samples is not split.
   kHalves,
 };
 // The names of the job spec: "none", "backward", "chunked", "halves".
 const char* Name(TensorOverlap overlap);
 
-// Which part of a model one rank holds. Names, boxes and initial values of parameters stay those of
-// the whole model.
+// Which blocks and shards of a model one rank holds. Names, boxes and initial values of parameters
+// are those of the whole model.
 struct ModelParallel {
-  // The ranges of a pipeline stage in forward order, one per chunk; empty: all blocks in one.
+  // The block ranges of a pipeline stage in forward order, one per virtual stage; empty: all
+  // blocks.
   std::vector<BlockRange> parts;
   // Its place in the tensor-parallel group (tensor_parallel.h).
   int tensor_rank = 0;
   int tensor_size = 1;
   bool sequence_parallel = false;
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
-  // How much work each rank of the group gets, in any unit; empty: all the same.
+  // How much work each rank of the group gets, in any unit; empty: equal shares.
   std::vector<double> tensor_weights;
-  // Of the first recompute_blocks transformer blocks of the rank, or of all with 0; kSelective
-  // gives up as much memory as those, but activations first, of more blocks: they cost least.
+  // Applies to the first recompute_blocks transformer blocks of the rank, or to all with 0.
+  // kSelective saves as much memory as these would, but drops activations first, in more blocks,
+  // because they cost least to recompute.
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;
   // Backward runs in two calls, Model::BackwardInput and BackwardWeights (zero-bubble pipelines).
-  // Not with recompute: the second call needs the activations that recompute gives up.
+  // Excludes recompute: the second call needs the activations that recompute drops.
   bool split_backward = false;
-  // Ranks that share each sequence (context_attention.h); a rank's tokens are those of
-  // ContextPositions, and BatchShape::sequence counts them alone.
+  // Ranks that share each sequence (context_attention.h). ContextPositions says which tokens a rank
+  // has, and BatchShape::sequence counts only these.
   int context_size = 1;
   ContextMethod context_method = ContextMethod::kRing;
   int context_head_groups = 0;  // ContextShape::head_groups
   // Attention stays within documents (Flow::documents).
   bool documents = false;
-  // What transformer blocks keep is in the host's memory until their backward
-  // (activation_offload.h). Not with split_backward, which leaves values there.
+  // What transformer blocks keep is in host memory until their backward (activation_offload.h).
+  // Excludes split_backward, which leaves gradients in the same memory.
   bool offload_activations = false;
   // Backward gives the same bits every time; see kernels::AttentionBackwardArgs.
   bool deterministic = true;
@@ -130,64 +137,65 @@ struct BatchShape {
   int64_t batch = 0;
   int64_t sequence = 0;
   kernels::DType activation = kernels::DType::kF32;
-  int64_t head_tokens = 0;  // whose logits stand at once (head.h); 0: chosen by their size
+  int64_t head_tokens = 0;  // tokens whose logits exist at once (head.h); 0: chosen by their size
   int64_t tokens() const { return batch * sequence; }
 };
 
 class Block;
 
-// What one micro-batch leaves behind in a block for Backward.
+// What Forward of a block keeps of one micro-batch for Backward.
 struct BlockSaved {
   virtual ~BlockSaved() = default;
 };
 
-// What flows through the blocks in one pass. Shapes: T = tokens, C = hidden width, V = stored rows
-// of this rank's part of the vocabulary, R = T, or T / tensor_size with sequence parallelism: this
-// rank's rows of the hidden states.
+// What the blocks pass on to each other in one pass. Shapes: T = tokens, C = hidden width, V =
+// stored rows of this rank's shard of the vocabulary, R = this rank's rows of the hidden states: T,
+// or T / tensor_size with sequence parallelism.
 struct Flow {
   BatchShape shape;
   kernels::Tensor tokens;   // [T] i32
   kernels::Tensor targets;  // [T] i32, < 0 = masked
   // Rotary models: cosines and sines of every position, written by Forward (kernels::RotaryTable);
-  // [S,D] fp32. Row s stands for position s, or for positions[s] where they are given ([S] i32).
+  // [S,D] fp32. Row s belongs to position s, or to positions[s] where they are given ([S] i32).
   kernels::Tensor rotary;
   kernels::Tensor positions;
-  // Where documents are kept apart: the position at which the document of each token begins, of
-  // whole sequences; [B, S x context_size] i32.
+  // With separate documents: the position at which the document of each token begins, of whole
+  // sequences; [B, S x context_size] i32.
   kernels::Tensor documents;
-  // Of a model with dropout: the number of the first sample in the order of training, the others
-  // follow (kernels::DropoutArgs); [2] i32.
+  // With dropout: the number of the micro-batch's first sample in the order of training; the other
+  // samples follow (kernels::DropoutArgs); [2] i32.
   kernels::Tensor sample;
   kernels::Tensor residual;  // [R,C]
   kernels::Tensor branch;    // [R,C], empty in front of the first block
-  // Of samples that travel in halves (TensorOverlap::kHalves): the branch of the second half, where
-  // `branch` is that of the first, [R/2,C] each; empty otherwise.
+  // With half-batches (TensorOverlap::kHalves): the branch of the second one, where `branch` is
+  // that of the first, [R/2,C] each. Otherwise empty.
   kernels::Tensor second_branch;
-  // Forward of halves: the block behind, which begins with a half as soon as that has left this
-  // one; null where it has to wait. What it has begun.
+  // Forward of half-batches: the next block, which begins with a half-batch as soon as this block
+  // is done with it; null where it has to wait. `begun` is what the next block has begun.
   const Block* next = nullptr;
   BlockSaved* next_saved = nullptr;
-  InPieces begun;
-  // Forward: where the block behind keeps the sum of the two, [R,C]: a block may write it there,
-  // which is the residual then, and leave no branch. Empty where there is none on this rank.
+  InSlices begun;
+  // Forward: where the next block keeps residual + branch, [R,C]. A block may write the sum there;
+  // it then becomes the residual, and there is no branch. Empty where no block follows on this
+  // rank.
   kernels::Tensor next_sum;
-  // [T,C] scratch that blocks write their branch to; from the head's Forward to its Backward, the
-  // gradient of its norm's output.
+  // [T,C] scratch that blocks write their branch to. From the head's Forward to its Backward it
+  // holds the gradient of the final norm's output.
   kernels::Tensor branch_storage;
-  // [T,C] scratch for all rows of gradients of hidden states while those of a layer's input stand
-  // in branch_storage. Of models that gather them at the same time; else empty.
+  // [T,C] scratch for all rows of a hidden state's gradient while branch_storage holds all rows of
+  // a layer's input. Empty in models that do not gather both at the same time.
   kernels::Tensor gathered;
   kernels::Tensor d_hidden;  // [R,C] gradient of residual and of branch
-  // [C] fp32: the sums of its columns while d_hidden_summed, which are the gradient of the bias of
-  // what was added to the residual stream last. Empty in a model that does without.
+  // [C] fp32: the column sums of d_hidden, valid while d_hidden_summed. They are the gradient of
+  // the bias of the layer that was last added to the residual stream. Empty in models without them.
   kernels::Tensor d_hidden_sums;
   bool d_hidden_summed = false;
-  // Backward: another block follows on this rank, and all rows of d_hidden, where the block before
-  // has begun to gather them for it.
+  // Backward: whether another block follows on this rank, and all rows of d_hidden where the block
+  // before has begun to gather them.
   bool more_behind = false;
-  InPieces d_whole;
-  // kLogits: the first token whose logits are wanted; the logits of it and of those behind it, as
-  // many as a chunk of the head holds, [chunk,V]. They last until the next pass.
+  InSlices d_whole;
+  // kLogits: Forward leaves the logits of the tokens from logits_begin on, as many as the head
+  // computes at once, [tokens,V]. They last until the next pass.
   int64_t logits_begin = 0;
   kernels::Tensor logits;
   kernels::Tensor losses;  // [T] fp32, 0 where masked
@@ -199,14 +207,14 @@ enum class HeadMode {
   kLossAndGradient,  // losses, and the head's part of the gradients, which Backward needs
 };
 
-// Told by Backward when the last addition to a parameter's gradient has been enqueued.
+// Backward reports to it when the last addition to a parameter's gradient has been enqueued.
 class GradientListener {
  public:
   virtual ~GradientListener() = default;
   virtual void GradientReady(ParameterId parameter) = 0;
 };
 
-// What a block does, and needs of its parameters.
+// What a block does, which decides what it needs of its parameters.
 enum class BlockWork : uint8_t {
   kForward,
   kBackward,         // their values, and memory for their gradients
@@ -214,18 +222,18 @@ enum class BlockWork : uint8_t {
   kBackwardWeights,  // memory for gradients only
 };
 
-// Told by Model when the parameters of a block are about to be used and when they have been: who
-// shards them gathers and frees them there. Whatever the gate enqueues on the pass's stream (a wait
-// for a gather, say) comes before the block's own work.
+// Model reports to it when the parameters of a block are about to be used and when they have been,
+// so that sharded parameters (ZeRO-3) can be gathered and freed. What the gate enqueues on the
+// pass's stream (a wait for a gather, say) comes before the block's own work.
 class BlockGate {
  public:
   virtual ~BlockGate() = default;
   // `block` counts from 0 within the model. This work of it is enqueued next.
   virtual void Acquire(int block, BlockWork work) = 0;
-  // Part of a block's forward pass, which needs these parameters only, is enqueued before Acquire.
-  // False, and nothing, where one of them is not there before.
+  // Asks to enqueue the beginning of a block's forward pass, which needs only these parameters,
+  // before Acquire. Returns false when one of them is not gathered yet.
   virtual bool AcquireEarly(absl::Span<const ParameterId> parameters) = 0;
-  // All of it has been enqueued.
+  // All of this work has been enqueued.
   virtual void Release(int block, BlockWork work) = 0;
 };
 
@@ -235,31 +243,31 @@ struct Pass {
   const ParameterViews& weights;
   HeadMode head = HeadMode::kLossAndGradient;
   float loss_scale = 1;  // multiplied into the gradient of every token's loss
-  // kLossAndGradient: gradients are added to these, by Forward (the head's table) and by Backward.
-  // The listener of Backward may be null.
+  // kLossAndGradient: Forward (for the head's table) and Backward add gradients to these.
+  // `listener` may be null.
   const ParameterViews* gradients = nullptr;
   // The gradients hold nothing yet: the first addition to each overwrites it, whatever is there.
   bool overwrite_gradients = false;
-  // Where products leave the sums of squares of gradients; null: nobody wants them.
-  ProductSquares* squares = nullptr;
+  // Where GEMMs leave the sums of squares of gradients; may be null.
+  GradientSquares* squares = nullptr;
   GradientListener* listener = nullptr;
   BlockGate* gate = nullptr;
   // Device memory, or null: one fp32 factor beside loss_scale.
   const float* dynamic_loss_scale = nullptr;
-  // Training: what the masks of a model with dropout are drawn from. The same in forward and
-  // backward; without, nothing is dropped (evaluation, generation).
+  // The seed of dropout masks, the same in forward and backward of a training pass. Without it
+  // nothing is dropped (evaluation, generation).
   std::optional<uint64_t> dropout_seed;
-  // The tensor-parallel group that the model was cut for; its collectives run on `stream`, those
-  // that overlap beside it where there is a stream for them. Not used when that is one rank.
+  // The tensor-parallel group that the model was cut for, unused when that is one rank. Its
+  // collectives run on `stream`, and those that overlap on `tensor_stream` where there is one.
   Communicator* tensor = nullptr;
   TensorStream* tensor_stream = nullptr;
   // The ranks that share each sequence, where the model was cut for several. Exchanges of attention
-  // run on `stream`, or, where there is an overlap and something to run meanwhile, beside it.
+  // run on `stream`, or beside it where there is a context_overlap and work to overlap with.
   Communicator* context = nullptr;
   ContextOverlap* context_overlap = nullptr;
-  kernels::Trace* trace = nullptr;  // null: nobody profiles
+  kernels::Trace* trace = nullptr;  // of a profile, or null
 
-  // The same on another stream. A field that is missing here does not compile.
+  // The same pass on another stream. A field that is missing here does not compile.
   Pass On(kernels::Stream& other) const {
     const auto& [own, w, h, scale, g, overwrite, sq, l, gt, dynamic, seed, t, ts, c, co, tr] =
         *this;
@@ -274,53 +282,52 @@ class Block {
 
   virtual ~Block() = default;
   virtual const std::string& name() const = 0;
-  // Takes what must live from Forward to Backward.
+  // Takes memory for what must live from Forward to Backward.
   virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena,
                                            const BatchShape& shape) const = 0;
-  // Whether what TakeSaved takes can be elsewhere between Forward and Backward: the next block
+  // Whether what TakeSaved takes may be offloaded between Forward and Backward: the next block
   // reads it, but none behind that. All such blocks of a model take as much.
   virtual bool offloads() const { return false; }
-  // Takes what only lives inside one call of Backward; views are kept in `saved`.
+  // Takes memory that is used inside one call of Backward only; `saved` keeps views of it.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
-  // Begins Forward with one half of the samples (0 or 1, in this order), whose part of
-  // flow.residual and flow.branch, or flow.second_branch, will be there where the stream of
-  // pass.tensor_stream is now.
+  // Begins Forward with half-batch 0 or 1, in this order, whose rows of flow.residual and of
+  // flow.branch or flow.second_branch are complete at the current end of pass.tensor_stream.
   virtual void BeginForward(const Pass&, Flow&, Saved&, int /*half*/) const {}
-  // The parameters that this reads; none of a block that does not work in halves.
+  // The parameters that BeginForward reads; none for a block without half-batches.
   virtual std::vector<ParameterId> BeginsWith() const { return {}; }
-  // Where it keeps residual + branch (Flow::next_sum); empty where it does not.
+  // Where the block keeps residual + branch (Flow::next_sum); empty where it does not.
   virtual kernels::Tensor SumStorage(const Saved&) const { return {}; }
   // Reads and updates flow.d_hidden (the head writes it first).
   virtual void Backward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
-  // Backward in two calls, which together add the same bits to the same gradients. The first
-  // touches no gradient of a parameter (pass.gradients may be null) and keeps in `saved`, in place
-  // of activations that it has used up, what the second needs; scratch memory may be used between
-  // the two. Of blocks with Model::Shape::split_backward, but not of the head, whose gradients come
-  // with its Forward.
+  // Backward in two calls, which together add the same bits to the same gradients. BackwardInput
+  // touches no gradient of a parameter (pass.gradients may be null) and leaves what BackwardWeights
+  // needs in `saved`, in the place of activations that are not needed any more; others may use the
+  // scratch memory between the two. Requires Model::Shape::split_backward, and a block other than
+  // the head, whose gradients come with its Forward.
   virtual void BackwardInput(const Pass& pass, Flow& flow, Saved& saved) const;
   virtual void BackwardWeights(const Pass& pass, Flow& flow, Saved& saved) const;
 };
 
-// Memory for gradients that a workspace lends to activations: those of a block are in use until its
-// backward, and only then does anybody write the gradients of it and of the blocks in front of it.
-// Requires Pass::overwrite_gradients; and nobody reads flow.losses after Backward has begun, or
-// gradients after the next Forward has.
-struct GradientRoom {
+// Memory that activations and gradients share: a block's activations are in use until its backward,
+// and its gradients and those of the blocks in front of it are written only then. Requires
+// Pass::overwrite_gradients, that flow.losses are not read after Backward has begun, and that
+// gradients are not read after the next Forward has begun.
+struct GradientOverlay {
   int64_t bytes = 0;
-  // Per block of the workspace: where, from the beginning of the room, the gradients end that its
-  // backward writes. Each a multiple of 256 or not; gradients of later blocks stand in front.
+  // Per block of the workspace: the offset at which the gradients that its backward writes end.
+  // Gradients of later blocks come first. Offsets need no alignment.
   std::vector<int64_t> ends;
 };
 
 // The memory of one micro-batch. Views of an arena; move-only.
 struct Workspace {
   Flow flow;
-  kernels::Tensor gradients;                         // the room, u8 [bytes]; empty without one
+  kernels::Tensor gradients;                         // the shared memory, u8 [bytes]; or empty
   std::vector<std::unique_ptr<Block::Saved>> saved;  // per block
-  int first_block = 0;                               // whose saved comes first
+  int first_block = 0;                               // the block of saved[0]
   ActivationSlots slots;                             // of the blocks that offload
-  // Made by whoever runs steps where slots.copied() > 0; without it there is no backward.
+  // The trainer makes it where slots.copied() > 0; Backward requires it then.
   std::unique_ptr<ActivationOffload> offload;
 };
 
@@ -340,23 +347,24 @@ class Model {
     bool sequence_parallel = false;
     TensorOverlap tensor_overlap = TensorOverlap::kNone;  // kNone with tensor_size 1
     bool split_backward = false;  // BackwardInput and BackwardWeights can be called
-    // Where ranks of the tensor group share key/value heads: which one, so those of one number hold
-    // the same TensorSharing::kShared parameters. -1: none is shared.
+    // The key/value head that this rank shares with others of the tensor group: ranks with the same
+    // number hold the same TensorSharing::kShared parameters. -1: none is shared.
     int kv_group = -1;
     bool documents = false;                               // Flow::documents is read
     ContextMethod context_method = ContextMethod::kRing;  // with context_size > 1
     bool deterministic = true;                            // of attention's backward
     bool dropout = false;                                 // Flow::sample is read in training
-    bool sums_hidden_gradient = false;                    // Flow::d_hidden_sums is there
+    bool sums_hidden_gradient = false;                    // Flow::d_hidden_sums exists
   };
 
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds
   // count two.
   struct FlopsPerToken {
-    // 6 per weight of a matrix product (forward, both gradients), plus attention with its causal
-    // half only: 6 x layers x sequence x hidden.
+    // 6 per weight of a GEMM (forward, both gradients), plus the causal half of attention:
+    // 6 x layers x sequence x hidden.
     int64_t model = 0;
-    // And what recomputation repeats of these. Not what attention's kernels repeat by themselves.
+    // The same with what recomputation repeats. Excludes what attention's kernels repeat
+    // internally.
     int64_t hardware = 0;
   };
 
@@ -370,8 +378,8 @@ class Model {
   int64_t training_flops_per_token() const { return flops_per_token_.model; }
   int64_t hardware_flops_per_token() const { return flops_per_token_.hardware; }
 
-  // The parts of the model on this rank, as ranges of its own blocks, which count from 0 here; one
-  // range of all blocks without a pipeline.
+  // The virtual pipeline stages on this rank, as ranges of its own blocks, counted from 0; without
+  // a pipeline one range of all blocks.
   const std::vector<BlockRange>& parts() const { return parts_; }
 
   // This rank's rows of the hidden states.
@@ -379,15 +387,15 @@ class Model {
     return shape.tokens() / (shape_.sequence_parallel ? shape_.tensor_size : 1);
   }
 
-  // Whether what some block keeps is in host memory between Forward and Backward.
+  // Whether some block's activations are in host memory between Forward and Backward.
   bool offloads() const;
 
-  // The same Take() sequence on each call: once while the arena plans, once after Commit().
-  // Requires: shape.sequence <= sequence_max; with sequence parallelism, the tokens are a multiple
-  // of tensor_size. `room`: with memory for gradients, which activations share; null: without.
-  // Requires of a room: no block offloads.
+  // Makes the same sequence of Take() on each call: once while the arena plans, once after
+  // Commit(). Requires: shape.sequence <= sequence_max; with sequence parallelism, the tokens are a
+  // multiple of tensor_size. With an `overlay` the workspace has memory for gradients that
+  // activations share; it requires that no block offloads. May be null.
   Workspace TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
-                          const GradientRoom* room = nullptr) const;
+                          const GradientOverlay* overlay = nullptr) const;
 
   // Tokens (and targets) are in workspace.flow.
   void Forward(const Pass& pass, Workspace& workspace) const;
@@ -395,25 +403,25 @@ class Model {
   // same pass.gradients, to which this adds.
   void Backward(const Pass& pass, Workspace& workspace) const;
 
-  // The same for one range of this rank's blocks. flow.residual comes from outside unless the range
-  // begins with the embedding, and the hidden state leaves as flow.residual + flow.branch;
-  // flow.d_hidden is memory of the caller, who fills it unless the range ends with the head, and
-  // holds the gradient of the range's input afterwards. Workspaces in flight may share their
-  // scratch memory, as long as the head's Backward directly follows its Forward.
+  // The same for one range of this rank's blocks. The caller sets flow.residual unless the range
+  // begins with the embedding; the hidden state is flow.residual + flow.branch afterwards. The
+  // caller provides flow.d_hidden, and fills it unless the range ends with the head; it holds the
+  // gradient of the range's input afterwards. Workspaces in flight may share their scratch memory,
+  // as long as the head's Backward directly follows its Forward.
   Workspace TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range,
-                      const GradientRoom* room = nullptr) const;
+                      const GradientOverlay* overlay = nullptr) const;
   void TakeScratch(kernels::Arena& arena, Workspace& workspace) const;
   // Requires: the workspace's range contains `range`.
   void Forward(const Pass& pass, Workspace& workspace, BlockRange range) const;
   void Backward(const Pass& pass, Workspace& workspace, BlockRange range) const;
   // Backward in two calls (Zero bubble: Qi et al., arXiv 2401.10241): the gradient of the range's
-  // input, and, any time later, with the workspace's memory untouched, those of its parameters.
+  // input, and later, with the workspace's memory untouched, the gradients of its parameters.
   // Requires: shape().split_backward, a range without the head.
   void BackwardInput(const Pass& pass, Workspace& workspace, BlockRange range) const;
   void BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const;
 
  private:
-  void TakeSharing(kernels::Arena& arena, const GradientRoom& room, BlockRange range,
+  void TakeSharing(kernels::Arena& arena, const GradientOverlay& overlay, BlockRange range,
                    Workspace& workspace) const;
   template <typename Run>
   void BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange range, BlockWork work,

@@ -63,9 +63,11 @@ void NormSaved::TakeStatistics(Arena& arena, const std::string& category, const 
   rstd = arena.Take(category, DType::kF32, {rows});
 }
 
-NormSaved NormSaved::Piece(int pieces, int piece) const {
-  const auto part = [&](const Tensor& of) { return of.empty() ? of : PieceOf(of, pieces, piece); };
-  return {part(x), part(y), part(mean), part(rstd)};
+NormSaved NormSaved::Slice(int slices, int slice) const {
+  const auto slice_of = [&](const Tensor& of) {
+    return of.empty() ? of : SliceOf(of, slices, slice);
+  };
+  return {slice_of(x), slice_of(y), slice_of(mean), slice_of(rstd)};
 }
 
 NormGradients NormGradients::Take(Arena& arena, const std::string& category, const Norm& norm,
@@ -104,9 +106,9 @@ void FillBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const
   args.accumulate = accumulate;
 }
 
-// Sums of the columns of d_hidden: layer norm only.
+// Column sums of d_hidden, which layer norm's backward computes.
 struct HiddenSums {
-  Tensor to;  // empty: nobody wants them
+  Tensor to;  // empty: they are not computed
   bool accumulate = false;
 };
 
@@ -160,8 +162,8 @@ void NormForward(const Pass& pass, const Norm& norm, Flow& flow, const NormSaved
     NormForward(pass, norm, flow.residual, flow.branch, saved);
   } else {
     for (const int half : {0, 1}) {
-      NormForward(pass, norm, PieceOf(flow.residual, 2, half),
-                  half == 0 ? flow.branch : flow.second_branch, saved.Piece(2, half));
+      NormForward(pass, norm, SliceOf(flow.residual, 2, half),
+                  half == 0 ? flow.branch : flow.second_branch, saved.Slice(2, half));
     }
   }
   if (!flow.branch.empty()) flow.residual = saved.x;
@@ -180,15 +182,15 @@ void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const
   Complete(pass, norm);
 }
 
-void NormBackwardInPieces(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
+void NormBackwardInSlices(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
                           Tensor x, const NormSaved& saved, Tensor d_hidden,
-                          absl::FunctionRef<void(int piece)> behind) {
-  for (const int piece : {0, 1}) {
-    Backward(pass, norm, TensorPart::Await(pass, dy[piece]), PieceOf(x, 2, piece),
-             saved.Piece(2, piece), PieceOf(d_hidden, 2, piece), Views(pass, norm),
-             piece > 0 || !pass.overwrite_gradients);
-    if (piece == 1) Complete(pass, norm);
-    behind(piece);
+                          absl::FunctionRef<void(int slice)> behind) {
+  for (const int slice : {0, 1}) {
+    Backward(pass, norm, TensorShard::Await(pass, dy[slice]), SliceOf(x, 2, slice),
+             saved.Slice(2, slice), SliceOf(d_hidden, 2, slice), Views(pass, norm),
+             slice > 0 || !pass.overwrite_gradients);
+    if (slice == 1) Complete(pass, norm);
+    behind(slice);
   }
 }
 

@@ -1,4 +1,4 @@
-// Layer norm or RMS norm with its parameters and what it keeps, as blocks use it.
+// Layer norm or RMS norm: its parameters, what it keeps for backward, forward and backward.
 #ifndef MUSTER_PARALLEL_MODEL_NORM_H_
 #define MUSTER_PARALLEL_MODEL_NORM_H_
 
@@ -18,7 +18,7 @@ namespace muster::parallel {
 ParameterId AddVector(ParameterRegistry& registry, const std::string& name, int64_t size,
                       Initializer initializer, TensorSharing sharing = TensorSharing::kReplicated);
 
-// Tells the listener of a pass, if there is one, that this gradient is complete.
+// Reports to the listener of a pass, if there is one, that this gradient is complete.
 void Ready(const Pass& pass, ParameterId parameter);
 
 enum class NormKind { kLayer, kRms };
@@ -42,18 +42,18 @@ struct NormSaved {
 
   static NormSaved Take(kernels::Arena& arena, kernels::DType activation, const Norm& norm,
                         int64_t rows, int64_t width);
-  // The parts of it, in memory of `category`.
+  // Take the tensors in arena memory of `category`.
   void TakeInput(kernels::Arena& arena, const std::string& category, kernels::DType activation,
                  int64_t rows, int64_t width);
   void TakeOutput(kernels::Arena& arena, const std::string& category, kernels::DType activation,
                   int64_t rows, int64_t width);
   void TakeStatistics(kernels::Arena& arena, const std::string& category, const Norm& norm,
                       int64_t rows);
-  // Of one of `pieces` of the rows.
-  NormSaved Piece(int pieces, int piece) const;
+  // The views of slice `slice` of `slices` of the rows.
+  NormSaved Slice(int slices, int slice) const;
 };
 
-// One micro-batch's gradients of the parameters.
+// The gradients of the parameters of one micro-batch.
 struct NormGradients {
   kernels::Tensor weight;  // [width] fp32
   kernels::Tensor bias;    // the same, layer norm only
@@ -62,25 +62,26 @@ struct NormGradients {
                             int64_t width);
 };
 
-// x = residual + branch becomes the new residual stream; y is its norm. Of all rows, in halves or
-// not.
+// x = residual + branch becomes the residual stream, and y is its norm. Handles all rows, with
+// half-batches or without.
 void NormForward(const Pass& pass, const Norm& norm, Flow& flow, const NormSaved& saved);
-// The same of some rows; without a branch the norm's input is the residual stream, and x is not
+// The same for some rows. Without a branch the norm's input is the residual stream, and x is not
 // written.
 void NormForward(const Pass& pass, const Norm& norm, kernels::Tensor residual,
                  kernels::Tensor branch, const NormSaved& saved);
-// d_hidden += the gradient through the norm. `x` is what was normalised. `d_bias`, unless empty: of
-// what was added to the residual stream in front of it, [width] fp32, added to like the norm's.
-// Flow::d_hidden_sums is written where d_bias is empty and the flow has it.
+// d_hidden += the gradient through the norm, whose input was `x`. `d_bias` [width] fp32, unless
+// empty, is the gradient of the bias of the layer that was added to the residual stream in front of
+// the norm; it is added to like the norm's own. Flow::d_hidden_sums is written where d_bias is
+// empty and the flow has it.
 void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
                   const NormSaved& saved, Flow& flow, kernels::Tensor d_bias = {});
-// The same of rows that come in two pieces, each once its dy is there; `behind` is called after
-// each.
-void NormBackwardInPieces(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
+// The same for two half-batches, each when its dy has arrived; `behind` is called after each.
+void NormBackwardInSlices(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
                           kernels::Tensor x, const NormSaved& saved, kernels::Tensor d_hidden,
-                          absl::FunctionRef<void(int piece)> behind);
-// The same in two calls: the parameters' gradients, which come with that of the input in one pass
-// over memory, are left in `gradients`, and added to where they belong later.
+                          absl::FunctionRef<void(int slice)> behind);
+// The same in two calls. The first computes the parameters' gradients in the same pass over memory
+// as that of the input and leaves them in `gradients`; the second adds them to the parameters'
+// gradients.
 void NormBackwardInput(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
                        const NormSaved& saved, kernels::Tensor d_hidden,
                        const NormGradients& gradients);

@@ -25,7 +25,7 @@ uint64_t StableHash(const std::string& text) {
 
 std::vector<Box> Parameter::Boxes(int64_t begin, int64_t end) const {
   std::vector<Box> boxes;
-  int64_t first = 0;  // of the band in storage
+  int64_t first = 0;  // first element of the band in storage
   for (const Box& band : bands) {
     const int64_t size = band.elements();
     const int64_t from = std::max(begin, first), to = std::min(end, first + size);
@@ -76,8 +76,8 @@ int64_t ParameterRegistry::elements() const {
 
 namespace {
 
-// fill(begin, end) for all rows, in parallel where they are many: large models have billions of
-// values, and each depends on its place alone.
+// Calls fill(begin, end) for all rows, in parallel where there are many: large models have billions
+// of values, and each depends on its index alone.
 void ForRows(int64_t rows, int64_t elements,
              const std::function<void(int64_t begin, int64_t end)>& fill) {
   constexpr int64_t kElementsOfThread = 1 << 20, kThreadsMost = 16;
@@ -104,13 +104,13 @@ void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_
   }
   const uint64_t stream_id = StableHash(parameter.name);
   const bool matrix = parameter.global_shape.size() == 2;
-  int64_t begin = 0;  // of the band, in the box
+  int64_t begin = 0;  // first element of the band in the box
   // A band is whole runs of the last dimension of the global tensor.
   for (const Box& band :
        parameter.bands.empty() ? std::vector<Box>{parameter.box} : parameter.bands) {
     const int64_t rows = matrix ? band.extent[0] : 1;
     const int64_t run = matrix ? band.extent[1] : band.extent[0];
-    // The elements wanted of this band, and the rows that they are in.
+    // The requested elements of this band, and their rows.
     const int64_t from = std::clamp<int64_t>(first - begin, 0, rows * run);
     const int64_t to = std::clamp<int64_t>(first + count - begin, 0, rows * run);
     const int64_t row_begin = run == 0 ? 0 : from / run,

@@ -1,4 +1,4 @@
-// What a model asks to be stored, without saying where: names, shapes, boxes, initial values.
+// The parameters of a model, without their storage: names, shapes, boxes, initial values.
 #ifndef MUSTER_PARALLEL_MODEL_PARAMETERS_H_
 #define MUSTER_PARALLEL_MODEL_PARAMETERS_H_
 
@@ -15,12 +15,12 @@ namespace muster::parallel {
 
 enum class Initializer : uint8_t { kZeros, kOnes, kNormal };
 
-// What the ranks of a tensor-parallel group hold of a parameter.
+// How a parameter is held by the ranks of a tensor-parallel group.
 enum class TensorSharing : uint8_t {
   kReplicated,  // the same value, and the same gradient
-  kSharded,     // another box each
-  kPartial,     // the same value, each a part of the gradient: to be summed over the group
-  kShared,      // as kPartial among some neighbours (Model::Shape::kv_group); others, another box
+  kSharded,     // each rank has a box of its own
+  kPartial,     // the same value; the gradient is the sum of the ranks' gradients
+  kShared,      // as kPartial among neighbouring ranks (Model::Shape::kv_group); others differ
 };
 
 // Index into a ParameterRegistry.
@@ -31,33 +31,34 @@ struct Parameter {
   // The same in every layout: "blocks.3.attention.qkv.weight"; the block index is global.
   std::string name;
   std::vector<int64_t> global_shape;
-  // This rank's part of it; all of it unless a dimension is sharded. Where the part is several runs
-  // of rows (queries, keys and values; gate and up), `bands` are these in storage order, and box is
-  // of their common shape and begins with the first. Otherwise the registry makes box the one band.
+  // This rank's shard, or the whole tensor. Where the shard is several runs of rows (queries, keys
+  // and values; gate and up), `bands` are these in storage order, and `box` has their total rows
+  // and begins with the first. Otherwise the registry makes `box` the only band.
   Box box;
   std::vector<Box> bands;
-  // Rows of storage, >= box.extent[0]: the rows behind are padding, which starts as zero and has no
-  // gradient, so it stays zero. It is not part of a checkpoint.
+  // Rows of storage, >= box.extent[0]. The rows behind the box are padding, which starts as zero
+  // and has no gradient, so it stays zero. Checkpoints do not contain it.
   int64_t storage_rows = 0;
   bool weight_decay = false;  // 2-D weights only
   Initializer initializer = Initializer::kZeros;
-  float stddev = 0;  // of kNormal
+  float stddev = 0;  // for kNormal
   TensorSharing sharing = TensorSharing::kReplicated;
-  // kShared: the first rank of those that hold it, which counts it in the norm and saves it.
+  // kShared: whether this is the first rank that holds it, which counts it in the norm and saves
+  // it.
   bool first_sharer = false;
-  // Another parameter of the same name holds other bands of the tensor.
+  // Whether another parameter of the same name holds other bands of the tensor.
   bool in_two = false;
-  // Set by the registry. Index of the block within the model, -1 when it belongs to none.
+  // Set by the registry: index of the block within the model, -1 when it belongs to none.
   int block = -1;
-  // Whether it is kept whole where blocks are sharded (ZeRO-3): embeddings, head, what is tied.
+  // Whether ZeRO-3 keeps it whole: embeddings and head.
   bool resident = true;
-  // Another pipeline stage holds the same tensor (a tied table: the embedding's and the head's).
-  // The gradient of both is the sum of what the two stages find.
+  // Whether another pipeline stage holds the same tensor (a tied table, in embedding and head). The
+  // gradient of both is the sum of the two stages' gradients.
   bool on_two_stages = false;
-  // The later of the two. The other one has the say: it counts it in the norm and saves it.
+  // Whether this is the later of the two stages. The other one counts it in the norm and saves it.
   bool duplicate = false;
-  // A backward writes its gradient in one product, LinearBackwardWeights, and nowhere else.
-  bool by_product = false;
+  // Whether backward writes its gradient in one GEMM, LinearBackwardWeights, and nowhere else.
+  bool by_gemm = false;
 
   // Elements [begin, end) of this rank's storage as boxes of the whole tensor, in order.
   std::vector<Box> Boxes(int64_t begin, int64_t end) const;
@@ -76,8 +77,8 @@ class ParameterRegistry {
     block_ = block;
     resident_ = resident;
   }
-  // Fills in box, bands and storage_rows when empty. Requires: the name is new, or that of a
-  // parameter in two.
+  // Fills in box, bands and storage_rows when empty. Requires: the name is new, or `in_two` was
+  // set.
   ParameterId Add(Parameter parameter);
   const Parameter& at(ParameterId id) const { return parameters_[id]; }
   int size() const { return static_cast<int>(parameters_.size()); }
@@ -91,8 +92,8 @@ class ParameterRegistry {
   bool resident_ = true;
 };
 
-// One tensor per parameter: their values, or their gradients, or moments. Shaped as stored:
-// [storage_rows, columns] or [storage_rows]. Views, owns nothing.
+// One tensor per parameter: values, gradients or moments. Shaped as stored: [storage_rows, columns]
+// or [storage_rows]. Views; owns nothing.
 class ParameterViews {
  public:
   ParameterViews() = default;
@@ -105,7 +106,7 @@ class ParameterViews {
 
 // Writes the initial values of elements [first, first + count) of the parameter's box (row-major,
 // band after band, without padding) to host memory. Normal values are Philox(seed, hash of the
-// name, global element index): the same number for the same element in every layout. Takes several
+// name, global element index): the same number for the same element in every layout. Uses several
 // threads for many elements.
 void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
                 float* values);

@@ -10,25 +10,26 @@ namespace muster::parallel {
 
 using kernels::Tensor;
 
-QkvProjection::QkvProjection(ParameterRegistry& registry, const Spec& spec, const TensorPart& part)
+QkvProjection::QkvProjection(ParameterRegistry& registry, const Spec& spec,
+                             const TensorShard& shard)
     : hidden_(spec.hidden),
-      heads_(part.heads.size()),
-      kv_heads_(part.kv_heads.size()),
+      heads_(shard.heads.size()),
+      kv_heads_(shard.kv_heads.size()),
       depth_(spec.hidden / spec.heads),
-      shares_(part.shares_kv) {
+      shares_(shard.shares_kv) {
   const int64_t keys = spec.hidden, values = keys + spec.kv_heads * depth_;
   const LinearSpec whole = {spec.name, values + spec.kv_heads * depth_, spec.hidden, spec.stddev,
                             spec.bias};
-  const Span q = {part.heads.begin * depth_, part.heads.end * depth_};
-  const Span k = {keys + part.kv_heads.begin * depth_, keys + part.kv_heads.end * depth_};
-  const Span v = {values + part.kv_heads.begin * depth_, values + part.kv_heads.end * depth_};
+  const Span q = {shard.heads.begin * depth_, shard.heads.end * depth_};
+  const Span k = {keys + shard.kv_heads.begin * depth_, keys + shard.kv_heads.end * depth_};
+  const Span v = {values + shard.kv_heads.begin * depth_, values + shard.kv_heads.end * depth_};
   if (shares_) {
-    packed_ = AddColumnParallel(registry, whole, {q}, part, TensorSharing::kSharded,
+    packed_ = AddColumnParallel(registry, whole, {q}, shard, TensorSharing::kSharded,
                                 /*in_two=*/true);
-    pairs_ = AddColumnParallel(registry, whole, {k, v}, part, TensorSharing::kShared,
+    pairs_ = AddColumnParallel(registry, whole, {k, v}, shard, TensorSharing::kShared,
                                /*in_two=*/true);
   } else {
-    packed_ = AddColumnParallel(registry, whole, {q, k, v}, part);
+    packed_ = AddColumnParallel(registry, whole, {q, k, v}, shard);
   }
 }
 
@@ -76,7 +77,7 @@ void QkvProjection::Rotate(const Pass& pass, const Flow& flow, const Output& out
     kernels::Rotary(pass.stream, Keys(output, flow.shape), flow.rotary, inverse);
     return;
   }
-  // Queries and keys stand side by side: one call turns both.
+  // Queries and keys are adjacent, so one call handles both.
   kernels::Rotary(pass.stream, Heads(output.packed, flow.shape, 0, heads_ + kv_heads_), flow.rotary,
                   inverse);
 }
@@ -89,7 +90,7 @@ void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output, Te
       LinearForwardThroughRotary(pass, linear, x, y, rotary, turned);
     }
   };
-  // Queries and keys stand in front of the values.
+  // Queries and keys come before the values.
   forward(packed_, output.packed, shares_ ? heads_ : heads_ + kv_heads_);
   if (shares_) forward(pairs_, output.pairs, kv_heads_);
 }

@@ -1,10 +1,11 @@
-// The projection to queries, keys and values, and their places in its output.
+// The projection to queries, keys and values, and the layout of its output.
 //
 // In the whole model it is one matrix [(H+2G)D, C]: the rows of all query heads, then of the key
 // heads, then of the value heads. A rank of a tensor-parallel group holds some key/value heads with
 // their query heads, packed the same way. Where ranks share a key/value head (tensor_parallel.h)
 // each holds two parameters of the one matrix: its query heads, and the keys and values of the
-// head. The gradient of the second is a part of the sum over the sharers (TensorSharing::kShared).
+// shared head. The gradient of the second is summed over the sharing ranks
+// (TensorSharing::kShared).
 #ifndef MUSTER_PARALLEL_MODEL_QKV_H_
 #define MUSTER_PARALLEL_MODEL_QKV_H_
 
@@ -25,20 +26,20 @@ class QkvProjection {
   struct Spec {
     std::string name;
     int64_t hidden = 0;
-    int64_t heads = 0;  // of the whole model, as kv_heads
+    int64_t heads = 0;  // of the whole model, like kv_heads
     int64_t kv_heads = 0;
     float stddev = 0;
     bool bias = true;
   };
-  // What it computes, or the gradient of that; H and G of this rank.
+  // The output, or its gradient; H and G are this rank's.
   struct Output {
-    kernels::Tensor packed;  // [T,(H+2G)D]; with sharers the queries alone, [T,HD]
-    kernels::Tensor pairs;   // with sharers: keys, then values, [T,2GD]
+    kernels::Tensor packed;  // [T,(H+2G)D]; with a shared key/value head the queries alone, [T,HD]
+    kernels::Tensor pairs;   // with a shared key/value head: keys, then values, [T,2GD]
 
     Output Rows(int64_t first, int64_t count) const;
   };
 
-  QkvProjection(ParameterRegistry& registry, const Spec& spec, const TensorPart& part);
+  QkvProjection(ParameterRegistry& registry, const Spec& spec, const TensorShard& shard);
 
   int64_t heads() const { return heads_; }  // of this rank
   int64_t kv_heads() const { return kv_heads_; }
@@ -46,18 +47,18 @@ class QkvProjection {
 
   Output Take(kernels::Arena& arena, const std::string& category, kernels::DType dtype,
               int64_t tokens) const;
-  // Of BackwardInput, [T,C]; empty when they need none.
+  // Scratch of BackwardInput, [T,C]; empty when it needs none.
   kernels::Tensor TakeScratch(kernels::Arena& arena, kernels::DType dtype, int64_t tokens) const;
 
   // Views of an output as [B,S,heads,D].
   kernels::Tensor Queries(const Output& output, const BatchShape& shape) const;
   kernels::Tensor Keys(const Output& output, const BatchShape& shape) const;
   kernels::Tensor Values(const Output& output, const BatchShape& shape) const;
-  // Turns queries and keys in place (kernels::Rotary).
+  // Applies rotary positions to queries and keys in place (kernels::Rotary).
   void Rotate(const Pass& pass, const Flow& flow, const Output& output, bool inverse) const;
 
-  // As those of a linear layer (linear.h). With `rotary`, a table of angles, x is whole sequences,
-  // and queries and keys are turned.
+  // As those of a linear layer (linear.h). With `rotary`, a table of angles, x is whole sequences
+  // and rotary positions are applied to queries and keys.
   void Forward(const Pass& pass, kernels::Tensor x, const Output& output,
                kernels::Tensor rotary) const;
   void BackwardInput(const Pass& pass, const Output& d_output, kernels::Tensor dx,

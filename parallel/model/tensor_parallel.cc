@@ -33,7 +33,7 @@ const char* Name(TensorOverlap overlap) {
 std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>& weights) {
   CHECK(ranks > 0 && units >= ranks) << units << " units for " << ranks << " ranks";
   CHECK(weights.empty() || static_cast<int>(weights.size()) == ranks);
-  // One each, the others by weight.
+  // Every rank gets one unit, the others are distributed by weight.
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<double> claim(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -45,7 +45,7 @@ std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>
     int best = 0;
     for (int rank = 1; rank < ranks; ++rank) {
       const double need = claim[rank] - static_cast<double>(count[rank]);
-      // Shares that differ by rounding only are equal.
+      // Shares that differ by rounding only count as equal.
       if (need > claim[best] - static_cast<double>(count[best]) + 1e-9) best = rank;
     }
     ++count[best];
@@ -63,7 +63,7 @@ std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
                              const std::vector<double>& weights) {
   CHECK(kv_heads > 0 && kv_heads <= ranks && ranks <= kv_heads * group)
       << kv_heads << " key/value heads of " << group << " query heads for " << ranks << " ranks";
-  // How long the slowest of ranks [begin, end) takes for one head's query heads.
+  // The time that the slowest of ranks [begin, end) takes for one head's query heads.
   const auto time = [&](int begin, int end) {
     std::vector<double> own;
     if (!weights.empty()) own.assign(weights.begin() + begin, weights.begin() + end);
@@ -75,7 +75,7 @@ std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
     }
     return longest;
   };
-  // best[begin]: over the heads not yet given ranks, from the last one backwards.
+  // best[begin]: the shortest possible time of ranks [begin, ranks) for the heads behind `head`.
   std::vector<double> best(ranks + 1, std::numeric_limits<double>::infinity());
   best[ranks] = 0;
   std::vector<std::vector<int>> ends(kv_heads, std::vector<int>(ranks + 1, 0));
@@ -119,143 +119,146 @@ int64_t VocabStorage(int64_t vocab) {
 
 namespace {
 
-Span PartOf(int64_t size, int64_t unit, const ModelParallel& parallel) {
+Span ShardOf(int64_t size, int64_t unit, const ModelParallel& parallel) {
   const int64_t units = (size + unit - 1) / unit;
   const Span span =
       SplitUnits(units, parallel.tensor_size, parallel.tensor_weights)[parallel.tensor_rank];
   return {span.begin * unit, std::min(size, span.end * unit)};
 }
 
-// More ranks than key/value heads: one of them, and some of its query heads.
-void ShareHeads(const ModelParallel& parallel, int64_t kv_heads, int64_t group, TensorPart& part) {
-  part.shares_kv = true;
+// With more ranks than key/value heads: gives the rank one key/value head and some of its query
+// heads.
+void ShareHeads(const ModelParallel& parallel, int64_t kv_heads, int64_t group,
+                TensorShard& shard) {
+  shard.shares_kv = true;
   const std::vector<Span> runs =
       SplitRanks(kv_heads, group, parallel.tensor_size, parallel.tensor_weights);
   int64_t head = 0;
-  while (runs[head].end <= part.rank) ++head;
-  part.kv_heads = {head, head + 1};
-  part.kv_sharers = runs[head];
+  while (runs[head].end <= shard.rank) ++head;
+  shard.kv_heads = {head, head + 1};
+  shard.kv_sharers = runs[head];
   std::vector<double> weights;
   for (int64_t i = runs[head].begin; i < runs[head].end && !parallel.tensor_weights.empty(); ++i) {
     weights.push_back(parallel.tensor_weights[i]);
   }
-  const Span own =
-      SplitUnits(group, static_cast<int>(runs[head].size()), weights)[part.rank - runs[head].begin];
-  part.heads = {head * group + own.begin, head * group + own.end};
+  const Span own = SplitUnits(group, static_cast<int>(runs[head].size()),
+                              weights)[shard.rank - runs[head].begin];
+  shard.heads = {head * group + own.begin, head * group + own.end};
 }
 
 }  // namespace
 
-TensorPart TensorPart::Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
-                            int64_t ffn, int64_t vocab) {
-  TensorPart part;
-  part.rank = parallel.tensor_rank;
-  part.size = parallel.tensor_size;
-  part.sequence = parallel.sequence_parallel && part.size > 1;
-  if (part.size > 1) part.overlap = parallel.tensor_overlap;
-  // Two calls of backward work on all rows.
-  if (part.overlap == TensorOverlap::kHalves && parallel.split_backward) {
-    part.overlap = TensorOverlap::kBackward;
+TensorShard TensorShard::Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
+                              int64_t ffn, int64_t vocab) {
+  TensorShard shard;
+  shard.rank = parallel.tensor_rank;
+  shard.size = parallel.tensor_size;
+  shard.sequence = parallel.sequence_parallel && shard.size > 1;
+  if (shard.size > 1) shard.overlap = parallel.tensor_overlap;
+  // BackwardInput and BackwardWeights work on all rows at once.
+  if (shard.overlap == TensorOverlap::kHalves && parallel.split_backward) {
+    shard.overlap = TensorOverlap::kBackward;
   }
   const int64_t group = heads / kv_heads;
-  if (kv_heads < part.size) {
-    ShareHeads(parallel, kv_heads, group, part);
+  if (kv_heads < shard.size) {
+    ShareHeads(parallel, kv_heads, group, shard);
   } else {
-    part.kv_heads = PartOf(kv_heads, 1, parallel);
-    part.kv_sharers = {part.rank, part.rank + 1};
-    part.heads = {group * part.kv_heads.begin, group * part.kv_heads.end};
+    shard.kv_heads = ShardOf(kv_heads, 1, parallel);
+    shard.kv_sharers = {shard.rank, shard.rank + 1};
+    shard.heads = {group * shard.kv_heads.begin, group * shard.kv_heads.end};
   }
-  part.ffn = PartOf(ffn, UnitSize(ffn, part.size), parallel);
-  const int64_t unit = UnitSize(vocab, part.size);
-  part.vocab = PartOf(vocab, unit, parallel);
+  shard.ffn = ShardOf(ffn, UnitSize(ffn, shard.size), parallel);
+  const int64_t unit = UnitSize(vocab, shard.size);
+  shard.vocab = ShardOf(vocab, unit, parallel);
   ModelParallel first = parallel;
   first.tensor_rank = 0;
-  const Span most = parallel.tensor_weights.empty() ? PartOf(vocab, unit, first) : part.vocab;
-  part.vocab_storage = VocabStorage(most.size());
-  return part;
+  const Span most = parallel.tensor_weights.empty() ? ShardOf(vocab, unit, first) : shard.vocab;
+  shard.vocab_storage = VocabStorage(most.size());
+  return shard;
 }
 
-Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage) const {
+Tensor TensorShard::GatherRows(const Pass& pass, Tensor rows, Tensor storage) const {
   if (!sequence) return rows;
   pass.tensor->AllGatherFrom(pass.stream, rows, storage);
   return storage;
 }
 
-int TensorPart::pieces(const BatchShape& shape) const {
+int TensorShard::slices(const BatchShape& shape) const {
   const bool halves = overlap == TensorOverlap::kHalves && shape.batch % 2 == 0 &&
                       (!sequence || shape.tokens() % (2 * size) == 0);
   return halves ? 2 : 1;
 }
 
-int64_t TensorPart::FirstToken(const BatchShape& shape, int piece) const {
-  const int64_t tokens = shape.tokens() / pieces(shape);
-  return piece * tokens + (sequence ? rank * (tokens / size) : 0);
+int64_t TensorShard::FirstToken(const BatchShape& shape, int slice) const {
+  const int64_t tokens = shape.tokens() / slices(shape);
+  return slice * tokens + (sequence ? rank * (tokens / size) : 0);
 }
 
-Tensor PieceOf(const Tensor& x, int pieces, int piece) {
-  const int64_t rows = x.dim(0) / pieces;
-  return x.Rows(piece * rows, rows);
+Tensor SliceOf(const Tensor& x, int slices, int slice) {
+  const int64_t rows = x.dim(0) / slices;
+  return x.Rows(slice * rows, rows);
 }
 
-Tensor TensorPart::Enter(const Pass& pass, Tensor rows, Tensor storage, int pieces) const {
+Tensor TensorShard::GatherRows(const Pass& pass, Tensor rows, Tensor storage, int slices) const {
   if (!sequence) return rows;
-  for (int piece = 0; piece < pieces; ++piece) {
-    Enter(pass, PieceOf(rows, pieces, piece), PieceOf(storage, pieces, piece));
+  for (int slice = 0; slice < slices; ++slice) {
+    GatherRows(pass, SliceOf(rows, slices, slice), SliceOf(storage, slices, slice));
   }
   return storage;
 }
 
-Tensor TensorPart::Leave(const Pass& pass, Tensor partial, bool gather_follows) const {
+Tensor TensorShard::ReduceRows(const Pass& pass, Tensor partial, bool gather_follows) const {
   if (size == 1) return partial;
   Sum(*pass.tensor, pass.stream, partial, gather_follows);
   return OwnRows(partial);
 }
 
-Started TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage) const {
-  if (!sequence || !Overlaps(pass)) return {Enter(pass, rows, storage)};
+Started TensorShard::StartGatherRows(const Pass& pass, Tensor rows, Tensor storage) const {
+  if (!sequence || !Overlaps(pass)) return {GatherRows(pass, rows, storage)};
   kernels::Event* const done = pass.tensor_stream->Start(
       pass.stream, Collective::kAllGather,
       [&](kernels::Stream& stream) { pass.tensor->AllGatherFrom(stream, rows, storage); });
   return {storage, done};
 }
 
-InPieces TensorPart::StartEnter(const Pass& pass, Tensor rows, Tensor storage, int pieces) const {
-  InPieces started = {.all = sequence ? storage : rows, .count = pieces};
-  for (int piece = 0; piece < pieces; ++piece) {
-    started.pieces[piece] =
-        StartEnter(pass, PieceOf(rows, pieces, piece), PieceOf(storage, pieces, piece));
+InSlices TensorShard::StartGatherRows(const Pass& pass, Tensor rows, Tensor storage,
+                                      int slices) const {
+  InSlices started = {.all = sequence ? storage : rows, .count = slices};
+  for (int slice = 0; slice < slices; ++slice) {
+    started.slices[slice] =
+        StartGatherRows(pass, SliceOf(rows, slices, slice), SliceOf(storage, slices, slice));
   }
   return started;
 }
 
-Started TensorPart::StartLeave(const Pass& pass, Tensor partial, bool gather_follows) const {
-  if (!Overlaps(pass)) return {Leave(pass, partial, gather_follows)};
+Started TensorShard::StartReduceRows(const Pass& pass, Tensor partial, bool gather_follows) const {
+  if (!Overlaps(pass)) return {ReduceRows(pass, partial, gather_follows)};
   kernels::Event* const done = pass.tensor_stream->Start(
       pass.stream, sequence ? Collective::kReduceScatter : Collective::kAllReduce,
       [&](kernels::Stream& stream) { Sum(*pass.tensor, stream, partial, gather_follows); });
   return {OwnRows(partial), done};
 }
 
-Tensor TensorPart::Await(const Pass& pass, const Started& started) {
+Tensor TensorShard::Await(const Pass& pass, const Started& started) {
   if (started.done != nullptr) pass.tensor_stream->Await(pass.stream, *started.done);
   return started.tensor;
 }
 
-Tensor TensorPart::Await(const Pass& pass, const InPieces& started) {
-  for (int piece = 0; piece < started.count; ++piece) Await(pass, started.pieces[piece]);
+Tensor TensorShard::Await(const Pass& pass, const InSlices& started) {
+  for (int slice = 0; slice < started.count; ++slice) Await(pass, started.slices[slice]);
   return started.all;
 }
 
-void TensorPart::AwaitSent(const Pass& pass, const Started& started) {
-  if (started.sent != nullptr) pass.tensor_stream->Await(pass.stream, *started.sent);
+void TensorShard::AwaitInput(const Pass& pass, const Started& started) {
+  if (started.input_ready != nullptr) pass.tensor_stream->Await(pass.stream, *started.input_ready);
 }
 
-kernels::Event* TensorPart::Sends(const Pass& on) {
+kernels::Event* TensorShard::InputReady(const Pass& on) {
   return on.tensor_stream == nullptr ? nullptr : on.tensor_stream->Mark(Collective::kReduceScatter);
 }
 
-kernels::Event* TensorPart::Start(const Pass& pass, Collective collective,
-                                  absl::FunctionRef<void(const Pass& on)> work) const {
+kernels::Event* TensorShard::Start(const Pass& pass, Collective collective,
+                                   absl::FunctionRef<void(const Pass& on)> work) const {
   if (!Overlaps(pass)) {
     work(pass);
     return nullptr;
@@ -264,10 +267,10 @@ kernels::Event* TensorPart::Start(const Pass& pass, Collective collective,
                                    [&](kernels::Stream& stream) { work(pass.On(stream)); });
 }
 
-void TensorPart::EnterThrough(const Pass& pass, Tensor rows, Tensor storage, RowsIn product,
-                              bool keeps_all) const {
+void TensorShard::GatherRowsThrough(const Pass& pass, Tensor rows, Tensor storage, WithRows gemm,
+                                    bool keeps_all) const {
   if (!sequence || overlap != TensorOverlap::kChunked) {
-    product(Enter(pass, rows, storage), 0);
+    gemm(GatherRows(pass, rows, storage), 0);
     return;
   }
   const int64_t count = rows.dim(0);
@@ -284,30 +287,30 @@ void TensorPart::EnterThrough(const Pass& pass, Tensor rows, Tensor storage, Row
   } else {
     gather(pass.stream);
   }
-  // Behind the exchanges on the host, so that they are not behind it on the device.
+  // Enqueued after the exchanges, so that they do not wait for it on the device.
   if (keeps_all) kernels::Copy(pass.stream, rows, storage.Rows(rank * count, count));
-  product(rows, rank * count);
+  gemm(rows, rank * count);
   for (int step = 1; step < size; ++step) {
     const int from = (rank + size - step) % size;
     const Tensor x = storage.Rows(from * count, count);
-    product(Await(pass, {x, arrived[from]}), from * count);
+    gemm(Await(pass, {x, arrived[from]}), from * count);
   }
-  // The other ranks have read `rows`.
+  // Waits until the other ranks have read `rows`.
   Await(pass, {storage, end});
 }
 
-// Part p of `received` is what rank p has found of this rank's rows.
-Tensor TensorPart::LeaveThrough(const Pass& pass, Tensor storage, Tensor received,
-                                RowsOut product) const {
+// Slice p of `received` is rank p's partial sum of this rank's rows.
+Tensor TensorShard::ReduceRowsThrough(const Pass& pass, Tensor storage, Tensor received,
+                                      FillRows gemm) const {
   if (!sequence || overlap != TensorOverlap::kChunked) {
-    product(0, storage);
-    return Leave(pass, storage);
+    gemm(0, storage);
+    return ReduceRows(pass, storage);
   }
   const int64_t count = storage.dim(0) / size;
   TensorStream* const beside = pass.tensor_stream;
   const auto exchange = [&](kernels::Stream& stream) {
     pass.tensor->AllToAllInSteps(stream, storage, received, [&](int to) {
-      product(to * count, storage.Rows(to * count, count));
+      gemm(to * count, storage.Rows(to * count, count));
       if (beside != nullptr) beside->Follow(pass.stream);
     });
   };
@@ -317,17 +320,17 @@ Tensor TensorPart::LeaveThrough(const Pass& pass, Tensor storage, Tensor receive
   } else {
     exchange(pass.stream);
   }
-  product(rank * count, received.Rows(rank * count, count));
+  gemm(rank * count, received.Rows(rank * count, count));
   kernels::SumParts(pass.stream, Await(pass, {received, arrived}), OwnRows(storage));
   return OwnRows(storage);
 }
 
-bool TensorPart::Overlaps(const Pass& pass) const {
+bool TensorShard::Overlaps(const Pass& pass) const {
   return overlap != TensorOverlap::kNone && pass.tensor_stream != nullptr;
 }
 
-void TensorPart::Sum(Communicator& group, kernels::Stream& stream, const Tensor& partial,
-                     bool gather_follows) const {
+void TensorShard::Sum(Communicator& group, kernels::Stream& stream, const Tensor& partial,
+                      bool gather_follows) const {
   if (sequence && gather_follows) {
     group.ReduceScatterBeforeGather(stream, partial, ReduceOp::kSum);
   } else if (sequence) {
@@ -337,7 +340,7 @@ void TensorPart::Sum(Communicator& group, kernels::Stream& stream, const Tensor&
   }
 }
 
-Tensor TensorPart::OwnRows(const Tensor& all) const {
+Tensor TensorShard::OwnRows(const Tensor& all) const {
   if (!sequence) return all;
   const int64_t count = all.dim(0) / size;
   return all.Rows(rank * count, count);
@@ -359,7 +362,7 @@ absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, i
   }
   if (parallel.tensor_overlap == TensorOverlap::kChunked && !parallel.sequence_parallel) {
     return absl::InvalidArgumentError(
-        "tensor_overlap chunked cuts products by the rows that ranks have with sequence "
+        "tensor_overlap chunked cuts GEMMs by the rows that ranks have with sequence "
         "parallelism, which is off; use backward");
   }
   const std::vector<double>& weights = parallel.tensor_weights;

@@ -1,22 +1,23 @@
-// Tensor parallelism: which part of every matrix a rank of the tensor group holds, and the
-// collectives where its part of the work begins and ends (Megatron-LM, arXiv 1909.08053; with
-// sequence parallelism, arXiv 2205.05198).
+// Tensor parallelism (Megatron-LM, arXiv 1909.08053; with sequence parallelism, arXiv 2205.05198):
+// the shard of every matrix that a rank of the tensor group holds, and the collectives in front of
+// column-parallel and behind row-parallel GEMMs.
 //
-// The first of two matrices is cut by rows (its outputs), the second by columns (its inputs), so
-// what is between them stays on the rank: attention's heads, the MLP's inner columns. Parts are
-// whole units: a key/value head with its query heads, a block of the MLP's columns, a block of the
-// vocabulary. They need not be equal: ranks get units in proportion to their weights.
+// Matrices come in pairs. The first is column-parallel (a rank has some of its outputs), the second
+// row-parallel (a rank has some of its inputs), so what lies between them stays on the rank:
+// attention's heads, the MLP's inner columns. Shards are whole units: a key/value head with its
+// query heads, a block of the MLP's columns, a block of the vocabulary. They need not be equal:
+// ranks get units in proportion to their weights.
 //
-// With fewer key/value heads than ranks, neighbours share one: each holds some of its query heads,
-// and all of them the rows of its keys and values, whose gradients are summed over them once a
-// step.
+// With fewer key/value heads than ranks, neighbouring ranks share one: each holds some of its query
+// heads, and all of them the rows of its keys and values, whose gradients are summed over these
+// ranks once a step.
 //
-// Hidden states [T,C] outside of these pairs are the same on all ranks, or, with sequence
-// parallelism, each rank has T/ranks rows of them: the norms, the residual stream and what they
-// keep shrink, for the same bytes on the wire, and one more gather per pair in backward.
+// Outside of the pairs, hidden states [T,C] are the same on all ranks. With sequence parallelism
+// each rank has T/ranks rows of them: the norms, the residual stream and their activations shrink,
+// for the same bytes on the wire and one more all-gather per pair in backward.
 //
-// With TensorOverlap::kHalves the tokens come in two pieces, each of half the samples: a rank's
-// rows are its rows of the first piece, then its rows of the second.
+// With TensorOverlap::kHalves the tokens are two half-batches, and a rank's rows are its rows of
+// the first, then its rows of the second.
 #ifndef MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_
 #define MUSTER_PARALLEL_MODEL_TENSOR_PARALLEL_H_
 
@@ -39,99 +40,109 @@ struct Span {
   friend bool operator==(const Span&, const Span&) = default;
 };
 
-// `units` in order among `ranks`, in proportion to `weights` (empty: equally) by largest remainder,
-// but at least one each; of equal claims the lower rank's comes first. Requires: units >= ranks,
-// one positive weight per rank or none.
+// Distributes `units` in order over `ranks`, in proportion to `weights` (empty: equally) by largest
+// remainder, at least one each; the lower rank wins ties. Requires: units >= ranks, one positive
+// weight per rank or none.
 std::vector<Span> SplitUnits(int64_t units, int ranks, const std::vector<double>& weights);
 
-// The ranks that share each key/value head, in order, where there are fewer heads than ranks: the
-// ranks cut into runs of at most `group` (a head's query heads), so that the rank that works
-// longest for its weight does so least; of equal cuts, the one with more ranks for the lower head.
-// Requires: kv_heads <= ranks <= kv_heads x group, weights as in SplitUnits.
+// The ranks that share each key/value head, in order, where there are fewer heads than ranks. Ranks
+// are cut into runs of at most `group` (the query heads of one key/value head) such that the
+// longest time of any rank, work over weight, is as short as possible; of equal cuts, the one with
+// more ranks for the lower head is taken. Requires: kv_heads <= ranks <= kv_heads x group, weights
+// as in SplitUnits.
 std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
                              const std::vector<double>& weights);
 
 // Elements per unit of a dimension of `size`: the largest power of two up to 128 that leaves every
-// rank eight units, else 1; a smaller one, but at least 16, if that gives all ranks as many and the
-// largest does not.
+// rank eight units, else 1. A smaller one, of at least 16, is taken if it divides the units evenly
+// among the ranks and the largest does not.
 int64_t UnitSize(int64_t size, int ranks);
 
 // Rows of the token table as stored: a multiple of 128 for large vocabularies (whole GEMM tiles),
-// of 16 for small ones. The rows behind the vocabulary are zero.
+// of 16 for small ones. The padding rows are zero.
 int64_t VocabStorage(int64_t vocab);
 
-// What one rank holds.
-struct TensorPart {
+// What one rank of the tensor group holds, and its collectives.
+struct TensorShard {
   int rank = 0;
   int size = 1;
   bool sequence = false;                         // false when size is 1
   TensorOverlap overlap = TensorOverlap::kNone;  // kNone when size is 1
   Span heads, kv_heads, ffn, vocab;
-  // VocabStorage of the rank's tokens, or, of ranks without weights, of those of the rank that has
-  // most: what the ranks of a group have in memory is then in the same places on all of them.
+  // VocabStorage of the rank's shard of the vocabulary; with equal weights, of the largest shard,
+  // so that memory is laid out alike on all ranks of the group.
   int64_t vocab_storage = 0;
-  // Fewer key/value heads in the model than ranks: those that share this rank's, maybe it alone.
+  // Whether the model has fewer key/value heads than ranks, and the ranks that share this rank's
+  // head, including itself.
   bool shares_kv = false;
   Span kv_sharers;
 
   // Requires: CheckTensorParallel.
-  static TensorPart Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
-                         int64_t ffn, int64_t vocab);
+  static TensorShard Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
+                          int64_t ffn, int64_t vocab);
 
   TensorSharing sharded() const {
     return size > 1 ? TensorSharing::kSharded : TensorSharing::kReplicated;
   }
-  // Of parameters that are used on this rank's rows of the hidden states only.
+  // How parameters are held that are applied to this rank's rows of the hidden states only.
   TensorSharing by_rows() const {
     return sequence ? TensorSharing::kPartial : TensorSharing::kReplicated;
   }
   int64_t rows(const BatchShape& shape) const { return shape.tokens() / (sequence ? size : 1); }
-  // That the tokens come in, the same for all passes of a workspace: 2 where kHalves takes effect.
-  int pieces(const BatchShape& shape) const;
-  // The first token of this rank's rows of one.
-  int64_t FirstToken(const BatchShape& shape, int piece) const;
+  // Slices of the tokens in all passes of a workspace: 2 half-batches where kHalves takes effect,
+  // else 1.
+  int slices(const BatchShape& shape) const;
+  // The first token of this rank's rows of a slice.
+  int64_t FirstToken(const BatchShape& shape, int slice) const;
 
-  // Where a pair begins (backward: ends): this rank's rows become all rows, in `storage` [T,C].
-  // Without sequence parallelism `rows` is what is returned, and nothing happens.
-  kernels::Tensor Enter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
-  // The same of tokens that come in `pieces`.
-  kernels::Tensor Enter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
-                        int pieces) const;
-  // Where it ends (backward: begins): `partial` [T,C] is summed over the ranks in place. Returns
-  // this rank's rows of it: all, without sequence parallelism.
-  // `gather_follows`: the group's next collective is an all-gather, and nobody writes to `partial`
-  // before that has been enqueued (Communicator::ReduceScatterBeforeGather).
-  kernels::Tensor Leave(const Pass& pass, kernels::Tensor partial,
-                        bool gather_follows = false) const;
+  // In front of a column-parallel GEMM (in backward: behind a row-parallel one): all-gathers this
+  // rank's rows to all rows in `storage` [T,C]. Without sequence parallelism it returns `rows`,
+  // which are all rows already.
+  kernels::Tensor GatherRows(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
+  // The same for each of `slices` of the tokens.
+  kernels::Tensor GatherRows(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
+                             int slices) const;
+  // Behind a row-parallel GEMM (in backward: in front of a column-parallel one): sums `partial`
+  // [T,C] over the ranks in place, by a reduce-scatter with sequence parallelism and an all-reduce
+  // without. Returns this rank's rows of the sum. `gather_follows`: the group's next collective is
+  // an all-gather, and nobody writes to `partial` before that has been enqueued
+  // (Communicator::ReduceScatterBeforeGather).
+  kernels::Tensor ReduceRows(const Pass& pass, kernels::Tensor partial,
+                             bool gather_follows = false) const;
 
-  // The same beside the computing stream, if the pass has a stream for that, of a model that
-  // overlaps: what is enqueued until Await() runs under it, and must leave its tensors alone.
-  Started StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
-  InPieces StartEnter(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
-                      int pieces) const;
-  Started StartLeave(const Pass& pass, kernels::Tensor partial, bool gather_follows = false) const;
+  // The same on pass.tensor_stream, where the model overlaps and the pass has one. Work that is
+  // enqueued on the compute stream before Await() overlaps with it, and must not touch its tensors.
+  Started StartGatherRows(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage) const;
+  InSlices StartGatherRows(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
+                           int slices) const;
+  Started StartReduceRows(const Pass& pass, kernels::Tensor partial,
+                          bool gather_follows = false) const;
   static kernels::Tensor Await(const Pass& pass, const Started& started);
-  static kernels::Tensor Await(const Pass& pass, const InPieces& started);  // all of it
-  static void AwaitSent(const Pass& pass, const Started& started);
-  // Of work on pass.tensor_stream, `on` the pass that it got: where it is now; null in a pass
-  // without.
-  static kernels::Event* Sends(const Pass& on);
-  // And whatever goes with them: `work` gets a pass whose stream is that one. `collective` is what
-  // whoever awaits it is said to wait for.
+  static kernels::Tensor Await(const Pass& pass, const InSlices& started);  // of all slices
+  // Waits until what the collective sends is complete, so that the collective overlaps with the
+  // next GEMM of the compute stream rather than following it.
+  static void AwaitInput(const Pass& pass, const Started& started);
+  // Marks the current end of the tensor stream in work that Start() runs, `on` being the pass that
+  // the work got; null in a pass without a tensor stream.
+  static kernels::Event* InputReady(const Pass& on);
+  // Runs `work` on the tensor stream: it gets a pass with that stream. Time spent in awaiting it is
+  // attributed to `collective`.
   kernels::Event* Start(const Pass& pass, Collective collective,
                         absl::FunctionRef<void(const Pass& on)> work) const;
 
-  // Enter, with what is made of all rows: `product` is called for rows [first, first + x.dim(0)),
-  // of which x is all there is, once, or, with TensorOverlap::kChunked, once for every rank's. All
-  // rows stand in `storage` afterwards; in chunks, this rank's only if `keeps_all`.
-  using RowsIn = absl::FunctionRef<void(kernels::Tensor x, int64_t first)>;
-  void EnterThrough(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage, RowsIn product,
-                    bool keeps_all = true) const;
-  // Leave, with what makes the partial sum: `product` is called for y, rows [first, first +
-  // y.dim(0)) of it. `storage` and `received` [T,C]; the latter is not used without kChunked.
-  using RowsOut = absl::FunctionRef<void(int64_t first, kernels::Tensor y)>;
-  kernels::Tensor LeaveThrough(const Pass& pass, kernels::Tensor storage, kernels::Tensor received,
-                               RowsOut product) const;
+  // GatherRows together with the GEMM behind it. `gemm` is called with rows [first, first +
+  // x.dim(0)): once with all, or, with TensorOverlap::kChunked, once with the rows of each rank.
+  // All rows are in `storage` afterwards, except that with kChunked this rank's own are only there
+  // if `keeps_all`.
+  using WithRows = absl::FunctionRef<void(kernels::Tensor x, int64_t first)>;
+  void GatherRowsThrough(const Pass& pass, kernels::Tensor rows, kernels::Tensor storage,
+                         WithRows gemm, bool keeps_all = true) const;
+  // The GEMM that computes partial sums together with ReduceRows. `gemm` is called to write y, rows
+  // [first, first + y.dim(0)) of the partial sum. `storage` and `received` are [T,C]; `received` is
+  // used with kChunked only.
+  using FillRows = absl::FunctionRef<void(int64_t first, kernels::Tensor y)>;
+  kernels::Tensor ReduceRowsThrough(const Pass& pass, kernels::Tensor storage,
+                                    kernels::Tensor received, FillRows gemm) const;
 
  private:
   bool Overlaps(const Pass& pass) const;
@@ -140,11 +151,11 @@ struct TensorPart {
   kernels::Tensor OwnRows(const kernels::Tensor& all) const;
 };
 
-// One of `pieces` of the rows of x, all of one size.
-kernels::Tensor PieceOf(const kernels::Tensor& x, int pieces, int piece);
+// Slice `slice` of `slices` equal ones of the rows of x.
+kernels::Tensor SliceOf(const kernels::Tensor& x, int slices, int slice);
 
-// kInvalidArgument with all numbers when a rank would be left without a unit, or `parallel` makes
-// no sense.
+// kInvalidArgument, with all numbers, when a rank would have no unit or `parallel` contradicts
+// itself.
 absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, int64_t ffn,
                                  int64_t vocab);
 

@@ -10,7 +10,7 @@ namespace muster::parallel {
 absl::StatusOr<std::unique_ptr<TensorStream>> TensorStream::Make(kernels::Device& device,
                                                                  int ranks) {
   auto made = std::make_unique<TensorStream>();
-  // With priority its few thread blocks find room beside those of a product under way.
+  // With priority, its few thread blocks are scheduled before those of a GEMM that is running.
   ASSIGN_OR_RETURN(made->stream_, device.MakeStream({.threaded = true, .high_priority = true}));
   ASSIGN_OR_RETURN(made->ready_, device.MakeEvent());
   made->calls_.resize(ranks + kUnderWay);

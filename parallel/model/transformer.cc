@@ -32,27 +32,27 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
-// What a block does not keep but computes again.
-struct Again {
-  bool norms = false;       // their outputs
-  bool activation = false;  // the MLP's
-  bool products = false;    // all the rest; with both of the others
+// What a block does not keep but recomputes in backward.
+struct Recomputed {
+  bool norms = false;       // the outputs of both norms
+  bool activation = false;  // the MLP's activation
+  bool gemms = false;       // all the rest; with both of the others
 };
 
 class TransformerBlock : public Block {
  public:
-  // `behind`: what the block does whose backward comes next.
+  // `behind`: what the block recomputes whose backward comes next.
   TransformerBlock(ParameterRegistry& registry, const TransformerConfig& config,
-                   const ModelParallel& parallel, const TensorPart& part, int64_t index,
-                   const Again& again, const Again& behind)
+                   const ModelParallel& parallel, const TensorShard& shard, int64_t index,
+                   const Recomputed& recomputed, const Recomputed& behind)
       : name_(absl::StrCat("blocks.", index)),
         hidden_(config.hidden),
-        part_(part),
-        ffn_(part.ffn.size()),
+        shard_(shard),
+        ffn_(shard.ffn.size()),
         swiglu_(config.mlp == MlpKind::kSwiglu),
         rotary_(config.position == PositionKind::kRotary),
-        again_(again),
-        gathers_ahead_(!again.products && !behind.products),
+        recomputed_(recomputed),
+        gathers_ahead_(!recomputed.gemms && !behind.gemms),
         split_(parallel.split_backward),
         offload_(parallel.offload_activations),
         context_size_(parallel.context_size),
@@ -61,26 +61,26 @@ class TransformerBlock : public Block {
         deterministic_(parallel.deterministic),
         attention_dropout_{parallel.dropout, Dropout::AttentionSite(index)},
         mlp_dropout_{parallel.dropout, Dropout::MlpSite(index)},
-        norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, part.by_rows())),
+        norm1_(AddNorm(registry, name_ + ".norm1", config.hidden, config.norm, shard.by_rows())),
         qkv_(registry,
              {name_ + ".attention.qkv", config.hidden, config.heads, config.kv_heads,
               kInitialStddev, config.bias},
-             part) {
+             shard) {
     const float residual = kInitialStddev / std::sqrt(2.0f * static_cast<float>(config.layers));
     const int64_t c = config.hidden;
     const auto spec = [&](const char* name, int64_t outputs, int64_t inputs, float stddev) {
       return LinearSpec{name_ + name, outputs, inputs, stddev, config.bias};
     };
-    const Span q = {part.heads.begin * qkv_.depth(), part.heads.end * qkv_.depth()};
-    std::vector<Span> up = {part.ffn};
-    if (swiglu_) up.push_back({config.ffn + part.ffn.begin, config.ffn + part.ffn.end});
+    const Span q = {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()};
+    std::vector<Span> up = {shard.ffn};
+    if (swiglu_) up.push_back({config.ffn + shard.ffn.begin, config.ffn + shard.ffn.end});
 
-    output_ = AddRowParallel(registry, spec(".attention.output", c, c, residual), q, part);
-    norm2_ = AddNorm(registry, name_ + ".norm2", c, config.norm, part.by_rows());
+    output_ = AddRowParallel(registry, spec(".attention.output", c, c, residual), q, shard);
+    norm2_ = AddNorm(registry, name_ + ".norm2", c, config.norm, shard.by_rows());
     up_ = AddColumnParallel(
         registry, spec(".mlp.up", swiglu_ ? 2 * config.ffn : config.ffn, c, kInitialStddev), up,
-        part);
-    down_ = AddRowParallel(registry, spec(".mlp.down", c, config.ffn, residual), part.ffn, part);
+        shard);
+    down_ = AddRowParallel(registry, spec(".mlp.down", c, config.ffn, residual), shard.ffn, shard);
   }
 
   const std::string& name() const override { return name_; }
@@ -88,10 +88,10 @@ class TransformerBlock : public Block {
 
   std::unique_ptr<Saved> TakeSaved(Arena& arena, const BatchShape& shape) const override {
     auto saved = std::make_unique<TransformerSaved>();
-    saved->norm1.TakeInput(arena, kKept, shape.activation, part_.rows(shape), hidden_);
-    if (!again_.products) TakeProducts(arena, kKept, shape, *saved);
-    if (!again_.norms) TakeNorms(arena, kKept, shape, *saved);
-    if (!again_.activation) TakeActivation(arena, kKept, shape, *saved);
+    saved->norm1.TakeInput(arena, kKept, shape.activation, shard_.rows(shape), hidden_);
+    if (!recomputed_.gemms) TakeGemmOutputs(arena, kKept, shape, *saved);
+    if (!recomputed_.norms) TakeNorms(arena, kKept, shape, *saved);
+    if (!recomputed_.activation) TakeActivation(arena, kKept, shape, *saved);
     if (split_) {
       saved->d_norm1 = NormGradients::Take(arena, kKept, norm1_, hidden_);
       saved->d_norm2 = NormGradients::Take(arena, kKept, norm2_, hidden_);
@@ -102,28 +102,28 @@ class TransformerBlock : public Block {
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     const int64_t t = shape.tokens();
-    if (again_.products) TakeProducts(arena, kScratch, shape, saved);
-    if (again_.norms) TakeNorms(arena, kScratch, shape, saved);
-    if (again_.activation) TakeActivation(arena, kScratch, shape, saved);
+    if (recomputed_.gemms) TakeGemmOutputs(arena, kScratch, shape, saved);
+    if (recomputed_.norms) TakeNorms(arena, kScratch, shape, saved);
+    if (recomputed_.activation) TakeActivation(arena, kScratch, shape, saved);
     saved.d_small = arena.Take("scratch", shape.activation, {t, hidden_});
-    // The MLP's and the attention's backward follow each other: the larger need serves both.
+    // The backward of the MLP and of attention use the same memory, one after the other.
     const int64_t mark = arena.Mark();
     saved.d_up = arena.Take("scratch", shape.activation, {t, ffn_});
-    if (SwigluComesAgain()) saved.up = saved.d_up;
+    if (RecomputesSwiglu()) saved.up = saved.d_up;
     arena.ReleaseTo(mark);
     saved.d_qkv = qkv_.Take(arena, "scratch", shape.activation, t);
     saved.d_shared = qkv_.TakeScratch(arena, shape.activation, t);
     if (context_size_ == 1) {
       saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
-      saved.spread->TakeScratch(arena, *saved.spread_saved);
+      saved.context->TakeScratch(arena, *saved.context_saved);
     }
   }
 
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    if (part_.pieces(flow.shape) > 1) {
-      ForwardInHalves(pass, flow, saved);
+    if (shard_.slices(flow.shape) > 1) {
+      ForwardInHalfBatches(pass, flow, saved);
       return;
     }
     NormForward(pass, norm1_, flow, saved.norm1);
@@ -137,39 +137,40 @@ class TransformerBlock : public Block {
     return static_cast<const TransformerSaved&>(base).norm1.x;
   }
   std::vector<ParameterId> BeginsWith() const override {
-    if (part_.overlap != TensorOverlap::kHalves) return {};
+    if (shard_.overlap != TensorOverlap::kHalves) return {};
     std::vector<ParameterId> parameters = {norm1_.weight};
     if (norm1_.bias >= 0) parameters.push_back(norm1_.bias);
     return parameters;
   }
-  // Norm and gather: the computing stream goes on with the other half.
+  // Norm and all-gather, while the compute stream goes on with the other half-batch.
   void BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const override {
     const auto& saved = static_cast<const TransformerSaved&>(base);
-    const Tensor residual = PieceOf(flow.residual, 2, half);
+    const Tensor residual = SliceOf(flow.residual, 2, half);
     const Tensor branch = half == 0 ? flow.branch : flow.second_branch;
-    const NormSaved norm = saved.norm1.Piece(2, half);
-    Started& begun = Entering(flow, saved.norm1, half);
-    begun.done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
+    const NormSaved norm = saved.norm1.Slice(2, half);
+    Started& begun = GatheringOf(flow, saved.norm1, half);
+    begun.done = shard_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
       NormForward(on, norm1_, residual, branch, norm);
-      begun.sent = TensorPart::Sends(on);
-      part_.Enter(on, norm.y, PieceOf(flow.branch_storage, 2, half));
+      begun.input_ready = TensorShard::InputReady(on);
+      shard_.GatherRows(on, norm.y, SliceOf(flow.branch_storage, 2, half));
     });
   }
 
-  // Every collective is begun as soon as what it sends is there, and awaited where its result is
-  // used, with gradients of weights in between, which nothing else waits for: that of `down` under
-  // the sum of the gradient of norm2's output, that of `up` under the gather behind norm2, that of
-  // `output` under the second sum, that of qkv under the gather behind norm1. The inputs of `up`
-  // and qkv are gathered once more, rather than kept, under what comes before. Where ranks share
-  // sequences and no collective of the tensor group overlaps, the gradients of `output` and, where
-  // there is memory for that, of `up` are left for the exchanges of attention's backward. Of tokens
-  // that come in pieces each is sent as soon as it is there, and those of weights wait for all.
+  // Every collective starts as soon as its input is complete and is awaited where its result is
+  // used. Weight gradients, which nothing waits for, compute in between: that of `down` overlaps
+  // with the reduce-scatter of the gradient of norm2's output, that of `up` with the all-gather
+  // behind norm2, that of `output` with the second reduce-scatter, and that of qkv with the
+  // all-gather behind norm1. The inputs of `up` and qkv are gathered again rather than kept,
+  // overlapping with what comes before. With context parallelism and no overlap in the tensor
+  // group, the weight gradients of `output` and, where memory allows, of `up` overlap with the
+  // exchanges of attention's backward. With half-batches each slice is sent as soon as it is
+  // complete; weight gradients wait for both.
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    InPieces d_out = std::exchange(flow.d_whole, {}), y2;
-    if (again_.norms) ForwardAgain(pass, flow, saved, d_out, y2);
+    InSlices d_out = std::exchange(flow.d_whole, {}), y2;
+    if (recomputed_.norms) RecomputeForward(pass, flow, saved, d_out, y2);
     if (d_out.empty()) d_out = StartGradient(pass, flow);
-    const bool beside = GathersBeside(flow);
+    const bool beside = HasSecondGatherBuffer(flow);
     if (beside && y2.empty()) y2 = StartInput(pass, flow, saved.norm2);
     std::array<Started, 2> d_norm2;
     const Tensor d_mlp = MlpBackwardInput(pass, flow, saved, d_out, d_norm2);
@@ -181,7 +182,7 @@ class TransformerBlock : public Block {
     }
     if (d_out.count == 1) {
       const bool sums = SumsHiddenGradient(flow);
-      NormBackward(pass, norm2_, part_.Await(pass, d_norm2[0]), saved.norm2.x, saved.norm2, flow,
+      NormBackward(pass, norm2_, shard_.Await(pass, d_norm2[0]), saved.norm2.x, saved.norm2, flow,
                    sums ? (*pass.gradients)[*output_.bias] : Tensor());
       if (sums) Ready(pass, *output_.bias);
       d_out = StartGradient(pass, flow);
@@ -192,13 +193,13 @@ class TransformerBlock : public Block {
     AttentionBackward(pass, flow, saved, d_out);
   }
 
-  // Leaves behind, for BackwardWeights: the gradients of the outputs of the four products in the
-  // place of norm2.x (down), pre (up), norm1.x (output) and qkv (qkv). Their inputs, norm2.y, up,
+  // Leaves the gradients of the outputs of the four linear layers for BackwardWeights, in the place
+  // of norm2.x (down), pre (up), norm1.x (output) and qkv (qkv). The layers' inputs, norm2.y, up,
   // norm1.y and attention, stay.
   void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
     kernels::Stream& stream = pass.stream;
-    EnterKeeping(pass, flow, mlp_dropout_, [&](Tensor dy, int64_t first) {
+    GatherRowsKeeping(pass, flow, mlp_dropout_, [&](Tensor dy, int64_t first) {
       const int64_t rows = dy.dim(0);
       const Tensor d_up = saved.d_up.Rows(first, rows), pre = saved.pre.Rows(first, rows);
       if (swiglu_) {
@@ -209,17 +210,17 @@ class TransformerBlock : public Block {
     });
     if (!swiglu_) kernels::Copy(stream, saved.d_up, saved.pre);
     const Tensor d_norm2 =
-        part_.LeaveThrough(pass, saved.d_small, flow.gathered, [&](int64_t first, Tensor dx) {
+        shard_.ReduceRowsThrough(pass, saved.d_small, flow.gathered, [&](int64_t first, Tensor dx) {
           LinearBackwardInput(pass, up_, saved.pre.Rows(first, dx.dim(0)), dx);
         });
     NormBackwardInput(pass, norm2_, d_norm2, saved.norm2.x, saved.norm2, flow.d_hidden,
                       saved.d_norm2);
     kernels::Copy(stream, KeptGradient(flow), saved.norm2.x);
-    EnterKeeping(pass, flow, attention_dropout_, [&](Tensor dy, int64_t first) {
+    GatherRowsKeeping(pass, flow, attention_dropout_, [&](Tensor dy, int64_t first) {
       LinearBackwardInput(pass, output_, dy, AttentionGradient(saved).Rows(first, dy.dim(0)));
     });
     ScoresBackward(pass, flow, saved, {});
-    const Tensor d_norm1 = part_.LeaveThrough(
+    const Tensor d_norm1 = shard_.ReduceRowsThrough(
         pass, saved.d_small, flow.gathered,
         [&](int64_t first, Tensor dx) { QkvBackwardInput(pass, saved, first, dx); });
     Copy(stream, saved.d_qkv, saved.qkv);
@@ -228,19 +229,19 @@ class TransformerBlock : public Block {
   }
   void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
     auto& saved = static_cast<TransformerSaved&>(base);
-    // Each is gathered under the product before it.
+    // Each all-gather overlaps with the GEMM before it.
     const Tensor rows[] = {saved.norm2.x, saved.norm2.y, saved.norm1.x, saved.norm1.y};
-    const bool beside = GathersBeside(flow);
+    const bool beside = HasSecondGatherBuffer(flow);
     int next = 0;
     const auto start = [&] {
       const Tensor storage = beside && next % 2 == 0 ? flow.gathered : flow.branch_storage;
-      return part_.StartEnter(pass, rows[next++], storage);
+      return shard_.StartGatherRows(pass, rows[next++], storage);
     };
     Started begun = beside ? start() : Started();
     const auto whole = [&] {
       const Started now = beside ? begun : start();
       if (beside && next < 4) begun = start();
-      return part_.Await(pass, now);
+      return shard_.Await(pass, now);
     };
     LinearBackwardWeights(pass, down_, whole(), saved.up);
     LinearBackwardWeights(pass, up_, saved.pre, whole());
@@ -256,23 +257,23 @@ class TransformerBlock : public Block {
 
   struct TransformerSaved : Saved {
     NormSaved norm1, norm2;
-    Tensor x1;  // input of norm1: norm1.x, or what came from outside into the first block
+    Tensor x1;  // input of norm1: norm1.x, or in a stage's first block the residual stream
     QkvProjection::Output qkv;
     Tensor attention, lse, pre, up;
     Tensor d_small, d_up, delta, d_shared;  // scratch
     QkvProjection::Output d_qkv;            // scratch
-    // Where several ranks share a sequence, in the place of lse and delta.
-    std::unique_ptr<ContextAttention> spread;
-    std::unique_ptr<ContextAttention::Saved> spread_saved;
+    // With context parallelism, instead of lse and delta.
+    std::unique_ptr<ContextAttention> context;
+    std::unique_ptr<ContextAttention::Saved> context_saved;
     NormGradients d_norm1, d_norm2;  // between two calls of backward
   };
 
-  // What matrix products and attention make, and what has to go through them again to be had.
-  void TakeProducts(Arena& arena, const char* category, const BatchShape& shape,
-                    TransformerSaved& saved) const {
-    const int64_t t = shape.tokens(), rows = part_.rows(shape);
+  // Outputs of GEMMs and of attention, and what recompute gets only by running these again.
+  void TakeGemmOutputs(Arena& arena, const char* category, const BatchShape& shape,
+                       TransformerSaved& saved) const {
+    const int64_t t = shape.tokens(), rows = shard_.rows(shape);
     const DType activation = shape.activation;
-    // The sum that flows on stands first, where no other block writes before reading it.
+    // The residual sum comes first: no other block writes to this place before it has read the sum.
     saved.norm2.TakeInput(arena, category, activation, rows, hidden_);
     saved.norm1.TakeStatistics(arena, category, norm1_, rows);
     saved.norm2.TakeStatistics(arena, category, norm2_, rows);
@@ -281,91 +282,91 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
-      auto spread = MakeContextAttention({context_method_, context_size_, shape.batch,
+      auto context = MakeContextAttention({context_method_, context_size_, shape.batch,
                                           shape.sequence * context_size_, qkv_.heads(),
                                           qkv_.kv_heads(), qkv_.depth(), shape.activation,
                                           deterministic_, context_head_groups_});
-      CHECK_OK(spread);
-      saved.spread = *std::move(spread);
-      saved.spread_saved = saved.spread->TakeSaved(arena);
+      CHECK_OK(context);
+      saved.context = *std::move(context);
+      saved.context_saved = saved.context->TakeSaved(arena);
     }
     saved.pre = arena.Take(category, activation, {t, UpWidth()});
   }
-  // What norms make.
+  // Outputs of norms.
   void TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                  TransformerSaved& saved) const {
-    const int64_t rows = part_.rows(shape);
+    const int64_t rows = shard_.rows(shape);
     saved.norm1.TakeOutput(arena, category, shape.activation, rows, hidden_);
     saved.norm2.TakeOutput(arena, category, shape.activation, rows, hidden_);
   }
-  // What the MLP's activation makes.
+  // Output of the MLP's activation.
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       TransformerSaved& saved) const {
-    if (SwigluComesAgain()) return;
+    if (RecomputesSwiglu()) return;
     saved.up = arena.Take(category, shape.activation, {shape.tokens(), ffn_});
   }
 
-  // The samples in two halves. What a half waits for is on its way while the other one is computed:
-  // on the tensor group's stream the sum of its branch, the norm behind that and the gather of its
-  // output follow each other, and the next block's beginning follows this one's end. Sum and norm
-  // run between the two products of the other half, the gather under the second.
-  void ForwardInHalves(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
-    const InPieces begun = Begin(pass, flow, saved);
+  // Forward of two half-batches. While the GEMMs of one compute, the tensor stream runs the
+  // reduce-scatter of the other's branch, the norm behind it and the all-gather of its output. The
+  // next block begins with a half-batch right behind this block's end. The reduce-scatter and the
+  // norm run between the two GEMMs of the other half-batch, the all-gather during the second.
+  void ForwardInHalfBatches(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
+    const InSlices begun = Begin(pass, flow, saved);
     saved.x1 = flow.branch.empty() ? flow.residual : saved.norm1.x;
     flow.branch = flow.second_branch = Tensor();
-    const InPieces y2 = AttentionInHalves(pass, flow, saved, begun);
+    const InSlices y2 = AttentionInHalfBatches(pass, flow, saved, begun);
     flow.residual = saved.norm2.x;
     std::array<kernels::Event*, 2> left;
     const bool ahead = flow.next != nullptr;
     for (const int half : {0, 1}) {
-      const Tensor x = part_.Await(pass, y2.pieces[half]);
+      const Tensor x = shard_.Await(pass, y2.slices[half]);
       Up(pass, saved, x, half * x.dim(0), /*activate=*/true);
       if (half == 0) {
-        TensorPart::AwaitSent(pass, y2.pieces[1]);
+        TensorShard::AwaitInput(pass, y2.slices[1]);
       } else if (ahead) {
-        TensorPart::AwaitSent(pass, flow.begun.pieces[0]);
+        TensorShard::AwaitInput(pass, flow.begun.slices[0]);
       }
-      const Tensor y = PieceOf(flow.branch_storage, 2, half);
-      LinearForward(pass, down_, PieceOf(saved.up, 2, half), y);
+      const Tensor y = SliceOf(flow.branch_storage, 2, half);
+      LinearForward(pass, down_, SliceOf(saved.up, 2, half), y);
       Tensor& branch = half == 0 ? flow.branch : flow.second_branch;
-      left[half] = part_.Start(pass, Ends(), [&](const Pass& on) {
-        branch = LeaveWithDropout(on, flow, y, mlp_dropout_, half, /*gather_follows=*/ahead);
+      left[half] = shard_.Start(pass, ClosingCollective(), [&](const Pass& on) {
+        branch = ReduceRowsWithDropout(on, flow, y, mlp_dropout_, half, /*gather_follows=*/ahead);
       });
       if (ahead) flow.next->BeginForward(pass, flow, *flow.next_saved, half);
     }
-    // Who goes on with all of it does so on the computing stream.
+    // Without a next block, the caller reads both half-batches on the compute stream.
     for (const int half : {0, 1}) {
-      if (!ahead) part_.Await(pass, {Tensor(), left[half]});
+      if (!ahead) shard_.Await(pass, {Tensor(), left[half]});
     }
   }
-  // What BeginForward has for Forward, by halves.
-  Started& Entering(Flow& flow, const NormSaved& norm, int half) const {
-    InPieces& begun = flow.begun;
-    begun.all = part_.sequence ? flow.branch_storage : norm.y;
+  // Where BeginForward leaves the state of a half-batch for Forward.
+  Started& GatheringOf(Flow& flow, const NormSaved& norm, int half) const {
+    InSlices& begun = flow.begun;
+    begun.all = shard_.sequence ? flow.branch_storage : norm.y;
     begun.count = half + 1;
-    begun.pieces[half].tensor = PieceOf(begun.all, 2, half);
-    return begun.pieces[half];
+    begun.slices[half].tensor = SliceOf(begun.all, 2, half);
+    return begun.slices[half];
   }
-  InPieces Begin(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
+  InSlices Begin(const Pass& pass, Flow& flow, TransformerSaved& saved) const {
     for (const int half : {0, 1}) {
       if (flow.begun.count == half) BeginForward(pass, flow, saved, half);
     }
     return std::exchange(flow.begun, {});
   }
-  // From norm1's output to norm2's, `y1` and the result all rows of them.
-  InPieces AttentionInHalves(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
-                             const InPieces& y1) const {
-    InPieces y2 = {.all = part_.sequence ? flow.branch_storage : saved.norm2.y, .count = 2};
+  // From all rows of norm1's output (`y1`) to all rows of norm2's.
+  InSlices AttentionInHalfBatches(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
+                                  const InSlices& y1) const {
+    InSlices y2 = {.all = shard_.sequence ? flow.branch_storage : saved.norm2.y, .count = 2};
     const int64_t samples = flow.shape.batch / 2, rows = flow.shape.tokens() / 2;
     const auto project = [&](int half) {
-      const Tensor x = part_.Await(pass, y1.pieces[half]);
+      const Tensor x = shard_.Await(pass, y1.slices[half]);
       qkv_.Forward(pass, x, saved.qkv.Rows(half * rows, rows), rotary_ ? flow.rotary : Tensor());
     };
-    // Ranks that share sequences exchange those of all samples at once.
+    // Context parallelism exchanges all samples at once.
     if (context_size_ > 1) {
       for (const int half : {0, 1}) project(half);
-      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
-                            *saved.spread_saved);
+      saved.context->Forward({pass.stream, *pass.context, pass.context_overlap},
+                             ContextInputs(flow, saved), *saved.context_saved);
     }
     for (const int half : {0, 1}) {
       if (context_size_ == 1) {
@@ -373,69 +374,71 @@ class TransformerBlock : public Block {
         kernels::AttentionForward(pass.stream,
                                   Attention(flow, saved, {half * samples, (half + 1) * samples}));
       }
-      // The other half's, whose gather can then run under this product.
-      TensorPart::AwaitSent(pass, half == 0 ? y1.pieces[1] : y2.pieces[0]);
-      const Tensor y = PieceOf(flow.branch_storage, 2, half);
-      LinearForward(pass, output_, PieceOf(saved.attention, 2, half), y);
-      const NormSaved norm = saved.norm2.Piece(2, half);
-      Started& entering = y2.pieces[half];
-      entering.tensor = PieceOf(y2.all, 2, half);
-      entering.done = part_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
+      // So that the all-gather of the other half-batch overlaps with this GEMM.
+      TensorShard::AwaitInput(pass, half == 0 ? y1.slices[1] : y2.slices[0]);
+      const Tensor y = SliceOf(flow.branch_storage, 2, half);
+      LinearForward(pass, output_, SliceOf(saved.attention, 2, half), y);
+      const NormSaved norm = saved.norm2.Slice(2, half);
+      Started& entering = y2.slices[half];
+      entering.tensor = SliceOf(y2.all, 2, half);
+      entering.done = shard_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
         const Tensor branch =
-            LeaveWithDropout(on, flow, y, attention_dropout_, half, /*gather_follows=*/true);
-        NormForward(on, norm2_, PieceOf(saved.x1, 2, half), branch, norm);
-        entering.sent = TensorPart::Sends(on);
-        part_.Enter(on, norm.y, y);
+            ReduceRowsWithDropout(on, flow, y, attention_dropout_, half, /*gather_follows=*/true);
+        NormForward(on, norm2_, SliceOf(saved.x1, 2, half), branch, norm);
+        entering.input_ready = TensorShard::InputReady(on);
+        shard_.GatherRows(on, norm.y, y);
       });
     }
     return y2;
   }
-  // What ends a pair of matrices.
-  Collective Ends() const {
-    return part_.sequence ? Collective::kReduceScatter : Collective::kAllReduce;
+  // The collective behind a row-parallel GEMM.
+  Collective ClosingCollective() const {
+    return shard_.sequence ? Collective::kReduceScatter : Collective::kAllReduce;
   }
-  // This rank's rows of the sum of a piece, without what is dropped.
-  Tensor LeaveWithDropout(const Pass& pass, const Flow& flow, const Tensor& partial,
-                          const Dropout& dropout, int piece, bool gather_follows = false) const {
-    const Tensor rows = part_.Leave(pass, partial, gather_follows);
-    dropout.Apply(pass, flow, rows, rows, part_.FirstToken(flow.shape, piece));
+  // This rank's rows of the sum of a slice, with dropout applied.
+  Tensor ReduceRowsWithDropout(const Pass& pass, const Flow& flow, const Tensor& partial,
+                               const Dropout& dropout, int slice,
+                               bool gather_follows = false) const {
+    const Tensor rows = shard_.ReduceRows(pass, partial, gather_follows);
+    dropout.Apply(pass, flow, rows, rows, shard_.FirstToken(flow.shape, slice));
     return rows;
   }
 
-  // Norms consume the branch: its storage is free for their gathered rows.
+  // The norm has read the branch, so its storage takes the gathered rows.
   void AttentionForward(const Pass& pass, Flow& flow, const TransformerSaved& saved) const {
     bool turn = rotary_;
-    const auto product = [&](Tensor x, int64_t first) {
+    const auto gemm = [&](Tensor x, int64_t first) {
       const int64_t rows = x.dim(0);
-      // Whole sequences are turned on the way; pieces of them once all have come.
+      // Rotary positions are applied to whole sequences in the GEMM's epilogue, to parts of
+      // sequences once all rows have arrived.
       const bool whole = rotary_ && rows % flow.shape.sequence == 0;
       if (whole) turn = false;
       qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), whole ? flow.rotary : Tensor());
     };
-    part_.EnterThrough(pass, saved.norm1.y, flow.branch_storage, product, /*keeps_all=*/false);
+    shard_.GatherRowsThrough(pass, saved.norm1.y, flow.branch_storage, gemm, /*keeps_all=*/false);
     if (turn) qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
     if (context_size_ == 1) {
       kernels::AttentionForward(pass.stream, Attention(flow, saved));
     } else {
-      saved.spread->Forward({pass.stream, *pass.context, pass.context_overlap}, Spread(flow, saved),
-                            *saved.spread_saved);
+      saved.context->Forward({pass.stream, *pass.context, pass.context_overlap},
+                             ContextInputs(flow, saved), *saved.context_saved);
     }
     RowForward(pass, output_, saved.attention, flow, attention_dropout_, saved.norm2.x);
   }
-  // From norm2's output, all rows of which end up in the branch's storage, to the pre-activation
-  // and, with GELU or `activate`, the activation. `begun` is called behind the last exchange.
+  // From norm2's output, all rows of which are left in the branch's storage, to the pre-activation
+  // and, with GELU or `activate`, the activation. `begun` is called before the first GEMM.
   void UpForward(const Pass& pass, const Flow& flow, const TransformerSaved& saved, bool activate,
                  absl::FunctionRef<void()> begun) const {
     bool waiting = true;
-    const auto product = [&](Tensor x, int64_t first) {
+    const auto gemm = [&](Tensor x, int64_t first) {
       if (std::exchange(waiting, false)) begun();
       Up(pass, saved, x, first, activate);
     };
-    // Who makes it again goes on with all rows of its input.
-    part_.EnterThrough(pass, saved.norm2.y, flow.branch_storage, product,
-                       /*keeps_all=*/!activate);
+    // Recompute needs all rows of the input afterwards.
+    shard_.GatherRowsThrough(pass, saved.norm2.y, flow.branch_storage, gemm,
+                             /*keeps_all=*/!activate);
   }
-  // From rows [first, first + x.dim(0)) of norm2's output.
+  // The same for rows [first, first + x.dim(0)) of norm2's output.
   void Up(const Pass& pass, const TransformerSaved& saved, const Tensor& x, int64_t first,
           bool activate) const {
     const Tensor pre = saved.pre.Rows(first, x.dim(0));
@@ -450,153 +453,157 @@ class TransformerBlock : public Block {
       LinearForward(pass, up_, x, y, pre);
     }
   }
-  // The last product of a pair: this rank's rows of the sum, without what is dropped, become the
-  // branch. Where this rank has all of the sum, and the norm behind keeps its input in `next_sum`,
-  // the product adds the residual stream, and the norm need not.
+  // The row-parallel GEMM of a pair: this rank's rows of the sum, with dropout, become the branch.
+  // With one tensor rank, no dropout and a next norm that keeps its input in `next_sum`, the GEMM
+  // adds the residual stream itself.
   void RowForward(const Pass& pass, const Linear& linear, const Tensor& x, Flow& flow,
                   const Dropout& dropout, const Tensor& next_sum) const {
-    if (part_.size == 1 && !next_sum.empty() && !dropout.Drops(pass)) {
+    if (shard_.size == 1 && !next_sum.empty() && !dropout.Drops(pass)) {
       LinearForwardAdding(pass, linear, x, flow.residual, next_sum);
       flow.residual = next_sum;
       return;
     }
-    const Tensor rows = part_.LeaveThrough(
+    const Tensor rows = shard_.ReduceRowsThrough(
         pass, flow.branch_storage, flow.gathered,
         [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
-    dropout.Apply(pass, flow, rows, rows, part_.FirstToken(flow.shape, 0));
+    dropout.Apply(pass, flow, rows, rows, shard_.FirstToken(flow.shape, 0));
     flow.branch = rows;
   }
-  // Its gradient, from all rows of d_hidden, as one piece after the other arrives; `use` gets each,
-  // with the first row of it. Those that were gathered are nobody else's; d_hidden itself also
-  // flows along the residual, and nothing stands in the branch's storage then. Returns all of it.
-  Tensor Dropped(const Pass& pass, const Flow& flow, const InPieces& d_out, const Dropout& dropout,
+  // The gradient of a branch from all rows of d_hidden, with dropout, slice by slice as they
+  // arrive; `use` gets each slice and its first row. Gathered rows are changed in place. d_hidden
+  // itself is also the gradient of the residual stream, so the branch's storage takes the result
+  // then. Returns all rows.
+  Tensor Dropped(const Pass& pass, const Flow& flow, const InSlices& d_out, const Dropout& dropout,
                  absl::FunctionRef<void(Tensor dy, int64_t first)> use) const {
-    const Tensor& all = dropout.Drops(pass) && !part_.sequence ? flow.branch_storage : d_out.all;
-    for (int piece = 0; piece < d_out.count; ++piece) {
-      const Tensor arrived = part_.Await(pass, d_out.pieces[piece]);
-      const Tensor dy = PieceOf(all, d_out.count, piece);
-      const int64_t first = piece * dy.dim(0);
+    const Tensor& all = dropout.Drops(pass) && !shard_.sequence ? flow.branch_storage : d_out.all;
+    for (int slice = 0; slice < d_out.count; ++slice) {
+      const Tensor arrived = shard_.Await(pass, d_out.slices[slice]);
+      const Tensor dy = SliceOf(all, d_out.count, slice);
+      const int64_t first = slice * dy.dim(0);
       dropout.Apply(pass, flow, arrived, dy, first);
       use(dy, first);
     }
     return all;
   }
-  // Makes what was not kept, but for the activation of a block that keeps its products: that comes
-  // with its gradient. Where everything comes again, and gathers overlap, the gather of d_hidden is
-  // begun on the way, and all rows of norm2's output stay where they were needed.
-  void ForwardAgain(const Pass& pass, const Flow& flow, TransformerSaved& saved, InPieces& d_out,
-                    InPieces& y2) const {
-    Flow again = flow;
-    again.residual = saved.x1;
-    again.branch = again.second_branch = Tensor();
-    NormForward(pass, norm1_, again, saved.norm1);
-    if (again_.products && part_.pieces(flow.shape) > 1) {
-      const InPieces y1 = part_.StartEnter(pass, saved.norm1.y, flow.branch_storage, 2);
-      y2 = AttentionInHalves(pass, flow, saved, y1);
-      if (GathersBeside(flow)) d_out = StartGradient(pass, flow);
+  // Recomputes what was not kept, except the activation of a block that keeps its GEMM outputs,
+  // which is recomputed together with its gradient. Where everything is recomputed and all-gathers
+  // overlap, it also starts the all-gather of d_hidden, and leaves all rows of norm2's output in
+  // `y2`.
+  void RecomputeForward(const Pass& pass, const Flow& flow, TransformerSaved& saved,
+                        InSlices& d_out, InSlices& y2) const {
+    Flow recomputing = flow;
+    recomputing.residual = saved.x1;
+    recomputing.branch = recomputing.second_branch = Tensor();
+    NormForward(pass, norm1_, recomputing, saved.norm1);
+    if (recomputed_.gemms && shard_.slices(flow.shape) > 1) {
+      const InSlices y1 = shard_.StartGatherRows(pass, saved.norm1.y, flow.branch_storage, 2);
+      y2 = AttentionInHalfBatches(pass, flow, saved, y1);
+      if (HasSecondGatherBuffer(flow)) d_out = StartGradient(pass, flow);
       for (const int half : {0, 1}) {
-        const Tensor x = part_.Await(pass, y2.pieces[half]);
+        const Tensor x = shard_.Await(pass, y2.slices[half]);
         Up(pass, saved, x, half * x.dim(0), /*activate=*/false);
-        y2.pieces[half].done = nullptr;
+        y2.slices[half].done = nullptr;
       }
-      if (!GathersBeside(flow)) y2 = {};
+      if (!HasSecondGatherBuffer(flow)) y2 = {};
       return;
     }
-    if (again_.products) {
-      AttentionForward(pass, again, saved);
-      NormForward(pass, norm2_, again, saved.norm2);
+    if (recomputed_.gemms) {
+      AttentionForward(pass, recomputing, saved);
+      NormForward(pass, norm2_, recomputing, saved.norm2);
       UpForward(pass, flow, saved, /*activate=*/false, [&] {
-        if (!GathersBeside(flow)) return;
+        if (!HasSecondGatherBuffer(flow)) return;
         d_out = StartGradient(pass, flow);
         y2 = {flow.branch_storage, {Started{flow.branch_storage}}, 1};
       });
       return;
     }
-    again.residual = saved.norm2.x;
-    NormForward(pass, norm2_, again, saved.norm2);
+    recomputing.residual = saved.norm2.x;
+    NormForward(pass, norm2_, recomputing, saved.norm2);
   }
-  // The MLP's activation comes again with its gradient, in one pass: in the place of d_up, which
-  // that pass reads.
-  bool SwigluComesAgain() const { return swiglu_ && again_.activation; }
+  // Whether SwiGLU's output is recomputed in the pass that computes its gradient, in the memory of
+  // d_up, which that pass reads.
+  bool RecomputesSwiglu() const { return swiglu_ && recomputed_.activation; }
 
-  // Whether there is memory for two gathers at once.
-  static bool GathersBeside(const Flow& flow) { return !flow.gathered.empty(); }
-  // All rows of flow.d_hidden.
-  InPieces StartGradient(const Pass& pass, const Flow& flow) const {
-    return part_.StartEnter(pass, flow.d_hidden, GradientStorage(flow), part_.pieces(flow.shape));
+  // Whether two all-gathers can be under way at once.
+  static bool HasSecondGatherBuffer(const Flow& flow) { return !flow.gathered.empty(); }
+  // Starts the all-gather of flow.d_hidden.
+  InSlices StartGradient(const Pass& pass, const Flow& flow) const {
+    return shard_.StartGatherRows(pass, flow.d_hidden, GradientStorage(flow),
+                                  shard_.slices(flow.shape));
   }
   static const Tensor& GradientStorage(const Flow& flow) {
-    return GathersBeside(flow) ? flow.gathered : flow.branch_storage;
+    return HasSecondGatherBuffer(flow) ? flow.gathered : flow.branch_storage;
   }
-  // Those of a norm's output.
-  InPieces StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const {
-    return part_.StartEnter(pass, norm.y, flow.branch_storage, part_.pieces(flow.shape));
+  // Starts the all-gather of a norm's output.
+  InSlices StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const {
+    return shard_.StartGatherRows(pass, norm.y, flow.branch_storage, shard_.slices(flow.shape));
   }
-  // NormBackwardInPieces, behind each piece of which the gather of its d_hidden begins.
-  InPieces NormBackwardGathering(const Pass& pass, const Norm& norm,
+  // NormBackwardInSlices, which starts the all-gather of d_hidden of each slice as it completes.
+  InSlices NormBackwardGathering(const Pass& pass, const Norm& norm,
                                  const std::array<Started, 2>& dy, const Tensor& x,
                                  const NormSaved& saved, const Flow& flow) const {
     const Tensor& storage = GradientStorage(flow);
-    InPieces d_hidden = {.all = part_.sequence ? storage : flow.d_hidden, .count = 2};
-    NormBackwardInPieces(pass, norm, dy, x, saved, flow.d_hidden, [&](int piece) {
-      d_hidden.pieces[piece] =
-          part_.StartEnter(pass, PieceOf(flow.d_hidden, 2, piece), PieceOf(storage, 2, piece));
+    InSlices d_hidden = {.all = shard_.sequence ? storage : flow.d_hidden, .count = 2};
+    NormBackwardInSlices(pass, norm, dy, x, saved, flow.d_hidden, [&](int slice) {
+      d_hidden.slices[slice] = shard_.StartGatherRows(pass, SliceOf(flow.d_hidden, 2, slice),
+                                                      SliceOf(storage, 2, slice));
     });
     return d_hidden;
   }
 
-  // From the gradient of the MLP's output, which is returned, to that of norm2's: this rank's part
-  // of it goes through saved.d_small to the ranks, piece by piece.
+  // From the gradient of the MLP's output, which is returned, to that of norm2's output, whose
+  // reduce-scatter starts slice by slice from saved.d_small.
   Tensor MlpBackwardInput(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
-                          const InPieces& d_out, std::array<Started, 2>& d_norm2) const {
+                          const InSlices& d_out, std::array<Started, 2>& d_norm2) const {
     const auto leave = [&](const Tensor& d_up, int64_t first) {
       const int64_t rows = d_up.dim(0);
       const Tensor dx = saved.d_small.Rows(first, rows);
       LinearBackwardInput(pass, up_, d_up, dx);
-      // What attention's backward writes there has awaited the gather behind norm2.
-      d_norm2[first / rows] = part_.StartLeave(pass, dx, /*gather_follows=*/true);
+      // Attention's backward writes to saved.d_small only behind the all-gather of norm2's
+      // gradient.
+      d_norm2[first / rows] = shard_.StartReduceRows(pass, dx, /*gather_follows=*/true);
     };
     if (swiglu_) {
       return Dropped(pass, flow, d_out, mlp_dropout_, [&](Tensor dy, int64_t first) {
         const int64_t rows = dy.dim(0);
         const Tensor pre = saved.pre.Rows(first, rows);
         LinearBackwardInputThroughSwiglu(pass, down_, dy,
-                                         SwigluComesAgain() ? saved.up.Rows(first, rows) : Tensor(),
+                                         RecomputesSwiglu() ? saved.up.Rows(first, rows) : Tensor(),
                                          saved.d_up.Rows(first, rows), pre);
         leave(pre, first);
       });
     }
-    // The bias of `up` gets the sum over all rows at once.
+    // The gradient of up's bias is the sum over all rows at once.
     const Tensor dy = Dropped(pass, flow, d_out, mlp_dropout_, [](Tensor, int64_t) {});
     LinearBackwardInputThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
-                                   again_.activation && !again_.products);
-    for (int piece = 0; piece < d_out.count; ++piece) {
-      const Tensor d_up = PieceOf(saved.d_up, d_out.count, piece);
-      leave(d_up, piece * d_up.dim(0));
+                                   recomputed_.activation && !recomputed_.gemms);
+    for (int slice = 0; slice < d_out.count; ++slice) {
+      const Tensor d_up = SliceOf(saved.d_up, d_out.count, slice);
+      leave(d_up, slice * d_up.dim(0));
     }
     return dy;
   }
   void UpBackwardWeights(const Pass& pass, const TransformerSaved& saved,
-                         const InPieces& y2) const {
-    LinearBackwardWeights(pass, up_, swiglu_ ? saved.pre : saved.d_up, part_.Await(pass, y2),
+                         const InSlices& y2) const {
+    LinearBackwardWeights(pass, up_, swiglu_ ? saved.pre : saved.d_up, shard_.Await(pass, y2),
                           /*bias_is_complete=*/!swiglu_);
   }
-  // Whether the norms' backward gives the gradients of the biases in front of them.
+  // Whether the backward of norms computes the gradients of the biases in front of them.
   static bool SumsHiddenGradient(const Flow& flow) { return !flow.d_hidden_sums.empty(); }
-  // Whether gradients of weights are left for the exchanges of the context group. Where collectives
-  // of the tensor group overlap, those have them: they carry more.
+  // Whether weight gradients overlap with the exchanges of the context group. Where collectives of
+  // the tensor group overlap, the weight gradients belong to those, which move more bytes.
   bool LeavesForExchanges() const {
-    return context_size_ > 1 && part_.overlap == TensorOverlap::kNone;
+    return context_size_ > 1 && shard_.overlap == TensorOverlap::kNone;
   }
-  // That of `up` too. What it needs must last so long: with GELU the gradient of its output stands
-  // where attention's scratch memory is, and rows of its input that have to be gathered would take
-  // the place of those of d_hidden.
-  bool LeavesUpForExchange() const { return LeavesForExchanges() && swiglu_ && !part_.sequence; }
-  // `d_out`: of the gradient of attention's output. To flow.d_hidden.
+  // Whether that of `up` does so too. It needs its operands that long: with GELU the gradient of
+  // its output lies in attention's scratch memory, and an input that has to be gathered would
+  // overwrite the rows of d_hidden.
+  bool LeavesUpForExchange() const { return LeavesForExchanges() && swiglu_ && !shard_.sequence; }
+  // `d_out`: all rows of the gradient of the block's attention branch. Updates flow.d_hidden.
   void AttentionBackward(const Pass& pass, Flow& flow, const TransformerSaved& saved,
-                         const InPieces& d_out) const {
-    const bool beside = GathersBeside(flow);
-    InPieces y1;
+                         const InSlices& d_out) const {
+    const bool beside = HasSecondGatherBuffer(flow);
+    InSlices y1;
     if (beside) y1 = StartInput(pass, flow, saved.norm1);
     const Tensor dy = Dropped(pass, flow, d_out, attention_dropout_, [&](Tensor of, int64_t first) {
       LinearBackwardInput(pass, output_, of, AttentionGradient(saved).Rows(first, of.dim(0)));
@@ -610,35 +617,35 @@ class TransformerBlock : public Block {
     };
     BesideScores work;
     if (LeavesForExchanges()) work.first = output_weights;
-    // The last exchange is the larger one, and `up` the larger product.
+    // The last exchange is the larger one, and `up` the larger GEMM.
     if (LeavesUpForExchange()) work.last = up_weights;
     ScoresBackward(pass, flow, saved, work);
     std::array<Started, 2> d_norm1;
-    for (int piece = 0; piece < d_out.count; ++piece) {
-      const Tensor dx = PieceOf(saved.d_small, d_out.count, piece);
-      QkvBackwardInput(pass, saved, piece * dx.dim(0), dx);
-      // No gather follows: the next block of backward may recompute its norms in this memory first.
-      d_norm1[piece] = part_.StartLeave(pass, dx);
+    for (int slice = 0; slice < d_out.count; ++slice) {
+      const Tensor dx = SliceOf(saved.d_small, d_out.count, slice);
+      QkvBackwardInput(pass, saved, slice * dx.dim(0), dx);
+      // Another collective may follow: the next block may recompute its norms in this memory first.
+      d_norm1[slice] = shard_.StartReduceRows(pass, dx);
     }
     if (!LeavesForExchanges()) output_weights();
-    // The block behind takes the gather over, unless it uses the memory before.
+    // The next block awaits the all-gather, unless it needs the memory before.
     const bool ahead = beside && flow.more_behind && gathers_ahead_;
     const auto weights = [&] {
       if (!beside) y1 = StartInput(pass, flow, saved.norm1);
-      qkv_.BackwardWeights(pass, saved.d_qkv, part_.Await(pass, y1));
+      qkv_.BackwardWeights(pass, saved.d_qkv, shard_.Await(pass, y1));
     };
     if (!ahead) weights();
     if (d_out.count == 1) {
-      NormBackward(pass, norm1_, part_.Await(pass, d_norm1[0]), saved.x1, saved.norm1, flow);
+      NormBackward(pass, norm1_, shard_.Await(pass, d_norm1[0]), saved.x1, saved.norm1, flow);
       if (ahead) flow.d_whole = StartGradient(pass, flow);
     } else if (ahead) {
       flow.d_whole = NormBackwardGathering(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow);
     } else {
-      NormBackwardInPieces(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow.d_hidden, [](int) {});
+      NormBackwardInSlices(pass, norm1_, d_norm1, saved.x1, saved.norm1, flow.d_hidden, [](int) {});
     }
     if (ahead) weights();
   }
-  // Rows [first, first + dx.dim(0)).
+  // Computes rows [first, first + dx.dim(0)).
   void QkvBackwardInput(const Pass& pass, const TransformerSaved& saved, int64_t first,
                         const Tensor& dx) const {
     const int64_t rows = dx.dim(0);
@@ -649,12 +656,12 @@ class TransformerBlock : public Block {
     return Tensor(saved.d_small.data(), saved.d_small.dtype(),
                   {saved.attention.dim(0), AttentionWidth()});
   }
-  // Work for the exchanges of the context group (ContextAttention::Call).
+  // Work that overlaps with the exchanges of the context group (ContextAttention::Call).
   struct BesideScores {
     std::function<void()> first = nullptr, last = nullptr;
   };
-  // From the gradient of the attention's output to saved.d_qkv. Requires of `beside`: no work
-  // where there is no such group.
+  // From the gradient of the attention's output to saved.d_qkv. Requires: `beside` is empty without
+  // a context group.
   void ScoresBackward(const Pass& pass, const Flow& flow, const TransformerSaved& saved,
                       const BesideScores& beside) const {
     kernels::AttentionBackwardArgs args;
@@ -668,31 +675,32 @@ class TransformerBlock : public Block {
     if (context_size_ == 1) {
       kernels::AttentionBackward(pass.stream, args);
     } else {
-      saved.spread->Backward(
+      saved.context->Backward(
           {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last},
-          Spread(flow, saved), {args.dout, args.dq, args.dk, args.dv}, *saved.spread_saved);
+          ContextInputs(flow, saved), {args.dout, args.dq, args.dk, args.dv}, *saved.context_saved);
     }
     if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
   }
 
-  // Through `product` from flow.d_hidden without what was dropped, of which this rank's rows stay
-  // in the branch's storage while d_hidden changes.
-  void EnterKeeping(const Pass& pass, const Flow& flow, const Dropout& dropout,
-                    TensorPart::RowsIn product) const {
+  // Calls `gemm` with all rows of flow.d_hidden with dropout, and keeps this rank's rows of them in
+  // the branch's storage, because d_hidden changes.
+  void GatherRowsKeeping(const Pass& pass, const Flow& flow, const Dropout& dropout,
+                         TensorShard::WithRows gemm) const {
     if (!dropout.Drops(pass)) {
-      if (!part_.sequence) kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
-      part_.EnterThrough(pass, flow.d_hidden, flow.branch_storage, product);
+      if (!shard_.sequence) kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
+      shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage, gemm);
       return;
     }
-    part_.EnterThrough(pass, flow.d_hidden, flow.branch_storage, [&](Tensor dy, int64_t first) {
-      const Tensor rows = flow.branch_storage.Rows(first, dy.dim(0));
-      dropout.Apply(pass, flow, dy, rows, first);
-      product(rows, first);
-    });
+    shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage,
+                             [&](Tensor dy, int64_t first) {
+                               const Tensor rows = flow.branch_storage.Rows(first, dy.dim(0));
+                               dropout.Apply(pass, flow, dy, rows, first);
+                               gemm(rows, first);
+                             });
   }
   Tensor KeptGradient(const Flow& flow) const {
-    const int64_t rows = part_.rows(flow.shape);
-    return flow.branch_storage.Rows(part_.sequence ? part_.rank * rows : 0, rows);
+    const int64_t rows = shard_.rows(flow.shape);
+    return flow.branch_storage.Rows(shard_.sequence ? shard_.rank * rows : 0, rows);
   }
 
   int64_t AttentionWidth() const { return qkv_.heads() * qkv_.depth(); }
@@ -702,7 +710,7 @@ class TransformerBlock : public Block {
   Tensor AttentionHeads(Tensor output, const BatchShape& shape) const {
     return output.Reshape({shape.batch, shape.sequence, qkv_.heads(), qkv_.depth()});
   }
-  ContextAttention::Inputs Spread(const Flow& flow, const TransformerSaved& saved) const {
+  ContextAttention::Inputs ContextInputs(const Flow& flow, const TransformerSaved& saved) const {
     const BatchShape& shape = flow.shape;
     return {qkv_.Queries(saved.qkv, shape), qkv_.Keys(saved.qkv, shape),
             qkv_.Values(saved.qkv, shape), AttentionHeads(saved.attention, shape), flow.documents};
@@ -730,11 +738,11 @@ class TransformerBlock : public Block {
 
   std::string name_;
   int64_t hidden_;
-  TensorPart part_;
+  TensorShard shard_;
   int64_t ffn_;  // of this rank
   bool swiglu_, rotary_;
-  Again again_;
-  bool gathers_ahead_;  // for the block behind
+  Recomputed recomputed_;
+  bool gathers_ahead_;  // starts the all-gather of d_hidden for the next block
   bool split_;
   bool offload_;
   int context_size_;
@@ -749,35 +757,35 @@ class TransformerBlock : public Block {
   Linear up_, down_;
 };
 
-// Weights of one block's matrix products.
+// Weights of one block's GEMMs.
 int64_t BlockWeights(const TransformerConfig& config) {
   const int64_t c = config.hidden, depth = c / config.heads;
   const int64_t qkv = (config.heads + 2 * config.kv_heads) * depth;
   return qkv * c + c * c + (config.mlp == MlpKind::kSwiglu ? 3 : 2) * config.ffn * c;
 }
 
-// What each of the rank's `blocks` transformer blocks computes again. Where only some are to
-// (recompute_blocks), kSelective gives up as many bytes as that in as many blocks as it takes,
-// activations first: they come with their gradient for next to nothing, norms cost a pass each.
-std::vector<Again> AgainOf(const ModelParallel& parallel, const TransformerConfig& config,
-                           const TensorPart& part, int64_t blocks) {
-  std::vector<Again> again(blocks);
+// What each of the rank's `blocks` transformer blocks recomputes. With recompute_blocks, kSelective
+// saves as many bytes as these blocks would, in as many blocks as that takes, and drops activations
+// first: they are recomputed with their gradient at almost no cost, while norms cost a pass each.
+std::vector<Recomputed> RecomputedBy(const ModelParallel& parallel, const TransformerConfig& config,
+                                     const TensorShard& shard, int64_t blocks) {
+  std::vector<Recomputed> recomputed(blocks);
   const int64_t wanted =
       parallel.recompute_blocks > 0 ? std::min<int64_t>(parallel.recompute_blocks, blocks) : blocks;
   if (parallel.recompute == Recompute::kFull) {
-    std::fill_n(again.begin(), wanted, Again{true, true, true});
+    std::fill_n(recomputed.begin(), wanted, Recomputed{true, true, true});
   } else if (parallel.recompute == Recompute::kSelective) {
-    // Of a token in a block, on all ranks that share it.
+    // Elements per token and block, on all ranks together.
     const int64_t activation = config.ffn;
-    const int64_t norms = 2 * config.hidden * (part.sequence ? 1 : part.size);
+    const int64_t norms = 2 * config.hidden * (shard.sequence ? 1 : shard.size);
     const int64_t values = wanted * (activation + norms);
     const int64_t activations = std::min(blocks, (values + activation - 1) / activation);
     const int64_t rest = std::max<int64_t>(0, values - activations * activation);
     const int64_t with_norms = std::min(blocks, (rest + norms - 1) / norms);
-    for (int64_t i = 0; i < activations; ++i) again[i].activation = true;
-    for (int64_t i = 0; i < with_norms; ++i) again[i].norms = true;
+    for (int64_t i = 0; i < activations; ++i) recomputed[i].activation = true;
+    for (int64_t i = 0; i < with_norms; ++i) recomputed[i].norms = true;
   }
-  return again;
+  return recomputed;
 }
 
 }  // namespace
@@ -793,14 +801,14 @@ int64_t ParameterCount(const TransformerConfig& config) {
          ((config.tied ? 1 : 2) * config.vocab + positions) * c;
 }
 
-Model::FlopsPerToken CountFlops(const TransformerConfig& config, int64_t again) {
+Model::FlopsPerToken CountFlops(const TransformerConfig& config, int64_t recomputed) {
   const int64_t c = config.hidden;
-  // Per block: of products and of attention, forward.
+  // Per block, forward.
   const int64_t weights = BlockWeights(config), attention = 2 * config.sequence_length * c;
   Model::FlopsPerToken flops;
   flops.model = 6 * (config.layers * weights + config.vocab * c) + 3 * config.layers * attention;
-  // A block's last product is not needed again.
-  flops.hardware = flops.model + again * (2 * (weights - config.ffn * c) + attention);
+  // A block's last GEMM is not recomputed.
+  flops.hardware = flops.model + recomputed * (2 * (weights - config.ffn * c) + attention);
   return flops;
 }
 
@@ -815,21 +823,22 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   CHECK(config.position != PositionKind::kRotary || depth % 2 == 0);
   CHECK_OK(CheckTensorParallel(parallel, config.heads, config.ffn, config.vocab));
   CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
-  const TensorPart tensor =
-      TensorPart::Make(parallel, config.heads, config.kv_heads, config.ffn, config.vocab);
+  const TensorShard tensor =
+      TensorShard::Make(parallel, config.heads, config.kv_heads, config.ffn, config.vocab);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<BlockRange> parts = parallel.parts;
   if (parts.empty()) parts.push_back({});
   const int head = static_cast<int>(config.layers) + 1;
   std::optional<ParameterId> token;
-  int64_t transformers = 0;  // on this rank
+  int64_t transformers = 0;  // transformer blocks on this rank
   for (const BlockRange& part : parts) {
     const int end = part.end < 0 ? head + 1 : part.end;
     transformers += std::max(0, std::min(end, head) - std::max(part.begin, 1));
   }
-  const std::vector<Again> repeats = AgainOf(parallel, config, tensor, transformers);
-  int64_t next = 0, again = 0;  // of those; that recompute everything
+  const std::vector<Recomputed> recomputed = RecomputedBy(parallel, config, tensor, transformers);
+  int64_t next = 0;              // of these
+  int64_t recomputed_whole = 0;  // blocks that recompute everything
   const bool has_head = std::any_of(parts.begin(), parts.end(), [&](const BlockRange& part) {
     return part.end < 0 || part.end == head + 1;
   });
@@ -847,12 +856,13 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
         blocks.push_back(MakeEmbedding(*registry, config, tensor, parallel.context_size, table,
                                        /*shared=*/config.tied && has_head, parallel.dropout));
       } else if (i < head) {
-        // The first block of a part has none behind.
-        const Again behind = i > part.begin + 1 && next > 0 ? repeats[next - 1] : Again{};
-        const Again& repeat = repeats[next++];
-        if (repeat.products) ++again;
+        // The first block of a stage has none behind it.
+        const Recomputed behind =
+            i > part.begin + 1 && next > 0 ? recomputed[next - 1] : Recomputed{};
+        const Recomputed& own = recomputed[next++];
+        if (own.gemms) ++recomputed_whole;
         blocks.push_back(std::make_unique<TransformerBlock>(*registry, config, parallel, tensor,
-                                                            i - 1, repeat, behind));
+                                                            i - 1, own, behind));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);
@@ -884,14 +894,15 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
   shape.context_method = parallel.context_method;
   shape.deterministic = parallel.deterministic;
   shape.dropout = parallel.dropout > 0;
-  // What is added to the residual stream has the gradient that its norm leaves: all rows of it,
-  // undropped.
+  // A bias in front of the residual stream has the column sums of d_hidden as its gradient if this
+  // rank has all rows and nothing is dropped.
   shape.sums_hidden_gradient = config.bias && config.norm.kind == NormKind::kLayer &&
                                tensor.size == 1 && !shape.dropout && !shape.split_backward;
-  // The other ranks of a pipeline do as this one.
-  const int64_t again_everywhere = again * config.layers / std::max<int64_t>(1, transformers);
+  // Assumes that the other pipeline ranks recompute as much as this one.
+  const int64_t recomputed_everywhere =
+      recomputed_whole * config.layers / std::max<int64_t>(1, transformers);
   return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
-                                 CountFlops(config, again_everywhere), std::move(parts));
+                                 CountFlops(config, recomputed_everywhere), std::move(parts));
 }
 
 }  // namespace muster::parallel

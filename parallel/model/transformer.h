@@ -11,7 +11,7 @@
 // Initial values: weights normal(0, 0.02), those that write to the residual stream (output, down)
 // normal(0, 0.02 / sqrt(2L)), biases 0, norm weights 1. Weight decay on the 2-D weights.
 //
-// Kept for backward per token and block, without recomputation: x1, y1, attention out, x2, y2 (C
+// Kept for backward per token and block, without recompute: x1, y1, attention out, x2, y2 (C
 // each), qkv ((H+2G)D), the MLP's pre-activation (F or 2F) and activation (F), and the fp32
 // statistics of the norms and of attention.
 #ifndef MUSTER_PARALLEL_MODEL_TRANSFORMER_H_
@@ -26,7 +26,7 @@
 
 namespace muster::parallel {
 
-// Of the initial weights that do not write to the residual stream.
+// Standard deviation of initial weights, except of layers that write to the residual stream.
 inline constexpr float kInitialStddev = 0.02f;
 
 enum class PositionKind { kLearned, kRotary };
@@ -51,13 +51,13 @@ struct TransformerConfig {
 
 // Trainable parameters without padding, of the whole model.
 int64_t ParameterCount(const TransformerConfig& config);
-// `again`: of how many layers backward computes everything again.
-Model::FlopsPerToken CountFlops(const TransformerConfig& config, int64_t again);
+// `recomputed`: the number of layers whose backward recomputes everything.
+Model::FlopsPerToken CountFlops(const TransformerConfig& config, int64_t recomputed);
 
-// Cut as `parallel` says (tensor_parallel.h). Requires: CheckTensorParallel, every size > 0, hidden
-// % heads == 0, heads % kv_heads == 0, an even head width with kRotary, and ranges within the
-// layers + 2 blocks (the job spec has been validated). A head without the embedding that it is tied
-// to holds a duplicate of the token table.
+// Builds the blocks and shards that `parallel` names (tensor_parallel.h). Requires:
+// CheckTensorParallel, every size > 0, hidden % heads == 0, heads % kv_heads == 0, an even head
+// width with kRotary, and ranges within the layers + 2 blocks (the job spec has been validated). A
+// head without the embedding that it is tied to holds a duplicate of the token table.
 std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
                                        const ModelDescription& description,
                                        const ModelParallel& parallel = {});

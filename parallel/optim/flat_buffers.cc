@@ -124,11 +124,11 @@ int64_t FlatBuffers::HostBytes(const FlatLayout& layout, const FlatBuffersOption
   return 3 * SizeOf(DType::kF32) * MakePlan(layout, options).host;
 }
 
-GradientRoom FlatBuffers::Room(const FlatLayout& layout, const ParameterRegistry& registry,
-                               const FlatBuffersOptions& options) {
+GradientOverlay FlatBuffers::Room(const FlatLayout& layout, const ParameterRegistry& registry,
+                                  const FlatBuffersOptions& options) {
   CHECK(options.share_gradients);
   const Plan plan = MakePlan(layout, options);
-  GradientRoom room;
+  GradientOverlay room;
   room.bytes = plan.room * SizeOf(DType::kF32);
   for (size_t i = 0; i < layout.buckets().size(); ++i) {
     const FlatLayout::Bucket& bucket = layout.buckets()[i];
@@ -148,7 +148,7 @@ GradientRoom FlatBuffers::Room(const FlatLayout& layout, const ParameterRegistry
   return room;
 }
 
-void FlatBuffers::SetGradientRoom(const Tensor& room) {
+void FlatBuffers::SetGradientOverlay(const Tensor& room) {
   CHECK_EQ(room.bytes(), plan_.room * SizeOf(DType::kF32));
   gradient_room_ = Tensor(room.data(), DType::kF32, {plan_.room});
   MakeGradientViews();

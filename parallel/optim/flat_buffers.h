@@ -34,7 +34,7 @@ struct FlatBuffersOptions {
   // ZeRO-3: false keeps gathered blocks until the next update, in memory for all of them.
   bool reshard_after_forward = true;
   // With one level: gradients (from stage 2 on, the reduced own ones) are in memory that
-  // activations use too (GradientRoom), but for those that are not written in the order of
+  // activations use too (GradientOverlay), but for those that are not written in the order of
   // backward. The model must overwrite gradients.
   bool share_gradients = false;
   // Offload: the optimizer's state and the master weights of the first so many buckets, those of
@@ -81,10 +81,10 @@ class FlatBuffers {
   }
   static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
   // With share_gradients: what of them shares memory.
-  static GradientRoom Room(const FlatLayout& layout, const ParameterRegistry& registry,
-                           const FlatBuffersOptions& options);
+  static GradientOverlay Room(const FlatLayout& layout, const ParameterRegistry& registry,
+                              const FlatBuffersOptions& options);
   // The memory of that room, before anything asks for gradients. It must outlive the buffers.
-  void SetGradientRoom(const kernels::Tensor& room);
+  void SetGradientOverlay(const kernels::Tensor& room);
 
   const FlatLayout& layout() const { return layout_; }
   const ParameterRegistry& registry() const { return registry_; }

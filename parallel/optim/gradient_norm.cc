@@ -24,7 +24,7 @@ constexpr int64_t kSmall = int64_t{1} << 17;
 
 int64_t Products(const ParameterRegistry& parameters) {
   int64_t products = 0;
-  for (ParameterId id = 0; id < parameters.size(); ++id) products += parameters.at(id).by_product;
+  for (ParameterId id = 0; id < parameters.size(); ++id) products += parameters.at(id).by_gemm;
   return products;
 }
 
@@ -74,18 +74,18 @@ absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Make(
     const GradientNormOptions& options) {
   std::unique_ptr<GradientNorm> norm(new GradientNorm(flat, options));
   const ParameterRegistry& parameters = flat.registry();
-  if (!options.with_products || Products(parameters) == 0) return norm;
+  if (!options.with_gemms || Products(parameters) == 0) return norm;
   ASSIGN_OR_RETURN(norm->pairs_, device.Allocate(Bytes(parameters)));
   auto* at = static_cast<float*>(norm->pairs_->data());
   // What no product writes stays zero.
   kernels::Zero(stream, Tensor(at, DType::kF32, {norm->pairs_->bytes() / kFloat}));
   std::vector<Tensor> pairs(parameters.size());
   for (ParameterId id = 0; id < parameters.size(); ++id) {
-    if (!parameters.at(id).by_product) continue;
+    if (!parameters.at(id).by_gemm) continue;
     pairs[id] = Tensor(at, DType::kF32, {kSquareParts, 2});
     at += 2 * kSquareParts;
   }
-  norm->squares_ = std::make_unique<ProductSquares>(std::move(pairs));
+  norm->squares_ = std::make_unique<GradientSquares>(std::move(pairs));
   return norm;
 }
 

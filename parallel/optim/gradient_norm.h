@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "kernels/device/device.h"
 #include "kernels/tensor.h"
+#include "parallel/model/gradient_squares.h"
 #include "parallel/model/parameters.h"
-#include "parallel/model/product_squares.h"
 #include "parallel/optim/flat_buffers.h"
 
 namespace muster::parallel {
@@ -31,7 +31,7 @@ struct GradientNormOptions {
   // Pass::overwrite_gradients, Pass::squares, and nobody scales, rounds or moves them. The sum has
   // the same bits in every run, but not those of a sum over flat storage
   // (kernels/gemm/weight_gradient.h), so not those of other layouts.
-  bool with_products = false;
+  bool with_gemms = false;
 };
 
 // Owns the products' sums. Single-threaded; the flat buffers must outlive it.
@@ -41,11 +41,11 @@ class GradientNorm {
                                                             kernels::Device& device,
                                                             kernels::Stream& stream,
                                                             const GradientNormOptions& options);
-  // What Make() will ask the device for, with_products.
+  // What Make() will ask the device for, with_gemms.
   static int64_t Bytes(const ParameterRegistry& parameters);
 
   // For Pass::squares; null without products.
-  ProductSquares* squares() { return squares_.get(); }
+  GradientSquares* squares() { return squares_.get(); }
 
   // Enqueues the sum, as the pair of kernels::SumSquaresPair, behind the backward. Which products
   // have left squares is asked once, the first time.
@@ -59,7 +59,7 @@ class GradientNorm {
   FlatBuffers& flat_;
   const GradientNormOptions options_;
   std::unique_ptr<kernels::Buffer> pairs_;
-  std::unique_ptr<ProductSquares> squares_;
+  std::unique_ptr<GradientSquares> squares_;
   // Since the first Sum(): flat storage has its memory by then, and products have been enqueued.
   bool found_ = false;
   std::vector<kernels::Tensor> large_, small_;

@@ -52,7 +52,7 @@ class Optimizer {
   // kernels::SumSquaresPair.
   void SumSquares(kernels::Stream& stream, kernels::Tensor pair) { norm_->Sum(stream, pair); }
   // For Pass::squares; null unless products add up squares (GradientNormOptions).
-  ProductSquares* squares() { return norm_->squares(); }
+  GradientSquares* squares() { return norm_->squares(); }
   // Enqueues norm, clip coefficient, learning rate, loss scale and the verdict on the step.
   // `values` as in kernels::PrepareStepArgs.
   void Prepare(kernels::Stream& stream, kernels::Tensor values, int64_t micro_batches,

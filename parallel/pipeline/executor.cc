@@ -188,7 +188,7 @@ absl::Status PipelineExecutor::MakeEvents(const Options& options) {
 
 PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const Buffers& counts,
                                                 kernels::Arena& arena, const BatchShape& shape,
-                                                const GradientRoom* room) {
+                                                const GradientOverlay* room) {
   Memory memory;
   CHECK(room == nullptr || (counts.workspaces.size() == 1 && counts.workspaces[0] == 1))
       << "micro-batches in flight would share the room of the gradients";
@@ -234,7 +234,7 @@ absl::Status PipelineExecutor::AllocateOffload() {
 
 int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
                                      kernels::Arena& arena, const BatchShape& shape,
-                                     const GradientRoom* room) {
+                                     const GradientOverlay* room) {
   std::vector<Step> steps;
   const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape, room);
   int64_t offloaded = 0;
@@ -245,7 +245,7 @@ int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& mode
 }
 
 Tensor PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape,
-                                    const GradientRoom* room) {
+                                    const GradientOverlay* room) {
   Memory memory = Take(model_, counts_, arena, shape, room);
   workspaces_ = std::move(memory.workspaces);
   const auto give = [](const std::vector<Tensor>& tensors, std::vector<Buffer>& buffers) {
@@ -289,8 +289,8 @@ void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
     return;
   }
   for (const int half : {0, 1}) {
-    kernels::Add(compute_, PieceOf(flow.residual, 2, half),
-                 half == 0 ? flow.branch : flow.second_branch, PieceOf(to.tensor, 2, half));
+    kernels::Add(compute_, SliceOf(flow.residual, 2, half),
+                 half == 0 ? flow.branch : flow.second_branch, SliceOf(to.tensor, 2, half));
   }
 }
 

@@ -81,7 +81,7 @@ class PipelineExecutor {
   // comes last: whatever is taken afterwards would share its memory. `room`: see
   // Model::TakeWorkspace; requires one stage, chunk and micro-batch. Returns the room's memory.
   kernels::Tensor TakeMemory(kernels::Arena& arena, const BatchShape& shape,
-                             const GradientRoom* room = nullptr);
+                             const GradientOverlay* room = nullptr);
   // After TakeMemory from a committed arena: memory of the host for activations that the model
   // offloads. kResourceExhausted.
   absl::Status AllocateOffload();
@@ -89,7 +89,7 @@ class PipelineExecutor {
   // AllocateOffload(). Requires: as Make().
   static int64_t PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
                             kernels::Arena& arena, const BatchShape& shape,
-                            const GradientRoom* room = nullptr);
+                            const GradientOverlay* room = nullptr);
 
   // Of the tokens of every sequence, where they are not 0, 1, 2 ... (Flow::positions); after
   // TakeMemory.
@@ -144,7 +144,7 @@ class PipelineExecutor {
     std::vector<kernels::Tensor> inputs, outputs, gradients;
   };
   static Memory Take(const Model& model, const Buffers& counts, kernels::Arena& arena,
-                     const BatchShape& shape, const GradientRoom* room);
+                     const BatchShape& shape, const GradientOverlay* room);
   absl::Status MakeEvents(const Options& options);
   absl::Status Load(const Step& step, MicroBatchClient& client);
   absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);

@@ -175,7 +175,7 @@ bool AlignsWorkspaces(const TrainerPlace& place, DeviceKind device) {
 }
 
 int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena) {
-  GradientRoom room;
+  GradientOverlay room;
   const bool shares = SharesGradients(place);
   if (shares) {
     const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));

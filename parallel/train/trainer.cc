@@ -282,7 +282,7 @@ absl::Status Trainer::Allocate() {
   optimizing.schedule = options_.schedule;
   if (options_.precision == Precision::kFp16) optimizing.loss_scaling = options_.loss_scaling;
   optimizing.norm.counted = [this](const Parameter& parameter) { return SpeaksFor(parameter); };
-  optimizing.norm.with_products = SumsWithProducts(place(), device_.kind());
+  optimizing.norm.with_gemms = SumsWithProducts(place(), device_.kind());
   ASSIGN_OR_RETURN(optimizer_, Optimizer::Make(*flat_, device_, *compute_, optimizing));
   if (options_.compression.method != CompressionMethod::kNone) {
     ASSIGN_OR_RETURN(compressor_, GradientCompressor::Make(options_.compression, *flat_,
@@ -422,7 +422,7 @@ absl::Status Trainer::AllocatePipeline() {
                                                       .meter = meter_.get(),
                                                       .replay = replay_ != nullptr}));
   const BatchShape shape = BatchShapeOf(place());
-  GradientRoom room;
+  GradientOverlay room;
   const bool shares = flat_->options().share_gradients;
   if (shares) room = FlatBuffers::Room(layout_, model_.parameters(), flat_->options());
   executor_->TakeMemory(arena_, shape, shares ? &room : nullptr);
@@ -438,7 +438,7 @@ absl::Status Trainer::AllocatePipeline() {
       absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
   const Tensor gradients = executor_->TakeMemory(arena_, shape, shares ? &room : nullptr);
-  if (shares) flat_->SetGradientRoom(gradients);
+  if (shares) flat_->SetGradientOverlay(gradients);
   RETURN_IF_ERROR(executor_->AllocateOffload());
   RETURN_IF_ERROR(AllocatePositions());
   return AllocateShared();

@@ -23,13 +23,13 @@ constexpr int64_t kFloat = 4;  // bytes
 // What a ring, or an exchange of equal parts, sends.
 int64_t Moved(int64_t bytes, int64_t size) { return bytes * (size - 1) / size; }
 
-TensorPart HeldBy(const ModelDescription& model, const ModelParallel& part) {
+TensorShard HeldBy(const ModelDescription& model, const ModelParallel& part) {
   const auto size = [&](const char* name, const char* otherwise, int64_t factor) {
     const auto found = model.sizes.find(name);
     return found != model.sizes.end() ? found->second : factor * model.sizes.at(otherwise);
   };
-  return TensorPart::Make(part, model.sizes.at("heads"), size("kv_heads", "heads", 1),
-                          size("ffn", "hidden", 4), model.sizes.at("vocab"));
+  return TensorShard::Make(part, model.sizes.at("heads"), size("kv_heads", "heads", 1),
+                           size("ffn", "hidden", 4), model.sizes.at("vocab"));
 }
 
 // Walks a step as ParameterGatherer does, and counts the blocks that it gathers: each rotating
@@ -285,7 +285,7 @@ class Formulas {
   const TrainerPlace& place_;
   const ModelParallel& part_;
   const DeviceKind device_;
-  const TensorPart held_;
+  const TensorShard held_;
   const FlatLayout layout_;
   const int64_t width_;  // bytes of an activation
   const int64_t tensor_, context_, tokens_, hidden_, micro_batches_;

@@ -113,7 +113,7 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
   Workspace workspace = model->TakeWorkspace(arena, shape);
   const auto sums = *device_->Allocate(3 * sizeof(float));
   const auto norm =
-      *GradientNorm::Make(*flat, *device_, *stream, {.with_products = norm_with_products_});
+      *GradientNorm::Make(*flat, *device_, *stream, {.with_gemms = norm_with_products_});
   const auto scalars = *device_->Allocate(sizeof(kernels::StepScalars));
   const auto sum = [&](int i, int64_t count = 1) {
     return Tensor(static_cast<float*>(sums->data()) + i, DType::kF32, {count});
@@ -253,10 +253,10 @@ TEST_P(StepsTest, NormWithProducts_ReadsWhatTheyDoNotLeave) {
   const double all = sum_of(**GradientNorm::Make(*flat, *device_, *stream, {}));
   EXPECT_GT(all, 1);
   for (const int every : {1, 2, 3, 100}) {
-    const auto norm = *GradientNorm::Make(*flat, *device_, *stream, {.with_products = true});
+    const auto norm = *GradientNorm::Make(*flat, *device_, *stream, {.with_gemms = true});
     double first = 0;
     for (ParameterId id = 0; id < parameters.size(); ++id) {
-      if (!parameters.at(id).by_product || id % every != 0) continue;
+      if (!parameters.at(id).by_gemm || id % every != 0) continue;
       const Tensor pairs = norm->squares()->pairs(id);
       kernels::SumSquaresPair(*stream, flat->gradient_views(0)[id],
                               Tensor(pairs.data(), DType::kF32, {2}), /*accumulate=*/false);

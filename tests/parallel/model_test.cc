@@ -54,12 +54,12 @@ class Bench {
         stream_(*device_->MakeStream()) {
     flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_,
                                {.seed = 5, .share_gradients = share});
-    GradientRoom room;
+    GradientOverlay room;
     if (share) room = FlatBuffers::Room(layout_, model_->parameters(), flat_->options());
     model_->TakeWorkspace(arena_, shape, share ? &room : nullptr);
     CHECK_OK(arena_.Commit(*device_));
     workspace_ = model_->TakeWorkspace(arena_, shape, share ? &room : nullptr);
-    if (share) flat_->SetGradientRoom(workspace_.gradients);
+    if (share) flat_->SetGradientOverlay(workspace_.gradients);
     // What nobody writes must not matter.
     const kernels::Tensor& gradients = workspace_.gradients;
     if (share) std::memset(gradients.data(), 0xff, gradients.bytes());

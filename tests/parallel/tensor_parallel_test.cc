@@ -330,12 +330,12 @@ TEST(MakeModel, TensorParallelismThatDoesNotFit_IsRefusedWithAllNumbers) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use backward")));
 }
 
-TEST(TensorPart, Halves_AreOfSamplesAndHaveRowsOnEveryRank) {
+TEST(TensorShard, Halves_AreOfSamplesAndHaveRowsOnEveryRank) {
   ModelParallel parallel;
   parallel.tensor_size = 3;
   parallel.tensor_rank = 1;
   parallel.tensor_overlap = TensorOverlap::kHalves;
-  const auto part = [&] { return TensorPart::Make(parallel, 6, 6, 48, 61); };
+  const auto part = [&] { return TensorShard::Make(parallel, 6, 6, 48, 61); };
   const BatchShape four = {.batch = 4, .sequence = 9}, odd = {.batch = 3, .sequence = 8};
   EXPECT_EQ(part().pieces(four), 2);
   EXPECT_EQ(part().pieces(odd), 1);
@@ -412,15 +412,15 @@ TEST(UnitSize, GivesAllRanksAsManyWhereSmallerUnitsDo) {
   EXPECT_EQ(UnitSize(50257, 4), 128);  // none does
 }
 
-TEST(TensorPart, StoresAsManyRowsOfTheTableOnAllRanksWithoutWeights) {
+TEST(TensorShard, StoresAsManyRowsOfTheTableOnAllRanksWithoutWeights) {
   for (const int64_t vocab : {128256, 50257, 32000, 61, 4099}) {
     for (const int ranks : {1, 2, 3, 4, 8}) {
       ModelParallel parallel;
       parallel.tensor_size = ranks;
       int64_t end = 0;
-      const int64_t storage = TensorPart::Make(parallel, 24, 24, 1024, vocab).vocab_storage;
+      const int64_t storage = TensorShard::Make(parallel, 24, 24, 1024, vocab).vocab_storage;
       for (parallel.tensor_rank = 0; parallel.tensor_rank < ranks; ++parallel.tensor_rank) {
-        const TensorPart part = TensorPart::Make(parallel, 24, 24, 1024, vocab);
+        const TensorShard part = TensorShard::Make(parallel, 24, 24, 1024, vocab);
         EXPECT_EQ(part.vocab_storage, storage) << vocab << " over " << ranks;
         EXPECT_LE(part.vocab.size(), part.vocab_storage);
         EXPECT_EQ(part.vocab.begin, end);

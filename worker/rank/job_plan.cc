@@ -27,8 +27,8 @@ Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelPa
     return found != model.sizes.end() ? found->second : otherwise;
   };
   const int64_t heads = size("heads", 1), hidden = size("hidden", 1);
-  const auto held = parallel::TensorPart::Make(part, heads, size("kv_heads", heads),
-                                               size("ffn", 4 * hidden), size("vocab", 1));
+  const auto held = parallel::TensorShard::Make(part, heads, size("kv_heads", heads),
+                                                size("ffn", 4 * hidden), size("vocab", 1));
   return {held.heads.size(), held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
 }
 

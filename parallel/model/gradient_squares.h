@@ -1,7 +1,7 @@
-// Sums of squares that the products leave which compute gradients of weights: between the layers,
-// which have them computed, and the global norm, which adds them up.
-#ifndef MUSTER_PARALLEL_MODEL_PRODUCT_SQUARES_H_
-#define MUSTER_PARALLEL_MODEL_PRODUCT_SQUARES_H_
+// Sums of squares of weight gradients, which the epilogues of the GEMMs that compute them leave for
+// the global norm.
+#ifndef MUSTER_PARALLEL_MODEL_GRADIENT_SQUARES_H_
+#define MUSTER_PARALLEL_MODEL_GRADIENT_SQUARES_H_
 
 #include <cstdint>
 #include <utility>
@@ -13,17 +13,17 @@
 
 namespace muster::parallel {
 
-// Of the parameters that are Parameter::by_product. Views, owns no device memory. Single-threaded.
-class ProductSquares {
+// Covers the parameters with Parameter::by_gemm. Views; owns no device memory. Single-threaded.
+class GradientSquares {
  public:
-  // Per parameter [kernels::kSquareParts,2] fp32, empty for others.
-  explicit ProductSquares(std::vector<kernels::Tensor> pairs)
+  // Per parameter [kernels::kSquareParts,2] fp32; empty for the others.
+  explicit GradientSquares(std::vector<kernels::Tensor> pairs)
       : left_(pairs.size(), Left::kUnknown), pairs_(std::move(pairs)) {}
 
   const kernels::Tensor& pairs(ParameterId id) const { return pairs_[id]; }
-  // Whether the product leaves its squares (kernels::WeightGradient). Where it does not, the
-  // gradient has to be read once more. Requires: the same in every step, since pairs that are not
-  // written again would count in the norms of later ones.
+  // Whether the GEMM leaves the squares of this parameter's gradient (kernels::WeightGradient). If
+  // not, the norm reads the gradient. Requires: the same answer in every step, since sums that are
+  // not written again would count in the norms of later steps.
   void SetLeft(ParameterId id, bool left) {
     const Left now = left ? Left::kYes : Left::kNo;
     CHECK(left_[id] == Left::kUnknown || left_[id] == now)
@@ -41,4 +41,4 @@ class ProductSquares {
 
 }  // namespace muster::parallel
 
-#endif  // MUSTER_PARALLEL_MODEL_PRODUCT_SQUARES_H_
+#endif  // MUSTER_PARALLEL_MODEL_GRADIENT_SQUARES_H_
