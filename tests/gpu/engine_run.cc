@@ -27,7 +27,7 @@ using parallel::StepReport;
 
 class Recorder : public parallel::TrainerHooks {
  public:
-  // Traces the last but one of the steps when `trace` says where to.
+  // Traces the last step but one, if `trace` is not empty.
   Recorder(EngineResult& result, int64_t steps, std::string trace, int rank)
       : result_(result),
         traced_(trace.empty() ? -1 : steps - 1),
@@ -69,7 +69,7 @@ class Recorder : public parallel::TrainerHooks {
   std::unique_ptr<kernels::DeviceTrace> device_trace_;
 };
 
-// EngineResult::sent and by_copy_engines since the groups were made, added `times` times.
+// Adds `times` times what the groups have sent so far to EngineResult::sent and by_copy_engines.
 void Count(parallel::MeshGroups& groups, int times, EngineResult& result) {
   const std::vector<std::vector<parallel::Communicator*>> senders = {
       {&groups.shard(), &groups.replicate()},

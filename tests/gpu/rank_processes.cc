@@ -29,10 +29,10 @@ namespace {
 using parallel::Communicator;
 
 constexpr int kHung = 3;  // exit code
-// For all that hang to say so, before they are ended.
+// How long ranks that hang may take to write their records, before they are killed.
 constexpr absl::Duration kLastWords = absl::Seconds(3);
 
-// Files of one directory, which appear whole.
+// A key-value store of files in one directory, each renamed into place when it is whole.
 class FileStore : public parallel::KeyValueStore {
  public:
   FileStore(std::string directory, std::string prefix)
@@ -46,7 +46,7 @@ class FileStore : public parallel::KeyValueStore {
       absl::StatusOr<std::string> value = files_->Read(PathOf(key));
       if (value.ok()) return value;
       if (absl::Now() > deadline) return absl::DeadlineExceededError(key);
-      poll(nullptr, 0, /*milliseconds=*/2);  // files have no better way to say that they are there
+      poll(nullptr, 0, /*milliseconds=*/2);  // files can only be polled for
     }
   }
 
@@ -234,7 +234,7 @@ void RankProcesses::Serve(int rank, int socket) {
       break;
     }
   }
-  // Nobody waits for destructors, which in a CUDA process take a while.
+  // Without destructors, which take long in a process with a CUDA context.
   _exit(0);
 }
 

@@ -1,8 +1,8 @@
 // Ranks as processes of this machine, one per device, as the daemon runs them: for tests and
 // benchmarks of several GPUs.
 //
-// Threads of one process would do for most of it, but CUDA calls of one thread (freeing memory,
-// loading a kernel) may wait for another thread's device, which NCCL does not forgive.
+// Threads of one process would not do: CUDA calls of one thread (freeing memory, loading a kernel)
+// may wait for the device of another thread, which deadlocks with NCCL's collectives.
 #ifndef MUSTER_TESTS_GPU_RANK_PROCESSES_H_
 #define MUSTER_TESTS_GPU_RANK_PROCESSES_H_
 
@@ -26,18 +26,18 @@
 
 namespace muster::testing {
 
-// What the process of a rank keeps from one work to the next.
+// The process of one rank, which keeps its device and communicators from one work to the next.
 class RankProcess {
  public:
-  // `directory`: where ranks find each other.
+  // Ranks exchange their addresses through files in `directory`.
   RankProcess(int rank, kernels::DeviceKind kind, std::string directory);
 
   int rank() const { return rank_; }
   kernels::DeviceKind kind() const { return kind_; }
-  // All of the first `ranks` ranks, over NCCL or TCP, every call recorded. Made when first asked
-  // for, which is a collective: connecting takes longer than many a work.
+  // The communicator of the first `ranks` ranks, over NCCL or TCP, with every call recorded. It is
+  // made by the first call, which is a collective, and kept: connecting takes long.
   absl::StatusOr<parallel::Communicator*> World(int ranks, int thread_blocks_max = 0);
-  // The groups of a mesh, made of such a world; `keep`: for the next who asks, too.
+  // The groups of a mesh, made from such a communicator; `keep` keeps them for later calls.
   absl::StatusOr<std::shared_ptr<parallel::MeshGroups>> Groups(const parallel::Mesh& mesh,
                                                                int zero_shards,
                                                                int thread_blocks_max, bool keep);
@@ -53,20 +53,20 @@ class RankProcess {
   std::map<std::string, std::shared_ptr<parallel::MeshGroups>> groups_;
 };
 
-// The side that starts them. Must have no threads and no CUDA context of its own: it forks.
+// Starts the rank processes by forking, so its process must have no threads and no CUDA context.
 // Single-threaded.
 class RankProcesses {
  public:
-  // Runs in the process of a rank. The text comes back to the caller of Run.
+  // Runs in the process of a rank. Its text is returned to the caller of Run.
   using Work = std::function<absl::StatusOr<std::string>(RankProcess& self, int index)>;
 
   // `directory` exists and is empty.
   RankProcesses(int ranks, kernels::DeviceKind kind, std::string directory, Work work);
   ~RankProcesses();  // ends them
 
-  // Work `index` on the first `ranks` ranks; the texts by rank. The first error of a rank; a rank
-  // that has not answered after `bound` writes its flight record to stderr and is ended, which is
-  // kDeadlineExceeded. After an error the next call starts new processes.
+  // Runs work `index` on the first `ranks` ranks and returns their texts, or the first rank's
+  // error. A rank that has not answered after `bound` writes its flight record to stderr and is
+  // ended: kDeadlineExceeded. After an error the next call starts new processes.
   absl::StatusOr<std::vector<std::string>> Run(int index, int ranks, absl::Duration bound);
 
  private:

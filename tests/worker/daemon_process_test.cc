@@ -1,5 +1,5 @@
-// Real processes: /bin/sh as a scripted rank, under the real shim. Waits are for events; a test
-// that hangs fails by its deadline.
+// Real processes: /bin/sh as a scripted rank, under the real shim. Tests wait for events, each with
+// a deadline.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ class Events {
     MutexLock lock(&mutex_);
     events_.push_back(std::move(event));
   }
-  // The next event, which must be an Event.
+  // Waits for the next event, which must be of type Event.
   template <typename Event>
   Event Next() {
     MutexLock lock(&mutex_);
@@ -61,7 +61,7 @@ class Events {
     ADD_FAILURE() << "another event came: index " << event.index();
     return {};
   }
-  // A rank that ends at once may be found ended before it was seen to run.
+  // A rank that ends at once may be reported as exited without having been reported as started.
   RankExited NextExit() {
     {
       MutexLock lock(&mutex_);
@@ -89,7 +89,7 @@ class ProcessTest : public ::testing::Test {
     NewHost();
   }
   ~ProcessTest() override {
-    // Whatever a failed test has left.
+    // Kills what a failed test has left.
     for (const pid_t pid : FindProcesses(0, kRunDirectoryVariable, RunDirectory())) {
       ::kill(pid, SIGKILL);
     }
@@ -98,7 +98,7 @@ class ProcessTest : public ::testing::Test {
     std::filesystem::remove_all(directory_, ignored);
   }
 
-  // As a restart of the daemon: the new host knows nothing.
+  // Restarts the host, as a restart of the daemon does: the new one knows nothing.
   void NewHost() {
     host_.reset();
     ProcessHostOptions options;
@@ -123,7 +123,7 @@ class ProcessTest : public ::testing::Test {
   }
   void Script(const std::string& script) { command_ = {"/bin/sh", "-c", script}; }
   void Run() { host_->Carry(StartRank{kRank, Assignment()}); }
-  // Of a script that runs until it is told otherwise.
+  // Starts a script that runs until it is told to end.
   int64_t StartScript(const std::string& script) {
     Script(script);
     Run();
@@ -179,8 +179,8 @@ TEST_F(ProcessTest, Rank_KilledWithSigkill_IsNoticedWithinASecond) {
   EXPECT_THAT(exited.exit.message(), HasSubstr(RunDirectory()));
 }
 
-// A data set that is cut short under a running rank.
-TEST_F(ProcessTest, Rank_EndedByABusError_IsToldWhatThatMeans) {
+// A rank gets SIGBUS when a data set that it has mapped is truncated.
+TEST_F(ProcessTest, Rank_EndedByABusError_MessageSaysWhatThatMeans) {
   Script("kill -BUS $$");
   Run();
   const RankExited exited = events_.NextExit();
@@ -217,7 +217,7 @@ TEST_F(ProcessTest, Daemon_Restarts_RunningRankIsFoundAgainAndItsExitIsExact) {
   const RankExited exited = events_.Next<RankExited>();
   EXPECT_EQ(exited.pid, pid);
   EXPECT_EQ(exited.exit.code(), 42);
-  EXPECT_EQ(Log(), "late\n");  // written while another daemon than its first was there
+  EXPECT_EQ(Log(), "late\n");  // written under the second daemon
 }
 
 TEST_F(ProcessTest, Rank_EndsWhileNoDaemonRuns_ExitIsExact) {

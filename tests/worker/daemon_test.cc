@@ -41,7 +41,7 @@ using ::testing::Not;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-// Keeps every message it got; says what a test tells it to.
+// Keeps every message that it gets, and sends what the test tells it to.
 class FakeCoordinator : public v1::WorkerService::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::FromCoordinator, v1::FromWorker>;
@@ -87,7 +87,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
     return grpc::Status::OK;
   }
 
-  // Wanted from now on, and by each later session.
+  // Sends this Desired now, and at the start of each later session.
   void Desire(const std::vector<v1::DesiredAttempt>& attempts) {
     MutexLock lock(&mutex_);
     desired_.mutable_desired()->clear_attempts();
@@ -100,7 +100,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
     Write(message);
   }
 
-  // The first message so far, or to come, that `matches`.
+  // The first message that `matches`, of those received; waits for one if there is none.
   v1::FromWorker Await(const std::function<bool(const v1::FromWorker&)>& matches) {
     MutexLock lock(&mutex_);
     v1::FromWorker found;
@@ -119,7 +119,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
     }
     return found;
   }
-  // The newest state of the only rank, once it is `state`.
+  // Waits until the only rank is in `state`, and returns what is observed of it.
   v1::ObservedRank AwaitRank(v1::RankState state) {
     const auto rank_in = [state](const v1::FromWorker& message) {
       return message.has_observed() && message.observed().attempts_size() == 1 &&
@@ -281,7 +281,7 @@ TEST_F(DaemonTest, Daemon_Restarts_SameProcessIsReportedAndItsExitIsExact) {
 }
 
 TEST_F(DaemonTest, Client_Reports_ProgressArrivesAndStopIsSeen) {
-  // Deaf to SIGTERM, so that the attempt lasts until the client has seen the stop.
+  // The rank ignores SIGTERM, so that the attempt lasts until the client has seen the stop.
   script_ = "trap '' TERM; while :; do sleep 1000; done";
   RunRank();
   const auto client = Client();
@@ -339,7 +339,7 @@ TEST_F(DaemonTest, Commit_PendingWhileCoordinatorIsAway_ComesBeforeTheExitAfterA
   checkpoint.set_step(50);
   checkpoint.set_path("/checkpoints/step-50");
   client->Commit(checkpoint);
-  ASSERT_THAT(client->Flush(kPatience), IsOk());  // stored, though nobody could judge it
+  ASSERT_THAT(client->Flush(kPatience), IsOk());  // the daemon has stored it
   daemon_.reset();
   std::ofstream(go) << "go\n";
   StartDaemon();
@@ -361,8 +361,8 @@ TEST_F(DaemonTest, Commit_PendingWhileCoordinatorIsAway_ComesBeforeTheExitAfterA
   EXPECT_EQ(client->last_committed_step(), 50);
 }
 
-// A daemon that takes the first commit and never answers it, as one that is stopped or dies with
-// the call would.
+// A daemon that takes the first commit and never answers it, as one that is stopped or that dies
+// during the call does.
 class DeafOnce final : public v1::RankService::Service {
  public:
   grpc::Status Commit(grpc::ServerContext*, const v1::CommitRequest*,
@@ -413,7 +413,7 @@ TEST_F(DaemonTest, Client_OfAStaleEpoch_IsAbortedOnce) {
   Notification told;
   const auto client = Client(/*epoch=*/7, [&told](absl::Status status) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, HasSubstr("epoch 7")));
-    told.Notify();  // a second call would end the test
+    told.Notify();  // a second call would fail the test
   });
   EXPECT_THAT(client->Put("key", "value"), StatusIs(absl::StatusCode::kAborted));
   ASSERT_TRUE(told.WaitForNotificationWithTimeout(kPatience));
@@ -474,7 +474,7 @@ TEST_F(DaemonTest, EndRanks_LeavesNothingRunningAndSaysWhy) {
   EXPECT_EQ(coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit().cause(), v1::CAUSE_PREEMPTED);
 }
 
-// Against a management library of ours.
+// Tests with a management library of our own.
 class DaemonWithGpusTest : public DaemonTest {
  protected:
   void SetUp() override {
@@ -492,7 +492,7 @@ class DaemonWithGpusTest : public DaemonTest {
     daemon_ = std::move(*daemon);
   }
   void TearDown() override {
-    daemon_.reset();  // its thread reads them
+    daemon_.reset();  // its thread reads the variables
     ::unsetenv("FAKE_NVML_XID");
     ::unsetenv("FAKE_NVML");
   }
@@ -506,7 +506,7 @@ class DaemonWithGpusTest : public DaemonTest {
   const std::string xid_ = directory_ + "/xid";
 };
 
-TEST_F(DaemonWithGpusTest, RankThatCannotSayMore_ItsEndNamesTheGpu) {
+TEST_F(DaemonWithGpusTest, RankThatLeavesNoReport_ItsEndNamesTheGpu) {
   const v1::ObservedRank running = RunOnTheSecond();
   ::kill(static_cast<pid_t>(running.pid()), SIGKILL);
   const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_EXITED).exit();
@@ -523,13 +523,13 @@ TEST_F(DaemonWithGpusTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu
     while (std::filesystem::exists(xid_)) std::this_thread::yield();
   }
   ::kill(static_cast<pid_t>(running.pid()), SIGKILL);
-  // That it has exited may stand in the hello of the session that the failed GPU makes necessary.
+  // The exit may be reported in the Hello of the session that begins because the GPU failed.
   const v1::RankExit exit = coordinator_->AwaitRank(v1::RANK_STATE_RELEASED).exit();
   EXPECT_THAT(exit.message(), HasSubstr("signal"));
   EXPECT_THAT(exit.message(), HasSubstr("Xid 79 on GPU-10000000-aaaa: it has fallen off the bus"));
   EXPECT_THAT(exit.message(), Not(HasSubstr("Xid 13")));
   EXPECT_THAT(exit.message(), Not(HasSubstr(" is GPU-"))) << "named already";
-  // It gets no rank any more; the other one, whose program failed, does.
+  // The GPU gets no more ranks; the other one, on which only a program failed, does.
   const auto knows = [](const v1::FromWorker& message) {
     return message.has_hello() && message.hello().devices_size() == 4 &&
            !message.hello().devices(3).unusable().empty();
@@ -541,7 +541,7 @@ TEST_F(DaemonWithGpusTest, RankEndsOnAGpuThatFailed_ItsEndNamesTheErrorAndTheGpu
   EXPECT_EQ(hello.devices(2).unusable(), "");
 }
 
-// The driver may lose a GPU without a word about why.
+// The driver may lose a GPU without reporting an Xid.
 TEST_F(DaemonWithGpusTest, GpuThatIsLostWithoutAnError_IsNamedAndTheOtherIsStillWatched) {
   const auto unusable = [](int device) {
     return [device](const v1::FromWorker& message) {

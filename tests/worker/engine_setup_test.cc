@@ -49,8 +49,9 @@ TEST(Presets, LlamaOverEightTensorParallelRanks_LeavesEachAnEighth) {
   EXPECT_NEAR(static_cast<double>(model->parameters().elements()), 70'553'706'496 / 8.0, 2e7);
 }
 
-// By hand: 12 blocks of 12 x 768^2 weights and the head's 50257 x 768; six each, and attention.
-TEST(Arithmetic, CountsProductsAttentionsHalfAndWhatIsRecomputed) {
+// Computed by hand: 6 FLOPs for each of the weights, which are 12 blocks of 12 x 768^2 and the
+// head's 50257 x 768, and those of attention.
+TEST(Arithmetic, CountsGemmsCausalAttentionAndRecomputation) {
   const v1::ModelSpec spec = *spec::FindPreset("gpt2-124m");
   const double block = 12.0 * 768 * 768, attention = 1024.0 * 768;
   const double counted = 6 * (12 * block + 50257.0 * 768) + 6 * 12 * attention;
@@ -63,12 +64,12 @@ TEST(Arithmetic, CountsProductsAttentionsHalfAndWhatIsRecomputed) {
     };
     const Arithmetic h200 = of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kBf16, false);
     EXPECT_EQ(h200.model_flops, counted);
-    // All of forward but each block's last product.
+    // All of forward but each block's last GEMM.
     const bool full = recompute == parallel::Recompute::kFull;
     EXPECT_EQ(h200.hardware_flops,
               counted + (full ? 12 * (2 * block * 8 / 12 + 2 * attention) : 0));
     EXPECT_EQ(h200.peak_flops, 989e12);
-    // What four GPUs reached together in docs/benchmarks/h200-layouts.md.
+    // The tokens per second of four GPUs in docs/benchmarks/h200-layouts.md.
     EXPECT_NEAR(h200.Utilization(h200.model_flops, 2351957, 1), 0.474, 5e-4);
     EXPECT_EQ(of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kFp32, true).peak_flops,
               494.5e12);
@@ -84,7 +85,7 @@ TEST(Arithmetic, CountsProductsAttentionsHalfAndWhatIsRecomputed) {
   }
 }
 
-TEST(PartOf, AnyOrder_IsForTheJobToAllow) {
+TEST(PartOf, AnyOrder_IsTakenFromTheSpec) {
   v1::JobSpec spec;
   for (const bool allowed : {false, true}) {
     spec.mutable_engine()->mutable_training()->set_any_order(allowed);
@@ -93,7 +94,7 @@ TEST(PartOf, AnyOrder_IsForTheJobToAllow) {
   }
 }
 
-TEST(PartOf, Dropout_IsTheJobs) {
+TEST(PartOf, Dropout_IsTakenFromTheSpec) {
   v1::JobSpec spec;
   ASSERT_OK_AND_ASSIGN(parallel::ModelParallel part, PartOf(spec, parallel::PerAxis()));
   EXPECT_EQ(part.dropout, 0);
@@ -136,7 +137,7 @@ v1::JobSpec Split(v1::JobSpec spec, int pipeline, int context, int tensor) {
   return spec;
 }
 
-TEST(NcclOptionsOf, ThreadBlocks_AreTheJobsAndCountedInItsMemory) {
+TEST(NcclOptionsOf, ThreadBlocks_AreTakenFromTheSpecAndCountedInItsMemory) {
   v1::JobSpec spec = SmallJob(2);
   spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
   spec.mutable_resources()->set_ranks(2);
@@ -155,7 +156,7 @@ TEST(NcclOptionsOf, ThreadBlocks_AreTheJobsAndCountedInItsMemory) {
   EXPECT_EQ(with_all - libraries(), int64_t{2} * 24 * 30 << 20);
 }
 
-// Pinned memory that the host does not have would end the process or others of the machine.
+// Pinning more memory than the host has would make the kernel kill processes.
 TEST(CheckFits, OffloadThatTheHostCannotHold_IsRefusedWithWhatItTakesAndWhatFits) {
   v1::JobSpec spec = SmallJob(2);
   spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
@@ -190,7 +191,7 @@ TEST(CheckFits, OffloadThatTheHostCannotHold_IsRefusedWithWhatItTakesAndWhatFits
               ::testing::AllOf(::testing::HasSubstr("cuda:0 NVIDIA H200 GPU-1 has "),
                                ::testing::HasSubstr("free of 80.00 GiB (other processes hold 79."),
                                ::testing::HasSubstr("libraries ")));
-  // The driver's and our own are no others'.
+  // The driver's memory and our own are not blamed on other processes.
   const kernels::DeviceMemory small = {int64_t{600} << 20, int64_t{90} << 20};
   EXPECT_THAT(std::string(CheckFits(assignment, use, parallel::PerAxis(),
                                     kernels::DeviceKind::kCuda, "cuda:0", small, std::nullopt)
@@ -199,14 +200,14 @@ TEST(CheckFits, OffloadThatTheHostCannotHold_IsRefusedWithWhatItTakesAndWhatFits
                                ::testing::Not(::testing::HasSubstr("other processes"))));
 }
 
-// A head that takes the time of three blocks takes the place of three.
+// A head that takes as long as three blocks counts as three.
 TEST(Balance, Stages_FollowMeasuredLayers) {
   v1::JobSpec spec = Split(SmallJob(9), 2, 1, 1);
   ASSERT_OK(Even({{.embedding = 1e-6, .block = 1e-3, .head = 2e-3},
                   {.embedding = 1e-6, .block = 1e-3, .head = 4e-3}},
                  spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(6, 3));
-  // What is given stays.
+  // Numbers that the spec gives stay.
   ASSERT_OK(Even({{.embedding = 1, .block = 1e-3, .head = 0}}, spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(6, 3));
 }
@@ -232,14 +233,15 @@ TEST(Balance, SharesOfTensorRanks_FollowTheSlowestOfEachPlaceInSixteenths) {
                     {.tensor = 1, .share = 100, .block = 1},
                     {.tensor = 2, .share = 100, .block = 1}}),
             (std::vector<double>{8, 4, 16}));
-  // Nobody is left without.
+  // Every rank gets some share, however slow it is.
   EXPECT_EQ(shares({{.tensor = 0, .share = 1, .block = 1000},
                     {.tensor = 1, .share = 1, .block = 1},
                     {.tensor = 2, .share = 1, .block = 1}}),
             (std::vector<double>{1, 16, 16}));
 }
 
-// Nine and three of twelve heads over two context ranks: the job was valid, and stays so.
+// Shares of nine and three of twelve heads cannot be divided by two context ranks: the job must
+// stay valid.
 TEST(Balance, SharesThatAttentionCannotTake_StayEqual) {
   v1::JobSpec spec = SmallJob(2);
   spec.mutable_engine()->mutable_model()->set_hidden(48);
@@ -254,14 +256,14 @@ TEST(Balance, SharesThatAttentionCannotTake_StayEqual) {
   EXPECT_THAT(spec.engine().parallel().tensor_shares(), ::testing::IsEmpty());
   EXPECT_THAT(given_up, ::testing::HasSubstr("keep equal shares, since by speed"));
   EXPECT_THAT(given_up, ::testing::HasSubstr("all_to_all spreads 9 heads"));
-  // A ring takes any.
+  // Ring attention takes any number of heads.
   spec.mutable_engine()->mutable_parallel()->set_context_method(v1::CONTEXT_METHOD_RING);
   ASSERT_OK(Even(ranks, spec));
   EXPECT_THAT(spec.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 5));
 }
 
-// The faster rank's larger share must fit its memory; what it cannot hold the other one takes.
-TEST(Balance, ASharesMemory_LimitsIt) {
+// The faster rank's larger share must fit its memory; the other rank takes what it cannot hold.
+TEST(Balance, RankWithLittleMemory_GetsASmallerShare) {
   v1::JobSpec spec = SmallJob(2);
   spec.mutable_engine()->mutable_model()->set_heads(24);
   spec.mutable_engine()->mutable_model()->set_kv_heads(24);
@@ -286,18 +288,18 @@ TEST(Balance, ASharesMemory_LimitsIt) {
   ASSERT_OK_AND_ASSIGN(given_up, Even(ranks, limited));
   EXPECT_OK(spec::Validate(limited));
   EXPECT_LE(needed(limited, 0), ranks[0].memory_bytes);
-  EXPECT_GT(needed(limited, 0), ranks[0].memory_bytes * 9 / 10);  // no more than it must
+  EXPECT_GT(needed(limited, 0), ranks[0].memory_bytes * 9 / 10);  // no smaller than needed
   EXPECT_THAT(given_up, ::testing::HasSubstr(absl::StrCat("stage 0, tensor rank 0 would need ",
                                                           BytesText(wanted), " of its ",
                                                           BytesText(ranks[0].memory_bytes))));
-  // Equally fast ones, too.
+  // The same with ranks that are equally fast.
   ranks[1].block = 1;
   v1::JobSpec equal = spec;
   ranks[0].memory_bytes = needed(spec, 0) * 9 / 10;
   ASSERT_OK_AND_ASSIGN(given_up, Even(ranks, equal));
   EXPECT_LE(needed(equal, 0), ranks[0].memory_bytes);
   EXPECT_NE(given_up, "");
-  // Where nothing fits, the rank that needs too much says so, with what would.
+  // Where nothing fits, times alone decide; SetUpEngine refuses the spec later.
   ranks[0].memory_bytes = ranks[1].memory_bytes = 1000;
   ranks[1].block = 2;
   v1::JobSpec none = spec;
@@ -306,7 +308,7 @@ TEST(Balance, ASharesMemory_LimitsIt) {
   EXPECT_THAT(none.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 8));
 }
 
-TEST(Balance, AStagesMemory_LimitsItsBlocks) {
+TEST(Balance, StageWithLittleMemory_GetsFewerBlocks) {
   v1::JobSpec spec = Split(SmallJob(9), 2, 1, 1);
   std::vector<RankMeasure> ranks = {{.stage = 0, .embedding = 1e-6, .block = 1e-3, .head = 2e-3},
                                     {.stage = 1, .embedding = 1e-6, .block = 1e-3, .head = 4e-3}};
@@ -320,7 +322,7 @@ TEST(Balance, AStagesMemory_LimitsItsBlocks) {
   EXPECT_THAT(given_up, ::testing::HasSubstr("by time alone stage 0, tensor rank 0 would need"));
 }
 
-TEST(Balance, ARankOfAnyLayout_IsMeasured) {
+TEST(Balance, RanksOfEveryLayout_CanBeMeasured) {
   for (const bool documents : {false, true}) {
     v1::JobSpec spec = Split(SmallJob(4), 2, 2, 2);
     spec.mutable_engine()->mutable_data()->set_separate_documents(documents);

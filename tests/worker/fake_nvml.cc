@@ -1,4 +1,5 @@
-// A management library for tests: GPUs as FAKE_NVML says, "name=value" pairs separated by spaces.
+// A management library for tests. The environment variable FAKE_NVML describes its GPUs, in
+// "name=value" pairs separated by spaces; defaults are in parentheses:
 //   gpus (2)       how many
 //   cuda (13000)   what the driver supports
 //   cc (90)        compute capability x 10
@@ -9,9 +10,9 @@
 //   pending (-1)   index of a GPU with a row to be replaced
 //   ecc (0)        errors of GPU 0
 //
-// FAKE_NVML_XID names a file: "INDEX XID" in it is an error of that GPU; "INDEX lost": it is off
-// the bus from then on, and says no more. Once the error has been dealt with, that is, when the
-// next one is waited for, the file is gone.
+// FAKE_NVML_XID names a file. "INDEX XID" in it is an error of that GPU; with "INDEX lost" the GPU
+// is off the bus from then on, without an error. The file is removed when the next error is waited
+// for, so its absence shows that the first one has been handled.
 #include <poll.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Discovery against a management library of ours: what a real one reports is seen on real machines.
+// Discovery of GPUs against a management library of our own (fake_nvml.cc).
 #include "worker/daemon/gpus.h"
 
 #include <gmock/gmock.h>
@@ -155,8 +155,8 @@ TEST_F(Gpus, OfferedOnes_KeepTheirNumbers) {
   EXPECT_EQ(report.devices[1].name(), "cuda:3");
 }
 
-// Every error that concerns the GPU itself says what to do.
-TEST(GpuErrors, AreExplainedWithWhatToDo) {
+// The explanation of every Xid that concerns the GPU itself says what to do.
+TEST(ExplainXid, ErrorOfTheGpu_SaysWhatToDo) {
   for (const uint64_t xid : {48, 63, 64, 74, 79, 95, 119, 120}) {
     EXPECT_THAT(ExplainXid(xid), ::testing::ContainsRegex("reset|reboot|replace")) << xid;
   }

@@ -9,23 +9,19 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/file_system.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/data/indexed_dataset.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/trainer.h"
-#include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
+#include "tests/worker/plan_specs.h"
 #include "worker/rank/engine_setup.h"
 #include "worker/rank/engine_spec.h"
 #include "worker/rank/failure_cause.h"
-#include "worker/rank/memory_check.h"
-#include "worker/rank/plan_advice.h"
 
 namespace muster::worker {
 namespace {
@@ -33,51 +29,11 @@ namespace {
 using parallel::Axis;
 using ::testing::AllOf;
 using ::testing::Contains;
-using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-v1::JobSpec WithDefaults(v1::JobSpec spec) {
-  spec.set_name("plan");
-  spec.set_working_directory("/");
-  v1::EngineSpec& engine = *spec.mutable_engine();
-  if (engine.data().train().empty()) engine.mutable_data()->add_train()->set_path("/data/text");
-  engine.mutable_training()->mutable_optimizer()->mutable_adamw()->set_lr(1e-3);
-  if (engine.training().steps() == 0) engine.mutable_training()->set_steps(10);
-  spec::ApplyDefaults(spec);
-  EXPECT_OK(spec::Validate(spec));
-  return spec;
-}
-
-struct Split {
-  int pipeline = 1, data = 1, context = 1, tensor = 1;
-  bool sequence = false;
-  int zero = 0;
-};
-
-v1::JobSpec Preset(const std::string& name, const Split& split, int64_t global_batch,
-                   int64_t micro_batch) {
-  v1::JobSpec spec;
-  v1::EngineSpec& engine = *spec.mutable_engine();
-  *engine.mutable_model() = *spec::FindPreset(name);
-  engine.mutable_training()->set_global_batch(global_batch);
-  engine.mutable_training()->set_micro_batch(micro_batch);
-  engine.mutable_training()->set_precision(v1::PRECISION_BF16);
-  v1::ParallelSpec& parallel = *engine.mutable_parallel();
-  parallel.set_pipeline(split.pipeline);
-  parallel.set_data(split.data);
-  parallel.set_context(split.context);
-  parallel.set_tensor(split.tensor);
-  parallel.set_sequence(split.sequence);
-  parallel.set_zero(split.zero);
-  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
-  spec.mutable_resources()->set_ranks(split.pipeline * split.data * split.context * split.tensor);
-  return WithDefaults(std::move(spec));
-}
-
-// A job of this machine on a data set of its own.
+// A small job on this machine, with its own data set.
 class SmallJobs : public ::testing::Test {
  protected:
   SmallJobs() : directory_(absl::StrCat(::testing::TempDir(), "/muster-plan-", getpid())) {
@@ -134,7 +90,7 @@ class SmallJobs : public ::testing::Test {
     return assignment;
   }
 
-  // Device memory that every rank's trainer allocates, by rank.
+  // The bytes that each rank's trainer allocates on its device, by rank.
   std::vector<int64_t> Allocated(const v1::JobSpec& spec) {
     const int ranks = spec.resources().ranks();
     std::vector<int64_t> bytes(ranks, -1);
@@ -167,8 +123,8 @@ class SmallJobs : public ::testing::Test {
     for (const RankPlan& rank : plan.ranks) ranks += rank.ranks;
     EXPECT_EQ(ranks, spec.resources().ranks());
     for (int i = 0; i < ranks; ++i) {
-      // The entry of this rank: the last one of its stage that does not begin behind it, among
-      // entries of equal tensor ranks the one with as much.
+      // Finds the plan's entry for this rank: the last one of its stage whose first tensor rank is
+      // not behind this one's; where several entries qualify, the one with equal bytes.
       const parallel::PerAxis coordinate = mesh.CoordinateOf(i);
       bool found = false;
       for (const RankPlan& rank : plan.ranks) {
@@ -224,19 +180,6 @@ TEST_F(SmallJobs, PlansOfUnevenSharesAndAnotherOrderOfRanks_AreWhatRanksAllocate
   EXPECT_EQ(split.mesh.CoordinateOf(1), parallel::PerAxis(1, 0, 0, 0));
   EXPECT_EQ(split.mesh.CoordinateOf(4), parallel::PerAxis(0, 0, 0, 1));
   ExpectPlanned(spec);
-}
-
-// Fewer blocks stand beside the larger share where blocks are moved, too.
-TEST(CheapestFit, OfAPipelineWithUnevenShares_FitsTheLargestShare) {
-  v1::JobSpec spec = Preset("llama-8b", {.pipeline = 2, .tensor = 2}, 64, 1);
-  for (const double share : {1, 3}) {
-    spec.mutable_engine()->mutable_parallel()->add_tensor_shares(share);
-  }
-  ASSERT_OK_AND_ASSIGN(const JobPlan before, PlanJob(spec));
-  const int64_t bytes = before.needed_bytes() - kGiB;
-  const std::optional<PlannedChange> change = CheapestFit(spec, bytes);
-  ASSERT_TRUE(change.has_value());
-  EXPECT_LE(change->plan.needed_bytes(), bytes);
 }
 
 TEST_F(SmallJobs, PlansOfSchedulesRecomputationAndWires_AreWhatRanksAllocate) {
@@ -296,7 +239,7 @@ TEST_F(SmallJobs, RankThatDoesNotFit_IsRefusedWithCategoriesAndTheCheapestChange
                     HasSubstr("4 ranks on this machine"), HasSubstr("optimizer "),
                     HasSubstr("activations "), HasSubstr("engine.parallel.zero=1 would fit")));
   EXPECT_OK(SetUpEngine(Assignment(sharded, 2), *files_, machine).status());
-  // And where nothing helps.
+  // Where no change helps, the message says that.
   const auto hopeless = SetUpEngine(Assignment(spec, 2), *files_, kernels::DeviceMemory{4096, 0});
   EXPECT_THAT(std::string(hopeless.status().message()), HasSubstr("needs more ranks"));
 }
@@ -329,7 +272,7 @@ TEST(JobPlan, Llama70bOn512Ranks_IsPlannedWithoutItsMemory) {
   EXPECT_LT(plan.needed_bytes(), 80 * kGiB);
 }
 
-// Copy engines find what tensor ranks exchange at the same place on all of them.
+// Peer memory needs the buffers of a tensor group at the same offsets on all of its ranks.
 TEST(JobPlan, TensorRanksOfUnevenShares_HaveOneSizeOfWorkspace) {
   v1::JobSpec spec = Preset("gpt2-1558m", {.tensor = 2, .sequence = true}, 16, 16);
   const auto workspaces = [&] {
@@ -368,7 +311,7 @@ TEST(JobPlan, EveryPreset_IsPlanned) {
   for (const std::string& name : spec::PresetNames()) {
     ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(Preset(name, {}, 8, 1)));
     const auto parameters = static_cast<double>(plan.parameters);
-    // Weights in 16 bits with the other half of their masters, and both moments.
+    // 16-bit weights, the lower 16 bits of their fp32 masters, and both moments.
     EXPECT_GT(static_cast<double>(plan.needed_bytes()), 12 * parameters) << name;
     EXPECT_GT(static_cast<double>(plan.flops_per_token), 6 * 0.9 * parameters) << name;
   }
@@ -392,7 +335,7 @@ TEST(JobPlan, WhatZeroLeavesWhole_IsNamed) {
   }
 }
 
-TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
+TEST(JobPlan, EachStageOfZero_ShardsItsPartOfTheState) {
   const auto plan = [](int zero) {
     return *PlanJob(Preset("llama-8b", {.data = 8, .zero = zero}, 64, 1));
   };
@@ -415,7 +358,7 @@ TEST(JobPlan, StageOfZero_ShardsWhatItSays) {
 
 // Per parameter: fp32 gradients one way, bf16 parameters the other, for ZeRO-3 twice for each
 // micro-batch. Per layer of tensor parallelism with sequence parallelism ten collectives.
-TEST(JobPlan, WhatRanksSend_IsThatOfTheMethods) {
+TEST(JobPlan, BytesSent_AreThoseOfEachMethod) {
   const auto sent = [](const Split& split) {
     const JobPlan plan = *PlanJob(Preset("llama-8b", split, 64, 1));
     return std::make_pair(plan.ranks[0].sent, static_cast<double>(plan.parameters));
@@ -462,153 +405,6 @@ TEST(JobPlan, ResidentElements_StayWholeOnEveryRank) {
   // With all of them resident nothing is sharded but the optimizer's state.
   EXPECT_NEAR(all.bytes, 2.0 * 1'235'814'400, 1e7);
   EXPECT_LT(few.bytes, all.bytes / 2);
-}
-
-TEST(CheapestFit, OfAPipeline_MovesBlocksFromTheStageThatIsTooLarge) {
-  const v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 2, .zero = 3}, 64, 1);
-  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  ASSERT_EQ(plan.largest().pipeline, 0);  // 1F1B keeps the most micro-batches there
-  const int64_t room = plan.needed_bytes() - 1;
-  const auto change = CheapestFit(spec, room);
-  ASSERT_TRUE(change.has_value());
-  EXPECT_LE(change->plan.needed_bytes(), room);
-  // Blocks moved by hand are planned as they are asked for.
-  v1::JobSpec moved = spec;
-  for (const int blocks : {6, 8, 9, 9}) {
-    moved.mutable_engine()->mutable_parallel()->add_pipeline_blocks(blocks);
-  }
-  ASSERT_OK(spec::Validate(moved));
-  ASSERT_OK_AND_ASSIGN(const JobPlan by_hand, PlanJob(moved));
-  EXPECT_EQ(by_hand.ranks[0].blocks, 6);
-  EXPECT_EQ(by_hand.ranks[3].blocks, 9);
-  EXPECT_LT(by_hand.imbalance(), plan.imbalance());
-}
-
-TEST(EvenMemory, OfAPipeline_MovesBlocksUntilNoOtherCutTakesLess) {
-  const v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 2, .zero = 3}, 64, 1);
-  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  ASSERT_GT(plan.imbalance(), 0.05);
-  const std::optional<PlannedChange> even = EvenMemory(spec, plan);
-  ASSERT_TRUE(even.has_value());
-  EXPECT_LT(even->plan.imbalance(), plan.imbalance() / 2);
-  EXPECT_LT(even->plan.needed_bytes(), 0.95 * plan.needed_bytes());
-  EXPECT_THAT(EvenText(*even), ::testing::StartsWith("engine.parallel.pipeline_blocks=["));
-  // A block that moves between any two stages makes it no better.
-  std::vector<int> blocks;
-  for (const RankPlan& rank : even->plan.ranks) blocks.push_back(rank.blocks);
-  for (size_t from = 0; from < blocks.size(); ++from) {
-    for (size_t to = 0; to < blocks.size(); ++to) {
-      if (from == to || blocks[from] == 1) continue;
-      v1::JobSpec other = spec;
-      for (size_t i = 0; i < blocks.size(); ++i) {
-        other.mutable_engine()->mutable_parallel()->add_pipeline_blocks(
-            blocks[i] + (i == to ? 1 : 0) - (i == from ? 1 : 0));
-      }
-      EXPECT_GT(PlanJob(other)->needed_bytes(), 0.99 * even->plan.needed_bytes());
-    }
-  }
-  // Even already, or nothing to move.
-  v1::JobSpec again = spec;
-  for (const int count : blocks) {
-    again.mutable_engine()->mutable_parallel()->add_pipeline_blocks(count);
-  }
-  EXPECT_FALSE(EvenMemory(again, *PlanJob(again)).has_value());
-  const v1::JobSpec data = Preset("llama-8b", {.data = 8, .zero = 3}, 64, 1);
-  EXPECT_FALSE(EvenMemory(data, *PlanJob(data)).has_value());
-}
-
-TEST(CheapestFit, OfAPipelineThatRecomputesAll_MovesBlocks) {
-  v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 1}, 64, 1);
-  spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_FULL);
-  spec.mutable_engine()->mutable_training()->set_any_order(true);
-  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  const int64_t room = plan.needed_bytes() - 1;
-  const auto change = CheapestFit(spec, room);
-  ASSERT_TRUE(change.has_value());
-  ASSERT_THAT(change->settings, ElementsAre(HasSubstr("engine.parallel.pipeline_blocks=[")));
-  EXPECT_LE(change->plan.needed_bytes(), room);
-  EXPECT_LT(change->plan.imbalance(), plan.imbalance());
-  EXPECT_GE(change->slowdown, 1);
-  int blocks = 0;
-  for (const RankPlan& rank : change->plan.ranks) blocks += rank.blocks;
-  EXPECT_EQ(blocks, 32);
-}
-
-TEST(CheapestFit, OfWhatFits_IsTheOneThatCostsLeast) {
-  v1::JobSpec spec = Preset("llama-8b", {.data = 8, .zero = 1}, 64, 4);
-  ASSERT_OK_AND_ASSIGN(JobPlan plan, PlanJob(spec));
-  // One buffer for both micro-batches costs nothing but bits.
-  const auto any_order = CheapestFit(spec, plan.needed_bytes() - 1);
-  ASSERT_TRUE(any_order.has_value());
-  EXPECT_THAT(any_order->settings, ElementsAre("engine.training.any_order=true"));
-  spec.mutable_engine()->mutable_training()->set_any_order(true);
-  ASSERT_OK_AND_ASSIGN(plan, PlanJob(spec));
-  EXPECT_EQ(plan.needed_bytes(), any_order->plan.needed_bytes());
-  // A little too small: what ZeRO-2 sends more costs less than all that saves more.
-  const auto little = CheapestFit(spec, plan.needed_bytes() - 1);
-  ASSERT_TRUE(little.has_value());
-  EXPECT_THAT(little->settings, ElementsAre("engine.parallel.zero=2"));
-  EXPECT_LT(little->plan.needed_bytes(), plan.needed_bytes());
-  // Much too small: several at once, and every one that is named is needed.
-  const auto much = CheapestFit(spec, 40 * kGiB);
-  ASSERT_TRUE(much.has_value());
-  EXPECT_LE(much->plan.needed_bytes(), 40 * kGiB);
-  EXPECT_GT(much->slowdown, little->slowdown);
-  EXPECT_FALSE(CheapestFit(spec, kGiB).has_value());
-}
-
-// On one rank nothing but the host's memory is left.
-TEST(CheapestFit, OfALargeModelOnOneGpu_PutsSomeOfTheOptimizerOnTheHost) {
-  const v1::JobSpec spec = Preset("llama-8b", {}, 8, 2);
-  const int64_t device = 110 * kGiB;
-  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  ASSERT_GT(plan.needed_bytes(), device);
-  const auto change = CheapestFit(spec, device);
-  ASSERT_TRUE(change.has_value());
-  EXPECT_LE(change->plan.needed_bytes(), device);
-  EXPECT_THAT(change->settings, Contains(HasSubstr("engine.parallel.offload.optimizer=0.")));
-  EXPECT_GT(change->slowdown, 1.05);
-  // What the host has counts too, and where that is not enough nothing is promised.
-  EXPECT_LE(CheapestFit(spec, device, change->plan.host_bytes())->plan.host_bytes(),
-            change->plan.host_bytes());
-  EXPECT_FALSE(CheapestFit(spec, device, kGiB).has_value());
-  EXPECT_THAT(AdviceText(std::nullopt), HasSubstr("offload.optimizer"));
-}
-
-// Recomputing all blocks would fit, and so do fewer: no more are named than it takes.
-TEST(CheapestFit, OfWhatIsALittleTooLarge_RecomputesAsManyBlocksAsItTakes) {
-  v1::JobSpec spec = Preset("gpt2-1558m", {}, 16, 16);
-  ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  const int64_t room = plan.needed_bytes() - 2 * kGiB;
-  const auto change = CheapestFit(spec, room);
-  ASSERT_TRUE(change.has_value());
-  ASSERT_THAT(change->settings,
-              ElementsAre("engine.training.recompute=selective",
-                          ::testing::StartsWith("engine.training.recompute_blocks=")));
-  EXPECT_LE(change->plan.needed_bytes(), room);
-  EXPECT_LT(change->slowdown, 1.01);
-  // One block fewer does not fit.
-  int blocks = 0;
-  ASSERT_TRUE(absl::SimpleAtoi(
-      absl::StripPrefix(change->settings[1], "engine.training.recompute_blocks="), &blocks));
-  ASSERT_GT(blocks, 1);
-  spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_SELECTIVE);
-  spec.mutable_engine()->mutable_training()->set_recompute_blocks(blocks - 1);
-  ASSERT_OK_AND_ASSIGN(const JobPlan fewer, PlanJob(spec));
-  EXPECT_GT(fewer.needed_bytes(), room);
-  // A job that recomputes some blocks already is told of more.
-  const auto more = CheapestFit(spec, room);
-  ASSERT_TRUE(more.has_value());
-  EXPECT_THAT(more->settings,
-              ElementsAre(absl::StrCat("engine.training.recompute_blocks=", blocks)));
-}
-
-// Where many layouts could be tried, those that cannot fit must not use up the search.
-TEST(CheapestFit, OfManyLayouts_FindsTheOnesThatFit) {
-  const v1::JobSpec spec = Preset("llama-70b", {.data = 64}, 512, 8);
-  const auto change = CheapestFit(spec, 76 * kGiB);
-  ASSERT_TRUE(change.has_value());
-  EXPECT_LE(change->plan.needed_bytes(), 76 * kGiB);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 using ::muster::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// A host with two networks; the coordinator "head" is on the first, "here" is this host.
+// This host is "here" and has two networks; the coordinator, "head", is on the first.
 NetworkView TwoNetworks() {
   NetworkView network;
   network.interfaces = [] {

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// One rank on each host named.
+// Makes a rank on each of the named hosts.
 std::vector<RankHost> On(const std::vector<const char*>& hosts) {
   std::vector<RankHost> ranks;
   for (const char* host : hosts) {
@@ -56,7 +56,7 @@ TEST(RankHosts, AxesAcrossHosts_AreThoseWithAGroupOnTwo) {
               ElementsAre(Axis::kData, Axis::kTensor));
 }
 
-TEST(RankHosts, Gather_GivesEveryRankThePlaceOfAll) {
+TEST(RankHosts, Gather_GivesEveryRankTheHostsOfAll) {
   auto world = parallel::MakeLocalCommunicators(3, absl::Seconds(60));
   const std::vector<RankHost> places = On({"1", "2", "2"});
   std::vector<std::thread> threads;

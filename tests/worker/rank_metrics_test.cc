@@ -10,7 +10,7 @@
 namespace muster::worker {
 namespace {
 
-// The last value of every family, whatever its labels.
+// Keeps the last value of every family, of any labels.
 class Kept : public metrics::Registry {
  public:
   metrics::Counter& GetCounter(const metrics::Family& family,

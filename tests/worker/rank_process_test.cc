@@ -1,4 +1,4 @@
-// muster-rank as a process, against a daemon that only answers and takes notes.
+// muster-rank as a process, against a daemon that only answers calls and records them.
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -104,7 +104,7 @@ class NotingDaemon final : public v1::RankService::Service {
   }
 
  private:
-  // Values belong to one attempt: the next one must not meet at the addresses of the last.
+  // Keys belong to one attempt: the ranks of the next one must not find the addresses of the last.
   template <typename Request>
   static std::string KeyOf(const Request& request) {
     return absl::StrCat(request.identity().epoch(), "/", request.key());
@@ -207,7 +207,7 @@ class RankProcess : public ::testing::Test {
     }
   }
 
-  // Exit code, or minus the signal.
+  // Waits for the rank to end. Returns its exit code, or minus the signal.
   int Wait(int key) {
     int status = 0;
     waitpid(running_.at(key), &status, 0);
@@ -225,7 +225,7 @@ class RankProcess : public ::testing::Test {
   const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::string directory_;
   v1::JobSpec spec_;
-  std::function<void(int rank, v1::JobSpec& spec)> adjust_;  // what one rank is told
+  std::function<void(int rank, v1::JobSpec& spec)> adjust_;  // changes the spec of one rank
   int epoch_ = 1;
   std::unique_ptr<NotingDaemon> daemon_;
   std::map<int, pid_t> running_;
@@ -278,7 +278,7 @@ TEST_F(RankProcess, TwoRanks_TrainCommitEvaluateAndReportCompletion) {
 }
 
 TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {
-  // Wide enough that matrices are sharded and not kept as small.
+  // Wide enough that ZeRO shards the matrices instead of keeping them whole as small.
   spec_.mutable_engine()->mutable_model()->set_hidden(192);
   const auto losses = [this](int zero) {
     epoch_ = zero + 1;
@@ -298,7 +298,7 @@ TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {
   EXPECT_EQ(losses(3), whole);
 }
 
-TEST_F(RankProcess, StepsFasterThanReports_AllStandInTheCurve) {
+TEST_F(RankProcess, StepsFasterThanReports_AreAllInTheCurve) {
   spec_.mutable_engine()->mutable_training()->set_steps(150);
   spec_.clear_checkpoint();
   Start(1);
@@ -381,13 +381,13 @@ TEST_F(RankProcess, MeasuredBalance_IsAgreedOnLoggedAndTrainsAsWhatWasEstimated)
   EXPECT_EQ(losses(v1::BALANCE_MEASURED, 1), estimated);
   EXPECT_THAT(Output(0), AllOf(HasSubstr("measured: embedding "),
                                HasSubstr("; engine.parallel.pipeline_blocks=[")));
-  // Speeds of processes that share cores may be any.
+  // Processes share cores, so measured speeds may have any ratio.
   const std::vector<double> shared = losses(v1::BALANCE_MEASURED, 2);
   ASSERT_EQ(shared.size(), 12u);
   for (size_t i = 0; i < shared.size(); ++i) EXPECT_NEAR(shared[i] / estimated[i], 1, 1e-5) << i;
 }
 
-TEST_F(RankProcess, SequencesSharedByTwoRanks_Train) {
+TEST_F(RankProcess, ContextParallelOverTwoRanks_Trains) {
   spec_.mutable_engine()->mutable_parallel()->set_context(2);
   Start(2);
   for (const int rank : {0, 1}) {
@@ -558,8 +558,8 @@ TEST_F(RankProcess, AttemptThatIsOver_EndsTheRank) {
 
 TEST_F(RankProcess, DaemonAway_TrainingGoesOnAndEverythingIsDeliveredLater) {
   spec_.mutable_engine()->mutable_training()->set_steps(60);
-  // What the rank prints is the only sign of life without a daemon. Opened first, so that neither
-  // side waits for the other.
+  // Without a daemon the test follows what the rank prints. The pipe is opened before the rank
+  // starts, so that neither side waits for the other.
   ASSERT_OK(files_->MakeDirectory(RunDirectory(0)));
   const std::string output = RunDirectory(0) + "/out";
   ASSERT_EQ(mkfifo(output.c_str(), 0600), 0);

@@ -27,7 +27,7 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-// Runs what is posted when the test says so and writes down every delay that was asked for.
+// Runs posted work when the test asks for it and records every delay.
 class RecordingLoop : public Loop {
  public:
   void Post(absl::AnyInvocable<void()> work) override { ready_.push_back(std::move(work)); }
@@ -37,7 +37,7 @@ class RecordingLoop : public Loop {
   }
   bool OnLoop() const override { return running_; }
 
-  // As if every timer had fired.
+  // Runs the work of every timer.
   void RunOnce() {
     running_ = true;
     for (auto work = std::exchange(ready_, {}); !work.empty(); work.pop_front()) work.front()();
@@ -56,7 +56,7 @@ SessionEvents Deaf() {
           [](SessionId, absl::Status) {}};
 }
 
-TEST(SessionClient, CoordinatorAway_IsDialedSoonAndNeverLessThanOnceASecond) {
+TEST(SessionClient, CoordinatorAway_IsDialledSoonAndAtLeastOnceASecond) {
   RecordingLoop loop;
   SessionClientOptions options;
   options.coordinator = "file:/nonexistent/address";  // fails at once, on the loop
@@ -77,12 +77,12 @@ TEST(SessionClient, CoordinatorAway_IsDialedSoonAndNeverLessThanOnceASecond) {
   // A restarted coordinator serves again well within a second, and is found within another.
   EXPECT_EQ(options.backoff_max, absl::Seconds(1));
   EXPECT_LE(first_five, absl::Seconds(2));
-  // A thousand daemons do not come back in step.
+  // Jitter keeps a thousand daemons from dialling at the same time.
   const std::set<absl::Duration> late(loop.delays().begin() + 10, loop.delays().end());
   EXPECT_GT(late.size(), 20u);
 }
 
-// Welcomes every session and says nothing more.
+// Welcomes every session and then sends nothing.
 class Welcomer : public v1::WorkerService::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::FromCoordinator, v1::FromWorker>;

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr char kDirectory[] = "/checkpoints/job";
 
-// One rank on each host named.
+// Makes a rank on each of the named hosts.
 std::vector<RankHost> On(const std::vector<const char*>& hosts) {
   std::vector<RankHost> ranks;
   for (const char* host : hosts) {
@@ -33,7 +33,7 @@ std::vector<RankHost> On(const std::vector<const char*>& hosts) {
   return ranks;
 }
 
-// Calls `body` on every rank of a world of its own.
+// Calls `body` on every rank, each with its communicator and device.
 void OnRanks(size_t size, const std::function<void(size_t rank, parallel::Communicator& world,
                                                    kernels::Device& device)>& body) {
   auto world = parallel::MakeLocalCommunicators(static_cast<int>(size), absl::Seconds(60));
@@ -72,7 +72,8 @@ std::unique_ptr<MemoryFileSystem> Disk() {
   return files;
 }
 
-// Every rank's status; `change` does something to the disk of the last of three hosts.
+// Every rank's status of CheckInputs when `change` has modified the disk of the last of three
+// hosts.
 std::vector<absl::Status> Compare(const std::function<void(FileSystem&)>& change) {
   std::vector<absl::Status> statuses(3);
   const std::vector<RankHost> hosts = On({"a", "b", "c"});
@@ -125,7 +126,7 @@ TEST(SharedFiles, AbsentDataSet_IsAnErrorOfItsField) {
               AllOf(HasSubstr("engine.data.train[0].path"), HasSubstr("/data/kjv.train.idx")));
 }
 
-// What every rank finds, with `disks` by rank.
+// What every rank gets from GroupsByDirectory; rank i sees disks[i].
 std::vector<std::vector<int>> Groups(const std::vector<RankHost>& hosts,
                                      const std::vector<FileSystem*>& disks) {
   std::vector<std::vector<int>> found(hosts.size());

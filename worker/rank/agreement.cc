@@ -19,9 +19,9 @@
 namespace muster::worker {
 namespace {
 
-constexpr size_t kNamedMax = 8;  // ranks, and fields, in a message
+constexpr size_t kNamedMax = 8;  // how many ranks, and how many fields, a message names
 
-// The same bytes for the same spec, whatever order a map has in memory.
+// Serializes equal specs to equal bytes: map entries are sorted.
 std::string Bytes(const v1::JobSpec& spec) {
   std::string bytes;
   {
@@ -42,7 +42,7 @@ uint64_t Hash(const std::string& bytes) {
 
 std::string Hex(uint64_t value) { return absl::StrFormat("%016x", value); }
 
-// The first ones, and how many more there are.
+// Joins the first kNamedMax items and says how many more there are.
 template <typename Items>
 std::string Some(const Items& items, const std::string& separator) {
   std::vector<std::string> named;
@@ -55,7 +55,7 @@ std::string Some(const Items& items, const std::string& separator) {
                       more > 0 ? absl::StrCat(" and ", more, " more") : "");
 }
 
-// Ranks whose text is not rank 0's, with theirs: "ranks 1, 3 have X, rank 0 has Y".
+// Names the ranks whose text differs from rank 0's: "rank 1 has X, rank 3 has X, but rank 0 has Y".
 std::string Dissent(const std::vector<std::string>& texts, std::vector<int>& ranks) {
   std::vector<std::string> parts;
   for (size_t rank = 1; rank < texts.size(); ++rank) {

@@ -1,5 +1,5 @@
-// That all ranks of an attempt are about to do the same: a rank that were to train with another
-// spec, or on other data, would spoil the run without a word, or hang it.
+// Checks that all ranks of an attempt are about to do the same work: a rank with another spec, or
+// with other data, would corrupt the run silently or hang it.
 #ifndef MUSTER_WORKER_RANK_AGREEMENT_H_
 #define MUSTER_WORKER_RANK_AGREEMENT_H_
 

@@ -39,15 +39,15 @@ using kernels::Tensor;
 using parallel::Axis;
 using parallel::FailureDomain;
 
-constexpr int kRuns = 5;  // beside the first, which makes plans and caches
-// Noise below a sixteenth leaves equal devices equal shares, and with them the same bits.
+constexpr int kRuns = 5;  // after a first one that makes plans and fills caches
+// Speeds are rounded to sixteenths: noise leaves equal devices equal shares, hence equal bits.
 constexpr double kShareUnits = 16;
-constexpr absl::Duration kPatience = absl::Minutes(5);  // of ranks for each other
+constexpr absl::Duration kPatience = absl::Minutes(5);  // how long ranks wait for each other
 constexpr char kResultKey[] = "balance/result";
 
 std::string KeyOf(int rank) { return absl::StrCat("balance/rank-", rank); }
 
-// A group that is not there: a rank's own work alone is timed.
+// A group whose collectives do nothing, so that only the rank's own work is timed.
 class AbsentGroup : public parallel::Communicator {
  public:
   AbsentGroup(int rank, int size) : rank_(rank), size_(size) {}
@@ -65,7 +65,7 @@ class AbsentGroup : public parallel::Communicator {
   void GroupEnd(Stream&) override {}
   absl::Status Barrier() override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int, int, const std::string&) override {
-    return absl::UnimplementedError("a group that is not there has no parts");
+    return absl::UnimplementedError("a group that is not there cannot be split");
   }
   void Abort(absl::Status) override {}
   int64_t bytes_sent() const override { return 0; }
@@ -102,7 +102,7 @@ class Stopwatch {
     return absl::OkStatus();
   }
 
-  // Seconds of every layer, forward and backward.
+  // Seconds of forward and backward of every layer.
   absl::StatusOr<std::array<double, kLayers>> Run(parallel::Communicator& tensor,
                                                   parallel::Communicator& context) {
     parallel::Pass pass = {stream_, flat_->parameter_views()};
@@ -138,13 +138,13 @@ class Stopwatch {
   std::unique_ptr<parallel::FlatBuffers> flat_;
   kernels::Arena arena_;
   parallel::Workspace workspace_;
-  // Of forward, then of backward.
+  // Begin and end of forward of every layer, then of backward.
   std::array<std::pair<std::unique_ptr<kernels::Event>, std::unique_ptr<kernels::Event>>,
              2 * kLayers>
       events_;
 };
 
-// Costs of the embedding, every block and the head: means over the ranks.
+// Mean seconds, over the ranks, of the embedding, every block and the head.
 std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::JobSpec& spec) {
   const auto mean = [&](double RankMeasure::*seconds) {
     double sum = 0;
@@ -181,19 +181,20 @@ void EvenShares(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
   for (const double speed : speeds) split.add_tensor_shares(speed);
 }
 
-// What times alone ask for, given up as far as memory asks for that.
+// Reduces what measured times ask for until it fits into the ranks' memory.
 class MemoryLimits {
  public:
   MemoryLimits(const std::vector<RankMeasure>& ranks, bool stages, bool shares)
       : ranks_(ranks), stages_(stages), shares_(shares) {
     for (const RankMeasure& rank : ranks) {
       if (rank.memory_bytes <= 0) continue;
-      const auto [entry, added] = there_.try_emplace({rank.stage, rank.tensor}, rank.memory_bytes);
+      const auto [entry, added] =
+          available_.try_emplace({rank.stage, rank.tensor}, rank.memory_bytes);
       entry->second = std::min(entry->second, rank.memory_bytes);
     }
   }
 
-  // What was too much, or "" where `spec` stays as it is.
+  // Returns what did not fit; "" when `spec` is unchanged.
   std::string Apply(v1::JobSpec& spec) {
     const std::vector<Excess> first = Over(spec);
     if (first.empty()) return "";
@@ -207,38 +208,38 @@ class MemoryLimits {
     spec = std::move(changed);
     return absl::StrFormat("by time alone stage %d, tensor rank %d would need %s of its %s",
                            first[0].stage, first[0].tensor, BytesText(first[0].needed),
-                           BytesText(first[0].there));
+                           BytesText(first[0].available));
   }
 
  private:
   struct Excess {
     int stage = 0, tensor = 0;
-    int64_t needed = 0, there = 0;
+    int64_t needed = 0, available = 0;
   };
   static constexpr int kTriesMax = 48;
 
   std::vector<Excess> Over(const v1::JobSpec& spec) const {
     std::vector<Excess> over;
-    for (const auto& [place, there] : there_) {
+    for (const auto& [place, available] : available_) {
       const auto needed = RankBytes(spec, parallel::PerAxis(place.first, 0, 0, place.second));
-      if (needed.ok() && *needed <= there) continue;
-      over.push_back({place.first, place.second, needed.ok() ? *needed : kTooMuch, there});
+      if (needed.ok() && *needed <= available) continue;
+      over.push_back({place.first, place.second, needed.ok() ? *needed : kTooMuch, available});
     }
     return over;
   }
 
-  // Other numbers of blocks, where these are measured and stages have one part each.
+  // Moves blocks between stages, if these are measured and have one model chunk each.
   bool CutStages(v1::JobSpec& spec) const {
     v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
     if (!stages_ || split.pipeline_chunks() != 1) return false;
     const std::vector<double> costs = LayerCosts(ranks_, spec);
     const int last = static_cast<int>(costs.size());
-    std::map<std::tuple<int, int, bool, bool>, bool> known;  // inner blocks are alike
+    std::map<std::tuple<int, int, bool, bool>, bool> known;  // transformer blocks are alike
     const auto fits = [&](int stage, int begin, int end) {
       const auto [entry, added] =
           known.try_emplace({stage, end - begin, begin == 0, end == last}, true);
-      for (auto at = there_.lower_bound({stage, 0});
-           added && entry->second && at != there_.end() && at->first.first == stage; ++at) {
+      for (auto at = available_.lower_bound({stage, 0});
+           added && entry->second && at != available_.end() && at->first.first == stage; ++at) {
         const auto needed = RankBytes(spec, parallel::PerAxis(stage, 0, 0, at->first.second),
                                       parallel::BlockRange{begin, end});
         entry->second = needed.ok() && *needed <= at->second;
@@ -251,17 +252,17 @@ class MemoryLimits {
     return true;
   }
 
-  // The shares of the places that need too much, by as much. What does not grow with the share
-  // makes that too little, so it takes several; units of shares are whole heads and columns.
+  // Reduces each share that needs too much in proportion. Some of the memory does not depend on the
+  // share, and shares are rounded to whole heads and columns, so it may take several rounds.
   bool Shrink(v1::JobSpec& spec) const {
     v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
     std::vector<double> factors(split.tensor(), 1);
     for (const Excess& excess : Over(spec)) {
       factors[excess.tensor] =
           std::min(factors[excess.tensor],
-                   static_cast<double>(excess.there) / static_cast<double>(excess.needed));
+                   static_cast<double>(excess.available) / static_cast<double>(excess.needed));
     }
-    // Somebody must take what others give.
+    // Reducing every share by the same factor changes nothing.
     if (*std::max_element(factors.begin(), factors.end()) < 1) return false;
     if (split.tensor_shares().empty()) {
       for (int i = 0; i < split.tensor(); ++i) split.add_tensor_shares(kShareUnits);
@@ -276,12 +277,13 @@ class MemoryLimits {
 
   static constexpr int64_t kTooMuch = std::numeric_limits<int64_t>::max();
   const std::vector<RankMeasure>& ranks_;
-  const bool stages_, shares_;                    // whether these are measured
-  std::map<std::pair<int, int>, int64_t> there_;  // least bytes by stage and place
+  const bool stages_, shares_;  // whether each is measured
+  // Available bytes by stage and tensor rank: the least of all ranks there.
+  std::map<std::pair<int, int>, int64_t> available_;
 };
 
-// Why some tensor rank cannot run the shares of `spec`, or "". All-to-all attention takes heads by
-// multiples of the context ranks; nothing else minds.
+// Why some tensor rank cannot run the shares of `spec`, or "": all-to-all attention needs a
+// multiple of the context ranks as its number of heads.
 std::string CannotRun(const v1::JobSpec& spec) {
   for (int rank = 0; rank < spec.engine().parallel().tensor(); ++rank) {
     const auto model = BuildModel(spec, parallel::PerAxis(0, 0, 0, rank));
@@ -433,30 +435,30 @@ absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
   if (const auto memory = device->Memory(); memory.ok()) {
     own->memory_bytes = AvailableBytes(assignment, device->kind(), *memory);
   }
-  const auto met = [](const absl::Status& status) {
+  const auto failed = [](const absl::Status& status) {
     return parallel::Mark(Annotate(status, "engine.parallel.balance: measured"),
                           FailureDomain::kCommunication);
   };
   if (assignment.rank() != 0) {
     const absl::Status put = store.Put(KeyOf(assignment.rank()), ToText(*own));
-    if (!put.ok()) return met(put);
+    if (!put.ok()) return failed(put);
     const auto decided = store.Get(kResultKey, 2 * kPatience);
-    if (!decided.ok()) return met(decided.status());
+    if (!decided.ok()) return failed(decided.status());
     if (!spec.mutable_engine()->mutable_parallel()->ParseFromString(*decided)) {
-      return met(absl::InternalError("rank 0 has published no layout"));
+      return failed(absl::InternalError("rank 0 has published no layout"));
     }
     return spec;
   }
   std::vector<RankMeasure> ranks = {*own};
   for (int rank = 1; rank < assignment.world_size(); ++rank) {
     const auto text = store.Get(KeyOf(rank), kPatience);
-    if (!text.ok()) return met(Annotate(text.status(), absl::StrCat("rank ", rank)));
+    if (!text.ok()) return failed(Annotate(text.status(), absl::StrCat("rank ", rank)));
     ASSIGN_OR_RETURN(ranks.emplace_back(), FromText(*text));
   }
   const absl::StatusOr<std::string> given_up = Even(ranks, spec);
   if (!given_up.ok()) return parallel::Mark(given_up.status(), FailureDomain::kConfiguration);
   const absl::Status put = store.Put(kResultKey, split.SerializeAsString());
-  if (!put.ok()) return met(put);
+  if (!put.ok()) return failed(put);
   summary = Summary(ranks, split, *given_up);
   return spec;
 }

@@ -19,7 +19,7 @@ using nlohmann::json;
 using parallel::CheckpointReader;
 using parallel::CheckpointState;
 
-// Sampled bytes need not be UTF-8, JSON has to be.
+// JSON must be UTF-8; sampled bytes need not be.
 void PrintJson(const json& value) {
   std::printf("%s\n", value.dump(2, ' ', false, json::error_handler_t::replace).c_str());
 }
@@ -49,7 +49,7 @@ absl::Status RunSample(const SampleArguments& arguments) {
   std::string text;
   ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                    generator->Generate(prompt, arguments.sampling, [&](int32_t token) {
-                     // The prompt comes with the first token: nothing is printed for bad arguments.
+                     // The prompt is printed with the first token, so not for bad arguments.
                      if (!started) print(arguments.prompt);
                      started = true;
                      text.push_back(static_cast<char>(token));

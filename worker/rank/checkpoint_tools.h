@@ -1,4 +1,4 @@
-// `muster-rank sample` and `muster-rank verify`: what people do with a checkpoint, away from a job.
+// `muster-rank sample` and `muster-rank verify`: tools over a checkpoint, outside of a job.
 #ifndef MUSTER_WORKER_RANK_CHECKPOINT_TOOLS_H_
 #define MUSTER_WORKER_RANK_CHECKPOINT_TOOLS_H_
 
@@ -17,9 +17,9 @@ struct SampleArguments {
   int threads = 1;
   bool json = false;  // one JSON object instead of the text
 };
-// Prints prompt and continuation, byte by byte as they come, to stdout. kInvalidArgument: the model
-// was not trained on bytes, an empty prompt, options out of range. kDataLoss, kNotFound: the
-// checkpoint.
+// Prints the prompt and its continuation to stdout, each byte as it is sampled. kInvalidArgument:
+// the model was not trained on bytes, the prompt is empty, or an option is out of range. kDataLoss,
+// kNotFound: the checkpoint is damaged or missing.
 absl::Status RunSample(const SampleArguments& arguments);
 
 // Reads every byte of the checkpoint and prints what it holds. Status codes: CheckpointReader's.

@@ -22,7 +22,7 @@ using parallel::CheckpointReader;
 using parallel::HuggingFaceFolder;
 
 struct Converted {
-  std::string kind;  // of what was written
+  std::string kind;  // what has been written
   std::string path;
   std::string family;
   int64_t parameters = 0;

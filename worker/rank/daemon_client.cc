@@ -23,8 +23,8 @@
 namespace muster::worker {
 namespace {
 
-// What waits for the coordinator (keys, notices) is cut and repeated after this long, so that a
-// lost reply costs no more.
+// Calls that wait for the coordinator (keys, notices) are cancelled and repeated after this long,
+// which bounds the cost of a lost reply.
 constexpr absl::Duration kPollTimeout = absl::Seconds(10);
 constexpr absl::Duration kPutTimeout = absl::Minutes(1);
 
@@ -44,8 +44,9 @@ class GrpcDaemonClient : public DaemonClient {
  public:
   explicit GrpcDaemonClient(DaemonClientOptions options) : options_(std::move(options)) {
     grpc::ChannelArguments arguments;
-    // A restarted daemon must be found at once. MIN is what one attempt to connect may take: ranks
-    // keep every core busy, and a handshake cut short begins again after the back-off.
+    // A restarted daemon must be found at once. MIN bounds the time of one attempt to connect, and
+    // is generous: ranks keep every core busy, and a handshake that is cut short begins again after
+    // the back-off.
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
@@ -94,7 +95,7 @@ class GrpcDaemonClient : public DaemonClient {
       file = options_.run_directory + CommitFile(checkpoint.step());
       absl::Status written = files_->MakeDirectory(options_.run_directory + kCommitDirectory);
       if (written.ok()) written = files_->WriteAtomically(file, request.SerializeAsString());
-      // A full disk leaves the delivery below, which is all that is needed while the daemon is up.
+      // On a full disk the call below still delivers the commit, as long as the daemon is up.
       if (!written.ok()) file.clear();
     }
     Enqueue(kCommits, [this, request, file](grpc::ClientContext& context) {

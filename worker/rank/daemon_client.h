@@ -1,8 +1,8 @@
-// What a rank process says to, and hears from, its daemon, over the daemon's unix socket.
+// The rank's calls to its daemon, over the daemon's unix socket.
 //
 // The daemon may be away (restarted, upgraded) at any moment: nothing here blocks training on it.
-// Calls are retried until they are acknowledged, unless the daemon answers that this attempt is not
-// its any more (ABORTED): then `on_aborted` runs once and the rank must end.
+// Calls are repeated until they are acknowledged, unless the daemon answers that it does not hold
+// this attempt any more (ABORTED): then `on_aborted` runs once and the rank must end.
 #ifndef MUSTER_WORKER_RANK_DAEMON_CLIENT_H_
 #define MUSTER_WORKER_RANK_DAEMON_CLIENT_H_
 
@@ -32,10 +32,11 @@ struct DaemonClientOptions {
   // A report or commit that the daemon has not answered within this time is repeated: the daemon
   // may have died with the call, or be stopped.
   absl::Duration attempt_timeout = absl::Seconds(2);
-  // The attempt has ended: called at most once, on a thread of the client. The message says why.
+  // Called at most once, on a thread of the client, when the attempt has ended; the message says
+  // why.
   absl::AnyInvocable<void(absl::Status)> on_aborted;
-  // Somebody asks what this rank's collectives are doing: once per number, on a thread of the
-  // client, which reports no progress meanwhile.
+  // Called once for each number when somebody asks what this rank's collectives are doing, on the
+  // thread that reports progress, which waits for it.
   absl::AnyInvocable<void(uint64_t)> on_collectives;
 
   static DaemonClientOptions From(const v1::RankAssignment& assignment);
@@ -49,7 +50,7 @@ class DaemonClient : public parallel::KeyValueStore {
   // Stops without waiting for what is not delivered; call Flush first.
   ~DaemonClient() override = default;
 
-  // The newest progress; sent every report_interval, older ones are skipped. Never blocks.
+  // Sets the progress to report; the newest is sent every report_interval. Never blocks.
   virtual void Report(const v1::RankProgress& progress) = 0;
   // Sends the newest progress now, for a phase that the coordinator should see soon. Never blocks.
   virtual void ReportNow(const v1::RankProgress& progress) = 0;

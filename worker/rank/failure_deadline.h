@@ -20,9 +20,9 @@ class FailureDeadline {
   FailureDeadline(absl::Duration grace, absl::AnyInvocable<void(const absl::Status&)> expire);
   ~FailureDeadline();  // disarms
 
-  // The first reason counts.
+  // Starts the grace. Only the first call counts.
   void Arm(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The training thread has come back. Waits for `expire` if it is running.
+  // The training thread has come back from its device. Waits for `expire` if it is running.
   void Disarm() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

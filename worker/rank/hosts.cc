@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<RankHost>> GatherHosts(parallel::Communicator& world,
   for (const std::string& text : texts) {
     const std::vector<std::string> fields = absl::StrSplit(text, kSeparator);
     if (fields.size() != 4) {
-      return absl::InternalError(absl::StrCat("the place of rank ", ranks.size(), " is garbled"));
+      return absl::InternalError(absl::StrCat("the host of rank ", ranks.size(), " is garbled"));
     }
     ranks.push_back({fields[0], fields[1], fields[2], fields[3]});
   }
@@ -66,7 +66,7 @@ std::vector<std::string> HostTable(const std::vector<RankHost>& ranks) {
     if (std::count(seen.begin(), seen.end(), first.identity) > 0) continue;
     seen.push_back(first.identity);
     std::vector<int> here;
-    std::vector<std::string> places;  // of a host with several daemons: each once
+    std::vector<std::string> places;  // one for each daemon on the host
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank].identity != first.identity) continue;
       here.push_back(static_cast<int>(rank));

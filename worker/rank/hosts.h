@@ -14,7 +14,7 @@
 
 namespace muster::worker {
 
-// The place of one rank.
+// The host that one rank runs on.
 struct RankHost {
   std::string worker;
   std::string host;      // name of the machine
@@ -22,11 +22,12 @@ struct RankHost {
   std::string identity;  // ranks of equal identity share memory and GPU links
 };
 
-// This rank's own place. The identity is the host id that its daemon gave it, NCCL_HOSTID where
-// that is set, else the machine's boot id.
+// This rank's own host. The identity is NCCL_HOSTID where that is set, else the host id that the
+// daemon gave it, else the machine's boot id.
 RankHost HostOf(const v1::RankAssignment& assignment);
 
-// Of every rank, in rank order: a collective of all ranks. Status codes: the communicator's.
+// The hosts of all ranks, in rank order. A collective of all ranks. Status codes: the
+// communicator's.
 absl::StatusOr<std::vector<RankHost>> GatherHosts(parallel::Communicator& world,
                                                   kernels::Device& device, const RankHost& own);
 

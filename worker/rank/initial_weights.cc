@@ -63,7 +63,7 @@ std::string TextOf(const std::map<std::string, Value>& values, const std::string
   return found == values.end() ? "none" : absl::StrCat(found->second);
 }
 
-// Numbers pass through decimal text on their way.
+// Equal up to rounding: numbers have been written as decimal text.
 bool Equal(double a, double b) {
   return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
 }

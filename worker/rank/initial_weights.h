@@ -1,4 +1,4 @@
-// The weights that a job begins with, from engine.model.initialize_from.
+// The weights that a job starts from (engine.model.initialize_from).
 #ifndef MUSTER_WORKER_RANK_INITIAL_WEIGHTS_H_
 #define MUSTER_WORKER_RANK_INITIAL_WEIGHTS_H_
 
@@ -16,17 +16,18 @@ namespace muster::worker {
 // A Hugging Face model folder or a checkpoint, opened for reading. Single-threaded.
 class InitialWeights {
  public:
-  // Reads config.json or the manifest, and headers; no weights. `files` must outlive it. Marked
-  // with a FailureDomain: configuration for a directory that is neither, and for another model than
-  // `model`, field by field (only its sequence_length may differ: longer there where positions are
-  // learned, any with rotary ones); data for garbled files; storage for the rest.
+  // Reads config.json or the manifest, and the headers, but no weights. `files` must outlive it.
+  // Failures are marked with a FailureDomain: configuration when the directory is neither, or holds
+  // another model than `model`, with the fields that differ; data when files are garbled; storage
+  // otherwise. sequence_length may differ: with learned positions the folder's may be longer, with
+  // rotary ones any will do.
   static absl::StatusOr<std::unique_ptr<InitialWeights>> Open(
       FileSystem& files, const std::string& directory, const parallel::ModelDescription& model);
   virtual ~InitialWeights() = default;
 
   // Fills `out` (row-major) with a box of a parameter.
   virtual absl::Status Read(const std::string& name, const parallel::Box& box, float* out) = 0;
-  // What it is, for people: "Hugging Face folder PATH".
+  // For messages: "Hugging Face folder PATH".
   virtual const std::string& source() const = 0;
 };
 

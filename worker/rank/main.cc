@@ -21,21 +21,31 @@ int Report(const absl::Status& status) {
   return 1;
 }
 
-int Main(int argc, char** argv) {
-  CLI::App app(
-      "One rank of a Muster job. Started by muster-worker; sample, verify, convert and "
-      "plan are for people.",
-      "muster-rank");
+// What the command line asks for. A subcommand that was not given is not parsed().
+struct Flags {
   std::string assignment;
   bool describe_metrics = false;
-  app.add_option("--assignment", assignment, "file with the RankAssignment to carry out");
-  app.add_flag("--describe-metrics", describe_metrics, "print the metrics of a rank and end");
-  app.set_version_flag("--version", std::string("muster-rank ") + MUSTER_VERSION);
-  app.require_subcommand(0, 1);
-
-  const std::map<std::string, bool> formats = {{"text", false}, {"json", true}};
-  CLI::App& sample = *app.add_subcommand("sample", "continue a text with a trained checkpoint");
+  CLI::App* sample = nullptr;
   SampleArguments sampling;
+  CLI::App* verify = nullptr;
+  std::string checkpoint;  // to verify
+  bool json = false;       // what verify prints
+  CLI::App* convert = nullptr;
+  ConvertArguments converting;
+  CLI::App* plan = nullptr;
+  PlanArguments planning;
+};
+
+void AddOutput(CLI::App& command, bool& json) {
+  const std::map<std::string, bool> formats = {{"text", false}, {"json", true}};
+  command.add_option("-o,--output", json, "text or json")
+      ->transform(CLI::CheckedTransformer(formats));
+}
+
+void DeclareSample(CLI::App& app, Flags& flags) {
+  flags.sample = app.add_subcommand("sample", "continue a text with a trained checkpoint");
+  CLI::App& sample = *flags.sample;
+  SampleArguments& sampling = flags.sampling;
   sampling.sampling.tokens = 200;
   sample.add_option("--checkpoint", sampling.checkpoint, "directory of the checkpoint")->required();
   sample.add_option("--prompt", sampling.prompt, "text to continue")->required();
@@ -53,54 +63,67 @@ int Main(int argc, char** argv) {
   sample.add_option("--threads", sampling.threads, "CPU threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  sample.add_option("-o,--output", sampling.json, "text or json")
-      ->transform(CLI::CheckedTransformer(formats));
+  AddOutput(sample, sampling.json);
+}
 
-  CLI::App& verify = *app.add_subcommand("verify", "read and check every byte of a checkpoint");
-  std::string checkpoint;
-  bool json = false;
-  verify.add_option("--checkpoint", checkpoint, "directory of the checkpoint")->required();
-  verify.add_option("-o,--output", json, "text or json")
-      ->transform(CLI::CheckedTransformer(formats));
+void DeclareTools(CLI::App& app, Flags& flags) {
+  flags.verify = app.add_subcommand("verify", "read and check every byte of a checkpoint");
+  flags.verify->add_option("--checkpoint", flags.checkpoint, "directory of the checkpoint")
+      ->required();
+  AddOutput(*flags.verify, flags.json);
 
-  CLI::App& convert =
-      *app.add_subcommand("convert", "a checkpoint to a Hugging Face model folder, or back");
-  ConvertArguments converting;
+  flags.convert =
+      app.add_subcommand("convert", "a checkpoint to a Hugging Face model folder, or back");
   const std::map<std::string, kernels::DType> dtypes = {{"fp32", kernels::DType::kF32},
                                                         {"bf16", kernels::DType::kBF16},
                                                         {"fp16", kernels::DType::kF16}};
-  convert.add_option("--from", converting.source, "checkpoint or model folder")->required();
-  convert.add_option("--to", converting.destination, "directory to make")->required();
-  convert.add_option("--dtype", converting.dtype, "of an exported folder")
+  ConvertArguments& converting = flags.converting;
+  flags.convert->add_option("--from", converting.source, "checkpoint or model folder")->required();
+  flags.convert->add_option("--to", converting.destination, "directory to make")->required();
+  flags.convert->add_option("--dtype", converting.dtype, "of an exported folder")
       ->transform(CLI::CheckedTransformer(dtypes));
-  convert.add_option("-o,--output", converting.json, "text or json")
-      ->transform(CLI::CheckedTransformer(formats));
+  AddOutput(*flags.convert, converting.json);
 
-  CLI::App& plan = *app.add_subcommand("plan", "what a job spec will take, as JSON");
-  PlanArguments planning;
-  plan.add_option("--spec", planning.spec, "file with a JobSpec in Protobuf's binary form")
+  flags.plan = app.add_subcommand("plan", "what a job spec will take, as JSON");
+  flags.plan
+      ->add_option("--spec", flags.planning.spec, "file with a JobSpec in Protobuf's binary form")
       ->required();
-  plan.add_option("--device-memory", planning.device_memory, "bytes for each rank; 0 = not asked")
+  flags.plan
+      ->add_option("--device-memory", flags.planning.device_memory,
+                   "bytes for each rank; 0 = not asked")
       ->check(CLI::NonNegativeNumber);
+}
 
+int Main(int argc, char** argv) {
+  CLI::App app(
+      "One rank of a Muster job. Started by muster-worker; sample, verify, convert and "
+      "plan are for people.",
+      "muster-rank");
+  Flags flags;
+  app.add_option("--assignment", flags.assignment, "file with the RankAssignment to carry out");
+  app.add_flag("--describe-metrics", flags.describe_metrics, "print the metrics of a rank and end");
+  app.set_version_flag("--version", std::string("muster-rank ") + MUSTER_VERSION);
+  app.require_subcommand(0, 1);
+  DeclareSample(app, flags);
+  DeclareTools(app, flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  if (describe_metrics) {
+  if (flags.describe_metrics) {
     std::fputs(metrics::DescribeFamilies(RankMetricsCatalogue()).c_str(), stdout);
     return 0;
   }
-  if (sample.parsed()) return Report(RunSample(sampling));
-  if (convert.parsed()) return Report(RunConvert(converting));
-  if (plan.parsed()) return Report(RunPlan(planning));
-  if (verify.parsed()) return Report(RunVerify(checkpoint, json));
-  if (assignment.empty()) {
+  if (flags.sample->parsed()) return Report(RunSample(flags.sampling));
+  if (flags.convert->parsed()) return Report(RunConvert(flags.converting));
+  if (flags.plan->parsed()) return Report(RunPlan(flags.planning));
+  if (flags.verify->parsed()) return Report(RunVerify(flags.checkpoint, flags.json));
+  if (flags.assignment.empty()) {
     std::cerr << app.help();
     return kExitUsage;
   }
-  return RunRank(assignment);
+  return RunRank(flags.assignment);
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ ordered_json Describe(const JobPlan& plan) {
           {"ranks", ranks}};
 }
 
-// What shapes the layout besides its degrees, defaults among it, in the spec's words.
+// The settings that shape the layout besides its degrees, defaults included, as the spec names
+// them.
 ordered_json With(const v1::EngineSpec& engine) {
   const v1::ParallelSpec& split = engine.parallel();
   const v1::TrainingSpec& training = engine.training();

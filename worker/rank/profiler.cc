@@ -27,7 +27,7 @@ Profiler::Profiler(FileSystem& files, std::string run_directory, int rank, std::
 
 void Profiler::LookForRequest(int64_t step) {
   const std::string path = run_directory_ + kProfileRequestFile;
-  // At every step: a look at a name that is not there takes about a microsecond.
+  // Cheap enough for every step: looking up a missing file takes about a microsecond.
   if (access(path.c_str(), F_OK) != 0) return;
   const absl::StatusOr<std::string> bytes = files_.Read(path);
   v1::ProfileSteps steps;
@@ -45,8 +45,8 @@ void Profiler::LookForRequest(int64_t step) {
 kernels::Trace* Profiler::BeginStep(int64_t step) {
   if (run_directory_.empty()) return nullptr;
   if (trace_ == nullptr) LookForRequest(step);
-  // A step of a device ends in front of its update, which its successor's time has in it: that of
-  // the step before is recorded too.
+  // On a device the time of a step includes the update of the step before, so recording begins one
+  // step early.
   const int64_t lead = device_ == kernels::DeviceKind::kCuda ? 1 : 0;
   if (waiting_ && (step == asked_.first_step() || step == asked_.first_step() - lead)) {
     waiting_ = false;
@@ -58,7 +58,7 @@ kernels::Trace* Profiler::BeginStep(int64_t step) {
       if (started.ok()) {
         device_trace_ = *std::move(started);
       } else {
-        // The rest is worth having; the trace says what is not in it.
+        // Without the device's records the trace still has the host's; it says what is missing.
         const int64_t now = absl::GetCurrentTimeNanos();
         trace_->Add(absl::StrCat("no device records: ", started.status().message()),
                     "see the row's name", now, now + 1);
@@ -76,7 +76,7 @@ void Profiler::EndStep(int64_t step, double seconds) {
   if (step >= asked_.first_step() + asked_.steps() - 1) Finish();
 }
 
-// What the host enqueues has spans of its own, ahead of the device.
+// A span of the device's time. Spans of the host's enqueueing run ahead of it.
 void Profiler::AddStep(int64_t step, double seconds) {
   const int64_t now = absl::GetCurrentTimeNanos();
   trace_->Add(kStepsTrack, absl::StrCat("step ", step),

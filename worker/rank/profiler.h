@@ -1,4 +1,4 @@
-// Records the steps that `muster profile` asks for.
+// Records traces of the steps that `muster profile` asks for.
 #ifndef MUSTER_WORKER_RANK_PROFILER_H_
 #define MUSTER_WORKER_RANK_PROFILER_H_
 
@@ -15,21 +15,21 @@
 
 namespace muster::worker {
 
-// Of one rank. Looks for RUN_DIR/profile.pb (ProfileSteps), which the daemon writes, whenever a
-// step begins; leaves the trace in RUN_DIR/profile-<first step>-<steps>.json, or why there is none
-// in RUN_DIR/profile-<first step>-<steps>.failed. Each request is served once; a newer one replaces
-// one whose steps have not begun. Single-threaded.
+// The profiler of one rank. Whenever a step begins it looks for a request of the daemon
+// (kProfileRequestFile of worker/run_directory/run_directory.h); it leaves the trace, or why there
+// is none, in the files that are named there. Each request is served once; a newer one replaces one
+// whose steps have not begun. Single-threaded.
 class Profiler {
  public:
-  // An empty run directory: never asked. `title` names the rank in the trace.
+  // With an empty run directory there are no requests. `title` names the rank in the trace.
   Profiler(FileSystem& files, std::string run_directory, int rank, std::string title,
            std::shared_ptr<parallel::FlightRecorder> collectives);
 
-  // The device of the steps; before the first one.
+  // The kind of device that runs the steps. Called before the first one.
   void SetDevice(kernels::DeviceKind kind) { device_ = kind; }
-  // Where the spans of this step go; null: nowhere.
+  // Returns where the spans of this step are recorded; null: nowhere.
   kernels::Trace* BeginStep(int64_t step);
-  // The step has been run by the device, which took it so long.
+  // The device has run the step in `seconds`.
   void EndStep(int64_t step, double seconds);
 
  private:
@@ -46,9 +46,9 @@ class Profiler {
   kernels::DeviceKind device_ = kernels::DeviceKind::kCpu;
 
   v1::ProfileSteps asked_;                 // the newest request
-  bool waiting_ = false;                   // for its first step
-  std::shared_ptr<kernels::Trace> trace_;  // while its steps run
-  int64_t step_ended_ = 0;                 // of the trace, in its time
+  bool waiting_ = false;                   // its first step has not begun
+  std::shared_ptr<kernels::Trace> trace_;  // not null while its steps run
+  int64_t step_ended_ = 0;                 // when the last recorded step ended, as Trace counts
   std::unique_ptr<kernels::DeviceTrace> device_trace_;
 };
 

@@ -8,7 +8,7 @@ namespace {
 using metrics::Family;
 using metrics::Kind;
 
-// Declared through functions: Family holds vectors, and there are no globals with constructors.
+// Families hold vectors, and globals must not have constructors, hence functions.
 const std::vector<absl::string_view>& Labels() {
   static const auto& labels = *new std::vector<absl::string_view>{"job_name", "rank"};
   return labels;

@@ -20,7 +20,7 @@ class RankMetrics {
  public:
   RankMetrics(metrics::Registry& registry, const std::string& job_name, int rank);
 
-  // Utilisations are 0 where the device's best is not known.
+  // Utilizations are 0 where the device's peak is not known.
   void Step(const parallel::StepReport& report, double tokens_per_second,
             double model_flops_utilization, double hardware_flops_utilization);
   void Evaluation(const parallel::EvaluationReport& report);
@@ -39,7 +39,7 @@ class RankMetrics {
   metrics::Counter& tokens_;
   metrics::Counter& skipped_steps_;
   metrics::Counter& exposed_communication_seconds_;
-  // By parallel::Exposure and Collective; null until there was such a wait.
+  // By parallel::Exposure and Collective; null until there has been such a wait.
   std::array<std::array<metrics::Counter*, parallel::kCollectives>, parallel::kExposures>
       exposed_seconds_{};
   metrics::Counter& gradient_bytes_;
