@@ -30,7 +30,7 @@ BIN = pathlib.Path(sys.argv[sys.argv.index("--bin") + 1]).resolve()
 LONG = "--long" in sys.argv
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 
-# Enough steps to be disturbed before the end.
+# A job that runs long enough for a test to disturb it before its end.
 SPEC = """\
 name: {name}
 engine:
@@ -51,7 +51,7 @@ resources: {{device: cpu, ranks: {ranks}, threads_per_rank: 1}}
 checkpoint: {{path: checkpoints/{name}, every_steps: 50, keep: 2{checkpoint}}}
 restart: {{max_failures: {failures}, backoff: {{initial: 100ms, max: 1s}}}}
 """
-# For examples/*.yaml.
+# Shortens the jobs of examples/*.yaml.
 SHORT = ["--set", "engine.training.steps=20", "--set", "engine.training.evaluate_samples=64",
          "--set", "engine.training.schedule.cosine.warmup_steps=5"]
 
@@ -137,7 +137,7 @@ class Scene(unittest.TestCase):
         self.cluster.up()
 
     def prepare(self):
-        """What differs between hosts, before anything is started."""
+        """Sets up what differs between hosts; runs before anything is started."""
 
     def run(self, result=None):
         self.result = result
@@ -162,14 +162,14 @@ class Scene(unittest.TestCase):
         self.cluster.run("submit", path)
 
     def training(self, step=20):
-        """The job once it is past the step."""
+        """Waits until the job is past the step and returns it."""
         job = self.cluster.wait_for("tiny", f"past step {step}",
                                     lambda job: job["step"] >= step or is_final(job))
         self.assertEqual(job["state"], "running", json.dumps(job["causes"], indent=1))
         return job
 
     def assert_same(self, job, attempts=1):
-        """It has trained to the end, with the losses that the same job has on one host."""
+        """Checks that the job has ended with the losses that it has on one host."""
         self.assertEqual(job["state"], "succeeded", json.dumps(job["causes"], indent=1))
         if attempts is not None:
             self.assertEqual(job["attempts"], attempts, json.dumps(job["causes"], indent=1))
@@ -186,7 +186,7 @@ class Scene(unittest.TestCase):
         return self.cluster.job("tiny")["causes"]
 
     def during(self, seconds, watch):
-        """Calls watch() again and again for as long."""
+        """Calls watch() again and again for `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             watch()
@@ -194,7 +194,7 @@ class Scene(unittest.TestCase):
 
 
 class TheNetwork(unittest.TestCase):
-    """The harness itself, with sockets of its own."""
+    """Tests the harness itself, with plain sockets."""
 
     def talk(self, network, one, other):
         """Whether a TCP connection from one host to the other carries a message and its echo."""
@@ -304,7 +304,7 @@ class Layouts(Scene):
         if alone:
             for step, loss in curve(alone).items():
                 self.assertAlmostEqual(curve(job)[step] / loss, 1, delta=1e-5)
-        # Tensor groups are on one host each, also on the host that has room for more.
+        # Each tensor group is on one host, also on the host that has more slots than it needs.
         workers = [rank["worker"] for rank in job["ranks"]]
         self.assertEqual(workers[0], workers[1])
         self.assertEqual(workers[2], workers[3])
@@ -349,6 +349,18 @@ class Layouts(Scene):
             self.assertGreater(int(fetched.stdout), 100, address)
         self.cluster.run("cancel", "tiny")
         self.assertEqual(self.cluster.finish("tiny")["state"], "cancelled")
+
+
+class HybridSharding(Scene):
+    """Two hosts of two slots: ZeRO-3 shards inside each host, and the hosts hold replicas."""
+
+    slots = 2
+
+    def test_job_trains_as_on_one_host(self):
+        self.submit(steps=100, ranks=4, parallel="{data: 4, zero: 3, zero_shards: 2}", batch=16)
+        job = self.cluster.finish("tiny")
+        self.assert_same(job)
+        self.assertEqual([rank["host"] for rank in job["ranks"]], ["a", "a", "b", "b"])
 
 
 class IPv6Only(Scene):
@@ -409,10 +421,11 @@ class Deaths(Scene):
 
 
 class Cuts(Scene):
-    """Of the network between the hosts of the ranks alone: the coordinator reaches both."""
+    """The network is cut between the hosts of the ranks; the coordinator reaches both."""
 
     def cut(self, seconds, parallel="{data: 2}", both=True):
-        """The job's losses are right, it was not restarted, and it went on soon."""
+        """Cuts the network during training: the job keeps its losses and its attempt, and goes on
+        soon after the cut."""
         self.submit(parallel=parallel)
         self.training()
         for left in (1, 0):
@@ -426,7 +439,7 @@ class Cuts(Scene):
             took = self.cluster.step_after("tiny", reached, 15)
             print(f"cut of {seconds} s: next step {took:.2f} s after the link was back",
                   file=sys.stderr)
-            # A busy machine may hold it up once.
+            # On a busy machine one of the cuts may take longer to get over.
             if took < 2.0:
                 break
             self.assertTrue(left, "twice in a row not within 2 s")
@@ -435,12 +448,12 @@ class Cuts(Scene):
         self.assertEqual(job.get("failures", 0), 0)
 
     def settled(self):
-        """The step at which the job stands still."""
+        """Waits until the job makes no more steps and returns the last one."""
         last = [None]
 
         def still(job):
             same, last[0] = job["step"] == last[0], job["step"]
-            time.sleep(0.7)  # longer than between two reports of a daemon
+            time.sleep(0.7)  # longer than a daemon takes between two reports
             return same
 
         return self.cluster.wait_for("tiny", "no more steps", still, 30)["step"]
@@ -556,7 +569,7 @@ class Preflight(Scene):
             self.assert_told(end, "time out", "firewall", "--rank-ports")
 
     def test_lost_large_packets_are_told_as_mtu(self):
-        # What a tunnel with a smaller MTU does whose ICMP is dropped.
+        # A tunnel with a smaller MTU whose ICMP messages are dropped behaves like this.
         self.network["b"].nft("tcp dport 21000-21019 meta length > 1400 drop")
         self.submit(steps=60)
         end = self.cluster.poll("an end", self.ends, bool, 60)[0]
@@ -592,7 +605,7 @@ class Files(Scene):
     """Hosts that do not see the same files."""
 
     def hide(self, host, path):
-        """A directory of its own, empty, instead of the one that the others have there."""
+        """Gives the host an empty directory of its own instead of the shared one at `path`."""
         own = self.directory / f"own-{host}-{path}"
         own.mkdir()
         (self.directory / path).mkdir(exist_ok=True)
@@ -647,7 +660,7 @@ class LocalCheckpoints(Files):
         self.own = {host: self.hide(host, "checkpoints") for host in "abc"}
 
     def lose(self, parallel):
-        """The job is submitted, and loses the host of rank 1 when it has checkpoints."""
+        """Submits the job and, once it has checkpoints, kills the host of rank 1."""
         self.submit(parallel=parallel, checkpoint=", storage: local")
         before = self.training(step=120)
         self.assertGreaterEqual(before["lastCommittedStep"], 50)
@@ -660,7 +673,7 @@ class LocalCheckpoints(Files):
 
     @long_form
     def test_restart_of_a_host_loses_nothing(self):
-        # The third host must not take over before.
+        # The lost host must be back before the third one can take over.
         self.cluster.kill("worker-c")
         self.cluster.poll("c is away", lambda: self.cluster.json("get", "workers"),
                           lambda workers: any(w["state"] != "ready" for w in workers))
@@ -743,7 +756,7 @@ class Page(unittest.TestCase):
                 self.wait_for_workers(network, variables)
         self.assertEqual(given - {"PATH"}, set(values))
         self.assertEqual(hosts, {"a", "b"})
-        # As `muster describe job` shows them for both jobs.
+        # The page shows what `muster describe job` prints for both jobs.
         jobs = {name: json.loads(network["b"].run("sh", "-euc", variables + "muster get job "
                                                   f"{name} -o json").stdout)
                 for name in ("gpt-kjv", "behind-firewall")}
@@ -754,7 +767,7 @@ class Page(unittest.TestCase):
             self.assertRegex(said, rf"worker-{host.name} +{host.name} +{host.address} ")
 
     def wait_for_workers(self, network, variables):
-        """As a person does, until the daemons' lines are there."""
+        """Asks again and again, as a person would, until the daemons are listed."""
         deadline = time.monotonic() + 30
         while network["a"].run("sh", "-euc", variables + "muster get workers",
                                check=False).stdout.count(" ready ") < 2:
