@@ -20,7 +20,7 @@ from cluster import Cluster, alive, is_final, kill
 
 BIN = None
 STEPS = 400
-LONG = 1000  # enough to be disturbed before the end, however slow the one who disturbs
+LONG = 1000  # steps: enough for a slow test to disturb the job before its end
 EVERY = 20
 
 SPEC = """\
@@ -48,7 +48,7 @@ restart: {{max_failures: 5, backoff: {{initial: 100ms, max: 1s}}}}
 
 @functools.cache
 def prose():
-    """Real text with structure to learn: these documents, as they are when the tests begin."""
+    """Text with structure to learn: the documents of this repository when the tests begin."""
     return b"".join(path.read_bytes()
                     for path in sorted(pathlib.Path(__file__).parents[2].glob("**/*.md"))
                     if "build" not in path.parts)
@@ -94,7 +94,7 @@ class Scene(unittest.TestCase):
         return name
 
     def training(self, name="tiny", step=EVERY + 5):
-        """The job once it trains and has a checkpoint to fall back to."""
+        """Waits until the job trains and has a committed checkpoint, and returns it."""
         job = self.cluster.wait_for(
             name, f"{name} past step {step}",
             lambda job: (job["step"] >= step and job["lastCommittedStep"] > 0 and
@@ -186,10 +186,10 @@ class MainPath(Scene):
 
 
 class Failures(Scene):
-    calm = None  # losses of an undisturbed run; data and seed are the same in all of these tests
+    calm = None  # losses of an undisturbed run; all tests of the class use the same data and seed
 
     def disturbed(self):
-        """Submits the job that is to be disturbed, after an undisturbed one has shown its end."""
+        """Submits the job to disturb, once an undisturbed one has shown what its losses must be."""
         if Failures.calm is None:
             self.submit("calm", steps=LONG)
             job = self.cluster.finish("calm")
@@ -210,7 +210,7 @@ class Failures(Scene):
     def test_killed_rank_is_noticed_at_once_and_costs_at_most_one_interval(self):
         self.disturbed()
         latencies = []
-        # A busy machine may hold up one of them, hardly all.
+        # On a busy machine one of them may take longer, but hardly all.
         while len(latencies) < 3 and min(latencies, default=1.0) >= 1.0:
             before = self.training(step=len(latencies) * 100 + EVERY + 5)
             known = len(self.exits())
@@ -285,7 +285,7 @@ class Failures(Scene):
         refused = self.cluster.run("get", "jobs", check=False)
         self.assertEqual(refused.returncode, 1)
         self.cluster.up()
-        # The map of processes comes with the daemons' next Hello.
+        # The coordinator learns the ranks' processes from the daemons' next Hello.
         after = self.cluster.wait_for("tiny", "the daemon is back",
                                       lambda j: all(r.get("pid") for r in j["ranks"]))
         self.assertEqual(after["epoch"], before["epoch"])
@@ -329,8 +329,8 @@ class Failures(Scene):
             self.assertEqual(followed, whole, "nothing is missing and nothing twice")
 
     def test_damaged_checkpoint_is_skipped_for_the_one_before(self):
-        # A long wait before the next attempt: time to damage what it would load, once the verdict
-        # on the last commit is known. (The newest directory may be half written, thus not counted.)
+        # The next attempt begins late enough to damage the checkpoint that it would load, once the
+        # verdict on the last commit is known. The newest directory may be incomplete: skip it.
         self.submit(steps=20 * STEPS, edits=[("initial: 100ms, max: 1s", "initial: 12s, max: 12s")])
         self.training(step=3 * EVERY)
         for rank in self.cluster_ranks():
@@ -419,7 +419,7 @@ class BadInput(Scene):
                           "--set", "engine.model.hidden=65536", "--set", "engine.model.layers=100")
         self.assertIn("needs", out)
         self.assertIn("optimizer", out)
-        # It would not fit the next time either.
+        # A job that does not fit is not tried again.
         job = self.cluster.job("tiny")
         self.assertEqual((job["state"], job["attempts"]), ("failed", 1))
         self.assertEqual(job["causes"][0]["cause"], "out_of_memory")
@@ -455,7 +455,7 @@ class BadInput(Scene):
 
 class Profiles(Scene):
     def test_profile_has_the_same_steps_of_every_rank(self):
-        # An evaluation lies between any three steps and after them, and is no part of them.
+        # Evaluations run between the steps, and their time is not part of any step.
         self.submit(steps=1000 * STEPS, edits=[("evaluate_every: 200", "evaluate_every: 2")])
         self.training()
         path = self.directory / "out.json"
@@ -498,7 +498,7 @@ class Profiles(Scene):
 
 
 class BrokenGpu(Scene):
-    """A GPU that the daemon is told of and that no rank can use: as after an update of the driver."""
+    """A daemon with a GPU that no rank can use, as after an update of the driver."""
 
     workers = 1
 
@@ -548,7 +548,7 @@ class BrokenGpu(Scene):
 
 class FineTuning(Scene):
     def test_job_begins_with_a_hugging_face_model_and_with_its_import(self):
-        # The folder, which transformers wrote, knows 61 tokens: text of digits and spaces.
+        # The model of the folder, which transformers wrote, has 61 tokens: digits and spaces do.
         peer = pathlib.Path(__file__).parents[1] / "interop/data/llama-tied-scaled"
         (self.directory / "digits").write_text("".join(f"{i * i} {i}" for i in range(5000)))
         self.cluster.run("data", "tokenize", "--input", self.directory / "digits", "--output",
@@ -575,7 +575,7 @@ class FineTuning(Scene):
         self.assertGreater(abs(losses["folder"][0] - losses["random"][0]), 0.01)
         self.assertIn("began with the weights of Hugging Face folder",
                       self.cluster.run("logs", "folder").stdout)
-        # Another model than the spec's is named by its fields.
+        # When the folder has another model than the spec, the message names the fields that differ.
         spec = self.spec("other", edits=[(old, model.replace("rope_theta: 500000", "rope_theta: 10000") +
                                           f", initialize_from: {peer}" + "}"),
                                          ("data/text.train", "data/digits"),

@@ -71,7 +71,7 @@ class HostsCluster(Cluster):
                            *(options.get("flags", ()) if flags is None else flags))
 
     def kill(self, name):
-        """SIGKILL to one service ("coordinator", "worker-b"); its ranks are left alone."""
+        """Sends SIGKILL to one service ("coordinator", "worker-b"), but not to its ranks."""
         self._forget(name)
 
     def run(self, *arguments, check=True, **options):
@@ -85,7 +85,7 @@ class HostsCluster(Cluster):
         return result
 
     def _forget(self, name):
-        """Ends the service by SIGKILL if it runs still."""
+        """Ends the service by SIGKILL if it still runs."""
         process = self.processes.pop(name, None)
         if process is not None:
             process.kill()
@@ -93,7 +93,7 @@ class HostsCluster(Cluster):
             process.stdout.close()
 
     def down(self):
-        """Ends the services. Ranks go with their hosts."""
+        """Ends the services; ranks end with the namespaces of their hosts."""
         for name in list(self.processes):
             self._forget(name)
 
@@ -105,7 +105,7 @@ class HostsCluster(Cluster):
         return text
 
     def step_after(self, name, step, seconds):
-        """Seconds from now until the job has finished a step beyond `step`."""
+        """Waits until the job has finished a step beyond `step`; returns the seconds that took."""
         begin = time.monotonic()
         self.poll(f"{name} goes on beyond step {step}", lambda: self.job(name),
                   lambda job: job["step"] > step, seconds)

@@ -7,8 +7,8 @@ carries, delays, reorders or drops: the kernel's netem is not everywhere, and th
 every machine.
 
 Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2, nftables and /dev/net/tun; why_not() says
-what lacks. Namespaces bear the pid of the process that made them. They are removed when it closes
-the network, and by a child of its own when it dies without having done so, even by SIGKILL.
+what is missing. Namespaces have the pid of the process that made them in their names. That process
+removes them when it closes the network; should it die before, even by SIGKILL, a child of it does.
 """
 
 import atexit
@@ -81,7 +81,7 @@ class Reaper:
     """Removes namespaces once this process is gone, however it went."""
 
     def __init__(self):
-        # A session of its own: Ctrl-C is for the tests.
+        # In a session of its own Ctrl-C does not reach it.
         self.process = subprocess.Popen([sys.executable, __file__, REAP], stdin=subprocess.PIPE,
                                         text=True, start_new_session=True)
 
@@ -97,7 +97,7 @@ class Reaper:
 
 
 def reap():
-    namespaces = [line.strip() for line in sys.stdin]  # to the end: the one who made them is gone
+    namespaces = [line.strip() for line in sys.stdin]  # stdin ends with the process that made them
     for namespace in namespaces:
         if os.path.exists(f"/var/run/netns/{namespace}"):
             kill_all_in(namespace)
@@ -127,7 +127,7 @@ class Host:
         """The arguments as a command line that runs on this host."""
         mounts = "".join(f"mount --bind {shlex.quote(str(source))} {shlex.quote(str(path))} && "
                          for path, source in self.hidden.items())
-        # exec: the process that is started is the one that is named.
+        # exec makes the process that is started the command itself.
         script = f"hostname {self.name} && {mounts}exec \"$@\""
         return [*inside(self.namespace), "unshare", "--uts", "--mount", "--",
                 "sh", "-c", script, "sh", *map(str, arguments)]
@@ -151,7 +151,7 @@ class Host:
         run(*inside(self.namespace), "nft", "flush", "ruleset")
 
     def kill(self):
-        """As if the power were cut: everything that runs here is gone, and so is the link."""
+        """Ends everything that runs here, and the link, as a power cut does."""
         self.network.unplug(self)
         kill_all_in(self.namespace)
 
@@ -266,7 +266,7 @@ class Network:
         self.switch.stdout.readline()  # it has been done
 
     def cut(self, one, other, both=True):
-        """Nothing gets from `one` to `other` any more, nor back; nobody is told."""
+        """Drops every packet from `one` to `other`, and with `both` those back, silently."""
         if self.kind == "veth":
             self._drop({(one, other)} | ({(other, one)} if both else set()), set())
         else:
@@ -285,7 +285,7 @@ class Network:
             self.tell(pair=[other, one], **how)
 
     def _drop(self, more, fewer):
-        """In the bridge: the hosts' own kernels and interfaces notice nothing."""
+        """Drops packets in the bridge, where the hosts' kernels do not notice."""
         self.drops = (self.drops | more) - fewer
         rules = "".join(f"add rule bridge cut forward iifname to-{one} oifname to-{other} drop; "
                         for one, other in sorted(self.drops))

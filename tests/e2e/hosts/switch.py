@@ -59,7 +59,7 @@ class Switch:
             self.names[ipaddress.ip_address(address).packed] = name
 
     def carry(self, source, packet, now):
-        # No packet at all has no address either.
+        # An empty packet matches neither family and has no destination.
         ipv4 = packet[:1] >= b"\x40" and packet[:1] < b"\x50"
         destination = self.names.get(packet[16:20] if ipv4 else packet[24:40])
         if destination is None or source in self.down or destination in self.down:
@@ -81,7 +81,7 @@ class Switch:
         """Sends what is due; returns the time until the next one, or None."""
         while self.late and self.late[0][0] <= now:
             _, _, source, destination, packet = heapq.heappop(self.late)
-            # What is on its way is lost with the wire that it is on.
+            # Packets on their way over a link are lost when it is cut or goes down.
             if source not in self.down and destination not in self.down and not self.paths[
                     source, destination].cut:
                 self.write(self.fds[destination], packet)
