@@ -9,9 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/file_system.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mesh_groups.h"

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
 #include "tests/worker/plan_specs.h"
