@@ -63,8 +63,9 @@ class Rank {
         // As much as the largest sum, which then takes one round.
         sums_(Take(device_->Allocate(bytes_max + (1 << 20)))),
         operands_(Take(device_->Allocate(kGemm * kGemm * 2 * 3))) {
-    shared_ = Take(
-        world.peer_memory()->Share({Tensor(shared_memory_->data(), DType::kU8, {bytes_max})}, {}));
+    // Below the default size nothing is measured: all calls on shared memory go by copy engines.
+    shared_ = Take(world.peer_memory()->Share(
+        {Tensor(shared_memory_->data(), DType::kU8, {bytes_max})}, {.least_bytes = 1}));
     world.peer_memory()->UseForSums(Tensor(sums_->data(), DType::kU8, {sums_->bytes()}));
     kernels::Zero(*compute_, Tensor(operands_->data(), DType::kU8, {operands_->bytes()}));
     Gemms(8);  // the first ones measure the algorithm
