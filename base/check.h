@@ -1,5 +1,5 @@
-// CHECK for our own broken invariants, on in release too; never for input, network or disk.
-// Shaped like absl/log/check.h, which our Abseil does not have yet.
+// CHECK ends the process when one of our own invariants is broken, in release builds too. Never for
+// input, network or disk. Shaped like absl/log/check.h, which Debian's Abseil does not have.
 #ifndef MUSTER_BASE_CHECK_H_
 #define MUSTER_BASE_CHECK_H_
 

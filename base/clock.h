@@ -1,4 +1,5 @@
-// The clock seam. Core code takes `now` as an argument; shells own a Clock.
+// The clock, which tests and simulation replace. Deterministic code takes `now` as an argument
+// instead.
 #ifndef MUSTER_BASE_CLOCK_H_
 #define MUSTER_BASE_CLOCK_H_
 
@@ -22,7 +23,7 @@ class RealClock : public Clock {
   absl::Duration Monotonic() const override;
 };
 
-// Moves only when told. Single-threaded.
+// A clock that only AdvanceTo and Advance move. Single-threaded.
 class SimulatedClock : public Clock {
  public:
   explicit SimulatedClock(absl::Time start = absl::UnixEpoch()) : start_(start), now_(start) {}

@@ -223,7 +223,8 @@ class Memory : public MemoryFileSystem {
     MutexLock lock(&mutex_);
     const std::string prefix = path + "/";
     auto inside = [&](const std::string& name) { return absl::StartsWith(name, prefix); };
-    // A loop, not erase_if: clang's analysis does not see that a lambda runs under the lock.
+    // Not erase_if: clang's thread-safety analysis does not see that its lambda runs under the
+    // lock.
     for (auto entry = durable_.begin(); entry != durable_.end();) {
       const bool removed = inside(entry->first) && !live_.contains(entry->first);
       entry = removed ? durable_.erase(entry) : std::next(entry);

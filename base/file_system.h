@@ -1,5 +1,5 @@
-// The file seam for whatever must be durable: checkpoints and a daemon's state. The memory form
-// forgets what was not synced, so that tests can crash it.
+// Files for what must be durable: checkpoints and a daemon's state. The implementation in memory
+// can lose what was not synced, so that tests can crash it.
 #ifndef MUSTER_BASE_FILE_SYSTEM_H_
 #define MUSTER_BASE_FILE_SYSTEM_H_
 
@@ -50,15 +50,15 @@ class FileSystem {
   // Missing is OK.
   virtual absl::Status RemoveTree(const std::string& path) = 0;
 
-  // Write to a temporary name beside `path`, sync, rename, sync the directory: afterwards `path`
-  // holds either all of `bytes` or what it held before.
+  // Writes a temporary file beside `path`, syncs it, renames it to `path` and syncs the directory.
+  // Even after a crash `path` has either all of `bytes` or what it had before.
   absl::Status WriteAtomically(const std::string& path, absl::string_view bytes);
 };
 
 std::unique_ptr<FileSystem> PosixFileSystem();
 
-// Files in memory. Crash() returns to what was durable: file contents at their last Sync, directory
-// entries at the last SyncDirectory.
+// Files in memory. Crash() returns to the durable state: contents of files as of their last Sync,
+// entries of directories as of the last SyncDirectory.
 class MemoryFileSystem : public FileSystem {
  public:
   ~MemoryFileSystem() override = default;
@@ -68,7 +68,7 @@ class MemoryFileSystem : public FileSystem {
   static std::unique_ptr<MemoryFileSystem> Make();
 };
 
-// dirname-like: the part before the last '/', "." when there is none.
+// The part of `path` before the last '/'; "." when there is none.
 std::string ParentDirectory(const std::string& path);
 
 }  // namespace muster

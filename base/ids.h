@@ -10,8 +10,7 @@
 
 namespace muster {
 
-// A value type that only compares with, and is only made from, its own tag. `Value` is std::string
-// or an integer.
+// A value type that compares only with ids of the same Tag. `Value` is std::string or an integer.
 template <typename Tag, typename Value>
 class StrongId {
  public:
@@ -25,10 +24,6 @@ class StrongId {
   friend std::ostream& operator<<(std::ostream& out, const StrongId& id) {
     return out << id.value_;
   }
-  template <typename H>
-  friend H AbslHashValue(H h, const StrongId& id) {
-    return H::combine(std::move(h), id.value_);
-  }
 
  private:
   Value value_{};
@@ -38,10 +33,10 @@ class StrongId {
 using JobId = StrongId<struct JobIdTag, std::string>;
 // A worker's configured name; stable across restarts of its daemon.
 using WorkerId = StrongId<struct WorkerIdTag, std::string>;
-// Per job; grows with every attempt and is durable before any message of the attempt leaves. 0 =
-// none.
+// Numbers the attempts of a job: 1, 2, 3, ...; 0 = none. Durable before any message of the attempt
+// leaves.
 using Epoch = StrongId<struct EpochTag, uint64_t>;
-// New for every start of a daemon process.
+// Of a daemon process; a restarted daemon has a larger one.
 using Incarnation = StrongId<struct IncarnationTag, uint64_t>;
 
 }  // namespace muster

@@ -1,6 +1,5 @@
 #include "base/log.h"
 
-#include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -60,7 +59,7 @@ class SpdlogLogger : public Logger {
     for (const LogField& field : fields) {
       std::visit([&](const auto& value) { line[std::string(field.key)] = value; }, field.value);
     }
-    // Bytes that are not UTF-8 (a user's path, say) are replaced, never thrown over.
+    // Replaces bytes that are not UTF-8, for example of a user's path, instead of throwing.
     logger_.log(ToSpdlog(level),
                 line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
@@ -78,17 +77,6 @@ class DiscardLogger : public Logger {
 
 std::shared_ptr<Logger> Logger::ToStderr(LogLevel level) {
   return std::make_shared<SpdlogLogger>(std::make_shared<spdlog::sinks::stderr_sink_mt>(), level);
-}
-
-absl::StatusOr<std::shared_ptr<Logger>> Logger::ToFile(const std::string& path, LogLevel level,
-                                                       int64_t bytes_max, int files_max) {
-  try {
-    auto sink = std::make_shared<spdlog::sinks::rotating_file_sink_mt>(
-        path, static_cast<size_t>(bytes_max), static_cast<size_t>(files_max));
-    return std::make_shared<SpdlogLogger>(std::move(sink), level);
-  } catch (const spdlog::spdlog_ex& error) {
-    return absl::UnavailableError(absl::StrCat("cannot open log file ", path, ": ", error.what()));
-  }
 }
 
 std::shared_ptr<Logger> Logger::Discard() { return std::make_shared<DiscardLogger>(); }

@@ -34,11 +34,9 @@ class Logger {
  public:
   using Fields = std::initializer_list<LogField>;
 
-  // Lines at or above `level` go to stderr.
+  // Writes lines at or above `level` to stderr.
   static std::shared_ptr<Logger> ToStderr(LogLevel level);
-  // Lines go to `path`, rotated at `bytes_max`, keeping `files_max` old files.
-  static absl::StatusOr<std::shared_ptr<Logger>> ToFile(const std::string& path, LogLevel level,
-                                                        int64_t bytes_max, int files_max);
+  // Writes nothing.
   static std::shared_ptr<Logger> Discard();
 
   virtual ~Logger() = default;

@@ -40,7 +40,7 @@ void ThreadLoop::Run() {
                (!timers_.empty() && timers_.begin()->first.first <= clock_.Monotonic());
       };
       if (timers_.empty()) {
-        // A timer posted while waiting must wake the loop, so its arrival is a condition too.
+        // The first timer must wake the loop, which then waits with a timeout.
         auto changed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
           return stopping_ || !ready_.empty() || !timers_.empty();
         };

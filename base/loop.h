@@ -1,4 +1,4 @@
-// One thread that runs posted work in order: the home of a single-threaded core.
+// One thread that runs posted work in order, for code that is single-threaded.
 #ifndef MUSTER_BASE_LOOP_H_
 #define MUSTER_BASE_LOOP_H_
 

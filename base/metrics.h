@@ -1,9 +1,9 @@
-// The metrics seam: code holds Counter/Gauge/Histogram references; main.cc decides whether they end
-// in Prometheus or nowhere. Names follow Prometheus conventions (unit last, _total for counters).
+// Metrics: code sets counters, gauges and histograms of a Registry; main.cc decides whether that is
+// Prometheus or discards everything. Names follow Prometheus' conventions (unit last, _total for
+// counters).
 #ifndef MUSTER_BASE_METRICS_H_
 #define MUSTER_BASE_METRICS_H_
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,8 +12,6 @@
 #include "absl/status/statusor.h"
 
 namespace muster::metrics {
-
-using Labels = std::map<std::string, std::string>;
 
 class Counter {
  public:
@@ -53,11 +51,12 @@ class Registry {
   virtual Gauge& GetGauge(const Family& family, const std::vector<std::string>& labels = {}) = 0;
   virtual Histogram& GetHistogram(const Family& family,
                                   const std::vector<std::string>& labels = {}) = 0;
-  // Forgets one gauge or counter series (a job that ended); its reference must not be used again.
+  // Removes the series of a gauge (of a job that ended, say); its reference must not be used again.
+  // Does nothing when there is no such series.
   virtual void Remove(const Family& family, const std::vector<std::string>& labels) = 0;
 };
 
-// Counts nothing: for tests and simulation.
+// Discards every value, for tests and simulation.
 std::unique_ptr<Registry> DiscardRegistry();
 
 // A Prometheus registry with its HTTP endpoint at /metrics.

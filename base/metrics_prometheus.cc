@@ -110,21 +110,24 @@ class PrometheusRegistry : public Registry {
   std::map<Key, std::unique_ptr<Wrapped<prometheus::Histogram>>> histograms_;
 };
 
-// Two scrapers at a time; more wait.
+// Two scrapers are served at a time; more wait.
 constexpr size_t kThreads = 2;
 constexpr int kIdleMicroseconds = 250'000;
 constexpr int kTimeoutSeconds = 5;  // of a client that sends or reads nothing
 
-// Not prometheus-cpp's own exposer: the web server in Debian's does not speak IPv6.
+// Serves metrics over HTTP. prometheus-cpp's own exposer cannot: Debian's has a web server without
+// IPv6.
 class Server : public PrometheusServer {
  public:
   Server() : known_(std::make_shared<prometheus::Registry>()), registry_(known_) {
     server_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
     server_.set_read_timeout(kTimeoutSeconds);
     server_.set_write_timeout(kTimeoutSeconds);
-    // Between looks whether to stop: the library's wait without a bound misses a stop now and then.
+    // How long the library waits before it checks whether to stop: without a bound it can miss a
+    // stop.
     server_.set_idle_interval(/*sec=*/0, kIdleMicroseconds);
-    // The library would share the port with another process (SO_REUSEPORT).
+    // Instead of the library's options, with which another process could share the port
+    // (SO_REUSEPORT).
     server_.set_socket_options([](int socket) {
       const int on = 1;
       (void)setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -136,7 +139,7 @@ class Server : public PrometheusServer {
   }
   ~Server() override {
     if (!thread_.joinable()) return;
-    // A stop before the thread has begun to listen would be forgotten.
+    // The library ignores a stop before its thread listens.
     while (!server_.is_running() && !ended_) std::this_thread::yield();
     server_.stop();
     thread_.join();

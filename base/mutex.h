@@ -10,11 +10,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-// The locks of the tree: Abseil's, under names of ours, because ThreadSanitizer must see every
-// lock. Distributions build Abseil's library without the sanitizer, so that under it each
-// absl::Mutex looks like no lock at all and everything it guards like a race. A build with
-// MUSTER_SANITIZE=thread therefore gets the same interface over std::mutex, slower and with the
-// same meaning: a condition is evaluated with the mutex held, whenever someone has released it.
+// The locks of the tree: Abseil's, under names of our own. Distributions build Abseil's library
+// without ThreadSanitizer, which therefore does not see its locks and takes everything that they
+// guard for a race. A build with MUSTER_SANITIZE=thread gets the same interface over std::mutex
+// instead. It is slower and means the same: a condition is evaluated with the mutex held, whenever
+// the mutex was released.
 
 #if defined(__SANITIZE_THREAD__)
 #define MUSTER_THREAD_SANITIZER 1
@@ -44,7 +44,7 @@ class ABSL_LOCKABLE Mutex {
 
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
 
-  // Wakes with the mutex still held: whoever gets it next may destroy it.
+  // Wakes waiters before it releases the mutex: the next owner may destroy it.
   void Unlock() ABSL_UNLOCK_FUNCTION() {
     changed_.notify_all();
     mutex_.unlock();
@@ -54,10 +54,10 @@ class ABSL_LOCKABLE Mutex {
 
   void Await(const Condition& condition) { AwaitWithTimeout(condition, absl::InfiniteDuration()); }
 
-  // Whether `condition` holds at the return, with the mutex held either way.
+  // True when `condition` holds at the return. The mutex is held either way.
   bool AwaitWithTimeout(const Condition& condition, absl::Duration timeout) {
     if (condition.Eval()) return true;
-    changed_.notify_all();  // what the caller changed before it waits may be what others wait for
+    changed_.notify_all();  // others may wait for what the caller has changed
     std::unique_lock<std::mutex> lock(mutex_, std::adopt_lock);
     const auto holds = [&condition] { return condition.Eval(); };
     bool held = true;
@@ -75,7 +75,7 @@ class ABSL_LOCKABLE Mutex {
   }
 
  private:
-  // The standard's clocks would overflow.
+  // Longer timeouts would overflow the standard library's clocks.
   static constexpr absl::Duration kForever = absl::Hours(24 * 365);
 
   std::mutex mutex_;

@@ -21,7 +21,7 @@
 namespace muster {
 namespace {
 
-// 4 or 16 bytes in network order; none when it is no address. A zone is left out.
+// The address as 4 or 16 bytes in network order, without its zone; empty when it is no address.
 std::vector<uint8_t> BytesOf(const std::string& address) {
   const std::string plain = address.substr(0, address.find('%'));
   std::vector<uint8_t> bytes(16);
@@ -44,7 +44,7 @@ void ForEachAddress(const std::string& host, int flags, Use use) {
   hints.ai_flags = flags;
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
-  // The port only makes the address complete.
+  // getaddrinfo needs a port; which one does not matter.
   if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
     if (use(*entry)) break;
@@ -68,7 +68,8 @@ std::vector<InterfaceAddress> OwnAddresses() {
   return addresses;
 }
 
-// Connecting a datagram socket chooses a route and sends nothing.
+// The local address of the route to `to`. Connecting a datagram socket chooses a route and sends
+// nothing.
 std::string SourceTowards(const std::string& to) {
   std::string source;
   ForEachAddress(to, AI_NUMERICHOST, [&source](const addrinfo& entry) {
@@ -190,8 +191,7 @@ std::string OutsideAddress(const NetworkView& network) {
   const auto useful = [](const std::string& address) {
     return !address.empty() && !IsLoopbackAddress(address) && !IsLinkLocalAddress(address);
   };
-  // Addresses for documentation (RFC 5737, RFC 3849): nobody has them, so only the default route
-  // leads there.
+  // Addresses reserved for documentation (RFC 5737, RFC 3849): only the default route leads there.
   for (const char* const nowhere : {"192.0.2.1", "2001:db8::1"}) {
     if (std::string source = network.source_towards(nowhere); useful(source)) return source;
   }

@@ -1,6 +1,6 @@
 // Network addresses as text (HOST:PORT with brackets around IPv6, wildcards, loopback, CIDR), and
-// what this machine knows of its own. Numeric addresses throughout: no host name of a worker ever
-// needs to resolve.
+// the addresses of this machine. Workers are reached by numeric addresses, so that no host name of
+// theirs has to resolve.
 #ifndef MUSTER_BASE_NETWORK_H_
 #define MUSTER_BASE_NETWORK_H_
 
@@ -29,11 +29,11 @@ bool IsLoopbackAddress(const std::string& address);   // 127.0.0.0/8, ::1
 bool IsWildcardAddress(const std::string& address);   // 0.0.0.0, ::
 bool IsLinkLocalAddress(const std::string& address);  // 169.254.0.0/16, fe80::/10
 
-// Whether `address` is in `cidr` ("10.0.0.0/8"). kInvalidArgument: it is no CIDR.
+// True when `address` is in `cidr` ("10.0.0.0/8"). kInvalidArgument: `cidr` is none.
 absl::StatusOr<bool> InCidr(const std::string& address, const std::string& cidr);
 
-// What to tell others of a service that listens on `listening` (HOST:PORT): the same, with
-// `reachable` in the place of a wildcard that nobody could dial.
+// The address at which others reach a service that listens on `listening` (HOST:PORT): the same,
+// but with `reachable` in place of a wildcard host, which nobody can dial.
 std::string Advertised(const std::string& listening, const std::string& reachable);
 
 // Ports to listen on, both ends included; {0, 0}: the system picks.
@@ -51,7 +51,7 @@ struct InterfaceAddress {
   std::string address;    // numeric, without brackets; link-local IPv6 ones end with "%eth0"
 };
 
-// What a machine knows of its network; tests give another one.
+// The network as a machine sees it; tests make up another one.
 struct NetworkView {
   // Every address of every interface that is up.
   std::function<std::vector<InterfaceAddress>()> interfaces;
@@ -63,8 +63,8 @@ struct NetworkView {
   static NetworkView OfThisMachine();
 };
 
-// An address of this machine that others may reach: that of the default route, else the first one
-// that is neither loopback nor link-local. Empty: there is none.
+// An address of this machine at which others may reach it: the source address of the default route,
+// else the first address that is neither loopback nor link-local. Empty: there is none.
 std::string OutsideAddress(const NetworkView& network);
 
 }  // namespace muster

@@ -30,7 +30,7 @@ class Rng {
   // Uniform in [0, 1).
   double Uniform() { return static_cast<double>(Next() >> 11) * 0x1.0p-53; }
   bool Chance(double probability) { return Uniform() < probability; }
-  // `length` letters and digits without those that look alike.
+  // `length` letters and digits, without those that look alike and without vowels.
   std::string Letters(int length) {
     static constexpr char kAlphabet[] = "bcdfghjkmnpqrstvwxz23456789";
     std::string out;

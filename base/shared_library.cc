@@ -17,7 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Folders in `directory`, sorted, newest version first; none when it cannot be read.
+// Folders in `directory` in descending order, so that newer versions come first; none when it
+// cannot be read.
 std::vector<fs::path> Folders(const fs::path& directory) {
   std::vector<fs::path> folders;
   std::error_code error;
@@ -70,7 +71,7 @@ absl::StatusOr<void*> SharedLibrary::Symbol(const std::string& name) const {
   void* symbol = ::dlsym(handle_, name.c_str());
   if (symbol == nullptr) {
     return absl::NotFoundError(
-        absl::StrCat(name_, " has no ", name, ": it is of another version than we need"));
+        absl::StrCat(name_, " has no ", name, ": another version of it is needed"));
   }
   return symbol;
 }
@@ -89,7 +90,7 @@ std::vector<std::string> NvidiaLibraryDirectories() {
       if (fs::exists(bin / "python3", error)) AddPythonPackages(bin.parent_path(), directories);
     }
   }
-  // The first of each.
+  // Without repetitions.
   std::vector<std::string> unique;
   for (std::string& directory : directories) {
     if (std::find(unique.begin(), unique.end(), directory) == unique.end()) {

@@ -1,4 +1,4 @@
-// Libraries that may be absent where a binary runs (NVIDIA's), loaded when they are first needed.
+// Libraries that a machine may lack (NVIDIA's), loaded when they are first needed.
 #ifndef MUSTER_BASE_SHARED_LIBRARY_H_
 #define MUSTER_BASE_SHARED_LIBRARY_H_
 
@@ -11,17 +11,17 @@
 
 namespace muster {
 
-// Stays loaded until the process ends: its code may be on the stack of threads of its own.
+// A loaded library. It stays loaded until the process ends, since it may run threads of its own.
 // Thread-safe.
 class SharedLibrary {
  public:
-  // `name` is looked up as the system does it (LD_LIBRARY_PATH, the binary's own run path, the
-  // system's folders), then in each of `directories`. kNotFound says where it was looked for;
-  // kFailedPrecondition: it is there and cannot be loaded.
+  // Looks for `name` as the system's loader does (LD_LIBRARY_PATH, the binary's run path, the
+  // system's folders), then in each of `directories`. kNotFound says where; kFailedPrecondition: it
+  // exists and cannot be loaded.
   static absl::StatusOr<SharedLibrary> Open(const std::string& name,
                                             const std::vector<std::string>& directories);
 
-  // kNotFound names the library: it is older or newer than what we were built for.
+  // kNotFound names the library: its version is not the one that this program needs.
   absl::StatusOr<void*> Symbol(const std::string& name) const;
   template <typename Function>
   absl::Status Resolve(const std::string& name, Function*& function) const {
@@ -39,8 +39,9 @@ class SharedLibrary {
   void* handle_;
 };
 
-// Where NVIDIA's libraries are beside the system's folders, most wanted first: CUDA's own folder
-// and those of the Python packages (nvidia-nccl-cu13, ...) of the active or the system's Python.
+// The folders outside the system's that may have NVIDIA's libraries, in order of preference: CUDA's
+// own, and those of the Python packages (nvidia-nccl-cu13, ...) of the active or the system's
+// Python.
 std::vector<std::string> NvidiaLibraryDirectories();
 
 }  // namespace muster

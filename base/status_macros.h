@@ -1,5 +1,4 @@
-// RETURN_IF_ERROR and ASSIGN_OR_RETURN, shaped like upstream Abseil's, plus two helpers that add
-// context to a status.
+// RETURN_IF_ERROR and ASSIGN_OR_RETURN, and a helper that adds context to a status.
 #ifndef MUSTER_BASE_STATUS_MACROS_H_
 #define MUSTER_BASE_STATUS_MACROS_H_
 

@@ -1,4 +1,4 @@
-// The `muster` command: its arguments, and what each command runs.
+// The `muster` program: its commands with their flags.
 #ifndef MUSTER_CLI_APP_H_
 #define MUSTER_CLI_APP_H_
 
@@ -10,7 +10,7 @@
 
 namespace muster::cli {
 
-// What the command takes from its surroundings; tests give their own.
+// What the program takes from its process; tests make up their own.
 struct Surroundings {
   Terminal terminal;
   std::function<std::string(const std::string&)> environment;  // "" when not set
@@ -19,7 +19,8 @@ struct Surroundings {
   std::string version;
 };
 
-// `arguments` without the program's name. 0 done, 1 refused or failed, 2 wrong usage.
+// Runs the command that `arguments`, without the program's name, ask for. Returns the exit status:
+// 0 done, 1 refused or failed, 2 wrong usage.
 int Run(const std::vector<std::string>& arguments, Surroundings& surroundings);
 
 }  // namespace muster::cli

@@ -15,7 +15,7 @@ struct ConvertOptions {
   std::string dtype = "bf16";
   std::string rank_binary;  // muster-rank
 };
-// Runs `muster-rank convert`, which holds the engine.
+// Runs `muster-rank convert`, which has the engine. kAborted: it failed, and has printed why.
 absl::Status Convert(const ConvertOptions& options, Format format, Terminal& terminal);
 
 }  // namespace muster::cli

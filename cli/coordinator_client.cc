@@ -23,7 +23,7 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(20);
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(100);
 constexpr absl::Duration kRetryMax = absl::Seconds(2);
 constexpr int kPageSize = 500;
-constexpr int kThreadsMax = 32;  // that wait for answers of ranks
+constexpr int kThreadsMax = 32;  // threads that wait for answers of ranks
 
 // The address itself, read from its file when it is "file:PATH".
 absl::StatusOr<std::string> Resolve(const Endpoint& endpoint) {
@@ -140,7 +140,7 @@ class GrpcClient : public CoordinatorClient {
   }
 
  private:
-  // On any thread.
+  // Thread: any.
   static absl::StatusOr<v1::CollectiveRecord> CollectivesOf(v1::JobService::Stub& stub,
                                                             const v1::GetLogsRequest& request,
                                                             absl::Duration timeout) {
@@ -165,13 +165,13 @@ class GrpcClient : public CoordinatorClient {
     if (stub_ != nullptr) return stub_.get();
     ASSIGN_OR_RETURN(address_, Resolve(endpoint_));
     grpc::ChannelArguments arguments;
-    // Coordinators are reached directly; a proxy for the web must not get in between.
+    // Coordinators are dialled directly, not through a proxy for the web.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(-1);
-    // A restarted coordinator is found soon; by default gRPC waits a second, then longer.
+    // Finds a restarted coordinator soon: by default gRPC waits a second, then longer.
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-    // Else a new channel to the same address would inherit the back-off of the one before.
+    // Without it a new channel to the same address inherits the back-off of the one before.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     stub_ = v1::JobService::NewStub(
         grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));

@@ -11,7 +11,7 @@
 namespace muster::cli {
 namespace {
 
-// The line of a long run; short ones show nothing.
+// Prints the progress of a long run; a short one prints nothing.
 class Progress {
  public:
   explicit Progress(Terminal& terminal) : terminal_(terminal) {}

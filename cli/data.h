@@ -1,4 +1,4 @@
-// `muster data`: datasets from text, and what is in them.
+// `muster data`: makes datasets from text, and shows what is in them.
 #ifndef MUSTER_CLI_DATA_H_
 #define MUSTER_CLI_DATA_H_
 
@@ -19,7 +19,7 @@ struct TokenizeArguments {
 };
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal);
 
-// `tokenizer` empty: no text is shown.
+// Without a `tokenizer` it shows no text.
 absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer, Format format,
                          Terminal& terminal);
 

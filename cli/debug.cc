@@ -44,7 +44,7 @@ std::string RanksOf(const GroupProgress& group) {
   });
 }
 
-// A row per group: how many calls its ranks have made, and what is unfinished.
+// One row per group: how many calls its ranks have made, and which one is unfinished.
 std::string GroupsTable(const std::vector<GroupProgress>& groups) {
   std::vector<std::vector<std::string>> rows = {
       {"GROUP", "RANKS", "CALLS", "UNFINISHED", "ON RANK", "FOR MS", "BEHIND"}};
@@ -78,11 +78,11 @@ std::string CallsTable(const std::map<int, v1::CollectiveRecord>& records) {
   return Table(rows);
 }
 
-// Who is waited for, in sentences; empty when nobody is.
+// Says which ranks the others wait for, and which did not answer; empty when there are none.
 std::string Verdict(const std::vector<GroupProgress>& groups,
-                    const std::map<int, std::string>& mute) {
+                    const std::map<int, std::string>& silent) {
   std::string text;
-  for (const auto& [rank, why] : mute) absl::StrAppend(&text, "rank ", rank, ": ", why, "\n");
+  for (const auto& [rank, why] : silent) absl::StrAppend(&text, "rank ", rank, ": ", why, "\n");
   for (const GroupProgress& group : groups) {
     if (group.behind.empty() || group.waits == nullptr) continue;
     absl::StrAppend(&text, group.behind.size() == 1 ? "rank " : "ranks ",
@@ -125,7 +125,7 @@ std::vector<GroupProgress> Compare(const std::map<int, v1::CollectiveRecord>& re
       pairs[call.path()] |= call.operation() == "send" || call.operation() == "receive";
     }
   }
-  // The oldest unfinished call of each group, of those from its number `first` on.
+  // Sets the oldest unfinished call of a group, among those with numbers from `first` on.
   const auto wait = [&](GroupProgress& group, int64_t first) {
     for (const auto& [rank, record] : records) {
       for (const v1::Collective& call : record.collectives()) {
@@ -161,7 +161,7 @@ absl::Status Debug(CoordinatorClient& client, const DebugOptions& options, Forma
   const auto answers =
       client.GetCollectives(job.id(), job.spec().resources().ranks(), options.timeout);
   std::map<int, v1::CollectiveRecord> records;
-  std::map<int, std::string> mute;
+  std::map<int, std::string> silent;
   for (int rank = 0; rank < static_cast<int>(answers.size()); ++rank) {
     const auto& answer = answers[static_cast<size_t>(rank)];
     if (answer.ok()) {
@@ -170,7 +170,7 @@ absl::Status Debug(CoordinatorClient& client, const DebugOptions& options, Forma
                answers.size() == 1) {
       return answer.status();
     } else {
-      mute[rank] = std::string(answer.status().message());
+      silent[rank] = std::string(answer.status().message());
     }
   }
   const std::vector<GroupProgress> groups = Compare(records);
@@ -186,7 +186,7 @@ absl::Status Debug(CoordinatorClient& client, const DebugOptions& options, Forma
       entry["rank"] = rank;
       json["ranks"].push_back(std::move(entry));
     }
-    for (const auto& [rank, why] : mute) {
+    for (const auto& [rank, why] : silent) {
       json["ranks"].push_back(Json{{"rank", rank}, {"error", why}});
     }
     Print(json, format, terminal.out);
@@ -197,8 +197,8 @@ absl::Status Debug(CoordinatorClient& client, const DebugOptions& options, Forma
     return absl::OkStatus();
   }
   terminal.out << GroupsTable(groups);
-  const std::string verdict = Verdict(groups, mute);
-  terminal.out << (verdict.empty() ? "nobody is waited for at this moment\n" : verdict);
+  const std::string verdict = Verdict(groups, silent);
+  terminal.out << (verdict.empty() ? "no rank waits for another at this moment\n" : verdict);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// muster: the client. Takes what it needs from the process and runs the command.
+// muster: the client. Reads terminal, environment and working directory, and runs the command.
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ int Columns() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // `muster events -f | head` ends quietly.
+  // So that `muster events -f | head` ends without an error.
   ::signal(SIGPIPE, SIG_DFL);
   const auto environment = [](const std::string& name) {
     const char* value = std::getenv(name.c_str());

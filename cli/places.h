@@ -1,4 +1,4 @@
-// How a job is split and where each of its ranks stands, as users read it.
+// A job's layout, and the place of each rank in it, as text.
 #ifndef MUSTER_CLI_PLACES_H_
 #define MUSTER_CLI_PLACES_H_
 
@@ -10,11 +10,12 @@
 
 namespace muster::cli {
 
-// Nothing for jobs of other kinds than the engine's. Of a spec that has its defaults.
+// The mesh of a spec with defaults; absent when its degrees do not multiply to its ranks.
 std::optional<parallel::Mesh> MeshOf(const v1::JobSpec& spec);
-// "pipeline 2 x data 4, ZeRO-1": degrees above 1.
+// "pipeline 2 x data 4, ZeRO-1": the degrees above 1.
 std::string LayoutText(const parallel::Mesh& mesh, const v1::ParallelSpec& split);
-// "pp 0 dp 3", of the axes that have more than one rank, as groups of collectives are called.
+// "pp 0 dp 3": the rank's coordinate on the axes that have more than one rank, named like the
+// groups of collectives; "-" when there are none.
 std::string PlaceText(const parallel::Mesh& mesh, int rank);
 
 }  // namespace muster::cli

@@ -22,7 +22,7 @@
 namespace muster::cli {
 namespace {
 
-// A file of this user's alone, removed at the end.
+// A file that only this user can read, removed by the destructor.
 class TemporaryFile {
  public:
   static absl::StatusOr<TemporaryFile> With(const std::string& bytes) {
@@ -62,7 +62,7 @@ std::string Degrees(const Json& degrees) {
   return parts.empty() ? "one rank" : absl::StrJoin(parts, " x ");
 }
 
-// What ZeRO 2 and 3 leave whole, on the rank that has most of it.
+// The parameters that ZeRO 2 and 3 do not shard, on the rank that has most of them.
 void WriteWhole(const Json& plan, Terminal& terminal) {
   const auto total = [](const Json& rank) {
     double sum = 0;
@@ -111,7 +111,7 @@ void WriteSummary(const Json& plan, Terminal& terminal) {
   out << "\n";
 }
 
-// Of the numbers that ranks have under `key`, those that are not 0 for all of them.
+// The categories under `key` that are not 0 on every rank.
 std::vector<std::string> Used(const Json& ranks, const char* key) {
   std::vector<std::string> categories;
   for (const auto& [category, bytes] : ranks[0][key].items()) {
@@ -122,7 +122,7 @@ std::vector<std::string> Used(const Json& ranks, const char* key) {
   return categories;
 }
 
-// What ranks send in a step, by what for. Nothing where they are alone.
+// What ranks send in a step, by category; prints nothing when they send nothing.
 void WriteSent(const Json& plan, Terminal& terminal) {
   const Json& ranks = plan["ranks"];
   if (!ranks[0].contains("sent")) return;
@@ -144,7 +144,7 @@ void WriteSent(const Json& plan, Terminal& terminal) {
   terminal.out << "\n" << Table(rows);
 }
 
-// One row for each kind of rank; categories that nobody needs are left out.
+// One row for each kind of rank; categories that no rank needs are left out.
 void WriteRanks(const Json& plan, Terminal& terminal) {
   const Json& ranks = plan["ranks"];
   const std::vector<std::string> categories = Used(ranks, "device");

@@ -18,8 +18,8 @@ struct PlanOptions {
   uint64_t device_memory = 0;  // bytes for each rank; 0 = not asked
   std::string rank_binary;     // muster-rank
 };
-// What the spec will take, rank by rank. Runs `muster-rank plan`, which holds the engine; needs no
-// cluster, no data and no device.
+// Prints the memory and work of every rank of a spec. Runs `muster-rank plan`, which has the
+// engine; needs no cluster, data or device.
 absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal);
 
 }  // namespace muster::cli

@@ -58,7 +58,7 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& command, int in, int
   return pid;
 }
 
-// Readable when the process has ended; -1 when it is gone.
+// A descriptor that becomes readable when the process ends; -1 when there is no such process.
 int OpenPidFd(int64_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
 void WaitForEnd(const ProcessIdentity& process, absl::Time deadline) {
@@ -78,7 +78,7 @@ void WaitForEnd(const ProcessIdentity& process, absl::Time deadline) {
 void Signal(const ProcessIdentity& process, int signal) {
   const int fd = OpenPidFd(process.pid);
   if (fd < 0) return;
-  // Through the descriptor, so that a pid reused between check and signal is not hit.
+  // Sent through the descriptor: another process may get the pid between check and signal.
   if (IsAlive(process)) ::syscall(SYS_pidfd_send_signal, fd, signal, nullptr, 0);
   ::close(fd);
 }

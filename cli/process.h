@@ -1,5 +1,5 @@
-// Processes of this machine: started to outlive the command, told apart from later ones with the
-// same pid, ended in order.
+// Processes on this machine: starts them so that they outlive the command, identifies them, ends
+// them.
 #ifndef MUSTER_CLI_PROCESS_H_
 #define MUSTER_CLI_PROCESS_H_
 
@@ -13,13 +13,13 @@
 
 namespace muster::cli {
 
-// A pid alone may come to mean another process; with its start time it does not.
+// A pid alone may be given to another process later; pid and start time together are not.
 struct ProcessIdentity {
   int64_t pid = 0;
   uint64_t start_time = 0;  // field 22 of /proc/PID/stat
 };
 
-// 0 when there is no such process, or only its zombie.
+// 0 when there is no such process, or it has ended and is a zombie.
 uint64_t StartTime(int64_t pid);
 bool IsAlive(const ProcessIdentity& process);
 
@@ -31,19 +31,19 @@ struct DetachedProcess {
 // kUnavailable names the program and the reason.
 absl::StatusOr<DetachedProcess> StartDetached(const std::vector<std::string>& command,
                                               const std::string& log_path);
-// The first line of its stdout. kUnavailable when the process ends first, kDeadlineExceeded when
-// nothing comes in time.
+// The first line of its stdout. kUnavailable: the process ended before it. kDeadlineExceeded: there
+// was none within `timeout`.
 absl::StatusOr<std::string> WaitForLine(DetachedProcess& process, absl::Duration timeout);
 
-// SIGTERM, up to `grace` of waiting for all of them, SIGKILL. Those already gone are skipped.
+// Sends SIGTERM to all, waits up to `grace`, then sends SIGKILL to those that still run.
 void EndProcesses(const std::vector<ProcessIdentity>& processes, absl::Duration grace);
 
-// Processes of this user whose environment says MUSTER_RUN_DIRECTORY=`directory`/..., and those
-// that supervise them (an argument below `directory`).
+// The rank processes of this user with a run directory below `directory`, with their children and
+// supervisors.
 std::vector<ProcessIdentity> ProcessesOf(const std::string& directory);
 
-// Runs to the end; stdin and stderr are this process's. The whole stdout, or kAborted when it
-// failed.
+// Runs `command` to its end, with stdin and stderr of this process. Returns its whole stdout.
+// kAborted: it failed. kUnavailable: it cannot be started.
 absl::StatusOr<std::string> RunAndCapture(const std::vector<std::string>& command);
 
 }  // namespace muster::cli

@@ -17,7 +17,7 @@
 namespace muster::cli {
 namespace {
 
-// From the request until every rank has it: a rank looks at each step.
+// Time from the request until every rank knows of it: ranks check at each step.
 constexpr double kNoticeSeconds = 1.5;
 constexpr int kAttempts = 3;
 
@@ -41,7 +41,7 @@ absl::StatusOr<v1::ProfileSteps> Choose(const v1::Job& job, int32_t steps, doubl
   return chosen;
 }
 
-// What there is of one rank's trace; all of it with `follow`, which waits for it.
+// The trace of one rank as far as it exists; with `follow` waits for all of it.
 absl::StatusOr<std::string> Fetch(CoordinatorClient& client, const v1::Job& job, int32_t rank,
                                   const v1::ProfileSteps& steps, bool follow) {
   v1::GetLogsRequest request;
@@ -66,7 +66,7 @@ absl::StatusOr<std::string> Fetch(CoordinatorClient& client, const v1::Job& job,
 absl::StatusOr<std::vector<std::string>> Record(CoordinatorClient& client, const v1::Job& job,
                                                 const v1::ProfileSteps& steps) {
   const int32_t ranks = job.spec().resources().ranks();
-  // All are asked before any is waited for, so that they record the same steps.
+  // Asks all ranks before it waits for any, so that they record the same steps.
   for (int32_t rank = 0; rank < ranks; ++rank) {
     RETURN_IF_ERROR(Fetch(client, job, rank, steps, /*follow=*/false).status());
   }
@@ -78,7 +78,8 @@ absl::StatusOr<std::vector<std::string>> Record(CoordinatorClient& client, const
   return traces;
 }
 
-// Every rank's trace is a JSON array of events: so is what they make together.
+// Every rank's trace is a JSON array of events, and so is the whole trace: their elements are
+// joined.
 absl::Status Write(const std::string& path, const v1::Job& job,
                    const std::vector<std::string>& traces) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
@@ -96,7 +97,7 @@ absl::Status Write(const std::string& path, const v1::Job& job,
   return absl::OkStatus();
 }
 
-// A table for each kind of rank: of GPUs, or of hosts.
+// One table for ranks on GPUs and one for ranks on CPUs.
 std::string BreakdownTable(const std::vector<StepBreakdown>& breakdowns) {
   std::string text;
   for (const bool gpu : {true, false}) {
@@ -134,7 +135,8 @@ absl::Status Profile(CoordinatorClient& client, const ProfileOptions& options, F
   absl::StatusOr<std::vector<std::string>> traces;
   v1::ProfileSteps steps;
   v1::Job job;
-  // A rank may have been faster than the coordinator knew; the next time it gets longer notice.
+  // A rank may pass the first step before it knows of the request; the next attempt gives more
+  // notice.
   double notice = kNoticeSeconds;
   for (int attempt = 0; attempt < kAttempts; ++attempt, notice *= 3) {
     ASSIGN_OR_RETURN(job, client.GetJob(options.job));

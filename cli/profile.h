@@ -16,9 +16,9 @@ struct ProfileOptions {
   int32_t steps = 5;
   std::string output;  // empty: NAME.trace.json
 };
-// Has every rank record the same coming steps, writes one Chrome trace of them, a process per rank,
-// and prints where the time of a step went. kFailedPrecondition: the job does not train, ends too
-// soon, or ended meanwhile. kNotFound as GetJob.
+// Makes every rank record the same steps to come, writes them as one Chrome trace with a process
+// per rank, and prints where the time of a step went. kFailedPrecondition: the job does not train,
+// ends too soon, or ended meanwhile. kNotFound: as GetJob.
 absl::Status Profile(CoordinatorClient& client, const ProfileOptions& options, Format format,
                      Terminal& terminal);
 

@@ -16,7 +16,7 @@
 namespace muster::cli {
 namespace {
 
-constexpr char kStepsTrack[] = "steps";  // worker/rank/profiler.cc: as the device runs them
+constexpr char kStepsTrack[] = "steps";  // worker/rank/profiler.cc: steps as the device runs them
 
 struct Span {
   std::string name;
@@ -29,7 +29,7 @@ struct Spans {
   std::map<int, std::string> tracks;
 };
 
-// Line by line: the trace of a large model is hundreds of megabytes as one document.
+// Parses line by line, since the trace of a large model has hundreds of megabytes.
 Spans Read(absl::string_view trace) {
   Spans spans;
   for (absl::string_view line : absl::StrSplit(trace, '\n')) {
@@ -51,11 +51,11 @@ Spans Read(absl::string_view trace) {
   return spans;
 }
 
-enum Class { kProducts, kAttention, kBandwidth, kCommunication, kClasses };
+enum Class { kGemm, kAttention, kBandwidth, kCommunication, kClasses };
 
-// By the names of kernels: those of cuBLASLt, cuDNN, NCCL and ours. Collectives of copy engines are
-// copies on streams that have nothing else, kernels that wait for peers and kernels that add up
-// what the copies have brought.
+// By the names of kernels of cuBLASLt, cuDNN, NCCL and our own. Collectives of copy engines consist
+// of copies on streams without kernels, of kernels that wait for peers, and of kernels that sum
+// what was copied.
 Class ClassOf(const std::string& kernel, bool copies_alone) {
   const auto any = [&](std::initializer_list<const char*> parts) {
     return std::any_of(parts.begin(), parts.end(),
@@ -69,11 +69,12 @@ Class ClassOf(const std::string& kernel, bool copies_alone) {
            "KeyValueGradient", "DeltaKernel"})) {
     return kAttention;
   }
-  if (any({"nvjet", "gemm", "Gemm", "cutlass", "splitK", "cublas"})) return kProducts;
+  if (any({"nvjet", "gemm", "Gemm", "cutlass", "splitK", "cublas"})) return kGemm;
   return kBandwidth;
 }
 
-// Microseconds of [begin, end] in which each class is the first that runs; the last one: none does.
+// Microseconds of [begin, end] in which each class is the first one that runs; the last element is
+// the time in which none runs.
 std::array<double, kClasses + 1> Sweep(const std::vector<Span>& kernels, double begin, double end) {
   struct Edge {
     double at;
@@ -112,7 +113,8 @@ std::array<double, kClasses + 1> Sweep(const std::vector<Span>& kernels, double 
 
 void BreakDownGpu(const std::vector<Span>& kernels, double begin, double end,
                   StepBreakdown& result) {
-  // The first records come when the recording has begun, the last when the device has been asked.
+  // Counts from the first record to the last: recording may begin after the first step does, and
+  // end before the last one does.
   double first = end, last = begin;
   for (const Span& span : kernels) {
     first = std::min(first, span.begin);
@@ -122,7 +124,7 @@ void BreakDownGpu(const std::vector<Span>& kernels, double begin, double end,
   end = std::min(end, last);
   if (begin >= end) return;
   const auto times = Sweep(kernels, begin, end);
-  constexpr const char* kNames[] = {"products", "attention", "bandwidth", "communication", "idle"};
+  constexpr const char* kNames[] = {"gemm", "attention", "bandwidth", "communication", "idle"};
   result.gpu = true;
   for (size_t i = 0; i < times.size(); ++i) {
     result.parts.emplace_back(kNames[i], result.step * times[i] / (end - begin));
@@ -165,7 +167,7 @@ StepBreakdown BreakDown(absl::string_view trace) {
     }
     host.push_back(span);
   }
-  // A host that enqueues its steps does so in less time than the device takes for them.
+  // Steps as the device runs them, if there are any: the host enqueues steps faster than they run.
   if (steps.empty()) steps = std::move(enqueued);
   double begin = 0, end = 0;
   for (const Span& span : steps) {

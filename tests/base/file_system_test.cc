@@ -1,4 +1,5 @@
-// One contract over the disk and its memory twin, and what the twin adds: losing unsynced data.
+// One contract for the file systems on disk and in memory, and the crashes that only the one in
+// memory has.
 #include "base/file_system.h"
 
 #include <unistd.h>
@@ -76,7 +77,7 @@ TEST(MemoryFileSystem, Crash_ForgetsUnsyncedBytesAndUnsyncedNames) {
   ASSERT_OK(files->WriteAtomically("/m/kept", "durable"));
   ASSERT_OK_AND_ASSIGN(auto open, files->Create("/m/new"));
   ASSERT_OK(open->Append("bytes"));
-  ASSERT_OK(open->Sync());  // the bytes, not the name
+  ASSERT_OK(open->Sync());  // makes the bytes durable, not the name
   ASSERT_OK_AND_ASSIGN(auto rewritten, files->Create("/m/kept"));
   ASSERT_OK(rewritten->Append("half"));
   files->Crash();

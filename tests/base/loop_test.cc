@@ -26,7 +26,7 @@ TEST(ThreadLoop, PostedWork_RunsInOrderOnTheLoop) {
   EXPECT_FALSE(loop.OnLoop());
 }
 
-TEST(ThreadLoop, Timers_RunByDeadlineNotByPosting) {
+TEST(ThreadLoop, Timers_RunInOrderOfDeadlines) {
   RealClock clock;
   ThreadLoop loop(clock);
   std::vector<int> order;

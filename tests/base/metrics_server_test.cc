@@ -22,7 +22,7 @@ std::string Scrape(const std::string& address) {
   return response ? response->body : "";
 }
 
-TEST(PrometheusServer, ServesWhatWasCounted) {
+TEST(PrometheusServer, Counter_IsServed) {
   const auto server = PrometheusServer::Start("127.0.0.1:0");
   ASSERT_OK(server);
   (*server)->registry().GetCounter(kThings).Increment(3);
@@ -44,14 +44,14 @@ TEST(PrometheusServer, PortInUse_IsRefused) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in use")));
 }
 
-TEST(PrometheusServer, AddressThatIsNone_IsInvalid) {
+TEST(PrometheusServer, TextThatIsNoAddress_IsInvalid) {
   for (const char* bad : {"127.0.0.1", "::1:9000", ":0", "127.0.0.1:x"}) {
     EXPECT_THAT(PrometheusServer::Start(bad).status(), StatusIs(absl::StatusCode::kInvalidArgument))
         << bad;
   }
 }
 
-TEST(PrometheusServer, StoppedAtOnce_Ends) {
+TEST(PrometheusServer, StoppedRightAfterItsStart_Ends) {
   for (int round = 0; round < 200; ++round) ASSERT_OK(PrometheusServer::Start("127.0.0.1:0"));
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 using ::muster::testing::StatusIs;
 
-TEST(HostPort, Texts) {
+TEST(HostPort, Text_IsParsedWithBracketsAroundIpv6) {
   const auto v4 = ParseHostPort("10.0.0.1:7070");
   ASSERT_OK(v4);
   EXPECT_EQ(v4->host, "10.0.0.1");
@@ -24,7 +24,7 @@ TEST(HostPort, Texts) {
   }
 }
 
-TEST(IpAddress, Kinds) {
+TEST(IpAddress, EachKind_IsRecognised) {
   for (const char* address : {"10.0.0.1", "::1", "fe80::1%eth0", "0.0.0.0"}) {
     EXPECT_TRUE(IsIpAddress(address)) << address;
   }
@@ -43,7 +43,7 @@ TEST(IpAddress, Kinds) {
   EXPECT_FALSE(IsLinkLocalAddress("fd00::1"));
 }
 
-TEST(Cidr, Contains) {
+TEST(InCidr, AddressesOfBothFamilies_AreComparedByPrefix) {
   EXPECT_TRUE(*InCidr("10.1.2.3", "10.0.0.0/8"));
   EXPECT_FALSE(*InCidr("11.1.2.3", "10.0.0.0/8"));
   EXPECT_TRUE(*InCidr("10.0.0.129", "10.0.0.128/25"));
@@ -56,7 +56,7 @@ TEST(Cidr, Contains) {
   }
 }
 
-TEST(Advertised, ReplacesWildcardsAlone) {
+TEST(Advertised, OnlyWildcards_AreReplaced) {
   EXPECT_EQ(Advertised("0.0.0.0:9071", "10.0.0.1"), "10.0.0.1:9071");
   EXPECT_EQ(Advertised("[::]:9071", "fd00::1"), "[fd00::1]:9071");
   EXPECT_EQ(Advertised("127.0.0.1:9071", "10.0.0.1"), "127.0.0.1:9071");
@@ -64,7 +64,7 @@ TEST(Advertised, ReplacesWildcardsAlone) {
   EXPECT_EQ(Advertised("", "10.0.0.1"), "");
 }
 
-TEST(OutsideAddress, IsTheDefaultRoutesOrTheFirstUsefulOne) {
+TEST(OutsideAddress, OfSeveral_IsThatOfTheDefaultRouteElseTheFirstUsefulOne) {
   NetworkView network;
   network.interfaces = [] {
     return std::vector<InterfaceAddress>{

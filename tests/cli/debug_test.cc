@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-// Call `number`, made at second 100 + number; the last one of a record may be unfinished.
+// Adds call `number`, enqueued at second 100 + number, to a record made at second 120.
 void Add(v1::CollectiveRecord& record, const std::string& group, int color, int64_t number,
          const std::string& operation = "all-reduce", bool finished = true) {
   v1::Collective& call = *record.add_collectives();
@@ -29,7 +29,8 @@ void Add(v1::CollectiveRecord& record, const std::string& group, int color, int6
 
 TEST(Compare, RankThatHasMadeFewerCallsThanItsGroup_IsBehindThere) {
   std::map<int, v1::CollectiveRecord> records;
-  // Two tensor groups: rank 1 has not made call 8, and rank 0 waits for it; 2 and 3 are even.
+  // Two tensor groups. Rank 0 waits in call 8, which rank 1 has not made; ranks 2 and 3 have made
+  // the same calls.
   Add(records[0], "tp", 0, 7);
   Add(records[0], "tp", 0, 8, "all-gather", /*finished=*/false);
   Add(records[1], "tp", 0, 7);
@@ -47,7 +48,7 @@ TEST(Compare, RankThatHasMadeFewerCallsThanItsGroup_IsBehindThere) {
   EXPECT_EQ(groups[1].waits, nullptr);
 }
 
-TEST(Compare, OldestUnfinishedCall_IsTheOneShown) {
+TEST(Compare, SeveralUnfinishedCalls_ReportTheOldest) {
   std::map<int, v1::CollectiveRecord> records;
   Add(records[0], "dp", 0, 4, "all-reduce", /*finished=*/false);
   Add(records[1], "dp", 0, 3, "all-reduce", /*finished=*/false);
@@ -60,9 +61,9 @@ TEST(Compare, OldestUnfinishedCall_IsTheOneShown) {
   EXPECT_THAT(groups[0].behind, IsEmpty());
 }
 
-// The records are of different moments: who is still in a call that all have made is waited for by
-// nobody, and neither is who has made fewer than one that waits for nothing.
-TEST(Compare, FewerCallsThatNobodyWaitsFor_AreNotBehind) {
+// Records are made at different times. A rank that is still in a call that all have made does not
+// hold others up, and neither does a rank with fewer calls while no other waits.
+TEST(Compare, RankWithFewerCallsThatNoneWaitsFor_IsNotBehind) {
   std::map<int, v1::CollectiveRecord> records;
   Add(records[0], "tp", 0, 8);
   Add(records[0], "tp", 0, 9);
@@ -72,7 +73,8 @@ TEST(Compare, FewerCallsThatNobodyWaitsFor_AreNotBehind) {
   EXPECT_THAT(groups[0].behind, IsEmpty());
   ASSERT_NE(groups[0].waits, nullptr);
   EXPECT_EQ(groups[0].waiting_rank, 1);
-  // As soon as one waits in a later call, that is the one to name, however old the other.
+  // When a rank waits in a call that the other has not made, that call is reported, not the older
+  // one.
   Add(records[0], "tp", 0, 10, "reduce-scatter", /*finished=*/false);
   groups = Compare(records);
   EXPECT_THAT(groups[0].behind, ElementsAre(1));
@@ -80,7 +82,7 @@ TEST(Compare, FewerCallsThatNobodyWaitsFor_AreNotBehind) {
   EXPECT_EQ(groups[0].waits->number(), 10);
 }
 
-TEST(Compare, RanksThatSendAndReceive_MakeDifferentNumbersOfCallsByNature) {
+TEST(Compare, RanksThatSendAndReceive_AreNeverBehind) {
   std::map<int, v1::CollectiveRecord> records;
   Add(records[0], "pp", 0, 9, "send");
   Add(records[1], "pp", 0, 4, "receive");

@@ -16,7 +16,7 @@ v1::JobSpec Split(int pipeline, int data, int context, int tensor) {
   return spec;
 }
 
-TEST(Places, OfRanks_AreNamedAsTheirGroups) {
+TEST(Places, OfRanks_UseTheNamesOfTheirGroups) {
   v1::JobSpec spec = Split(2, 3, 1, 2);
   v1::ParallelSpec& parallel = *spec.mutable_engine()->mutable_parallel();
   parallel.set_zero(1);
@@ -30,7 +30,7 @@ TEST(Places, OfRanks_AreNamedAsTheirGroups) {
   parallel.set_sequence(true);
   parallel.set_zero_shards(3);
   EXPECT_EQ(LayoutText(*mesh, parallel), "pipeline 2 x data 3 x tensor 2, sequence, ZeRO-1 over 3");
-  // In the job's own order of axes.
+  // With an order of axes given by the job.
   for (const v1::MeshAxis axis :
        {v1::MESH_AXIS_DATA, v1::MESH_AXIS_CONTEXT, v1::MESH_AXIS_PIPELINE, v1::MESH_AXIS_TENSOR}) {
     parallel.add_order(axis);

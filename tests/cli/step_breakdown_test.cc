@@ -15,15 +15,15 @@ using ::testing::Pair;
 
 constexpr int64_t kMs = 1'000'000;
 
-// Matches seconds, given as milliseconds.
+// Matches a part by its seconds, given as milliseconds.
 auto Part(const char* name, double ms) { return Pair(name, DoubleNear(ms * 1e-3, 1e-9)); }
 
-TEST(StepBreakdown, KernelsOfTwoSteps_AreCountedOnceAndCommunicationWhereItIsAlone) {
+TEST(StepBreakdown, KernelsOfTwoSteps_CountOnceAndCommunicationOnlyWhereNothingElseRuns) {
   kernels::Trace trace;
   trace.Add("engine", "step 7", 100 * kMs, 120 * kMs);
   trace.Add("engine", "step 8", 120 * kMs, 140 * kMs);
   const std::string stream = "device, stream 7", other = "device, stream 9";
-  // Queued before the steps that are recorded: the rest of an earlier one.
+  // The rest of a step before the recorded ones.
   trace.Add(stream, "nvjet_hsh_128x256", 96 * kMs, 110 * kMs);
   trace.Add(stream, "void muster::kernels::cuda::flash::ForwardKernel<__nv_bfloat16>(Data)",
             110 * kMs, 113 * kMs);
@@ -40,13 +40,13 @@ TEST(StepBreakdown, KernelsOfTwoSteps_AreCountedOnceAndCommunicationWhereItIsAlo
   EXPECT_EQ(found.steps, 2);
   EXPECT_TRUE(found.gpu);
   EXPECT_DOUBLE_EQ(found.step, 0.02);
-  // Of 40 ms: products 10 + 2, attention 8, other 8 + 1, NCCL alone 120-122 and 130-134, idle 5.
+  // Of 40 ms: GEMMs 10 + 2, attention 8, others 8 + 1, only NCCL at 120-122 and 130-134, idle 5.
   EXPECT_THAT(found.parts,
-              ElementsAre(Part("products", 6), Part("attention", 4), Part("bandwidth", 4.5),
+              ElementsAre(Part("gemm", 6), Part("attention", 4), Part("bandwidth", 4.5),
                           Part("communication", 3), Part("idle", 2.5)));
 }
 
-// Collectives by copy engines have no kernel of NCCL's.
+// Collectives by copy engines run no kernel of NCCL's.
 TEST(StepBreakdown, CopyEngines_AreCommunicationAndOtherCopiesAreNot) {
   kernels::Trace trace;
   trace.Add("engine", "step 1", 0, 100 * kMs);
@@ -63,12 +63,12 @@ TEST(StepBreakdown, CopyEngines_AreCommunicationAndOtherCopiesAreNot) {
   trace.Add(offload, "copy of 99 bytes, device to host", 68 * kMs, 78 * kMs);
   trace.Add(computing, "nvjet_hsh_128x256", 90 * kMs, 100 * kMs);
   EXPECT_THAT(BreakDown(trace.ToJson(0, "rank 0")).parts,
-              ElementsAre(Part("products", 50), Part("attention", 0), Part("bandwidth", 15),
+              ElementsAre(Part("gemm", 50), Part("attention", 0), Part("bandwidth", 15),
                           Part("communication", 23), Part("idle", 12)));
 }
 
-// The host enqueues two steps while the device is at the one before them.
-TEST(StepBreakdown, StepsOfTheDevice_CountWhereTheHostIsAhead) {
+// The host enqueues two steps while the device still runs the one before.
+TEST(StepBreakdown, HostThatEnqueuesAhead_CountsTheStepsAsTheDeviceRunsThem) {
   kernels::Trace trace;
   const std::string stream = "device, stream 7";
   trace.Add("enqueued by the host", "step 7", 50 * kMs, 60 * kMs);
@@ -77,16 +77,16 @@ TEST(StepBreakdown, StepsOfTheDevice_CountWhereTheHostIsAhead) {
   trace.Add("steps", "step 7", 100 * kMs, 200 * kMs);
   trace.Add(stream, "ElementwiseKernel", 200 * kMs, 290 * kMs);
   trace.Add("steps", "step 8", 200 * kMs, 300 * kMs);
-  trace.Add(stream, "nvjet_hsh_128x256", 300 * kMs, 380 * kMs);  // of a step behind them
+  trace.Add(stream, "nvjet_hsh_128x256", 300 * kMs, 380 * kMs);  // of the step after them
   const StepBreakdown found = BreakDown(trace.ToJson(3, "rank 3"));
   EXPECT_EQ(found.steps, 2);
   EXPECT_DOUBLE_EQ(found.step, 0.1);
   EXPECT_THAT(found.parts,
-              ElementsAre(Part("products", 40), Part("attention", 0), Part("bandwidth", 45),
+              ElementsAre(Part("gemm", 40), Part("attention", 0), Part("bandwidth", 45),
                           Part("communication", 0), Part("idle", 15)));
 }
 
-TEST(StepBreakdown, HostSpans_AreThePhasesAndTheRest) {
+TEST(StepBreakdown, TraceOfAHost_IsBrokenDownByPhases) {
   kernels::Trace trace;
   trace.Add("engine", "step 1", 0, 100 * kMs);
   trace.Add("engine", "wait for data", 0, 1 * kMs);
@@ -101,7 +101,7 @@ TEST(StepBreakdown, HostSpans_AreThePhasesAndTheRest) {
                                        Part("update", 10), Part("data", 1), Part("other", 19)));
 }
 
-TEST(StepBreakdown, GarbageAndTracesWithoutSteps_GiveNone) {
+TEST(StepBreakdown, GarbageAndTracesWithoutSteps_HaveNoSteps) {
   for (const char* trace : {"", "[]", "garbage\n{\"ph\":\n[[[", "[{\"ph\":\"X\"}]", "[1,\n{}]"}) {
     EXPECT_EQ(BreakDown(trace).steps, 0) << trace;
   }

@@ -1,4 +1,4 @@
-// Files that the engine reads, damaged at random by seed: each gives a clear error or a sound
+// Files that the engine reads, damaged at random. Reading each gives a clear error or a valid
 // result, never a crash, a hang or a huge allocation.
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -26,7 +26,7 @@ using kernels::DType;
 using ::muster::testing::IsOk;
 using ::muster::testing::StatusIs;
 
-// Values that length and offset fields are most likely to be wrong with.
+// Edge values for length and offset fields.
 constexpr uint64_t kEdges[] = {0,          1,          0x7F,       0xFF,
                                0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF,
                                1ull << 63, ~0ull,      1ull << 40, 0x2020202020202020};
@@ -58,8 +58,8 @@ std::string Mutate(Rng& rng, std::string bytes) {
         break;
       }
       default: {
-        const std::string piece = bytes.substr(at, rng.Below(40));
-        bytes.insert(rng.Below(bytes.size() + 1), piece);
+        const std::string range = bytes.substr(at, rng.Below(40));
+        bytes.insert(rng.Below(bytes.size() + 1), range);
       }
     }
   }
@@ -90,7 +90,7 @@ TEST(Fuzz, IndexOfADataset_Damaged_NeverCrashes) {
       ++refused;
       continue;
     }
-    // Accepted: then everything it says can be used.
+    // Accepted, so that everything in it must be readable.
     std::vector<int32_t> ids(static_cast<size_t>((*dataset)->tokens()));
     (void)(*dataset)->Read(0, 65536, absl::MakeSpan(ids));
     for (int64_t i = 0; i <= (*dataset)->documents(); ++i) {
@@ -134,7 +134,7 @@ TEST(Fuzz, SafetensorsHeader_Damaged_NeverCrashes) {
   EXPECT_GT(refused, 5000);
 }
 
-TEST(Fuzz, Manifest_DamagedUnderARightChecksum_NeverCrashes) {
+TEST(Fuzz, ManifestWithARightChecksum_Damaged_NeverCrashes) {
   std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
   CheckpointState state;
   state.id = {JobId("job-abcde"), 7, Epoch(2)};

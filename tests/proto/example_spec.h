@@ -1,4 +1,4 @@
-// A spec that uses most fields, for the tests of this folder to bend.
+// A spec that sets most fields. Tests of this folder change some of them.
 #ifndef MUSTER_TESTS_PROTO_EXAMPLE_SPEC_H_
 #define MUSTER_TESTS_PROTO_EXAMPLE_SPEC_H_
 

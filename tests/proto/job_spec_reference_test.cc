@@ -1,4 +1,4 @@
-// docs/job-spec.md against spec.proto and the defaults of the code.
+// docs/job-spec.md has every field of spec.proto and every default of the code.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ std::string Section(const std::string& text, const std::string& name) {
   return text.substr(begin, text.find("\n## ", begin) - begin);
 }
 
-// Every message and enum below `type`, once.
+// Checks `type` and every message and enum below it, each once.
 void Check(const std::string& text, const Descriptor& type, std::set<std::string>& seen) {
   if (!seen.insert(type.name()).second) return;
   const std::string section = Section(text, type.name());

@@ -1,4 +1,4 @@
-// Random text against the parser: whatever it is, the answer is a spec or a located refusal.
+// Random text for the parser: the result is always a spec or an error with a location.
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
@@ -46,8 +46,8 @@ std::string Mutated(std::string text, Rng& rng) {
         if (at < text.size()) text[at] = static_cast<char>(rng.Below(256));
         break;
       default: {
-        const std::string piece = text.substr(at, rng.Below(40));
-        text.insert(rng.Below(text.size() + 1), piece);
+        const std::string range = text.substr(at, rng.Below(40));
+        text.insert(rng.Below(text.size() + 1), range);
       }
     }
   }
@@ -69,11 +69,11 @@ TEST(SpecFuzz, MutatedText_GivesASpecOrALocatedRefusal) {
     v1::JobSpec complete = *spec;
     ApplyDefaults(complete);
     ASSERT_OK(Validate(complete)) << text;
-    // What is accepted survives being written and read.
+    // An accepted spec is the same after it was written and read.
     ASSERT_OK_AND_ASSIGN(const v1::JobSpec again, Parse(ToYaml(complete), "yaml", {}));
     ASSERT_TRUE(MessageDifferencer::Equals(complete, again)) << text << ToYaml(complete);
   }
-  EXPECT_GT(accepted, kRounds / 100) << "the mutations hardly ever leave a valid spec";
+  EXPECT_GT(accepted, kRounds / 100) << "hardly any mutation leaves a valid spec";
   EXPECT_LT(accepted, kRounds);
 }
 
@@ -88,8 +88,7 @@ TEST(SpecFuzz, MutatedOverrides_GiveASpecOrARefusal) {
   }
 }
 
-// Random messages of the type, field by field, against the rules: never a crash, and always the
-// same answer.
+// Sets the fields of a message at random.
 void Randomize(google::protobuf::Message& message, Rng& rng, int depth) {
   using google::protobuf::FieldDescriptor;
   const auto& reflection = *message.GetReflection();

@@ -133,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"engine: {training: {schedule: {cosine: {}, linear: {}}}}",
                 "only one of 'cosine' and 'linear' may be given"},
         BadLine{"name: !!str a", "tags such as"}, BadLine{"name: !x a", "tags such as !x"},
-        BadLine{"a: &a [*a]", "an alias cannot stand inside its own anchor"},
+        BadLine{"a: &a [*a]", "an alias cannot be inside its own anchor"},
         BadLine{"name: *nobody", "job.yaml:1:"}, BadLine{"name: \"\xff\"", "not valid UTF-8"},
         BadLine{"name: \xed\xa0\x80", "not valid UTF-8"},
         BadLine{"name: a\nqueue: b\x01", "job.yaml:2:9: a control character (1)"}));

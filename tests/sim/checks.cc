@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "proto/job_state.h"
 #include "tests/sim/world.h"
 
 namespace muster::sim {
@@ -56,8 +57,8 @@ void World::CheckMachines() {
   }
 }
 
-// What leaves for a daemon must be what a restart would find, and places nothing on a device that
-// is not proven free: the ranks of a lost worker that has returned count until they have ended.
+// A Desired must be durable before it leaves, and must place nothing on a device that is not proven
+// free. The ranks of a lost worker that has returned occupy their devices until they have ended.
 void World::CheckDesired(const std::string& worker, const v1::Desired& desired) {
   for (const v1::DesiredAttempt& attempt : desired.attempts()) {
     if (attempt.phase() != v1::DESIRED_PHASE_PREPARED) continue;
@@ -85,24 +86,23 @@ void World::CheckDesired(const std::string& worker, const v1::Desired& desired) 
   }
 }
 
-// A failure costs the steps since the newest checkpoint, and no save is ever farther away than
-// every_steps.
+// A failure costs at most the steps since the newest checkpoint, which are fewer than every_steps.
 void World::CheckReplay(const Process& process, int64_t replayed) {
   if (replayed > 0) Count("steps replayed");
   Count("attempt repeated");
   const v1::JobSpec& spec = process.assignment.spec();
   if (!spec.has_checkpoint()) return;
   const JobEpoch before = {process.key.attempt.job.value(), process.key.attempt.epoch.value() - 1};
-  // A lost worker keeps its commits to itself.
+  // Commits on a lost worker do not reach the coordinator.
   if (lost_.count(before) > 0 && options_.faults == Faults::kAll) return;
-  // The step that completes an interval is saved in the same event.
+  // The step that completes an interval is saved in the event that finishes it.
   if (replayed >= spec.checkpoint().every_steps()) {
     Violate(absl::StrCat(ToString(process.key), " replays ", replayed, " steps of at most ",
                          spec.checkpoint().every_steps() - 1));
   }
 }
 
-// An attempt that is over, or was followed by another, commits nothing.
+// An attempt that is over commits nothing.
 void World::CheckFencing(const v1::Event& event) {
   uint64_t& ended = ended_epochs_[event.job_id()];
   if (event.kind() == v1::EVENT_KIND_ATTEMPT_ENDED) ended = std::max(ended, event.epoch());
@@ -112,7 +112,7 @@ void World::CheckFencing(const v1::Event& event) {
   }
 }
 
-// Counts the failures again, from the causes and the checkpoints alone.
+// Derives which attempts count as failures from the causes and checkpoints alone.
 void World::CheckBudget(const v1::Job& job) {
   std::vector<std::string> pair_before;
   for (const v1::AttemptEnd& end : job.causes()) {
@@ -129,12 +129,12 @@ void World::CheckBudget(const v1::Job& job) {
     }
     int64_t before = 0, during = 0;
     for (const v1::CheckpointRecord& record : job.checkpoints()) {
-      if (record.damaged()) return;  // takes away what later attempts must earn again
+      if (record.damaged()) return;  // then the committed step has gone back meanwhile
       if (record.epoch() > end.epoch()) continue;
       int64_t& newest = record.epoch() < end.epoch() ? before : during;
       newest = std::max(newest, record.step());
     }
-    // Ended from outside, or not to be retried at all.
+    // Causes outside the job, and causes that are not retried.
     static const std::set<v1::Cause> kNotCounted = {
         v1::CAUSE_COMPLETED, v1::CAUSE_CANCELLED,  v1::CAUSE_LAUNCH, v1::CAUSE_WORKER_LOST,
         v1::CAUSE_NETWORK,   v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,   v1::CAUSE_NUMERIC};
@@ -147,7 +147,7 @@ void World::CheckBudget(const v1::Job& job) {
   }
 }
 
-// What users can see of a job, each time it was durable.
+// Checks a job as users see it, each time that it is published.
 void World::CheckJob(const v1::Job& job) {
   const std::string& id = job.id();
   const auto violate = [&](const std::string& what) { Violate(absl::StrCat(id, ": ", what)); };
@@ -197,20 +197,18 @@ void World::CheckJob(const v1::Job& job) {
     default:
       break;
   }
-  const bool ended = job.state() == v1::JOB_STATE_SUCCEEDED ||
-                     job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_CANCELLED;
   auto known = final_states_.find(id);
   if (known != final_states_.end() && known->second != job.state()) {
     violate(absl::StrCat("was ", v1::JobState_Name(known->second), ", now ",
                          v1::JobState_Name(job.state())));
   }
-  if (ended) final_states_[id] = job.state();
+  if (IsFinal(job.state())) final_states_[id] = job.state();
 }
 
-// A coordinator started now from what is durable would know the same.
+// A coordinator that recovered now from the durable state would have the same jobs.
 void World::CheckRecovery() {
   if (!unsynced_.empty() || syncing_) return;
-  // The twin would act at once on a timer that this very instant is about to bring to the other.
+  // A timer that is due now would have fired in the recovered coordinator and not yet in this one.
   if (core_timer_ <= queue_.now()) return;
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> other =
@@ -224,7 +222,7 @@ void World::CheckRecovery() {
       continue;
     }
     v1::Job mine = job;
-    // Pure progress is persisted about once a second only, the map of processes not at all.
+    // Progress is persisted only about once a second, and the state of rank processes not at all.
     for (v1::Job* both : {&mine, &*twin}) {
       both->clear_step();
       both->clear_train_loss();
@@ -268,10 +266,10 @@ void World::CheckEnd() {
     Count(v1::JobState_Name(ended->second));
     if (ended->second == v1::JOB_STATE_FAILED && !submission.poisoned) Count("sound job failed");
     if (ended->second == v1::JOB_STATE_CANCELLED && !submission.cancel) {
-      Violate(absl::StrCat(submission.id, " was cancelled by nobody"));
+      Violate(absl::StrCat(submission.id, " was cancelled, though no user asked for it"));
     }
   }
-  if (!Settled()) Violate("the cluster did not come to rest");
+  if (!Finished()) Violate("the cluster did not finish all work");
 }
 
 }  // namespace muster::sim

@@ -11,7 +11,7 @@ using coordinator::CoreOutput;
 
 namespace {
 
-// Shorter than the defaults, so that every limit is met within a simulated minute or two.
+// Limits shorter than the defaults, so that each is reached within a simulated minute or two.
 CoreConfig Config() {
   CoreConfig config;
   config.lost_after = absl::Seconds(12);
@@ -38,7 +38,8 @@ void World::StartCoordinator() {
   ReadJobsBack(coordinator_generation_);
 }
 
-// What became durable right before a crash was told to nobody; users learn of it by asking again.
+// Changes that became durable right before a crash were not published; users see them when they ask
+// again.
 void World::ReadJobsBack(uint64_t generation) {
   if (generation != coordinator_generation_ || core_ == nullptr) return;
   if (!unsynced_.empty() || syncing_) {
@@ -53,10 +54,11 @@ void World::CrashCoordinator(absl::string_view why) {
   if (core_ == nullptr) return;
   Trace(absl::StrCat("coordinator crashes: ", why, ", ", unsynced_.size(), " outputs unsynced"));
   Count("coordinator crash");
-  // What was being written when the process died may have reached the disk, or a prefix of it.
+  // Of the outputs that were being written when the process died, any prefix may have reached the
+  // disk.
   const size_t reached = unsynced_.empty() ? 0 : rng_.Below(unsynced_.size() + 1);
   for (size_t i = 0; i < reached; ++i) {
-    // A disk that refuses keeps nothing.
+    // A disk that refuses writes keeps none of them.
     if (rng_.Chance(0.5)) {
       if (!store_->Write({unsynced_[i].batch}).ok()) break;
     } else {
@@ -86,8 +88,8 @@ void World::Feed(CoreEvent event) {
   CarryOut(core_->Handle(event, queue_.now()));
 }
 
-// As the shell's writer thread: outputs queue up while a sync runs; the next sync takes them all,
-// and only then are their actions released, in order.
+// Like the shell's writer thread: outputs queue up while a sync runs. The next sync takes them all,
+// and after it their actions are carried out, in order.
 void World::CarryOut(CoreOutput output) {
   unsynced_.push_back(std::move(output));
   if (syncing_) return;
@@ -167,7 +169,7 @@ void World::Release(const coordinator::CoreAction& action) {
 
 void World::Receive(const coordinator::ReplyAction& reply) {
   auto call = submit_calls_.find(reply.call.value());
-  if (call == submit_calls_.end()) return;  // a cancellation
+  if (call == submit_calls_.end()) return;  // the reply to a cancellation, or lost
   Submission& submission = submissions_[call->second];
   submit_calls_.erase(call);
   if (!reply.status.ok()) {

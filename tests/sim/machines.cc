@@ -46,7 +46,7 @@ void World::KillDaemon(Machine& machine) {
   Count("daemon crash");
   machine.daemon.reset();
   ++machine.generation;
-  // Callers find their connection broken and try again.
+  // The ranks' open calls fail, and the ranks retry them.
   for (const auto& [id, call] : machine.calls) {
     const Process* process = Find(call.key);
     if (process == nullptr) continue;
@@ -71,7 +71,7 @@ void World::KillDaemon(Machine& machine) {
                });
 }
 
-// Everything on it stops; its disk stays.
+// All processes of the machine end; its disk stays.
 void World::KillHost(Machine& machine) {
   if (!machine.up) return;
   Trace(absl::StrCat(machine.name, " host goes down"));
@@ -136,7 +136,7 @@ void World::Do(Machine& machine, const worker::PrepareAttempt& action) {
 
 void World::Do(Machine& machine, const worker::StartRank& action) {
   auto known = machine.processes.find(action.rank);
-  if (known != machine.processes.end()) {  // ever started: attach
+  if (known != machine.processes.end()) {  // started before: attach
     return Do(machine, worker::AttachRank{action.rank});
   }
   Process& process = machine.processes[action.rank];
@@ -180,7 +180,7 @@ void World::Do(Machine& machine, const worker::SignalRank& action) {
     return;
   }
   process.terminating = true;
-  // Most ranks end at the next step; some never listen and must be killed.
+  // Most ranks end soon; some ignore the signal and must be killed.
   if (rng_.Chance(0.2)) return;
   queue_.After(absl::Milliseconds(rng_.Below(200)),
                [this, key = action.rank, generation = process.generation] {
@@ -198,7 +198,7 @@ void World::Do(Machine& machine, const worker::VerifyRelease& action) {
     if (process.alive) {
       End(process, v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
     }
-    if (process.stray) {  // takes a while to die
+    if (process.stray) {  // its child takes a while to end
       queue_.After(absl::Milliseconds(200 + rng_.Below(1500)),
                    [this, name = machine.name, key = action.rank] {
                      auto it = machines_[name].processes.find(key);

@@ -35,7 +35,7 @@ void World::Dial(Machine& machine) {
 void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
   if (!connection.worker_open) return;
   const Machine& machine = machines_[connection.worker];
-  if (machine.partitioned) return;  // on the wire of a dead link
+  if (machine.partitioned) return;  // the message is lost
   message.set_incarnation(machine.incarnation);
   absl::Time at = queue_.now() + Delay();
   const bool odd = Disturbed() && !message.has_hello();
@@ -89,7 +89,7 @@ void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
   }
 }
 
-// Each side learns of it in its own time.
+// Each side notices later, at a time of its own.
 void World::Break(uint64_t connection) {
   Count("broken session");
   const auto later = [this] {

@@ -9,8 +9,9 @@ namespace muster::sim {
 namespace {
 
 constexpr absl::Duration kFaultsFor = absl::Seconds(40);
-// From the last fault to the end of every job: back-offs, lost workers, a hang and the work itself.
-constexpr absl::Duration kSettleWithin = absl::Seconds(240);
+// Time from the last fault to the end of every job. It is enough for back-offs, lost workers, a
+// hang and the training.
+constexpr absl::Duration kFinishWithin = absl::Seconds(240);
 
 }  // namespace
 
@@ -55,7 +56,7 @@ void World::Submit(int number) {
   TrySubmit(id, spec);
 }
 
-// Until it is acknowledged, always with the same request id; replies get lost too.
+// Submits again and again with the same request id until a reply arrives; replies can get lost.
 void World::TrySubmit(const std::string& request_id, const v1::JobSpec& spec) {
   if (!submissions_[request_id].id.empty()) return;
   if (core_ != nullptr) {
@@ -130,7 +131,7 @@ void World::InjectFault() {
       if (pairs.empty()) return;
       Count("link broken");
       const auto [a, b] = pairs[rng_.Below(pairs.size())];
-      return Part(*a, *b, v1::CAUSE_NETWORK);
+      return BreakLink(*a, *b, v1::CAUSE_NETWORK);
     }
     case 6:
     case 7: {
@@ -145,7 +146,7 @@ void World::InjectFault() {
                      if (!m.partitioned) return;
                      m.partitioned = false;
                      Trace(absl::StrCat(name, " is reachable again"));
-                     // A cut stream does not come back: what was on it is lost.
+                     // The stream does not survive; the messages on it are lost.
                      if (m.connection.has_value()) Break(*m.connection);
                    });
       return;
@@ -164,7 +165,7 @@ void World::Heal() {
   store_->FailWrites(false);
 }
 
-bool World::Settled() const {
+bool World::Finished() const {
   if (core_ == nullptr || !unsynced_.empty()) return false;
   for (const auto& [request, submission] : submissions_) {
     if (submission.id.empty() || final_states_.count(submission.id) == 0) return false;
@@ -193,8 +194,8 @@ Result World::Play() {
     CheckAll();
   }
   Heal();
-  const absl::Time deadline = quiet + kSettleWithin;
-  while (result_.violation.empty() && !Settled() && queue_.Step(deadline)) {
+  const absl::Time deadline = quiet + kFinishWithin;
+  while (result_.violation.empty() && !Finished() && queue_.Step(deadline)) {
     ++result_.events;
     CheckAll();
   }

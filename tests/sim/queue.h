@@ -1,4 +1,4 @@
-// Simulated time: work in order of (time, order of posting).
+// Simulated time: runs work in order of (time, order of posting).
 #ifndef MUSTER_TESTS_SIM_QUEUE_H_
 #define MUSTER_TESTS_SIM_QUEUE_H_
 
@@ -21,7 +21,7 @@ class Queue {
   void After(absl::Duration delay, absl::AnyInvocable<void()> work) {
     At(now_ + delay, std::move(work));
   }
-  // Runs the next piece of work; false when there is none before `until`.
+  // Advances the time to the next work and runs it; false when there is none until `until`.
   bool Step(absl::Time until) {
     if (work_.empty() || work_.begin()->first.first > until) return false;
     auto next = work_.begin();

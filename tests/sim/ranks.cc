@@ -47,7 +47,7 @@ void World::Launch(Machine& machine, Process& process) {
   const JobEpoch gang = GangOf(process.key);
   uint64_t& newest = epochs_[gang.first];
   newest = std::max(newest, gang.second);
-  // The first sound candidate; every one that was committed must be there.
+  // The rank restores the first candidate. Every candidate must have been saved completely.
   int64_t step = 0;
   for (const v1::CheckpointRecord& candidate : process.assignment.restore()) {
     if (saved_.count({candidate.path(), candidate.step()}) == 0) {
@@ -79,11 +79,11 @@ void World::Launch(Machine& machine, Process& process) {
     }
     p->progress.set_phase("bootstrapping");
     if (Disturbed() && key.rank > 0 && rng_.Chance(0.02)) {
-      // Its preflight does not get through to a rank that has come already.
+      // Its preflight cannot reach rank 0, which has started already.
       Process* first = Find({key.attempt, 0});
       if (first != nullptr && first->alive) {
         Count("preflight failed");
-        return Part(*p, *first, v1::CAUSE_LAUNCH);
+        return BreakLink(*p, *first, v1::CAUSE_LAUNCH);
       }
     }
     if (key.rank == 0) {
@@ -106,10 +106,10 @@ void World::TryStep(const JobEpoch& gang) {
   const Process& any = *ranks.front();
   if (static_cast<int>(ranks.size()) != any.assignment.world_size()) return;
   for (const Process* process : ranks) {
-    if (!process->alive || !process->met || process->step != any.step) return;
+    if (!process->alive || !process->bootstrapped || process->step != any.step) return;
   }
   if (any.step == any.assignment.spec().engine().training().steps()) {
-    return Finish(gang);  // restored from the last checkpoint: nothing is left to train
+    return Finish(gang);  // restored from the checkpoint of the last step
   }
   const int64_t next = any.step + 1;
   queue_.After(absl::Milliseconds(40 + rng_.Below(80)),
@@ -119,7 +119,7 @@ void World::TryStep(const JobEpoch& gang) {
 void World::FinishStep(const JobEpoch& gang, int64_t step) {
   const std::vector<Process*> ranks = Gang(gang);
   for (const Process* process : ranks) {
-    // A rank that died in the step leaves the others waiting in a collective.
+    // A rank died during the step: the others wait in a collective.
     if (!process->alive || process->step != step - 1) return;
   }
   reached_[gang] = step;
@@ -153,8 +153,8 @@ void World::Finish(const JobEpoch& gang) {
   }
 }
 
-// The shards and the manifest are complete on disk, and the rank has left its commit request in its
-// run directory, before the next step begins.
+// Before the next step begins, shards and manifest are complete on disk and rank 0 has left its
+// commit request in its run directory.
 void World::Save(const JobEpoch& gang, int64_t step) {
   for (Process* process : Gang(gang)) {
     if (process->key.rank != 0) continue;
@@ -184,7 +184,7 @@ void World::CallDaemon(const RankKey& key, uint64_t generation, worker::RankRequ
   if (process == nullptr || !process->alive || process->generation != generation) return;
   Machine& machine = machines_[process->worker];
   if (machine.daemon == nullptr) {
-    if (std::holds_alternative<v1::ReportRequest>(request)) return;  // the next one supersedes it
+    if (std::holds_alternative<v1::ReportRequest>(request)) return;  // the next report replaces it
     queue_.After(absl::Milliseconds(200), [this, key, generation, request = std::move(request)] {
       CallDaemon(key, generation, request);
     });
@@ -215,7 +215,7 @@ void World::Answered(const RankKey& key, const worker::RankRequest& request,
       Violate(
           absl::StrCat(ToString(key), " got a bootstrap value of another epoch: ", got->value()));
     }
-    process->met = true;
+    process->bootstrapped = true;
     TryStep(GangOf(key));
   } else if (const auto* report = std::get_if<v1::ReportResponse>(&*response)) {
     if (report->stop() && !process->terminating) {
@@ -240,7 +240,7 @@ void World::End(Process& process, v1::Cause cause, int code, int signal,
                      " at step ", process.step));
   Answer(machines_[process.worker], absl::Milliseconds(1 + rng_.Below(300)),
          worker::RankExited{key, process.pid, process.exit, process.progress, process.commits});
-  // Its peers notice in their next collective.
+  // Its peers notice it in their next collective.
   const int64_t steps = process.assignment.spec().engine().training().steps();
   for (Process* peer : Gang(GangOf(key))) {
     if (!peer->alive || peer->step == steps) continue;
@@ -254,11 +254,11 @@ void World::End(Process& process, v1::Cause cause, int code, int signal,
   }
 }
 
-void World::Part(Process& process, Process& peer, v1::Cause cause) {
+void World::BreakLink(Process& process, Process& peer, v1::Cause cause) {
   const RankKey key = process.key, other = peer.key;
   const auto end = [this, cause](Process& at, const RankKey& lost) {
     at.exit.set_peer(lost.rank);
-    End(at, cause, 3, 0, absl::StrCat("lost the way to rank ", lost.rank));
+    End(at, cause, 3, 0, absl::StrCat("cannot reach rank ", lost.rank));
   };
   const bool both = rng_.Chance(0.5);
   end(process, other);

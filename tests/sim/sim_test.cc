@@ -1,4 +1,4 @@
-// sim_test                      the fixed seeds and the checks of the simulator itself
+// sim_test                      runs the tests: the fixed seeds and checks of the simulator itself
 // sim_test --sim N [--first S]  N seeds from S; prints each failing seed
 // sim_test --sim 1 --first S --trace   one seed, event by event
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ struct Outcome {
   int64_t events = 0;
 };
 
-// Seeds are independent, so they are shared out over the cores.
+// Runs seeds, which are independent, on all cores.
 Outcome RunSeeds(uint64_t first, int64_t count) {
   const int threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<Outcome> parts(threads);
@@ -74,7 +74,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   const Outcome outcome = RunSeeds(1, FixedSeeds());
   Print(outcome, FixedSeeds());
   EXPECT_TRUE(outcome.failed.empty());
-  // A simulator whose faults do not happen proves nothing.
+  // The seeds prove nothing if a fault never happens.
   for (const char* what : {"coordinator crash",
                            "lost fsync",
                            "daemon crash",
@@ -138,7 +138,7 @@ TEST(Simulation, CoordinatorAndDaemonsKilled_CostNoAttemptAndNoStep) {
     EXPECT_EQ(result.counts["sound job failed"], 0) << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
-  // Else nothing was shown.
+  // The seeds prove nothing with fewer faults.
   EXPECT_GT(counts["coordinator crash"], 500);
   EXPECT_GT(counts["daemon crash"], 500);
   EXPECT_GT(counts["re-attached"], 100);
@@ -149,7 +149,7 @@ TEST(Simulation, RanksKilled_ReplayLessThanOneIntervalEach) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     Options options;
     options.seed = seed;
-    options.faults = Faults::kRanks;  // CheckReplay makes no exception then
+    options.faults = Faults::kRanks;  // with these CheckReplay makes no exception
     const Result result = Simulate(options);
     EXPECT_EQ(result.violation, "") << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;

@@ -1,12 +1,12 @@
-// A whole cluster in one thread: the coordinator's real Core over a store that can lose what was
-// not synced, the daemons' real DaemonCores over disks of their own, scripted rank processes that
-// step together like a training gang, users that submit and cancel, and a network between them.
-// Everything random comes from one seed, so a seed is a bug report.
+// A whole cluster in one thread: the coordinator's real Core on a store that can lose what was not
+// synced, the real cores of the daemons on disks of their own, simulated rank processes that step
+// together like a training gang, users that submit and cancel, and a network between them. All
+// randomness comes from one seed, so that a seed reproduces a bug.
 //
-// Faults stay within what the design promises to survive: crashes of any process at any time
-// (between a write and its sync too), hosts that go down, links that break, delay, repeat and
-// reorder, links between ranks that break before they meet or while they train, disks that refuse.
-// A sync that returned is believed.
+// The faults are those that the design promises to survive: crashes of any process at any time
+// (also between a write and its sync), hosts that go down, networks that break, delay, repeat and
+// reorder messages, links between ranks that break during bootstrap or training, disks that refuse
+// writes. A sync that returned is durable.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -33,9 +33,9 @@ namespace muster::sim {
 enum class Faults {
   kNone,
   kAll,
-  // The coordinator and daemons are killed and start again soon; network, disks and ranks are well.
+  // Only the coordinator and daemons are killed; they start again soon.
   kServices,
-  // Ranks and whole gangs are killed; everything else is well.
+  // Only ranks and whole gangs are killed.
   kRanks,
 };
 
@@ -49,7 +49,7 @@ struct Result {
   std::string violation;  // empty: every invariant held and every job ended
   uint64_t trace_hash = 0;
   int64_t events = 0;
-  // What the run came across, so that a test can demand that the faults really happen.
+  // How often each fault and result happened, so that tests can require that they do.
   std::map<std::string, int64_t> counts;
 };
 
@@ -58,7 +58,7 @@ Result Simulate(const Options& options);
 
 using JobEpoch = std::pair<std::string, uint64_t>;
 
-// A rank's process on a machine. It outlives its daemon.
+// A rank process on a machine. It survives its daemon.
 struct Process {
   worker::RankKey key;
   v1::RankAssignment assignment;
@@ -71,9 +71,9 @@ struct Process {
   v1::RankExit exit;
   v1::RankProgress progress;
   int64_t step = 0;
-  bool met = false;                           // its communicators are up
+  bool bootstrapped = false;                  // its communicators are up
   std::vector<v1::CheckpointRecord> commits;  // requests left in its run directory
-  uint64_t generation = 0;                    // drops work that was scheduled for a dead process
+  uint64_t generation = 0;                    // grows at its end, so that later work is dropped
 };
 
 struct Machine {
@@ -81,7 +81,7 @@ struct Machine {
   int slots = 0;
   std::map<std::string, std::string> disk;       // the daemon's records
   std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
-  std::unique_ptr<worker::DaemonCore> daemon;    // absent: the daemon is dead
+  std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
   bool up = true;                                // the host
   bool partitioned = false;                      // from the coordinator
   uint64_t incarnation = 0;
@@ -95,7 +95,7 @@ struct Machine {
   std::map<uint64_t, Call> calls;  // open calls of rank processes, by call id
 };
 
-// One stream between a daemon and a coordinator. Each side may think it open while it is broken.
+// One stream between a daemon and a coordinator. A side may take a broken stream for open.
 struct Connection {
   uint64_t id = 0;
   std::string worker;
@@ -148,7 +148,7 @@ class World {
   void Do(Machine& machine, const worker::ReplyToRank& action);
   void Do(Machine& machine, const worker::Reconnect& action);
   void Do(Machine& machine, const worker::ArmTimer& action);
-  // Later, unless the daemon process has died by then.
+  // Feeds `event` to the daemon after `delay`, unless its process has ended by then.
   void Answer(Machine& machine, absl::Duration delay, worker::DaemonEvent event);
 
   // ---- rank processes (ranks.cc)
@@ -163,8 +163,8 @@ class World {
   void Answered(const worker::RankKey& key, const worker::RankRequest& request,
                 const absl::StatusOr<worker::RankResponse>& response);
   void End(Process& process, v1::Cause cause, int code, int signal, const std::string& message);
-  // The two can reach each other no more, and say so: one of them, or both.
-  void Part(Process& process, Process& peer, v1::Cause cause);
+  // The two cannot reach each other any more: one of them, or both, end with `cause` and say so.
+  void BreakLink(Process& process, Process& peer, v1::Cause cause);
   Process* Find(const worker::RankKey& key);
   std::vector<Process*> Gang(const JobEpoch& gang);
 
@@ -175,10 +175,11 @@ class World {
   void ScheduleFault();
   void InjectFault();
   void Heal();
-  bool Settled() const;
-  // Whether network, disks and launches misbehave now.
+  // True when every job has ended and no process or fault is left.
+  bool Finished() const;
+  // True while network, disks and launches may fail.
   bool Disturbed() const { return faults_on_ && options_.faults == Faults::kAll; }
-  // Up to `soon_ms`, in some cases up to `late_ms` where everything may fail.
+  // A random time up to `soon_ms`; with Faults::kAll sometimes up to `late_ms`.
   absl::Duration Outage(double late_chance, uint64_t late_ms, uint64_t soon_ms);
 
   // ---- checks (checks.cc)
@@ -202,7 +203,7 @@ class World {
   Result result_;
 
   std::unique_ptr<coordinator::MemoryStore> store_;
-  std::unique_ptr<coordinator::Core> core_;  // absent: the coordinator is dead
+  std::unique_ptr<coordinator::Core> core_;  // null: the coordinator is dead
   uint64_t coordinator_generation_ = 0;
   std::deque<coordinator::CoreOutput> unsynced_;
   bool syncing_ = false;
@@ -212,7 +213,7 @@ class World {
   std::map<std::string, Machine> machines_;
   std::map<uint64_t, Connection> connections_;
 
-  // What users know.
+  // A job from its user's point of view.
   struct Submission {
     v1::JobSpec spec;
     std::string request_id;
@@ -224,7 +225,7 @@ class World {
   std::map<std::string, Submission> submissions_;  // by request id
   std::map<uint64_t, std::string> submit_calls_;   // call id -> request id
 
-  // Ground truth that the checks compare with.
+  // What really happened, for the checks to compare with.
   std::set<std::pair<std::string, int64_t>> saved_;   // (checkpoint path, step) complete on disk
   std::map<std::string, int64_t> committed_;          // job id -> newest acknowledged step
   std::map<std::string, uint64_t> ended_epochs_;      // job id -> newest whose end was published

@@ -1,4 +1,4 @@
-// A communicator that hands every call on; tests override what they disturb or count.
+// A communicator that forwards every call; tests override the calls that they disturb or count.
 #ifndef MUSTER_TESTS_SUPPORT_FORWARDING_COMMUNICATOR_H_
 #define MUSTER_TESTS_SUPPORT_FORWARDING_COMMUNICATOR_H_
 
@@ -48,7 +48,7 @@ class ForwardingCommunicator : public parallel::Communicator {
   void GroupBegin() override { inner_->GroupBegin(); }
   void GroupEnd(kernels::Stream& stream) override { inner_->GroupEnd(stream); }
   absl::Status Barrier() override { return inner_->Barrier(); }
-  // Groups made by it are not wrapped.
+  // The new group is not wrapped.
   absl::StatusOr<std::unique_ptr<parallel::Communicator>> Split(int color, int key,
                                                                 const std::string& name) override {
     return inner_->Split(color, key, name);

@@ -1,4 +1,4 @@
-// The smallest job that the coordinator accepts, for tests of what happens to jobs.
+// The smallest job that the coordinator accepts.
 #ifndef MUSTER_TESTS_SUPPORT_JOB_SPEC_H_
 #define MUSTER_TESTS_SUPPORT_JOB_SPEC_H_
 
@@ -8,7 +8,7 @@
 
 namespace muster::testing {
 
-// A GPT of one block on two ranks, ten steps; its data would be /data/train. No checkpoints.
+// A GPT of one block on two ranks, ten steps, without checkpoints. Its data set need not exist.
 inline v1::JobSpec SmallJobSpec(const std::string& name) {
   v1::JobSpec spec;
   spec.set_name(name);

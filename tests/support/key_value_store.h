@@ -12,7 +12,7 @@
 
 namespace muster::testing {
 
-// Where ranks that are threads of one process find each other.
+// The bootstrap keys of ranks that are threads of one process.
 class MemoryKeyValueStore : public parallel::KeyValueStore {
  public:
   absl::Status Put(const std::string& key, const std::string& value) override {

@@ -20,10 +20,10 @@
 
 namespace muster::testing {
 
-// A TCP proxy on loopback in front of HOST:PORT whose connections can become half-open: from Freeze
-// on it keeps those that there are and forwards nothing on them, as a peer does that is stopped, or
-// a middlebox that has forgotten them. Both sides' bytes are still acknowledged, so only who asks
-// for answers notices. Connections made later work. One thread of its own; the rest from any.
+// A TCP proxy on loopback in front of HOST:PORT whose connections can become half-open. Freeze
+// keeps all existing connections open and forwards nothing on them, like a stopped process or a
+// firewall that has forgotten them. Bytes are still acknowledged, so that an end notices only if it
+// waits for an answer. Connections made later work. Runs a thread of its own. Thread-safe.
 class Proxy {
  public:
   explicit Proxy(const std::string& upstream) {
@@ -64,8 +64,7 @@ class Proxy {
     MutexLock lock(&mutex_);
     mutex_.Await(Condition(&frozen_));
   }
-  // Whether, within `patience`, the client's or the server's side of a frozen link was closed by
-  // its end.
+  // True when, within `patience`, the client or the server closed its end of a frozen connection.
   bool AwaitClientGone(absl::Duration patience) { return AwaitGone(&client_gone_, patience); }
   bool AwaitServerGone(absl::Duration patience) { return AwaitGone(&server_gone_, patience); }
 
@@ -92,7 +91,7 @@ class Proxy {
     while (true) {
       std::vector<pollfd> polls = {{wake_, POLLIN, 0}, {listener_, POLLIN, 0}};
       for (const Link& link : links_) {
-        // Of a frozen link only its end is of interest: its bytes are left unread.
+        // Of a frozen link only the end is polled; its bytes are left unread.
         const int16_t events = link.ended ? 0 : link.frozen ? POLLRDHUP : POLLIN;
         polls.push_back({link.ended ? -1 : link.client, events, 0});
         polls.push_back({link.ended ? -1 : link.server, events, 0});
@@ -100,7 +99,7 @@ class Proxy {
       CHECK(::poll(polls.data(), polls.size(), -1) >= 0);
       if (polls[0].revents != 0) {
         if (!Obey()) return;
-        continue;  // what was polled of a link may be bytes that, once it is frozen, do not matter
+        continue;  // polls again: links that are frozen now must not be read
       }
       for (size_t i = 0; 2 * i + 3 < polls.size(); ++i) {
         Link& link = links_[i];
@@ -154,14 +153,14 @@ class Proxy {
   std::string address_;
   int listener_ = -1;
   int wake_ = -1;
-  std::vector<Link> links_;  // of the thread
+  std::vector<Link> links_;  // used by the thread only
   Mutex mutex_;
   bool freezing_ ABSL_GUARDED_BY(mutex_) = false;
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool client_gone_ ABSL_GUARDED_BY(mutex_) = false;
   bool server_gone_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: uses what is above
+  std::thread thread_;  // last: starts when everything above exists
 };
 
 }  // namespace muster::testing

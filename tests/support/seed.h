@@ -1,4 +1,4 @@
-// The seed of a random test: fixed unless --seed N was given; printed by the test binary at start.
+// The seed of random tests. It is fixed unless --seed N is given; the test program prints it.
 #ifndef MUSTER_TESTS_SUPPORT_SEED_H_
 #define MUSTER_TESTS_SUPPORT_SEED_H_
 

@@ -1,4 +1,4 @@
-// A directory for one test, removed with everything in it.
+// A temporary directory, removed with everything in it by the destructor.
 #ifndef MUSTER_TESTS_SUPPORT_TEMPORARY_DIRECTORY_H_
 #define MUSTER_TESTS_SUPPORT_TEMPORARY_DIRECTORY_H_
 
