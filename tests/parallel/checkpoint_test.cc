@@ -15,6 +15,7 @@
 #include "parallel/checkpoint/box.h"
 #include "parallel/checkpoint/crc32c.h"
 #include "parallel/checkpoint/safetensors.h"
+#include "tests/support/forwarding_file_system.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
@@ -29,7 +30,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Crc32c, KnownAnswers) {
-  // RFC 3720, B.4, and the usual check value.
+  // RFC 3720, B.4, and the customary check value.
   EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AAu);
   EXPECT_EQ(Crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
   EXPECT_EQ(Crc32c("123456789"), 0xE3069283u);
@@ -60,7 +61,7 @@ TEST(Box, FlatRange_IsCoveredInOrder_ByFewContiguousBoxes) {
         begin + static_cast<int64_t>(rng.Below(static_cast<uint64_t>(n - begin) + 1));
     const std::vector<Box> boxes = FlatRangeToBoxes(box, begin, end);
     EXPECT_LE(boxes.size(), box.extent.empty() ? 1 : 2 * box.extent.size() - 1);
-    // Copying the boxes out of a counting tensor, one behind the other, gives the range.
+    // The elements of the boxes, in order, are the elements of the range.
     std::vector<int64_t> storage(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) storage[static_cast<size_t>(i)] = i;
     int64_t next = begin;
@@ -85,49 +86,39 @@ TEST(Box, TilingProblem_NamesOverlapAndGap) {
 
 // ---- saving and loading ------------------------------------------------------------------------
 
-// Lets every operation through until a set number of writes have been made; then all fail, as if
-// the process had died there.
-class CuttingFileSystem : public FileSystem {
+// Lets all operations through until a given number of writes; then all fail, as if the process had
+// died at that write.
+class CuttingFileSystem : public ::muster::testing::ForwardingFileSystem {
  public:
   explicit CuttingFileSystem(FileSystem& files, int64_t writes_max = 1 << 30)
-      : files_(files), left_(writes_max) {}
+      : ForwardingFileSystem(files), left_(writes_max) {}
   int64_t writes() const { return writes_; }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     if (auto status = Step(); !status.ok()) return status;
-    auto file = files_.Create(path);
+    auto file = inner_.Create(path);
     if (!file.ok()) return file.status();
     return std::make_unique<File>(*this, std::move(file).value());
   }
-  absl::StatusOr<std::string> Read(const std::string& path) override { return files_.Read(path); }
-  absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
-                                        int64_t length) override {
-    return files_.ReadRange(path, offset, length);
-  }
-  absl::StatusOr<int64_t> Size(const std::string& path) override { return files_.Size(path); }
-  bool Exists(const std::string& path) override { return files_.Exists(path); }
   absl::Status MakeDirectory(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.MakeDirectory(path) : status;
-  }
-  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
-    return files_.List(path);
+    return status.ok() ? inner_.MakeDirectory(path) : status;
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.Rename(from, to) : status;
+    return status.ok() ? inner_.Rename(from, to) : status;
   }
   absl::Status SyncDirectory(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.SyncDirectory(path) : status;
+    return status.ok() ? inner_.SyncDirectory(path) : status;
   }
   absl::Status RemoveFile(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.RemoveFile(path) : status;
+    return status.ok() ? inner_.RemoveFile(path) : status;
   }
   absl::Status RemoveTree(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.RemoveTree(path) : status;
+    return status.ok() ? inner_.RemoveTree(path) : status;
   }
 
  private:
@@ -138,7 +129,7 @@ class CuttingFileSystem : public FileSystem {
     absl::Status Append(absl::string_view bytes) override {
       const absl::Status status = owner_.Step();
       if (!status.ok()) {
-        // Half of it may have arrived.
+        // The process may die in the middle of a write.
         (void)file_->Append(bytes.substr(0, bytes.size() / 2));
         return status;
       }
@@ -162,24 +153,32 @@ class CuttingFileSystem : public FileSystem {
     return absl::OkStatus();
   }
 
-  FileSystem& files_;
   std::mutex mutex_;
   int64_t left_;
   int64_t writes_ = 0;
 };
 
-// Brings the texts of `size` threads together.
-class Meeting {
+// All-gathers the texts of `size` threads, as often as they ask.
+class TextExchange {
  public:
-  explicit Meeting(int size) : texts_(static_cast<size_t>(size)) {}
+  explicit TextExchange(int size) : texts_(static_cast<size_t>(size)) {}
   TextGatherer For(int rank) {
-    return [this, rank](const std::string& text) -> absl::StatusOr<std::vector<std::string>> {
+    return [this, rank](
+               absl::FunctionRef<std::string()> text) -> absl::StatusOr<std::vector<std::string>> {
+      std::string own = text();
       std::unique_lock<std::mutex> lock(mutex_);
-      texts_[static_cast<size_t>(rank)] = text;
-      ++arrived_;
+      texts_[static_cast<size_t>(rank)] = std::move(own);
+      const int64_t round = arrived_++ / static_cast<int64_t>(texts_.size());
       changed_.notify_all();
-      changed_.wait(lock, [&] { return arrived_ == static_cast<int>(texts_.size()); });
-      return texts_;
+      // A thread that comes to the next round first would overwrite its text of this one.
+      changed_.wait(lock,
+                    [&] { return arrived_ >= (round + 1) * static_cast<int64_t>(texts_.size()); });
+      std::vector<std::string> all = texts_;
+      ++left_;
+      changed_.notify_all();
+      changed_.wait(lock,
+                    [&] { return left_ >= (round + 1) * static_cast<int64_t>(texts_.size()); });
+      return all;
     };
   }
 
@@ -187,7 +186,7 @@ class Meeting {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> texts_;
-  int arrived_ = 0;
+  int64_t arrived_ = 0, left_ = 0;  // by all threads, in all rounds
 };
 
 std::vector<float> Counting(const Box& box, const std::vector<int64_t>& shape) {
@@ -213,7 +212,7 @@ CheckpointState StateAt(int64_t step, uint64_t epoch) {
 // "weight" [6, 4] cut as flat ranges over the ranks, as ZeRO does, and "ids" [3] on rank 0.
 std::vector<absl::StatusOr<SaveResult>> SaveOn(int ranks, FileSystem& files,
                                                const CheckpointState& state, int64_t missing = 0) {
-  Meeting meeting(ranks);
+  TextExchange exchange(ranks);
   std::vector<absl::StatusOr<SaveResult>> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -230,7 +229,7 @@ std::vector<absl::StatusOr<SaveResult>> SaveOn(int ranks, FileSystem& files,
       }
       if (rank == 0) pieces.push_back({"ids", DType::kI64, {3}, Box::Whole({3}), ids});
       results[static_cast<size_t>(rank)] =
-          SaveCheckpoint(files, "root", state, rank, pieces, meeting.For(rank));
+          SaveCheckpoint(files, "root", state, rank, pieces, exchange.For(rank));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -243,7 +242,7 @@ TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
     auto results = SaveOn(ranks, *files, StateAt(150, 3));
     for (auto& result : results) ASSERT_OK(result);
     EXPECT_EQ(results[0]->directory, "root/gpt-kjv-x7k2p/step-00000150.e3");
-    files->Crash();  // what was reported saved is durable
+    files->Crash();  // a save that has returned is durable
     ASSERT_OK_AND_ASSIGN(auto reader,
                          CheckpointReader::Open(*files, results[0]->directory, Verify::kFull,
                                                 results[0]->manifest_checksum));
@@ -255,7 +254,7 @@ TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
     EXPECT_EQ(reader->state().numbers, expected.numbers);
     EXPECT_EQ(reader->state().texts, expected.texts);
     EXPECT_EQ(reader->tensors().size(), 2u);
-    // Fresh (whole pieces, verified) and verified (only the rows) reads agree.
+    // The first read of a piece reads and verifies all of it; later ones read only the rows.
     for (Verify verify : {Verify::kSizes, Verify::kFull}) {
       ASSERT_OK_AND_ASSIGN(auto again,
                            CheckpointReader::Open(*files, results[0]->directory, verify));
@@ -289,9 +288,9 @@ TEST(Checkpoint, EveryDType_RoundTrips) {
     pieces.push_back({Name(dtype), dtype, {3}, Box::Whole({3}), bytes});
   }
   pieces.push_back({"scalar", DType::kF32, {}, Box{}, bytes});
-  Meeting meeting(1);
+  TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
-                       SaveCheckpoint(*files, "root", StateAt(1, 1), 0, pieces, meeting.For(0)));
+                       SaveCheckpoint(*files, "root", StateAt(1, 1), 0, pieces, exchange.For(0)));
   ASSERT_OK_AND_ASSIGN(auto reader,
                        CheckpointReader::Open(*files, result.directory, Verify::kFull));
   for (const SavePiece& piece : pieces) {
@@ -308,9 +307,9 @@ TEST(Checkpoint, Shard_IsASafetensorsFile_ByteForByte) {
   const std::vector<SavePiece> pieces = {{"b", DType::kU8, {2}, Box::Whole({2}), bytes},
                                          {"a", DType::kF32, {2, 2}, Box{{0, 0}, {1, 2}}, row},
                                          {"a", DType::kF32, {2, 2}, Box{{1, 0}, {1, 2}}, rest}};
-  Meeting meeting(1);
+  TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
-                       SaveCheckpoint(*files, "root", StateAt(5, 2), 0, pieces, meeting.For(0)));
+                       SaveCheckpoint(*files, "root", StateAt(5, 2), 0, pieces, exchange.For(0)));
   ASSERT_OK_AND_ASSIGN(const std::string file,
                        files->Read(result.directory + "/rank-00000.safetensors"));
   std::string json =
@@ -326,7 +325,8 @@ TEST(Checkpoint, Shard_IsASafetensorsFile_ByteForByte) {
   EXPECT_EQ(file, expected);
 }
 
-// The same file in the reference reader's hands. Shard_IsASafetensorsFile never skips.
+// The reference implementation reads the same file. Shard_IsASafetensorsFile covers the format
+// where it is not installed.
 TEST(Checkpoint, Shard_IsReadByPythonsSafetensors) {
   if (std::system("python3 -c 'import safetensors' 2>/dev/null") != 0) {
     GTEST_SKIP() << "python3 has no safetensors package (pip install safetensors)";
@@ -335,12 +335,12 @@ TEST(Checkpoint, Shard_IsReadByPythonsSafetensors) {
   std::unique_ptr<FileSystem> files = PosixFileSystem();
   const float values[4] = {1.5f, -2.f, 0.f, 1.f};
   const int64_t id = -5;
-  Meeting meeting(1);
+  TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
                        SaveCheckpoint(*files, directory / "root", StateAt(5, 2), 0,
                                       {{"w", DType::kF32, {2, 2}, Box::Whole({2, 2}), values},
                                        {"id", DType::kI64, {1}, Box::Whole({1}), &id}},
-                                      meeting.For(0)));
+                                      exchange.For(0)));
   const std::string script = absl::StrCat(
       "import safetensors, struct\n"
       "data = open('",
@@ -381,7 +381,7 @@ TEST(Checkpoint, CutAtAnyWrite_NeverLeavesAManifestOverMissingData) {
       EXPECT_EQ(complete, 1) << "reported saved, but not durable";
     }
   }
-  EXPECT_EQ(complete, 1);  // the uncut one
+  EXPECT_EQ(complete, 1);  // the last one, which was not cut
 }
 
 TEST(Checkpoint, FailureOfOneRank_IsTheFailureOfAll) {
@@ -449,6 +449,92 @@ TEST_F(DamagedCheckpoint, FlippedTensorByte_IsFoundByTheReadThatNeedsIt_WithTens
               StatusIs(absl::StatusCode::kDataLoss,
                        AllOf(HasSubstr("rank-00001.safetensors"), HasSubstr("'weight' [3:6, 0:4]"),
                              HasSubstr("bytes"))));
+}
+
+// Counts how often each byte of each shard is read.
+class CountingFileSystem : public ::muster::testing::ForwardingFileSystem {
+ public:
+  using ForwardingFileSystem::ForwardingFileSystem;
+  absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
+                                        int64_t length) override {
+    std::vector<int>& reads = reads_[path];
+    reads.resize(static_cast<size_t>(*inner_.Size(path)));
+    for (int64_t i = offset; i < offset + length; ++i) ++reads[static_cast<size_t>(i)];
+    bytes_ += length;
+    return inner_.ReadRange(path, offset, length);
+  }
+  const std::map<std::string, std::vector<int>>& reads() const { return reads_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::map<std::string, std::vector<int>> reads_;
+  int64_t bytes_ = 0;
+};
+
+TEST(Checkpoint, SharesOfAllRanks_ReadEveryByteOnce) {
+  for (const int saved_by : {1, 2, 5}) {
+    std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
+    const auto saved = SaveOn(saved_by, *files, StateAt(10, 1));
+    ASSERT_OK(saved[0]);
+    for (const int ranks : {1, 2, 3, 8}) {
+      CountingFileSystem counting(*files);
+      int readers = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        ASSERT_OK_AND_ASSIGN(auto reader,
+                             CheckpointReader::Open(counting, saved[0]->directory, Verify::kSizes));
+        const int64_t before = counting.bytes();
+        int64_t told = 0;
+        ASSERT_OK(reader->VerifyBytes({rank, ranks}, [&](int64_t bytes) {
+          told += bytes;
+          return true;
+        }));
+        EXPECT_EQ(told, counting.bytes() - before);
+        EXPECT_EQ(told, reader->BytesOf({rank, ranks}));
+        readers += told > 0 ? 1 : 0;
+      }
+      EXPECT_GE(readers, std::min(ranks, 2));
+      int64_t shards = 0;
+      for (const auto& [path, reads] : counting.reads()) {
+        ++shards;
+        for (const int times : reads) ASSERT_EQ(times, 1) << path;
+      }
+      EXPECT_EQ(shards, static_cast<int64_t>(files->List(saved[0]->directory)->size() -
+                                             1));  // without the manifest
+    }
+  }
+}
+
+TEST_F(DamagedCheckpoint, AnyFlippedByte_IsFoundByTheRankThatHasIt) {
+  ASSERT_OK_AND_ASSIGN(const std::string sound, files_->Read(shard_));
+  constexpr int kRanks = 3;
+  for (size_t at = 0; at < sound.size(); ++at) {
+    std::string damaged = sound;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+    ASSERT_OK(files_->WriteAtomically(shard_, damaged));
+    int found = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ASSERT_OK_AND_ASSIGN(auto reader,
+                           CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
+      const absl::Status status = reader->VerifyBytes({rank, kRanks}, [](int64_t) { return true; });
+      if (status.ok()) continue;
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss));
+      ++found;
+    }
+    EXPECT_EQ(found, 1) << "byte " << at;
+  }
+}
+
+TEST_F(DamagedCheckpoint, VerificationThatIsCancelled_EndsAfterTheNextPiece) {
+  ASSERT_OK_AND_ASSIGN(auto reader,
+                       CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
+  int calls = 0;
+  EXPECT_THAT(reader->VerifyBytes({},
+                                  [&](int64_t) {
+                                    ++calls;
+                                    return false;
+                                  }),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(calls, 1);
 }
 
 TEST_F(DamagedCheckpoint, TruncatedAndMissingFiles_AreFoundByTheCheapCheck) {

@@ -25,7 +25,7 @@
 namespace muster::parallel::parity {
 namespace {
 
-// And the most host memory that the device's owner had while a checkpoint was saved.
+// Also records the most host memory that the rank had while it saved a checkpoint.
 class SaveWatcher : public Recorder {
  public:
   SaveWatcher(Recorded& recorded, const kernels::Device& device)
@@ -87,7 +87,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
                    StageParts(run.model, degrees[Axis::kPipeline], run.layout.pipeline_chunks,
                               coordinate[Axis::kPipeline]));
   if (!run.pipeline_blocks.empty()) {
-    // The embedding and the head are blocks too.
+    // The embedding and the head count as blocks.
     part.parts.clear();
     const auto parts = static_cast<int>(run.pipeline_blocks.size());
     for (int i = 0, begin = 0, end = 0; i < parts; ++i, begin = end) {
@@ -187,7 +187,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   }
   std::vector<RestoreCandidate> restore = run.restore;
   if (!run.hosts.empty()) {
-    // Every host has its own directory under one name.
+    // All hosts use the same path, which is another directory on each of them.
     const auto on_host = [&](std::string path) {
       const std::string shared = directory_ + "/checkpoints";
       const std::string own = absl::StrCat(directory_, "/host-", run.hosts[world.rank()]);
@@ -210,9 +210,14 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   if (run.adjust) run.adjust(options);
   SaveWatcher hooks(result, *device);
   hooks.stop_after = run.stop_after;
-  auto trainer =
-      Trainer::Make(options, **model, *device, *groups, *training_,
-                    run.evaluate_every > 0 ? validation_.get() : nullptr, *files_, hooks);
+  if (run.on_progress) {
+    hooks.on_progress = [&](absl::string_view phase) { run.on_progress(world.rank(), phase); };
+  }
+  std::unique_ptr<FileSystem> wrapped;
+  if (run.wrap_files) wrapped = run.wrap_files(world.rank(), *files_);
+  auto trainer = Trainer::Make(options, **model, *device, *groups, *training_,
+                               run.evaluate_every > 0 ? validation_.get() : nullptr,
+                               wrapped == nullptr ? *files_ : *wrapped, hooks);
   result.status = trainer.status();
   if (trainer.ok()) {
     const MemoryUse predicted = (*trainer)->PredictedMemory();
@@ -222,14 +227,14 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
   if (result.status.ok()) result.status = (*trainer)->Restore(restore);
   if (result.status.ok()) result.status = (*trainer)->Run().status();
   if (result.status.ok()) {
-    // Nothing is asked for on the way, and on the host nothing stays but what is foreseen.
+    // Training has allocated nothing on the device, and on the host keeps only what was predicted.
     const MemoryUse predicted = (*trainer)->PredictedMemory();
     EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
         << run.ToString() << ", rank " << world.rank();
     int64_t host = 0, saving = 0;
     for (const auto& [name, bytes] : predicted.host) {
       if (name == "checkpoint") saving = bytes;
-      if (name != "verify" && name != "checkpoint") host += bytes;  // which end with their purpose
+      if (name != "verify" && name != "checkpoint") host += bytes;  // both are temporary
     }
     EXPECT_EQ(host, device->host_allocated_bytes()) << run.ToString() << ", rank " << world.rank();
     EXPECT_LE(hooks.host_bytes(), host + saving) << run.ToString() << ", rank " << world.rank();
@@ -265,7 +270,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
 std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optimizer) {
   ++runs_;
   testing::MemoryKeyValueStore store;
-  auto world = MakeLocalCommunicators(run.ranks(), absl::Seconds(120));
+  auto world = MakeLocalCommunicators(run.ranks(), run.collective_timeout);
   std::vector<RankResult> results(run.ranks());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.ranks(); ++rank) {

@@ -188,6 +188,12 @@ class Reporter : public parallel::TrainerHooks {
     Publish(/*now=*/true);
   }
 
+  // The coordinator counts a phase that reads differently as progress, and none for its progress
+  // timeout as a hang.
+  void OnProgress(absl::string_view phase, double fraction) override {
+    OnPhase(absl::StrFormat("%s %.1f %%", phase, 100 * fraction));
+  }
+
   kernels::Trace* BeginStep(int64_t step) override { return profiler_.BeginStep(step); }
 
   // In the middle of a step, which takes so much longer.
@@ -628,8 +634,8 @@ absl::StatusOr<Ending> Train(const v1::RankAssignment& given, DaemonClient& clie
       "taking ",
       cuda ? absl::StrCat(BytesText(setup.memory.device_bytes()), " of ", setup.device->name(),
                           " and ", BytesText(setup.memory.host_bytes()), " of the host's memory")
-           : absl::StrCat(BytesText(NeededBytes(setup.memory, setup.device->kind())), " of memory"),
-      ", and drawing the weights"));
+           : absl::StrCat(BytesText(NeededBytes(setup.memory, setup.device->kind())),
+                          " of memory")));
   const auto allocating = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(auto trainer, parallel::Trainer::Make(setup.options, *setup.model, *setup.device,
                                                          **groups, *setup.training,
