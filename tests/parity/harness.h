@@ -116,6 +116,10 @@ class Harness {
   static constexpr int64_t kVocab = 131;
 
  private:
+  TrainerOptions OptionsOf(const Case& run, const AdamWConfig& optimizer) const;
+  // Gives the rank the checkpoints on its host (Case::hosts).
+  void UseHostOf(int rank, const std::vector<int>& hosts, TrainerOptions& options,
+                 std::vector<RestoreCandidate>& restore) const;
   RankResult TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world);
   std::vector<RankResult> Train(const Case& run, const AdamWConfig& optimizer);
   static void ExpectAgreement(const Case& run, const std::vector<RankResult>& results);
