@@ -195,14 +195,14 @@ std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks) 
   // The least share that a rank must need of what it would take.
   constexpr double kNeeded = 0.75;
   std::vector<int64_t> most;
-  for (const std::vector<int64_t>& pieces : ranks) {
-    if (most.empty()) most = pieces;
-    if (pieces.size() != most.size()) return {};
-    for (size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], pieces[i]);
+  for (const std::vector<int64_t>& sizes : ranks) {
+    if (most.empty()) most = sizes;
+    if (sizes.size() != most.size()) return {};
+    for (size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], sizes[i]);
   }
   const double all = std::accumulate(most.begin(), most.end(), 0.0);
-  for (const std::vector<int64_t>& pieces : ranks) {
-    if (std::accumulate(pieces.begin(), pieces.end(), 0.0) < kNeeded * all) return {};
+  for (const std::vector<int64_t>& sizes : ranks) {
+    if (std::accumulate(sizes.begin(), sizes.end(), 0.0) < kNeeded * all) return {};
   }
   return most;
 }

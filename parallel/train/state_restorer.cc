@@ -331,7 +331,7 @@ absl::Status StateRestorer::Reject(const RestoreCandidate& candidate, const absl
   return absl::OkStatus();
 }
 
-// A load that failed half-way has left its traces.
+// Undoes what a load that failed may have written.
 absl::Status StateRestorer::Reset() {
   FlatBuffers& flat = memory_.flat();
   kernels::Stream& compute = memory_.compute();

@@ -18,7 +18,7 @@ namespace muster::parallel {
 using kernels::DType;
 using kernels::Tensor;
 
-// Copies pieces from the device when the checkpoint is at them.
+// Copies each piece from the device when it is about to be written.
 class StateSaver::PieceReader {
  public:
   // Enqueues a copy to host memory of elements [first, first + to.elements()).
@@ -58,6 +58,8 @@ class StateSaver::PieceReader {
 
   absl::Status Read(const Copy& copy, int64_t first, int64_t count, float* out) {
     auto* const staging = static_cast<float*>(buffer_->data());
+    // A peer is lost: the save has failed, however long writing the rest would take.
+    if (work_ != nullptr && work_->pointless()) return absl::CancelledError("a peer is lost");
     for (int64_t at = 0; at < count; at += elements_) {
       const int64_t now = std::min(elements_, count - at);
       copy(first + at, Tensor(staging, DType::kF32, {now}));
@@ -70,7 +72,7 @@ class StateSaver::PieceReader {
   }
 
   kernels::Stream& stream_;
-  const std::unique_ptr<kernels::Buffer> buffer_;  // what devices write fast, and kernels can
+  const std::unique_ptr<kernels::Buffer> buffer_;  // pinned, so that kernels can write it
   const int64_t elements_;
   int64_t unread_ = 0;  // bytes
   ControlChannel::Work* work_ = nullptr;

@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/mutex.h"
 #include "parallel/model/parameters.h"
 #include "parallel/train/control_channel.h"
@@ -224,6 +225,28 @@ TEST_F(Restore, DamageThatAnyRankFinds_MakesAllFallBackAndNamesTheFile) {
     EXPECT_THAT(std::string(results[0].damage[0].message()), HasSubstr(file));
     for (const RankResult& result : results) EXPECT_EQ(result.losses, sound.losses);
   }
+}
+
+// Two hosts with two ranks each, which verify what their own host has saved.
+TEST_F(Restore, DamageOnTheDiskOfOneHost_MakesAllFallBack) {
+  Case first = Data(4, /*zero=*/1, /*shards=*/2);
+  first.steps = 8;
+  first.hosts = {0, 0, 1, 1};
+  Case second = first;
+  second.steps = 12;
+  first.save_every = 4;
+  second.restore = harness_.Train(first)[0].saved;
+  ASSERT_EQ(second.restore.size(), 2u);
+  Case sound = second;
+  sound.restore.erase(sound.restore.begin());
+  const std::string directory =
+      absl::StrReplaceAll(second.restore[0].directory, {{"/host-0/", "/host-1/"}});
+  FlipLastByte(directory + "/rank-00003.safetensors");
+  const std::vector<RankResult> results = harness_.Train(second);
+  EXPECT_EQ(results[0].damaged, std::vector<int64_t>{8});
+  ASSERT_EQ(results[0].damage.size(), 1u);
+  EXPECT_THAT(std::string(results[0].damage[0].message()), HasSubstr("host-1"));
+  EXPECT_EQ(results[0].losses, harness_.Train(sound)[0].losses);
 }
 
 TEST_F(Restore, OneSlowRank_IsWaitedForLongerThanACollectiveMayTake) {
