@@ -2,12 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <set>
-#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +12,7 @@
 #include "parallel/checkpoint/box.h"
 #include "parallel/checkpoint/crc32c.h"
 #include "parallel/checkpoint/safetensors.h"
+#include "tests/parallel/checkpoint_saving.h"
 #include "tests/support/forwarding_file_system.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -157,84 +155,6 @@ class CuttingFileSystem : public ::muster::testing::ForwardingFileSystem {
   int64_t left_;
   int64_t writes_ = 0;
 };
-
-// All-gathers the texts of `size` threads, as often as they ask.
-class TextExchange {
- public:
-  explicit TextExchange(int size) : texts_(static_cast<size_t>(size)) {}
-  TextGatherer For(int rank) {
-    return [this, rank](
-               absl::FunctionRef<std::string()> text) -> absl::StatusOr<std::vector<std::string>> {
-      std::string own = text();
-      std::unique_lock<std::mutex> lock(mutex_);
-      texts_[static_cast<size_t>(rank)] = std::move(own);
-      const int64_t round = arrived_++ / static_cast<int64_t>(texts_.size());
-      changed_.notify_all();
-      // A thread that comes to the next round first would overwrite its text of this one.
-      changed_.wait(lock,
-                    [&] { return arrived_ >= (round + 1) * static_cast<int64_t>(texts_.size()); });
-      std::vector<std::string> all = texts_;
-      ++left_;
-      changed_.notify_all();
-      changed_.wait(lock,
-                    [&] { return left_ >= (round + 1) * static_cast<int64_t>(texts_.size()); });
-      return all;
-    };
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::string> texts_;
-  int64_t arrived_ = 0, left_ = 0;  // by all threads, in all rounds
-};
-
-std::vector<float> Counting(const Box& box, const std::vector<int64_t>& shape) {
-  std::vector<float> whole(static_cast<size_t>(Box::Whole(shape).elements()));
-  for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<float>(i);
-  std::vector<float> out(static_cast<size_t>(box.elements()));
-  CopyBox(box, 4, Box::Whole(shape), reinterpret_cast<const char*>(whole.data()), box,
-          reinterpret_cast<char*>(out.data()));
-  return out;
-}
-
-CheckpointState StateAt(int64_t step, uint64_t epoch) {
-  CheckpointState state;
-  state.id = {JobId("gpt-kjv-x7k2p"), step, Epoch(epoch)};
-  state.consumed_samples = step * 32;
-  state.mesh = {{"data", 2}};
-  state.integers = {{"optimizer.step", step}, {"negative", -3}};
-  state.numbers = {{"third", 1.0 / 3}};
-  state.texts = {{"note", "caf\xC3\xA9 \"quoted\""}};
-  return state;
-}
-
-// "weight" [6, 4] cut as flat ranges over the ranks, as ZeRO does, and "ids" [3] on rank 0.
-std::vector<absl::StatusOr<SaveResult>> SaveOn(int ranks, FileSystem& files,
-                                               const CheckpointState& state, int64_t missing = 0) {
-  TextExchange exchange(ranks);
-  std::vector<absl::StatusOr<SaveResult>> results(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const std::vector<int64_t> shape = {6, 4};
-      const int64_t ids[3] = {7, -8, int64_t{1} << 40};
-      std::vector<std::vector<float>> data;
-      std::vector<SavePiece> pieces;
-      const int64_t end = (24 - missing) * (rank + 1) / ranks;
-      for (const Box& box :
-           FlatRangeToBoxes(Box::Whole(shape), (24 - missing) * rank / ranks, end)) {
-        data.push_back(Counting(box, shape));
-        pieces.push_back({"weight", DType::kF32, shape, box, data.back().data()});
-      }
-      if (rank == 0) pieces.push_back({"ids", DType::kI64, {3}, Box::Whole({3}), ids});
-      results[static_cast<size_t>(rank)] =
-          SaveCheckpoint(files, "root", state, rank, pieces, exchange.For(rank));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
 
 TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
   for (int ranks : {1, 2, 3, 5, 7}) {
@@ -402,159 +322,6 @@ TEST(Checkpoint, SecondSaveOfTheSameStep_IsRefused) {
   std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
   ASSERT_OK(SaveOn(1, *files, StateAt(1, 1))[0]);
   EXPECT_THAT(SaveOn(1, *files, StateAt(1, 1))[0], StatusIs(absl::StatusCode::kAlreadyExists));
-}
-
-class DamagedCheckpoint : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto results = SaveOn(2, *files_, StateAt(10, 1));
-    ASSERT_OK(results[0]);
-    result_ = *results[0];
-    shard_ = result_.directory + "/rank-00001.safetensors";
-    manifest_ = result_.directory + "/manifest.json";
-  }
-  absl::Status Open(Verify verify) {
-    return CheckpointReader::Open(*files_, result_.directory, verify).status();
-  }
-  std::unique_ptr<MemoryFileSystem> files_ = MemoryFileSystem::Make();
-  SaveResult result_;
-  std::string shard_, manifest_;
-};
-
-TEST_F(DamagedCheckpoint, AnyFlippedByte_IsFound) {
-  for (const std::string& path :
-       {shard_, manifest_, result_.directory + "/rank-00000.safetensors"}) {
-    ASSERT_OK_AND_ASSIGN(const std::string sound, files_->Read(path));
-    for (size_t at = 0; at < sound.size(); ++at) {
-      std::string damaged = sound;
-      damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
-      ASSERT_OK(files_->WriteAtomically(path, damaged));
-      EXPECT_THAT(Open(Verify::kFull), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path)))
-          << "byte " << at;
-    }
-    ASSERT_OK(files_->WriteAtomically(path, sound));
-    EXPECT_OK(Open(Verify::kFull));
-  }
-}
-
-TEST_F(DamagedCheckpoint, FlippedTensorByte_IsFoundByTheReadThatNeedsIt_WithTensorAndOffsets) {
-  ASSERT_OK_AND_ASSIGN(std::string bytes, files_->Read(shard_));
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  ASSERT_OK(files_->WriteAtomically(shard_, bytes));
-  ASSERT_OK_AND_ASSIGN(auto reader,
-                       CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
-  std::vector<float> out(24);
-  EXPECT_OK(reader->Read("weight", DType::kF32, Box{{0, 0}, {3, 4}}, out.data()));
-  EXPECT_THAT(reader->Read("weight", DType::kF32, Box{{5, 0}, {1, 1}}, out.data()),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       AllOf(HasSubstr("rank-00001.safetensors"), HasSubstr("'weight' [3:6, 0:4]"),
-                             HasSubstr("bytes"))));
-}
-
-// Counts how often each byte of each shard is read.
-class CountingFileSystem : public ::muster::testing::ForwardingFileSystem {
- public:
-  using ForwardingFileSystem::ForwardingFileSystem;
-  absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
-                                        int64_t length) override {
-    std::vector<int>& reads = reads_[path];
-    reads.resize(static_cast<size_t>(*inner_.Size(path)));
-    for (int64_t i = offset; i < offset + length; ++i) ++reads[static_cast<size_t>(i)];
-    bytes_ += length;
-    return inner_.ReadRange(path, offset, length);
-  }
-  const std::map<std::string, std::vector<int>>& reads() const { return reads_; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::map<std::string, std::vector<int>> reads_;
-  int64_t bytes_ = 0;
-};
-
-TEST(Checkpoint, SharesOfAllRanks_ReadEveryByteOnce) {
-  for (const int saved_by : {1, 2, 5}) {
-    std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
-    const auto saved = SaveOn(saved_by, *files, StateAt(10, 1));
-    ASSERT_OK(saved[0]);
-    for (const int ranks : {1, 2, 3, 8}) {
-      CountingFileSystem counting(*files);
-      int readers = 0;
-      for (int rank = 0; rank < ranks; ++rank) {
-        ASSERT_OK_AND_ASSIGN(auto reader,
-                             CheckpointReader::Open(counting, saved[0]->directory, Verify::kSizes));
-        const int64_t before = counting.bytes();
-        int64_t told = 0;
-        ASSERT_OK(reader->VerifyBytes({rank, ranks}, [&](int64_t bytes) {
-          told += bytes;
-          return true;
-        }));
-        EXPECT_EQ(told, counting.bytes() - before);
-        EXPECT_EQ(told, reader->BytesOf({rank, ranks}));
-        readers += told > 0 ? 1 : 0;
-      }
-      EXPECT_GE(readers, std::min(ranks, 2));
-      int64_t shards = 0;
-      for (const auto& [path, reads] : counting.reads()) {
-        ++shards;
-        for (const int times : reads) ASSERT_EQ(times, 1) << path;
-      }
-      EXPECT_EQ(shards, static_cast<int64_t>(files->List(saved[0]->directory)->size() -
-                                             1));  // without the manifest
-    }
-  }
-}
-
-TEST_F(DamagedCheckpoint, AnyFlippedByte_IsFoundByTheRankThatHasIt) {
-  ASSERT_OK_AND_ASSIGN(const std::string sound, files_->Read(shard_));
-  constexpr int kRanks = 3;
-  for (size_t at = 0; at < sound.size(); ++at) {
-    std::string damaged = sound;
-    damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
-    ASSERT_OK(files_->WriteAtomically(shard_, damaged));
-    int found = 0;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      ASSERT_OK_AND_ASSIGN(auto reader,
-                           CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
-      const absl::Status status = reader->VerifyBytes({rank, kRanks}, [](int64_t) { return true; });
-      if (status.ok()) continue;
-      EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss));
-      ++found;
-    }
-    EXPECT_EQ(found, 1) << "byte " << at;
-  }
-}
-
-TEST_F(DamagedCheckpoint, VerificationThatIsCancelled_EndsAfterTheNextPiece) {
-  ASSERT_OK_AND_ASSIGN(auto reader,
-                       CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
-  int calls = 0;
-  EXPECT_THAT(reader->VerifyBytes({},
-                                  [&](int64_t) {
-                                    ++calls;
-                                    return false;
-                                  }),
-              StatusIs(absl::StatusCode::kCancelled));
-  EXPECT_EQ(calls, 1);
-}
-
-TEST_F(DamagedCheckpoint, TruncatedAndMissingFiles_AreFoundByTheCheapCheck) {
-  ASSERT_OK_AND_ASSIGN(const std::string shard, files_->Read(shard_));
-  ASSERT_OK(files_->WriteAtomically(shard_, shard.substr(0, shard.size() - 1)));
-  EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("bytes long")));
-  ASSERT_OK(files_->RemoveFile(shard_));
-  EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("is missing")));
-  ASSERT_OK_AND_ASSIGN(const std::string manifest, files_->Read(manifest_));
-  for (size_t length = 0; length < manifest.size(); ++length) {
-    ASSERT_OK(files_->WriteAtomically(manifest_, manifest.substr(0, length)));
-    EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kDataLoss));
-  }
-  ASSERT_OK(files_->RemoveFile(manifest_));
-  EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kNotFound));
-}
-
-TEST_F(DamagedCheckpoint, AnotherManifestThanTheCommittedOne_IsRefused) {
-  EXPECT_THAT(CheckpointReader::Open(*files_, result_.directory, Verify::kSizes, "00000000"),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("committed with 00000000")));
 }
 
 TEST(Checkpoint, Prune_RemovesOldOnes_ButNothingOfANewerAttemptAndNoSaveUnderWay) {
