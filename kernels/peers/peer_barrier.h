@@ -1,4 +1,4 @@
-// A barrier between the GPUs of one host, on the device (parallel/comm/peer_memory.h).
+// A barrier between the GPUs of one host, on the device (parallel/comm/peer_counters.h).
 #ifndef MUSTER_KERNELS_PEERS_PEER_BARRIER_H_
 #define MUSTER_KERNELS_PEERS_PEER_BARRIER_H_
 

@@ -10,7 +10,7 @@
 namespace muster::parallel {
 namespace {
 
-// Elements between neighbours along each dimension.
+// The distance, in elements, between neighbours along each dimension.
 std::vector<int64_t> Strides(const Box& box) {
   std::vector<int64_t> strides(box.extent.size());
   int64_t stride = 1;
@@ -21,7 +21,8 @@ std::vector<int64_t> Strides(const Box& box) {
   return strides;
 }
 
-// Appends elements [begin, end) of the sub-box that `prefix` fixes the first `depth` indices of.
+// Appends boxes of the elements [begin, end) of a sub-box: the one whose first `depth` indices are
+// fixed by `prefix`.
 void Decompose(const Box& box, const std::vector<int64_t>& strides, Box& prefix, size_t depth,
                int64_t begin, int64_t end, std::vector<Box>& out) {
   if (begin == end) return;
@@ -114,7 +115,7 @@ void CopyBox(const Box& part, int64_t element_bytes, const Box& from, const char
     from_at += (part.offset[d] - from.offset[d]) * from_strides[d];
     to_at += (part.offset[d] - to.offset[d]) * to_strides[d];
   }
-  // Dimensions that are whole on both sides are copied in one piece with those before them.
+  // Trailing dimensions that are whole in both boxes are contiguous: they are copied at once.
   size_t inner = dims;
   int64_t run = 1;
   while (inner > 0) {
@@ -144,7 +145,7 @@ std::optional<std::string> OverlapProblem(const std::vector<Box>& boxes,
   for (const Box& box : boxes) {
     if (!Inside(box, shape)) return absl::StrCat(box.ToString(), " is not inside the tensor");
   }
-  // Sorted along the first dimension, a box can only meet those that begin before it ends.
+  // Along the first dimension, a box can only overlap boxes that begin before it ends.
   std::vector<const Box*> sorted;
   for (const Box& box : boxes) sorted.push_back(&box);
   std::sort(sorted.begin(), sorted.end(),

@@ -1,5 +1,5 @@
-// Boxes: the part of a tensor that someone holds, as offset and extent per dimension. Resharding is
-// nothing but intersecting boxes. Pure functions; storage is row-major throughout.
+// A box is a rectangular slice of a tensor, as offset and extent per dimension. Resharding is
+// nothing but intersecting boxes. Pure functions; storage is row-major.
 #ifndef MUSTER_PARALLEL_CHECKPOINT_BOX_H_
 #define MUSTER_PARALLEL_CHECKPOINT_BOX_H_
 
@@ -25,12 +25,12 @@ struct Box {
 // Whether `box` has the dimensions of `shape`, no negative number, and lies inside it.
 bool Inside(const Box& box, const std::vector<int64_t>& shape);
 
-// Nothing when they share no element. Requires: equal numbers of dimensions.
+// nullopt when they share no element. Requires: equal numbers of dimensions.
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
 // Elements [begin, end) of the row-major storage of `box`, as boxes in order: at most
-// 2 * dimensions - 1 of them. Each is contiguous in that storage. This is how a rank names its
-// range of a flat bucket. Requires: 0 <= begin <= end <= box.elements().
+// 2 * dimensions - 1 of them. Each is contiguous in that storage. A rank describes its range of a
+// flat bucket this way. Requires: 0 <= begin <= end <= box.elements().
 std::vector<Box> FlatRangeToBoxes(const Box& box, int64_t begin, int64_t end);
 
 // Copies `part` from the storage of box `from` to that of box `to`. Requires: `part` lies in both.

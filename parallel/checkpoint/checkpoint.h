@@ -5,16 +5,17 @@
 //                                  rank-00001.safetensors
 //                                  manifest.json            written last: its presence = complete
 //
-// A save is durable in this order: each rank writes its shard under a temporary name, syncs it and
-// renames it; the shards' records meet at rank 0; rank 0 writes the manifest the same way. So at no
-// point is there a manifest over missing data, whatever process dies when. The epoch in the name
-// keeps a fenced attempt from writing into a newer one's directory.
+// A save becomes durable in this order: each rank writes its shard under a temporary name, syncs it
+// and renames it; rank 0 gets the records of all shards; rank 0 writes the manifest the same way.
+// So at no point is there a manifest over missing data, whichever process dies at whatever time.
+// The epoch in the name keeps a fenced attempt from writing into a later attempt's directory.
 //
 // The manifest is {"crc32c":"<8 hex digits>","manifest":<body>}\n, where the checksum covers the
 // bytes of <body>, a JSON object: format, version, job, epoch, step, consumed_samples, mesh,
 // numbers, texts, shards (file, bytes, header_bytes, header_crc32c) and tensors (dtype, shape and
 // pieces: shard, byte range in the file, offset, extent, crc32c). Shards are plain safetensors
-// files that other tools read; a piece that is not its whole tensor is called "name[0:96, 32:64]".
+// files that other tools read. A piece is one box of one tensor; where it is not the whole tensor
+// it is called "name[0:96, 32:64]".
 //
 // Status codes: kDataLoss for damage (flipped byte, truncated or missing shard, garbled manifest,
 // pieces that overlap or leave a gap), always with file, tensor and offsets; kNotFound for no
@@ -30,6 +31,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -67,10 +69,10 @@ struct SavePiece {
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<int64_t> shape;  // of the whole tensor
   Box box;
-  // Its contiguous row-major storage in host memory; or
+  // Its contiguous row-major storage in host memory, or null: then `produce` fills such storage
+  // when the piece is written. One produced piece is in memory at a time. An error of `produce`
+  // fails the save.
   const void* data = nullptr;
-  // when there is none, what fills that storage when it is due: one such piece is in memory at a
-  // time. An error fails the save.
   std::function<absl::Status(void* out)> produce;
 };
 
@@ -80,22 +82,24 @@ struct SaveResult {
   std::string manifest_checksum;  // CRC32C of the manifest file
 };
 
-// Brings one text per rank together: returns all of them in rank order, on every rank. Called
-// equally often on every rank, also when this rank's part failed, so that nobody waits for ever.
-using TextGatherer =
-    absl::AnyInvocable<absl::StatusOr<std::vector<std::string>>(const std::string&)>;
+// Calls `text` once, on the calling thread, and returns the texts of all ranks in rank order, on
+// every rank. Writing files is part of `text`, so it may take any time on some of the ranks. Called
+// equally often on every rank, also when this rank's share failed, so that nobody waits for ever.
+using TextGatherer = absl::AnyInvocable<absl::StatusOr<std::vector<std::string>>(
+    absl::FunctionRef<std::string()> text)>;
+// The gatherer of a job of one rank.
+TextGatherer GatherAlone();
 
-// Every rank of the job calls it with its own pieces; together they must cover each tensor exactly
-// once (replicas are saved by one of their holders). Blocks until everything, the manifest
-// included, is durable on rank 0, and the own shard on the others; the result is complete on rank
-// 0, elsewhere `manifest_checksum` is empty. When any rank failed, all return its error and there
-// is no manifest. kAlreadyExists when the directory has a manifest already. Any thread; `data` must
-// not change meanwhile.
+// Every rank of the job calls it with its own pieces, which cover each tensor exactly once over all
+// ranks (one of the holders of a replica saves it). Blocks until everything, the manifest included,
+// is durable. The result is complete on rank 0; elsewhere `manifest_checksum` is empty. When any
+// rank failed, all return its error and there is no manifest that counts. kAlreadyExists when the
+// directory has a manifest already. Any thread; `data` must not change meanwhile.
 //
-// `groups`: ranks whose `root` is not one directory (each host has its own): by rank, the lowest
-// rank that writes into the same one; empty: all do. The lowest rank of every group writes a
-// manifest of what its group has saved, which is partial: tensors may have gaps, but no overlap.
-// `gather` is then called once more, so that rank 0 returns when all manifests are durable.
+// `groups`, for ranks whose `root` is not one directory (each host has its own): by rank, the
+// lowest rank that writes into the same directory; empty: all ranks share one. The lowest rank of
+// every group writes a manifest of what its group has saved. Such a manifest is partial: tensors
+// may have gaps, but pieces do not overlap.
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
                                           absl::Span<const SavePiece> pieces, TextGatherer gather,
@@ -107,11 +111,17 @@ struct TensorInfo {
 };
 
 enum class Verify {
-  // manifest checksum, that pieces tile their tensors (do not overlap, where it is partial), and
-  // the
-  // size of every shard
+  // The manifest's checksum, that pieces tile their tensors (in a partial manifest: that they do
+  // not
+  // overlap), and the size of every shard.
   kSizes,
   kFull,  // also every byte of every shard
+};
+
+// The share of one of several ranks that verify a checkpoint: 0 <= index < count.
+struct VerifyShare {
+  int index = 0;
+  int count = 1;
 };
 
 // One checkpoint, opened for reading. Read() may be called from several threads.
@@ -128,14 +138,20 @@ class CheckpointReader {
   virtual const std::map<std::string, TensorInfo>& tensors() const = 0;
   // Other hosts have saved the rest (SaveCheckpoint's groups): tensors may be absent or have gaps.
   virtual bool partial() const = 0;
-  // Fills `out` (row-major, box.elements() elements) from the saved pieces that `box` meets. Every
-  // piece's checksum is verified before the first byte of it is used. kNotFound for a tensor that
-  // was not saved, or a part of it that a partial manifest lacks, kInvalidArgument for another
-  // dtype or a box outside the tensor.
+  // Fills `out` (row-major, box.elements() elements) from the saved pieces that intersect `box`.
+  // The checksum of every piece is verified before the first byte of it is used. kNotFound for a
+  // tensor that was not saved, or elements of it that a partial manifest lacks; kInvalidArgument
+  // for another dtype or a box outside the tensor.
   virtual absl::Status Read(const std::string& tensor, kernels::DType dtype, const Box& box,
                             void* out) = 0;
-  // Reads every byte of every shard and checks it.
-  virtual absl::Status VerifyAll() = 0;
+  // Bytes that VerifyBytes(share) reads: about 1 / count of all shards.
+  virtual int64_t BytesOf(const VerifyShare& share) const = 0;
+  // Reads the headers and pieces of the share and checks them. The shares of all `count` ranks
+  // cover every byte of every shard exactly once; each takes neighbouring bytes of few files.
+  // `read` is called with the bytes read since the last call; false ends the verification with
+  // kCancelled.
+  virtual absl::Status VerifyBytes(const VerifyShare& share,
+                                   absl::FunctionRef<bool(int64_t bytes)> read) = 0;
 };
 
 struct CheckpointEntry {
@@ -148,13 +164,13 @@ absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(FileSystem& files,
                                                              const std::string& root,
                                                              const JobId& job);
 
-// The manifest goes first, durably, so that a crash meanwhile leaves no manifest over missing data.
-// Missing is OK.
+// Removes the manifest first and syncs that, so that a crash meanwhile leaves no manifest over
+// missing data. A checkpoint that is not there is OK.
 absl::Status RemoveCheckpoint(FileSystem& files, const std::string& root, const CheckpointId& id);
 
-// Removes what `keep` (the coordinator's committed checkpoints) does not list, as far as the caller
-// may: directories of earlier epochs, and those of `epoch` with a smaller step than its newest kept
-// one. A newer attempt's and a save under way are never touched. Returns what was removed.
+// Removes the checkpoints that `keep` (the coordinator's committed ones) does not list, of earlier
+// epochs, and of `epoch` where the step is below the newest one kept. Never touches a later
+// attempt's checkpoints or a save under way. Returns what was removed.
 absl::StatusOr<std::vector<CheckpointId>> PruneCheckpoints(FileSystem& files,
                                                            const std::string& root,
                                                            const JobId& job, Epoch epoch,

@@ -20,7 +20,7 @@ std::string NameOf(const CheckpointId& id) {
   return absl::StrFormat("step-%08d.e%d", id.step, id.epoch.value());
 }
 
-// Only names that NameOf could have made.
+// nullopt for names that NameOf cannot have made.
 std::optional<CheckpointId> ParseName(const JobId& job, const std::string& name) {
   const size_t dot = name.find(".e");
   if (!absl::StartsWith(name, kStepPrefix) || dot == std::string::npos) return std::nullopt;
@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<CheckpointId>> PruneCheckpoints(FileSystem& files,
                                                            const std::string& root,
                                                            const JobId& job, Epoch epoch,
                                                            absl::Span<const CheckpointId> keep) {
-  int64_t newest = -1;  // step kept of this epoch
+  int64_t newest = -1;  // largest step of this epoch that is kept
   for (const CheckpointId& id : keep) {
     if (id.epoch == epoch) newest = std::max(newest, id.step);
   }

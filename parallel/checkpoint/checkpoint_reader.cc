@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -50,25 +52,75 @@ class Reader : public CheckpointReader {
   absl::Status Read(const std::string& tensor, kernels::DType dtype, const Box& box,
                     void* out) override;
 
-  absl::Status VerifyAll() override {
-    RETURN_IF_ERROR(CheckSizes());
-    for (const ShardRecord& shard : manifest_.shards) {
-      ASSIGN_OR_RETURN(const std::string header,
-                       files_.ReadRange(PathOf(shard), 0, shard.header_bytes));
-      if (const uint32_t crc = Crc32c(header); crc != shard.header_crc) {
-        return absl::DataLossError(absl::StrCat(PathOf(shard), ": header (bytes 0 to ",
-                                                shard.header_bytes, ") has checksum ", CrcText(crc),
-                                                ", the manifest says ", CrcText(shard.header_crc)));
+  int64_t BytesOf(const VerifyShare& share) const override {
+    int64_t bytes = 0;
+    for (const Unit& unit : UnitsOf(share)) bytes += unit.bytes;
+    return bytes;
+  }
+
+  absl::Status VerifyBytes(const VerifyShare& share,
+                           absl::FunctionRef<bool(int64_t bytes)> read) override {
+    for (const Unit& unit : UnitsOf(share)) {
+      if (unit.piece.has_value()) {
+        RETURN_IF_ERROR(Verified(*unit.piece).status());
+      } else {
+        RETURN_IF_ERROR(VerifyHeader(manifest_.shards[static_cast<size_t>(unit.shard)]));
       }
-      RETURN_IF_ERROR(DecodeSafetensorsHeader(header, shard.bytes, PathOf(shard)).status());
+      if (!read(unit.bytes)) return absl::CancelledError(absl::StrCat(directory_, ": cancelled"));
     }
-    for (size_t i = 0; i < manifest_.pieces.size(); ++i) RETURN_IF_ERROR(Verified(i).status());
     return absl::OkStatus();
   }
 
  private:
   std::string PathOf(const ShardRecord& shard) const {
     return absl::StrCat(directory_, "/", shard.file);
+  }
+
+  // What is verified at once: a shard's header, or a piece.
+  struct Unit {
+    int shard = 0;
+    int64_t begin = 0;  // in the shard
+    int64_t bytes = 0;
+    std::optional<size_t> piece;
+  };
+  // The share's units, in the order of shards and bytes. The units of all shards are thought of as
+  // one range of bytes, cut into share.count equal parts; a unit is in the part that has its
+  // middle.
+  std::vector<Unit> UnitsOf(const VerifyShare& share) const {
+    std::vector<Unit> units;
+    for (size_t i = 0; i < manifest_.shards.size(); ++i) {
+      units.push_back({static_cast<int>(i), 0, manifest_.shards[i].header_bytes, std::nullopt});
+    }
+    for (size_t i = 0; i < manifest_.pieces.size(); ++i) {
+      const PieceRecord& piece = manifest_.pieces[i];
+      units.push_back({piece.shard, piece.begin, piece.end - piece.begin, i});
+    }
+    std::sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) {
+      return std::tie(a.shard, a.begin) < std::tie(b.shard, b.begin);
+    });
+    double total = 0;
+    for (const Unit& unit : units) total += static_cast<double>(unit.bytes);
+    std::vector<Unit> own;
+    double begin = 0;
+    for (const Unit& unit : units) {
+      const double middle = begin + static_cast<double>(unit.bytes) / 2;
+      const int owner =
+          total > 0 ? std::min(share.count - 1, static_cast<int>(middle / total * share.count)) : 0;
+      if (owner == share.index) own.push_back(unit);
+      begin += static_cast<double>(unit.bytes);
+    }
+    return own;
+  }
+
+  absl::Status VerifyHeader(const ShardRecord& shard) {
+    ASSIGN_OR_RETURN(const std::string header,
+                     files_.ReadRange(PathOf(shard), 0, shard.header_bytes));
+    if (const uint32_t crc = Crc32c(header); crc != shard.header_crc) {
+      return absl::DataLossError(absl::StrCat(PathOf(shard), ": header (bytes 0 to ",
+                                              shard.header_bytes, ") has checksum ", CrcText(crc),
+                                              ", the manifest says ", CrcText(shard.header_crc)));
+    }
+    return DecodeSafetensorsHeader(header, shard.bytes, PathOf(shard)).status();
   }
 
   // A whole piece, its checksum verified.
@@ -139,7 +191,7 @@ absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const
       CopyBox(*part, width, piece.box, bytes.data(), box, static_cast<char*>(out));
       continue;
     }
-    // Only the rows that are needed, once the whole piece is known to be sound.
+    // The whole piece is known to be sound, so that only the rows that are needed are read.
     Box rows = piece.box;
     rows.offset[0] = part->offset[0];
     rows.extent[0] = part->extent[0];
@@ -173,7 +225,10 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
   }
   ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(text, path));
   auto reader = std::make_unique<Reader>(files, directory, std::move(manifest));
-  RETURN_IF_ERROR(verify == Verify::kFull ? reader->VerifyAll() : reader->CheckSizes());
+  RETURN_IF_ERROR(reader->CheckSizes());
+  if (verify == Verify::kFull) {
+    RETURN_IF_ERROR(reader->VerifyBytes({}, [](int64_t) { return true; }));
+  }
   return reader;
 }
 

@@ -32,7 +32,7 @@ absl::Status CheckPiece(const SavePiece& piece) {
 
 int64_t ByteCount(const SavePiece& piece) { return piece.box.elements() * SizeOf(piece.dtype); }
 
-// `storage` holds the bytes of a piece that is produced.
+// Produces the bytes into `storage` where the piece has none.
 absl::StatusOr<absl::string_view> BytesOf(const SavePiece& piece, std::string& storage) {
   const auto size = static_cast<size_t>(ByteCount(piece));
   if (piece.data != nullptr) return absl::string_view(static_cast<const char*>(piece.data), size);
@@ -128,7 +128,7 @@ absl::Status CheckState(const CheckpointState& state) {
   return absl::OkStatus();
 }
 
-// Everything of this rank that happens before the ranks meet.
+// What this rank does before it tells the others.
 absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
                                    const std::string& directory, const CheckpointState& state,
                                    int rank, absl::Span<const SavePiece> pieces) {
@@ -143,8 +143,8 @@ absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
   return WriteShard(files, directory, state.id, rank, pieces);
 }
 
-// The records of the ranks of group `own`, as one manifest; the first failure of any rank. `bytes`
-// grows by all ranks' shards.
+// Makes one manifest of the records of the ranks of group `own`. Returns the first failure of any
+// rank. Adds the shards of all ranks to `bytes`.
 absl::StatusOr<Manifest> Combine(const CheckpointState& state,
                                  const std::vector<std::string>& texts,
                                  absl::Span<const int> groups, int own, int64_t& bytes) {
@@ -185,43 +185,46 @@ absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& 
                                           absl::Span<const int> groups) {
   SaveResult result;
   result.directory = CheckpointDirectory(root, state.id);
-  absl::StatusOr<RankRecord> own = Prepare(files, root, result.directory, state, rank, pieces);
-  if (!own.ok()) {
-    RankRecord failed;
-    failed.status = own.status();
-    own = std::move(failed);
-  }
-  ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather(EncodeRankRecord(*own)));
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather([&] {
+                     absl::StatusOr<RankRecord> own =
+                         Prepare(files, root, result.directory, state, rank, pieces);
+                     if (own.ok()) return EncodeRankRecord(*own);
+                     RankRecord failed;
+                     failed.status = own.status();
+                     return EncodeRankRecord(failed);
+                   }));
   CHECK(groups.empty() || groups.size() == texts.size());
   const int group = groups.empty() ? 0 : groups[static_cast<size_t>(rank)];
   ASSIGN_OR_RETURN(const Manifest manifest, Combine(state, texts, groups, group, result.bytes));
   const std::string text = EncodeManifest(manifest);
-  const std::string path = absl::StrCat(result.directory, "/", kManifestFile);
-  // Read back as a loader would: nothing is committed that could not be loaded, such as pieces
-  // that leave a gap. Every rank comes to the same verdict.
-  absl::Status status = DecodeManifest(text, path).status();
-  if (!status.ok()) {
-    status = absl::InvalidArgumentError(absl::StrCat("not committed: ", status.message()));
-  }
   result.bytes += static_cast<int64_t>(text.size());
-  if (!manifest.partial) {
-    RETURN_IF_ERROR(status);
-    if (rank != 0) return result;
-    RETURN_IF_ERROR(files.WriteAtomically(path, text));
-    result.manifest_checksum = CrcText(Crc32c(text));
-    return result;
-  }
+  const std::string path = absl::StrCat(result.directory, "/", kManifestFile);
   // The checkpoint counts once every group's manifest is there.
-  if (status.ok() && rank == group) status = files.WriteAtomically(path, text);
-  RankRecord verdict;
-  verdict.status = status;
-  ASSIGN_OR_RETURN(const std::vector<std::string> verdicts, gather(EncodeRankRecord(verdict)));
+  ASSIGN_OR_RETURN(const std::vector<std::string> verdicts, gather([&] {
+                     // Read back as a loader would: nothing is committed that could not be loaded,
+                     // such as pieces that leave a gap.
+                     RankRecord verdict;
+                     verdict.status = DecodeManifest(text, path).status();
+                     if (!verdict.status.ok()) {
+                       verdict.status = absl::InvalidArgumentError(
+                           absl::StrCat("not committed: ", verdict.status.message()));
+                     } else if (rank == group) {
+                       verdict.status = files.WriteAtomically(path, text);
+                     }
+                     return EncodeRankRecord(verdict);
+                   }));
   for (size_t of = 0; of < verdicts.size(); ++of) {
     ASSIGN_OR_RETURN(const RankRecord other, DecodeRankRecord(verdicts[of]));
     if (!other.status.ok()) return Annotate(other.status, absl::StrCat("rank ", of));
   }
   if (rank == 0) result.manifest_checksum = CrcText(Crc32c(text));
   return result;
+}
+
+TextGatherer GatherAlone() {
+  return [](absl::FunctionRef<std::string()> text) -> absl::StatusOr<std::vector<std::string>> {
+    return std::vector<std::string>{text()};
+  };
 }
 
 }  // namespace muster::parallel

@@ -11,10 +11,10 @@ namespace muster::parallel {
 
 // Crc32c(b, Crc32c(a)) == Crc32c(a + b). Uses the processor's instruction where there is one.
 uint32_t Crc32c(absl::string_view bytes, uint32_t crc = 0);
-// The same without it, for processors that lack it and for tests.
+// The same without that instruction, for other processors and for tests.
 uint32_t Crc32cPortable(absl::string_view bytes, uint32_t crc = 0);
 
-// 8 hex digits, as manifests and the coordinator's records hold it.
+// 8 hex digits, the form in manifests and in the coordinator's records.
 std::string CrcText(uint32_t crc);
 
 }  // namespace muster::parallel

@@ -1,5 +1,5 @@
-// Private to parallel/checkpoint: reading JSON that may be anything. Missing and mistyped fields
-// are collected as one Status instead of exceptions.
+// Private to parallel/checkpoint: reads JSON from files that may hold anything. Missing and
+// mistyped fields are errors, not exceptions.
 #ifndef MUSTER_PARALLEL_CHECKPOINT_JSON_H_
 #define MUSTER_PARALLEL_CHECKPOINT_JSON_H_
 

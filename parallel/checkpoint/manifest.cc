@@ -63,7 +63,7 @@ Json PieceToJson(const PieceRecord& piece) {
           {"end", piece.end},           {"offset", piece.box.offset},
           {"extent", piece.box.extent}, {"crc32c", CrcText(piece.crc)}};
 }
-// Into `piece`, whose tensor, dtype and shape are known.
+// Decodes the rest of `piece`, whose tensor, dtype and shape are known.
 absl::Status PieceFromJson(const Json& json, const std::vector<ShardRecord>& shards,
                            PieceRecord& piece) {
   ASSIGN_OR_RETURN(const int64_t shard, IntegerAt(json, "shard"));
@@ -187,7 +187,7 @@ absl::StatusOr<Manifest> FromBody(absl::string_view text) {
     if (!partial->is_boolean()) return absl::DataLossError("field 'partial' is no boolean");
     manifest.partial = partial->get<bool>();
   }
-  // The object's items come in order of their names, so a tensor's pieces stand together.
+  // The items of a JSON object come sorted by name, so the pieces of a tensor are neighbours.
   for (size_t begin = 0, end; begin < manifest.pieces.size(); begin = end) {
     const PieceRecord& first = manifest.pieces[begin];
     std::vector<Box> boxes;

@@ -45,7 +45,7 @@ struct Manifest {
   bool partial = false;             // other hosts have the rest
 };
 
-// What one rank tells rank 0: its shard, if it holds anything, or why it failed.
+// What a rank tells the others about its save: its shard, if it holds anything, or why it failed.
 struct RankRecord {
   absl::Status status;
   std::vector<ShardRecord> shards;  // none or one

@@ -110,7 +110,7 @@ std::string EncodeSafetensorsHeader(const SafetensorsHeader& header) {
                           {"data_offsets", {entry.begin, entry.end}}};
     expected = entry.end;
   }
-  // Names that are not UTF-8 are the caller's mistake; they must not end the process.
+  // Names that are not UTF-8 are the caller's mistake; by default the library would throw.
   std::string json = object.dump(-1, ' ', false, Json::error_handler_t::replace);
   json.resize((json.size() + 7) / 8 * 8, ' ');
   const uint64_t length = json.size();

@@ -19,7 +19,7 @@
 namespace muster::parallel {
 namespace {
 
-// A file in memory, read-only. An empty file has no mapping.
+// Maps a file into memory, read-only. An empty file has no mapping.
 class MappedFile {
  public:
   static absl::StatusOr<MappedFile> Open(const std::string& path) {
@@ -74,7 +74,7 @@ class Dataset : public IndexedDataset {
   Dataset(std::string prefix, MappedFile tokens, MappedFile index)
       : prefix_(std::move(prefix)), bin_(std::move(tokens)), idx_(std::move(index)) {}
 
-  // Fills in the fields below from idx_, believing nothing.
+  // Fills in the fields below from idx_, which may hold anything.
   absl::Status ReadIndex();
 
   const std::string& prefix() const override { return prefix_; }
@@ -131,7 +131,7 @@ absl::Status Dataset::ReadHeader() {
   type_ = static_cast<TokenType>(code);
   const uint64_t sequences = NumberAt<uint64_t>(at + 18);
   const uint64_t bounds = NumberAt<uint64_t>(at + 26);
-  // Whatever does not fit the file is refused before it is multiplied.
+  // Counts that do not fit the file are refused before they are multiplied, which could overflow.
   const uint64_t most = static_cast<uint64_t>(idx_.bytes()) / 8;
   if (sequences > most || bounds > most) {
     return Damaged("claims ", sequences, " sequences and ", bounds,

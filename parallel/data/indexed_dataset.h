@@ -4,12 +4,14 @@
 //   .idx   bytes  content
 //            9    "MMIDIDX\0\0"
 //            8    u64 version, 1
-//            1    dtype of a token: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16 (6 f64 and 7 f32 are
-//            refused) 8    u64 sequences (n) 8    u64 document bounds (d): documents + 1
+//            1    type of a token: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16 (6 f64 and 7 f32 are
+//                 refused)
+//            8    u64 sequences (n)
+//            8    u64 document bounds (d): documents + 1
 //           4n    i32 tokens of each sequence
 //           8n    i64 byte offset of each sequence in .bin
 //           8d    i64 document bounds as sequence indices: 0, ..., n
-//            n    optional: i8 mode of each sequence; not read
+//            n    optional: i8 mode of each sequence; ignored
 //
 // A document is one or more sequences; sequences follow each other in .bin without gaps, so the
 // whole dataset is also one stream of tokens, which is how samples are cut from it.
@@ -48,11 +50,11 @@ class IndexedDatasetWriter {
                                                                       const std::string& prefix,
                                                                       TokenType type);
   virtual ~IndexedDatasetWriter() = default;
-  // Appends to the document at hand. kInvalidArgument for an id that the type cannot hold.
+  // Appends to the open document. kInvalidArgument for an id that the type cannot hold.
   virtual absl::Status Append(absl::Span<const int32_t> tokens) = 0;
-  // An empty document leaves no trace.
+  // Ends the open document. An empty document is not written.
   virtual absl::Status EndDocument() = 0;
-  // Ends the document at hand, makes the files durable and gives them their names. Once.
+  // Ends the open document, makes the files durable and gives them their names. Called once.
   virtual absl::Status Finish() = 0;
 
   virtual int64_t tokens() const = 0;
@@ -63,8 +65,8 @@ class IndexedDatasetWriter {
 // open: the mapping of a file that shrinks ends the process with SIGBUS.
 class IndexedDataset {
  public:
-  // Checks everything the index says. kNotFound names the missing file; kDataLoss names the file,
-  // the field and the numbers that do not fit; kInvalidArgument for an empty prefix.
+  // Checks the whole index against both files. kNotFound names the missing file; kDataLoss names
+  // the file, the field and the numbers that do not fit; kInvalidArgument for an empty prefix.
   static absl::StatusOr<std::unique_ptr<IndexedDataset>> Open(const std::string& prefix);
   virtual ~IndexedDataset() = default;
 

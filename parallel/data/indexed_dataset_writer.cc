@@ -15,7 +15,7 @@ constexpr size_t kBufferBytes = 1 << 20;
 // The format counts the tokens of a sequence in 32 bits; longer documents are several sequences.
 constexpr int64_t kSequenceTokensMax = int64_t{1} << 30;
 
-// The smallest and the largest id that a type holds, within int32.
+// The smallest and the largest id that a type can hold, within int32.
 std::pair<int64_t, int64_t> RangeOf(TokenType type) {
   switch (type) {
     case TokenType::kU8:
@@ -34,14 +34,14 @@ std::pair<int64_t, int64_t> RangeOf(TokenType type) {
   return {};
 }
 
-// A file that is written in large pieces.
+// Buffers what is written to a file.
 class BufferedFile {
  public:
   static absl::StatusOr<BufferedFile> Create(FileSystem& files, const std::string& path) {
     ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files.Create(path));
     return BufferedFile(std::move(file));
   }
-  // Append to it, then call Spill().
+  // What is to be written next. Callers append to it and then call Spill().
   std::string& buffer() { return buffer_; }
   absl::Status Spill() { return buffer_.size() < kBufferBytes ? absl::OkStatus() : Flush(); }
   absl::Status Close() {
@@ -61,8 +61,8 @@ class BufferedFile {
   std::string buffer_;
 };
 
-// Lengths wait in a file of their own (8 bytes each: tokens, and whether the document ends), since
-// the index begins with how many there are.
+// Lengths of sequences are kept in a temporary file (8 bytes each: tokens, and whether the document
+// ends), because the index begins with their number.
 class Writer : public IndexedDatasetWriter {
  public:
   Writer(FileSystem& files, std::string prefix, TokenType type, BufferedFile tokens,
@@ -76,7 +76,7 @@ class Writer : public IndexedDatasetWriter {
   ~Writer() override {
     if (finished_) return;
     for (const char* suffix : {".bin.tmp", ".idx.tmp", ".lengths.tmp"}) {
-      // Whether it existed or not: there is nobody left to tell.
+      // The file may not exist, and a destructor cannot return another error.
       (void)files_.RemoveFile(prefix_ + suffix);
     }
   }
@@ -100,7 +100,7 @@ class Writer : public IndexedDatasetWriter {
 
   absl::Status EndDocument() override {
     CHECK(!finished_);
-    // A sequence ends only when another token comes, so an open document has one open.
+    // A full sequence ends only when another token comes, so an open document has an open sequence.
     if (sequence_tokens_ == 0) return absl::OkStatus();
     ++document_count_;
     return EndSequence(true);
@@ -112,7 +112,7 @@ class Writer : public IndexedDatasetWriter {
     RETURN_IF_ERROR(tokens_file_.Close());
     RETURN_IF_ERROR(lengths_file_.Close());
     RETURN_IF_ERROR(WriteIndex());
-    // An index of an older dataset must not describe the new tokens, not even for a moment.
+    // Removed first: the index of an earlier dataset must never be beside other tokens.
     if (files_.Exists(prefix_ + ".idx")) RETURN_IF_ERROR(files_.RemoveFile(prefix_ + ".idx"));
     RETURN_IF_ERROR(files_.Rename(prefix_ + ".bin.tmp", prefix_ + ".bin"));
     RETURN_IF_ERROR(files_.SyncDirectory(ParentDirectory(prefix_)));
@@ -149,7 +149,8 @@ class Writer : public IndexedDatasetWriter {
     return lengths_file_.Spill();
   }
 
-  // Calls visit(tokens of the sequence, whether its document ends) for each, and lets `file` spill.
+  // Calls visit(tokens of the sequence, whether its document ends) for every sequence, and
+  // file.Spill() behind each.
   template <typename Visit>
   absl::Status ForEachSequence(BufferedFile& file, Visit visit) {
     const int64_t bytes = sequence_count_ * 8;
@@ -197,7 +198,7 @@ class Writer : public IndexedDatasetWriter {
   int64_t token_count_ = 0;
   int64_t document_count_ = 0;
   int64_t sequence_count_ = 0;
-  int64_t sequence_tokens_ = 0;  // of the sequence at hand
+  int64_t sequence_tokens_ = 0;  // in the open sequence
   bool finished_ = false;
 };
 

@@ -17,7 +17,7 @@ namespace {
 constexpr int kRounds = 6;
 constexpr int kShareBits = 62;
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), over two words.
+// Mixes two words with the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 uint64_t Mix(uint64_t a, uint64_t b) {
   uint64_t z = a + 0x9E3779B97F4A7C15ull * (b + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -49,8 +49,8 @@ uint64_t SeededPermutation::Encrypt(uint64_t value) const {
 
 int64_t SeededPermutation::operator()(int64_t i) const {
   CHECK(i >= 0 && i < size_) << i << " of " << size_;
-  // The network permutes the next power of four; walking its cycle until it comes back into
-  // [0, size) is a permutation of that, in fewer than four steps on average.
+  // The network permutes [0, P) for the next power of four P. Following its cycle until the value
+  // is in [0, size) gives a permutation of [0, size), in fewer than four steps on average.
   uint64_t value = static_cast<uint64_t>(i);
   do {
     value = Encrypt(value);
@@ -58,11 +58,11 @@ int64_t SeededPermutation::operator()(int64_t i) const {
   return static_cast<int64_t>(value);
 }
 
-// Joining the two lightest first (Huffman's tree) keeps the tree even, on which the bound of the
-// deviation rests: each level adds at most 1/2 and scales what is above it by the child's share.
+// Huffman's tree, which joins the two lightest nodes first, keeps the deviation small: each level
+// adds at most 1/2 and scales the deviation of the level above by the child's share.
 BlendOrder::BlendOrder(const std::vector<double>& weights) {
   CHECK(!weights.empty());
-  // (weight, node); equal weights by node, so the tree is the same everywhere.
+  // (weight, node). Equal weights are ordered by node, so that every rank makes the same tree.
   std::priority_queue<std::pair<double, int>, std::vector<std::pair<double, int>>, std::greater<>>
       lightest;
   for (size_t source = 0; source < weights.size(); ++source) {
@@ -86,7 +86,7 @@ BlendOrder::BlendOrder(const std::vector<double>& weights) {
 
 BlendOrder::Pick BlendOrder::operator()(int64_t i) const {
   CHECK_GE(i, 0);
-  // How many of the first `j` samples go left; grows by 0 or 1 with j.
+  // How many of the node's first `j` samples go left; grows by 0 or 1 with j.
   const auto left_of = [](const Node& node, int64_t j) {
     const unsigned __int128 product = static_cast<unsigned __int128>(node.share) *
                                       static_cast<unsigned __int128>(static_cast<uint64_t>(j));
@@ -226,7 +226,7 @@ void Sampler::Documents(absl::Span<const int64_t> samples, absl::Span<int32_t> b
   for (const int64_t sample : samples) {
     const SampleLocation location = Locate(sample);
     const IndexedDataset& dataset = *sources_[static_cast<size_t>(location.source)].dataset;
-    // The last document that begins at or before the first token.
+    // Finds the last document that begins at or before the first token.
     int64_t document = 0;
     for (int64_t low = 0, high = dataset.documents(); high - low > 1;) {
       const int64_t middle = low + (high - low) / 2;

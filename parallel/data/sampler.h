@@ -1,16 +1,17 @@
-// Which tokens are sample i. A pure function of (seed, i): it does not depend on the layout, and
-// training resumes from the number of consumed samples alone.
+// Says which tokens are sample i. That is a pure function of (seed, i): it does not depend on the
+// layout, and training resumes from the number of consumed samples alone.
 //
 // Samples are cut from the stream of tokens of a dataset, across documents: sample k of a dataset
 // is tokens [kS, kS + S] shifted by less than S, so neighbours share one token and every sample
 // gives S (input, target) pairs.
 //  - Training: each epoch visits every sample of a dataset once, in an order of its own: a Feistel
 //    network with cycle walking (Black and Rogaway, CT-RSA 2002) keyed by (seed, dataset, epoch),
-//    so no table is kept. The shift is drawn per epoch from the tokens that S does not divide, so
-//    that no token is left out for ever.
+//    so no table is kept. The shift is drawn per epoch from the number of tokens that are left over
+//    when S divides the stream, so that every token is in samples of some epoch.
 //  - Several datasets are blended by weight through a binary tree of even splits (Bresenham's
 //    line): after any i samples, dataset d has given w_d i to within about one.
-//  - Evaluation: the samples of the first dataset in order, then of the next; unshifted; each once.
+//  - Evaluation visits the samples of the first dataset in order, then those of the next, each once
+//    and without a shift.
 #ifndef MUSTER_PARALLEL_DATA_SAMPLER_H_
 #define MUSTER_PARALLEL_DATA_SAMPLER_H_
 
@@ -41,7 +42,7 @@ class SeededPermutation {
   int half_bits_;
 };
 
-// Sample i of a blend -> (source, how many samples that source has given before). Value type.
+// Maps sample i of a blend to (source, how many samples that source has given before). Value type.
 class BlendOrder {
  public:
   struct Pick {
@@ -76,7 +77,7 @@ struct SamplerOptions {
   uint64_t seed = 0;            // training only
 };
 
-// Where the S + 1 tokens of a sample are.
+// The S + 1 tokens of a sample.
 struct SampleLocation {
   int source = 0;
   int64_t epoch = 0;
@@ -95,9 +96,10 @@ class Sampler {
                                             const SamplerOptions& options);
 
   int64_t sequence_length() const { return options_.sequence_length; }
-  // Samples of all datasets, each once. Training goes on beyond it.
+  // Samples of all datasets, each counted once. Training goes on behind them with another epoch.
   int64_t samples_per_epoch() const;
-  // Identifies the stream of samples: a resumed job whose value differs would see other data.
+  // A hash of everything that determines the stream of samples. A job that resumes with another
+  // value would see other data.
   uint64_t fingerprint() const;
 
   // Requires: sample >= 0, and below samples_per_epoch() in evaluation.

@@ -14,7 +14,7 @@ namespace muster::parallel {
 namespace {
 
 constexpr int64_t kReadBytes = 1 << 20;
-// A line longer than this is passed to the tokenizer in pieces.
+// A line longer than this is passed to the tokenizer in several slices.
 constexpr size_t kLineBytesMax = 1 << 20;
 
 class ByteTokenizer : public Tokenizer {
@@ -39,7 +39,7 @@ class ByteTokenizer : public Tokenizer {
   }
 };
 
-// The state of one Tokenize() call: input comes line by line, documents go to the split at hand.
+// The state of one Tokenize() call. Input comes line by line; documents go to the current split.
 class Tokenization {
  public:
   Tokenization(FileSystem& files, const Tokenizer& tokenizer, const TokenizeOptions& options)
@@ -49,7 +49,7 @@ class Tokenization {
     RETURN_IF_ERROR(Plan());
     for (const std::string& input : options_.inputs) {
       RETURN_IF_ERROR(ReadFile(input));
-      // A file always ends a document, whatever the boundary.
+      // The end of a file ends a document, whatever the boundary.
       RETURN_IF_ERROR(EndDocument());
       RETURN_IF_ERROR(MaybeNextSplit());
     }
@@ -65,7 +65,7 @@ class Tokenization {
  private:
   absl::Status Plan();
   absl::Status ReadFile(const std::string& input);
-  // `line` ends with its line end, except at the end of a file and for overlong lines.
+  // `line` includes its line end, except at the end of a file and in slices of overlong lines.
   absl::Status TakeLine(absl::string_view line);
   absl::Status EndDocument();
   absl::Status MaybeNextSplit();
@@ -75,12 +75,12 @@ class Tokenization {
   const Tokenizer& tokenizer_;
   const TokenizeOptions& options_;
   int64_t bytes_ = 0;          // of all inputs
-  int64_t bytes_read_ = 0;     // taken so far
-  std::vector<int64_t> ends_;  // position at or behind which each split ends
+  int64_t bytes_read_ = 0;     // so far
+  std::vector<int64_t> ends_;  // by split, the input position at or behind which it ends
   std::unique_ptr<IndexedDatasetWriter> writer_;
   std::vector<TokenizedSplit> done_;
   std::vector<int32_t> tokens_;
-  bool blank_seen_ = false;  // kBlankLine: the document at hand is only waiting for more text
+  bool blank_seen_ = false;  // kBlankLine: the next line that is not empty begins a document
 };
 
 absl::Status Tokenization::Plan() {
@@ -117,7 +117,7 @@ absl::Status Tokenization::Plan() {
 
 absl::Status Tokenization::ReadFile(const std::string& input) {
   ASSIGN_OR_RETURN(const int64_t size, files_.Size(input));
-  std::string pending;  // the beginning of a line whose end has not been read yet
+  std::string pending;  // the beginning of a line whose end is not read yet
   for (int64_t offset = 0; offset < size; offset += kReadBytes) {
     ASSIGN_OR_RETURN(const std::string block,
                      files_.ReadRange(input, offset, std::min(kReadBytes, size - offset)));
@@ -167,7 +167,7 @@ absl::Status Tokenization::EndDocument() {
   return writer_ == nullptr ? absl::OkStatus() : writer_->EndDocument();
 }
 
-// The last split takes everything to the end.
+// The last split ends at the end of the input, whatever the rounding.
 absl::Status Tokenization::MaybeNextSplit() {
   if (writer_ == nullptr || done_.size() == options_.splits.size()) return absl::OkStatus();
   return bytes_read_ >= ends_[done_.size() - 1] ? FinishSplit() : absl::OkStatus();
@@ -222,7 +222,7 @@ absl::StatusOr<std::vector<Split>> ParseSplits(absl::string_view text) {
     }
     splits.push_back(split);
   }
-  // Shares such as 8,1,1 are relative. Fractions below 1 that miss the whole are a slip of the pen.
+  // Shares such as 8,1,1 are relative. Fractions below 1 that do not add up to 1 are a mistake.
   double total = 0;
   bool fractions = false;
   for (const Split& split : splits) {

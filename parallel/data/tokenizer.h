@@ -1,4 +1,4 @@
-// From text to token ids and back, and from text files to datasets: what `muster data` is made of.
+// Converts text to token ids and back, and text files to datasets, for `muster data`.
 #ifndef MUSTER_PARALLEL_DATA_TOKENIZER_H_
 #define MUSTER_PARALLEL_DATA_TOKENIZER_H_
 
@@ -56,7 +56,7 @@ struct TokenizeOptions {
   std::string output;               // prefix of the datasets
   std::vector<Split> splits = {{"", 1.0}};
   DocumentBoundary boundary = DocumentBoundary::kFile;
-  // Called now and then with (bytes read, bytes in all); may be empty.
+  // Called with (bytes read, bytes in all) from time to time; may be empty.
   std::function<void(int64_t, int64_t)> progress;
 };
 
@@ -66,11 +66,11 @@ struct TokenizedSplit {
   int64_t tokens = 0;
 };
 
-// Reads the inputs in bounded memory and writes one dataset per split. Token for token the datasets
-// hold the whole input, in order. A split ends at the end of the document that its position falls
-// into, with kFile at the end of the line. kInvalidArgument (no input, no text, bad splits, a split
-// that would be empty), kNotFound and other codes of FileSystem. On error no dataset is left under
-// its name, except that earlier splits may have been finished.
+// Reads the inputs in bounded memory and writes one dataset per split. One behind the other, the
+// datasets hold all tokens of the input in order. A split ends at the end of the document that its
+// position falls into, with kFile at the end of the line. kInvalidArgument (no input, no text, bad
+// splits, a split that would be empty), kNotFound and other codes of FileSystem. After an error,
+// splits before the failed one may exist under their names.
 absl::StatusOr<std::vector<TokenizedSplit>> Tokenize(FileSystem& files, const Tokenizer& tokenizer,
                                                      const TokenizeOptions& options);
 
@@ -88,8 +88,8 @@ struct DatasetSummary {
   std::vector<std::pair<int32_t, int64_t>> top;
   std::string snippet;  // the beginning, decoded; empty without a tokenizer
 };
-// Reads every token once. `tokenizer` may be null. `top_max`, `snippet_tokens` bound the summary.
-// Status codes: those of IndexedDataset; kDataLoss for ids that are negative.
+// Reads every token once. `tokenizer` may be null. `top_max` and `snippet_tokens` limit the
+// summary. Status codes: those of IndexedDataset; kDataLoss for ids that are negative.
 absl::StatusOr<DatasetSummary> Inspect(const std::string& prefix, const Tokenizer* tokenizer,
                                        int top_max = 10, int snippet_tokens = 200);
 

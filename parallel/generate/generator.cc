@@ -61,7 +61,7 @@ absl::Status Generator::Load(CheckpointReader& reader) {
   for (ParameterId id = 0; id < model_->parameters().size(); ++id) {
     const Parameter& parameter = model_->parameters().at(id);
     const int64_t size = parameter.storage_elements();
-    // Zeros behind the box are the padding.
+    // The padding behind the box is zero.
     std::vector<float> values(size, 0.0f);
     RETURN_IF_ERROR(reader.Read(parameter.name, DType::kF32, parameter.box, values.data()));
     ASSIGN_OR_RETURN(auto buffer, device_.Allocate(size * static_cast<int64_t>(sizeof(float))));
@@ -97,7 +97,7 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
   }
   const int64_t needed = static_cast<int64_t>(prompt.size()) + options.tokens;
   const int64_t window = std::min(shape.sequence_max, std::max<int64_t>(needed, 1));
-  // Only the last token's logits are wanted.
+  // Only the logits of the last token are computed.
   const BatchShape batch = {.batch = 1, .sequence = window, .head_tokens = 1};
   kernels::Arena arena;
   model_->TakeWorkspace(arena, batch);
@@ -110,7 +110,7 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
   Rng rng(options.seed);
   for (int64_t i = 0; i < options.tokens; ++i) {
     const int64_t length = std::min<int64_t>(window, static_cast<int64_t>(text.size()));
-    // Attention is causal: what stands behind the last token does not matter.
+    // Attention is causal, so tokens behind the last one do not matter.
     std::fill(context.begin(), context.end(), 0);
     std::copy(text.end() - length, text.end(), context.begin());
     kernels::Copy(*stream_, Tensor(context.data(), DType::kI32, {window}), workspace.flow.tokens);

@@ -1,4 +1,4 @@
-// Text from a checkpoint: one token after the other.
+// Generates text from a checkpoint, one token after the other.
 #ifndef MUSTER_PARALLEL_GENERATE_GENERATOR_H_
 #define MUSTER_PARALLEL_GENERATE_GENERATOR_H_
 
@@ -19,8 +19,8 @@ namespace muster::parallel {
 
 struct SamplingOptions {
   int64_t tokens = 0;      // to generate
-  double temperature = 1;  // divides the logits; 0 = always the most likely token
-  int64_t top_k = 0;       // draw from the k most likely only; 0 = from all
+  double temperature = 1;  // divides the logits; 0: always the most likely token
+  int64_t top_k = 0;       // draws from the k most likely tokens; 0: from all
   uint64_t seed = 0;
 };
 
@@ -29,8 +29,8 @@ struct SamplingOptions {
 int64_t SampleToken(absl::Span<const float> logits, double temperature, int64_t top_k,
                     double uniform);
 
-// Holds the parameters (no optimizer state). Every step recomputes the context, at most
-// sequence_length tokens: what is older falls out of the window. Single-threaded.
+// Holds the parameters, without optimizer state. Every token takes a forward pass over the last
+// sequence_length tokens; earlier ones are forgotten. Single-threaded.
 class Generator {
  public:
   // Rebuilds the model that the checkpoint describes. The device must outlive it. Status codes:
@@ -40,8 +40,8 @@ class Generator {
                                                          CheckpointReader& reader);
 
   const Model& model() const { return *model_; }
-  // The new tokens, without the prompt; `on_token` hears each as it comes. kInvalidArgument: empty
-  // prompt, a token outside the vocabulary, or options out of range.
+  // The generated tokens, without the prompt; `on_token` is called with each as it is drawn.
+  // kInvalidArgument: empty prompt, a token outside the vocabulary, or options out of range.
   absl::StatusOr<std::vector<int32_t>> Generate(absl::Span<const int32_t> prompt,
                                                 const SamplingOptions& options,
                                                 absl::FunctionRef<void(int32_t)> on_token);

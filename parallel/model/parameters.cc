@@ -76,14 +76,13 @@ int64_t ParameterRegistry::elements() const {
 
 namespace {
 
-// Calls fill(begin, end) for all rows, in parallel where there are many: large models have billions
-// of values, and each depends on its index alone.
-void ForRows(int64_t rows, int64_t elements,
+// Calls fill(begin, end) for all rows, on up to `threads_max` threads where the rows have many
+// elements: large models have billions of values, each of which depends on its index alone.
+void ForRows(int64_t rows, int64_t elements, int64_t threads_max,
              const std::function<void(int64_t begin, int64_t end)>& fill) {
-  constexpr int64_t kElementsOfThread = 1 << 20, kThreadsMost = 16;
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  constexpr int64_t kElementsOfThread = 1 << 20;
   const int64_t parts =
-      std::max<int64_t>(1, std::min({elements / kElementsOfThread, rows, cores, kThreadsMost}));
+      std::max<int64_t>(1, std::min({elements / kElementsOfThread, rows, threads_max}));
   std::vector<std::thread> threads;
   for (int64_t i = 1; i < parts; ++i) {
     threads.emplace_back(fill, i * rows / parts, (i + 1) * rows / parts);
@@ -95,7 +94,7 @@ void ForRows(int64_t rows, int64_t elements,
 }  // namespace
 
 void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
-                float* values) {
+                float* values, int threads) {
   CHECK(first >= 0 && count >= 0 && first + count <= parameter.elements())
       << parameter.name << ": " << count << " elements from " << first;
   if (parameter.initializer != Initializer::kNormal) {
@@ -116,7 +115,7 @@ void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_
     const int64_t row_begin = run == 0 ? 0 : from / run,
                   row_end = run == 0 ? 0 : (to + run - 1) / run;
     if (from < to) {
-      ForRows(row_end - row_begin, to - from, [&](int64_t begin_of_thread, int64_t end_of_thread) {
+      const auto fill = [&](int64_t begin_of_thread, int64_t end_of_thread) {
         for (int64_t row = row_begin + begin_of_thread; row < row_begin + end_of_thread; ++row) {
           const int64_t at = std::max(from, row * run), end = std::min(to, (row + 1) * run);
           const int64_t global =
@@ -126,7 +125,8 @@ void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_
               kernels::Tensor(values + begin + at - first, kernels::DType::kF32, {end - at}), seed,
               stream_id, global + at - row * run, 0.0f, parameter.stddev);
         }
-      });
+      };
+      ForRows(row_end - row_begin, to - from, threads, fill);
     }
     begin += rows * run;
   }

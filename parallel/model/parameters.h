@@ -106,10 +106,10 @@ class ParameterViews {
 
 // Writes the initial values of elements [first, first + count) of the parameter's box (row-major,
 // band after band, without padding) to host memory. Normal values are Philox(seed, hash of the
-// name, global element index): the same number for the same element in every layout. Uses several
-// threads for many elements.
+// name, global element index): the same number for the same element in every layout. Many elements
+// are written by several threads, at most `threads` of them; the values do not depend on it.
 void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
-                float* values);
+                float* values, int threads = 1);
 
 }  // namespace muster::parallel
 

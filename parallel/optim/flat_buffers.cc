@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& 
   RETURN_IF_ERROR(flat->Allocate(device, stream));
   flat->parameter_views_ = flat->ParametersAsViews();
   if (!options.share_gradients) flat->MakeGradientViews();
-  RETURN_IF_ERROR(flat->Initialize(stream, options.seed));
+  if (options.draw) RETURN_IF_ERROR(flat->Initialize(stream, options.seed));
   return flat;
 }
 
@@ -431,7 +431,8 @@ absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
       const Parameter& parameter = registry_.at(piece.parameter);
       // Of this rank's part alone: with ZeRO that is a fraction of what it computes with.
       values.resize(piece.count);
-      parallel::Initialize(parameter, seed, piece.first, piece.count, values.data());
+      parallel::Initialize(parameter, seed, piece.first, piece.count, values.data(),
+                           options_.host_threads);
       RETURN_IF_ERROR(
           WriteMaster(stream, bucket, piece.flat - own.begin, values.data(), piece.count));
     }

@@ -20,7 +20,12 @@ namespace muster::parallel {
 
 struct FlatBuffersOptions {
   int gradient_levels = 1;  // see GradientReducer
-  uint64_t seed = 0;        // of the initial values
+  // Whether Make() gives the weights their initial values. Without, they are zero until
+  // Initialize() or WriteMaster().
+  bool draw = true;
+  uint64_t seed = 0;  // of the initial values that Make() draws
+  // Threads of the host that drawing initial values may take.
+  int host_threads = 1;
   // What the model computes with. fp32 is the master weights themselves wherever they are whole;
   // bf16 is their upper half; fp16 is a copy of them, which AdamW writes.
   kernels::DType compute = kernels::DType::kF32;
@@ -61,9 +66,9 @@ struct FlatBuffersBytes {
 // while somebody has put them there: ParameterGatherer and GradientReducer.
 class FlatBuffers {
  public:
-  // kResourceExhausted with the sizes. m, v and gradients are zero; master weights and the own
-  // parts of what the model computes with have their initial values. Other parts are filled by
-  // ParameterGatherer.
+  // kResourceExhausted with the sizes. m, v and gradients are zero; with FlatBuffersOptions::draw,
+  // master weights and the own parts of what the model computes with have their initial values.
+  // Other parts are filled by ParameterGatherer.
   static absl::StatusOr<std::unique_ptr<FlatBuffers>> Make(kernels::Device& device,
                                                            kernels::Stream& stream,
                                                            const ParameterRegistry& registry,

@@ -15,7 +15,7 @@ using kernels::Tensor;
 
 int64_t BatchLoader::Bytes(int64_t micro_batch, int64_t sequence_length, bool documents,
                            int depth) {
-  constexpr int64_t kNumbers = 3;  // unmasked, sample
+  constexpr int64_t kNumbers = 3;  // one of `unmasked`, two of `sample`
   return depth * ((documents ? 3 : 2) * micro_batch * sequence_length + kNumbers) *
          SizeOf(DType::kI32);
 }
@@ -61,10 +61,10 @@ int BatchLoader::WaitForFreeSlot() {
   int slot = -1;
   {
     MutexLock lock(&mutex_);
-    const auto room = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    const auto free_or_stopping = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
       return stopping_ || !free_.empty();
     };
-    mutex_.Await(Condition(&room));
+    mutex_.Await(Condition(&free_or_stopping));
     if (stopping_) return -1;
     slot = free_.front();
     free_.pop_front();
@@ -95,7 +95,7 @@ void BatchLoader::Run() {
   for (int64_t step_first = options_.first_sample;; step_first += options_.global_batch) {
     for (int64_t j = 0; j < count; ++j) {
       const int64_t index =
-          GradientReducer::MicroBatchOf(j, count, options_.rank, options_.together);
+          GradientReducer::MicroBatchOf(j, count, options_.rank, options_.ranks_summed_first);
       const int slot = WaitForFreeSlot();
       if (slot < 0) return;
       absl::Status status = Fill(step_first + index * options_.micro_batch, slots_[slot]);

@@ -1,9 +1,9 @@
-// The micro-batches of one data-parallel rank, read ahead by a thread of its own into memory that
-// copies fast to the device.
+// Reads the micro-batches of one data-parallel rank ahead, on a thread of its own, into pinned
+// memory.
 //
-// Step k takes samples [consumed, consumed + global_batch) of the sampler's one global order.
-// Micro-batch g of the step is samples [g, g + 1) * micro_batch of those, and rank r runs the
-// micro-batches GradientReducer::MicroBatchOf(j, ...): which samples share a micro-batch does not
+// A step takes samples [consumed, consumed + global_batch) of the sampler's one global order.
+// Micro-batch g of the step is samples [g, g + 1) * micro_batch of those, and a rank runs the
+// micro-batches GradientReducer::MicroBatchOf(j, ...). So the samples of a micro-batch do not
 // depend on the layout.
 #ifndef MUSTER_PARALLEL_TRAIN_BATCH_LOADER_H_
 #define MUSTER_PARALLEL_TRAIN_BATCH_LOADER_H_
@@ -29,7 +29,7 @@ struct MicroBatch {
   kernels::Tensor tokens;    // [micro_batch x S] i32
   kernels::Tensor targets;   // [micro_batch x S] i32, < 0 = masked
   kernels::Tensor unmasked;  // [1] fp32: targets that count
-  // [2] i32: lower and upper half of the first sample's number in the order of all.
+  // [2] i32: the lower and the upper 32 bits of the first sample's number in the global order.
   kernels::Tensor sample;
   // [micro_batch x S] i32, with BatchLoaderOptions::documents: see Sampler::Documents.
   kernels::Tensor documents;
@@ -41,10 +41,10 @@ struct BatchLoaderOptions {
   int64_t micro_batch = 0;
   int rank = 0;
   int ranks = 1;
-  int together = 1;          // see GradientReducer::MicroBatchOf
-  int64_t first_sample = 0;  // consumed so far; a multiple of global_batch is not needed
-  bool documents = false;    // say where they begin
-  int depth = 4;             // slots: micro-batches held ready, or being copied, at most
+  int ranks_summed_first = 1;  // see GradientReducer::MicroBatchOf
+  int64_t first_sample = 0;    // consumed so far; a multiple of global_batch is not needed
+  bool documents = false;      // fill MicroBatch::documents
+  int depth = 4;               // slots: micro-batches that are ready or being copied, at most
 };
 
 // Next() and Release() from one thread. The sampler and device must outlive it.
@@ -59,8 +59,8 @@ class BatchLoader {
                                                             const BatchLoaderOptions& options);
   ~BatchLoader();  // ends the thread
 
-  // The next micro-batch in order; blocks until it is there. An error of the sampler (kDataLoss)
-  // comes in its place in the order and is final.
+  // The next micro-batch in order; blocks until it is read. An error of the sampler (kDataLoss)
+  // comes in place of the micro-batch that it belongs to, and nothing comes after it.
   absl::StatusOr<MicroBatch> Next();
   // The slot may be filled again once `stream` has done what is enqueued by now.
   void Release(const MicroBatch& batch, kernels::Stream& stream);
@@ -75,7 +75,7 @@ class BatchLoader {
       : sampler_(sampler), options_(options) {}
   void Run();
   absl::Status Fill(int64_t first_sample, Slot& slot);
-  // The slot to fill next, -1 to end.
+  // The slot to fill next; -1: the loader is being destroyed.
   int WaitForFreeSlot();
 
   const Sampler& sampler_;
@@ -85,7 +85,7 @@ class BatchLoader {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<int> free_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::StatusOr<int>> ready_ ABSL_GUARDED_BY(mutex_);  // slots
-  std::thread thread_;  // last: starts when everything above exists
+  std::thread thread_;  // last, since it uses everything above
 };
 
 }  // namespace muster::parallel

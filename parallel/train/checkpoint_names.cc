@@ -9,10 +9,36 @@
 namespace muster::parallel {
 namespace {
 constexpr char kFamilyKey[] = "model.family";
-// Before the names of sizes, numbers and flags.
+// Prefixes of the names of sizes, numbers and flags.
 constexpr absl::string_view kPrefix = "model.";
 constexpr absl::string_view kFlagPrefix = "model.flag.";
 }  // namespace
+
+std::string StateName(int state, const std::string& parameter) {
+  switch (state) {
+    case 0:
+      return parameter;
+    case 1:
+      return kFirstMomentPrefix + parameter;
+    default:
+      return kSecondMomentPrefix + parameter;
+  }
+}
+
+std::string ResidualName(int state, const std::string& parameter) {
+  return (state == 0 ? kResidualPrefix : kResidualMomentumPrefix) + parameter;
+}
+
+std::vector<int64_t> PerRank(std::vector<int64_t> shape, int64_t ranks) {
+  shape.insert(shape.begin(), ranks);
+  return shape;
+}
+
+Box OfRank(Box box, int64_t rank) {
+  box.offset.insert(box.offset.begin(), rank);
+  box.extent.insert(box.extent.begin(), 1);
+  return box;
+}
 
 void WriteDescription(const ModelDescription& description, CheckpointState& state) {
   state.texts[kFamilyKey] = description.family;

@@ -1,5 +1,6 @@
-// Which part of a training run failed, carried by a status as a payload: codes alone do not tell a
-// full disk from a vanished peer (both are kUnavailable), and who restarts the job must know.
+// Which part of a training run failed, as a payload of the status. Codes alone do not tell a full
+// disk from a lost peer (both are kUnavailable), and the coordinator decides by this how to
+// restart.
 #ifndef MUSTER_PARALLEL_TRAIN_FAILURE_H_
 #define MUSTER_PARALLEL_TRAIN_FAILURE_H_
 
@@ -20,7 +21,7 @@ enum class FailureDomain {
 };
 
 absl::string_view Name(FailureDomain domain);  // "data", ...
-// The same status with the domain; a mark that is there already wins. OK stays OK.
+// Adds the domain to the status, unless it has one already or is OK.
 absl::Status Mark(absl::Status status, FailureDomain domain);
 FailureDomain DomainOf(const absl::Status& status);
 

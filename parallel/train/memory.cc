@@ -28,9 +28,9 @@ using kernels::DType;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kFloat = sizeof(float);
-// Steps that the host may be ahead of what it knows.
+// Steps that the host may enqueue before it has read the outcome of the oldest one.
 constexpr int64_t kStepsAhead = 2;
-// 64 MiB: beyond that a copy takes no longer for its bytes, and less is pinned sooner.
+// 64 MiB: larger copies are no faster per byte, and take longer to pin.
 constexpr int64_t kSaveElementsAtOnce = int64_t{16} << 20;
 
 int GradientRanks(const TrainerPlace& place) {
@@ -63,7 +63,7 @@ int64_t Sum(const std::vector<MemoryUse::Category>& categories) {
   return bytes;
 }
 
-// Largest first, but for crumbs.
+// Largest first, without categories below a thousandth of all.
 std::string ToText(std::vector<MemoryUse::Category> categories) {
   std::stable_sort(categories.begin(), categories.end(),
                    [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
@@ -193,17 +193,17 @@ std::vector<int64_t> WorkspacePieces(const TrainerPlace& place) {
 }
 
 std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks) {
-  // Of what the rank would take that it needs.
+  // The least share that a rank must need of what it would take.
   constexpr double kNeeded = 0.75;
   std::vector<int64_t> most;
-  for (const std::vector<int64_t>& pieces : ranks) {
-    if (most.empty()) most = pieces;
-    if (pieces.size() != most.size()) return {};
-    for (size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], pieces[i]);
+  for (const std::vector<int64_t>& sizes : ranks) {
+    if (most.empty()) most = sizes;
+    if (sizes.size() != most.size()) return {};
+    for (size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], sizes[i]);
   }
   const double all = std::accumulate(most.begin(), most.end(), 0.0);
-  for (const std::vector<int64_t>& pieces : ranks) {
-    if (std::accumulate(pieces.begin(), pieces.end(), 0.0) < kNeeded * all) return {};
+  for (const std::vector<int64_t>& sizes : ranks) {
+    if (std::accumulate(sizes.begin(), sizes.end(), 0.0) < kNeeded * all) return {};
   }
   return most;
 }
@@ -233,15 +233,16 @@ int64_t SharedTableBytes(const TrainerPlace& place, const FlatLayout& layout) {
   return 0;
 }
 
-// Sums in more than one piece would wait as often for the products beside them.
+// One buffer holds a whole sum where it can: a sum in several slices would wait for the GEMMs
+// beside it once per slice.
 SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout, DeviceKind device) {
   constexpr int64_t kMost = 1024 * kMiB;
   SumBytes bytes;
   if (device != DeviceKind::kCuda || !place.options.copy_engines || place.mesh.world_size() == 1) {
     return bytes;
   }
-  // Parts are rounded up to whole lines of memory.
-  const auto room = [kMost](int64_t largest) {
+  // Parts of a sum are rounded up to whole lines of memory, hence the extra MiB.
+  const auto buffer = [kMost](int64_t largest) {
     return largest == 0 ? 0 : std::min(largest, kMost) + kMiB;
   };
   if (GradientRanks(place) > 1 && place.options.gradient_wire == DType::kF32) {
@@ -249,13 +250,13 @@ SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout, DeviceK
     for (const FlatLayout::Bucket& bucket : layout.buckets()) {
       largest = std::max(largest, bucket.range.size() * kFloat);
     }
-    bytes.gradients = room(largest);
+    bytes.gradients = buffer(largest);
   }
   const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
   if (const auto hidden = sizes.find("hidden");
       place.mesh.degree(Axis::kTensor) > 1 && hidden != sizes.end()) {
     const BatchShape shape = BatchShapeOf(place);
-    bytes.tensor = room(shape.batch * shape.sequence * hidden->second * SizeOf(shape.activation));
+    bytes.tensor = buffer(shape.batch * shape.sequence * hidden->second * SizeOf(shape.activation));
   }
   return bytes;
 }
@@ -264,7 +265,7 @@ SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compres
   SaveElements elements;
   for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
     const FlatLayout::Bucket& bucket = layout.buckets()[i];
-    // Whole parameters are kept back, whoever updates them.
+    // Compression holds back elements of the whole bucket, not only of the own part.
     const int64_t whole = compressed && bucket.compressed ? bucket.range.size() : 0;
     elements.piece = std::max({elements.piece, layout.Part(i, 0).size() / replicas, whole});
   }
@@ -274,7 +275,7 @@ SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compres
 
 int64_t StepOutcomeBytes() { return sizeof(kernels::StepOutcome) + 2 * kFloat; }
 
-// On the host a step has run when it has been enqueued: waiting for it costs nothing.
+// On the host device a step has run when it has been enqueued, so there is nothing to be ahead of.
 int64_t StepsUnderWay(DeviceKind device) {
   return device == DeviceKind::kCuda ? kStepsAhead + 1 : 1;
 }
@@ -295,7 +296,7 @@ int64_t AttentionBytes(const TrainerPlace& place) {
   const int64_t tensor = place.mesh.degree(Axis::kTensor);
   int64_t heads = (heads_found->second + tensor - 1) / tensor;
   int64_t key_heads = shared == sizes.end() ? heads : (shared->second + tensor - 1) / tensor;
-  // Of one call of the kernel.
+  // Tokens of one call of the kernel.
   int64_t queries = BatchShapeOf(place).sequence, keys = queries;
   if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
     switch (shape.context_method) {
@@ -311,10 +312,10 @@ int64_t AttentionBytes(const TrainerPlace& place) {
         queries = keys = place.sequence_length;
         break;
       }
-      case ContextMethod::kRing:  // half of the queries of a rank see keys of one rank at most
+      case ContextMethod::kRing:  // the largest call: one chunk of queries, the keys of one rank
         queries /= 2;
         break;
-      case ContextMethod::kAllGather:  // the last chunk sees all keys in front of it
+      case ContextMethod::kAllGather:  // the last chunk of a sequence sees all keys before its end
         queries /= 2;
         keys = place.sequence_length - queries;
         break;
@@ -325,12 +326,11 @@ int64_t AttentionBytes(const TrainerPlace& place) {
                                           shape.deterministic);
 }
 
-// Measured on four H200s (docs/benchmarks/h200-layouts.md), NCCL 2.28: a communicator has 0.77 GiB
-// when it is made and up to 0.2 more after its first collectives. The buffers of sends and receives
-// come with the first of them, in 32 channels to each peer: 4 MiB of the sender and 5.2 of the
-// receiver, in pages of 2 MiB and with their headers 6 and 6. All of it is by channel, a thread
-// block each: with 8 of them a communicator took 0.2 GiB. More than 32 there are on no such
-// machine.
+// Measured on four H200s (docs/benchmarks/h200-layouts.md) with NCCL 2.28: a communicator takes
+// 0.77 GiB when it is made and up to 0.2 GiB more with its first collectives. The first send or
+// receive allocates buffers for 32 channels to that peer: 4 MiB per channel at the sender and 5.2
+// at the receiver, 6 MiB each with headers and pages of 2 MiB. All of this is per channel, and a
+// channel is a thread block: with 8 of them a communicator took 0.2 GiB.
 int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context,
                           bool copy_engines, int thread_blocks) {
   constexpr int64_t kChannels = 32;
@@ -338,7 +338,7 @@ int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod conte
   const int64_t channels =
       thread_blocks == 0 ? kChannels : std::min<int64_t>(thread_blocks, kChannels);
   const int64_t communicator = channels * 30 * kMiB, peer = channels * 12 * kMiB;
-  // A ring and a pipeline have two neighbours, which are one where there are two ranks.
+  // A rank of a ring or a pipeline has two neighbours; with two ranks they are the same rank.
   const auto neighbours = [](int ranks) { return std::min(ranks - 1, 2); };
   int peers = neighbours(mesh.degree(Axis::kPipeline));
   const int ranks = copy_engines ? 1 : mesh.degree(Axis::kContext);

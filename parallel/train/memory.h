@@ -1,5 +1,5 @@
-// The memory of a rank's Trainer, known before there is a device: the same functions say how much
-// a Trainer allocates and how much a plan says that it will.
+// How much memory a rank's Trainer takes, computed without a device. The Trainer allocates by the
+// same functions that a plan predicts with.
 #ifndef MUSTER_PARALLEL_TRAIN_MEMORY_H_
 #define MUSTER_PARALLEL_TRAIN_MEMORY_H_
 
@@ -14,77 +14,81 @@
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
 #include "parallel/pipeline/schedule.h"
-#include "parallel/train/trainer.h"
+#include "parallel/train/options.h"
 
 namespace muster::parallel {
 
-// All that the memory of one rank depends on. A view: what it refers to must outlive it.
+// Everything that the memory of one rank depends on. A view: what it refers to must outlive it.
 struct TrainerPlace {
   const TrainerOptions& options;
-  const Model& model;  // this rank's part of it
+  const Model& model;  // this rank's part
   const Mesh& mesh;
   PerAxis coordinate{0, 0, 0, 0};
   int zero_shards = 1;  // ranks of a shard group, see MeshGroups
   int64_t sequence_length = 0;
   int64_t validation_samples = 0;  // of the data set; 0: no validation, or not known
-  // At least, of each piece of the workspace (MostOfEach); null: what this rank needs.
+  // Least bytes of each allocation of the workspace (MostOfEach); null: what this rank needs.
   const std::vector<int64_t>* workspace = nullptr;
 };
 
-// ---- what a Trainer is laid out by
-// ---------------------------------------------------------------
+// ---- layout
+// --------------------------------------------------------------------------------------
 
-int64_t GlobalMicroBatches(const TrainerPlace& place);  // of a step
-int64_t MicroBatches(const TrainerPlace& place);        // of a step and this rank
+int64_t GlobalMicroBatches(const TrainerPlace& place);  // per step
+int64_t MicroBatches(const TrainerPlace& place);        // per step and rank
 FlatLayoutOptions LayoutOptionsOf(const TrainerPlace& place);
-// Whether gradients share the memory of activations: where a step has one micro-batch per rank,
-// whose backward writes the gradients while it frees the activations.
+// Whether gradients are written into the memory of activations: where a step has one micro-batch
+// per rank, backward frees activations as it writes gradients.
 bool SharesGradients(const TrainerPlace& place);
-// Whether the sums of squares of the global norm come with the products that compute gradients: on
-// CUDA, where gradients may be added up in any order (Model::Shape::deterministic) and are those of
-// one micro-batch on one rank that nothing changes before the norm.
+// Whether the GEMMs that compute gradients also sum their squares for the global norm. That needs
+// CUDA, gradients that may be added in any order (Model::Shape::deterministic), and one micro-batch
+// on one rank, so that nothing changes a gradient between its GEMM and the norm.
 bool SumsWithProducts(const TrainerPlace& place, kernels::DeviceKind device);
-FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // but for seed and shard
+FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // without seed, shard and threads
 std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);
 PipelineShape PipelineShapeOf(const TrainerPlace& place);
 BatchShape BatchShapeOf(const TrainerPlace& place);
-// Whether the ranks of a tensor group take pieces of one size, MostOfEach, however uneven their
-// shares are: copy engines find a tensor at the same place on all of them.
+// Whether the ranks of a tensor group make each allocation of the workspace equally large
+// (MostOfEach), however uneven their shares are: copy engines need a tensor at the same offset on
+// all of them.
 bool AlignsWorkspaces(const TrainerPlace& place, kernels::DeviceKind device);
-// Takes the workspace of this rank. Returns bytes of the host for activations that stand there.
+// Takes the workspace of this rank from `arena`. Returns the host's bytes for offloaded
+// activations.
 int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena);
-// Bytes of it, piece by piece (kernels::Arena::pieces).
+// Bytes of each allocation of the workspace (kernels::Arena::pieces).
 std::vector<int64_t> WorkspacePieces(const TrainerPlace& place);
-// Of pieces of several ranks the largest each; empty, and they stay as they are, where they are not
-// as many, or where one rank's add up to less than three quarters of those.
+// By allocation, the most bytes of any of the ranks. Empty where the ranks keep their own sizes:
+// where they have different numbers of allocations, or where a rank would take a third more than it
+// needs.
 std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks);
-// Floats that a step exchanges, and those of a step or an evaluation, whichever are more.
+// fp32 numbers that ranks exchange in a step: a loss and a token count of every micro-batch, the
+// stop vote, a square sum of every rank. And as many as a step or an evaluation needs.
 int64_t StepValues(const TrainerPlace& place);
 int64_t ValueSlots(const TrainerPlace& place);
-// Of the positions of this rank's tokens, where ranks share sequences; else 0.
+// Bytes of the positions of this rank's tokens, with context parallelism; else 0.
 int64_t PositionBytes(const TrainerPlace& place);
-// Of what the other end of a pipeline finds of a tied table; 0 where this rank has none.
+// Bytes of the gradient that the other end of a pipeline has for a tied table; 0 where this rank
+// has no tied table.
 int64_t SharedTableBytes(const TrainerPlace& place, const FlatLayout& layout);
-// Of parts of sums that copy engines bring together; 0 where none do (parallel.copy_engines).
+// Bytes of buffers for Communicator::UseForSums; 0 without copy engines.
 struct SumBytes {
   int64_t gradients = 0;
-  int64_t tensor = 0;  // of the tensor group's activations
+  int64_t tensor = 0;  // activations of the tensor group
 };
 SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout,
                     kernels::DeviceKind device);
-// Of a checkpoint's pieces, which are written one after the other: the largest that a rank saves,
-// at most, and what the device copies of one at once, to pinned memory.
+// A checkpoint's pieces are written one after the other, through pinned memory.
 struct SaveElements {
-  int64_t piece = 0;
-  int64_t at_once = 0;
+  int64_t piece = 0;    // elements of the largest piece that a rank saves, at most
+  int64_t at_once = 0;  // elements that the device copies at once
 };
 SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compressed);
-// Of the outcomes of steps under way, in host memory: one step, and how many there are.
+// Bytes of one step's outcome in host memory, and how many steps are under way at most.
 int64_t StepOutcomeBytes();
 int64_t StepsUnderWay(kernels::DeviceKind device);
 
-// ---- what it will take
-// -----------------------------------------------------------------------------
+// ---- prediction
+// ----------------------------------------------------------------------------------
 
 struct MemoryUse {
   struct Category {
@@ -96,48 +100,49 @@ struct MemoryUse {
   //   gathered       ZeRO-3: whole blocks, while they are in use
   //   master         fp32 weights beside those
   //   optimizer      AdamW's two moments
-  //   gradients      where they share the memory of activations, what that is not enough for
+  //   gradients      where they share the memory of activations: what does not fit in there
   //   communication  buffers of reductions: 16-bit wire, compressed gradients, tied tables
-  //   residuals      what gradient compression has not sent
+  //   residuals      what gradient compression holds back
   //   inputs, activations, logits, stages, scratch
-  //                  the workspace when it is largest (kernels::Arena); activations are those of
-  //                  all micro-batches in flight, stages what a pipeline receives and sends
+  //                  the workspace at its largest (kernels::Arena); activations of all
+  //                  micro-batches in flight; stages: what a pipeline receives and sends
   //   step           losses, norms and other numbers of a step
-  //   attention      CUDA only: what its backward works in, AttentionBytes
+  //   attention      CUDA only: the workspace of its backward, AttentionBytes
   //   libraries      CUDA only, an allowance and not a prediction: see LibraryBytes
   std::vector<Category> device;
   // Host memory (pinned on CUDA): batches read ahead, numbers of steps, offloaded optimizer state
-  // with its gradients, offloaded activations, what is compared between ranks, a checkpoint while
-  // it is staged.
+  // with its gradients, offloaded activations, the bucket that CheckReplicas is at, the piece of a
+  // checkpoint that is being written.
   std::vector<Category> host;
 
   int64_t device_bytes() const;
   int64_t host_bytes() const;
-  // "activations 3.2 GiB, optimizer 1.1 GiB, ...": the device's, largest first, but for crumbs.
+  // "activations 3.2 GiB, optimizer 1.1 GiB, ...": device memory, largest first, without categories
+  // below a thousandth of all.
   std::string ToString() const;
-  std::string HostText() const;  // the same of the host's
+  std::string HostText() const;  // the same of host memory
 };
 
-// Of the library bytes, those that are taken as soon as there is a device.
+// The library bytes that are taken as soon as the device is opened.
 constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
 
-// Of the library bytes: the workspace of attention's backward in the order of additions, and over
-// the ranks that share a sequence, as the model takes it. 0 in fp32 and with documents, where our
-// own kernels run.
+// The workspace of cuDNN's attention backward, for the order of additions and the context
+// parallelism of the model. 0 in fp32 and with documents, where our own kernels run.
 int64_t AttentionBytes(const TrainerPlace& place);
-// Of the library bytes: NCCL's communicators, the world's too, and its buffers between ranks that
-// send to each other, which those of a context group do not through copy engines; 0 with one rank.
-// Fewer thread blocks than NCCL's 32 (`thread_blocks`; 0 = those) take as much less.
+// The library bytes of NCCL: its communicators, the world's included, and its buffers between ranks
+// that send to each other (with copy engines, the ranks of a context group do not). 0 with one
+// rank. Proportional to `thread_blocks`, where 0 means NCCL's 32.
 int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod context,
                           bool copy_engines, int thread_blocks = 0);
 
 // What CUDA's context, cuBLASLt, cuDNN and, with several ranks, NCCL take for themselves; 0 on the
 // host. Measured on H200s (docs/benchmarks/h200-one-gpu.md, h200-layouts.md): 0.5 GiB of context
-// and kernels, workspaces of products and those above.
+// and kernels, workspaces of GEMMs, and CommunicatorBytes.
 int64_t LibraryBytes(const TrainerPlace& place, kernels::DeviceKind device);
 
-// Exactly what Trainer::Make, with the same arguments, asks the device for, and what training asks
-// the host for, within some KiB; makes neither. Requires: options that Trainer::Make accepts.
+// Exactly what Trainer::Make with the same arguments allocates on the device, and within some KiB
+// what training allocates on the host. Allocates nothing. Requires: options that Trainer::Make
+// accepts.
 MemoryUse PredictMemory(const TrainerPlace& place, kernels::DeviceKind device);
 
 }  // namespace muster::parallel

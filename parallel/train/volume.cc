@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/tensor_parallel.h"
@@ -20,21 +21,25 @@ using kernels::DeviceKind;
 
 constexpr int64_t kFloat = 4;  // bytes
 
-// What a ring, or an exchange of equal parts, sends.
+// Bytes that a rank sends of `bytes` in a ring, or in an exchange of `size` equal parts.
 int64_t Moved(int64_t bytes, int64_t size) { return bytes * (size - 1) / size; }
 
-TensorShard HeldBy(const ModelDescription& model, const ModelParallel& part) {
-  const auto size = [&](const char* name, const char* otherwise, int64_t factor) {
-    const auto found = model.sizes.find(name);
-    return found != model.sizes.end() ? found->second : factor * model.sizes.at(otherwise);
-  };
-  return TensorShard::Make(part, model.sizes.at("heads"), size("kv_heads", "heads", 1),
-                           size("ffn", "hidden", 4), model.sizes.at("vocab"));
+int64_t ModelSize(const ModelDescription& model, const char* name) {
+  const auto found = model.sizes.find(name);
+  CHECK(found != model.sizes.end()) << model.family << " has no size " << name;
+  return found->second;
 }
 
-// Walks a step as ParameterGatherer does, and counts the blocks that it gathers: each rotating
-// buffer holds one until another is needed there, and the next block in the pass's direction is
-// gathered ahead.
+TensorShard HeldBy(const ModelDescription& model, const ModelParallel& part) {
+  const bool llama = model.sizes.contains("kv_heads");
+  return TensorShard::Make(
+      part, ModelSize(model, "heads"), ModelSize(model, llama ? "kv_heads" : "heads"),
+      llama ? ModelSize(model, "ffn") : 4 * ModelSize(model, "hidden"), ModelSize(model, "vocab"));
+}
+
+// Walks a step as ParameterGatherer does, and counts the blocks that it gathers. A rotating buffer
+// holds a block until another one needs the buffer, and the next block in the direction of the pass
+// is gathered ahead.
 class GatherCount {
  public:
   GatherCount(const TrainerPlace& place, const FlatLayout& layout)
@@ -46,7 +51,7 @@ class GatherCount {
       unit_of_block_[bucket.block] = units++;
     }
     const int slots = place.options.reshard_after_forward ? std::min(units, 2) : units;
-    held_.assign(std::max(1, slots), -1);  // an update leaves nothing whole
+    held_.assign(std::max(1, slots), -1);  // after an update no block is whole
   }
 
   int64_t Of(int rank) {
@@ -58,16 +63,17 @@ class GatherCount {
       const PipelineAction& action = work[i];
       const BlockRange& part = parts_[action.chunk];
       const bool last = plan_.Part(rank, action.chunk) + 1 == plan_.parts();
-      // The last part's head runs with the backward, or with a forward that it directly follows.
-      const auto with = [&](size_t a, size_t b) {
+      // The head of the last part runs with the forward where backward follows directly, else with
+      // the backward.
+      const auto followed = [&](size_t a, size_t b) {
         return b < work.size() && work[a].op == PipelineOp::kForward &&
                work[b].op != PipelineOp::kForward && work[a].chunk == work[b].chunk &&
                work[a].micro_batch == work[b].micro_batch;
       };
       if (action.op == PipelineOp::kForward) {
-        Forward({part.begin, part.end - (last && !with(i, i + 1) ? 1 : 0)});
+        Forward({part.begin, part.end - (last && !followed(i, i + 1) ? 1 : 0)});
       } else if (action.op != PipelineOp::kBackwardWeight) {
-        if (last && (i == 0 || !with(i - 1, i))) Forward({part.end - 1, part.end});
+        if (last && (i == 0 || !followed(i - 1, i))) Forward({part.end - 1, part.end});
         for (int block = part.end; block-- > part.begin;) Acquire(part, block, block - 1);
       }
     }
@@ -99,8 +105,8 @@ class GatherCount {
 
   const std::vector<BlockRange>& parts_;
   const PipelinePlan plan_;
-  std::vector<int> unit_of_block_;  // -1: none of its own
-  std::vector<int> held_;           // unit by buffer
+  std::vector<int> unit_of_block_;  // ordinal of the block's bucket; -1: it has no own bucket
+  std::vector<int> held_;           // by rotating buffer, the unit in it
   int64_t gathers_ = 0;
 };
 
@@ -122,8 +128,7 @@ class Formulas {
         tokens_(BatchShapeOf(place).tokens()),
         hidden_(place.model.shape().hidden),
         micro_batches_(MicroBatches(place)) {
-    const auto& sizes = place.model.description().sizes;
-    const int head = static_cast<int>(sizes.at("layers")) + 1;
+    const auto head = static_cast<int>(ModelSize(place.model.description(), "layers")) + 1;
     std::vector<BlockRange> ranges = part.parts;
     if (ranges.empty()) ranges.push_back({0, head + 1});
     for (const BlockRange& range : ranges) {
@@ -135,7 +140,7 @@ class Formulas {
     parts_ = static_cast<int64_t>(ranges.size());
     blocks_ -= has_embedding_ + has_head_;
     if (part.recompute == Recompute::kFull) {
-      again_ =
+      recomputed_ =
           part.recompute_blocks > 0 ? std::min<int64_t>(part.recompute_blocks, blocks_) : blocks_;
     }
   }
@@ -143,12 +148,14 @@ class Formulas {
   StepVolume Step() const {
     StepVolume volume;
     volume.pipeline = Pipeline();
-    volume.context = micro_batches_ * (again_ * Attention(2) + (blocks_ - again_) * Attention(1));
-    volume.tensor = micro_batches_ * Matrices();
+    volume.context =
+        micro_batches_ * (recomputed_ * Attention(2) + (blocks_ - recomputed_) * Attention(1));
+    volume.tensor = micro_batches_ * HiddenStates();
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
       const FlatLayout::Bucket& bucket = layout_.buckets()[i];
       const int64_t bytes = kFloat * layout_.Part(i, 0).size();
-      // Norms see this rank's rows only: their gradients are summed once a step.
+      // With sequence parallelism a norm sees this rank's rows only, so that its gradient is summed
+      // over the tensor group once a step.
       if (bucket.partial) volume.tensor += AllReduced(bytes, tensor_, part_.tensor_rank);
       if (bucket.shared) {
         volume.keys +=
@@ -162,26 +169,25 @@ class Formulas {
   }
 
  private:
-  // An all-reduce: a reduce-scatter and an all-gather; of fp32 on the host to the byte, of what
-  // rank `rank` of the group sends.
+  // What rank `rank` of a group of `size` sends for an all-reduce of fp32.
   int64_t AllReduced(int64_t bytes, int64_t size, int64_t rank) const {
     if (device_ != DeviceKind::kCpu) return 2 * Moved(bytes, size);
     return AllReduceBytes(bytes / kFloat, kFloat, static_cast<int>(size), static_cast<int>(rank));
   }
 
-  // Every part sends its output on and the gradient of its input back.
+  // Every part of the model sends its output on and the gradient of its input back.
   int64_t Pipeline() const {
     if (place_.mesh.degree(Axis::kPipeline) == 1) return 0;
     const int64_t rows = tokens_ / (part_.sequence_parallel ? tensor_ : 1);
     const int64_t messages = 2 * parts_ - has_embedding_ - has_head_;
-    // A tied table's gradient, or the part of it that the rank owns, goes once to the other stage.
+    // The own part of a tied table's gradient goes to the other stage once a step.
     return micro_batches_ * messages * width_ * rows * hidden_ + SharedTableBytes(place_, layout_);
   }
 
-  // Attention of one block, so many times forward, and backward (context_attention.h).
+  // Attention of one block, `forwards` times forward and once backward (context_attention.h).
   int64_t Attention(int64_t forwards) const {
     if (context_ == 1) return 0;
-    const int64_t depth = hidden_ / place_.model.description().sizes.at("heads");
+    const int64_t depth = hidden_ / ModelSize(place_.model.description(), "heads");
     const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
     const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
     if (part_.context_method == ContextMethod::kAllToAll) {
@@ -192,25 +198,27 @@ class Formulas {
     return (context_ - 1) * keys * (forwards * 2 * width_ + 2 * width_ + 2 * kFloat);
   }
 
-  // The collectives on hidden states [T,C] of one micro-batch: all-reduces, or, with sequence
-  // parallelism, gathers and scatters, each half of one.
-  int64_t Matrices() const {
+  // The collectives of the tensor group for one micro-batch: all-reduces of hidden states [T,C],
+  // or, with sequence parallelism, all-gathers and reduce-scatters of them, which send half as
+  // much.
+  int64_t HiddenStates() const {
     if (tensor_ == 1) return 0;
     const bool rows = part_.sequence_parallel;
-    // Forward ends two pairs of matrices, backward begins two. With rows each pair is also begun
-    // (and ended), and backward gathers the input of each once more. A split backward gathers the
-    // gradients once more too.
+    // A block has two pairs of column- and row-parallel GEMMs. Forward all-reduces the output of
+    // each pair, backward the gradient of its input. With sequence parallelism, inputs are gathered
+    // and outputs scattered in both directions, and backward gathers the input of each pair once
+    // more. A backward in two calls also gathers the gradients once more.
     int64_t per_block = rows ? 4 + 6 : 2 + 2;
     if (rows && part_.split_backward) per_block += 2;
-    // Forward once more, but for its last product. Where gathers overlap, the input of the second
-    // pair stays gathered until backward needs it.
+    // Recomputation repeats forward without its last collective. Where gathers overlap, the input
+    // of the second pair stays gathered until backward needs it.
     const bool stays = part_.tensor_overlap != TensorOverlap::kNone;
     const int64_t once_more = rows ? (stays ? 2 : 3) : 1;
-    // The embedding's sum, and the gather of its gradient; the head's input, and the sum of its
-    // gradient.
-    const int64_t collectives = blocks_ * per_block + again_ * once_more +
+    // The embedding's output and, with sequence parallelism, its gradient; the gradient of the
+    // head's input and, with sequence parallelism, that input.
+    const int64_t collectives = blocks_ * per_block + recomputed_ * once_more +
                                 has_embedding_ * (rows ? 2 : 1) + has_head_ * (rows ? 2 : 1);
-    // Three numbers per token from every rank for the loss.
+    // For the loss of a vocabulary that is cut over ranks: three numbers per token and rank.
     const int64_t statistics = has_head_ * Moved(kFloat * tensor_ * tokens_ * 3, tensor_);
     const int64_t states = width_ * tokens_ * hidden_;
     return collectives *
@@ -219,8 +227,8 @@ class Formulas {
   }
 
   int64_t GradientRanks() const { return int64_t{place_.mesh.degree(Axis::kData)} * context_; }
-  // What all gradient ranks gather of a compressed bucket, after the warm-up; no value where it is
-  // reduced like any other.
+  // What a rank sends of a compressed bucket after the warm-up; nullopt where the bucket is reduced
+  // like a dense one.
   std::optional<int64_t> Exchanged(int bucket) const {
     const CompressionOptions& compression = place_.options.compression;
     if (!layout_.buckets()[bucket].compressed) return std::nullopt;
@@ -231,7 +239,7 @@ class Formulas {
     return *bytes * (GradientRanks() - 1);
   }
 
-  // Reduce-scatters: once a step, or, with stages 2 and 3, for every micro-batch.
+  // Reduce-scatters, once a step; with ZeRO 2 and 3 once a micro-batch.
   int64_t Gradients() const {
     const int64_t times = place_.options.zero >= 2 ? micro_batches_ : 1;
     const int64_t width = SizeOf(place_.options.gradient_wire);
@@ -260,14 +268,14 @@ class Formulas {
         continue;
       }
       const int64_t part = width * layout_.Part(i, 0).size();
-      // 16 bits are exchanged in equal parts, whatever the device.
+      // 16-bit gradients are exchanged in equal parts on every device.
       bytes += width == kFloat ? AllReduced(part, replicas, rank) : 2 * Moved(part, replicas);
     }
     return bytes;
   }
 
-  // Gathers: what stays whole after every update; blocks of stage 3 whenever they are needed and
-  // not whole.
+  // Gathers after the update of buckets that stay whole and, with ZeRO-3, of blocks whenever they
+  // are needed and no buffer holds them.
   int64_t Parameters() const {
     if (place_.options.zero == 0) return 0;
     int64_t whole = layout_.elements(), largest = 0;
@@ -290,7 +298,7 @@ class Formulas {
   const int64_t width_;  // bytes of an activation
   const int64_t tensor_, context_, tokens_, hidden_, micro_batches_;
   int64_t parts_ = 0, blocks_ = 0;
-  int64_t again_ = 0;  // blocks that compute everything again in backward
+  int64_t recomputed_ = 0;  // blocks that recompute all of forward in backward
   bool has_embedding_ = false, has_head_ = false;
 };
 

@@ -426,7 +426,7 @@ TEST_P(TrainerStepsTest, Offloading_ReportsTheSameNumbersInLessMemory) {
   for (const int zero : {0, 3}) {
     TrainerOptions options = Options();
     options.zero = zero;
-    options.offload_threads = 2;
+    options.host_threads = 2;
     const Recorder on_device = Train(options);
     int64_t last = on_device.bytes;
     for (const double share : {0.4, 1.0}) {

@@ -2,12 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <set>
-#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +12,8 @@
 #include "parallel/checkpoint/box.h"
 #include "parallel/checkpoint/crc32c.h"
 #include "parallel/checkpoint/safetensors.h"
+#include "tests/parallel/checkpoint_saving.h"
+#include "tests/support/forwarding_file_system.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
@@ -29,7 +28,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Crc32c, KnownAnswers) {
-  // RFC 3720, B.4, and the usual check value.
+  // RFC 3720, B.4, and the customary check value.
   EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AAu);
   EXPECT_EQ(Crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
   EXPECT_EQ(Crc32c("123456789"), 0xE3069283u);
@@ -60,7 +59,7 @@ TEST(Box, FlatRange_IsCoveredInOrder_ByFewContiguousBoxes) {
         begin + static_cast<int64_t>(rng.Below(static_cast<uint64_t>(n - begin) + 1));
     const std::vector<Box> boxes = FlatRangeToBoxes(box, begin, end);
     EXPECT_LE(boxes.size(), box.extent.empty() ? 1 : 2 * box.extent.size() - 1);
-    // Copying the boxes out of a counting tensor, one behind the other, gives the range.
+    // The elements of the boxes, in order, are the elements of the range.
     std::vector<int64_t> storage(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) storage[static_cast<size_t>(i)] = i;
     int64_t next = begin;
@@ -85,49 +84,39 @@ TEST(Box, TilingProblem_NamesOverlapAndGap) {
 
 // ---- saving and loading ------------------------------------------------------------------------
 
-// Lets every operation through until a set number of writes have been made; then all fail, as if
-// the process had died there.
-class CuttingFileSystem : public FileSystem {
+// Lets all operations through until a given number of writes; then all fail, as if the process had
+// died at that write.
+class CuttingFileSystem : public ::muster::testing::ForwardingFileSystem {
  public:
   explicit CuttingFileSystem(FileSystem& files, int64_t writes_max = 1 << 30)
-      : files_(files), left_(writes_max) {}
+      : ForwardingFileSystem(files), left_(writes_max) {}
   int64_t writes() const { return writes_; }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     if (auto status = Step(); !status.ok()) return status;
-    auto file = files_.Create(path);
+    auto file = inner_.Create(path);
     if (!file.ok()) return file.status();
     return std::make_unique<File>(*this, std::move(file).value());
   }
-  absl::StatusOr<std::string> Read(const std::string& path) override { return files_.Read(path); }
-  absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
-                                        int64_t length) override {
-    return files_.ReadRange(path, offset, length);
-  }
-  absl::StatusOr<int64_t> Size(const std::string& path) override { return files_.Size(path); }
-  bool Exists(const std::string& path) override { return files_.Exists(path); }
   absl::Status MakeDirectory(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.MakeDirectory(path) : status;
-  }
-  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
-    return files_.List(path);
+    return status.ok() ? inner_.MakeDirectory(path) : status;
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.Rename(from, to) : status;
+    return status.ok() ? inner_.Rename(from, to) : status;
   }
   absl::Status SyncDirectory(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.SyncDirectory(path) : status;
+    return status.ok() ? inner_.SyncDirectory(path) : status;
   }
   absl::Status RemoveFile(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.RemoveFile(path) : status;
+    return status.ok() ? inner_.RemoveFile(path) : status;
   }
   absl::Status RemoveTree(const std::string& path) override {
     const absl::Status status = Step();
-    return status.ok() ? files_.RemoveTree(path) : status;
+    return status.ok() ? inner_.RemoveTree(path) : status;
   }
 
  private:
@@ -138,7 +127,7 @@ class CuttingFileSystem : public FileSystem {
     absl::Status Append(absl::string_view bytes) override {
       const absl::Status status = owner_.Step();
       if (!status.ok()) {
-        // Half of it may have arrived.
+        // The process may die in the middle of a write.
         (void)file_->Append(bytes.substr(0, bytes.size() / 2));
         return status;
       }
@@ -162,80 +151,10 @@ class CuttingFileSystem : public FileSystem {
     return absl::OkStatus();
   }
 
-  FileSystem& files_;
   std::mutex mutex_;
   int64_t left_;
   int64_t writes_ = 0;
 };
-
-// Brings the texts of `size` threads together.
-class Meeting {
- public:
-  explicit Meeting(int size) : texts_(static_cast<size_t>(size)) {}
-  TextGatherer For(int rank) {
-    return [this, rank](const std::string& text) -> absl::StatusOr<std::vector<std::string>> {
-      std::unique_lock<std::mutex> lock(mutex_);
-      texts_[static_cast<size_t>(rank)] = text;
-      ++arrived_;
-      changed_.notify_all();
-      changed_.wait(lock, [&] { return arrived_ == static_cast<int>(texts_.size()); });
-      return texts_;
-    };
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::string> texts_;
-  int arrived_ = 0;
-};
-
-std::vector<float> Counting(const Box& box, const std::vector<int64_t>& shape) {
-  std::vector<float> whole(static_cast<size_t>(Box::Whole(shape).elements()));
-  for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<float>(i);
-  std::vector<float> out(static_cast<size_t>(box.elements()));
-  CopyBox(box, 4, Box::Whole(shape), reinterpret_cast<const char*>(whole.data()), box,
-          reinterpret_cast<char*>(out.data()));
-  return out;
-}
-
-CheckpointState StateAt(int64_t step, uint64_t epoch) {
-  CheckpointState state;
-  state.id = {JobId("gpt-kjv-x7k2p"), step, Epoch(epoch)};
-  state.consumed_samples = step * 32;
-  state.mesh = {{"data", 2}};
-  state.integers = {{"optimizer.step", step}, {"negative", -3}};
-  state.numbers = {{"third", 1.0 / 3}};
-  state.texts = {{"note", "caf\xC3\xA9 \"quoted\""}};
-  return state;
-}
-
-// "weight" [6, 4] cut as flat ranges over the ranks, as ZeRO does, and "ids" [3] on rank 0.
-std::vector<absl::StatusOr<SaveResult>> SaveOn(int ranks, FileSystem& files,
-                                               const CheckpointState& state, int64_t missing = 0) {
-  Meeting meeting(ranks);
-  std::vector<absl::StatusOr<SaveResult>> results(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const std::vector<int64_t> shape = {6, 4};
-      const int64_t ids[3] = {7, -8, int64_t{1} << 40};
-      std::vector<std::vector<float>> data;
-      std::vector<SavePiece> pieces;
-      const int64_t end = (24 - missing) * (rank + 1) / ranks;
-      for (const Box& box :
-           FlatRangeToBoxes(Box::Whole(shape), (24 - missing) * rank / ranks, end)) {
-        data.push_back(Counting(box, shape));
-        pieces.push_back({"weight", DType::kF32, shape, box, data.back().data()});
-      }
-      if (rank == 0) pieces.push_back({"ids", DType::kI64, {3}, Box::Whole({3}), ids});
-      results[static_cast<size_t>(rank)] =
-          SaveCheckpoint(files, "root", state, rank, pieces, meeting.For(rank));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
 
 TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
   for (int ranks : {1, 2, 3, 5, 7}) {
@@ -243,7 +162,7 @@ TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
     auto results = SaveOn(ranks, *files, StateAt(150, 3));
     for (auto& result : results) ASSERT_OK(result);
     EXPECT_EQ(results[0]->directory, "root/gpt-kjv-x7k2p/step-00000150.e3");
-    files->Crash();  // what was reported saved is durable
+    files->Crash();  // a save that has returned is durable
     ASSERT_OK_AND_ASSIGN(auto reader,
                          CheckpointReader::Open(*files, results[0]->directory, Verify::kFull,
                                                 results[0]->manifest_checksum));
@@ -255,7 +174,7 @@ TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
     EXPECT_EQ(reader->state().numbers, expected.numbers);
     EXPECT_EQ(reader->state().texts, expected.texts);
     EXPECT_EQ(reader->tensors().size(), 2u);
-    // Fresh (whole pieces, verified) and verified (only the rows) reads agree.
+    // The first read of a piece reads and verifies all of it; later ones read only the rows.
     for (Verify verify : {Verify::kSizes, Verify::kFull}) {
       ASSERT_OK_AND_ASSIGN(auto again,
                            CheckpointReader::Open(*files, results[0]->directory, verify));
@@ -289,9 +208,9 @@ TEST(Checkpoint, EveryDType_RoundTrips) {
     pieces.push_back({Name(dtype), dtype, {3}, Box::Whole({3}), bytes});
   }
   pieces.push_back({"scalar", DType::kF32, {}, Box{}, bytes});
-  Meeting meeting(1);
+  TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
-                       SaveCheckpoint(*files, "root", StateAt(1, 1), 0, pieces, meeting.For(0)));
+                       SaveCheckpoint(*files, "root", StateAt(1, 1), 0, pieces, exchange.For(0)));
   ASSERT_OK_AND_ASSIGN(auto reader,
                        CheckpointReader::Open(*files, result.directory, Verify::kFull));
   for (const SavePiece& piece : pieces) {
@@ -308,9 +227,9 @@ TEST(Checkpoint, Shard_IsASafetensorsFile_ByteForByte) {
   const std::vector<SavePiece> pieces = {{"b", DType::kU8, {2}, Box::Whole({2}), bytes},
                                          {"a", DType::kF32, {2, 2}, Box{{0, 0}, {1, 2}}, row},
                                          {"a", DType::kF32, {2, 2}, Box{{1, 0}, {1, 2}}, rest}};
-  Meeting meeting(1);
+  TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
-                       SaveCheckpoint(*files, "root", StateAt(5, 2), 0, pieces, meeting.For(0)));
+                       SaveCheckpoint(*files, "root", StateAt(5, 2), 0, pieces, exchange.For(0)));
   ASSERT_OK_AND_ASSIGN(const std::string file,
                        files->Read(result.directory + "/rank-00000.safetensors"));
   std::string json =
@@ -326,7 +245,8 @@ TEST(Checkpoint, Shard_IsASafetensorsFile_ByteForByte) {
   EXPECT_EQ(file, expected);
 }
 
-// The same file in the reference reader's hands. Shard_IsASafetensorsFile never skips.
+// The reference implementation reads the same file. Shard_IsASafetensorsFile covers the format
+// where it is not installed.
 TEST(Checkpoint, Shard_IsReadByPythonsSafetensors) {
   if (std::system("python3 -c 'import safetensors' 2>/dev/null") != 0) {
     GTEST_SKIP() << "python3 has no safetensors package (pip install safetensors)";
@@ -335,12 +255,12 @@ TEST(Checkpoint, Shard_IsReadByPythonsSafetensors) {
   std::unique_ptr<FileSystem> files = PosixFileSystem();
   const float values[4] = {1.5f, -2.f, 0.f, 1.f};
   const int64_t id = -5;
-  Meeting meeting(1);
+  TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
                        SaveCheckpoint(*files, directory / "root", StateAt(5, 2), 0,
                                       {{"w", DType::kF32, {2, 2}, Box::Whole({2, 2}), values},
                                        {"id", DType::kI64, {1}, Box::Whole({1}), &id}},
-                                      meeting.For(0)));
+                                      exchange.For(0)));
   const std::string script = absl::StrCat(
       "import safetensors, struct\n"
       "data = open('",
@@ -381,7 +301,7 @@ TEST(Checkpoint, CutAtAnyWrite_NeverLeavesAManifestOverMissingData) {
       EXPECT_EQ(complete, 1) << "reported saved, but not durable";
     }
   }
-  EXPECT_EQ(complete, 1);  // the uncut one
+  EXPECT_EQ(complete, 1);  // the last one, which was not cut
 }
 
 TEST(Checkpoint, FailureOfOneRank_IsTheFailureOfAll) {
@@ -402,73 +322,6 @@ TEST(Checkpoint, SecondSaveOfTheSameStep_IsRefused) {
   std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
   ASSERT_OK(SaveOn(1, *files, StateAt(1, 1))[0]);
   EXPECT_THAT(SaveOn(1, *files, StateAt(1, 1))[0], StatusIs(absl::StatusCode::kAlreadyExists));
-}
-
-class DamagedCheckpoint : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto results = SaveOn(2, *files_, StateAt(10, 1));
-    ASSERT_OK(results[0]);
-    result_ = *results[0];
-    shard_ = result_.directory + "/rank-00001.safetensors";
-    manifest_ = result_.directory + "/manifest.json";
-  }
-  absl::Status Open(Verify verify) {
-    return CheckpointReader::Open(*files_, result_.directory, verify).status();
-  }
-  std::unique_ptr<MemoryFileSystem> files_ = MemoryFileSystem::Make();
-  SaveResult result_;
-  std::string shard_, manifest_;
-};
-
-TEST_F(DamagedCheckpoint, AnyFlippedByte_IsFound) {
-  for (const std::string& path :
-       {shard_, manifest_, result_.directory + "/rank-00000.safetensors"}) {
-    ASSERT_OK_AND_ASSIGN(const std::string sound, files_->Read(path));
-    for (size_t at = 0; at < sound.size(); ++at) {
-      std::string damaged = sound;
-      damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
-      ASSERT_OK(files_->WriteAtomically(path, damaged));
-      EXPECT_THAT(Open(Verify::kFull), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path)))
-          << "byte " << at;
-    }
-    ASSERT_OK(files_->WriteAtomically(path, sound));
-    EXPECT_OK(Open(Verify::kFull));
-  }
-}
-
-TEST_F(DamagedCheckpoint, FlippedTensorByte_IsFoundByTheReadThatNeedsIt_WithTensorAndOffsets) {
-  ASSERT_OK_AND_ASSIGN(std::string bytes, files_->Read(shard_));
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  ASSERT_OK(files_->WriteAtomically(shard_, bytes));
-  ASSERT_OK_AND_ASSIGN(auto reader,
-                       CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
-  std::vector<float> out(24);
-  EXPECT_OK(reader->Read("weight", DType::kF32, Box{{0, 0}, {3, 4}}, out.data()));
-  EXPECT_THAT(reader->Read("weight", DType::kF32, Box{{5, 0}, {1, 1}}, out.data()),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       AllOf(HasSubstr("rank-00001.safetensors"), HasSubstr("'weight' [3:6, 0:4]"),
-                             HasSubstr("bytes"))));
-}
-
-TEST_F(DamagedCheckpoint, TruncatedAndMissingFiles_AreFoundByTheCheapCheck) {
-  ASSERT_OK_AND_ASSIGN(const std::string shard, files_->Read(shard_));
-  ASSERT_OK(files_->WriteAtomically(shard_, shard.substr(0, shard.size() - 1)));
-  EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("bytes long")));
-  ASSERT_OK(files_->RemoveFile(shard_));
-  EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("is missing")));
-  ASSERT_OK_AND_ASSIGN(const std::string manifest, files_->Read(manifest_));
-  for (size_t length = 0; length < manifest.size(); ++length) {
-    ASSERT_OK(files_->WriteAtomically(manifest_, manifest.substr(0, length)));
-    EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kDataLoss));
-  }
-  ASSERT_OK(files_->RemoveFile(manifest_));
-  EXPECT_THAT(Open(Verify::kSizes), StatusIs(absl::StatusCode::kNotFound));
-}
-
-TEST_F(DamagedCheckpoint, AnotherManifestThanTheCommittedOne_IsRefused) {
-  EXPECT_THAT(CheckpointReader::Open(*files_, result_.directory, Verify::kSizes, "00000000"),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("committed with 00000000")));
 }
 
 TEST(Checkpoint, Prune_RemovesOldOnes_ButNothingOfANewerAttemptAndNoSaveUnderWay) {

@@ -67,7 +67,7 @@ TEST_F(Data, Writer_ProducesMegatronsLayout_ByteForByte) {
   ASSERT_OK(writer->Append({5, 6}));
   ASSERT_OK(writer->Append({7}));
   ASSERT_OK(writer->EndDocument());
-  ASSERT_OK(writer->EndDocument());  // empty: leaves no trace
+  ASSERT_OK(writer->EndDocument());  // an empty document is not written
   ASSERT_OK(writer->Append({8}));
   ASSERT_OK(writer->Finish());
   ASSERT_OK_AND_ASSIGN(const std::string index, files_->Read(Path("golden.idx")));
@@ -183,7 +183,7 @@ class TokenizeText : public Data {
   std::unique_ptr<Tokenizer> tokenizer_ = MakeTokenizer("bytes").value();
 };
 
-TEST_F(TokenizeText, Splits_TogetherHoldTheWholeInput_AndCutAtDocuments) {
+TEST_F(TokenizeText, Splits_HoldTheWholeInput_AndCutAtDocuments) {
   const std::string a = "one\ntwo\n\nthree\n\n\nfour \xC3\xA9\nfive", b = "\nsix\r\n\r\nseven\n";
   WriteFile(Path("a.txt"), a);
   WriteFile(Path("b.txt"), b);
@@ -205,7 +205,8 @@ TEST_F(TokenizeText, Splits_TogetherHoldTheWholeInput_AndCutAtDocuments) {
     EXPECT_EQ(parts[1].prefix, Path("out.validation"));
     const std::string train = TextOf(Path("out.train"));
     EXPECT_EQ(train + TextOf(Path("out.validation")), a + b);
-    EXPECT_TRUE(train.back() == '\n' || train == a) << train;  // a file's end ends a line
+    EXPECT_TRUE(train.back() == '\n' || train == a)
+        << train;  // a split ends behind a line or a file
     EXPECT_GE(train.size(), (a + b).size() / 2);
   }
 }
@@ -291,16 +292,16 @@ TEST(BlendOrder, AnyWeights_StayWithinTwoOfTheirShare_AndCountWithoutGaps) {
       }
     }
   }
-  // The proof gives 2; in practice it is about one.
+  // 2 is proven (sampler.cc); in practice it is about 1.
   EXPECT_LT(worst, 1.5);
-  // Far out, where nothing can be counted from the start.
+  // At indices so large that counting from the start would take too long.
   const BlendOrder order({1, 3});
   const BlendOrder::Pick pick = order(int64_t{1} << 50);
   EXPECT_NEAR(static_cast<double>(pick.count), std::ldexp(pick.source == 0 ? 0.25 : 0.75, 50), 1);
 }
 
 TEST_F(Data, Training_EachEpochVisitsEverySampleOnce_InAnOrderOfItsOwn) {
-  auto dataset = Counting("d", {40, 1, 62});  // 103 tokens: 10 samples of 10, 2 tokens to spare
+  auto dataset = Counting("d", {40, 1, 62});  // 103 tokens: 10 samples of 10, 2 tokens left over
   ASSERT_OK_AND_ASSIGN(const Sampler sampler,
                        Sampler::Training({{dataset.get(), 1}}, {10, 1000, testing::TestSeed()}));
   EXPECT_EQ(sampler.samples_per_epoch(), 10);
@@ -323,7 +324,7 @@ TEST_F(Data, Training_EachEpochVisitsEverySampleOnce_InAnOrderOfItsOwn) {
     orders.insert(order);
   }
   EXPECT_GT(orders.size(), 45u);
-  EXPECT_EQ(shifts, (std::set<int64_t>{0, 1, 2}));  // no token is left out for ever
+  EXPECT_EQ(shifts, (std::set<int64_t>{0, 1, 2}));  // every token is in some epoch
 }
 
 TEST_F(Data, Documents_SayWhereTheDocumentOfEveryTokenBegins) {
@@ -349,7 +350,7 @@ TEST_F(Data, Fill_GivesInputsAndTheTokensThatFollow_WhateverTheGrouping) {
   for (size_t i = 0; i < 90; ++i) {
     const SampleLocation location = sampler.Locate(static_cast<int64_t>(i));
     from_a += location.source == 0;
-    // Read again alone, as another layout or a resumed job would.
+    // Another layout, or a resumed job, reads the sample in another group.
     std::vector<int32_t> tokens(7), targets(7);
     ASSERT_OK(
         sampler.Fill({static_cast<int64_t>(i)}, absl::MakeSpan(tokens), absl::MakeSpan(targets)));

@@ -1,5 +1,5 @@
-// Compressed gradients: sending everything is the dense run, nothing is lost on the way, and what
-// is left over survives checkpoints and other numbers of ranks.
+// Compressed gradients. Sending all elements gives the bits of a dense run; no part of a gradient
+// is lost; and residuals survive checkpoints and other numbers of ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -76,13 +76,13 @@ TEST(Compression, SendingEverything_HasTheBitsOfDense) {
     for (const int zero : {0, 1}) {
       CompressionOptions all = TopK(1);
       ExpectSameBits(dense, harness.Train(TrainingOf(data, all, zero)));
-      all.dense_above = 1;  // as pairs of index and value
+      all.dense_above = 1;  // sends pairs of index and value
       ExpectSameBits(dense, harness.Train(TrainingOf(data, all, zero)));
     }
   }
 }
 
-TEST(Compression, OneStep_IsTheSameInEveryFormOfTravelAndLayout) {
+TEST(Compression, OneStep_IsTheSameInEveryEncodingAndLayout) {
   Harness harness;
   const auto expected = harness.Train(TrainingOf(4, TopK(kDensity)));
   EXPECT_LT(expected[0].losses.back(), expected[0].losses.front());
@@ -96,7 +96,7 @@ TEST(Compression, OneStep_IsTheSameInEveryFormOfTravelAndLayout) {
   Case apart = TrainingOf(4, TopK(kDensity));
   apart.overlap = false;
   ExpectSameBits(expected, harness.Train(apart));
-  // Selection is by parameter.
+  // Elements are selected parameter by parameter, so the layout does not matter.
   Case one_bucket = TrainingOf(4, TopK(kDensity));
   one_bucket.bucket_bytes = 1 << 30;
   ExpectSameBits(expected, harness.Train(one_bucket));
@@ -105,7 +105,8 @@ TEST(Compression, OneStep_IsTheSameInEveryFormOfTravelAndLayout) {
 TEST(Compression, PipelineStages_HaveTheBitsOfOne) {
   Harness harness;
   Case one = TrainingOf(2, TopK(kDensity)), two = TrainingOf(PerAxis(2, 2, 1, 1), TopK(kDensity));
-  one.model = two.model = SmallLlama();  // not tied, for which sums are made in another order
+  // Not GPT-2, whose tied table is summed in another order across stages.
+  one.model = two.model = SmallLlama();
   ExpectSameBits(harness.Train(one), harness.Train(two));
 }
 
@@ -118,8 +119,8 @@ TEST(Compression, TensorParallelRanks_Agree) {
   EXPECT_LT(results[0].losses.back(), results[0].losses.front());
 }
 
-// One rank has 576 elements of attention's output and the other 1728: all of it is compressed, and
-// a checkpoint has all of its residual.
+// One rank has 576 elements of attention's output weight and the other 1728. Both compress it, and
+// the checkpoint has the residuals of both.
 TEST(Compression, UnevenTensorRanks_CompressTheSameParameters) {
   Harness harness;
   CompressionOptions compression = TopK(kDensity);
@@ -152,7 +153,7 @@ TEST(Compression, Resumed_HasTheBitsOfAnUnbrokenRun) {
   }
 }
 
-// With beta1 0 and no clipping AdamW's first moment is the gradient that it was given.
+// One more step. With beta1 0 and no clipping AdamW's first moment is the gradient of that step.
 Case OneMoreStep(int data, const CompressionOptions& compression,
                  const std::vector<RankResult>& from) {
   Case run = TrainingOf(data, compression);
@@ -170,7 +171,7 @@ Case OneMoreStep(int data, const CompressionOptions& compression,
   return run;
 }
 
-// Of all ranks, added in order; or their sizes.
+// Sums the ranks' values (with `sizes`, their absolute values) in rank order.
 Tensors Sum(const Tensors& per_rank, int ranks, bool sizes = false) {
   Tensors sums;
   for (const auto& [name, values] : per_rank) {
@@ -207,7 +208,7 @@ TEST(Compression, SentAndResidual_AreTheGradientAndSurviveOtherNumbersOfRanks) {
         if (data == 1) {
           ASSERT_EQ(found, total) << name << " " << i;
         } else {
-          // Added in another order than the ranks did, whose parts may cancel.
+          // The ranks add in another order, and their values may cancel each other.
           const double size = std::abs(earlier) + std::abs(gradient[i]) + sizes.at(name)[i];
           ASSERT_NEAR(found, total, 1e-6 * size + 1e-12) << name << " " << i;
         }
@@ -220,9 +221,9 @@ TEST(Compression, SentAndResidual_AreTheGradientAndSurviveOtherNumbersOfRanks) {
   }
 }
 
-// Four tensor ranks share two key/value heads, and qkv is compressed no more: what was left of it
-// travels with the next step's gradient, offloaded or not.
-TEST(Compression, ResidualOfWhatIsNotCompressedAnyMore_JoinsTheNextGradient) {
+// Four tensor ranks share two key/value heads, and the resumed run does not compress qkv: its
+// residual is added to the gradient of the next step, with and without an offloaded optimizer.
+TEST(Compression, ResidualOfAParameterThatIsNowSentWhole_JoinsTheNextGradient) {
   Harness harness;
   const CompressionOptions compression = TopK(kDensity);
   const auto one_more = [&](const PerAxis& degrees, const CompressionOptions& with,
@@ -262,8 +263,8 @@ TEST(Compression, ResidualOfWhatIsNotCompressedAnyMore_JoinsTheNextGradient) {
   }
 }
 
-// Deep Gradient Compression, section 3.1: u = m u + g joins the residual v; where v is sent, both
-// begin anew.
+// Deep Gradient Compression (arXiv 1712.01887), section 3.1: u = m u + g is added to the residual
+// v; where v is sent, both start again from zero.
 TEST(Compression, MomentumCorrection_AddsRunningSumsOfGradientsUntilTheyAreSent) {
   Harness harness;
   CompressionOptions compression = TopK(kDensity);
@@ -271,7 +272,7 @@ TEST(Compression, MomentumCorrection_AddsRunningSumsOfGradientsUntilTheyAreSent)
   const auto first = harness.Train(OneMoreStep(1, compression, {}));
   const Tensors left = harness.Read(first, kResidualPrefix);
   const Tensors sums = harness.Read(first, kResidualMomentumPrefix);
-  // After one step what has been summed is what has been left.
+  // After one step the momentum is the residual.
   EXPECT_EQ(sums, left);
   const Tensors gradients =
       harness.Read(harness.Train(OneMoreStep(1, {}, first)), kFirstMomentPrefix);
@@ -364,9 +365,10 @@ TEST(Compression, BytesDensityAndResidual_AreReported) {
   EXPECT_GT(results[0].reports[0].gradient_density, 0.4);
 }
 
-// The second moment's window must be long beside 1 / density, clipping off, and momentum that of
-// the compressor: see the documentation of engine.training.gradient_compression. Dense is the
-// better of training with AdamW's momentum and without.
+// The window of the second moment must be much longer than 1 / density, clipping must be off, and
+// momentum is the compressor's instead of AdamW's: see engine.training.gradient_compression in
+// docs/job-spec.md. The dense run to compare with is the better one of those with and without
+// AdamW's momentum.
 TEST(Compression, OnePercent_ComesWithinOnePercentOfDenseOnTheDemosText) {
   // The demo's text: the King James Bible, which ./dev setup installs.
   const std::string path = absl::StrCat(::testing::TempDir(), "/muster-bible-", getpid());
@@ -417,7 +419,7 @@ TEST(Compression, OneBitPerElement_HasTheSameBitsWithZeroOne) {
                  harness.Train(TrainingOf(4, Sign(), /*zero=*/1)));
 }
 
-TEST(Compression, WhatDoesNotGoWithIt_IsAConfigurationError) {
+TEST(Compression, OptionsThatExcludeIt_AreAConfigurationError) {
   Harness harness;
   const auto message = [&](int zero, const std::function<void(TrainerOptions&)>& adjust) {
     Case run = TrainingOf(2, {}, zero);
@@ -437,10 +439,10 @@ TEST(Compression, WhatDoesNotGoWithIt_IsAConfigurationError) {
               HasSubstr("density 1.5 must be above 0"));
 }
 
-// A link on which either way of reducing a bucket takes long. Groups split from it are as slow.
+// A link on which reducing a bucket takes long, either whole or compressed. Groups that are split
+// from it are as slow.
 class SlowLink : public muster::testing::ForwardingCommunicator {
  public:
-  // Of whole gradients, or of what is left of them.
   enum class Slow { kDense, kCompressed };
   SlowLink(std::unique_ptr<Communicator> inner, Slow slow)
       : ForwardingCommunicator(std::move(inner)), slow_(slow) {}
@@ -468,7 +470,7 @@ class SlowLink : public muster::testing::ForwardingCommunicator {
   }
 
  private:
-  // What a step exchanges besides is small.
+  // The other collectives of a step are smaller.
   void Delay(Slow kind, const kernels::Tensor& data) const {
     if (kind != slow_ || data.elements() < 200) return;
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
@@ -477,7 +479,7 @@ class SlowLink : public muster::testing::ForwardingCommunicator {
   const Slow slow_;
 };
 
-TEST(Compression, WhereWholeGradientsTakeLessTime_TheFirstRankWarnsAtTheStart) {
+TEST(Compression, CompressionThatTakesLongerThanDense_IsAWarningOfTheFirstRank) {
   Harness harness;
   for (const SlowLink::Slow slow : {SlowLink::Slow::kDense, SlowLink::Slow::kCompressed}) {
     for (const int zero : {0, 1}) {
@@ -499,7 +501,7 @@ TEST(Compression, WhereWholeGradientsTakeLessTime_TheFirstRankWarnsAtTheStart) {
                                    HasSubstr("among 2 ranks"), HasSubstr("slower links")));
     }
   }
-  // Alone nothing travels, and nothing is measured.
+  // One rank sends nothing and measures nothing.
   EXPECT_TRUE(harness.Train(TrainingOf(1, TopK(kDensity)))[0].warnings.empty());
 }
 

@@ -1,4 +1,4 @@
-// Dropout drops the same elements in every layout, and in training only.
+// Dropout drops the same elements in every layout, and none in evaluations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ TEST_F(DropoutParity, DataZeroPipelineAndRecomputation_ChangeNoBits) {
     runs.push_back(Pipeline(model, PipelineSchedule::kGPipe));
     runs.push_back(Pipeline(model, PipelineSchedule::kInterleaved, 2));
     runs.push_back(Pipeline(model, PipelineSchedule::kZeroBubble));
-    // A stage in the middle, which sees no tokens otherwise.
+    // With a stage in the middle, which gets sample numbers although it loads no tokens.
     runs.push_back(On(model, PerAxis(3, 2, 1, 1)));
     for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
       runs.push_back(On(model));
@@ -58,7 +58,7 @@ TEST_F(DropoutParity, DataZeroPipelineAndRecomputation_ChangeNoBits) {
     for (const Case& run : runs) {
       SCOPED_TRACE(run.ToString());
       const RankResult result = harness_.Train(run)[0];
-      // The stages of a tied table sum its gradient in an order of their own.
+      // The stages of a tied table sum its gradient in another order.
       if (model.family == "gpt2" && run.layout.degrees[Axis::kPipeline] > 1) {
         ExpectClose(alone, result, 1e-5);
       } else {
@@ -95,7 +95,7 @@ TEST_F(DropoutParity, TensorSequenceAndContextRanks_TrainLikeOne) {
     }
     runs.push_back(On(model, PerAxis(1, 1, 2, 2)));
     runs.back().layout.sequence_parallel = true;
-    // Another split into micro-batches.
+    // The same samples in other micro-batches.
     runs.push_back(On(model));
     runs.back().layout.micro_batch = 8;
     for (const Case& run : runs) {
@@ -106,7 +106,7 @@ TEST_F(DropoutParity, TensorSequenceAndContextRanks_TrainLikeOne) {
   }
 }
 
-TEST_F(DropoutParity, ResumedRuns_DropWhatTheyWouldHave) {
+TEST_F(DropoutParity, ResumedRun_DropsTheElementsOfAnUnbrokenRun) {
   const RankResult whole = harness_.Train(On(SmallLlama()))[0];
   for (const auto& [saving, resuming] : std::vector<std::pair<Case, Case>>{
            {On(SmallLlama()), On(SmallLlama())},
@@ -123,7 +123,7 @@ TEST_F(DropoutParity, ResumedRuns_DropWhatTheyWouldHave) {
   }
 }
 
-// With weights that stand still.
+// The learning rate is zero, so that the weights stay the same.
 TEST_F(DropoutParity, Evaluation_DropsNothing) {
   for (const PerAxis& degrees : {PerAxis(1, 1, 1, 1), PerAxis(3, 1, 1, 1)}) {
     Case run = On(SmallLlama(), degrees);
@@ -139,7 +139,7 @@ TEST_F(DropoutParity, Evaluation_DropsNothing) {
   }
 }
 
-TEST_F(DropoutParity, AnotherProbability_DropsOthersAndOneIsRefused) {
+TEST_F(DropoutParity, AnotherProbability_GivesOtherLossesAndOneIsRefused) {
   Case run = On(SmallGpt2());
   run.steps = 1;
   const std::vector<double> losses = harness_.Train(run)[0].losses;

@@ -1,5 +1,5 @@
-// Where the time of a step goes: waits are counted by what is waited for, and the rank that holds
-// up the others is the one that does not wait.
+// Waits of the computing stream are counted by what they wait for, and a rank that comes late is
+// the one that does not wait.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -34,7 +34,7 @@ TEST(ExposureMeter, WaitsOfTheComputingStream_AreCountedByKindCollectiveAndStep)
   ExposureMeter meter(*device, *compute, 2);
   const auto wait = [&](Exposure kind, Collective collective, kernels::Stream& stream) {
     meter.Begin(kind, collective, stream);
-    // Begun after the count, so that no pause of this thread makes the wait shorter.
+    // Enqueued after Begin(), so that a pause of this thread cannot make the measured wait shorter.
     beside->Enqueue([] { BusyFor(std::chrono::milliseconds(20)); });
     beside->Record(*done);
     stream.Wait(*done);
@@ -64,12 +64,12 @@ TEST(ExposureMeter, WaitsOfTheComputingStream_AreCountedByKindCollectiveAndStep)
   EXPECT_EQ(Of(first, Exposure::kParameters), 0);
   EXPECT_GE(Of(second, Exposure::kParameters), 0.020);
   EXPECT_EQ(Of(second, Exposure::kGradients), 0);
-  // A slot that begins anew has forgotten.
+  // BeginStep() clears the slot.
   meter.BeginStep(0);
   EXPECT_EQ(meter.Seconds(0), ExposedSeconds{});
 }
 
-// One of two ranks that comes to the end of every step 20 ms after the other.
+// Delays one of two ranks by 20 ms before the exchange at the end of every step.
 class LateRank : public muster::testing::ForwardingCommunicator {
  public:
   LateRank(std::unique_ptr<Communicator> inner, int late,
@@ -117,7 +117,7 @@ TEST(Exposure, TheOthers_WaitForTheLateRank) {
   }
 }
 
-// Waits of all ranks and steps of a run.
+// The waits of a run, summed over ranks and steps.
 double Waits(Harness& harness, const Case& run, Exposure kind, Collective collective) {
   double seconds = 0;
   for (const RankResult& result : harness.Train(run)) {
@@ -143,7 +143,7 @@ TEST(Exposure, EveryAxis_HasItsKindAndCollective) {
   EXPECT_EQ(waits(PerAxis(1, 1, 1, 1), 0, Exposure::kSlowest, Collective::kAllReduce), 0);
 }
 
-// With overlap the rest that attention waits for, without it all of an exchange.
+// With overlap, attention waits for the rest of an exchange; without, for all of it.
 TEST(Exposure, EveryContextMethod_HasItsCollective) {
   Harness harness;
   Case run = Steps(PerAxis(1, 1, 2, 1));
@@ -160,8 +160,7 @@ TEST(Exposure, EveryContextMethod_HasItsCollective) {
   }
 }
 
-// Of what runs beside the computing stream the rest that it waits for, and nothing of it under
-// another name.
+// What the computing stream waits for of collectives that run beside it counts as kTensor alone.
 TEST(Exposure, TensorCollectivesThatOverlap_CountAsSuch) {
   Harness harness;
   for (const TensorOverlap overlap : {TensorOverlap::kNone, TensorOverlap::kBackward,

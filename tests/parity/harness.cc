@@ -25,7 +25,7 @@
 namespace muster::parallel::parity {
 namespace {
 
-// And the most host memory that the device's owner had while a checkpoint was saved.
+// Also records the most host memory that the rank had while it saved a checkpoint.
 class SaveWatcher : public Recorder {
  public:
   SaveWatcher(Recorded& recorded, const kernels::Device& device)
@@ -87,7 +87,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
                    StageParts(run.model, degrees[Axis::kPipeline], run.layout.pipeline_chunks,
                               coordinate[Axis::kPipeline]));
   if (!run.pipeline_blocks.empty()) {
-    // The embedding and the head are blocks too.
+    // The embedding and the head count as blocks.
     part.parts.clear();
     const auto parts = static_cast<int>(run.pipeline_blocks.size());
     for (int i = 0, begin = 0, end = 0; i < parts; ++i, begin = end) {
@@ -152,18 +152,7 @@ void Harness::LoseDisk(int host) {
   CHECK_OK(files_->RemoveTree(absl::StrCat(directory_, "/host-", host)));
 }
 
-RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world) {
-  RankResult result;
-  const auto device = kernels::MakeCpuDevice(1);
-  const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees, .order = run.order}, world.size());
-  const auto part = PartOf(run, mesh.CoordinateOf(world.rank()));
-  const auto model = part.ok() ? MakeModel(run.model, *part) : part.status();
-  const auto groups = *MeshGroups::Make(mesh, world, run.layout.EffectiveShards());
-  result.status = model.status();
-  if (!result.status.ok()) {
-    world.Abort(result.status);
-    return result;
-  }
+TrainerOptions Harness::OptionsOf(const Case& run, const AdamWConfig& optimizer) const {
   TrainerOptions options;
   options.steps = run.steps;
   options.global_batch = run.layout.global_batch;
@@ -185,73 +174,103 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
     options.checkpoint_every = run.save_every;
     options.checkpoint_keep = 100;
   }
-  std::vector<RestoreCandidate> restore = run.restore;
-  if (!run.hosts.empty()) {
-    // Every host has its own directory under one name.
-    const auto on_host = [&](std::string path) {
-      const std::string shared = directory_ + "/checkpoints";
-      const std::string own = absl::StrCat(directory_, "/host-", run.hosts[world.rank()]);
-      return path.rfind(shared, 0) == 0 ? own + path.substr(shared.size()) : path;
-    };
-    if (!options.checkpoint_root.empty()) {
-      options.checkpoint_root = on_host(options.checkpoint_root);
-    }
-    for (RestoreCandidate& candidate : restore) {
-      const size_t end = candidate.directory.find('/', directory_.size() + 1);
-      candidate.directory = on_host(directory_ + "/checkpoints" + candidate.directory.substr(end));
-    }
-    for (const int host : run.hosts) {
-      options.checkpoint_groups.push_back(static_cast<int>(
-          std::find(run.hosts.begin(), run.hosts.end(), host) - run.hosts.begin()));
-    }
-  }
   options.job = JobId(absl::StrCat("layouts-", runs_));
   options.epoch = Epoch(1);
-  if (run.adjust) run.adjust(options);
-  SaveWatcher hooks(result, *device);
-  hooks.stop_after = run.stop_after;
-  auto trainer =
-      Trainer::Make(options, **model, *device, *groups, *training_,
-                    run.evaluate_every > 0 ? validation_.get() : nullptr, *files_, hooks);
-  result.status = trainer.status();
-  if (trainer.ok()) {
-    const MemoryUse predicted = (*trainer)->PredictedMemory();
-    EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
-        << run.ToString() << ", rank " << world.rank() << ": " << predicted.ToString();
+  return options;
+}
+
+void Harness::UseHostOf(int rank, const std::vector<int>& hosts, TrainerOptions& options,
+                        std::vector<RestoreCandidate>& restore) const {
+  // All hosts use the same path, which is another directory on each of them.
+  const std::string shared = directory_ + "/checkpoints";
+  const std::string own = absl::StrCat(directory_, "/host-", hosts[rank]);
+  if (!options.checkpoint_root.empty()) options.checkpoint_root = own;
+  for (RestoreCandidate& candidate : restore) {
+    const size_t end = candidate.directory.find('/', directory_.size() + 1);
+    candidate.directory = own + candidate.directory.substr(end);
   }
-  if (result.status.ok()) result.status = (*trainer)->Restore(restore);
-  if (result.status.ok()) result.status = (*trainer)->Run().status();
-  if (result.status.ok()) {
-    // Nothing is asked for on the way, and on the host nothing stays but what is foreseen.
-    const MemoryUse predicted = (*trainer)->PredictedMemory();
-    EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes())
-        << run.ToString() << ", rank " << world.rank();
-    int64_t host = 0, saving = 0;
-    for (const auto& [name, bytes] : predicted.host) {
-      if (name == "checkpoint") saving = bytes;
-      if (name != "verify" && name != "checkpoint") host += bytes;  // which end with their purpose
-    }
-    EXPECT_EQ(host, device->host_allocated_bytes()) << run.ToString() << ", rank " << world.rank();
-    EXPECT_LE(hooks.host_bytes(), host + saving) << run.ToString() << ", rank " << world.rank();
+  for (const int host : hosts) {
+    options.checkpoint_groups.push_back(
+        static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin()));
   }
+}
+
+namespace {
+
+// Training has allocated nothing on the device, and on the host keeps only what was predicted.
+void ExpectPredictedMemory(const Trainer& trainer, const kernels::Device& device,
+                           int64_t host_bytes_while_saving) {
+  const MemoryUse predicted = trainer.PredictedMemory();
+  EXPECT_EQ(predicted.device_bytes(), device.allocated_bytes());
+  int64_t host = 0, saving = 0;
+  for (const auto& [name, bytes] : predicted.host) {
+    if (name == "checkpoint") saving = bytes;
+    if (name != "verify" && name != "checkpoint") host += bytes;  // both are temporary
+  }
+  EXPECT_EQ(host, device.host_allocated_bytes());
+  EXPECT_LE(host_bytes_while_saving, host + saving);
+}
+
+// What `trainer` holds, and what its rank has sent.
+void CountBytes(const Trainer& trainer, MeshGroups& groups, RankResult& result) {
+  result.state_bytes = trainer.state_bytes();
+  result.host_state_bytes = trainer.host_state_bytes();
+  result.reduced_bytes = groups.shard().bytes_sent();
+  if (Communicator& all = groups.Along({Axis::kData, Axis::kContext});
+      &all != &groups.shard() && &all != &groups.replicate()) {
+    result.reduced_bytes += all.bytes_sent();
+  }
+  result.gathered_bytes = groups.gather().bytes_sent();
+  result.replica_bytes = groups.replicate().bytes_sent();
+  result.pipeline_bytes = groups.Along({Axis::kPipeline}).bytes_sent();
+  result.context_bytes = groups.Along({Axis::kContext}).bytes_sent();
+  result.tensor_bytes = groups.Along({Axis::kTensor}).bytes_sent();
+  result.key_bytes = trainer.key_bytes_sent();
+  result.world_bytes = groups.world().bytes_sent();
+}
+
+}  // namespace
+
+RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world) {
+  SCOPED_TRACE(absl::StrCat(run.ToString(), ", rank ", world.rank()));
+  RankResult result;
+  const auto device = kernels::MakeCpuDevice(1);
+  const Mesh mesh = *Mesh::Make({.degrees = run.layout.degrees, .order = run.order}, world.size());
+  const auto part = PartOf(run, mesh.CoordinateOf(world.rank()));
+  const auto model = part.ok() ? MakeModel(run.model, *part) : part.status();
+  const auto groups = *MeshGroups::Make(mesh, world, run.layout.EffectiveShards());
+  result.status = model.status();
   if (!result.status.ok()) {
     world.Abort(result.status);
     return result;
   }
-  result.state_bytes = (*trainer)->state_bytes();
-  result.host_state_bytes = (*trainer)->host_state_bytes();
-  result.reduced_bytes = groups->shard().bytes_sent();
-  if (Communicator& all = groups->Along({Axis::kData, Axis::kContext});
-      &all != &groups->shard() && &all != &groups->replicate()) {
-    result.reduced_bytes += all.bytes_sent();
+  TrainerOptions options = OptionsOf(run, optimizer);
+  std::vector<RestoreCandidate> restore = run.restore;
+  if (!run.hosts.empty()) UseHostOf(world.rank(), run.hosts, options, restore);
+  if (run.adjust) run.adjust(options);
+  SaveWatcher hooks(result, *device);
+  hooks.stop_after = run.stop_after;
+  if (run.on_progress) {
+    hooks.on_progress = [&](absl::string_view phase) { run.on_progress(world.rank(), phase); };
   }
-  result.gathered_bytes = groups->gather().bytes_sent();
-  result.replica_bytes = groups->replicate().bytes_sent();
-  result.pipeline_bytes = groups->Along({Axis::kPipeline}).bytes_sent();
-  result.context_bytes = groups->Along({Axis::kContext}).bytes_sent();
-  result.tensor_bytes = groups->Along({Axis::kTensor}).bytes_sent();
-  result.key_bytes = (*trainer)->key_bytes_sent();
-  result.world_bytes = world.bytes_sent();
+  std::unique_ptr<FileSystem> wrapped;
+  if (run.wrap_files) wrapped = run.wrap_files(world.rank(), *files_);
+  auto trainer = Trainer::Make(options, **model, *device, *groups, *training_,
+                               run.evaluate_every > 0 ? validation_.get() : nullptr,
+                               wrapped == nullptr ? *files_ : *wrapped, hooks);
+  result.status = trainer.status();
+  if (trainer.ok()) {
+    const MemoryUse predicted = (*trainer)->PredictedMemory();
+    EXPECT_EQ(predicted.device_bytes(), device->allocated_bytes()) << predicted.ToString();
+  }
+  if (result.status.ok()) result.status = (*trainer)->Restore(restore);
+  if (result.status.ok()) result.status = (*trainer)->Run().status();
+  if (!result.status.ok()) {
+    world.Abort(result.status);
+    return result;
+  }
+  ExpectPredictedMemory(**trainer, *device, hooks.host_bytes());
+  CountBytes(**trainer, *groups, result);
   result.predicted = PredictVolume({.options = options,
                                     .model = **model,
                                     .mesh = mesh,
@@ -265,7 +284,7 @@ RankResult Harness::TrainRank(const Case& run, const AdamWConfig& optimizer, Com
 std::vector<RankResult> Harness::Train(const Case& run, const AdamWConfig& optimizer) {
   ++runs_;
   testing::MemoryKeyValueStore store;
-  auto world = MakeLocalCommunicators(run.ranks(), absl::Seconds(120));
+  auto world = MakeLocalCommunicators(run.ranks(), run.collective_timeout);
   std::vector<RankResult> results(run.ranks());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.ranks(); ++rank) {

@@ -1,5 +1,5 @@
-// Trains one small model in any layout, over ranks that are threads, on real text, and returns all
-// that layouts are compared by.
+// Trains a small model in any layout on real text, with threads as ranks, and returns everything by
+// which layouts are compared.
 #ifndef MUSTER_TESTS_PARITY_HARNESS_H_
 #define MUSTER_TESTS_PARITY_HARNESS_H_
 
@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/file_system.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/data/indexed_dataset.h"
@@ -24,7 +26,7 @@
 
 namespace muster::parallel::parity {
 
-// One training run. A new axis of parallelism is a field here and a line in harness.cc.
+// One training run.
 struct Case {
   ModelDescription model;
   Layout layout;  // degrees, chunks, ZeRO; batch sizes
@@ -35,78 +37,89 @@ struct Case {
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   ContextMethod context_method = ContextMethod::kRing;
-  int context_head_groups = 2;  // of all-to-all, where they can be
+  int context_head_groups = 2;  // of kAllToAll, where the heads divide into so many
   Recompute recompute = Recompute::kNone;
-  int recompute_blocks = 0;  // the first ones of a rank; 0: all
+  int recompute_blocks = 0;  // recomputes so many first blocks of a rank; 0: all
   bool offload_activations = false;
   double offload_optimizer = 0;  // share of the state
-  bool documents = false;        // attention stays within them
+  bool documents = false;        // attention stays within documents
   double dropout = 0;
   bool any_order = false;  // micro-batches of a rank are added one after the other
-  bool tcp = false;        // ranks talk over sockets, not through memory
+  bool tcp = false;        // ranks communicate by sockets, not through memory
   bool overlap = true;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = 8192;
   int64_t resident_elements = 100;  // small, so that ZeRO-3 has something to shard
   int64_t steps = 50;
-  // Of the peak. Larger ones amplify rounding within 50 steps, on one rank as on several: see
+  // At its peak. Larger rates amplify rounding within 50 steps, on one rank as on several: see
   // matrix_test.cc.
   double learning_rate = 1e-3;
   uint64_t seed = 77;
-  int64_t evaluate_every = 0;  // > 0: on text that is not trained on, also after the last step
+  int64_t evaluate_every = 0;  // > 0: evaluates on other text, also after the last step
   int64_t stop_after = 0;      // > 0: ends after this step, with a checkpoint
-  int64_t save_every = 0;      // > 0: checkpoints
+  int64_t save_every = 0;      // > 0: saves checkpoints
   std::vector<RestoreCandidate> restore;
-  // By rank, the host whose directory of checkpoints it has; empty: all share one.
+  // By rank, the host that it is on; every host has its own directory of checkpoints. Empty: all
+  // ranks share one directory.
   std::vector<int> hosts;
-  std::function<void(TrainerOptions&)> adjust;  // what has no field here
-  // Around each rank's communicator of the world.
+  std::function<void(TrainerOptions&)> adjust;  // for options that have no field here
+  // Wraps each rank's communicator of the world.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> wrap;
-  bool may_fail = false;  // the status is the caller's to look at
+  // Wraps each rank's file system.
+  std::function<std::unique_ptr<FileSystem>(int rank, FileSystem& files)> wrap_files;
+  std::function<void(int rank, absl::string_view phase)> on_progress;
+  absl::Duration collective_timeout = absl::Seconds(120);
+  bool may_fail = false;  // the caller checks the statuses
 
   int ranks() const;
   std::string ToString() const;
 };
 
-// Of one rank; its bytes are those that it has sent in the whole run.
+// The result of one rank. Bytes are what it has sent in the whole run.
 struct RankResult : Recorded {
   int64_t state_bytes = 0, host_state_bytes = 0;
-  // By the shard group, and where compressed gradients have a group beside it and its replicas by
-  // that: reduce-scatters of gradients.
+  // In the shard group: reduce-scatters of gradients. With compressed gradients also in the
+  // gradient group, where that is another one than the shard and the replicate group.
   int64_t reduced_bytes = 0;
-  int64_t gathered_bytes = 0;  // by the gather group: all-gathers of parameters
-  int64_t replica_bytes = 0;   // by the replicate group: all-reduces of gradients
+  int64_t gathered_bytes = 0;  // in the gather group: all-gathers of parameters
+  int64_t replica_bytes = 0;   // in the replicate group: all-reduces of gradients
   int64_t pipeline_bytes = 0, context_bytes = 0, tensor_bytes = 0;  // along these axes
   int64_t key_bytes = 0;  // among ranks that share key/value heads
   int64_t world_bytes = 0;
   StepVolume predicted;  // of one step
 };
 
-using Tensors = std::map<std::string, std::vector<float>>;  // whole, by name
+using Tensors = std::map<std::string, std::vector<float>>;  // whole tensors, by name
 
 class Harness {
  public:
-  // Trains on the bytes of `files`, one behind the other; empty: a short text that never changes.
+  // Trains on the bytes of `files`, one behind the other; empty: on the license text.
   explicit Harness(const std::vector<std::string>& files = {});
   ~Harness();  // removes its files
 
-  // Every rank's result. Losses and norms are the same on all of them, which is checked.
+  // Returns every rank's result. Expects success, and the same losses and norms on all ranks.
   std::vector<RankResult> Train(const Case& run);
-  // Several models at once, each on ranks of its own of one pool and with a mesh of its own.
+  // Trains several models at once. Each has its own ranks of one pool and its own mesh.
   std::vector<std::vector<RankResult>> TrainOnOnePool(const std::vector<Case>& runs);
-  // The disk of a host of Case::hosts is gone.
+  // Removes the directory of a host of Case::hosts.
   void LoseDisk(int host);
-  // Tensors of the newest checkpoint of a run, whose names begin with `prefix`, without it.
+  // Reads the tensors whose names begin with `prefix` from the newest checkpoint of a run. The
+  // result has their names without the prefix.
   Tensors Read(const std::vector<RankResult>& results, const std::string& prefix);
-  // The weights after a run that ends now.
+  // Trains, and returns the weights after the last step.
   Tensors Weights(Case run);
-  // Every parameter's gradient in the first step: AdamW's first moment, when beta1 is 0.
+  // Returns every parameter's gradient in the first step: with beta1 0 that is AdamW's first
+  // moment.
   Tensors FirstGradients(Case run);
 
   static constexpr int64_t kSequence = 16;
   static constexpr int64_t kVocab = 131;
 
  private:
+  TrainerOptions OptionsOf(const Case& run, const AdamWConfig& optimizer) const;
+  // Gives the rank the checkpoints on its host (Case::hosts).
+  void UseHostOf(int rank, const std::vector<int>& hosts, TrainerOptions& options,
+                 std::vector<RestoreCandidate>& restore) const;
   RankResult TrainRank(const Case& run, const AdamWConfig& optimizer, Communicator& world);
   std::vector<RankResult> Train(const Case& run, const AdamWConfig& optimizer);
   static void ExpectAgreement(const Case& run, const std::vector<RankResult>& results);
@@ -125,18 +138,18 @@ ModelDescription SmallLlama(int layers = 3);
 // Data parallelism over `ranks`, 20 steps of 16 samples in micro-batches of two.
 Case Data(int ranks, int zero = 0, int shards = 0);
 
-// Elements of flat storage with all padding: in all, and of the blocks that ZeRO shards.
+// Elements of flat storage, padding included: in all, and of the blocks that ZeRO shards.
 struct Elements {
   int64_t all = 0, blocks = 0, largest = 0;
   int64_t units = 0;
 };
-// Of data parallelism.
+// Requires: a run with data parallelism only.
 Elements Count(const Case& run);
 
-// The part of the model that a rank holds; what cannot be cut is refused.
+// The part of the model that a rank holds. kInvalidArgument where the model cannot be cut so.
 absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate);
 
-// Every tensor, relatively to its own norm.
+// Compares every tensor: the norm of the difference relative to the tensor's norm.
 void ExpectClose(const Tensors& expected, const Tensors& actual, double tolerance = 1e-5);
 
 }  // namespace muster::parallel::parity

@@ -1,5 +1,5 @@
-// Every way to share out the data-parallel state has the gradients and weights of one rank, takes
-// the memory of the formulas, and resumes what any other has saved.
+// Every way to shard the state over data-parallel ranks has the gradients and weights of one rank,
+// takes the memory of the formulas, and resumes what any other layout has saved.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 class Layouts : public ::testing::Test {
  protected:
-  // Each of `runs` trains as `alone` does, with the gradients of its first step.
+  // Expects that each of `runs` trains like `alone` and has its gradients in the first step.
   void ExpectLike(const Case& alone, const std::vector<Case>& runs) {
     const RankResult whole = harness_.Train(alone)[0];
     const Tensors gradients = harness_.FirstGradients(alone);
@@ -32,7 +32,7 @@ class Layouts : public ::testing::Test {
   Harness harness_;
 };
 
-// One rank; of llama three ranks of a tensor group share two key/value heads.
+// A run on one rank. Three tensor ranks of this llama would share two key/value heads.
 Case Alone(const ModelDescription& model, int64_t micro_batch) {
   Case alone;
   alone.model = model;
@@ -43,7 +43,7 @@ Case Alone(const ModelDescription& model, int64_t micro_batch) {
   return alone;
 }
 
-// Writes down what the tensor group of one rank is asked for: R(educe-scatter), (all-)G(ather).
+// Logs the collectives of one rank's tensor group: R(educe-scatter), (all-)G(ather).
 class TensorLog : public muster::testing::ForwardingCommunicator {
  public:
   TensorLog(std::unique_ptr<Communicator> inner, std::string* log)
@@ -83,8 +83,8 @@ TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit)
   }
 }
 
-// Five shards of ten ranks: groups that hold two data-parallel ranks and half of a third. Every
-// sample of a step is somebody's, and nobody else's.
+// Shard groups of five out of ten ranks hold two and a half data-parallel ranks. Every sample of a
+// step is still trained on exactly once.
 TEST_F(Layouts, ShardGroupsThatCutThroughASequence_TrainLikeOneRank) {
   for (const int zero : {2, 3}) {
     Case run = Data(1, zero, /*shards=*/5);
@@ -116,7 +116,7 @@ TEST_F(Layouts, ModelsWithMeshesOfTheirOwn_TrainOnOnePoolAsAlone) {
   }
 }
 
-// Blocks that recompute beside others that keep everything.
+// Some blocks recompute, others keep all activations.
 TEST_F(Layouts, RecomputationOfSomeBlocks_ChangesNoBits) {
   for (const bool rows : {false, true}) {
     Case run = Data(1);
@@ -145,7 +145,7 @@ TEST_F(Layouts, RecomputationOfSomeBlocks_ChangesNoBits) {
                                         ::testing::HasSubstr("use recompute_blocks 0")));
 }
 
-TEST_F(Layouts, WhatOneLayoutSaves_AnyOtherResumes) {
+TEST_F(Layouts, CheckpointOfOneLayout_IsResumedByAnyOther) {
   const RankResult whole = harness_.Train(Data(1))[0];
   for (const auto& [saving, resuming] :
        std::vector<std::pair<Case, Case>>{{Data(4, 3), Data(1)},
@@ -160,7 +160,7 @@ TEST_F(Layouts, WhatOneLayoutSaves_AnyOtherResumes) {
     second.restore = harness_.Train(first)[0].saved;
     ASSERT_EQ(second.restore.size(), 1u);
     const RankResult rest = harness_.Train(second)[0];
-    // Same bits, as all of these train alike.
+    // The bits are the same, because all of these layouts sum in the same order.
     EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 8, whole.losses.end()));
     EXPECT_EQ(rest.norms, std::vector<double>(whole.norms.begin() + 8, whole.norms.end()));
   }
@@ -174,7 +174,7 @@ Case Split(const PerAxis& degrees, int zero = 0, int shards = 0) {
   return run;
 }
 
-// Every host keeps what its own ranks hold, tied tables of a last stage included.
+// Every host saves what its own ranks hold, also the tied table of a last stage.
 TEST_F(Layouts, CheckpointsOnTheDisksOfHosts_AreResumedWhereTheyWereSaved) {
   const std::vector<std::pair<Case, std::vector<int>>> cases = {
       {Split({1, 2, 1, 1}), {0, 1}},          {Split({1, 4, 1, 1}, 3, 2), {0, 0, 1, 1}},
@@ -208,13 +208,13 @@ TEST_F(Layouts, DiskOfALostHost_IsReplacedByOneThatHeldTheSame) {
     first.stop_after = 8;
     second.restore = harness_.Train(first)[0].saved;
     harness_.LoseDisk(1);
-    if (two) second.restore[0].manifest_checksum = "";  // rank 0's own is there
+    if (two) second.restore[0].manifest_checksum = "";  // a checksum is not needed
     const RankResult rest = harness_.Train(second)[0];
     EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 8, whole.losses.end()));
   }
 }
 
-TEST_F(Layouts, DiskOfALostHostThatNobodyReplaces_StartsOverAndSaysWhoLacksWhat) {
+TEST_F(Layouts, DiskOfALostHostWithoutReplacement_StartsOverAndNamesWhatIsMissing) {
   Case first = Split({2, 1, 1, 1});
   const RankResult whole = harness_.Train(first)[0];
   first.hosts = {0, 1};
@@ -245,8 +245,8 @@ TEST_F(Layouts, TensorGroupOverTwoDisks_IsRefused) {
   }
 }
 
-// Twelve query heads over two key/value heads: with three ranks two share the first, with weights
-// two share the second.
+// Twelve query heads over two key/value heads: of three ranks, two share the first key/value head,
+// or with the tensor weights below the second.
 TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
   const auto on = [](const PerAxis& degrees) {
     Case run;
@@ -283,7 +283,7 @@ TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
     const std::vector<RankResult> saved = harness_.Train(first);
     second.restore = saved[0].saved;
     ExpectClose(whole, harness_.Train(second)[0]);
-    // And back: of one rank's checkpoint.
+    // The layout resumes the checkpoint of one rank.
     first = alone;
     first.save_every = 8;
     first.stop_after = 8;
@@ -294,7 +294,7 @@ TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
   }
 }
 
-// What runs beside the computing stream, or in another place of backward, is the same work.
+// Overlap moves collectives to another stream or another place of backward, and computes the same.
 TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
   std::vector<Case> runs;
   for (const ModelDescription& model : {SmallGpt2(), SmallLlama()}) {
@@ -336,11 +336,11 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
     const RankResult plain = harness_.Train(run)[0];
     run.tensor_overlap = TensorOverlap::kBackward;
     ExpectSameBits(plain, harness_.Train(run)[0]);
-    // The same order without the stream.
+    // Without overlap, kBackward keeps its order but runs on the computing stream.
     run.overlap = false;
     ExpectSameBits(plain, harness_.Train(run)[0]);
     if (run.schedule != PipelineSchedule::kZeroBubble) {
-      // The norms' gradients are added up by halves, the same in every run.
+      // The gradients of norms are summed over half-batches, in the same order in every run.
       run.tensor_overlap = TensorOverlap::kHalves;
       const RankResult halves = harness_.Train(run)[0];
       ExpectClose(plain, halves);
@@ -349,7 +349,7 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
       run.overlap = false;
     }
     if (!run.layout.sequence_parallel) continue;
-    // Products in chunks have their own rounding, the same in every run.
+    // GEMMs that are cut into chunks round differently, but alike in every run.
     run.tensor_overlap = TensorOverlap::kChunked;
     const RankResult chunked = harness_.Train(run)[0];
     ExpectClose(plain, chunked);
@@ -358,9 +358,10 @@ TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
   }
 }
 
-// Each half is gathered for what comes next right behind its own sum, between blocks too: behind
-// the other half's it would be waited for.
-TEST_F(Layouts, HalvesOfSamples_AreGatheredRightBehindTheirSums) {
+// Each half-batch is gathered for the next layer right behind its own reduce-scatter, between
+// blocks too. Behind the reduce-scatter of the other half-batch, the computing stream would wait
+// for it.
+TEST_F(Layouts, HalfBatches_AreGatheredRightBehindTheirReduceScatters) {
   for (const auto& [data, zero] : {std::pair(1, 0), std::pair(2, 1), std::pair(2, 3)}) {
     Case run = Alone(SmallLlama(4), 2);
     run.layout.degrees = PerAxis(1, data, 1, 2);
@@ -383,8 +384,8 @@ TEST_F(Layouts, HalvesOfSamples_AreGatheredRightBehindTheirSums) {
   }
 }
 
-// With what else changes the order of forward and backward.
-TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
+// Combined with the other options that change the order of forward and backward.
+TEST_F(Layouts, HalfBatches_TrainLikeOneRank) {
   for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
     const Case alone = Alone(model, 6);
     std::vector<Case> runs;
@@ -409,8 +410,8 @@ TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
     Case& sharded = add(PerAxis(1, 2, 1, 4));
     sharded.layout.zero = 3;
     sharded.recompute = Recompute::kFull;
-    // Whose norms rotate with their blocks, so that none begins early: with sequence parallelism
-    // they do not.
+    // Without sequence parallelism and resident parameters, norms are in the rotating buffers of
+    // their blocks, so that the next block cannot begin early.
     Case& rotating = add(PerAxis(1, 2, 1, 2), /*sequence=*/false);
     rotating.layout.zero = 3;
     rotating.resident_elements = 0;
@@ -428,8 +429,8 @@ TEST_F(Layouts, HalvesOfSamples_TrainLikeOneRank) {
   }
 }
 
-// Three ranks, of which two share a key/value head; unequal shares; threads and processes' sockets.
-TEST_F(Layouts, ProductsInChunks_TrainLikeOneRank) {
+// Including three ranks of which two share a key/value head, uneven shares, and sockets.
+TEST_F(Layouts, GemmsInChunks_TrainLikeOneRank) {
   for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
     const Case alone = Alone(model, 3);
     Case split = alone;
@@ -449,7 +450,7 @@ TEST_F(Layouts, ProductsInChunks_TrainLikeOneRank) {
   }
 }
 
-TEST_F(Layouts, StateOfARank_IsThatOfTheFormulas) {
+TEST_F(Layouts, StateOfARank_HasTheBytesOfTheFormulas) {
   const auto state = [this](Case run) {
     run.steps = 1;
     return harness_.Train(run)[0].state_bytes;
@@ -466,10 +467,10 @@ TEST_F(Layouts, StateOfARank_IsThatOfTheFormulas) {
     EXPECT_EQ(state(run), 16 * e.all);
     e = stage(1);
     EXPECT_EQ(state(run), 8 * e.all + 8 * e.all / ranks);
-    // Gradients of the own part; of blocks whole only in two rotating buffers.
+    // Gradients of the own part; whole gradients of blocks only in two rotating buffers.
     e = stage(2);
     EXPECT_EQ(state(run), 4 * e.all + 12 * e.all / ranks + 4 * (e.all - e.blocks) + 8 * e.largest);
-    // Parameters likewise.
+    // The same for parameters.
     e = stage(3);
     EXPECT_EQ(state(run),
               12 * e.all / ranks + 4 * e.blocks / ranks + 8 * (e.all - e.blocks) + 16 * e.largest);

@@ -1,5 +1,5 @@
-// What libraries take of a device's memory, known before there is one: the formulas against what
-// H200s counted (docs/benchmarks/h200-layouts.md, h200-kernels.md).
+// The predicted device memory of libraries, against what was measured on H200s
+// (docs/benchmarks/h200-layouts.md, h200-kernels.md).
 #include <gtest/gtest.h>
 
 #include "parallel/mesh/mesh.h"
@@ -51,7 +51,8 @@ TEST(LibraryMemory, AttentionOfOneRank_FollowsTheOrderOfAdditions) {
   EXPECT_EQ(AttentionMiB(kGpt2, 64, one, {.deterministic = false}), 195);
   EXPECT_EQ(AttentionMiB(kLlama3b, 2, one, {}), 1632);
   EXPECT_EQ(AttentionMiB(kLlama3b, 2, one, {.deterministic = false}), 192);
-  // Our own kernels: heads of 64 whose scores would take more than 2 GiB, documents, fp32.
+  // Our own kernels run for heads of 64 whose scores would take more than 2 GiB, for documents and
+  // in fp32.
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, one, {}), 0);
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, one, {.documents = true, .deterministic = false}), 0);
   EXPECT_EQ(AttentionMiB(kGpt2, 64, one, {}, Precision::kFp32), 0);
@@ -62,17 +63,18 @@ TEST(LibraryMemory, AttentionOverRanks_CountsTheHeadsAndKeysOfOneCall) {
   const auto any = [](ContextMethod method) {
     return ModelParallel{.context_method = method, .deterministic = false};
   };
-  // dq in fp32 and row sums of 4096 queries of 32 heads, dk and dv of 8192, or 28,672, keys.
+  // dq in fp32 and row sums of 4096 queries of 32 heads; dk and dv of 8192 or 28,672 keys.
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kRing)), 32 + 64);
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllGather)), 32 + 224);
-  // 8 heads of all 32,768, in two groups: dq and row sums of 4, dk and dv.
+  // 8 heads of all 32,768 tokens in two groups: dq, row sums, dk and dv of 4 heads.
   EXPECT_EQ(AttentionMiB(kLlama1b, 1, context, any(ContextMethod::kAllToAll)), (64 + 1 + 64) / 2);
   EXPECT_EQ(AttentionMiB(kLlama3b, 2, PerAxis(1, 1, 1, 4), {.deterministic = false}), 192 / 4);
-  // In order: 2 bytes of scores for each of 24 heads, 2048 queries and 4096 keys.
+  // In a fixed order of additions: 2 bytes of scores for each of 24 heads x 2048 queries x 4096
+  // keys.
   EXPECT_EQ(AttentionMiB(kLlama3b, 1, PerAxis(1, 1, 1, 2), {}), 1632 / 4);
 }
 
-// A communicator is 960 MiB, a peer that one sends to 384.
+// 960 MiB for each communicator, 384 MiB for each peer that a rank sends to.
 TEST(LibraryMemory, Communicators_AreCountedWithThePeersThatTheySendTo) {
   const auto mib = [](const PerAxis& degrees, int zero_shards,
                       ContextMethod context = ContextMethod::kRing, bool copy_engines = false) {
@@ -86,11 +88,11 @@ TEST(LibraryMemory, Communicators_AreCountedWithThePeersThatTheySendTo) {
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1), 3 * 960 + 2 * 384);  // 4.20 GiB
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllToAll), 3 * 960 + 3 * 384);  // 3.87 GiB
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllGather), 3 * 960);
-  // Copy engines bring what NCCL would need buffers for; stages go on through NCCL.
+  // With copy engines, NCCL needs no buffers for a context group; pipeline stages still need them.
   EXPECT_EQ(mib(PerAxis(1, 1, 4, 1), 1, ContextMethod::kAllToAll, true), 3 * 960);
   EXPECT_EQ(mib(PerAxis(4, 1, 1, 1), 1, ContextMethod::kRing, true), 2 * 960 + 2 * 384);
   EXPECT_EQ(mib(PerAxis(1, 1, 2, 1), 1), 3 * 960 + 384);
-  // By thread block; 0.2 GiB a communicator was measured with 8.
+  // Proportional to thread blocks; with 8, a communicator was measured at 0.2 GiB.
   const Mesh context = MeshOf(PerAxis(1, 1, 4, 1));
   const auto with = [&](int thread_blocks) {
     return CommunicatorBytes(context, 1, ContextMethod::kRing, false, thread_blocks) / kMiB;

@@ -1,5 +1,5 @@
-// Any combination of the ways to split a run trains like one rank: every pair of settings together,
-// and layouts drawn from all axes at once.
+// Any combination of the ways to split a run trains like one rank: every pair of settings, and
+// random layouts over all axes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,10 +25,10 @@ namespace {
 // that is no power of two) differ from one rank by rounding, which training may amplify: AdamW
 // divides by the root of a squared gradient, so that a tiny gradient's rounding moves its weight as
 // far as any other's, and in a narrow model a token's vector (GPT-2: with that of its position) may
-// come near zero, where the first norm divides by its length. From then on norms of single steps
-// are apart by parts in a hundred while losses still agree. Rounding_GrowsOnOneRankAsOnSeveral
-// shows that no exchange has a part in it. The proof therefore takes settings under which rounding
-// stays rounding for 50 steps: wider models, and this rate.
+// come near zero, where the first norm divides by its length. From then on gradient norms of single
+// steps differ by some percent while losses still agree. Rounding_GrowsOnOneRankAsOnSeveral shows
+// that communication has no part in it. The tests therefore use wider models and this rate, with
+// which rounding is not amplified for 50 steps.
 constexpr double kLearningRate = 1e-4;
 constexpr double kFastLearningRate = 5e-3;
 
@@ -53,7 +53,8 @@ TEST(Growth, Rounding_GrowsOnOneRankAsOnSeveral) {
   alone.layout.micro_batch = 2;
   alone.learning_rate = kFastLearningRate;
   const RankResult expected = harness.Train(alone)[0];
-  // One rank, no communicator, the same samples: only the sums over tokens are cut elsewhere.
+  // One rank with the same samples in other micro-batches: only sums over tokens have another
+  // order.
   std::vector<double> rounding(alone.steps);
   for (const int64_t micro_batch : {1, 4, 8, 16}) {
     Case other = alone;
@@ -63,7 +64,7 @@ TEST(Growth, Rounding_GrowsOnOneRankAsOnSeveral) {
   }
   EXPECT_LT(*std::max_element(rounding.begin(), rounding.begin() + 8), 1e-5);
   EXPECT_GT(*std::max_element(rounding.begin(), rounding.end()), 1e-3);
-  // Layouts are apart as far as that, and no sooner.
+  // Layouts differ from one rank as much as that, and not earlier.
   for (const PerAxis& degrees : {PerAxis(1, 1, 1, 2), PerAxis(1, 1, 2, 1), PerAxis(1, 2, 1, 4)}) {
     Case split = alone;
     split.layout.degrees = degrees;
@@ -77,8 +78,8 @@ TEST(Growth, Rounding_GrowsOnOneRankAsOnSeveral) {
   }
 }
 
-// MUSTER_PARITY_LAYOUTS asks for the whole proof, as ./dev test --full does: all pairs over 50
-// steps and so many random layouts. Without it there is time for 20 steps and two.
+// MUSTER_PARITY_LAYOUTS=N, which ./dev test --full sets, runs all pairs over 50 steps and N random
+// layouts. Without it, 20 steps and two random layouts.
 const char* Wanted() { return std::getenv("MUSTER_PARITY_LAYOUTS"); }
 
 int64_t Size(const ModelDescription& model, const char* name) {
@@ -91,7 +92,7 @@ Value Pick(Rng& rng, std::initializer_list<Value> choices) {
   return *(choices.begin() + rng.Below(choices.size()));
 }
 
-// Whether the layout can be run: by the rules of job specs, and by those of model and schedule.
+// Whether job specs, model and schedule allow the layout.
 bool Works(const Case& run) {
   const ModelSize size = {.layers = Size(run.model, "layers"),
                           .heads = Size(run.model, "heads"),
@@ -108,8 +109,8 @@ bool Works(const Case& run) {
   return true;
 }
 
-// Of each part, in forward order; the first may be the embedding alone, the last one the head.
-// Empty: the model has too few.
+// Transformer blocks of each part, in forward order. The first part may be the embedding alone and
+// the last one the head alone. Empty: the model has too few blocks.
 std::vector<int> DrawBlocks(Rng& rng, const Case& run) {
   const int parts = run.layout.degrees[Axis::kPipeline] * run.layout.pipeline_chunks;
   std::vector<int> blocks(parts, 1);
@@ -192,8 +193,8 @@ bool SumsAsTree(const Case& run) {
   return PowerOfTwo(data) && PowerOfTwo(micro_batches) && (!run.any_order || micro_batches == data);
 }
 
-// Whether all sums are made in the order of one rank (GradientReducer), or, with a tied table on
-// two stages, in that of any pipeline.
+// Whether all sums have the order of one rank (GradientReducer) or, with a tied table on two
+// stages, the order that all pipelines have.
 bool SameOrder(const Case& run) {
   const PerAxis& degrees = run.layout.degrees;
   return degrees[Axis::kTensor] == 1 && degrees[Axis::kContext] == 1 && SumsAsTree(run);
@@ -203,9 +204,9 @@ bool TiedAcrossStages(const Case& run) {
   return run.layout.degrees[Axis::kPipeline] > 1 && run.model.family == "gpt2";
 }
 
-// Whether all sums are made in the order of tensor parallelism alone. Of products in chunks a split
-// backward has more than a whole one.
-bool OfMatrices(const Case& run) {
+// Whether all sums have the order of tensor parallelism alone. With GEMMs in chunks, a split
+// backward has more chunks than a whole one.
+bool HasOrderOfTensorRanks(const Case& run) {
   const PerAxis& degrees = run.layout.degrees;
   if (run.layout.tensor_chunks && run.schedule == PipelineSchedule::kZeroBubble) return false;
   return degrees[Axis::kTensor] > 1 && degrees[Axis::kContext] == 1 && SumsAsTree(run) &&
@@ -218,7 +219,7 @@ bool SharesKeys(const Case& run) {
   return heads > 0 && heads < run.layout.degrees[Axis::kTensor];
 }
 
-// What a layout is, one setting per axis.
+// Describes a layout as one setting per axis.
 std::vector<std::string> Settings(const Case& run) {
   const Layout& layout = run.layout;
   const auto degree = [&](Axis axis) {
@@ -253,7 +254,8 @@ std::vector<std::string> Settings(const Case& run) {
           run.any_order ? "any order" : "one order"};
 }
 
-// Numbers of the pairs that a layout has; `numbers` grows by those that are new.
+// Returns the numbers of a layout's pairs of settings; pairs that are new get a number in
+// `numbers`.
 std::vector<int> Pairs(const Case& run,
                        std::map<std::pair<std::string, std::string>, int>& numbers) {
   const std::vector<std::string> settings = Settings(run);
@@ -283,8 +285,8 @@ class Matrix : public ::testing::Test {
     } else {
       ExpectSameBits(alone.result, result);
     }
-    if (Wanted() != nullptr && OfMatrices(run)) {
-      ExpectSameBits(Get(MatricesAlone(run)).result, result);
+    if (Wanted() != nullptr && HasOrderOfTensorRanks(run)) {
+      ExpectSameBits(Get(TensorRanksAlone(run)).result, result);
     }
     ExpectClose(alone.gradients, harness_.FirstGradients(run));
   }
@@ -295,7 +297,7 @@ class Matrix : public ::testing::Test {
     Tensors gradients;
   };
 
-  // The same on one rank.
+  // The same run on one rank.
   static Case Unsplit(const Case& run) {
     Case alone;
     alone.model = run.model;
@@ -308,12 +310,12 @@ class Matrix : public ::testing::Test {
     alone.layout.micro_batch = run.layout.micro_batch;
     return alone;
   }
-  static Case MatricesAlone(const Case& run) {
+  static Case TensorRanksAlone(const Case& run) {
     Case alone = Unsplit(run);
     alone.layout.degrees[Axis::kTensor] = run.layout.degrees[Axis::kTensor];
     alone.layout.sequence_parallel = run.layout.sequence_parallel;
     alone.tensor_weights = run.tensor_weights;
-    // The others have the same bits.
+    // The other ways to overlap have the bits of no overlap.
     if (run.layout.tensor_chunks || run.layout.tensor_halves) {
       alone.tensor_overlap = run.tensor_overlap;
     }
@@ -336,7 +338,8 @@ class Matrix : public ::testing::Test {
   std::map<std::string, Reference> references_;
 };
 
-// Every pair of settings that can go together, in as few layouts as a greedy choice takes.
+// Every pair of settings that exclude each other in no layout, in as few layouts as a greedy choice
+// needs.
 TEST_F(Matrix, EveryPairOfSettings_TrainsLikeOneRank) {
   Rng rng(testing::TestSeed());
   std::vector<Case> drawn;
@@ -369,7 +372,7 @@ TEST_F(Matrix, EveryPairOfSettings_TrainsLikeOneRank) {
   RecordProperty("pairs", static_cast<int>(numbers.size()));
 }
 
-// Each with weights of its own.
+// Each layout draws its own initial weights.
 TEST_F(Matrix, RandomLayouts_TrainLikeOneRank) {
   const int layouts = Wanted() == nullptr ? 2 : std::atoi(Wanted());
   Rng rng(testing::TestSeed() + 1);

@@ -1,5 +1,5 @@
-// Optimizer state and activations in host memory: the same bits as on the device, less of the
-// device's memory.
+// Optimizer state and activations in host memory give the same bits as on the device, and take less
+// device memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ Case Offloaded(double share, int data = 2, int zero = 0) {
   run.steps = 10;
   run.adjust = [share](TrainerOptions& options) {
     options.offload_optimizer = share;
-    options.offload_threads = 2;
+    options.host_threads = 2;
     options.verify_every = 5;
   };
   return run;
@@ -60,7 +60,7 @@ TEST(Offload, EveryShareAndStageOfZero_HasTheBitsOfTheDevice) {
   EXPECT_EQ(harness.Train(Offloaded(1, 1))[0].losses, expected[0].losses);
 }
 
-// Six blocks, of which two stay on the device.
+// The model has six blocks; the activations of two of them are on the device at a time.
 TEST(Offload, Activations_GiveTheSameBitsWithLessOfTheDevice) {
   Harness harness;
   struct Layout {
@@ -105,7 +105,7 @@ TEST(Offload, DeviceMemoryOfActivations_DoesNotGrowWithTheBlocks) {
   EXPECT_EQ(planned(2, true).first, planned(2, false).first);
   EXPECT_EQ(planned(2, true).second, 0);
   EXPECT_EQ(planned(8, false).second, 0);
-  // What the device has less, the host has.
+  // The host has what the device does not.
   EXPECT_EQ(planned(8, true).first + planned(8, true).second, planned(8, false).first);
 }
 
@@ -117,7 +117,7 @@ TEST(Offload, ActivationsWithABackwardInTwoParts_AreRefused) {
                                           ::testing::HasSubstr("use schedule 1f1b")));
 }
 
-TEST(Offload, PipelineAndTensorParallelRanks_HaveTheirOwnBits) {
+TEST(Offload, PipelineAndTensorParallelRanks_HaveTheBitsOfTheDevice) {
   Harness harness;
   for (const PerAxis& degrees : {PerAxis(2, 2, 1, 1), PerAxis(1, 2, 1, 2)}) {
     Case on_device = Offloaded(0), on_host = Offloaded(0.7);
@@ -182,7 +182,7 @@ struct Updated {
     const auto flat =
         *FlatBuffers::Make(device, *stream, registry, layout,
                            {.seed = 5, .compute = compute, .host_buckets = host_buckets});
-    // What is skipped does not end the run with fp16 alone.
+    // With dynamic loss scaling, the second step, which overflows, is skipped in every dtype.
     const auto optimizer = *Optimizer::Make(
         *flat, device, *stream,
         {.schedule = {.peak = 0.01},
@@ -211,7 +211,7 @@ struct Updated {
       optimizer->Prepare(*stream, all, 1, 1, 1.0);
       if (offload != nullptr) offload->Update(*stream);
       optimizer->Update(*stream, [](int) {});
-      // The device may write gradients of the next step by now.
+      // From here on the device may write the gradients of the next step.
       for (int bucket = 0; bucket < 2; ++bucket) kernels::Zero(*stream, flat->own_gradient(bucket));
     }
     if (offload != nullptr) {
@@ -240,7 +240,7 @@ TEST(Offload, TilesSkippedStepsAndSixteenBitCopies_HaveTheBitsOfTheDevice) {
       EXPECT_EQ(offloaded.masters, expected.masters);
       EXPECT_TRUE(offloaded.copies == expected.copies);
       const int64_t moved = host_buckets * int64_t{4400 * 1009};
-      // m and v, and of what bf16 does not hold of the masters the lower halves.
+      // m, v, and the lower 16 bits of the master weights, which the bf16 weights do not have.
       const double per_element = compute == kernels::DType::kF32 ? 8 : 10;
       EXPECT_NEAR(static_cast<double>(expected.device_bytes - offloaded.device_bytes) /
                       static_cast<double>(moved),

@@ -1,5 +1,5 @@
-// The life of a training run: it learns, reports, saves, stops, resumes and fails as it should, on
-// one rank and on several. That every layout trains like one rank is for matrix_test.cc.
+// A training run learns, reports, saves, stops, resumes and fails as it should, on one rank and on
+// several. matrix_test.cc compares layouts, restore_test.cc looks at what storage can do.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -41,7 +41,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kSteps = 50;
 constexpr double kTolerance = 1e-6;  // relative
 
-// Text-like tokens: a chain over 61 ids that is followed four times out of five, so that there is
+// Tokens from a chain over 61 ids that is followed four times out of five, so that there is
 // something to learn.
 std::unique_ptr<IndexedDataset> MakeDataset(const std::string& prefix, int64_t tokens,
                                             uint64_t seed) {

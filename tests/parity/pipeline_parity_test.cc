@@ -1,4 +1,4 @@
-// A run on any pipeline trains like one without: fp32 on CPU ranks.
+// A run on any pipeline trains like one without a pipeline (fp32, CPU ranks).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ class PipelineParity : public ::testing::Test {
     return run;
   }
   RankResult Train(const Case& run) { return harness_.Train(run)[0]; }
-  // Each run after the first has the first one's bits.
+  // Expects that each run has the bits of the first one.
   void ExpectSameBitsAsFirst(const std::vector<Case>& runs) {
     const RankResult first = Train(runs[0]);
     for (size_t i = 1; i < runs.size(); ++i) {
@@ -65,7 +65,7 @@ TEST_F(PipelineParity, Llama_EverySchedule_TrainsBitEqualToOneRank) {
                          Pipeline(llama_, 4, kZeroBubble), Pipeline(llama_, 8, kZeroBubble)});
 }
 
-// Gradients of several chunks, or of blocks and head, come in turns.
+// The gradients of several chunks, or those of blocks and head, become ready alternately.
 TEST_F(PipelineParity, Llama_EveryScheduleWithDataAndZero_TrainsBitEqualToOneRank) {
   std::vector<Case> runs = {Alone(llama_), Pipeline(llama_, 2, kGPipe, 4)};
   for (int zero = 0; zero <= 3; ++zero) {
@@ -77,12 +77,12 @@ TEST_F(PipelineParity, Llama_EveryScheduleWithDataAndZero_TrainsBitEqualToOneRan
   ExpectSameBitsAsFirst(runs);
 }
 
-// The two stages of a tied table sum their parts of its gradient over micro-batches and ranks each
-// on its own, and then add up the two: one order for all pipelines, whatever their stages, schedule
-// and ZeRO. A rank that holds both ends adds each micro-batch's embedding to the head's part before
-// it sums over micro-batches: sum(h_i + e_i), which fp32 rounds otherwise than sum(h_i) + sum(e_i).
-// To have the same order it would need a second accumulator of the table's size, or the stages
-// would have to exchange the table's gradient for every micro-batch.
+// Each of the two stages that hold a tied table sums its gradient over micro-batches and ranks;
+// then the two sums are added. That order is the same for all pipelines, whatever their stages,
+// schedule and ZeRO. A rank that holds both ends adds the gradients of embedding and head for each
+// micro-batch: sum(h_i + e_i), which fp32 rounds differently from sum(h_i) + sum(e_i). The same
+// order would take a second accumulator of the table's size there, or an exchange of the table's
+// gradient for every micro-batch here.
 TEST_F(PipelineParity, Gpt2_TiedAcrossStages_HasTheBitsOfEveryPipelineAndAgreesWithOneRank) {
   std::vector<Case> runs = {Pipeline(gpt2_, 2),
                             Pipeline(gpt2_, 4, k1F1B, 2),
@@ -101,7 +101,7 @@ TEST_F(PipelineParity, Gpt2_TiedAcrossStages_HasTheBitsOfEveryPipelineAndAgreesW
   ExpectClose(harness_.FirstGradients(Alone(gpt2_)), harness_.FirstGradients(runs.back()));
 }
 
-// With one micro-batch and rows of the table that are read once, both orders are the same.
+// With one micro-batch, both orders are the same for rows of the table that are read once.
 TEST_F(PipelineParity, Gpt2_TiedTableReadOnce_HasTheGradientOfOneRankToTheLastBit) {
   Case alone = Alone(gpt2_);
   alone.layout.global_batch = 1;
@@ -123,7 +123,7 @@ TEST_F(PipelineParity, Gpt2_TiedTableReadOnce_HasTheGradientOfOneRankToTheLastBi
     rows_apart += !std::equal(a.begin() + row * width, a.begin() + (row + 1) * width,
                               b.begin() + row * width);
   }
-  // At most the tokens that the sample has twice.
+  // Only rows of tokens that the sample has twice may differ.
   EXPECT_LE(rows_apart, Harness::kSequence / 2);
 }
 
@@ -135,7 +135,7 @@ TEST_F(PipelineParity, WithoutOverlap_IsBitEqual) {
   }
 }
 
-// The same bits through sockets: pipelines, and the other axes beside them.
+// Pipelines alone and with the other axes.
 TEST_F(PipelineParity, Tcp_IsBitEqualToLocal) {
   for (const auto& [schedule, degrees, zero] :
        std::vector<std::tuple<PipelineSchedule, PerAxis, int>>{
@@ -174,7 +174,7 @@ TEST_F(PipelineParity, Checkpoints_ReloadAcrossPipelineDegrees) {
   }
 }
 
-TEST_F(PipelineParity, ZeroBubbleOfSharedSequencesAndMatrices_IsBitEqualToOtherSchedules) {
+TEST_F(PipelineParity, ZeroBubbleWithContextAndTensorRanks_IsBitEqualToOtherSchedules) {
   for (const ModelDescription& model : {llama_, gpt2_}) {
     for (const PerAxis& degrees : {PerAxis(2, 1, 2, 1), PerAxis(2, 1, 1, 2), PerAxis(2, 2, 1, 2)}) {
       Case run = Pipeline(model, 2), split = Pipeline(model, 2, kZeroBubble);

@@ -4,6 +4,15 @@
 
 namespace muster::parallel::parity {
 
+void Recorder::OnPhase(absl::string_view phase) { recorded_.phases.emplace_back(phase); }
+
+void Recorder::OnProgress(absl::string_view phase, double fraction) {
+  EXPECT_GE(fraction, 0);
+  EXPECT_LE(fraction, 1);
+  recorded_.progress.emplace_back(phase);
+  if (on_progress) on_progress(phase);
+}
+
 void Recorder::OnStep(const StepReport& report) {
   recorded_.losses.push_back(report.loss);
   recorded_.norms.push_back(report.gradient_norm);
@@ -22,8 +31,9 @@ void Recorder::OnSaved(const SavedCheckpoint& saved) {
   if (commit) committed_ = saved.id.step;
 }
 
-void Recorder::OnDamaged(const CheckpointId& id, const absl::Status&) {
+void Recorder::OnDamaged(const CheckpointId& id, const absl::Status& why) {
   recorded_.damaged.push_back(id.step);
+  recorded_.damage.push_back(why);
 }
 
 void Recorder::OnRemoved(const CheckpointId& id) { recorded_.removed.push_back(id.step); }

@@ -1,13 +1,15 @@
-// What one rank's training tells, kept to be compared.
+// Records what the trainer of one rank reports, to compare runs.
 #ifndef MUSTER_TESTS_PARITY_RECORDER_H_
 #define MUSTER_TESTS_PARITY_RECORDER_H_
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "parallel/train/trainer.h"
 
 namespace muster::parallel::parity {
@@ -18,8 +20,11 @@ struct Recorded {
   std::vector<StepReport> reports;
   std::map<int64_t, double> validation;   // loss by step
   std::vector<RestoreCandidate> saved;    // newest first
-  std::vector<int64_t> damaged, removed;  // steps of checkpoints, in the order they were told
+  std::vector<int64_t> damaged, removed;  // steps of checkpoints, in the order of the reports
+  std::vector<absl::Status> damage;       // why, for each of `damaged`
   std::vector<absl::Status> warnings;
+  std::vector<std::string> phases;
+  std::vector<std::string> progress;  // the phase of each report of progress
 };
 
 // The trainer's hooks. `recorded` must outlive it.
@@ -28,9 +33,12 @@ class Recorder : public TrainerHooks {
   explicit Recorder(Recorded& recorded) : recorded_(recorded) {}
 
   int64_t stop_after = 0;  // > 0: asks to stop in this step
-  bool commit = false;     // what is saved counts at once
+  bool commit = false;     // saved checkpoints are committed at once
   std::function<void(int64_t step)> on_step;
+  std::function<void(absl::string_view phase)> on_progress;
 
+  void OnPhase(absl::string_view phase) override;
+  void OnProgress(absl::string_view phase, double fraction) override;
   void OnStep(const StepReport& report) override;
   void OnEvaluation(const EvaluationReport& report) override;
   void OnSaved(const SavedCheckpoint& saved) override;
@@ -38,7 +46,7 @@ class Recorder : public TrainerHooks {
   void OnRemoved(const CheckpointId& id) override;
   void OnWarning(const absl::Status& status) override;
   int64_t CommittedStep() override { return committed_; }
-  // Asked during the step after the last one told.
+  // The trainer asks while it enqueues the step behind the last one reported.
   bool StopRequested() override { return stop_after > 0 && step_ + 1 >= stop_after; }
 
  private:
@@ -48,7 +56,8 @@ class Recorder : public TrainerHooks {
 };
 
 void ExpectSameBits(const Recorded& expected, const Recorded& actual);
-// Losses and norms of every step, relatively. `actual` may cover the last steps only.
+// Compares losses and norms of every step by their relative difference. `actual` may have the last
+// steps only.
 void ExpectClose(const Recorded& expected, const Recorded& actual, double tolerance = 1e-5);
 
 }  // namespace muster::parallel::parity

@@ -1,4 +1,5 @@
-// What several ranks hold is the same on all of them, and when it is not, the run ends with names.
+// CheckReplicas: what several ranks hold is the same on all of them; where it is not, the run ends
+// with the names of tensors and ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +22,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A link that flips one bit of element 7 of the `which`-th all-reduce of a group on one of its
+// Flips one bit of element 7 in the result of the `which`-th all-reduce of a group, on one of its
 // ranks.
 class FaultyLink : public muster::testing::ForwardingCommunicator {
  public:
@@ -109,7 +110,7 @@ TEST(Verify, OneFlippedBitOfAGradient_NamesTensorRanksAndChecksums) {
 
 TEST(Verify, ReplicasOfShards_AreComparedToo) {
   Harness harness;
-  // Shards over two ranks, two replicas of each: ranks 1 and 3 hold the same.
+  // Two shards with two replicas each: ranks 1 and 3 hold the same shard.
   Case run = Verified(PerAxis(1, 4, 1, 1), /*zero=*/3, /*shards=*/2);
   run.wrap = [](std::unique_ptr<Communicator> world) {
     const bool faulty = world->rank() == 3;

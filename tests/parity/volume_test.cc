@@ -1,5 +1,5 @@
-// What a step sends, along every axis, is what the formula of the method says: no more, or
-// something is sent that nobody needs; no less, or something is not summed.
+// What a step sends along every axis is exactly what the formula of the method says. More would be
+// data that nobody needs, less would be something that is not summed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,8 @@ Case Split(const ModelDescription& model, const PerAxis& degrees) {
   return run;
 }
 
-// An all-reduce: a reduce-scatter and an all-gather, or everything to everyone where it is small.
+// Bytes that a rank sends in an all-reduce: a reduce-scatter and an all-gather, or where it is
+// small, all data to all ranks.
 int64_t AllReduced(int64_t count, int size) {
   return kFloat * count <= kOneRoundBytesMax ? kFloat * count * (size - 1)
                                              : 2 * kFloat * count * (size - 1) / size;
@@ -32,7 +33,7 @@ int64_t AllReduced(int64_t count, int size) {
 
 class Volume : public ::testing::Test {
  protected:
-  // Of one step, on every rank: what a run of three sends beyond one of two.
+  // Compares one step on every rank: what a run of three steps sends beyond a run of two.
   void ExpectFormula(Case run) {
     SCOPED_TRACE(run.ToString());
     run.steps = 2;
@@ -93,7 +94,7 @@ TEST_F(Volume, OfTensorParallelism_IsThatOfTheFormula) {
   ExpectFormula(wide);
 }
 
-// Of twelve query heads over two key/value heads; of three ranks the last shares none.
+// Twelve query heads over two key/value heads: of three ranks, the last one shares no head.
 TEST_F(Volume, OfSharedKeyHeads_IsThatOfTheFormula) {
   for (const int ranks : {3, 4}) {
     for (const bool rows : {false, true}) {
@@ -144,8 +145,8 @@ TEST_F(Volume, OfPipelines_IsThatOfTheFormula) {
   }
 }
 
-// Each axis sends what it sends on its own, of what the other axes leave on a rank.
-TEST_F(Volume, OfAxesTogether_IsThatOfTheFormulas) {
+// Each axis sends what it would send alone, of the part that the other axes leave to a rank.
+TEST_F(Volume, OfSeveralAxes_IsThatOfTheFormulas) {
   for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
     for (const bool rows : {false, true}) {
       for (const PipelineSchedule schedule :
@@ -162,7 +163,7 @@ TEST_F(Volume, OfAxesTogether_IsThatOfTheFormulas) {
   }
 }
 
-// Half of the bytes, exchanged in equal parts and summed by their owner.
+// 16-bit gradients are half as many bytes, exchanged in equal parts and summed by their owner.
 TEST_F(Volume, OfGradientsInSixteenBits_IsThatOfTheMethod) {
   for (Case run : {Data(2), Data(4), Data(4, 1), Data(4, 3), Data(8, 1, 4)}) {
     const auto reduced = [&] {
@@ -170,7 +171,7 @@ TEST_F(Volume, OfGradientsInSixteenBits_IsThatOfTheMethod) {
       const StepVolume sent = harness_.Train(run)[0].predicted;
       return sent.gradients + sent.replicas;
     };
-    run.bucket_bytes = 1 << 20;  // none is so small that everybody sends all of it
+    run.bucket_bytes = 1 << 20;  // large enough for a ring
     const int64_t whole = reduced();
     run.adjust = [](TrainerOptions& options) { options.gradient_wire = kernels::DType::kBF16; };
     EXPECT_EQ(2 * reduced(), whole) << run.ToString();
@@ -178,8 +179,8 @@ TEST_F(Volume, OfGradientsInSixteenBits_IsThatOfTheMethod) {
   }
 }
 
-// Shares by weight: what travels is of all tokens' rows, whoever holds which columns; ranks send
-// what their own parts ask for.
+// Shares by weight. Hidden states have all columns on every rank, so uneven shares send the same
+// for them; other exchanges depend on a rank's own share.
 TEST_F(Volume, OfUnevenShares_IsThatOfTheFormula) {
   for (const ModelDescription& model : {SmallGpt2(), SmallLlama()}) {
     for (const bool rows : {false, true}) {
@@ -194,8 +195,8 @@ TEST_F(Volume, OfUnevenShares_IsThatOfTheFormula) {
   }
 }
 
-// What Top-K selects goes as pairs to everybody, signs as bits; what is excluded, and what would be
-// more as pairs, as it does without compression.
+// Top-K sends the selected elements as pairs to all ranks, signs go as bits. Parameters that are
+// excluded, and those that would be larger as pairs, are sent as without compression.
 TEST_F(Volume, OfCompressedGradients_IsWhatIsSelected) {
   CompressionOptions top_k;
   top_k.method = CompressionMethod::kTopK;
@@ -206,7 +207,7 @@ TEST_F(Volume, OfCompressedGradients_IsWhatIsSelected) {
   sign.method = CompressionMethod::kSign;
   sign.min_elements = 4000;
   CompressionOptions too_much = top_k;
-  too_much.density = 0.3;  // more than pairs are worth on four ranks
+  too_much.density = 0.3;  // on four ranks, pairs would be larger than the whole gradient
   for (const CompressionOptions& compression : {top_k, sign, too_much}) {
     const auto adjust = [compression](TrainerOptions& options) {
       options.compression = compression;
@@ -219,9 +220,9 @@ TEST_F(Volume, OfCompressedGradients_IsWhatIsSelected) {
     together.adjust = adjust;
     ExpectFormula(together);
   }
-  // By hand: of every matrix of 4 ranks a pair of 8 bytes for 5 in 100 elements to 3 others;
-  // vectors go whole, at least as by a ring and at most everything to everyone, of whole cache
-  // lines.
+  // Computed by hand: for every matrix, 8 bytes for 5 of 100 elements to each of 3 other ranks.
+  // Vectors are sent whole: at least as much as in a ring, at most all data to all ranks, in whole
+  // cache lines.
   Case run = Data(4);
   run.steps = 1;
   run.adjust = [](TrainerOptions& options) {
@@ -253,12 +254,12 @@ TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
       const int ranks = run.layout.degrees[Axis::kData];
       const int shards = run.layout.EffectiveShards(), replicas = ranks / shards;
       const int64_t n = run.layout.global_batch / run.layout.micro_batch / ranks;
-      // What a ring, or an exchange of equal parts, sends of so many fp32.
+      // What a rank sends of so many fp32 elements in a ring, or in an exchange of equal parts.
       const auto moved = [](int64_t count, int size) { return 4 * count * (size - 1) / size; };
-      // Reduce-scatter: once a step, or for every micro-batch.
+      // Reduce-scatters, once a step or once a micro-batch.
       const int64_t reductions = run.layout.zero >= 2 ? 3 * n : 3;
-      // All-gather: what stays whole after every update and at the start, and so the blocks that
-      // forward begins with; the others on demand.
+      // All-gathers at the start and after every update: of buckets that stay whole, and of the
+      // blocks that forward begins with. The other blocks are gathered when they are needed.
       const int64_t kept = reshard ? std::min<int64_t>(2, elements.units) : elements.units;
       const int64_t block = run.layout.zero == 3 ? elements.blocks : 0;
       ASSERT_TRUE(block == 0 || block == elements.units * elements.largest);

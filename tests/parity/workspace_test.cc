@@ -1,4 +1,4 @@
-// Where the memory of a step stands on ranks of a tensor group that hold uneven shares.
+// The workspaces of tensor ranks with uneven shares have the same offsets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Of the workspace, gradients that share it included.
+// Predicted bytes of the workspace, with the gradients that are in it.
 int64_t PredictedBytes(const TrainerPlace& place) {
   const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));
   int64_t bytes = -FlatBuffers::Sizes(layout, StorageOptionsOf(place)).gradients;
@@ -30,7 +30,7 @@ int64_t PredictedBytes(const TrainerPlace& place) {
   return bytes;
 }
 
-TEST(Workspace, OfEachPieceTheMost_UnlessARankWouldTakeMuchMore) {
+TEST(Workspace, EachAllocation_IsTheLargestOfTheRanksUnlessOneWouldTakeMuchMore) {
   EXPECT_THAT(MostOfEach({{4, 100, 8}, {8, 98, 8}}), ElementsAre(8, 100, 8));
   EXPECT_THAT(MostOfEach({{4, 100}}), ElementsAre(4, 100));
   EXPECT_THAT(MostOfEach({{4, 100, 8}, {8, 98}}), IsEmpty());
@@ -44,7 +44,7 @@ struct Found {
   friend bool operator==(const Found&, const Found&) = default;
 };
 
-// The workspaces of two tensor ranks that work as 5 to 4, as their Trainers take them.
+// The workspaces of two tensor ranks with shares of 5 to 4, as their Trainers allocate them.
 std::vector<Found> WorkspacesOf(const TrainerOptions& options, Recompute recompute, bool align) {
   const LlamaConfig config = {2, 128, 8, 4, 1000, 515, 64};
   const Mesh mesh = *Mesh::Make({.degrees = PerAxis(1, 1, 1, 2)}, 2);
@@ -85,10 +85,10 @@ std::vector<Found> WorkspacesOf(const TrainerOptions& options, Recompute recompu
   return found;
 }
 
-TEST(Workspace, RanksOfUnevenShares_HaveTheSamePlaces) {
+TEST(Workspace, RanksWithUnevenShares_HaveTheSameOffsets) {
   TrainerOptions options;
   options.micro_batch = 2;
-  for (const int64_t micro_batches : {1, 4}) {  // one shares its memory with gradients
+  for (const int64_t micro_batches : {1, 4}) {  // with one, gradients are in the workspace
     options.global_batch = 2 * micro_batches;
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
       const auto apart = WorkspacesOf(options, recompute, false);

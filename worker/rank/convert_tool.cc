@@ -64,9 +64,8 @@ absl::StatusOr<Converted> Import(FileSystem& files, const ConvertArguments& argu
     pieces.push_back(std::move(piece));
   }
   ASSIGN_OR_RETURN(const parallel::SaveResult saved,
-                   parallel::SaveCheckpoint(
-                       files, arguments.destination, state, /*rank=*/0, pieces,
-                       [](const std::string& text) { return std::vector<std::string>{text}; }));
+                   parallel::SaveCheckpoint(files, arguments.destination, state, /*rank=*/0, pieces,
+                                            parallel::GatherAlone()));
   return Converted{"checkpoint", saved.directory, model.description().family,
                    model.parameters().elements(), saved.bytes};
 }

@@ -139,7 +139,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.options = OptionsOf(assignment.spec());
   setup.options.job = JobId(assignment.job_id());
   setup.options.epoch = Epoch(assignment.epoch());
-  setup.options.offload_threads = std::max(1, assignment.threads());
+  setup.options.host_threads = std::max(1, assignment.threads());
   setup.memory = parallel::PredictMemory(
       {.options = setup.options,
        .model = *setup.model,

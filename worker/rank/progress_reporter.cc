@@ -60,6 +60,12 @@ void ProgressReporter::OnPhase(absl::string_view phase) {
   Publish(/*now=*/true);
 }
 
+// The coordinator counts a phase that reads differently as progress, and a rank without progress
+// for its progress timeout as hanging.
+void ProgressReporter::OnProgress(absl::string_view phase, double fraction) {
+  OnPhase(absl::StrFormat("%s %.1f %%", phase, 100 * fraction));
+}
+
 kernels::Trace* ProgressReporter::BeginStep(int64_t step) {
   return sinks_.profiler.BeginStep(step);
 }

@@ -56,6 +56,7 @@ class ProgressReporter : public parallel::TrainerHooks {
 
   // TrainerHooks
   void OnPhase(absl::string_view phase) override;
+  void OnProgress(absl::string_view phase, double fraction) override;
   kernels::Trace* BeginStep(int64_t step) override;
   void OnStep(const parallel::StepReport& report) override;
   void OnEvaluation(const parallel::EvaluationReport& report) override;

@@ -66,8 +66,8 @@ void PrintMemory(const EngineSetup& setup) {
       "taking ",
       cuda ? absl::StrCat(BytesText(setup.memory.device_bytes()), " of ", setup.device->name(),
                           " and ", BytesText(setup.memory.host_bytes()), " of the host's memory")
-           : absl::StrCat(BytesText(NeededBytes(setup.memory, setup.device->kind())), " of memory"),
-      ", and drawing the weights"));
+           : absl::StrCat(BytesText(NeededBytes(setup.memory, setup.device->kind())),
+                          " of memory")));
 }
 
 void PrintJob(const v1::RankAssignment& assignment, const EngineSetup& setup,

@@ -1,4 +1,5 @@
-// The part of Trainer that compares what several ranks must hold with the same bits.
+#include "parallel/train/replica_check.h"
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,7 +20,6 @@
 #include "parallel/comm/gather_texts.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
-#include "parallel/train/trainer.h"
 
 namespace muster::parallel {
 namespace {
@@ -27,14 +27,14 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 
-constexpr int kNamedMax = 3;  // tensors in a message
+constexpr int kNamedMax = 3;  // tensors that a message names
 
-// Copies from the device and checksums pieces of it, as lines "kind of name[box] checksum".
+// Checksums slices of flat storage, as lines "kind of name[box],...=checksum".
 class Checksums {
  public:
   Checksums(kernels::Device& device, kernels::Stream& stream) : device_(device), stream_(stream) {}
 
-  // `read` enqueues a copy of the flat storage of `range`, in `dtype`, to memory of the host.
+  // `read` enqueues a copy of the flat storage of `range`, of type `dtype`, to host memory.
   absl::Status Add(const std::string& kind, DType dtype, const FlatRange& range,
                    absl::FunctionRef<void(const Tensor& to)> read,
                    const std::vector<FlatPiece>& pieces, const ParameterRegistry& parameters) {
@@ -68,7 +68,8 @@ class Checksums {
   std::string text_;
 };
 
-// What differs, by name; empty: nothing does.
+// One text for every name that has several checksums. `texts` by rank; `compared` counts the names
+// that several ranks have.
 std::vector<std::string> Differences(const std::vector<std::string>& texts, int64_t* compared) {
   std::map<std::string, std::map<std::string, std::vector<int>>> holders;  // by name, checksum
   for (size_t rank = 0; rank < texts.size(); ++rank) {
@@ -94,36 +95,40 @@ std::vector<std::string> Differences(const std::vector<std::string>& texts, int6
 
 }  // namespace
 
-absl::Status Trainer::Verify() {
-  Checksums checksums(device_, *compute_);
-  const ParameterRegistry& parameters = model_.parameters();
+absl::Status CheckReplicas(const TrainerInputs& inputs, RankMemory& memory, ModelRunner& runner,
+                           int64_t step) {
+  kernels::Stream& compute = memory.compute();
+  const FlatLayout& layout = memory.layout();
+  FlatBuffers& flat = memory.flat();
+  Checksums checksums(inputs.device, compute);
+  const ParameterRegistry& parameters = inputs.model.parameters();
   const auto add = [&](const char* kind, DType dtype, const FlatRange& range,
                        absl::FunctionRef<void(const Tensor&)> read) {
-    return Mark(checksums.Add(kind, dtype, range, read, layout_.Pieces(range), parameters),
+    return Mark(checksums.Add(kind, dtype, range, read, layout.Pieces(range), parameters),
                 FailureDomain::kMemory);
   };
   const auto add_tensor = [&](const char* kind, const Tensor& from, const FlatRange& range) {
     return add(kind, from.dtype(), range,
-               [&](const Tensor& to) { kernels::Copy(*compute_, from, to); });
+               [&](const Tensor& to) { kernels::Copy(compute, from, to); });
   };
-  for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
-    const FlatRange own = layout_.Part(i, groups_.shard().rank());
-    if (!flat_->parameters_rotate(i)) {
-      // What the model computes with: gathers under way write it.
-      gatherer_->Await(i);
-      RETURN_IF_ERROR(
-          add_tensor("parameter", flat_->whole_parameters(i), layout_.buckets()[i].range));
+  for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
+    const FlatRange own = layout.Part(i, inputs.groups.shard().rank());
+    if (!flat.parameters_rotate(i)) {
+      // Gathers that are under way write what the model computes with.
+      runner.gatherer().Await(i);
+      RETURN_IF_ERROR(add_tensor("parameter", flat.whole_parameters(i), layout.buckets()[i].range));
     }
-    const bool apart = flat_->parameters_rotate(i) || flat_->offloaded(i) ||
-                       flat_->options().compute != DType::kF32;
+    const bool apart =
+        flat.parameters_rotate(i) || flat.offloaded(i) || flat.options().compute != DType::kF32;
     if (apart) {
       RETURN_IF_ERROR(add("master weight", DType::kF32, own,
-                          [&](const Tensor& to) { flat_->ReadMaster(*compute_, i, 0, to); }));
+                          [&](const Tensor& to) { flat.ReadMaster(compute, i, 0, to); }));
     }
-    RETURN_IF_ERROR(add_tensor("first moment", flat_->m(i), own));
-    RETURN_IF_ERROR(add_tensor("second moment", flat_->v(i), own));
+    RETURN_IF_ERROR(add_tensor("first moment", flat.m(i), own));
+    RETURN_IF_ERROR(add_tensor("second moment", flat.v(i), own));
   }
-  absl::StatusOr<std::vector<std::string>> texts = GatherTexts(world_, *compute_, checksums.text());
+  absl::StatusOr<std::vector<std::string>> texts =
+      GatherTexts(inputs.world(), compute, checksums.text());
   if (!texts.ok()) return Mark(texts.status(), FailureDomain::kCommunication);
   int64_t compared = 0;
   std::vector<std::string> differences = Differences(*texts, &compared);
@@ -131,7 +136,7 @@ absl::Status Trainer::Verify() {
   const size_t found = differences.size();
   if (found > kNamedMax) differences.resize(kNamedMax);
   return Mark(absl::DataLossError(absl::StrCat(
-                  "step ", step_, ": ", found, " of ", compared,
+                  "step ", step, ": ", found, " of ", compared,
                   " tensors that several ranks hold differ between them: ",
                   absl::StrJoin(differences, "; "), found > kNamedMax ? "; ..." : "",
                   ". A rank that differs alone has a faulty device or link, or our code a bug; "
