@@ -250,7 +250,7 @@ TEST_F(LayerNormGpuTest, ForwardAndBackward_EveryWidth_MatchTheHostAndRepeatBitF
   ASSERT_OK(stream_->Synchronize());
 }
 
-// fp32 sums of K products in another order, and GELU's fast exponential.
+// For fp32 sums of K terms in another order, and GELU's fast exponential.
 double SumSlack(int64_t k) { return 2e-7 * std::sqrt(static_cast<double>(k)) + 4e-6; }
 
 TEST_F(LinearGpuTest, ForwardAndBackward_OddShapesAndEpilogues_MatchTheHost) {
@@ -368,7 +368,7 @@ class PlannedLinearGpuTest : public GpuTest {
   }
 };
 
-// The second product is long enough for sustained runs.
+// The second GEMM is long enough for sustained runs.
 TEST_F(PlannedLinearGpuTest, Plans_OfAnotherProcess_GiveTheSameBitsAndAreNotMeasuredAgain) {
   for (const int64_t n : {256, 2048}) {
     const int64_t t = 384 * n / 256, k = 2 * n;
