@@ -68,9 +68,9 @@ Tensor::Tensor(void* data, DType dtype, std::initializer_list<int64_t> shape,
 }
 
 int64_t Tensor::elements() const {
-  int64_t product = 1;
-  for (int i = 0; i < rank_; ++i) product *= shape_[i];
-  return data_ == nullptr && rank_ == 0 ? 0 : product;
+  int64_t count = 1;
+  for (int i = 0; i < rank_; ++i) count *= shape_[i];
+  return data_ == nullptr && rank_ == 0 ? 0 : count;
 }
 
 bool Tensor::contiguous() const {

@@ -1,4 +1,4 @@
-// Attention on the host in tiles with an online softmax (FlashAttention-2, arXiv 2307.08691): the
+// Attention on the host, in tiles with an online softmax (FlashAttention-2, arXiv 2307.08691). The
 // scores of a tile stay in the L2 cache.
 //
 // Forward: one task per (batch, head, block of queries). With s = scale q k^T of a tile, m the
@@ -6,7 +6,7 @@
 //   m' = max(m, max s), p = exp(s - m'), l = l exp(m - m') + sum p, out = out exp(m - m') + p v,
 // at the end out /= l, lse = m + log l.
 // Backward: one task per (batch, key/value head), which owns dk, dv and the dq of its query heads,
-// so that nothing is added from two threads:
+// so that no two threads add to the same element:
 //   p = exp(s - lse), dv += p^T dout, dp = dout v^T, ds = scale p (dp - delta), dk += ds^T q,
 //   dq += ds k, where delta = row sums of dout * out.
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kBlock = 128;  // queries and keys of a tile
 
-// Rows [0, sequence) of one head: [sequence, D] with a stride.
+// One head: rows [0, sequence) of D elements, with a stride.
 struct Head {
   float* data;
   int64_t stride;
@@ -49,7 +49,7 @@ struct ValidKeys {
       : begin(std::clamp<int64_t>(FirstKey(args, batch, query) - key0, 0, keys)),
         end(args.causal ? std::clamp<int64_t>(query + 1 - key0, 0, keys) : keys) {}
 
-  // Of a query's document, by index.
+  // The index of the first key of a query's document.
   static int64_t FirstKey(const AttentionArgs& args, int64_t batch, int64_t query) {
     if (args.documents.empty()) return 0;
     return args.documents.as<int32_t>()[batch * args.documents.stride(0) + query] -
@@ -57,7 +57,7 @@ struct ValidKeys {
   }
 };
 
-// The begin of the first block with a key that any of the queries from `query0` on attends to.
+// Where the first block begins that holds a key seen by any query from `query0` on.
 int64_t FirstBlock(const AttentionArgs& args, int64_t batch, int64_t query0) {
   if (args.documents.empty()) return 0;
   // Documents begin in the order of their tokens.
@@ -112,8 +112,8 @@ void ForwardBlock(const AttentionArgs& args, int64_t batch, int64_t head, int64_
 // The tile of `keys` keys from key0 and `queries` queries from query0 of one query head.
 struct BackwardTile {
   int64_t query0, queries, key0, keys;
-  bool first_keys;     // dq is written, not added to
-  bool first_queries;  // dk and dv are
+  bool first_keys;     // dq is overwritten, not added to
+  bool first_queries;  // dk and dv are overwritten, not added to
 };
 
 void BackwardOfTile(const AttentionBackwardArgs& args, int64_t batch, int64_t head,
@@ -174,7 +174,7 @@ void BackwardGroup(const AttentionBackwardArgs& args, int64_t batch, int64_t key
       const int64_t query_begin = forward.causal ? key0 : 0;
       for (int64_t query0 = query_begin; query0 < sequence; query0 += kBlock) {
         const int64_t queries = std::min(kBlock, sequence - query0);
-        // Blocks of other documents alone add nothing; the first ones write the zeros.
+        // Tiles in which no query sees a key are skipped, except the first ones, which write zeros.
         if (key0 > 0 && query0 > query_begin && key0 < FirstBlock(forward, batch, query0)) {
           continue;
         }
@@ -198,7 +198,7 @@ void AttentionForward(Stream& stream, const AttentionArgs& args) {
     const int64_t batch = args.q.dim(0), sequence = args.q.dim(1), heads = args.q.dim(2);
     const int64_t blocks = (sequence + kBlock - 1) / kBlock;
     pool.Run(batch * heads * blocks, [&](int64_t task) {
-      // The last blocks of queries see the most keys: they start first.
+      // The last blocks of queries see the most keys, so they start first.
       const int64_t block = blocks - 1 - task / (batch * heads);
       const int64_t head = task % (batch * heads);
       ForwardBlock(args, head / heads, head % heads, block * kBlock);

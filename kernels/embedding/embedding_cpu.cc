@@ -75,7 +75,7 @@ void EmbeddingBackward(Stream& stream, Tensor groups, Tensor dout, int64_t seque
       const int64_t count = std::min(kColumns, c - begin);
       for (int64_t i = 0; !d_wte.empty() && i < t; ++i) {
         const int32_t token = groups.as<const int32_t>()[i];
-        if (token >= d_wte.dim(0)) break;  // it and all behind it are rows of nobody
+        if (token >= d_wte.dim(0)) break;  // this token and all behind it are no rows of the table
         const int64_t row = groups.as<const int32_t>()[t + i];
         loops.axpy(count, 1.0f, dout.f32() + row * c + begin, d_wte.f32() + token * c + begin);
       }

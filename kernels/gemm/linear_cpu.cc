@@ -39,8 +39,8 @@ constexpr int64_t kGeluElements = 16 * 1024;
 struct Tiling {
   int64_t m, n, tile_m, tile_n, columns, count;
 
-  // About eight tiles or more where the result is large enough, none thinner than the least sizes,
-  // none wider than what keeps a packed operand in the L2 cache.
+  // About eight tiles or more where the result is large enough, none smaller than the minimum
+  // sizes, and none so wide that a packed operand leaves the L2 cache.
   Tiling(int64_t rows, int64_t cols) : m(rows), n(cols) {
     constexpr int64_t kTilesWanted = 8, kRowsMin = 128, kRowsMax = 512, kColsMin = 192,
                       kColsMax = 768;
@@ -86,7 +86,7 @@ void ForwardTile(const LinearForwardArgs& args, const Tile& tile) {
   }
 }
 
-// dx = dy w, then gelu' of the layer in front.
+// dx = dy w, then times gelu'(pre).
 void InputGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
   const Loops& loops = ChooseLoops();
   const int64_t k = args.w.dim(1), n = args.w.dim(0);
@@ -116,7 +116,7 @@ void WeightGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
   }
 }
 
-// pre_dbias += column sums of dx, a piece of the columns at a time.
+// pre_dbias += column sums of dx, a slice of the columns at a time.
 void BiasGradientInFront(ThreadPool& pool, const LinearBackwardArgs& args) {
   constexpr int64_t kColumns = 512;
   const int64_t t = args.dx.dim(0), k = args.dx.dim(1);
@@ -171,7 +171,7 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
     const Tiling weight(n, k), input(t, k);
     const int64_t input_tiles = args.dx.empty() ? 0 : input.count;
     const int64_t weight_tiles = args.dw.empty() ? 0 : weight.count;
-    // One loop for both: no thread waits between them. The long sums of dx come first.
+    // One loop for both, so that no thread waits between them. The longer tasks of dx come first.
     pool.Run(input_tiles + weight_tiles, [&](int64_t i) {
       if (i < input_tiles) {
         InputGradientTile(args, Tile(input, i));

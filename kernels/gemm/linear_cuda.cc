@@ -2,13 +2,13 @@
 //   y^T  = W x^T       (m, n, k) = (N, T, K), the weights transposed
 //   dx^T = W^T dy^T                (K, T, N)
 //   dW^T = x^T dy                  (K, N, T), the gradient transposed, added in fp32 (beta = 1)
-// Each is computed in the way that measures fastest: cuBLASLt's product with what follows (the
-// activation or its gradient, the residual) behind it, or in a pass of its own, or a product of
-// ours (gemm_hopper.h). In fp32 GELU is always a pass of its own: cuBLASLt's costs digits
-// (docs/benchmarks/h200-correctness.md). Weight gradients may be products of ours, too
-// (weight_gradient_hopper.h). Bias gradients come with ours or in a pass: cuBLASLt's weight
+// Each is computed in the way that measures fastest: a GEMM of cuBLASLt with the epilogue (the
+// activation or its gradient, the residual) fused or as a pass of its own, or one of our GEMMs
+// (gemm_hopper.h). In fp32 GELU is always a pass of its own, because cuBLASLt's is less precise
+// (docs/benchmarks/h200-correctness.md). Weight gradients may be our GEMM, too
+// (weight_gradient_hopper.h). Bias gradients come with our GEMMs or in a pass: cuBLASLt's weight
 // gradients with that epilogue run at 467 to 596 TFLOP/s where those without reach 690 to 740
-// (H200, widths 768 to 1600), and none adds it to GELU's gradient.
+// (H200, widths 768 to 1600), and cuBLASLt cannot combine it with GELU's gradient.
 #include "kernels/gemm/linear_cuda.h"
 
 #include <algorithm>
@@ -134,35 +134,35 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
   void* workspace = stream.Scratch(LinearPlans::kWorkspaceBytes);
   if (workspace == nullptr) return stream.status();
   LinearPlans& plans = stream.cuda_device().linear_plans();
-  Gemm product = ForwardGemm(args);
+  Gemm gemm = ForwardGemm(args);
   std::vector<Way> ways;
   std::string key;
-  Gemm adding = product;
+  Gemm adding = gemm;
   if (!args.residual.empty()) {
     ways.push_back([&](bool) -> absl::Status {
-      RETURN_IF_ERROR(plans.Run(stream, product, workspace));
+      RETURN_IF_ERROR(plans.Run(stream, gemm, workspace));
       cuda::Add(stream, args.residual, args.y, args.y);
       return absl::OkStatus();
     });
     adding.beta = 1;
     adding.c = args.residual.data();
     ways.push_back([&](bool) { return plans.Run(stream, adding, workspace); });
-    key = absl::StrCat(plans.KeyOf(product), " residual");
+    key = absl::StrCat(plans.KeyOf(gemm), " residual");
   } else if (args.epilogue == Epilogue::kNone) {
-    ways.push_back([&](bool) { return plans.Run(stream, product, workspace); });
-    key = plans.KeyOf(product);
+    ways.push_back([&](bool) { return plans.Run(stream, gemm, workspace); });
+    key = plans.KeyOf(gemm);
   } else if (args.epilogue == Epilogue::kRotary) {
     ways.push_back([&](bool) -> absl::Status {
-      RETURN_IF_ERROR(plans.Run(stream, product, workspace));
+      RETURN_IF_ERROR(plans.Run(stream, gemm, workspace));
       cuda::Rotary(stream, args.RotaryHeads(), args.rotary, /*inverse=*/false);
       return absl::OkStatus();
     });
-    key = absl::StrCat(plans.KeyOf(product), " rotary ", args.rotary_heads, "x", args.rotary.dim(1),
+    key = absl::StrCat(plans.KeyOf(gemm), " rotary ", args.rotary_heads, "x", args.rotary.dim(1),
                        " of ", args.rotary.dim(0));
   } else {
-    product.d = args.pre.data();
+    gemm.d = args.pre.data();
     ways.push_back([&](bool) -> absl::Status {
-      RETURN_IF_ERROR(plans.Run(stream, product, workspace));
+      RETURN_IF_ERROR(plans.Run(stream, gemm, workspace));
       if (args.epilogue == Epilogue::kGelu) {
         cuda::GeluForward(stream, args.pre, args.y);
       } else {
@@ -170,8 +170,7 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
       }
       return absl::OkStatus();
     });
-    key =
-        absl::StrCat(plans.KeyOf(product), args.epilogue == Epilogue::kGelu ? " gelu" : " swiglu");
+    key = absl::StrCat(plans.KeyOf(gemm), args.epilogue == Epilogue::kGelu ? " gelu" : " swiglu");
   }
   Gemm fused = ForwardGemm(args);
   if (args.epilogue == Epilogue::kGelu && args.x.dtype() != DType::kF32) {
@@ -186,8 +185,8 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
   return plans.RunFastest(stream, key, ways);
 }
 
-// What a trial writes in the place of a tensor that it would spoil.
-class Stand {
+// Memory that trials write instead of a tensor whose contents must be kept.
+class TrialOutput {
  public:
   absl::StatusOr<Tensor> For(CudaStream& stream, bool trial, const Tensor& tensor) {
     if (!trial || tensor.empty()) return tensor;
@@ -202,9 +201,9 @@ class Stand {
   std::unique_ptr<Buffer> buffer_;
 };
 
-// With `pre`, either GELU's gradient is fused into the product, and the bias gradient and the
-// recomputed activation are passes of their own, or one pass behind the product does all three, or
-// the product does. `scratch`: of column sums.
+// With `pre` there are three ways: cuBLASLt fuses GELU's gradient, and the bias gradient and the
+// recomputed activation are passes of their own; one pass behind the GEMM does all three; or our
+// GEMM does. `scratch` is for column sums.
 absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, void* workspace,
                            void* scratch) {
   LinearPlans& plans = stream.cuda_device().linear_plans();
@@ -213,7 +212,7 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
   const bool gelu = !args.pre.empty(), swiglu = !args.packed.empty();
   const bool in_place = swiglu && args.packed.data() == args.d_packed.data();
   const Tensor recomputed = args.recompute_x ? args.x : Tensor();
-  Stand sums, gradients;
+  TrialOutput sums, gradients;
   std::vector<Way> ways;
   ways.push_back([&](bool trial) -> absl::Status {
     RETURN_IF_ERROR(plans.Run(stream, plain, workspace));
@@ -256,24 +255,24 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
       ways);
 }
 
-// By the library, or by a product of ours, which leaves the squares where they are wanted: in a
-// trial, the library's is followed by the pass that ours saves. `sum_scratch`: of the bias
-// gradient.
+// There are two ways: cuBLASLt's GEMM, and ours, which also writes `squares` unless that is empty.
+// In a trial cuBLASLt's is followed by the pass over dw that ours saves. `sum_scratch` is for the
+// bias gradient.
 absl::Status WeightGradientOf(CudaStream& stream, const LinearBackwardArgs& args,
-                              const Tensor& squares, bool* left, void* workspace,
+                              const Tensor& squares, bool* has_squares, void* workspace,
                               void* sum_scratch) {
   LinearPlans& plans = stream.cuda_device().linear_plans();
-  const Gemm product = WeightGradientGemm(args);
-  Stand gradients, sums;
+  const Gemm gemm = WeightGradientGemm(args);
+  TrialOutput gradients, sums;
   std::vector<Way> ways;
   ways.push_back([&](bool trial) -> absl::Status {
-    Gemm now = product;
+    Gemm now = gemm;
     ASSIGN_OR_RETURN(const Tensor dw, gradients.For(stream, trial && args.accumulate, args.dw));
     ASSIGN_OR_RETURN(const Tensor sum, sums.For(stream, trial, squares));
     now.d = dw.data();
     RETURN_IF_ERROR(plans.Run(stream, now, workspace));
     if (trial && !squares.empty()) SquareParts(stream, dw, sum);
-    *left = false;
+    *has_squares = false;
     return absl::OkStatus();
   });
   const HopperWeightGradient own = {
@@ -283,19 +282,19 @@ absl::Status WeightGradientOf(CudaStream& stream, const LinearBackwardArgs& args
       HopperWeightGradient now = own;
       ASSIGN_OR_RETURN(now.dw, gradients.For(stream, trial && args.accumulate, args.dw));
       ASSIGN_OR_RETURN(now.squares, sums.For(stream, trial, squares));
-      *left = !squares.empty();
+      *has_squares = !squares.empty();
       return RunHopperWeightGradient(stream, now);
     });
   }
   RETURN_IF_ERROR(plans.RunFastest(
-      stream, absl::StrCat(plans.KeyOf(product), " weights", squares.empty() ? "" : " squares"),
+      stream, absl::StrCat(plans.KeyOf(gemm), " weights", squares.empty() ? "" : " squares"),
       ways));
   if (!args.dbias.empty()) ColumnSum(stream, args.dy, args.dbias, args.accumulate, sum_scratch);
   return absl::OkStatus();
 }
 
 absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args, const Tensor& squares,
-                      bool* left) {
+                      bool* has_squares) {
   const auto sum_bytes = [&](const Tensor& sum, const Tensor& of) {
     return sum.empty() ? 0 : ColumnSumScratchBytes(stream.cuda_device(), of.dim(0), of.dim(1));
   };
@@ -306,10 +305,10 @@ absl::Status Backward(CudaStream& stream, const LinearBackwardArgs& args, const 
   auto* workspace = static_cast<char*>(stream.Scratch(LinearPlans::kWorkspaceBytes + extra));
   if (workspace == nullptr) return stream.status();
   char* const scratch = workspace + LinearPlans::kWorkspaceBytes;
-  // dx first: x may be recomputed on the way.
+  // dx comes first, because x may be recomputed with it.
   if (!args.dx.empty()) RETURN_IF_ERROR(InputGradient(stream, args, workspace, scratch));
   if (args.dw.empty()) return absl::OkStatus();
-  return WeightGradientOf(stream, args, squares, left, workspace, scratch);
+  return WeightGradientOf(stream, args, squares, has_squares, workspace, scratch);
 }
 
 }  // namespace
@@ -326,18 +325,18 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args) {
 void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.dy.elements() == 0) return;
-  bool left = false;  // nobody wants squares
-  if (const absl::Status status = Backward(cuda, args, Tensor(), &left); !status.ok()) {
+  bool has_squares = false;  // none are asked for
+  if (const absl::Status status = Backward(cuda, args, Tensor(), &has_squares); !status.ok()) {
     cuda.Fail(Annotate(
         status, absl::StrCat("LinearBackward of ", args.dy.ToString(), " by ", args.w.ToString())));
   }
 }
 
-void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* left) {
+void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* has_squares) {
   CudaStream& cuda = CudaStream::Of(stream);
-  *left = false;
+  *has_squares = false;
   if (args.dy.elements() == 0) return;
-  // The weights are not read, only their shape.
+  // Only the shape of the weights is used.
   const LinearBackwardArgs backward = {
       .dy = args.dy,
       .x = args.x,
@@ -345,7 +344,8 @@ void WeightGradient(Stream& stream, const WeightGradientArgs& args, bool* left) 
       .dw = args.dw,
       .dbias = args.dbias,
       .accumulate = args.accumulate};
-  if (const absl::Status status = Backward(cuda, backward, args.squares, left); !status.ok()) {
+  if (const absl::Status status = Backward(cuda, backward, args.squares, has_squares);
+      !status.ok()) {
     cuda.Fail(Annotate(
         status, absl::StrCat("WeightGradient of ", args.dy.ToString(), " by ", args.x.ToString())));
   }

@@ -1,4 +1,4 @@
-// Matrix products through cuBLASLt, with the algorithm of each shape measured, not guessed.
+// GEMMs through cuBLASLt, with the algorithm for each shape chosen by measurement.
 #ifndef MUSTER_KERNELS_GEMM_LINEAR_CUDA_H_
 #define MUSTER_KERNELS_GEMM_LINEAR_CUDA_H_
 
@@ -21,7 +21,7 @@
 
 namespace muster::kernels::cuda {
 
-// What is fused behind a product.
+// Epilogues of cuBLASLt.
 enum class GemmEpilogue { kNone, kBias, kGelu, kGeluBias, kGeluGradient };
 
 // d = epilogue(op(a) op(b) + beta d), all in cuBLAS's column-major terms: op(a) is m x k, op(b)
@@ -34,41 +34,41 @@ struct Gemm {
   const void* b;
   void* d;
   float beta = 0;           // 0 or 1
-  const void* c = nullptr;  // what beta multiplies, as d; null: d
+  const void* c = nullptr;  // multiplied by beta; same shape as d; null: d itself
   GemmEpilogue epilogue = GemmEpilogue::kNone;
   const void* bias = nullptr;  // kBias, kGeluBias: [m]
   void* pre = nullptr;         // as d: kGelu* write the pre-activation, kGeluGradient reads it
 };
 
 // The algorithms of one device. The first Run of a problem times cuBLASLt's candidates on the given
-// operands (which waits for the stream) and keeps the fastest, in memory and in the plan cache: one
+// operands, which waits for the stream, and keeps the fastest in memory and in the plan cache: one
 // text file per device model and cuBLASLt version, appended a line at a time, so that processes of
-// one machine share it. A problem's first line counts, also for processes that measured it at the
-// same time: all of them compute the same bits from then on.
+// one machine share it. The first line of a problem is valid, also for processes that measured it
+// at the same time, so that all of them compute the same bits from then on.
 //
-// Candidates take turns of a few runs each. The closest ones of problems that are worth it then run
-// for 50 ms each, in turns too: a device that trains is at its power limit, where what a product
-// costs in energy decides how fast it is, and runs too short for the limit to act do not show that.
-// Thread-safe; candidates of two streams are not timed at the same time.
+// Candidates take turns of a few runs each. For problems that are long enough, the fastest ones
+// then run for 50 ms each, in turns, too: a device that trains is at its power limit, where the
+// energy of a GEMM decides how fast it is, and shorter runs do not reach that limit. Thread-safe;
+// candidates of two streams are not timed at the same time.
 class LinearPlans {
  public:
   static constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
-  // Of all sustained runs of one instance; once they are spent, turns decide.
+  // The time that sustained runs of one instance may take; after that the short turns decide.
   static constexpr int64_t kSustainedMillisecondsMax = 15'000;
 
   static absl::StatusOr<std::unique_ptr<LinearPlans>> Make(const std::string& device_model,
                                                            const CudaOptions& options);
   ~LinearPlans();
 
-  // `workspace`: kWorkspaceBytes. kUnimplemented: no algorithm for this problem.
+  // `workspace` has kWorkspaceBytes. kUnimplemented: cuBLASLt has no algorithm for this problem.
   absl::Status Run(CudaStream& stream, const Gemm& gemm, void* workspace)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A way to compute something; `trial`: writes where it may be repeated.
+  // A way to compute something. A trial writes only what may be written repeatedly.
   using Way = std::function<absl::Status(bool trial)>;
-  // Runs the fastest of several ways to compute the same thing, which is measured by trials at the
-  // first call for `key` and kept like an algorithm. A way whose trial returns an error loses; when
-  // all do, and while recording, the first one is taken.
+  // Runs the fastest of several ways to compute the same thing. The first call for `key` measures
+  // them by trials, and the result is kept like an algorithm. A way whose trial returns an error
+  // loses; when all do, and while recording, the first way is taken.
   absl::Status RunFastest(CudaStream& stream, const std::string& key, const std::vector<Way>& ways)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -80,15 +80,15 @@ class LinearPlans {
 
   absl::StatusOr<cublasLtMatmulAlgo_t> Measure(CudaStream& stream, const Gemm& gemm,
                                                void* workspace);
-  // The plan of `key`, also one that another process has kept since; "" without any.
+  // The plan of `key`, also one that another process has kept meanwhile; "" where there is none.
   std::string Find(const std::string& key) ABSL_LOCKS_EXCLUDED(mutex_);
-  // `times` by turns, of the closest ways replaced by those of sustained runs and of the others by
-  // infinity, if that is worth it and there is time left.
+  // `times` are those of short turns. Where sustained runs are worth it and time is left, returns
+  // their times for the fastest ways, and infinity for the others; else `times`.
   std::vector<float> Sustained(CudaStream& stream,
                                const std::vector<std::function<absl::Status()>>& ways,
                                std::vector<float> times);
   void Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the plan that counts: what another process kept first, unless that is `unfit`.
+  // Keeps a plan and returns the valid one: what another process kept first, unless it is `unfit`.
   std::string Keep(const std::string& key, const std::string& value, const std::string& unfit)
       ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -26,16 +26,17 @@ namespace {
 constexpr int kCandidates = 16;
 constexpr int kRounds = 7;
 constexpr int kRunsPerRound = 2;
-// Of runs from this time on fewer tell as much: the products of a large vocabulary take 10 ms.
+// GEMMs that take this long are run fewer times: those of a large vocabulary take 10 ms.
 constexpr float kLongMilliseconds = 2;
 constexpr int kLongRounds = 3;
 constexpr int kLongRunsPerRound = 1;
-// Times the fastest in a single run: not measured again.
+// Candidates that take this many times as long as the fastest one in a single run are dropped.
 constexpr float kHopeless = 1.4f;
 constexpr float kHopelessVariant = 1.1f;
-constexpr size_t kFinalists = 3;  // whose variants are tried
-// Sustained runs: of ways this close to the fastest, of this many, this long each, from this time
-// of one run on. On an H200 they made steps of llama-1b 0.85 % faster than turns alone.
+constexpr size_t kFinalists = 3;  // candidates whose variants are tried
+// Sustained runs are made of at most kSustainedWays ways that are within kSustainedWithin of the
+// fastest, where one run takes kSustainedFromMilliseconds or more. On an H200 they made steps of
+// llama-1b 0.85 % faster than short turns alone.
 constexpr float kSustainedWithin = 1.06f;
 constexpr size_t kSustainedWays = 4;
 constexpr int kSustainedRounds = 3;
@@ -69,7 +70,7 @@ cublasLtEpilogue_t EpilogueOf(GemmEpilogue epilogue) {
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// cuBLASLt's descriptors of a product; plain memory, nothing to free.
+// cuBLASLt's descriptors of a GEMM; plain memory, nothing to free.
 struct Descriptors {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t a, b, d;
@@ -80,7 +81,7 @@ absl::Status Set(Descriptors& descriptors, cublasLtMatmulDescAttributes_t attrib
                  const T& value) {
   return CublasStatus(
       cublasLtMatmulDescSetAttribute(&descriptors.operation, attribute, &value, sizeof(value)),
-      "describing a product");
+      "describing a GEMM");
 }
 
 absl::Status Describe(const Gemm& gemm, bool tf32, Descriptors& out) {
@@ -88,7 +89,7 @@ absl::Status Describe(const Gemm& gemm, bool tf32, Descriptors& out) {
   RETURN_IF_ERROR(CublasStatus(
       cublasLtMatmulDescInit(&out.operation,
                              fast ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
-      "describing a product"));
+      "describing a GEMM"));
   const cublasOperation_t a = gemm.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t b = gemm.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   RETURN_IF_ERROR(Set(out, CUBLASLT_MATMUL_DESC_TRANSA, a));
@@ -127,7 +128,7 @@ absl::Status Multiply(cublasLtHandle_t handle, CudaStream& stream, const Gemm& g
       "multiplying matrices");
 }
 
-// The fastest candidates by cuBLASLt's own guess, best first. Empty without any.
+// The candidates that cuBLASLt's heuristic ranks first, best first; empty where there are none.
 absl::Status Candidates(cublasLtHandle_t handle, const Gemm& gemm, Descriptors& descriptors,
                         std::vector<cublasLtMatmulHeuristicResult_t>& out) {
   cublasLtMatmulPreferenceOpaque_t preference;
@@ -156,8 +157,8 @@ absl::Status Candidates(cublasLtHandle_t handle, const Gemm& gemm, Descriptors& 
   return absl::OkStatus();
 }
 
-// The algorithm with the order of its tiles and the shape of its clusters changed: what cuBLASLt's
-// guess leaves out, and what decides how much of the operands the L2 cache keeps. Those that fit.
+// The algorithm with other orders of tiles and shapes of clusters, where cuBLASLt allows them. Its
+// heuristic does not try these, and they decide how much of the operands stays in the L2 cache.
 std::vector<cublasLtMatmulAlgo_t> Variants(cublasLtHandle_t handle, Descriptors& descriptors,
                                            const cublasLtMatmulAlgo_t& algorithm) {
   std::vector<cublasLtMatmulAlgo_t> out;
@@ -185,7 +186,7 @@ std::vector<cublasLtMatmulAlgo_t> Variants(cublasLtHandle_t handle, Descriptors&
   return out;
 }
 
-// Milliseconds of work on a stream.
+// Times work on a stream.
 class Timer {
  public:
   explicit Timer(CudaStream& stream) : stream_(stream) {
@@ -195,7 +196,7 @@ class Timer {
     if (begin_ != nullptr) cudaEventDestroy(begin_);
     if (end_ != nullptr) cudaEventDestroy(end_);
   }
-  // Of one of `runs`; infinity when one returns an error.
+  // Milliseconds of one run, the mean of `runs`; infinity when a run returns an error.
   float Time(const std::function<absl::Status()>& run, int runs) {
     if (!made_) return kNever;
     cudaEventRecord(begin_, stream_.handle());
@@ -229,8 +230,8 @@ std::vector<size_t> FastestFirst(const std::vector<float>& times) {
   return order;
 }
 
-// Milliseconds of one run of each way, infinity for one that returns an error. The ways take turns:
-// a chip near its power limit slows down as it heats up, so whoever is measured first would win.
+// Milliseconds of one run of each way, infinity for one that returns an error. The ways take turns,
+// because a chip near its power limit slows down as it heats up, which would favour the first one.
 std::vector<float> TimesOf(CudaStream& stream,
                            const std::vector<std::function<absl::Status()>>& ways,
                            float hopeless = kHopeless) {
@@ -339,11 +340,11 @@ absl::StatusOr<cublasLtMatmulAlgo_t> LinearPlans::Measure(CudaStream& stream, co
   if (gemm.beta != 0 && gemm.c == nullptr) {
     absl::StatusOr<std::unique_ptr<Buffer>> made =
         stream.cuda_device().Allocate(gemm.m * gemm.n * SizeOf(gemm.output));
-    if (!made.ok()) return candidates.front().algo;  // no room to measure
+    if (!made.ok()) return candidates.front().algo;  // no memory to measure with
     output = std::move(*made);
     trial.d = output->data();
   }
-  // Of algorithms that outlive them.
+  // `algorithms` must outlive the result.
   const auto ways_of = [&](const std::vector<cublasLtMatmulAlgo_t>& algorithms) {
     std::vector<std::function<absl::Status()>> ways;
     for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
@@ -355,7 +356,7 @@ absl::StatusOr<cublasLtMatmulAlgo_t> LinearPlans::Measure(CudaStream& stream, co
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (const auto& candidate : candidates) algorithms.push_back(candidate.algo);
   const std::vector<size_t> order = FastestFirst(TimesOf(stream, ways_of(algorithms)));
-  // The best once more, beside their variants.
+  // The best candidates are measured again, with their variants.
   std::vector<cublasLtMatmulAlgo_t> finalists;
   for (size_t i = 0; i < std::min(kFinalists, order.size()); ++i) {
     const cublasLtMatmulAlgo_t& algorithm = algorithms[order[i]];
@@ -391,7 +392,7 @@ std::vector<float> LinearPlans::Sustained(CudaStream& stream,
   const auto run = [&](size_t i) {
     return timer.Time(ways[i], static_cast<int>(slice(i) / times[i]));
   };
-  run(order.front());  // to the limit
+  run(order.front());  // brings the device to its power limit
   std::vector<std::vector<float>> sustained(count);
   for (int round = 0; round < kSustainedRounds; ++round) {
     for (size_t turn = 0; turn < count; ++turn) {
@@ -413,7 +414,7 @@ absl::Status LinearPlans::RunFastest(CudaStream& stream, const std::string& key,
   if (absl::SimpleAtoi(plan, &fastest) && fastest < ways.size()) {
     return ways[fastest](/*trial=*/false);
   }
-  // A product without a plan fails the recording.
+  // While recording nothing can be measured; a GEMM without a plan then fails the recording.
   if (stream.recording()) return ways.front()(/*trial=*/false);
   if (on_measuring_) on_measuring_();
   std::vector<std::function<absl::Status()>> trials;
@@ -429,7 +430,7 @@ absl::Status LinearPlans::RunFastest(CudaStream& stream, const std::string& key,
         kept < ways.size()) {
       fastest = kept;
     }
-  } else {  // no room for trials: the next process may have it
+  } else {  // no memory for trials; the next process may have it
     MutexLock lock(&mutex_);
     plans_[name] = absl::StrCat(fastest);
   }
@@ -450,7 +451,7 @@ void LinearPlans::Load() {
   if (file_.empty()) return;
   std::ifstream in(file_, std::ios::binary);
   in.seekg(loaded_bytes_);
-  // A last line without its end is being written.
+  // A last line without an end is still being written.
   for (std::string line; std::getline(in, line) && !in.eof();) {
     loaded_bytes_ += static_cast<int64_t>(line.size()) + 1;
     const size_t split = line.rfind(" = ");
@@ -461,8 +462,8 @@ void LinearPlans::Load() {
 std::string LinearPlans::Keep(const std::string& key, const std::string& value,
                               const std::string& unfit) {
   if (!file_.empty()) {
-    // One write in append mode, so that lines of several processes do not mix. A cache: a failure
-    // to write costs the next process a measurement.
+    // One write in append mode, so that lines of several processes do not mix. If it fails, the
+    // next process measures again.
     if (std::FILE* out = std::fopen(file_.c_str(), "ae"); out != nullptr) {
       const std::string line = absl::StrCat(key, " = ", value, "\n");
       std::fwrite(line.data(), 1, line.size(), out);

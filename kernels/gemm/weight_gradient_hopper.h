@@ -1,6 +1,6 @@
-// Gradients of the weights of linear layers on Hopper's tensor cores, with their sum of squares,
-// for where a library's product, and a pass over its output for the squares, take longer. The
-// caller measures (LinearPlans::RunFastest).
+// Our GEMM for weight gradients on Hopper's tensor cores, with their sum of squares. It is for
+// shapes where cuBLASLt's GEMM and a pass over its output for the squares take longer; the caller
+// measures that (LinearPlans::RunFastest).
 #ifndef MUSTER_KERNELS_GEMM_WEIGHT_GRADIENT_HOPPER_H_
 #define MUSTER_KERNELS_GEMM_WEIGHT_GRADIENT_HOPPER_H_
 
@@ -19,8 +19,8 @@ struct HopperWeightGradient {
   Tensor squares;           // [kSquareParts,2] fp32, written, or empty (weight_gradient.h)
 };
 
-// Whether RunHopperWeightGradient serves this one: the device and the build are Hopper's, the types
-// 16 bits and every row of dy and x starts at a multiple of 16 bytes.
+// Whether RunHopperWeightGradient can run this: the device and the build are Hopper's, the dtypes
+// have 16 bits, and every row of dy and x starts at a multiple of 16 bytes.
 bool HopperWeightGradientServes(const CudaDevice& device, const HopperWeightGradient& gradient);
 
 // The same bits in every run. Requires: HopperWeightGradientServes.

@@ -1,6 +1,6 @@
-// The inner loops of the host ops, on plain fp32 arrays. Compiled once per instruction set from
-// loops.cc and chosen at run time. Each loop is single-threaded and has a fixed order of additions
-// per instruction set. Arrays need no alignment.
+// The inner loops of the host ops, on plain fp32 arrays. They are compiled once per instruction set
+// from loops.cc and chosen at run time. Each loop is single-threaded and has a fixed order of
+// additions per instruction set. Arrays need no alignment.
 //
 // Accuracy: exp is within 2 ulp of the real function on [-86.6, 88.7], 0 below, infinite above;
 // NaN stays NaN. Sums of rows are fp32 in four vector accumulators.
@@ -46,13 +46,13 @@ struct Loops {
 
   void (*gelu_forward)(int64_t n, const float* x, float* y);
   void (*gelu_backward)(int64_t n, const float* x, const float* dy, float* dx);  // dx may alias dy
-  // y[0, n) is a row before its bias (bias may be null). gelu: pre = y + bias, y = gelu(pre).
+  // y[0, n) is a row without its bias, which may be null. gelu: pre = y + bias, y = gelu(pre).
   void (*add_bias)(int64_t n, const float* bias, float* y);
   void (*add_bias_gelu)(int64_t n, const float* bias, float* y, float* pre);
 
-  // Online softmax of one row of scores s[0, n), of which [0, valid) count: s becomes
-  // exp(scale * s - m) (0 from `valid` on), m and l are updated, the factor for what was summed up
-  // before is returned.
+  // Online softmax of one row of scores s[0, n), of which [0, valid) are seen: s becomes
+  // exp(scale * s - m), and 0 from `valid` on; m and l are updated. Returns the factor that earlier
+  // sums must be multiplied by.
   float (*softmax_block)(int64_t n, int64_t valid, float scale, float* s, float* m, float* l);
   // p[0, n) = exp(scale * s - lse), 0 from `valid` on; may alias.
   void (*softmax_probabilities)(int64_t n, int64_t valid, float scale, float lse, const float* s,
@@ -66,10 +66,10 @@ struct Loops {
   // Sum of exp(z - shift); with `store` z is overwritten by the terms.
   double (*sum_exp)(int64_t n, float shift, bool store, float* z);
 
-  // Without fused multiply-adds: the same bits from every set, and on a GPU.
+  // These use no fused multiply-adds: every set, and a GPU, gives the same bits.
   void (*adamw)(int64_t n, const AdamWStep& step, const float* gradient, float* parameter, float* m,
                 float* v);
-  // SplitMaster and JoinMaster of ops.h; `lower` of the former may be null.
+  // SplitMaster and JoinMaster (optimizer/optimizer.h); `lower` of the former may be null.
   void (*split_master)(int64_t n, const float* master, uint16_t* upper, uint16_t* lower);
   void (*join_master)(int64_t n, const uint16_t* upper, const uint16_t* lower, float* master);
   // Normals 4 block to 4 (block + blocks) - 1 of FillNormal, of mean 0 and deviation 1.

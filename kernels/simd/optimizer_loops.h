@@ -1,6 +1,6 @@
-// Loops that are compiled without fused multiply-adds: those of the optimizer round as
-// kernels/optimizer/optimizer.cu does, and random numbers are the same on every machine.
-// For loops.cc, once per instruction set.
+// Loops that are compiled without fused multiply-adds: the optimizer rounds as
+// kernels/optimizer/optimizer.cu does, and random numbers are the same on every machine. Compiled
+// once per instruction set, for loops.cc.
 #ifndef MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
 #define MUSTER_KERNELS_SIMD_OPTIMIZER_LOOPS_H_
 

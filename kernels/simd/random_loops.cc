@@ -16,9 +16,9 @@ struct Words {
 MUSTER_INLINE void Multiply(uint32_t by, const uint32_t (&x)[kBlocks], uint32_t (&high)[kBlocks],
                             uint32_t (&low)[kBlocks]) {
   for (int i = 0; i < kBlocks; ++i) {
-    const uint64_t product = uint64_t{by} * x[i];
-    high[i] = static_cast<uint32_t>(product >> 32);
-    low[i] = static_cast<uint32_t>(product);
+    const uint64_t wide = uint64_t{by} * x[i];
+    high[i] = static_cast<uint32_t>(wide >> 32);
+    low[i] = static_cast<uint32_t>(wide);
   }
 }
 

@@ -1,6 +1,6 @@
-// A vector of MUSTER_SIMD_WIDTH floats and what the loops need of it, in the compiler's vector
-// extension (gcc and clang). Included by the loops alone, once per instruction set; everything is
-// file-local, so that no function compiled for a wide set can be linked into another place.
+// A vector of MUSTER_SIMD_WIDTH floats and its operations, in the compiler's vector extension (gcc
+// and clang). Only the loops include it, once per instruction set. Everything is file-local, so
+// that no function compiled for a wide set can be linked into code for another.
 #ifndef MUSTER_KERNELS_SIMD_VECTOR_H_
 #define MUSTER_KERNELS_SIMD_VECTOR_H_
 

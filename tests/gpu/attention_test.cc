@@ -19,8 +19,8 @@ struct Shape {
   }
 };
 
-// Where the documents of the queries begin. Without causal, keys are those in front of the queries:
-// some documents begin in front of all keys, some behind them.
+// Where the documents of the queries begin. Without causal, the keys lie before the queries, and
+// some documents begin before all keys, some behind them.
 std::vector<int32_t> DocumentsOf(const Shape& s, std::mt19937& random) {
   std::vector<int32_t> begins;
   for (int64_t b = 0; b < s.batch; ++b) {
@@ -37,8 +37,8 @@ std::vector<int32_t> DocumentsOf(const Shape& s, std::mt19937& random) {
   return begins;
 }
 
-// All tensors of one call, on the device and on the host. q, k and v stand interleaved in one row,
-// as a fused QKV layer makes them.
+// All tensors of one call, on the device and on the host. q, k and v are packed in one row, as a
+// fused QKV layer writes them.
 struct Problem {
   Problem(const Shape& s, Both qkv, Both dqkv, Both out, Both dout, Both lse, Both delta,
           Both documents)
@@ -77,8 +77,8 @@ struct Problem {
     args.deterministic = deterministic;
     return args;
   }
-  // The part of dqkv's elements that a backward writes: rows of q past the queries, and of k, v
-  // past the keys, belong to nobody and stay NaN.
+  // The elements of dqkv that a backward writes. Rows of q past the queries, and of k and v past
+  // the keys, are unused and stay NaN.
   std::vector<float> Written(const std::vector<float>& all) const {
     std::vector<float> written;
     for (int64_t r = 0; r < shape.batch * Rows(shape); ++r) {
@@ -106,9 +106,9 @@ struct Problem {
   Both qkv, dqkv, out, dout, lse, delta, documents;
 };
 
-// 16-bit attention rounds the probabilities and the scores' gradients to 16 bits before the second
-// product, as a plain 16-bit implementation does: their share of the error, in units of the
-// rounding of a result.
+// 16-bit attention rounds the probabilities and the gradients of scores to 16 bits before the
+// second GEMM, as a plain 16-bit implementation does. This is their share of the error, relative to
+// the norm.
 double Slack(DType dtype) {
   if (dtype == DType::kF32) return 5e-6;
   return dtype == DType::kBF16 ? 4e-3 : 6e-4;
@@ -136,7 +136,7 @@ class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<bo
                    Integers(s.document > 0 ? DocumentsOf(s, random_) : std::vector<int32_t>{0}));
   }
 
-  // Queries without any key have lse = -inf on both sides, which no distance can hold.
+  // Queries without any key have lse = -inf on both sides, which a distance cannot express.
   void ExpectSameLse(const std::string& what, Both& lse, int* empty) {
     std::vector<float> actual = lse.Download(*stream_), expected = lse.values();
     *empty = 0;
@@ -232,8 +232,8 @@ TEST_P(AttentionGpuTest, ForwardAndBackward_HeadsOf8To512Columns_MatchTheHostOrA
   }
 }
 
-// Borders of documents inside of tiles and between them, keys in front of the queries, queries
-// without any key.
+// Borders of documents lie inside of tiles and between them, keys before the queries, and some
+// queries have no key.
 TEST_P(AttentionGpuTest, ForwardAndBackward_WithinDocuments_MatchTheHost) {
   for (const DType dtype : FloatTypes()) {
     for (const Shape& s : std::vector<Shape>{{2, 333, 333, 4, 2, 64, true, 40},
@@ -279,8 +279,8 @@ TEST_P(AttentionGpuTest, Forward_OfScoresThatRiseOrFallAlongTheKeys_MatchesTheHo
   }
 }
 
-// In any order at width 64 a block takes one tile of keys after the other: more tiles than a GPU
-// has multiprocessors, heads that share keys, tiles that no query sees whole.
+// In any order at width 64 a block takes one tile of keys after the other. The shapes have more
+// tiles than a GPU has multiprocessors, heads that share keys, and tiles that no query sees whole.
 TEST_P(AttentionGpuTest, ForwardAndBackward_OfMoreTilesThanMultiprocessors_MatchTheHost) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const Shape& s : std::vector<Shape>{{4, 300, 300, 48, 24, 64, true},
@@ -292,7 +292,7 @@ TEST_P(AttentionGpuTest, ForwardAndBackward_OfMoreTilesThanMultiprocessors_Match
   }
 }
 
-// Its workspace for all samples at once would take GiBs.
+// The workspace for all samples at once would take several GiB.
 TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSample) {
   if (GetParam()) GTEST_SKIP() << "in order, our own kernels have no workspace";
   const int64_t batch = 3, sequence = 4096, heads = 32, key_heads = 8, width = 72;
@@ -303,8 +303,7 @@ TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSampl
   Both dout = Input(dtype, {batch, sequence, heads, width});
   Both lse = Output(DType::kF32, {batch, heads, sequence}),
        delta = Output(DType::kF32, {batch, heads, sequence});
-  Both together = Output(dtype, {batch, sequence, row}),
-       apart = Output(dtype, {batch, sequence, row});
+  Both whole = Output(dtype, {batch, sequence, row}), apart = Output(dtype, {batch, sequence, row});
   const auto run = [&](Both& gradients, int64_t first, int64_t count) {
     const auto view = [&](Both& both, int64_t head, int64_t n) {
       return both.Gpu(first * sequence * row + head * width, {count, sequence, n, width},
@@ -326,13 +325,13 @@ TEST_P(AttentionGpuTest, Backward_OfManySamplesOfLongSequences_IsThatOfEachSampl
     AttentionBackward(*stream_, args);
     ASSERT_OK(stream_->Synchronize());
   };
-  run(together, 0, batch);
+  run(whole, 0, batch);
   for (int64_t i = 0; i < batch; ++i) run(apart, i, 1);
-  EXPECT_EQ(together.Download(*stream_), apart.Download(*stream_));
+  EXPECT_EQ(whole.Download(*stream_), apart.Download(*stream_));
 }
 
-// In a fixed order at any length: heads go through in groups, or our own kernels run, whichever the
-// workspace allows. Long sums, so both of them, and any order, are compared too.
+// In a fixed order cuDNN runs on groups of heads, or our own kernels run where its workspace would
+// be too large. Sums are long here, so both, and sums in any order, are compared, too.
 TEST_P(AttentionGpuTest, Backward_InOrderOfOneLongSample_RepeatsItsBitsAndIsThatOfOtherKernels) {
   CudaOptions other_options;
   other_options.own_attention = !GetParam();
@@ -360,8 +359,8 @@ TEST_P(AttentionGpuTest, Backward_InOrderOfOneLongSample_RepeatsItsBitsAndIsThat
   }
 }
 
-// As cuDNN 9.19 answers on an H200, in MiB, at the shapes of GPT-2 124M and Llama 1B and 3B.
-TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
+// What cuDNN 9.19 asks for on an H200, in MiB, at the shapes of GPT-2 124M and Llama 1B and 3B.
+TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksForOrThatOfSlices) {
   const auto mib = [](int64_t batch, int64_t heads, int64_t key_heads, int64_t sequence,
                       int64_t width, bool deterministic) {
     return AttentionWorkspaceBytes(batch, heads, key_heads, sequence, sequence, width,
@@ -372,7 +371,7 @@ TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksOrThatOfParts) {
   EXPECT_EQ(mib(64, 12, 12, 1024, 64, false), 195);
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, false), 258);
   EXPECT_EQ(mib(2, 24, 8, 4096, 128, true), 1632);
-  // Beyond 2 GiB: none where our own kernels run, or a sample or key head at a time.
+  // Beyond 2 GiB it is 0 where our own kernels run, or that of a sample or key head at a time.
   EXPECT_EQ(mib(4, 32, 8, 4096, 64, true), 0);
   EXPECT_EQ(mib(4, 32, 8, 4096, 128, true), (int64_t{32} * 4096 * (2 * 4096 + 4 + 512)) >> 20);
   EXPECT_EQ(mib(1, 32, 8, 16384, 64, true), 0);

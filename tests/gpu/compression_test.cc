@@ -1,4 +1,4 @@
-// The ops of gradient compression, bit for bit as on the host: they only count, pick and add.
+// The ops of gradient compression give the bits of the host: they only count, select and add.
 #include <cmath>
 #include <cstring>
 #include <limits>

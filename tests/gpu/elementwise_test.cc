@@ -116,7 +116,7 @@ TEST_F(OptimizerGpuTest, AdamW_ClippedStepsThenOverflow_MatchesTheHostAndSkips) 
         ASSERT_EQ(rounded[i], expected);
       }
     }
-    // An infinite gradient: nothing moves.
+    // After an infinite gradient nothing changes.
     const std::vector<float> before = p.Download(*stream_);
     g.values()[n / 2] = INFINITY;
     g = Both(*device_, DType::kF32, {n}, g.values());
@@ -130,7 +130,7 @@ TEST_F(OptimizerGpuTest, AdamW_ClippedStepsThenOverflow_MatchesTheHostAndSkips) 
   }
 }
 
-// As bits, of odd sizes, aligned and not; also to pinned memory of the host.
+// Compares bits, for odd sizes, aligned or not, and in pinned memory of the host, too.
 TEST_F(OptimizerGpuTest, MasterHalves_AnyNumber_AreThoseOfTheHost) {
   for (const int64_t offset : {0, 3}) {
     const int64_t n = 100003;

@@ -1,5 +1,4 @@
-// Our own products with epilogues, called as they are: the ops take them only where they are the
-// fastest way.
+// Our GEMMs for Hopper, called directly: the ops take them only where they are the fastest way.
 #include "kernels/gemm/gemm_hopper.h"
 
 #include <cmath>
@@ -27,7 +26,7 @@ using cuda::CudaStream;
 using cuda::Fused;
 using cuda::HopperGemm;
 
-// Sums in another order; intermediates rounded to 16 bits.
+// For sums in another order and intermediates rounded to 16 bits.
 double Slack(DType dtype) { return dtype == DType::kBF16 ? 4e-3 : 5e-4; }
 
 class HopperGemmGpuTest : public GpuTest {
@@ -95,7 +94,7 @@ TEST_F(HopperGemmGpuTest, Forward_EveryActivationAndOddShapes_MatchTheHostAndRep
   }
 }
 
-TEST_F(HopperGemmGpuTest, Forward_AddingAResidual_MatchesTheHostAsOurProductAndAsTheOp) {
+TEST_F(HopperGemmGpuTest, Forward_AddingAResidual_MatchesTheHostAsOurGemmAndAsTheOp) {
   for (DType dtype : types_) {
     for (const auto& [t, k, n] : shapes_) {
       for (bool with_bias : {false, true}) {
@@ -124,15 +123,15 @@ TEST_F(HopperGemmGpuTest, Forward_AddingAResidual_MatchesTheHostAsOurProductAndA
   }
 }
 
-TEST_F(HopperGemmGpuTest, Forward_ThroughRotary_MatchesTheHostAsOurProductAndAsTheOp) {
+TEST_F(HopperGemmGpuTest, Forward_ThroughRotary_MatchesTheHostAsOurGemmAndAsTheOp) {
   for (DType dtype : types_) {
     for (const auto& [batch, sequence, k] :
          {std::tuple<int64_t, int64_t, int64_t>{1, 1, 8}, {3, 100, 520}, {1, 1031, 72}}) {
       for (int64_t depth : {32, 64, 128}) {
         for (int64_t heads : {1, 5}) {
-          const int64_t t = batch * sequence, turned = (heads + 2) / 2, n = (heads + 1) * depth;
+          const int64_t t = batch * sequence, rotated = (heads + 2) / 2, n = (heads + 1) * depth;
           const std::string what = absl::StrCat(Name(dtype), " ", batch, "x", sequence, "x", k, " ",
-                                                turned, " of ", heads + 1, " heads of ", depth);
+                                                rotated, " of ", heads + 1, " heads of ", depth);
           Both x = Input(dtype, {t, k}), w = Input(dtype, {n, k}, 1 / std::sqrt(float(k)));
           Both bias = Input(dtype, {n}), table = Output(DType::kF32, {sequence, depth});
           Both y = Output(dtype, {t, n}), by_op = Output(dtype, {t, n});
@@ -144,7 +143,7 @@ TEST_F(HopperGemmGpuTest, Forward_ThroughRotary_MatchesTheHostAsOurProductAndAsT
                                     .y = y.cpu(),
                                     .epilogue = Epilogue::kRotary,
                                     .rotary = table.cpu(),
-                                    .rotary_heads = turned};
+                                    .rotary_heads = rotated};
           LinearForward(*cpu_stream_, args);
           args.y = by_op.cpu();
           LinearForward(*cpu_stream_, args);
@@ -156,7 +155,7 @@ TEST_F(HopperGemmGpuTest, Forward_ThroughRotary_MatchesTheHostAsOurProductAndAsT
           gemm.fused = depth == 128 ? Fused::kRotary128 : Fused::kRotary64;
           gemm.a = args.x, gemm.b = args.w, gemm.bias = args.bias, gemm.out = y.gpu();
           gemm.rotary = args.rotary;
-          gemm.rotary_columns = turned * depth;
+          gemm.rotary_columns = rotated * depth;
           EXPECT_EQ(Serves(gemm), depth >= 64) << what;
           if (depth < 64) continue;
           Run(gemm);
@@ -250,7 +249,7 @@ TEST_F(HopperGemmGpuTest, Backward_ThroughSwigluApartAndInPlace_MatchesTheHost) 
   }
 }
 
-// Weight gradients, beside the library's product and a sum in double.
+// Our weight gradients against cuBLASLt's GEMM and a sum in double.
 class HopperWeightGradientGpuTest : public HopperGemmGpuTest {
  protected:
   // dw (+)= dy^T x.
@@ -302,19 +301,19 @@ class HopperWeightGradientGpuTest : public HopperGemmGpuTest {
   std::vector<float> Library(Both& dy, Both& x, Both& dw, bool accumulate) {
     CudaStream& stream = CudaStream::Of(*stream_);
     dw.Upload(*stream_);
-    const cuda::Gemm product = {.m = x.gpu().dim(1),
-                                .n = dy.gpu().dim(1),
-                                .k = dy.gpu().dim(0),
-                                .transpose_a = false,
-                                .transpose_b = true,
-                                .input = dy.dtype(),
-                                .output = DType::kF32,
-                                .a = x.gpu().data(),
-                                .b = dy.gpu().data(),
-                                .d = dw.gpu().data(),
-                                .beta = accumulate ? 1.0f : 0.0f};
+    const cuda::Gemm gemm = {.m = x.gpu().dim(1),
+                             .n = dy.gpu().dim(1),
+                             .k = dy.gpu().dim(0),
+                             .transpose_a = false,
+                             .transpose_b = true,
+                             .input = dy.dtype(),
+                             .output = DType::kF32,
+                             .a = x.gpu().data(),
+                             .b = dy.gpu().data(),
+                             .d = dw.gpu().data(),
+                             .beta = accumulate ? 1.0f : 0.0f};
     EXPECT_OK(stream.cuda_device().linear_plans().Run(
-        stream, product, stream.Scratch(cuda::LinearPlans::kWorkspaceBytes)));
+        stream, gemm, stream.Scratch(cuda::LinearPlans::kWorkspaceBytes)));
     return dw.Download(*stream_);
   }
 };
@@ -370,8 +369,8 @@ TEST_F(HopperWeightGradientGpuTest, NotFinite_ShowsInTheSquaresOfEveryWay) {
   }
 }
 
-// The ops, whichever way they take; on odd sizes and in fp32 the library's.
-TEST_F(HopperWeightGradientGpuTest, Ops_SquaresBiasesAndPieces_MatchTheHost) {
+// The ops, whichever way they take; on odd sizes and in fp32 that is cuBLASLt's.
+TEST_F(HopperWeightGradientGpuTest, Ops_SquaresBiasesAndSeveralTensors_MatchTheHost) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const auto& [t, n, k] :
          std::vector<std::tuple<int64_t, int64_t, int64_t>>{{65, 33, 17}, {513, 264, 1032}}) {
@@ -382,7 +381,7 @@ TEST_F(HopperWeightGradientGpuTest, Ops_SquaresBiasesAndPieces_MatchTheHost) {
         Both dw = accumulate ? Input(DType::kF32, {n, k}) : Output(DType::kF32, {n, k});
         Both dbias = accumulate ? Input(DType::kF32, {n}) : Output(DType::kF32, {n});
         Both squares = Output(DType::kF32, {kSquareParts, 2});
-        Both pair = Output(DType::kF32, {2}), pieces = Output(DType::kF32, {2});
+        Both pair = Output(DType::kF32, {2}), of_rows = Output(DType::kF32, {2});
         const auto enqueue = [&](Stream& stream, auto side) {
           bool left = false;
           WeightGradient(stream,
@@ -401,7 +400,7 @@ TEST_F(HopperWeightGradientGpuTest, Ops_SquaresBiasesAndPieces_MatchTheHost) {
           SumPairs(stream, side(squares), side(pair), /*accumulate=*/true);
           std::vector<Tensor> rows;
           for (int64_t row = 0; row < n; ++row) rows.push_back(side(dw).Rows(row, 1));
-          SumSquaresPair(stream, rows, side(pieces), /*accumulate=*/false);
+          SumSquaresPair(stream, rows, side(of_rows), /*accumulate=*/false);
         };
         enqueue(*stream_, [](Both& both) { return both.gpu(); });
         enqueue(*cpu_stream_, [](Both& both) { return both.cpu(); });
@@ -411,9 +410,9 @@ TEST_F(HopperWeightGradientGpuTest, Ops_SquaresBiasesAndPieces_MatchTheHost) {
         const double sum = SumOfSquares(dw.Download(*stream_));
         const double host = SumOfSquares(dw.values());
         EXPECT_NEAR(Total(pair.Download(*stream_)) / sum, 2, 1e-6);
-        EXPECT_NEAR(Total(pieces.Download(*stream_)) / sum, 1, 1e-12);
+        EXPECT_NEAR(Total(of_rows.Download(*stream_)) / sum, 1, 1e-12);
         EXPECT_NEAR(Total(pair.values()) / host, 2, 1e-6);
-        EXPECT_NEAR(Total(pieces.values()) / host, 1, 1e-12);
+        EXPECT_NEAR(Total(of_rows.values()) / host, 1, 1e-12);
       }
     }
   }

@@ -58,7 +58,7 @@ TEST_F(CopyStridedGpuTest, AnyStridesAndTypes_CopyAndAddLikeTheHostAndTouchNothi
                         list(to, gpu, c.to_begin, c.shape, c.to_strides), accumulate);
           }
           ASSERT_OK(stream_->Synchronize()) << what;
-          // One rounding, of the same fp32 value.
+          // The same fp32 value is rounded once.
           const std::vector<float> actual = to.Download(*stream_);
           for (int64_t i = 0; i < to.cpu().elements(); ++i) {
             ASSERT_EQ(actual[i], RoundTo(to_type, to.values()[i])) << what << " at " << i;
@@ -255,7 +255,7 @@ TEST_F(SumPartsGpuTest, AnyNumberOfParts_IsAddedInTheOrderOfTheHostAndRoundedOnc
   for (const DType in_type : FloatTypes()) {
     for (const DType out_type : {in_type, DType::kF32}) {
       for (const int64_t parts : {1, 2, 3, 4, 5, 8, 9}) {
-        // The second leaves parts behind the first unaligned.
+        // With the second size the parts behind the first are not aligned.
         for (const int64_t n : {4096 * 3, 1001}) {
           Both in = Input(in_type, {parts * n}), out = Output(out_type, {n});
           SumParts(*stream_, in.gpu(), out.gpu());
@@ -279,7 +279,7 @@ TEST_F(SumPartsGpuTest, OwnPartElsewhere_GivesTheSameBitsAlsoInItsPlace) {
         for (const int own : {0, static_cast<int>(parts) - 1}) {
           Both whole = Input(type, {parts * n}), expected = Output(type, {n});
           SumParts(*stream_, whole.gpu(), expected.gpu());
-          // What is in the place of the own part must not count.
+          // What is in `staging` at the place of the own part must not be read.
           std::vector<float> others = whole.values();
           const auto begin = others.begin() + own * n;
           Both mine(*device_, type, {n}, std::vector<float>(begin, begin + n));

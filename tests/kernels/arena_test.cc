@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using testing::Host;
 using ::testing::Pair;
 
-// A small step: activations stay, scratch of forward is used again by backward.
+// A small step: activations are kept, and backward reuses the scratch memory of forward.
 std::vector<Tensor> Step(Arena& arena) {
   std::vector<Tensor> views;
   views.push_back(arena.Take("activations", DType::kF32, {10, 10}));
@@ -69,7 +69,7 @@ TEST(Arena, Layout_TellsOtherPlacesApartInArenasOfTheSameSize) {
 
 TEST(Arena, PadTo_GivesArenasOfOtherSizesTheSamePlaces) {
   const auto device = MakeCpuDevice(1);
-  // Two kinds of scratch behind what stays, one after the other.
+  // Two kinds of scratch memory, one after the other, behind what is kept.
   const auto take = [](Arena& arena, int64_t stays, int64_t scratch) {
     arena.Take("stays", DType::kF32, {stays});
     const int64_t mark = arena.Mark();

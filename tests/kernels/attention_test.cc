@@ -193,7 +193,7 @@ TEST(Attention, Forward_HugeScores_StayFinite) {
   ExpectClose(result.lse, lse, 1e-5, "lse");
 }
 
-// Documents of 40 to 90 tokens: their borders lie inside of tiles and between them.
+// Documents of 40 to 90 tokens, whose borders lie inside of tiles and between them.
 std::vector<int32_t> Documents(int64_t batch, int64_t sequence) {
   std::vector<int32_t> begins;
   for (int64_t b = 0; b < batch; ++b) {
@@ -212,8 +212,7 @@ std::vector<int32_t> Documents(int64_t batch, int64_t sequence) {
 TEST(Attention, QueriesOfPackedDocuments_SeeTheirOwnAlone) {
   for (Shape s : std::vector<Shape>{{2, 300, 4, 2, 16}, {1, 150, 2, 2, 8, false}}) {
     s.documents = Documents(s.batch, s.sequence);
-    // Without causal: keys that stand 90 positions in front of the queries, so that some queries
-    // have none.
+    // Without causal, keys lie 90 positions before the queries, so that some queries have none.
     if (!s.causal) {
       s.key_position = -90;
       for (int32_t& begin : s.documents) begin = begin < 60 ? begin - 100 : begin;
@@ -258,7 +257,7 @@ TEST(Attention, Backward_SeveralTiles_MatchesFiniteDifferencesAlongDirections) {
     const Floats dout = Random(s.tokens() * s.heads * s.width, 2);
     const Floats dqkv = RunBoth(s, qkv, dout).dqkv;
     for (int direction = 0; direction < 6; ++direction) {
-      // One token each, so that every tile is seen on its own.
+      // Each direction changes one token, so that every tile is tested on its own.
       const int64_t token = direction * (s.tokens() - 1) / 5;
       const Floats step = Random(s.packed(), 100 + direction);
       Doubles above = testing::Wide(qkv), below = above;
@@ -303,7 +302,8 @@ TEST(Attention, MergeOfTwoSetsOfKeys_EqualsAttentionOverBoth) {
   ExpectClose(out, whole.out, 1e-6, "out");
   ExpectClose(lse, whole.lse, 1e-6, "lse");
 
-  // Backward set by set, with the merged out and lse: dq adds up, dk and dv are each set's own.
+  // Backward for each set, with the merged out and lse: dq adds up, and each set has its own dk,
+  // dv.
   second.out = first.out, second.lse = first.lse;
   Floats dqkv(qkv.size()), dq(out.size()), delta(lse.size());
   const Tensor packed_dq = Heads(dqkv, s, 0, s.heads), packed_dk = Heads(dqkv, s, 4, 2),
@@ -331,7 +331,7 @@ TEST(Attention, MergeWithAnEmptySet_ChangesNothing) {
                                 View(part, {2, 3, 2, 4}), View(part_lse, {2, 2, 3})});
   EXPECT_EQ(out, before);
   EXPECT_EQ(lse, lse_before);
-  // And the other way round: the partial result is taken over.
+  // And the other way round, the partial result becomes the result.
   Floats empty(out.size()), empty_lse = part_lse;
   AttentionMerge(*host.stream, {View(empty, {2, 3, 2, 4}), View(empty_lse, {2, 2, 3}),
                                 View(out, {2, 3, 2, 4}), View(lse, {2, 2, 3})});

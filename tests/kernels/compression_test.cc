@@ -17,7 +17,7 @@ using testing::Host;
 using testing::Random;
 using testing::View;
 
-// Positions by magnitude, larger first, among equal ones lower first.
+// Positions in descending order of magnitude, and ascending among equal ones.
 std::vector<int32_t> LargestOf(const Floats& x, int64_t k) {
   std::vector<int32_t> order(x.size());
   std::iota(order.begin(), order.end(), 0);
@@ -93,7 +93,7 @@ TEST(TakeLargest, NotFiniteValues_GoFirst) {
   EXPECT_EQ(values[1], -std::numeric_limits<float>::infinity());
 }
 
-// What `parts` ranks took of their own tensors, as they exchange it.
+// What `parts` ranks took from their own tensors, in the form that they exchange.
 std::vector<int32_t> Entries(Stream& stream, int64_t parts, int64_t n, int64_t k) {
   std::vector<int32_t> entries(parts * 2 * k);
   for (int64_t part = 0; part < parts; ++part) {
@@ -151,7 +151,7 @@ TEST(TakeSigns, SentAndLeft_AddUpToWhatWasThere) {
     for (int64_t i = 0; i < n; ++i) {
       ASSERT_NEAR(std::abs(sum[i]), mean, 1e-6 * mean);
       ASSERT_EQ(std::signbit(sum[i]), std::signbit(before[i]));
-      // One rounding of the difference.
+      // The difference is rounded once.
       ASSERT_NEAR(sum[i] + x[i], before[i], 1e-6 * (mean + std::abs(before[i])));
     }
   }

@@ -55,7 +55,7 @@ struct Problem {
     CHECK_OK(host.stream->Synchronize());
     return out;
   }
-  // 1 where an element stays.
+  // 1 where an element is kept.
   Floats Mask() {
     Floats mask = Run(Floats(rows * columns, 1.0f));
     for (float& value : mask) value = value != 0 ? 1.0f : 0.0f;
@@ -63,7 +63,7 @@ struct Problem {
   }
 };
 
-// Said again, from the generator's known answers on (random_test.cc).
+// The definition once more, from the generator on, whose known answers random_test.cc checks.
 TEST(Dropout, EveryElement_IsThatOfThePlainDefinition) {
   for (const int64_t columns : {1, 3, 4, 10, 64}) {
     Problem problem{.rows = 23, .columns = columns, .sequence = 7};
@@ -142,7 +142,7 @@ TEST(Dropout, OtherSeedSiteSamplePositionOrColumn_DrawAnew) {
   EXPECT_NE(Floats(mask.begin(), mask.begin() + 128), Floats(mask.begin() + 128, mask.end()));
 }
 
-// What data and sequence parallelism, context parallelism and micro-batches of other sizes do.
+// The slices of a batch under data, sequence and context parallelism, and other micro-batches.
 TEST(Dropout, AnyPartOfABatch_HasTheMaskOfTheWhole) {
   constexpr int64_t kSequence = 12, kColumns = 20, kSamples = 6;
   Problem whole{.rows = kSamples * kSequence, .columns = kColumns, .sequence = kSequence};
@@ -180,7 +180,7 @@ TEST(Dropout, OfAGradient_IsTheBackwardPass) {
   const Floats x = Random(35, 1), dy = Random(35, 2);
   const Floats dx = problem.Run(dy), y = problem.Run(x), ones = problem.Run(Floats(35, 1.0f));
   for (size_t i = 0; i < x.size(); ++i) {
-    // Linear: the derivative is what a one becomes.
+    // Dropout is linear, so the derivative is what it makes of ones.
     EXPECT_EQ(y[i], x[i] * ones[i]);
     EXPECT_EQ(dx[i], dy[i] * ones[i]);
   }

@@ -43,7 +43,7 @@ class LinearShapes : public ::testing::TestWithParam<std::tuple<int, int, int>> 
  protected:
   Shape shape_{std::get<0>(GetParam()), std::get<1>(GetParam()), std::get<2>(GetParam())};
 };
-// Odd sizes, single rows and columns, several tiles with rests in both directions.
+// Odd sizes, single rows and columns, several tiles with remainders in both directions.
 INSTANTIATE_TEST_SUITE_P(Sizes, LinearShapes,
                          ::testing::Values(std::tuple(1, 1, 1), std::tuple(3, 5, 7),
                                            std::tuple(1, 33, 257), std::tuple(130, 17, 1),
@@ -108,7 +108,7 @@ TEST_P(LinearShapes, Backward_AddsWeightAndBiasGradients_MatchesFloat64) {
 TEST(Linear, Backward_AgainstFiniteDifferencesThroughGelu_Agrees) {
   const Shape s = {5, 6, 7};
   Host host;
-  // y = gelu(pre) W^T + bias, with pre the input of the epilogue in front.
+  // y = gelu(pre) W^T + bias, where pre is the pre-activation of the layer in front.
   Floats pre = Random(s.t * s.k, 1), w = Random(s.n * s.k, 2), bias = Random(s.n, 3),
          dy = Random(s.t * s.n, 4);
   Doubles pre64 = testing::Wide(pre), w64 = testing::Wide(w), bias64 = testing::Wide(bias);
@@ -207,18 +207,18 @@ TEST(Linear, Forward_AddingAResidual_HasTheBitsOfTwoOps) {
   constexpr int64_t kTokens = 37, kInputs = 29, kOutputs = 43;
   Floats x = Random(kTokens * kInputs, 1), w = Random(kOutputs * kInputs, 2);
   Floats bias = Random(kOutputs, 3), residual = Random(kTokens * kOutputs, 4);
-  Floats apart(kTokens * kOutputs), together(kTokens * kOutputs);
+  Floats apart(kTokens * kOutputs), fused(kTokens * kOutputs);
   LinearForwardArgs args = {.x = View(x, {kTokens, kInputs}),
                             .w = View(w, {kOutputs, kInputs}),
                             .bias = View(bias, {kOutputs}),
                             .y = View(apart, {kTokens, kOutputs})};
   LinearForward(*host.stream, args);
   Add(*host.stream, View(residual, {kTokens, kOutputs}), args.y, args.y);
-  args.y = View(together, {kTokens, kOutputs});
+  args.y = View(fused, {kTokens, kOutputs});
   args.residual = View(residual, {kTokens, kOutputs});
   LinearForward(*host.stream, args);
   ASSERT_OK(host.stream->Synchronize());
-  EXPECT_EQ(together, apart);
+  EXPECT_EQ(fused, apart);
 }
 
 TEST(Linear, NoTokens_ChangesNothing) {

@@ -131,8 +131,8 @@ TEST(AdamW, OneStep_MatchesTheFloat64Formula) {
   }
 }
 
-// Bits of fp32 numbers: ties, carries into the exponent, what rounds to infinity, subnormals, and a
-// sample of everything.
+// Bits of fp32 numbers: ties, carries into the exponent, values that round to infinity, subnormals,
+// and a sample of all numbers.
 std::vector<uint32_t> BitPatterns() {
   std::vector<uint32_t> patterns;
   for (const uint32_t sign : {0u, 0x80000000u}) {
@@ -168,7 +168,7 @@ TEST(MasterHalves, AnyNumber_ComesBackWholeAndIsRoundedToNearest) {
       continue;
     }
     ASSERT_EQ(BitsOf(joined[i]), patterns[i]);
-    // Nearest: as to even but for ties, which go away from zero.
+    // To nearest like rounding to even, except that ties go away from zero.
     const bool tie = (patterns[i] & 0xffffu) == 0x8000u;
     const uint16_t even = ToBF16(master[i]);
     ASSERT_EQ(upper[i], tie ? static_cast<uint16_t>((patterns[i] >> 16) + 1) : even);

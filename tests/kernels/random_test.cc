@@ -33,7 +33,7 @@ TEST(FillNormal, AnyPartOfATensor_HasTheValuesOfTheWhole) {
   }
 }
 
-// In double precision, from the same words.
+// The normals in double precision, from the same words.
 TEST(FillNormal, Values_AreTheNormalsOfTheirWords) {
   constexpr int64_t kFirst = (int64_t{1} << 33) + 8;
   Floats values(40000);

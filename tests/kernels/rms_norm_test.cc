@@ -43,7 +43,7 @@ TEST(RmsNorm, Forward_ResidualPlusBranch_MatchesFloat64) {
     EXPECT_EQ(sum, expected_sum);
     ExpectClose(y, Reference(t, c, testing::Wide(sum), testing::Wide(gamma)), 1e-5, "y");
 
-    // Without a branch the input is what the sum was: the same bits.
+    // Without a branch, with the sum as the input: the same bits.
     Floats again(t * c), rstd_again(t);
     RmsNormForward(*host.stream, {.residual = View(sum, {t, c}),
                                   .gamma = View(gamma, {c}),

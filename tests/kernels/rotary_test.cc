@@ -74,19 +74,19 @@ TEST(RotaryTable, Scaling_StretchesOnlyLongWaves) {
 }
 
 // q heads, then k heads, then v heads in one row, as the model packs them.
-TEST(Rotary, TurnsPairsOfThePackedHeads_AndBackAgain) {
+TEST(Rotary, PackedHeads_AreRotatedAndRotatedBack) {
   Host host;
-  constexpr int64_t kBatch = 3, kSequence = 19, kHeads = 5, kTurned = 4, kWidth = 6;
+  constexpr int64_t kBatch = 3, kSequence = 19, kHeads = 5, kRotated = 4, kWidth = 6;
   constexpr int64_t kRow = kHeads * kWidth;
   const Floats before = Random(kBatch * kSequence * kRow, 1);
   Floats packed = before, table(kSequence * kWidth);
   RotaryTable(*host.stream, {.table = View(table, {kSequence, kWidth})});
-  const Tensor x(packed.data(), DType::kF32, {kBatch, kSequence, kTurned, kWidth},
+  const Tensor x(packed.data(), DType::kF32, {kBatch, kSequence, kRotated, kWidth},
                  {kSequence * kRow, kRow, kWidth, 1});
   Rotary(*host.stream, x, View(table, {kSequence, kWidth}), false);
   testing::Doubles expected(before.begin(), before.end());
   for (int64_t t = 0; t < kBatch * kSequence; ++t) {
-    for (int64_t head = 0; head < kTurned; ++head) {
+    for (int64_t head = 0; head < kRotated; ++head) {
       for (int64_t i = 0; i < kWidth / 2; ++i) {
         const double angle =
             static_cast<double>(t % kSequence) * std::pow(10000.0, -2.0 * i / kWidth);
@@ -96,14 +96,14 @@ TEST(Rotary, TurnsPairsOfThePackedHeads_AndBackAgain) {
       }
     }
   }
-  ExpectClose(packed, expected, 1e-6, "turned");
+  ExpectClose(packed, expected, 1e-6, "rotated");
   Rotary(*host.stream, x, View(table, {kSequence, kWidth}), true);
-  ExpectClose(packed, before, 1e-6, "turned back");
+  ExpectClose(packed, before, 1e-6, "rotated back");
 }
 
-TEST(Rotary, BehindAProduct_HasTheBitsOfTwoOps) {
+TEST(Rotary, FusedIntoAGemm_HasTheBitsOfTwoOps) {
   const Host host;
-  constexpr int64_t kBatch = 2, kSequence = 11, kHeads = 5, kTurned = 3, kWidth = 6, kInputs = 23;
+  constexpr int64_t kBatch = 2, kSequence = 11, kHeads = 5, kRotated = 3, kWidth = 6, kInputs = 23;
   constexpr int64_t kTokens = kBatch * kSequence, kRow = kHeads * kWidth;
   Floats x = Random(kTokens * kInputs, 1), w = Random(kRow * kInputs, 2), bias = Random(kRow, 3);
   Floats table(kSequence * kWidth), fused(kTokens * kRow), apart(kTokens * kRow);
@@ -114,13 +114,13 @@ TEST(Rotary, BehindAProduct_HasTheBitsOfTwoOps) {
                             .y = View(apart, {kTokens, kRow})};
   LinearForward(*host.stream, args);
   Rotary(*host.stream,
-         Tensor(apart.data(), DType::kF32, {kBatch, kSequence, kTurned, kWidth},
+         Tensor(apart.data(), DType::kF32, {kBatch, kSequence, kRotated, kWidth},
                 {kSequence * kRow, kRow, kWidth, 1}),
          View(table, {kSequence, kWidth}), false);
   args.y = View(fused, {kTokens, kRow});
   args.epilogue = Epilogue::kRotary;
   args.rotary = View(table, {kSequence, kWidth});
-  args.rotary_heads = kTurned;
+  args.rotary_heads = kRotated;
   LinearForward(*host.stream, args);
   ASSERT_OK(host.stream->Synchronize());
   EXPECT_EQ(fused, apart);

@@ -56,8 +56,8 @@ TEST(Swiglu, LargeInputs_StayFinite) {
   EXPECT_EQ(d_packed, (Floats{3, 0, 200, 0}));
 }
 
-// What products do with SwiGLU behind them is what they and the ops do one after the other.
-TEST(Swiglu, BehindAProduct_ForwardAndBackward_HaveTheBitsOfTwoOps) {
+// GEMMs with SwiGLU fused give what the GEMM and the op give one after the other.
+TEST(Swiglu, FusedIntoAGemm_ForwardAndBackward_HaveTheBitsOfTwoOps) {
   const Host host;
   const int64_t t = 37, k = 29, f = 43;
   Floats x = Random(t * k, 1), w = Random(2 * f * k, 2), bias = Random(2 * f, 3);
@@ -83,7 +83,7 @@ TEST(Swiglu, BehindAProduct_ForwardAndBackward_HaveTheBitsOfTwoOps) {
                  {.dy = View(dy, {t, k}), .w = View(down, {k, f}), .dx = View(dx, {t, f})});
   SwigluBackward(*host.stream, View(packed, {t, 2 * f}), View(dx, {t, f}),
                  View(d_packed, {t, 2 * f}), View(again, {t, f}));
-  // In place, x in the place of the scratch.
+  // In place, with x in the scratch tensor.
   Floats scratch(t * f);
   LinearBackward(*host.stream, {.dy = View(dy, {t, k}),
                                 .x = View(scratch, {t, f}),
