@@ -1,6 +1,7 @@
 // Every rank gathers all keys and values, puts them into the order of the sequence, and computes
-// its two chunks of queries: chunk m sees all keys in front of it, and its own causally. Backward
-// gathers them again, which costs less than keeping them for every layer.
+// attention of its two chunks of queries: chunk m attends to all keys in front of it, and causally
+// to its own. Backward gathers keys and values again, which costs less than keeping them for every
+// layer.
 #include "base/check.h"
 #include "kernels/memory/memory.h"
 #include "parallel/context/methods.h"
@@ -55,7 +56,7 @@ class AllGather : public ContextAttention {
     kernels::Zero(call.stream, saved.d_keys);
     for (const int chunk : {0, 1}) {
       for (const ChunkAttention::KeySet& set : SetsOf(rank, chunk, saved.keys)) {
-        // The gathered parts have been put in order and are free.
+        // The gathered data has been reordered, so this memory is free.
         const int64_t count = set.k.dim(1);
         const int64_t begin = set.causal ? IndexOf(rank, chunk) * shape_.chunk() : 0;
         const Tensor dk = Keys(saved.parts, 0, count), dv = Keys(saved.parts, 1, count);
@@ -80,7 +81,7 @@ class AllGather : public ContextAttention {
     Tensor keys, d_keys;    // [keys, values][B,S,G,D]: in the order of the sequence
   };
 
-  // Which chunk of the sequence a rank's chunk is.
+  // The index in the sequence of a rank's chunk.
   int64_t IndexOf(int rank, int chunk) const {
     return chunk == 0 ? rank : 2 * shape_.ranks - 1 - rank;
   }

@@ -1,13 +1,12 @@
-// All-to-alls from (my tokens, all heads) to (all tokens, my heads), packed as query | key | value
-// heads, ordinary attention over the whole sequence, and all-to-alls back. Each has two pieces of a
-// sample: the ranks' early chunks, which follow each other in the sequence, and their late ones,
-// which do so backwards. So tokens arrive, and leave, where they stand in the sequence. What
-// attention reads is kept for backward in its own layout: as much memory again as the caller's q,
-// k, v and out.
+// An all-to-all from (this rank's tokens, all heads) to (all tokens, this rank's heads), packed as
+// query | key | value heads, then attention over the whole sequence, then an all-to-all back. A
+// sample has two batches of messages: the ranks' early chunks, whose order in the sequence is that
+// of the ranks, and their late chunks, whose order is the reverse. Tokens therefore arrive at their
+// position in the sequence. What attention reads is kept for backward in its own layout, which
+// takes as much memory again as the caller's q, k, v and out.
 //
-// A rank's heads may go in two groups (HeadGroups), one after the other: what one exchanges runs
-// beside the attention of the other. Every buffer has all of the first group in front of all of the
-// second.
+// A rank's heads may be two groups (HeadGroups): the exchanges of one overlap with the attention of
+// the other. Every buffer holds the whole first group in front of the second.
 #include <algorithm>
 #include <initializer_list>
 #include <vector>
@@ -68,8 +67,8 @@ class AllToAll : public ContextAttention {
       ForHeads(inputs.k, key_heads_, g, parts, Queries(), pack);
       ForHeads(inputs.v, key_heads_, g, parts, Queries() + Keys(), pack);
     }
-    // What nothing runs beside stays on the computing stream: another one would cost two events.
-    // The first to come and the last to go have nothing.
+    // An exchange that overlaps with nothing stays on the compute stream, which saves two events.
+    // That is the first one to arrive and the last one to leave.
     const auto exchange = [&](kernels::Event* done, const std::vector<AllToAllItem>& pieces) {
       StartExchange(call, done, [&](kernels::Stream& on) { call.group.AllToAllBatch(on, pieces); });
     };
@@ -96,9 +95,10 @@ class AllToAll : public ContextAttention {
     }
   }
 
-  // Gradients of out come in, those of q, k and v go out, as in forward, all beside something: the
-  // caller's work, at both ends, or the attention of the other group. The parts of a group's dout
-  // are where its d_qkv will be, and that is sent to where its dout came.
+  // Gradients of out arrive and gradients of q, k and v leave, as in forward. All exchanges
+  // overlap: with the caller's work at both ends, with the attention of the other group in between.
+  // A group's dout is received where its d_qkv will be, and d_qkv is sent from there into the
+  // memory of dout.
   void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,
                 Saved& base) const override {
     auto& saved = static_cast<HeadsSaved&>(base);
@@ -109,7 +109,7 @@ class AllToAll : public ContextAttention {
     const auto unpack = [&](const Tensor& mine, const Tensor& part) {
       kernels::CopyStrided(stream, part, mine);
     };
-    // Null without anything that it would run beside.
+    // Null where there is nothing to overlap with.
     const auto event = [&](const auto& of, int g, bool beside) {
       return call.overlap != nullptr && beside ? of(g) : nullptr;
     };
@@ -143,7 +143,7 @@ class AllToAll : public ContextAttention {
       args.delta = Rows(saved.delta, g);
       args.deterministic = shape_.deterministic;
       kernels::AttentionBackward(stream, args);
-      // On two streams at once a group's exchanges would not keep their order.
+      // A group's exchanges would lose their order on two streams at once.
       if (g > 0 && went[g] == nullptr) AwaitExchange(call, went[g - 1], Collective::kAllToAll);
       StartExchange(call, went[g], [&](kernels::Stream& on) {
         call.group.AllToAllBatch(on, ToParts(d_qkv, PackedOf(saved.parts, g)));
@@ -157,7 +157,7 @@ class AllToAll : public ContextAttention {
     for (int g = 0; g < groups_; ++g) {
       const Packing parts = {PackedOf(saved.parts, g), Packed()};
       ForHeads(gradients.dq, heads_, g, parts, 0, unpack);
-      // Ranks that share a key/value head each send their part of its gradient.
+      // Each rank that shares a key/value head sends its contribution to the gradient.
       bool add = false;
       const auto join = [&](const Tensor& mine, const Tensor& part) {
         kernels::CopyStrided(stream, part, mine, add);
@@ -174,48 +174,48 @@ class AllToAll : public ContextAttention {
     Tensor qkv, out, lse;
     Tensor parts, d_qkv, delta;  // scratch
   };
-  // Parts of all ranks of packed heads: [B, early or late, c, S/2c, heads, D].
+  // The messages of all ranks, packed heads: [B, early or late, c, S/2c, heads, D].
   struct Packing {
     Tensor parts;
     int64_t heads;
   };
 
-  // Heads of a group.
+  // The heads of a group.
   int64_t Queries() const { return heads_ / groups_; }
   int64_t Keys() const { return key_heads_ / groups_; }
   int64_t Packed() const { return Queries() + 2 * Keys(); }
   Tensor Query(const Tensor& packed) const { return Heads(packed, 0, Queries()); }
   Tensor Key(const Tensor& packed) const { return Heads(packed, Queries(), Keys()); }
   Tensor Value(const Tensor& packed) const { return Heads(packed, Queries() + Keys(), Keys()); }
-  // A group's part of a buffer of packed heads, of all its tokens.
+  // A group's range of a buffer of packed heads, with all tokens.
   Tensor PackedOf(const Tensor& buffer, int group) const {
     return Part(buffer, group, shape_.batch, shape_.sequence, Packed(), shape_.width);
   }
   Tensor OutOf(const HeadsSaved& saved, int group) const {
     return Part(saved.out, group, shape_.batch, shape_.sequence, Queries(), shape_.width);
   }
-  // The front of such a part, as much as the group's out needs.
+  // The beginning of such a range, of the size of the group's out.
   Packing SentOut(const Tensor& buffer, int group) const {
     return {
         Part(PackedOf(buffer, group), 0, shape_.batch, shape_.sequence, Queries(), shape_.width),
         Queries()};
   }
-  // Of [B,heads,S], as [B,heads of a group,S].
+  // The view [B,heads of a group,S] of [B,heads,S].
   Tensor Rows(const Tensor& statistics, int group) const {
     const int64_t elements = statistics.elements() / groups_;
     return statistics.Reshape({groups_, elements})
         .Rows(group, 1)
         .Reshape({shape_.batch, Queries(), shape_.sequence});
   }
-  // Ranks that share a key/value head.
+  // The number of ranks that share a key/value head.
   int Repeats() const {
     return static_cast<int>(std::max<int64_t>(1, shape_.ranks / shape_.key_heads));
   }
 
-  // Calls work(mine, part) for views of the same shape: of `mine` [B,S/c,heads,D], where every rank
-  // has `count` heads, those of the group, and, from head `first` of the parts on, where the ranks
-  // have them. All of them at once, but for chunks. Where ranks share heads: all that share one, or
-  // only the nth of each.
+  // Calls work(mine, message) for views of the same shape: of `mine` [B,S/c,heads,D], in which
+  // every rank has `count` heads of the group, and of the messages from head `first` on. One call
+  // covers all ranks, per chunk. Where ranks share heads: all ranks that share one, or only the nth
+  // of each.
   template <typename Work>
   void ForHeads(const Tensor& mine, int64_t count, int group, const Packing& packing, int64_t first,
                 Work work, int nth = -1) const {
@@ -236,7 +236,7 @@ class AllToAll : public ContextAttention {
     }
   }
 
-  // Between tokens of all ranks in the order of the sequence, [B,S,heads,D], and parts of them.
+  // Converts between tokens in the order of the sequence, [B,S,heads,D], and messages by rank.
   std::vector<AllToAllItem> FromParts(const Tensor& parts, const Tensor& whole) const {
     std::vector<AllToAllItem> pieces = Pieces(parts, whole);
     for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].out_places = late_places_;
@@ -276,7 +276,7 @@ class AllToAll : public ContextAttention {
   const int64_t heads_;
   const int64_t key_heads_;
   const int groups_;
-  std::vector<int> late_places_;  // of the ranks' late chunks
+  std::vector<int> late_places_;  // positions of the ranks' late chunks
 };
 
 }  // namespace

@@ -50,7 +50,7 @@ absl::Status Validate(const ContextShape& shape) {
 }
 
 int HeadGroups(const ContextShape& shape) {
-  // Rows of a group's attention, by head: a thousand tiles of 128 fill a GPU several times over.
+  // Rows of a group's attention over all heads. A thousand tiles of 128 fill a GPU several times.
   constexpr int64_t kLeastRows = int64_t{1} << 17;
   if (shape.method != ContextMethod::kAllToAll || shape.key_heads % (2 * shape.ranks) != 0 ||
       shape.head_groups == 1) {

@@ -7,16 +7,17 @@
 // them. Documents packed into one sequence see each other, as they do on one rank, unless
 // Inputs::documents says where they begin.
 //
-//   kRing (Liu et al., Ring Attention, arXiv 2310.01889): keys and values
-//     travel around the ring in c - 1 steps and each step's partial result is merged by its lse.
-//     Backward sends keys and values the other way round, and the gradients of keys and values one
-//     step behind them, until they are home.
+//   kRing (Liu et al., Ring Attention, arXiv 2310.01889): keys and values pass around the ring in
+//     c - 1 steps, and the partial result of each step is merged by its log-sum-exp. Backward sends
+//     keys and values the other way round, and the gradients of keys and values one step behind
+//     them, until these are back at the rank that owns them.
 //   kAllGather (as Llama 3, arXiv 2407.21783): every rank gathers all keys and values, and sums
-//   their gradients by reduce-scatter.
-//     Simple, needs memory for the whole sequence's keys and values.
-//   kAllToAll (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509): all-to-alls turn a slice of the
-//     sequence with all heads into the whole sequence with a slice of the heads, and back.
-//     Key/value heads that are fewer than ranks are sent to every rank that needs them.
+//   their
+//     gradients by reduce-scatter. Needs memory for the keys and values of the whole sequence.
+//   kAllToAll (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509): all-to-alls turn a rank's
+//   chunks
+//     of the sequence with all heads into the whole sequence with some of the heads, and back.
+//     Where there are fewer key/value heads than ranks, each is sent to every rank that needs it.
 //
 // Bytes that a rank sends per call, e = bytes of an activation, KV = B (S/c) G D e of keys alone,
 // Q = B (S/c) H D e, KV4 and so on the same in fp32, n = max(G, c) / G:
@@ -49,13 +50,13 @@ struct ContextShape {
   ContextMethod method = ContextMethod::kRing;
   int ranks = 1;  // c
   int64_t batch = 0;
-  int64_t sequence = 0;   // S, of all ranks together
+  int64_t sequence = 0;   // S, the whole sequence
   int64_t heads = 0;      // H
   int64_t key_heads = 0;  // G
   int64_t width = 0;      // D
   kernels::DType activation = kernels::DType::kF32;
   bool deterministic = true;  // kernels::AttentionBackwardArgs
-  int head_groups = 0;        // at most, see HeadGroups; 0: by size
+  int head_groups = 0;        // the most that HeadGroups returns; 0: it decides by size
 
   int64_t local() const { return sequence / ranks; }
   int64_t chunk() const { return sequence / (2 * ranks); }
@@ -64,23 +65,24 @@ struct ContextShape {
 // multiple of c, or with G and c of which neither divides the other.
 absl::Status Validate(const ContextShape& shape);
 
-// How many groups the heads of a rank go in, one after the other, so that all-to-alls have
-// something to run beside: 2 where its key/value heads are an even number and either group's
-// attention keeps a GPU busy for long, else 1. Always 1 of the other methods.
+// The number of groups of heads that kAllToAll handles one after the other, so that the all-to-alls
+// of one overlap with the attention of the other: 2 where a rank has an even number of key/value
+// heads and the attention of a group keeps a GPU busy for long enough, else 1. 1 for the other
+// methods.
 int HeadGroups(const ContextShape& shape);
 
-// The positions in the whole sequence of rank `rank`'s tokens, in the order it holds them.
+// The positions in the whole sequence of the tokens of rank `rank`, in the order it holds them.
 // Requires: sequence % (2 * ranks) == 0.
 std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks);
 
-// A stream of its own for exchanges that something runs beside: attention (of a ring's other keys,
-// of all-to-all's other group of heads) or work of the caller's (Call::beside_first). Serves all
-// layers of a model; used by the thread that enqueues on the compute stream. An exchange there
-// begins behind all that the compute stream has been given, and every call awaits its own, so that
-// those of one group keep one order on all ranks, whichever of the two streams each runs on.
+// A stream for exchanges that overlap with computation: attention (over the other keys of a ring,
+// or of the other group of heads of an all-to-all) or work of the caller (Call::beside_first).
+// Serves all layers of a model; used by the thread that enqueues on the compute stream. An exchange
+// starts behind everything that is enqueued on the compute stream, and every call awaits its own,
+// so the exchanges of a group have the same order on all ranks, whichever stream each runs on.
 struct ContextOverlap {
   std::unique_ptr<kernels::Stream> stream;
-  std::unique_ptr<kernels::Event> ready;        // compute: what is sent has been written
+  std::unique_ptr<kernels::Event> ready;        // on compute: the data to send is written
   std::unique_ptr<kernels::Event> arrived[2];   // by buffer of keys and values, or group of heads
   std::unique_ptr<kernels::Event> returned[2];  // by buffer, or group, of their gradients
   ExposureMeter* meter = nullptr;               // counts waits for the exchanges; may be null
@@ -88,10 +90,10 @@ struct ContextOverlap {
   static absl::StatusOr<std::unique_ptr<ContextOverlap>> Make(kernels::Device& device);
 };
 
-// Attention of one layer. Const; memory is the caller's, planned in an Arena.
+// Attention of one layer. Const; the caller provides the memory, planned in an Arena.
 class ContextAttention {
  public:
-  // What Forward leaves for Backward, and the views of the scratch memory.
+  // What Forward keeps for Backward, and views of the scratch memory.
   struct Saved {
     virtual ~Saved() = default;
   };
@@ -99,8 +101,8 @@ class ContextAttention {
   // last dimension (packed QKV needs no copy).
   struct Inputs {
     kernels::Tensor q, k, v, out;
-    // [B,S] i32: the position in the whole sequence at which each of its tokens' document begins,
-    // on every rank; empty: all is one document.
+    // [B,S] i32, the same on every rank: for each token of the whole sequence, the position at
+    // which its document begins. Empty: the sequence is one document.
     kernels::Tensor documents = kernels::Tensor();
   };
   struct Gradients {
@@ -111,12 +113,12 @@ class ContextAttention {
     kernels::Stream& stream;
     Communicator& group;                // of shape.ranks ranks
     ContextOverlap* overlap = nullptr;  // null: exchanges run on `stream`
-    // Work of the caller's that Backward has room for: it enqueues on `stream`, needs nothing that
-    // Backward writes, and leaves alone what that reads or writes. Every method calls each of them
-    // once, the first one first, whether or not there is an overlap: all-to-all while its first
-    // exchange (of the gradients of out) and its last (of those of q, k and v) are under way, which
-    // nothing of its own runs beside; a ring both while its first one is; all-gather, which
-    // does not overlap, in front and behind. Forward calls neither. Null: there is none.
+    // Work of the caller that overlaps with exchanges of Backward. It enqueues on `stream`, reads
+    // nothing that Backward writes, and does not touch what Backward reads or writes. Every method
+    // calls each of them once, `beside_first` first, with or without an overlap: all-to-all during
+    // its first exchange (gradients of out) and its last (gradients of q, k and v), a ring both
+    // during its first exchange, all-gather before and after its work. Forward calls neither. May
+    // be null.
     std::function<void()> beside_first = nullptr;
     std::function<void()> beside_last = nullptr;
   };
@@ -128,7 +130,7 @@ class ContextAttention {
   // Memory of one call of Forward or Backward; all layers may share it.
   virtual void TakeScratch(kernels::Arena& arena, Saved& saved) const = 0;
 
-  // Every rank of the group calls these in the same order.
+  // All ranks of the group make these calls in the same order.
   virtual void Forward(const Call& call, const Inputs& inputs, Saved& saved) const = 0;
   // Requires: `inputs` and `saved` as Forward left them.
   virtual void Backward(const Call& call, const Inputs& inputs, const Gradients& gradients,

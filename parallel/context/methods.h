@@ -18,24 +18,24 @@ std::unique_ptr<ContextAttention> MakeRing(const ContextShape& shape);
 std::unique_ptr<ContextAttention> MakeAllGather(const ContextShape& shape);
 std::unique_ptr<ContextAttention> MakeAllToAll(const ContextShape& shape);
 
-// Enqueues `exchange`, behind all that the computing stream has been given: on the overlapping
-// stream, recording `done` behind it, or on the computing stream where that is null.
-// Requires of `done`: one of call.overlap's events.
+// Enqueues `exchange` behind everything that is enqueued on the compute stream: on the overlap's
+// stream, recording `done` after it, or on the compute stream where there is no overlap. Requires
+// of `done`: one of call.overlap's events.
 void StartExchange(const ContextAttention::Call& call, kernels::Event* done,
                    absl::FunctionRef<void(kernels::Stream& stream)> exchange);
-// The computing stream waits for it, which counts as exposed.
+// Makes the compute stream wait for `done`; the wait counts as exposed communication.
 void AwaitExchange(const ContextAttention::Call& call, kernels::Event* done, Collective collective);
 
-// Tokens [begin, begin + count) of [B,S,heads,D].
+// Returns tokens [begin, begin + count) of [B,S,heads,D].
 kernels::Tensor Tokens(const kernels::Tensor& x, int64_t begin, int64_t count);
-// Heads [begin, begin + count) of [B,S,heads,D].
+// Returns heads [begin, begin + count) of [B,S,heads,D].
 kernels::Tensor Heads(const kernels::Tensor& x, int64_t begin, int64_t count);
-// Part `index` of a contiguous tensor of equal parts, as [B,S,heads,D].
+// Returns slice `index` of a contiguous tensor of equal slices, as [B,S,heads,D].
 kernels::Tensor Part(const kernels::Tensor& parts, int64_t index, int64_t batch, int64_t sequence,
                      int64_t heads, int64_t width);
 
-// Attention of the two local chunks of queries, key set by key set: the partial results are merged
-// in fp32, the partial gradients added up in fp32.
+// Attention of the two local chunks of queries over one set of keys after the other. Partial
+// results are merged, and partial gradients added up, in fp32.
 class ChunkAttention {
  public:
   struct Saved {
@@ -53,18 +53,18 @@ class ChunkAttention {
   Saved TakeSaved(kernels::Arena& arena) const;
   Scratch TakeScratch(kernels::Arena& arena) const;
 
-  // Keys and values that all queries of a chunk see, or with `causal` the chunk's own.
+  // Keys and values that all queries of a chunk attend to, or with `causal` the chunk's own.
   struct KeySet {
     int chunk = 0;  // of queries, 0 or 1
     kernels::Tensor k, v;
     bool causal = false;
     bool first = false;  // of this chunk: results are written, not merged
-    // In the whole sequence, of the first query and the first key; the others follow.
+    // Positions in the whole sequence of the first query and the first key; the others follow.
     int64_t query_position = 0, key_position = 0;
   };
   void Forward(kernels::Stream& stream, const ContextAttention::Inputs& inputs, const KeySet& set,
                const Saved& saved, const Scratch& scratch) const;
-  // After the last set.
+  // To be called after the last set.
   void FinishForward(kernels::Stream& stream, const ContextAttention::Inputs& inputs,
                      const Scratch& scratch) const;
 
@@ -76,7 +76,7 @@ class ChunkAttention {
                       const Scratch& scratch) const;
 
  private:
-  // Says which keys of the set belong to the queries' documents.
+  // Sets which keys of the set belong to the documents of the queries.
   void Mask(const ContextAttention::Inputs& inputs, const KeySet& set,
             kernels::AttentionArgs& args) const;
   kernels::Tensor Chunk(const kernels::Tensor& x, int chunk) const;

@@ -1,12 +1,13 @@
 // Zigzag ring attention. In step i of Forward rank r holds the keys and values of rank j = r - i
 // (mod c) and sends them on to r + 1 while it computes:
-//   j = r: both chunks of queries see their own keys causally, the late chunk all of the early one;
-//   j < r: both chunks of queries see the early chunk of keys, whole;
-//   j > r: the late chunk of queries sees both chunks of keys, whole.
-// Every step but the first costs two whole squares on every rank.
-// Backward turns the other way, so that the own block comes last: in step i rank r holds block
-// r + 1 + i, adds to that block's gradients what it found, and sends them to r - 1, whose next
-// block it is; after c - 1 such steps each block's gradients are home.
+//   j = r: both chunks of queries attend causally to their own keys, the late chunk to all early
+//   keys; j < r: both chunks of queries attend to the whole early chunk of keys; j > r: the late
+//   chunk of queries attends to both chunks of keys.
+// Every step but the first costs two whole squares of scores on every rank.
+// Backward passes keys the other way, so that a rank's own block comes last: in step i rank r holds
+// block r + 1 + i, adds its contribution to that block's gradients, and sends them to r - 1, which
+// handles the block next. After c - 1 such steps each block's gradients are at the rank that owns
+// it.
 #include <vector>
 
 #include "base/check.h"
@@ -19,13 +20,13 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 
-// Sends one buffer to the rank `by` places behind this one while another comes from the one as many
-// places before, on the overlapping stream if there is one.
+// Sends one buffer to the rank `by` places behind this one and receives another from the rank `by`
+// places before it, on the overlap's stream if there is one.
 class Exchange {
  public:
   Exchange(const ContextAttention::Call& call, int by) : call_(call), by_(by) {}
 
-  // `done` is recorded when both have happened; nullptr without overlap.
+  // `done` is recorded behind both; null without an overlap.
   void Start(Tensor send, Tensor receive, kernels::Event* done) const {
     StartExchange(call_, done,
                   [&](kernels::Stream& stream) { call_.group.Rotate(stream, send, receive, by_); });
@@ -43,14 +44,14 @@ class Exchange {
   const int by_;
 };
 
-// What the queries of one local chunk see of a block of keys.
+// The keys of a block that the queries of one local chunk attend to.
 struct Sight {
   int chunk;           // of queries
   int key_chunk;       // first chunk of keys
   int key_chunks = 1;  // how many
   bool causal = false;
 };
-// `apart`: chunks of keys that do not follow each other in the sequence are seen one by one.
+// `apart`: chunks of keys that do not follow each other in the sequence are handled one by one.
 std::vector<Sight> SightsOf(int rank, int block, bool apart) {
   if (block == rank) return {{0, 0, 1, true}, {1, 0}, {1, 1, 1, true}};
   if (block < rank) return {{0, 0}, {1, 0}};
@@ -113,7 +114,7 @@ class Ring : public ContextAttention {
       Pack(call.stream, inputs, saved.keys[0]);
       exchange.Start(saved.keys[0], saved.keys[1], exchange.Arrived(1));
     }
-    // The only exchange that no attention runs beside: the own keys are needed last.
+    // The only exchange without attention to overlap with, because the own keys are needed last.
     if (call.beside_first) call.beside_first();
     if (call.beside_last) call.beside_last();
     kernels::Zero(call.stream, saved.d_keys[0]);
@@ -123,7 +124,7 @@ class Ring : public ContextAttention {
       const Tensor keys = saved.keys[(i + 1) % 2], d_keys = saved.d_keys[i % 2];
       if (i + 1 < c) exchange.Await(exchange.Arrived((i + 1) % 2));
       if (i + 2 < c) exchange.Start(keys, saved.keys[i % 2], exchange.Arrived(i % 2));
-      bool waiting = i > 0;  // for what the ranks before have found: needed only to add to
+      bool waiting = i > 0;  // for the gradients of the ranks before, which are only added to
       for (const Sight& sight : SightsOf(r, block, !inputs.documents.empty())) {
         const int64_t count = sight.key_chunks * shape_.chunk();
         const Tensor dk = Partial(saved, 0, count), dv = Partial(saved, 1, count);
@@ -150,7 +151,7 @@ class Ring : public ContextAttention {
   struct RingSaved : Saved {
     ChunkAttention::Saved chunks;
     ChunkAttention::Scratch scratch;
-    Tensor keys[2];       // keys and values on their way, [2 B,S/c,G,D]
+    Tensor keys[2];       // keys and values in transit, [2 B,S/c,G,D]
     Tensor d_keys[2];     // their gradients
     Tensor partial_keys;  // gradients of one step
   };
@@ -166,7 +167,7 @@ class Ring : public ContextAttention {
     kernels::CopyStrided(stream, inputs.k, KeysOf(buffer, 0));
     kernels::CopyStrided(stream, inputs.v, KeysOf(buffer, 1));
   }
-  // Where a rank's chunk begins in the sequence.
+  // The position in the sequence at which a rank's chunk begins.
   int64_t PositionOf(int rank, int chunk) const {
     return (chunk == 0 ? rank : 2 * shape_.ranks - 1 - rank) * shape_.chunk();
   }
