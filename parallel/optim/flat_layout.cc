@@ -34,7 +34,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
       std::lcm<int64_t>(int64_t{options.shards} * options.replicas, kBucketAlignment);
   // Buckets that are being filled, by (block, sharing, compressed); offsets are relative to the
   // bucket until it closes, since several may be open.
-  // Whether and with whom gradients are summed: kReplicated stands for kSharded too.
+  // Which ranks sum gradients; kReplicated includes kSharded.
   using Key = std::tuple<int, TensorSharing, bool>;
   std::map<Key, Bucket> open;
   const auto close = [&](Key key) {
@@ -67,7 +67,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
                          parameter.elements() >= options.resident_elements;
     const bool compressed = options.compressed != nullptr && options.compressed(parameter);
     const Key key = {sharded ? parameter.block : -1, summed, compressed};
-    // Backward has left the blocks behind this one.
+    // Backward is past the blocks behind this one.
     while (!open.empty() && std::get<0>(open.rbegin()->first) > parameter.block) {
       close(open.rbegin()->first);
     }

@@ -1,4 +1,4 @@
-// Where every parameter lives in flat storage: the one layout behind data parallelism, ZeRO 1-3 and
+// The place of every parameter in flat storage: the one layout of data parallelism, ZeRO 1-3 and
 // checkpoints. Pure.
 //
 // Parameters are walked in backward order (the last registered first), each starting at a multiple
@@ -6,12 +6,12 @@
 // `shards` equal parts; rank r's part of *every* bucket is fixed (the layout of Megatron-LM's
 // distributed optimizer). Where buckets end does not depend on the number of ranks.
 //
-// With `by_block` (ZeRO 2 and 3) the parameters of a block that are not resident make one bucket,
-// whatever its size, so that they can be gathered and freed together; the resident ones, and those
-// too small for a share of their own to pay, fill buckets as above. Parameters whose gradients are
-// partial over the tensor group (TensorSharing::kPartial) or some of its ranks (kShared) have
-// buckets of their own, never by block, and so has each that another pipeline stage holds too: all
-// who hold it own the same parts of it.
+// With `by_block` (ZeRO 2 and 3) the parameters of a block that are not resident are one bucket of
+// any size, so that they can be gathered and freed together. Resident parameters, and those too
+// small to be worth sharding, fill buckets as above. Parameters whose gradients are partial over
+// the tensor group (TensorSharing::kPartial) or some of its ranks (kShared) have buckets of their
+// own, never by block. So has each parameter that another pipeline stage holds too: all ranks that
+// hold it own the same parts.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 
@@ -30,8 +30,8 @@ struct FlatRange {
   int64_t size() const { return end - begin; }
 };
 
-// Elements [first, first + count) of a parameter's box (row-major, without padding), which stand at
-// `flat` in flat storage.
+// Elements [first, first + count) of a parameter's box (row-major, without padding), and their
+// place `flat` in flat storage.
 struct FlatPiece {
   ParameterId parameter = 0;
   int64_t first = 0;
@@ -42,15 +42,15 @@ struct FlatPiece {
 struct FlatLayoutOptions {
   int64_t bucket_bytes = 4 << 20;
   int shards = 1;    // ranks that share one copy of the optimizer's state
-  int replicas = 1;  // parts are also a multiple of this many elements
+  int replicas = 1;  // parts are also a multiple of this number of elements
   bool by_block = false;
   // by_block: parameters with fewer elements than this are resident.
   int64_t resident_elements = 0;
   // First blocks of the groups (GradientGroups) of a pipeline stage: no bucket holds parameters of
   // two groups, which are reduced at different times.
   std::vector<int> part_begins = {};
-  // Parameters whose gradients are compressed have buckets of their own; null: none are. Not with
-  // by_block.
+  // Says which parameters' gradients are compressed; these have buckets of their own. Null: none.
+  // Excludes by_block.
   std::function<bool(const Parameter&)> compressed = nullptr;
 };
 
@@ -59,17 +59,17 @@ class FlatLayout {
   struct Bucket {
     FlatRange range;
     std::vector<ParameterId> parameters;  // in storage order
-    int block = -1;                       // by_block: of whose parameters it is made; -1 = resident
-    int lowest_block = 0;                 // of its parameters
+    int block = -1;                       // by_block: the block of its parameters; -1 = resident
+    int lowest_block = 0;                 // the first block of any of its parameters
     bool partial = false;                 // kPartial
     bool shared = false;                  // kShared
     bool compressed = false;
-    int64_t local = 0;  // where the own part begins in storage that holds own parts only
+    int64_t local = 0;  // begin of the own part in storage that holds own parts only
   };
 
   // Requires: all numbers positive.
   FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOptions& options);
-  // Of data parallelism without `by_block`.
+  // The layout of data parallelism, without `by_block`.
   FlatLayout(const ParameterRegistry& parameters, int64_t bucket_bytes, int shards)
       : FlatLayout(parameters, {.bucket_bytes = bucket_bytes, .shards = shards}) {}
 
@@ -79,7 +79,7 @@ class FlatLayout {
   int64_t local_elements() const { return elements_ / shards_; }
   int64_t offset(ParameterId id) const { return offsets_[id]; }
   int bucket_of(ParameterId id) const { return bucket_of_[id]; }
-  // Rank's part of one bucket.
+  // The part of one bucket that a rank owns.
   FlatRange Part(int bucket, int rank) const;
   // The real elements inside a range, in storage order.
   std::vector<FlatPiece> Pieces(const FlatRange& range) const;

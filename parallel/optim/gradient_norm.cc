@@ -19,7 +19,7 @@ using kernels::Tensor;
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
-// Elements that a block of its own adds up in about the time of a launch.
+// Elements that one thread block adds up in about the time of a launch.
 constexpr int64_t kSmall = int64_t{1} << 17;
 
 int64_t Products(const ParameterRegistry& parameters) {
@@ -34,7 +34,7 @@ std::vector<Tensor> GradientPieces(FlatBuffers& flat,
                                    const std::function<bool(const Parameter&)>& counted) {
   const FlatLayout& layout = flat.layout();
   std::vector<Tensor> pieces;
-  // What stands side by side is one piece.
+  // Adjacent parameters are one range.
   const auto add = [&](const Tensor& next) {
     if (!pieces.empty()) {
       Tensor& last = pieces.back();
@@ -47,7 +47,7 @@ std::vector<Tensor> GradientPieces(FlatBuffers& flat,
   };
   for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
     const Tensor own = flat.own_gradient(bucket);
-    // With the padding, which is zero, unless somebody else writes there.
+    // Includes the padding where it is zero.
     bool all = !flat.options().share_gradients;
     for (const ParameterId id : layout.buckets()[bucket].parameters) {
       all = all && (counted == nullptr || counted(flat.registry().at(id)));
@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Make(
   if (!options.with_gemms || Products(parameters) == 0) return norm;
   ASSIGN_OR_RETURN(norm->pairs_, device.Allocate(Bytes(parameters)));
   auto* at = static_cast<float*>(norm->pairs_->data());
-  // What no product writes stays zero.
+  // Sums that no GEMM writes stay zero.
   kernels::Zero(stream, Tensor(at, DType::kF32, {norm->pairs_->bytes() / kFloat}));
   std::vector<Tensor> pairs(parameters.size());
   for (ParameterId id = 0; id < parameters.size(); ++id) {
@@ -100,7 +100,7 @@ void GradientNorm::FindInputs() {
          return left.count(&parameter) == 0 &&
                 (options_.counted == nullptr || options_.counted(parameter));
        })) {
-    // Without products in the order of flat storage, on which the bits depend.
+    // Without GEMM sums, ranges are in the order of flat storage, on which the bits depend.
     const bool small = squares_ != nullptr && piece.elements() <= kSmall;
     (small ? small_ : large_).push_back(piece);
   }

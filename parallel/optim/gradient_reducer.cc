@@ -22,7 +22,7 @@ int GradientReducer::Levels(int64_t micro_batches, int zero, bool chained) {
     for (; micro_batches > 0; micro_batches /= 2) ++levels;
     return levels;
   }
-  // The sum that a micro-batch joins is never its own level: only what waits takes one.
+  // Only sums that wait for a partner occupy a level; the current micro-batch does not.
   levels = 1;
   for (int64_t j = 0; j + 1 < micro_batches; j += 2) {
     int waiting = 1;
@@ -116,7 +116,7 @@ const ParameterViews& GradientReducer::BeginMicroBatch() {
   }
   for (int i = first_bucket(); i < last_bucket(); ++i) {
     if (flat_.gradients_rotate(i)) continue;
-    // What it held has been reduced.
+    // Waits until the previous contents have been reduced.
     if (options_.overlap) compute_.Wait(*reduced_[i]);
     kernels::Zero(compute_, flat_.whole_gradients(i));
   }
@@ -141,12 +141,13 @@ void GradientReducer::GradientReady(ParameterId parameter) {
   --pending;
   CHECK_GE(pending, 0) << flat_.registry().at(parameter).name << " became ready twice";
   if (pending > 0) return;
-  // A rotating buffer is needed again soon, so what is in it cannot wait for EndMicroBatch.
+  // A rotating buffer is reused soon, so its contents are reduced before EndMicroBatch.
   if (sharded() || (LastMicroBatch() && options_.overlap)) ReduceReadyBuckets();
 }
 
 int GradientReducer::Merges() const {
-  // As many as the index of the micro-batch ends in one bits; all that are left after the last.
+  // The number of trailing one bits of the micro-batch's index; after the last one, all remaining
+  // sums.
   if (LastMicroBatch() || options_.chained) return level_;
   int merges = 0;
   for (int64_t bits = micro_batch_; (bits & 1) != 0; bits >>= 1) ++merges;
@@ -232,7 +233,7 @@ void GradientReducer::AllReduce(kernels::Stream& stream, Communicator& group, Te
   const Tensor all(sent_->data(), options_.wire, {data.elements()});
   kernels::Cast(stream, data.Rows(group.rank() * part, part), all.Rows(group.rank() * part, part));
   group.AllGather(stream, all);
-  // The own part is rounded as well: all ranks hold the same.
+  // The own part is rounded as well, so that all ranks hold the same values.
   kernels::Cast(stream, all, data);
 }
 
@@ -285,7 +286,7 @@ void GradientReducer::Finish() {
   }
   Communicator& tensor = groups_.Along({Axis::kTensor});
   if (tensor.size() == 1) return;
-  // Summed over tensor ranks last: by now there is only the own part of it to send.
+  // The sum over tensor ranks comes last, when only the own part has to be sent.
   for (int i = first_bucket(); i < last_bucket(); ++i) {
     const FlatLayout::Bucket& bucket = flat_.layout().buckets()[i];
     if (bucket.partial) tensor.AllReduce(compute_, flat_.own_gradient(i), ReduceOp::kSum);

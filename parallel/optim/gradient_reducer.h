@@ -21,23 +21,22 @@ namespace muster::parallel {
 
 struct GradientReducerOptions {
   bool overlap = true;  // off: everything on the compute stream, with the same bits
-  // What travels. bf16: the parts are exchanged all-to-all and summed in fp32 in a fixed order, so
-  // one rounding of every contribution is all that is lost.
+  // The dtype on the wire. bf16: contributions are rounded once, exchanged all-to-all and summed in
+  // fp32 in a fixed order.
   kernels::DType wire = kernels::DType::kF32;
-  // Whoever computes gradients overwrites them (Pass::overwrite_gradients), so that BeginMicroBatch
-  // and AcquireBlock need not zero them. ZeRO 0, and the others where padding need not be zero: it
-  // may hold what was there.
+  // The model overwrites gradients (Pass::overwrite_gradients), so BeginMicroBatch and AcquireBlock
+  // do not zero them. For ZeRO 0, and for the other stages where padding may hold old values.
   bool overwritten = false;
-  // Micro-batches of a rank are added one after the other, so that one level holds their sum. Not
-  // with `overwritten` in a step of several micro-batches of ZeRO 0 or 1.
+  // Adds the micro-batches of a rank one after the other, so that one level holds their sum.
+  // Excludes `overwritten` in steps of several micro-batches with ZeRO 0 or 1.
   bool chained = false;
-  // Buckets [first, last) are this reducer's: those of one group (GradientGroups) of a stage, whose
-  // micro-batches come at their own times. last < 0: all of them.
+  // This reducer handles buckets [first, last): those of one gradient group (GradientGroups) of a
+  // stage, whose micro-batches complete at the same time. last < 0: all buckets.
   int first_bucket = 0;
   int last_bucket = -1;
-  // The ranks that hold the same kShared parameters; null: there are none.
+  // The ranks that hold the same kShared parameters, or null.
   Communicator* sharers = nullptr;
-  // For the buckets that are compressed; null: there are none. Shared by the reducers of a rank.
+  // Handles compressed buckets, or null. Shared by the reducers of a rank.
   GradientCompressor* compressor = nullptr;
   // Counts waits for a rotating buffer that is still being reduced; may be null.
   ExposureMeter* meter = nullptr;
@@ -56,8 +55,8 @@ struct GradientReducerOptions {
 // the communication stream: reduce-scattered over the shard group (ZeRO-1), all-reduced over the
 // replicate group.
 //
-// Compressed buckets (GradientCompressor) go their own way from the merged levels on; dense ones
-// are not touched by it.
+// Compressed buckets (GradientCompressor) are handled apart once their levels are merged; dense
+// buckets are not affected.
 //
 // ZeRO 2 and 3. Whole gradients of a block exist only while its backward runs. Every micro-batch's
 // buckets are reduce-scattered as they become ready, and the own part is added to Levels()
@@ -69,14 +68,14 @@ class GradientReducer : public GradientListener {
  public:
   // Gradient levels that `micro_batches` per rank and step need.
   static int Levels(int64_t micro_batches, int zero = 0, bool chained = false);
-  // The global index of micro-batch `j` of `per_rank` on data-parallel rank `rank`. `together`:
-  // neighbouring ranks whose j-th micro-batches are summed first; 1 but for ZeRO 2 and 3, where it
-  // is the data-parallel ranks of a shard group.
-  static int64_t MicroBatchOf(int64_t j, int64_t per_rank, int rank, int together) {
-    return rank / together * per_rank * together + j * together + rank % together;
+  // The global index of micro-batch `j` of `per_rank` on data-parallel rank `rank`. `summed_ranks`:
+  // the number of neighbouring ranks whose j-th micro-batches are summed first, 1 except for ZeRO 2
+  // and 3, where it is the data-parallel ranks of a shard group.
+  static int64_t MicroBatchOf(int64_t j, int64_t per_rank, int rank, int summed_ranks) {
+    return rank / summed_ranks * per_rank * summed_ranks + j * summed_ranks + rank % summed_ranks;
   }
 
-  // Device memory that a reducer takes: of what travels in 16 bits.
+  // Device memory that a reducer takes, for the 16-bit wire.
   static int64_t Bytes(const FlatLayout& layout, const GradientReducerOptions& options) {
     return 2 * WireBytes(layout, options);
   }
@@ -88,27 +87,29 @@ class GradientReducer : public GradientListener {
 
   // Requires: the buffers have Levels(micro_batches) gradient levels.
   void BeginStep(int64_t micro_batches);
-  // Zeroed views for the backward of the next micro-batch; with `overwritten`, of old values.
+  // Views for the backward of the next micro-batch: zeroed, or with `overwritten` of old values.
   const ParameterViews& BeginMicroBatch();
-  // Before the backward of any block: its gradients get their (zeroed) rotating buffer.
+  // To be called before the backward of any block: gives its gradients their (zeroed) rotating
+  // buffer.
   void AcquireBlock(int block);
   void GradientReady(ParameterId parameter) override;
-  // After the backward of each micro-batch. Requires: every parameter has become ready once.
+  // To be called after the backward of each micro-batch. Requires: every parameter was reported
+  // once.
   void EndMicroBatch();
-  // When the own part of a bucket holds the sum of the step, once the last micro-batch's backward
-  // has been enqueued and until the next step; null: not before Finish().
+  // The event after which the own part of a bucket holds the sum of the step. Valid from the end of
+  // the last micro-batch's backward to the next step; null: only Finish() completes it.
   kernels::Event* reduced(int bucket) const;
-  // What gradients are reduced by; where that takes several collectives, the first.
+  // The collective that reduces gradients; the first, where there are several.
   Collective collective() const;
-  // After the last one: later work on the compute stream sees the sum over all ranks in the own
-  // parts (FlatBuffers::own_gradient level 0).
+  // To be called after the last micro-batch: later work on the compute stream sees the sum over all
+  // ranks in the own parts (FlatBuffers::own_gradient level 0).
   void Finish();
 
  private:
   GradientReducer(FlatBuffers& flat, MeshGroups& groups, kernels::Stream& compute,
                   kernels::Stream& communication, const GradientReducerOptions& options);
   absl::Status Allocate();
-  // One of its two buffers; 0: there are none.
+  // The size of one of its two buffers; 0: there are none.
   static int64_t WireBytes(const FlatLayout& layout, const GradientReducerOptions& options);
   bool LastMicroBatch() const { return micro_batch_ + 1 == micro_batches_; }
   bool sharded() const { return flat_.options().zero >= 2; }
@@ -125,13 +126,13 @@ class GradientReducer : public GradientListener {
   void MergeAll(int target);
   void ReduceReadyBuckets();
   void ReduceBucket(int bucket);
-  // Sums over the group: afterwards part rank() of `data` (or all of it) holds the sum.
+  // Sum over the group: afterwards the rank's range of `data` (or all of it) holds the sum.
   void ReduceScatter(kernels::Stream& stream, Communicator& group, kernels::Tensor data);
   void AllReduce(kernels::Stream& stream, Communicator& group, kernels::Tensor data);
-  // Where the part reduced is the first of its partial sum: reduces it to there. False: nothing was
-  // done.
+  // If this is the first contribution to the partial sum, reduces straight into it and returns
+  // true.
   bool ReduceToOwn(kernels::Stream& stream, int bucket);
-  // The part just reduced joins the partial sums.
+  // Adds the part just reduced to the partial sums.
   void Accumulate(kernels::Stream& stream, int bucket);
 
   FlatBuffers& flat_;
@@ -144,12 +145,13 @@ class GradientReducer : public GradientListener {
   std::vector<std::unique_ptr<kernels::Event>> ready_;    // per bucket
   std::vector<std::unique_ptr<kernels::Event>> reduced_;  // per bucket
   std::unique_ptr<kernels::Event> finished_;
-  std::vector<int> bucket_of_block_;  // -1: none rotates
+  std::vector<int> bucket_of_block_;  // its rotating bucket, or -1
   std::vector<int> pending_;          // per bucket: parameters not ready yet
   int next_bucket_ = 0;               // first one not started
   int64_t micro_batches_ = 0;
   int64_t micro_batch_ = 0;
-  // ZeRO 0, 1: the level that the current micro-batch writes to. ZeRO 2, 3: partial sums there are.
+  // ZeRO 0, 1: the level that the current micro-batch writes to. ZeRO 2, 3: the number of partial
+  // sums.
   int level_ = -1;
 };
 

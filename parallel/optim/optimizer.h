@@ -35,43 +35,42 @@ struct OptimizerOptions {
   GradientNormOptions norm;
 };
 
-// Works on the own parts of the flat buffers and reads the reduced gradients there. All scalars of
-// the step stay in device memory, so a step need not wait for the host. Single-threaded.
+// Updates the own parts of the flat buffers from the reduced gradients. All scalars of the step
+// stay in device memory, so a step does not wait for the host. Single-threaded.
 class Optimizer {
  public:
   static absl::StatusOr<std::unique_ptr<Optimizer>> Make(FlatBuffers& flat, kernels::Device& device,
                                                          kernels::Stream& stream,
                                                          const OptimizerOptions& options);
 
-  // What Make() will ask the device for: the scalars of a step, beside GradientNorm::Bytes with
-  // sums of products. The flat buffers hold the rest.
+  // Device memory that Make() allocates for the scalars of a step, besides GradientNorm::Bytes.
   static constexpr int64_t kBytes =
       sizeof(kernels::StepScalars) + sizeof(kernels::StepState) + sizeof(kernels::StepOutcome);
 
   // Enqueues the sum of squares of the own gradients that are counted, as the pair of
   // kernels::SumSquaresPair.
   void SumSquares(kernels::Stream& stream, kernels::Tensor pair) { norm_->Sum(stream, pair); }
-  // For Pass::squares; null unless products add up squares (GradientNormOptions).
+  // For Pass::squares; null unless GEMMs leave sums of squares (GradientNormOptions).
   GradientSquares* squares() { return norm_->squares(); }
   // Enqueues norm, clip coefficient, learning rate, loss scale and the verdict on the step.
   // `values` as in kernels::PrepareStepArgs.
   void Prepare(kernels::Stream& stream, kernels::Tensor values, int64_t micro_batches,
                int64_t ranks, double nominal_tokens);
-  // Enqueues the update, later buckets first (the order of forward); `updated` is called with each
-  // bucket when its own part has been enqueued. Buckets whose state is on the host are left out.
+  // Enqueues the update, later buckets first (the order of forward), and calls `updated` with each
+  // bucket when the update of its own part is enqueued. Skips buckets whose state is on the host.
   void Update(kernels::Stream& stream, const std::function<void(int bucket)>& updated);
 
-  // Enqueues a copy of what Prepare() found to pinned host memory.
+  // Enqueues a copy of the results of Prepare() to pinned host memory.
   void CopyOutcome(kernels::Stream& stream, kernels::StepOutcome* host);
-  // Device memory: what Prepare() found, for updates elsewhere.
+  // The results of Prepare() in device memory, for updates elsewhere.
   const kernels::StepScalars* scalars() const {
     return static_cast<const kernels::StepScalars*>(scalars_->data());
   }
   const OptimizerOptions& options() const { return options_; }
-  // Device memory: the factor of every loss, or null without dynamic loss scaling.
+  // The factor of every loss in device memory, or null without dynamic loss scaling.
   const float* loss_scale() const;
 
-  // Blocks. The state at the beginning of a run, or of a restored one.
+  // The state at the beginning of a run, or of a restored one. Blocks.
   absl::Status SetState(kernels::Stream& stream, const kernels::StepState& state);
   absl::StatusOr<kernels::StepState> GetState(kernels::Stream& stream);
   kernels::StepState initial_state() const;

@@ -17,10 +17,10 @@ using kernels::Tensor;
 
 namespace {
 
-// 16 MB of gradients: long enough for the links and to share among many threads, short enough that
-// three stages overlap.
+// 16 MB of gradients: large enough for the links and for many threads, small enough for three
+// stages to overlap.
 constexpr int64_t kTileElements = int64_t{4} << 20;
-constexpr int kSlots = 3;  // being made, going up, and one between
+constexpr int kSlots = 3;  // one being computed, one being copied up, one in between
 
 }  // namespace
 
@@ -32,7 +32,7 @@ int HostBuckets(const FlatLayout& layout, double share) {
   int64_t elements = 0;
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
     const int64_t part = bucket.range.size() / layout.shards();
-    // The bucket that crosses the line counts when more than half of it is inside.
+    // The bucket at the boundary counts when more than half of it is inside.
     if (count > 0 && elements + part / 2 > wanted) break;
     elements += part;
     ++count;
@@ -131,7 +131,7 @@ void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
             Tensor(static_cast<char*>(slots_->data()) + tile.slot * kTileElements * SizeOf(compute),
                    compute, {count});
       }
-      int64_t end = 0;  // of what pieces have covered
+      int64_t end = 0;  // end of the range that is covered so far
       const auto skip_to = [&](int64_t next) {
         if (tile.slot >= 0 && next > end) tile.gaps.push_back({end, next - end});
       };
@@ -164,7 +164,7 @@ void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
 void OptimizerOffload::FetchGradients(kernels::Stream& compute,
                                       absl::FunctionRef<kernels::Event*(int bucket)> reduced) {
   compute.Record(*reduced_);
-  // The host has read the last ones.
+  // Waits until the host has read the previous gradients.
   down_->Wait(*updated_);
   // In the order of backward.
   for (int bucket = 0; bucket < flat_.options().host_buckets; ++bucket) {
@@ -188,7 +188,7 @@ void OptimizerOffload::Run(const Tile& tile) {
   for (const kernels::AdamWArgs& piece : tile.pieces) kernels::AdamW(*adamw_, piece);
   if (tile.slot < 0) return;
   if (static_cast<const StepScalars*>(host_scalars_->data())->skip != 0) {
-    // The slot holds what an earlier tile left.
+    // Waits until the slot's previous tile has been copied up.
     return Round(tile, 0, tile.master.elements());
   }
   for (const auto& [begin, count] : tile.gaps) Round(tile, begin, count);
@@ -200,15 +200,15 @@ void OptimizerOffload::Update(kernels::Stream& compute) {
   down_->Wait(*prepared_);
   kernels::Copy(*down_, Tensor(const_cast<StepScalars*>(scalars_), DType::kU8, {size}),
                 Tensor(host_scalars_->data(), DType::kU8, {size}));
-  // Behind the gradients on the same stream: when the scalars are here, these are too, and the
-  // device may overwrite them.
+  // The scalars are copied behind the gradients on the same stream, so when they have arrived the
+  // device may overwrite the gradients.
   down_->Record(*prepared_);
   work_->Wait(*prepared_);
   compute.Wait(*prepared_);
   for (size_t i = 0; i < tiles_.size(); ++i) {
     const Tile& tile = tiles_[i];
     work_->Wait(*fetched_[tile.bucket]);
-    // What the last step sent from here must have been read: a slot, or the master itself.
+    // Waits until the last step's copy from this memory, a slot or the master itself, is complete.
     work_->Wait(tile.slot >= 0 ? *slot_empty_[tile.slot] : *written_[tile.bucket]);
     work_->Enqueue([this, &tile] { Run(tile); });
     work_->Record(*tile_updated_);

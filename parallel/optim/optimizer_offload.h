@@ -1,5 +1,5 @@
-// ZeRO-Offload: AdamW on the host for what the device has no room for (Ren et al., arXiv
-// 2101.06840).
+// ZeRO-Offload (Ren et al., arXiv 2101.06840): AdamW on the host for optimizer state that does not
+// fit on the device.
 #ifndef MUSTER_PARALLEL_OPTIM_OPTIMIZER_OFFLOAD_H_
 #define MUSTER_PARALLEL_OPTIM_OPTIMIZER_OFFLOAD_H_
 
@@ -19,14 +19,14 @@
 
 namespace muster::parallel {
 
-// How many of the first buckets hold `share` (0 to 1) of the own parts' elements, rounded to whole
-// ones; at least one when share > 0.
+// The number of first buckets that together hold `share` (0 to 1) of the own parts' elements,
+// rounded to whole buckets; at least one when share > 0.
 int HostBuckets(const FlatLayout& layout, double share);
 
 // Updates the buckets whose optimizer state and master weights are in host memory
-// (FlatBuffersOptions::host_buckets). Three streams beside the computing one: gradients come down,
-// the host's threads update a tile, its parameters go up, each while the others are at another
-// tile. The bits are those of kernels::AdamW on a CPU device.
+// (FlatBuffersOptions::host_buckets). It pipelines tiles over three streams beside the compute
+// stream: gradients are copied down, the host's threads update them, and parameters are copied up.
+// The results have the bits of kernels::AdamW on a CPU device.
 //
 // Owns the streams, 4 bytes of pinned host memory per offloaded element of the own parts for
 // gradients, tiles for 16-bit parameters on their way up, and the host's threads. Single-threaded.
@@ -39,17 +39,17 @@ class OptimizerOffload {
                                                                 kernels::Device& device,
                                                                 int threads);
   ~OptimizerOffload();
-  // What Make() will ask the host for.
+  // Host memory that Make() allocates.
   static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
 
-  // Enqueues the way down of the gradients: those of a bucket when reduced(bucket) has happened,
-  // or, where that is null, work enqueued on `compute` so far. Under the backward pass, thus.
+  // Enqueues the copies of gradients to the host. Those of a bucket wait for reduced(bucket), or,
+  // where that is null, for the work enqueued on `compute` so far, so they overlap with backward.
   void FetchGradients(kernels::Stream& compute,
                       absl::FunctionRef<kernels::Event*(int bucket)> reduced);
   // Enqueues the update with the scalars that Optimizer::Prepare left on `compute`, which may write
   // gradients again afterwards, but must not touch parameters of a bucket before written(bucket).
   void Update(kernels::Stream& compute);
-  // When the own part of a bucket is where the device computes with it.
+  // The event after which the own part of a bucket is in device memory.
   kernels::Event& written(int bucket) { return *written_[bucket]; }
   // Later work on `compute` sees everything updated, on device and host.
   void Join(kernels::Stream& compute);
@@ -57,13 +57,13 @@ class OptimizerOffload {
   absl::Status status() const;
 
  private:
-  // Some elements of an own part, updated in one go.
+  // A range of an own part that is updated at once.
   struct Tile {
     int bucket = 0;
     std::vector<kernels::AdamWArgs> pieces;  // in host memory
     kernels::Tensor master, sent, to;        // `sent` goes to `to`; 16-bit: made from master
     int slot = -1;                           // of `sent`, where it is a slot
-    // 16-bit: first element and count of what is no parameter's, which goes up as well.
+    // 16-bit: first element and count of padding, which is copied up as well.
     std::vector<std::pair<int64_t, int64_t>> gaps;
   };
 

@@ -102,7 +102,7 @@ void ParameterGatherer::UpdatedBy(kernels::Event& written, int bucket) {
     Invalidate(bucket);
     if (first_of_slot_[bucket]) EnsureGathered(bucket);
   } else {
-    // Also without anybody to gather from: compute waits for the event when it needs the bucket.
+    // Recorded with one rank too: the compute stream waits for the event when it needs the bucket.
     Gather(bucket);
   }
 }
@@ -159,7 +159,7 @@ void ParameterGatherer::Acquire(int block, BlockWork work) {
 }
 
 bool ParameterGatherer::AcquireEarly(absl::Span<const ParameterId> parameters) {
-  // To wait for the gather of a whole block here would be to wait for it under nothing.
+  // Waiting here for the gather of a whole block would overlap with nothing.
   for (const ParameterId id : parameters) {
     if (flat_.parameters_rotate(flat_.layout().bucket_of(id))) return false;
   }

@@ -1,4 +1,4 @@
-// Brings the parameters that a rank does not own to where the model reads them, in time.
+// Gathers the parameters that a rank does not own before the model reads them.
 #ifndef MUSTER_PARALLEL_OPTIM_PARAMETER_GATHERER_H_
 #define MUSTER_PARALLEL_OPTIM_PARAMETER_GATHERER_H_
 
@@ -22,37 +22,36 @@ namespace muster::parallel {
 // run the same passes.
 //
 // Buckets that stay whole (ZeRO 1 and 2; the resident ones of ZeRO-3) are gathered once after every
-// update, each as soon as its own part is written, on a stream of their own under the next forward
-// pass: a block waits only for the buckets that hold its parameters.
+// update, each as soon as its own part is written, on a stream of their own that overlaps with the
+// next forward pass. A block waits only for the buckets that hold its parameters.
 //
-// ZeRO-3: a block's bucket is gathered into its rotating buffer before the block runs, while the
-// block in front of it runs, those that forward begins with while the others are updated; what a
-// buffer still holds is not gathered again. In a step of n
-// micro-batches and B blocks that makes B + (2 n - 1) (B - k) gathers, k = min(B, 2), or B when
-// blocks are kept after forward.
+// ZeRO-3: a block's bucket is gathered into its rotating buffer while the block in front of it
+// runs; the first ones of forward while the others are updated. A bucket that is still in its
+// buffer is not gathered again. A step of n micro-batches and B blocks makes B + (2 n - 1) (B - k)
+// gathers with k = min(B, 2), or B when blocks are kept after forward.
 //
 // Single-threaded; everything passed in must outlive it.
 class ParameterGatherer : public BlockGate {
  public:
-  // `stream` as the communication stream of GradientReducer, but another one: gathers must not
-  // queue behind reductions. `reducer`: any one of the buffers' reducers. `parts`: Model::parts();
-  // blocks follow each other inside of one only.
+  // `stream` is like the communication stream of GradientReducer but another one, because gathers
+  // must not queue behind reductions. `reducer`: any one of the buffers' reducers. `parts`:
+  // Model::parts(); the next block is gathered ahead only within one of them.
   static absl::StatusOr<std::unique_ptr<ParameterGatherer>> Make(
       FlatBuffers& flat, Communicator& group, GradientReducer& reducer,
       const std::vector<BlockRange>& parts, kernels::Stream& compute, kernels::Stream& stream,
       bool overlap);
 
-  // Counts what the compute stream waits for here from now on.
+  // Sets the meter that counts waits of the compute stream.
   void Measure(ExposureMeter& meter) { meter_ = &meter; }
 
-  // The own part of the bucket has been written on the compute stream. Call it for every bucket,
-  // on all ranks in the same order; later ones first is the order of forward.
+  // Reports that the own part of the bucket has been written on the compute stream. To be called
+  // for every bucket, in the same order on all ranks; later buckets first is the order of forward.
   void Updated(int bucket);
   // The same for a bucket that another stream writes, until `written`.
   void UpdatedBy(kernels::Event& written, int bucket);
   // The same for all buckets.
   void AllUpdated();
-  // Later work on the compute stream sees the whole bucket. Requires: it does not rotate.
+  // Makes later work on the compute stream see the whole bucket. Requires: it does not rotate.
   void Await(int bucket);
 
   void Acquire(int block, BlockWork work) override;
@@ -81,12 +80,12 @@ class ParameterGatherer : public BlockGate {
   const bool overlap_;
   ExposureMeter* meter_ = nullptr;
   std::vector<std::unique_ptr<kernels::Event>> updated_, gathered_;  // per bucket
-  std::vector<std::unique_ptr<kernels::Event>> used_;  // per slot: its last user has finished
-  std::vector<int> first_block_;                       // per bucket: that uses it
+  std::vector<std::unique_ptr<kernels::Event>> used_;                // per slot: after the last use
+  std::vector<int> first_block_;      // per bucket: first block that uses it
   std::vector<bool> awaited_;         // per bucket: compute has not yet waited for the gather
   std::vector<int> held_;             // per slot: bucket, -1 none
   std::vector<bool> first_of_slot_;   // per bucket: whether forward begins with it
-  std::vector<int> bucket_of_block_;  // of those that rotate, -1: none
+  std::vector<int> bucket_of_block_;  // its rotating bucket, or -1
 };
 
 }  // namespace muster::parallel

@@ -8,7 +8,7 @@
 
 namespace muster::parallel {
 
-// Evaluated on the device, which alone knows how many steps were skipped.
+// Evaluated on the device, because only the device knows how many steps were skipped.
 using Schedule = kernels::LearningRateSchedule;
 using Decay = Schedule::Decay;
 

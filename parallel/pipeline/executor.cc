@@ -20,7 +20,7 @@ using kernels::Tensor;
 
 namespace {
 
-// Hands out the lowest free index; remembers how many were in use at most.
+// Hands out the lowest free index, and counts the most that were in use at once.
 class IndexPool {
  public:
   int Acquire() {
@@ -66,7 +66,7 @@ PipelineExecutor::PipelineExecutor(const PipelinePlan& plan, const Model& model,
       split_(SplitsBackward(plan.shape)) {}
 
 PipelineExecutor::~PipelineExecutor() {
-  // Work under way still refers to the buffers. Its errors have been returned.
+  // Work in flight still refers to the buffers. Its errors have been returned.
   if (exchange_ != nullptr) exchange_->Synchronize().IgnoreError();
   if (offload_ != nullptr) {
     offload_->out->Synchronize().IgnoreError();
@@ -106,14 +106,14 @@ absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const P
   return executor;
 }
 
-// Walks the list once, as every step does, and gives each action its buffers.
+// Walks the list once, in the order of a step, and assigns buffers to each action.
 PipelineExecutor::Buffers PipelineExecutor::Compile(const PipelinePlan& plan, int rank,
                                                     std::vector<Step>& steps) {
   const std::vector<PipelineAction>& actions = plan.ranks[rank];
   std::vector<IndexPool> workspaces(plan.shape.chunks);
   IndexPool inputs, outputs, gradients;
-  std::map<std::pair<int, int>, Step> open;  // by chunk and micro-batch
-  // What a group sends is free once the group has ended, not for its own receives.
+  std::map<std::pair<int, int>, Step> open;  // by virtual stage and micro-batch
+  // Buffers that a group sends are free after the group, not for its own receives.
   std::vector<std::pair<IndexPool*, int>> sending;
   int group = -1;
   for (size_t i = 0; i < actions.size(); ++i) {
@@ -134,7 +134,7 @@ PipelineExecutor::Buffers PipelineExecutor::Compile(const PipelinePlan& plan, in
         break;
       case PipelineOp::kForward: {
         step.workspace = workspaces[action.chunk].Acquire();
-        // Its backward comes last of all chunks': it is there as long as any of them.
+        // The first virtual stage's backward is the last one, so its workspace outlives the others.
         step.loaded = open[{0, action.micro_batch}].workspace;
         const auto next = std::find_if(actions.begin() + static_cast<int64_t>(i) + 1, actions.end(),
                                        [](const PipelineAction& a) { return IsCompute(a.op); });
@@ -263,7 +263,7 @@ void PipelineExecutor::SetPositions(const Tensor& positions) {
   }
 }
 
-// The blocks of a part, but for the head.
+// The blocks of a virtual stage without the head.
 BlockRange PipelineExecutor::Trunk(int chunk) const {
   const BlockRange& part = model_.parts()[chunk];
   return {part.begin, part.end - (IsLastPart(chunk) ? 1 : 0)};
@@ -277,7 +277,7 @@ void PipelineExecutor::Await(Buffer& buffer) {
   buffer.waiting = false;
 }
 
-// What leaves a part: residual + branch.
+// The output of a virtual stage: residual + branch.
 void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
   Await(to);
   if (flow.branch.empty()) {
@@ -335,7 +335,7 @@ absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
   return absl::OkStatus();
 }
 
-// A recording depends on what the pass points to, and on the memory of the workspace.
+// A recording depends on what the pass refers to, and on the memory of the workspace.
 bool PipelineExecutor::Replayed(const Pass& pass, bool backward, Workspace& workspace,
                                 absl::FunctionRef<void(const Pass& pass)> work) {
   uint32_t scale = 0;
@@ -418,7 +418,7 @@ void PipelineExecutor::Head(const Step& step, const Pass& with_gradients,
   client.OnLosses(step.action.micro_batch, workspace.flow);
 }
 
-// The head's gradients cannot wait: what they are made from is large, and gone after its Forward.
+// The head's gradients are computed at once, because their operands are scratch of its Forward.
 void PipelineExecutor::BackwardInput(const Step& step, const Pass& pass, MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
@@ -467,13 +467,13 @@ size_t PipelineExecutor::Exchange(size_t begin) {
     ++end;
   }
   if (plan_.shape.stages == 1) {
-    // Both sides are here: send, receive, send, receive ...
+    // One stage: the rank sends to itself, so sends and receives alternate.
     for (size_t i = begin; i + 1 < end; i += 2) {
       kernels::Copy(compute_, buffer_of(steps_[i]).tensor, buffer_of(steps_[i + 1]).tensor);
     }
     return end;
   }
-  // What is sent has been computed, and what is received into is not read any more.
+  // Waits until what is sent has been computed, and until the buffers to receive into are not read.
   if (exchange_ != nullptr) {
     compute_.Record(*computed_);
     stream.Wait(*computed_);
@@ -529,7 +529,8 @@ absl::Status PipelineExecutor::RunForward(const Pass& pass, int micro_batches,
                                           MicroBatchClient& client) {
   const int stages = plan_.shape.stages;
   const int before = (rank_ + stages - 1) % stages, after = (rank_ + 1) % stages;
-  // Without gradients nothing outlives its forward: one workspace and one buffer of each chunk do.
+  // Without gradients nothing is needed after its forward, so one workspace and one buffer of each
+  // virtual stage suffice.
   Tensor output;
   for (int i = 0; i < micro_batches; ++i) {
     for (int chunk = 0; chunk < plan_.shape.chunks; ++chunk) {

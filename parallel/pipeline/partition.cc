@@ -10,7 +10,7 @@
 namespace muster::parallel {
 namespace {
 
-// The best cut of the first layers into some number of parts, but for the last of them.
+// The best cut of the first layers into some number of parts, with the beginning of the last part.
 struct Cut {
   double largest = std::numeric_limits<double>::infinity();
   double squares = std::numeric_limits<double>::infinity();

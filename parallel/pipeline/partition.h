@@ -1,4 +1,4 @@
-// Which layers each part of a pipeline holds. Pure.
+// Decides which layers each virtual stage of a pipeline holds. Pure.
 #ifndef MUSTER_PARALLEL_PIPELINE_PARTITION_H_
 #define MUSTER_PARALLEL_PIPELINE_PARTITION_H_
 
@@ -10,8 +10,8 @@
 
 namespace muster::parallel {
 
-// Cuts layers 0..n-1, whose costs (seconds, FLOPs: any one unit, >= 0) stand in `costs`, into
-// `parts` contiguous, non-empty ranges so that the most expensive range is as cheap as can be.
+// Cuts layers 0..n-1, whose costs (seconds, FLOPs: any one unit, >= 0) are `costs`, into `parts`
+// contiguous, non-empty ranges such that the most expensive range costs as little as possible.
 // The embedding and the head are layers like the others: a head of V columns costs as much as
 // V / (12 C) transformer blocks, so the last part gets fewer blocks. Among the best cuts, the one
 // with the smallest sum of squares, then the one whose late parts are longest: the first ranks of a
@@ -21,9 +21,9 @@ namespace muster::parallel {
 // is negative or not finite.
 absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs, int parts);
 
-// The same among the cuts in which every range fits: fits(part, begin, end) says whether part
-// `part` may hold layers [begin, end). Costs then give way: a stage that keeps many micro-batches'
-// activations gets fewer layers than its share of the work. kFailedPrecondition when no cut fits.
+// The best of the cuts in which every range fits: fits(part, begin, end) says whether part `part`
+// may hold layers [begin, end). A stage that keeps the activations of many micro-batches may thus
+// get fewer layers than its share of the work. kFailedPrecondition when no cut fits.
 absl::StatusOr<std::vector<int>> PartitionLayersWithin(absl::Span<const double> costs, int parts,
                                                        absl::FunctionRef<bool(int, int, int)> fits);
 

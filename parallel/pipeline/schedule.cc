@@ -12,9 +12,9 @@
 namespace muster::parallel {
 namespace {
 
-// Where the groups of micro-batches begin, and where the last one ends. A rest is spread over the
-// groups, the first of them first: on its own, a rest of fewer micro-batches than stages would
-// stall the pipeline or end in a deadlock.
+// The begins of the groups of micro-batches, and the end of the last one. A remainder is spread
+// over the first groups: as a group of its own, fewer micro-batches than stages would stall the
+// pipeline or end in a deadlock.
 std::vector<int> GroupBoundaries(const PipelineShape& shape) {
   const int size = shape.group > 0 ? shape.group : std::min(shape.stages, shape.micro_batches);
   const int groups = shape.micro_batches / size;
@@ -39,7 +39,7 @@ std::vector<Compute> GPipeOrder(const PipelineShape& shape) {
   return order;
 }
 
-// `warm_up` forwards, then a forward and a backward in turn, then the backwards that are left.
+// `warm_up` forwards, then one forward and one backward in turn, then the remaining backwards.
 std::vector<Compute> WarmUpThenPairs(const std::vector<std::pair<int, int>>& forwards,
                                      const std::vector<std::pair<int, int>>& backwards,
                                      size_t warm_up) {
@@ -112,7 +112,7 @@ struct Message {
   int time;
   bool gradient;
   int micro_batch;
-  int part;  // that made it
+  int part;  // the part that computed it
 
   friend bool operator<(const Message& a, const Message& b) {
     return std::tie(a.time, a.gradient, a.micro_batch, a.part) <
@@ -120,7 +120,8 @@ struct Message {
   }
 };
 
-// The run that decides the order of exchanges: when each action starts, and what is sent when.
+// Simulates the run that decides the order of exchanges: when each action starts and what is sent
+// when.
 class UnitRun {
  public:
   explicit UnitRun(const PipelineShape& shape)
@@ -158,7 +159,7 @@ class UnitRun {
     return op == PipelineOp::kBackward && shape_.chunks > 1 ? 2 : 1;
   }
 
-  // Runs the next action of `rank` if what it needs has a time.
+  // Runs the next action of `rank` if the times of its inputs are known.
   bool Advance(size_t rank, int& clock) {
     const size_t next = starts_[rank].size();
     if (next == orders_[rank].size()) return false;
@@ -194,7 +195,7 @@ class UnitRun {
   std::vector<Message> messages_;
 };
 
-// What `rank` does for `message`: nothing, one side, or both.
+// The actions of `rank` for `message`: none, the send, the receive, or both.
 void AddExchange(const PipelineShape& shape, int rank, const Message& message,
                  std::vector<PipelineAction>& actions) {
   const int target = message.part + (message.gradient ? -1 : 1);

@@ -2,10 +2,10 @@
 // action list per rank, a simulator that proves things about such lists, and a picture of them.
 // No kernels, no threads, no clock.
 //
-// A model is cut into stages x chunks contiguous parts, numbered in forward order; part
-// `chunk * stages + rank` runs on `rank`. A rank runs, per micro-batch and chunk, a forward and a
-// backward (or its two halves), and exchanges activations and their gradients with the ranks of the
-// parts before and behind.
+// A model is cut into stages x chunks contiguous parts (virtual stages), numbered in forward order;
+// part `chunk * stages + rank` runs on `rank`. A rank runs, per micro-batch and chunk, a forward
+// and a backward (or backward-input and backward-weight), and exchanges activations and their
+// gradients with the ranks of the parts before and behind.
 //
 //   GPipe (Huang et al., arXiv 1811.06965): all forwards, then all backwards. Keeps M activations.
 //   1F1B (Narayanan et al., PipeDream-Flush, arXiv 2006.09503): P - r - 1 forwards to warm up, then
@@ -14,8 +14,8 @@
 //     micro-batches; 2 (P - r - 1) + (V - 1) G forwards to warm up. The bubble is V times smaller,
 //     the messages are V times as many.
 //   Zero-bubble H1 (Qi et al., arXiv 2401.10241): backward is split into the gradient of the input,
-//     which the part in front waits for, and that of the weights, which nobody waits for and rank r
-//     puts off by r micro-batches to fill its idle time. Keeps P activations on every rank, or what
+//     which the part in front waits for, and that of the weights, which no rank waits for and rank
+//     r delays by r micro-batches to fill its idle time. Keeps P activations on every rank, or what
 //     the gradient of the weights needs in their place.
 //
 // With times F, B = I + W per micro-batch and rank, M micro-batches (at least P when
@@ -48,14 +48,14 @@ struct PipelineShape {
   int stages = 1;  // ranks along the pipeline axis
   int micro_batches = 1;
   int chunks = 1;  // parts of the model per rank; > 1 with kInterleaved only
-  // Micro-batches that pass one chunk before the next chunk runs, with kInterleaved: stages to
-  // micro_batches; 0 = min(stages, micro_batches). Larger groups send less often back and forth
-  // and keep more activations. A rest is spread over the groups.
+  // With kInterleaved: micro-batches that pass one chunk before the next chunk runs, from stages to
+  // micro_batches; 0 = min(stages, micro_batches). Larger groups switch chunks less often and keep
+  // more activations. A remainder is spread over the groups.
   int group = 0;
 };
 // kInvalidArgument names the number that is wrong, and what it may be.
 absl::Status Validate(const PipelineShape& shape);
-// Whether its backwards are two actions: zero-bubble, but not on one stage, which never waits.
+// Whether backward is two actions: with zero-bubble, except on one stage, which never waits.
 bool SplitsBackward(const PipelineShape& shape);
 
 enum class PipelineOp : uint8_t {
@@ -67,7 +67,7 @@ enum class PipelineOp : uint8_t {
   kReceiveActivation,
   kSendGradient,
   kReceiveGradient,
-  // Every micro-batch of the chunk has added its gradients: they may be summed over the
+  // Every micro-batch of the chunk has added its gradients, so they may be reduced over the
   // data-parallel ranks while other chunks (or other ranks) still compute.
   kReduceGradients,
 };
@@ -100,18 +100,18 @@ struct PipelinePlan {
 };
 
 // The order of exchanges is that of a run in which every action takes one unit of time (with
-// chunks, a backward two: there the usual proportion keeps the pace) and a result leaves when it is
-// ready. Both sides of a pair see the same order, and what happens at the same time is one group,
-// which makes the fused send/receive of 1F1B. Requires: Validate(shape) is ok.
+// chunks, a backward takes two, as it usually does) and a result is sent when it is complete. Both
+// sides of a pair have the same order, and exchanges at the same time are one group, which gives
+// the fused send/receive of 1F1B. Requires: Validate(shape) is ok.
 PipelinePlan MakePipelinePlan(const PipelineShape& shape);
 
 struct PipelineCosts {
-  // Per rank and chunk: of one micro-batch through one part.
+  // Times of one micro-batch through one part.
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
   double message = 0;
-  // Factor of each part (uneven stages), in forward order; empty = 1.
+  // A factor for each part (uneven stages), in forward order; empty = 1.
   std::vector<double> parts;
 };
 
@@ -125,7 +125,7 @@ struct PipelineSimulation {
   struct Rank {
     std::vector<TimedAction> actions;  // in list order
     double busy = 0;                   // computing
-    // Most micro-batches (of one chunk each) at once:
+    // The most micro-batches (of one chunk each) at once:
     int activations = 0;  // forward begun, backward not finished: workspaces
     int inputs = 0;       // activation arrived (or begun, on the first part), backward not finished
     int gradients = 0;    // gradient arrived or made, and not yet sent on: buffers of d_hidden
@@ -134,28 +134,28 @@ struct PipelineSimulation {
   double seconds = 0;  // until the last rank has finished
   int64_t messages = 0;
 
-  // Idle time over computing time, of all ranks: (P - 1) / M for GPipe and 1F1B.
+  // Idle time over computing time of all ranks: (P - 1) / M for GPipe and 1F1B.
   double bubble() const;
 };
 
 enum class ExchangeMode : uint8_t {
-  // On the computing stream, in list order; both sides wait for each other. The strictest: what
-  // ends like this ends on every backend.
+  // Exchanges run on the compute stream in list order, and both sides wait for each other. This is
+  // the
+  // strictest mode: a schedule that ends in it ends on every backend.
   kInline,
-  // On a stream of its own, in list order: computing waits for what it reads only.
+  // Exchanges run on a stream of their own in list order; computation waits only for what it reads.
   kOverlapped,
 };
 
 // Runs the lists. kFailedPrecondition, with the ranks and actions concerned: a deadlock; a send
-// that meets another receive or none; an action before the one it needs; one that is missing or
-// comes twice.
+// without its receive; an action before the one it needs; an action that is missing or there twice.
 absl::StatusOr<PipelineSimulation> Simulate(const PipelinePlan& plan,
                                             const PipelineCosts& costs = {},
                                             ExchangeMode mode = ExchangeMode::kInline);
 
 // One line per rank, time from left to right, one column per unit of the shortest action: "F2" is
 // the forward of micro-batch 2, B backward, I and W its halves; with chunks a letter follows ("F2b"
-// is chunk 1); '-' continues an action and '.' is idle time. For example 1F1B, P = 2, M = 2:
+// is chunk 1); '-' continues an action and '.' is idle time. 1F1B with P = 2, M = 2:
 //   rank 0 | F0 F1 .. B0 .. B1
 //   rank 1 | .. F0 B0 F1 B1 ..
 // and a last line with the bubble and the activations kept per rank. `simulation` is of `plan`.

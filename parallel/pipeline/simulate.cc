@@ -23,7 +23,7 @@ bool EndsBackward(PipelineOp op) {
   return op == PipelineOp::kBackward || op == PipelineOp::kBackwardWeight;
 }
 
-// When something happened, by part and micro-batch.
+// Times of events, by part and micro-batch.
 class Times {
  public:
   explicit Times(const PipelinePlan& plan)
@@ -47,7 +47,7 @@ struct Meeting {
   double received = kNever;
 };
 
-// In-order work of one rank: all of it, or the computing or the exchanges alone.
+// Actions of one rank that run in order: all of them, or only computation, or only exchanges.
 struct Queue {
   int rank = 0;
   std::vector<size_t> actions;  // indices into the rank's list
@@ -126,7 +126,7 @@ class Simulator {
     }
   }
 
-  // kNever when something that the action reads is not there yet.
+  // kNever when an input of the action does not exist yet.
   double ReadyAt(const PipelineAction& action, int part) {
     const int i = action.micro_batch;
     switch (action.op) {
@@ -230,7 +230,7 @@ class Simulator {
     return true;
   }
 
-  // Lays one side of a message on the table; the other side may be there.
+  // Posts one side of a message, and completes it if the other side is posted.
   absl::Status Post(int rank, const PipelineAction& action, double time) {
     const bool send =
         action.op == PipelineOp::kSendActivation || action.op == PipelineOp::kSendGradient;
@@ -300,11 +300,11 @@ class Simulator {
     return absl::OkStatus();
   }
 
-  // In list order, which is how an executor hands out buffers.
+  // Counts in list order, as an executor hands out buffers.
   void CountBuffers(int rank) {
     PipelineSimulation::Rank& counts = result_.ranks[rank];
     int activations = 0, inputs = 0, gradients = 0;
-    int sending = 0, group = -1;  // a group's gradients leave together
+    int sending = 0, group = -1;  // gradients of a group are sent together
     for (const PipelineAction& action : plan_.ranks[rank]) {
       const int part = plan_.Part(rank, action.chunk);
       const bool last = part == plan_.parts() - 1;
@@ -330,7 +330,7 @@ class Simulator {
   const PipelineCosts& costs_;
   std::vector<Queue> queues_;
   Times forward_, backward_input_, backward_weight_;  // ends
-  Times activation_, gradient_;                       // arrivals, by the part that reads them
+  Times activation_, gradient_;                       // arrival times, by the part that reads them
   std::map<std::pair<int, int>, std::vector<Meeting>> meetings_;
   std::map<std::pair<int, int>, size_t> sent_, received_;
   PipelineSimulation result_;

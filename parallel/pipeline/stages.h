@@ -1,4 +1,4 @@
-// Which blocks of a model each stage of a pipeline holds.
+// Decides which blocks of a model each stage of a pipeline holds.
 #ifndef MUSTER_PARALLEL_PIPELINE_STAGES_H_
 #define MUSTER_PARALLEL_PIPELINE_STAGES_H_
 
@@ -11,12 +11,12 @@ namespace muster::parallel {
 
 // Multiply-adds per token of one forward pass of every block (embedding, transformer blocks, head),
 // with the causal half of attention; the backward costs twice as much in every block. The embedding
-// only moves memory and counts as nothing. kUnimplemented for a family without a formula.
+// only moves memory and counts as zero. kUnimplemented for a family without a formula.
 absl::StatusOr<std::vector<double>> BlockCosts(const ModelDescription& description);
 
-// The parts that rank `stage` of `stages` holds, one per chunk, cut by PartitionLayers over the
-// estimated costs, so that stages are uneven where the head is large. kInvalidArgument when there
-// are fewer blocks than stages x chunks.
+// The block ranges of rank `stage` of `stages`, one per chunk, cut by PartitionLayers over the
+// estimated costs, so stages are uneven where the head is large. kInvalidArgument when there are
+// fewer blocks than stages x chunks.
 absl::StatusOr<ModelParallel> StageParts(const ModelDescription& description, int stages,
                                          int chunks, int stage);
 

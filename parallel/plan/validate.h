@@ -1,5 +1,5 @@
-// Whether a way to split a training run can work: every rule in one place, for the job spec, for
-// ranks and for planners. Pure.
+// Decides whether a layout of a training run can work: every rule in one place, for the job spec,
+// for ranks and for planners. Pure.
 #ifndef MUSTER_PARALLEL_PLAN_VALIDATE_H_
 #define MUSTER_PARALLEL_PLAN_VALIDATE_H_
 
@@ -12,18 +12,18 @@
 
 namespace muster::parallel {
 
-// How the work is split.
+// A way to split a training run.
 struct Layout {
   PerAxis degrees{1, 1, 1, 1};
   bool sequence_parallel = false;  // within tensor groups
-  bool tensor_chunks = false;      // products in chunks, over collectives of the tensor group
-  bool tensor_halves = false;      // samples in two halves, each over the collectives of the other
-  int pipeline_chunks = 1;         // model parts per pipeline stage
+  bool tensor_chunks = false;      // tensor_overlap: chunked
+  bool tensor_halves = false;      // tensor_overlap: halves
+  int pipeline_chunks = 1;         // virtual stages per pipeline rank
   bool interleaved = false;        // schedules that need several pipeline stages
   bool zero_bubble = false;
-  int pipeline_parts = 0;    // numbers of blocks that are given, one a part; 0: none are
+  int pipeline_parts = 0;    // how many numbers pipeline_blocks has; 0: it is not given
   bool all_to_all = false;   // among context ranks
-  int tensor_shares = 0;     // shares that are given, one a tensor rank; 0: they are equal
+  int tensor_shares = 0;     // how many numbers tensor_shares has; 0: shares are equal
   int zero = 0;              // stage of ZeRO
   int zero_shards = 0;       // ranks it shards over; 0: all of data x context
   int64_t global_batch = 0;  // samples
@@ -32,7 +32,7 @@ struct Layout {
   // or one bit per element.
   double top_k_density = 0;
   bool sign_compression = false;
-  // Axes that a suggestion may give other degrees.
+  // Axes whose degrees a suggestion may change.
   std::vector<Axis> negotiable = {kAxes.begin(), kAxes.end()};
   // Ranks over which ZeRO shards in effect; 1 without ZeRO.
   int EffectiveShards() const;
@@ -40,11 +40,11 @@ struct Layout {
   int64_t GradientRanks() const { return int64_t{degrees[Axis::kData]} * degrees[Axis::kContext]; }
 };
 
-// The share of elements above which sending pairs of index and value takes more time than reducing
-// the whole gradient, over links that are slow beside memory. Per element and rank, a whole
-// gradient of n ranks is 2 (n - 1) / n x 4 bytes, with ZeRO-1 half of that, and pairs are density x
-// (n - 1) x 8: as many at 1 / n. A third of it is left for selection and for n - 1 messages instead
-// of a ring.
+// The share of elements above which sending pairs of index and value takes longer than reducing the
+// whole gradient, over links that are slow compared to memory. Per element and rank, reducing the
+// whole gradient of n ranks sends 2 (n - 1) / n x 4 bytes (half of that with ZeRO-1), and pairs are
+// density x (n - 1) x 8 bytes: as many at 1 / n. The limit is two thirds of that, which allows for
+// selection and for n - 1 messages instead of a ring.
 double TopKDensityMax(int64_t ranks, int zero);
 // The same for one bit per element, in ranks: (n - 1) / 8 bytes.
 int64_t SignRanksMax(int zero);
@@ -68,9 +68,9 @@ struct LayoutProblem {
   std::string message;  // with the numbers
 };
 
-// Every rule that is broken; none when all numbers are good. Requires nothing: impossible numbers
-// (0, negative) are problems too. When the degrees do not fit, the message ends with the nearest
-// ones that do, if there are any.
+// Returns every rule that is broken; none when the layout works. Accepts any numbers: impossible
+// ones (0, negative) are problems too. When the degrees do not match the ranks, the message ends
+// with the nearest ones that do, if there are any.
 std::vector<LayoutProblem> FindProblems(const Layout& layout, const ModelSize& model,
                                         const ClusterSize& cluster);
 
