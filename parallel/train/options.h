@@ -12,6 +12,7 @@
 #include "kernels/optimizer/optimizer.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/peer_memory.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/optimizer.h"
 #include "parallel/optim/schedule.h"

@@ -12,6 +12,7 @@
 #include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/peer_memory.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
 #include "parallel/pipeline/executor.h"

@@ -337,23 +337,23 @@ TEST(TensorShard, Halves_AreOfSamplesAndHaveRowsOnEveryRank) {
   parallel.tensor_overlap = TensorOverlap::kHalves;
   const auto part = [&] { return TensorShard::Make(parallel, 6, 6, 48, 61); };
   const BatchShape four = {.batch = 4, .sequence = 9}, odd = {.batch = 3, .sequence = 8};
-  EXPECT_EQ(part().pieces(four), 2);
-  EXPECT_EQ(part().pieces(odd), 1);
+  EXPECT_EQ(part().slices(four), 2);
+  EXPECT_EQ(part().slices(odd), 1);
   // Without sequence parallelism a rank has all rows.
   EXPECT_EQ(part().FirstToken(four, 0), 0);
   EXPECT_EQ(part().FirstToken(four, 1), 18);
   parallel.sequence_parallel = true;
-  EXPECT_EQ(part().pieces(four), 2);
+  EXPECT_EQ(part().slices(four), 2);
   EXPECT_EQ(part().FirstToken(four, 0), 6);
   EXPECT_EQ(part().FirstToken(four, 1), 18 + 6);
   EXPECT_EQ(part().FirstToken(odd, 0), 8);
   // 3 x 8 tokens are 8 rows for each of three ranks, their halves are not.
-  EXPECT_EQ(part().pieces({.batch = 4, .sequence = 8}), 1);
+  EXPECT_EQ(part().slices({.batch = 4, .sequence = 8}), 1);
   parallel.split_backward = true;
-  EXPECT_EQ(part().pieces(four), 1);
+  EXPECT_EQ(part().slices(four), 1);
   parallel.split_backward = false;
   parallel.tensor_overlap = TensorOverlap::kBackward;
-  EXPECT_EQ(part().pieces(four), 1);
+  EXPECT_EQ(part().slices(four), 1);
 }
 
 TEST(SplitUnits, FollowsWeightsByLargestRemainderAndLeavesNobodyEmpty) {
