@@ -110,7 +110,7 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
   Rng rng(options.seed);
   for (int64_t i = 0; i < options.tokens; ++i) {
     const int64_t length = std::min<int64_t>(window, static_cast<int64_t>(text.size()));
-    // Attention is causal, so tokens behind the last one do not matter.
+    // Attention is causal, so tokens behind the last one have no effect.
     std::fill(context.begin(), context.end(), 0);
     std::copy(text.end() - length, text.end(), context.begin());
     kernels::Copy(*stream_, Tensor(context.data(), DType::kI32, {window}), workspace.flow.tokens);

@@ -19,14 +19,14 @@
 
 namespace muster::parallel {
 
-// A folder opened for reading. Owns the model that its config describes (no memory for weights) and
-// an index of its tensors. Not thread-safe.
+// A folder that is open for reading. Owns the model that its config describes (no memory for
+// weights) and an index of its tensors. Not thread-safe.
 class HuggingFaceFolder {
  public:
   // Reads config.json and the headers, no weights. kNotFound for missing files; kDataLoss for
-  // garbled ones; kInvalidArgument for a config that we have no model for (see
+  // garbled ones; kInvalidArgument for a config without a model of ours (see
   // DescriptionFromConfig), a tensor that is missing, has another shape or a dtype other than fp32,
-  // bf16 and fp16, and for tensors that no parameter of the model is made of.
+  // bf16 and fp16, and for tensors that belong to no parameter of the model.
   static absl::StatusOr<std::unique_ptr<HuggingFaceFolder>> Open(FileSystem& files,
                                                                  const std::string& directory);
 
@@ -63,7 +63,7 @@ struct HuggingFaceExport {
   int64_t file_bytes_max = int64_t{5} << 30;     // per safetensors file; at least one tensor each
 };
 
-// Gives a box of one of our parameters as floats, row-major.
+// Provides a box of one of our parameters as floats, row-major.
 using ParameterReader =
     absl::FunctionRef<absl::Status(const std::string& name, const Box& box, float* out)>;
 

@@ -1,6 +1,6 @@
-// How a Hugging Face model folder names and stores what Muster's models hold. Pure: tables and
-// config.json, no files. Follows transformers' GPT2LMHeadModel and LlamaForCausalLM as their
-// documentation and checkpoints define them.
+// Maps the parameters of Muster's models to the tensors and config.json of a Hugging Face model
+// folder, as the documentation and checkpoints of transformers' GPT2LMHeadModel and
+// LlamaForCausalLM define them. Pure: no files.
 #ifndef MUSTER_PARALLEL_INTEROP_HUGGING_FACE_NAMES_H_
 #define MUSTER_PARALLEL_INTEROP_HUGGING_FACE_NAMES_H_
 
@@ -48,8 +48,8 @@ struct HuggingFaceLayout {
 // counterpart there.
 absl::StatusOr<HuggingFaceLayout> LayoutForHuggingFace(const Model& model);
 
-// Whether a tensor that the layout does not list may be there all the same, because it says nothing
-// new: a tied head, the constants of masks and rotations.
+// Whether a tensor that the layout does not list may exist, because it adds no information: a tied
+// head, the constants of masks and rotations.
 bool IsDerivedTensor(const ModelDescription& description, absl::string_view name);
 
 // The name under which a stored tensor is listed: models saved without their head lack a prefix.

@@ -136,7 +136,8 @@ GradientOverlay FlatBuffers::Room(const FlatLayout& layout, const ParameterRegis
       const Parameter& parameter = registry.at(id);
       room.ends.resize(std::max<size_t>(room.ends.size(), parameter.block + 1), 0);
       if (!InOrder(bucket, options)) continue;
-      // Reductions write the padding as well. From stage 2 on they alone write, all at once.
+      // Reductions write the padding as well. From stage 2 on only reductions write, and whole
+      // parts.
       int64_t end = bucket.range.size() / (options.zero >= 2 ? layout.shards() : 1);
       if (options.zero < 2 && id != bucket.parameters.back()) {
         end = layout.offset(id) + parameter.storage_elements() - bucket.range.begin;
@@ -212,7 +213,7 @@ absl::Status FlatBuffers::Allocate(kernels::Device& device, kernels::Stream& str
                                       static_cast<double>(HostBytes(layout_, options_)) * 1e-6));
     }
     *buffer = *std::move(made);
-    // The host's own: no stream knows of it yet. Padding stays zero.
+    // Host memory that no stream uses yet. Padding stays zero.
     std::memset((*buffer)->data(), 0, plan_.host * SizeOf(DType::kF32));
   }
   for (int slot = 0; slot < gradient_slots_; ++slot) {
@@ -429,7 +430,7 @@ absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
     ClearMoments(stream, bucket);
     for (const FlatPiece& piece : layout_.Pieces(own)) {
       const Parameter& parameter = registry_.at(piece.parameter);
-      // Of this rank's part alone: with ZeRO that is a fraction of what it computes with.
+      // Draws this rank's part alone, which with ZeRO is a fraction of the compute weights.
       values.resize(piece.count);
       parallel::Initialize(parameter, seed, piece.first, piece.count, values.data(),
                            options_.host_threads);

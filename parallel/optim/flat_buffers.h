@@ -20,75 +20,77 @@ namespace muster::parallel {
 
 struct FlatBuffersOptions {
   int gradient_levels = 1;  // see GradientReducer
-  // Whether Make() gives the weights their initial values. Without, they are zero until
-  // Initialize() or WriteMaster().
+  // Whether Make() draws the initial weights. If not, they are zero until Initialize() or
+  // WriteMaster().
   bool draw = true;
-  uint64_t seed = 0;  // of the initial values that Make() draws
-  // Threads of the host that drawing initial values may take.
+  uint64_t seed = 0;  // of the initial weights
+  // The most host threads that draw initial weights.
   int host_threads = 1;
-  // What the model computes with. fp32 is the master weights themselves wherever they are whole;
-  // bf16 is their upper half; fp16 is a copy of them, which AdamW writes.
+  // The dtype of compute weights. fp32 uses the master weights themselves wherever they are whole;
+  // bf16 their upper 16 bits; fp16 a copy, which AdamW writes.
   kernels::DType compute = kernels::DType::kF32;
-  // bf16: of master weights on the device only the lower 16 bits are stored beside what the model
-  // computes with (kernels::SplitMaster). False: fp32 ones, as with fp16; the same numbers.
+  // bf16: stores only the lower 16 bits of master weights on the device beside the compute weights
+  // (kernels::SplitMaster). False: stores fp32 master weights, as with fp16, with the same results.
   bool halves = true;
-  // 0: gradients and parameters whole. 1: the same, state of the own parts only. 2: gradients of
-  // the own parts; those of a block are whole only while they are computed. 3: parameters too.
+  // The ZeRO stage. 0: everything whole. 1: optimizer state of the own parts only. 2: gradients of
+  // the own parts too; those of a block are whole only while they are computed. 3: parameters
+  // likewise.
   int zero = 0;
   int shard = 0;  // this rank's place among layout.shards()
   // ZeRO-3: false keeps gathered blocks until the next update, in memory for all of them.
   bool reshard_after_forward = true;
-  // With one level: gradients (from stage 2 on, the reduced own ones) are in memory that
-  // activations use too (GradientOverlay), but for those that are not written in the order of
-  // backward. The model must overwrite gradients.
+  // With one level: gradients (from stage 2 on, the reduced own ones) share memory with activations
+  // (GradientOverlay), except those that backward does not write in block order. The model must
+  // overwrite gradients.
   bool share_gradients = false;
-  // Offload: the optimizer's state and the master weights of the first so many buckets, those of
-  // the last layers, are in (pinned) host memory.
+  // Offload: the number of first buckets, those of the last layers, whose optimizer state and
+  // master weights are in pinned host memory.
   int host_buckets = 0;
 };
 
 // Device memory in bytes.
 struct FlatBuffersBytes {
-  int64_t parameters = 0;  // what the model computes with, but for gathered
+  int64_t parameters = 0;  // compute weights, without gathered
   int64_t gathered = 0;    // ZeRO-3: the rotating buffers of whole blocks
-  int64_t master = 0;      // fp32 values beside those, or the lower halves of them
+  int64_t master = 0;      // fp32 master weights, or their lower 16 bits
   int64_t moments = 0;     // of AdamW
-  int64_t gradients = 0;   // but for those that share the memory of activations
+  int64_t gradients = 0;   // without those that share memory with activations
   int64_t total() const { return parameters + gathered + master + moments + gradients; }
 };
 
-// Owns the memory. Per element of a rank's own parts: 4 bytes each of m and v and, of the master
-// weights, none where the model computes with them in place, 2 where it computes with their upper
-// halves, else 4. Single-threaded. The registry and the layout must outlive it.
+// Owns the memory. Per element of a rank's own parts it takes 4 bytes each for m and v, and for the
+// master weight none where the model computes with it in place, 2 where it computes with its upper
+// 16 bits, else
+// 4. Single-threaded. The registry and the layout must outlive it.
 //
-// ZeRO 2 and 3 need a layout made by_block. Views of a block's parameters or gradients then stand
-// in one of two rotating buffers (neighbouring blocks have different ones), which hold them only
-// while somebody has put them there: ParameterGatherer and GradientReducer.
+// ZeRO 2 and 3 need a layout made by_block. Views of a block's parameters or gradients are then in
+// one of two rotating buffers (neighbouring blocks use different ones), which ParameterGatherer and
+// GradientReducer fill.
 class FlatBuffers {
  public:
-  // kResourceExhausted with the sizes. m, v and gradients are zero; with FlatBuffersOptions::draw,
-  // master weights and the own parts of what the model computes with have their initial values.
-  // Other parts are filled by ParameterGatherer.
+  // kResourceExhausted with the sizes. m, v and gradients are zero. With FlatBuffersOptions::draw,
+  // master weights and the own parts of compute weights have their initial values;
+  // ParameterGatherer fills the other parts.
   static absl::StatusOr<std::unique_ptr<FlatBuffers>> Make(kernels::Device& device,
                                                            kernels::Stream& stream,
                                                            const ParameterRegistry& registry,
                                                            const FlatLayout& layout,
                                                            const FlatBuffersOptions& options);
-  // Back to the initial values of the seed, moments zero.
+  // Sets weights to the initial values of the seed, and moments to zero.
   absl::Status Initialize(kernels::Stream& stream, uint64_t seed);
-  // After the master weights were written by other means: the copies of the own parts, where they
-  // are copies.
+  // To be called after the master weights were written directly: refreshes compute weights that are
+  // copies.
   void RefreshCopies(kernels::Stream& stream);
-  // What Make() will ask the device for, and the host.
+  // Device and host memory that Make() allocates.
   static FlatBuffersBytes Sizes(const FlatLayout& layout, const FlatBuffersOptions& options);
   static int64_t Bytes(const FlatLayout& layout, const FlatBuffersOptions& options) {
     return Sizes(layout, options).total();
   }
   static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
-  // With share_gradients: what of them shares memory.
+  // With share_gradients: the gradients that share memory with activations.
   static GradientOverlay Room(const FlatLayout& layout, const ParameterRegistry& registry,
                               const FlatBuffersOptions& options);
-  // The memory of that room, before anything asks for gradients. It must outlive the buffers.
+  // Sets the shared memory, before any view of gradients is used. It must outlive the buffers.
   void SetGradientOverlay(const kernels::Tensor& room);
 
   const FlatLayout& layout() const { return layout_; }
@@ -99,77 +101,76 @@ class FlatBuffers {
     return options_.zero >= 3 && layout_.buckets()[bucket].block >= 0;
   }
   bool offloaded(int bucket) const { return bucket < options_.host_buckets; }
-  // Whether its master weights are in halves: copy(bucket) and lower(bucket).
+  // Whether its master weights are split: upper 16 bits in copy(bucket), lower ones in
+  // lower(bucket).
   bool in_halves(int bucket) const { return halves() && !offloaded(bucket); }
-  // Whether its gradients share memory: then what is between the parameters, and in the padding, is
-  // anything, not zero.
+  // Whether its gradients share memory with activations. Padding then has arbitrary values.
   bool shares_gradients(int bucket) const {
     return options_.share_gradients && InOrder(layout_.buckets()[bucket], options_);
   }
   bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
-  // Which of the rotating buffers a bucket uses.
+  // The rotating buffer that a bucket uses.
   int parameter_slot(int bucket) const { return units_[bucket] % parameter_slots_; }
   int gradient_slot(int bucket) const { return units_[bucket] % gradient_slots_; }
   int parameter_slots() const { return parameter_slots_; }
   int gradient_slots() const { return gradient_slots_; }
-  // Recorded by whoever has reduced what was in a rotating gradient buffer, and waited for before
-  // it is used again: by all reducers of these buffers.
+  // The event after which a rotating gradient buffer may be reused. All reducers of these buffers
+  // record it after a reduction and wait for it before they use the buffer.
   kernels::Event& gradient_slot_empty(int slot) { return *gradient_slot_empty_[slot]; }
 
-  // The own part of a bucket, fp32; in host memory when it is offloaded. Requires of master: not
-  // in_halves(bucket).
+  // The own part of a bucket, fp32; in host memory when it is offloaded. master() requires:
+  // !in_halves(bucket).
   kernels::Tensor master(int bucket);
   kernels::Tensor m(int bucket) { return State(host_m_, m_, bucket); }
   kernels::Tensor v(int bucket) { return State(host_v_, v_, bucket); }
-  // The lower halves of the own part's master weights, u16; empty unless in_halves(bucket).
+  // The lower 16 bits of the own part's master weights, u16; empty unless in_halves(bucket).
   kernels::Tensor lower(int bucket);
-  // What AdamW works on: the own part, without hyperparameters and scalars.
+  // The tensors of AdamW's update of the own part, without hyperparameters and scalars.
   kernels::AdamWArgs update(int bucket);
-  // Enqueues: elements [first, first + n) of the own part's master weights, as fp32, to to[n], in
-  // memory of the device or from Device::AllocateHost.
+  // Enqueues a copy of elements [first, first + n) of the own part's master weights, as fp32, to
+  // to[n] in device memory or memory of Device::AllocateHost.
   void ReadMaster(kernels::Stream& stream, int bucket, int64_t first, const kernels::Tensor& to);
-  // Blocks. The same, written from memory of the host. The copies of what is not in halves are not
-  // refreshed.
+  // Writes them from host memory, and blocks. Compute weights that are copies are not refreshed.
   absl::Status WriteMaster(kernels::Stream& stream, int bucket, int64_t first, const float* values,
                            int64_t count);
-  // The reduced gradient of the own part. ZeRO 2 and 3: `level` counts partial sums of it.
+  // The reduced gradient of the own part. With ZeRO 2 and 3 `level` is the index of a partial sum.
   kernels::Tensor own_gradient(int bucket, int level = 0);
-  // The own part of what the model computes with, where it is not the master weights themselves:
-  // in 16 bits (of bf16 the upper halves), or in fp32 when those are on the host; otherwise empty.
+  // The own part of compute weights where these are not the master weights themselves: 16 bits
+  // (with bf16 the upper ones), or fp32 when the master weights are on the host. Otherwise empty.
   kernels::Tensor copy(int bucket);
 
-  // A whole bucket of what the model computes with, and the own part of it.
+  // A whole bucket of compute weights, and the own part of it.
   kernels::Tensor whole_parameters(int bucket);
   kernels::Tensor own_parameters(int bucket);
-  // From where own_parameters() is filled before a gather; empty when it is there already.
+  // The source of own_parameters() before a gather; empty when these are filled already.
   kernels::Tensor gather_source(int bucket);
-  // A whole bucket of gradients. ZeRO 2 and 3 have one level of these.
+  // A whole bucket of gradients, of which ZeRO 2 and 3 have one level.
   kernels::Tensor whole_gradients(int bucket, int level = 0);
-  // Everything in one piece. Requires: ZeRO 0 or 1, not share_gradients.
+  // All buckets as one tensor. Requires: ZeRO 0 or 1, not share_gradients.
   kernels::Tensor all_gradients(int level);
-  // The same of the state. Requires: one shard, nothing offloaded; of masters, not in halves.
+  // The same for the state. Requires: one shard, nothing offloaded; for masters, not split.
   kernels::Tensor all_masters();
   kernels::Tensor all_m();
   kernels::Tensor all_v();
 
-  // All memory that collectives work on; the same list on every rank, with empty ones.
+  // All memory that collectives use: the same list on every rank, possibly with empty tensors.
   std::vector<kernels::Tensor> Exchanged() const;
-  // Views of what the model computes with, and of its gradients.
+  // Views of compute weights and of gradients.
   const ParameterViews& parameter_views() const { return parameter_views_; }
   const ParameterViews& gradient_views(int level) const { return gradient_views_[level]; }
 
  private:
   // Elements of every buffer.
   struct Plan {
-    std::vector<int> units;                // per bucket: ordinal among those of blocks
-    std::vector<int64_t> whole, resident;  // per bucket: begin among all, among the resident
+    std::vector<int> units;                // per bucket: ordinal among buckets of blocks
+    std::vector<int64_t> whole, resident;  // per bucket: begin among all, and among resident ones
     std::vector<int64_t> unit_local;       // per bucket: begin among own parts of blocks
     std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, or of own ones
-    int64_t room = 0;                      // of gradients that share memory
+    int64_t room = 0;                      // size of gradients that share memory
     int parameter_slots = 1, gradient_slots = 1;
     int64_t slot_elements = 0;
     int64_t resident_elements = 0, unit_local_elements = 0;
-    int64_t host = 0, host_unit_local = 0;  // of own parts: offloaded; of them those of blocks
+    int64_t host = 0, host_unit_local = 0;  // own parts: offloaded, and of these those of blocks
     int64_t whole_parameters = 0, parameter_slot_storage = 0, master = 0, copy = 0, moments = 0,
             whole_gradients = 0, gradient_slot_storage = 0, own_gradients = 0;
   };
@@ -177,9 +178,9 @@ class FlatBuffers {
   FlatBuffers(const ParameterRegistry& registry, const FlatLayout& layout,
               const FlatBuffersOptions& options)
       : registry_(registry), layout_(layout), options_(options) {}
-  // Whether backward writes gradients of the bucket in the order of the buckets: the first block's
-  // may belong to a table that the head uses too, and sums over tensor groups have buckets that
-  // span the model, as have the resident parameters of ZeRO 2 and 3.
+  // Whether backward writes gradients of the bucket in the order of the buckets. It does not for a
+  // table that the head uses too, for sums over tensor groups, whose buckets span the model, and
+  // for resident parameters of ZeRO 2 and 3.
   static bool InOrder(const FlatLayout::Bucket& bucket, const FlatBuffersOptions& options) {
     return bucket.lowest_block > 0 && !bucket.partial && !bucket.shared &&
            (options.zero < 2 || bucket.block >= 0);
@@ -195,7 +196,7 @@ class FlatBuffers {
     std::vector<BufferPointer> FlatBuffers::*levels = nullptr;
     int level_count = 1;
   };
-  // The one list of what is asked of the device, and of what is said to be needed.
+  // The one list of allocations, for Make() and for the prediction.
   static std::vector<Part> Parts(const Plan& plan, const FlatBuffersOptions& options);
   absl::Status Allocate(kernels::Device& device, kernels::Stream& stream);
   bool half() const { return options_.compute != kernels::DType::kF32; }
@@ -204,7 +205,7 @@ class FlatBuffers {
     return layout_.buckets()[bucket].range.size() / layout_.shards();
   }
   kernels::Tensor Local(kernels::Buffer& buffer, int bucket);
-  // Of arrays that hold the offloaded buckets and the others.
+  // For arrays that are split into offloaded buckets and the others.
   kernels::Tensor State(std::unique_ptr<kernels::Buffer>& host,
                         std::unique_ptr<kernels::Buffer>& device, int bucket);
   void ClearMoments(kernels::Stream& stream, int bucket);
@@ -228,7 +229,7 @@ class FlatBuffers {
   std::vector<ParameterViews> gradient_views_;
 };
 
-// Elements [begin, begin + count) of what an update works on.
+// Elements [begin, begin + count) of an update's tensors.
 kernels::AdamWArgs Rows(const kernels::AdamWArgs& args, int64_t begin, int64_t count);
 
 }  // namespace muster::parallel

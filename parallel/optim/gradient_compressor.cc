@@ -37,7 +37,7 @@ Tensor Floats(kernels::Buffer& buffer, int64_t first, int64_t count) {
   return Tensor(static_cast<float*>(buffer.data()) + first, DType::kF32, {count});
 }
 
-// Elements of a parameter that are sent.
+// The number of elements of a parameter that are sent.
 int64_t CountAt(double density, int64_t elements) {
   const double share = std::ceil(density * static_cast<double>(elements));
   return std::clamp<int64_t>(static_cast<int64_t>(share), 1, elements);
@@ -50,9 +50,9 @@ int64_t SignWords(int64_t elements) { return 1 + (elements + kWordBits - 1) / kW
 bool Compresses(const CompressionOptions& options, const Parameter& parameter) {
   if (options.method == CompressionMethod::kNone) return false;
   if (parameter.sharing == TensorSharing::kPartial || parameter.duplicate) return false;
-  // Residuals are those of whole tensors.
+  // Residuals belong to whole tensors.
   if (parameter.in_two) return false;
-  // By the whole tensor: all tensor ranks do the same, however little one of them holds of it.
+  // Decided by the whole tensor, so that all tensor ranks agree whatever their shards.
   const Box whole = Box::Whole(parameter.global_shape);
   if (whole.extent.size() < 2 || whole.elements() < options.min_elements) return false;
   return std::none_of(options.exclude.begin(), options.exclude.end(),
@@ -192,8 +192,8 @@ int64_t GradientCompressor::PairsMax(const CompressionOptions& options, int64_t 
   if (options.dense_above > 0) {
     return std::min(elements, static_cast<int64_t>(options.dense_above * all));
   }
-  // Of n ranks each sends a pair of 8 bytes to n - 1 others, or 4 bytes per element and part to
-  // n - 1 others: twice, when everything and not a part is wanted.
+  // Each of n ranks sends pairs of 8 bytes to n - 1 others, or 4 bytes per element of a part to n -
+  // 1 others, twice for an all-reduce.
   const double rounds = shards > 1 ? 1 : 2;
   return static_cast<int64_t>(all * std::min(1.0, rounds / (2.0 * ranks)));
 }

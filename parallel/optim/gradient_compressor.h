@@ -1,5 +1,5 @@
-// Gradients that travel in part: what a rank does not send stays behind as its residual and joins
-// the gradient of the next step (error feedback), so nothing is lost, only late.
+// Gradient compression with error feedback: a rank sends some of its gradient, keeps the rest as
+// its residual and adds it to the gradient of the next step.
 #ifndef MUSTER_PARALLEL_OPTIM_GRADIENT_COMPRESSOR_H_
 #define MUSTER_PARALLEL_OPTIM_GRADIENT_COMPRESSOR_H_
 
@@ -31,25 +31,24 @@ enum class CompressionMethod : uint8_t {
 
 struct CompressionOptions {
   CompressionMethod method = CompressionMethod::kNone;
-  // kTopK: share of a parameter's elements that travels, above 0 and at most 1; at least one does.
+  // kTopK: share of a parameter's elements that is sent, above 0 and at most 1; at least one is.
   double density = 0.01;
-  // kTopK: in the first steps the density falls from nearly 1, by the same factor every step.
+  // kTopK: the number of first steps in which the density falls from nearly 1 by a constant factor.
   int64_t warmup_steps = 0;
-  // kTopK: momentum correction. What a rank adds to its residual is the running sum of its
-  // gradients with this decay, cleared where elements are sent; 0 = off.
+  // kTopK: momentum correction. A rank adds the running sum of its gradients with this decay to its
+  // residual, and clears it where elements are sent; 0 = off.
   double momentum = 0;
-  // Parameters whose gradients travel whole: of one dimension, with fewer elements than this (of
-  // all tensor ranks together), or with a name that matches one of these, where * stands for any
-  // text.
+  // Gradients are sent whole for parameters of one dimension, with fewer elements than this (over
+  // all tensor ranks), or with a name that matches one of these patterns, where * matches any text.
   int64_t min_elements = 1024;
   std::vector<std::string> exclude;
-  // kTopK: buckets of which a larger share is sent travel densely, with zeros; the sums have the
-  // same bits. 0 = where that is less to send.
+  // kTopK: buckets of which a larger share is sent are sent densely, with zeros and the same sums.
+  // 0 = where that sends fewer bytes.
   double dense_above = 0;
 };
 
-// Whether the gradient of `parameter` is compressed. Not where its gradient is partial over the
-// tensor group, nor the second copy of a tied table.
+// Whether the gradient of `parameter` is compressed. Gradients that are partial over the tensor
+// group, and the second copy of a tied table, are not.
 bool Compresses(const CompressionOptions& options, const Parameter& parameter);
 // kTopK: the share in step 1, 2, ...
 double DensityAt(const CompressionOptions& options, int64_t step);
@@ -58,9 +57,9 @@ double DensityAt(const CompressionOptions& options, int64_t step);
 // of `group`: their contributions are all-gathered and added on every rank as one binary tree over
 // the ranks in order, fp32, so all get the same bits.
 //
-// Selection is by parameter, so it does not depend on how buckets are cut; exact, with ties going
-// to the lower index; and the same on all ranks that hold the same gradient, as the replicas of a
-// parameter in a tensor group do.
+// Selection is by parameter, so it does not depend on the buckets. It is exact, with ties going to
+// the lower index, and the same on all ranks that hold the same gradient, such as the replicas of a
+// parameter in a tensor group.
 //
 // Owns the residual (4 bytes per compressed element of the whole buckets, not of own parts), the
 // momentum (as much again, where it is used) and buffers for one bucket. Needs ZeRO 0 or 1: the
@@ -72,14 +71,14 @@ class GradientCompressor {
                                                                   FlatBuffers& flat,
                                                                   Communicator& group,
                                                                   kernels::Stream& stream);
-  // What Make() will ask the device for that lasts: residual and momentum.
+  // Device memory for residual and momentum.
   static int64_t StateBytes(const CompressionOptions& options, const FlatLayout& layout);
-  // And for the contributions of `ranks` ranks to one bucket.
+  // Device memory for the contributions of `ranks` ranks to one bucket.
   static int64_t ExchangeBytes(const CompressionOptions& options, const ParameterRegistry& registry,
                                const FlatLayout& layout, int ranks);
 
-  // What each of `ranks` ranks gathers to the others of a compressed bucket in step 1, 2, ...; no
-  // value where the bucket travels densely.
+  // Bytes that each of `ranks` ranks all-gathers for a compressed bucket in step 1, 2, ...; no
+  // value where the bucket is sent densely.
   static std::optional<int64_t> ContributionBytes(const CompressionOptions& options,
                                                   const ParameterRegistry& registry,
                                                   const FlatLayout& layout, int bucket, int ranks,
@@ -89,10 +88,10 @@ class GradientCompressor {
   void BeginStep(int64_t step);
   // Adds the bucket's gradient to the residual and takes out what is sent. True: the own part of
   // the bucket's gradient is the sum over the group. False: the whole gradient is what this rank
-  // sends, zeros included, for the caller to reduce like any other. The same on all ranks.
+  // sends, including zeros, for the caller to reduce like any other. All ranks return the same.
   bool Exchange(kernels::Stream& stream, int bucket);
 
-  // What has been taken so far in this step: elements sent, and elements of all compressed buckets.
+  // Elements sent so far in this step, and elements of all compressed buckets.
   int64_t sent() const { return sent_; }
   int64_t elements() const { return elements_; }
   // out [1] = the sum of squares of this rank's residual.
@@ -101,7 +100,7 @@ class GradientCompressor {
   // The state of a whole compressed bucket: 0 the residual, 1 the momentum.
   int states() const { return momentum_ == nullptr ? 1 : 2; }
   kernels::Tensor state(int which, int bucket);
-  // Back to nothing left over.
+  // Sets residual and momentum to zero.
   void Reset(kernels::Stream& stream);
 
  private:
@@ -122,7 +121,7 @@ class GradientCompressor {
       : options_(options), flat_(flat), group_(group) {}
   absl::Status Allocate(kernels::Stream& stream);
   void Accumulate(kernels::Stream& stream, int bucket);
-  // Elements of a bucket's contribution up to which pairs are less to send than a dense one.
+  // Elements of a bucket's contribution up to which pairs take fewer bytes than a dense one.
   int64_t PairsMax(const Bucket& bucket) const;
   static int64_t PairsMax(const CompressionOptions& options, int64_t elements, int shards,
                           int ranks);
@@ -132,7 +131,7 @@ class GradientCompressor {
   const CompressionOptions options_;
   FlatBuffers& flat_;
   Communicator& group_;
-  std::vector<Bucket> buckets_;  // by bucket of the layout; without pieces where not compressed
+  std::vector<Bucket> buckets_;  // by bucket of the layout; empty where not compressed
   int64_t elements_ = 0;
   int64_t residual_elements_ = 0;
   std::unique_ptr<kernels::Buffer> residual_, momentum_;
