@@ -4,12 +4,12 @@
 // tensor cores, and the kernels below.
 //
 // On an H200 the kernel for Hopper takes 0.89 to 0.92 of cuDNN's time from 2048 tokens on
-// (docs/benchmarks/h200-kernels.md has the numbers, attention_forward_hopper.cu the choice), and
-// cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for packed documents, and its
-// backward in a fixed order takes memory that grows with the square of the sequence. A backward of
-// our own for Hopper, 64-wide heads and any order takes 0.8 to 0.9 of the time of cuDNN's
-// (attention_backward_hopper.h), measured on its own. It has not been measured in a model, so it
-// runs with own_attention only.
+// (docs/decisions/0008-which-attention-kernel-runs.md has the numbers, attention_forward_hopper.cu
+// the choice), and cuDNN 0.6 to 0.8 of that of our other kernels. cuDNN has no mask for packed
+// documents, and its backward in a fixed order takes memory that grows with the square of the
+// sequence. A backward of our own for Hopper, 64-wide heads and any order takes 0.8 to 0.9 of the
+// time of cuDNN's (attention_backward_hopper.h), measured on its own. It has not been measured in a
+// model, so it runs with own_attention only.
 //
 // The kernels below: tiled attention with the online softmax of FlashAttention-2 (arXiv
 // 2307.08691), in fp32 on the CUDA cores. A block takes one tile of queries (forward, dq) or of

@@ -16,7 +16,7 @@ namespace {
 // Heads go through in batches: kBytesAtOnce of what their blocks read and add to stay in the L2
 // cache of 50 MB, and kItemsOfMultiprocessor items keep all multiprocessors busy to the end. 64 x
 // 1024 tokens take 0.83 of the time that all heads at once take, longer sequences the same
-// (docs/benchmarks/h200-kernels.md).
+// (docs/decisions/0008-which-attention-kernel-runs.md).
 constexpr int64_t kBytesAtOnce = int64_t{16} << 20;
 constexpr int64_t kItemsOfMultiprocessor = 2;
 

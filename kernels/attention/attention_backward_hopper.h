@@ -10,7 +10,7 @@ namespace muster::kernels::cuda {
 // False where these kernels do not serve, and then nothing was enqueued: `deterministic`,
 // documents, another head width, fp32, rows that do not start at multiples of 16 bytes, a device or
 // build other than Hopper's. Measured on its own it is faster than cuDNN's at every length
-// (docs/benchmarks/h200-kernels.md); attention.cu says when it runs.
+// (docs/decisions/0008-which-attention-kernel-runs.md); attention.cu says when it runs.
 bool HopperAttentionBackward(CudaStream& stream, const AttentionBackwardArgs& args);
 
 }  // namespace muster::kernels::cuda

@@ -1,8 +1,8 @@
 // Launches of attention_flash.cuh, and the tiles by head width, chosen among 75 variants on an H200
-// (docs/benchmarks/h200-kernels.md). For MMAs by warps it matters how often a warp uses a word that
-// it reads from shared memory: a warp owns 32 rows where their sums fit into 255 registers, and 16
-// rows of dk and dv from width 96 on. For MMAs by warpgroups it matters how much other work a
-// multiprocessor has while one of them waits.
+// (docs/decisions/0008-which-attention-kernel-runs.md). For MMAs by warps it matters how often a
+// warp uses a word that it reads from shared memory: a warp owns 32 rows where their sums fit into
+// 255 registers, and 16 rows of dk and dv from width 96 on. For MMAs by warpgroups it matters how
+// much other work a multiprocessor has while one of them waits.
 #include "kernels/attention/attention_flash.h"
 
 #include <algorithm>

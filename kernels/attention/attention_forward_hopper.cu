@@ -1,5 +1,5 @@
 // Launches of attention_forward_hopper.cuh, whose constants were chosen by measurements on an H200
-// (docs/benchmarks/h200-kernels.md).
+// (docs/decisions/0008-which-attention-kernel-runs.md).
 #include "kernels/attention/attention_forward_hopper.h"
 
 #include <algorithm>

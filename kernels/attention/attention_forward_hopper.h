@@ -14,7 +14,7 @@ namespace muster::kernels::cuda {
 bool HopperAttentionForward(CudaStream& stream, const AttentionArgs& args);
 
 // Whether it is at least as fast as cuDNN's graph where it serves, as measured in
-// docs/benchmarks/h200-kernels.md.
+// docs/decisions/0008-which-attention-kernel-runs.md.
 bool HopperAttentionForwardIsFaster(const AttentionArgs& args);
 
 }  // namespace muster::kernels::cuda

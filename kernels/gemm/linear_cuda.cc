@@ -5,10 +5,10 @@
 // Each is computed in the way that measures fastest: a GEMM of cuBLASLt with the epilogue (the
 // activation or its gradient, the residual) fused or as a pass of its own, or one of our GEMMs
 // (gemm_hopper.h). In fp32 GELU is always a pass of its own, because cuBLASLt's is less precise
-// (docs/benchmarks/h200-correctness.md). Weight gradients may be our GEMM, too
-// (weight_gradient_hopper.h). Bias gradients come with our GEMMs or in a pass: cuBLASLt's weight
-// gradients with that epilogue run at 467 to 596 TFLOP/s where those without reach 690 to 740
-// (H200, widths 768 to 1600), and cuBLASLt cannot combine it with GELU's gradient.
+// (docs/decisions/0007-gemms-are-chosen-at-the-power-limit.md). Weight gradients may be our GEMM,
+// too (weight_gradient_hopper.h). Bias gradients come with our GEMMs or in a pass: cuBLASLt's
+// weight gradients with that epilogue run at 467 to 596 TFLOP/s where those without reach 690 to
+// 740 (H200, widths 768 to 1600), and cuBLASLt cannot combine it with GELU's gradient.
 #include "kernels/gemm/linear_cuda.h"
 
 #include <algorithm>

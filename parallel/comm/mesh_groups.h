@@ -19,8 +19,9 @@ namespace muster::parallel {
 // whole world. A group of one rank costs nothing and its collectives do nothing. Groups of the same
 // ranks are separate communicators where they are used from different streams. The gradient group
 // is shard() or replicate() where one of them has all of its ranks. Communicators that nobody uses
-// are not made: each takes up to a GiB of a GPU's memory (docs/benchmarks/h200-layouts.md).
-// Single-threaded, apart from what Communicator allows.
+// are not made: each takes up to a GiB of a GPU's memory
+// (docs/decisions/0005-copy-engines-carry-large-collectives.md). Single-threaded, apart from what
+// Communicator allows.
 class MeshGroups {
  public:
   // `zero_shards`: ranks over which ZeRO shards, a divisor of the gradient group (data x context);

@@ -2,7 +2,8 @@
 // multiprocessors while they wait and copy; a GEMM beside them, made of one long-lived block per
 // multiprocessor, then takes up to twice as long, because the blocks that found no multiprocessor
 // begin when the others end. Copy engines leave all multiprocessors to the GEMMs; the only kernel
-// left is the one that sums what has arrived (docs/benchmarks/h200-layouts.md).
+// left is the one that sums what has arrived
+// (docs/decisions/0005-copy-engines-carry-large-collectives.md).
 //
 // Every rank pulls from the others, first from the next rank: all pairs of a step are different,
 // and all links of a switch are busy both ways. Where a pair of GPUs has all links of both (a

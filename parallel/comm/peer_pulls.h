@@ -16,8 +16,9 @@ inline constexpr int kPullsMax = 4;
 // All ranks read at the same time, as in a collective, `bytes` of each of their `peers` (memory of
 // other devices, in the order in which collectives read it). How much reads of several peers
 // disturb each other depends on what is between the GPUs: on four H200 behind switches three reads
-// at once bring 238 GB/s, one read of one pair alone 367 (docs/benchmarks/h200-layouts.md). 1 where
-// a rank could not time it, for want of memory, say. The current device is this rank's.
+// at once bring 238 GB/s, one read of one pair alone 367
+// (docs/decisions/0005-copy-engines-carry-large-collectives.md). 1 where a rank could not time it,
+// for want of memory, say. The current device is this rank's.
 absl::StatusOr<int> FastestPulls(Communicator& host, const std::vector<const char*>& peers,
                                  int64_t bytes);
 

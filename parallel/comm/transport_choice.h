@@ -40,7 +40,7 @@ absl::StatusOr<TransportTimes> SlowestOf(const std::vector<TransportTimes>& by_r
 
 // Copy engines are preferred while they take at most this many times as long as NCCL alone: beside
 // them a GEMM keeps all multiprocessors, while NCCL's kernels cost it 5 to 9 %
-// (docs/benchmarks/h200-layouts.md).
+// (docs/decisions/0005-copy-engines-carry-large-collectives.md).
 inline constexpr double kCopyEnginesMayTake = 1.25;
 
 struct TransportChoice {

@@ -45,14 +45,14 @@ class Exchange {
 };
 
 // The keys of a block that the queries of one local chunk attend to.
-struct Sight {
+struct VisibleKeys {
   int chunk;           // of queries
   int key_chunk;       // first chunk of keys
   int key_chunks = 1;  // how many
   bool causal = false;
 };
 // `apart`: chunks of keys that do not follow each other in the sequence are handled one by one.
-std::vector<Sight> SightsOf(int rank, int block, bool apart) {
+std::vector<VisibleKeys> VisibleKeysOf(int rank, int block, bool apart) {
   if (block == rank) return {{0, 0, 1, true}, {1, 0}, {1, 1, 1, true}};
   if (block < rank) return {{0, 0}, {1, 0}};
   if (apart) return {{1, 0}, {1, 1}};
@@ -95,9 +95,9 @@ class Ring : public ContextAttention {
         exchange.Start(saved.keys[i % 2], saved.keys[(i + 1) % 2], exchange.Arrived((i + 1) % 2));
       }
       const int block = (r - i + c) % c;
-      for (const Sight& sight : SightsOf(r, block, !inputs.documents.empty())) {
+      for (const VisibleKeys& visible : VisibleKeysOf(r, block, !inputs.documents.empty())) {
         chunks_.Forward(call.stream, inputs,
-                        SetOf(sight, r, block, inputs, saved.keys[i % 2], begun), saved.chunks,
+                        SetOf(visible, r, block, inputs, saved.keys[i % 2], begun), saved.chunks,
                         saved.scratch);
       }
     }
@@ -125,15 +125,15 @@ class Ring : public ContextAttention {
       if (i + 1 < c) exchange.Await(exchange.Arrived((i + 1) % 2));
       if (i + 2 < c) exchange.Start(keys, saved.keys[i % 2], exchange.Arrived(i % 2));
       bool waiting = i > 0;  // for the gradients of the ranks before, which are only added to
-      for (const Sight& sight : SightsOf(r, block, !inputs.documents.empty())) {
-        const int64_t count = sight.key_chunks * shape_.chunk();
+      for (const VisibleKeys& visible : VisibleKeysOf(r, block, !inputs.documents.empty())) {
+        const int64_t count = visible.key_chunks * shape_.chunk();
         const Tensor dk = Partial(saved, 0, count), dv = Partial(saved, 1, count);
         chunks_.Backward(call.stream, inputs, gradients,
-                         SetOf(sight, r, block, inputs, keys, begun), dk, dv, saved.chunks,
+                         SetOf(visible, r, block, inputs, keys, begun), dk, dv, saved.chunks,
                          saved.scratch);
         if (waiting) exchange.Await(exchange.Returned(i % 2));
         waiting = false;
-        const int64_t begin = sight.key_chunk * shape_.chunk();
+        const int64_t begin = visible.key_chunk * shape_.chunk();
         kernels::CopyStrided(call.stream, dk, Tokens(KeysOf(d_keys, 0), begin, count), true);
         kernels::CopyStrided(call.stream, dv, Tokens(KeysOf(d_keys, 1), begin, count), true);
       }
@@ -171,20 +171,20 @@ class Ring : public ContextAttention {
   int64_t PositionOf(int rank, int chunk) const {
     return (chunk == 0 ? rank : 2 * shape_.ranks - 1 - rank) * shape_.chunk();
   }
-  ChunkAttention::KeySet SetOf(const Sight& sight, int rank, int block, const Inputs& inputs,
-                               const Tensor& buffer, bool* begun) const {
+  ChunkAttention::KeySet SetOf(const VisibleKeys& visible, int rank, int block,
+                               const Inputs& inputs, const Tensor& buffer, bool* begun) const {
     const bool own = rank == block;
-    const int64_t begin = sight.key_chunk * shape_.chunk();
-    const int64_t count = sight.key_chunks * shape_.chunk();
+    const int64_t begin = visible.key_chunk * shape_.chunk();
+    const int64_t count = visible.key_chunks * shape_.chunk();
     ChunkAttention::KeySet set;
-    set.chunk = sight.chunk;
+    set.chunk = visible.chunk;
     set.k = Tokens(own ? inputs.k : KeysOf(buffer, 0), begin, count);
     set.v = Tokens(own ? inputs.v : KeysOf(buffer, 1), begin, count);
-    set.causal = sight.causal;
-    set.first = !begun[sight.chunk];
-    set.query_position = PositionOf(rank, sight.chunk);
-    set.key_position = PositionOf(block, sight.key_chunk);
-    begun[sight.chunk] = true;
+    set.causal = visible.causal;
+    set.first = !begun[visible.chunk];
+    set.query_position = PositionOf(rank, visible.chunk);
+    set.key_position = PositionOf(block, visible.key_chunk);
+    begun[visible.chunk] = true;
     return set;
   }
 

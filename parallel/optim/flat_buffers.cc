@@ -80,7 +80,7 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
     plan.gradient_slot_storage = plan.gradient_slots * plan.slot_elements;
   }
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
-    int64_t& elements = options.share_gradients && InOrder(bucket, options) ? plan.room
+    int64_t& elements = options.share_gradients && InOrder(bucket, options) ? plan.overlay
                         : sharded                                           ? plan.own_gradients
                                                                             : plan.whole_gradients;
     plan.gradient.push_back(elements);
@@ -124,17 +124,17 @@ int64_t FlatBuffers::HostBytes(const FlatLayout& layout, const FlatBuffersOption
   return 3 * SizeOf(DType::kF32) * MakePlan(layout, options).host;
 }
 
-GradientOverlay FlatBuffers::Room(const FlatLayout& layout, const ParameterRegistry& registry,
-                                  const FlatBuffersOptions& options) {
+GradientOverlay FlatBuffers::OverlayOf(const FlatLayout& layout, const ParameterRegistry& registry,
+                                       const FlatBuffersOptions& options) {
   CHECK(options.share_gradients);
   const Plan plan = MakePlan(layout, options);
-  GradientOverlay room;
-  room.bytes = plan.room * SizeOf(DType::kF32);
+  GradientOverlay overlay;
+  overlay.bytes = plan.overlay * SizeOf(DType::kF32);
   for (size_t i = 0; i < layout.buckets().size(); ++i) {
     const FlatLayout::Bucket& bucket = layout.buckets()[i];
     for (const ParameterId id : bucket.parameters) {
       const Parameter& parameter = registry.at(id);
-      room.ends.resize(std::max<size_t>(room.ends.size(), parameter.block + 1), 0);
+      overlay.ends.resize(std::max<size_t>(overlay.ends.size(), parameter.block + 1), 0);
       if (!InOrder(bucket, options)) continue;
       // Reductions write the padding as well. From stage 2 on only reductions write, and whole
       // parts.
@@ -142,16 +142,16 @@ GradientOverlay FlatBuffers::Room(const FlatLayout& layout, const ParameterRegis
       if (options.zero < 2 && id != bucket.parameters.back()) {
         end = layout.offset(id) + parameter.storage_elements() - bucket.range.begin;
       }
-      int64_t& bytes = room.ends[parameter.block];
+      int64_t& bytes = overlay.ends[parameter.block];
       bytes = std::max(bytes, (plan.gradient[i] + end) * SizeOf(DType::kF32));
     }
   }
-  return room;
+  return overlay;
 }
 
-void FlatBuffers::SetGradientOverlay(const Tensor& room) {
-  CHECK_EQ(room.bytes(), plan_.room * SizeOf(DType::kF32));
-  gradient_room_ = Tensor(room.data(), DType::kF32, {plan_.room});
+void FlatBuffers::SetGradientOverlay(const Tensor& overlay) {
+  CHECK_EQ(overlay.bytes(), plan_.overlay * SizeOf(DType::kF32));
+  gradient_overlay_ = Tensor(overlay.data(), DType::kF32, {plan_.overlay});
   MakeGradientViews();
 }
 
@@ -345,8 +345,8 @@ Tensor FlatBuffers::whole_gradients(int bucket, int level) {
 }
 
 Tensor FlatBuffers::Shared(int bucket, int64_t elements) {
-  CHECK(!gradient_room_.empty()) << "nobody has set the room of the gradients";
-  return gradient_room_.Rows(plan_.gradient[bucket], elements);
+  CHECK(!gradient_overlay_.empty()) << "nobody has set the overlay of the gradients";
+  return gradient_overlay_.Rows(plan_.gradient[bucket], elements);
 }
 
 Tensor FlatBuffers::own_gradient(int bucket, int level) {

@@ -88,10 +88,10 @@ class FlatBuffers {
   }
   static int64_t HostBytes(const FlatLayout& layout, const FlatBuffersOptions& options);
   // With share_gradients: the gradients that share memory with activations.
-  static GradientOverlay Room(const FlatLayout& layout, const ParameterRegistry& registry,
-                              const FlatBuffersOptions& options);
+  static GradientOverlay OverlayOf(const FlatLayout& layout, const ParameterRegistry& registry,
+                                   const FlatBuffersOptions& options);
   // Sets the shared memory, before any view of gradients is used. It must outlive the buffers.
-  void SetGradientOverlay(const kernels::Tensor& room);
+  void SetGradientOverlay(const kernels::Tensor& overlay);
 
   const FlatLayout& layout() const { return layout_; }
   const ParameterRegistry& registry() const { return registry_; }
@@ -166,7 +166,7 @@ class FlatBuffers {
     std::vector<int64_t> whole, resident;  // per bucket: begin among all, and among resident ones
     std::vector<int64_t> unit_local;       // per bucket: begin among own parts of blocks
     std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, or of own ones
-    int64_t room = 0;                      // size of gradients that share memory
+    int64_t overlay = 0;                   // size of gradients that share memory
     int parameter_slots = 1, gradient_slots = 1;
     int64_t slot_elements = 0;
     int64_t resident_elements = 0, unit_local_elements = 0;
@@ -223,7 +223,7 @@ class FlatBuffers {
   BufferPointer whole_parameters_, parameter_slot_storage_, master_, copy_, m_, v_,
       gradient_slot_storage_, host_master_, host_m_, host_v_;
   std::vector<BufferPointer> whole_gradients_, own_gradients_;  // per level
-  kernels::Tensor gradient_room_;                               // fp32; empty until it is set
+  kernels::Tensor gradient_overlay_;                            // fp32; empty until it is set
   std::vector<std::unique_ptr<kernels::Event>> gradient_slot_empty_;
   ParameterViews parameter_views_;
   std::vector<ParameterViews> gradient_views_;

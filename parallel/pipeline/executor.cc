@@ -188,14 +188,15 @@ absl::Status PipelineExecutor::MakeEvents(const Options& options) {
 
 PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const Buffers& counts,
                                                 kernels::Arena& arena, const BatchShape& shape,
-                                                const GradientOverlay* room) {
+                                                const GradientOverlay* overlay) {
   Memory memory;
-  CHECK(room == nullptr || (counts.workspaces.size() == 1 && counts.workspaces[0] == 1))
-      << "micro-batches in flight would share the room of the gradients";
+  CHECK(overlay == nullptr || (counts.workspaces.size() == 1 && counts.workspaces[0] == 1))
+      << "micro-batches in flight would share the overlay of the gradients";
   memory.workspaces.resize(counts.workspaces.size());
   for (size_t chunk = 0; chunk < counts.workspaces.size(); ++chunk) {
     for (int i = 0; i < counts.workspaces[chunk]; ++i) {
-      memory.workspaces[chunk].push_back(model.TakeSaved(arena, shape, model.parts()[chunk], room));
+      memory.workspaces[chunk].push_back(
+          model.TakeSaved(arena, shape, model.parts()[chunk], overlay));
     }
   }
   const auto take = [&](std::vector<Tensor>& tensors, int count) {
@@ -234,9 +235,9 @@ absl::Status PipelineExecutor::AllocateOffload() {
 
 int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
                                      kernels::Arena& arena, const BatchShape& shape,
-                                     const GradientOverlay* room) {
+                                     const GradientOverlay* overlay) {
   std::vector<Step> steps;
-  const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape, room);
+  const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape, overlay);
   int64_t offloaded = 0;
   for (const std::vector<Workspace>& of_chunk : memory.workspaces) {
     for (const Workspace& workspace : of_chunk) offloaded += workspace.slots.host_bytes();
@@ -245,8 +246,8 @@ int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& mode
 }
 
 Tensor PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& shape,
-                                    const GradientOverlay* room) {
-  Memory memory = Take(model_, counts_, arena, shape, room);
+                                    const GradientOverlay* overlay) {
+  Memory memory = Take(model_, counts_, arena, shape, overlay);
   workspaces_ = std::move(memory.workspaces);
   const auto give = [](const std::vector<Tensor>& tensors, std::vector<Buffer>& buffers) {
     for (size_t i = 0; i < tensors.size(); ++i) buffers[i].tensor = tensors[i];
@@ -254,7 +255,7 @@ Tensor PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& sha
   give(memory.inputs, inputs_);
   give(memory.outputs, outputs_);
   give(memory.gradients, gradients_);
-  return room == nullptr ? Tensor() : workspaces_[0][0].gradients;
+  return overlay == nullptr ? Tensor() : workspaces_[0][0].gradients;
 }
 
 void PipelineExecutor::SetPositions(const Tensor& positions) {

@@ -83,7 +83,7 @@ class PipelineExecutor {
   // `overlay`: see Model::TakeWorkspace; it requires one virtual stage and one micro-batch. Returns
   // the overlay's memory.
   kernels::Tensor TakeMemory(kernels::Arena& arena, const BatchShape& shape,
-                             const GradientOverlay* room = nullptr);
+                             const GradientOverlay* overlay = nullptr);
   // To be called after TakeMemory from a committed arena: allocates host memory for activations
   // that the model offloads. kResourceExhausted.
   absl::Status AllocateOffload();
@@ -91,7 +91,7 @@ class PipelineExecutor {
   // AllocateOffload(). Requires: as Make().
   static int64_t PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
                             kernels::Arena& arena, const BatchShape& shape,
-                            const GradientOverlay* room = nullptr);
+                            const GradientOverlay* overlay = nullptr);
 
   // Sets the positions of the tokens of every sequence where these are not 0, 1, 2 ...
   // (Flow::positions). To be called after TakeMemory.
@@ -145,7 +145,7 @@ class PipelineExecutor {
     std::vector<kernels::Tensor> inputs, outputs, gradients;
   };
   static Memory Take(const Model& model, const Buffers& counts, kernels::Arena& arena,
-                     const BatchShape& shape, const GradientOverlay* room);
+                     const BatchShape& shape, const GradientOverlay* overlay);
   absl::Status MakeEvents(const Options& options);
   absl::Status Load(const Step& step, MicroBatchClient& client);
   absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);

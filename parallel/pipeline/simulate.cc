@@ -40,7 +40,7 @@ class Times {
 };
 
 // Both sides of one message.
-struct Meeting {
+struct PostedMessage {
   const PipelineAction* send = nullptr;
   const PipelineAction* receive = nullptr;
   double sent = kNever;
@@ -236,33 +236,33 @@ class Simulator {
         action.op == PipelineOp::kSendActivation || action.op == PipelineOp::kSendGradient;
     const std::pair<int, int> way =
         send ? std::make_pair(rank, action.peer) : std::make_pair(action.peer, rank);
-    std::vector<Meeting>& meetings = meetings_[way];
+    std::vector<PostedMessage>& posted = posted_[way];
     const size_t number = (send ? sent_ : received_)[way]++;
-    if (meetings.size() <= number) meetings.resize(number + 1);
-    Meeting& meeting = meetings[number];
-    (send ? meeting.send : meeting.receive) = &action;
-    (send ? meeting.sent : meeting.received) = time;
-    if (meeting.send == nullptr || meeting.receive == nullptr) return absl::OkStatus();
-    return Deliver(way.first, way.second, meeting);
+    if (posted.size() <= number) posted.resize(number + 1);
+    PostedMessage& message = posted[number];
+    (send ? message.send : message.receive) = &action;
+    (send ? message.sent : message.received) = time;
+    if (message.send == nullptr || message.receive == nullptr) return absl::OkStatus();
+    return Deliver(way.first, way.second, message);
   }
 
-  absl::Status Deliver(int from, int to, const Meeting& meeting) {
-    const bool gradient = meeting.send->op == PipelineOp::kSendGradient;
-    const int part = plan_.Part(to, meeting.receive->chunk);
-    const int sender = plan_.Part(from, meeting.send->chunk);
-    if (meeting.send->micro_batch != meeting.receive->micro_batch ||
-        gradient != (meeting.receive->op == PipelineOp::kReceiveGradient) ||
+  absl::Status Deliver(int from, int to, const PostedMessage& message) {
+    const bool gradient = message.send->op == PipelineOp::kSendGradient;
+    const int part = plan_.Part(to, message.receive->chunk);
+    const int sender = plan_.Part(from, message.send->chunk);
+    if (message.send->micro_batch != message.receive->micro_batch ||
+        gradient != (message.receive->op == PipelineOp::kReceiveGradient) ||
         part != sender + (gradient ? -1 : 1)) {
       return absl::FailedPreconditionError(
-          absl::StrCat(Describe(from, *meeting.send), " meets ", Describe(to, *meeting.receive)));
+          absl::StrCat(Describe(from, *message.send), " meets ", Describe(to, *message.receive)));
     }
     ++result_.messages;
-    double& time = (gradient ? gradient_ : activation_).at(part, meeting.send->micro_batch);
+    double& time = (gradient ? gradient_ : activation_).at(part, message.send->micro_batch);
     if (time != kNever) {
       return absl::FailedPreconditionError(
-          absl::StrCat(Describe(from, *meeting.send), ": comes twice"));
+          absl::StrCat(Describe(from, *message.send), ": comes twice"));
     }
-    time = std::max(meeting.sent, meeting.received) + costs_.message;
+    time = std::max(message.sent, message.received) + costs_.message;
     return absl::OkStatus();
   }
 
@@ -331,7 +331,7 @@ class Simulator {
   std::vector<Queue> queues_;
   Times forward_, backward_input_, backward_weight_;  // ends
   Times activation_, gradient_;                       // arrival times, by the part that reads them
-  std::map<std::pair<int, int>, std::vector<Meeting>> meetings_;
+  std::map<std::pair<int, int>, std::vector<PostedMessage>> posted_;
   std::map<std::pair<int, int>, size_t> sent_, received_;
   PipelineSimulation result_;
 };

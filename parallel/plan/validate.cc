@@ -77,7 +77,7 @@ class Judge {
   int degree(Axis axis) const { return layout_.degrees[axis]; }
 
   void Ranks() {
-    if (cluster_.ranks < 1) return;  // whoever asks for none is told elsewhere
+    if (cluster_.ranks < 1) return;  // FindProblems reports it by another rule
     // Four degrees of kRanksMax each pass what 64 bits hold.
     int64_t product = 1;
     for (const Axis axis : kAxes) {

@@ -175,15 +175,15 @@ bool AlignsWorkspaces(const TrainerPlace& place, DeviceKind device) {
 }
 
 int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena) {
-  GradientOverlay room;
+  GradientOverlay overlay;
   const bool shares = SharesGradients(place);
   if (shares) {
     const FlatLayout layout(place.model.parameters(), LayoutOptionsOf(place));
-    room = FlatBuffers::Room(layout, place.model.parameters(), StorageOptionsOf(place));
+    overlay = FlatBuffers::OverlayOf(layout, place.model.parameters(), StorageOptionsOf(place));
   }
   return PipelineExecutor::PlanMemory(MakePipelinePlan(PipelineShapeOf(place)), place.model,
                                       place.coordinate[Axis::kPipeline], arena, BatchShapeOf(place),
-                                      shares ? &room : nullptr);
+                                      shares ? &overlay : nullptr);
 }
 
 std::vector<int64_t> WorkspacePieces(const TrainerPlace& place) {
@@ -326,7 +326,7 @@ int64_t AttentionBytes(const TrainerPlace& place) {
                                           shape.deterministic);
 }
 
-// Measured on four H200s (docs/benchmarks/h200-layouts.md) with NCCL 2.28: a communicator takes
+// Measured on four H200s (docs/benchmarks/method.md) with NCCL 2.28: a communicator takes
 // 0.77 GiB when it is made and up to 0.2 GiB more with its first collectives. The first send or
 // receive allocates buffers for 32 channels to that peer: 4 MiB per channel at the sender and 5.2
 // at the receiver, 6 MiB each with headers and pages of 2 MiB. All of this is per channel, and a

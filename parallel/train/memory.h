@@ -136,7 +136,7 @@ int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod conte
                           bool copy_engines, int thread_blocks = 0);
 
 // What CUDA's context, cuBLASLt, cuDNN and, with several ranks, NCCL take for themselves; 0 on the
-// host. Measured on H200s (docs/benchmarks/h200-one-gpu.md, h200-layouts.md): 0.5 GiB of context
+// host. Measured on H200s (docs/benchmarks/method.md): 0.5 GiB of context
 // and kernels, workspaces of GEMMs, and CommunicatorBytes.
 int64_t LibraryBytes(const TrainerPlace& place, kernels::DeviceKind device);
 

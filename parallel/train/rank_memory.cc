@@ -51,21 +51,22 @@ absl::Status RankMemory::Allocate() {
 absl::Status RankMemory::TakeWorkspace(PipelineExecutor& executor) {
   const BatchShape shape = BatchShapeOf(inputs_.place());
   const bool shares = flat_->options().share_gradients;
-  GradientOverlay room;
-  if (shares) room = FlatBuffers::Room(layout_, inputs_.model.parameters(), flat_->options());
-  executor.TakeMemory(arena_, shape, shares ? &room : nullptr);
+  GradientOverlay overlay;
+  if (shares)
+    overlay = FlatBuffers::OverlayOf(layout_, inputs_.model.parameters(), flat_->options());
+  executor.TakeMemory(arena_, shape, shares ? &overlay : nullptr);
   if (AlignsWorkspaces(inputs_.place(), inputs_.device.kind())) {
     ASSIGN_OR_RETURN(workspace_, AlignedWorkspace());
     if (!workspace_.empty()) {
       arena_.PadTo(workspace_);
-      executor.TakeMemory(arena_, shape, shares ? &room : nullptr);
+      executor.TakeMemory(arena_, shape, shares ? &overlay : nullptr);
     }
   }
   RETURN_IF_ERROR(Annotate(
       arena_.Commit(inputs_.device),
       absl::StrFormat("activations of micro_batch %d x %d tokens take %.1f MB", shape.batch,
                       shape.sequence, static_cast<double>(arena_.peak_bytes()) * 1e-6)));
-  const Tensor gradients = executor.TakeMemory(arena_, shape, shares ? &room : nullptr);
+  const Tensor gradients = executor.TakeMemory(arena_, shape, shares ? &overlay : nullptr);
   if (shares) flat_->SetGradientOverlay(gradients);
   return absl::OkStatus();
 }
@@ -174,7 +175,7 @@ int64_t RankMemory::state_bytes() const {
   const FlatBuffersOptions& storage = flat_->options();
   const int64_t in_workspace =
       storage.share_gradients
-          ? FlatBuffers::Room(layout_, inputs_.model.parameters(), storage).bytes
+          ? FlatBuffers::OverlayOf(layout_, inputs_.model.parameters(), storage).bytes
           : 0;
   return FlatBuffers::Bytes(layout_, storage) + in_workspace +
          GradientCompressor::StateBytes(inputs_.options.compression, layout_);

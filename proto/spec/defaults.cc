@@ -28,8 +28,8 @@ constexpr int64_t kCompressedElementsMin = 1024;
 constexpr int32_t kMaxFailures = 3;
 // The least work of a half-batch for which tensor_overlap is `halves`: its tokens x hidden x hidden
 // / tensor, to which the FLOPs of a rank's GEMMs are proportional. Measured in
-// docs/benchmarks/h200-layouts.md: with 2^31 half-batches are 4 % slower, with 2^32 1 % faster, and
-// with more work faster still.
+// docs/decisions/0006-half-batches-hide-tensor-collectives.md: with 2^31 half-batches are 4 %
+// slower, with 2^32 1 % faster, and with more work faster still.
 constexpr double kHalfBatchWorkMin = 4294967296;
 constexpr int64_t kBackoffInitialSeconds = 1;
 constexpr int64_t kBackoffMaxSeconds = 60;

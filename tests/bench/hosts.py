@@ -1,5 +1,5 @@
 """What hosts cost: throughput across two of them, how soon training goes on after a cut, and after
-a host is gone for good. Run by hand, as root; prints Markdown for docs/benchmarks/hosts.md.
+a host is gone for good. Run by hand, as root; prints Markdown for docs/benchmarks/results.md.
 
 Hosts are network namespaces of this machine joined by virtual Ethernet, so both sides of every
 comparison share its cores, and the network costs what the kernel's TCP does.

@@ -278,8 +278,8 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
 
   // A child process counts the devices, because a CUDA context must not be forked.
   static int CountGpus() {
-    const TemporaryDirectory meet;
-    RankProcesses probe(1, DeviceKind::kCuda, meet.path(),
+    const TemporaryDirectory rendezvous;
+    RankProcesses probe(1, DeviceKind::kCuda, rendezvous.path(),
                         [](RankProcess&, int) -> absl::StatusOr<std::string> {
                           int count = 0;
                           while (count < 4 && kernels::MakeCudaDevice(count).ok()) ++count;
@@ -352,7 +352,7 @@ TEST_P(LayoutsGpuTest, CompressedGradients_TrainLikeThoseOfTheHost) {
   std::vector<std::vector<double>> losses;
   for (const DeviceKind kind : {DeviceKind::kCpu, GetParam()}) {
     const std::string rendezvous = directory_ / absl::StrCat("rendezvous-", losses.size());
-    ASSERT_OK(PosixFileSystem()->MakeDirectory(meet));
+    ASSERT_OK(PosixFileSystem()->MakeDirectory(rendezvous));
     const auto work = [&](RankProcess& self, int index) -> absl::StatusOr<std::string> {
       std::vector<std::string> overrides = {"model.family=gpt2",
                                             "model.layers=2",
@@ -377,7 +377,7 @@ TEST_P(LayoutsGpuTest, CompressedGradients_TrainLikeThoseOfTheHost) {
       if (!result.ok()) return result.status();
       return result->ToText();
     };
-    RankProcesses ranks(count, kind, meet, work);
+    RankProcesses ranks(count, kind, rendezvous, work);
     for (int i = 0; i < static_cast<int>(methods.size()); ++i) {
       const auto texts = ranks.Run(i, count, kBound);
       ASSERT_OK(texts) << methods[i];

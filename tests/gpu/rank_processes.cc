@@ -186,7 +186,7 @@ RankProcesses::~RankProcesses() { Stop(); }
 
 absl::Status RankProcesses::Start() {
   RETURN_IF_ERROR(
-      PosixFileSystem()->MakeDirectory(absl::StrCat(directory_, "/meeting-", ++generation_)));
+      PosixFileSystem()->MakeDirectory(absl::StrCat(directory_, "/rendezvous-", ++generation_)));
   std::fflush(stdout);
   std::fflush(stderr);
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -219,7 +219,7 @@ void RankProcesses::Stop() {
 void RankProcesses::Serve(int rank, int socket) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   parallel::SetNcclEnvironment({});
-  RankProcess self(rank, kind_, absl::StrCat(directory_, "/meeting-", generation_));
+  RankProcess self(rank, kind_, absl::StrCat(directory_, "/rendezvous-", generation_));
   Order order;
   while (ReadAll(socket, &order, sizeof(order))) {
     absl::StatusOr<std::string> result;

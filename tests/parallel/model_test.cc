@@ -54,11 +54,11 @@ class Bench {
         stream_(*device_->MakeStream()) {
     flat_ = *FlatBuffers::Make(*device_, *stream_, model_->parameters(), layout_,
                                {.seed = 5, .share_gradients = share});
-    GradientOverlay room;
-    if (share) room = FlatBuffers::Room(layout_, model_->parameters(), flat_->options());
-    model_->TakeWorkspace(arena_, shape, share ? &room : nullptr);
+    GradientOverlay overlay;
+    if (share) overlay = FlatBuffers::OverlayOf(layout_, model_->parameters(), flat_->options());
+    model_->TakeWorkspace(arena_, shape, share ? &overlay : nullptr);
     CHECK_OK(arena_.Commit(*device_));
-    workspace_ = model_->TakeWorkspace(arena_, shape, share ? &room : nullptr);
+    workspace_ = model_->TakeWorkspace(arena_, shape, share ? &overlay : nullptr);
     if (share) flat_->SetGradientOverlay(workspace_.gradients);
     // What nobody writes must not matter.
     const kernels::Tensor& gradients = workspace_.gradients;

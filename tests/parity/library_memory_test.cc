@@ -1,5 +1,5 @@
 // The predicted device memory of libraries, against what was measured on H200s
-// (docs/benchmarks/h200-layouts.md, h200-kernels.md).
+// (docs/benchmarks/method.md).
 #include <gtest/gtest.h>
 
 #include "parallel/mesh/mesh.h"

@@ -59,9 +59,9 @@ BANNED = [
     (r"\bHorizons\b|\bShown\b", ("coordinator", "cli"), "the published state"),
     (r"\bsight\b", EVERYWHERE, "view or snapshot"),
     (r"\b[Aa]gents?\b|\bagent_", PRODUCT, "worker daemon"),
-    (r"\bnobody wants\b|\bwho(ever)? (wants|has|needs|asks|reads)\b", PRODUCT,
+    (r"\bnobody wants\b|\bwho(ever)? (wants|needs|asks|reads)\b", PRODUCT,
      "a sentence that names the subject"),
-    (r"\bthe first (of them )?that (comes|rings)\b|\brings\b(?! of)", CODE, "fires, or arrives"),
+    (r"\b(timer|alarm|it|that) rings\b", CODE, "fires"),
 ]
 
 
@@ -184,7 +184,7 @@ class Tidy(unittest.TestCase):
         self.assertEqual(len(stops), 12, "docs/tour.md has twelve stops")
         for path, function in stops:
             code = (ROOT / path).read_text()
-            self.assertIn(function.split("::")[-1] + "(", code, f"{path} has no {function}")
+            self.assertIn(function + "(", code, f"{path} has no {function}")
 
     def test_core_code_reads_no_clock_and_starts_no_thread(self):
         banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")

@@ -41,10 +41,10 @@ TEST(CheapestFit, OfAPipeline_MovesBlocksFromTheStageThatIsTooLarge) {
   const v1::JobSpec spec = Preset("llama-8b", {.pipeline = 4, .data = 2, .zero = 3}, 64, 1);
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
   ASSERT_EQ(plan.largest().pipeline, 0);  // 1F1B keeps the most micro-batches there
-  const int64_t room = plan.needed_bytes() - 1;
-  const auto change = CheapestFit(spec, room);
+  const int64_t limit = plan.needed_bytes() - 1;
+  const auto change = CheapestFit(spec, limit);
   ASSERT_TRUE(change.has_value());
-  EXPECT_LE(change->plan.needed_bytes(), room);
+  EXPECT_LE(change->plan.needed_bytes(), limit);
   // Blocks moved by hand are planned as they are asked for.
   v1::JobSpec moved = spec;
   for (const int blocks : {6, 8, 9, 9}) {
@@ -95,11 +95,11 @@ TEST(CheapestFit, OfAPipelineThatRecomputesAll_MovesBlocks) {
   spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_FULL);
   spec.mutable_engine()->mutable_training()->set_any_order(true);
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  const int64_t room = plan.needed_bytes() - 1;
-  const auto change = CheapestFit(spec, room);
+  const int64_t limit = plan.needed_bytes() - 1;
+  const auto change = CheapestFit(spec, limit);
   ASSERT_TRUE(change.has_value());
   ASSERT_THAT(change->settings, ElementsAre(HasSubstr("engine.parallel.pipeline_blocks=[")));
-  EXPECT_LE(change->plan.needed_bytes(), room);
+  EXPECT_LE(change->plan.needed_bytes(), limit);
   EXPECT_LT(change->plan.imbalance(), plan.imbalance());
   EXPECT_GE(change->slowdown, 1);
   int blocks = 0;
@@ -152,13 +152,13 @@ TEST(CheapestFit, OfALargeModelOnOneGpu_PutsSomeOfTheOptimizerOnTheHost) {
 TEST(CheapestFit, OfWhatIsALittleTooLarge_RecomputesAsManyBlocksAsItTakes) {
   v1::JobSpec spec = Preset("gpt2-1558m", {}, 16, 16);
   ASSERT_OK_AND_ASSIGN(const JobPlan plan, PlanJob(spec));
-  const int64_t room = plan.needed_bytes() - 2 * kGiB;
-  const auto change = CheapestFit(spec, room);
+  const int64_t limit = plan.needed_bytes() - 2 * kGiB;
+  const auto change = CheapestFit(spec, limit);
   ASSERT_TRUE(change.has_value());
   ASSERT_THAT(change->settings,
               ElementsAre("engine.training.recompute=selective",
                           ::testing::StartsWith("engine.training.recompute_blocks=")));
-  EXPECT_LE(change->plan.needed_bytes(), room);
+  EXPECT_LE(change->plan.needed_bytes(), limit);
   EXPECT_LT(change->slowdown, 1.01);
   // One block fewer does not fit.
   int blocks = 0;
@@ -168,9 +168,9 @@ TEST(CheapestFit, OfWhatIsALittleTooLarge_RecomputesAsManyBlocksAsItTakes) {
   spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_SELECTIVE);
   spec.mutable_engine()->mutable_training()->set_recompute_blocks(blocks - 1);
   ASSERT_OK_AND_ASSIGN(const JobPlan fewer, PlanJob(spec));
-  EXPECT_GT(fewer.needed_bytes(), room);
+  EXPECT_GT(fewer.needed_bytes(), limit);
   // A job that recomputes some blocks is advised to recompute more.
-  const auto more = CheapestFit(spec, room);
+  const auto more = CheapestFit(spec, limit);
   ASSERT_TRUE(more.has_value());
   EXPECT_THAT(more->settings,
               ElementsAre(absl::StrCat("engine.training.recompute_blocks=", blocks)));

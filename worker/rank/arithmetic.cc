@@ -28,7 +28,7 @@ double Arithmetic::Utilization(double flops_per_token, double tokens, double sec
 
 std::string Arithmetic::ToText() const {
   std::string text = absl::StrFormat(
-      "%.4g GFLOP per token: 6 per weight of a matrix product, 6 x layers x sequence x hidden of "
+      "%.4g GFLOP per token: 6 per weight of a GEMM, 6 x layers x sequence x hidden of "
       "attention (its causal half)",
       model_flops * 1e-9);
   if (hardware_flops > model_flops) {

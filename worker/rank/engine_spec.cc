@@ -19,7 +19,8 @@ using parallel::FailureDomain;
 using parallel::Mark;
 
 constexpr int64_t kBucketBytesCpu = 4 << 20;
-constexpr int64_t kBucketBytesCuda = 64 << 20;  // measured: docs/benchmarks/h200-layouts.md
+constexpr int64_t kBucketBytesCuda =
+    64 << 20;  // measured: docs/decisions/0010-gradient-buckets-of-64-mib.md
 
 parallel::TensorOverlap OverlapOf(v1::TensorOverlap overlap) {
   switch (overlap) {

@@ -12,7 +12,7 @@
 namespace muster::worker {
 namespace {
 
-// Estimates of what offloading the optimizer costs (docs/benchmarks/h200-layouts.md): the time of
+// Estimates of what offloading the optimizer costs (docs/benchmarks/results.md): the time of
 // AdamW on a host of 16 cores, the arithmetic that a GPU does meanwhile, and the share of the
 // host's time that a step does not hide.
 constexpr double kHostSecondsPerElement = 0.35e-9;
