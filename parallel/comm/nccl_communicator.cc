@@ -483,6 +483,7 @@ absl::Status NcclCommunicator::ConnectPeers() {
   }
   absl::StatusOr<std::unique_ptr<PeerCounters>> counters =
       PeerCounters::Make(*host_, world_->device());
+  host_bytes_before_ = host_->bytes_sent();
   // Ranks on several hosts are no error.
   if (absl::IsUnavailable(counters.status())) return world_->ended();
   RETURN_IF_ERROR(counters.status());
