@@ -283,9 +283,9 @@ class TransformerBlock : public Block {
       saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
     } else {
       auto context = MakeContextAttention({context_method_, context_size_, shape.batch,
-                                          shape.sequence * context_size_, qkv_.heads(),
-                                          qkv_.kv_heads(), qkv_.depth(), shape.activation,
-                                          deterministic_, context_head_groups_});
+                                           shape.sequence * context_size_, qkv_.heads(),
+                                           qkv_.kv_heads(), qkv_.depth(), shape.activation,
+                                           deterministic_, context_head_groups_});
       CHECK_OK(context);
       saved.context = *std::move(context);
       saved.context_saved = saved.context->TakeSaved(arena);

@@ -54,8 +54,7 @@ absl::StatusOr<v1::RankAssignment> ReadAssignment(const std::string& path) {
 // ranks that listen for their peers begin at the first.
 absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> ServeMetrics(
     const v1::RankAssignment& assignment) {
-  ASSIGN_OR_RETURN(const PortRange ports,
-                   PortRange::Parse(assignment.rank_ports()));
+  ASSIGN_OR_RETURN(const PortRange ports, PortRange::Parse(assignment.rank_ports()));
   if (ports.first == 0) return metrics::PrometheusServer::Start(assignment.metrics_address());
   ASSIGN_OR_RETURN(HostPort at, ParseHostPort(assignment.metrics_address()));
   absl::Status failure;
