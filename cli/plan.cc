@@ -201,6 +201,9 @@ absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal)
     terminal.out << "\nTensor ranks are too uneven for copy engines: what they exchange goes "
                     "through NCCL.\n";
   }
+  for (const Json& warning : plan.value("warnings", Json::array())) {
+    terminal.out << "\n" << warning.get<std::string>() << ".\n";
+  }
   if (plan.contains("even")) {
     terminal.out << "\nMemory is uneven: " << plan["even"].value("advice", "") << ".\n";
   }

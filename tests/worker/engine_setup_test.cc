@@ -105,6 +105,24 @@ TEST(PartOf, HeadsThatNoKernelOfTheDeviceTakes_AreRefusedWithTheFieldAndWhatWoul
                                                   ::testing::HasSubstr("at most 256")));
 }
 
+TEST(AttentionWarning, WideHeadsIn16BitsOnGpus_AreSaidToBeSlow) {
+  v1::JobSpec spec;
+  v1::ModelSpec& model = *spec.mutable_engine()->mutable_model();
+  model.set_hidden(4096);
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CUDA);
+  v1::TrainingSpec& training = *spec.mutable_engine()->mutable_training();
+  training.set_precision(v1::PRECISION_BF16);
+  model.set_heads(32);
+  EXPECT_EQ(AttentionWarning(spec), "");
+  model.set_heads(16);
+  EXPECT_THAT(AttentionWarning(spec), ::testing::HasSubstr("256 columns wide"));
+  training.set_precision(v1::PRECISION_FP32);
+  EXPECT_EQ(AttentionWarning(spec), "");
+  training.set_precision(v1::PRECISION_BF16);
+  spec.mutable_resources()->set_device(v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(AttentionWarning(spec), "");
+}
+
 TEST(PartOf, AnyOrder_IsTakenFromTheSpec) {
   v1::JobSpec spec;
   for (const bool allowed : {false, true}) {

@@ -140,14 +140,31 @@ absl::Status Misconfigured(const std::string& message) {
   return Mark(absl::InvalidArgumentError(message), FailureDomain::kConfiguration);
 }
 
+int HeadWidth(const v1::ModelSpec& model) {
+  return std::max(1, model.hidden() / std::max(1, model.heads()));
+}
+
+// The kernels of the job's attention, by the type of its activations.
+absl::StatusOr<kernels::AttentionPath> AttentionPathOf(const v1::JobSpec& spec) {
+  kernels::DType activations = kernels::DType::kF32;
+  switch (PrecisionOf(spec.engine().training().precision())) {
+    case parallel::Precision::kBf16:
+      activations = kernels::DType::kBF16;
+      break;
+    case parallel::Precision::kFp16:
+      activations = kernels::DType::kF16;
+      break;
+    default:
+      break;
+  }
+  return kernels::AttentionPathOf(DeviceKindOf(spec), activations,
+                                  HeadWidth(spec.engine().model()));
+}
+
 // Refuses heads that no attention kernel of the job's device takes.
 absl::Status CheckHeadWidth(const v1::JobSpec& spec) {
   const v1::ModelSpec& model = spec.engine().model();
-  const bool cuda = spec.resources().device() == v1::DEVICE_KIND_CUDA;
-  // The limit is the same for every precision; heads are at least 1 in a valid spec.
-  const auto path = kernels::AttentionPathOf(
-      cuda ? kernels::DeviceKind::kCuda : kernels::DeviceKind::kCpu, kernels::DType::kF32,
-      std::max(1, model.hidden() / std::max(1, model.heads())));
+  const auto path = AttentionPathOf(spec);
   if (path.ok()) return absl::OkStatus();
   return Misconfigured(absl::StrCat("engine.model.heads: with ", model.heads(), " heads of hidden ",
                                     model.hidden(), ", ", path.status().message()));
@@ -247,6 +264,18 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   part.deterministic = !engine.training().any_order();
   part.dropout = engine.training().dropout();
   return part;
+}
+
+std::string AttentionWarning(const v1::JobSpec& spec) {
+  const auto path = AttentionPathOf(spec);
+  const auto precision = spec.engine().training().precision();
+  const bool narrow = precision == v1::PRECISION_BF16 || precision == v1::PRECISION_FP16;
+  if (!path.ok() || !narrow || *path != kernels::AttentionPath::kCudaCores) return "";
+  return absl::StrCat("engine.model.heads: heads are ", HeadWidth(spec.engine().model()),
+                      " columns wide; unless cuDNN takes them, attention runs on CUDA cores, which "
+                      "is several times slower than heads of up to ",
+                      kernels::kTensorCoreHeadWidthMax, " columns, a multiple of ",
+                      kernels::kTensorCoreHeadWidthStep);
 }
 
 absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& spec,

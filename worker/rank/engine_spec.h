@@ -40,6 +40,9 @@ absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec);
 // of the tensor group, and how they are computed. kInvalidArgument: more stages than blocks.
 absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
                                                const parallel::PerAxis& coordinate);
+// What to tell people about the attention kernels that the job will run: a sentence where these are
+// the slow ones, else empty (kernels/attention/head_width.h).
+std::string AttentionWarning(const v1::JobSpec& spec);
 // The model of that part, which describes its parameters and does not allocate them.
 absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& spec,
                                                             const parallel::PerAxis& coordinate);

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
+#include "worker/rank/engine_spec.h"
 #include "worker/rank/job_plan.h"
 #include "worker/rank/plan_advice.h"
 
@@ -111,6 +112,9 @@ absl::Status RunPlan(const PlanArguments& arguments) {
   ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
   ordered_json object = Describe(plan);
   object["with"] = With(spec.engine());
+  if (const std::string warning = AttentionWarning(spec); !warning.empty()) {
+    object["warnings"] = {warning};
+  }
   if (const std::optional<PlannedChange> even = EvenMemory(spec, plan); even.has_value()) {
     object["even"] = {{"advice", EvenText(*even)},
                       {"settings", even->settings},

@@ -1,6 +1,7 @@
 #include "worker/rank/training_run.h"
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "worker/rank/arithmetic.h"
 #include "worker/rank/balance.h"
 #include "worker/rank/engine_setup.h"
+#include "worker/rank/engine_spec.h"
 #include "worker/rank/job_plan.h"
 #include "worker/rank/rendezvous.h"
 
@@ -81,6 +83,9 @@ void PrintJob(const v1::RankAssignment& assignment, const EngineSetup& setup,
       static_cast<double>(trainer.arena().peak_bytes()) * 1e-6,
       static_cast<double>(trainer.host_state_bytes()) * 1e-6));
   PrintLine(arithmetic.ToText());
+  if (const std::string warning = AttentionWarning(assignment.spec()); !warning.empty()) {
+    PrintLine(warning);
+  }
 }
 
 // Restores the newest checkpoint that is whole; without one, loads the initial weights of the spec,
