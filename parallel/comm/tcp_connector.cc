@@ -335,7 +335,9 @@ bool TcpConnector::Connect(Pending& pending, absl::Time now) {
       now + (peer.reached ? kHelloTimeout : std::min(kHelloTimeout, options_.preflight_timeout));
   if (!pending.probe) return true;
   peer.dialing = 0;
-  DialNotBefore(link, now + kDialTimeout);
+  // The kernel closes the sockets of a process that was killed one by one: its listener may have
+  // outlived the connection by a moment, so that the first answer is checked soon.
+  DialNotBefore(link, now + (peer.probes++ == 0 ? kDialAgainAfter : kDialTimeout));
   peer.rejections = peer.refusals = 0;
   link.set_trouble("its host answers");
   return false;
@@ -452,6 +454,7 @@ void TcpConnector::Answered(Pending& pending, absl::Time now) {
 
 void TcpConnector::Attach(TcpLink& link, Pending& pending, uint64_t peer_received, absl::Time now) {
   state_.poller.Remove(pending.socket.fd());
+  peer(link.peer()).probes = 0;
   const std::optional<absl::Duration> down =
       link.Attach(std::move(pending.socket), peer_received, now);
   if (!down.has_value()) return;

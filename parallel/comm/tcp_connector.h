@@ -68,6 +68,7 @@ class TcpConnector {
     absl::Time dial_at = absl::InfinitePast();
     int disconnects_seen = 0;          // TcpLink::disconnects when dial_at was set
     int refusals = 0, rejections = 0;  // in a row
+    int probes = 0;                    // that were accepted since the link was up
     // An address other than the record's that the peer's dials come from; empty: none.
     std::string other_address;
     absl::Time dialing_since = absl::InfiniteFuture();
