@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "coordinator/core/schema.h"
 #include "tests/sim/world.h"
 
 namespace muster::sim {
@@ -28,6 +29,7 @@ void World::StartCoordinator() {
   syncing_ = false;
   unsynced_.clear();
   core_timer_ = absl::InfiniteFuture();
+  ReadEventsBack();
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> core =
       Core::Recover(Config(), *store_, Rng(rng_.Next()), queue_.now(), &output);
@@ -68,6 +70,7 @@ void World::CrashCoordinator(absl::string_view why) {
   }
   store_->Crash();
   store_->FailWrites(false);
+  crash_in_write_ = false;
   core_.reset();
   unsynced_.clear();
   syncing_ = false;
@@ -106,6 +109,7 @@ void World::SyncDone() {
     if (!output.batch.empty()) batches.push_back(output.batch);
   }
   if (!batches.empty()) {
+    if (crash_in_write_) return CrashCoordinator("killed during a write");
     if (absl::Status written = store_->Write(batches); !written.ok()) {
       return CrashCoordinator("its disk refused a write");
     }
@@ -149,22 +153,39 @@ void World::Release(const coordinator::CoreAction& action) {
     if (!job.ok()) return Violate(absl::StrCat("changed job is unknown: ", changed->job.value()));
     CheckJob(*job);
   } else if (const auto* appended = std::get_if<coordinator::EventAppended>(&action)) {
-    const v1::Event& event = appended->event;
-    Trace(absl::StrCat("event ", event.sequence(), " ", v1::EventKind_Name(event.kind()), " ",
-                       event.job_id(), " e", event.epoch(), " ", event.worker(), " ", event.from(),
-                       "->", event.to(), " ", event.message()));
-    if (event.sequence() <= last_event_) {
-      Violate(absl::StrCat("event ", event.sequence(), " was published after ", last_event_));
-    }
-    last_event_ = event.sequence();
-    if (event.kind() == v1::EVENT_KIND_WORKER_LOST) {
-      for (const auto& [key, process] : machines_[event.worker()].processes) {
-        lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
-      }
-    }
-    CheckFencing(event);
-    Count(v1::EventKind_Name(event.kind()));
+    SeeEvent(appended->event);
   }
+}
+
+// Checks an event as users see it: published, or read from the store after a crash.
+void World::SeeEvent(const v1::Event& event) {
+  Trace(absl::StrCat("event ", event.sequence(), " ", v1::EventKind_Name(event.kind()), " ",
+                     event.job_id(), " e", event.epoch(), " ", event.worker(), " ", event.from(),
+                     "->", event.to(), " ", event.message()));
+  if (event.sequence() <= last_event_) {
+    Violate(absl::StrCat("event ", event.sequence(), " was published after ", last_event_));
+  }
+  last_event_ = event.sequence();
+  if (event.kind() == v1::EVENT_KIND_WORKER_LOST) {
+    for (const auto& [key, process] : machines_[event.worker()].processes) {
+      lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
+    }
+  }
+  CheckFencing(event);
+  Count(v1::EventKind_Name(event.kind()));
+}
+
+// Reads the events that became durable in a crash before they were published.
+void World::ReadEventsBack() {
+  const absl::Status read =
+      store_->Scan(coordinator::Table::kEvents, coordinator::schema::EventKey(last_event_ + 1), "",
+                   [this](const std::string&, const std::string& value) {
+                     v1::Event event;
+                     if (!event.ParseFromString(value)) Violate("an event is damaged");
+                     SeeEvent(event);
+                     return true;
+                   });
+  if (!read.ok()) Violate(absl::StrCat("events cannot be read: ", read.ToString()));
 }
 
 void World::Receive(const coordinator::ReplyAction& reply) {

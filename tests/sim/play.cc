@@ -97,7 +97,10 @@ void World::InjectFault() {
   if (options_.faults == Faults::kRanks) kind = 2 + kind % 3;
   switch (kind) {
     case 0:
-      return CrashCoordinator("killed");
+      // Half of the kills wait for the next write: few moments fall into one by chance.
+      if (rng_.Chance(0.5)) return CrashCoordinator("killed");
+      crash_in_write_ = true;
+      return;
     case 1:
       return KillDaemon(machine);
     case 2:
@@ -163,6 +166,7 @@ void World::Heal() {
   Trace("no more faults");
   faults_on_ = false;
   store_->FailWrites(false);
+  crash_in_write_ = false;
 }
 
 bool World::Finished() const {

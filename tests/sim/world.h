@@ -116,6 +116,8 @@ class World {
   // ---- coordinator (coordinator.cc)
   void StartCoordinator();
   void ReadJobsBack(uint64_t generation);
+  void ReadEventsBack();
+  void SeeEvent(const v1::Event& event);
   void CrashCoordinator(absl::string_view why);
   void Feed(coordinator::CoreEvent event);
   void CarryOut(coordinator::CoreOutput output);
@@ -207,6 +209,7 @@ class World {
   uint64_t coordinator_generation_ = 0;
   std::deque<coordinator::CoreOutput> unsynced_;
   bool syncing_ = false;
+  bool crash_in_write_ = false;  // the coordinator dies while it writes its next outputs
   absl::Time core_timer_ = absl::InfiniteFuture();
   uint64_t next_id_ = 1;
 
