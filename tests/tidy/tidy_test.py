@@ -183,8 +183,11 @@ class Tidy(unittest.TestCase):
         stops = re.findall(r"^\d+\. \*\*`([^`]+)`, `([^`]+)`\*\*", text, re.MULTILINE)
         self.assertEqual(len(stops), 12, "docs/tour.md has twelve stops")
         for path, function in stops:
-            code = (ROOT / path).read_text()
-            self.assertIn(function + "(", code, f"{path} has no {function}")
+            # A definition: its type stands in front of the name, where a call has none.
+            defined = re.compile(rf"^ *(?!return\b)\w[\w:<>,*& ]*[ *&>]{function}\(", re.MULTILINE)
+            self.assertRegex((ROOT / path).read_text(), defined, f"{path} has no {function}")
+        for path in re.findall(r"`([\w/]+\.(?:cc|h|cu))`", text):
+            self.assertTrue((ROOT / path).exists(), path)
 
     def test_core_code_reads_no_clock_and_starts_no_thread(self):
         banned = re.compile(r"absl::Now\(|std::thread|std::chrono|\bMutex\b|SleepFor|getenv|rand\(")
