@@ -69,7 +69,7 @@ TEST(Arithmetic, CountsGemmsCausalAttentionAndRecomputation) {
     EXPECT_EQ(h200.hardware_flops,
               counted + (full ? 12 * (2 * block * 8 / 12 + 2 * attention) : 0));
     EXPECT_EQ(h200.peak_flops, 989e12);
-    // The tokens per second of four GPUs in docs/benchmarks/results.md.
+    // Tokens per second of a run on four H200s.
     EXPECT_NEAR(h200.Utilization(h200.model_flops, 2351957, 1), 0.474, 5e-4);
     EXPECT_EQ(of("cuda:0 NVIDIA H200 GPU-1", parallel::Precision::kFp32, true).peak_flops,
               494.5e12);
