@@ -19,8 +19,6 @@ namespace {
 using kernels::DType;
 using kernels::Tensor;
 
-constexpr int kSlots = 2;  // one in use, one being filled
-
 // Elements [begin, begin + count) of a buffer.
 Tensor Slice(kernels::Buffer& buffer, DType dtype, int64_t begin, int64_t count) {
   return Tensor(static_cast<char*>(buffer.data()) + begin * SizeOf(dtype), dtype, {count});
@@ -39,50 +37,45 @@ Tensor ViewIn(const Tensor& bucket, int64_t begin, const Parameter& parameter) {
 FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
                                         const FlatBuffersOptions& options) {
   Plan plan;
-  int units = 0;
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
-    const bool unit = bucket.block >= 0;
-    CHECK(!unit || options.zero >= 2) << "a layout by block without ZeRO 2 or 3";
-    plan.units.push_back(unit ? units++ : 0);
+    CHECK(bucket.block < 0 || options.zero >= 2) << "a layout by block without ZeRO 2 or 3";
     plan.whole.push_back(bucket.range.begin);
     plan.resident.push_back(plan.resident_elements);
-    plan.unit_local.push_back(plan.unit_local_elements);
-    if (unit) {
-      plan.slot_elements = std::max(plan.slot_elements, bucket.range.size());
-      plan.unit_local_elements += bucket.range.size() / layout.shards();
+    plan.block_local.push_back(plan.block_local_elements);
+    if (bucket.block >= 0) {
+      plan.block_local_elements += bucket.range.size() / layout.shards();
     } else {
       plan.resident_elements += bucket.range.size();
     }
   }
   const bool half = options.compute != DType::kF32;
-  plan.gradient_slots = std::clamp(units, 1, kSlots);
-  plan.parameter_slots = options.reshard_after_forward ? plan.gradient_slots : std::max(1, units);
+  plan.gradient_slots = AssignSlots(layout);
+  plan.parameter_slots = AssignSlots(layout, /*one_each=*/!options.reshard_after_forward);
   const bool all_on_host = options.host_buckets == static_cast<int>(layout.buckets().size());
   if (options.host_buckets > 0) {
     plan.host =
         all_on_host ? layout.local_elements() : layout.buckets()[options.host_buckets].local;
-    plan.host_unit_local =
-        all_on_host ? plan.unit_local_elements : plan.unit_local[options.host_buckets];
+    plan.host_block_local =
+        all_on_host ? plan.block_local_elements : plan.block_local[options.host_buckets];
   }
   plan.moments = layout.local_elements() - plan.host;
   plan.master = half ? plan.moments : 0;
   if (options.zero >= 3) {
     plan.whole_parameters = plan.resident_elements;
-    plan.parameter_slot_storage = plan.parameter_slots * plan.slot_elements;
-    plan.copy = half ? plan.unit_local_elements : plan.host_unit_local;
-    if (!half) plan.master = plan.unit_local_elements - plan.host_unit_local;
+    plan.parameter_slot_storage = plan.parameter_slots.elements;
+    plan.copy = half ? plan.block_local_elements : plan.host_block_local;
+    if (!half) plan.master = plan.block_local_elements - plan.host_block_local;
   } else {
     plan.whole_parameters = layout.elements();
   }
   const bool sharded = options.zero >= 2;
   if (sharded) {
     plan.whole_gradients = plan.resident_elements;
-    plan.gradient_slot_storage = plan.gradient_slots * plan.slot_elements;
+    plan.gradient_slot_storage = plan.gradient_slots.elements;
   }
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
-    int64_t& elements = options.share_gradients && InOrder(bucket, options) ? plan.overlay
-                        : sharded                                           ? plan.own_gradients
-                                                                            : plan.whole_gradients;
+    const bool shares = options.share_gradients && InOrder(bucket, options);
+    int64_t& elements = shares ? plan.overlay : sharded ? plan.own_gradients : plan.whole_gradients;
     plan.gradient.push_back(elements);
     elements += bucket.range.size() / (sharded ? layout.shards() : 1);
   }
@@ -172,9 +165,6 @@ absl::StatusOr<std::unique_ptr<FlatBuffers>> FlatBuffers::Make(kernels::Device& 
         options.host_buckets <= static_cast<int>(layout.buckets().size()));
   std::unique_ptr<FlatBuffers> flat(new FlatBuffers(registry, layout, options));
   flat->plan_ = MakePlan(layout, options);
-  flat->units_ = flat->plan_.units;
-  flat->parameter_slots_ = flat->plan_.parameter_slots;
-  flat->gradient_slots_ = flat->plan_.gradient_slots;
   RETURN_IF_ERROR(flat->Allocate(device, stream));
   flat->parameter_views_ = flat->ParametersAsViews();
   if (!options.share_gradients) flat->MakeGradientViews();
@@ -216,7 +206,7 @@ absl::Status FlatBuffers::Allocate(kernels::Device& device, kernels::Stream& str
     // Host memory that no stream uses yet. Padding stays zero.
     std::memset((*buffer)->data(), 0, plan_.host * SizeOf(DType::kF32));
   }
-  for (int slot = 0; slot < gradient_slots_; ++slot) {
+  for (int slot = 0; slot < plan_.gradient_slots.size(); ++slot) {
     ASSIGN_OR_RETURN(auto empty, device.MakeEvent());
     gradient_slot_empty_.push_back(std::move(empty));
   }
@@ -237,7 +227,7 @@ Tensor FlatBuffers::master(int bucket) {
   CHECK(!in_halves(bucket)) << "the master weights of bucket " << bucket << " are in halves";
   if (half() || offloaded(bucket)) return State(host_master_, master_, bucket);
   if (parameters_rotate(bucket)) {
-    return Slice(*master_, DType::kF32, plan_.unit_local[bucket] - plan_.host_unit_local,
+    return Slice(*master_, DType::kF32, plan_.block_local[bucket] - plan_.host_block_local,
                  part(bucket));
   }
   return own_parameters(bucket);
@@ -311,14 +301,14 @@ std::vector<Tensor> FlatBuffers::Exchanged() const {
 Tensor FlatBuffers::copy(int bucket) {
   if (!half() && !offloaded(bucket)) return Tensor();
   if (!parameters_rotate(bucket)) return own_parameters(bucket);
-  return Slice(*copy_, options_.compute, plan_.unit_local[bucket], part(bucket));
+  return Slice(*copy_, options_.compute, plan_.block_local[bucket], part(bucket));
 }
 
 Tensor FlatBuffers::whole_parameters(int bucket) {
   const int64_t size = layout_.buckets()[bucket].range.size();
   if (parameters_rotate(bucket)) {
     return Slice(*parameter_slot_storage_, options_.compute,
-                 parameter_slot(bucket) * plan_.slot_elements, size);
+                 plan_.parameter_slots.begin[parameter_slot(bucket)], size);
   }
   return Slice(*whole_parameters_, options_.compute,
                options_.zero >= 3 ? plan_.resident[bucket] : plan_.whole[bucket], size);
@@ -336,8 +326,8 @@ Tensor FlatBuffers::gather_source(int bucket) {
 Tensor FlatBuffers::whole_gradients(int bucket, int level) {
   const int64_t size = layout_.buckets()[bucket].range.size();
   if (gradients_rotate(bucket)) {
-    return Slice(*gradient_slot_storage_, DType::kF32, gradient_slot(bucket) * plan_.slot_elements,
-                 size);
+    return Slice(*gradient_slot_storage_, DType::kF32,
+                 plan_.gradient_slots.begin[gradient_slot(bucket)], size);
   }
   if (options_.zero < 2 && shares_gradients(bucket)) return Shared(bucket, size);
   return Slice(*whole_gradients_[level], DType::kF32,
@@ -345,7 +335,7 @@ Tensor FlatBuffers::whole_gradients(int bucket, int level) {
 }
 
 Tensor FlatBuffers::Shared(int bucket, int64_t elements) {
-  CHECK(!gradient_overlay_.empty()) << "nobody has set the overlay of the gradients";
+  CHECK(!gradient_overlay_.empty()) << "SetGradientOverlay() has not been called";
   return gradient_overlay_.Rows(plan_.gradient[bucket], elements);
 }
 

@@ -64,8 +64,7 @@ struct FlatBuffersBytes {
 // 4. Single-threaded. The registry and the layout must outlive it.
 //
 // ZeRO 2 and 3 need a layout made by_block. Views of a block's parameters or gradients are then in
-// one of two rotating buffers (neighbouring blocks use different ones), which ParameterGatherer and
-// GradientReducer fill.
+// one of a few rotating buffers (RotatingSlots), which ParameterGatherer and GradientReducer fill.
 class FlatBuffers {
  public:
   // kResourceExhausted with the sizes. m, v and gradients are zero. With FlatBuffersOptions::draw,
@@ -110,10 +109,9 @@ class FlatBuffers {
   }
   bool gradients_rotate(int bucket) const { return layout_.buckets()[bucket].block >= 0; }
   // The rotating buffer that a bucket uses.
-  int parameter_slot(int bucket) const { return units_[bucket] % parameter_slots_; }
-  int gradient_slot(int bucket) const { return units_[bucket] % gradient_slots_; }
-  int parameter_slots() const { return parameter_slots_; }
-  int gradient_slots() const { return gradient_slots_; }
+  int parameter_slot(int bucket) const { return plan_.parameter_slots.slot[bucket]; }
+  int gradient_slot(int bucket) const { return plan_.gradient_slots.slot[bucket]; }
+  int parameter_slots() const { return plan_.parameter_slots.size(); }
   // The event after which a rotating gradient buffer may be reused. All reducers of these buffers
   // record it after a reduction and wait for it before they use the buffer.
   kernels::Event& gradient_slot_empty(int slot) { return *gradient_slot_empty_[slot]; }
@@ -162,15 +160,13 @@ class FlatBuffers {
  private:
   // Elements of every buffer.
   struct Plan {
-    std::vector<int> units;                // per bucket: ordinal among buckets of blocks
     std::vector<int64_t> whole, resident;  // per bucket: begin among all, and among resident ones
-    std::vector<int64_t> unit_local;       // per bucket: begin among own parts of blocks
+    std::vector<int64_t> block_local;      // per bucket: begin among own parts of blocks
     std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, or of own ones
-    int64_t overlay = 0;                   // size of gradients that share memory
-    int parameter_slots = 1, gradient_slots = 1;
-    int64_t slot_elements = 0;
-    int64_t resident_elements = 0, unit_local_elements = 0;
-    int64_t host = 0, host_unit_local = 0;  // own parts: offloaded, and of these those of blocks
+    int64_t overlay = 0;                   // gradients that share memory with activations
+    RotatingSlots parameter_slots, gradient_slots;
+    int64_t resident_elements = 0, block_local_elements = 0;
+    int64_t host = 0, host_block_local = 0;  // own parts: offloaded, and of these those of blocks
     int64_t whole_parameters = 0, parameter_slot_storage = 0, master = 0, copy = 0, moments = 0,
             whole_gradients = 0, gradient_slot_storage = 0, own_gradients = 0;
   };
@@ -218,8 +214,6 @@ class FlatBuffers {
   const FlatLayout& layout_;
   const FlatBuffersOptions options_;
   Plan plan_;
-  std::vector<int> units_;
-  int parameter_slots_ = 1, gradient_slots_ = 1;
   BufferPointer whole_parameters_, parameter_slot_storage_, master_, copy_, m_, v_,
       gradient_slot_storage_, host_master_, host_m_, host_v_;
   std::vector<BufferPointer> whole_gradients_, own_gradients_;  // per level

@@ -106,4 +106,34 @@ std::vector<FlatPiece> FlatLayout::Pieces(const FlatRange& range) const {
   return pieces;
 }
 
+RotatingSlots AssignSlots(const FlatLayout& layout, bool one_each) {
+  std::vector<int> rotating;  // buckets
+  for (size_t i = 0; i < layout.buckets().size(); ++i) {
+    if (layout.buckets()[i].block >= 0) rotating.push_back(static_cast<int>(i));
+  }
+  const int count = static_cast<int>(rotating.size());
+  const auto assign = [&](const std::function<int(int ordinal)>& slot_of) {
+    RotatingSlots slots;
+    slots.slot.assign(layout.buckets().size(), -1);
+    std::vector<int64_t> sizes;
+    for (int i = 0; i < count; ++i) {
+      const int slot = slot_of(i);
+      slots.slot[rotating[i]] = slot;
+      sizes.resize(std::max<size_t>(sizes.size(), slot + 1));
+      sizes[slot] = std::max(sizes[slot], layout.buckets()[rotating[i]].range.size());
+    }
+    for (const int64_t size : sizes) {
+      slots.begin.push_back(slots.elements);
+      slots.elements += size;
+    }
+    return slots;
+  };
+  if (one_each) return assign([](int i) { return i; });
+  RotatingSlots by_turns = assign([](int i) { return i % 2; });
+  if (count < 3) return by_turns;
+  RotatingSlots ends_apart =
+      assign([&](int i) { return i == 0 || i + 1 == count ? 0 : 1 + i % 2; });
+  return ends_apart.elements < by_turns.elements ? ends_apart : by_turns;
+}
+
 }  // namespace muster::parallel

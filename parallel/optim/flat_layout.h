@@ -93,6 +93,22 @@ class FlatLayout {
   std::vector<Bucket> buckets_;
 };
 
+// Buffers at fixed addresses that the buckets of blocks use in turn. Bucket b is at elements
+// [begin[slot[b]], begin[slot[b]] + its size).
+struct RotatingSlots {
+  std::vector<int> slot;       // per bucket; -1: not the bucket of a block
+  std::vector<int64_t> begin;  // per slot
+  int64_t elements = 0;        // of all slots
+  int size() const { return static_cast<int>(begin.size()); }
+};
+
+// Neighbouring blocks get different slots, so that one can be filled while the other is in use. Of
+// two ways, takes the one with fewer elements: blocks take two slots by turns; or the first and the
+// last block share a slot, and those between them take two others by turns. The second is for an
+// embedding and a head whose tables are larger than two blocks. `one_each`: every bucket has a slot
+// of its own.
+RotatingSlots AssignSlots(const FlatLayout& layout, bool one_each = false);
+
 }  // namespace muster::parallel
 
 #endif  // MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_

@@ -122,6 +122,52 @@ TEST(FlatLayout, BucketsEndAtTheSameParametersForEveryNumberOfRanks) {
   }
 }
 
+// A bucket per block with one matrix of so many rows of 128 elements, in forward order.
+FlatLayout Blocks(ParameterRegistry& registry, const std::vector<int64_t>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    registry.BeginBlock(static_cast<int>(i), /*resident=*/false);
+    registry.Add(Matrix("block" + std::to_string(i), rows[i], 128));
+  }
+  return FlatLayout(registry, {.shards = 2, .by_block = true});
+}
+
+TEST(RotatingSlots, OfNeighbouringBlocks_AreDifferentAndLargeEnough) {
+  for (const std::vector<int64_t>& rows :
+       std::vector<std::vector<int64_t>>{{4},
+                                         {4, 2},
+                                         {9, 2, 9},
+                                         {9, 2, 2, 9},
+                                         {3, 2, 2, 3},
+                                         {9, 2, 2, 2, 2, 2, 2, 9},
+                                         {2, 2, 2, 2, 9}}) {
+    ParameterRegistry registry;
+    const FlatLayout layout = Blocks(registry, rows);
+    const RotatingSlots slots = AssignSlots(layout);
+    ASSERT_EQ(slots.slot.size(), rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int slot = slots.slot[i];
+      const int64_t end = slot + 1 < slots.size() ? slots.begin[slot + 1] : slots.elements;
+      EXPECT_LE(slots.begin[slot] + layout.buckets()[i].range.size(), end);
+      if (i == 0) continue;
+      EXPECT_NE(slot, slots.slot[i - 1]) << rows.size() << " blocks, bucket " << i;
+    }
+  }
+}
+
+TEST(RotatingSlots, WithLargeTablesAtBothEnds_HaveOneBufferForThese) {
+  const auto elements = [](const std::vector<int64_t>& rows, bool one_each = false) {
+    ParameterRegistry registry;
+    return AssignSlots(Blocks(registry, rows), one_each).elements / 128;
+  };
+  EXPECT_EQ(elements({9, 2, 2, 9}), 9 + 2 + 2);
+  EXPECT_EQ(elements({9, 2, 3, 2, 3, 9}), 9 + 2 + 3);
+  EXPECT_EQ(elements({9, 2, 9}), 9 + 2);  // by turns, as the tables are not neighbours
+  EXPECT_EQ(elements({3, 2, 2, 3}), 3 + 3);
+  EXPECT_EQ(elements({9, 2, 2, 2}), 9 + 2);  // the first stage of a pipeline
+  EXPECT_EQ(elements({9, 2, 2, 9}, /*one_each=*/true), 9 + 2 + 2 + 9);
+  EXPECT_EQ(elements({}), 0);
+}
+
 TEST(Schedule, WarmsUpDecaysAndStays) {
   Schedule schedule = {Decay::kCosine, 1.0, 0.1, 10, 110};
   EXPECT_DOUBLE_EQ(LearningRate(schedule, 1), 0.1);
