@@ -37,21 +37,23 @@ TensorShard HeldBy(const ModelDescription& model, const ModelParallel& part) {
       llama ? ModelSize(model, "ffn") : 4 * ModelSize(model, "hidden"), ModelSize(model, "vocab"));
 }
 
-// Walks a step as ParameterGatherer does, and counts the blocks that it gathers. A rotating buffer
-// holds a block until another one needs the buffer, and the next block in the direction of the pass
-// is gathered ahead.
-class GatherCount {
+// Walks a step as ParameterGatherer does, and adds up the elements of the buckets that it gathers.
+// A rotating buffer holds a block until another one needs the buffer, and the next block in the
+// direction of the pass is gathered ahead.
+class GatheredElements {
  public:
-  GatherCount(const TrainerPlace& place, const FlatLayout& layout)
-      : parts_(place.model.parts()), plan_(MakePipelinePlan(PipelineShapeOf(place))) {
-    int units = 0;
-    for (const FlatLayout::Bucket& bucket : layout.buckets()) {
-      if (bucket.block < 0) continue;
-      unit_of_block_.resize(std::max<size_t>(unit_of_block_.size(), bucket.block + 1), -1);
-      unit_of_block_[bucket.block] = units++;
+  GatheredElements(const TrainerPlace& place, const FlatLayout& layout)
+      : layout_(layout),
+        slots_(AssignSlots(layout, /*one_each=*/!place.options.reshard_after_forward)),
+        parts_(place.model.parts()),
+        plan_(MakePipelinePlan(PipelineShapeOf(place))),
+        held_(slots_.size(), -1) {  // after an update no block is whole
+    for (size_t i = 0; i < layout.buckets().size(); ++i) {
+      const int block = layout.buckets()[i].block;
+      if (block < 0) continue;
+      bucket_of_block_.resize(std::max<size_t>(bucket_of_block_.size(), block + 1), -1);
+      bucket_of_block_[block] = static_cast<int>(i);
     }
-    const int slots = place.options.reshard_after_forward ? std::min(units, 2) : units;
-    held_.assign(std::max(1, slots), -1);  // after an update no block is whole
   }
 
   int64_t Of(int rank) {
@@ -77,7 +79,7 @@ class GatherCount {
         for (int block = part.end; block-- > part.begin;) Acquire(part, block, block - 1);
       }
     }
-    return gathers_;
+    return elements_;
   }
 
  private:
@@ -96,23 +98,22 @@ class GatherCount {
     if (next >= part.begin && next < part.end) Ensure(next);
   }
   void Ensure(int block) {
-    const int unit = block < static_cast<int>(unit_of_block_.size()) ? unit_of_block_[block] : -1;
-    if (unit < 0) return;
-    int& held = held_[unit % static_cast<int>(held_.size())];
-    if (held != unit) ++gathers_;
-    held = unit;
+    const bool known = block < static_cast<int>(bucket_of_block_.size());
+    const int bucket = known ? bucket_of_block_[block] : -1;
+    if (bucket < 0) return;
+    int& held = held_[slots_.slot[bucket]];
+    if (held != bucket) elements_ += layout_.buckets()[bucket].range.size();
+    held = bucket;
   }
 
+  const FlatLayout& layout_;
+  const RotatingSlots slots_;
   const std::vector<BlockRange>& parts_;
   const PipelinePlan plan_;
-  std::vector<int> unit_of_block_;  // ordinal of the block's bucket; -1: it has no own bucket
-  std::vector<int> held_;           // by rotating buffer, the unit in it
-  int64_t gathers_ = 0;
+  std::vector<int> bucket_of_block_;  // -1: the block has no bucket of its own
+  std::vector<int> held_;             // by slot, the bucket in it
+  int64_t elements_ = 0;
 };
-
-int64_t Gathers(const TrainerPlace& place, const FlatLayout& layout) {
-  return GatherCount(place, layout).Of(place.coordinate[Axis::kPipeline]);
-}
 
 class Formulas {
  public:
@@ -278,16 +279,15 @@ class Formulas {
   // are needed and no buffer holds them.
   int64_t Parameters() const {
     if (place_.options.zero == 0) return 0;
-    int64_t whole = layout_.elements(), largest = 0;
-    for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
-      if (place_.options.zero < 3 || bucket.block < 0) continue;
-      whole -= bucket.range.size();
-      largest = std::max(largest, bucket.range.size());
+    int64_t elements = layout_.elements();
+    if (place_.options.zero >= 3) {
+      for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
+        if (bucket.block >= 0) elements -= bucket.range.size();
+      }
+      elements += GatheredElements(place_, layout_).Of(place_.coordinate[Axis::kPipeline]);
     }
-    const int64_t width = SizeOf(StorageOptionsOf(place_).compute);
-    return Moved(width * whole, place_.zero_shards) +
-           (largest > 0 ? Gathers(place_, layout_) : 0) *
-               Moved(width * largest, place_.zero_shards);
+    // Buckets are multiples of the shards, so that the sum of what each gather sends is this.
+    return Moved(SizeOf(StorageOptionsOf(place_).compute) * elements, place_.zero_shards);
   }
 
   const TrainerPlace& place_;
