@@ -52,6 +52,7 @@ class HeadBlock : public Block {
     }
   }
 
+  bool AddsGradientsInForward() const override { return true; }
   Tensor SumStorage(const Saved& base) const override {
     return static_cast<const HeadSaved&>(base).norm.x;
   }

@@ -169,7 +169,10 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     kernels::RotaryTable(pass.stream, args);
   }
   for (int i = range.begin; i < range.end; ++i) {
-    if (pass.gate != nullptr) pass.gate->Acquire(i, BlockWork::kForward);
+    const bool gradients =
+        pass.head == HeadMode::kLossAndGradient && blocks_[i]->AddsGradientsInForward();
+    const BlockWork work = gradients ? BlockWork::kForwardAndGradients : BlockWork::kForward;
+    if (pass.gate != nullptr) pass.gate->Acquire(i, work);
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
     if (offloads) workspace.offload->BeforeForward(pass.stream, i);
@@ -188,7 +191,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     if (offloads && pass.head == HeadMode::kLossAndGradient) {
       workspace.offload->AfterForward(pass.stream, i);
     }
-    if (pass.gate != nullptr) pass.gate->Release(i, BlockWork::kForward);
+    if (pass.gate != nullptr) pass.gate->Release(i, work);
   }
 }
 
@@ -197,11 +200,14 @@ void Model::BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange r
                             BlockWork work, Run run) const {
   const kernels::Range backward(pass.stream, "backward", pass.trace);
   for (int i = range.end; i-- > range.begin;) {
-    if (pass.gate != nullptr) pass.gate->Acquire(i, work);
+    // Forward has acquired the memory of these gradients, and they are in it.
+    const BlockWork of_block =
+        blocks_[i]->AddsGradientsInForward() ? BlockWork::kBackwardInput : work;
+    if (pass.gate != nullptr) pass.gate->Acquire(i, of_block);
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     workspace.flow.more_behind = i > range.begin;
     run(i, *workspace.saved[i - workspace.first_block]);
-    if (pass.gate != nullptr) pass.gate->Release(i, work);
+    if (pass.gate != nullptr) pass.gate->Release(i, of_block);
   }
 }
 

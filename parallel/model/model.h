@@ -216,10 +216,11 @@ class GradientListener {
 
 // What a block does, which decides what it needs of its parameters.
 enum class BlockWork : uint8_t {
-  kForward,
-  kBackward,         // their values, and memory for their gradients
-  kBackwardInput,    // values only
-  kBackwardWeights,  // memory for gradients only
+  kForward,              // their values
+  kForwardAndGradients,  // values, and memory for their gradients until the end of backward
+  kBackward,             // values, and memory for gradients
+  kBackwardInput,        // values
+  kBackwardWeights,      // memory for gradients
 };
 
 // Model reports to it when the parameters of a block are about to be used and when they have been,
@@ -298,6 +299,8 @@ class Block {
   virtual std::vector<ParameterId> BeginsWith() const { return {}; }
   // Where the block keeps residual + branch (Flow::next_sum); empty where it does not.
   virtual kernels::Tensor SumStorage(const Saved&) const { return {}; }
+  // Whether Forward adds gradients already (HeadMode::kLossAndGradient); Backward follows at once.
+  virtual bool AddsGradientsInForward() const { return false; }
   // Reads and updates flow.d_hidden (the head writes it first).
   virtual void Backward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
   // Backward in two calls, which together add the same bits to the same gradients. BackwardInput

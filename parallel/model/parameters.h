@@ -50,7 +50,7 @@ struct Parameter {
   bool in_two = false;
   // Set by the registry: index of the block within the model, -1 when it belongs to none.
   int block = -1;
-  // Whether ZeRO-3 keeps it whole: embeddings and head.
+  // Whether ZeRO 2 and 3 keep it whole: all parameters of an embedding and a head that are tied.
   bool resident = true;
   // Whether another pipeline stage holds the same tensor (a tied table, in embedding and head). The
   // gradient of both is the sum of the two stages' gradients.

@@ -847,7 +847,10 @@ std::unique_ptr<Model> MakeTransformer(const TransformerConfig& config,
     CHECK(part.begin >= 0 && part.begin < end && end <= head + 1);
     const int first = static_cast<int>(blocks.size());
     for (int i = part.begin; i < end; ++i) {
-      registry->BeginBlock(static_cast<int>(blocks.size()), /*resident=*/i == 0 || i == head);
+      // A tied table is in use from the first block to the last, and its gradient from the head's
+      // forward to the embedding's backward.
+      const bool resident = config.tied && (i == 0 || i == head);
+      registry->BeginBlock(static_cast<int>(blocks.size()), resident);
       if (i == 0) {
         const ParameterId table = AddTokenTable(
             *registry, config, tensor,

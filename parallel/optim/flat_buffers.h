@@ -174,12 +174,13 @@ class FlatBuffers {
   FlatBuffers(const ParameterRegistry& registry, const FlatLayout& layout,
               const FlatBuffersOptions& options)
       : registry_(registry), layout_(layout), options_(options) {}
-  // Whether backward writes gradients of the bucket in the order of the buckets. It does not for a
-  // table that the head uses too, for sums over tensor groups, whose buckets span the model, and
-  // for resident parameters of ZeRO 2 and 3.
+  // Whether gradients of the bucket are written in the order of the buckets: by backward, or from
+  // stage 2 on by reductions. They are not for the embedding's bucket, which may have a table that
+  // the head uses too, unless it rotates; for sums over tensor groups, whose buckets span the
+  // model; and for resident parameters of ZeRO 2 and 3.
   static bool InOrder(const FlatLayout::Bucket& bucket, const FlatBuffersOptions& options) {
-    return bucket.lowest_block > 0 && !bucket.partial && !bucket.shared &&
-           (options.zero < 2 || bucket.block >= 0);
+    return !bucket.partial && !bucket.shared &&
+           (options.zero < 2 ? bucket.lowest_block > 0 : bucket.block >= 0);
   }
   static Plan MakePlan(const FlatLayout& layout, const FlatBuffersOptions& options);
   using BufferPointer = std::unique_ptr<kernels::Buffer>;

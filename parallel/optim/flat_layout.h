@@ -7,11 +7,11 @@
 // distributed optimizer). Where buckets end does not depend on the number of ranks.
 //
 // With `by_block` (ZeRO 2 and 3) the parameters of a block that are not resident are one bucket of
-// any size, so that they can be gathered and freed together. Resident parameters, and those too
-// small to be worth sharding, fill buckets as above. Parameters whose gradients are partial over
-// the tensor group (TensorSharing::kPartial) or some of its ranks (kShared) have buckets of their
-// own, never by block. So has each parameter that another pipeline stage holds too: all ranks that
-// hold it own the same parts.
+// any size, so that they can be gathered and freed together. The embedding and the head are blocks
+// too. Resident parameters, and those too small to be worth sharding, fill buckets as above.
+// Parameters whose gradients are partial over the tensor group (TensorSharing::kPartial) or some of
+// its ranks (kShared) have buckets of their own, never by block. So has each parameter that another
+// pipeline stage holds too: all ranks that hold it own the same parts.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 

@@ -58,9 +58,10 @@ struct GradientReducerOptions {
 // Compressed buckets (GradientCompressor) are handled apart once their levels are merged; dense
 // buckets are not affected.
 //
-// ZeRO 2 and 3. Whole gradients of a block exist only while its backward runs. Every micro-batch's
-// buckets are reduce-scattered as they become ready, and the own part is added to Levels()
-// persistent partial sums; the replicate group follows at the end of the step.
+// ZeRO 2 and 3. Whole gradients of a block exist only while its backward runs (the head's: from its
+// forward, which its backward follows). Every micro-batch's buckets are reduce-scattered as they
+// become ready, and the own part is added to Levels() persistent partial sums; the replicate group
+// follows at the end of the step.
 //
 // Buckets start in the order of the layout on every rank, whatever order their parameters become
 // ready in. Single-threaded; everything passed in must outlive it.
@@ -89,8 +90,8 @@ class GradientReducer : public GradientListener {
   void BeginStep(int64_t micro_batches);
   // Views for the backward of the next micro-batch: zeroed, or with `overwritten` of old values.
   const ParameterViews& BeginMicroBatch();
-  // To be called before the backward of any block: gives its gradients their (zeroed) rotating
-  // buffer.
+  // To be called before a block adds to its gradients, in backward or (the head) in forward: gives
+  // them their rotating buffer, zeroed.
   void AcquireBlock(int block);
   void GradientReady(ParameterId parameter) override;
   // To be called after the backward of each micro-batch. Requires: every parameter was reported

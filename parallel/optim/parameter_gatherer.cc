@@ -142,15 +142,14 @@ int ParameterGatherer::NextBucket(int block, bool backward) const {
 }
 
 void ParameterGatherer::Acquire(int block, BlockWork work) {
-  if (work == BlockWork::kBackward || work == BlockWork::kBackwardWeights) {
+  const bool forward = work == BlockWork::kForward || work == BlockWork::kForwardAndGradients;
+  if (work != BlockWork::kForward && work != BlockWork::kBackwardInput) {
     reducer_.AcquireBlock(block);
   }
   if (work == BlockWork::kBackwardWeights) return;
   const int bucket = BucketOf(block);
   if (bucket >= 0) EnsureGathered(bucket);
-  if (const int next = NextBucket(block, work != BlockWork::kForward); next >= 0) {
-    EnsureGathered(next);
-  }
+  if (const int next = NextBucket(block, /*backward=*/!forward); next >= 0) EnsureGathered(next);
   for (size_t i = 0; i < awaited_.size(); ++i) {
     const bool needed = flat_.parameters_rotate(static_cast<int>(i)) ? static_cast<int>(i) == bucket
                                                                      : first_block_[i] <= block;

@@ -25,10 +25,11 @@ namespace muster::parallel {
 // update, each as soon as its own part is written, on a stream of their own that overlaps with the
 // next forward pass. A block waits only for the buckets that hold its parameters.
 //
-// ZeRO-3: a block's bucket is gathered into its rotating buffer while the block in front of it
-// runs; the first ones of forward while the others are updated. A bucket that is still in its
-// buffer is not gathered again. A step of n micro-batches and B blocks makes B + (2 n - 1) (B - k)
-// gathers with k = min(B, 2), or B when blocks are kept after forward.
+// ZeRO-3: a block's bucket, the embedding's and the head's included, is gathered into its rotating
+// buffer while the block in front of it runs; the first ones of forward while the others are
+// updated. A bucket that is still in its buffer is not gathered again. A step of n micro-batches
+// and B blocks makes B + (2 n - 1) (B - k) gathers with k rotating buffers (AssignSlots); without
+// reshard_after_forward k is B.
 //
 // Single-threaded; everything passed in must outlive it.
 class ParameterGatherer : public BlockGate {

@@ -83,6 +83,54 @@ TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit)
   }
 }
 
+// Tables that are larger than two blocks rotate through a buffer of their own. With one micro-batch
+// per rank, own gradients are in the memory of activations.
+TEST_F(Layouts, ZeroOfLargeUntiedTables_HasTheBitsOfOneRank) {
+  Case alone = Data(1);
+  alone.model = SmallLlama();
+  alone.model.sizes["vocab"] = 1031;
+  alone.evaluate_every = 7;
+  const RankResult whole = harness_.Train(alone)[0];
+  for (const int micro_batch : {2, 4}) {
+    for (const int zero : {2, 3}) {
+      for (const bool reshard : {true, false}) {
+        Case run = Data(4, zero);
+        run.model = alone.model;
+        run.evaluate_every = alone.evaluate_every;
+        run.layout.micro_batch = micro_batch;
+        run.reshard_after_forward = reshard;
+        SCOPED_TRACE(run.ToString());
+        if (micro_batch == alone.layout.micro_batch) {
+          ExpectSameBits(whole, harness_.Train(run)[0]);
+          run.resident_elements = 0;
+          run.overlap = false;
+          ExpectSameBits(whole, harness_.Train(run)[0]);
+        } else {
+          Case same = alone;
+          same.layout.micro_batch = micro_batch;
+          ExpectSameBits(harness_.Train(same)[0], harness_.Train(run)[0]);
+        }
+      }
+    }
+  }
+}
+
+// What a rank has of the tables falls with the number of ranks.
+TEST_F(Layouts, ZeroOfUntiedTables_LeavesARankItsShare) {
+  const auto state = [&](int ranks, int zero) {
+    Case run = Data(ranks, zero);
+    run.model = SmallLlama();
+    run.model.sizes["vocab"] = 4000;
+    run.steps = 1;
+    return harness_.Train(run)[0].state_bytes;
+  };
+  const int64_t table = int64_t{4032} * 48 * 4;  // bytes
+  // The gradients of one table at a time are whole in ZeRO-2, and the parameters too in ZeRO-3.
+  EXPECT_LT(state(8, 2), state(8, 1) - table / 2);
+  EXPECT_LT(state(8, 3), state(8, 2) - table / 2);
+  EXPECT_LT(state(8, 3), state(2, 3) - 3 * table);
+}
+
 // Shard groups of five out of ten ranks hold two and a half data-parallel ranks. Every sample of a
 // step is still trained on exactly once.
 TEST_F(Layouts, ShardGroupsThatCutThroughASequence_TrainLikeOneRank) {

@@ -276,5 +276,42 @@ TEST_F(Volume, OfDataParallelismAndZero_IsThatOfTheMethod) {
   }
 }
 
+// The tables of embedding and head are sharded like blocks: gathered when they are needed, in
+// ZeRO-3, and reduced with every micro-batch. Tables of 131 rows are smaller than a block, those of
+// 1031 rows larger than two, so that they have a buffer of their own.
+TEST_F(Volume, OfUntiedTablesInZero_IsThatOfBlocks) {
+  for (const int64_t vocab : {131, 1031}) {
+    for (Case run : {Data(4, 2), Data(4, 3), Data(8, 3, 4)}) {
+      run.model = SmallLlama(4);
+      run.model.sizes["vocab"] = vocab;
+      ExpectFormula(run);
+      if (run.layout.zero < 3) continue;
+      const auto model = *MakeModel(run.model);
+      const FlatLayout layout(model->parameters(), {.bucket_bytes = run.bucket_bytes,
+                                                    .shards = 4,
+                                                    .replicas = run.ranks() / 4,
+                                                    .by_block = true,
+                                                    .resident_elements = run.resident_elements});
+      std::vector<int64_t> sizes;  // by block
+      int64_t resident = 0;
+      for (const FlatLayout::Bucket& bucket : layout.buckets()) {
+        (bucket.block < 0 ? resident : sizes.emplace_back()) += bucket.range.size();
+      }
+      ASSERT_EQ(sizes.size(), 6u);
+      const int64_t table = sizes[0], block = sizes[1];
+      EXPECT_EQ(table > 2 * block, vocab == 1031);
+      // Forward needs all of them, and later passes those that the last one has not left: of
+      // embedding e, blocks 1 to 4 and head h, backward finds 3, 4 and h with a buffer for e and h,
+      // else 4 and h, and forward the mirror image.
+      const int64_t passes = 2 * run.layout.global_batch / run.layout.micro_batch / run.ranks() - 1;
+      const int64_t later = table + (vocab == 1031 ? 2 : 3) * block;
+      const int64_t elements = resident + 2 * table + 4 * block + passes * later;
+      run.steps = 1;
+      run.adjust = nullptr;
+      EXPECT_EQ(harness_.Train(run)[0].predicted.parameters, kFloat * elements * 3 / 4);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace muster::parallel::parity

@@ -161,6 +161,20 @@ TEST_F(SmallJobs, PlansOfEveryLayout_AreWhatItsRanksAllocate) {
     ExpectPlanned(Job(family, {.pipeline = 4, .tensor = 2}));
   }
   ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = 2, .data = 2, .zero = 3}));
+  // With all parameters sharded: tables smaller than a block, and larger than two.
+  for (const int vocab : {131, 1031}) {
+    for (const int zero : {2, 3}) {
+      for (const int stages : {1, 2}) {
+        v1::JobSpec spec =
+            Job(v1::MODEL_FAMILY_LLAMA, {.pipeline = stages, .data = 4, .zero = zero});
+        spec.mutable_engine()->mutable_parallel()->set_resident_elements(0);
+        spec.mutable_engine()->mutable_model()->set_vocab(vocab);
+        ExpectPlanned(spec);
+        spec.mutable_engine()->mutable_training()->set_global_batch(8);  // shares gradients' memory
+        ExpectPlanned(spec);
+      }
+    }
+  }
   // Five ranks for three key/value heads.
   ExpectPlanned(Job(v1::MODEL_FAMILY_LLAMA, {.tensor = 5}));
 }
@@ -318,7 +332,7 @@ TEST(JobPlan, EveryPreset_IsPlanned) {
 }
 
 // 16 tensor ranks share 8 key/value heads by twos: K and V of 128 rows each in 80 blocks, which
-// ZeRO leaves whole, as it does a sixteenth of both tables.
+// ZeRO leaves whole.
 TEST(JobPlan, WhatZeroLeavesWhole_IsNamed) {
   const auto whole = [](int tensor, int zero) {
     const auto plan =
@@ -329,9 +343,39 @@ TEST(JobPlan, WhatZeroLeavesWhole_IsNamed) {
   EXPECT_EQ(whole(16, 1).total(), 0);
   for (const int zero : {2, 3}) {
     EXPECT_EQ(whole(16, zero).keys, int64_t{80} * 2 * 128 * 8192);
-    EXPECT_NEAR(whole(16, zero).tables, 2.0 * 128256 * 8192 / 16, 0.02 * 2 * 128256 * 8192 / 16);
-    EXPECT_EQ(whole(16, zero).small, int64_t{80} * 2 * 8192);  // norms
+    EXPECT_EQ(whole(16, zero).tables, 0);
+    EXPECT_EQ(whole(16, zero).small, int64_t{80 * 2 + 1} * 8192);  // norms
     EXPECT_EQ(whole(8, zero).keys, 0);
+    // A tied table, and the norm of the head.
+    const auto tied = PlanJob(Preset("llama-1b", {.data = 4, .zero = zero}, 64, 1));
+    EXPECT_EQ(tied->ranks[0].whole.tables, int64_t{128256 + 1} * 2048);
+  }
+}
+
+// Of 70.5 billion parameters a rank holds 16 bytes each of its share. What does not fall with the
+// number of ranks are the buffers through which blocks and tables rotate, one table each: in ZeRO-3
+// two of bf16 parameters and two of fp32 gradients.
+TEST(JobPlan, Llama70bInZero3_TakesLessOnMoreRanks) {
+  const double table = 128256.0 * 8192, parameters = 70'553'706'496;
+  double before = 0;
+  for (const int ranks : {64, 128, 256, 512}) {
+    ASSERT_OK_AND_ASSIGN(const JobPlan plan,
+                         PlanJob(Preset("llama-70b", {.data = ranks, .zero = 3}, 2 * ranks, 1)));
+    double state = 0;
+    for (const auto& category : plan.ranks[0].memory.device) {
+      if (category.name == "gathered") {
+        EXPECT_NEAR(static_cast<double>(category.bytes), 2 * 2 * table, 1e6);
+      }
+      for (const char* name : {"parameters", "gathered", "master", "optimizer", "gradients"}) {
+        if (category.name == name) state += static_cast<double>(category.bytes);
+      }
+    }
+    EXPECT_NEAR(state, 16 * parameters / ranks + 2 * (2 + 4) * table, 0.02 * state) << ranks;
+    const auto all = static_cast<double>(plan.ranks[0].memory.device_bytes());
+    if (before > 0) {
+      EXPECT_NEAR(before - all, 16 * parameters / ranks, 0.02 * all) << ranks;
+    }
+    before = all;
   }
 }
 

@@ -32,7 +32,7 @@ Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelPa
   return {held.heads.size(), held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
 }
 
-RankPlan::Whole WholeOf(const parallel::TrainerPlace& place, int head) {
+RankPlan::Whole WholeOf(const parallel::TrainerPlace& place) {
   RankPlan::Whole whole;
   if (place.options.zero < 2) return whole;
   const parallel::ParameterRegistry& parameters = place.model.parameters();
@@ -42,7 +42,7 @@ RankPlan::Whole WholeOf(const parallel::TrainerPlace& place, int head) {
     if (layout.buckets()[layout.bucket_of(id)].block >= 0) continue;
     if (parameter.sharing == parallel::TensorSharing::kShared) {
       whole.keys += parameter.elements();
-    } else if (parameter.block <= 0 || parameter.block >= head) {
+    } else if (parameter.resident) {
       whole.tables += parameter.elements();
     } else {
       whole.small += parameter.elements();
@@ -119,7 +119,7 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
   rank.too_uneven = aligned.too_uneven;
   rank.memory = parallel::PredictMemory(place, device);
   rank.sent = parallel::PredictVolume(place, part, device);
-  rank.whole = WholeOf(place, head);
+  rank.whole = WholeOf(place);
   return rank;
 }
 

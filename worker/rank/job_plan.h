@@ -36,7 +36,7 @@ struct RankPlan {
   parallel::StepVolume sent;  // by each of the ranks in a step
   // Elements that ZeRO 2 and 3 leave whole on every rank, but for the optimizer's state.
   struct Whole {
-    int64_t tables = 0;  // of the embedding and the head
+    int64_t tables = 0;  // of embedding and head, where they are tied
     int64_t keys = 0;    // of key/value heads that several tensor ranks share
     int64_t small = 0;   // tensors below resident_elements, and norms whose gradients the tensor
                          // group sums
