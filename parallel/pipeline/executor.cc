@@ -18,35 +18,6 @@ namespace muster::parallel {
 
 using kernels::Tensor;
 
-namespace {
-
-// Hands out the lowest free index, and counts the most that were in use at once.
-class IndexPool {
- public:
-  int Acquire() {
-    const auto free = std::find(used_.begin(), used_.end(), false);
-    const int index = static_cast<int>(free - used_.begin());
-    if (free == used_.end()) used_.push_back(false);
-    used_[index] = true;
-    return index;
-  }
-  void Release(int index) {
-    CHECK(used_[index]);
-    used_[index] = false;
-  }
-  int size() const { return static_cast<int>(used_.size()); }
-
- private:
-  std::vector<bool> used_;
-};
-
-bool IsCompute(PipelineOp op) { return op <= PipelineOp::kBackwardWeight; }
-bool IsBackward(PipelineOp op) {
-  return op == PipelineOp::kBackward || op == PipelineOp::kBackwardInput;
-}
-
-}  // namespace
-
 std::vector<BlockRange> GradientGroups(const PipelineShape& shape, const Model& model, int rank) {
   std::vector<BlockRange> groups = model.parts();
   if (!SplitsBackward(shape) || rank + 1 < shape.stages) return groups;
@@ -98,79 +69,14 @@ absl::StatusOr<std::unique_ptr<PipelineExecutor>> PipelineExecutor::Make(const P
     CHECK(plan.shape.stages == 1 && plan.shape.chunks == 1);
     executor->replay_ = std::make_unique<kernels::Replay>(compute);
   }
-  executor->counts_ = Compile(plan, executor->rank_, executor->steps_);
+  BufferPlan buffers = AssignBuffers(plan, executor->rank_);
+  executor->steps_ = std::move(buffers.steps);
+  executor->counts_ = std::move(buffers.counts);
   executor->inputs_.resize(executor->counts_.inputs);
   executor->outputs_.resize(executor->counts_.outputs);
   executor->gradients_.resize(executor->counts_.gradients);
   RETURN_IF_ERROR(executor->MakeEvents(options));
   return executor;
-}
-
-// Walks the list once, in the order of a step, and assigns buffers to each action.
-PipelineExecutor::Buffers PipelineExecutor::Compile(const PipelinePlan& plan, int rank,
-                                                    std::vector<Step>& steps) {
-  const std::vector<PipelineAction>& actions = plan.ranks[rank];
-  std::vector<IndexPool> workspaces(plan.shape.chunks);
-  IndexPool inputs, outputs, gradients;
-  std::map<std::pair<int, int>, Step> open;  // by virtual stage and micro-batch
-  // Buffers that a group sends are free after the group, not for its own receives.
-  std::vector<std::pair<IndexPool*, int>> sending;
-  int group = -1;
-  for (size_t i = 0; i < actions.size(); ++i) {
-    const PipelineAction& action = actions[i];
-    if (action.op == PipelineOp::kReduceGradients) continue;
-    if (action.group != group) {
-      for (const auto& [pool, index] : sending) pool->Release(index);
-      sending.clear();
-      group = action.group;
-    }
-    Step& step = open[{action.chunk, action.micro_batch}];
-    const int part = plan.Part(rank, action.chunk);
-    const bool first = part == 0, last = part + 1 == plan.parts();
-    step.action = action;
-    switch (action.op) {
-      case PipelineOp::kReceiveActivation:
-        step.input = inputs.Acquire();
-        break;
-      case PipelineOp::kForward: {
-        step.workspace = workspaces[action.chunk].Acquire();
-        // The first virtual stage's backward is the last one, so its workspace outlives the others.
-        step.loaded = open[{0, action.micro_batch}].workspace;
-        const auto next = std::find_if(actions.begin() + static_cast<int64_t>(i) + 1, actions.end(),
-                                       [](const PipelineAction& a) { return IsCompute(a.op); });
-        step.head_in_forward = last && IsBackward(next->op) && next->chunk == action.chunk &&
-                               next->micro_batch == action.micro_batch;
-        if (!step.head_in_forward) step.output = outputs.Acquire();
-        break;
-      }
-      case PipelineOp::kReceiveGradient:
-        step.gradient = gradients.Acquire();
-        break;
-      case PipelineOp::kBackward:
-      case PipelineOp::kBackwardInput:
-        if (last) step.gradient = gradients.Acquire();
-        break;
-      default:
-        break;
-    }
-    steps.push_back(step);
-    if (action.op == PipelineOp::kSendActivation) sending.emplace_back(&outputs, step.output);
-    if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kBackwardWeight) {
-      workspaces[action.chunk].Release(step.workspace);
-    }
-    if (IsBackward(action.op)) {
-      if (!first) inputs.Release(step.input);
-      if (last && step.output >= 0) outputs.Release(step.output);
-      if (first) gradients.Release(step.gradient);
-    }
-    if (action.op == PipelineOp::kSendGradient) sending.emplace_back(&gradients, step.gradient);
-  }
-  Buffers counts;
-  for (const IndexPool& pool : workspaces) counts.workspaces.push_back(pool.size());
-  counts.inputs = inputs.size();
-  counts.outputs = outputs.size();
-  counts.gradients = gradients.size();
-  return counts;
 }
 
 absl::Status PipelineExecutor::MakeEvents(const Options& options) {
@@ -186,7 +92,7 @@ absl::Status PipelineExecutor::MakeEvents(const Options& options) {
   return absl::OkStatus();
 }
 
-PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const Buffers& counts,
+PipelineExecutor::Memory PipelineExecutor::Take(const Model& model, const BufferCounts& counts,
                                                 kernels::Arena& arena, const BatchShape& shape,
                                                 const GradientOverlay* overlay) {
   Memory memory;
@@ -236,8 +142,7 @@ absl::Status PipelineExecutor::AllocateOffload() {
 int64_t PipelineExecutor::PlanMemory(const PipelinePlan& plan, const Model& model, int rank,
                                      kernels::Arena& arena, const BatchShape& shape,
                                      const GradientOverlay* overlay) {
-  std::vector<Step> steps;
-  const Memory memory = Take(model, Compile(plan, rank, steps), arena, shape, overlay);
+  const Memory memory = Take(model, AssignBuffers(plan, rank).counts, arena, shape, overlay);
   int64_t offloaded = 0;
   for (const std::vector<Workspace>& of_chunk : memory.workspaces) {
     for (const Workspace& workspace : of_chunk) offloaded += workspace.slots.host_bytes();
@@ -295,7 +200,7 @@ void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
   }
 }
 
-absl::Status PipelineExecutor::Load(const Step& step, MicroBatchClient& client) {
+absl::Status PipelineExecutor::Load(const BufferedAction& step, MicroBatchClient& client) {
   const int chunk = step.action.chunk;
   Flow& flow = workspaces_[chunk][step.workspace].flow;
   if (!model_.shape().documents && !model_.shape().dropout) {
@@ -311,7 +216,7 @@ absl::Status PipelineExecutor::Load(const Step& step, MicroBatchClient& client) 
   return absl::OkStatus();
 }
 
-absl::Status PipelineExecutor::Forward(const Step& step, const Pass& pass,
+absl::Status PipelineExecutor::Forward(const BufferedAction& step, const Pass& pass,
                                        MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
@@ -364,10 +269,12 @@ bool PipelineExecutor::Replayed(const Pass& pass, bool backward, Workspace& work
   });
   if (called) {
     replayed_[key] = workspace.flow;
-  } else {
-    workspace.flow = replayed_.at(key);
+    return true;
   }
-  return called;
+  const auto after = replayed_.find(key);
+  CHECK(after != replayed_.end());
+  workspace.flow = after->second;
+  return false;
 }
 
 void PipelineExecutor::ModelForward(const Pass& pass, int chunk, int index) {
@@ -388,7 +295,7 @@ void PipelineExecutor::ModelBackward(const Pass& pass, int chunk, int index) {
   for (ParameterId id = 0; id < model_.parameters().size(); ++id) pass.listener->GradientReady(id);
 }
 
-absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
+absl::Status PipelineExecutor::Backward(const BufferedAction& step, const Pass& pass,
                                         MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
@@ -406,7 +313,7 @@ absl::Status PipelineExecutor::Backward(const Step& step, const Pass& pass,
   return absl::OkStatus();
 }
 
-void PipelineExecutor::Head(const Step& step, const Pass& with_gradients,
+void PipelineExecutor::Head(const BufferedAction& step, const Pass& with_gradients,
                             MicroBatchClient& client) {
   const int chunk = step.action.chunk;
   Workspace& workspace = workspaces_[chunk][step.workspace];
@@ -420,7 +327,8 @@ void PipelineExecutor::Head(const Step& step, const Pass& with_gradients,
 }
 
 // The head's gradients are computed at once, because their operands are scratch of its Forward.
-void PipelineExecutor::BackwardInput(const Step& step, const Pass& pass, MicroBatchClient& client) {
+void PipelineExecutor::BackwardInput(const BufferedAction& step, const Pass& pass,
+                                     MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
   Buffer& gradient = gradients_[step.gradient];
@@ -440,7 +348,7 @@ void PipelineExecutor::BackwardInput(const Step& step, const Pass& pass, MicroBa
   model_.BackwardInput(pass, workspace, Trunk(chunk));
 }
 
-void PipelineExecutor::BackwardWeights(const Step& step, const Pass& pass,
+void PipelineExecutor::BackwardWeights(const BufferedAction& step, const Pass& pass,
                                        MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Pass with_gradients = pass;
@@ -452,7 +360,7 @@ void PipelineExecutor::BackwardWeights(const Step& step, const Pass& pass,
 // Starts the exchanges of one group and returns the index behind it.
 size_t PipelineExecutor::Exchange(size_t begin) {
   kernels::Stream& stream = exchange_ != nullptr ? *exchange_ : compute_;
-  const auto buffer_of = [this](const Step& step) -> Buffer& {
+  const auto buffer_of = [this](const BufferedAction& step) -> Buffer& {
     switch (step.action.op) {
       case PipelineOp::kSendActivation:
         return outputs_[step.output];
@@ -500,7 +408,7 @@ size_t PipelineExecutor::Exchange(size_t begin) {
 
 absl::Status PipelineExecutor::RunStep(const Pass& pass, MicroBatchClient& client) {
   for (size_t i = 0; i < steps_.size();) {
-    const Step& step = steps_[i];
+    const BufferedAction& step = steps_[i];
     if (IsExchange(step.action.op)) {
       i = Exchange(i);
       continue;

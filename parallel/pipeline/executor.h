@@ -26,6 +26,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/exposure.h"
 #include "parallel/model/model.h"
+#include "parallel/pipeline/buffers.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace muster::parallel {
@@ -110,15 +111,9 @@ class PipelineExecutor {
     return exchange_ != nullptr ? exchange_->status() : absl::OkStatus();
   }
 
-  bool first_stage() const { return rank_ == 0; }
-  bool last_stage() const { return rank_ + 1 == plan_.shape.stages; }
-  // The most memory that is in flight, in micro-batches of one virtual stage: workspaces of each
-  // virtual stage, and [T,C] buffers of inputs, outputs and gradients.
-  struct Buffers {
-    std::vector<int> workspaces;
-    int inputs = 0, outputs = 0, gradients = 0;
-  };
-  const Buffers& buffers() const { return counts_; }
+  // What a step has in flight at most: workspaces, and [T,C] buffers of inputs, outputs and
+  // gradients.
+  const BufferCounts& buffers() const { return counts_; }
 
  private:
   // A [T,C] tensor that is exchanged.
@@ -127,34 +122,23 @@ class PipelineExecutor {
     std::unique_ptr<kernels::Event> exchanged;
     bool waiting = false;  // an exchange is enqueued that the compute stream has not waited for
   };
-  // One action and the indices of the memory that it uses; -1 = none.
-  struct Step {
-    PipelineAction action;
-    int workspace = -1;
-    int loaded = -1;  // workspace of the first virtual stage, same micro-batch
-    int input = -1, output = -1, gradient = -1;
-    bool head_in_forward = false;  // last virtual stage: its backward comes next
-  };
-
   PipelineExecutor(const PipelinePlan& plan, const Model& model, Communicator& group,
                    kernels::Stream& compute);
-  // Gives each action of `rank` its buffers, and counts them.
-  static Buffers Compile(const PipelinePlan& plan, int rank, std::vector<Step>& steps);
   struct Memory {
     std::vector<std::vector<Workspace>> workspaces;  // by chunk
     std::vector<kernels::Tensor> inputs, outputs, gradients;
   };
-  static Memory Take(const Model& model, const Buffers& counts, kernels::Arena& arena,
+  static Memory Take(const Model& model, const BufferCounts& counts, kernels::Arena& arena,
                      const BatchShape& shape, const GradientOverlay* overlay);
   absl::Status MakeEvents(const Options& options);
-  absl::Status Load(const Step& step, MicroBatchClient& client);
-  absl::Status Forward(const Step& step, const Pass& pass, MicroBatchClient& client);
-  absl::Status Backward(const Step& step, const Pass& pass, MicroBatchClient& client);
-  void BackwardInput(const Step& step, const Pass& pass, MicroBatchClient& client);
-  void BackwardWeights(const Step& step, const Pass& pass, MicroBatchClient& client);
+  absl::Status Load(const BufferedAction& step, MicroBatchClient& client);
+  absl::Status Forward(const BufferedAction& step, const Pass& pass, MicroBatchClient& client);
+  absl::Status Backward(const BufferedAction& step, const Pass& pass, MicroBatchClient& client);
+  void BackwardInput(const BufferedAction& step, const Pass& pass, MicroBatchClient& client);
+  void BackwardWeights(const BufferedAction& step, const Pass& pass, MicroBatchClient& client);
   // On the last virtual stage: losses and the gradient of the head's input, unless Forward ran the
   // head.
-  void Head(const Step& step, const Pass& with_gradients, MicroBatchClient& client);
+  void Head(const BufferedAction& step, const Pass& with_gradients, MicroBatchClient& client);
   // Not with a trace, which shows what the host enqueues, nor with offloaded activations, which are
   // copied on other streams.
   bool Replays(const Pass& pass) const {
@@ -180,8 +164,8 @@ class PipelineExecutor {
   kernels::Stream& compute_;
   const int rank_;
   const bool split_;  // backward is two actions
-  std::vector<Step> steps_;
-  Buffers counts_;
+  std::vector<BufferedAction> steps_;
+  BufferCounts counts_;
   std::unique_ptr<ActivationStreams> offload_;      // null: nothing is offloaded
   std::vector<std::vector<Workspace>> workspaces_;  // by chunk
   std::vector<Buffer> inputs_, outputs_, gradients_;

@@ -75,6 +75,10 @@ inline bool IsExchange(PipelineOp op) {
   return op >= PipelineOp::kSendActivation && op <= PipelineOp::kReceiveGradient;
 }
 
+inline bool IsBackward(PipelineOp op) {
+  return op == PipelineOp::kBackward || op == PipelineOp::kBackwardInput;
+}
+
 struct PipelineAction {
   PipelineOp op = PipelineOp::kForward;
   int chunk = 0;         // of this rank
@@ -140,8 +144,7 @@ struct PipelineSimulation {
 
 enum class ExchangeMode : uint8_t {
   // Exchanges run on the compute stream in list order, and both sides wait for each other. This is
-  // the
-  // strictest mode: a schedule that ends in it ends on every backend.
+  // the strictest mode: a schedule that ends in it ends on every backend.
   kInline,
   // Exchanges run on a stream of their own in list order; computation waits only for what it reads.
   kOverlapped,
@@ -154,8 +157,8 @@ absl::StatusOr<PipelineSimulation> Simulate(const PipelinePlan& plan,
                                             ExchangeMode mode = ExchangeMode::kInline);
 
 // One line per rank, time from left to right, one column per unit of the shortest action: "F2" is
-// the forward of micro-batch 2, B backward, I and W its halves; with chunks a letter follows ("F2b"
-// is chunk 1); '-' continues an action and '.' is idle time. 1F1B with P = 2, M = 2:
+// the forward of micro-batch 2, B backward, I and W its two parts; with chunks a letter follows
+// ("F2b" is chunk 1); '-' continues an action and '.' is idle time. 1F1B with P = 2, M = 2:
 //   rank 0 | F0 F1 .. B0 .. B1
 //   rank 1 | .. F0 B0 F1 B1 ..
 // and a last line with the bubble and the activations kept per rank. `simulation` is of `plan`.

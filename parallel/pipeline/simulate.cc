@@ -16,9 +16,6 @@ namespace {
 
 constexpr double kNever = -1;
 
-bool IsBackward(PipelineOp op) {
-  return op == PipelineOp::kBackward || op == PipelineOp::kBackwardInput;
-}
 bool EndsBackward(PipelineOp op) {
   return op == PipelineOp::kBackward || op == PipelineOp::kBackwardWeight;
 }
@@ -253,8 +250,8 @@ class Simulator {
     if (message.send->micro_batch != message.receive->micro_batch ||
         gradient != (message.receive->op == PipelineOp::kReceiveGradient) ||
         part != sender + (gradient ? -1 : 1)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(Describe(from, *message.send), " meets ", Describe(to, *message.receive)));
+      return absl::FailedPreconditionError(absl::StrCat(
+          Describe(from, *message.send), " is matched with ", Describe(to, *message.receive)));
     }
     ++result_.messages;
     double& time = (gradient ? gradient_ : activation_).at(part, message.send->micro_batch);

@@ -30,7 +30,7 @@ constexpr Gpt2Config kConfig = {
     .layers = 6, .hidden = 12, .heads = 3, .vocab = 37, .sequence_length = 6};
 constexpr BatchShape kBatch = {2, 6};
 
-// The blocks of rank `rank`: cut evenly, so that some ranges hold one block and others two.
+// Returns the blocks of a rank, cut evenly, so that some ranges hold one block and others two.
 ModelParallel PartsOf(const PipelinePlan& plan, int rank) {
   const int blocks = static_cast<int>(kConfig.layers) + 2;
   ModelParallel parallel;
@@ -42,7 +42,8 @@ ModelParallel PartsOf(const PipelinePlan& plan, int rank) {
   return parallel;
 }
 
-// What one rank has found: gradients by name, summed over the micro-batches, and losses.
+// The results of one rank: gradients by name, summed over the micro-batches, and losses by
+// micro-batch.
 struct Found {
   std::map<std::string, std::vector<float>> gradients;
   std::map<std::string, std::vector<float>> duplicates;
@@ -82,7 +83,7 @@ class Client : public MicroBatchClient {
     open_[group] = false;
   }
 
-  // Of all micro-batches, in their order.
+  // Returns the sum over all micro-batches, added in their order.
   std::vector<float> Sum(ParameterId id) {
     std::vector<float> sum(registry_.at(id).storage_elements());
     for (auto& [micro_batch, gradients] : gradients_) {
@@ -116,7 +117,7 @@ Found RunRank(const PipelinePlan& plan, Communicator& group, bool overlap) {
   (*executor)->TakeMemory(arena, kBatch);
   CHECK_OK(arena.Commit(*device));
   (*executor)->TakeMemory(arena, kBatch);
-  // Stale memory must not matter.
+  // The second round finds the memory as the first has left it, which must not matter.
   const auto groups = static_cast<int>(GradientGroups(plan.shape, *model, group.rank()).size());
   for (int round = 0; round < 2; ++round) {
     Client client(registry, found.losses, groups);
@@ -173,7 +174,7 @@ void ExpectSameBits(const Found& expected, const Found& actual) {
       EXPECT_EQ(actual.gradients.at(name), gradient) << name;
       continue;
     }
-    // The tied table: one part of the gradient on each stage.
+    // Of a tied table, each of the two stages has its own contribution to the gradient.
     for (size_t i = 0; i < gradient.size(); ++i) {
       ASSERT_NEAR(actual.gradients.at(name)[i] + duplicate->second[i], gradient[i], 1e-7);
     }
@@ -245,8 +246,8 @@ TEST(PipelineExecutor, PlanThatDoesNotFit_IsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("backward in two parts")));
 }
 
-// A stage keeps one workspace more per micro-batch whose weights' gradients are put off, and no
-// memory beside them but the norms' gradients.
+// A stage keeps one more workspace for each micro-batch whose weight gradients it delays. Beside
+// these it takes memory for gradients of norms alone.
 TEST(PipelineExecutor, MemoryOfASplitBackward_IsThatOfItsWorkspaces) {
   auto groups = MakeLocalCommunicators(4, absl::Seconds(60));
   const auto device = kernels::MakeCpuDevice(1);

@@ -1,4 +1,4 @@
-// Every small pipeline, against the formulas.
+// Schedules, their simulation and partitions of layers: every small pipeline beside the formulas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -45,8 +45,8 @@ void ForAllShapes(const std::function<void(const PipelineShape&)>& body) {
   }
 }
 
-// Only what cannot be is left out: chunks without interleaving, and groups of no such size.
-TEST(PipelineSchedule, NoShapeOfTheProof_IsLeftOut) {
+// Of chunks, schedules other than interleaved have one.
+TEST(PipelineSchedule, EveryValidShape_IsAmongThoseTested) {
   std::map<PipelineSchedule, std::set<std::tuple<int, int, int>>> shapes;
   ForAllShapes([&](const PipelineShape& shape) {
     shapes[shape.schedule].insert({shape.stages, shape.micro_batches, shape.chunks});
@@ -62,7 +62,7 @@ std::string Describe(const PipelineShape& shape) {
                       shape.micro_batches, " chunks ", shape.chunks, " group ", shape.group);
 }
 
-TEST(PipelineSchedule, EveryShape_EndsWithoutDeadlockAndSendsMeetReceives) {
+TEST(PipelineSchedule, EveryShape_EndsWithoutDeadlockAndDeliversEveryMessage) {
   ForAllShapes([](const PipelineShape& shape) {
     SCOPED_TRACE(Describe(shape));
     const PipelinePlan plan = MakePipelinePlan(shape);
@@ -181,9 +181,9 @@ TEST(PipelineSchedule, ImpossibleShapes_AreRefusedWithTheNumbers) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a group has 4 to 8")));
 }
 
-TEST(PipelineSimulator, FindsDeadlock) {
+TEST(PipelineSimulator, ReceiveBehindWhatNeedsIt_IsADeadlock) {
   PipelinePlan plan = MakePipelinePlan({k1F1B, 2, 2});
-  // Rank 1 wants the second gradient's answer before it has run anything.
+  // Rank 1 runs the forward of micro-batch 0 before it receives its input.
   auto& actions = plan.ranks[1];
   const auto receive = std::find_if(actions.begin(), actions.end(), [](const PipelineAction& a) {
     return a.op == PipelineOp::kReceiveActivation;
@@ -193,15 +193,16 @@ TEST(PipelineSimulator, FindsDeadlock) {
                                        HasSubstr("rank 1, forward of micro-batch 0")));
 }
 
-TEST(PipelineSimulator, FindsSendThatMeetsAnotherReceive) {
+TEST(PipelineSimulator, ReceiveOfAnotherMicroBatch_IsFound) {
   PipelinePlan plan = MakePipelinePlan({kGPipe, 2, 2});
   for (PipelineAction& action : plan.ranks[1]) {
     if (action.op == PipelineOp::kReceiveActivation) action.micro_batch = 1 - action.micro_batch;
   }
-  EXPECT_THAT(Simulate(plan), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("meets")));
+  EXPECT_THAT(Simulate(plan),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is matched with")));
 }
 
-TEST(PipelineSimulator, FindsMissingAndRepeatedActions) {
+TEST(PipelineSimulator, MissingOrRepeatedAction_IsFound) {
   PipelinePlan plan = MakePipelinePlan({k1F1B, 1, 2});
   PipelinePlan repeated = plan;
   repeated.ranks[0].insert(repeated.ranks[0].begin(), repeated.ranks[0].front());
@@ -221,7 +222,7 @@ TEST(PipelineSimulator, SlowPart_SetsThePace) {
   EXPECT_NEAR(simulation.seconds, 16 * 6 + 3 * 3, 1e-9);
 }
 
-TEST(PipelineDrawing, ShowsEveryActionAndTheBubble) {
+TEST(PipelineDrawing, OfAStep_ShowsEveryActionAndTheBubble) {
   const PipelinePlan plan = MakePipelinePlan({k1F1B, 2, 2});
   ASSERT_OK_AND_ASSIGN(const PipelineSimulation simulation,
                        Simulate(plan, {1, 0.5, 0.5}, ExchangeMode::kOverlapped));
@@ -234,7 +235,7 @@ TEST(PipelineDrawing, ShowsEveryActionAndTheBubble) {
   EXPECT_THAT(Draw(chunks, timed), HasSubstr("rank 1 | ... F0a F1a F0b B0b---- F1b B1b----"));
 }
 
-TEST(PartitionLayers, IsAsGoodAsTheBestOfAllCuts) {
+TEST(PartitionLayers, OfAnyCosts_IsAsGoodAsTheBestOfAllCuts) {
   Rng rng(muster::testing::TestSeed());
   for (int round = 0; round < 200; ++round) {
     const int layers = 1 + static_cast<int>(rng.Below(9));
@@ -267,7 +268,7 @@ TEST(PartitionLayers, IsAsGoodAsTheBestOfAllCuts) {
   }
 }
 
-TEST(PartitionLayers, HeadOfGpt2_TakesTheRoomOfFiveBlocks) {
+TEST(PartitionLayers, HeadOfGpt2_CostsAsMuchAsFiveBlocks) {
   // GPT-2 124M: embedding 0, 12 blocks of 1, a head of V / (12 C) = 5.5.
   std::vector<double> costs(14, 1);
   costs.front() = 0;
@@ -277,7 +278,7 @@ TEST(PartitionLayers, HeadOfGpt2_TakesTheRoomOfFiveBlocks) {
 }
 
 TEST(PartitionLayers, Within_IsTheBestOfTheCutsThatFit) {
-  // Part 0 has room for two layers, the others for any number.
+  // Part 0 can hold two layers, the others any number.
   const auto fits = [](int part, int begin, int end) { return part > 0 || end - begin <= 2; };
   const std::vector<double> costs(9, 1.0);
   ASSERT_OK_AND_ASSIGN(const std::vector<int> cuts, PartitionLayersWithin(costs, 3, fits));
