@@ -149,7 +149,9 @@ absl::Status HuggingFaceFolder::Check() const {
 
 absl::Status HuggingFaceFolder::ReadSlice(const HuggingFaceSlice& slice, const Box& part,
                                           const Box& box, float* out) {
-  const Stored& stored = stored_.at(slice.tensor);
+  const auto found = stored_.find(slice.tensor);
+  CHECK(found != stored_.end()) << slice.tensor << " has passed Check()";
+  const Stored& stored = found->second;
   const bool vector = part.extent.size() == 1;
   const int64_t columns = vector ? 1 : part.extent[1];
   const int64_t first_column = vector ? 0 : part.offset[1];
@@ -217,8 +219,10 @@ using Sources =
 absl::StatusOr<std::vector<float>> Assemble(const HuggingFaceTensor& tensor, const Sources& sources,
                                             ParameterReader read) {
   std::vector<float> values(Elements(tensor.shape));
+  const auto slices = sources.find(tensor.name);
+  CHECK(slices != sources.end()) << tensor.name;
   int64_t filled = 0;
-  for (const auto& [parameter, slice] : sources.at(tensor.name)) {
+  for (const auto& [parameter, slice] : slices->second) {
     Box box = Box::Whole(parameter->shape);
     box.offset[0] = slice->row;
     box.extent[0] = slice->rows;

@@ -2,10 +2,12 @@
 
 #include <cmath>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/checkpoint/json.h"
 
@@ -15,6 +17,14 @@ namespace {
 using kernels::DType;
 
 constexpr char kGpt2Prefix[] = "transformer.";
+
+// Requires: a name that MakeModel requires of every description of the family.
+template <typename Value>
+const Value& Required(const std::map<std::string, Value>& values, const std::string& name) {
+  const auto found = values.find(name);
+  CHECK(found != values.end()) << name;
+  return found->second;
+}
 
 // Builds a layout parameter by parameter. Shapes come from the model's registry, so that a layout
 // can only name what the model has.
@@ -26,13 +36,13 @@ class LayoutBuilder {
     }
   }
 
-  // A parameter that is one of their tensors.
+  // Adds a parameter that is one of their tensors.
   void Same(const std::string& name, const std::string& tensor, bool transposed = false) {
-    Parts(name, {{tensor, transposed, 0, Shape(name)[0], 0}});
+    Slices(name, {{tensor, transposed, 0, Shape(name)[0], 0}});
   }
 
-  // A parameter made of slices, which may be of several tensors.
-  void Parts(const std::string& name, std::vector<HuggingFaceSlice> slices) {
+  // Adds a parameter whose slices may be of several tensors.
+  void Slices(const std::string& name, std::vector<HuggingFaceSlice> slices) {
     const std::vector<int64_t>& shape = Shape(name);
     for (const HuggingFaceSlice& slice : slices) {
       auto [found, added] = rows_.emplace(slice.tensor, layout_.tensors.size());
@@ -47,7 +57,7 @@ class LayoutBuilder {
   }
 
   const std::vector<int64_t>& Shape(const std::string& name) const {
-    return model_.parameters().at(ids_.at(name)).global_shape;
+    return model_.parameters().at(Required(ids_, name)).global_shape;
   }
 
   HuggingFaceLayout Finish() {
@@ -94,7 +104,7 @@ HuggingFaceLayout Gpt2Layout(const Model& model, int64_t layers) {
 
 HuggingFaceLayout LlamaLayout(const Model& model) {
   const ModelDescription& description = model.description();
-  const auto size = [&](const char* name) { return description.sizes.at(name); };
+  const auto size = [&](const char* name) { return Required(description.sizes, name); };
   const int64_t depth = size("hidden") / size("heads");
   const int64_t query_rows = size("heads") * depth, key_rows = size("kv_heads") * depth;
   const int64_t ffn = size("ffn");
@@ -105,19 +115,19 @@ HuggingFaceLayout LlamaLayout(const Model& model) {
     const std::string theirs = absl::StrCat("model.layers.", i, ".");
     const std::string attention = theirs + "self_attn.";
     builder.Same(ours + "norm1.weight", theirs + "input_layernorm.weight");
-    // Both turn the halves of a head, so the rows keep their order.
-    builder.Parts(ours + "attention.qkv.weight",
-                  {{attention + "q_proj.weight", false, 0, query_rows, 0},
-                   {attention + "k_proj.weight", false, query_rows, key_rows, 0},
-                   {attention + "v_proj.weight", false, query_rows + key_rows, key_rows, 0}});
+    // Rotary positions pair the same rows of a head there and here, so rows keep their order.
+    builder.Slices(ours + "attention.qkv.weight",
+                   {{attention + "q_proj.weight", false, 0, query_rows, 0},
+                    {attention + "k_proj.weight", false, query_rows, key_rows, 0},
+                    {attention + "v_proj.weight", false, query_rows + key_rows, key_rows, 0}});
     builder.Same(ours + "attention.output.weight", attention + "o_proj.weight");
     builder.Same(ours + "norm2.weight", theirs + "post_attention_layernorm.weight");
-    builder.Parts(ours + "mlp.up.weight", {{theirs + "mlp.gate_proj.weight", false, 0, ffn, 0},
-                                           {theirs + "mlp.up_proj.weight", false, ffn, ffn, 0}});
+    builder.Slices(ours + "mlp.up.weight", {{theirs + "mlp.gate_proj.weight", false, 0, ffn, 0},
+                                            {theirs + "mlp.up_proj.weight", false, ffn, ffn, 0}});
     builder.Same(ours + "mlp.down.weight", theirs + "mlp.down_proj.weight");
   }
   builder.Same("norm.weight", "model.norm.weight");
-  if (!description.flags.at("tied")) builder.Same("head.weight", "lm_head.weight");
+  if (!Required(description.flags, "tied")) builder.Same("head.weight", "lm_head.weight");
   return builder.Finish();
 }
 
@@ -214,7 +224,7 @@ absl::StatusOr<ModelDescription> Gpt2Description(const Json& config) {
 }
 
 Json Gpt2ConfigJson(const ModelDescription& description) {
-  const auto size = [&](const char* name) { return description.sizes.at(name); };
+  const auto size = [&](const char* name) { return Required(description.sizes, name); };
   return {{"model_type", "gpt2"},
           {"architectures", {"GPT2LMHeadModel"}},
           {"n_layer", size("layers")},
@@ -228,14 +238,14 @@ Json Gpt2ConfigJson(const ModelDescription& description) {
           {"layer_norm_epsilon", 1e-5},
           {"tie_word_embeddings", true},
           {"scale_attn_weights", true},
-          // Ours drop nothing.
+          // Exported models drop nothing.
           {"attn_pdrop", 0.0},
           {"embd_pdrop", 0.0},
           {"resid_pdrop", 0.0}};
 }
 
-// The rotary part of a config: "rope_parameters" since transformers 5, before it "rope_theta" and
-// "rope_scaling", whose type was "type" once.
+// Reads the rotary keys of a config. transformers 5 writes "rope_parameters"; versions before it
+// write "rope_theta" and "rope_scaling", and the oldest of these call "rope_type" "type".
 absl::Status ReadRope(const Json& config, ModelDescription& description) {
   ConfigReader outer(config);
   const Json empty = Json::object();
@@ -291,8 +301,8 @@ absl::StatusOr<ModelDescription> LlamaDescription(const Json& config) {
 }
 
 Json LlamaConfigJson(const ModelDescription& description) {
-  const auto size = [&](const char* name) { return description.sizes.at(name); };
-  const auto number = [&](const char* name) { return description.numbers.at(name); };
+  const auto size = [&](const char* name) { return Required(description.sizes, name); };
+  const auto number = [&](const char* name) { return Required(description.numbers, name); };
   Json scaling = {{"rope_type", "default"}};
   if (description.numbers.count("rope_factor") > 0) {
     scaling = {{"rope_type", "llama3"},
@@ -317,8 +327,8 @@ Json LlamaConfigJson(const ModelDescription& description) {
           {"rms_norm_eps", number("norm_epsilon")},
           {"attention_bias", false},
           {"mlp_bias", false},
-          {"tie_word_embeddings", description.flags.at("tied")},
-          // For readers of before and since version 5.
+          {"tie_word_embeddings", Required(description.flags, "tied")},
+          // transformers reads the last key from version 5 on, and the other two before it.
           {"rope_theta", number("rope_theta")},
           {"rope_scaling", scaling["rope_type"] == "default" ? Json(nullptr) : scaling},
           {"rope_parameters", parameters}};
@@ -337,7 +347,7 @@ absl::Status Unknown(const std::string& family) {
 
 absl::StatusOr<HuggingFaceLayout> LayoutForHuggingFace(const Model& model) {
   const ModelDescription& description = model.description();
-  if (description.family == "gpt2") return Gpt2Layout(model, description.sizes.at("layers"));
+  if (description.family == "gpt2") return Gpt2Layout(model, Required(description.sizes, "layers"));
   if (description.family == "llama") return LlamaLayout(model);
   return Unknown(description.family);
 }
@@ -347,7 +357,7 @@ bool IsDerivedTensor(const ModelDescription& description, absl::string_view name
     return name == "lm_head.weight" || absl::EndsWith(name, ".attn.bias") ||
            absl::EndsWith(name, ".attn.masked_bias");
   }
-  // A tied head may be stored a second time; it says the same as the table.
+  // A tied head may be stored a second time, equal to the token table.
   const auto tied = description.flags.find("tied");
   return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
          (name == "lm_head.weight" && tied != description.flags.end() && tied->second);

@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from cluster import Cluster  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQUENCE = 4, 256, 4, 256, 128
-# A rate at which no batch throws the model about: what follows that is chance, in every precision.
+# With a higher learning rate single batches make the loss jump, and what follows is chance in every
+# precision.
 BATCH, SEED, WARMUP, LR, MIN_LR = 16, 11, 100, 5e-4, 5e-5
 SPEC = """\
 name: {name}
@@ -61,9 +62,9 @@ def make_initial(folder):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                # Not exact in bf16: from numbers that are, the first updates, which are smaller than
-                # half of bf16's spacing, leave all 16-bit copies where they were, and a curve in bf16
-                # lags behind until they add up. In between, a share of the copies moves each time.
+                # Not representable in bf16. The first updates are smaller than half of bf16's spacing:
+                # from representable weights, no 16-bit copy would change until they add up, and a
+                # curve in bf16 would lag behind. From these, some copies change with every update.
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
     model.save_pretrained(folder)
 

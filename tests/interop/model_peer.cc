@@ -1,11 +1,11 @@
-// What tests/interop/gradients_peer.py and curve_peer.py compare with PyTorch.
+// Computes what tests/interop/gradients_peer.py and curve_peer.py compare with PyTorch.
 //
-//   interop_model_peer gradients FOLDER BATCH.json OUT   of the Hugging Face model folder FOLDER:
+//   interop_model_peer gradients FOLDER BATCH.json OUT   writes, of the Hugging Face model FOLDER,
 //       OUT/logits.f32 (tokens x vocabulary), and OUT itself, a model folder that holds the
 //       gradient of the mean loss in the place of every weight, and OUT/loss.json. BATCH.json has
 //       batch, sequence, tokens and targets (batch x sequence each; a target < 0 is masked)
-//   interop_model_peer batches DATASET OUT   what a job would train on, in its order: i32, tokens
-//       and then targets (steps x batch x sequence each)
+//   interop_model_peer batches DATASET OUT   writes what a job would train on, in its order: i32,
+//       tokens and then targets (steps x batch x sequence each)
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -75,7 +75,7 @@ class Model {
 
   const parallel::Model& model() const { return folder_->model(); }
 
-  // [tokens, vocabulary], row-major.
+  // Returns logits [tokens, vocabulary], row-major.
   absl::StatusOr<std::vector<float>> Logits(std::vector<int32_t>& tokens) {
     kernels::Copy(*stream_, Whole(tokens), workspace_.flow.tokens);
     model().Forward({.stream = *stream_,
@@ -92,7 +92,7 @@ class Model {
     return out;
   }
 
-  // The mean loss of unmasked tokens; its gradient is kept.
+  // Returns the mean loss of unmasked tokens, and keeps its gradient for ReadGradient().
   absl::StatusOr<double> Differentiate(std::vector<int32_t>& tokens,
                                        std::vector<int32_t>& targets) {
     const auto unmasked =

@@ -114,7 +114,7 @@ std::vector<std::vector<float>> Logits(const Model& model, Values& values,
 class Peer : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Families, Peer, ::testing::Values("gpt2", "llama", "llama-tied-scaled"));
 
-// The folders were written by transformers itself, and the logits are its own.
+// transformers has written the folders and computed the logits.
 TEST_P(Peer, ImportedFolder_GivesTheLogitsOfTransformers) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   const std::string directory = absl::StrCat(kData, GetParam());
@@ -132,8 +132,7 @@ TEST_P(Peer, ImportedFolder_GivesTheLogitsOfTransformers) {
   }
 }
 
-// What goes out again is what came in, tensor by tensor and bit by bit.
-TEST_P(Peer, ExportOfAnImport_HoldsTheSameTensors) {
+TEST_P(Peer, ExportOfAnImport_HasTheSameTensorsBitForBit) {
   const std::unique_ptr<FileSystem> disk = PosixFileSystem();
   const std::string source = absl::StrCat(kData, GetParam());
   ASSERT_OK_AND_ASSIGN(auto folder, HuggingFaceFolder::Open(*disk, source));
@@ -165,7 +164,7 @@ TEST_P(Peer, ExportOfAnImport_HoldsTheSameTensors) {
     EXPECT_EQ(b[name].first, value.first) << name;
     EXPECT_TRUE(b[name].second == value.second) << name << " differs";
   }
-  // Every key of our config.json that theirs has too says the same.
+  // Keys that both config.json have must have equal values.
   ASSERT_OK_AND_ASSIGN(const std::string config, files->Read("out/config.json"));
   const json wanted = json::parse(ReadText(source + "/config.json"));
   const json written_config = json::parse(config);
@@ -280,7 +279,7 @@ TEST_F(BadFolder, LlamaConfigThatWouldChangeTheLogits_IsRefusedByKey) {
   }
 }
 
-// Sizes that no machine could hold, and that would overflow what is counted of them.
+// Sizes whose products overflow 64 bits, or that no machine could hold.
 TEST_F(BadFolder, SizesOutOfAllBounds_AreRefusedByName) {
   const json gpt2 = config_,
              llama = json::parse(ReadText(absl::StrCat(kData, "llama/config.json")));
