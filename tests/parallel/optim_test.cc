@@ -1,3 +1,5 @@
+#include "parallel/optim/optimizer.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -5,9 +7,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -16,159 +15,17 @@
 #include "kernels/optimizer/optimizer.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/mesh_groups.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
-#include "parallel/optim/gradient_reducer.h"
-#include "parallel/optim/optimizer.h"
-#include "parallel/optim/parameter_gatherer.h"
 #include "parallel/optim/schedule.h"
+#include "tests/parallel/optim_rank.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel {
 namespace {
 
-Parameter Matrix(const std::string& name, int64_t rows, int64_t columns) {
-  Parameter parameter;
-  parameter.name = name;
-  parameter.global_shape = {rows, columns};
-  parameter.weight_decay = true;
-  parameter.initializer = Initializer::kNormal;
-  parameter.stddev = 0.1f;
-  return parameter;
-}
-Parameter Vector(const std::string& name, int64_t size) {
-  Parameter parameter;
-  parameter.name = name;
-  parameter.global_shape = {size};
-  parameter.initializer = Initializer::kOnes;
-  return parameter;
-}
-
-ParameterRegistry SomeParameters() {
-  ParameterRegistry registry;
-  registry.BeginBlock(0, /*resident=*/true);
-  Parameter padded = Matrix("table", 5, 7);
-  padded.storage_rows = 16;
-  registry.Add(padded);
-  registry.Add(Vector("bias", 3));
-  registry.BeginBlock(1, /*resident=*/false);
-  registry.Add(Matrix("wide", 10, 30));
-  registry.Add(Vector("scale", 65));
-  registry.BeginBlock(2, /*resident=*/false);
-  registry.Add(Matrix("last", 4, 4));
-  registry.BeginBlock(3, /*resident=*/false);
-  registry.Add(Matrix("end", 9, 20));
-  return registry;
-}
-
-TEST(FlatLayout, WalksBackwardAlignsAndPads) {
-  const ParameterRegistry registry = SomeParameters();
-  for (const int ranks : {1, 2, 3, 4, 7}) {
-    const FlatLayout layout(registry, 1024, ranks);
-    ASSERT_GT(layout.buckets().size(), 1u);
-    int64_t end = 0;
-    ParameterId next = registry.size() - 1;
-    for (const FlatLayout::Bucket& bucket : layout.buckets()) {
-      EXPECT_EQ(bucket.range.begin, end);
-      EXPECT_EQ(bucket.range.size() % 128, 0);
-      EXPECT_EQ(bucket.range.size() % ranks, 0);
-      for (const ParameterId id : bucket.parameters) {
-        EXPECT_EQ(id, next--);
-        EXPECT_EQ((layout.offset(id) - bucket.range.begin) % 64, 0);
-        EXPECT_GE(layout.offset(id), bucket.range.begin);
-        EXPECT_LE(layout.offset(id) + registry.at(id).storage_elements(), bucket.range.end);
-      }
-      end = bucket.range.end;
-    }
-    EXPECT_EQ(next, -1);
-    EXPECT_EQ(layout.elements(), end);
-  }
-}
-
-TEST(FlatLayout, PartsOfAllRanks_HoldEveryRealElementOnce) {
-  const ParameterRegistry registry = SomeParameters();
-  for (const int ranks : {1, 2, 3, 5}) {
-    const FlatLayout layout(registry, 1024, ranks);
-    std::vector<std::vector<int>> seen;
-    for (ParameterId id = 0; id < registry.size(); ++id) {
-      seen.emplace_back(registry.at(id).elements(), 0);
-    }
-    for (size_t bucket = 0; bucket < layout.buckets().size(); ++bucket) {
-      for (int rank = 0; rank < ranks; ++rank) {
-        const FlatRange part = layout.Part(static_cast<int>(bucket), rank);
-        for (const FlatPiece& piece : layout.Pieces(part)) {
-          EXPECT_GE(piece.flat, part.begin);
-          EXPECT_LE(piece.flat + piece.count, part.end);
-          EXPECT_EQ(piece.flat, layout.offset(piece.parameter) + piece.first);
-          for (int64_t i = 0; i < piece.count; ++i) ++seen[piece.parameter][piece.first + i];
-        }
-      }
-    }
-    for (const auto& counts : seen) {
-      for (const int count : counts) EXPECT_EQ(count, 1);
-    }
-  }
-}
-
-TEST(FlatLayout, BucketsEndAtTheSameParametersForEveryNumberOfRanks) {
-  const ParameterRegistry registry = SomeParameters();
-  const FlatLayout one(registry, 1024, 1);
-  const FlatLayout three(registry, 1024, 3);
-  ASSERT_EQ(one.buckets().size(), three.buckets().size());
-  for (size_t i = 0; i < one.buckets().size(); ++i) {
-    EXPECT_EQ(one.buckets()[i].parameters, three.buckets()[i].parameters);
-  }
-}
-
-// A bucket per block with one matrix of so many rows of 128 elements, in forward order.
-FlatLayout Blocks(ParameterRegistry& registry, const std::vector<int64_t>& rows) {
-  for (size_t i = 0; i < rows.size(); ++i) {
-    registry.BeginBlock(static_cast<int>(i), /*resident=*/false);
-    registry.Add(Matrix("block" + std::to_string(i), rows[i], 128));
-  }
-  return FlatLayout(registry, {.shards = 2, .by_block = true});
-}
-
-TEST(RotatingSlots, OfNeighbouringBlocks_AreDifferentAndLargeEnough) {
-  for (const std::vector<int64_t>& rows :
-       std::vector<std::vector<int64_t>>{{4},
-                                         {4, 2},
-                                         {9, 2, 9},
-                                         {9, 2, 2, 9},
-                                         {3, 2, 2, 3},
-                                         {9, 2, 2, 2, 2, 2, 2, 9},
-                                         {2, 2, 2, 2, 9}}) {
-    ParameterRegistry registry;
-    const FlatLayout layout = Blocks(registry, rows);
-    const RotatingSlots slots = AssignSlots(layout);
-    ASSERT_EQ(slots.slot.size(), rows.size());
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const int slot = slots.slot[i];
-      const int64_t end = slot + 1 < slots.size() ? slots.begin[slot + 1] : slots.elements;
-      EXPECT_LE(slots.begin[slot] + layout.buckets()[i].range.size(), end);
-      if (i == 0) continue;
-      EXPECT_NE(slot, slots.slot[i - 1]) << rows.size() << " blocks, bucket " << i;
-    }
-  }
-}
-
-TEST(RotatingSlots, WithLargeTablesAtBothEnds_HaveOneBufferForThese) {
-  const auto elements = [](const std::vector<int64_t>& rows, bool one_each = false) {
-    ParameterRegistry registry;
-    return AssignSlots(Blocks(registry, rows), one_each).elements / 128;
-  };
-  EXPECT_EQ(elements({9, 2, 2, 9}), 9 + 2 + 2);
-  EXPECT_EQ(elements({9, 2, 3, 2, 3, 9}), 9 + 2 + 3);
-  EXPECT_EQ(elements({9, 2, 9}), 9 + 2);  // by turns, as the tables are not neighbours
-  EXPECT_EQ(elements({3, 2, 2, 3}), 3 + 3);
-  EXPECT_EQ(elements({9, 2, 2, 2}), 9 + 2);  // the first stage of a pipeline
-  EXPECT_EQ(elements({9, 2, 2, 9}, /*one_each=*/true), 9 + 2 + 2 + 9);
-  EXPECT_EQ(elements({}), 0);
-}
-
-TEST(Schedule, WarmsUpDecaysAndStays) {
+TEST(Schedule, LearningRate_WarmsUpDecaysAndStays) {
   Schedule schedule = {Decay::kCosine, 1.0, 0.1, 10, 110};
   EXPECT_DOUBLE_EQ(LearningRate(schedule, 1), 0.1);
   EXPECT_DOUBLE_EQ(LearningRate(schedule, 10), 1.0);
@@ -184,78 +41,15 @@ TEST(Schedule, WarmsUpDecaysAndStays) {
   EXPECT_DOUBLE_EQ(LearningRate({Decay::kLinear, 2.0, 0.0, 0, 1}, 1), 0.0);
 }
 
-struct Layout {
-  int zero = 0;
-  int shards = 1;
-  bool overlap = true;
-  bool reshard = true;
-  kernels::DType compute = kernels::DType::kF32;
-  kernels::DType wire = kernels::DType::kF32;
-  bool chained = false;
-};
-
-// One rank with flat storage over SomeParameters().
-struct Rank {
-  explicit Rank(Communicator& communicator, int64_t micro_batches = 1, const Layout& how = {})
-      : groups(*MeshGroups::MakeData(communicator, how.shards)),
-        registry(SomeParameters()),
-        layout(registry, {.bucket_bytes = 1024,
-                          .shards = how.shards,
-                          .replicas = communicator.size() / how.shards,
-                          .by_block = how.zero >= 2,
-                          .resident_elements = 20}),
-        device(kernels::MakeCpuDevice(1)),
-        compute(*device->MakeStream()),
-        communication(*device->MakeStream({.threaded = true})),
-        gathering(*device->MakeStream({.threaded = true})),
-        flat(*FlatBuffers::Make(
-            *device, *compute, registry, layout,
-            {.gradient_levels = GradientReducer::Levels(micro_batches, how.zero, how.chained),
-             .seed = 3,
-             .compute = how.compute,
-             .zero = how.zero,
-             .shard = groups->shard().rank(),
-             .reshard_after_forward = how.reshard})),
-        reducer(*GradientReducer::Make(
-            *flat, *groups, *compute, *communication,
-            {.overlap = how.overlap, .wire = how.wire, .chained = how.chained})),
-        gatherer(*ParameterGatherer::Make(*flat, groups->gather(), *reducer, {{0, 4}}, *compute,
-                                          *gathering, how.overlap)) {}
-
-  // Every real element of the own parts, by parameter: what `at` says of a bucket.
-  template <typename At>
-  void Collect(At at, std::vector<std::vector<float>>& values) {
-    values.resize(registry.size());
-    for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
-      const FlatRange part = layout.Part(bucket, groups->shard().rank());
-      const kernels::Tensor own = at(bucket);
-      for (const FlatPiece& piece : layout.Pieces(part)) {
-        auto& to = values[piece.parameter];
-        to.resize(registry.at(piece.parameter).elements());
-        const float* from = own.f32() + (piece.flat - part.begin);
-        std::copy(from, from + piece.count, to.begin() + piece.first);
-      }
-    }
-  }
-
-  std::unique_ptr<MeshGroups> groups;
-  ParameterRegistry registry;
-  FlatLayout layout;
-  std::unique_ptr<kernels::Device> device;
-  std::unique_ptr<kernels::Stream> compute, communication, gathering;
-  std::unique_ptr<FlatBuffers> flat;
-  std::unique_ptr<GradientReducer> reducer;
-  std::unique_ptr<ParameterGatherer> gatherer;
-};
-
-// One micro-batch of one token on one rank: what Optimizer::Prepare() reads besides the pair.
+// What Optimizer::Prepare() reads of a step of one micro-batch of one token on one rank, with the
+// pair of the norm.
 struct StepValues {
   std::array<float, 5> values = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f};
   kernels::Tensor all() { return kernels::Tensor(values.data(), kernels::DType::kF32, {5}); }
   kernels::Tensor pair() { return all().Rows(3, 2); }
 };
 
-// The master weights of one rank, as they stand in flat storage of one shard.
+// Returns the master weights of the own parts, bucket after bucket.
 std::vector<float> Masters(FlatBuffers& flat, kernels::Stream& stream) {
   std::vector<float> masters;
   for (int i = 0; i < static_cast<int>(flat.layout().buckets().size()); ++i) {
@@ -269,7 +63,7 @@ std::vector<float> Masters(FlatBuffers& flat, kernels::Stream& stream) {
   return masters;
 }
 
-// What every rank's own parts hold after three updates.
+// What the own parts of every rank hold after three updates.
 struct State {
   std::vector<float> masters;
   std::vector<char> moments, parameters;
@@ -292,10 +86,10 @@ struct State {
       for (int step = 0; step < 3; ++step) {
         for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
           const FlatRange part = layout.Part(i, options.shard);
-          for (const FlatPiece& piece : layout.Pieces(part)) {
-            float* g = flat->own_gradient(i).f32() + (piece.flat - part.begin);
-            for (int64_t j = 0; j < piece.count; ++j) {
-              g[j] = std::sin(static_cast<float>(piece.flat + j + 1000 * step));
+          for (const FlatPiece& slice : layout.Pieces(part)) {
+            float* g = flat->own_gradient(i).f32() + (slice.flat - part.begin);
+            for (int64_t j = 0; j < slice.count; ++j) {
+              g[j] = std::sin(static_cast<float>(slice.flat + j + 1000 * step));
             }
           }
         }
@@ -325,13 +119,13 @@ struct State {
   }
 };
 
-TEST(MasterHalves, EveryStageOfZero_HaveTheBitsOfWholeMastersInTwoBytesLess) {
+TEST(SplitMasters, EveryStageOfZero_HaveTheBitsOfWholeMastersInTwoBytesLess) {
   for (const int zero : {0, 1, 2, 3}) {
     const int shards = zero == 0 ? 1 : 2;
-    const FlatBuffersOptions halves = {.seed = 4, .compute = kernels::DType::kBF16, .zero = zero};
-    FlatBuffersOptions whole = halves;
+    const FlatBuffersOptions split = {.seed = 4, .compute = kernels::DType::kBF16, .zero = zero};
+    FlatBuffersOptions whole = split;
     whole.halves = false;
-    const State a(halves, shards), b(whole, shards);
+    const State a(split, shards), b(whole, shards);
     EXPECT_EQ(a.masters, b.masters);
     EXPECT_TRUE(a.moments == b.moments);
     EXPECT_TRUE(a.parameters == b.parameters);
@@ -340,7 +134,7 @@ TEST(MasterHalves, EveryStageOfZero_HaveTheBitsOfWholeMastersInTwoBytesLess) {
   }
 }
 
-TEST(MasterHalves, WrittenAndRead_AreTheSameNumbersInAnyStorage) {
+TEST(SplitMasters, WrittenAndRead_AreTheSameNumbersInAnyStorage) {
   const ParameterRegistry registry = SomeParameters();
   const FlatLayout layout(registry, 1024, 2);
   const auto device = kernels::MakeCpuDevice(1);
@@ -371,9 +165,21 @@ TEST(MasterHalves, WrittenAndRead_AreTheSameNumbersInAnyStorage) {
   }
 }
 
+// Updates one rank from the gradients that it has.
+kernels::StepOutcome Step(Optimizer& optimizer, kernels::Stream& compute) {
+  StepValues values;
+  optimizer.SumSquares(compute, values.pair());
+  optimizer.Prepare(compute, values.all(), 1, 1, 1.0);
+  optimizer.Update(compute, [](int) {});
+  kernels::StepOutcome outcome;
+  optimizer.CopyOutcome(compute, &outcome);
+  EXPECT_OK(compute.Synchronize());
+  return outcome;
+}
+
 class OptimizerIn : public ::testing::TestWithParam<kernels::DType> {};
 
-TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
+TEST_P(OptimizerIn, AdamWWithClipping_MatchesTheFormulas) {
   const auto communicators = MakeLocalCommunicators(1, absl::Seconds(10));
   Rank rank(*communicators[0], 1, {.compute = GetParam()});
   const bool half = GetParam() != kernels::DType::kF32;
@@ -403,13 +209,7 @@ TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
         square += static_cast<double>(g[i]) * g[i];
       }
     }
-    StepValues values;
-    optimizer->SumSquares(*rank.compute, values.pair());
-    optimizer->Prepare(*rank.compute, values.all(), 1, 1, 1.0);
-    optimizer->Update(*rank.compute, [](int) {});
-    kernels::StepOutcome outcome;
-    optimizer->CopyOutcome(*rank.compute, &outcome);
-    ASSERT_OK(rank.compute->Synchronize());
+    const kernels::StepOutcome outcome = Step(*optimizer, *rank.compute);
     EXPECT_FLOAT_EQ(static_cast<float>(outcome.gradient_norm),
                     static_cast<float>(std::sqrt(square)));
     const double lr = 0.01 * step;
@@ -444,12 +244,6 @@ TEST_P(OptimizerIn, MatchesTheFormulasOfAdamWWithClipping) {
   }
 }
 
-// Element i of the gradient of micro-batch j: numbers whose sum depends on its order.
-float Contribution(int64_t j, int64_t i) {
-  Rng rng(static_cast<uint64_t>(j * 100003 + i));
-  return static_cast<float>((rng.Uniform() - 0.5) * std::pow(10.0, static_cast<double>(j % 4)));
-}
-
 INSTANTIATE_TEST_SUITE_P(Precisions, OptimizerIn,
                          ::testing::Values(kernels::DType::kF32, kernels::DType::kBF16,
                                            kernels::DType::kF16));
@@ -462,18 +256,12 @@ TEST(Optimizer, Overflows_ShrinkTheLossScaleAndCountAsNoUpdate) {
   options.loss_scaling = {.dynamic = true, .initial = 1024, .growth_interval = 3, .hysteresis = 2};
   ASSERT_OK_AND_ASSIGN(auto optimizer,
                        Optimizer::Make(*rank.flat, *rank.device, *rank.compute, options));
-  // Of a step with this gradient everywhere: the scale it ran with, then the state after it.
+  // Returns the outcome of a step with this gradient everywhere.
   const auto run = [&](float gradient) {
     const kernels::Tensor all = rank.flat->all_gradients(0);
     std::fill(all.f32(), all.f32() + all.elements(), gradient);
     const float before = rank.flat->all_masters().f32()[0];
-    StepValues values;
-    optimizer->SumSquares(*rank.compute, values.pair());
-    optimizer->Prepare(*rank.compute, values.all(), 1, 1, 1.0);
-    optimizer->Update(*rank.compute, [](int) {});
-    kernels::StepOutcome outcome;
-    optimizer->CopyOutcome(*rank.compute, &outcome);
-    EXPECT_OK(rank.compute->Synchronize());
+    const kernels::StepOutcome outcome = Step(*optimizer, *rank.compute);
     EXPECT_EQ(outcome.skipped != 0, std::isinf(gradient));
     EXPECT_EQ(rank.flat->all_masters().f32()[0] == before, std::isinf(gradient));
     return outcome;
@@ -524,137 +312,6 @@ TEST(Optimizer, LossScaleThatNothingStops_StaysFinite) {
   }
   EXPECT_EQ(outcome.state.loss_scale, 0x1p40f);
   EXPECT_EQ(outcome.state.updates, 200);
-}
-
-// Runs `micro_batches` over `ranks` threads; the reduced gradients, put together from all ranks.
-std::vector<std::vector<float>> Reduce(int ranks, int64_t micro_batches, const Layout& layout) {
-  const auto communicators = MakeLocalCommunicators(ranks, absl::Seconds(30));
-  std::vector<std::vector<std::vector<float>>> results(ranks);
-  std::vector<std::thread> threads;
-  const int64_t per_rank = micro_batches / ranks;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      Rank rank(*communicators[r], per_rank, layout);
-      rank.reducer->BeginStep(per_rank);
-      for (int64_t i = 0; i < per_rank; ++i) {
-        const int64_t j =
-            GradientReducer::MicroBatchOf(i, per_rank, r, layout.zero >= 2 ? layout.shards : 1);
-        const ParameterViews& views = rank.reducer->BeginMicroBatch();
-        int block = 4;
-        for (ParameterId id = rank.registry.size() - 1; id >= 0; --id) {
-          for (; block > rank.registry.at(id).block; rank.reducer->AcquireBlock(block)) --block;
-          for (int64_t k = 0; k < rank.registry.at(id).elements(); ++k) {
-            views[id].f32()[k] += Contribution(j, id * 1000 + k);
-          }
-          rank.reducer->GradientReady(id);
-        }
-        rank.reducer->EndMicroBatch();
-      }
-      rank.reducer->Finish();
-      EXPECT_OK(rank.communication->Synchronize());
-      EXPECT_OK(rank.compute->Synchronize());
-      rank.Collect([&](int bucket) { return rank.flat->own_gradient(bucket); }, results[r]);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  // Every shard holds its own parts; what it does not hold is zero in `results`.
-  std::vector<std::vector<float>> whole = results[0];
-  for (int r = 1; r < layout.shards; ++r) {
-    for (size_t id = 0; id < whole.size(); ++id) {
-      whole[id].resize(std::max(whole[id].size(), results[r][id].size()));
-      for (size_t i = 0; i < results[r][id].size(); ++i) {
-        if (results[r][id][i] != 0) whole[id][i] = results[r][id][i];
-      }
-    }
-  }
-  return whole;
-}
-
-TEST(GradientReducer, SumHasTheSameBitsInEveryLayout) {
-  const auto alone = Reduce(1, 16, {});
-  for (const int ranks : {1, 2, 4, 8}) {
-    for (const int zero : {0, 1, 2, 3}) {
-      for (int shards = 1; shards <= (zero == 0 ? 1 : ranks); shards *= 2) {
-        for (const bool overlap : {false, true}) {
-          EXPECT_EQ(Reduce(ranks, 16, {.zero = zero, .shards = shards, .overlap = overlap}), alone)
-              << ranks << " ranks, ZeRO-" << zero << " over " << shards;
-        }
-      }
-    }
-  }
-}
-
-TEST(GradientReducer, AddsEveryMicroBatchOnce) {
-  const ParameterRegistry registry = SomeParameters();
-  for (const int zero : {0, 1, 2, 3}) {
-    for (const auto& [ranks, micro_batches] : std::vector<std::pair<int, int>>{
-             {1, 1}, {1, 2}, {1, 3}, {1, 7}, {2, 6}, {3, 3}, {3, 9}, {3, 15}}) {
-      for (const bool chained : {false, true}) {
-        const auto sums = Reduce(ranks, micro_batches,
-                                 {.zero = zero, .shards = zero ? ranks : 1, .chained = chained});
-        for (ParameterId id = 0; id < registry.size(); ++id) {
-          for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
-            double sum = 0;
-            for (int j = 0; j < micro_batches; ++j) sum += Contribution(j, id * 1000 + i);
-            ASSERT_NEAR(sums[id][i], sum, 1e-3)
-                << ranks << " ranks, " << micro_batches << " micro-batches, ZeRO-" << zero
-                << (chained ? ", one after the other" : "");
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(GradientReducer, SixteenBitWire_LosesOneRoundingOfEveryContribution) {
-  const ParameterRegistry registry = SomeParameters();
-  const auto exact = Reduce(4, 4, {});
-  for (const Layout& layout : {Layout{.zero = 0}, Layout{.zero = 1, .shards = 4},
-                               Layout{.zero = 1, .shards = 2}, Layout{.zero = 3, .shards = 4}}) {
-    Layout wire = layout;
-    wire.wire = kernels::DType::kBF16;
-    const auto rounded = Reduce(4, 4, wire);
-    EXPECT_NE(rounded, exact);
-    for (ParameterId id = 0; id < registry.size(); ++id) {
-      for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
-        double size = 0;
-        for (int j = 0; j < 4; ++j) size += std::abs(Contribution(j, id * 1000 + i));
-        // Contributions; with replicas also the shard's sum, and the total on its way back.
-        ASSERT_NEAR(rounded[id][i], exact[id][i], 3 * size / 256);
-      }
-    }
-  }
-}
-
-TEST(GradientReducer, Levels_AreTheDigitsOfABinaryCounter) {
-  EXPECT_EQ(GradientReducer::Levels(1), 1);
-  EXPECT_EQ(GradientReducer::Levels(2), 2);
-  EXPECT_EQ(GradientReducer::Levels(3), 2);
-  EXPECT_EQ(GradientReducer::Levels(4), 3);
-  EXPECT_EQ(GradientReducer::Levels(7), 3);
-  EXPECT_EQ(GradientReducer::Levels(8), 4);
-  // Sums that wait for a partner, when the newest is never one of them.
-  EXPECT_EQ(GradientReducer::Levels(1, 2), 1);
-  EXPECT_EQ(GradientReducer::Levels(2, 2), 1);
-  EXPECT_EQ(GradientReducer::Levels(3, 2), 1);
-  EXPECT_EQ(GradientReducer::Levels(4, 3), 2);
-  EXPECT_EQ(GradientReducer::Levels(8, 3), 3);
-}
-
-TEST(GradientReducer, Chained_AddsInOrderInOneLevel) {
-  EXPECT_EQ(GradientReducer::Levels(8, 0, /*chained=*/true), 1);
-  EXPECT_EQ(GradientReducer::Levels(8, 3, /*chained=*/true), 1);
-  const ParameterRegistry registry = SomeParameters();
-  for (const int zero : {0, 1, 2, 3}) {
-    const auto sums = Reduce(1, 5, {.zero = zero, .chained = true});
-    for (ParameterId id = 0; id < registry.size(); ++id) {
-      for (int64_t i = 0; i < registry.at(id).elements(); ++i) {
-        float sum = 0;
-        for (int j = 0; j < 5; ++j) sum += Contribution(j, id * 1000 + i);
-        ASSERT_EQ(sums[id][i], sum) << "ZeRO-" << zero;
-      }
-    }
-  }
 }
 
 }  // namespace
