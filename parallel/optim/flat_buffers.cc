@@ -48,7 +48,7 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
       plan.resident_elements += bucket.range.size();
     }
   }
-  const bool half = options.compute != DType::kF32;
+  const bool sixteen_bit = options.compute != DType::kF32;
   plan.gradient_slots = AssignSlots(layout);
   plan.parameter_slots = AssignSlots(layout, /*one_each=*/!options.reshard_after_forward);
   const bool all_on_host = options.host_buckets == static_cast<int>(layout.buckets().size());
@@ -59,12 +59,12 @@ FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
         all_on_host ? plan.block_local_elements : plan.block_local[options.host_buckets];
   }
   plan.moments = layout.local_elements() - plan.host;
-  plan.master = half ? plan.moments : 0;
+  plan.master = sixteen_bit ? plan.moments : 0;
   if (options.zero >= 3) {
     plan.whole_parameters = plan.resident_elements;
     plan.parameter_slot_storage = plan.parameter_slots.elements;
-    plan.copy = half ? plan.block_local_elements : plan.host_block_local;
-    if (!half) plan.master = plan.block_local_elements - plan.host_block_local;
+    plan.copy = sixteen_bit ? plan.block_local_elements : plan.host_block_local;
+    if (!sixteen_bit) plan.master = plan.block_local_elements - plan.host_block_local;
   } else {
     plan.whole_parameters = layout.elements();
   }
@@ -86,13 +86,13 @@ std::vector<FlatBuffers::Part> FlatBuffers::Parts(const Plan& plan,
                                                   const FlatBuffersOptions& options) {
   using Bytes = FlatBuffersBytes;
   const DType compute = options.compute;
-  const bool halves = options.halves && compute == DType::kBF16;
+  const bool splits = options.split_master && compute == DType::kBF16;
   const bool sharded = options.zero >= 2;
   return {
       {&Bytes::parameters, compute, plan.whole_parameters, &FlatBuffers::whole_parameters_},
       {&Bytes::gathered, compute, plan.parameter_slot_storage,
        &FlatBuffers::parameter_slot_storage_},
-      {&Bytes::master, halves ? DType::kU16 : DType::kF32, plan.master, &FlatBuffers::master_},
+      {&Bytes::master, splits ? DType::kU16 : DType::kF32, plan.master, &FlatBuffers::master_},
       {&Bytes::parameters, compute, plan.copy, &FlatBuffers::copy_},
       {&Bytes::moments, DType::kF32, plan.moments, &FlatBuffers::m_},
       {&Bytes::moments, DType::kF32, plan.moments, &FlatBuffers::v_},
@@ -224,8 +224,8 @@ Tensor FlatBuffers::State(std::unique_ptr<kernels::Buffer>& host,
 }
 
 Tensor FlatBuffers::master(int bucket) {
-  CHECK(!in_halves(bucket)) << "the master weights of bucket " << bucket << " are in halves";
-  if (half() || offloaded(bucket)) return State(host_master_, master_, bucket);
+  CHECK(!splits_master(bucket)) << "the master weights of bucket " << bucket << " are split";
+  if (sixteen_bit() || offloaded(bucket)) return State(host_master_, master_, bucket);
   if (parameters_rotate(bucket)) {
     return Slice(*master_, DType::kF32, plan_.block_local[bucket] - plan_.host_block_local,
                  part(bucket));
@@ -234,13 +234,13 @@ Tensor FlatBuffers::master(int bucket) {
 }
 
 Tensor FlatBuffers::lower(int bucket) {
-  if (!in_halves(bucket)) return Tensor();
+  if (!splits_master(bucket)) return Tensor();
   return Slice(*master_, DType::kU16, layout_.buckets()[bucket].local - plan_.host, part(bucket));
 }
 
 kernels::AdamWArgs FlatBuffers::update(int bucket) {
   kernels::AdamWArgs args;
-  if (!in_halves(bucket)) args.parameter = master(bucket);
+  if (!splits_master(bucket)) args.parameter = master(bucket);
   args.gradient = own_gradient(bucket);
   args.m = m(bucket);
   args.v = v(bucket);
@@ -260,7 +260,7 @@ kernels::AdamWArgs Rows(const kernels::AdamWArgs& args, int64_t begin, int64_t c
 
 void FlatBuffers::ReadMaster(kernels::Stream& stream, int bucket, int64_t first, const Tensor& to) {
   const int64_t count = to.elements();
-  if (in_halves(bucket)) {
+  if (splits_master(bucket)) {
     kernels::JoinMaster(stream, copy(bucket).Rows(first, count), lower(bucket).Rows(first, count),
                         to);
   } else {
@@ -271,14 +271,14 @@ void FlatBuffers::ReadMaster(kernels::Stream& stream, int bucket, int64_t first,
 absl::Status FlatBuffers::WriteMaster(kernels::Stream& stream, int bucket, int64_t first,
                                       const float* values, int64_t count) {
   const Tensor from(const_cast<float*>(values), DType::kF32, {count});
-  if (!in_halves(bucket)) {
+  if (!splits_master(bucket)) {
     kernels::Copy(stream, from, master(bucket).Rows(first, count));
     return stream.Synchronize();
   }
-  std::vector<uint16_t> upper(count), lower_half(count);
-  const Tensor high(upper.data(), DType::kBF16, {count});
-  const Tensor low(lower_half.data(), DType::kU16, {count});
-  kernels::ChooseLoops().split_master(count, values, upper.data(), lower_half.data());
+  std::vector<uint16_t> upper_bits(count), lower_bits(count);
+  const Tensor high(upper_bits.data(), DType::kBF16, {count});
+  const Tensor low(lower_bits.data(), DType::kU16, {count});
+  kernels::ChooseLoops().split_master(count, values, upper_bits.data(), lower_bits.data());
   kernels::Copy(stream, high, copy(bucket).Rows(first, count));
   kernels::Copy(stream, low, lower(bucket).Rows(first, count));
   return stream.Synchronize();
@@ -299,7 +299,7 @@ std::vector<Tensor> FlatBuffers::Exchanged() const {
 }
 
 Tensor FlatBuffers::copy(int bucket) {
-  if (!half() && !offloaded(bucket)) return Tensor();
+  if (!sixteen_bit() && !offloaded(bucket)) return Tensor();
   if (!parameters_rotate(bucket)) return own_parameters(bucket);
   return Slice(*copy_, options_.compute, plan_.block_local[bucket], part(bucket));
 }
@@ -320,7 +320,7 @@ Tensor FlatBuffers::own_parameters(int bucket) {
 
 Tensor FlatBuffers::gather_source(int bucket) {
   if (!parameters_rotate(bucket)) return Tensor();
-  return half() || offloaded(bucket) ? copy(bucket) : master(bucket);
+  return sixteen_bit() || offloaded(bucket) ? copy(bucket) : master(bucket);
 }
 
 Tensor FlatBuffers::whole_gradients(int bucket, int level) {
@@ -353,9 +353,9 @@ Tensor FlatBuffers::all_gradients(int level) {
 }
 
 Tensor FlatBuffers::all_masters() {
-  CHECK(layout_.shards() == 1 && options_.host_buckets == 0 && !halves());
+  CHECK(layout_.shards() == 1 && options_.host_buckets == 0 && !splits_masters());
   CHECK_LT(options_.zero, 2);
-  return Slice(half() ? *master_ : *whole_parameters_, DType::kF32, 0, layout_.elements());
+  return Slice(sixteen_bit() ? *master_ : *whole_parameters_, DType::kF32, 0, layout_.elements());
 }
 
 Tensor FlatBuffers::all_m() {
@@ -392,10 +392,10 @@ ParameterViews FlatBuffers::GradientsAsViews(int level) {
 
 void FlatBuffers::RefreshCopies(kernels::Stream& stream) {
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
-    if (in_halves(bucket)) continue;
+    if (splits_master(bucket)) continue;
     if (options_.compute == DType::kBF16) {
       kernels::SplitMaster(stream, master(bucket), copy(bucket), Tensor());
-    } else if (half()) {
+    } else if (sixteen_bit()) {
       kernels::Cast(stream, master(bucket), copy(bucket));
     } else if (offloaded(bucket)) {
       kernels::Copy(stream, master(bucket), copy(bucket));
@@ -418,14 +418,14 @@ absl::Status FlatBuffers::Initialize(kernels::Stream& stream, uint64_t seed) {
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
     const FlatRange own = layout_.Part(bucket, options_.shard);
     ClearMoments(stream, bucket);
-    for (const FlatPiece& piece : layout_.Pieces(own)) {
-      const Parameter& parameter = registry_.at(piece.parameter);
+    for (const FlatSlice& slice : layout_.Slices(own)) {
+      const Parameter& parameter = registry_.at(slice.parameter);
       // Draws this rank's part alone, which with ZeRO is a fraction of the compute weights.
-      values.resize(piece.count);
-      parallel::Initialize(parameter, seed, piece.first, piece.count, values.data(),
+      values.resize(slice.count);
+      parallel::Initialize(parameter, seed, slice.first, slice.count, values.data(),
                            options_.host_threads);
       RETURN_IF_ERROR(
-          WriteMaster(stream, bucket, piece.flat - own.begin, values.data(), piece.count));
+          WriteMaster(stream, bucket, slice.flat - own.begin, values.data(), slice.count));
     }
   }
   RefreshCopies(stream);

@@ -31,7 +31,7 @@ struct FlatBuffersOptions {
   kernels::DType compute = kernels::DType::kF32;
   // bf16: stores only the lower 16 bits of master weights on the device beside the compute weights
   // (kernels::SplitMaster). False: stores fp32 master weights, as with fp16, with the same results.
-  bool halves = true;
+  bool split_master = true;
   // The ZeRO stage. 0: everything whole. 1: optimizer state of the own parts only. 2: gradients of
   // the own parts too; those of a block are whole only while they are computed. 3: parameters
   // likewise.
@@ -60,8 +60,7 @@ struct FlatBuffersBytes {
 
 // Owns the memory. Per element of a rank's own parts it takes 4 bytes each for m and v, and for the
 // master weight none where the model computes with it in place, 2 where it computes with its upper
-// 16 bits, else
-// 4. Single-threaded. The registry and the layout must outlive it.
+// 16 bits, else 4. Single-threaded. The registry and the layout must outlive it.
 //
 // ZeRO 2 and 3 need a layout made by_block. Views of a block's parameters or gradients are then in
 // one of a few rotating buffers (RotatingSlots), which ParameterGatherer and GradientReducer fill.
@@ -102,7 +101,7 @@ class FlatBuffers {
   bool offloaded(int bucket) const { return bucket < options_.host_buckets; }
   // Whether its master weights are split: upper 16 bits in copy(bucket), lower ones in
   // lower(bucket).
-  bool in_halves(int bucket) const { return halves() && !offloaded(bucket); }
+  bool splits_master(int bucket) const { return splits_masters() && !offloaded(bucket); }
   // Whether its gradients share memory with activations. Padding then has arbitrary values.
   bool shares_gradients(int bucket) const {
     return options_.share_gradients && InOrder(layout_.buckets()[bucket], options_);
@@ -117,11 +116,11 @@ class FlatBuffers {
   kernels::Event& gradient_slot_empty(int slot) { return *gradient_slot_empty_[slot]; }
 
   // The own part of a bucket, fp32; in host memory when it is offloaded. master() requires:
-  // !in_halves(bucket).
+  // !splits_master(bucket).
   kernels::Tensor master(int bucket);
   kernels::Tensor m(int bucket) { return State(host_m_, m_, bucket); }
   kernels::Tensor v(int bucket) { return State(host_v_, v_, bucket); }
-  // The lower 16 bits of the own part's master weights, u16; empty unless in_halves(bucket).
+  // The lower 16 bits of the own part's master weights, u16; empty unless splits_master(bucket).
   kernels::Tensor lower(int bucket);
   // The tensors of AdamW's update of the own part, without hyperparameters and scalars.
   kernels::AdamWArgs update(int bucket);
@@ -196,8 +195,10 @@ class FlatBuffers {
   // The one list of allocations, for Make() and for the prediction.
   static std::vector<Part> Parts(const Plan& plan, const FlatBuffersOptions& options);
   absl::Status Allocate(kernels::Device& device, kernels::Stream& stream);
-  bool half() const { return options_.compute != kernels::DType::kF32; }
-  bool halves() const { return options_.halves && options_.compute == kernels::DType::kBF16; }
+  bool sixteen_bit() const { return options_.compute != kernels::DType::kF32; }
+  bool splits_masters() const {
+    return options_.split_master && options_.compute == kernels::DType::kBF16;
+  }
   int64_t part(int bucket) const {
     return layout_.buckets()[bucket].range.size() / layout_.shards();
   }

@@ -38,8 +38,8 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
   using Key = std::tuple<int, TensorSharing, bool>;
   std::map<Key, Bucket> open;
   const auto close = [&](Key key) {
-    Bucket bucket = std::move(open.at(key));
-    open.erase(key);
+    auto closed = open.extract(key);
+    Bucket& bucket = closed.mapped();
     for (const ParameterId id : bucket.parameters) {
       offsets_[id] += elements_;
       bucket_of_[id] = static_cast<int>(buckets_.size());
@@ -93,17 +93,17 @@ FlatRange FlatLayout::Part(int bucket, int rank) const {
   return {range.begin + rank * part, range.begin + (rank + 1) * part};
 }
 
-std::vector<FlatPiece> FlatLayout::Pieces(const FlatRange& range) const {
-  std::vector<FlatPiece> pieces;
+std::vector<FlatSlice> FlatLayout::Slices(const FlatRange& range) const {
+  std::vector<FlatSlice> slices;
   for (const Bucket& bucket : buckets_) {
     if (bucket.range.end <= range.begin || bucket.range.begin >= range.end) continue;
     for (const ParameterId id : bucket.parameters) {
       const int64_t begin = std::max(range.begin, offsets_[id]);
       const int64_t end = std::min(range.end, offsets_[id] + parameters_.at(id).elements());
-      if (begin < end) pieces.push_back({id, begin - offsets_[id], end - begin, begin});
+      if (begin < end) slices.push_back({id, begin - offsets_[id], end - begin, begin});
     }
   }
-  return pieces;
+  return slices;
 }
 
 RotatingSlots AssignSlots(const FlatLayout& layout, bool one_each) {

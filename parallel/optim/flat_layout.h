@@ -30,9 +30,9 @@ struct FlatRange {
   int64_t size() const { return end - begin; }
 };
 
-// Elements [first, first + count) of a parameter's box (row-major, without padding), and their
-// place `flat` in flat storage.
-struct FlatPiece {
+// Elements [first, first + count) of a parameter's box (row-major, without padding), which begin at
+// `flat` in flat storage.
+struct FlatSlice {
   ParameterId parameter = 0;
   int64_t first = 0;
   int64_t count = 0;
@@ -82,7 +82,7 @@ class FlatLayout {
   // The part of one bucket that a rank owns.
   FlatRange Part(int bucket, int rank) const;
   // The real elements inside a range, in storage order.
-  std::vector<FlatPiece> Pieces(const FlatRange& range) const;
+  std::vector<FlatSlice> Slices(const FlatRange& range) const;
 
  private:
   const ParameterRegistry& parameters_;

@@ -131,7 +131,7 @@ absl::Status GradientCompressor::Allocate(kernels::Stream& stream) {
     residual_elements_ += from.range.size();
     for (const ParameterId id : from.parameters) {
       const int64_t elements = flat_.registry().at(id).elements();
-      bucket.pieces.push_back({layout.offset(id) - from.range.begin, elements, bucket.words});
+      bucket.members.push_back({layout.offset(id) - from.range.begin, elements, bucket.words});
       bucket.elements += elements;
       bucket.words += SignWords(elements);
     }
@@ -219,23 +219,23 @@ bool GradientCompressor::Exchange(kernels::Stream& stream, int bucket) {
 bool GradientCompressor::ExchangeLargest(kernels::Stream& stream, int bucket) {
   const Bucket& of = buckets_[bucket];
   int64_t count = 0;
-  for (const Piece& piece : of.pieces) count += CountAt(density_, piece.elements);
+  for (const Member& member : of.members) count += CountAt(density_, member.elements);
   sent_ += count;
   const bool pairs = count <= PairsMax(of);
   const Tensor gathered(gathered_->data(), DType::kI32, {group_.size(), 2, count});
   int32_t* own = static_cast<int32_t*>(gathered_->data()) + group_.rank() * 2 * count;
   int64_t at = 0;
-  for (const Piece& piece : of.pieces) {
+  for (const Member& member : of.members) {
     kernels::TakeLargestArgs args;
-    args.x = state(0, bucket).Rows(piece.begin, piece.elements);
-    if (momentum_ != nullptr) args.also = state(1, bucket).Rows(piece.begin, piece.elements);
-    args.k = CountAt(density_, piece.elements);
-    args.offset = piece.begin;
+    args.x = state(0, bucket).Rows(member.begin, member.elements);
+    if (momentum_ != nullptr) args.also = state(1, bucket).Rows(member.begin, member.elements);
+    args.k = CountAt(density_, member.elements);
+    args.offset = member.begin;
     if (pairs) {
       args.indices = Tensor(own + at, DType::kI32, {args.k});
       args.values = Tensor(own + count + at, DType::kF32, {args.k});
     } else {
-      args.dense = flat_.whole_gradients(bucket).Rows(piece.begin, piece.elements);
+      args.dense = flat_.whole_gradients(bucket).Rows(member.begin, member.elements);
     }
     at += args.k;
     kernels::TakeLargest(stream, args);
@@ -251,22 +251,22 @@ void GradientCompressor::ExchangeSigns(kernels::Stream& stream, int bucket) {
   const Bucket& of = buckets_[bucket];
   sent_ += of.elements;
   const Tensor gathered(gathered_->data(), DType::kI32, {group_.size(), of.words});
-  for (const Piece& piece : of.pieces) {
-    kernels::TakeSigns(stream, state(0, bucket).Rows(piece.begin, piece.elements),
-                       Tensor(gathered.as<int32_t>() + group_.rank() * of.words + piece.words,
-                              DType::kI32, {SignWords(piece.elements)}));
+  for (const Member& member : of.members) {
+    kernels::TakeSigns(stream, state(0, bucket).Rows(member.begin, member.elements),
+                       Tensor(gathered.as<int32_t>() + group_.rank() * of.words + member.words,
+                              DType::kI32, {SignWords(member.elements)}));
   }
   if (group_.size() > 1) group_.AllGather(stream, gathered);
   const Tensor sum = flat_.own_gradient(bucket);
   const int64_t first = flat_.options().shard * sum.elements(), last = first + sum.elements();
   kernels::Zero(stream, sum);
-  for (const Piece& piece : of.pieces) {
-    const int64_t begin = std::max(first, piece.begin);
-    const int64_t end = std::min(last, piece.begin + piece.elements);
+  for (const Member& member : of.members) {
+    const int64_t begin = std::max(first, member.begin);
+    const int64_t end = std::min(last, member.begin + member.elements);
     if (begin >= end) continue;
-    const Tensor packed(gathered.as<int32_t>() + piece.words, DType::kI32,
-                        {group_.size(), SignWords(piece.elements)}, {of.words, 1});
-    kernels::SumSigns(stream, packed, begin - piece.begin, sum.Rows(begin - first, end - begin));
+    const Tensor packed(gathered.as<int32_t>() + member.words, DType::kI32,
+                        {group_.size(), SignWords(member.elements)}, {of.words, 1});
+    kernels::SumSigns(stream, packed, begin - member.begin, sum.Rows(begin - first, end - begin));
   }
 }
 

@@ -105,7 +105,7 @@ class GradientCompressor {
 
  private:
   // A parameter within its bucket.
-  struct Piece {
+  struct Member {
     int64_t begin = 0;
     int64_t elements = 0;
     int64_t words = 0;  // kSign: where its packed signs begin in a rank's contribution
@@ -114,7 +114,7 @@ class GradientCompressor {
     int64_t begin = 0;  // in the residual
     int64_t elements = 0;
     int64_t words = 0;  // kSign: of a rank's contribution
-    std::vector<Piece> pieces;
+    std::vector<Member> members;
   };
 
   GradientCompressor(const CompressionOptions& options, FlatBuffers& flat, Communicator& group)

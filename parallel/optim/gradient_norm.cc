@@ -22,28 +22,28 @@ constexpr int64_t kFloat = sizeof(float);
 // Elements that one thread block adds up in about the time of a launch.
 constexpr int64_t kSmall = int64_t{1} << 17;
 
-int64_t Products(const ParameterRegistry& parameters) {
-  int64_t products = 0;
-  for (ParameterId id = 0; id < parameters.size(); ++id) products += parameters.at(id).by_gemm;
-  return products;
+int64_t ByGemm(const ParameterRegistry& parameters) {
+  int64_t count = 0;
+  for (ParameterId id = 0; id < parameters.size(); ++id) count += parameters.at(id).by_gemm;
+  return count;
 }
 
 }  // namespace
 
-std::vector<Tensor> GradientPieces(FlatBuffers& flat,
+std::vector<Tensor> GradientSlices(FlatBuffers& flat,
                                    const std::function<bool(const Parameter&)>& counted) {
   const FlatLayout& layout = flat.layout();
-  std::vector<Tensor> pieces;
+  std::vector<Tensor> slices;
   // Adjacent parameters are one range.
   const auto add = [&](const Tensor& next) {
-    if (!pieces.empty()) {
-      Tensor& last = pieces.back();
+    if (!slices.empty()) {
+      Tensor& last = slices.back();
       if (last.f32() + last.elements() == next.f32()) {
         last = Tensor(last.data(), DType::kF32, {last.elements() + next.elements()});
         return;
       }
     }
-    pieces.push_back(next);
+    slices.push_back(next);
   };
   for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
     const Tensor own = flat.own_gradient(bucket);
@@ -57,16 +57,16 @@ std::vector<Tensor> GradientPieces(FlatBuffers& flat,
       continue;
     }
     const FlatRange part = layout.Part(bucket, flat.options().shard);
-    for (const FlatPiece& piece : layout.Pieces(part)) {
-      if (counted != nullptr && !counted(flat.registry().at(piece.parameter))) continue;
-      add(own.Rows(piece.flat - part.begin, piece.count));
+    for (const FlatSlice& slice : layout.Slices(part)) {
+      if (counted != nullptr && !counted(flat.registry().at(slice.parameter))) continue;
+      add(own.Rows(slice.flat - part.begin, slice.count));
     }
   }
-  return pieces;
+  return slices;
 }
 
 int64_t GradientNorm::Bytes(const ParameterRegistry& parameters) {
-  return Products(parameters) * 2 * kSquareParts * kFloat;
+  return ByGemm(parameters) * 2 * kSquareParts * kFloat;
 }
 
 absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Make(
@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Make(
     const GradientNormOptions& options) {
   std::unique_ptr<GradientNorm> norm(new GradientNorm(flat, options));
   const ParameterRegistry& parameters = flat.registry();
-  if (!options.with_gemms || Products(parameters) == 0) return norm;
+  if (!options.with_gemms || ByGemm(parameters) == 0) return norm;
   ASSIGN_OR_RETURN(norm->pairs_, device.Allocate(Bytes(parameters)));
   auto* at = static_cast<float*>(norm->pairs_->data());
   // Sums that no GEMM writes stay zero.
@@ -96,13 +96,13 @@ void GradientNorm::FindInputs() {
   for (ParameterId id = 0; squares_ != nullptr && id < parameters.size(); ++id) {
     if (squares_->left(id)) left.insert(&parameters.at(id));
   }
-  for (const Tensor& piece : GradientPieces(flat_, [&](const Parameter& parameter) {
+  for (const Tensor& slice : GradientSlices(flat_, [&](const Parameter& parameter) {
          return left.count(&parameter) == 0 &&
                 (options_.counted == nullptr || options_.counted(parameter));
        })) {
     // Without GEMM sums, ranges are in the order of flat storage, on which the bits depend.
-    const bool small = squares_ != nullptr && piece.elements() <= kSmall;
-    (small ? small_ : large_).push_back(piece);
+    const bool small = squares_ != nullptr && slice.elements() <= kSmall;
+    (small ? small_ : large_).push_back(slice);
   }
 }
 

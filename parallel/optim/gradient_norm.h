@@ -19,7 +19,7 @@ namespace muster::parallel {
 
 // The own reduced gradients of the parameters for which `counted` holds (null: all), as contiguous
 // ranges.
-std::vector<kernels::Tensor> GradientPieces(FlatBuffers& flat,
+std::vector<kernels::Tensor> GradientSlices(FlatBuffers& flat,
                                             const std::function<bool(const Parameter&)>& counted);
 
 struct GradientNormOptions {

@@ -66,9 +66,9 @@ void Optimizer::Update(kernels::Stream& stream, const std::function<void(int buc
     own.epsilon = static_cast<float>(options_.adamw.epsilon);
     own.scalars = static_cast<const StepScalars*>(scalars_->data());
     // One call per parameter, because weight decay differs between neighbours in storage.
-    for (const FlatPiece& piece : layout.Pieces(part)) {
-      kernels::AdamWArgs args = Rows(own, piece.flat - part.begin, piece.count);
-      args.weight_decay = flat_.registry().at(piece.parameter).weight_decay
+    for (const FlatSlice& slice : layout.Slices(part)) {
+      kernels::AdamWArgs args = Rows(own, slice.flat - part.begin, slice.count);
+      args.weight_decay = flat_.registry().at(slice.parameter).weight_decay
                               ? static_cast<float>(options_.adamw.weight_decay)
                               : 0.0f;
       kernels::AdamW(stream, args);

@@ -19,7 +19,7 @@ namespace {
 
 // 16 MB of gradients: large enough for the links and for many threads, small enough for three
 // stages to overlap.
-constexpr int64_t kTileElements = int64_t{4} << 20;
+constexpr int64_t kSliceElements = int64_t{4} << 20;
 constexpr int kSlots = 3;  // one being computed, one being copied up, one in between
 
 }  // namespace
@@ -57,7 +57,7 @@ int64_t OptimizerOffload::HostBytes(const FlatLayout& layout, const FlatBuffersO
     elements += layout.buckets()[bucket].range.size() / layout.shards();
   }
   const int64_t slots =
-      options.compute == DType::kF32 ? 0 : kSlots * kTileElements * SizeOf(options.compute);
+      options.compute == DType::kF32 ? 0 : kSlots * kSliceElements * SizeOf(options.compute);
   return elements * SizeOf(DType::kF32) + slots + static_cast<int64_t>(sizeof(StepScalars));
 }
 
@@ -85,13 +85,13 @@ absl::Status OptimizerOffload::Allocate(const Optimizer& optimizer, kernels::Dev
   gradients_ = *std::move(gradients);
   ASSIGN_OR_RETURN(host_scalars_, device.AllocateHost(sizeof(StepScalars)));
   if (flat_.options().compute != DType::kF32) {
-    ASSIGN_OR_RETURN(slots_,
-                     device.AllocateHost(kSlots * kTileElements * SizeOf(flat_.options().compute)));
+    ASSIGN_OR_RETURN(
+        slots_, device.AllocateHost(kSlots * kSliceElements * SizeOf(flat_.options().compute)));
   }
   for (auto* stream : {&down_, &work_, &up_}) {
     ASSIGN_OR_RETURN(*stream, device.MakeStream({.threaded = true}));
   }
-  for (auto* event : {&reduced_, &prepared_, &updated_, &tile_updated_}) {
+  for (auto* event : {&reduced_, &prepared_, &updated_, &slice_updated_}) {
     ASSIGN_OR_RETURN(*event, device.MakeEvent());
   }
   for (int bucket = 0; bucket < flat_.options().host_buckets; ++bucket) {
@@ -104,7 +104,7 @@ absl::Status OptimizerOffload::Allocate(const Optimizer& optimizer, kernels::Dev
     ASSIGN_OR_RETURN(auto event, device.MakeEvent());
     slot_empty_.push_back(std::move(event));
   }
-  MakeTiles(optimizer.options().adamw);
+  MakeSlices(optimizer.options().adamw);
   return absl::OkStatus();
 }
 
@@ -113,50 +113,50 @@ Tensor OptimizerOffload::gradients(int bucket) {
                 DType::kF32, {flat_.m(bucket).elements()});
 }
 
-void OptimizerOffload::MakeTiles(const AdamWConfig& config) {
+void OptimizerOffload::MakeSlices(const AdamWConfig& config) {
   const FlatLayout& layout = flat_.layout();
   const DType compute = flat_.options().compute;
   for (int bucket = flat_.options().host_buckets - 1; bucket >= 0; --bucket) {
     const FlatRange part = layout.Part(bucket, flat_.options().shard);
-    for (int64_t begin = 0; begin < part.size(); begin += kTileElements) {
-      const int64_t count = std::min(kTileElements, part.size() - begin);
-      Tile tile;
-      tile.bucket = bucket;
-      tile.master = flat_.master(bucket).Rows(begin, count);
-      tile.sent = tile.master;
-      tile.to = flat_.copy(bucket).Rows(begin, count);
+    for (int64_t begin = 0; begin < part.size(); begin += kSliceElements) {
+      const int64_t count = std::min(kSliceElements, part.size() - begin);
+      Slice slice;
+      slice.bucket = bucket;
+      slice.master = flat_.master(bucket).Rows(begin, count);
+      slice.sent = slice.master;
+      slice.to = flat_.copy(bucket).Rows(begin, count);
       if (compute != DType::kF32) {
-        tile.slot = static_cast<int>(tiles_.size()) % kSlots;
-        tile.sent =
-            Tensor(static_cast<char*>(slots_->data()) + tile.slot * kTileElements * SizeOf(compute),
-                   compute, {count});
+        slice.slot = static_cast<int>(slices_.size()) % kSlots;
+        slice.sent = Tensor(
+            static_cast<char*>(slots_->data()) + slice.slot * kSliceElements * SizeOf(compute),
+            compute, {count});
       }
       int64_t end = 0;  // end of the range that is covered so far
       const auto skip_to = [&](int64_t next) {
-        if (tile.slot >= 0 && next > end) tile.gaps.push_back({end, next - end});
+        if (slice.slot >= 0 && next > end) slice.gaps.push_back({end, next - end});
       };
-      for (const FlatPiece& piece :
-           layout.Pieces({part.begin + begin, part.begin + begin + count})) {
-        const int64_t at = piece.flat - part.begin;
+      for (const FlatSlice& of_parameter :
+           layout.Slices({part.begin + begin, part.begin + begin + count})) {
+        const int64_t at = of_parameter.flat - part.begin;
         skip_to(at - begin);
-        end = at - begin + piece.count;
+        end = at - begin + of_parameter.count;
         kernels::AdamWArgs args;
-        args.parameter = flat_.master(bucket).Rows(at, piece.count);
-        args.gradient = gradients(bucket).Rows(at, piece.count);
-        args.m = flat_.m(bucket).Rows(at, piece.count);
-        args.v = flat_.v(bucket).Rows(at, piece.count);
-        if (tile.slot >= 0) args.copy = tile.sent.Rows(at - begin, piece.count);
+        args.parameter = flat_.master(bucket).Rows(at, of_parameter.count);
+        args.gradient = gradients(bucket).Rows(at, of_parameter.count);
+        args.m = flat_.m(bucket).Rows(at, of_parameter.count);
+        args.v = flat_.v(bucket).Rows(at, of_parameter.count);
+        if (slice.slot >= 0) args.copy = slice.sent.Rows(at - begin, of_parameter.count);
         args.beta1 = static_cast<float>(config.beta1);
         args.beta2 = static_cast<float>(config.beta2);
         args.epsilon = static_cast<float>(config.epsilon);
-        args.weight_decay = flat_.registry().at(piece.parameter).weight_decay
+        args.weight_decay = flat_.registry().at(of_parameter.parameter).weight_decay
                                 ? static_cast<float>(config.weight_decay)
                                 : 0.0f;
         args.scalars = static_cast<const StepScalars*>(host_scalars_->data());
-        tile.pieces.push_back(args);
+        slice.updates.push_back(args);
       }
       skip_to(count);
-      tiles_.push_back(std::move(tile));
+      slices_.push_back(std::move(slice));
     }
   }
 }
@@ -175,8 +175,8 @@ void OptimizerOffload::FetchGradients(kernels::Stream& compute,
   }
 }
 
-void OptimizerOffload::Round(const Tile& tile, int64_t begin, int64_t count) {
-  const Tensor from = tile.master.Rows(begin, count), to = tile.sent.Rows(begin, count);
+void OptimizerOffload::Round(const Slice& slice, int64_t begin, int64_t count) {
+  const Tensor from = slice.master.Rows(begin, count), to = slice.sent.Rows(begin, count);
   if (to.dtype() == DType::kBF16) {
     kernels::SplitMaster(*adamw_, from, to, Tensor());
   } else {
@@ -184,14 +184,14 @@ void OptimizerOffload::Round(const Tile& tile, int64_t begin, int64_t count) {
   }
 }
 
-void OptimizerOffload::Run(const Tile& tile) {
-  for (const kernels::AdamWArgs& piece : tile.pieces) kernels::AdamW(*adamw_, piece);
-  if (tile.slot < 0) return;
+void OptimizerOffload::Run(const Slice& slice) {
+  for (const kernels::AdamWArgs& update : slice.updates) kernels::AdamW(*adamw_, update);
+  if (slice.slot < 0) return;
   if (static_cast<const StepScalars*>(host_scalars_->data())->skip != 0) {
-    // Waits until the slot's previous tile has been copied up.
-    return Round(tile, 0, tile.master.elements());
+    // AdamW has left the slot as it was, with another slice in it.
+    return Round(slice, 0, slice.master.elements());
   }
-  for (const auto& [begin, count] : tile.gaps) Round(tile, begin, count);
+  for (const auto& [begin, count] : slice.gaps) Round(slice, begin, count);
 }
 
 void OptimizerOffload::Update(kernels::Stream& compute) {
@@ -205,18 +205,18 @@ void OptimizerOffload::Update(kernels::Stream& compute) {
   down_->Record(*prepared_);
   work_->Wait(*prepared_);
   compute.Wait(*prepared_);
-  for (size_t i = 0; i < tiles_.size(); ++i) {
-    const Tile& tile = tiles_[i];
-    work_->Wait(*fetched_[tile.bucket]);
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const Slice& slice = slices_[i];
+    work_->Wait(*fetched_[slice.bucket]);
     // Waits until the last step's copy from this memory, a slot or the master itself, is complete.
-    work_->Wait(tile.slot >= 0 ? *slot_empty_[tile.slot] : *written_[tile.bucket]);
-    work_->Enqueue([this, &tile] { Run(tile); });
-    work_->Record(*tile_updated_);
-    up_->Wait(*tile_updated_);
-    kernels::Copy(*up_, tile.sent, tile.to);
-    if (tile.slot >= 0) up_->Record(*slot_empty_[tile.slot]);
-    const bool last = i + 1 == tiles_.size() || tiles_[i + 1].bucket != tile.bucket;
-    if (last) up_->Record(*written_[tile.bucket]);
+    work_->Wait(slice.slot >= 0 ? *slot_empty_[slice.slot] : *written_[slice.bucket]);
+    work_->Enqueue([this, &slice] { Run(slice); });
+    work_->Record(*slice_updated_);
+    up_->Wait(*slice_updated_);
+    kernels::Copy(*up_, slice.sent, slice.to);
+    if (slice.slot >= 0) up_->Record(*slot_empty_[slice.slot]);
+    const bool last = i + 1 == slices_.size() || slices_[i + 1].bucket != slice.bucket;
+    if (last) up_->Record(*written_[slice.bucket]);
   }
   work_->Record(*updated_);
 }

@@ -24,12 +24,13 @@ namespace muster::parallel {
 int HostBuckets(const FlatLayout& layout, double share);
 
 // Updates the buckets whose optimizer state and master weights are in host memory
-// (FlatBuffersOptions::host_buckets). It pipelines tiles over three streams beside the compute
+// (FlatBuffersOptions::host_buckets). It pipelines slices over three streams beside the compute
 // stream: gradients are copied down, the host's threads update them, and parameters are copied up.
 // The results have the bits of kernels::AdamW on a CPU device.
 //
 // Owns the streams, 4 bytes of pinned host memory per offloaded element of the own parts for
-// gradients, tiles for 16-bit parameters on their way up, and the host's threads. Single-threaded.
+// gradients, buffers of a slice each for 16-bit parameters on their way up, and the host's threads.
+// Single-threaded.
 class OptimizerOffload {
  public:
   // `threads` >= 1, of the host. Requires: flat.options().host_buckets > 0. `optimizer` has the
@@ -58,31 +59,31 @@ class OptimizerOffload {
 
  private:
   // A range of an own part that is updated at once.
-  struct Tile {
+  struct Slice {
     int bucket = 0;
-    std::vector<kernels::AdamWArgs> pieces;  // in host memory
-    kernels::Tensor master, sent, to;        // `sent` goes to `to`; 16-bit: made from master
-    int slot = -1;                           // of `sent`, where it is a slot
+    std::vector<kernels::AdamWArgs> updates;  // in host memory
+    kernels::Tensor master, sent, to;         // `sent` goes to `to`; 16-bit: made from master
+    int slot = -1;                            // of `sent`, where it is a slot
     // 16-bit: first element and count of padding, which is copied up as well.
     std::vector<std::pair<int64_t, int64_t>> gaps;
   };
 
   explicit OptimizerOffload(FlatBuffers& flat) : flat_(flat) {}
   absl::Status Allocate(const Optimizer& optimizer, kernels::Device& device, int threads);
-  void MakeTiles(const AdamWConfig& config);
+  void MakeSlices(const AdamWConfig& config);
   kernels::Tensor gradients(int bucket);  // in host memory
-  void Run(const Tile& tile);
-  void Round(const Tile& tile, int64_t begin, int64_t count);  // from master to sent
+  void Run(const Slice& slice);
+  void Round(const Slice& slice, int64_t begin, int64_t count);  // from master to sent
 
   FlatBuffers& flat_;
   const kernels::StepScalars* scalars_ = nullptr;  // device memory
   std::unique_ptr<kernels::Device> host_;
   std::unique_ptr<kernels::Stream> adamw_;  // eager: runs inside work_
   std::unique_ptr<kernels::Buffer> gradients_, host_scalars_, slots_;
-  std::vector<Tile> tiles_;                                         // in the order of the update
+  std::vector<Slice> slices_;                                       // in the order of the update
   std::vector<std::unique_ptr<kernels::Event>> fetched_, written_;  // per bucket
   std::vector<std::unique_ptr<kernels::Event>> slot_empty_;
-  std::unique_ptr<kernels::Event> reduced_, prepared_, updated_, tile_updated_;
+  std::unique_ptr<kernels::Event> reduced_, prepared_, updated_, slice_updated_;
   // Last: they end before what they use.
   std::unique_ptr<kernels::Stream> down_, work_, up_;
 };

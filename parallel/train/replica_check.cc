@@ -37,7 +37,7 @@ class Checksums {
   // `read` enqueues a copy of the flat storage of `range`, of type `dtype`, to host memory.
   absl::Status Add(const std::string& kind, DType dtype, const FlatRange& range,
                    absl::FunctionRef<void(const Tensor& to)> read,
-                   const std::vector<FlatPiece>& pieces, const ParameterRegistry& parameters) {
+                   const std::vector<FlatSlice>& pieces, const ParameterRegistry& parameters) {
     const int64_t size = SizeOf(dtype);
     if (memory_ == nullptr || memory_->bytes() < range.size() * size) {
       memory_.reset();
@@ -45,7 +45,7 @@ class Checksums {
     }
     read(Tensor(memory_->data(), dtype, {range.size()}));
     RETURN_IF_ERROR(stream_.Synchronize());
-    for (const FlatPiece& piece : pieces) {
+    for (const FlatSlice& piece : pieces) {
       const Parameter& parameter = parameters.at(piece.parameter);
       const char* data =
           static_cast<const char*>(memory_->data()) + (piece.flat - range.begin) * size;
@@ -104,7 +104,7 @@ absl::Status CheckReplicas(const TrainerInputs& inputs, RankMemory& memory, Mode
   const ParameterRegistry& parameters = inputs.model.parameters();
   const auto add = [&](const char* kind, DType dtype, const FlatRange& range,
                        absl::FunctionRef<void(const Tensor&)> read) {
-    return Mark(checksums.Add(kind, dtype, range, read, layout.Pieces(range), parameters),
+    return Mark(checksums.Add(kind, dtype, range, read, layout.Slices(range), parameters),
                 FailureDomain::kMemory);
   };
   const auto add_tensor = [&](const char* kind, const Tensor& from, const FlatRange& range) {

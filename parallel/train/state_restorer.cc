@@ -154,7 +154,7 @@ absl::Status StateRestorer::LoadOwn(int state, WeightReader read, ControlChannel
   std::vector<float> values;
   for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
     const FlatRange part = layout.Part(i, inputs_.groups.shard().rank());
-    for (const FlatPiece& piece : layout.Pieces(part)) {
+    for (const FlatSlice& piece : layout.Slices(part)) {
       if (work.pointless()) return absl::CancelledError("another rank has failed");
       const Parameter& parameter = inputs_.model.parameters().at(piece.parameter);
       values.resize(piece.count);
@@ -231,7 +231,7 @@ absl::Status StateRestorer::LoadCarried(CheckpointReader& reader) {
   for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
     if (layout.buckets()[i].compressed) continue;
     const FlatRange part = layout.Part(i, inputs_.groups.shard().rank());
-    for (const FlatPiece& piece : layout.Pieces(part)) {
+    for (const FlatSlice& piece : layout.Slices(part)) {
       // Of a tied table, the stage that owns it compresses it and sends the other one its sum.
       Parameter parameter = inputs_.model.parameters().at(piece.parameter);
       parameter.duplicate = false;

@@ -97,7 +97,7 @@ void StateSaver::AddState(PieceReader& reader, std::vector<SavePiece>& pieces) {
           kernels::Copy(memory_.compute(), moment.Rows(first, to.elements()), to);
         }
       };
-      for (const FlatPiece& piece : layout.Pieces(saved)) {
+      for (const FlatSlice& piece : layout.Slices(saved)) {
         const Parameter& parameter = inputs_.model.parameters().at(piece.parameter);
         if (!shares_.Saves(parameter)) continue;
         int64_t at = piece.flat - begin;

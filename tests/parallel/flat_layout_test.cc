@@ -45,7 +45,7 @@ TEST(FlatLayout, PartsOfAllRanks_HoldEveryRealElementOnce) {
     for (size_t bucket = 0; bucket < layout.buckets().size(); ++bucket) {
       for (int rank = 0; rank < ranks; ++rank) {
         const FlatRange part = layout.Part(static_cast<int>(bucket), rank);
-        for (const FlatPiece& slice : layout.Pieces(part)) {
+        for (const FlatSlice& slice : layout.Slices(part)) {
           EXPECT_GE(slice.flat, part.begin);
           EXPECT_LE(slice.flat + slice.count, part.end);
           EXPECT_EQ(slice.flat, layout.offset(slice.parameter) + slice.first);

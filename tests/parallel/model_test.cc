@@ -135,7 +135,7 @@ class Bench {
   double Norm() {
     float pair[2] = {0, 0};
     const kernels::Tensor sum(pair, kernels::DType::kF32, {2});
-    for (const kernels::Tensor& piece : GradientPieces(*flat_, nullptr)) {
+    for (const kernels::Tensor& piece : GradientSlices(*flat_, nullptr)) {
       kernels::SumSquaresPair(*stream_, piece, sum, /*accumulate=*/true);
     }
     return std::sqrt(static_cast<double>(pair[0]) + pair[1]);

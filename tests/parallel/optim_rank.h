@@ -100,7 +100,7 @@ struct Rank {
     for (int bucket = 0; bucket < static_cast<int>(layout.buckets().size()); ++bucket) {
       const FlatRange part = layout.Part(bucket, groups->shard().rank());
       const kernels::Tensor own = at(bucket);
-      for (const FlatPiece& slice : layout.Pieces(part)) {
+      for (const FlatSlice& slice : layout.Slices(part)) {
         auto& to = values[slice.parameter];
         to.resize(registry.at(slice.parameter).elements());
         const float* from = own.f32() + (slice.flat - part.begin);

@@ -86,7 +86,7 @@ struct State {
       for (int step = 0; step < 3; ++step) {
         for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
           const FlatRange part = layout.Part(i, options.shard);
-          for (const FlatPiece& slice : layout.Pieces(part)) {
+          for (const FlatSlice& slice : layout.Slices(part)) {
             float* g = flat->own_gradient(i).f32() + (slice.flat - part.begin);
             for (int64_t j = 0; j < slice.count; ++j) {
               g[j] = std::sin(static_cast<float>(slice.flat + j + 1000 * step));
@@ -124,7 +124,7 @@ TEST(SplitMasters, EveryStageOfZero_HaveTheBitsOfWholeMastersInTwoBytesLess) {
     const int shards = zero == 0 ? 1 : 2;
     const FlatBuffersOptions split = {.seed = 4, .compute = kernels::DType::kBF16, .zero = zero};
     FlatBuffersOptions whole = split;
-    whole.halves = false;
+    whole.split_master = false;
     const State a(split, shards), b(whole, shards);
     EXPECT_EQ(a.masters, b.masters);
     EXPECT_TRUE(a.moments == b.moments);
