@@ -32,9 +32,9 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
   const int64_t bucket_elements = options.bucket_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t alignment =
       std::lcm<int64_t>(int64_t{options.shards} * options.replicas, kBucketAlignment);
-  // Buckets that are being filled, by (block, sharing, compressed); offsets are relative to the
-  // bucket until it closes, since several may be open.
-  // Which ranks sum gradients; kReplicated includes kSharded.
+  // Buckets that are being filled, by block (-1: resident), by the ranks that sum their gradients
+  // (kReplicated stands for kSharded too), and by whether they are compressed. Several may be open,
+  // so offsets are relative to the bucket until it closes.
   using Key = std::tuple<int, TensorSharing, bool>;
   std::map<Key, Bucket> open;
   const auto close = [&](Key key) {
