@@ -76,7 +76,7 @@ void WriteWhole(const Json& plan, Terminal& terminal) {
                         [&](const Json& a, const Json& b) { return total(a) < total(b); });
   if (total(most) == 0) return;
   constexpr std::array<std::pair<const char*, const char*>, 3> kKinds = {
-      {{"tables", "of embedding and head"},
+      {{"tables", "of tied embedding and head"},
        {"keys", "of key/value heads that tensor ranks share"},
        {"small", "in small ones"}}};
   std::vector<std::string> parts;
