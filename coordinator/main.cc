@@ -191,6 +191,8 @@ int Main(int argc, char** argv) {
               "Silence after which a worker is UNREACHABLE; its ranks train on");
   AddDuration(app, "--lost-after", flags.core.lost_after,
               "Silence after which a worker is LOST and its jobs restart elsewhere");
+  AddDuration(app, "--partition-hold", flags.core.partition_hold,
+              "How long workers are not given up while most of them are silent at once");
   AddDuration(app, "--stop-grace", flags.core.stop_grace,
               "From SIGTERM to SIGKILL when ranks are ended");
   AddDuration(app, "--progress-timeout", flags.core.progress_timeout,
@@ -214,9 +216,10 @@ int Main(int argc, char** argv) {
     return 2;
   }
   if (flags.core.heartbeat_interval >= flags.core.unreachable_after ||
-      flags.core.unreachable_after >= flags.core.lost_after) {
-    std::cerr << "--heartbeat-interval must be below --unreachable-after, and that below "
-                 "--lost-after\n";
+      flags.core.unreachable_after >= flags.core.lost_after ||
+      flags.core.lost_after > flags.core.partition_hold) {
+    std::cerr << "--heartbeat-interval must be below --unreachable-after, that below --lost-after, "
+                 "and that not above --partition-hold\n";
     return 2;
   }
   // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.

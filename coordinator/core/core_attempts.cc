@@ -44,6 +44,12 @@ std::string HowExited(const v1::RankExit& exit) {
 
 }  // namespace
 
+bool HasRank(const v1::Attempt& attempt, const std::string& worker) {
+  return std::any_of(
+      attempt.placements().begin(), attempt.placements().end(),
+      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
+}
+
 void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn) {
   v1::Attempt& attempt = *job.record.mutable_attempt();
   const v1::AttemptState from = attempt.state();
@@ -116,7 +122,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   job.exits.clear();
   job.symptom_at.reset();
   job.evaluated_step = 0;
-  job.attempt_since = job.progress_at = turn.now();
+  job.attempt_since = job.progress_at = job.advanced_at = turn.now();
   const std::string why =
       absl::StrCat(placements.size(), " rank(s) on ", absl::StrJoin(workers, ", "));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_STATE);
@@ -168,7 +174,7 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   v1::RankProgress& known = job.progress[static_cast<size_t>(rank)];
   if (progress.step() < known.step()) return;  // an older report that came late
   if (progress.step() > known.step() || progress.phase() != known.phase()) {
-    job.progress_at = turn.now();
+    job.progress_at = job.advanced_at = turn.now();
   }
   known = progress;
   v1::RankStatus& status = *job.job().mutable_ranks(rank);
@@ -288,9 +294,10 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   const bool allocated = job.record.attempt().state() == v1::ATTEMPT_STATE_ALLOCATED;
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
   absl::Time due = (allocated ? job.attempt_since : job.progress_at) + limit;
-  if (turn.now() >= due && !allocated && AnyWorkerAway(job)) {
-    // Ranks on a worker that is away may make progress; when the worker is back it is known.
-    job.progress_at = turn.now();
+  if (turn.now() >= due && AnyWorkerAway(job)) {
+    // A worker that is away may have prepared its ranks, or they may make progress; it tells when
+    // it is back. When it is given up, so is the attempt.
+    (allocated ? job.attempt_since : job.progress_at) = turn.now();
     due = turn.now() + limit;
   }
   if (turn.now() < due) {

@@ -41,6 +41,11 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 constexpr uint64_t kEventsMax = 1'000'000;
 
 // ---- time
+// While a worker or an attempt is watched, the core asks for a turn at least this often. When more
+// than kPauseMin longer has gone by, the coordinator was stopped or starved: in that time it could
+// hear nobody, so that the silence of workers and ranks does not count.
+constexpr absl::Duration kTurnIntervalMax = absl::Seconds(1);
+constexpr absl::Duration kPauseMin = absl::Seconds(1);
 // How long an attempt waits, after the first exit by a failed collective, for the exit that caused
 // it.
 constexpr absl::Duration kCulpritGrace = absl::Seconds(1);

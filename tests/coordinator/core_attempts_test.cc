@@ -154,7 +154,7 @@ TEST_F(ThreeWorkersTest, NetworkFailureOfTwoWorkersWhileAThirdIsLost_KeepsItsCau
   exit.set_cause(v1::CAUSE_NETWORK);
   exit.set_peer(RankOn("b"));
   Report("a", v1::RANK_STATE_EXITED, exit);
-  now_ += config_.lost_after / 2;
+  Wait(config_.lost_after / 2);
   Report("a", v1::RANK_STATE_RELEASED, exit);
   Report("b", v1::RANK_STATE_RELEASED);
   EXPECT_EQ(Job().causes_size(), 0) << "the rank on c is not released";
@@ -279,7 +279,7 @@ TEST_F(CoreTest, LostWorker_ReturnsWithStaleRanks_GetsNothingUntilTheyAreGone) {
   Wait(config_.unreachable_after);
   EXPECT_EQ(core_->ListWorkers()[0].state(), v1::WORKER_STATE_UNREACHABLE);
   EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
-  Wait(config_.lost_after);
+  Wait(config_.partition_hold);
   EXPECT_EQ(core_->ListWorkers()[0].state(), v1::WORKER_STATE_LOST);
   ASSERT_EQ(Job().causes_size(), 1);
   EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_WORKER_LOST);

@@ -16,6 +16,7 @@ namespace {
 CoreConfig Config() {
   CoreConfig config;
   config.lost_after = absl::Seconds(12);
+  config.partition_hold = absl::Seconds(75);
   config.stop_grace = absl::Seconds(2);
   config.progress_timeout = absl::Seconds(40);
   return config;
@@ -71,6 +72,8 @@ void World::CrashCoordinator(absl::string_view why) {
   store_->Crash();
   store_->FailWrites(false);
   crash_in_write_ = false;
+  paused_ = synced_ = false;
+  arrived_.clear();
   core_.reset();
   unsynced_.clear();
   syncing_ = false;
@@ -86,8 +89,42 @@ void World::CrashCoordinator(absl::string_view why) {
   });
 }
 
+void World::PauseCoordinator(absl::Duration time) {
+  if (core_ == nullptr || paused_) return;
+  Trace(absl::StrCat("coordinator is stopped for ", absl::FormatDuration(time)));
+  Count("coordinator pause");
+  paused_ = true;
+  const uint64_t generation = coordinator_generation_;
+  queue_.After(time, [this, generation] {
+    if (generation == coordinator_generation_) ResumeCoordinator();
+  });
+}
+
+// Whether the timer or a message runs first is up to the operating system.
+void World::ResumeCoordinator() {
+  Trace(absl::StrCat("coordinator goes on, ", arrived_.size(), " events wait"));
+  paused_ = false;
+  if (std::exchange(synced_, false)) SyncDone();
+  const bool due = core_timer_ <= queue_.now();
+  const bool timer_first = rng_.Chance(0.5);
+  const uint64_t generation = coordinator_generation_;
+  if (due) core_timer_ = absl::InfiniteFuture();
+  if (due && timer_first) Feed(coordinator::TimerFired{});
+  const std::deque<CoreEvent> arrived = std::exchange(arrived_, {});
+  for (const CoreEvent& event : arrived) {
+    if (generation == coordinator_generation_) Feed(event);
+  }
+  if (due && !timer_first && generation == coordinator_generation_) {
+    Feed(coordinator::TimerFired{});
+  }
+}
+
 void World::Feed(CoreEvent event) {
   if (core_ == nullptr) return;
+  if (paused_) {
+    arrived_.push_back(std::move(event));
+    return;
+  }
   CarryOut(core_->Handle(event, queue_.now()));
 }
 
@@ -104,6 +141,10 @@ void World::CarryOut(CoreOutput output) {
 }
 
 void World::SyncDone() {
+  if (paused_) {
+    synced_ = true;
+    return;
+  }
   std::vector<coordinator::Batch> batches;
   for (const CoreOutput& output : unsynced_) {
     if (!output.batch.empty()) batches.push_back(output.batch);
@@ -144,7 +185,7 @@ void World::Release(const coordinator::CoreAction& action) {
     if (timer->at == absl::InfiniteFuture()) return;
     const uint64_t generation = coordinator_generation_;
     queue_.At(timer->at, [this, generation, at = timer->at] {
-      if (generation != coordinator_generation_ || core_timer_ != at) return;
+      if (generation != coordinator_generation_ || core_timer_ != at || paused_) return;
       core_timer_ = absl::InfiniteFuture();
       Feed(coordinator::TimerFired{});
     });
@@ -171,6 +212,7 @@ void World::SeeEvent(const v1::Event& event) {
       lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
     }
   }
+  if (event.kind() == v1::EVENT_KIND_RANKS_GIVEN_UP) lost_.emplace(event.job_id(), event.epoch());
   CheckFencing(event);
   Count(v1::EventKind_Name(event.kind()));
 }

@@ -83,6 +83,8 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "rank killed",
                            "gang killed",
                            "partition",
+                           "coordinator pause",
+                           "all cut off",
                            "broken session",
                            "reordered",
                            "duplicated",
@@ -144,6 +146,24 @@ TEST(Simulation, CoordinatorAndDaemonsKilled_CostNoAttemptAndNoStep) {
   EXPECT_GT(counts["re-attached"], 100);
 }
 
+TEST(Simulation, CoordinatorStoppedOrCutOff_CostsNoAttemptAndNoStep) {
+  std::map<std::string, int64_t> counts;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    Options options;
+    options.seed = seed;
+    options.faults = Faults::kReachability;
+    Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    EXPECT_EQ(result.counts["EVENT_KIND_WORKER_LOST"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["attempt repeated"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["steps replayed"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["sound job failed"], 0) << "seed " << seed;
+    for (const auto& [what, times] : result.counts) counts[what] += times;
+  }
+  EXPECT_GT(counts["coordinator pause"], 500);
+  EXPECT_GT(counts["all cut off"], 500);
+}
+
 TEST(Simulation, RanksKilled_ReplayLessThanOneIntervalEach) {
   std::map<std::string, int64_t> counts;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
@@ -165,11 +185,13 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   int64_t seeds = 0;
   uint64_t first = 1;
-  bool trace = false;
+  bool trace = false, reachability = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
       trace = true;
+    } else if (flag == "--reachability") {
+      reachability = true;
     } else if (flag == "--sim" && i + 1 < argc) {
       seeds = std::atoll(argv[++i]);
     } else if (flag == "--first" && i + 1 < argc) {
@@ -184,6 +206,7 @@ int main(int argc, char** argv) {
     muster::sim::Options options;
     options.seed = first;
     options.trace = true;
+    if (reachability) options.faults = muster::sim::Faults::kReachability;
     const muster::sim::Result result = muster::sim::Simulate(options);
     std::printf("%s\n", result.violation.empty() ? "sound" : result.violation.c_str());
     return result.violation.empty() ? 0 : 1;

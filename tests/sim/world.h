@@ -37,6 +37,8 @@ enum class Faults {
   kServices,
   // Only ranks and whole gangs are killed.
   kRanks,
+  // Only the coordinator is stopped (SIGSTOP) for a while, or cut off from all workers.
+  kReachability,
 };
 
 struct Options {
@@ -119,6 +121,9 @@ class World {
   void ReadEventsBack();
   void SeeEvent(const v1::Event& event);
   void CrashCoordinator(absl::string_view why);
+  // The process does not run for `time`: what arrives waits.
+  void PauseCoordinator(absl::Duration time);
+  void ResumeCoordinator();
   void Feed(coordinator::CoreEvent event);
   void CarryOut(coordinator::CoreOutput output);
   void SyncDone();
@@ -176,6 +181,8 @@ class World {
   void TryCancel(const std::string& id);
   void ScheduleFault();
   void InjectFault();
+  // The machine and the coordinator do not reach each other for `time`.
+  void CutOff(Machine& machine, absl::Duration time);
   void Heal();
   // True when every job has ended and no process or fault is left.
   bool Finished() const;
@@ -211,6 +218,9 @@ class World {
   bool syncing_ = false;
   bool crash_in_write_ = false;  // the coordinator dies while it writes its next outputs
   absl::Time core_timer_ = absl::InfiniteFuture();
+  bool paused_ = false;
+  std::deque<coordinator::CoreEvent> arrived_;  // during the pause
+  bool synced_ = false;                         // a sync ended during the pause
   uint64_t next_id_ = 1;
 
   std::map<std::string, Machine> machines_;
