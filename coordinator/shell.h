@@ -69,6 +69,10 @@ class Shell {
               absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done);
   // By name.
   void ListWorkers(absl::AnyInvocable<void(absl::StatusOr<std::vector<v1::Worker>>)> done);
+  // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
+  void RemoveWorker(std::string worker, PendingCalls::Done done);
+  // Writes the durable state to `directory`, which must not exist, on a thread of its own.
+  void Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done);
   // Asks the worker that holds the log; LogRelay::Ask has the errors.
   void ReadLog(v1::LogRequest request, absl::AnyInvocable<void(absl::StatusOr<v1::LogReply>)> done);
 
@@ -143,6 +147,7 @@ class Shell {
   PendingCalls calls_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<ThreadLoop> watch_loop_;
+  std::unique_ptr<ThreadLoop> backup_loop_;
   std::unique_ptr<PublishedState> published_;
   std::unique_ptr<Writer> writer_;
   std::unique_ptr<ThreadLoop> loop_;

@@ -75,7 +75,7 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
 void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
   v1::JobRecord& record = job.record;
   v1::Job& proto = job.job();
-  proto.set_epoch(proto.epoch() + 1);
+  proto.set_epoch(std::max(proto.epoch() + 1, record.epoch_floor()));
   proto.set_attempts(proto.attempts() + 1);
   record.clear_not_before();
   record.clear_after_release();

@@ -111,9 +111,10 @@ class CoreImpl : public Core {
   void Lose(WorkerEntry& worker, const std::string& why, Turn& turn);
   void Close(WorkerEntry& worker, const std::string& why, Turn& turn);
   void On(const RemoveWorkerEvent& event, Turn& turn);
-  void GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn);
+  void GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn);
   void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
   void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
+  void RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn);
   void SendDesired(WorkerEntry& worker, Turn& turn);
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
   // The job whose current attempt has this epoch, has not been stopped and has a rank on this

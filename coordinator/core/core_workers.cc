@@ -84,6 +84,13 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
     return absl::InvalidArgumentError(absl::StrCat(who, "an identity of ", hello.identity().size(),
                                                    " bytes; at most ", kWorkerNameBytesMax));
   }
+  if (hello.leader_term() > leader_term_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        who, "it has obeyed leader term ", hello.leader_term(), " of cluster ", cluster_id_,
+        ", this coordinator has ", leader_term_,
+        ": it runs on an older copy of the state. Stop it if the newer one is alive; a backup is "
+        "brought back with `muster admin restore`"));
+  }
   const WorkerEntry* known = workers_.Find(WorkerId(hello.worker()));
   if (known == nullptr) return absl::OkStatus();
   if (!known->row.identity().empty() && hello.identity() != known->row.identity()) {
@@ -322,7 +329,7 @@ void CoreImpl::Keep(WorkerEntry& worker, const std::string& why, Turn& turn) {
   for (const JobId& id : worker.Jobs()) {
     JobEntry& job = *jobs_.Find(id);
     if (IsUp(job.record.attempt().state())) continue;
-    GiveUp(worker, job, turn);
+    GiveUp(worker, job, absl::StrCat("worker ", worker.row.name(), " is silent"), turn);
     gave_up = true;
   }
   if (gave_up) Close(worker, "attempts with ranks on this worker were given up; reconnect", turn);
@@ -342,7 +349,7 @@ void CoreImpl::Lose(WorkerEntry& worker, const std::string& why, Turn& turn) {
   worker.stale_attempts.clear();
   turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, why));
   WorkerTable::Persist(worker, turn);
-  for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), turn);
+  for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), why, turn);
   Close(worker, why, turn);
   turn.Reschedule();
 }
@@ -364,7 +371,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
   turn.Act(std::move(reply));
 }
 
-void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
+void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn) {
   v1::Attempt& attempt = *job.record.mutable_attempt();
   std::vector<int32_t> ranks;
   for (const v1::Placement& placement : attempt.placements()) {
@@ -373,8 +380,7 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
       ranks.push_back(placement.rank());
     }
   }
-  const std::string why =
-      absl::StrCat("worker ", worker.row.name(), " with rank ", ranks.front(), " was lost");
+  const std::string why = absl::StrCat("rank ", ranks.front(), " is lost: ", reason);
   for (const int32_t rank : ranks) {
     job.job().mutable_ranks(rank)->set_state(v1::RANK_STATE_LOST);
   }
@@ -407,6 +413,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   std::set<std::string> stale;
   for (const v1::ObservedAttempt& attempt : observed.attempts()) {
     const JobId id(attempt.job_id());
+    RaiseEpochFloor(id, attempt.epoch(), turn);
     JobEntry* job = worker.Jobs().count(id) > 0 ? jobs_.Find(id) : nullptr;
     if (job == nullptr || job->epoch().value() != attempt.epoch()) {
       if (HoldsProcesses(attempt)) {
@@ -442,6 +449,18 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     *send.message.mutable_desired() = worker.desired;
     turn.Act(std::move(send));
   }
+}
+
+// Only after the state was restored from a backup can a daemon hold an epoch that is not known
+// here. It must not be used again.
+void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
+  JobEntry* job = jobs_.Find(id);
+  if (job == nullptr || epoch <= job->epoch().value() || epoch < job->record.epoch_floor() ||
+      epoch > job->epoch().value() + kEpochsAheadMax) {
+    return;
+  }
+  job->record.set_epoch_floor(epoch + 1);
+  turn.Persist(id);
 }
 
 // The daemon does not hold this attempt. That proves that its ranks are gone only if the daemon had

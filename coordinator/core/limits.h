@@ -20,6 +20,8 @@ constexpr int kCheckpointRecordsMax = 256;    // Job.checkpoints; removed and da
 constexpr int kLossPointsMax = 512;           // Job.losses; thinned
 constexpr size_t kRestoreCandidatesMax = 16;  // checkpoints offered to an attempt, newest first
 constexpr size_t kMessageBytesMax = 4096;     // any text that a worker or rank sent; cut
+// How far above the current epoch one that a daemon holds is believed, after a restore.
+constexpr uint64_t kEpochsAheadMax = 1'000'000;
 
 // ---- restarts that do not count are bounded too, or a broken machine would restart a job for ever
 constexpr int kLaunchFailuresMax = 20;    // attempts in a row that could not be started

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/admin_service.h"
 #include "coordinator/rpc/job_service.h"
 #include "coordinator/rpc/worker_service.h"
 #include "coordinator/shell.h"
@@ -28,7 +29,8 @@ class GrpcServer : public RpcServer {
       : shell_(shell),
         keepalive_ms_(static_cast<int>(absl::ToInt64Milliseconds(options.keepalive))),
         job_service_(MakeJobService(shell, options.version)),
-        worker_service_(MakeWorkerService(shell)) {}
+        worker_service_(MakeWorkerService(shell)),
+        admin_service_(MakeAdminService(shell, options.backups)) {}
 
   // False when the address cannot be bound.
   bool Bind(const std::string& address) {
@@ -48,6 +50,7 @@ class GrpcServer : public RpcServer {
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
     builder.RegisterService(job_service_.get());
     builder.RegisterService(worker_service_.get());
+    builder.RegisterService(admin_service_.get());
     int port = 0;
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
     server_ = builder.BuildAndStart();
@@ -74,6 +77,7 @@ class GrpcServer : public RpcServer {
   const int keepalive_ms_;
   const std::unique_ptr<grpc::Service> job_service_;
   const std::unique_ptr<grpc::Service> worker_service_;
+  const std::unique_ptr<grpc::Service> admin_service_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };

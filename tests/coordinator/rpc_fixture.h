@@ -58,6 +58,7 @@ class Coordinator {
     auto server = RpcServer::Start(*shell_, {.listen = "127.0.0.1:0",
                                              .version = "1.2.3",
                                              .earlier_port = port_,
+                                             .backups = directory_ + "/backups",
                                              .keepalive = keepalive_});
     CHECK_OK(server);
     server_ = *std::move(server);

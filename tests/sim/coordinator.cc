@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
 #include "tests/sim/world.h"
 
@@ -87,6 +88,36 @@ void World::CrashCoordinator(absl::string_view why) {
   queue_.After(absl::Milliseconds(100) + Outage(0.2, 20000, 2000), [this, generation] {
     if (generation == coordinator_generation_) StartCoordinator();
   });
+}
+
+void World::TakeBackup() {
+  if (core_ == nullptr || !unsynced_.empty() || syncing_) return;
+  Trace("a backup is written");
+  backup_ = Backup{store_->Copy(), committed_, epochs_, final_states_};
+}
+
+void World::RestoreBackup() {
+  if (!backup_.has_value() || core_ == nullptr) return;
+  CrashCoordinator("its disk is gone");
+  Count("backup restored");
+  Backup backup = std::move(*std::exchange(backup_, std::nullopt));
+  store_ = std::move(backup.store);
+  CHECK_OK(coordinator::MarkRestored(*store_, queue_.now()));
+  committed_ = std::move(backup.committed);
+  epochs_ = std::move(backup.epochs);
+  final_states_ = std::move(backup.final_states);
+  // Users find that what they did after the backup is forgotten, and do it again.
+  for (auto& [request, submission] : submissions_) {
+    if (submission.id.empty()) continue;
+    const auto row = store_->Get(coordinator::Table::kJobs, submission.id);
+    if (!row.ok() || !row->has_value()) {
+      submission.id.clear();
+      queue_.After(absl::Seconds(1),
+                   [this, request = request, spec = submission.spec] { TrySubmit(request, spec); });
+    } else if (submission.cancel) {
+      queue_.After(absl::Seconds(1), [this, id = submission.id] { TryCancel(id); });
+    }
+  }
 }
 
 void World::PauseCoordinator(absl::Duration time) {
@@ -211,6 +242,10 @@ void World::SeeEvent(const v1::Event& event) {
     for (const auto& [key, process] : machines_[event.worker()].processes) {
       lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
     }
+  }
+  if (event.kind() == v1::EVENT_KIND_ATTEMPT_STATE && event.from().empty() &&
+      !allocated_.emplace(event.job_id(), event.epoch()).second) {
+    Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " was allocated twice"));
   }
   if (event.kind() == v1::EVENT_KIND_RANKS_GIVEN_UP) lost_.emplace(event.job_id(), event.epoch());
   CheckFencing(event);

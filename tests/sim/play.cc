@@ -97,6 +97,11 @@ void World::InjectFault() {
   uint64_t kind = rng_.Below(11);
   if (options_.faults == Faults::kServices) kind %= 2;
   if (options_.faults == Faults::kReachability) kind = 9 + kind % 2;
+  if (options_.faults == Faults::kRestore) {
+    if (kind == 2) return TakeBackup();
+    if (kind == 3) return RestoreBackup();
+    kind %= 2;
+  }
   if (options_.faults == Faults::kRanks) kind = 2 + kind % 3;
   switch (kind) {
     case 0:

@@ -23,7 +23,7 @@ struct Outcome {
 };
 
 // Runs seeds, which are independent, on all cores.
-Outcome RunSeeds(uint64_t first, int64_t count) {
+Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll) {
   const int threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<Outcome> parts(threads);
   std::vector<std::thread> running;
@@ -32,6 +32,7 @@ Outcome RunSeeds(uint64_t first, int64_t count) {
       for (int64_t i = t; i < count; i += threads) {
         Options options;
         options.seed = first + static_cast<uint64_t>(i);
+        options.faults = faults;
         const Result result = Simulate(options);
         if (!result.violation.empty()) {
           parts[t].failed.emplace_back(options.seed, result.violation);
@@ -164,6 +165,20 @@ TEST(Simulation, CoordinatorStoppedOrCutOff_CostsNoAttemptAndNoStep) {
   EXPECT_GT(counts["all cut off"], 500);
 }
 
+TEST(Simulation, OlderStateRestored_ReusesNoEpochAndEndsEveryJob) {
+  std::map<std::string, int64_t> counts;
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    Options options;
+    options.seed = seed;
+    options.faults = Faults::kRestore;
+    const Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    for (const auto& [what, times] : result.counts) counts[what] += times;
+  }
+  EXPECT_GT(counts["backup restored"], 100);
+  EXPECT_GT(counts["attempt repeated"], 20);
+}
+
 TEST(Simulation, RanksKilled_ReplayLessThanOneIntervalEach) {
   std::map<std::string, int64_t> counts;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
@@ -185,19 +200,24 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   int64_t seeds = 0;
   uint64_t first = 1;
-  bool trace = false, reachability = false;
+  bool trace = false;
+  muster::sim::Faults faults = muster::sim::Faults::kAll;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
       trace = true;
     } else if (flag == "--reachability") {
-      reachability = true;
+      faults = muster::sim::Faults::kReachability;
+    } else if (flag == "--restore") {
+      faults = muster::sim::Faults::kRestore;
     } else if (flag == "--sim" && i + 1 < argc) {
       seeds = std::atoll(argv[++i]);
     } else if (flag == "--first" && i + 1 < argc) {
       first = std::strtoull(argv[++i], nullptr, 10);
     } else {
-      std::fprintf(stderr, "usage: %s [--sim SEEDS [--first SEED] [--trace]]\n", argv[0]);
+      std::fprintf(
+          stderr, "usage: %s [--sim SEEDS [--first SEED] [--trace]] [--reachability | --restore]\n",
+          argv[0]);
       return 2;
     }
   }
@@ -206,12 +226,12 @@ int main(int argc, char** argv) {
     muster::sim::Options options;
     options.seed = first;
     options.trace = true;
-    if (reachability) options.faults = muster::sim::Faults::kReachability;
+    options.faults = faults;
     const muster::sim::Result result = muster::sim::Simulate(options);
     std::printf("%s\n", result.violation.empty() ? "sound" : result.violation.c_str());
     return result.violation.empty() ? 0 : 1;
   }
-  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds);
+  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds, faults);
   muster::sim::Print(outcome, seeds);
   return outcome.failed.empty() ? 0 : 1;
 }

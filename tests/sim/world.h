@@ -39,6 +39,8 @@ enum class Faults {
   kRanks,
   // Only the coordinator is stopped (SIGSTOP) for a while, or cut off from all workers.
   kReachability,
+  // kServices, and now and then the coordinator comes back with an older state, from a backup.
+  kRestore,
 };
 
 struct Options {
@@ -121,6 +123,8 @@ class World {
   void ReadEventsBack();
   void SeeEvent(const v1::Event& event);
   void CrashCoordinator(absl::string_view why);
+  void TakeBackup();
+  void RestoreBackup();
   // The process does not run for `time`: what arrives waits.
   void PauseCoordinator(absl::Duration time);
   void ResumeCoordinator();
@@ -212,6 +216,14 @@ class World {
   Result result_;
 
   std::unique_ptr<coordinator::MemoryStore> store_;
+  // A copy of the durable state, and what users knew then.
+  struct Backup {
+    std::unique_ptr<coordinator::MemoryStore> store;
+    std::map<std::string, int64_t> committed;
+    std::map<std::string, uint64_t> epochs;
+    std::map<std::string, v1::JobState> final_states;
+  };
+  std::optional<Backup> backup_;
   std::unique_ptr<coordinator::Core> core_;  // null: the coordinator is dead
   uint64_t coordinator_generation_ = 0;
   std::deque<coordinator::CoreOutput> unsynced_;
@@ -248,6 +260,7 @@ class World {
   std::map<JobEpoch, int64_t> reached_;               // step an attempt got to
   std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
   std::map<std::string, v1::JobState> final_states_;  // job id -> as first acknowledged
+  std::set<JobEpoch> allocated_;                      // every attempt that ever was
   uint64_t last_event_ = 0;
   bool faults_on_ = true;
   uint64_t hash_ = 14695981039346656037ull;  // FNV-1a
