@@ -37,8 +37,9 @@ absl::StatusOr<StoreContents> RestoreBackup(const std::string& directory,
   std::error_code error;
   if (fs::exists(target, error)) {
     return absl::AlreadyExistsError(
-        absl::StrCat(target, " exists: a backup is restored to a new data directory, never over a "
-                             "state; move the old one away or name another --data-dir"));
+        absl::StrCat(target,
+                     " exists: a backup is restored to a new data directory, never over a "
+                     "state; move the old one away or name another --data-dir"));
   }
   fs::create_directories(data_dir, error);
   if (error) return Failed(absl::StrCat("make ", data_dir), error);

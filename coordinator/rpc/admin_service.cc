@@ -59,9 +59,10 @@ class AdminService : public v1::AdminService::CallbackService {
                     absl::UnavailableError(absl::StrCat(backups_, ": ", error.message())));
     }
     if (known >= kBackupsMax) {
-      return Finish(reactor, "Backup",
-                    absl::ResourceExhaustedError(absl::StrCat(
-                        backups_, " holds ", known, " backups, as many as may be; remove old ones")));
+      return Finish(
+          reactor, "Backup",
+          absl::ResourceExhaustedError(absl::StrCat(
+              backups_, " holds ", known, " backups, as many as may be; remove old ones")));
     }
     const std::string path = absl::StrCat(
         backups_, "/", absl::FormatTime("%Y%m%dT%H%M%E3SZ", absl::Now(), absl::UTCTimeZone()));

@@ -112,8 +112,8 @@ TEST_F(CoreTest, DaemonThatObeyedANewerTerm_IsNotTakenFromTheNewerCoordinator) {
   hello.hello.set_leader_term(core_->leader_term() + 1);
   Handle(hello);
   ASSERT_EQ(Actions<CloseAction>().size(), 1u);
-  EXPECT_THAT(Actions<CloseAction>()[0].status,
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("older copy of the state")));
+  EXPECT_THAT(Actions<CloseAction>()[0].status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                         HasSubstr("older copy of the state")));
 }
 
 }  // namespace

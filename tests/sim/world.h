@@ -88,8 +88,7 @@ struct Machine {
   std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
   bool up = true;                                // the host
   bool partitioned = false;                      // from the coordinator
-  uint64_t incarnation = 0;
-  uint64_t generation = 0;  // of the daemon process
+  uint64_t generation = 0;                       // of the daemon process
   std::optional<uint64_t> connection;
   absl::Time timer = absl::InfiniteFuture();
   struct Call {
