@@ -71,6 +71,7 @@ absl::Status CoreImpl::LoadJobs(Store& store, absl::Time now) {
     if (!job.record.has_attempt()) continue;
     const v1::Attempt& attempt = job.record.attempt();
     job.progress.resize(static_cast<size_t>(attempt.placements_size()));
+    job.answered.assign(job.progress.size(), now);
     for (const v1::Placement& placement : attempt.placements()) {
       if (job.job().ranks(placement.rank()).state() >= v1::RANK_STATE_RELEASED &&
           !IsUp(attempt.state())) {
@@ -152,6 +153,7 @@ void CoreImpl::ForgivePause(Turn& turn) {
     for (absl::Time* time : {&job.attempt_since, &job.progress_at, &job.advanced_at}) {
       *time = std::min(turn.now(), *time + away);
     }
+    for (absl::Time& time : job.answered) time = std::min(turn.now(), time + away);
     if (job.symptom_at.has_value()) {
       job.symptom_at = std::min(turn.now(), *job.symptom_at + away);
     }

@@ -20,6 +20,7 @@ struct JobEntry {
 
   // ---- not durable: daemons report it again after a restart of the coordinator
   std::vector<v1::RankProgress> progress;  // by rank, of the current attempt
+  std::vector<absl::Time> answered;        // by rank: when its report last changed
   std::map<int32_t, v1::RankExit> exits;   // by rank, of the current attempt
   std::optional<absl::Time> symptom_at;    // of the first exit whose cause is a symptom (IsSymptom)
   absl::Time attempt_since;                // when the attempt was allocated, or recovered
