@@ -21,8 +21,8 @@ std::string CallText(const v1::GroupPosition& group) {
   const v1::Collective& call = group.unfinished();
   return absl::StrCat("call ", call.number(), " of group ", group.group(), ", ", call.operation(),
                       " of ", call.bytes(), " bytes, for ",
-                      absl::FormatDuration(absl::Seconds(static_cast<int64_t>(
-                          std::max(0.0, group.waited_seconds())))));
+                      absl::FormatDuration(absl::Seconds(
+                          static_cast<int64_t>(std::max(0.0, group.waited_seconds())))));
 }
 
 HangVerdict Silent(const std::vector<v1::RankProgress>& progress,
@@ -58,8 +58,7 @@ std::vector<Behind> GroupsWithRanksBehind(const std::vector<v1::RankProgress>& p
     Behind behind;
     for (const auto& [rank, group] : ranks) {
       if (!group->has_unfinished() || Pairwise(*group)) continue;
-      if (behind.at == nullptr ||
-          group->unfinished().number() < behind.at->unfinished().number()) {
+      if (behind.at == nullptr || group->unfinished().number() < behind.at->unfinished().number()) {
         behind.at = group;
         behind.waiting = rank;
       }
@@ -88,17 +87,17 @@ HangVerdict InCollectives(const std::vector<v1::RankProgress>& progress) {
       if (verdict.rank >= 0 && (blocked || !waits_itself)) continue;
       verdict.rank = rank;
       waits_itself = blocked;
-      verdict.text = absl::StrCat("rank ", behind.waiting, " waits for it in ",
-                                  CallText(*behind.at));
+      verdict.text =
+          absl::StrCat("rank ", behind.waiting, " waits for it in ", CallText(*behind.at));
     }
   }
   if (verdict.rank >= 0) return verdict;
   for (size_t rank = 0; rank < progress.size(); ++rank) {
     for (const v1::GroupPosition& group : progress[rank].groups()) {
       if (!group.has_unfinished()) continue;
-      verdict.text = absl::StrCat("every rank has made it to the same calls; rank ", rank,
-                                  " waits in ", CallText(group),
-                                  ": look at the network and the devices between its ranks");
+      verdict.text =
+          absl::StrCat("every rank has made it to the same calls; rank ", rank, " waits in ",
+                       CallText(group), ": look at the network and the devices between its ranks");
       return verdict;
     }
   }
@@ -111,12 +110,11 @@ HangVerdict ByStep(const v1::Job& job) {
   };
   const auto& ranks = job.ranks();
   if (ranks.empty()) return {};
-  const auto slowest = std::min_element(
-      ranks.begin(), ranks.end(),
-      [&](const auto& a, const auto& b) { return place(a) < place(b); });
-  const auto level = std::count_if(ranks.begin(), ranks.end(), [&](const auto& rank) {
-    return place(rank) == place(*slowest);
-  });
+  const auto slowest =
+      std::min_element(ranks.begin(), ranks.end(),
+                       [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  const auto level = std::count_if(
+      ranks.begin(), ranks.end(), [&](const auto& rank) { return place(rank) == place(*slowest); });
   if (level > 1) return {};
   return {slowest->rank(), absl::StrCat("it is furthest behind, at step ", slowest->step())};
 }
