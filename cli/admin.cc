@@ -50,8 +50,7 @@ absl::Status Backup(CoordinatorClient& client, Format format, Terminal& terminal
   if (format != Format::kTable) {
     Print(Json{{"path", backup.path()}, {"bytes", backup.bytes()}}, format, terminal.out);
   } else {
-    terminal.out << absl::StrFormat("%s on the coordinator's host, %.1f MB\n", backup.path(),
-                                    static_cast<double>(backup.bytes()) * 1e-6);
+    terminal.out << backup.path() << " on the coordinator's host, " << Bytes(backup.bytes()) << "\n";
   }
   return absl::OkStatus();
 }
