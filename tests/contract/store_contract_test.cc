@@ -273,6 +273,10 @@ TEST(RocksDbStore, DirectoryInUse_IsUnavailableAndSaysSo) {
 }
 
 TEST(RocksDbStore, Backup_HasWhatWasWrittenBeforeAndIsNotChangedByReading) {
+#ifdef __SANITIZE_THREAD__
+  // A backup flushes on a thread of RocksDB, whose locks the thread sanitizer does not see.
+  GTEST_SKIP() << "RocksDB is built without the thread sanitizer";
+#endif
   const TemporaryDirectory directory;
   ASSERT_OK_AND_ASSIGN(auto store, OpenRocksDbStore(directory / "s", "", "c"));
   ASSERT_OK(store->Write({Puts({"a", "b"}, "1")}));
