@@ -34,6 +34,8 @@ constexpr size_t kSessionQueueBytesMax = 128 << 20;
 // ---- logs
 constexpr int64_t kLogChunkBytes = 256 << 10;
 constexpr int32_t kProfileStepsMax = 1000;
+// A rank leaves a record of its collectives in a second or two; one whose process is stopped never.
+constexpr absl::Duration kCollectivesTimeout = absl::Minutes(1);
 constexpr absl::Duration kLogReplyTimeout = absl::Seconds(10);
 constexpr absl::Duration kLogFollowInterval = absl::Milliseconds(200);
 constexpr absl::Duration kLogRetryInterval = absl::Seconds(1);

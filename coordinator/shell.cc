@@ -136,18 +136,18 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitEvent{*call, std::move(spec), std::move(request_id)}] {
+  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id)}] {
     Handle(event);
   });
 }
 
-void Shell::Cancel(std::string job, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::Cancel(std::string job, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = CancelEvent{*call, std::move(job)}] { Handle(event); });
+  loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
 }
 
 void Shell::GetJob(const std::string& name_or_id,
@@ -158,8 +158,8 @@ void Shell::GetJob(const std::string& name_or_id,
   }
   // The core has the error message, which names the nearest job. It may also know a job that is not
   // durable yet: the answer therefore waits for the writes before it.
-  const std::optional<CallId> call =
-      calls_.Add([done = std::move(done)](absl::StatusOr<JobReply> reply) mutable {
+  const auto call =
+      calls_.Add<JobReply>([done = std::move(done)](absl::StatusOr<JobReply> reply) mutable {
         if (!reply.ok()) {
           done(reply.status());
         } else {
@@ -171,31 +171,21 @@ void Shell::GetJob(const std::string& name_or_id,
     absl::StatusOr<v1::Job> job = core_->GetJob(name_or_id);
     Enqueue({.then = [this, call, job = std::move(job)]() mutable {
       if (job.ok()) {
-        calls_.Answer(call, JobReply{*std::move(job)});
+        calls_.Answer<JobReply>(call, JobReply{*std::move(job)});
       } else {
-        calls_.Answer(call, job.status());
+        calls_.Answer<JobReply>(call, job.status());
       }
     }});
   });
 }
 
-void Shell::ListWorkers(absl::AnyInvocable<void(absl::StatusOr<std::vector<v1::Worker>>)> done) {
-  auto workers = std::make_shared<std::vector<v1::Worker>>();
-  const std::optional<CallId> call = calls_.AddWithResult(workers, std::move(done));
+void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {
+  const auto call = calls_.Add<std::vector<v1::Worker>>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, call = *call, workers] {
-    *workers = core_->ListWorkers();
-    Enqueue({.then = [this, call] { calls_.Answer(call, JobReply{}); }});
-  });
-}
-
-void Shell::ReadLog(v1::LogRequest request,
-                    absl::AnyInvocable<void(absl::StatusOr<v1::LogReply>)> done) {
-  auto reply = std::make_shared<v1::LogReply>();
-  const std::optional<CallId> call = calls_.AddWithResult(reply, std::move(done));
-  if (!call.has_value()) return;
-  loop_->Post([this, request = std::move(request), call = *call, reply] {
-    log_relay_->Ask(request, call, reply);
+  loop_->Post([this, call = *call] {
+    Enqueue({.then = [this, call, workers = core_->ListWorkers()]() mutable {
+      calls_.Answer<std::vector<v1::Worker>>(call, std::move(workers));
+    }});
   });
 }
 
@@ -215,9 +205,7 @@ absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello 
 void Shell::Deliver(SessionId session, v1::FromWorker message, absl::AnyInvocable<void()> handled) {
   loop_->Post(
       [this, session, message = std::move(message), handled = std::move(handled)]() mutable {
-        if (message.has_log()) {
-          log_relay_->OnReply(session, std::move(*message.mutable_log()));
-        } else {
+        if (!log_relay_->TakeReply(session, message)) {
           Handle(SessionMessage{session, std::move(message)});
         }
         handled();
@@ -331,10 +319,11 @@ void Shell::ForgetSeriesLater(const std::string& job_name) {
 
 void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
+    const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer(reply->call, JobReply{std::move(reply->job), reply->existed});
+      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed});
     } else {
-      calls_.Answer(reply->call, reply->status);
+      calls_.Answer<JobReply>(call, reply->status);
     }
   } else if (auto* send = std::get_if<SendAction>(&action)) {
     sessions_->Send(send->session, std::move(send->message));

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,15 +63,22 @@ class Shell {
   // ---- for users. Each `done` is called exactly once, on the writer thread, the loop or the
   // caller's thread. kUnavailable: draining, or the store failed. kResourceExhausted: too many
   // calls wait.
-  void Submit(v1::JobSpec spec, std::string request_id, PendingCalls::Done done);
-  void Cancel(std::string job, PendingCalls::Done done);
+  void Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done);
+  void Cancel(std::string job, Done<JobReply> done);
   // kNotFound names the nearest job name.
   void GetJob(const std::string& name_or_id,
               absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done);
   // By name.
-  void ListWorkers(absl::AnyInvocable<void(absl::StatusOr<std::vector<v1::Worker>>)> done);
-  // Asks the worker that holds the log; LogRelay::Ask has the errors.
-  void ReadLog(v1::LogRequest request, absl::AnyInvocable<void(absl::StatusOr<v1::LogReply>)> done);
+  void ListWorkers(Done<std::vector<v1::Worker>> done);
+  // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,
+  // CollectivesRequest or ProfileRequest, Reply what answers it.
+  template <typename Request, typename Reply>
+  void AskRank(Request request, Done<Reply> done) {
+    const std::optional<PendingCall<Reply>> call = calls_.Add<Reply>(std::move(done));
+    if (!call.has_value()) return;
+    loop_->Post(
+        [this, request = std::move(request), call = *call] { log_relay_->Ask(request, call); });
+  }
 
   PublishedState& published() { return *published_; }
   Store& store() { return parts_.store; }

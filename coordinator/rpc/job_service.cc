@@ -9,6 +9,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/collectives_call.h"
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
@@ -140,6 +141,17 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerWriteReactor<v1::LogChunk>* GetLogs(grpc::CallbackServerContext*,
                                                   const v1::GetLogsRequest* request) override {
     return StartLogStream(shell_, *request);
+  }
+
+  grpc::ServerUnaryReactor* GetCollectives(grpc::CallbackServerContext*,
+                                           const v1::GetCollectivesRequest* request,
+                                           v1::GetCollectivesResponse* response) override {
+    return StartCollectivesCall(shell_, *request, *response);
+  }
+
+  grpc::ServerWriteReactor<v1::ProfileChunk>* GetProfile(
+      grpc::CallbackServerContext*, const v1::GetProfileRequest* request) override {
+    return StartProfileStream(shell_, *request);
   }
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,

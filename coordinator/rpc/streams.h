@@ -1,6 +1,7 @@
-// The streams that clients read: events, one job, one rank's log. Each is pulled: one message is in
-// flight, and the next is made from what is durable when the client has taken the last. A slow
-// reader therefore costs one message of memory, and gets the newest state, not every change.
+// The streams that clients read: events, one job, one rank's log or trace. Each is pulled: one
+// message is in flight, and the next is made from what is durable when the client has taken the
+// last. A slow reader therefore costs one message of memory, and gets the newest state, not every
+// change.
 #ifndef MUSTER_COORDINATOR_RPC_STREAMS_H_
 #define MUSTER_COORDINATOR_RPC_STREAMS_H_
 
@@ -18,6 +19,8 @@ grpc::ServerWriteReactor<v1::Event>* StartEventStream(Shell& shell,
 grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request);
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
                                                        const v1::GetLogsRequest& request);
+grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(
+    Shell& shell, const v1::GetProfileRequest& request);
 
 }  // namespace muster::coordinator
 

@@ -230,10 +230,16 @@ void Daemon::CountAndLog(const DaemonEvent& event) {
 }
 
 void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
-  if (message.has_log()) {
+  if (message.has_log() || message.has_collectives() || message.has_profile()) {
     v1::FromWorker reply;
     reply.set_incarnation(incarnation_.value());
-    *reply.mutable_log() = log_requests_->Answer(message.log());
+    if (message.has_log()) {
+      *reply.mutable_log() = log_requests_->Answer(message.log());
+    } else if (message.has_collectives()) {
+      *reply.mutable_collectives() = log_requests_->Answer(message.collectives());
+    } else {
+      *reply.mutable_profile() = log_requests_->Answer(message.profile());
+    }
     session_->Send(session, std::move(reply));
     return;
   }

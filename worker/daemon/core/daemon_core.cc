@@ -130,7 +130,9 @@ void DaemonCore::On(const CoordinatorMessage& event) {
       return calls_.Answer(message.value());
     case v1::FromCoordinator::kVerdict:
       return OnVerdict(message.verdict());
-    case v1::FromCoordinator::kLog:
+    case v1::FromCoordinator::kLog:  // the daemon answers these itself
+    case v1::FromCoordinator::kCollectives:
+    case v1::FromCoordinator::kProfile:
     case v1::FromCoordinator::KIND_NOT_SET:
       return;
   }

@@ -13,7 +13,8 @@ constexpr size_t kKeyValueCallsMax = 16384;         // puts and gets that wait f
 constexpr size_t kNoticesMax = 4096;                // notices that wait for a session
 constexpr size_t kCommitsMax = 4096;                // commits without a verdict
 constexpr size_t kExitMessageBytesMax = 4096;       // of a rank's own exit report
-constexpr int64_t kLogReplyBytesMax = 1024 * 1024;  // of data in one LogReply
+constexpr int64_t kLogReplyBytesMax = 1024 * 1024;  // of data in one LogReply or ProfileReply
+constexpr int64_t kCollectivesBytesMax = 4 << 20;   // of a rank's record of collectives
 constexpr int kAttemptsKept = 20;  // attempt directories that are kept after their end
 constexpr int kMessageBytesMax = 64 * 1024 * 1024;  // of one gRPC message
 
