@@ -145,38 +145,16 @@ void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done
 }
 
 void Shell::Cancel(std::string job, Done<JobReply> done) {
+  if (published_->Find(job) == nullptr) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
 }
 
-void Shell::GetJob(const std::string& name_or_id,
-                   absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done) {
-  if (std::shared_ptr<const v1::Job> job = published_->Find(name_or_id)) {
-    done(std::move(job));
-    return;
-  }
-  // The core has the error message, which names the nearest job. It may also know a job that is not
-  // durable yet: the answer therefore waits for the writes before it.
-  const auto call =
-      calls_.Add<JobReply>([done = std::move(done)](absl::StatusOr<JobReply> reply) mutable {
-        if (!reply.ok()) {
-          done(reply.status());
-        } else {
-          done(std::make_shared<const v1::Job>(std::move(reply->job)));
-        }
-      });
-  if (!call.has_value()) return;
-  loop_->Post([this, call = *call, name_or_id] {
-    absl::StatusOr<v1::Job> job = core_->GetJob(name_or_id);
-    Enqueue({.then = [this, call, job = std::move(job)]() mutable {
-      if (job.ok()) {
-        calls_.Answer<JobReply>(call, JobReply{*std::move(job)});
-      } else {
-        calls_.Answer<JobReply>(call, job.status());
-      }
-    }});
-  });
+absl::StatusOr<std::shared_ptr<const v1::Job>> Shell::GetJob(const std::string& name_or_id) {
+  std::shared_ptr<const v1::Job> job = published_->Find(name_or_id);
+  if (job == nullptr) return published_->NotFound(name_or_id);
+  return job;
 }
 
 void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {

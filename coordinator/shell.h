@@ -64,10 +64,8 @@ class Shell {
   // caller's thread. kUnavailable: draining, or the store failed. kResourceExhausted: too many
   // calls wait.
   void Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done);
-  void Cancel(std::string job, Done<JobReply> done);
   // kNotFound names the nearest job name.
-  void GetJob(const std::string& name_or_id,
-              absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done);
+  void Cancel(std::string job, Done<JobReply> done);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
   // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,
@@ -80,6 +78,9 @@ class Shell {
         [this, request = std::move(request), call = *call] { log_relay_->Ask(request, call); });
   }
 
+  // The job as published, at once: one whose submission is not durable yet, and so not answered, is
+  // not there. kNotFound as above.
+  absl::StatusOr<std::shared_ptr<const v1::Job>> GetJob(const std::string& name_or_id);
   PublishedState& published() { return *published_; }
   Store& store() { return parts_.store; }
   // The loop on which watchers run. Lives until the shell is destroyed.

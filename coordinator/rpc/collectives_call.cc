@@ -38,12 +38,10 @@ class CollectivesCall : public grpc::ServerUnaryReactor,
     if (const absl::Status named = CheckJobName(job); !named.ok()) {
       return Post([named](CollectivesCall& call) { call.End(named); });
     }
-    shell_.GetJob(job, [self = self_](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {
-      self->Post([found = std::move(found)](CollectivesCall& call) {
-        const absl::Status opened = found.ok() ? call.Open(**found) : found.status();
-        if (!opened.ok()) return call.End(opened);
-        call.Ask();
-      });
+    Post([found = shell_.GetJob(job)](CollectivesCall& call) {
+      const absl::Status opened = found.ok() ? call.Open(**found) : found.status();
+      if (!opened.ok()) return call.End(opened);
+      call.Ask();
     });
   }
 

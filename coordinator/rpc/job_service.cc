@@ -81,12 +81,9 @@ class JobService : public v1::JobService::CallbackService {
     if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
       return Finish(reactor, "GetJob", named);
     }
-    shell_.GetJob(request->name(),
-                  [this, reactor, response](absl::StatusOr<std::shared_ptr<const v1::Job>> job) {
-                    if (job.ok()) *response = **job;
-                    Finish(reactor, "GetJob", job.status());
-                  });
-    return reactor;
+    const absl::StatusOr<std::shared_ptr<const v1::Job>> job = shell_.GetJob(request->name());
+    if (job.ok()) *response = **job;
+    return Finish(reactor, "GetJob", job.status());
   }
 
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,

@@ -42,14 +42,12 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
     } else if (const absl::Status named = CheckJobName(job); !named.ok()) {
       Post([named](PullStream& stream) { stream.End(named); });
     } else {
-      shell_.GetJob(job, [self = self_](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {
-        self->Post([found = std::move(found)](PullStream& stream) {
-          if (found.ok()) {
-            stream.Open(*found);
-          } else {
-            stream.End(found.status());
-          }
-        });
+      Post([found = shell_.GetJob(job)](PullStream& stream) {
+        if (found.ok()) {
+          stream.Open(*found);
+        } else {
+          stream.End(found.status());
+        }
       });
     }
   }
