@@ -10,12 +10,13 @@ std::optional<CallId> PendingCalls::Keep(AnyDone done) {
   {
     MutexLock lock(&mutex_);
     refusal = refusal_;
-    if (refusal.ok() && calls_.size() >= kCallsWaitingMax) {
+    if (refusal.ok() && waiting_[done.index()] >= kCallsWaitingMax) {
       refusal = absl::ResourceExhaustedError(
           absl::StrCat("more than ", kCallsWaitingMax, " calls wait for the coordinator; retry"));
     }
     if (refusal.ok()) {
       const CallId call(next_++);
+      ++waiting_[done.index()];
       calls_.emplace(call, std::move(done));
       return call;
     }
@@ -30,6 +31,7 @@ std::optional<PendingCalls::AnyDone> PendingCalls::Take(CallId id) {
   if (found == calls_.end()) return std::nullopt;
   std::optional<AnyDone> done = std::move(found->second);
   calls_.erase(found);
+  --waiting_[done->index()];
   return done;
 }
 
@@ -43,6 +45,7 @@ void PendingCalls::FailAll(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
     calls.swap(calls_);
+    waiting_ = {};
   }
   for (auto& [id, done] : calls) {
     std::visit([&](auto& typed) { typed(status); }, done);

@@ -2,6 +2,8 @@
 #ifndef MUSTER_COORDINATOR_PENDING_CALLS_H_
 #define MUSTER_COORDINATOR_PENDING_CALLS_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -36,7 +38,8 @@ struct PendingCall {
 };
 
 // Thread-safe. Each call is answered exactly once, by the first of Answer, FailAll and a refusal.
-// Bound: kCallsWaitingMax.
+// Bound: kCallsWaitingMax for each type of Reply, so that questions to ranks never take the place
+// of a submission.
 class PendingCalls {
  public:
   // Keeps `done` until the call is answered. When no call can be taken, calls `done` with the
@@ -74,6 +77,8 @@ class PendingCalls {
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 1;
   std::map<CallId, AnyDone> calls_ ABSL_GUARDED_BY(mutex_);
+  // How many of calls_ there are of each alternative of AnyDone.
+  std::array<size_t, std::variant_size_v<AnyDone>> waiting_ ABSL_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace muster::coordinator

@@ -17,8 +17,8 @@ namespace {
 // the log of the next attempt when that of an attempt is closed, and ends with the job.
 class LogStream : public PullStream<v1::LogChunk> {
  public:
-  LogStream(Shell& shell, const v1::GetLogsRequest& request)
-      : PullStream(shell, "GetLogs"), request_(request), epoch_(request.epoch()) {}
+  LogStream(Shell& shell, const v1::GetLogsRequest& request, absl::StatusOr<Slots::Slot> slot)
+      : PullStream(shell, "GetLogs", std::move(slot)), request_(request), epoch_(request.epoch()) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -148,8 +148,9 @@ class LogStream : public PullStream<v1::LogChunk> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
-                                                       const v1::GetLogsRequest& request) {
-  const auto stream = std::make_shared<LogStream>(shell, request);
+                                                       const v1::GetLogsRequest& request,
+                                                       absl::StatusOr<Slots::Slot> slot) {
+  const auto stream = std::make_shared<LogStream>(shell, request, std::move(slot));
   stream->Begin(request.name());
   return stream.get();
 }

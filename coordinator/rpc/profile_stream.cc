@@ -18,8 +18,9 @@ namespace {
 // asks again until the rank has recorded them.
 class ProfileStream : public PullStream<v1::ProfileChunk> {
  public:
-  ProfileStream(Shell& shell, const v1::GetProfileRequest& request)
-      : PullStream(shell, "GetProfile"), request_(request) {}
+  ProfileStream(Shell& shell, const v1::GetProfileRequest& request,
+                absl::StatusOr<Slots::Slot> slot)
+      : PullStream(shell, "GetProfile", std::move(slot)), request_(request) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -131,9 +132,10 @@ class ProfileStream : public PullStream<v1::ProfileChunk> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(
-    Shell& shell, const v1::GetProfileRequest& request) {
-  const auto stream = std::make_shared<ProfileStream>(shell, request);
+grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(Shell& shell,
+                                                               const v1::GetProfileRequest& request,
+                                                               absl::StatusOr<Slots::Slot> slot) {
+  const auto stream = std::make_shared<ProfileStream>(shell, request, std::move(slot));
   stream->Begin(request.name());
   return stream.get();
 }

@@ -37,8 +37,9 @@ constexpr absl::Duration kGrace = absl::Seconds(60);
 // A whole coordinator on a data directory, on which it can be restarted.
 class Coordinator {
  public:
-  explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5))
-      : directory_(std::move(directory)), keepalive_(keepalive) {
+  explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5),
+                       absl::Duration hello_timeout = kHelloTimeout)
+      : directory_(std::move(directory)), keepalive_(keepalive), hello_timeout_(hello_timeout) {
     Start();
   }
   ~Coordinator() { Stop(); }
@@ -58,7 +59,8 @@ class Coordinator {
     auto server = RpcServer::Start(*shell_, {.listen = "127.0.0.1:0",
                                              .version = "1.2.3",
                                              .earlier_port = port_,
-                                             .keepalive = keepalive_});
+                                             .keepalive = keepalive_,
+                                             .hello_timeout = hello_timeout_});
     CHECK_OK(server);
     server_ = *std::move(server);
     CHECK(absl::SimpleAtoi(address().substr(address().rfind(':') + 1), &port_));
@@ -88,6 +90,7 @@ class Coordinator {
  private:
   const std::string directory_;
   const absl::Duration keepalive_;
+  const absl::Duration hello_timeout_;
   int port_ = 0;
   RealClock clock_;
   std::shared_ptr<Logger> log_ = Logger::Discard();
