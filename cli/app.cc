@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/status_macros.h"
+#include "cli/admin.h"
 #include "cli/checkpoints.h"
 #include "cli/completion.h"
 #include "cli/convert.h"
@@ -83,6 +84,7 @@ class Application {
     DeclareConvert();
     DeclareData();
     DeclareLocal();
+    DeclareAdmin();
     DeclareRest();
   }
 
@@ -314,6 +316,36 @@ class Application {
     }
   }
 
+  void DeclareAdmin() {
+    CLI::App* admin = AddGroup(app_, "admin", "For operators: workers, backups of the state");
+    Add(*admin, "remove-worker", "Give a worker up at once and forget it",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return RemoveWorker(client, worker_, format(), terminal_); });
+        })
+        ->add_option("WORKER", worker_, "Name of the worker")
+        ->required();
+    Add(*admin, "backup", "Write a copy of the coordinator's state on its host", [this] {
+      return WithClient([this](auto& client) { return Backup(client, format(), terminal_); });
+    });
+    Add(*admin, "verify", "Read a backup on this machine through, and say what it holds",
+        [this] {
+          state_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
+          return VerifyState(state_, format(), terminal_);
+        })
+        ->add_option("BACKUP", state_.backup, "Directory of the backup")
+        ->required();
+    CLI::App* restore =
+        Add(*admin, "restore", "Make a new data directory of a coordinator from a backup", [this] {
+          state_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
+          return RestoreState(state_, format(), terminal_);
+        });
+    restore->add_option("BACKUP", state_.backup, "Directory of the backup")->required();
+    restore->add_option("--data-dir", state_.data_dir, "The new data directory")
+        ->required()
+        ->type_name("DIR");
+  }
+
   void DeclareRest() {
     Add(app_, "version", "Versions of this program and of the coordinator",
         [this] { return Version(); });
@@ -399,6 +431,8 @@ class Application {
   std::string format_text_ = "table";
   std::string home_;
   std::string job_;
+  std::string worker_;
+  StateOptions state_;
   std::string prefix_;
   std::string inspect_tokenizer_ = "bytes";
   bool follow_ = false;

@@ -13,12 +13,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "muster/v1/admin_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
 
 namespace muster::cli {
 namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(20);
+constexpr absl::Duration kBackupTimeout = absl::Minutes(10);
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(100);
 constexpr absl::Duration kRetryMax = absl::Seconds(2);
 constexpr int kPageSize = 500;
@@ -89,6 +91,19 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) override {
     return Call<v1::GetVersionResponse>(&v1::JobService::Stub::GetVersion, v1::GetVersionRequest(),
                                         timeout);
+  }
+
+  absl::Status RemoveWorker(const std::string& name) override {
+    v1::RemoveWorkerRequest request;
+    request.set_name(name);
+    return CallAdmin<v1::RemoveWorkerResponse>(&v1::AdminService::Stub::RemoveWorker, request,
+                                               kCallTimeout)
+        .status();
+  }
+
+  absl::StatusOr<v1::BackupResponse> Backup() override {
+    return CallAdmin<v1::BackupResponse>(&v1::AdminService::Stub::Backup, v1::BackupRequest(),
+                                         kBackupTimeout);
   }
 
   absl::Status WatchJob(const std::string& name,
@@ -171,8 +186,10 @@ class GrpcClient : public CoordinatorClient {
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     // Without it a new channel to the same address inherits the back-off of the one before.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    stub_ = v1::JobService::NewStub(
-        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
+    const auto channel =
+        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
+    stub_ = v1::JobService::NewStub(channel);
+    admin_ = v1::AdminService::NewStub(channel);
     return stub_.get();
   }
 
@@ -195,10 +212,23 @@ class GrpcClient : public CoordinatorClient {
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Call(Method method, const Request& request, absl::Duration timeout) {
     ASSIGN_OR_RETURN(v1::JobService::Stub * stub, Stub());
+    return CallOn<Response>(*stub, method, request, timeout);
+  }
+
+  template <typename Response, typename Method, typename Request>
+  absl::StatusOr<Response> CallAdmin(Method method, const Request& request,
+                                     absl::Duration timeout) {
+    RETURN_IF_ERROR(Stub().status());
+    return CallOn<Response>(*admin_, method, request, timeout);
+  }
+
+  template <typename Response, typename Service, typename Method, typename Request>
+  absl::StatusOr<Response> CallOn(Service& stub, Method method, const Request& request,
+                                  absl::Duration timeout) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     Response response;
-    const absl::Status status = AsStatus((stub->*method)(&context, request, &response));
+    const absl::Status status = AsStatus((stub.*method)(&context, request, &response));
     if (!status.ok()) return status;
     return response;
   }
@@ -234,6 +264,7 @@ class GrpcClient : public CoordinatorClient {
   const Endpoint endpoint_;
   std::string address_;
   std::unique_ptr<v1::JobService::Stub> stub_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;  // on the same channel; set with stub_
 };
 
 }  // namespace

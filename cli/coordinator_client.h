@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "muster/v1/admin_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/rank.pb.h"
 
@@ -42,6 +43,8 @@ class CoordinatorClient {
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
+  virtual absl::Status RemoveWorker(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
 
   // Streams: call `each` for every item, on this thread, until it returns false or the stream ends.
   // kUnavailable: the stream broke; the next call reads the address again.

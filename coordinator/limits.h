@@ -55,6 +55,9 @@ constexpr absl::Duration kLogReplyTimeout = absl::Seconds(10);
 constexpr absl::Duration kLogFollowInterval = absl::Milliseconds(200);
 constexpr absl::Duration kLogRetryInterval = absl::Seconds(1);
 
+// ---- backups
+constexpr int64_t kBackupsMax = 100;  // more: RESOURCE_EXHAUSTED
+
 // ---- writer
 // Outputs that wait for the disk; the core waits when there are more.
 constexpr size_t kOutputsWaitingMax = 4096;

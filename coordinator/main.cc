@@ -7,6 +7,8 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdlib>
+#include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -14,6 +16,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/file_system.h"
@@ -26,6 +29,7 @@
 #include "coordinator/metrics.h"
 #include "coordinator/rpc/server.h"
 #include "coordinator/shell.h"
+#include "coordinator/state_tools.h"
 #include "coordinator/store/store.h"
 
 namespace muster::coordinator {
@@ -108,9 +112,9 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   Rng rng(SystemSeed());
 
   const absl::Duration start = clock.Monotonic();
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<Store> store,
-      OpenRocksDbStore(flags.data_dir + "/store", flags.cluster_id, "muster-" + rng.Letters(8)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Store> store,
+                   OpenRocksDbStore(StateDirectoryOf(flags.data_dir), flags.cluster_id,
+                                    "muster-" + rng.Letters(8)));
   ASSIGN_OR_RETURN(const std::unique_ptr<metrics::PrometheusServer> prometheus,
                    metrics::PrometheusServer::Start(flags.metrics));
   Metrics metrics(prometheus->registry());
@@ -124,10 +128,12 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                        [&stop](const absl::Status&) { stop.Fail(); }));
 
   const std::string address_file = flags.data_dir + "/address";
+  const std::string backups = std::filesystem::absolute(flags.data_dir).string() + "/backups";
   ASSIGN_OR_RETURN(const std::unique_ptr<RpcServer> server,
                    RpcServer::Start(*shell, {.listen = flags.listen,
                                              .version = MUSTER_VERSION,
-                                             .earlier_port = EarlierPort(*files, address_file)}));
+                                             .earlier_port = EarlierPort(*files, address_file),
+                                             .backups = backups}));
   // Nobody can dial a wildcard: an address of this machine is told instead.
   std::string outside = OutsideAddress(NetworkView::OfThisMachine());
   if (outside.empty()) outside = "127.0.0.1";
@@ -168,8 +174,24 @@ void AddDuration(CLI::App& app, const std::string& name, absl::Duration& target,
       ->default_str(absl::FormatDuration(target));
 }
 
+// Runs a tool and prints what the state holds as one JSON line.
+int RunTool(const std::function<absl::StatusOr<StoreContents>()>& tool) {
+  const absl::StatusOr<StoreContents> contents = tool();
+  if (!contents.ok()) {
+    std::cerr << contents.status().message() << "\n";
+    return 1;
+  }
+  std::cout << "{\"clusterId\":" << Quoted(contents->cluster_id)
+            << ",\"leaderTerm\":" << contents->leader_term
+            << ",\"lastEvent\":" << contents->last_event << ",\"jobs\":" << contents->jobs
+            << ",\"liveJobs\":" << contents->live_jobs << ",\"workers\":" << contents->workers
+            << ",\"events\":" << contents->events << "}" << std::endl;
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   Flags flags;
+  std::string backup;
   std::string level = "info";
   bool describe_metrics = false;
   CLI::App app(
@@ -191,6 +213,8 @@ int Main(int argc, char** argv) {
               "Silence after which a worker is UNREACHABLE; its ranks train on");
   AddDuration(app, "--lost-after", flags.core.lost_after,
               "Silence after which a worker is LOST and its jobs restart elsewhere");
+  AddDuration(app, "--partition-hold", flags.core.partition_hold,
+              "How long workers are not given up while most of them are silent at once");
   AddDuration(app, "--stop-grace", flags.core.stop_grace,
               "From SIGTERM to SIGKILL when ranks are ended");
   AddDuration(app, "--progress-timeout", flags.core.progress_timeout,
@@ -198,6 +222,12 @@ int Main(int argc, char** argv) {
   app.add_flag("--describe-metrics", describe_metrics,
                "Print the catalogue of metrics as a Markdown table and exit");
   app.set_version_flag("--version", std::string("muster-coordinator ") + MUSTER_VERSION);
+  CLI::App* verify = app.add_subcommand("verify", "Read a backup through and say what it holds");
+  verify->add_option("BACKUP", backup, "Directory of the backup")->required();
+  CLI::App* restore =
+      app.add_subcommand("restore", "Make a new --data-dir from a backup, ready to be served");
+  restore->add_option("BACKUP", backup, "Directory of the backup")->required();
+  restore->fallthrough();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -207,6 +237,7 @@ int Main(int argc, char** argv) {
     std::cout << metrics::DescribeFamilies(Metrics::Catalogue());
     return 0;
   }
+  if (verify->parsed()) return RunTool([&backup] { return VerifyBackup(backup); });
   const absl::StatusOr<LogLevel> parsed = ParseLogLevel(level);
   if (!parsed.ok() || flags.data_dir.empty()) {
     std::cerr << (parsed.ok() ? "--data-dir is required" : std::string(parsed.status().message()))
@@ -214,10 +245,14 @@ int Main(int argc, char** argv) {
     return 2;
   }
   if (flags.core.heartbeat_interval >= flags.core.unreachable_after ||
-      flags.core.unreachable_after >= flags.core.lost_after) {
-    std::cerr << "--heartbeat-interval must be below --unreachable-after, and that below "
-                 "--lost-after\n";
+      flags.core.unreachable_after >= flags.core.lost_after ||
+      flags.core.lost_after > flags.core.partition_hold) {
+    std::cerr << "--heartbeat-interval must be below --unreachable-after, that below --lost-after, "
+                 "and that not above --partition-hold\n";
     return 2;
+  }
+  if (restore->parsed()) {
+    return RunTool([&] { return RestoreBackup(backup, flags.data_dir, absl::Now()); });
   }
   // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);

@@ -46,6 +46,7 @@ Shell::~Shell() {
   loop_->Stop();
   writer_.reset();
   watch_loop_->Stop();
+  backup_loop_->Stop();
 }
 
 absl::Status Shell::Recover(Recovery recover) {
@@ -57,6 +58,7 @@ absl::Status Shell::Recover(Recovery recover) {
   if (!output.batch.empty()) RETURN_IF_ERROR(parts_.store.Write({output.batch}));
   sessions_ = std::make_unique<Sessions>(cluster_id_, leader_term_, parts_.metrics);
   watch_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
+  backup_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   published_ = std::make_unique<PublishedState>(*watch_loop_, parts_.metrics);
   RETURN_IF_ERROR(PublishRecovered());
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
@@ -149,6 +151,18 @@ void Shell::Cancel(std::string job, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
+}
+
+void Shell::RemoveWorker(std::string worker, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker)}] { Handle(event); });
+}
+
+void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
+  backup_loop_->Post([this, directory = std::move(directory), done = std::move(done)]() mutable {
+    done(parts_.store.Backup(directory));
+  });
 }
 
 absl::StatusOr<std::shared_ptr<const v1::Job>> Shell::GetJob(const std::string& name_or_id) {

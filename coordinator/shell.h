@@ -68,6 +68,10 @@ class Shell {
   void Cancel(std::string job, Done<JobReply> done);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
+  // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
+  void RemoveWorker(std::string worker, Done<JobReply> done);
+  // Writes the durable state to `directory`, which must not exist, on a thread of its own.
+  void Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done);
   // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,
   // CollectivesRequest or ProfileRequest, Reply what answers it.
   template <typename Request, typename Reply>
@@ -152,6 +156,7 @@ class Shell {
   PendingCalls calls_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<ThreadLoop> watch_loop_;
+  std::unique_ptr<ThreadLoop> backup_loop_;
   std::unique_ptr<PublishedState> published_;
   std::unique_ptr<Writer> writer_;
   std::unique_ptr<ThreadLoop> loop_;

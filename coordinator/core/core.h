@@ -33,8 +33,12 @@ struct CoreConfig {
   // No message for this long: the worker is UNREACHABLE (an event, a metric; training goes on).
   absl::Duration unreachable_after = absl::Seconds(3);
   // No message for this long: LOST, its attempts are given up and restarted elsewhere. After a
-  // restart of the coordinator the count starts again, so that workers can return.
+  // restart or a pause of the coordinator the count starts again, so that workers can return.
   absl::Duration lost_after = absl::Seconds(30);
+  // For up to this long a worker is not given up when more than half of all workers are silent at
+  // the same time, or all of them: then the network or the coordinator's host has failed, and the
+  // ranks train on.
+  absl::Duration partition_hold = absl::Minutes(15);
   // From SIGTERM to SIGKILL when ranks are ended.
   absl::Duration stop_grace = absl::Seconds(10);
   // No rank of a training attempt finished a step or changed its phase for this long: HANG. Also
@@ -64,9 +68,15 @@ struct SessionMessage {
 struct SessionClosed {
   SessionId session;
 };
+// An operator says that the worker does not come back: it is given up at once and forgotten. Its
+// name is free for another daemon.
+struct RemoveWorkerEvent {
+  CallId call;
+  std::string worker;
+};
 struct TimerFired {};
 using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
-                               SessionClosed, TimerFired>;
+                               SessionClosed, RemoveWorkerEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {

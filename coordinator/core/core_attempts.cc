@@ -6,6 +6,7 @@
 #include "base/network.h"
 #include "coordinator/core/causes.h"
 #include "coordinator/core/core_impl.h"
+#include "coordinator/core/hang.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/progress.h"
 #include "proto/spec/names.h"
@@ -44,6 +45,12 @@ std::string HowExited(const v1::RankExit& exit) {
 
 }  // namespace
 
+bool HasRank(const v1::Attempt& attempt, const std::string& worker) {
+  return std::any_of(
+      attempt.placements().begin(), attempt.placements().end(),
+      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
+}
+
 void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn) {
   v1::Attempt& attempt = *job.record.mutable_attempt();
   const v1::AttemptState from = attempt.state();
@@ -69,7 +76,7 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
 void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
   v1::JobRecord& record = job.record;
   v1::Job& proto = job.job();
-  proto.set_epoch(proto.epoch() + 1);
+  proto.set_epoch(std::max(proto.epoch() + 1, record.epoch_floor()));
   proto.set_attempts(proto.attempts() + 1);
   record.clear_not_before();
   record.clear_after_release();
@@ -113,10 +120,11 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
   job.progress.assign(placements.size(), {});
+  job.answered.assign(placements.size(), turn.now());
   job.exits.clear();
   job.symptom_at.reset();
   job.evaluated_step = 0;
-  job.attempt_since = job.progress_at = turn.now();
+  job.attempt_since = job.progress_at = job.advanced_at = turn.now();
   const std::string why =
       absl::StrCat(placements.size(), " rank(s) on ", absl::StrJoin(workers, ", "));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_STATE);
@@ -168,7 +176,10 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   v1::RankProgress& known = job.progress[static_cast<size_t>(rank)];
   if (progress.step() < known.step()) return;  // an older report that came late
   if (progress.step() > known.step() || progress.phase() != known.phase()) {
-    job.progress_at = turn.now();
+    job.progress_at = job.advanced_at = turn.now();
+    job.answered[static_cast<size_t>(rank)] = turn.now();
+  } else if (progress.answers() != known.answers()) {
+    job.answered[static_cast<size_t>(rank)] = turn.now();
   }
   known = progress;
   v1::RankStatus& status = *job.job().mutable_ranks(rank);
@@ -288,9 +299,10 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   const bool allocated = job.record.attempt().state() == v1::ATTEMPT_STATE_ALLOCATED;
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
   absl::Time due = (allocated ? job.attempt_since : job.progress_at) + limit;
-  if (turn.now() >= due && !allocated && AnyWorkerAway(job)) {
-    // Ranks on a worker that is away may make progress; when the worker is back it is known.
-    job.progress_at = turn.now();
+  if (turn.now() >= due && AnyWorkerAway(job)) {
+    // A worker that is away may have prepared its ranks, or they may make progress; it tells when
+    // it is back. When it is given up, so is the attempt.
+    (allocated ? job.attempt_since : job.progress_at) = turn.now();
     due = turn.now() + limit;
   }
   if (turn.now() < due) {
@@ -300,34 +312,38 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   }
   turn.Act(Measured{Measured::What::kDetectFailure, absl::ToDoubleSeconds(limit)});
   const auto& ranks = job.job().ranks();
-  const auto slowest =
-      std::min_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
-        return std::make_pair(a.state(), a.step()) < std::make_pair(b.state(), b.step());
-      });
-  const std::string where = absl::StrCat("rank ", slowest->rank(), " on ", slowest->worker());
   if (allocated) {
+    const auto waited = std::find_if(ranks.begin(), ranks.end(), [](const auto& rank) {
+      return rank.state() < v1::RANK_STATE_PREPARED;
+    });
     Stop(job,
          {v1::CAUSE_LAUNCH,
-          absl::StrCat(where, " was not prepared within ", absl::FormatDuration(limit)),
-          slowest->rank()},
+          absl::StrCat("rank ", waited->rank(), " on ", waited->worker(),
+                       " was not prepared within ", absl::FormatDuration(limit)),
+          waited->rank()},
          turn);
-  } else if (job.record.attempt().state() == v1::ATTEMPT_STATE_TRAINING) {
-    Stop(job,
-         {v1::CAUSE_HANG,
-          absl::StrCat("no rank has finished a step for ", absl::FormatDuration(limit), "; ", where,
-                       " is furthest behind, at step ", slowest->step()),
-          slowest->rank()},
-         turn);
-  } else {
-    const std::string phase = Bounded(job.progress[static_cast<size_t>(slowest->rank())].phase());
-    Stop(job,
-         {v1::CAUSE_HANG,
-          absl::StrCat("training had not begun: nothing new from any rank for ",
-                       absl::FormatDuration(limit), "; ", where, " is furthest behind",
-                       phase.empty() ? "" : absl::StrCat(" (", phase, ")")),
-          slowest->rank()},
-         turn);
+    return;
   }
+  const HangVerdict verdict = NameCulprit(job.progress, job.answered, job.job(), turn.now());
+  std::string why =
+      job.record.attempt().state() == v1::ATTEMPT_STATE_TRAINING
+          ? absl::StrCat("no rank has finished a step for ", absl::FormatDuration(limit))
+          : absl::StrCat("training had not begun: nothing new from any rank for ",
+                         absl::FormatDuration(limit));
+  if (verdict.rank >= 0) {
+    const v1::RankStatus& rank = ranks[verdict.rank];
+    const std::string phase = Bounded(job.progress[static_cast<size_t>(verdict.rank)].phase());
+    absl::StrAppend(&why, "; rank ", verdict.rank, " on ", rank.worker(),
+                    phase.empty() ? "" : absl::StrCat(" (", phase, ")"),
+                    " is at fault: ", verdict.text);
+  } else if (!verdict.text.empty()) {
+    absl::StrAppend(&why, "; ", verdict.text);
+  } else {
+    const std::string phase = Bounded(job.progress.empty() ? "" : job.progress[0].phase());
+    absl::StrAppend(&why, "; no rank is behind the others",
+                    phase.empty() ? "" : absl::StrCat(", rank 0 is ", phase));
+  }
+  Stop(job, {v1::CAUSE_HANG, why, verdict.rank}, turn);
 }
 
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {

@@ -57,10 +57,11 @@ void CoreImpl::UpdateCommitted(JobEntry& job) {
       std::min(job.record.committed_step_at_attempt_start(), newest));
 }
 
-absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
+absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit,
+                              Turn& turn) {
   JobEntry* job = jobs_.Find(JobId(commit.job_id()));
   const int64_t step = commit.checkpoint().step();
-  const std::string what = absl::StrCat("job ", commit.job_id(), " epoch ", commit.epoch(),
+  const std::string what = absl::StrCat("job ", Bounded(commit.job_id()), " epoch ", commit.epoch(),
                                         ": checkpoint of step ", step);
   if (job == nullptr) return absl::AbortedError(absl::StrCat(what, ": no such job"));
   if (const v1::CheckpointRecord* known = FindCheckpoint(job->job(), step, commit.epoch())) {
@@ -86,6 +87,10 @@ absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
     }
     return absl::AbortedError(why);
   }
+  if (!HasRank(job->record.attempt(), worker.row.name())) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(what, ": the attempt has no rank on worker ", worker.row.name()));
+  }
   if (step <= 0) return absl::InvalidArgumentError(absl::StrCat(what, ": steps start at 1"));
   v1::Job& proto = job->job();
   v1::CheckpointRecord& record = *proto.add_checkpoints();
@@ -107,10 +112,10 @@ absl::Status CoreImpl::Accept(const v1::CheckpointCommit& commit, Turn& turn) {
   return absl::OkStatus();
 }
 
-void CoreImpl::Commit(SessionId session, const v1::CheckpointCommit& commit, Turn& turn) {
-  const absl::Status status = Accept(commit, turn);
+void CoreImpl::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn) {
+  const absl::Status status = Accept(worker, commit, turn);
   SendAction send;
-  send.session = session;
+  send.session = *worker.session;
   v1::CheckpointVerdict& verdict = *send.message.mutable_verdict();
   verdict.set_job_id(commit.job_id());
   verdict.set_epoch(commit.epoch());
@@ -124,7 +129,12 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
   JobEntry* job = jobs_.Find(JobId(notice.job_id()));
   if (job == nullptr) return;
   if (notice.has_removed()) {
-    // True whichever attempt's rank reports it.
+    // True whichever attempt's rank reports it, but only ranks of this job can know.
+    const auto& past = job->record.past_attempts();
+    const auto here = [&worker](const v1::Attempt& attempt) {
+      return HasRank(attempt, worker.row.name());
+    };
+    if (!here(job->record.attempt()) && std::none_of(past.begin(), past.end(), here)) return;
     v1::CheckpointRecord* record =
         FindCheckpoint(job->job(), notice.removed().step(), notice.removed().epoch());
     if (record == nullptr || record->removed()) return;
@@ -134,7 +144,12 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
     return;
   }
   // Other notices count only from a rank of the current attempt.
-  if (!job->record.has_attempt() || job->epoch().value() != notice.epoch()) return;
+  const v1::Attempt& attempt = job->record.attempt();
+  if (!job->record.has_attempt() || job->epoch().value() != notice.epoch() || notice.rank() < 0 ||
+      notice.rank() >= attempt.placements_size() ||
+      attempt.placements(notice.rank()).worker() != worker.row.name()) {
+    return;
+  }
   if (notice.has_evaluation()) {
     Evaluated(*job, notice.evaluation().step(), notice.evaluation().loss(), turn);
   } else if (notice.has_damaged()) {

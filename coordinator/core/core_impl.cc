@@ -1,6 +1,8 @@
 #include "coordinator/core/core_impl.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -65,18 +67,19 @@ absl::Status CoreImpl::LoadJobs(Store& store, absl::Time now) {
   RETURN_IF_ERROR(row_status);
   for (auto& [sequence, record] : records) jobs_.Add(std::move(record));
   for (auto& [id, job] : jobs_.entries()) {
-    job.queued_at = job.attempt_since = job.progress_at = job.persisted_at = now;
+    job.queued_at = job.attempt_since = job.progress_at = job.advanced_at = job.persisted_at = now;
     if (!job.record.has_attempt()) continue;
     const v1::Attempt& attempt = job.record.attempt();
     job.progress.resize(static_cast<size_t>(attempt.placements_size()));
+    job.answered.assign(job.progress.size(), now);
     for (const v1::Placement& placement : attempt.placements()) {
-      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
-        return absl::DataLossError(absl::StrCat("job ", id.value(), " is placed on worker ",
-                                                placement.worker(), ", which has no row"));
-      }
       if (job.job().ranks(placement.rank()).state() >= v1::RANK_STATE_RELEASED &&
           !IsUp(attempt.state())) {
         continue;
+      }
+      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+        return absl::DataLossError(absl::StrCat("job ", id.value(), " is placed on worker ",
+                                                placement.worker(), ", which has no row"));
       }
       workers_.Hold(placement, id, Epoch(attempt.epoch()));
     }
@@ -99,6 +102,7 @@ absl::Status CoreImpl::LoadKeyValue(Store& store) {
 CoreOutput CoreImpl::Start(absl::Time now) {
   Turn turn(now, log_);
   ++leader_term_;
+  last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
   v1::Event event;
   event.set_kind(v1::EVENT_KIND_COORDINATOR_STARTED);
@@ -125,9 +129,53 @@ CoreOutput CoreImpl::Start(absl::Time now) {
 
 CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   Turn turn(now, log_);
+  ForgivePause(turn);
+  if (MostAreSilent()) most_silent_at_ = now;
   std::visit([&](const auto& e) { On(e, turn); }, event);
   CompleteTurn(turn);
   return turn.Finish();
+}
+
+void CoreImpl::ForgivePause(Turn& turn) {
+  const absl::Duration away = turn.now() - std::exchange(last_turn_, turn.now());
+  // Without a timer nothing is watched, and no turn was due.
+  if (armed_ == absl::InfiniteFuture() || away <= kTurnIntervalMax + kPauseMin) return;
+  // Streams may have broken in a long pause: as after a restart, daemons get the full time to come
+  // back.
+  const bool long_pause = away >= config_.unreachable_after;
+  for (auto& [id, worker] : workers_.entries()) {
+    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
+    worker.last_heard = long_pause ? turn.now() : std::min(turn.now(), worker.last_heard + away);
+  }
+  for (const auto& [sequence, id] : jobs_.live()) {
+    JobEntry& job = *jobs_.Find(id);
+    if (!job.record.has_attempt()) continue;
+    for (absl::Time* time : {&job.attempt_since, &job.progress_at, &job.advanced_at}) {
+      *time = std::min(turn.now(), *time + away);
+    }
+    for (absl::Time& time : job.answered) time = std::min(turn.now(), time + away);
+    if (job.symptom_at.has_value()) {
+      job.symptom_at = std::min(turn.now(), *job.symptom_at + away);
+    }
+  }
+  v1::Event event;
+  event.set_kind(v1::EVENT_KIND_COORDINATOR_PAUSED);
+  event.set_rank(-1);
+  event.set_message(absl::StrCat(
+      "the coordinator did not run for ", absl::FormatDuration(absl::Trunc(away, absl::Seconds(1))),
+      ": it was stopped, or its machine or disk had stalled; silence in that time does not count"));
+  turn.Log(std::move(event));
+}
+
+// A timer that is due before it is wanted stays: its turn finds nothing to do.
+void CoreImpl::ArmTimer(Turn& turn) {
+  absl::Time wanted = deadlines_.next();
+  if (wanted != absl::InfiniteFuture()) wanted = std::min(wanted, turn.now() + kTurnIntervalMax);
+  const bool spent = armed_ <= turn.now();
+  if (!spent && wanted >= armed_) return;
+  if (spent && wanted == armed_) return;
+  armed_ = wanted;
+  turn.Act(TimerAction{armed_});
 }
 
 void CoreImpl::CompleteTurn(Turn& turn) {
@@ -151,12 +199,9 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
   }
+  jobs_.ForgetOldest(turn);
   PersistJobs(turn);
-  if (deadlines_.next() != armed_) {
-    armed_ = deadlines_.next();
-    // InfiniteFuture disarms the timer.
-    turn.Act(TimerAction{armed_});
-  }
+  ArmTimer(turn);
 }
 
 void CoreImpl::PersistJobs(Turn& turn) {
@@ -202,6 +247,7 @@ std::vector<v1::Worker> CoreImpl::ListWorkers() const {
   std::vector<v1::Worker> out;
   for (const auto& [id, worker] : workers_.entries()) {
     v1::Worker row = worker.row;
+    row.clear_identity();
     *row.mutable_last_heard() = ToProto(worker.last_heard);
     row.set_slots(row.devices_size());
     int free = 0;

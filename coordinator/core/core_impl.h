@@ -52,6 +52,10 @@ class CoreImpl : public Core {
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
   // timer.
   void CompleteTurn(Turn& turn);
+  // When the coordinator has not run for a while, moves the times at which workers and ranks were
+  // last heard by as much.
+  void ForgivePause(Turn& turn);
+  void ArmTimer(Turn& turn);
   void PersistJobs(Turn& turn);
   void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
 
@@ -99,18 +103,28 @@ class CoreImpl : public Core {
   void Join(WorkerEntry& worker, const SessionOpened& event, bool known, Turn& turn);
   void Heard(WorkerEntry& worker, Turn& turn);
   void CheckWorker(WorkerEntry& worker, Turn& turn);
-  void Lose(WorkerEntry& worker, Turn& turn);
-  void GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn);
+  // Why a worker that was not heard for lost_after is not given up; empty: it is.
+  std::string WhyKept(const WorkerEntry& worker, absl::Time now) const;
+  // More than half of the workers that are not lost.
+  bool MostAreSilent() const;
+  void Keep(WorkerEntry& worker, const std::string& why, Turn& turn);
+  void Lose(WorkerEntry& worker, const std::string& why, Turn& turn);
+  void Close(WorkerEntry& worker, const std::string& why, Turn& turn);
+  void On(const RemoveWorkerEvent& event, Turn& turn);
+  void GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn);
   void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
   void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
+  void RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn);
   void SendDesired(WorkerEntry& worker, Turn& turn);
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
-  // The job whose current attempt has this epoch and has not been stopped; else nullptr.
-  JobEntry* FindUp(const std::string& job_id, uint64_t epoch);
+  // The job whose current attempt has this epoch, has not been stopped and has a rank on this
+  // worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is on the worker.
+  absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const std::string& job_id,
+                                   uint64_t epoch);
 
   // ---- core_checkpoints.cc
-  void Commit(SessionId session, const v1::CheckpointCommit& commit, Turn& turn);
-  absl::Status Accept(const v1::CheckpointCommit& commit, Turn& turn);
+  void Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
+  absl::Status Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
   void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
   void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
   static void UpdateCommitted(JobEntry& job);
@@ -130,7 +144,12 @@ class CoreImpl : public Core {
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
+  absl::Time last_turn_;
+  absl::Time most_silent_at_ = absl::InfinitePast();  // the newest turn with MostAreSilent()
 };
+
+// True when the attempt has a rank on this worker.
+bool HasRank(const v1::Attempt& attempt, const std::string& worker);
 
 // The checkpoints of the job that an attempt may restore, newest first; at most
 // kRestoreCandidatesMax.

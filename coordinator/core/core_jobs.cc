@@ -133,7 +133,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   turn.Persist(job.id());
   if (IsFinal(to)) {
     *job.job().mutable_ended() = ToProto(turn.now());
-    jobs_.Ended(job, turn);
+    jobs_.Ended(job);
   }
 }
 

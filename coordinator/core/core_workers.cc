@@ -6,6 +6,7 @@
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 namespace {
@@ -79,8 +80,29 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
                                                      " bytes; at most ", kWorkerNameBytesMax));
     }
   }
+  if (hello.identity().size() > kWorkerNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(who, "an identity of ", hello.identity().size(),
+                                                   " bytes; at most ", kWorkerNameBytesMax));
+  }
+  if (hello.leader_term() > leader_term_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        who, "it has obeyed leader term ", hello.leader_term(), " of cluster ", cluster_id_,
+        ", this coordinator has ", leader_term_,
+        ": it runs on an older copy of the state. Stop it if the newer one is alive; a backup is "
+        "brought back with `muster admin restore`"));
+  }
   const WorkerEntry* known = workers_.Find(WorkerId(hello.worker()));
-  if (known != nullptr && event.incarnation.value() < known->row.incarnation()) {
+  if (known == nullptr) return absl::OkStatus();
+  if (!known->row.identity().empty() && hello.identity() != known->row.identity()) {
+    // The ranks of a lost worker are given up, so that its name may pass to another daemon.
+    if (known->row.state() == v1::WORKER_STATE_LOST) return absl::OkStatus();
+    return absl::AlreadyExistsError(absl::StrCat(
+        who, "the name belongs to another daemon, on host ", known->row.host(),
+        "; start this one with another --name. If its state directory was deleted, it is let in "
+        "once the worker is lost, or at once after `muster admin remove-worker ",
+        hello.worker(), "`"));
+  }
+  if (event.incarnation.value() < known->row.incarnation()) {
     return absl::AbortedError(absl::StrCat(who, "incarnation ", event.incarnation.value(),
                                            " was replaced by ", known->row.incarnation(),
                                            "; is the name used by two daemons?"));
@@ -123,7 +145,10 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   const v1::Worker before = worker.row;
   const v1::Hello& hello = event.hello;
   v1::Worker& row = worker.row;
-  row.set_state(v1::WORKER_STATE_READY);
+  workers_.SetState(worker, v1::WORKER_STATE_READY);
+  worker.kept = false;
+  worker.takes_spec_once = hello.protocol_version() >= 1;
+  row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
   row.set_version(hello.version());
@@ -178,27 +203,23 @@ void CoreImpl::On(const SessionMessage& event, Turn& turn) {
       Apply(*worker, message.observed(), /*hello=*/false, turn);
       break;
     case v1::FromWorker::kPut:
-      if (FindUp(message.put().job_id(), message.put().epoch()) != nullptr) {
+      if (const auto job = FindUp(*worker, message.put().job_id(), message.put().epoch());
+          job.ok()) {
         values_.Put(event.session, message.put(), turn);
       } else {
-        KeyValue::Reply(event.session, message.put().request(),
-                        absl::AbortedError(absl::StrCat("job ", message.put().job_id(), ": epoch ",
-                                                        message.put().epoch(), " has ended")),
-                        "", turn);
+        KeyValue::Reply(event.session, message.put().request(), job.status(), "", turn);
       }
       break;
     case v1::FromWorker::kGet:
-      if (FindUp(message.get().job_id(), message.get().epoch()) != nullptr) {
+      if (const auto job = FindUp(*worker, message.get().job_id(), message.get().epoch());
+          job.ok()) {
         values_.Get(event.session, message.get(), turn);
       } else {
-        KeyValue::Reply(event.session, message.get().request(),
-                        absl::AbortedError(absl::StrCat("job ", message.get().job_id(), ": epoch ",
-                                                        message.get().epoch(), " has ended")),
-                        "", turn);
+        KeyValue::Reply(event.session, message.get().request(), job.status(), "", turn);
       }
       break;
     case v1::FromWorker::kCommit:
-      Commit(event.session, message.commit(), turn);
+      Commit(*worker, message.commit(), turn);
       break;
     case v1::FromWorker::kNotice:
       Notice(*worker, message.notice(), turn);
@@ -223,7 +244,8 @@ void CoreImpl::On(const SessionClosed& event, Turn& turn) {
 void CoreImpl::Heard(WorkerEntry& worker, Turn& turn) {
   worker.last_heard = turn.now();
   if (worker.row.state() == v1::WORKER_STATE_READY) return;
-  worker.row.set_state(v1::WORKER_STATE_READY);
+  workers_.SetState(worker, v1::WORKER_STATE_READY);
+  worker.kept = false;
   turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_RETURNED,
                        absl::StrCat("worker ", worker.row.name(), " is heard again")));
   WorkerTable::Persist(worker, turn);
@@ -237,7 +259,14 @@ void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
   if (worker.row.state() == v1::WORKER_STATE_LOST) return;
   const absl::Duration silent = turn.now() - worker.last_heard;
   if (silent >= config_.lost_after) {
-    Lose(worker, turn);
+    if (const std::string why = WhyKept(worker, turn.now()); !why.empty()) {
+      Keep(worker, why, turn);
+    } else {
+      Lose(worker,
+           absl::StrCat("worker ", worker.row.name(), " was not heard for ",
+                        absl::FormatDuration(silent), " and is given up"),
+           turn);
+    }
     return;
   }
   if (silent < config_.unreachable_after) {
@@ -245,7 +274,7 @@ void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
     return;
   }
   if (worker.row.state() == v1::WORKER_STATE_READY) {
-    worker.row.set_state(v1::WORKER_STATE_UNREACHABLE);
+    workers_.SetState(worker, v1::WORKER_STATE_UNREACHABLE);
     turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_UNREACHABLE,
                          absl::StrCat("worker ", worker.row.name(), " was not heard for ",
                                       absl::FormatDuration(silent), "; its ranks may train on")));
@@ -256,26 +285,95 @@ void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
   deadlines_.Set(WorkerDeadline(worker), worker.last_heard + config_.lost_after);
 }
 
-void CoreImpl::Lose(WorkerEntry& worker, Turn& turn) {
-  const std::string text =
-      absl::StrCat("worker ", worker.row.name(), " was not heard for ",
-                   absl::FormatDuration(turn.now() - worker.last_heard), " and is given up");
-  worker.row.set_state(v1::WORKER_STATE_LOST);
-  worker.stale_attempts.clear();
-  turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, text));
-  WorkerTable::Persist(worker, turn);
-  for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), turn);
-  if (worker.session.has_value()) {
-    // Messages that still arrive on this stream were sent before. Only a new Hello tells what the
-    // daemon holds now.
-    turn.Act(CloseAction{*worker.session, absl::UnavailableError(text)});
-    values_.DropSession(*worker.session);
-    workers_.CloseSession(worker);
+bool CoreImpl::MostAreSilent() const {
+  return workers_.Count(v1::WORKER_STATE_UNREACHABLE) > workers_.Count(v1::WORKER_STATE_READY);
+}
+
+// Silence is no proof of death. Two things speak for a network that has failed: most workers are
+// silent at once, and ranks elsewhere go on although they need those of this worker in every step.
+std::string CoreImpl::WhyKept(const WorkerEntry& worker, absl::Time now) const {
+  if (now - worker.last_heard < config_.partition_hold) {
+    if (MostAreSilent()) {
+      return absl::StrCat(workers_.Count(v1::WORKER_STATE_UNREACHABLE),
+                          " workers, most of all, are silent at once, as when a network fails");
+    }
+    // When the network is back, workers return one by one; each has as long as one that falls
+    // silent.
+    if (worker.last_heard < most_silent_at_ && now - most_silent_at_ < config_.lost_after) {
+      return "it fell silent together with most workers, which return now";
+    }
   }
+  for (const JobId& id : worker.Jobs()) {
+    const JobEntry& job = *jobs_.Find(id);
+    if (IsUp(job.record.attempt().state()) &&
+        job.advanced_at > worker.last_heard + config_.unreachable_after &&
+        now - job.advanced_at < config_.lost_after) {
+      return absl::StrCat("job ", job.job().name(), " makes progress, which it could not without ",
+                          "its ranks there");
+    }
+  }
+  return "";
+}
+
+// Attempts that have ended train nothing any more: for them the worker counts as lost.
+void CoreImpl::Keep(WorkerEntry& worker, const std::string& why, Turn& turn) {
+  deadlines_.Set(WorkerDeadline(worker), turn.now() + kTurnIntervalMax);
+  if (!worker.kept) {
+    worker.kept = true;
+    turn.Log(
+        AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_UNREACHABLE,
+                    absl::StrCat("worker ", worker.row.name(), " was not heard for ",
+                                 absl::FormatDuration(turn.now() - worker.last_heard),
+                                 " and is not given up: ", why, ". `muster admin remove-worker ",
+                                 worker.row.name(), "` gives it up now")));
+  }
+  bool gave_up = false;
+  for (const JobId& id : worker.Jobs()) {
+    JobEntry& job = *jobs_.Find(id);
+    if (IsUp(job.record.attempt().state())) continue;
+    GiveUp(worker, job, absl::StrCat("worker ", worker.row.name(), " is silent"), turn);
+    gave_up = true;
+  }
+  if (gave_up) Close(worker, "attempts with ranks on this worker were given up; reconnect", turn);
+}
+
+// Messages that still arrive on the stream were sent before. Only a new Hello tells what the daemon
+// holds now.
+void CoreImpl::Close(WorkerEntry& worker, const std::string& why, Turn& turn) {
+  if (!worker.session.has_value()) return;
+  turn.Act(CloseAction{*worker.session, absl::UnavailableError(why)});
+  values_.DropSession(*worker.session);
+  workers_.CloseSession(worker);
+}
+
+void CoreImpl::Lose(WorkerEntry& worker, const std::string& why, Turn& turn) {
+  workers_.SetState(worker, v1::WORKER_STATE_LOST);
+  worker.stale_attempts.clear();
+  turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, why));
+  WorkerTable::Persist(worker, turn);
+  for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), why, turn);
+  Close(worker, why, turn);
   turn.Reschedule();
 }
 
-void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
+void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  if (WorkerEntry* worker = workers_.Find(WorkerId(event.worker)); worker == nullptr) {
+    reply.status =
+        absl::NotFoundError(absl::StrCat("no worker has the name ", spec::Quoted(event.worker),
+                                         "; `muster get workers` lists them"));
+  } else {
+    const std::string why = absl::StrCat("worker ", event.worker, " was removed by an operator");
+    if (worker->row.state() != v1::WORKER_STATE_LOST) Lose(*worker, why, turn);
+    turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
+    deadlines_.Clear(WorkerDeadline(*worker));
+    workers_.Remove(WorkerId(event.worker), turn.batch());
+  }
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn) {
   v1::Attempt& attempt = *job.record.mutable_attempt();
   std::vector<int32_t> ranks;
   for (const v1::Placement& placement : attempt.placements()) {
@@ -284,11 +382,17 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, Turn& turn) {
       ranks.push_back(placement.rank());
     }
   }
-  const std::string why =
-      absl::StrCat("worker ", worker.row.name(), " with rank ", ranks.front(), " was lost");
+  const std::string why = absl::StrCat("rank ", ranks.front(), " is lost: ", reason);
   for (const int32_t rank : ranks) {
     job.job().mutable_ranks(rank)->set_state(v1::RANK_STATE_LOST);
   }
+  v1::Event row = About(job, v1::EVENT_KIND_RANKS_GIVEN_UP);
+  row.set_worker(worker.row.name());
+  row.set_rank(ranks.front());
+  row.set_message(absl::StrCat("nothing is known of ", ranks.size(), " rank(s) on worker ",
+                               worker.row.name(), ", from rank ", ranks.front(),
+                               "; the job waits for them no longer"));
+  turn.Log(std::move(row));
   turn.Persist(job.id());
   if (IsUp(attempt.state())) {
     Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
@@ -311,6 +415,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   std::set<std::string> stale;
   for (const v1::ObservedAttempt& attempt : observed.attempts()) {
     const JobId id(attempt.job_id());
+    RaiseEpochFloor(id, attempt.epoch(), turn);
     JobEntry* job = worker.Jobs().count(id) > 0 ? jobs_.Find(id) : nullptr;
     if (job == nullptr || job->epoch().value() != attempt.epoch()) {
       if (HoldsProcesses(attempt)) {
@@ -346,6 +451,18 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     *send.message.mutable_desired() = worker.desired;
     turn.Act(std::move(send));
   }
+}
+
+// Only after the state was restored from a backup can a daemon hold an epoch that is not known
+// here. It must not be used again.
+void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
+  JobEntry* job = jobs_.Find(id);
+  if (job == nullptr || epoch <= job->epoch().value() || epoch < job->record.epoch_floor() ||
+      epoch > job->epoch().value() + kEpochsAheadMax) {
+    return;
+  }
+  job->record.set_epoch_floor(epoch + 1);
+  turn.Persist(id);
 }
 
 // The daemon does not hold this attempt. That proves that its ranks are gone only if the daemon had
@@ -389,11 +506,17 @@ void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied,
   }
 }
 
-JobEntry* CoreImpl::FindUp(const std::string& job_id, uint64_t epoch) {
+absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std::string& job_id,
+                                           uint64_t epoch) {
   JobEntry* job = jobs_.Find(JobId(job_id));
   if (job == nullptr || !job->record.has_attempt() || job->record.attempt().epoch() != epoch ||
       !IsUp(job->record.attempt().state())) {
-    return nullptr;
+    return absl::AbortedError(
+        absl::StrCat("job ", Bounded(job_id), ": epoch ", epoch, " has ended"));
+  }
+  if (!HasRank(job->record.attempt(), worker.row.name())) {
+    return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " epoch ", epoch,
+                                                    " has no rank on worker ", worker.row.name()));
   }
   return job;
 }
@@ -424,6 +547,10 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     default:
       out.set_phase(v1::DESIRED_PHASE_STOPPED);
   }
+  if (worker.takes_spec_once) {
+    *out.mutable_spec() = job.job().spec();
+    *out.mutable_restore() = attempt.restore();
+  }
   int32_t local_rank = 0;
   for (const v1::Placement& placement : attempt.placements()) {
     if (placement.worker() != worker.row.name()) continue;
@@ -437,6 +564,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     rank.set_device(placement.device());
     rank.set_address(placement.address());
     rank.set_threads(job.job().spec().resources().threads_per_rank());
+    if (worker.takes_spec_once) continue;
     *rank.mutable_spec() = job.job().spec();
     *rank.mutable_restore() = attempt.restore();
   }

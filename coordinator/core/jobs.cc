@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "coordinator/core/limits.h"
 #include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 
@@ -54,7 +55,7 @@ JobEntry& JobTable::Add(v1::JobRecord record) {
   by_name_[record.job().name()].insert(sequence);
   if (!record.request_id().empty()) by_request_[record.request_id()] = id;
   if (IsFinal(record.job().state())) {
-    ended_.insert(sequence);
+    ended_.emplace(FromProto(record.job().ended()), sequence);
   } else {
     live_.emplace(sequence, id);
   }
@@ -63,24 +64,29 @@ JobEntry& JobTable::Add(v1::JobRecord record) {
   return entry;
 }
 
-void JobTable::Ended(const JobEntry& job, Turn& turn) {
-  live_.erase(job.record.submit_sequence());
-  ended_.insert(job.record.submit_sequence());
-  if (ended_.size() <= kEndedJobsMax) return;
-  const uint64_t sequence = *ended_.begin();
-  const JobId id = by_sequence_.find(sequence)->second;
-  const JobEntry& old = *Find(id);
-  turn.batch().Delete(Table::kJobs, id.value());
-  if (!old.record.request_id().empty()) {
-    turn.batch().Delete(Table::kRequests, old.record.request_id());
-    by_request_.erase(old.record.request_id());
+void JobTable::Ended(const JobEntry& job) {
+  const uint64_t sequence = job.record.submit_sequence();
+  live_.erase(sequence);
+  ended_.emplace(FromProto(job.job().ended()), sequence);
+}
+
+void JobTable::ForgetOldest(Turn& turn) {
+  while (ended_.size() > kEndedJobsMax) {
+    const uint64_t sequence = ended_.begin()->second;
+    const JobId id = by_sequence_.find(sequence)->second;
+    const JobEntry& old = *Find(id);
+    turn.batch().Delete(Table::kJobs, id.value());
+    if (!old.record.request_id().empty()) {
+      turn.batch().Delete(Table::kRequests, old.record.request_id());
+      by_request_.erase(old.record.request_id());
+    }
+    const auto named = by_name_.find(old.job().name());
+    named->second.erase(sequence);
+    if (named->second.empty()) by_name_.erase(named);
+    by_sequence_.erase(sequence);
+    ended_.erase(ended_.begin());
+    entries_.erase(id);
   }
-  const auto named = by_name_.find(old.job().name());
-  named->second.erase(sequence);
-  if (named->second.empty()) by_name_.erase(named);
-  by_sequence_.erase(sequence);
-  ended_.erase(sequence);
-  entries_.erase(id);
 }
 
 }  // namespace muster::coordinator

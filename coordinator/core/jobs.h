@@ -20,10 +20,12 @@ struct JobEntry {
 
   // ---- not durable: daemons report it again after a restart of the coordinator
   std::vector<v1::RankProgress> progress;  // by rank, of the current attempt
+  std::vector<absl::Time> answered;        // by rank: when its report last changed
   std::map<int32_t, v1::RankExit> exits;   // by rank, of the current attempt
   std::optional<absl::Time> symptom_at;    // of the first exit whose cause is a symptom (IsSymptom)
   absl::Time attempt_since;                // when the attempt was allocated, or recovered
-  absl::Time progress_at;                  // when a rank of the attempt last made progress
+  absl::Time progress_at;                  // when the progress timeout last began anew
+  absl::Time advanced_at;                  // when a rank of the attempt last reported progress
   absl::Time queued_at;                    // when the job last entered QUEUED
   std::optional<absl::Time> failed_at;  // when the last attempt failed, until the next one trains
   absl::Time persisted_at;              // when the row was last written
@@ -53,8 +55,11 @@ class JobTable {
   uint64_t NextSequence() const {
     return by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
   }
-  // Files a job that has ended among those; forgets the oldest of them beyond kEndedJobsMax.
-  void Ended(const JobEntry& job, Turn& turn);
+  // Files a job that has ended among those.
+  void Ended(const JobEntry& job);
+  // Forgets the jobs beyond kEndedJobsMax that ended first. To be called at the end of a turn, when
+  // nothing refers to an entry.
+  void ForgetOldest(Turn& turn);
   size_t live_count() const { return entries_.size() - ended_.size(); }
 
   std::map<JobId, JobEntry>& entries() { return entries_; }
@@ -70,7 +75,7 @@ class JobTable {
   std::map<JobId, JobEntry> entries_;
   std::map<uint64_t, JobId> by_sequence_;
   std::map<uint64_t, JobId> live_;
-  std::set<uint64_t> ended_;  // submit sequences
+  std::set<std::pair<absl::Time, uint64_t>> ended_;  // time of the end, submit sequence
   std::map<std::string, std::set<uint64_t>> by_name_;
   std::map<std::string, JobId> by_request_;
 };

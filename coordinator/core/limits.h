@@ -20,6 +20,8 @@ constexpr int kCheckpointRecordsMax = 256;    // Job.checkpoints; removed and da
 constexpr int kLossPointsMax = 512;           // Job.losses; thinned
 constexpr size_t kRestoreCandidatesMax = 16;  // checkpoints offered to an attempt, newest first
 constexpr size_t kMessageBytesMax = 4096;     // any text that a worker or rank sent; cut
+// How far above the current epoch one that a daemon holds is believed, after a restore.
+constexpr uint64_t kEpochsAheadMax = 1'000'000;
 
 // ---- restarts that do not count are bounded too, or a broken machine would restart a job for ever
 constexpr int kLaunchFailuresMax = 20;    // attempts in a row that could not be started
@@ -41,6 +43,11 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 constexpr uint64_t kEventsMax = 1'000'000;
 
 // ---- time
+// While a worker or an attempt is watched, the core asks for a turn at least this often. When more
+// than kPauseMin longer has gone by, the coordinator was stopped or starved: in that time it could
+// hear nobody, so that the silence of workers and ranks does not count.
+constexpr absl::Duration kTurnIntervalMax = absl::Seconds(1);
+constexpr absl::Duration kPauseMin = absl::Seconds(1);
 // How long an attempt waits, after the first exit by a failed collective, for the exit that caused
 // it.
 constexpr absl::Duration kCulpritGrace = absl::Seconds(1);

@@ -47,16 +47,32 @@ absl::StatusOr<WorkerEntry*> WorkerTable::Add(const WorkerId& id, Batch& batch) 
           absl::StrCat("worker ", id.value(), ": the cluster has as many workers as it can hold, ",
                        kWorkersMax));
     }
-    batch.Delete(Table::kWorkers, oldest->first.value());
-    entries_.erase(oldest);
+    Remove(WorkerId(oldest->first), batch);
   }
   WorkerEntry& entry = entries_[id];
   entry.row.set_name(id.value());
+  ++by_state_[entry.row.state()];
   return &entry;
+}
+
+void WorkerTable::Remove(const WorkerId& id, Batch& batch) {
+  const auto found = entries_.find(id);
+  CHECK(found != entries_.end() && found->second.held.empty()) << id;
+  CloseSession(found->second);
+  batch.Delete(Table::kWorkers, id.value());
+  --by_state_[found->second.row.state()];
+  entries_.erase(found);
+}
+
+void WorkerTable::SetState(WorkerEntry& worker, v1::WorkerState state) {
+  --by_state_[worker.row.state()];
+  worker.row.set_state(state);
+  ++by_state_[state];
 }
 
 void WorkerTable::Recover(v1::Worker row, absl::Time now) {
   WorkerEntry& entry = entries_[WorkerId(row.name())];
+  ++by_state_[row.state()];
   entry.last_heard = row.state() == v1::WORKER_STATE_LOST ? FromProto(row.last_heard()) : now;
   entry.row = std::move(row);
 }

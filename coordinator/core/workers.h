@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_CORE_WORKERS_H_
 #define MUSTER_COORDINATOR_CORE_WORKERS_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -39,6 +40,9 @@ struct WorkerEntry {
     uint64_t stopped_since = 0;  // first revision that lists it as STOPPED; 0 = none
   };
   std::map<JobId, Listed> listed;  // the attempts in `desired`
+  bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
+  // It was silent for lost_after and was not given up; set until it is heard again.
+  bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were
   // given up, or are of an earlier epoch. Until the daemon reports that they are gone, no slot of
   // the worker counts as free.
@@ -62,6 +66,11 @@ class WorkerTable {
   // is full. kResourceExhausted: there are kWorkersMax that are not lost.
   absl::StatusOr<WorkerEntry*> Add(const WorkerId& id, Batch& batch);
   void Recover(v1::Worker row, absl::Time now);
+  // Requires: nothing is held.
+  void Remove(const WorkerId& id, Batch& batch);
+  // Every change of row.state() goes through it.
+  void SetState(WorkerEntry& worker, v1::WorkerState state);
+  int Count(v1::WorkerState state) const { return by_state_[state]; }
 
   void OpenSession(WorkerEntry& worker, SessionId session);
   void CloseSession(WorkerEntry& worker);
@@ -80,6 +89,7 @@ class WorkerTable {
  private:
   std::map<WorkerId, WorkerEntry> entries_;
   std::map<SessionId, WorkerId> sessions_;
+  std::array<int, v1::WorkerState_ARRAYSIZE> by_state_ = {};
 };
 
 }  // namespace muster::coordinator

@@ -55,7 +55,10 @@ class EventStream : public PullStream<v1::Event> {
         [&](const std::string& key, const std::string& value) {
           v1::Event event;
           bad = schema::Parse(Table::kEvents, key, value, event);
-          if (bad.ok() && cursor_ != 0 && event.sequence() != cursor_ + 1) {
+          // Numbers leap to the event of a restore; those between were never used, or are of events
+          // that the state does not know any more.
+          if (bad.ok() && cursor_ != 0 && event.sequence() != cursor_ + 1 &&
+              event.kind() != v1::EVENT_KIND_STATE_RESTORED) {
             bad = absl::OutOfRangeError(
                 absl::StrCat("events ", cursor_ + 1, " to ", event.sequence() - 1,
                              " are no longer kept; start again with after_sequence 0"));

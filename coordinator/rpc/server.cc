@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/admin_service.h"
 #include "coordinator/rpc/job_service.h"
 #include "coordinator/rpc/worker_service.h"
 #include "coordinator/shell.h"
@@ -29,7 +30,8 @@ class GrpcServer : public RpcServer {
         keepalive_ms_(static_cast<int>(absl::ToInt64Milliseconds(options.keepalive))),
         slots_(options.slots),
         job_service_(MakeJobService(shell, slots_, options.version)),
-        worker_service_(MakeWorkerService(shell, slots_, options.hello_timeout)) {}
+        worker_service_(MakeWorkerService(shell, slots_, options.hello_timeout)),
+        admin_service_(MakeAdminService(shell, options.backups)) {}
 
   // False when the address cannot be bound.
   bool Bind(const std::string& address) {
@@ -49,6 +51,7 @@ class GrpcServer : public RpcServer {
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
     builder.RegisterService(job_service_.get());
     builder.RegisterService(worker_service_.get());
+    builder.RegisterService(admin_service_.get());
     int port = 0;
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
     server_ = builder.BuildAndStart();
@@ -76,6 +79,7 @@ class GrpcServer : public RpcServer {
   Slots slots_;
   const std::unique_ptr<grpc::Service> job_service_;
   const std::unique_ptr<grpc::Service> worker_service_;
+  const std::unique_ptr<grpc::Service> admin_service_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };

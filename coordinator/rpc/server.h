@@ -23,6 +23,7 @@ class RpcServer {
     // The port of an earlier start, at which clients and daemons still look for the coordinator. It
     // is tried first when `listen` leaves the port to the system. 0 = none.
     int earlier_port = 0;
+    std::string backups;  // absolute path below which AdminService.Backup writes
     // A peer is pinged after this long without a byte from it, and its connection closed when the
     // answer takes as long again.
     absl::Duration keepalive = absl::Seconds(5);

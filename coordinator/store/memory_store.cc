@@ -3,6 +3,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/mutex.h"
 #include "coordinator/store/store.h"
 
@@ -47,6 +48,19 @@ class MemoryStoreImpl : public MemoryStore {
     }
     undo_.clear();
     broken_ = false;
+  }
+
+  absl::Status Backup(const std::string& directory) override {
+    return absl::UnimplementedError("a store in memory has no files");
+  }
+
+  std::unique_ptr<MemoryStore> Copy() override {
+    auto copy = std::make_unique<MemoryStoreImpl>("");
+    MutexLock lock(&mutex_);
+    CHECK(undo_.empty()) << "a copy of rows that are not durable";
+    MutexLock other(&copy->mutex_);
+    copy->tables_ = tables_;
+    return copy;
   }
 
   void FailWrites(bool fail) override {

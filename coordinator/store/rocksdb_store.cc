@@ -3,6 +3,7 @@
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/options.h>
+#include <rocksdb/utilities/checkpoint.h>
 #include <rocksdb/write_batch.h>
 
 #include <algorithm>
@@ -89,6 +90,16 @@ class RocksDbStore : public Store {
     return FromRocksDb(row->status(), directory_);
   }
 
+  absl::Status Backup(const std::string& directory) override {
+    rocksdb::Checkpoint* checkpoint = nullptr;
+    rocksdb::Status status = rocksdb::Checkpoint::Create(db_.get(), &checkpoint);
+    const std::unique_ptr<rocksdb::Checkpoint> owned(checkpoint);
+    if (status.ok()) status = owned->CreateCheckpoint(directory);
+    if (status.ok()) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("store ", directory_, ": cannot write a backup to ",
+                                               directory, ": ", status.ToString()));
+  }
+
   // Writes the identity of a new store, or checks that of an existing one.
   absl::Status Identify(const std::string& expected_cluster_id, const std::string& new_cluster_id) {
     ASSIGN_OR_RETURN(const std::optional<std::string> version,
@@ -161,6 +172,23 @@ rocksdb::DBOptions DatabaseOptions() {
   return options;
 }
 
+// All column families have to be opened, and a newer schema may have more of them: its version must
+// still be readable.
+std::vector<rocksdb::ColumnFamilyDescriptor> Families(const rocksdb::DBOptions& options,
+                                                      const std::string& directory) {
+  std::vector<std::string> names;
+  if (!rocksdb::DB::ListColumnFamilies(options, directory, &names).ok()) names.clear();
+  for (size_t i = 0; i < kTables; ++i) names.push_back(Name(static_cast<Table>(i)));
+  names.push_back(rocksdb::kDefaultColumnFamilyName);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  rocksdb::ColumnFamilyOptions family;
+  family.write_buffer_size = 16 << 20;
+  std::vector<rocksdb::ColumnFamilyDescriptor> families;
+  for (const std::string& name : names) families.emplace_back(name, family);
+  return families;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& directory,
@@ -173,22 +201,10 @@ absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& direc
         absl::StrCat("store ", directory, ": cannot create the directory: ", error.message()));
   }
   const rocksdb::DBOptions options = DatabaseOptions();
-  // RocksDB wants all column families opened, and a newer schema may have more of them: its version
-  // must still be readable.
-  std::vector<std::string> names;
-  if (!rocksdb::DB::ListColumnFamilies(options, directory, &names).ok()) names.clear();
-  for (size_t i = 0; i < kTables; ++i) names.push_back(Name(static_cast<Table>(i)));
-  names.push_back(rocksdb::kDefaultColumnFamilyName);
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-
-  rocksdb::ColumnFamilyOptions family;
-  family.write_buffer_size = 16 << 20;
-  std::vector<rocksdb::ColumnFamilyDescriptor> families;
-  for (const std::string& name : names) families.emplace_back(name, family);
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   rocksdb::DB* opened = nullptr;
-  const rocksdb::Status status = rocksdb::DB::Open(options, directory, families, &handles, &opened);
+  const rocksdb::Status status =
+      rocksdb::DB::Open(options, directory, Families(options, directory), &handles, &opened);
   if (!status.ok()) {
     if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
       return absl::UnavailableError(absl::StrCat(
@@ -199,6 +215,26 @@ absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& direc
   auto store = std::make_unique<RocksDbStore>(directory, std::unique_ptr<rocksdb::DB>(opened),
                                               std::move(handles));
   RETURN_IF_ERROR(store->Identify(expected_cluster_id, new_cluster_id));
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStoreForReading(const std::string& directory) {
+  std::error_code error;
+  if (!std::filesystem::exists(directory + "/CURRENT", error)) {
+    return absl::NotFoundError(
+        absl::StrCat(directory, " holds no store of a coordinator: it has no file CURRENT"));
+  }
+  rocksdb::DBOptions options = DatabaseOptions();
+  options.create_if_missing = options.create_missing_column_families = false;
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  rocksdb::DB* opened = nullptr;
+  RETURN_IF_ERROR(
+      FromRocksDb(rocksdb::DB::OpenForReadOnly(options, directory, Families(options, directory),
+                                               &handles, &opened),
+                  directory));
+  auto store = std::make_unique<RocksDbStore>(directory, std::unique_ptr<rocksdb::DB>(opened),
+                                              std::move(handles));
+  RETURN_IF_ERROR(store->Identify("", ""));
   return std::unique_ptr<Store>(std::move(store));
 }
 

@@ -59,6 +59,10 @@ class Store {
   virtual absl::Status Scan(
       Table table, const std::string& begin, const std::string& end,
       absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) = 0;
+  // Writes a consistent copy, which OpenRocksDbStore can open, to `directory`, which must not
+  // exist; files are linked where that is possible. From any thread, also during Write.
+  // kUnimplemented: the store is in memory. kUnavailable: I/O error, names the path.
+  virtual absl::Status Backup(const std::string& directory) = 0;
 };
 
 // The identity of a store: these rows of kMeta, as text, are written before any other row.
@@ -74,6 +78,10 @@ absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStore(const std::string& direc
                                                         const std::string& expected_cluster_id,
                                                         const std::string& new_cluster_id);
 
+// As OpenRocksDbStore, of an existing directory and without changing a byte of it: every Write
+// fails. kNotFound: there is no store.
+absl::StatusOr<std::unique_ptr<Store>> OpenRocksDbStoreForReading(const std::string& directory);
+
 // In memory, for tests and simulation: a crash loses what was not synced.
 class MemoryStore : public Store {
  public:
@@ -85,6 +93,8 @@ class MemoryStore : public Store {
   virtual void Crash() = 0;
   // While set, writes change nothing and fail; after one has failed, all do until Crash().
   virtual void FailWrites(bool fail) = 0;
+  // Another store with the durable rows.
+  virtual std::unique_ptr<MemoryStore> Copy() = 0;
   static std::unique_ptr<MemoryStore> Make(const std::string& cluster_id);
 };
 

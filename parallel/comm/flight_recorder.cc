@@ -257,6 +257,21 @@ std::string FlightRecorder::Dump() const {
   return text;
 }
 
+std::map<std::string, FlightRecorder::Position> FlightRecorder::Positions() const {
+  MutexLock lock(&mutex_);
+  std::map<std::string, Position> positions;
+  for (const Entry& entry : entries_) {
+    Position& position = positions[entry.path];
+    position.group = entry.group;
+    const State state = StateOf(entry, frozen_);
+    if (position.unfinished.has_value() || state == State::kFinished) continue;
+    position.unfinished = entry;
+    position.unfinished->state = state;
+  }
+  for (auto& [path, position] : positions) position.calls = calls_.find(path)->second;
+  return positions;
+}
+
 std::string FlightRecorder::Unfinished() const {
   MutexLock lock(&mutex_);
   std::set<std::string> seen;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,13 @@ class FlightRecorder {
   // A line per call, oldest first: number of the call in its group, group, operation, dtype and
   // elements, bytes, peer, when it was enqueued, and its state (finished, failed, unfinished).
   std::string Dump() const;
+  // Where the calls of each group are, by path.
+  struct Position {
+    std::string group;
+    uint64_t calls = 0;              // made so far, also those that are not recorded any more
+    std::optional<Call> unfinished;  // the oldest one, or one that has failed
+  };
+  std::map<std::string, Position> Positions() const;
   // The first unfinished call of each group on one line; empty when there is none.
   std::string Unfinished() const;
 

@@ -15,6 +15,8 @@
 namespace muster::parallel {
 namespace {
 
+constexpr std::chrono::seconds kReportInterval(1);
+
 using kernels::DType;
 using kernels::Tensor;
 
@@ -96,7 +98,14 @@ absl::StatusOr<double> Evaluator::Loss(int64_t samples, int64_t* tokens) {
   kernels::Zero(compute, memory_.values(0, 2 * slots));
   const int64_t ranks = inputs_.data_size();
   const int64_t rounds = (slots + ranks - 1) / ranks;
+  auto reported = std::chrono::steady_clock::now();
   for (int64_t round = 0; round < rounds; ++round) {
+    // An evaluation may take longer than the time without progress after which a rank hangs.
+    if (const auto now = std::chrono::steady_clock::now(); now - reported > kReportInterval) {
+      reported = now;
+      inputs_.hooks.OnProgress("evaluating",
+                               static_cast<double>(round) / static_cast<double>(rounds));
+    }
     const int64_t slot = round * ranks + inputs_.data_rank();
     // With ZeRO-3 forward is a collective: ranks without a batch of their own run an empty one.
     if (slot >= slots && inputs_.options.zero < 3) continue;

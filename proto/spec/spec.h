@@ -7,6 +7,7 @@
 #ifndef MUSTER_PROTO_SPEC_SPEC_H_
 #define MUSTER_PROTO_SPEC_SPEC_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@
 #include "parallel/plan/validate.h"
 
 namespace muster::spec {
+
+// The size of a spec with defaults, as a message. Specs travel to every daemon of a job.
+constexpr size_t kSpecBytesMax = 256 << 10;
 
 // A field and what is wrong with it. `path` is written as in the spec: "engine.data.train[0].path".
 struct Problem {

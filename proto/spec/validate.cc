@@ -196,6 +196,12 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   CheckResources(spec.resources(), check);
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);
+  // Lists and texts are bounded one by one; only data sources can be many and long at once.
+  if (const size_t bytes = spec.ByteSizeLong(); bytes > kSpecBytesMax) {
+    check.Add("engine.data", "the spec takes ", bytes,
+              " bytes, and every host gets a copy; at most ", kSpecBytesMax,
+              ": blend fewer data sets, or give them shorter paths");
+  }
   std::vector<Problem> problems = std::move(check.problems());
   if (problems.size() > kProblemsMax) problems.resize(kProblemsMax);
   return problems;

@@ -372,7 +372,7 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
       AllOf(HasSubstr("pipeline 2 x data 4 on cuda; zero 1, sequence\n"), HasSubstr("idles 5.9 %"),
             HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
             HasSubstr("whole   1.0G of 4.0G parameters of a rank are not sharded: 1.0G of "
-                      "embedding and head, 266.2k in small ones\n"),
+                      "tied embedding and head, 266.2k in small ones\n"),
             HasSubstr("ACTIVATIONS"), ::testing::Not(HasSubstr("GATHERED")),
             HasSubstr("embedding+17"), HasSubstr("15+head"), HasSubstr("125 %"),
             HasSubstr("STAGE  TENSOR  SENDS PER STEP  PIPELINE\n"),

@@ -924,6 +924,11 @@ TEST_P(CommContract, FlightRecorder_AfterAFailure_NamesTheCallThatHungAndOnlyTha
   EXPECT_THAT(recorder->Unfinished(),
               HasSubstr(absl::StrCat("world call 1: all-gather F32[", size * 100, "]")));
   EXPECT_EQ(recorder->Unfinished().find("all-reduce"), std::string::npos);
+  const auto positions = recorder->Positions();
+  ASSERT_EQ(positions.size(), 1u);
+  EXPECT_EQ(positions.begin()->second.calls, 2u);
+  ASSERT_TRUE(positions.begin()->second.unfinished.has_value());
+  EXPECT_EQ(positions.begin()->second.unfinished->number, 1u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CommContract,
@@ -950,6 +955,8 @@ TEST(FlightRecorder, MoreCallsThanItKeeps_KeepsTheNewest) {
   EXPECT_THAT(dump, HasSubstr("world call 4: all-reduce F32[5] 20 bytes"));
   EXPECT_EQ(dump.find("call 1:"), std::string::npos);
   EXPECT_EQ(recorder->Unfinished(), "");
+  EXPECT_EQ(recorder->Positions().begin()->second.calls, 5u);
+  EXPECT_FALSE(recorder->Positions().begin()->second.unfinished.has_value());
 }
 
 TEST(FlightRecorder, BatchOfAllToAlls_IsOneCall) {

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -268,6 +270,38 @@ TEST(RocksDbStore, DirectoryInUse_IsUnavailableAndSaysSo) {
   EXPECT_THAT(
       OpenRocksDbStore(directory / "s", "", "c"),
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("in use by a running coordinator")));
+}
+
+TEST(RocksDbStore, Backup_HasWhatWasWrittenBeforeAndIsNotChangedByReading) {
+  const TemporaryDirectory directory;
+  ASSERT_OK_AND_ASSIGN(auto store, OpenRocksDbStore(directory / "s", "", "c"));
+  ASSERT_OK(store->Write({Puts({"a", "b"}, "1")}));
+  ASSERT_OK(store->Backup(directory / "backup"));
+  ASSERT_OK(store->Write({Puts({"a", "c"}, "2")}));
+  const auto files = [&] {
+    std::map<std::string, std::string> contents;
+    for (const auto& entry : std::filesystem::directory_iterator(directory / "backup")) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      contents[entry.path().filename()].assign(std::istreambuf_iterator<char>(file), {});
+    }
+    return contents;
+  };
+  const auto before = files();
+  {
+    ASSERT_OK_AND_ASSIGN(auto copy, OpenRocksDbStoreForReading(directory / "backup"));
+    EXPECT_THAT(All(*copy, Table::kJobs), ElementsAre(Pair("a", "1"), Pair("b", "1")));
+    EXPECT_THAT(copy->Write({Puts({"d"}, "3")}), StatusIs(absl::StatusCode::kUnavailable));
+  }
+  EXPECT_EQ(files(), before);
+  EXPECT_THAT(store->Backup(directory / "backup"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr(directory / "backup")));
+}
+
+TEST(RocksDbStore, ReadingADirectoryWithoutAStore_IsNotFoundAndMakesNothing) {
+  const TemporaryDirectory directory;
+  EXPECT_THAT(OpenRocksDbStoreForReading(directory / "none"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(directory / "none")));
+  EXPECT_FALSE(std::filesystem::exists(directory / "none"));
 }
 
 TEST(RocksDbStore, DirectoryThatCannotBeMade_IsUnavailableAndNamed) {

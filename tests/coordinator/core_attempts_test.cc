@@ -154,7 +154,7 @@ TEST_F(ThreeWorkersTest, NetworkFailureOfTwoWorkersWhileAThirdIsLost_KeepsItsCau
   exit.set_cause(v1::CAUSE_NETWORK);
   exit.set_peer(RankOn("b"));
   Report("a", v1::RANK_STATE_EXITED, exit);
-  now_ += config_.lost_after / 2;
+  Wait(config_.lost_after / 2);
   Report("a", v1::RANK_STATE_RELEASED, exit);
   Report("b", v1::RANK_STATE_RELEASED);
   EXPECT_EQ(Job().causes_size(), 0) << "the rank on c is not released";
@@ -279,7 +279,7 @@ TEST_F(CoreTest, LostWorker_ReturnsWithStaleRanks_GetsNothingUntilTheyAreGone) {
   Wait(config_.unreachable_after);
   EXPECT_EQ(core_->ListWorkers()[0].state(), v1::WORKER_STATE_UNREACHABLE);
   EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
-  Wait(config_.lost_after);
+  Wait(config_.partition_hold);
   EXPECT_EQ(core_->ListWorkers()[0].state(), v1::WORKER_STATE_LOST);
   ASSERT_EQ(Job().causes_size(), 1);
   EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_WORKER_LOST);
@@ -291,6 +291,35 @@ TEST_F(CoreTest, LostWorker_ReturnsWithStaleRanks_GetsNothingUntilTheyAreGone) {
   EXPECT_EQ(LastDesired()->attempts_size(), 0);
   Observe({});
   EXPECT_EQ(Job().epoch(), 2u);
+}
+
+// Rank 1 does not make the call that rank 0 waits in; both stand at the same step.
+TEST_F(CoreTest, HangInACollective_NamesTheRankThatIsBehind) {
+  const v1::Job job = Train();
+  for (uint64_t second = 0; absl::Seconds(second) < config_.progress_timeout; second += 2) {
+    now_ += absl::Seconds(2);
+    v1::Observed observed = Ranks(job, v1::RANK_STATE_TRAINING);
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::RankProgress& progress =
+          *observed.mutable_attempts(0)->mutable_ranks(rank)->mutable_progress();
+      progress.set_step(5);
+      progress.set_phase("training");
+      progress.set_answers(1 + second);
+      v1::GroupPosition& group = *progress.add_groups();
+      group.set_group("dp");
+      group.set_path("dp");
+      group.set_calls(rank == 0 ? 8 : 7);
+      if (rank == 0) group.mutable_unfinished()->set_number(7);
+    }
+    Observe(std::move(observed));
+  }
+  Wait(absl::Seconds(2));
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED));
+  ASSERT_EQ(Job().causes_size(), 1);
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_HANG);
+  EXPECT_EQ(Job().causes(0).rank(), 1);
+  EXPECT_THAT(Job().causes(0).message(), HasSubstr("rank 1 on w (training) is at fault: rank 0"));
 }
 
 TEST_F(CoreTest, NoProgress_EndsTheAttemptAsAHang) {
@@ -331,7 +360,9 @@ TEST_F(CoreTest, StartThatGetsStuck_EndsAsAHangInItsPhase) {
   Observe(Ranks(job, v1::RANK_STATE_RELEASED));
   EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_HANG);
   EXPECT_THAT(Job().causes(0).message(), HasSubstr("training had not begun"));
-  EXPECT_THAT(Job().causes(0).message(), HasSubstr("(allocating)"));
+  EXPECT_THAT(Job().causes(0).message(), HasSubstr("no rank is behind the others"));
+  EXPECT_THAT(Job().causes(0).message(), HasSubstr("allocating"));
+  EXPECT_EQ(Job().causes(0).rank(), -1);
 }
 
 }  // namespace

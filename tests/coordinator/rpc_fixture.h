@@ -59,6 +59,7 @@ class Coordinator {
     auto server = RpcServer::Start(*shell_, {.listen = "127.0.0.1:0",
                                              .version = "1.2.3",
                                              .earlier_port = port_,
+                                             .backups = directory_ + "/backups",
                                              .keepalive = keepalive_,
                                              .hello_timeout = hello_timeout_});
     CHECK_OK(server);

@@ -42,6 +42,8 @@ class GatedStore : public Store {
     return memory_->Scan(table, begin, end, std::move(visit));
   }
 
+  absl::Status Backup(const std::string& directory) override { return memory_->Backup(directory); }
+
   void Open(bool open) {
     MutexLock lock(&mutex_);
     open_ = open;

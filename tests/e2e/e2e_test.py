@@ -292,6 +292,55 @@ class Failures(Scene):
         self.assertEqual([r["pid"] for r in after["ranks"]], [r["pid"] for r in before["ranks"]])
         self.assert_recovered(self.cluster.finish("tiny"), attempts=1)
 
+    def test_stopped_coordinator_costs_no_attempt(self):
+        self.disturbed()
+        self.training()
+        coordinator = int(self.cluster.status()["coordinator"]["pid"])
+        os.kill(coordinator, signal.SIGSTOP)
+        time.sleep(33)  # longer than the silence after which a worker is given up
+        os.kill(coordinator, signal.SIGCONT)
+        self.assert_recovered(self.cluster.finish("tiny"), attempts=1)
+        kinds = {event["kind"] for event in self.cluster.json("events")}
+        self.assertIn("coordinator_paused", kinds)
+        self.assertNotIn("worker_lost", kinds)
+
+    def test_restored_backup_reuses_no_epoch_and_the_job_finishes(self):
+        self.disturbed()
+        before = self.training()
+        backup = self.cluster.json("admin", "backup")["path"]
+        verified = self.cluster.json("admin", "verify", backup)
+        self.assertEqual((verified["liveJobs"], verified["workers"]), (1, 2))
+        # What the backup does not know: a second attempt, which trains when the state is lost.
+        kill(before["ranks"][0]["pid"])
+        self.cluster.wait_for("tiny", "the second attempt",
+                              lambda j: j["epoch"] == 2 and j["state"] == "running")
+        kill(self.cluster.status()["coordinator"]["pid"])
+        data = self.cluster.home / "local/coordinator"
+        refused = self.cluster.run("admin", "restore", backup, "--data-dir", data, check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("never over a state", refused.stderr)
+        (data / "store").rename(self.directory / "lost")
+        self.cluster.run("admin", "restore", backup, "--data-dir", data)
+        self.cluster.up()
+        job = self.cluster.finish("tiny")
+        self.assertEqual(job["state"], "succeeded", json.dumps(job, indent=1))
+        self.assertEqual((job["trainLoss"], job["validationLoss"]), self.calm)
+        self.assertGreater(job["epoch"], 10000)
+        self.assertIn("state_restored", {event["kind"] for event in self.cluster.json("events")})
+
+    def test_removed_worker_gives_its_job_up_at_once_and_joins_again(self):
+        self.disturbed()
+        name = self.training()["ranks"][0]["worker"]
+        self.cluster.run("admin", "remove-worker", name)
+        job = self.cluster.finish("tiny")
+        self.assertEqual(job["state"], "succeeded", json.dumps(job, indent=1))
+        self.assertEqual(job["causes"][0]["cause"], "worker_lost")
+        self.assertIn("was removed by an operator", job["causes"][0]["message"])
+        self.assertIn(name, {worker["name"] for worker in self.cluster.json("get", "workers")})
+        unknown = self.cluster.run("admin", "remove-worker", "nobody", check=False)
+        self.assertEqual(unknown.returncode, 1)
+        self.assertIn("no worker has the name 'nobody'", unknown.stderr)
+
     def test_everything_killed_and_started_again_finishes(self):
         self.disturbed()
         before = self.training()

@@ -365,5 +365,25 @@ TEST(SpecValidate, WarmupLongerThanTheRun_IsAllowed) {
   EXPECT_OK(Validate(spec));
 }
 
+// What is valid must fit into what a daemon accepts, with many jobs on one host.
+TEST(Validate, ManyDataSetsWithLongPaths_AreRefusedByTheirBytes) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {}));
+  ApplyDefaults(spec);
+  const auto with_sources = [&](int count, size_t bytes) {
+    spec.mutable_engine()->mutable_data()->clear_train();
+    for (int i = 0; i < count; ++i) {
+      v1::DataSource& source = *spec.mutable_engine()->mutable_data()->add_train();
+      source.set_path(absl::StrCat("/", std::string(bytes, 'x'), i));
+      source.set_weight(1);
+    }
+    return Validate(spec);
+  };
+  EXPECT_OK(with_sources(1000, 200));
+  const absl::Status status = with_sources(4096, 4000);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("engine.data: the spec takes 1"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 262144"));
+}
+
 }  // namespace
 }  // namespace muster::spec

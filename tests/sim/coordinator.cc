@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
 #include "tests/sim/world.h"
 
@@ -16,6 +17,7 @@ namespace {
 CoreConfig Config() {
   CoreConfig config;
   config.lost_after = absl::Seconds(12);
+  config.partition_hold = absl::Seconds(75);
   config.stop_grace = absl::Seconds(2);
   config.progress_timeout = absl::Seconds(40);
   return config;
@@ -71,6 +73,8 @@ void World::CrashCoordinator(absl::string_view why) {
   store_->Crash();
   store_->FailWrites(false);
   crash_in_write_ = false;
+  paused_ = synced_ = false;
+  arrived_.clear();
   core_.reset();
   unsynced_.clear();
   syncing_ = false;
@@ -86,8 +90,72 @@ void World::CrashCoordinator(absl::string_view why) {
   });
 }
 
+void World::TakeBackup() {
+  if (core_ == nullptr || !unsynced_.empty() || syncing_) return;
+  Trace("a backup is written");
+  backup_ = Backup{store_->Copy(), committed_, epochs_, final_states_};
+}
+
+void World::RestoreBackup() {
+  if (!backup_.has_value() || core_ == nullptr) return;
+  CrashCoordinator("its disk is gone");
+  Count("backup restored");
+  Backup backup = std::move(*std::exchange(backup_, std::nullopt));
+  store_ = std::move(backup.store);
+  CHECK_OK(coordinator::MarkRestored(*store_, queue_.now()));
+  committed_ = std::move(backup.committed);
+  epochs_ = std::move(backup.epochs);
+  final_states_ = std::move(backup.final_states);
+  // Users find that what they did after the backup is forgotten, and do it again.
+  for (auto& [request, submission] : submissions_) {
+    if (submission.id.empty()) continue;
+    const auto row = store_->Get(coordinator::Table::kJobs, submission.id);
+    if (!row.ok() || !row->has_value()) {
+      submission.id.clear();
+      queue_.After(absl::Seconds(1),
+                   [this, request = request, spec = submission.spec] { TrySubmit(request, spec); });
+    } else if (submission.cancel) {
+      queue_.After(absl::Seconds(1), [this, id = submission.id] { TryCancel(id); });
+    }
+  }
+}
+
+void World::PauseCoordinator(absl::Duration time) {
+  if (core_ == nullptr || paused_) return;
+  Trace(absl::StrCat("coordinator is stopped for ", absl::FormatDuration(time)));
+  Count("coordinator pause");
+  paused_ = true;
+  const uint64_t generation = coordinator_generation_;
+  queue_.After(time, [this, generation] {
+    if (generation == coordinator_generation_) ResumeCoordinator();
+  });
+}
+
+// Whether the timer or a message runs first is up to the operating system.
+void World::ResumeCoordinator() {
+  Trace(absl::StrCat("coordinator goes on, ", arrived_.size(), " events wait"));
+  paused_ = false;
+  if (std::exchange(synced_, false)) SyncDone();
+  const bool due = core_timer_ <= queue_.now();
+  const bool timer_first = rng_.Chance(0.5);
+  const uint64_t generation = coordinator_generation_;
+  if (due) core_timer_ = absl::InfiniteFuture();
+  if (due && timer_first) Feed(coordinator::TimerFired{});
+  const std::deque<CoreEvent> arrived = std::exchange(arrived_, {});
+  for (const CoreEvent& event : arrived) {
+    if (generation == coordinator_generation_) Feed(event);
+  }
+  if (due && !timer_first && generation == coordinator_generation_) {
+    Feed(coordinator::TimerFired{});
+  }
+}
+
 void World::Feed(CoreEvent event) {
   if (core_ == nullptr) return;
+  if (paused_) {
+    arrived_.push_back(std::move(event));
+    return;
+  }
   CarryOut(core_->Handle(event, queue_.now()));
 }
 
@@ -104,6 +172,10 @@ void World::CarryOut(CoreOutput output) {
 }
 
 void World::SyncDone() {
+  if (paused_) {
+    synced_ = true;
+    return;
+  }
   std::vector<coordinator::Batch> batches;
   for (const CoreOutput& output : unsynced_) {
     if (!output.batch.empty()) batches.push_back(output.batch);
@@ -144,7 +216,7 @@ void World::Release(const coordinator::CoreAction& action) {
     if (timer->at == absl::InfiniteFuture()) return;
     const uint64_t generation = coordinator_generation_;
     queue_.At(timer->at, [this, generation, at = timer->at] {
-      if (generation != coordinator_generation_ || core_timer_ != at) return;
+      if (generation != coordinator_generation_ || core_timer_ != at || paused_) return;
       core_timer_ = absl::InfiniteFuture();
       Feed(coordinator::TimerFired{});
     });
@@ -171,6 +243,11 @@ void World::SeeEvent(const v1::Event& event) {
       lost_.emplace(key.attempt.job.value(), key.attempt.epoch.value());
     }
   }
+  if (event.kind() == v1::EVENT_KIND_ATTEMPT_STATE && event.from().empty() &&
+      !allocated_.emplace(event.job_id(), event.epoch()).second) {
+    Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " was allocated twice"));
+  }
+  if (event.kind() == v1::EVENT_KIND_RANKS_GIVEN_UP) lost_.emplace(event.job_id(), event.epoch());
   CheckFencing(event);
   Count(v1::EventKind_Name(event.kind()));
 }

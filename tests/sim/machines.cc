@@ -11,11 +11,10 @@ using worker::RankKey;
 void World::StartDaemon(Machine& machine) {
   if (!machine.up || machine.daemon != nullptr) return;
   ++machine.generation;
-  ++machine.incarnation;
   machine.connection.reset();
   machine.calls.clear();
   worker::DaemonCoreConfig config;
-  config.incarnation = Incarnation(machine.incarnation);
+  config.new_identity = "identity of " + machine.name;
   config.hello.set_worker(machine.name);
   config.hello.set_host(machine.name);
   config.hello.set_boot_id("boot-" + machine.name);
@@ -35,7 +34,8 @@ void World::StartDaemon(Machine& machine) {
     return Violate(absl::StrCat(machine.name, " recovery failed: ", daemon.status().ToString()));
   }
   machine.daemon = *std::move(daemon);
-  Trace(absl::StrCat(machine.name, " daemon starts, incarnation ", machine.incarnation));
+  Trace(absl::StrCat(machine.name, " daemon starts, incarnation ",
+                     machine.daemon->incarnation().value()));
   CarryOut(machine, std::move(output));
   Dial(machine);
 }

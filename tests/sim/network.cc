@@ -36,7 +36,6 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
   if (!connection.worker_open) return;
   const Machine& machine = machines_[connection.worker];
   if (machine.partitioned) return;  // the message is lost
-  message.set_incarnation(machine.incarnation);
   absl::Time at = queue_.now() + Delay();
   const bool odd = Disturbed() && !message.has_hello();
   if (odd && rng_.Chance(0.02)) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "proto/spec/spec.h"
@@ -92,8 +94,14 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  uint64_t kind = rng_.Below(9);
+  uint64_t kind = rng_.Below(11);
   if (options_.faults == Faults::kServices) kind %= 2;
+  if (options_.faults == Faults::kReachability) kind = 9 + kind % 2;
+  if (options_.faults == Faults::kRestore) {
+    if (kind == 2) return TakeBackup();
+    if (kind == 3) return RestoreBackup();
+    kind %= 2;
+  }
   if (options_.faults == Faults::kRanks) kind = 2 + kind % 3;
   switch (kind) {
     case 0:
@@ -139,22 +147,37 @@ void World::InjectFault() {
     case 6:
     case 7: {
       if (machine.partitioned) return;
-      Trace(absl::StrCat(machine.name, " is cut off"));
       Count("partition");
-      machine.partitioned = true;
-      if (machine.connection.has_value() && rng_.Chance(0.5)) Break(*machine.connection);
-      queue_.After(absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 30000 : 4000)),
-                   [this, name = machine.name] {
-                     Machine& m = machines_[name];
-                     if (!m.partitioned) return;
-                     m.partitioned = false;
-                     Trace(absl::StrCat(name, " is reachable again"));
-                     // The stream does not survive; the messages on it are lost.
-                     if (m.connection.has_value()) Break(*m.connection);
-                   });
+      return CutOff(machine, absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 30000 : 4000)));
+    }
+    case 9:
+      return PauseCoordinator(absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 45000 : 5000)));
+    case 10: {
+      // The switch of the fleet, or the coordinator's own link. It may last for longer than one
+      // worker would be waited for.
+      const bool whole = std::none_of(machines_.begin(), machines_.end(),
+                                      [](const auto& m) { return m.second.partitioned; });
+      if (!whole) return;
+      Count("all cut off");
+      const absl::Duration time = absl::Milliseconds(rng_.Below(rng_.Chance(0.5) ? 60000 : 5000));
+      for (auto& [name, m] : machines_) CutOff(m, time + absl::Milliseconds(rng_.Below(500)));
       return;
     }
   }
+}
+
+void World::CutOff(Machine& machine, absl::Duration time) {
+  Trace(absl::StrCat(machine.name, " is cut off for ", absl::FormatDuration(time)));
+  machine.partitioned = true;
+  if (machine.connection.has_value() && rng_.Chance(0.5)) Break(*machine.connection);
+  queue_.After(time, [this, name = machine.name] {
+    Machine& m = machines_[name];
+    if (!m.partitioned) return;
+    m.partitioned = false;
+    Trace(absl::StrCat(name, " is reachable again"));
+    // The stream does not survive; the messages on it are lost.
+    if (m.connection.has_value()) Break(*m.connection);
+  });
 }
 
 absl::Duration World::Outage(double late_chance, uint64_t late_ms, uint64_t soon_ms) {

@@ -23,7 +23,7 @@ struct Outcome {
 };
 
 // Runs seeds, which are independent, on all cores.
-Outcome RunSeeds(uint64_t first, int64_t count) {
+Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll) {
   const int threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<Outcome> parts(threads);
   std::vector<std::thread> running;
@@ -32,6 +32,7 @@ Outcome RunSeeds(uint64_t first, int64_t count) {
       for (int64_t i = t; i < count; i += threads) {
         Options options;
         options.seed = first + static_cast<uint64_t>(i);
+        options.faults = faults;
         const Result result = Simulate(options);
         if (!result.violation.empty()) {
           parts[t].failed.emplace_back(options.seed, result.violation);
@@ -70,6 +71,9 @@ int64_t FixedSeeds() {
   return fewer == nullptr ? 2000 : std::atoll(fewer);
 }
 
+// Of the tests with one kind of fault: a tenth of the fixed seeds.
+int64_t SeedsOfAKind() { return std::max<int64_t>(50, FixedSeeds() / 10); }
+
 TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   const Outcome outcome = RunSeeds(1, FixedSeeds());
   Print(outcome, FixedSeeds());
@@ -83,6 +87,8 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "rank killed",
                            "gang killed",
                            "partition",
+                           "coordinator pause",
+                           "all cut off",
                            "broken session",
                            "reordered",
                            "duplicated",
@@ -116,7 +122,7 @@ TEST(Simulation, SameSeedTwice_GivesTheSameTrace) {
 TEST(Simulation, WithoutFaults_NoAttemptIsRepeated) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     Options options;
-    options.seed = seed;
+    options.seed = static_cast<uint64_t>(seed);
     options.faults = Faults::kNone;
     Result result = Simulate(options);
     EXPECT_EQ(result.violation, "") << "seed " << seed;
@@ -127,9 +133,9 @@ TEST(Simulation, WithoutFaults_NoAttemptIsRepeated) {
 
 TEST(Simulation, CoordinatorAndDaemonsKilled_CostNoAttemptAndNoStep) {
   std::map<std::string, int64_t> counts;
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
+  for (int64_t seed = 1; seed <= SeedsOfAKind(); ++seed) {
     Options options;
-    options.seed = seed;
+    options.seed = static_cast<uint64_t>(seed);
     options.faults = Faults::kServices;
     Result result = Simulate(options);
     EXPECT_EQ(result.violation, "") << "seed " << seed;
@@ -139,23 +145,55 @@ TEST(Simulation, CoordinatorAndDaemonsKilled_CostNoAttemptAndNoStep) {
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
   // The seeds prove nothing with fewer faults.
-  EXPECT_GT(counts["coordinator crash"], 500);
-  EXPECT_GT(counts["daemon crash"], 500);
-  EXPECT_GT(counts["re-attached"], 100);
+  EXPECT_GT(counts["coordinator crash"], 2 * SeedsOfAKind());
+  EXPECT_GT(counts["daemon crash"], 2 * SeedsOfAKind());
+  EXPECT_GT(counts["re-attached"], SeedsOfAKind() / 2);
+}
+
+TEST(Simulation, CoordinatorStoppedOrCutOff_CostsNoAttemptAndNoStep) {
+  std::map<std::string, int64_t> counts;
+  for (int64_t seed = 1; seed <= SeedsOfAKind(); ++seed) {
+    Options options;
+    options.seed = static_cast<uint64_t>(seed);
+    options.faults = Faults::kReachability;
+    Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    EXPECT_EQ(result.counts["EVENT_KIND_WORKER_LOST"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["attempt repeated"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["steps replayed"], 0) << "seed " << seed;
+    EXPECT_EQ(result.counts["sound job failed"], 0) << "seed " << seed;
+    for (const auto& [what, times] : result.counts) counts[what] += times;
+  }
+  EXPECT_GT(counts["coordinator pause"], 2 * SeedsOfAKind());
+  EXPECT_GT(counts["all cut off"], 2 * SeedsOfAKind());
+}
+
+TEST(Simulation, OlderStateRestored_ReusesNoEpochAndEndsEveryJob) {
+  std::map<std::string, int64_t> counts;
+  for (int64_t seed = 1; seed <= SeedsOfAKind(); ++seed) {
+    Options options;
+    options.seed = static_cast<uint64_t>(seed);
+    options.faults = Faults::kRestore;
+    const Result result = Simulate(options);
+    EXPECT_EQ(result.violation, "") << "seed " << seed;
+    for (const auto& [what, times] : result.counts) counts[what] += times;
+  }
+  EXPECT_GT(counts["backup restored"], SeedsOfAKind() / 6);
+  EXPECT_GT(counts["attempt repeated"], SeedsOfAKind() / 50);
 }
 
 TEST(Simulation, RanksKilled_ReplayLessThanOneIntervalEach) {
   std::map<std::string, int64_t> counts;
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
+  for (int64_t seed = 1; seed <= SeedsOfAKind(); ++seed) {
     Options options;
-    options.seed = seed;
+    options.seed = static_cast<uint64_t>(seed);
     options.faults = Faults::kRanks;  // with these CheckReplay makes no exception
     const Result result = Simulate(options);
     EXPECT_EQ(result.violation, "") << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
-  EXPECT_GT(counts["rank killed"] + counts["gang killed"], 500);
-  EXPECT_GT(counts["steps replayed"], 200);
+  EXPECT_GT(counts["rank killed"] + counts["gang killed"], 2 * SeedsOfAKind());
+  EXPECT_GT(counts["steps replayed"], SeedsOfAKind());
 }
 
 }  // namespace
@@ -166,16 +204,23 @@ int main(int argc, char** argv) {
   int64_t seeds = 0;
   uint64_t first = 1;
   bool trace = false;
+  muster::sim::Faults faults = muster::sim::Faults::kAll;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
       trace = true;
+    } else if (flag == "--reachability") {
+      faults = muster::sim::Faults::kReachability;
+    } else if (flag == "--restore") {
+      faults = muster::sim::Faults::kRestore;
     } else if (flag == "--sim" && i + 1 < argc) {
       seeds = std::atoll(argv[++i]);
     } else if (flag == "--first" && i + 1 < argc) {
       first = std::strtoull(argv[++i], nullptr, 10);
     } else {
-      std::fprintf(stderr, "usage: %s [--sim SEEDS [--first SEED] [--trace]]\n", argv[0]);
+      std::fprintf(
+          stderr, "usage: %s [--sim SEEDS [--first SEED] [--trace]] [--reachability | --restore]\n",
+          argv[0]);
       return 2;
     }
   }
@@ -184,11 +229,12 @@ int main(int argc, char** argv) {
     muster::sim::Options options;
     options.seed = first;
     options.trace = true;
+    options.faults = faults;
     const muster::sim::Result result = muster::sim::Simulate(options);
     std::printf("%s\n", result.violation.empty() ? "sound" : result.violation.c_str());
     return result.violation.empty() ? 0 : 1;
   }
-  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds);
+  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds, faults);
   muster::sim::Print(outcome, seeds);
   return outcome.failed.empty() ? 0 : 1;
 }

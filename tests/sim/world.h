@@ -37,6 +37,10 @@ enum class Faults {
   kServices,
   // Only ranks and whole gangs are killed.
   kRanks,
+  // Only the coordinator is stopped (SIGSTOP) for a while, or cut off from all workers.
+  kReachability,
+  // kServices, and now and then the coordinator comes back with an older state, from a backup.
+  kRestore,
 };
 
 struct Options {
@@ -84,8 +88,7 @@ struct Machine {
   std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
   bool up = true;                                // the host
   bool partitioned = false;                      // from the coordinator
-  uint64_t incarnation = 0;
-  uint64_t generation = 0;  // of the daemon process
+  uint64_t generation = 0;                       // of the daemon process
   std::optional<uint64_t> connection;
   absl::Time timer = absl::InfiniteFuture();
   struct Call {
@@ -119,6 +122,11 @@ class World {
   void ReadEventsBack();
   void SeeEvent(const v1::Event& event);
   void CrashCoordinator(absl::string_view why);
+  void TakeBackup();
+  void RestoreBackup();
+  // The process does not run for `time`: what arrives waits.
+  void PauseCoordinator(absl::Duration time);
+  void ResumeCoordinator();
   void Feed(coordinator::CoreEvent event);
   void CarryOut(coordinator::CoreOutput output);
   void SyncDone();
@@ -176,6 +184,8 @@ class World {
   void TryCancel(const std::string& id);
   void ScheduleFault();
   void InjectFault();
+  // The machine and the coordinator do not reach each other for `time`.
+  void CutOff(Machine& machine, absl::Duration time);
   void Heal();
   // True when every job has ended and no process or fault is left.
   bool Finished() const;
@@ -205,12 +215,23 @@ class World {
   Result result_;
 
   std::unique_ptr<coordinator::MemoryStore> store_;
+  // A copy of the durable state, and what users knew then.
+  struct Backup {
+    std::unique_ptr<coordinator::MemoryStore> store;
+    std::map<std::string, int64_t> committed;
+    std::map<std::string, uint64_t> epochs;
+    std::map<std::string, v1::JobState> final_states;
+  };
+  std::optional<Backup> backup_;
   std::unique_ptr<coordinator::Core> core_;  // null: the coordinator is dead
   uint64_t coordinator_generation_ = 0;
   std::deque<coordinator::CoreOutput> unsynced_;
   bool syncing_ = false;
   bool crash_in_write_ = false;  // the coordinator dies while it writes its next outputs
   absl::Time core_timer_ = absl::InfiniteFuture();
+  bool paused_ = false;
+  std::deque<coordinator::CoreEvent> arrived_;  // during the pause
+  bool synced_ = false;                         // a sync ended during the pause
   uint64_t next_id_ = 1;
 
   std::map<std::string, Machine> machines_;
@@ -238,6 +259,7 @@ class World {
   std::map<JobEpoch, int64_t> reached_;               // step an attempt got to
   std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
   std::map<std::string, v1::JobState> final_states_;  // job id -> as first acknowledged
+  std::set<JobEpoch> allocated_;                      // every attempt that ever was
   uint64_t last_event_ = 0;
   bool faults_on_ = true;
   uint64_t hash_ = 14695981039346656037ull;  // FNV-1a

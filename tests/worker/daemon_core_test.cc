@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::worker {
@@ -39,7 +40,7 @@ class DaemonCoreTest : public ::testing::Test {
     DaemonCoreConfig config;
     config.hello.set_worker("w0");
     for (const char* name : {"cpu:0", "cpu:1"}) config.hello.add_devices()->set_name(name);
-    config.incarnation = Incarnation(++incarnation_);
+    config.new_identity = "identity";
     config.rank_socket = "/state/rank.sock";
     config.attempts_directory = "/state/attempts";
     config.threads_per_slot = 4;
@@ -180,7 +181,6 @@ class DaemonCoreTest : public ::testing::Test {
   uint64_t term_ = 5;
   uint64_t revision_ = 0;
   uint64_t call_ = 0;
-  uint64_t incarnation_ = 0;
 };
 
 TEST_F(DaemonCoreTest, Session_Opens_HelloFirstAndObservedAfterWelcome) {
@@ -192,6 +192,32 @@ TEST_F(DaemonCoreTest, Session_Opens_HelloFirstAndObservedAfterWelcome) {
   Receive(message);
   EXPECT_THAT(Sent(), ElementsAre("observed"));
   EXPECT_EQ(core_->cluster_id(), "cluster-1");
+}
+
+// The incarnation comes from the disk, so that a clock that steps back locks no daemon out.
+TEST_F(DaemonCoreTest, Identity_IsKeptAndTheIncarnationGrowsWithEachStart) {
+  const auto hello = [this](uint64_t session) {
+    Do(SessionUp{SessionId(session)});
+    const auto sent = Actions<SendToCoordinator>();
+    return sent.empty() ? v1::FromWorker() : sent[0].message;
+  };
+  EXPECT_EQ(hello(1).incarnation(), 1u);
+  EXPECT_EQ(hello(2).hello().identity(), "identity");
+  EXPECT_EQ(hello(3).hello().protocol_version(), 1u);
+  EXPECT_EQ(hello(4).hello().leader_term(), 0u);
+  Connect();
+  for (uint64_t start = 2; start <= 4; ++start) {
+    DaemonOutput output;
+    DaemonCoreConfig config = Config();
+    config.new_identity = "another";
+    config.first_incarnation = Incarnation(100);
+    ASSERT_OK_AND_ASSIGN(core_, DaemonCore::Recover(config, records_, now_, &output));
+    Keep(std::move(output));
+    const v1::FromWorker first = hello(10 + start);
+    EXPECT_EQ(first.incarnation(), start);
+    EXPECT_EQ(first.hello().identity(), "identity");
+    EXPECT_EQ(first.hello().leader_term(), 5u);
+  }
 }
 
 TEST_F(DaemonCoreTest, Session_WithoutWelcome_IsDialledAgain) {
@@ -260,6 +286,24 @@ TEST_F(DaemonCoreTest, Attempt_Prepared_StartsNothing) {
   Do(AttemptPrepared{kAttempt, absl::OkStatus()});
   EXPECT_EQ(Observed().state(), v1::RANK_STATE_PREPARED);
   EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+}
+
+TEST_F(DaemonCoreTest, SpecOfTheAttempt_ReachesEachRankAndThatOfAnAssignmentToo) {
+  Connect();
+  v1::DesiredAttempt by_rank = Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED, {"cpu:0"});
+  by_rank.mutable_ranks(0)->mutable_spec()->set_name("of the rank");
+  v1::DesiredAttempt at_once =
+      Wanted({JobId("job-b"), Epoch(1)}, v1::DESIRED_PHASE_PREPARED, {"cpu:1"});
+  at_once.mutable_spec()->set_name("of the attempt");
+  at_once.add_restore()->set_step(10);
+  Desire({by_rank, at_once});
+  std::vector<std::string> specs;
+  for (const PrepareAttempt& prepare : Actions<PrepareAttempt>()) {
+    for (const v1::RankAssignment& rank : prepare.ranks) {
+      specs.push_back(absl::StrCat(rank.spec().name(), " ", rank.restore_size()));
+    }
+  }
+  EXPECT_THAT(specs, ElementsAre("of the rank 0", "of the attempt 1"));
 }
 
 TEST_F(DaemonCoreTest, Desired_Repeated_StartsEachRankOnce) {

@@ -214,8 +214,8 @@ class DaemonTest : public ::testing::Test {
     return coordinator_->AwaitRank(v1::RANK_STATE_RUNNING);
   }
   std::unique_ptr<DaemonClient> Client(uint64_t epoch = 1,
-                                       absl::AnyInvocable<void(absl::Status)> on_aborted = {}) {
-    DaemonClientOptions options;
+                                       absl::AnyInvocable<void(absl::Status)> on_aborted = {},
+                                       DaemonClientOptions options = {}) {
     options.job_id = "job-a";
     options.epoch = epoch;
     options.socket = daemon_->socket();
@@ -260,6 +260,35 @@ TEST_F(DaemonTest, Attempt_FromRunningToReleased) {
   EXPECT_EQ(released.exit().signal(), SIGTERM);
   EXPECT_EQ(released.exit().cause(), v1::CAUSE_CANCELLED);
   EXPECT_FALSE(ReadProcessStat(static_cast<pid_t>(running.pid())).has_value());
+}
+
+TEST_F(DaemonTest, RankWithoutProgress_AnswersAndSaysWhereItsCollectivesAre) {
+  RunRank();
+  DaemonClientOptions options;
+  options.stuck_after = absl::Milliseconds(300);
+  options.on_stuck = [](v1::RankProgress& progress) {
+    progress.clear_groups();
+    progress.add_groups()->set_group("dp");
+  };
+  const auto client = Client(1, {}, std::move(options));
+  v1::RankProgress progress;
+  progress.set_step(3);
+  client->Report(progress);
+  const auto answers = [](uint64_t least) {
+    return [least](const v1::FromWorker& message) {
+      if (!message.has_observed() || message.observed().attempts_size() != 1) return false;
+      const v1::RankProgress& seen = message.observed().attempts(0).ranks(0).progress();
+      return seen.step() == 3 && seen.answers() >= least && seen.groups_size() == 1;
+    };
+  };
+  coordinator_->Await(answers(2));
+  progress.set_step(4);
+  client->Report(progress);
+  coordinator_->Await([](const v1::FromWorker& message) {
+    if (!message.has_observed() || message.observed().attempts_size() != 1) return false;
+    const v1::RankProgress& seen = message.observed().attempts(0).ranks(0).progress();
+    return seen.step() == 4 && seen.answers() == 0 && seen.groups_size() == 0;
+  });
 }
 
 TEST_F(DaemonTest, Coordinator_MovesToAnotherPort_IsFoundAndTheRankTrainsOn) {

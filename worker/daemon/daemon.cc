@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <random>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -30,6 +32,11 @@ std::string LowerName(const std::string& enum_name, size_t prefix) {
   return absl::AsciiStrToLower(enum_name.substr(prefix));
 }
 
+uint64_t SystemSeed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, const Clock& clock,
@@ -42,8 +49,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   std::unique_ptr<Daemon> daemon(
       new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state)));
   DaemonOutput recovered;
-  ASSIGN_OR_RETURN(daemon->core_,
-                   DaemonCore::Recover(daemon->Config(), records, daemon->Now(), &recovered));
+  ASSIGN_OR_RETURN(daemon->core_, DaemonCore::Recover(daemon->Config(/*upgraded=*/!records.empty()),
+                                                      records, daemon->Now(), &recovered));
   RETURN_IF_ERROR(CheckPortRange(daemon->options_.rank_ports, daemon->devices_));
   daemon->log_requests_ = std::make_unique<LogRequests>(daemon->state_->attempts(),
                                                         daemon->options_.name, *daemon->core_);
@@ -83,8 +90,8 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   session.locate = [choice = options_.address](const std::string& coordinator) {
     return FindAddress(NetworkView::OfThisMachine(), choice, coordinator);
   };
-  session_ = SessionClient::Make(std::move(session), *loop_, Rng(incarnation_.value()), log_,
-                                 std::move(events));
+  session_ =
+      SessionClient::Make(std::move(session), *loop_, Rng(SystemSeed()), log_, std::move(events));
   loop_->Post([this] { session_->Start(); });
   return absl::OkStatus();
 }
@@ -95,8 +102,6 @@ Daemon::Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& met
       clock_(clock),
       metrics_(metrics),
       log_(std::move(log)),
-      // A later daemon gets a larger number, unless the wall clock goes back.
-      incarnation_(static_cast<uint64_t>(absl::ToUnixMicros(clock.Now()))),
       state_(std::move(state)),
       device_errors_(options_.name) {}
 
@@ -110,7 +115,7 @@ Daemon::~Daemon() {
   host_.reset();
 }
 
-DaemonCoreConfig Daemon::Config() {
+DaemonCoreConfig Daemon::Config(bool upgraded) {
   DaemonCoreConfig config;
   config.hello.set_worker(options_.name);
   config.hello.set_boot_id(BootId());
@@ -140,7 +145,11 @@ DaemonCoreConfig Daemon::Config() {
     ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
   }
   devices_ = config.hello.devices_size();
-  config.incarnation = incarnation_;
+  config.new_identity = absl::StrFormat("%016x%016x", SystemSeed(), SystemSeed());
+  // A state directory of an earlier version has no identity yet; its daemons took the wall clock.
+  if (upgraded) {
+    config.first_incarnation = Incarnation(static_cast<uint64_t>(absl::ToUnixMicros(clock_.Now())));
+  }
   config.rank_socket = state_->socket();
   config.attempts_directory = state_->attempts();
   config.cache_directory = state_->cache();
@@ -232,7 +241,7 @@ void Daemon::CountAndLog(const DaemonEvent& event) {
 void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
   if (message.has_log() || message.has_collectives() || message.has_profile()) {
     v1::FromWorker reply;
-    reply.set_incarnation(incarnation_.value());
+    reply.set_incarnation(core_->incarnation().value());
     if (message.has_log()) {
       *reply.mutable_log() = log_requests_->Answer(message.log());
     } else if (message.has_collectives()) {

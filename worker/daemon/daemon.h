@@ -56,7 +56,8 @@ class Daemon {
   // Starts the loop and everything that posts to it, and carries out what the core asked for first.
   absl::Status StartServices(DaemonOutput recovered);
   // What the core is told. Looks for devices.
-  DaemonCoreConfig Config();
+  // `upgraded`: the state directory has records.
+  DaemonCoreConfig Config(bool upgraded);
   absl::Time Now() const { return absl::UnixEpoch() + clock_.Monotonic(); }
 
   void Post(DaemonEvent event);
@@ -82,7 +83,6 @@ class Daemon {
   const Clock& clock_;
   metrics::Registry& metrics_;
   const std::shared_ptr<Logger> log_;
-  const Incarnation incarnation_;
   // Destroyed from the last up: first what posts events, then the loop, then what events use. Those
   // marked * are used on the loop only, once it runs.
   std::unique_ptr<StateDirectory> state_;

@@ -25,6 +25,7 @@ namespace {
 
 // Calls that wait for the coordinator (keys, notices) are cancelled and repeated after this long,
 // which bounds the cost of a lost reply.
+constexpr absl::Duration kAnswerInterval = absl::Seconds(1);
 constexpr absl::Duration kPollTimeout = absl::Seconds(10);
 constexpr absl::Duration kPutTimeout = absl::Minutes(1);
 
@@ -293,6 +294,25 @@ class GrpcDaemonClient : public DaemonClient {
     }
   }
 
+  // Tells a rank that waits from one whose process is stopped.
+  void AddAnswer(uint64_t version, v1::RankProgress& progress) {
+    const absl::Time now = absl::Now();
+    if (version != answered_version_) {
+      answered_version_ = version;
+      answered_since_ = answered_at_ = now;
+      stuck_ = v1::RankProgress();
+      return;
+    }
+    if (now - answered_since_ < options_.stuck_after) return;
+    if (stuck_.answers() == 0 || now - answered_at_ >= kAnswerInterval) {
+      answered_at_ = now;
+      stuck_.set_answers(stuck_.answers() + 1);
+      if (options_.on_stuck) options_.on_stuck(stuck_);
+    }
+    progress.set_answers(stuck_.answers());
+    *progress.mutable_groups() = stuck_.groups();
+  }
+
   void ReportLoop() {
     while (true) {
       v1::ReportRequest request;
@@ -308,6 +328,7 @@ class GrpcDaemonClient : public DaemonClient {
         *request.mutable_progress() = progress_;
         version = progress_version_;
       }
+      AddAnswer(version, *request.mutable_progress());
       *request.mutable_identity() = Identity();
       v1::ReportResponse response;
       const absl::Status status = TryOnce(
@@ -333,7 +354,12 @@ class GrpcDaemonClient : public DaemonClient {
   DaemonClientOptions options_;
   std::unique_ptr<v1::RankService::Stub> stub_;
   std::atomic<bool> stop_requested_{false};
-  uint64_t collectives_ = 0;  // of the reporting thread: the last number it was asked for
+  // Of the reporting thread: the last number it was asked for; the version of the progress that it
+  // reports, since when, and what it adds while that does not change.
+  uint64_t collectives_ = 0;
+  uint64_t answered_version_ = 0;
+  absl::Time answered_since_ = absl::Now(), answered_at_;
+  v1::RankProgress stuck_;
   const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::atomic<int64_t> last_committed_step_{0};
 

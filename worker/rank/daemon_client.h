@@ -38,6 +38,10 @@ struct DaemonClientOptions {
   // Called once for each number when somebody asks what this rank's collectives are doing, on the
   // thread that reports progress, which waits for it.
   absl::AnyInvocable<void(uint64_t)> on_collectives;
+  // When no new progress was given for this long, the last one is reported with `answers` and what
+  // `on_stuck` adds to it, once a second. On the thread that reports.
+  absl::Duration stuck_after = absl::Seconds(10);
+  absl::AnyInvocable<void(v1::RankProgress&)> on_stuck;
 
   static DaemonClientOptions From(const v1::RankAssignment& assignment);
 };

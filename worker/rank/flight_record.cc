@@ -29,21 +29,26 @@ v1::CollectiveState StateOf(parallel::FlightRecorder::State state) {
   }
 }
 
+v1::Collective CollectiveOf(const parallel::FlightRecorder::Call& call) {
+  v1::Collective collective;
+  collective.set_group(call.group);
+  collective.set_path(call.path);
+  collective.set_number(static_cast<int64_t>(call.number));
+  collective.set_operation(call.operation);
+  collective.set_dtype(kernels::Name(call.dtype));
+  collective.set_elements(call.elements);
+  collective.set_bytes(call.bytes());
+  collective.set_peer(call.peer);
+  *collective.mutable_enqueued() = TimestampOf(call.enqueued);
+  collective.set_state(StateOf(call.state));
+  return collective;
+}
+
 v1::CollectiveRecord RecordOf(const parallel::FlightRecorder& recorder) {
   v1::CollectiveRecord record;
   *record.mutable_time() = TimestampOf(absl::Now());
   for (const parallel::FlightRecorder::Call& call : recorder.Calls()) {
-    v1::Collective& collective = *record.add_collectives();
-    collective.set_group(call.group);
-    collective.set_path(call.path);
-    collective.set_number(static_cast<int64_t>(call.number));
-    collective.set_operation(call.operation);
-    collective.set_dtype(kernels::Name(call.dtype));
-    collective.set_elements(call.elements);
-    collective.set_bytes(call.bytes());
-    collective.set_peer(call.peer);
-    *collective.mutable_enqueued() = TimestampOf(call.enqueued);
-    collective.set_state(StateOf(call.state));
+    *record.add_collectives() = CollectiveOf(call);
   }
   return record;
 }
@@ -68,6 +73,20 @@ void FlightRecord::Answer(uint64_t number) {
   }
   if (!answer_.empty()) files->RemoveFile(answer_).IgnoreError();
   answer_ = path;
+}
+
+void FlightRecord::AddPositions(v1::RankProgress& progress) const {
+  progress.clear_groups();
+  const absl::Time now = absl::Now();
+  for (const auto& [path, position] : recorder_->Positions()) {
+    v1::GroupPosition& group = *progress.add_groups();
+    group.set_group(position.group);
+    group.set_path(path);
+    group.set_calls(static_cast<int64_t>(position.calls));
+    if (!position.unfinished.has_value()) continue;
+    *group.mutable_unfinished() = CollectiveOf(*position.unfinished);
+    group.set_waited_seconds(absl::ToDoubleSeconds(now - position.unfinished->enqueued));
+  }
 }
 
 void FlightRecord::Dump() {

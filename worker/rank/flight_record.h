@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "muster/v1/rank.pb.h"
 #include "parallel/comm/flight_recorder.h"
 
 namespace muster::worker {
@@ -25,6 +26,9 @@ class FlightRecord {
   // Writes a v1::CollectiveRecord under this number and removes the one before. A failure is
   // logged. For one thread.
   void Answer(uint64_t number);
+
+  // Sets `progress.groups`. Thread-safe.
+  void AddPositions(v1::RankProgress& progress) const;
 
   // Writes collectives.log and logs which collectives are unfinished; once, if there were any.
   // Thread-safe.

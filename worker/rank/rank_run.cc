@@ -127,6 +127,7 @@ int RunRank(const std::string& path) {
                     kExitStopped);
   };
   options.on_collectives = [&flight](uint64_t number) { flight.Answer(number); };
+  options.on_stuck = [&flight](v1::RankProgress& progress) { flight.AddPositions(progress); };
   const auto client = DaemonClient::Make(std::move(options));
   if (!client.ok()) {
     exit.Write(v1::CAUSE_LAUNCH, client.status().ToString());

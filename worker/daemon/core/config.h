@@ -12,10 +12,14 @@
 namespace muster::worker {
 
 struct DaemonCoreConfig {
-  // Who this daemon is and what it offers: all but cluster_id and observed. The core changes its
-  // addresses and what is unusable of its devices.
+  // Who this daemon is and what it offers: all but cluster_id, leader_term, identity,
+  // protocol_version and observed. The core changes its addresses and what is unusable of its
+  // devices.
   v1::Hello hello;
-  Incarnation incarnation;
+  // Both are used by the first daemon of a state directory; later ones take the stored identity and
+  // the stored incarnation plus 1.
+  std::string new_identity;
+  Incarnation first_incarnation = Incarnation(1);
   // Copied into each RankAssignment.
   std::string rank_socket;
   std::string cache_directory;     // where ranks keep what later ranks can use

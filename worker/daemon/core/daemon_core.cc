@@ -13,12 +13,14 @@ namespace muster::worker {
 namespace {
 
 constexpr char kClusterRecord[] = "cluster";
+constexpr char kIdentityRecord[] = "identity";
+// 1: takes the spec and the checkpoints of an attempt from DesiredAttempt.
+constexpr uint32_t kProtocolVersion = 1;
 
 }  // namespace
 
 DaemonCore::DaemonCore(DaemonCoreConfig config)
     : config_(std::move(config)),
-      outbox_(config_.incarnation),
       commits_(config_.commit_resend_interval, outbox_),
       calls_(outbox_),
       reconciler_(config_, attempts_, commits_, calls_, outbox_),
@@ -30,6 +32,7 @@ absl::StatusOr<std::unique_ptr<DaemonCore>> DaemonCore::Recover(
   std::unique_ptr<DaemonCore> core(new DaemonCore(std::move(config)));
   RETURN_IF_ERROR(core->Load(records));
   core->outbox_.Begin(now, output);
+  core->Identify();
   core->reconciler_.Recover();
   core->Finish();
   return core;
@@ -40,6 +43,8 @@ absl::Status DaemonCore::Load(const std::map<std::string, std::string>& records)
     bool read = false;
     if (name == kClusterRecord) {
       read = cluster_.ParseFromString(value);
+    } else if (name == kIdentityRecord) {
+      read = identity_.ParseFromString(value);
     } else if (absl::StartsWith(name, AttemptTable::kRecordPrefix)) {
       read = attempts_.Load(value);
     } else if (absl::StartsWith(name, CommitQueue::kRecordPrefix)) {
@@ -50,6 +55,17 @@ absl::Status DaemonCore::Load(const std::map<std::string, std::string>& records)
     }
   }
   return absl::OkStatus();
+}
+
+void DaemonCore::Identify() {
+  if (identity_.identity().empty()) {
+    identity_.set_identity(config_.new_identity);
+    identity_.set_incarnation(config_.first_incarnation.value());
+  } else {
+    identity_.set_incarnation(identity_.incarnation() + 1);
+  }
+  outbox_.Write(kIdentityRecord, identity_.SerializeAsString());
+  outbox_.SetIncarnation(incarnation());
 }
 
 DaemonOutput DaemonCore::Handle(const DaemonEvent& event, absl::Time now) {
@@ -76,6 +92,9 @@ void DaemonCore::On(const SessionUp& event) {
   *message.mutable_hello() = config_.hello;
   message.mutable_hello()->set_metrics_address(Reachable(config_.hello.metrics_address()));
   message.mutable_hello()->set_cluster_id(cluster_.cluster_id());
+  message.mutable_hello()->set_leader_term(cluster_.leader_term());
+  message.mutable_hello()->set_identity(identity_.identity());
+  message.mutable_hello()->set_protocol_version(kProtocolVersion);
   *message.mutable_hello()->mutable_observed() = Observe();
   outbox_.Send(std::move(message));
 }

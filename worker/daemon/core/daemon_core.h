@@ -69,6 +69,7 @@ class DaemonCore {
   DaemonSummary Summary() const;
   // What the next Observed would say.
   v1::Observed Observe() const;
+  Incarnation incarnation() const { return Incarnation(identity_.incarnation()); }
   const std::string& cluster_id() const { return cluster_.cluster_id(); }
   uint64_t leader_term() const { return cluster_.leader_term(); }
   bool Holds(const AttemptKey& key) const { return attempts_.all().count(key) > 0; }
@@ -87,6 +88,8 @@ class DaemonCore {
  private:
   explicit DaemonCore(DaemonCoreConfig config);
   absl::Status Load(const std::map<std::string, std::string>& records);
+  // Takes the next incarnation, and an identity when there is none.
+  void Identify();
 
   void On(const SessionUp& event);
   void On(const SessionDown& event);
@@ -129,6 +132,7 @@ class DaemonCore {
 
   DaemonCoreConfig config_;
   v1::StoredCluster cluster_;
+  v1::StoredIdentity identity_;
   AttemptTable attempts_;
   Outbox outbox_;
   CommitQueue commits_;

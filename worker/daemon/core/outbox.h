@@ -17,7 +17,8 @@ namespace muster::worker {
 // Thread: the core's.
 class Outbox {
  public:
-  explicit Outbox(Incarnation incarnation) : incarnation_(incarnation) {}
+  // Every message carries it. To be called before the first Send.
+  void SetIncarnation(Incarnation incarnation) { incarnation_ = incarnation; }
 
   // Begins to collect into `output` for an event at `now`, until End. The methods below that add
   // to the output may be called only in between.
@@ -45,7 +46,7 @@ class Outbox {
   void Fail(CallId call, absl::Status status);
 
  private:
-  const Incarnation incarnation_;
+  Incarnation incarnation_;
   std::optional<SessionId> session_;
   bool welcomed_ = false;
   absl::Time now_;

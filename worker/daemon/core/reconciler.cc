@@ -66,6 +66,11 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
       attempts_.MarkChanged(key);
     }
     rank.assignment = assignment;
+    // A coordinator that does not know this daemon's version puts both into each assignment.
+    if (desired.has_spec()) {
+      *rank.assignment.mutable_spec() = desired.spec();
+      *rank.assignment.mutable_restore() = desired.restore();
+    }
     CompleteAssignment(key, rank.assignment);
   }
   if (stored.refusal().empty()) {

@@ -1,0 +1,28 @@
+// Commands for operators: `muster admin ...`.
+#ifndef MUSTER_CLI_ADMIN_H_
+#define MUSTER_CLI_ADMIN_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "cli/coordinator_client.h"
+#include "cli/output.h"
+
+namespace muster::cli {
+
+absl::Status RemoveWorker(CoordinatorClient& client, const std::string& name, Format format,
+                          Terminal& terminal);
+absl::Status Backup(CoordinatorClient& client, Format format, Terminal& terminal);
+
+// Both run `muster-coordinator` on this machine and need no running coordinator.
+struct StateOptions {
+  std::string coordinator_binary;
+  std::string backup;    // directory
+  std::string data_dir;  // of RestoreState: the new data directory
+};
+absl::Status VerifyState(const StateOptions& options, Format format, Terminal& terminal);
+absl::Status RestoreState(const StateOptions& options, Format format, Terminal& terminal);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_ADMIN_H_

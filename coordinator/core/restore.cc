@@ -1,0 +1,103 @@
+#include "coordinator/core/restore.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/schema.h"
+#include "muster/v1/job.pb.h"
+#include "proto/job_state.h"
+#include "proto/time.h"
+
+namespace muster::coordinator {
+namespace {
+
+// How far numbers leap. A coordinator that starts once a second for 12 days, and a job that starts
+// 10,000 times between two backups, stay below.
+constexpr uint64_t kTermLeap = 1 << 20;
+constexpr uint64_t kEpochLeap = 10'000;
+constexpr uint64_t kEventLeap = 1'000'000'000;
+
+absl::StatusOr<uint64_t> MetaNumber(Store& store, const char* key) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> value, store.Get(Table::kMeta, key));
+  return value.has_value() ? schema::DecodeU64(*value) : uint64_t{0};
+}
+
+// Calls `row(key, message)` for every row of the table.
+template <typename Message, typename Row>
+absl::Status ForEach(Store& store, Table table, Row row) {
+  absl::Status parsed;
+  RETURN_IF_ERROR(store.Scan(table, "", "", [&](const std::string& key, const std::string& value) {
+    Message message;
+    parsed = schema::Parse(table, key, value, message);
+    if (parsed.ok()) row(key, message);
+    return parsed.ok();
+  }));
+  return parsed;
+}
+
+// Of a job whose attempt was being placed: it is ended, and the job waits for the proof that its
+// daemons hold nothing of it.
+void StopPlacement(v1::JobRecord& record) {
+  v1::Attempt& attempt = *record.mutable_attempt();
+  attempt.set_state(v1::ATTEMPT_STATE_STOPPING);
+  attempt.set_stop_cause(v1::CAUSE_COORDINATOR);
+  attempt.set_stop_message("the coordinator's state was restored from a backup");
+  attempt.set_stop_rank(-1);
+  record.mutable_job()->set_attempt_state(attempt.state());
+  record.mutable_job()->set_state(v1::JOB_STATE_RECOVERING);
+  record.set_after_release(v1::JOB_STATE_QUEUED);
+}
+
+}  // namespace
+
+absl::StatusOr<StoreContents> Verify(Store& store) {
+  StoreContents contents;
+  ASSIGN_OR_RETURN(const std::optional<std::string> cluster,
+                   store.Get(Table::kMeta, kMetaClusterId));
+  if (!cluster.has_value()) return absl::DataLossError("the store has no cluster id");
+  contents.cluster_id = *cluster;
+  ASSIGN_OR_RETURN(contents.leader_term, MetaNumber(store, schema::kLeaderTerm));
+  ASSIGN_OR_RETURN(contents.last_event, MetaNumber(store, schema::kLastEvent));
+  RETURN_IF_ERROR(ForEach<v1::JobRecord>(
+      store, Table::kJobs, [&](const std::string&, const v1::JobRecord& record) {
+        ++contents.jobs;
+        contents.live_jobs += IsFinal(record.job().state()) ? 0 : 1;
+      }));
+  RETURN_IF_ERROR(ForEach<v1::Worker>(
+      store, Table::kWorkers, [&](const std::string&, const v1::Worker&) { ++contents.workers; }));
+  RETURN_IF_ERROR(ForEach<v1::Event>(
+      store, Table::kEvents, [&](const std::string&, const v1::Event&) { ++contents.events; }));
+  const auto readable = [](const std::string&, const std::string&) { return true; };
+  RETURN_IF_ERROR(store.Scan(Table::kKeyValue, "", "", readable));
+  RETURN_IF_ERROR(store.Scan(Table::kRequests, "", "", readable));
+  return contents;
+}
+
+absl::Status MarkRestored(Store& store, absl::Time now) {
+  ASSIGN_OR_RETURN(const uint64_t term, MetaNumber(store, schema::kLeaderTerm));
+  ASSIGN_OR_RETURN(const uint64_t last_event, MetaNumber(store, schema::kLastEvent));
+  Batch batch;
+  batch.Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(term + kTermLeap));
+  batch.Put(Table::kMeta, schema::kLastEvent, schema::EncodeU64(last_event + kEventLeap));
+  v1::Event event;
+  event.set_sequence(last_event + kEventLeap);
+  *event.mutable_time() = ToProto(now);
+  event.set_kind(v1::EVENT_KIND_STATE_RESTORED);
+  event.set_rank(-1);
+  event.set_message(absl::StrCat("restored from a backup, whose last event is ", last_event,
+                                 "; jobs that were accepted and checkpoints that were committed "
+                                 "after it are not known"));
+  batch.Put(Table::kEvents, schema::EventKey(event.sequence()), schema::Serialize(event));
+  RETURN_IF_ERROR(ForEach<v1::JobRecord>(
+      store, Table::kJobs, [&](const std::string& key, v1::JobRecord& record) {
+        if (IsFinal(record.job().state())) return;
+        record.set_epoch_floor(std::max(record.epoch_floor(), record.job().epoch() + kEpochLeap));
+        if (record.has_attempt() && record.attempt().state() == v1::ATTEMPT_STATE_ALLOCATED) {
+          StopPlacement(record);
+        }
+        batch.Put(Table::kJobs, key, schema::Serialize(record));
+      }));
+  return store.Write({batch});
+}
+
+}  // namespace muster::coordinator

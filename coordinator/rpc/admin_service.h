@@ -1,0 +1,21 @@
+// AdminService of admin_service.proto.
+#ifndef MUSTER_COORDINATOR_RPC_ADMIN_SERVICE_H_
+#define MUSTER_COORDINATOR_RPC_ADMIN_SERVICE_H_
+
+#include <memory>
+#include <string>
+
+namespace grpc {
+class Service;
+}
+
+namespace muster::coordinator {
+
+class Shell;
+
+// `shell` outlives the service. Backups are written below `backups`, an absolute path.
+std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, const std::string& backups);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_RPC_ADMIN_SERVICE_H_

@@ -1,0 +1,303 @@
+// When the coordinator takes a worker for lost: silence alone is no proof of death.
+#include <set>
+#include <utility>
+
+#include "tests/coordinator/core_fixture.h"
+
+namespace muster::coordinator {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Workers "w1" to "w5" with one slot each. A job of `ranks` ranks trains on the first ones.
+class FleetTest : public CoreTest {
+ protected:
+  void Start(int ranks) {
+    for (int i = 1; i <= 5; ++i) Open(i, {});
+    Submit("r", ranks);
+    for (const v1::RankState state : {v1::RANK_STATE_PREPARED, v1::RANK_STATE_TRAINING}) {
+      for (int i = 1; i <= ranks; ++i) Report(i, state, 0);
+    }
+    ASSERT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+  }
+  static std::string Name(int worker) { return absl::StrCat("w", worker); }
+  void Open(int worker, const v1::Observed& observed) {
+    SessionOpened hello = HelloOf(Name(worker), 1);
+    *hello.hello.mutable_observed() = observed;
+    sessions_[worker] = hello.session;
+    Handle(hello);
+  }
+  // What a worker holds: its rank of the job, if it has one, in this state and at this step.
+  v1::Observed Held(int worker, v1::RankState state, int64_t step) const {
+    v1::Observed observed;
+    const v1::Job job = Job();
+    for (const v1::RankStatus& of_job : job.ranks()) {
+      if (of_job.worker() != Name(worker)) continue;
+      v1::ObservedAttempt& attempt = *observed.add_attempts();
+      attempt.set_job_id(job.id());
+      attempt.set_epoch(job.epoch());
+      v1::ObservedRank& rank = *attempt.add_ranks();
+      rank.set_rank(of_job.rank());
+      rank.set_state(state);
+      if (step > 0) rank.mutable_progress()->set_step(step);
+    }
+    return observed;
+  }
+  void Report(int worker, v1::RankState state, int64_t step) {
+    v1::FromWorker message;
+    message.set_incarnation(1);
+    *message.mutable_observed() = Held(worker, state, step);
+    Handle(SessionMessage{sessions_[worker], message});
+  }
+  // Every second the workers of `heard` send a heartbeat; with `trains`, each with a step more.
+  void Live(absl::Duration time, const std::set<int>& heard, bool trains = true) {
+    for (const absl::Time until = now_ + time; now_ < until;) {
+      now_ += absl::Seconds(1);
+      if (trains) ++step_;
+      Handle(TimerFired{});
+      for (const int worker : heard) Report(worker, state_, step_);
+    }
+  }
+  v1::WorkerState StateOf(int worker) const {
+    for (const v1::Worker& row : core_->ListWorkers()) {
+      if (row.name() == Name(worker)) return row.state();
+    }
+    return v1::WORKER_STATE_UNSPECIFIED;
+  }
+
+  std::map<int, SessionId> sessions_;
+  v1::RankState state_ = v1::RANK_STATE_TRAINING;  // of the ranks of workers that are heard
+  int64_t step_ = 0;
+};
+
+TEST_F(FleetTest, CoordinatorStoppedForLong_LosesNothingWhateverRunsFirst) {
+  Start(2);
+  for (const absl::Duration pause : {absl::Seconds(45), absl::Minutes(5), absl::Seconds(45)}) {
+    Pause(pause);
+    EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+    for (int i = 1; i <= 5; ++i) EXPECT_EQ(StateOf(i), v1::WORKER_STATE_READY) << i;
+    Live(absl::Seconds(5), {1, 2, 3, 4, 5});
+  }
+  EXPECT_EQ(Job().epoch(), 1u);
+}
+
+TEST_F(FleetTest, PauseAfterASilence_LeavesTheFullTimeToComeBack) {
+  Start(2);
+  Live(config_.lost_after - absl::Seconds(1), {2, 3, 4, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_UNREACHABLE);
+  Pause(absl::Minutes(1));
+  Live(config_.lost_after - absl::Seconds(2), {2, 3, 4, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_UNREACHABLE);
+  Live(absl::Seconds(4), {2, 3, 4, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_LOST);
+}
+
+TEST_F(FleetTest, PauseDoesNotEndAGangAsHung) {
+  Start(2);
+  Pause(config_.progress_timeout + absl::Minutes(1));
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+}
+
+TEST_F(FleetTest, OneWorkerWithItsWholeGang_IsLostAfterTheLimit) {
+  Start(1);
+  Live(config_.lost_after, {2, 3, 4, 5});
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_LOST);
+  ASSERT_EQ(Job().causes_size(), 1);
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_WORKER_LOST);
+}
+
+TEST_F(FleetTest, MostWorkersSilentAtOnce_AreHeldUntilTheBound) {
+  Start(3);
+  Live(absl::Minutes(10), {4, 5});
+  for (const int i : {1, 2, 3}) EXPECT_EQ(StateOf(i), v1::WORKER_STATE_UNREACHABLE) << i;
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+  // They return one by one, while most are heard again.
+  Open(1, Held(1, v1::RANK_STATE_TRAINING, step_));
+  Live(config_.lost_after - absl::Seconds(2), {1, 4, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(2), v1::WORKER_STATE_UNREACHABLE);
+  Open(2, Held(2, v1::RANK_STATE_TRAINING, step_));
+  EXPECT_EQ(Job().epoch(), 1u);
+  Live(config_.lost_after, {1, 2, 4, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(3), v1::WORKER_STATE_LOST);
+}
+
+TEST_F(FleetTest, AllWorkersSilentBeyondTheBound_AreLost) {
+  Start(2);
+  Wait(config_.partition_hold - absl::Seconds(1));
+  for (int i = 1; i <= 5; ++i) EXPECT_EQ(StateOf(i), v1::WORKER_STATE_UNREACHABLE) << i;
+  Wait(absl::Seconds(3));
+  for (int i = 1; i <= 5; ++i) EXPECT_EQ(StateOf(i), v1::WORKER_STATE_LOST) << i;
+}
+
+TEST_F(FleetTest, SilentWorkerWhoseGangTrainsOn_IsHeldAsLongAsItDoes) {
+  Start(2);
+  Live(absl::Minutes(20), {2, 3, 4, 5});
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_UNREACHABLE);
+  EXPECT_EQ(Job().epoch(), 1u);
+  Live(config_.lost_after + absl::Seconds(1), {2, 3, 4, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_LOST);
+}
+
+// A gang that has ended does not wait for a worker that is held.
+TEST_F(FleetTest, GangThatEndedOnAHeldWorker_StartsElsewhere) {
+  Start(2);
+  Live(absl::Seconds(10), {2, 5}, /*trains=*/false);
+  v1::FromWorker message;
+  message.set_incarnation(1);
+  v1::ObservedAttempt& attempt = *message.mutable_observed()->add_attempts();
+  attempt.set_job_id(Job().id());
+  attempt.set_epoch(1);
+  attempt.add_ranks()->set_rank(1);
+  attempt.mutable_ranks(0)->set_state(v1::RANK_STATE_RELEASED);
+  attempt.mutable_ranks(0)->mutable_exit()->set_cause(v1::CAUSE_CRASH);
+  Handle(SessionMessage{sessions_[2], message});
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  state_ = v1::RANK_STATE_RELEASED;
+  Live(config_.lost_after, {2, 5}, /*trains=*/false);
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_UNREACHABLE);
+  EXPECT_EQ(Job().epoch(), 2u);
+  // The old rank still runs when the worker returns: nothing is placed beside it.
+  SessionOpened hello = HelloOf("w1", 1);
+  attempt.mutable_ranks(0)->set_rank(0);
+  attempt.mutable_ranks(0)->set_state(v1::RANK_STATE_TRAINING);
+  attempt.mutable_ranks(0)->clear_exit();
+  *hello.hello.mutable_observed() = message.observed();
+  Handle(hello);
+  EXPECT_EQ(core_->ListWorkers()[0].slots_free(), 0);
+}
+
+TEST_F(FleetTest, RemovedWorker_IsGivenUpAtOnceAndForgotten) {
+  Start(2);
+  Handle(RemoveWorkerEvent{CallId(9), "w1"});
+  ASSERT_EQ(Actions<ReplyAction>().size(), 1u);
+  EXPECT_OK(Actions<ReplyAction>()[0].status);
+  EXPECT_EQ(Actions<CloseAction>().size(), 1u);
+  EXPECT_EQ(StateOf(1), v1::WORKER_STATE_UNSPECIFIED);
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  Restart();
+  EXPECT_EQ(core_->ListWorkers().size(), 4u);
+  Handle(RemoveWorkerEvent{CallId(9), "w1"});
+  EXPECT_THAT(Actions<ReplyAction>()[0].status, StatusIs(absl::StatusCode::kNotFound));
+}
+
+// ---- what a session may touch -------------------------------------------------------------------
+
+TEST_F(CoreTest, HelloOfAnotherIdentity_IsRefusedUntilTheWorkerIsLostOrRemoved) {
+  SessionOpened owner = HelloOf("w", 2);
+  owner.hello.set_identity("owner");
+  Handle(owner);
+  SessionOpened other = HelloOf("w", 2);
+  other.hello.set_identity("other");
+  other.incarnation = Incarnation(~uint64_t{0});
+  for (const char* identity : {"other", ""}) {
+    other.hello.set_identity(identity);
+    Handle(other);
+    ASSERT_EQ(Actions<CloseAction>().size(), 1u);
+    EXPECT_EQ(Actions<CloseAction>()[0].session, other.session);
+    EXPECT_THAT(Actions<CloseAction>()[0].status,
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("remove-worker w")));
+  }
+  EXPECT_EQ(core_->SessionOf(WorkerId("w")), owner.session);
+  Restart();  // what a name belongs to is durable
+  Handle(other);
+  EXPECT_EQ(Actions<CloseAction>().size(), 1u);
+  Handle(owner);
+  EXPECT_THAT(Actions<CloseAction>(), IsEmpty());
+  for (const v1::Worker& worker : core_->ListWorkers()) EXPECT_EQ(worker.identity(), "");
+  Handle(RemoveWorkerEvent{CallId(9), "w"});
+  other.session = SessionId(++last_session_);
+  other.hello.set_identity("other");
+  Handle(other);
+  EXPECT_THAT(Actions<CloseAction>(), IsEmpty());
+  // Its incarnation does not outlive its identity.
+  Wait(config_.partition_hold + absl::Seconds(1));
+  EXPECT_EQ(core_->ListWorkers()[0].state(), v1::WORKER_STATE_LOST);
+  owner.session = SessionId(++last_session_);
+  Handle(owner);
+  EXPECT_THAT(Actions<CloseAction>(), IsEmpty());
+}
+
+// "x" has no rank of the job: whatever it says about the job changes nothing.
+TEST_F(CoreTest, WorkerWithoutARankOfTheJob_CanNeitherReadNorWriteAnythingOfIt) {
+  const v1::Job job = Train();
+  EXPECT_EQ(Commit(job, 10), 0);
+  const SessionOpened x = HelloOf("x", 1);
+  Handle(x);
+  const auto status_of = [&](v1::FromWorker message) {
+    message.set_incarnation(1);
+    Handle(SessionMessage{x.session, message});
+    for (const SendAction& send : Actions<SendAction>()) {
+      if (send.message.has_value()) return send.message.value().status_code();
+      if (send.message.has_verdict()) return send.message.verdict().status_code();
+    }
+    return -1;
+  };
+  const int denied = static_cast<int>(absl::StatusCode::kPermissionDenied);
+  v1::FromWorker put;
+  put.mutable_put()->set_job_id(job.id());
+  put.mutable_put()->set_epoch(1);
+  put.mutable_put()->set_key("k");
+  EXPECT_EQ(status_of(put), denied);
+  v1::FromWorker get;
+  get.mutable_get()->set_job_id(job.id());
+  get.mutable_get()->set_epoch(1);
+  get.mutable_get()->set_key("k");
+  EXPECT_EQ(status_of(get), denied);
+  v1::FromWorker commit;
+  commit.mutable_commit()->set_job_id(job.id());
+  commit.mutable_commit()->set_epoch(1);
+  commit.mutable_commit()->mutable_checkpoint()->set_step(20);
+  EXPECT_EQ(status_of(commit), denied);
+  v1::FromWorker notice;
+  notice.mutable_notice()->set_job_id(job.id());
+  notice.mutable_notice()->set_epoch(1);
+  notice.mutable_notice()->mutable_removed()->set_step(10);
+  notice.mutable_notice()->mutable_removed()->set_epoch(1);
+  status_of(notice);
+  notice.mutable_notice()->mutable_damaged()->mutable_checkpoint()->set_step(10);
+  notice.mutable_notice()->mutable_damaged()->mutable_checkpoint()->set_epoch(1);
+  status_of(notice);
+  EXPECT_EQ(Job().last_committed_step(), 10);
+}
+
+TEST_F(CoreTest, DesiredOfANewDaemon_HasTheSpecOncePerAttempt) {
+  SessionOpened hello = HelloOf("w", 2);
+  hello.hello.set_protocol_version(1);
+  session_ = hello.session;
+  Handle(hello);
+  Submit();
+  ASSERT_TRUE(LastDesired().has_value());
+  const v1::DesiredAttempt attempt = LastDesired()->attempts(0);
+  EXPECT_EQ(attempt.spec().name(), "job");
+  ASSERT_EQ(attempt.ranks_size(), 2);
+  EXPECT_FALSE(attempt.ranks(0).has_spec());
+}
+
+// ---- ended jobs ---------------------------------------------------------------------------------
+
+TEST_F(CoreTest, JobOlderThanAllEndedOnes_EndsAndKeepsItsRecord) {
+  const v1::Job old = Train();
+  ASSERT_EQ(Commit(old, 10), 0);
+  for (size_t i = 0; i < kEndedJobsMax; ++i) {
+    v1::JobSpec spec = Spec();
+    spec.set_name(absl::StrCat("n", i));
+    now_ += absl::Milliseconds(1);
+    Take(core_->Handle(SubmitEvent{CallId(1), spec, ""}, now_), /*check=*/false);
+    Take(core_->Handle(CancelEvent{CallId(2), spec.name()}, now_), /*check=*/false);
+  }
+  ASSERT_OK(core_->GetJob("n0").status());
+  Handle(CancelEvent{CallId(3), "job"});
+  Observe(Ranks(old, v1::RANK_STATE_RELEASED));
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(Job().checkpoints_size(), 1);
+  EXPECT_THAT(core_->GetJob("n0").status(), StatusIs(absl::StatusCode::kNotFound));
+  Restart();
+  EXPECT_EQ(Job().id(), old.id());
+  Handle(SubmitEvent{CallId(4), Spec(), "r"});
+  EXPECT_TRUE(Actions<ReplyAction>()[0].existed);
+}
+
+}  // namespace
+}  // namespace muster::coordinator

@@ -1,0 +1,76 @@
+#include <filesystem>
+
+#include "coordinator/state_tools.h"
+#include "muster/v1/admin_service.grpc.pb.h"
+#include "tests/coordinator/rpc_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace muster::coordinator {
+namespace {
+
+using ::muster::testing::StatusIs;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+class AdminTest : public RpcTest {
+ protected:
+  std::unique_ptr<v1::AdminService::Stub> admin_ =
+      v1::AdminService::NewStub(coordinator_->Channel());
+};
+
+TEST_F(AdminTest, RemoveWorker_ChecksTheNameAndForgetsTheWorker) {
+  v1::RemoveWorkerResponse response;
+  const auto remove = [&](const std::string& name) {
+    v1::RemoveWorkerRequest request;
+    request.set_name(name);
+    return admin_->RemoveWorker(Context().get(), request, &response);
+  };
+  EXPECT_EQ(remove("").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(remove(std::string(300, 'x')).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(remove("nobody").error_code(), grpc::StatusCode::NOT_FOUND);
+  Daemon daemon(*coordinator_, "w", 1);
+  daemon.ReadUntil([](const auto& message) { return message.has_welcome(); });
+  EXPECT_EQ(remove("w").error_code(), grpc::StatusCode::OK);
+  v1::FromCoordinator rest;
+  while (daemon.Read(&rest)) continue;
+  EXPECT_THAT(daemon.Finish().error_message(), HasSubstr("removed by an operator"));
+  v1::ListWorkersResponse workers;
+  ASSERT_TRUE(stub_->ListWorkers(Context().get(), {}, &workers).ok());
+  EXPECT_EQ(workers.workers_size(), 0);
+}
+
+TEST_F(AdminTest, Backup_IsRestoredToANewDirectoryAndNeverOverAState) {
+  const v1::Job job = MustSubmit("a");
+  v1::BackupResponse backup;
+  ASSERT_TRUE(admin_->Backup(Context().get(), {}, &backup).ok());
+  EXPECT_GT(backup.bytes(), 0);
+  MustSubmit("b");  // after the backup
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, VerifyBackup(backup.path()));
+  EXPECT_EQ(contents.cluster_id, "test-cluster");
+  EXPECT_EQ(contents.live_jobs, 1);
+  const std::string restored = directory_ + "/restored";
+  ASSERT_OK(RestoreBackup(backup.path(), restored, absl::Now()).status());
+  {
+    const Coordinator other(restored);
+    const auto jobs = v1::JobService::NewStub(other.Channel());
+    v1::ListJobsResponse found;
+    ASSERT_TRUE(jobs->ListJobs(Context().get(), {}, &found).ok());
+    ASSERT_EQ(found.jobs_size(), 1);
+    EXPECT_EQ(found.jobs(0).id(), job.id());
+  }
+  EXPECT_THAT(RestoreBackup(backup.path(), restored, absl::Now()).status(),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("never over a state")));
+  // A damaged backup is refused, and leaves nothing behind.
+  for (const auto& entry : fs::directory_iterator(backup.path())) {
+    if (entry.path().extension() == ".sst") fs::resize_file(entry.path(), 100);
+  }
+  const std::string broken = directory_ + "/broken";
+  EXPECT_THAT(RestoreBackup(backup.path(), broken, absl::Now()).status(),
+              StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_FALSE(fs::exists(StateDirectoryOf(broken)));
+  EXPECT_THAT(VerifyBackup(directory_ + "/none").status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+}  // namespace
+}  // namespace muster::coordinator
