@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
+#include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
 namespace {
@@ -665,6 +666,46 @@ TEST_F(DaemonCoreTest, Call_OfAStaleEpoch_IsAborted) {
   EXPECT_THAT(Actions<ReplyToRank>()[0].response,
               StatusIs(absl::StatusCode::kAborted, HasSubstr("job-a epoch 2")));
   EXPECT_EQ(core_->Summary().commits_pending, 0);
+}
+
+TEST_F(DaemonCoreTest, Puts_WaitInBoundedMemory) {
+  RunRank();
+  Disconnect();
+  v1::PutRequest put;
+  *put.mutable_identity() = Identity(kRank0);
+  put.set_key("k");
+  put.set_value(std::string(kValueBytesMax, 'x'));
+  uint64_t waiting = 0;
+  const auto refusal = [&]() -> absl::Status {
+    Do(RankCall{CallId(waiting + 1), put});
+    const auto replies = Actions<ReplyToRank>();
+    return replies.empty() ? absl::OkStatus() : replies[0].response.status();
+  };
+  absl::Status refused;
+  while (waiting < 1000 && (refused = refusal()).ok()) ++waiting;
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("try again")));
+  EXPECT_EQ(waiting, kKeyValueBytesMax / kValueBytesMax - 1);
+  // A caller that is gone frees what it put.
+  Do(RankCallCancelled{CallId(1)});
+  EXPECT_OK(refusal());
+}
+
+TEST_F(DaemonCoreTest, CommitsAndNoticesOfOutsizedCheckpoints_AreRefused) {
+  RunRank();
+  v1::CommitRequest commit;
+  *commit.mutable_identity() = Identity(kRank0);
+  commit.mutable_checkpoint()->set_step(50);
+  commit.mutable_checkpoint()->set_path(std::string(kCheckpointBytesMax, 'x'));
+  Do(RankCall{CallId(1), commit});
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response.status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step 50")));
+  EXPECT_EQ(core_->Summary().commits_pending, 0);
+  v1::NotifyRequest notice;
+  *notice.mutable_identity() = Identity(kRank0);
+  notice.mutable_damaged()->set_reason(std::string(kCheckpointBytesMax, 'x'));
+  Do(RankCall{CallId(2), notice});
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response.status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("notice")));
 }
 
 TEST_F(DaemonCoreTest, Notice_WithoutSession_IsAnsweredWhenItIsSent) {

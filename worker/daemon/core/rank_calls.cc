@@ -13,9 +13,11 @@ void RankCalls::Put(CallId call, const v1::PutRequest& request) {
                                   " bytes and its value ", kValueBytesMax, "; got ",
                                   request.key().size(), " and ", request.value().size())));
   }
-  if (key_value_pending() >= kKeyValueCallsMax) {
+  const size_t bytes = request.key().size() + request.value().size();
+  if (key_value_pending() >= kKeyValueCallsMax || put_bytes_ + bytes > kKeyValueBytesMax) {
     return outbox_.Fail(call, absl::UnavailableError("too many bootstrap calls wait; try again"));
   }
+  put_bytes_ += bytes;
   const uint64_t id = next_request_++;
   PendingPut& pending = puts_[id];
   pending.call = call;
@@ -45,6 +47,11 @@ void RankCalls::Get(CallId call, const v1::GetRequest& request) {
 }
 
 void RankCalls::Notify(CallId call, const v1::NotifyRequest& request) {
+  if (const size_t bytes = request.ByteSizeLong(); bytes > kCheckpointBytesMax) {
+    return outbox_.Fail(
+        call, absl::InvalidArgumentError(absl::StrCat("a notice has at most ", kCheckpointBytesMax,
+                                                      " bytes; got ", bytes)));
+  }
   PendingNotice pending{call, {}};
   v1::RankNotice& notice = pending.notice;
   notice.set_job_id(request.identity().job_id());
@@ -74,7 +81,7 @@ void RankCalls::Notify(CallId call, const v1::NotifyRequest& request) {
 void RankCalls::Cancel(CallId call) {
   for (auto put = puts_.begin(); put != puts_.end(); ++put) {
     if (put->second.call != call) continue;
-    puts_.erase(put);
+    ErasePut(put);
     break;
   }
   for (auto& [key, pending] : gets_) pending.calls.erase(call);
@@ -88,7 +95,7 @@ void RankCalls::EndAttempt(const AttemptKey& key, absl::string_view why) {
   for (auto put = puts_.begin(); put != puts_.end();) {
     if (KeyOf(put->second.put) == key) {
       outbox_.Fail(put->second.call, status);
-      put = puts_.erase(put);
+      put = ErasePut(put);
     } else {
       ++put;
     }
@@ -119,7 +126,7 @@ void RankCalls::Answer(const v1::KeyValueReply& reply) {
     } else {
       outbox_.Fail(put->second.call, status);
     }
-    puts_.erase(put);
+    ErasePut(put);
     return;
   }
   for (auto get = gets_.begin(); get != gets_.end(); ++get) {
@@ -143,6 +150,12 @@ std::vector<AttemptKey> RankCalls::KeyValueAttempts() const {
   for (const auto& [request, pending] : puts_) keys.push_back(KeyOf(pending.put));
   for (const auto& [key, pending] : gets_) keys.push_back(key.first);
   return keys;
+}
+
+std::map<uint64_t, RankCalls::PendingPut>::iterator RankCalls::ErasePut(
+    std::map<uint64_t, PendingPut>::iterator put) {
+  put_bytes_ -= put->second.put.key().size() + put->second.put.value().size();
+  return puts_.erase(put);
 }
 
 void RankCalls::SendPut(const PendingPut& put) {

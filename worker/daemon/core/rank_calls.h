@@ -26,12 +26,13 @@ class RankCalls {
  public:
   explicit RankCalls(Outbox& outbox) : outbox_(outbox) {}
 
-  // kInvalidArgument: key or value is too long. kUnavailable: kKeyValueCallsMax calls wait.
+  // kInvalidArgument: key or value is too long. kUnavailable: kKeyValueCallsMax calls or
+  // kKeyValueBytesMax bytes wait.
   void Put(CallId call, const v1::PutRequest& request);
   // As Put. All callers that wait for one key share one request.
   void Get(CallId call, const v1::GetRequest& request);
-  // Is answered as soon as the notice is sent. kInvalidArgument: it is empty. kUnavailable:
-  // kNoticesMax notices wait for a session.
+  // Is answered as soon as the notice is sent. kInvalidArgument: it is empty or has more than
+  // kCheckpointBytesMax bytes. kUnavailable: kNoticesMax notices wait for a session.
   void Notify(CallId call, const v1::NotifyRequest& request);
 
   // The caller is gone. A put ends with it, because its caller repeats it. A get and a notice go
@@ -63,12 +64,14 @@ class RankCalls {
     CallId call;
     v1::RankNotice notice;
   };
+  std::map<uint64_t, PendingPut>::iterator ErasePut(std::map<uint64_t, PendingPut>::iterator put);
   void SendPut(const PendingPut& put);
   void SendGet(const GetKey& key, const PendingGet& get);
   void SendNotice(PendingNotice notice);
 
   Outbox& outbox_;
   std::map<uint64_t, PendingPut> puts_;  // by request
+  size_t put_bytes_ = 0;                 // of their keys and values
   std::map<GetKey, PendingGet> gets_;
   std::vector<PendingNotice> notices_;  // until a session can carry them
   uint64_t next_request_ = 1;
