@@ -19,7 +19,8 @@ constexpr int64_t kLogReplyBytesMax = 1024 * 1024;       // of data in one LogRe
 constexpr size_t kLogBytesUnsentMax = 16 * 1024 * 1024;  // of log replies that wait for the stream
 // Of messages that wait for the stream: more than the bounds above and one Observed allow.
 constexpr size_t kOutgoingBytesMax = 320 * 1024 * 1024;
-constexpr int kAttemptsKept = 20;  // attempt directories that are kept after their end
+constexpr size_t kOutputsWaitingMax = 1024;  // of the core's outputs, for the disk
+constexpr int kAttemptsKept = 20;            // attempt directories that are kept after their end
 constexpr int kMessageBytesMax = 64 * 1024 * 1024;  // of one gRPC message
 
 }  // namespace muster::worker
