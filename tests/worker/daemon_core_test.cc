@@ -708,7 +708,7 @@ TEST_F(DaemonCoreTest, CommitsAndNoticesOfOutsizedCheckpoints_AreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("notice")));
 }
 
-TEST_F(DaemonCoreTest, Notice_WithoutSession_IsAnsweredWhenItIsSent) {
+TEST_F(DaemonCoreTest, Notice_IsAnsweredWhenTheCoordinatorHasTakenIt) {
   RunRank();
   Disconnect();
   v1::NotifyRequest request;
@@ -716,9 +716,46 @@ TEST_F(DaemonCoreTest, Notice_WithoutSession_IsAnsweredWhenItIsSent) {
   request.mutable_evaluation()->set_step(100);
   Do(RankCall{CallId(1), request});
   EXPECT_THAT(Actions<ReplyToRank>(), IsEmpty());
+  // The stream may break behind the notice: whether it arrived is not known, so it is sent again.
+  for (int session = 0; session < 2; ++session) {
+    Connect();
+    EXPECT_THAT(Sent(), ElementsAre("notice", "get", "observed"));
+    EXPECT_EQ(SentOf(v1::FromWorker::kNotice).notice().evaluation().step(), 100);
+    EXPECT_THAT(Actions<ReplyToRank>(), IsEmpty());
+  }
+  const v1::KeyValueGet get = SentOf(v1::FromWorker::kGet).get();
+  EXPECT_EQ(get.job_id(), "job-a");
+  EXPECT_EQ(get.key(), "");  // answered at once, whatever the coordinator thinks of the attempt
+  v1::FromCoordinator taken = Message();
+  taken.mutable_value()->set_request(get.request());
+  taken.mutable_value()->set_status_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+  Receive(taken);
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_OK(Actions<ReplyToRank>()[0].response);
   Connect();
-  EXPECT_EQ(SentOf(v1::FromWorker::kNotice).notice().evaluation().step(), 100);
-  EXPECT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+}
+
+TEST_F(DaemonCoreTest, NoticeOfACallerThatIsGone_IsKeptOnceUntilItIsTaken) {
+  RunRank();
+  Disconnect();
+  v1::NotifyRequest request;
+  *request.mutable_identity() = Identity(kRank0);
+  request.mutable_removed()->set_step(100);
+  for (uint64_t call = 1; call <= 3; ++call) {  // the rank gives up waiting, and asks again
+    Do(RankCall{CallId(call), request});
+    Do(RankCallCancelled{CallId(call)});
+  }
+  Do(RankCall{CallId(4), request});
+  Connect();
+  EXPECT_THAT(Sent(), ElementsAre("notice", "get", "observed"));
+  v1::FromCoordinator taken = Message();
+  taken.mutable_value()->set_request(SentOf(v1::FromWorker::kGet).get().request());
+  taken.mutable_value()->set_status_code(static_cast<int>(absl::StatusCode::kAborted));
+  Receive(taken);
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<ReplyToRank>()[0].call, CallId(4));
+  EXPECT_OK(Actions<ReplyToRank>()[0].response);
 }
 
 TEST_F(DaemonCoreTest, Record_Unreadable_IsDataLossAndNamed) {
