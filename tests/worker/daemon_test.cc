@@ -451,7 +451,7 @@ TEST_F(DaemonTest, Client_OfAStaleEpoch_IsAbortedOnce) {
   EXPECT_THAT(client->Flush(kPatience), StatusIs(absl::StatusCode::kAborted));
 }
 
-TEST_F(DaemonTest, Notice_FromTheRank_ReachesTheCoordinator) {
+TEST_F(DaemonTest, Notice_FromTheRank_CountsAsDeliveredOnceTheCoordinatorHasTakenIt) {
   RunRank();
   const auto client = Client();
   v1::Evaluation evaluation;
@@ -462,6 +462,15 @@ TEST_F(DaemonTest, Notice_FromTheRank_ReachesTheCoordinator) {
       coordinator_->Await([](const auto& message) { return message.has_notice(); }).notice();
   EXPECT_EQ(notice.evaluation().step(), 100);
   EXPECT_EQ(notice.job_id(), "job-a");
+  const v1::KeyValueGet get =
+      coordinator_->Await([](const auto& message) { return message.has_get(); }).get();
+  EXPECT_THAT(client->Flush(absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("1 notices")));
+  v1::FromCoordinator taken;
+  taken.mutable_value()->set_request(get.request());
+  taken.mutable_value()->set_status_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+  coordinator_->Say(taken);
+  EXPECT_OK(client->Flush(kPatience));
 }
 
 TEST_F(DaemonTest, LogRequest_IsAnsweredByOffset) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/network.h"
 #include "base/status_macros.h"
+#include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
 namespace {
@@ -266,6 +267,11 @@ void DaemonCore::Serve(CallId call, const v1::CommitRequest& request) {
   if (step <= 0) {
     return outbox_.Fail(call, absl::InvalidArgumentError(absl::StrCat("a checkpoint of step ", step,
                                                                       " cannot be committed")));
+  }
+  if (const size_t bytes = request.checkpoint().ByteSizeLong(); bytes > kCheckpointBytesMax) {
+    return outbox_.Fail(call, absl::InvalidArgumentError(absl::StrCat(
+                                  "the record of a checkpoint has at most ", kCheckpointBytesMax,
+                                  " bytes; that of step ", step, " has ", bytes)));
   }
   if (commits_.full()) {
     return outbox_.Fail(call,
