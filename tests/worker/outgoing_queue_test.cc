@@ -113,19 +113,25 @@ TEST(OutgoingQueue, RepeatedRequestsAndCommits_AreQueuedOnce) {
               ElementsAre("put 1", "get 2", "commit a 5", "commit b 5", "commit a 6"));
 }
 
-TEST(OutgoingQueue, LogRepliesBeyondTheirBound_GoWithoutDataAndSayWhy) {
+TEST(OutgoingQueue, RepliesBeyondTheirBound_GoWithoutDataAndSayWhy) {
   OutgoingQueue queue;
   constexpr size_t kEach = 1024 * 1024;
-  for (uint64_t request = 0; request < kLogBytesUnsentMax / kEach; ++request) {
+  for (uint64_t request = 0; request < kFileBytesUnsentMax / kEach; ++request) {
     ASSERT_TRUE(queue.Push(Log(request, kEach)));
   }
+  v1::FromWorker trace;
+  trace.mutable_profile()->set_data(std::string(kEach, 'x'));
+  ASSERT_TRUE(queue.Push(trace));
   ASSERT_TRUE(queue.Push(Log(99, kEach)));
-  EXPECT_LT(queue.bytes(), kLogBytesUnsentMax + kEach);
+  EXPECT_LT(queue.bytes(), kFileBytesUnsentMax + kEach);
   v1::FromWorker last;
   while (!queue.empty()) {
     last = queue.Send();
     queue.Pop();
+    if (last.has_profile()) trace = last;
   }
+  EXPECT_EQ(trace.profile().data(), "");
+  EXPECT_EQ(trace.profile().status_code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(last.log().request(), 99u);
   EXPECT_EQ(last.log().data(), "");
   EXPECT_EQ(last.log().status_code(), static_cast<int>(absl::StatusCode::kResourceExhausted));

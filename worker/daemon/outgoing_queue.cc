@@ -13,8 +13,31 @@ namespace {
 // Of memory beside its bytes on the wire, so that small messages are bounded too.
 constexpr size_t kMessageOverhead = 256;
 
-size_t LogBytes(const v1::FromWorker& message) {
-  return message.has_log() ? message.log().data().size() : 0;
+// Of what a rank has left in files: its log, its trace, its record of collectives.
+size_t FileBytes(const v1::FromWorker& message) {
+  if (message.has_log()) return message.log().data().size();
+  if (message.has_profile()) return message.profile().data().size();
+  return message.has_collectives() ? message.collectives().record().ByteSizeLong() : 0;
+}
+
+template <typename Reply>
+void Refuse(Reply& reply) {
+  reply.set_status_code(static_cast<int32_t>(absl::StatusCode::kResourceExhausted));
+  reply.set_status_message("too many replies wait for the coordinator; ask again later");
+}
+
+// Takes the data out of the message and says why.
+void RefuseFile(v1::FromWorker& message) {
+  if (message.has_log()) {
+    message.mutable_log()->clear_data();
+    Refuse(*message.mutable_log());
+  } else if (message.has_profile()) {
+    message.mutable_profile()->clear_data();
+    Refuse(*message.mutable_profile());
+  } else {
+    message.mutable_collectives()->clear_record();
+    Refuse(*message.mutable_collectives());
+  }
 }
 
 }  // namespace
@@ -37,6 +60,8 @@ bool OutgoingQueue::SubjectOf(const v1::FromWorker& message, Subject& subject) {
       return true;
     case v1::FromWorker::kHello:
     case v1::FromWorker::kLog:
+    case v1::FromWorker::kCollectives:
+    case v1::FromWorker::kProfile:
     case v1::FromWorker::kNotice:
     case v1::FromWorker::KIND_NOT_SET:
       return false;
@@ -45,11 +70,8 @@ bool OutgoingQueue::SubjectOf(const v1::FromWorker& message, Subject& subject) {
 }
 
 bool OutgoingQueue::Push(v1::FromWorker message) {
-  if (LogBytes(message) > 0 && log_bytes_ + LogBytes(message) > kLogBytesUnsentMax) {
-    v1::LogReply& reply = *message.mutable_log();
-    reply.clear_data();
-    reply.set_status_code(static_cast<int32_t>(absl::StatusCode::kResourceExhausted));
-    reply.set_status_message("too many log replies wait for the coordinator; ask again later");
+  if (FileBytes(message) > 0 && file_bytes_ + FileBytes(message) > kFileBytesUnsentMax) {
+    RefuseFile(message);
   }
   Entry entry;
   entry.bytes = message.ByteSizeLong() + kMessageOverhead;
@@ -60,7 +82,7 @@ bool OutgoingQueue::Push(v1::FromWorker message) {
   const size_t freed = before == unsent_.end() ? 0 : before->second->bytes;
   if (bytes_ - freed + entry.bytes > kOutgoingBytesMax) return false;
   bytes_ = bytes_ - freed + entry.bytes;
-  log_bytes_ += LogBytes(entry.message);
+  file_bytes_ += FileBytes(entry.message);
   if (before != unsent_.end() && !entry.message.has_observed()) {
     *before->second = std::move(entry);
     return true;
@@ -83,7 +105,7 @@ const v1::FromWorker& OutgoingQueue::Send() {
 
 void OutgoingQueue::Pop() {
   bytes_ -= messages_.front().bytes;
-  log_bytes_ -= LogBytes(messages_.front().message);
+  file_bytes_ -= FileBytes(messages_.front().message);
   messages_.pop_front();
 }
 

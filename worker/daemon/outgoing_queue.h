@@ -19,8 +19,9 @@ class OutgoingQueue {
  public:
   // Drops the unsent Observed before an Observed, which takes its turn at the end: what was queued
   // before it is sent before it. A put, a get or a commit that is unsent is not queued twice.
-  // A LogReply whose data would be more than kLogBytesUnsentMax unsent goes without data, with
-  // RESOURCE_EXHAUSTED. False: kOutgoingBytesMax would be unsent; the message is not queued.
+  // A reply with part of a rank's file (log, trace, record of collectives) that would make more
+  // than kFileBytesUnsentMax unsent goes without it, with RESOURCE_EXHAUSTED. False:
+  // kOutgoingBytesMax would be unsent; the message is not queued.
   bool Push(v1::FromWorker message);
 
   bool empty() const { return messages_.empty(); }
@@ -51,7 +52,7 @@ class OutgoingQueue {
   std::list<Entry> messages_;
   std::map<Subject, std::list<Entry>::iterator> unsent_;
   size_t bytes_ = 0;
-  size_t log_bytes_ = 0;
+  size_t file_bytes_ = 0;  // of ranks' files
 };
 
 }  // namespace muster::worker
