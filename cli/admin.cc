@@ -50,7 +50,8 @@ absl::Status Backup(CoordinatorClient& client, Format format, Terminal& terminal
   if (format != Format::kTable) {
     Print(Json{{"path", backup.path()}, {"bytes", backup.bytes()}}, format, terminal.out);
   } else {
-    terminal.out << backup.path() << " on the coordinator's host, " << Bytes(backup.bytes()) << "\n";
+    terminal.out << backup.path() << " on the coordinator's host, " << Bytes(backup.bytes())
+                 << "\n";
   }
   return absl::OkStatus();
 }
