@@ -29,7 +29,7 @@ DaemonCoreConfig Config() {
     device.set_name(absl::StrCat("cpu:", i));
     device.set_kind(v1::DEVICE_KIND_CPU);
   }
-  config.incarnation = Incarnation(1);
+  config.new_identity = "identity";
   config.rank_socket = "/state/rank.sock";
   config.cache_directory = "/state/cache";
   config.attempts_directory = "/state/attempts";
