@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
+#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 
@@ -15,6 +17,7 @@ void PublishedState::PublishJob(std::shared_ptr<const v1::Job> job, uint64_t sub
     if (inserted) {
       id_by_sequence_[submit_sequence] = job->id();
       sequences_by_name_[job->name()].insert(submit_sequence);
+      names_by_length_[job->name().size()].insert(job->name());
     } else {
       before = std::exchange(row->second.job, job);
     }
@@ -33,7 +36,10 @@ void PublishedState::RemoveJob(const std::string& id) {
     id_by_sequence_.erase(row->second.submit_sequence);
     const auto named = sequences_by_name_.find(before->name());
     named->second.erase(row->second.submit_sequence);
-    if (named->second.empty()) sequences_by_name_.erase(named);
+    if (named->second.empty()) {
+      sequences_by_name_.erase(named);
+      names_by_length_[before->name().size()].erase(before->name());
+    }
     by_id_.erase(row);
     MarkChanged(id);
   }
@@ -66,6 +72,33 @@ std::shared_ptr<const v1::Job> PublishedState::Find(const std::string& name_or_i
     row = by_id_.find(id_by_sequence_.find(*named->second.rbegin())->second);
   }
   return row->second.job;
+}
+
+absl::Status PublishedState::NotFound(const std::string& name_or_id) const {
+  const std::string nearest = spec::NearestName(name_or_id, SimilarNames(name_or_id));
+  return absl::NotFoundError(absl::StrCat("no job has the name or id ", spec::Quoted(name_or_id),
+                                          nearest.empty()
+                                              ? std::string("; `muster get jobs` lists them")
+                                              : absl::StrCat("; did you mean '", nearest, "'?")));
+}
+
+std::vector<std::string> PublishedState::SimilarNames(const std::string& name) const {
+  constexpr size_t kLengths = 2 * kNearestLengthDifference + 1;
+  constexpr size_t kEach = kNearestNamesMax / kLengths / 2;  // on each side
+  const size_t shortest = name.size() - std::min(name.size(), kNearestLengthDifference);
+  std::vector<std::string> similar;
+  MutexLock lock(&mutex_);
+  for (auto names = names_by_length_.lower_bound(shortest);
+       names != names_by_length_.end() && names->first <= name.size() + kNearestLengthDifference;
+       ++names) {
+    // A misspelling behind the first letters leaves its neighbours near it, on either side.
+    const auto middle = names->second.lower_bound(name);
+    auto next = middle;
+    for (size_t i = 0; i < kEach && next != names->second.end(); ++i) similar.push_back(*next++);
+    next = middle;
+    for (size_t i = 0; i < kEach && next != names->second.begin(); ++i) similar.push_back(*--next);
+  }
+  return similar;
 }
 
 std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t limit) const {

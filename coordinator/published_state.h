@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "base/loop.h"
 #include "base/mutex.h"
 #include "coordinator/metrics.h"
@@ -49,6 +50,9 @@ class PublishedState {
   bool Has(const std::string& id) const;
   // By id, else the newest job of that name; null when there is none.
   std::shared_ptr<const v1::Job> Find(const std::string& name_or_id) const;
+  // kNotFound for a job that Find does not know, with the nearest of at most kNearestNamesMax names
+  // of similar length: those that come next to it in alphabetical order.
+  absl::Status NotFound(const std::string& name_or_id) const;
   // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
   std::vector<Row> List(uint64_t before, size_t limit) const;
   uint64_t last_event() const;
@@ -63,6 +67,7 @@ class PublishedState {
   void WakeAll();
 
  private:
+  std::vector<std::string> SimilarNames(const std::string& name) const;
   void MarkChanged(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeChanged();
 
@@ -72,6 +77,7 @@ class PublishedState {
   std::map<std::string, Row> by_id_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> id_by_sequence_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::set<uint64_t>> sequences_by_name_ ABSL_GUARDED_BY(mutex_);
+  std::map<size_t, std::set<std::string>> names_by_length_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_event_ ABSL_GUARDED_BY(mutex_) = 0;
   // By job id; "" holds the watchers of events.
   std::map<std::string, std::vector<std::weak_ptr<Watcher>>> watchers_ ABSL_GUARDED_BY(mutex_);

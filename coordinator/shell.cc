@@ -138,24 +138,25 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitEvent{*call, std::move(spec), std::move(request_id)}] {
+  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id)}] {
     Handle(event);
   });
 }
 
-void Shell::Cancel(std::string job, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::Cancel(std::string job, Done<JobReply> done) {
+  if (published_->Find(job) == nullptr) return done(published_->NotFound(job));
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = CancelEvent{*call, std::move(job)}] { Handle(event); });
+  loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
 }
 
-void Shell::RemoveWorker(std::string worker, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::RemoveWorker(std::string worker, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = RemoveWorkerEvent{*call, std::move(worker)}] { Handle(event); });
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker)}] { Handle(event); });
 }
 
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
@@ -164,52 +165,19 @@ void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)>
   });
 }
 
-void Shell::GetJob(const std::string& name_or_id,
-                   absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done) {
-  if (std::shared_ptr<const v1::Job> job = published_->Find(name_or_id)) {
-    done(std::move(job));
-    return;
-  }
-  // The core has the error message, which names the nearest job. It may also know a job that is not
-  // durable yet: the answer therefore waits for the writes before it.
-  const std::optional<CallId> call =
-      calls_.Add([done = std::move(done)](absl::StatusOr<JobReply> reply) mutable {
-        if (!reply.ok()) {
-          done(reply.status());
-        } else {
-          done(std::make_shared<const v1::Job>(std::move(reply->job)));
-        }
-      });
+absl::StatusOr<std::shared_ptr<const v1::Job>> Shell::GetJob(const std::string& name_or_id) {
+  std::shared_ptr<const v1::Job> job = published_->Find(name_or_id);
+  if (job == nullptr) return published_->NotFound(name_or_id);
+  return job;
+}
+
+void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {
+  const auto call = calls_.Add<std::vector<v1::Worker>>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, call = *call, name_or_id] {
-    absl::StatusOr<v1::Job> job = core_->GetJob(name_or_id);
-    Enqueue({.then = [this, call, job = std::move(job)]() mutable {
-      if (job.ok()) {
-        calls_.Answer(call, JobReply{*std::move(job)});
-      } else {
-        calls_.Answer(call, job.status());
-      }
+  loop_->Post([this, call = *call] {
+    Enqueue({.then = [this, call, workers = core_->ListWorkers()]() mutable {
+      calls_.Answer<std::vector<v1::Worker>>(call, std::move(workers));
     }});
-  });
-}
-
-void Shell::ListWorkers(absl::AnyInvocable<void(absl::StatusOr<std::vector<v1::Worker>>)> done) {
-  auto workers = std::make_shared<std::vector<v1::Worker>>();
-  const std::optional<CallId> call = calls_.AddWithResult(workers, std::move(done));
-  if (!call.has_value()) return;
-  loop_->Post([this, call = *call, workers] {
-    *workers = core_->ListWorkers();
-    Enqueue({.then = [this, call] { calls_.Answer(call, JobReply{}); }});
-  });
-}
-
-void Shell::ReadLog(v1::LogRequest request,
-                    absl::AnyInvocable<void(absl::StatusOr<v1::LogReply>)> done) {
-  auto reply = std::make_shared<v1::LogReply>();
-  const std::optional<CallId> call = calls_.AddWithResult(reply, std::move(done));
-  if (!call.has_value()) return;
-  loop_->Post([this, request = std::move(request), call = *call, reply] {
-    log_relay_->Ask(request, call, reply);
   });
 }
 
@@ -229,9 +197,7 @@ absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello 
 void Shell::Deliver(SessionId session, v1::FromWorker message, absl::AnyInvocable<void()> handled) {
   loop_->Post(
       [this, session, message = std::move(message), handled = std::move(handled)]() mutable {
-        if (message.has_log()) {
-          log_relay_->OnReply(session, std::move(*message.mutable_log()));
-        } else {
+        if (!log_relay_->TakeReply(session, message)) {
           Handle(SessionMessage{session, std::move(message)});
         }
         handled();
@@ -345,10 +311,11 @@ void Shell::ForgetSeriesLater(const std::string& job_name) {
 
 void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
+    const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer(reply->call, JobReply{std::move(reply->job), reply->existed});
+      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed});
     } else {
-      calls_.Answer(reply->call, reply->status);
+      calls_.Answer<JobReply>(call, reply->status);
     }
   } else if (auto* send = std::get_if<SendAction>(&action)) {
     sessions_->Send(send->session, std::move(send->message));

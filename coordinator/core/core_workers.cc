@@ -225,7 +225,9 @@ void CoreImpl::On(const SessionMessage& event, Turn& turn) {
       Notice(*worker, message.notice(), turn);
       break;
     case v1::FromWorker::kHello:
-    case v1::FromWorker::kLog:
+    case v1::FromWorker::kLog:  // the shell has taken replies to its own requests
+    case v1::FromWorker::kCollectives:
+    case v1::FromWorker::kProfile:
     case v1::FromWorker::KIND_NOT_SET:
       break;
   }
