@@ -192,10 +192,12 @@ TEST_F(ShellTest, JobThatIsNotDurableYet_IsUnknown) {
 TEST_F(ShellTest, UnknownName_IsAnsweredWhileTheLoopIsBusy) {
   const auto call = Submit("llama");
   call->done.WaitForNotification();
-  Notification busy, release;
-  shell_->Deliver(SessionId(1), v1::FromWorker(), [&] {
+  Notification busy;
+  // The loop's thread may still be leaving its wait when this test returns.
+  const auto release = std::make_shared<Notification>();
+  shell_->Deliver(SessionId(1), v1::FromWorker(), [&busy, release] {
     busy.Notify();
-    release.WaitForNotification();
+    release->WaitForNotification();
   });
   busy.WaitForNotification();
   EXPECT_THAT(shell_->GetJob("lama"),
@@ -207,7 +209,7 @@ TEST_F(ShellTest, UnknownName_IsAnsweredWhileTheLoopIsBusy) {
     cancelled.Notify();
   });
   EXPECT_TRUE(cancelled.HasBeenNotified());
-  release.Notify();
+  release->Notify();
   cancelled.WaitForNotification();
   EXPECT_THAT(answer, StatusIs(absl::StatusCode::kNotFound, HasSubstr("llama")));
 }
