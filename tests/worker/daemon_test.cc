@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
+#include "base/proc.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "tests/support/status_matchers.h"

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/mutex.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/machine.h"

@@ -43,20 +43,20 @@ v1::LogReply LogRequests::Answer(const v1::LogRequest& request) const {
   reply.set_request(request.request());
   // Asked before the log is read, so that a closed log is read whole.
   const bool closed = ReadShimExit(run_directory).has_value();
-  absl::StatusOr<LogPiece> piece =
+  absl::StatusOr<LogChunk> chunk =
       ReadLog(run_directory + kLogDirectory, request.offset(), LengthOf(request.length_max()));
-  if (!piece.ok()) {
+  if (!chunk.ok()) {
     const bool may_write = core_.Holds(key.attempt) && !closed;
-    if (!may_write || !absl::IsNotFound(piece.status())) {
-      return Refused(std::move(reply), "log", key, worker_, piece.status());
+    if (!may_write || !absl::IsNotFound(chunk.status())) {
+      return Refused(std::move(reply), "log", key, worker_, chunk.status());
     }
     reply.set_end(true);
     return reply;
   }
-  reply.set_offset(piece->offset);
-  reply.set_end(piece->end);
+  reply.set_offset(chunk->offset);
+  reply.set_end(chunk->end);
   reply.set_closed(closed);
-  *reply.mutable_data() = std::move(piece->data);
+  *reply.mutable_data() = std::move(chunk->data);
   return reply;
 }
 
