@@ -1,7 +1,6 @@
 #include "coordinator/shell.h"
 
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,7 +59,12 @@ absl::Status Shell::Recover(Recovery recover) {
   watch_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   backup_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   published_ = std::make_unique<PublishedState>(*watch_loop_, parts_.metrics);
-  RETURN_IF_ERROR(PublishRecovered());
+  Publish(output.actions);
+  std::erase_if(output.actions, [](const CoreAction& action) {
+    return std::holds_alternative<JobChanged>(action) ||
+           std::holds_alternative<EventAppended>(action);
+  });
+  published_->SetLastEvent(core_->last_event_sequence());
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
   parts_.metrics.Recovered(leader_term_, took);
   parts_.log.Info("recovered", {{"cluster_id", cluster_id_},
@@ -78,27 +82,6 @@ absl::Status Shell::Recover(Recovery recover) {
     Enqueue({.output = std::move(recovered)});
     SampleWorkers();
   });
-  return absl::OkStatus();
-}
-
-absl::Status Shell::PublishRecovered() {
-  absl::Status bad;
-  RETURN_IF_ERROR(parts_.store.Scan(
-      Table::kJobs, "", "", [&](const std::string& key, const std::string& value) {
-        v1::JobRecord record;
-        if (!record.ParseFromString(value)) {
-          bad = absl::DataLossError(absl::StrCat("the row of job ", key, " cannot be read"));
-          return false;
-        }
-        absl::StatusOr<v1::Job> job = core_->GetJob(record.job().id());
-        if (job.ok()) {
-          published_->PublishJob(std::make_shared<const v1::Job>(*std::move(job)),
-                                 record.submit_sequence());
-        }
-        return true;
-      }));
-  RETURN_IF_ERROR(bad);
-  published_->SetLastEvent(core_->last_event_sequence());
   return absl::OkStatus();
 }
 
@@ -147,7 +130,7 @@ void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done
 }
 
 void Shell::Cancel(std::string job, Done<JobReply> done) {
-  if (published_->Find(job) == nullptr) return done(published_->NotFound(job));
+  if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
@@ -225,13 +208,8 @@ void Shell::Handle(const CoreEvent& event) {
 
 void Shell::Enqueue(PendingOutput pending) {
   CHECK(loop_->OnLoop());
-  std::set<JobId> changed;
   for (const CoreAction& action : pending.output.actions) {
     if (const auto* timer = std::get_if<TimerAction>(&action)) ArmTimer(timer->at);
-    const auto* job = std::get_if<JobChanged>(&action);
-    if (job == nullptr || !changed.insert(job->job).second) continue;
-    absl::StatusOr<v1::Job> now = core_->GetJob(job->job.value());
-    if (now.ok()) pending.changed_jobs.push_back(std::make_shared<const v1::Job>(*std::move(now)));
   }
   pending.last_event = core_->last_event_sequence();
   writer_->Push(std::move(pending));
@@ -264,41 +242,26 @@ void Shell::SampleWorkers() {
 
 void Shell::Release(PendingOutput& pending) {
   // Published before the replies leave, so that a caller can read what its reply is about.
-  Publish(pending);
+  Publish(pending.output.actions);
+  published_->SetLastEvent(pending.last_event);
   for (CoreAction& action : pending.output.actions) Act(action);
   if (pending.then) pending.then();
 }
 
-void Shell::Publish(const PendingOutput& pending) {
-  for (const auto& job : pending.changed_jobs) {
-    uint64_t submit_sequence = 0;
-    if (!published_->Has(job->id())) {
-      for (const Batch::Change& change : pending.output.batch.changes) {
-        v1::JobRecord record;
-        if (change.table == Table::kJobs && change.value.has_value() &&
-            record.ParseFromString(*change.value) && record.job().id() == job->id()) {
-          submit_sequence = record.submit_sequence();
-        }
+void Shell::Publish(const std::vector<CoreAction>& actions) {
+  for (const CoreAction& action : actions) {
+    if (const auto* changed = std::get_if<JobChanged>(&action)) {
+      const v1::JobState before = published_->PublishJob(*changed);
+      const v1::Job& now = *changed->changed[JobPart::kState];
+      if (IsFinal(now.state()) && before != v1::JOB_STATE_UNSPECIFIED && !IsFinal(before)) {
+        ForgetSeriesLater(now.name());
       }
-      CHECK(submit_sequence != 0) << "job " << job->id() << " changed before its row was written";
-    }
-    const std::shared_ptr<const v1::Job> before = published_->Find(job->id());
-    published_->PublishJob(job, submit_sequence);
-    if (IsFinal(job->state()) && before != nullptr && !IsFinal(before->state())) {
-      ForgetSeriesLater(job->name());
-    }
-  }
-  for (const Batch::Change& change : pending.output.batch.changes) {
-    if (change.table == Table::kJobs && !change.value.has_value()) {
-      published_->RemoveJob(change.key);
-    }
-  }
-  for (const CoreAction& action : pending.output.actions) {
-    if (const auto* appended = std::get_if<EventAppended>(&action)) {
+    } else if (const auto* forgotten = std::get_if<JobForgotten>(&action)) {
+      published_->RemoveJob(forgotten->job.value());
+    } else if (const auto* appended = std::get_if<EventAppended>(&action)) {
       published_->PublishEvent(appended->event);
     }
   }
-  published_->SetLastEvent(pending.last_event);
 }
 
 void Shell::ForgetSeriesLater(const std::string& job_name) {
@@ -324,7 +287,7 @@ void Shell::Act(CoreAction& action) {
   } else if (const auto* measured = std::get_if<Measured>(&action)) {
     parts_.metrics.Observe(*measured);
   }
-  // Publish() has done JobChanged and EventAppended, Enqueue() TimerAction.
+  // Publish() has done JobChanged, JobForgotten and EventAppended, Enqueue() TimerAction.
 }
 
 void Shell::Fail(const absl::Status& status) {

@@ -112,7 +112,6 @@ class Shell {
   Shell(const Parts& parts, absl::AnyInvocable<void(const absl::Status&)> on_failure);
 
   absl::Status Recover(Recovery recover);
-  absl::Status PublishRecovered();
   // Time that follows the wall clock at the start and then never jumps, so that a step of the
   // machine's clock loses no worker.
   absl::Time Now() const;
@@ -126,7 +125,7 @@ class Shell {
 
   // ---- on the writer thread
   void Release(PendingOutput& pending);
-  void Publish(const PendingOutput& pending);
+  void Publish(const std::vector<CoreAction>& actions);
   void ForgetSeriesLater(const std::string& job_name);
   void Act(CoreAction& action);
   void Fail(const absl::Status& status);

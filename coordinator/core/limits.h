@@ -58,6 +58,9 @@ constexpr absl::Duration kFailedStopGrace = absl::Seconds(2);
 constexpr absl::Duration kPrepareTimeout = absl::Minutes(1);
 // A change of a job's progress alone (step, loss) is made durable at most this often.
 constexpr absl::Duration kProgressPersistInterval = absl::Seconds(1);
+// Progress of a gang with more ranks than this is published at most this often.
+constexpr int kPublishedAtOnceMax = 64;
+constexpr absl::Duration kPublishInterval = absl::Milliseconds(250);
 
 }  // namespace muster::coordinator
 

@@ -86,7 +86,7 @@ void WorkerTable::OpenSession(WorkerEntry& worker, SessionId session) {
 void WorkerTable::CloseSession(WorkerEntry& worker) {
   if (worker.session.has_value()) sessions_.erase(*worker.session);
   worker.session.reset();
-  worker.desired.Clear();
+  worker.desired_revision = 0;
   worker.listed.clear();
 }
 

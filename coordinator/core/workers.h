@@ -32,14 +32,17 @@ struct WorkerEntry {
   std::map<std::string, SlotHolder> held;  // by device
 
   // ---- of the current session
-  v1::Desired desired;  // the newest one sent
+  uint64_t desired_revision = 0;  // of the newest Desired; 0: none was sent
   absl::Time desired_sent_at;
+  bool resend_desired = false;  // it seems lost
   struct Listed {
     Epoch epoch;
+    v1::DesiredPhase phase;
+    absl::Duration stop_grace;
     uint64_t since = 0;          // first revision that lists the attempt
     uint64_t stopped_since = 0;  // first revision that lists it as STOPPED; 0 = none
   };
-  std::map<JobId, Listed> listed;  // the attempts in `desired`
+  std::map<JobId, Listed> listed;  // the attempts of the newest Desired
   bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;

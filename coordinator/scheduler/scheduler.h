@@ -12,6 +12,7 @@
 #include "base/ids.h"
 #include "coordinator/scheduler/waiting_queue.h"
 #include "muster/v1/job.pb.h"
+#include "muster/v1/stored.pb.h"
 
 namespace muster::coordinator {
 

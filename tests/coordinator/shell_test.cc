@@ -225,7 +225,9 @@ TEST(PublishedState, NearestName_IsSoughtAmongABoundedNumber) {
     auto job = std::make_shared<v1::Job>();
     job->set_id(absl::StrCat("id-", sequence));
     job->set_name(name);
-    published.PublishJob(std::move(job), sequence);
+    JobChanged change{JobId(job->id()), sequence, {}};
+    change.changed[JobPart::kState] = std::move(job);
+    published.PublishJob(change);
   };
   // Names of one length that come before and after the one that is sought.
   for (uint64_t i = 1; i <= 5000; ++i) publish(absl::StrFormat("a-run-of-job-%05d", i), i);
