@@ -110,7 +110,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
                                                                     : row.address());
     placement.set_host(row.host());
-    workers_.Hold(placement, job.id(), job.epoch());
+    workers_.Hold(placement, job.id(), job.name(), job.epoch());
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }

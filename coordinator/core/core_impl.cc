@@ -66,7 +66,7 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
         return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
                                                 placement.worker(), ", which has no row"));
       }
-      workers_.Hold(placement, job.id(), job.epoch());
+      workers_.Hold(placement, job.id(), job.name(), job.epoch());
     }
   }
   return absl::OkStatus();
@@ -359,6 +359,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
 std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
+  if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (waiting_.size() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holder] : worker.held) {

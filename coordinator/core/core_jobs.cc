@@ -197,9 +197,7 @@ void CoreImpl::Schedule(Turn& turn) {
     if (job.state.state() != v1::JOB_STATE_RECOVERING) continue;
     Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
   }
-  const auto name_of = [this](const JobId& id) { return jobs_.Find(id)->name(); };
-  muster::coordinator::Schedule schedule =
-      Plan(workers_.View(name_of), waiting_, policy_, turn.now());
+  muster::coordinator::Schedule schedule = Plan(workers_.slots(), waiting_, policy_, turn.now());
   horizon_ = std::move(schedule.horizon);
   for (const Decision& decision : schedule.decisions) {
     waiting_.Remove(decision.job);

@@ -159,6 +159,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   row.set_host_id(hello.host_id());
   row.set_incarnation(event.incarnation.value());
   *row.mutable_devices() = hello.devices();
+  workers_.Refresh(worker);
   row.set_slots(hello.devices_size());
   worker.last_heard = turn.now();
   deadlines_.Set(WorkerDeadline(worker), turn.now() + config_.unreachable_after);
@@ -435,6 +436,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   }
   if (stale != worker.stale_attempts) {
     worker.stale_attempts = std::move(stale);
+    workers_.Refresh(worker);
     turn.Reschedule();
   }
   // The Desired may have been lost although its stream is up: it is sent again.
