@@ -208,15 +208,6 @@ void CoreImpl::PersistJobs(Turn& turn) {
     if (turn.now() - job->progress_stored_at >= kProgressPersistInterval) {
       job->PutProgress(turn.batch(), turn.now());
     }
-    // Every report of a large gang changes something, and each publication copies all of its ranks.
-    if (job->gang.size() > kPublishedAtOnceMax && !changed.contains(id) &&
-        turn.now() - job->published_at < kPublishInterval) {
-      if (unpublished_.empty()) {
-        deadlines_.Set({DeadlineKey::Kind::kPublish, ""}, turn.now() + kPublishInterval);
-      }
-      unpublished_.insert(id);
-      continue;
-    }
     changed.insert(id);
   }
   for (const JobId& id : changed) {
@@ -224,10 +215,23 @@ void CoreImpl::PersistJobs(Turn& turn) {
   }
 }
 
+// Every report of a large gang changes a rank, and each publication of its ranks copies all of
+// them.
 void CoreImpl::Publish(JobEntry& job, Turn& turn) {
-  job.published_at = turn.now();
-  unpublished_.erase(job.id());
-  turn.Act(JobChanged{job.id(), job.fixed.submit_sequence(), job.TakeChangedParts()});
+  const bool later = job.has_attempt() && job.gang.size() > kPublishedAtOnceMax &&
+                     turn.now() - job.ranks_published_at < kPublishInterval;
+  if (!later) {
+    job.ranks_published_at = turn.now();
+    unpublished_.erase(job.id());
+  } else {
+    if (unpublished_.empty()) {
+      deadlines_.Set({DeadlineKey::Kind::kPublish, ""}, turn.now() + kPublishInterval);
+    }
+    unpublished_.insert(job.id());
+    // The rest is worth a publication of its own only where it became durable.
+    if (!turn.persist().contains(job.id()) && !turn.changed().contains(job.id())) return;
+  }
+  turn.Act(JobChanged{job.id(), job.fixed.submit_sequence(), job.TakeChangedParts(!later)});
 }
 
 // ---- reads --------------------------------------------------------------------------------------

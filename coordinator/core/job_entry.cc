@@ -92,7 +92,7 @@ v1::Job JobEntry::View() const {
   return job;
 }
 
-JobView JobEntry::TakeChangedParts() {
+JobView JobEntry::TakeChangedParts(bool with_ranks) {
   JobView view;
   const auto add = [this, &view](JobPart part, bool changed, auto fill) {
     if (!changed) return;
@@ -102,7 +102,7 @@ JobView JobEntry::TakeChangedParts() {
   };
   add(JobPart::kState, true, AddState);
   add(JobPart::kSpec, !std::exchange(spec_published, true), AddSpec);
-  add(JobPart::kRanks, gang.TakeChanged(), AddRanks);
+  add(JobPart::kRanks, with_ranks && gang.TakeChanged(), AddRanks);
   add(JobPart::kCurve, curve.TakeViewChanged(), AddCurve);
   add(JobPart::kHistory, std::exchange(history_changed, false), AddHistory);
   return view;

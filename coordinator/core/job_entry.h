@@ -50,7 +50,7 @@ struct JobEntry {
 
   // ---- what changed since it was last written or published
   absl::Time progress_stored_at;
-  absl::Time published_at;
+  absl::Time ranks_published_at;
   bool progress_changed = false;
   bool spec_published = false;
   bool history_changed = true;
@@ -70,8 +70,8 @@ struct JobEntry {
 
   // The job as users see it.
   v1::Job View() const;
-  // The parts that changed since the last call.
-  JobView TakeChangedParts();
+  // The parts that changed since the last call. Ranks that are left out stay changed.
+  JobView TakeChangedParts(bool with_ranks);
   // Adds the row of state, with the ranks that are gone.
   void PutState(Batch& batch);
   // Adds the rows of progress that changed.
