@@ -6,7 +6,7 @@
 
 #include "kernels/device/host_device.h"
 #include "kernels/simd/loops.h"
-#include "kernels/ssm/ssm_cpu.h"
+#include "kernels/ssm/ssm.h"
 
 namespace muster::kernels::cpu {
 namespace {

@@ -11,7 +11,8 @@
 // begins, or empty. Position p of a sample counts from `first_position`. The convolution reads no
 // token of another document, and the state is zero in front of a document's first token.
 //
-// Requires (CHECKed): shapes agree, dtypes as stated. Host tensors are fp32.
+// Requires (CHECKed): shapes agree, dtypes as stated; on a CUDA device P and N are at most 256 and
+// a chunk of backward has at most 1024 positions. Host tensors are fp32.
 // Determinism: the same inputs give the same bits, whatever the number of threads.
 #ifndef MUSTER_KERNELS_SSM_SSM_H_
 #define MUSTER_KERNELS_SSM_SSM_H_
@@ -65,8 +66,9 @@ struct SsdArgs {
   float step_max = std::numeric_limits<float>::infinity();
   int64_t chunk = 128;  // positions between two stored states
   Tensor y;             // [B,S,H,P] act, written
-  Tensor states;  // [B,ceil(S/chunk),H,P,N] flattened to [B,ceil(S/chunk),H,P*N] fp32, written:
-                  // the state in front of each chunk, for backward; empty: not kept
+  Tensor states;  // [B,ceil(S/chunk),H,P,N] flattened to [B,ceil(S/chunk),H,P*N], act or fp32,
+                  // written: the state in front of each chunk, for backward; empty: not kept. The
+                  // state itself stays in fp32.
   Tensor final_state;  // [B,H,P,N] fp32, written; or empty
 };
 void SsdForward(Stream& stream, const SsdArgs& args);
