@@ -1,5 +1,6 @@
 // The state-space scan for every shape, dtype and device, as its recurrence in fp32. A warp holds
 // some rows of a state (or of its gradient) in registers, the other dimension across its lanes.
+// ssd_hopper.h has faster kernels for the shapes of common models.
 //
 // With G_t the gradient of state_t, and G behind a chunk stored by a scan from the end:
 //   dx, ddt: rows of the state by warp; one pass over a chunk each way.
@@ -14,6 +15,7 @@
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
+#include "kernels/ssm/ssd_hopper.h"
 #include "kernels/ssm/ssd_problem.cuh"
 
 namespace muster::kernels::cuda {
@@ -489,7 +491,9 @@ void Backward(CudaStream& stream, const SsdBackwardArgs& args) {
 void SsdForward(Stream& stream, const SsdArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.x.elements() == 0) return;
-  DispatchFloat(args.x.dtype(), [&](auto tag) { Forward<decltype(tag)>(cuda, args); });
+  if (!HopperSsdForward(cuda, args)) {
+    DispatchFloat(args.x.dtype(), [&](auto tag) { Forward<decltype(tag)>(cuda, args); });
+  }
   cuda.CheckLaunch("SsdForward");
 }
 

@@ -252,6 +252,16 @@ TEST_F(SsdGpuTest, AnyShapeAndDType_MatchesTheHost) {
   }
 }
 
+TEST_F(SsdGpuTest, ShapesOfTheHopperKernels_MatchTheHost) {
+  for (auto [p, n] : {std::pair(64, 128), std::pair(128, 64)}) {
+    Check(DType::kBF16, {1, 1, 1, 1, p, n, 128, true, false, false});
+    Check(DType::kBF16, {1, 128, 2, 1, p, n, 128, false, false, false});
+    Check(DType::kBF16, {2, 300, 6, 2, p, n, 128, true, false, false});
+    Check(DType::kBF16, {2, 513, 4, 1, p, n, 128, true, true, false});
+    Check(DType::kBF16, {1, 1000, 12, 1, p, n, 128, true, false, false, 0.2f});
+  }
+}
+
 TEST_F(SsdGpuTest, RunTwice_GivesTheSameBits) {
   for (const int64_t chunk : {64, 128}) {
     Tensors t = Make(DType::kBF16, {2, 700, 24, 2, 64, 128, chunk, true, false, false});
