@@ -500,7 +500,9 @@ void SsdForward(Stream& stream, const SsdArgs& args) {
 void SsdBackward(Stream& stream, const SsdBackwardArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.dy.elements() == 0) return;
-  DispatchFloat(args.dy.dtype(), [&](auto tag) { Backward<decltype(tag)>(cuda, args); });
+  if (!HopperSsdBackward(cuda, args)) {
+    DispatchFloat(args.dy.dtype(), [&](auto tag) { Backward<decltype(tag)>(cuda, args); });
+  }
   cuda.CheckLaunch("SsdBackward");
 }
 

@@ -33,9 +33,6 @@ struct OutputParams {
 
 #if MUSTER_WARPGROUP
 
-constexpr int kOutputProducerRegisters = 24;
-constexpr int kOutputConsumerRegisters = 240;
-
 template <int P, int N>
 struct OutputShared {
   using Layout = OutputLayout<P, N>;
@@ -54,21 +51,6 @@ struct OutputShared {
   __device__ uint32_t Full(int stage) const { return Scale(Layout::kStages) + stage * 8; }
   __device__ uint32_t Empty(int stage) const { return Full(Layout::kStages + stage); }
   __device__ uint32_t GroupFull() const { return Empty(Layout::kStages); }
-};
-
-// The heads of one group that a block takes in a chunk of a sample.
-struct HeadShare {
-  int group, chunk, b, begin, end;
-
-  // Neighbouring blocks share a chunk's B and C.
-  __device__ HeadShare(int heads, int groups, int chunks, int shares) {
-    const int share = blockIdx.x % shares, of_group = heads / groups;
-    group = blockIdx.x / shares % groups;
-    chunk = blockIdx.x / shares / groups % chunks;
-    b = blockIdx.x / shares / groups / chunks;
-    begin = group * of_group + share * of_group / shares;
-    end = group * of_group + (share + 1) * of_group / shares;
-  }
 };
 
 template <int P, int N>
@@ -255,13 +237,13 @@ __global__ void __launch_bounds__((OutputLayout<P, N>::kThreads), 1)
   __syncthreads();
   const HeadShare at(p.heads, p.groups, p.chunks, p.shares);
   if (threadIdx.x < kWarpgroup) {
-    hopper::GiveRegisters<kOutputProducerRegisters>();
+    hopper::GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) ProduceOutputs(x, b, c, states, p, shared, at);
   } else if (threadIdx.x < 2 * kWarpgroup) {
-    hopper::TakeRegisters<kOutputConsumerRegisters>();
+    hopper::TakeRegisters<kConsumerRegisters>();
     OutputConsumer<P, N, 0>(p, shared, at).Run(y);
   } else {
-    hopper::TakeRegisters<kOutputConsumerRegisters>();
+    hopper::TakeRegisters<kConsumerRegisters>();
     OutputConsumer<P, N, kGroupRows>(p, shared, at).Run(y);
   }
 #endif

@@ -70,6 +70,25 @@ constexpr int kHeadsOfBlock = 16;
 __global__ void __launch_bounds__(kChunk)
     PrepareKernel(const __grid_constant__ SsdProblem<T> p, float* factors, int32_t* borders);
 
+// The heads of one group that a block takes in a chunk of a sample.
+struct HeadShare {
+  int group, chunk, b, begin, end;
+
+  // Neighbouring blocks share a chunk's B and C.
+  __device__ HeadShare(int heads, int groups, int chunks, int shares) {
+    const int share = blockIdx.x % shares, of_group = heads / groups;
+    group = blockIdx.x / shares % groups;
+    chunk = blockIdx.x / shares / groups % chunks;
+    b = blockIdx.x / shares / groups / chunks;
+    begin = group * of_group + share * of_group / shares;
+    end = group * of_group + (share + 1) * of_group / shares;
+  }
+};
+
+// Of kernels of one warpgroup that loads and two that multiply.
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
+
 #if MUSTER_WARPGROUP
 
 // ---- shared memory ------------------------------------------------------------------------------

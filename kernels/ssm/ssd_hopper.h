@@ -10,6 +10,7 @@ namespace muster::kernels::cuda {
 
 // False: not served, and nothing has been enqueued.
 bool HopperSsdForward(CudaStream& stream, const SsdArgs& args);
+bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args);
 
 }  // namespace muster::kernels::cuda
 
