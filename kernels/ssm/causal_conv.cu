@@ -17,6 +17,9 @@ constexpr int kThreads = 128;
 constexpr int kTapsMax = 4;
 constexpr int64_t kRunMin = 32;
 constexpr int64_t kThreadsOfMultiprocessor = 1024;
+// Rows that a thread loads before it uses the first.
+constexpr int kForwardRows = 8;
+constexpr int kBackwardRows = 4;
 
 template <typename T>
 struct Rows {
@@ -113,7 +116,7 @@ struct Filter {
   }
 };
 
-__device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 template <int K, int N>
 __device__ void Shift(float (&rows)[K][N]) {
@@ -121,6 +124,16 @@ __device__ void Shift(float (&rows)[K][N]) {
   for (int k = 0; k + 1 < K; ++k) {
 #pragma unroll
     for (int i = 0; i < N; ++i) rows[k][i] = rows[k + 1][i];
+  }
+}
+
+// Loads kRows rows from position t on, as they are; those from `end` on are zero.
+template <int kRows, int N, typename T>
+__device__ void LoadPacks(const Rows<T>& from, int64_t b, int64_t t, int64_t end, int64_t w,
+                          Pack<T, N> (&packs)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    packs[r] = t + r < end ? LoadPack<N>(from.At(b, t + r, w)) : Pack<T, N>{};
   }
 }
 
@@ -133,15 +146,20 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem<T> p) {
   float inputs[K][N];
 #pragma unroll
   for (int k = 1; k < K; ++k) LoadInput<N>(p, K, at.b, begin - K + k, at.w, inputs[k]);
-#pragma unroll 4
-  for (int64_t t = begin; t < end; ++t) {
-    Shift(inputs);
-    LoadFloats<N>(p.x.At(at.b, t, at.w), inputs[K - 1]);
-    float y[N];
-    filter.Convolve(inputs, TapsWithin(p, K, at.b, t), y);
+  for (int64_t first = begin; first < end; first += kForwardRows) {
+    Pack<T, N> packs[kForwardRows];
+    LoadPacks(p.x, at.b, first, end, at.w, packs);
 #pragma unroll
-    for (int i = 0; i < N; ++i) y[i] *= Sigmoid(y[i]);
-    StorePack<N>(p.y.At(at.b, t, at.w), FromFloats<T>(y));
+    for (int r = 0; r < kForwardRows; ++r) {
+      if (first + r >= end) break;
+      Shift(inputs);
+      ToFloats(packs[r], inputs[K - 1]);
+      float y[N];
+      filter.Convolve(inputs, TapsWithin(p, K, at.b, first + r), y);
+#pragma unroll
+      for (int i = 0; i < N; ++i) y[i] *= Sigmoid(y[i]);
+      StorePack<N>(p.y.At(at.b, first + r, at.w), FromFloats<T>(y));
+    }
   }
 }
 
@@ -159,6 +177,23 @@ __global__ void __launch_bounds__(kThreads) KeepHeadsKernel(const Problem<T> p) 
   }
 }
 
+// dy from position t on; from `end` on, the next run's, which it may have overwritten.
+template <int kRows, int N, typename T>
+__device__ void LoadGradients(const Problem<T>& p, int halo, const Place<N>& at, int64_t t,
+                              int64_t end, Pack<T, N> (&packs)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    packs[r] = Pack<T, N>{};
+    if (t + r < end || (p.heads == nullptr && t + r < p.positions)) {
+      packs[r] = LoadPack<N>(p.dy.At(at.b, t + r, at.w));
+    } else if (t + r < min(p.positions, end + halo)) {
+      // A run is no shorter than the halo.
+      const int64_t row = (at.b * p.runs + at.run + 1) * halo + (t + r - end);
+      packs[r] = LoadPack<N>(p.heads + row * p.width + at.w);
+    }
+  }
+}
+
 template <typename T, int K, int N>
 __global__ void __launch_bounds__(kThreads) BackwardKernel(const Problem<T> p) {
   const Place<N> at(p);
@@ -171,47 +206,48 @@ __global__ void __launch_bounds__(kThreads) BackwardKernel(const Problem<T> p) {
   float pending[K][N] = {};
 #pragma unroll
   for (int k = 1; k < K; ++k) LoadInput<N>(p, K, at.b, begin - K + k, at.w, inputs[k]);
-#pragma unroll 2
-  for (int64_t t = begin; t < end + K - 1; ++t) {
-    Shift(inputs);
-    Shift(pending);
+  for (int64_t first = begin; first < end + K - 1; first += kBackwardRows) {
+    Pack<T, N> xs[kBackwardRows], dys[kBackwardRows];
+    LoadPacks(p.x, at.b, first, p.positions, at.w, xs);
+    LoadGradients(p, K - 1, at, first, end, dys);
 #pragma unroll
-    for (int i = 0; i < N; ++i) pending[K - 1][i] = 0;
-    if (t < p.positions) {
-      LoadFloats<N>(p.x.At(at.b, t, at.w), inputs[K - 1]);
-      float d[N], value[N];
-      const bool own = t < end;
-      if (own || p.heads == nullptr) {
-        LoadFloats<N>(p.dy.At(at.b, t, at.w), d);
-      } else {
-        // The run may be shorter than the taps: t / run is the run that owns t.
-        const int64_t owner = t / p.run;
-        const int64_t row = (at.b * p.runs + owner) * (K - 1) + (t - owner * p.run);
-        LoadFloats<N>(p.heads + row * p.width + at.w, d);
-      }
-      const int within = TapsWithin(p, K, at.b, t);
-      filter.Convolve(inputs, within, value);
+    for (int r = 0; r < kBackwardRows; ++r) {
+      const int64_t t = first + r;
+      if (t >= end + K - 1) break;
+      Shift(inputs);
+      Shift(pending);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float s = Sigmoid(value[i]);
-        d[i] *= s * (1 + value[i] * (1 - s));
-        if (own) sums[K][i] += d[i];
-      }
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (k < K - within) continue;
+      for (int i = 0; i < N; ++i) pending[K - 1][i] = 0;
+      if (t < p.positions) {
+        ToFloats(xs[r], inputs[K - 1]);
+        float d[N], value[N];
+        ToFloats(dys[r], d);
+        const float own = t < end ? 1 : 0;
+        const int within = TapsWithin(p, K, at.b, t);
+        filter.Convolve(inputs, within, value);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          if (own) sums[k][i] += d[i] * inputs[k][i];
-          pending[k][i] += d[i] * filter.tap[k][i];
+          const float s = Sigmoid(value[i]);
+          d[i] *= s * (1 + value[i] * (1 - s));
+          value[i] = d[i] * own;
+          sums[K][i] += value[i];
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          if (k < K - within) continue;
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            sums[k][i] += value[i] * inputs[k][i];
+            pending[k][i] += d[i] * filter.tap[k][i];
+          }
         }
       }
-    }
-    const int64_t input = t - (K - 1);  // has all its gradient
-    if (input >= begin) {
-      StorePack<N>(p.dx.At(at.b, input, at.w), FromFloats<T>(pending[0]));
-    } else if (input < 0 && writes_halo) {
-      StorePack<N>(p.d_halo.At(at.b, input + K - 1, at.w), FromFloats<float>(pending[0]));
+      const int64_t input = t - (K - 1);  // has all its gradient
+      if (input >= begin) {
+        StorePack<N>(p.dx.At(at.b, input, at.w), FromFloats<T>(pending[0]));
+      } else if (input < 0 && writes_halo) {
+        StorePack<N>(p.d_halo.At(at.b, input + K - 1, at.w), FromFloats<float>(pending[0]));
+      }
     }
   }
   const int64_t row = at.b * p.runs + at.run;

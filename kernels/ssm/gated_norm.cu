@@ -1,6 +1,7 @@
-// Gated RMS norm. A block takes rows of one group one after the other; a second look at a row comes
-// from the L1 cache. Bytes: forward [T,2W] in, [T,W] out; backward [T,3W] in, [T,2W] out, and a
-// partial sum of gamma's gradient for each block.
+// Gated RMS norm. A block takes rows of one group one after the other; each thread keeps its
+// columns of a row in registers, and those of gamma and of its gradient for all rows. Bytes:
+// forward [T,2W] in, [T,W] out; backward [T,3W] in, [T,2W] out, and a partial sum of gamma's
+// gradient for each block.
 #include <algorithm>
 #include <type_traits>
 
@@ -12,8 +13,10 @@
 namespace muster::kernels::cuda {
 namespace {
 
-constexpr int kThreadsMax = 256;
-constexpr int64_t kBlocksOfMultiprocessor = 8;
+constexpr int64_t kThreadsOfMultiprocessor = 2048;
+// A thread's packs of columns, and the threads of a block that may have so many.
+constexpr int kPacksMax = 16;
+constexpr int ThreadsMax(int packs) { return packs <= 4 ? 512 : 1024; }
 
 template <typename T>
 struct Rows {
@@ -41,104 +44,128 @@ struct Problem {
   float* gamma_sums;  // [blocks of a group, groups * width]
 };
 
-__device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
-// What the norm reads, and the gate behind it.
-struct Element {
-  float value, gate;
+// A thread's columns of a group: pack i starts at column (i threads + thread) N.
+template <typename T, int N, int kPacks>
+struct Columns {
+  const Problem<T>& p;
+  int64_t begin;  // of the group
+  int turn = 0;   // of the shared memory of sums
 
-  __device__ Element(float y, float z, bool gate_behind) {
-    const float silu = z * Sigmoid(z);
-    value = gate_behind ? y : y * silu;
-    gate = gate_behind ? silu : 1.0f;
+  __device__ explicit Columns(const Problem<T>& p) : p(p), begin(blockIdx.y * p.width) {}
+  __device__ int64_t At(int i) const {
+    return (static_cast<int64_t>(i) * blockDim.x + threadIdx.x) * N;
+  }
+  __device__ bool Inside(int i) const { return At(i) < p.width; }
+  // Zeros outside.
+  __device__ void Load(const Rows<T>& from, int64_t t, Pack<T, N> (&packs)[kPacks]) const {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      packs[i] = Inside(i) ? LoadPack<N>(from.At(t, begin + At(i))) : Pack<T, N>{};
+    }
+  }
+  __device__ void LoadGamma(float (&gamma)[kPacks][N]) const {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) gamma[i][j] = Inside(i) ? p.gamma[begin + At(i) + j] : 0;
+    }
+  }
+  // The mean over the group's columns.
+  __device__ float Mean(float sum) {
+    __shared__ float shared[2][32];
+    turn ^= 1;
+    return BlockSum(sum, shared[turn]) / static_cast<float>(p.width);
   }
 };
 
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreadsMax) ForwardKernel(const Problem<T> p) {
-  __shared__ float shared[2][32];
-  const int64_t begin = blockIdx.y * p.width;
-  int turn = 0;
-  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x, turn ^= 1) {
-    float squares = 0;
-    for (int64_t w = threadIdx.x * N; w < p.width; w += int64_t{N} * blockDim.x) {
-      float y[N], z[N];
-      LoadFloats<N>(p.y.At(t, begin + w), y);
-      LoadFloats<N>(p.z.At(t, begin + w), z);
+template <typename T, int N, int kPacks>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  float gamma[kPacks][N];
+  columns.LoadGamma(gamma);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    Pack<T, N> ys[kPacks], zs[kPacks];
+    columns.Load(p.y, t, ys);
+    columns.Load(p.z, t, zs);
+    float values[kPacks][N], squares = 0;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float value = Element(y[i], z[i], p.gate_behind).value;
-        squares += value * value;
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float z = zs[i][j];
+        values[i][j] = p.gate_behind ? ys[i][j] : ys[i][j] * z * Sigmoid(z);
+        squares += values[i][j] * values[i][j];
       }
     }
-    const float mean = BlockSum(squares, shared[turn]) / static_cast<float>(p.width);
-    const float rstd = 1.0f / sqrtf(mean + p.epsilon);
+    const float rstd = 1.0f / sqrtf(columns.Mean(squares) + p.epsilon);
     if (threadIdx.x == 0) p.rstd[t * p.groups + blockIdx.y] = rstd;
-    for (int64_t w = threadIdx.x * N; w < p.width; w += int64_t{N} * blockDim.x) {
-      float y[N], z[N];
-      LoadFloats<N>(p.y.At(t, begin + w), y);
-      LoadFloats<N>(p.z.At(t, begin + w), z);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const Element element(y[i], z[i], p.gate_behind);
-        y[i] = element.value * rstd * p.gamma[begin + w + i] * element.gate;
+    for (int i = 0; i < kPacks; ++i) {
+      if (!columns.Inside(i)) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        values[i][j] *= rstd * gamma[i][j];
+        if (p.gate_behind) values[i][j] *= zs[i][j] * Sigmoid(zs[i][j]);
       }
-      StorePack<N>(p.out.At(t, begin + w), FromFloats<T>(y));
+      StorePack<N>(p.out.At(t, columns.begin + columns.At(i)), FromFloats<T>(values[i]));
     }
   }
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreadsMax) BackwardKernel(const Problem<T> p) {
-  extern __shared__ float sums[];  // of gamma, [width]; a thread adds to its own columns
-  __shared__ float shared[2][32];
-  const int64_t begin = blockIdx.y * p.width;
-  for (int64_t w = threadIdx.x * N; w < p.width; w += int64_t{N} * blockDim.x) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) sums[w + i] = 0;
-  }
-  int turn = 0;
-  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x, turn ^= 1) {
+template <typename T, int N, int kPacks>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  float gamma[kPacks][N], sums[kPacks][N] = {};
+  columns.LoadGamma(gamma);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
     const float rstd = p.rstd[t * p.groups + blockIdx.y];
-    float dot = 0;
-    for (int64_t w = threadIdx.x * N; w < p.width; w += int64_t{N} * blockDim.x) {
-      float y[N], z[N], dout[N];
-      LoadFloats<N>(p.y.At(t, begin + w), y);
-      LoadFloats<N>(p.z.At(t, begin + w), z);
-      LoadFloats<N>(p.dout.At(t, begin + w), dout);
+    Pack<T, N> ys[kPacks], zs[kPacks], douts[kPacks];
+    columns.Load(p.y, t, ys);
+    columns.Load(p.z, t, zs);
+    columns.Load(p.dout, t, douts);
+    float sigmoids[kPacks][N], dot = 0;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const Element element(y[i], z[i], p.gate_behind);
-        const float own = dout[i] * element.gate * element.value;
-        sums[w + i] += own * rstd;
-        dot += own * p.gamma[begin + w + i];
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sigmoids[i][j] = Sigmoid(zs[i][j]);
+        // Either way silu(z) is a factor of it.
+        const float own = douts[i][j] * ys[i][j] * zs[i][j] * sigmoids[i][j];
+        sums[i][j] += own * rstd;
+        dot += own * gamma[i][j];
       }
     }
-    const float mean = BlockSum(dot, shared[turn]) / static_cast<float>(p.width);
-    const float factor = rstd * rstd * mean;
-    for (int64_t w = threadIdx.x * N; w < p.width; w += int64_t{N} * blockDim.x) {
-      float y[N], z[N], dout[N];
-      LoadFloats<N>(p.y.At(t, begin + w), y);
-      LoadFloats<N>(p.z.At(t, begin + w), z);
-      LoadFloats<N>(p.dout.At(t, begin + w), dout);
+    const float factor = rstd * rstd * columns.Mean(dot);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const Element element(y[i], z[i], p.gate_behind);
-        const float scaled = dout[i] * p.gamma[begin + w + i];
-        const float d = rstd * (scaled * element.gate - element.value * factor);
-        const float s = Sigmoid(z[i]);
-        const float d_silu = s * (1 + z[i] * (1 - s));
-        dout[i] = p.gate_behind ? d : d * z[i] * s;
-        z[i] = (p.gate_behind ? scaled * rstd : d) * y[i] * d_silu;
+    for (int i = 0; i < kPacks; ++i) {
+      if (!columns.Inside(i)) continue;
+      float dy[N], dz[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float y = ys[i][j], z = zs[i][j], s = sigmoids[i][j];
+        const float silu = z * s, d_silu = s * (1 + z * (1 - s));
+        const float scaled = douts[i][j] * gamma[i][j];
+        if (p.gate_behind) {
+          dy[j] = rstd * (scaled * silu - y * factor);
+          dz[j] = scaled * rstd * y * d_silu;
+        } else {
+          const float d = rstd * (scaled - y * silu * factor);
+          dy[j] = d * silu;
+          dz[j] = d * y * d_silu;
+        }
       }
-      StorePack<N>(p.dy.At(t, begin + w), FromFloats<T>(dout));
-      StorePack<N>(p.dz.At(t, begin + w), FromFloats<T>(z));
+      StorePack<N>(p.dy.At(t, columns.begin + columns.At(i)), FromFloats<T>(dy));
+      StorePack<N>(p.dz.At(t, columns.begin + columns.At(i)), FromFloats<T>(dz));
     }
   }
-  float* const to = p.gamma_sums + (blockIdx.x * p.groups + blockIdx.y) * p.width;
-  for (int64_t w = threadIdx.x * N; w < p.width; w += int64_t{N} * blockDim.x) {
+  float* const to = p.gamma_sums + blockIdx.x * p.groups * p.width + columns.begin;
 #pragma unroll
-    for (int i = 0; i < N; ++i) to[w + i] = sums[w + i];
+  for (int i = 0; i < kPacks; ++i) {
+    if (!columns.Inside(i)) continue;
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[columns.At(i) + j] = sums[i][j];
   }
 }
 
@@ -166,19 +193,32 @@ bool Packs(std::initializer_list<const Tensor*> tensors, int64_t group_width) {
   });
 }
 
-// Calls launch(elements of a pack as a constant, threads).
+// Calls launch(elements of a pack and packs of a thread, as constants, and threads).
 template <typename T, typename Launch>
 void ForPacks(bool packed, int64_t width, Launch launch) {
-  const auto with = [&](auto n) {
-    const int64_t threads = std::min<int64_t>(kThreadsMax, CeilDiv(width, int64_t{n()} * 32) * 32);
-    launch(n, static_cast<unsigned>(threads));
+  const auto with = [&](auto n, auto packs) {
+    const int64_t threads = CeilDiv(CeilDiv(width, int64_t{n()} * packs()), kWarp) * kWarp;
+    if (threads > ThreadsMax(packs())) return false;
+    launch(n, packs, static_cast<unsigned>(threads));
+    return true;
   };
-  if (packed) return with(std::integral_constant<int, kPackSize<T>>());
-  with(std::integral_constant<int, 1>());
+  using std::integral_constant;
+  if (packed) {
+    const auto n = integral_constant<int, kPackSize<T>>();
+    if (with(n, integral_constant<int, 1>()) || with(n, integral_constant<int, 2>()) ||
+        with(n, integral_constant<int, 4>())) {
+      return;
+    }
+  }
+  const auto n = integral_constant<int, 1>();
+  const bool fits =
+      with(n, integral_constant<int, 4>()) || with(n, integral_constant<int, kPacksMax>());
+  CHECK(fits) << "columns of a group of the norm: " << width;
 }
 
-unsigned BlocksOfGroup(CudaStream& stream, int64_t rows, int64_t groups) {
-  const int64_t blocks = stream.cuda_device().multiprocessors() * kBlocksOfMultiprocessor;
+unsigned BlocksOfGroup(CudaStream& stream, int64_t rows, int64_t groups, unsigned threads) {
+  const int64_t blocks =
+      stream.cuda_device().multiprocessors() * CeilDiv(kThreadsOfMultiprocessor, threads);
   return static_cast<unsigned>(std::min(rows, CeilDiv(blocks, groups)));
 }
 
@@ -191,9 +231,10 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
     using T = decltype(tag);
     const Problem<T> p = Describe<T>(args);
     const bool packed = Packs<T>({&args.y, &args.z, &args.out}, p.width);
-    ForPacks<T>(packed, p.width, [&](auto n, unsigned threads) {
-      const dim3 grid(BlocksOfGroup(cuda, p.rows, p.groups), static_cast<unsigned>(p.groups));
-      ForwardKernel<T, n()><<<grid, threads, 0, cuda.handle()>>>(p);
+    ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
+      const dim3 grid(BlocksOfGroup(cuda, p.rows, p.groups, threads),
+                      static_cast<unsigned>(p.groups));
+      ForwardKernel<T, n(), packs()><<<grid, threads, 0, cuda.handle()>>>(p);
     });
   });
   cuda.CheckLaunch("GatedRmsNormForward");
@@ -210,19 +251,14 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
     p.dz = RowsOf<T>(args.dz);
     const bool packed =
         Packs<T>({&args.forward.y, &args.forward.z, &args.dout, &args.dy, &args.dz}, p.width);
-    const unsigned blocks = BlocksOfGroup(cuda, p.rows, p.groups);
-    p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
-    if (p.gamma_sums == nullptr) return;
-    ForPacks<T>(packed, p.width, [&](auto n, unsigned threads) {
-      const auto kernel = BackwardKernel<T, n()>;
-      const int64_t bytes = p.width * 4;
-      cuda.Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(bytes)),
-                 "GatedRmsNormBackward");
+    ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
+      const unsigned blocks = BlocksOfGroup(cuda, p.rows, p.groups, threads);
+      p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
+      if (p.gamma_sums == nullptr) return;
       const dim3 grid(blocks, static_cast<unsigned>(p.groups));
-      kernel<<<grid, threads, static_cast<size_t>(bytes), cuda.handle()>>>(p);
+      BackwardKernel<T, n(), packs()><<<grid, threads, 0, cuda.handle()>>>(p);
+      AddPartials(cuda, p.gamma_sums, blocks, p.groups * p.width, true, args.dgamma.f32(), nullptr);
     });
-    AddPartials(cuda, p.gamma_sums, blocks, p.groups * p.width, true, args.dgamma.f32(), nullptr);
   });
   cuda.CheckLaunch("GatedRmsNormBackward");
 }

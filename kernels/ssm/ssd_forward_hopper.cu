@@ -7,29 +7,30 @@
 namespace muster::kernels::cuda {
 namespace ssd {
 
-// Thread t of a block has position t of the chunk. Step sizes are read along heads and reach their
-// positions through shared memory.
+// Thread t of a block finds the borders of position t; then a warp takes one head after the other,
+// a lane four positions of it. Step sizes are read along heads and reach their positions through
+// shared memory.
 __global__ void __launch_bounds__(kChunk)
     PrepareKernel(const __grid_constant__ SsdProblem<T> p, float* factors, int32_t* borders) {
+  constexpr int kOwn = kChunk / 32;  // positions of a lane
   __shared__ float steps[kChunk][kHeadsOfBlock + 1];
-  __shared__ float sums[kChunk / 32];
   __shared__ int first[kChunk];
   const int64_t head_blocks = (p.heads + kHeadsOfBlock - 1) / kHeadsOfBlock;
   const int64_t head = blockIdx.x % head_blocks * kHeadsOfBlock;
   const int64_t chunk = blockIdx.x / head_blocks;  // over samples
   const int64_t b = chunk / p.chunks, begin = chunk % p.chunks * kChunk;
   const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-  const bool inside = begin + t < p.positions;
+#pragma unroll 8
   for (int i = t; i < kChunk * kHeadsOfBlock; i += kChunk) {
     const int position = i / kHeadsOfBlock, h = i % kHeadsOfBlock;
     steps[position][h] = begin + position < p.positions && head + h < p.heads
                              ? SsdStep(p, b, begin + position, head + h).size
                              : 0;
   }
-  first[t] = inside && p.BeginsDocument(b, begin + t) ? t : -1;
+  first[t] = begin + t < p.positions && p.BeginsDocument(b, begin + t) ? t : -1;
   __syncthreads();
-  int own_first = first[t], next = kChunk;
   if (borders != nullptr) {
+    int own_first = first[t], next = kChunk;
     for (int i = t; i >= 0 && own_first < 0; --i) own_first = first[i];
     for (int i = kChunk - 1; i > t; --i) next = first[i] >= 0 ? i : next;
     __syncthreads();
@@ -41,30 +42,39 @@ __global__ void __launch_bounds__(kChunk)
     __syncthreads();
   }
   const int last_first = first[kChunk - 1];
-  for (int h = 0; h < kHeadsOfBlock && head + h < p.heads; ++h) {
-    const float step = steps[t][h];
-    // Below the floor a step's decay is 0 in fp32; sums keep more digits with it.
-    float sum = fmaxf(step * (-expf(p.a_log[head + h]) * kLog2E), kExponentMin);
+  for (int h = warp; h < kHeadsOfBlock && head + h < p.heads; h += kChunk / 32) {
+    const float a = -expf(p.a_log[head + h]) * kLog2E;
+    float step[kOwn], sum[kOwn], shifted[kOwn], entry[kOwn], exit[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      step[i] = steps[lane * kOwn + i][h];
+      // Below the floor a step's decay is 0 in fp32; sums keep more digits with it.
+      sum[i] = fmaxf(step[i] * a, kExponentMin) + (i > 0 ? sum[i - 1] : 0);
+    }
+    float before = sum[kOwn - 1];
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
-      const float before = __shfl_up_sync(0xffffffffu, sum, offset);
-      if (lane >= offset) sum += before;
+      const float more = __shfl_up_sync(0xffffffffu, before, offset);
+      if (lane >= offset) before += more;
     }
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    float total = 0;
-    for (int w = 0; w < kChunk / 32; ++w) {
-      if (w < warp) sum += sums[w];
-      total += sums[w];
+    const float total = __shfl_sync(0xffffffffu, before, 31);
+    before = __shfl_up_sync(0xffffffffu, before, 1);
+    if (lane == 0) before = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int position = lane * kOwn + i;
+      sum[i] += before;
+      shifted[i] = sum[i] - log2f(step[i]);
+      entry[i] = first[position] < 0 ? exp2f(sum[i]) : 0;
+      // Rounding may leave a position's sum below the total.
+      exit[i] = position >= last_first ? exp2f(fminf(total - sum[i], 0)) : 0;
     }
-    __syncthreads();
-    float* const to = factors + ChunkOfHead(p, chunk, head + h) * (kFactors * kChunk) + t;
-    to[kSum * kChunk] = sum;
-    to[kShifted * kChunk] = sum - log2f(step);
-    to[kEntry * kChunk] = own_first < 0 ? exp2f(sum) : 0;
-    // Rounding may leave a position's sum below the total.
-    to[kExit * kChunk] = t >= last_first ? exp2f(fminf(total - sum, 0)) : 0;
-    to[kStep * kChunk] = step;
+    float* const to = factors + ChunkOfHead(p, chunk, head + h) * (kFactors * kChunk) + lane * kOwn;
+    StorePack<kOwn>(to + kSum * kChunk, FromFloats<float>(sum));
+    StorePack<kOwn>(to + kShifted * kChunk, FromFloats<float>(shifted));
+    StorePack<kOwn>(to + kEntry * kChunk, FromFloats<float>(entry));
+    StorePack<kOwn>(to + kExit * kChunk, FromFloats<float>(exit));
+    StorePack<kOwn>(to + kStep * kChunk, FromFloats<float>(step));
   }
 }
 

@@ -273,8 +273,6 @@ struct InputsConsumer {
     } else {
       Weigh<false>(scale);
     }
-    uint32_t input[P / 16][4];
-    ScaleInput(stage, exit_low * step_low, exit_high * step_high, input);
     hopper::WaitWgmma<0>();
     FenceRegisters(sum);
     ScaleRows(sum, exit_low, exit_high);
@@ -283,6 +281,9 @@ struct InputsConsumer {
     hopper::FenceWgmma();
     MultiplyColumns<kBlocks / 2>(sum, probabilities, shared.Dy(stage) + kRowOffset, kChunk, true);
     hopper::CommitWgmma();
+    uint32_t input[P / 16][4];
+    ScaleInput(stage, exit_low * step_low, exit_high * step_high, input);
+    hopper::FenceWgmma();
     MultiplyColumns<P / 16>(db, input, shared.Gradient(stage), P, true);
     hopper::CommitWgmma();
     hopper::WaitWgmma<0>();
