@@ -84,9 +84,9 @@ __device__ void LoadInput(const Problem<T>& p, int taps, int64_t b, int64_t t, i
 }
 
 // How many of the taps, counted from the last, stay within the document of position t.
-template <typename T>
+template <bool kDocuments, typename T>
 __device__ int TapsWithin(const Problem<T>& p, int taps, int64_t b, int64_t t) {
-  if (p.documents.data == nullptr) return taps;
+  if constexpr (!kDocuments) return taps;
   const int64_t before = p.first_position + t - *p.documents.At(b, t, 0);
   return before + 1 < taps ? static_cast<int>(before) + 1 : taps;
 }
@@ -127,18 +127,16 @@ __device__ void Shift(float (&rows)[K][N]) {
   }
 }
 
-// Loads kRows rows from position t on, as they are; those from `end` on are zero.
+// Loads kRows rows, of which there are `rows`, as they are; others are zero.
 template <int kRows, int N, typename T>
-__device__ void LoadPacks(const Rows<T>& from, int64_t b, int64_t t, int64_t end, int64_t w,
-                          Pack<T, N> (&packs)[kRows]) {
+__device__ void LoadPacks(const T* from, int64_t pitch, int rows, Pack<T, N> (&packs)[kRows]) {
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    packs[r] = t + r < end ? LoadPack<N>(from.At(b, t + r, w)) : Pack<T, N>{};
-  }
+  for (int r = 0; r < kRows; ++r)
+    packs[r] = r < rows ? LoadPack<N>(from + r * pitch) : Pack<T, N>{};
 }
 
-template <typename T, int K, int N>
-__global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem<T> p) {
+template <typename T, int K, int N, bool kDocuments>
+__global__ void __launch_bounds__(kThreads, 6) ForwardKernel(const Problem<T> p) {
   const Place<N> at(p);
   if (!at.inside) return;
   const Filter<K, N> filter(p.weight, p.bias, at.w);
@@ -146,20 +144,25 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Problem<T> p) {
   float inputs[K][N];
 #pragma unroll
   for (int k = 1; k < K; ++k) LoadInput<N>(p, K, at.b, begin - K + k, at.w, inputs[k]);
-  for (int64_t first = begin; first < end; first += kForwardRows) {
+  const T* x = p.x.At(at.b, begin, at.w);
+  T* y = p.y.At(at.b, begin, at.w);
+  const int rows = static_cast<int>(end - begin);
+  for (int first = 0; first < rows; first += kForwardRows) {
     Pack<T, N> packs[kForwardRows];
-    LoadPacks(p.x, at.b, first, end, at.w, packs);
+    LoadPacks(x, p.x.row, rows - first, packs);
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
-      if (first + r >= end) break;
+      if (first + r >= rows) break;
       Shift(inputs);
       ToFloats(packs[r], inputs[K - 1]);
-      float y[N];
-      filter.Convolve(inputs, TapsWithin(p, K, at.b, first + r), y);
+      float value[N];
+      filter.Convolve(inputs, TapsWithin<kDocuments>(p, K, at.b, begin + first + r), value);
 #pragma unroll
-      for (int i = 0; i < N; ++i) y[i] *= Sigmoid(y[i]);
-      StorePack<N>(p.y.At(at.b, first + r, at.w), FromFloats<T>(y));
+      for (int i = 0; i < N; ++i) value[i] *= Sigmoid(value[i]);
+      StorePack<N>(y, FromFloats<T>(value));
+      y += p.y.row;
     }
+    x += kForwardRows * p.x.row;
   }
 }
 
@@ -177,86 +180,108 @@ __global__ void __launch_bounds__(kThreads) KeepHeadsKernel(const Problem<T> p) 
   }
 }
 
-// dy from position t on; from `end` on, the next run's, which it may have overwritten.
-template <int kRows, int N, typename T>
-__device__ void LoadGradients(const Problem<T>& p, int halo, const Place<N>& at, int64_t t,
-                              int64_t end, Pack<T, N> (&packs)[kRows]) {
+// What a thread of backward sums: over positions, by tap and for the bias; and for each of the
+// latest inputs, over the outputs that read it.
+template <int K, int N>
+struct Gradients {
+  float sums[K + 1][N] = {}, pending[K][N] = {};
+
+  // An output whose gradient is d, of a position whose run is another thread's unless `own`.
+  __device__ void Add(const Filter<K, N>& filter, const float (&inputs)[K][N], int within, bool own,
+                      float (&d)[N]) {
+    float value[N];
+    filter.Convolve(inputs, within, value);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    packs[r] = Pack<T, N>{};
-    if (t + r < end || (p.heads == nullptr && t + r < p.positions)) {
-      packs[r] = LoadPack<N>(p.dy.At(at.b, t + r, at.w));
-    } else if (t + r < min(p.positions, end + halo)) {
-      // A run is no shorter than the halo.
-      const int64_t row = (at.b * p.runs + at.run + 1) * halo + (t + r - end);
-      packs[r] = LoadPack<N>(p.heads + row * p.width + at.w);
+    for (int i = 0; i < N; ++i) {
+      const float s = Sigmoid(value[i]);
+      d[i] *= s * (1 + value[i] * (1 - s));
+      if (own) sums[K][i] += d[i];
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (k < K - within) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (own) sums[k][i] += d[i] * inputs[k][i];
+        pending[k][i] += d[i] * filter.tap[k][i];
+      }
     }
   }
-}
+  __device__ void Next() {
+    Shift(pending);
+#pragma unroll
+    for (int i = 0; i < N; ++i) pending[K - 1][i] = 0;
+  }
+};
 
-template <typename T, int K, int N>
-__global__ void __launch_bounds__(kThreads) BackwardKernel(const Problem<T> p) {
+template <typename T, int K, int N, bool kDocuments>
+__global__ void __launch_bounds__(kThreads, 4) BackwardKernel(const Problem<T> p) {
   const Place<N> at(p);
   if (!at.inside) return;
   const Filter<K, N> filter(p.weight, p.bias, at.w);
   const int64_t begin = at.run * p.run, end = min(p.positions, begin + p.run);
   const bool writes_halo = begin == 0 && p.d_halo.data != nullptr;
-  float inputs[K][N], sums[K + 1][N] = {};
-  // pending[k]: the gradient of the input that tap k reads, so far.
-  float pending[K][N] = {};
+  float inputs[K][N];
+  Gradients<K, N> gradients;
 #pragma unroll
   for (int k = 1; k < K; ++k) LoadInput<N>(p, K, at.b, begin - K + k, at.w, inputs[k]);
-  for (int64_t first = begin; first < end + K - 1; first += kBackwardRows) {
+  const T* x = p.x.At(at.b, begin, at.w);
+  const T* dy = p.dy.At(at.b, begin, at.w);
+  T* dx = p.dx.At(at.b, begin, at.w);
+  const int rows = static_cast<int>(end - begin);
+  // The input that is K - 1 positions in front of row r has all its gradient.
+  const auto write = [&](int r) {
+    if (r >= K - 1) {
+      StorePack<N>(dx, FromFloats<T>(gradients.pending[0]));
+      dx += p.dx.row;
+    } else if (writes_halo) {
+      StorePack<N>(p.d_halo.At(at.b, r, at.w), FromFloats<float>(gradients.pending[0]));
+    }
+  };
+  for (int first = 0; first < rows; first += kBackwardRows) {
     Pack<T, N> xs[kBackwardRows], dys[kBackwardRows];
-    LoadPacks(p.x, at.b, first, p.positions, at.w, xs);
-    LoadGradients(p, K - 1, at, first, end, dys);
+    LoadPacks(x, p.x.row, rows - first, xs);
+    LoadPacks(dy, p.dy.row, rows - first, dys);
 #pragma unroll
     for (int r = 0; r < kBackwardRows; ++r) {
-      const int64_t t = first + r;
-      if (t >= end + K - 1) break;
+      if (first + r >= rows) break;
       Shift(inputs);
-      Shift(pending);
-#pragma unroll
-      for (int i = 0; i < N; ++i) pending[K - 1][i] = 0;
-      if (t < p.positions) {
-        ToFloats(xs[r], inputs[K - 1]);
-        float d[N], value[N];
-        ToFloats(dys[r], d);
-        const float own = t < end ? 1 : 0;
-        const int within = TapsWithin(p, K, at.b, t);
-        filter.Convolve(inputs, within, value);
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const float s = Sigmoid(value[i]);
-          d[i] *= s * (1 + value[i] * (1 - s));
-          value[i] = d[i] * own;
-          sums[K][i] += value[i];
-        }
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-          if (k < K - within) continue;
-#pragma unroll
-          for (int i = 0; i < N; ++i) {
-            sums[k][i] += value[i] * inputs[k][i];
-            pending[k][i] += d[i] * filter.tap[k][i];
-          }
-        }
-      }
-      const int64_t input = t - (K - 1);  // has all its gradient
-      if (input >= begin) {
-        StorePack<N>(p.dx.At(at.b, input, at.w), FromFloats<T>(pending[0]));
-      } else if (input < 0 && writes_halo) {
-        StorePack<N>(p.d_halo.At(at.b, input + K - 1, at.w), FromFloats<float>(pending[0]));
-      }
+      gradients.Next();
+      float d[N];
+      ToFloats(xs[r], inputs[K - 1]);
+      ToFloats(dys[r], d);
+      gradients.Add(filter, inputs, TapsWithin<kDocuments>(p, K, at.b, begin + first + r), true, d);
+      write(first + r);
     }
+    x += kBackwardRows * p.x.row;
+    dy += kBackwardRows * p.dy.row;
+  }
+  // The first positions of the next run read inputs of this one.
+#pragma unroll 1
+  for (int r = 0; r < K - 1; ++r) {
+    const int64_t t = end + r;
+    Shift(inputs);
+    gradients.Next();
+    if (t < p.positions) {
+      float d[N];
+      LoadFloats<N>(p.x.At(at.b, t, at.w), inputs[K - 1]);
+      if (p.heads == nullptr) {
+        LoadFloats<N>(p.dy.At(at.b, t, at.w), d);
+      } else {
+        const int64_t head = (at.b * p.runs + at.run + 1) * (K - 1) + r;
+        LoadFloats<N>(p.heads + head * p.width + at.w, d);
+      }
+      gradients.Add(filter, inputs, TapsWithin<kDocuments>(p, K, at.b, t), false, d);
+    }
+    write(rows + r);
   }
   const int64_t row = at.b * p.runs + at.run;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    p.bias_sums[row * p.width + at.w + i] = sums[K][i];
+    p.bias_sums[row * p.width + at.w + i] = gradients.sums[K][i];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      p.weight_sums[(row * p.width + at.w + i) * K + k] = sums[k][i];
+      p.weight_sums[(row * p.width + at.w + i) * K + k] = gradients.sums[k][i];
     }
   }
 }
@@ -291,14 +316,21 @@ bool Packs(const Tensor& tensor, int n) {
          tensor.stride(0) % n == 0 && tensor.stride(1) % n == 0;
 }
 
-// Calls f(taps, channels of a thread), both as constants.
+// Calls f(taps, channels of a thread, whether there are documents), all as constants.
 template <typename F>
-void ForTaps(int64_t taps, bool packed, F f) {
+void ForTaps(int64_t taps, bool packed, bool documents, F f) {
+  const auto choose = [&](auto k, auto n) {
+    if (documents) {
+      f(k, n, std::true_type());
+    } else {
+      f(k, n, std::false_type());
+    }
+  };
   const auto with = [&](auto k) {
     if (packed) {
-      f(k, std::integral_constant<int, 4>());
+      choose(k, std::integral_constant<int, 4>());
     } else {
-      f(k, std::integral_constant<int, 1>());
+      choose(k, std::integral_constant<int, 1>());
     }
   };
   if (taps == 2) return with(std::integral_constant<int, 2>());
@@ -322,10 +354,12 @@ void CausalConvForward(Stream& stream, const CausalConvArgs& args) {
     for (const Tensor* tensor : {&args.x, &args.halo, &args.y}) {
       packed = packed && Packs<T>(*tensor, 4);
     }
-    ForTaps(args.weight.dim(1), packed, [&](auto k, auto n) {
-      const Problem<T> p = Describe<T>(cuda, args, n());
-      ForwardKernel<T, k(), n()><<<Blocks(p, n()), kThreads, 0, cuda.handle()>>>(p);
-    });
+    ForTaps(args.weight.dim(1), packed, !args.documents.empty(),
+            [&](auto k, auto n, auto documents) {
+              const Problem<T> p = Describe<T>(cuda, args, n());
+              ForwardKernel<T, k(), n(), documents()>
+                  <<<Blocks(p, n()), kThreads, 0, cuda.handle()>>>(p);
+            });
   });
   cuda.CheckLaunch("CausalConvForward");
 }
@@ -340,28 +374,31 @@ void CausalConvBackward(Stream& stream, const CausalConvBackwardArgs& args) {
     for (const Tensor* tensor : {&forward.x, &forward.halo, &args.dy, &args.dx}) {
       packed = packed && Packs<T>(*tensor, 4);
     }
-    ForTaps(forward.weight.dim(1), packed, [&](auto k, auto n) {
-      Problem<T> p = Describe<T>(cuda, forward, n());
-      p.dy = RowsOf<T>(args.dy);
-      p.dx = RowsOf<T>(args.dx);
-      p.d_halo = RowsOf<float>(args.d_halo);
-      const bool aliased = args.dy.data() == args.dx.data();
-      const int64_t rows = p.samples * p.runs;
-      const int64_t weights = rows * p.width * k();
-      const int64_t heads = aliased ? rows * (k() - 1) * p.width : 0;
-      auto* const scratch = static_cast<float*>(
-          cuda.Scratch((weights + rows * p.width) * 4 + heads * static_cast<int64_t>(sizeof(T))));
-      if (scratch == nullptr) return;
-      p.weight_sums = scratch;
-      p.bias_sums = scratch + weights;
-      if (aliased) {
-        p.heads = reinterpret_cast<T*>(p.bias_sums + rows * p.width);
-        KeepHeadsKernel<T, k(), n()><<<Blocks(p, n()), kThreads, 0, cuda.handle()>>>(p);
-      }
-      BackwardKernel<T, k(), n()><<<Blocks(p, n()), kThreads, 0, cuda.handle()>>>(p);
-      AddPartials(cuda, p.weight_sums, rows, p.width * k(), true, args.dweight.f32(), nullptr);
-      AddPartials(cuda, p.bias_sums, rows, p.width, true, args.dbias.f32(), nullptr);
-    });
+    ForTaps(forward.weight.dim(1), packed, !forward.documents.empty(),
+            [&](auto k, auto n, auto documents) {
+              Problem<T> p = Describe<T>(cuda, forward, n());
+              p.dy = RowsOf<T>(args.dy);
+              p.dx = RowsOf<T>(args.dx);
+              p.d_halo = RowsOf<float>(args.d_halo);
+              const bool aliased = args.dy.data() == args.dx.data();
+              const int64_t rows = p.samples * p.runs;
+              const int64_t weights = rows * p.width * k();
+              const int64_t heads = aliased ? rows * (k() - 1) * p.width : 0;
+              auto* const scratch = static_cast<float*>(cuda.Scratch(
+                  (weights + rows * p.width) * 4 + heads * static_cast<int64_t>(sizeof(T))));
+              if (scratch == nullptr) return;
+              p.weight_sums = scratch;
+              p.bias_sums = scratch + weights;
+              if (aliased) {
+                p.heads = reinterpret_cast<T*>(p.bias_sums + rows * p.width);
+                KeepHeadsKernel<T, k(), n()><<<Blocks(p, n()), kThreads, 0, cuda.handle()>>>(p);
+              }
+              BackwardKernel<T, k(), n(), documents()>
+                  <<<Blocks(p, n()), kThreads, 0, cuda.handle()>>>(p);
+              AddPartials(cuda, p.weight_sums, rows, p.width * k(), true, args.dweight.f32(),
+                          nullptr);
+              AddPartials(cuda, p.bias_sums, rows, p.width, true, args.dbias.f32(), nullptr);
+            });
   });
   cuda.CheckLaunch("CausalConvBackward");
 }

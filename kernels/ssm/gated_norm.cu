@@ -37,7 +37,6 @@ struct Problem {
   const float* gamma;
   float* rstd;
   int64_t rows, groups, width;  // width of a group
-  bool gate_behind;             // out = norm(y) gamma silu(z)
   float epsilon;
 
   Rows<T> dout, dy, dz;
@@ -45,6 +44,8 @@ struct Problem {
 };
 
 __device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// kGateBehind: out = norm(y) gamma silu(z).
 
 // A thread's columns of a group: pack i starts at column (i threads + thread) N.
 template <typename T, int N, int kPacks>
@@ -80,7 +81,7 @@ struct Columns {
   }
 };
 
-template <typename T, int N, int kPacks>
+template <typename T, int N, int kPacks, bool kGateBehind>
 __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Problem<T> p) {
   Columns<T, N, kPacks> columns(p);
   float gamma[kPacks][N];
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Proble
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const float z = zs[i][j];
-        values[i][j] = p.gate_behind ? ys[i][j] : ys[i][j] * z * Sigmoid(z);
+        values[i][j] = kGateBehind ? ys[i][j] : ys[i][j] * z * Sigmoid(z);
         squares += values[i][j] * values[i][j];
       }
     }
@@ -107,14 +108,14 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Proble
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         values[i][j] *= rstd * gamma[i][j];
-        if (p.gate_behind) values[i][j] *= zs[i][j] * Sigmoid(zs[i][j]);
+        if constexpr (kGateBehind) values[i][j] *= zs[i][j] * Sigmoid(zs[i][j]);
       }
       StorePack<N>(p.out.At(t, columns.begin + columns.At(i)), FromFloats<T>(values[i]));
     }
   }
 }
 
-template <typename T, int N, int kPacks>
+template <typename T, int N, int kPacks, bool kGateBehind>
 __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Problem<T> p) {
   Columns<T, N, kPacks> columns(p);
   float gamma[kPacks][N], sums[kPacks][N] = {};
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
         const float y = ys[i][j], z = zs[i][j], s = sigmoids[i][j];
         const float silu = z * s, d_silu = s * (1 + z * (1 - s));
         const float scaled = douts[i][j] * gamma[i][j];
-        if (p.gate_behind) {
+        if constexpr (kGateBehind) {
           dy[j] = rstd * (scaled * silu - y * factor);
           dz[j] = scaled * rstd * y * d_silu;
         } else {
@@ -180,7 +181,6 @@ Problem<T> Describe(const GatedRmsNormArgs& args) {
   p.rows = args.y.dim(0);
   p.groups = args.groups;
   p.width = args.y.dim(1) / args.groups;
-  p.gate_behind = args.norm_before_gate;
   p.epsilon = args.epsilon;
   return p;
 }
@@ -234,7 +234,9 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
     ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
       const dim3 grid(BlocksOfGroup(cuda, p.rows, p.groups, threads),
                       static_cast<unsigned>(p.groups));
-      ForwardKernel<T, n(), packs()><<<grid, threads, 0, cuda.handle()>>>(p);
+      const auto kernel = args.norm_before_gate ? ForwardKernel<T, n(), packs(), true>
+                                                : ForwardKernel<T, n(), packs(), false>;
+      kernel<<<grid, threads, 0, cuda.handle()>>>(p);
     });
   });
   cuda.CheckLaunch("GatedRmsNormForward");
@@ -256,7 +258,9 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
       p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
       if (p.gamma_sums == nullptr) return;
       const dim3 grid(blocks, static_cast<unsigned>(p.groups));
-      BackwardKernel<T, n(), packs()><<<grid, threads, 0, cuda.handle()>>>(p);
+      const auto kernel = args.forward.norm_before_gate ? BackwardKernel<T, n(), packs(), true>
+                                                        : BackwardKernel<T, n(), packs(), false>;
+      kernel<<<grid, threads, 0, cuda.handle()>>>(p);
       AddPartials(cuda, p.gamma_sums, blocks, p.groups * p.width, true, args.dgamma.f32(), nullptr);
     });
   });

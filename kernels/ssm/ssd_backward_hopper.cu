@@ -16,6 +16,7 @@ namespace ssd {
 namespace {
 
 constexpr int kSlots = kChunk / 32;  // positions of a lane
+constexpr int kHeadsOfBlock = 8;
 
 // A warp takes a chunk of a head; a block neighbouring heads, whose gradients of dt it writes side
 // by side.

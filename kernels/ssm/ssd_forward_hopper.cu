@@ -13,16 +13,16 @@ namespace ssd {
 __global__ void __launch_bounds__(kChunk)
     PrepareKernel(const __grid_constant__ SsdProblem<T> p, float* factors, int32_t* borders) {
   constexpr int kOwn = kChunk / 32;  // positions of a lane
-  __shared__ float steps[kChunk][kHeadsOfBlock + 1];
+  __shared__ float steps[kChunk][kHeadsOfPrepare + 1];
   __shared__ int first[kChunk];
-  const int64_t head_blocks = (p.heads + kHeadsOfBlock - 1) / kHeadsOfBlock;
-  const int64_t head = blockIdx.x % head_blocks * kHeadsOfBlock;
+  const int64_t head_blocks = (p.heads + kHeadsOfPrepare - 1) / kHeadsOfPrepare;
+  const int64_t head = blockIdx.x % head_blocks * kHeadsOfPrepare;
   const int64_t chunk = blockIdx.x / head_blocks;  // over samples
   const int64_t b = chunk / p.chunks, begin = chunk % p.chunks * kChunk;
   const int t = threadIdx.x, lane = t % 32, warp = t / 32;
 #pragma unroll 8
-  for (int i = t; i < kChunk * kHeadsOfBlock; i += kChunk) {
-    const int position = i / kHeadsOfBlock, h = i % kHeadsOfBlock;
+  for (int i = t; i < kChunk * kHeadsOfPrepare; i += kChunk) {
+    const int position = i / kHeadsOfPrepare, h = i % kHeadsOfPrepare;
     steps[position][h] = begin + position < p.positions && head + h < p.heads
                              ? SsdStep(p, b, begin + position, head + h).size
                              : 0;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kChunk)
     __syncthreads();
   }
   const int last_first = first[kChunk - 1];
-  for (int h = warp; h < kHeadsOfBlock && head + h < p.heads; h += kChunk / 32) {
+  for (int h = warp; h < kHeadsOfPrepare && head + h < p.heads; h += kChunk / 32) {
     const float a = -expf(p.a_log[head + h]) * kLog2E;
     float step[kOwn], sum[kOwn], shifted[kOwn], entry[kOwn], exit[kOwn];
 #pragma unroll
@@ -83,7 +83,7 @@ Prepared Prepare(CudaStream& stream, const SsdProblem<T>& p, char* scratch) {
   if (p.documents.data != nullptr) {
     prepared.borders = reinterpret_cast<int32_t*>(scratch + FactorBytes(p));
   }
-  const int64_t blocks = p.samples * p.chunks * CeilDiv(p.heads, kHeadsOfBlock);
+  const int64_t blocks = p.samples * p.chunks * CeilDiv(p.heads, kHeadsOfPrepare);
   PrepareKernel<<<static_cast<unsigned>(blocks), kChunk, 0, stream.handle()>>>(p, prepared.factors,
                                                                                prepared.borders);
   return prepared;

@@ -65,8 +65,8 @@ __device__ inline int64_t ChunkOfHead(const SsdProblem<T>& p, int64_t chunk, int
   return chunk * p.heads + h;  // `chunk` counts over samples
 }
 
-// A block of kChunk threads takes a chunk of kHeadsOfBlock heads.
-constexpr int kHeadsOfBlock = 16;
+// A block of kChunk threads takes a chunk of kHeadsOfPrepare heads.
+constexpr int kHeadsOfPrepare = 4;
 __global__ void __launch_bounds__(kChunk)
     PrepareKernel(const __grid_constant__ SsdProblem<T> p, float* factors, int32_t* borders);
 

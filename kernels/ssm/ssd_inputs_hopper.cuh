@@ -281,17 +281,18 @@ struct InputsConsumer {
     hopper::FenceWgmma();
     MultiplyColumns<kBlocks / 2>(sum, probabilities, shared.Dy(stage) + kRowOffset, kChunk, true);
     hopper::CommitWgmma();
+    hopper::WaitWgmma<0>();
+    FenceRegisters(sum);
+    FenceRegisters(probabilities);
     uint32_t input[P / 16][4];
     ScaleInput(stage, exit_low * step_low, exit_high * step_high, input);
     hopper::FenceWgmma();
     MultiplyColumns<P / 16>(db, input, shared.Gradient(stage), P, true);
     hopper::CommitWgmma();
-    hopper::WaitWgmma<0>();
-    FenceRegisters(sum);
-    FenceRegisters(db);
-    FenceRegisters(probabilities);
-    FenceRegisters(input);
     Store(dx, sum, step_low, step_high, behind, h, stage);
+    hopper::WaitWgmma<0>();
+    FenceRegisters(db);
+    FenceRegisters(input);
   }
 
   __device__ __forceinline__ void Finish(int stage) {

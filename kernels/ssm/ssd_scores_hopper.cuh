@@ -57,11 +57,12 @@ struct ScoresLayout {
   static constexpr int kGroupBytes = kChunk * N * 2;                          // B; the same of C
   static constexpr int kScoreBytes = (kGroupRows + kChunk) * kGroupRows * 4;  // C B', where seen
   static constexpr int kScaleBytes = 3 * kFactorBytes;  // kSum, kShifted, kEntry
-  // Sums of columns by warp, and of rows, twice: of this head and of the one before.
+  // Sums of columns by warp, and of rows, of a head; of some heads at a time.
   static constexpr int kSumBytes = (kWarpsOfBlock + 1) * kChunk * 4;
+  static constexpr int kSumStages = 3;
   static constexpr int Bytes(int stages) {
-    return kAlignment + 2 * kGroupBytes + kScoreBytes + 2 * kSumBytes +
-           stages * (kStageBytes + kScaleBytes) + (2 * stages + 1) * 8;
+    return kAlignment + 2 * kGroupBytes + kScoreBytes + kSumStages * kSumBytes +
+           stages * (kStageBytes + kScaleBytes) + (2 * stages + 2 * kSumStages + 1) * 8;
   }
   static constexpr int kStages = Bytes(2) <= 232448 ? 2 : 1;
   static constexpr int kSharedBytes = Bytes(kStages);
@@ -86,16 +87,18 @@ struct ScoresShared {
     return X(Layout::kStages) + first * kGroupRows * 4 +
            (j * kWarpgroup + threadIdx.x % kWarpgroup) * 16;
   }
-  __device__ uint32_t ColumnSums(int turn, int warp) const {
-    return X(Layout::kStages) + Layout::kScoreBytes + turn * Layout::kSumBytes + warp * kChunk * 4;
+  __device__ uint32_t ColumnSums(int stage, int warp) const {
+    return X(Layout::kStages) + Layout::kScoreBytes + stage * Layout::kSumBytes + warp * kChunk * 4;
   }
-  __device__ uint32_t RowSums(int turn) const { return ColumnSums(turn, kWarpsOfBlock); }
+  __device__ uint32_t RowSums(int stage) const { return ColumnSums(stage, kWarpsOfBlock); }
   __device__ uint32_t Scale(int stage) const {
-    return ColumnSums(2, 0) + stage * Layout::kScaleBytes;
+    return ColumnSums(Layout::kSumStages, 0) + stage * Layout::kScaleBytes;
   }
   __device__ uint32_t Full(int stage) const { return Scale(Layout::kStages) + stage * 8; }
   __device__ uint32_t Empty(int stage) const { return Full(Layout::kStages + stage); }
   __device__ uint32_t GroupFull() const { return Empty(Layout::kStages); }
+  __device__ uint32_t SumsFull(int stage) const { return GroupFull() + 8 + stage * 8; }
+  __device__ uint32_t SumsEmpty(int stage) const { return SumsFull(Layout::kSumStages + stage); }
 };
 
 // Starts to load B and C of a chunk.
@@ -139,6 +142,33 @@ __device__ inline void ProduceScores(const CUtensorMap& x, const CUtensorMap& dy
     }
     hopper::LoadBytes(p.factors + (chunk * p.heads + h) * (kFactors * kChunk), Layout::kScaleBytes,
                       shared.Scale(turn.stage), full);
+  }
+}
+
+// A warp beside the producer: r_t + q_t of head after head, from the sums of the warps that
+// multiply.
+template <int P, int N>
+__device__ inline void CollectTerms(const GradientParams& p, const ScoresShared<P, N>& shared,
+                                    const HeadShare& at) {
+  using Layout = ScoresLayout<P, N>;
+  const int lane = threadIdx.x % 32;
+  const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
+  hopper::Turn<Layout::kSumStages> turn;
+  for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+    hopper::WaitBarrier(shared.SumsFull(turn.stage), turn.parity);
+    float* const to = p.terms + (chunk * p.heads + h) * kTerms + kPairs * kChunk + lane;
+#pragma unroll
+    for (int i = 0; i < kChunk / 32; ++i) {
+      const int column = (i * 32 + lane) * 4;
+      float sum = LoadFloat(shared.RowSums(turn.stage) + column);
+      // The lower warpgroup's warps see the lower columns alone.
+      for (int w = i * 32 < kGroupRows ? 0 : 4; w < kWarpsOfBlock; ++w) {
+        sum -= LoadFloat(shared.ColumnSums(turn.stage, w) + column);
+      }
+      to[i * 32] = sum;
+    }
+    __syncwarp();
+    if (lane == 0) hopper::Arrive(shared.SumsEmpty(turn.stage));
   }
 }
 
@@ -211,13 +241,13 @@ struct ScoresConsumer {
   // Adds to the gradient of the scores; leaves the sums of columns in shared memory, and those of
   // this thread's rows in `rows`.
   template <bool kBordered>
-  __device__ __forceinline__ void Weigh(const float (&dp)[kBlocks][4], uint32_t scale, int turn,
-                                        float (&rows)[2]) {
+  __device__ __forceinline__ void Weigh(const float (&dp)[kBlocks][4], uint32_t scale,
+                                        int sum_stage, float (&rows)[2]) {
     const float low = LoadFloat(scale + kSum * kFactorBytes + row * 4);
     const float high = LoadFloat(scale + kSum * kFactorBytes + (row + 8) * 4);
     const uint32_t shifted = scale + kShifted * kFactorBytes + lane % 4 * 8;
     const uint32_t to =
-        shared.ColumnSums(turn, warp) + (lane / 8 * 8 + lane / 4 % 2 + lane % 4 * 2) * 4;
+        shared.ColumnSums(sum_stage, warp) + (lane / 8 * 8 + lane / 4 % 2 + lane % 4 * 2) * 4;
     float columns[8];
     rows[0] = rows[1] = 0;
 #pragma unroll
@@ -252,45 +282,52 @@ struct ScoresConsumer {
   __device__ __forceinline__ void AddEntry(int stage, float (&rows)[2]) {
     const float low = LoadFloat(shared.Scale(stage) + kEntry * kFactorBytes + row * 4);
     const float high = LoadFloat(shared.Scale(stage) + kEntry * kFactorBytes + (row + 8) * 4);
-    float product[N / 8][4];  // H' dy
-    Clear(product);
+    float entry[P / 8][4];  // H C_t
+    Clear(entry);
     hopper::FenceWgmma();
-    MultiplyTiles<P / 16>(product, shared.Dy(stage) + kRowOffset, kChunk, shared.State(stage), P,
-                          false);
+    MultiplyRows<N / 16>(entry, shared.C() + kRowOffset, kChunk, shared.State(stage), P, false);
     hopper::CommitWgmma();
-    hopper::WaitWgmma<0>();
-    FenceRegisters(product);
-    ScaleRows(product, low, high);
+    uint32_t dy[P / 16][4];  // times e^(a_t)
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      const uint32_t slab = shared.C() + j / 8 * kChunk * kRowBytes;
+    for (int i = 0; i < P / 16; ++i) {
+      LoadStraight(shared.Dy(stage) + i / 4 * kChunk * kRowBytes, row - lane / 4, i % 4 * 16,
+                   dy[i]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 c = Unpack(LoadWord(PairAt(slab, row + half * 8, j % 8, lane % 4)));
-        rows[half] += product[j][2 * half] * c.x + product[j][2 * half + 1] * c.y;
-        dc[j][2 * half] += product[j][2 * half];
-        dc[j][2 * half + 1] += product[j][2 * half + 1];
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = Unpack(dy[i][j]);
+        const float by = j % 2 == 0 ? low : high;
+        dy[i][j] = PackPair<T>(x.x * by, x.y * by);
       }
     }
+    hopper::FenceWgmma();
+    MultiplyColumns<P / 16>(dc, dy, shared.State(stage), P, true);
+    hopper::CommitWgmma();
+    hopper::WaitWgmma<1>();
+    FenceRegisters(entry);
+    // The operand of columns 16 i has those of tiles 2 i and 2 i + 1.
+#pragma unroll
+    for (int i = 0; i < P / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = Unpack(dy[i][j]);
+        const int tile = 2 * i + j / 2, half = j % 2;
+        rows[half] += entry[tile][2 * half] * x.x + entry[tile][2 * half + 1] * x.y;
+      }
+    }
+    hopper::WaitWgmma<0>();
+    FenceRegisters(dc);
+    FenceRegisters(dy);
   }
 
-  __device__ __forceinline__ void StoreTerms(int h, int turn, float (&rows)[2]) {
+  // Hands the sums of rows, and those of columns that Weigh stored, to CollectTerms.
+  __device__ __forceinline__ void HandOver(int sum_stage, const float (&rows)[2]) {
     const float low = SumOfQuad(rows[0]), high = SumOfQuad(rows[1]);
     if (lane % 4 == 0) {
-      StoreFloat(shared.RowSums(turn) + row * 4, low);
-      StoreFloat(shared.RowSums(turn) + (row + 8) * 4, high);
+      StoreFloat(shared.RowSums(sum_stage) + row * 4, low);
+      StoreFloat(shared.RowSums(sum_stage) + (row + 8) * 4, high);
     }
-    hopper::NamedBarrier(1, 2 * kWarpgroup);
-    if constexpr (kFirst == 0) {
-      const int i = threadIdx.x % kWarpgroup;
-      float sum = LoadFloat(shared.RowSums(turn) + i * 4);
-      // The lower warpgroup's warps see the lower columns alone.
-      for (int w = i < kGroupRows ? 0 : 4; w < kWarpsOfBlock; ++w) {
-        sum -= LoadFloat(shared.ColumnSums(turn, w) + i * 4);
-      }
-      const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
-      p.terms[(chunk * p.heads + h) * kTerms + kPairs * kChunk + i] = sum;
-    }
+    __syncwarp();
+    if (lane == 0) hopper::Arrive(shared.SumsFull(sum_stage));
   }
 
   __device__ __forceinline__ void Finish(int share) {
@@ -336,10 +373,10 @@ struct ScoresConsumer {
     Clear(scores);
     Clear(dc);
     hopper::Turn<Layout::kStages> turn;
+    hopper::Turn<Layout::kSumStages> sums;
 #pragma unroll 1
-    for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+    for (int h = at.begin; h < at.end; ++h, turn.Next(), sums.Next()) {
       hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
-      const int parity = (h - at.begin) % 2;
       float rows[2];
       {
         float dp[kBlocks][4];
@@ -350,16 +387,17 @@ struct ScoresConsumer {
         hopper::CommitWgmma();
         hopper::WaitWgmma<0>();
         FenceRegisters(dp);
+        hopper::WaitBarrier(shared.SumsEmpty(sums.stage), sums.parity ^ 1);
         if (bordered) {
-          Weigh<true>(dp, shared.Scale(turn.stage), parity, rows);
+          Weigh<true>(dp, shared.Scale(turn.stage), sums.stage, rows);
         } else {
-          Weigh<false>(dp, shared.Scale(turn.stage), parity, rows);
+          Weigh<false>(dp, shared.Scale(turn.stage), sums.stage, rows);
         }
       }
       AddEntry(turn.stage, rows);
       __syncwarp();
       if (lane == 0) hopper::Arrive(shared.Empty(turn.stage));
-      StoreTerms(h, parity, rows);
+      HandOver(sums.stage, rows);
     }
     Finish(blockIdx.x % p.shares);
   }
@@ -384,6 +422,10 @@ __global__ void __launch_bounds__((ScoresLayout<P, N>::kThreads), 1)
       hopper::InitBarrier(shared.Full(stage), 1);
       hopper::InitBarrier(shared.Empty(stage), kWarpsOfBlock);
     }
+    for (int stage = 0; stage < Layout::kSumStages; ++stage) {
+      hopper::InitBarrier(shared.SumsFull(stage), kWarpsOfBlock);
+      hopper::InitBarrier(shared.SumsEmpty(stage), 1);
+    }
     hopper::InitBarrier(shared.GroupFull(), 1);
     hopper::FenceBarrierInit();
   }
@@ -392,6 +434,7 @@ __global__ void __launch_bounds__((ScoresLayout<P, N>::kThreads), 1)
   if (threadIdx.x < kWarpgroup) {
     hopper::GiveRegisters<kProducerRegisters>();
     if (threadIdx.x == 0) ProduceScores(x, dy, b, c, states, p, shared, at);
+    if (threadIdx.x / 32 == 1) CollectTerms(p, shared, at);
   } else if (threadIdx.x < 2 * kWarpgroup) {
     hopper::TakeRegisters<kConsumerRegisters>();
     ScoresConsumer<P, N, 0>(p, shared, at).Run();

@@ -12,7 +12,8 @@
 // token of another document, and the state is zero in front of a document's first token.
 //
 // Requires (CHECKed): shapes agree, dtypes as stated; on a CUDA device P and N are at most 256, a
-// chunk of backward has at most 1024 positions, and a group of the norm at most 16384 columns. Host tensors are fp32.
+// chunk of backward has at most 1024 positions, and a group of the norm at most 16384 columns. Host
+// tensors are fp32.
 // Determinism: the same inputs give the same bits, whatever the number of threads.
 #ifndef MUSTER_KERNELS_SSM_SSM_H_
 #define MUSTER_KERNELS_SSM_SSM_H_
