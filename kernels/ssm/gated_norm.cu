@@ -13,10 +13,9 @@
 namespace muster::kernels::cuda {
 namespace {
 
-constexpr int64_t kThreadsOfMultiprocessor = 2048;
 // A thread's packs of columns, and the threads of a block that may have so many.
 constexpr int kPacksMax = 16;
-constexpr int ThreadsMax(int packs) { return packs <= 4 ? 512 : 1024; }
+constexpr int ThreadsMax(int packs) { return packs == 1 ? 640 : packs <= 4 ? 512 : 1024; }
 
 template <typename T>
 struct Rows {
@@ -120,12 +119,27 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
   Columns<T, N, kPacks> columns(p);
   float gamma[kPacks][N], sums[kPacks][N] = {};
   columns.LoadGamma(gamma);
+  // With one pack a thread has registers for the next row, which is then loaded a row ahead.
+  constexpr bool kAhead = kPacks == 1;
+  Pack<T, N> ys[kPacks], zs[kPacks], douts[kPacks];
+  Pack<T, N> next_ys[kPacks], next_zs[kPacks], next_douts[kPacks];
+  const auto load = [&](int64_t t) {
+    if (t >= p.rows) return;
+    columns.Load(p.y, t, next_ys);
+    columns.Load(p.z, t, next_zs);
+    columns.Load(p.dout, t, next_douts);
+  };
+  if constexpr (kAhead) load(blockIdx.x);
   for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    if constexpr (!kAhead) load(t);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      ys[i] = next_ys[i];
+      zs[i] = next_zs[i];
+      douts[i] = next_douts[i];
+    }
+    if constexpr (kAhead) load(t + gridDim.x);
     const float rstd = p.rstd[t * p.groups + blockIdx.y];
-    Pack<T, N> ys[kPacks], zs[kPacks], douts[kPacks];
-    columns.Load(p.y, t, ys);
-    columns.Load(p.z, t, zs);
-    columns.Load(p.dout, t, douts);
     float sigmoids[kPacks][N], dot = 0;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -216,9 +230,15 @@ void ForPacks(bool packed, int64_t width, Launch launch) {
   CHECK(fits) << "columns of a group of the norm: " << width;
 }
 
-unsigned BlocksOfGroup(CudaStream& stream, int64_t rows, int64_t groups, unsigned threads) {
-  const int64_t blocks =
-      stream.cuda_device().multiprocessors() * CeilDiv(kThreadsOfMultiprocessor, threads);
+// As many blocks as run at a time, so that each takes equally many rows.
+template <typename Kernel>
+unsigned BlocksOfGroup(CudaStream& stream, Kernel kernel, unsigned threads, int64_t rows,
+                       int64_t groups) {
+  int of_multiprocessor = 1;
+  stream.Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_multiprocessor, kernel,
+                                                             static_cast<int>(threads), 0),
+               "GatedRmsNorm");
+  const int64_t blocks = int64_t{stream.cuda_device().multiprocessors()} * of_multiprocessor;
   return static_cast<unsigned>(std::min(rows, CeilDiv(blocks, groups)));
 }
 
@@ -232,10 +252,10 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
     const Problem<T> p = Describe<T>(args);
     const bool packed = Packs<T>({&args.y, &args.z, &args.out}, p.width);
     ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
-      const dim3 grid(BlocksOfGroup(cuda, p.rows, p.groups, threads),
-                      static_cast<unsigned>(p.groups));
       const auto kernel = args.norm_before_gate ? ForwardKernel<T, n(), packs(), true>
                                                 : ForwardKernel<T, n(), packs(), false>;
+      const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
+                      static_cast<unsigned>(p.groups));
       kernel<<<grid, threads, 0, cuda.handle()>>>(p);
     });
   });
@@ -254,12 +274,12 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
     const bool packed =
         Packs<T>({&args.forward.y, &args.forward.z, &args.dout, &args.dy, &args.dz}, p.width);
     ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
-      const unsigned blocks = BlocksOfGroup(cuda, p.rows, p.groups, threads);
+      const auto kernel = args.forward.norm_before_gate ? BackwardKernel<T, n(), packs(), true>
+                                                        : BackwardKernel<T, n(), packs(), false>;
+      const unsigned blocks = BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups);
       p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
       if (p.gamma_sums == nullptr) return;
       const dim3 grid(blocks, static_cast<unsigned>(p.groups));
-      const auto kernel = args.forward.norm_before_gate ? BackwardKernel<T, n(), packs(), true>
-                                                        : BackwardKernel<T, n(), packs(), false>;
       kernel<<<grid, threads, 0, cuda.handle()>>>(p);
       AddPartials(cuda, p.gamma_sums, blocks, p.groups * p.width, true, args.dgamma.f32(), nullptr);
     });

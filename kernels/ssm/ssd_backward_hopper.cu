@@ -166,7 +166,9 @@ absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
   const int64_t score_rows = shares * chunks * p.groups * kChunk;
   const int64_t sum_bytes = shares * p.samples * p.positions * p.groups * N * 4;
   Parts parts;
+  const StatesPlan plan(stream.cuda_device(), p);
   parts.Add(FactorBytes(p) + BorderBytes(p));
+  const int64_t ends_at = parts.Add(plan.Bytes(p));
   const int64_t gradients_at = parts.Add(state_rows * N * 2);
   const int64_t terms_at = parts.Add(chunks * p.heads * kTerms * 4);
   const int64_t scores_at = parts.Add(score_rows * kChunk * 2);
@@ -192,8 +194,9 @@ absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
                  .dc = reinterpret_cast<float*>(scratch + dc_at),
                  .db = reinterpret_cast<float*>(scratch + db_at)};
   auto* const partials = reinterpret_cast<float*>(scratch + partials_at);
-  absl::Status launched = LaunchStates<true, P, N>(
-      stream, p, args.dy, args.forward.c, sums.gradients, prepared.factors, p.d_final, p.d_initial);
+  absl::Status launched =
+      LaunchStates<true, P, N>(stream, p, plan, args.dy, args.forward.c, sums.gradients,
+                               prepared.factors, p.d_final, p.d_initial, scratch + ends_at);
   RETURN_IF_ERROR(launched);
   launched = LaunchGradients<P, N>(stream, args, sums);
   RETURN_IF_ERROR(launched);

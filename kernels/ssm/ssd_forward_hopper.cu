@@ -96,15 +96,18 @@ absl::Status Forward(CudaStream& stream, const SsdArgs& args) {
   using Layout = OutputLayout<P, N>;
   const SsdProblem<T> p = DescribeSsd<T>(args);
   const int64_t state_rows = p.samples * p.chunks * p.heads * P;
-  const int64_t front = FactorBytes(p) + CeilDiv(BorderBytes(p), 256) * 256;
+  const StatesPlan plan(stream.cuda_device(), p);
+  const int64_t ends = FactorBytes(p) + CeilDiv(BorderBytes(p), 256) * 256;
+  const int64_t front = ends + CeilDiv(plan.Bytes(p), 256) * 256;
   auto* const scratch =
       static_cast<char*>(stream.Scratch(front + (args.states.empty() ? state_rows * N * 2 : 0)));
   if (scratch == nullptr) return absl::OkStatus();  // the stream has failed and says why
   const Prepared prepared = Prepare(stream, p, scratch);
   const Tensor states(args.states.empty() ? scratch + front : args.states.data(), DType::kBF16,
                       {state_rows, N});
-  absl::Status launched = LaunchStates<false, P, N>(stream, p, args.x, args.b, states,
-                                                    prepared.factors, p.initial, p.final_state);
+  absl::Status launched =
+      LaunchStates<false, P, N>(stream, p, plan, args.x, args.b, states, prepared.factors,
+                                p.initial, p.final_state, scratch + ends);
   RETURN_IF_ERROR(launched);
   CUtensorMap x, b, c, states_map, y;
   RETURN_IF_ERROR(DescribeHeads(InSlabs(args.x), kChunk, x));

@@ -83,12 +83,55 @@ absl::Status Launch(CudaStream& stream, const char* what, Kernel kernel, int64_t
   return CudaStatus(cudaGetLastError(), what);
 }
 
-// Writes the states in front of chunks, or with kReverse the gradients behind them, to `states`
-// [B * chunks * H * P, N].
+// How the scan of states fills the device.
+struct StatesPlan {
+  int64_t column_slices = 1, segments = 1;
+  int64_t segment;  // chunks of one
+
+  StatesPlan(const CudaDevice& device, const SsdProblem<T>& p) : segment(p.chunks) {
+    constexpr int64_t kSegmentMin = 4, kResident = 3;
+    const int64_t blocks = p.samples * p.heads, processors = device.multiprocessors();
+    if (blocks >= 2 * processors) return;
+    // Segments are scanned twice, so few of them gain nothing.
+    const int64_t wanted =
+        std::min({kResident * processors / blocks, p.chunks / kSegmentMin, int64_t{kSegmentsMax}});
+    if (wanted < 4) {
+      column_slices = p.columns / kSlab;
+      return;
+    }
+    segment = CeilDiv(p.chunks, wanted);
+    segments = CeilDiv(p.chunks, segment);
+  }
+  // Of scratch memory.
+  int64_t Bytes(const SsdProblem<T>& p) const {
+    return segments == 1 ? 0 : p.samples * p.heads * segments * p.width * p.columns * 4;
+  }
+};
+
 template <bool kReverse, int P, int N>
-absl::Status LaunchStates(CudaStream& stream, const SsdProblem<T>& p, const Tensor& left,
-                          const Tensor& right, const Tensor& states, const float* factors,
-                          const float* first, float* last) {
+absl::Status LaunchPass(CudaStream& stream, const StatesParams& params, int64_t samples,
+                        const CUtensorMap& left, const CUtensorMap& right,
+                        const CUtensorMap& states) {
+  const char* const what = kReverse ? "SsdBackward: gradients of states" : "SsdForward: states";
+  const int64_t blocks = samples * params.heads * params.segments * params.column_slices;
+  if constexpr (N > kSlab) {
+    if (params.column_slices > 1) {
+      using Layout = StatesLayout<P, kSlab>;
+      return Launch(stream, what, StatesKernel<kReverse, P, kSlab>, blocks, Layout::kThreads,
+                    Layout::kSharedBytes, left, right, states, params);
+    }
+  }
+  using Layout = StatesLayout<P, N>;
+  return Launch(stream, what, StatesKernel<kReverse, P, N>, blocks, Layout::kThreads,
+                Layout::kSharedBytes, left, right, states, params);
+}
+
+// Writes the states in front of chunks, or with kReverse the gradients behind them, to `states`
+// [B * chunks * H * P, N]. `ends`: plan.Bytes() of scratch memory.
+template <bool kReverse, int P, int N>
+absl::Status LaunchStates(CudaStream& stream, const SsdProblem<T>& p, const StatesPlan& plan,
+                          const Tensor& left, const Tensor& right, const Tensor& states,
+                          const float* factors, const float* first, float* last, void* ends) {
   CUtensorMap left_map, right_map, states_map;
   RETURN_IF_ERROR(DescribeHeads(InSlabs(left), kHalf, left_map));
   RETURN_IF_ERROR(DescribeHeads(InSlabs(right), kHalf, right_map));
@@ -96,25 +139,28 @@ absl::Status LaunchStates(CudaStream& stream, const SsdProblem<T>& p, const Tens
   StatesParams params = {.factors = factors,
                          .first = first,
                          .last = last,
+                         .ends = nullptr,
                          .heads = static_cast<int>(p.heads),
                          .heads_of_group = static_cast<int>(p.heads / p.groups),
                          .chunks = static_cast<int>(p.chunks),
                          .columns = static_cast<int>(p.columns),
-                         .column_slices = 1};
-  const int64_t blocks = p.samples * p.heads;
-  const char* const what = kReverse ? "SsdBackward: gradients of states" : "SsdForward: states";
-  if constexpr (N > kSlab) {
-    if (blocks < 2 * stream.cuda_device().multiprocessors()) {
-      params.column_slices = N / kSlab;
-      using Layout = StatesLayout<P, kSlab>;
-      return Launch(stream, what, StatesKernel<kReverse, P, kSlab>, blocks * params.column_slices,
-                    Layout::kThreads, Layout::kSharedBytes, left_map, right_map, states_map,
-                    params);
-    }
+                         .column_slices = static_cast<int>(plan.column_slices),
+                         .segments = static_cast<int>(plan.segments),
+                         .segment = static_cast<int>(plan.segment)};
+  if (plan.segments > 1) {
+    StatesParams pass = params;
+    pass.first = nullptr;
+    pass.last = nullptr;
+    pass.ends = static_cast<float*>(ends);
+    absl::Status launched =
+        LaunchPass<kReverse, P, N>(stream, pass, p.samples, left_map, right_map, states_map);
+    RETURN_IF_ERROR(launched);
+    const int64_t blocks = p.samples * p.heads * (P * N / kChainThreads);
+    ChainKernel<kReverse>
+        <<<static_cast<unsigned>(blocks), kChainThreads, 0, stream.handle()>>>(pass, first, P * N);
+    params.first = pass.ends;
   }
-  using Layout = StatesLayout<P, N>;
-  return Launch(stream, what, StatesKernel<kReverse, P, N>, blocks, Layout::kThreads,
-                Layout::kSharedBytes, left_map, right_map, states_map, params);
+  return LaunchPass<kReverse, P, N>(stream, params, p.samples, left_map, right_map, states_map);
 }
 
 }  // namespace muster::kernels::cuda::ssd

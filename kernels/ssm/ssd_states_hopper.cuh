@@ -1,6 +1,8 @@
 // The states in front of chunks, from the first chunk on, or the gradients of the states behind
 // them, from the last (ssd_hopper.cuh). A block scans one head of one sample; where there are few,
-// half of the columns. Each warpgroup keeps 64 rows of the state in its registers, in fp32; a
+// half of the columns, or a segment of a long sequence: a first pass then leaves what each segment
+// makes of a state of zero, ChainKernel makes of it the states in front of segments, and a second
+// pass starts from those. Each warpgroup keeps 64 rows of the state in its registers, in fp32; a
 // producer thread loads half chunks ahead. Bytes: x or dy and the states, once; B or C once for
 // every head, out of the L2 cache.
 #ifndef MUSTER_KERNELS_SSM_SSD_STATES_HOPPER_CUH_
@@ -30,10 +32,61 @@ struct StatesLayout {
 
 struct StatesParams {
   const float* factors;
-  const float* first;  // [B,H,P,all columns] fp32 or null: the state that the scan starts from
-  float* last;         // likewise: what it ends with
+  const float* first;  // [B,H,segments,P,all columns] fp32 or null: what segments start from
+  float* last;         // [B,H,P,all columns] or null: what the last segment ends with
+  float* ends;         // [B,H,segments,P,all columns] in the first pass, which stores no states
   int heads, heads_of_group, chunks, columns, column_slices;
+  int segments, segment;  // how many, and chunks of one
 };
+
+// What a block scans. Chunks count in the order of the scan.
+struct StatesPlace {
+  int b, h, slice, segment, begin, end;
+
+  __device__ explicit StatesPlace(const StatesParams& p) {
+    slice = blockIdx.x % p.column_slices;
+    segment = blockIdx.x / p.column_slices % p.segments;
+    h = blockIdx.x / p.column_slices / p.segments % p.heads;
+    b = blockIdx.x / p.column_slices / p.segments / p.heads;
+    begin = segment * p.segment;
+    end = min(p.chunks, begin + p.segment);
+  }
+};
+
+constexpr int kChainThreads = 256;
+constexpr int kSegmentsMax = 64;
+// Turns the ends of segments into what the segments start from; a block takes kChainThreads
+// elements of a state of a head. `first` [B,H,size] or null.
+template <bool kReverse>
+__global__ void __launch_bounds__(kChainThreads)
+    ChainKernel(const StatesParams p, const float* first, int size) {
+  __shared__ float decays[kSegmentsMax];
+  const int slices = size / kChainThreads;
+  const int64_t head = blockIdx.x / slices;  // over samples
+  const int64_t b = head / p.heads, h = head % p.heads;
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i + 1 < p.segments; i += kChainThreads / 32) {
+    float decay = 1;
+    for (int at = i * p.segment + lane; at < (i + 1) * p.segment; at += 32) {
+      const int64_t chunk = b * p.chunks + (kReverse ? p.chunks - 1 - at : at);
+      decay *= p.factors[((chunk * p.heads + h) * kFactors + kEntry + 1) * kChunk - 1];
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      decay *= __shfl_xor_sync(0xffffffffu, decay, offset);
+    }
+    if (lane == 0) decays[i] = decay;
+  }
+  __syncthreads();
+  const int64_t i = blockIdx.x % slices * kChainThreads + threadIdx.x;
+  float state = first == nullptr ? 0 : first[head * size + i];
+  float* at = p.ends + head * p.segments * size + i;
+  for (int segment = 0; segment < p.segments; ++segment, at += size) {
+    const float end = segment + 1 < p.segments ? *at : 0;
+    *at = state;
+    if (segment + 1 < p.segments) state = decays[segment] * state + end;
+  }
+}
 
 #if MUSTER_WARPGROUP
 
@@ -54,12 +107,13 @@ struct StatesShared {
 
 template <bool kReverse, int P, int N>
 __device__ inline void ProduceStates(const CUtensorMap& left, const CUtensorMap& right,
-                                     const StatesParams& p, const StatesShared<P, N>& shared, int b,
-                                     int h, int slice) {
+                                     const StatesParams& p, const StatesShared<P, N>& shared,
+                                     const StatesPlace& place) {
   using Layout = StatesLayout<P, N>;
   hopper::Turn<kStateStages> turn;
+  const int b = place.b, h = place.h, slice = place.slice;
   const int group = h / p.heads_of_group, slabs = p.columns / kSlab;
-  for (int i = 0; i < p.chunks; ++i) {
+  for (int i = place.begin; i < place.end; ++i) {
     const int chunk = kReverse ? p.chunks - 1 - i : i;
     const float* const factors =
         p.factors +
@@ -118,20 +172,23 @@ __device__ inline void AddHalf(float (&state)[N / 8][4], uint32_t (&operand)[4][
 
 template <bool kReverse, int P, int N>
 __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams& p,
-                                  const StatesShared<P, N>& shared, int b, int h, int slice) {
+                                  const StatesShared<P, N>& shared, const StatesPlace& place) {
+  const int b = place.b, h = place.h, slice = place.slice;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp * kWarpRows + lane / 4;  // and that + 8
-  // In the state [P, all columns] of the head.
-  const int64_t own = (static_cast<int64_t>(b) * p.heads + h) * P * p.columns +
-                      static_cast<int64_t>(row) * p.columns + slice * N + lane % 4 * 2;
+  const int64_t head = static_cast<int64_t>(b) * p.heads + h;
+  // In a state [P, all columns].
+  const int own = row * p.columns + slice * N + lane % 4 * 2;
+  const int size = P * p.columns;
   float state[N / 8][4];
   Clear(state);
   if (p.first != nullptr) {
+    const float* const from = p.first + (head * p.segments + place.segment) * size + own;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        state[j][i] = p.first[own + i / 2 * 8 * p.columns + j * 8 + i % 2];
+        state[j][i] = from[i / 2 * 8 * p.columns + j * 8 + i % 2];
       }
     }
   }
@@ -139,8 +196,7 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
   const uint32_t out = shared.Out() + warp * kWarpRows * kRowBytes;
   hopper::Turn<kStateStages> turn;
   uint32_t operands[2][4][4];
-  for (int i = 0; i < p.chunks; ++i) {
-    const int chunk = kReverse ? p.chunks - 1 - i : i;
+  const auto store = [&](int chunk) {
     if (lane == 0) AwaitStores();
     __syncwarp();
 #pragma unroll
@@ -157,6 +213,9 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
         StoreBox(&states, slice * N + slab * kSlab, to, out + slab * P * kRowBytes);
       }
     }
+  };
+  for (int i = place.begin; i < place.end; ++i) {
+    if (p.ends == nullptr) store(kReverse ? p.chunks - 1 - i : i);
     const int first = turn.stage;
     hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
     const float decay = LoadFloat(shared.Scale(turn.stage) + 2 * kHalf * 4 + 12);
@@ -174,12 +233,14 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
     if (lane == 0) hopper::Arrive(shared.Empty(turn.stage));
     turn.Next();
   }
-  if (p.last != nullptr) {
+  float* to = p.ends != nullptr ? p.ends + (head * p.segments + place.segment) * size : nullptr;
+  if (p.last != nullptr && place.segment == p.segments - 1) to = p.last + head * size;
+  if (to != nullptr) {
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p.last[own + i / 2 * 8 * p.columns + j * 8 + i % 2] = state[j][i];
+        to[own + i / 2 * 8 * p.columns + j * 8 + i % 2] = state[j][i];
       }
     }
   }
@@ -208,13 +269,13 @@ __global__ void __launch_bounds__((StatesLayout<P, N>::kThreads), (P == 64 ? 3 :
     hopper::FenceBarrierInit();
   }
   __syncthreads();
-  const int slice = blockIdx.x % p.column_slices;
-  const int h = blockIdx.x / p.column_slices % p.heads;
-  const int b = blockIdx.x / p.column_slices / p.heads;
+  const StatesPlace place(p);
+  // Nothing starts from what the last segment ends with.
+  if (p.ends != nullptr && place.segment == p.segments - 1) return;
   if (threadIdx.x >= Layout::kGroups * kWarpgroup) {
-    if (threadIdx.x % 32 == 0) ProduceStates<kReverse>(left, right, p, shared, b, h, slice);
+    if (threadIdx.x % 32 == 0) ProduceStates<kReverse>(left, right, p, shared, place);
   } else {
-    ScanStates<kReverse>(states, p, shared, b, h, slice);
+    ScanStates<kReverse>(states, p, shared, place);
   }
 #endif
 }

@@ -232,8 +232,9 @@ class SsdGpuTest : public SsmGpuTest {
     ExpectClose(what + "ddt", t.ddt, 2 * slack);
     ExpectClose(what + "db", t.db, slack);
     ExpectClose(what + "dc", t.dc, slack);
-    ExpectClose(what + "d_dt_bias", t.d_dt_bias, 2 * slack);
-    ExpectClose(what + "d_a_log", t.d_a_log, 2 * slack);
+    // Sums of many terms of either sign, of few heads.
+    ExpectClose(what + "d_dt_bias", t.d_dt_bias, 4 * slack);
+    ExpectClose(what + "d_a_log", t.d_a_log, 4 * slack);
     ExpectClose(what + "dd", t.dd, slack);
     if (!c.states) return;
     ExpectClose(what + "final_state", t.final_state, slack);
@@ -259,6 +260,9 @@ TEST_F(SsdGpuTest, ShapesOfTheHopperKernels_MatchTheHost) {
     Check(DType::kBF16, {2, 300, 6, 2, p, n, 128, true, false, false});
     Check(DType::kBF16, {2, 513, 4, 1, p, n, 128, true, true, false});
     Check(DType::kBF16, {1, 1000, 12, 1, p, n, 128, true, false, false, 0.2f});
+    // Long enough to be scanned in segments.
+    Check(DType::kBF16, {1, 2200, 3, 1, p, n, 128, true, false, false, 0.02f});
+    Check(DType::kBF16, {2, 2200, 2, 1, p, n, 128, true, true, false, 0.02f});
   }
 }
 
