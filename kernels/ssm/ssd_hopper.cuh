@@ -207,7 +207,7 @@ __device__ inline float SumOfQuad(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// ---- products -----------------------------------------------------------------------------------
+// ---- MMAs ---------------------------------------------------------------------------------------
 
 // Operands of the next 16 values of k: columns of a K-major tile (whose slabs have `rows` rows), or
 // rows of an MN-major one. In units of descriptors, 16 bytes.

@@ -50,7 +50,7 @@ inline bool Serves(const CudaDevice& device, const SsdArgs& args,
          (args.states.empty() || args.states.dtype() == DType::kBF16) &&
          // Coordinates and blocks have 32 bits.
          args.x.dim(1) < std::numeric_limits<int32_t>::max() - kChunk &&
-         rows * args.x.dim(3) < std::numeric_limits<int32_t>::max() &&
+         rows * std::max(args.x.dim(3), int64_t{kChunk}) < std::numeric_limits<int32_t>::max() &&
          std::all_of(mapped.begin(), mapped.end(), [](const Tensor* t) { return IsMapped(*t); });
 }
 
