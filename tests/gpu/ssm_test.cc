@@ -232,9 +232,10 @@ class SsdGpuTest : public SsmGpuTest {
     ExpectClose(what + "ddt", t.ddt, 2 * slack);
     ExpectClose(what + "db", t.db, slack);
     ExpectClose(what + "dc", t.dc, slack);
-    // Sums of many terms of either sign, of few heads.
-    ExpectClose(what + "d_dt_bias", t.d_dt_bias, 4 * slack);
-    ExpectClose(what + "d_a_log", t.d_a_log, 4 * slack);
+    // Sums of many terms of either sign, of few heads; the device has those of A as differences.
+    const double sum_slack = act == DType::kF32 ? 2e-3 : 4 * slack;
+    ExpectClose(what + "d_dt_bias", t.d_dt_bias, sum_slack);
+    ExpectClose(what + "d_a_log", t.d_a_log, sum_slack);
     ExpectClose(what + "dd", t.dd, slack);
     if (!c.states) return;
     ExpectClose(what + "final_state", t.final_state, slack);
@@ -255,7 +256,7 @@ TEST_F(SsdGpuTest, AnyShapeAndDType_MatchesTheHost) {
 
 TEST_F(SsdGpuTest, ShapesOfTheHopperKernels_MatchTheHost) {
   for (auto [p, n] : {std::pair(64, 128), std::pair(128, 64)}) {
-    Check(DType::kBF16, {1, 1, 1, 1, p, n, 128, true, false, false});
+    Check(DType::kBF16, {1, 1, 16, 2, p, n, 128, true, false, false});
     Check(DType::kBF16, {1, 128, 2, 1, p, n, 128, false, false, false});
     Check(DType::kBF16, {2, 300, 6, 2, p, n, 128, true, false, false});
     Check(DType::kBF16, {2, 513, 4, 1, p, n, 128, true, true, false});
