@@ -255,7 +255,7 @@ void AwaitState(v1::JobService::Stub& jobs, const std::string& name, v1::JobStat
 }
 
 int Main(int argc, char** argv) {
-  int daemons = 10'000, slots = 1, ranks = 4096, times = 10;
+  int daemons = 10'000, slots = 8, ranks = 4096, times = 10;
   double idle = 10;
   std::string binary =
       (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "muster-coordinator")
