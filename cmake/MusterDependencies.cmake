@@ -11,7 +11,6 @@ find_package(yaml-cpp CONFIG REQUIRED)
 find_package(CLI11 CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
 find_package(RocksDB CONFIG REQUIRED)
-find_package(OpenMP REQUIRED COMPONENTS CXX)
 
 # Libraries whose CMake packages ask for more than we use (oneDNN's wants OpenCL) or that have none.
 function(muster_import name library header)
@@ -28,6 +27,8 @@ muster_import(httplib cpp-httplib httplib.h)
 set_target_properties(muster_httplib PROPERTIES INTERFACE_COMPILE_DEFINITIONS
   "CPPHTTPLIB_OPENSSL_SUPPORT;CPPHTTPLIB_ZLIB_SUPPORT;CPPHTTPLIB_BROTLI_SUPPORT")
 muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
+# The runtime of Debian's oneDNN, whatever the compiler's own is (kernels/device/gnu_openmp.h).
+find_library(MUSTER_GOMP_LIBRARY NAMES libgomp.so.1 REQUIRED)
 
 if(MUSTER_TESTS)
   find_package(GTest REQUIRED)

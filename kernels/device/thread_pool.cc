@@ -1,8 +1,7 @@
 #include "kernels/device/thread_pool.h"
 
-#include <omp.h>
-
 #include "base/check.h"
+#include "kernels/device/gnu_openmp.h"
 
 namespace muster::kernels {
 namespace {

@@ -1,8 +1,7 @@
 #include "kernels/gemm/gemm_cpu.h"
 
-#include <omp.h>
-
 #include "base/check.h"
+#include "kernels/device/gnu_openmp.h"
 #include "oneapi/dnnl/dnnl.h"
 
 namespace muster::kernels {
