@@ -28,6 +28,7 @@ muster_import(httplib cpp-httplib httplib.h)
 set_target_properties(muster_httplib PROPERTIES INTERFACE_COMPILE_DEFINITIONS
   "CPPHTTPLIB_OPENSSL_SUPPORT;CPPHTTPLIB_ZLIB_SUPPORT;CPPHTTPLIB_BROTLI_SUPPORT")
 muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
+muster_import(utf8proc utf8proc utf8proc.h)
 
 if(MUSTER_TESTS)
   find_package(GTest REQUIRED)
