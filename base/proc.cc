@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -14,13 +15,24 @@ namespace muster {
 namespace {
 
 std::string ReadAll(pid_t pid, const char* name) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/", name), std::ios::binary);
+  return ReadKernelFile(absl::StrCat("/proc/", pid, "/", name));
+}
+
+std::string ReadLine(const std::string& path) {
+  return std::string(absl::StripTrailingAsciiWhitespace(ReadKernelFile(path)));
+}
+
+}  // namespace
+
+std::string ReadKernelFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
 
-}  // namespace
+std::string BootId() { return ReadLine("/proc/sys/kernel/random/boot_id"); }
+std::string RandomId() { return ReadLine("/proc/sys/kernel/random/uuid"); }
 
 std::optional<ProcessStat> ReadProcessStat(pid_t pid) {
   const std::string text = ReadAll(pid, "stat");

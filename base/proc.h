@@ -29,6 +29,13 @@ std::vector<std::string> EnvironmentOf(pid_t pid);
 // The program and its arguments; empty as above.
 std::vector<std::string> ArgumentsOf(pid_t pid);
 
+// A text that the kernel makes, such as "/proc/self/cgroup"; empty when it cannot be read.
+std::string ReadKernelFile(const std::string& path);
+// Changes with every start of the machine; containers of one machine share it.
+std::string BootId();
+// Random, another one at each call.
+std::string RandomId();
+
 }  // namespace muster
 
 #endif  // MUSTER_BASE_PROC_H_

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -127,6 +126,11 @@ class GrpcClient : public CoordinatorClient {
     return Stream<v1::LogChunk>(&v1::JobService::Stub::GetLogs, request, each);
   }
 
+  absl::Status GetProfile(const v1::GetProfileRequest& request,
+                          const std::function<bool(const v1::ProfileChunk&)>& each) override {
+    return Stream<v1::ProfileChunk>(&v1::JobService::Stub::GetProfile, request, each);
+  }
+
   std::vector<absl::StatusOr<v1::CollectiveRecord>> GetCollectives(
       const std::string& job, int ranks, absl::Duration timeout) override {
     std::vector<absl::StatusOr<v1::CollectiveRecord>> records(static_cast<size_t>(ranks),
@@ -136,10 +140,8 @@ class GrpcClient : public CoordinatorClient {
       std::fill(records.begin(), records.end(), stub.status());
       return records;
     }
-    v1::GetLogsRequest request;
+    v1::GetCollectivesRequest request;
     request.set_name(job);
-    std::random_device device;
-    request.set_collectives((static_cast<uint64_t>(device()) << 32 | device()) | 1);
     std::atomic<int> next = 0;
     std::vector<std::thread> threads;
     for (int i = 0; i < std::min(ranks, kThreadsMax); ++i) {
@@ -156,18 +158,14 @@ class GrpcClient : public CoordinatorClient {
 
  private:
   // Thread: any.
-  static absl::StatusOr<v1::CollectiveRecord> CollectivesOf(v1::JobService::Stub& stub,
-                                                            const v1::GetLogsRequest& request,
-                                                            absl::Duration timeout) {
+  static absl::StatusOr<v1::CollectiveRecord> CollectivesOf(
+      v1::JobService::Stub& stub, const v1::GetCollectivesRequest& request,
+      absl::Duration timeout) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-    const auto reader = stub.GetLogs(&context, request);
-    std::string data;
-    for (v1::LogChunk chunk; reader->Read(&chunk);) data += chunk.data();
-    const grpc::Status status = reader->Finish();
-    v1::CollectiveRecord record;
-    if (status.ok() && record.ParseFromString(data)) return record;
-    if (status.ok()) return absl::DataLossError("the record of its collectives is damaged");
+    v1::GetCollectivesResponse response;
+    const grpc::Status status = stub.GetCollectives(&context, request, &response);
+    if (status.ok()) return std::move(*response.mutable_record());
     if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
       return absl::DeadlineExceededError(
           absl::StrCat("no answer within ", absl::FormatDuration(timeout),

@@ -54,6 +54,8 @@ class CoordinatorClient {
                                    const std::function<bool(const v1::Event&)>& each) = 0;
   virtual absl::Status GetLogs(const v1::GetLogsRequest& request,
                                const std::function<bool(const v1::LogChunk&)>& each) = 0;
+  virtual absl::Status GetProfile(const v1::GetProfileRequest& request,
+                                  const std::function<bool(const v1::ProfileChunk&)>& each) = 0;
   // The recorded collectives of ranks 0 to `ranks` - 1, by rank. All are asked at the same time.
   // kDeadlineExceeded: that rank did not answer within `timeout`.
   virtual std::vector<absl::StatusOr<v1::CollectiveRecord>> GetCollectives(

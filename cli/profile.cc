@@ -41,25 +41,20 @@ absl::StatusOr<v1::ProfileSteps> Choose(const v1::Job& job, int32_t steps, doubl
   return chosen;
 }
 
-// The trace of one rank as far as it exists; with `follow` waits for all of it.
+// The trace of one rank as far as it exists; with `wait` waits for all of it.
 absl::StatusOr<std::string> Fetch(CoordinatorClient& client, const v1::Job& job, int32_t rank,
-                                  const v1::ProfileSteps& steps, bool follow) {
-  v1::GetLogsRequest request;
+                                  const v1::ProfileSteps& steps, bool wait) {
+  v1::GetProfileRequest request;
   request.set_name(job.id());
   request.set_rank(rank);
-  request.set_follow(follow);
-  *request.mutable_profile() = steps;
+  request.set_wait(wait);
+  *request.mutable_steps() = steps;
   std::string trace;
-  const absl::Status status = client.GetLogs(request, [&](const v1::LogChunk& chunk) {
+  const absl::Status status = client.GetProfile(request, [&](const v1::ProfileChunk& chunk) {
     trace += chunk.data();
     return true;
   });
   if (!status.ok()) return status;
-  if (follow && trace.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", job.name(), ": the attempt ended before rank ", rank,
-                     " had recorded its steps; see muster describe job ", job.name()));
-  }
   return trace;
 }
 
@@ -68,11 +63,11 @@ absl::StatusOr<std::vector<std::string>> Record(CoordinatorClient& client, const
   const int32_t ranks = job.spec().resources().ranks();
   // Asks all ranks before it waits for any, so that they record the same steps.
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    RETURN_IF_ERROR(Fetch(client, job, rank, steps, /*follow=*/false).status());
+    RETURN_IF_ERROR(Fetch(client, job, rank, steps, /*wait=*/false).status());
   }
   std::vector<std::string> traces;
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    ASSIGN_OR_RETURN(std::string trace, Fetch(client, job, rank, steps, /*follow=*/true));
+    ASSIGN_OR_RETURN(std::string trace, Fetch(client, job, rank, steps, /*wait=*/true));
     traces.push_back(std::move(trace));
   }
   return traces;

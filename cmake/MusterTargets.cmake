@@ -95,7 +95,7 @@ function(muster_precompile_headers)
     set(kind plain)
     if("muster_proto_services" IN_LIST dependencies)
       set(kind services)
-    elseif("${dependencies}" MATCHES "muster_(proto|spec|daemon|agent|rank|coordinator)")
+    elseif("${dependencies}" MATCHES "muster_(proto|spec|daemon|rank|coordinator)")
       set(kind messages)
     endif()
     if(NOT library STREQUAL "muster_kernels")  # which has flags of its own, below

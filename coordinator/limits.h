@@ -13,8 +13,11 @@ namespace muster::coordinator {
 // ---- calls
 // Large enough that an absurd spec still arrives, so that the rule that it breaks refuses it.
 constexpr int kReceiveBytesMax = 16 << 20;
-constexpr size_t kNameBytesMax = 253;            // of a job or worker that a call names
-constexpr size_t kCallsWaitingMax = 4096;        // more: RESOURCE_EXHAUSTED
+constexpr size_t kNameBytesMax = 253;  // of a job or worker that a call names
+// An unknown name is compared with so many names, which are at most so much longer or shorter.
+constexpr size_t kNearestNamesMax = 2000;
+constexpr size_t kNearestLengthDifference = 2;
+constexpr size_t kCallsWaitingMax = 4096;        // of each kind; more: RESOURCE_EXHAUSTED
 constexpr size_t kStatusMessageBytesMax = 2048;  // sent in HTTP/2 trailers, which are bounded
 constexpr int kPageSizeDefault = 100;
 constexpr int kPageSizeMax = 1000;
@@ -24,16 +27,30 @@ constexpr size_t kPageBytesMax = 3 << 20;
 constexpr int kEventRowsPerPageMax = 50'000;
 
 // ---- streams
-constexpr size_t kWatchersMax = 10'000;  // more: RESOURCE_EXHAUSTED
+// More than `all`, or than `peer` from one address without its port: RESOURCE_EXHAUSTED. Clusters
+// on one host, and hosts behind one NAT, have a single address.
+struct SlotBound {
+  size_t all, peer;
+};
+constexpr SlotBound kCallSlots = {8192, 3072};
+constexpr SlotBound kOpeningSlots = {8192, 4096};
+constexpr SlotBound kSessionSlots = {16'384, 12'288};
+constexpr SlotBound kFollowerSlots = {2048, 1024};
+constexpr SlotBound kWatcherSlots = {8192, 2048};
+constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
+// Of PublishedState: readers of logs are among them.
+constexpr size_t kWatchersMax = kFollowerSlots.all + kWatcherSlots.all;
 constexpr absl::Duration kWatchJobInterval = absl::Milliseconds(100);
 constexpr size_t kEventsReadAtOnce = 256;
-constexpr size_t kSessionsMax = 8192;  // more: RESOURCE_EXHAUSTED
+constexpr size_t kSessionsMax = kSessionSlots.all;
 // A daemon that leaves more unread has its stream closed; it reconnects and reconciles.
 constexpr size_t kSessionQueueBytesMax = 128 << 20;
 
 // ---- logs
 constexpr int64_t kLogChunkBytes = 256 << 10;
 constexpr int32_t kProfileStepsMax = 1000;
+// A rank leaves a record of its collectives in a second or two; one whose process is stopped never.
+constexpr absl::Duration kCollectivesTimeout = absl::Minutes(1);
 constexpr absl::Duration kLogReplyTimeout = absl::Seconds(10);
 constexpr absl::Duration kLogFollowInterval = absl::Milliseconds(200);
 constexpr absl::Duration kLogRetryInterval = absl::Seconds(1);

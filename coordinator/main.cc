@@ -22,6 +22,7 @@
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 #include "base/network.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
@@ -267,4 +268,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace muster::coordinator
 
-int main(int argc, char** argv) { return muster::coordinator::Main(argc, argv); }
+int main(int argc, char** argv) {
+  muster::SkipLockOrderCheck();
+  return muster::coordinator::Main(argc, argv);
+}

@@ -5,35 +5,34 @@
 
 namespace muster::coordinator {
 
-std::optional<CallId> PendingCalls::Add(Done done) {
+std::optional<CallId> PendingCalls::Keep(AnyDone done) {
   absl::Status refusal;
   {
     MutexLock lock(&mutex_);
     refusal = refusal_;
-    if (refusal.ok() && calls_.size() >= kCallsWaitingMax) {
+    if (refusal.ok() && waiting_[done.index()] >= kCallsWaitingMax) {
       refusal = absl::ResourceExhaustedError(
           absl::StrCat("more than ", kCallsWaitingMax, " calls wait for the coordinator; retry"));
     }
     if (refusal.ok()) {
       const CallId call(next_++);
+      ++waiting_[done.index()];
       calls_.emplace(call, std::move(done));
       return call;
     }
   }
-  done(refusal);
+  std::visit([&](auto& typed) { typed(refusal); }, done);
   return std::nullopt;
 }
 
-void PendingCalls::Answer(CallId call, absl::StatusOr<JobReply> reply) {
-  Done done;
-  {
-    MutexLock lock(&mutex_);
-    const auto found = calls_.find(call);
-    if (found == calls_.end()) return;
-    done = std::move(found->second);
-    calls_.erase(found);
-  }
-  done(std::move(reply));
+std::optional<PendingCalls::AnyDone> PendingCalls::Take(CallId id) {
+  MutexLock lock(&mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return std::nullopt;
+  std::optional<AnyDone> done = std::move(found->second);
+  calls_.erase(found);
+  --waiting_[done->index()];
+  return done;
 }
 
 void PendingCalls::Refuse(const absl::Status& status) {
@@ -42,12 +41,15 @@ void PendingCalls::Refuse(const absl::Status& status) {
 }
 
 void PendingCalls::FailAll(const absl::Status& status) {
-  std::map<CallId, Done> calls;
+  std::map<CallId, AnyDone> calls;
   {
     MutexLock lock(&mutex_);
     calls.swap(calls_);
+    waiting_ = {};
   }
-  for (auto& [id, done] : calls) done(status);
+  for (auto& [id, done] : calls) {
+    std::visit([&](auto& typed) { typed(status); }, done);
+  }
 }
 
 }  // namespace muster::coordinator

@@ -3,24 +3,30 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
+#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 
-void PublishedState::PublishJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence) {
-  std::shared_ptr<const v1::Job> before;
+v1::JobState PublishedState::PublishJob(const JobChanged& change) {
+  std::shared_ptr<const v1::Job> before, after;
   {
     MutexLock lock(&mutex_);
-    const auto [row, inserted] = by_id_.try_emplace(job->id(), Row{submit_sequence, job});
+    const auto [row, inserted] =
+        by_id_.try_emplace(change.job.value(), Stored{change.submit_sequence, {}});
+    before = row->second.view[JobPart::kState];
+    row->second.view.Update(change.changed);
+    after = row->second.view[JobPart::kState];
     if (inserted) {
-      id_by_sequence_[submit_sequence] = job->id();
-      sequences_by_name_[job->name()].insert(submit_sequence);
-    } else {
-      before = std::exchange(row->second.job, job);
+      id_by_sequence_[change.submit_sequence] = change.job.value();
+      sequences_by_name_[after->name()].insert(change.submit_sequence);
+      names_by_length_[after->name().size()].insert(after->name());
     }
-    MarkChanged(job->id());
+    MarkChanged(change.job.value());
   }
-  metrics_.JobPublished(before.get(), job.get());
+  metrics_.JobPublished(before.get(), after.get());
+  return before == nullptr ? v1::JOB_STATE_UNSPECIFIED : before->state();
 }
 
 void PublishedState::RemoveJob(const std::string& id) {
@@ -29,11 +35,14 @@ void PublishedState::RemoveJob(const std::string& id) {
     MutexLock lock(&mutex_);
     const auto row = by_id_.find(id);
     if (row == by_id_.end()) return;
-    before = row->second.job;
+    before = row->second.view[JobPart::kState];
     id_by_sequence_.erase(row->second.submit_sequence);
     const auto named = sequences_by_name_.find(before->name());
     named->second.erase(row->second.submit_sequence);
-    if (named->second.empty()) sequences_by_name_.erase(named);
+    if (named->second.empty()) {
+      sequences_by_name_.erase(named);
+      names_by_length_[before->name().size()].erase(before->name());
+    }
     by_id_.erase(row);
     MarkChanged(id);
   }
@@ -52,29 +61,73 @@ void PublishedState::SetLastEvent(uint64_t sequence) {
   MarkChanged("");
 }
 
-bool PublishedState::Has(const std::string& id) const {
-  MutexLock lock(&mutex_);
-  return by_id_.contains(id);
-}
-
-std::shared_ptr<const v1::Job> PublishedState::Find(const std::string& name_or_id) const {
-  MutexLock lock(&mutex_);
+const PublishedState::Stored* PublishedState::FindLocked(const std::string& name_or_id) const {
   auto row = by_id_.find(name_or_id);
   if (row == by_id_.end()) {
     const auto named = sequences_by_name_.find(name_or_id);
     if (named == sequences_by_name_.end()) return nullptr;
     row = by_id_.find(id_by_sequence_.find(*named->second.rbegin())->second);
   }
-  return row->second.job;
+  return &row->second;
+}
+
+bool PublishedState::Has(const std::string& name_or_id) const {
+  MutexLock lock(&mutex_);
+  return FindLocked(name_or_id) != nullptr;
+}
+
+std::shared_ptr<const v1::Job> PublishedState::Find(const std::string& name_or_id) const {
+  JobView view;
+  {
+    MutexLock lock(&mutex_);
+    const Stored* found = FindLocked(name_or_id);
+    if (found == nullptr) return nullptr;
+    view = found->view;
+  }
+  return std::make_shared<const v1::Job>(view.Merge());
+}
+
+absl::Status PublishedState::NotFound(const std::string& name_or_id) const {
+  const std::string nearest = spec::NearestName(name_or_id, SimilarNames(name_or_id));
+  return absl::NotFoundError(absl::StrCat("no job has the name or id ", spec::Quoted(name_or_id),
+                                          nearest.empty()
+                                              ? std::string("; `muster get jobs` lists them")
+                                              : absl::StrCat("; did you mean '", nearest, "'?")));
+}
+
+std::vector<std::string> PublishedState::SimilarNames(const std::string& name) const {
+  constexpr size_t kLengths = 2 * kNearestLengthDifference + 1;
+  constexpr size_t kEach = kNearestNamesMax / kLengths / 2;  // on each side
+  const size_t shortest = name.size() - std::min(name.size(), kNearestLengthDifference);
+  std::vector<std::string> similar;
+  MutexLock lock(&mutex_);
+  for (auto names = names_by_length_.lower_bound(shortest);
+       names != names_by_length_.end() && names->first <= name.size() + kNearestLengthDifference;
+       ++names) {
+    // A misspelling behind the first letters leaves its neighbours near it, on either side.
+    const auto middle = names->second.lower_bound(name);
+    auto next = middle;
+    for (size_t i = 0; i < kEach && next != names->second.end(); ++i) similar.push_back(*next++);
+    next = middle;
+    for (size_t i = 0; i < kEach && next != names->second.begin(); ++i) similar.push_back(*--next);
+  }
+  return similar;
 }
 
 std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t limit) const {
-  MutexLock lock(&mutex_);
-  auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
+  std::vector<Stored> found;
+  {
+    MutexLock lock(&mutex_);
+    auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
+    while (next != id_by_sequence_.begin() && found.size() < limit) {
+      --next;
+      found.push_back(by_id_.find(next->second)->second);
+    }
+  }
   std::vector<Row> rows;
-  while (next != id_by_sequence_.begin() && rows.size() < limit) {
-    --next;
-    rows.push_back(by_id_.find(next->second)->second);
+  rows.reserve(found.size());
+  for (const Stored& job : found) {
+    rows.push_back({job.submit_sequence, std::make_shared<const v1::Job>(job.view.Merge())});
   }
   return rows;
 }

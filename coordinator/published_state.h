@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "base/loop.h"
 #include "base/mutex.h"
+#include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
 #include "muster/v1/job.pb.h"
 
@@ -38,17 +40,23 @@ class PublishedState {
   };
 
   // ---- for the writer
-  // Adds or replaces a job. `submit_sequence` counts when the job is new.
-  void PublishJob(std::shared_ptr<const v1::Job> job, uint64_t submit_sequence);
+  // Adds a job, or replaces the parts of it that changed. `submit_sequence` counts when the job is
+  // new. Returns the state of the job before; JOB_STATE_UNSPECIFIED when it is new.
+  v1::JobState PublishJob(const JobChanged& change);
   void RemoveJob(const std::string& id);
   void PublishEvent(const v1::Event& event);
   // Events up to `sequence` are durable; a lower number than before changes nothing.
   void SetLastEvent(uint64_t sequence);
 
   // ---- for readers
-  bool Has(const std::string& id) const;
-  // By id, else the newest job of that name; null when there is none.
+  // Whether a job has this id or name.
+  bool Has(const std::string& name_or_id) const;
+  // The whole job, put together from its parts. By id, else the newest job of that name; null when
+  // there is none.
   std::shared_ptr<const v1::Job> Find(const std::string& name_or_id) const;
+  // kNotFound for a job that Find does not know, with the nearest of at most kNearestNamesMax names
+  // of similar length: those that come next to it in alphabetical order.
+  absl::Status NotFound(const std::string& name_or_id) const;
   // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
   std::vector<Row> List(uint64_t before, size_t limit) const;
   uint64_t last_event() const;
@@ -63,15 +71,24 @@ class PublishedState {
   void WakeAll();
 
  private:
+  struct Stored {
+    uint64_t submit_sequence;
+    JobView view;  // with JobPart::kState
+  };
+
+  // Null when there is none.
+  const Stored* FindLocked(const std::string& name_or_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  std::vector<std::string> SimilarNames(const std::string& name) const;
   void MarkChanged(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeChanged();
 
   Loop& watch_loop_;
   Metrics& metrics_;
   mutable Mutex mutex_;
-  std::map<std::string, Row> by_id_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Stored> by_id_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> id_by_sequence_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::set<uint64_t>> sequences_by_name_ ABSL_GUARDED_BY(mutex_);
+  std::map<size_t, std::set<std::string>> names_by_length_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_event_ ABSL_GUARDED_BY(mutex_) = 0;
   // By job id; "" holds the watchers of events.
   std::map<std::string, std::vector<std::weak_ptr<Watcher>>> watchers_ ABSL_GUARDED_BY(mutex_);

@@ -1,7 +1,6 @@
 #include "coordinator/shell.h"
 
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,7 +59,12 @@ absl::Status Shell::Recover(Recovery recover) {
   watch_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   backup_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   published_ = std::make_unique<PublishedState>(*watch_loop_, parts_.metrics);
-  RETURN_IF_ERROR(PublishRecovered());
+  Publish(output.actions);
+  std::erase_if(output.actions, [](const CoreAction& action) {
+    return std::holds_alternative<JobChanged>(action) ||
+           std::holds_alternative<EventAppended>(action);
+  });
+  published_->SetLastEvent(core_->last_event_sequence());
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
   parts_.metrics.Recovered(leader_term_, took);
   parts_.log.Info("recovered", {{"cluster_id", cluster_id_},
@@ -78,27 +82,6 @@ absl::Status Shell::Recover(Recovery recover) {
     Enqueue({.output = std::move(recovered)});
     SampleWorkers();
   });
-  return absl::OkStatus();
-}
-
-absl::Status Shell::PublishRecovered() {
-  absl::Status bad;
-  RETURN_IF_ERROR(parts_.store.Scan(
-      Table::kJobs, "", "", [&](const std::string& key, const std::string& value) {
-        v1::JobRecord record;
-        if (!record.ParseFromString(value)) {
-          bad = absl::DataLossError(absl::StrCat("the row of job ", key, " cannot be read"));
-          return false;
-        }
-        absl::StatusOr<v1::Job> job = core_->GetJob(record.job().id());
-        if (job.ok()) {
-          published_->PublishJob(std::make_shared<const v1::Job>(*std::move(job)),
-                                 record.submit_sequence());
-        }
-        return true;
-      }));
-  RETURN_IF_ERROR(bad);
-  published_->SetLastEvent(core_->last_event_sequence());
   return absl::OkStatus();
 }
 
@@ -138,24 +121,25 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitEvent{*call, std::move(spec), std::move(request_id)}] {
+  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id)}] {
     Handle(event);
   });
 }
 
-void Shell::Cancel(std::string job, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::Cancel(std::string job, Done<JobReply> done) {
+  if (!published_->Has(job)) return done(published_->NotFound(job));
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = CancelEvent{*call, std::move(job)}] { Handle(event); });
+  loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
 }
 
-void Shell::RemoveWorker(std::string worker, PendingCalls::Done done) {
-  const std::optional<CallId> call = calls_.Add(std::move(done));
+void Shell::RemoveWorker(std::string worker, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = RemoveWorkerEvent{*call, std::move(worker)}] { Handle(event); });
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker)}] { Handle(event); });
 }
 
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
@@ -164,52 +148,19 @@ void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)>
   });
 }
 
-void Shell::GetJob(const std::string& name_or_id,
-                   absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done) {
-  if (std::shared_ptr<const v1::Job> job = published_->Find(name_or_id)) {
-    done(std::move(job));
-    return;
-  }
-  // The core has the error message, which names the nearest job. It may also know a job that is not
-  // durable yet: the answer therefore waits for the writes before it.
-  const std::optional<CallId> call =
-      calls_.Add([done = std::move(done)](absl::StatusOr<JobReply> reply) mutable {
-        if (!reply.ok()) {
-          done(reply.status());
-        } else {
-          done(std::make_shared<const v1::Job>(std::move(reply->job)));
-        }
-      });
+absl::StatusOr<std::shared_ptr<const v1::Job>> Shell::GetJob(const std::string& name_or_id) {
+  std::shared_ptr<const v1::Job> job = published_->Find(name_or_id);
+  if (job == nullptr) return published_->NotFound(name_or_id);
+  return job;
+}
+
+void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {
+  const auto call = calls_.Add<std::vector<v1::Worker>>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, call = *call, name_or_id] {
-    absl::StatusOr<v1::Job> job = core_->GetJob(name_or_id);
-    Enqueue({.then = [this, call, job = std::move(job)]() mutable {
-      if (job.ok()) {
-        calls_.Answer(call, JobReply{*std::move(job)});
-      } else {
-        calls_.Answer(call, job.status());
-      }
+  loop_->Post([this, call = *call] {
+    Enqueue({.then = [this, call, workers = core_->ListWorkers()]() mutable {
+      calls_.Answer<std::vector<v1::Worker>>(call, std::move(workers));
     }});
-  });
-}
-
-void Shell::ListWorkers(absl::AnyInvocable<void(absl::StatusOr<std::vector<v1::Worker>>)> done) {
-  auto workers = std::make_shared<std::vector<v1::Worker>>();
-  const std::optional<CallId> call = calls_.AddWithResult(workers, std::move(done));
-  if (!call.has_value()) return;
-  loop_->Post([this, call = *call, workers] {
-    *workers = core_->ListWorkers();
-    Enqueue({.then = [this, call] { calls_.Answer(call, JobReply{}); }});
-  });
-}
-
-void Shell::ReadLog(v1::LogRequest request,
-                    absl::AnyInvocable<void(absl::StatusOr<v1::LogReply>)> done) {
-  auto reply = std::make_shared<v1::LogReply>();
-  const std::optional<CallId> call = calls_.AddWithResult(reply, std::move(done));
-  if (!call.has_value()) return;
-  loop_->Post([this, request = std::move(request), call = *call, reply] {
-    log_relay_->Ask(request, call, reply);
   });
 }
 
@@ -229,9 +180,7 @@ absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello 
 void Shell::Deliver(SessionId session, v1::FromWorker message, absl::AnyInvocable<void()> handled) {
   loop_->Post(
       [this, session, message = std::move(message), handled = std::move(handled)]() mutable {
-        if (message.has_log()) {
-          log_relay_->OnReply(session, std::move(*message.mutable_log()));
-        } else {
+        if (!log_relay_->TakeReply(session, message)) {
           Handle(SessionMessage{session, std::move(message)});
         }
         handled();
@@ -259,13 +208,8 @@ void Shell::Handle(const CoreEvent& event) {
 
 void Shell::Enqueue(PendingOutput pending) {
   CHECK(loop_->OnLoop());
-  std::set<JobId> changed;
   for (const CoreAction& action : pending.output.actions) {
     if (const auto* timer = std::get_if<TimerAction>(&action)) ArmTimer(timer->at);
-    const auto* job = std::get_if<JobChanged>(&action);
-    if (job == nullptr || !changed.insert(job->job).second) continue;
-    absl::StatusOr<v1::Job> now = core_->GetJob(job->job.value());
-    if (now.ok()) pending.changed_jobs.push_back(std::make_shared<const v1::Job>(*std::move(now)));
   }
   pending.last_event = core_->last_event_sequence();
   writer_->Push(std::move(pending));
@@ -298,41 +242,26 @@ void Shell::SampleWorkers() {
 
 void Shell::Release(PendingOutput& pending) {
   // Published before the replies leave, so that a caller can read what its reply is about.
-  Publish(pending);
+  Publish(pending.output.actions);
+  published_->SetLastEvent(pending.last_event);
   for (CoreAction& action : pending.output.actions) Act(action);
   if (pending.then) pending.then();
 }
 
-void Shell::Publish(const PendingOutput& pending) {
-  for (const auto& job : pending.changed_jobs) {
-    uint64_t submit_sequence = 0;
-    if (!published_->Has(job->id())) {
-      for (const Batch::Change& change : pending.output.batch.changes) {
-        v1::JobRecord record;
-        if (change.table == Table::kJobs && change.value.has_value() &&
-            record.ParseFromString(*change.value) && record.job().id() == job->id()) {
-          submit_sequence = record.submit_sequence();
-        }
+void Shell::Publish(const std::vector<CoreAction>& actions) {
+  for (const CoreAction& action : actions) {
+    if (const auto* changed = std::get_if<JobChanged>(&action)) {
+      const v1::JobState before = published_->PublishJob(*changed);
+      const v1::Job& now = *changed->changed[JobPart::kState];
+      if (IsFinal(now.state()) && before != v1::JOB_STATE_UNSPECIFIED && !IsFinal(before)) {
+        ForgetSeriesLater(now.name());
       }
-      CHECK(submit_sequence != 0) << "job " << job->id() << " changed before its row was written";
-    }
-    const std::shared_ptr<const v1::Job> before = published_->Find(job->id());
-    published_->PublishJob(job, submit_sequence);
-    if (IsFinal(job->state()) && before != nullptr && !IsFinal(before->state())) {
-      ForgetSeriesLater(job->name());
-    }
-  }
-  for (const Batch::Change& change : pending.output.batch.changes) {
-    if (change.table == Table::kJobs && !change.value.has_value()) {
-      published_->RemoveJob(change.key);
-    }
-  }
-  for (const CoreAction& action : pending.output.actions) {
-    if (const auto* appended = std::get_if<EventAppended>(&action)) {
+    } else if (const auto* forgotten = std::get_if<JobForgotten>(&action)) {
+      published_->RemoveJob(forgotten->job.value());
+    } else if (const auto* appended = std::get_if<EventAppended>(&action)) {
       published_->PublishEvent(appended->event);
     }
   }
-  published_->SetLastEvent(pending.last_event);
 }
 
 void Shell::ForgetSeriesLater(const std::string& job_name) {
@@ -345,10 +274,11 @@ void Shell::ForgetSeriesLater(const std::string& job_name) {
 
 void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
+    const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer(reply->call, JobReply{std::move(reply->job), reply->existed});
+      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed});
     } else {
-      calls_.Answer(reply->call, reply->status);
+      calls_.Answer<JobReply>(call, reply->status);
     }
   } else if (auto* send = std::get_if<SendAction>(&action)) {
     sessions_->Send(send->session, std::move(send->message));
@@ -357,7 +287,7 @@ void Shell::Act(CoreAction& action) {
   } else if (const auto* measured = std::get_if<Measured>(&action)) {
     parts_.metrics.Observe(*measured);
   }
-  // Publish() has done JobChanged and EventAppended, Enqueue() TimerAction.
+  // Publish() has done JobChanged, JobForgotten and EventAppended, Enqueue() TimerAction.
 }
 
 void Shell::Fail(const absl::Status& status) {

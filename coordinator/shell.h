@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,20 +63,28 @@ class Shell {
   // ---- for users. Each `done` is called exactly once, on the writer thread, the loop or the
   // caller's thread. kUnavailable: draining, or the store failed. kResourceExhausted: too many
   // calls wait.
-  void Submit(v1::JobSpec spec, std::string request_id, PendingCalls::Done done);
-  void Cancel(std::string job, PendingCalls::Done done);
+  void Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done);
   // kNotFound names the nearest job name.
-  void GetJob(const std::string& name_or_id,
-              absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const v1::Job>>)> done);
+  void Cancel(std::string job, Done<JobReply> done);
   // By name.
-  void ListWorkers(absl::AnyInvocable<void(absl::StatusOr<std::vector<v1::Worker>>)> done);
+  void ListWorkers(Done<std::vector<v1::Worker>> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
-  void RemoveWorker(std::string worker, PendingCalls::Done done);
+  void RemoveWorker(std::string worker, Done<JobReply> done);
   // Writes the durable state to `directory`, which must not exist, on a thread of its own.
   void Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done);
-  // Asks the worker that holds the log; LogRelay::Ask has the errors.
-  void ReadLog(v1::LogRequest request, absl::AnyInvocable<void(absl::StatusOr<v1::LogReply>)> done);
+  // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,
+  // CollectivesRequest or ProfileRequest, Reply what answers it.
+  template <typename Request, typename Reply>
+  void AskRank(Request request, Done<Reply> done) {
+    const std::optional<PendingCall<Reply>> call = calls_.Add<Reply>(std::move(done));
+    if (!call.has_value()) return;
+    loop_->Post(
+        [this, request = std::move(request), call = *call] { log_relay_->Ask(request, call); });
+  }
 
+  // The job as published, at once: one whose submission is not durable yet, and so not answered, is
+  // not there. kNotFound as above.
+  absl::StatusOr<std::shared_ptr<const v1::Job>> GetJob(const std::string& name_or_id);
   PublishedState& published() { return *published_; }
   Store& store() { return parts_.store; }
   // The loop on which watchers run. Lives until the shell is destroyed.
@@ -103,7 +112,6 @@ class Shell {
   Shell(const Parts& parts, absl::AnyInvocable<void(const absl::Status&)> on_failure);
 
   absl::Status Recover(Recovery recover);
-  absl::Status PublishRecovered();
   // Time that follows the wall clock at the start and then never jumps, so that a step of the
   // machine's clock loses no worker.
   absl::Time Now() const;
@@ -117,7 +125,7 @@ class Shell {
 
   // ---- on the writer thread
   void Release(PendingOutput& pending);
-  void Publish(const PendingOutput& pending);
+  void Publish(const std::vector<CoreAction>& actions);
   void ForgetSeriesLater(const std::string& job_name);
   void Act(CoreAction& action);
   void Fail(const absl::Status& status);

@@ -23,7 +23,6 @@ namespace muster::coordinator {
 // it was then: the core has moved on when they are carried out.
 struct PendingOutput {
   CoreOutput output;
-  std::vector<std::shared_ptr<const v1::Job>> changed_jobs;
   uint64_t last_event = 0;
   absl::AnyInvocable<void()> then;  // called after the actions; may be empty
 };

@@ -30,7 +30,7 @@ Tensor Arena::Take(absl::string_view category, DType dtype, std::initializer_lis
   ++taking_;
   offset_ += bytes;
   if (planning()) {
-    pieces_.push_back(bytes);
+    allocations_.push_back(bytes);
     const std::string name(category);
     taken_.push_back({begin, bytes, name});
     int64_t& live = live_by_category_[name];
@@ -80,7 +80,7 @@ absl::Status Arena::Commit(Device& device) {
   offset_ = 0;
   taking_ = 0;
   taken_.clear();
-  pieces_.clear();
+  allocations_.clear();
   live_by_category_.clear();
   return absl::OkStatus();
 }

@@ -30,11 +30,11 @@ class Arena {
   // Everything taken since `mark` may be handed out again.
   void ReleaseTo(int64_t mark);
 
-  // Bytes of every piece (the result of one Take()) while planning, in order.
-  const std::vector<int64_t>& pieces() const { return pieces_; }
-  // Restarts planning: the n-th piece from here on has at least `bytes[n]`. Given the maximum over
-  // the arenas of several ranks, all of them hand out the same offsets. The sequence is then taken
-  // once after Commit(). Requires: planning.
+  // Bytes of every allocation (the result of one Take()) while planning, in order.
+  const std::vector<int64_t>& allocations() const { return allocations_; }
+  // Restarts planning: the n-th allocation from here on has at least `bytes[n]`. Given the maximum
+  // over the arenas of several ranks, all of them hand out the same offsets. The sequence is then
+  // taken once after Commit(). Requires: planning.
   void PadTo(std::vector<int64_t> bytes);
 
   // Allocates the peak; restarts the sequence. kResourceExhausted from the device.
@@ -42,8 +42,8 @@ class Arena {
   bool planning() const { return buffer_ == nullptr; }
   // The whole buffer, as bytes; empty while planning.
   Tensor memory() const;
-  // A hash of the offset, size, dtype and category of every piece since Commit(): arenas with equal
-  // hashes hand out the same offsets.
+  // A hash of the offset, size, dtype and category of every allocation since Commit(): arenas with
+  // equal hashes hand out the same offsets.
   uint64_t layout() const { return layout_; }
   int64_t peak_bytes() const { return peak_; }
   // The largest number of bytes live at once, per category. Their sum is at least peak_bytes().
@@ -59,8 +59,8 @@ class Arena {
   };
 
   int64_t offset_ = 0;
-  size_t taking_ = 0;  // number of the next piece
-  std::vector<int64_t> pieces_, at_least_;
+  size_t taking_ = 0;  // number of the next allocation
+  std::vector<int64_t> allocations_, at_least_;
   uint64_t layout_ = 0;
   int64_t peak_ = 0;
   std::map<std::string, int64_t> by_category_, peak_by_category_;

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "coordinator/core/job_view.h"
 #include "coordinator/store/store.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/session.pb.h"
@@ -98,8 +99,14 @@ struct CloseAction {
 struct TimerAction {
   absl::Time at;
 };
-// For watchers: the job as users see it changed, progress included.
+// The job as users see it changed, progress included.
 struct JobChanged {
+  JobId job;
+  uint64_t submit_sequence = 0;
+  JobView changed;  // every part when the job is new
+};
+// An old job that had ended was removed.
+struct JobForgotten {
   JobId job;
 };
 // For watchers: an event was appended to the log.
@@ -113,7 +120,7 @@ struct Measured {
   double seconds;
 };
 using CoreAction = std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged,
-                                EventAppended, Measured>;
+                                JobForgotten, EventAppended, Measured>;
 
 struct CoreOutput {
   Batch batch;
@@ -123,8 +130,9 @@ struct CoreOutput {
 // Thread: one. Bound: limits.h.
 class Core {
  public:
-  // Rebuilds the state from what is durable and starts a new leader term. The output must be
-  // carried out before any event is handled. kDataLoss names the row that cannot be read.
+  // Brings the store to the current schema, rebuilds the state from it and starts a new leader
+  // term. The output has a JobChanged of every job and must be carried out before any event is
+  // handled. kDataLoss names the row that cannot be read.
   static absl::StatusOr<std::unique_ptr<Core>> Recover(const CoreConfig& config, Store& store,
                                                        Rng rng, absl::Time now, CoreOutput* output);
   virtual ~Core() = default;
@@ -135,7 +143,7 @@ class Core {
   // so the shell answers reads from a copy taken after the sync (see shell.h).
   virtual uint64_t leader_term() const = 0;
   virtual const std::string& cluster_id() const = 0;
-  // By id, else the newest of that name. kNotFound names the nearest job name.
+  // By id, else the newest of that name. kNotFound.
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const = 0;
   // Newest first by submit sequence; `before` is exclusive, 0 = from the newest.
   virtual std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const = 0;

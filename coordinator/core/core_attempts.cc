@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -8,7 +9,7 @@
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/hang.h"
 #include "coordinator/core/limits.h"
-#include "coordinator/core/progress.h"
+#include "coordinator/core/schema.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 
@@ -16,7 +17,7 @@ namespace muster::coordinator {
 namespace {
 
 DeadlineKey AttemptDeadline(const JobEntry& job) {
-  return {DeadlineKey::Kind::kAttempt, job.job().id()};
+  return {DeadlineKey::Kind::kAttempt, job.fixed.id()};
 }
 
 // True when ranks on these workers may talk over loopback: all workers are on the coordinator's
@@ -45,28 +46,26 @@ std::string HowExited(const v1::RankExit& exit) {
 
 }  // namespace
 
-bool HasRank(const v1::Attempt& attempt, const std::string& worker) {
+bool HasRank(const v1::AttemptRow& attempt, const std::string& worker) {
   return std::any_of(
       attempt.placements().begin(), attempt.placements().end(),
       [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
 }
 
 void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn) {
-  v1::Attempt& attempt = *job.record.mutable_attempt();
-  const v1::AttemptState from = attempt.state();
+  const v1::AttemptState from = job.state.attempt_state();
   const v1::AttemptState to = Next(from, event);
   CHECK(to != v1::ATTEMPT_STATE_UNSPECIFIED)
-      << "job " << job.id() << " epoch " << attempt.epoch() << ": no transition from "
+      << "job " << job.id() << " epoch " << job.epoch().value() << ": no transition from "
       << spec::EnumName(from) << " by event " << static_cast<int>(event);
-  attempt.set_state(to);
-  job.job().set_attempt_state(to);
+  job.state.set_attempt_state(to);
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_STATE);
   row.set_from(spec::EnumName(from));
   row.set_to(spec::EnumName(to));
   if (to == v1::ATTEMPT_STATE_STOPPING) {
-    row.set_cause(attempt.stop_cause());
-    row.set_rank(attempt.stop_rank());
-    *row.mutable_between() = attempt.between();
+    row.set_cause(job.state.stop_cause());
+    row.set_rank(job.state.stop_rank());
+    *row.mutable_between() = job.state.between();
   }
   row.set_message(why);
   turn.Log(std::move(row));
@@ -74,24 +73,26 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
 }
 
 void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
-  v1::JobRecord& record = job.record;
-  v1::Job& proto = job.job();
-  proto.set_epoch(std::max(proto.epoch() + 1, record.epoch_floor()));
-  proto.set_attempts(proto.attempts() + 1);
-  record.clear_not_before();
-  record.clear_after_release();
-  record.set_committed_step_at_attempt_start(proto.last_committed_step());
-  v1::Attempt& attempt = *record.mutable_attempt();
+  v1::StateRow& state = job.state;
+  state.set_epoch(std::max(state.epoch() + 1, state.epoch_floor()));
+  state.set_attempts(state.attempts() + 1);
+  state.clear_not_before();
+  state.clear_after_release();
+  state.set_committed_step_at_attempt_start(state.last_committed_step());
+  state.set_attempt_live(true);
+  state.set_attempt_state(v1::ATTEMPT_STATE_ALLOCATED);
+  state.clear_stop_cause();
+  state.clear_stop_message();
+  state.clear_between();
+  state.set_stop_rank(-1);
+  KeepPast(job, turn);
+  v1::AttemptRow& attempt = job.attempt;
   attempt.Clear();
-  attempt.set_epoch(proto.epoch());
-  attempt.set_state(v1::ATTEMPT_STATE_ALLOCATED);
-  attempt.set_stop_rank(-1);
+  attempt.set_epoch(state.epoch());
   *attempt.mutable_started() = ToProto(turn.now());
-  for (v1::CheckpointRecord& checkpoint : RestoreCandidates(proto)) {
+  for (v1::CheckpointRecord& checkpoint : RestoreCandidates(job.checkpoints)) {
     *attempt.add_restore() = std::move(checkpoint);
   }
-  proto.set_attempt_state(attempt.state());
-  proto.clear_ranks();
   std::vector<const WorkerEntry*> entries;
   for (const v1::Placement& placement : placements) {
     entries.push_back(workers_.Find(WorkerId(placement.worker())));
@@ -108,27 +109,20 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
     placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
                                                                     : row.address());
-    v1::RankStatus& rank = *proto.add_ranks();
-    rank.set_rank(placement.rank());
-    rank.set_worker(placement.worker());
-    rank.set_device(placement.device());
-    rank.set_host(row.host());
-    rank.set_address(placement.address());
-    rank.set_state(v1::RANK_STATE_ASSIGNED);
-    workers_.Hold(placement, job.id(), job.epoch());
+    placement.set_host(row.host());
+    workers_.Hold(placement, job.id(), job.name(), job.epoch());
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
-  job.progress.assign(placements.size(), {});
-  job.answered.assign(placements.size(), turn.now());
-  job.exits.clear();
+  job.gang = Gang(attempt, turn.now());
+  job.PutAttempt(turn.batch());
   job.symptom_at.reset();
   job.evaluated_step = 0;
-  job.attempt_since = job.progress_at = job.advanced_at = turn.now();
+  job.attempt_since = job.progress_at = turn.now();
   const std::string why =
       absl::StrCat(placements.size(), " rank(s) on ", absl::StrJoin(workers, ", "));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_STATE);
-  row.set_to(spec::EnumName(attempt.state()));
+  row.set_to(spec::EnumName(state.attempt_state()));
   row.set_message(why);
   turn.Log(std::move(row));
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
@@ -139,31 +133,29 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
 void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& observed,
                          Turn& turn) {
   const int rank = observed.rank();
-  if (rank < 0 || rank >= job.job().ranks_size() || job.job().ranks(rank).worker() != worker) {
-    return;
-  }
-  v1::RankStatus& status = *job.job().mutable_ranks(rank);
-  if (observed.pid() != 0) status.set_pid(observed.pid());
+  if (!job.gang.Has(rank) || job.gang.rank(rank).worker() != worker) return;
+  if (observed.pid() != 0) job.gang.SetPid(rank, observed.pid());
   if (observed.has_progress()) ApplyProgress(job, rank, observed.progress(), turn);
   if (observed.state() > v1::RANK_STATE_RELEASED || !v1::RankState_IsValid(observed.state())) {
     return;
   }
+  const v1::RankState before = job.gang.state(rank);
   if (observed.state() >= v1::RANK_STATE_EXITED && observed.has_exit()) {
     v1::RankExit exit = observed.exit();
     exit.set_message(Bounded(exit.message()));
-    const auto [entry, first] = job.exits.emplace(rank, std::move(exit));
-    if (first && status.state() < v1::RANK_STATE_EXITED) {
+    if (job.gang.AddExit(rank, std::move(exit)) && before < v1::RANK_STATE_EXITED) {
       v1::Event row = About(job, v1::EVENT_KIND_RANK_EXITED);
       row.set_rank(rank);
       row.set_worker(worker);
       row.set_cause(observed.exit().cause());
-      row.set_message(absl::StrCat("rank ", rank, " on ", worker, " ", HowExited(entry->second)));
+      row.set_message(
+          absl::StrCat("rank ", rank, " on ", worker, " ", HowExited(job.gang.exit(rank))));
       turn.Log(std::move(row));
     }
   }
   // States of a rank only grow within an epoch, so a report that comes late changes nothing.
-  if (observed.state() <= status.state()) return;
-  status.set_state(observed.state());
+  if (observed.state() <= before) return;
+  job.gang.SetState(rank, observed.state());
   if (observed.state() >= v1::RANK_STATE_EXITED) {
     turn.Persist(job.id());
   } else {
@@ -173,51 +165,37 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
 
 void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress,
                              Turn& turn) {
-  v1::RankProgress& known = job.progress[static_cast<size_t>(rank)];
-  if (progress.step() < known.step()) return;  // an older report that came late
-  if (progress.step() > known.step() || progress.phase() != known.phase()) {
-    job.progress_at = job.advanced_at = turn.now();
-    job.answered[static_cast<size_t>(rank)] = turn.now();
-  } else if (progress.answers() != known.answers()) {
-    job.answered[static_cast<size_t>(rank)] = turn.now();
+  const Gang::Report report = job.gang.Take(rank, progress, turn.now(), job.progress_view());
+  if (report == Gang::Report::kOlder) return;
+  if (job.gang.advanced_at() == turn.now()) job.progress_at = turn.now();
+  if (report == Gang::Report::kChanged) {
+    job.progress_changed = true;
+    turn.Progressed(job.id());
   }
-  known = progress;
-  v1::RankStatus& status = *job.job().mutable_ranks(rank);
-  status.set_step(progress.step());
-  status.set_metrics_address(Bounded(progress.metrics_address()));
-  if (progress.has_times()) *status.mutable_times() = progress.times();
-  if (progress.has_memory()) *status.mutable_memory() = progress.memory();
-  if (FoldProgress(job.progress, job.job())) turn.Progressed(job.id());
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
   }
 }
 
-void CoreImpl::Advance(JobEntry& job, Turn& turn) {
-  if (!job.record.has_attempt()) return;
-  const auto all = [&job](v1::RankState least) {
-    return std::all_of(job.job().ranks().begin(), job.job().ranks().end(),
-                       [least](const v1::RankStatus& rank) { return rank.state() >= least; });
-  };
-  if (IsUp(job.record.attempt().state())) CheckExits(job, turn);
-  if (!job.record.has_attempt()) return;
-  switch (job.record.attempt().state()) {
+void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
+  if (!job.has_attempt()) return;
+  if (job.up()) CheckExits(job, turn);
+  if (!job.has_attempt()) return;
+  switch (job.state.attempt_state()) {
     case v1::ATTEMPT_STATE_ALLOCATED:
-      if (!all(v1::RANK_STATE_PREPARED)) break;
+      if (!job.gang.AllAtLeast(v1::RANK_STATE_PREPARED)) break;
       Transition(job, AttemptEvent::kAllPrepared, "every daemon has accepted it", turn);
       Transition(job, AttemptEvent::kStart, "ranks start", turn);
       Transition(job, JobEvent::kLaunched, "ranks start", turn);
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
-      for (const v1::Placement& placement : job.record.attempt().placements()) {
-        turn.DesiredChanged(WorkerId(placement.worker()));
-      }
+      TellWorkers(job, turn);
       CheckDeadlines(job, turn);
       break;
     case v1::ATTEMPT_STATE_BOOTSTRAPPING:
-      if (!all(v1::RANK_STATE_TRAINING)) break;
-      if (!job.job().has_started()) *job.job().mutable_started() = ToProto(turn.now());
+      if (!job.gang.AllAtLeast(v1::RANK_STATE_TRAINING)) break;
+      if (!job.state.has_started()) *job.state.mutable_started() = ToProto(turn.now());
       Transition(job, AttemptEvent::kAllTraining, "every rank has joined its communicators", turn);
       Transition(job, JobEvent::kTraining, "training", turn);
       if (job.failed_at.has_value()) {
@@ -229,7 +207,7 @@ void CoreImpl::Advance(JobEntry& job, Turn& turn) {
       CheckExits(job, turn);  // all ranks of a short job may have finished by now
       break;
     case v1::ATTEMPT_STATE_STOPPING:
-      FreeReleased(job, turn);
+      FreeReleased(job, job.gang.On(worker), turn);
       break;
     default:
       break;
@@ -237,22 +215,17 @@ void CoreImpl::Advance(JobEntry& job, Turn& turn) {
 }
 
 void CoreImpl::CheckExits(JobEntry& job, Turn& turn) {
-  const v1::Attempt& attempt = job.record.attempt();
   // The culprit is the lowest rank that ended for a cause of its own. Without one it is the lowest
   // rank whose collective failed, which only tells that another rank vanished.
-  const std::pair<const int32_t, v1::RankExit>* culprit = nullptr;
+  int32_t culprit = -1;
   bool symptoms_only = true;
-  size_t completed = 0;
-  for (const auto& entry : job.exits) {
-    if (entry.second.cause() == v1::CAUSE_COMPLETED) {
-      ++completed;
-      continue;
-    }
-    const bool symptom = IsSymptom(entry.second.cause());
-    if (culprit == nullptr || (symptoms_only && !symptom)) culprit = &entry;
+  for (const int32_t rank : job.gang.failed()) {
+    const bool symptom = IsSymptom(job.gang.exit(rank).cause());
+    if (culprit < 0 || (symptoms_only && !symptom)) culprit = rank;
     symptoms_only = symptoms_only && symptom;
+    if (!symptoms_only) break;
   }
-  if (culprit != nullptr) {
+  if (culprit >= 0) {
     if (symptoms_only) {
       if (!job.symptom_at.has_value()) {
         job.symptom_at = turn.now();
@@ -260,25 +233,25 @@ void CoreImpl::CheckExits(JobEntry& job, Turn& turn) {
       }
       if (turn.now() < *job.symptom_at + kCulpritGrace) return;
     }
-    const auto& [rank, exit] = *culprit;
-    Stop(job,
-         {exit.cause() == v1::CAUSE_UNSPECIFIED ? v1::CAUSE_UNKNOWN : exit.cause(),
-          absl::StrCat("rank ", rank, " on ", attempt.placements(rank).worker(), " ",
-                       HowExited(exit), "; see `muster logs ", job.job().name(), " --rank ", rank,
-                       "`"),
-          rank, exit.has_peer() ? exit.peer() : -1},
-         turn);
+    const v1::RankExit& exit = job.gang.exit(culprit);
+    Stop(
+        job,
+        {exit.cause() == v1::CAUSE_UNSPECIFIED ? v1::CAUSE_UNKNOWN : exit.cause(),
+         absl::StrCat("rank ", culprit, " on ", job.gang.rank(culprit).worker(), " ",
+                      HowExited(exit), "; see `muster logs ", job.name(), " --rank ", culprit, "`"),
+         culprit, exit.has_peer() ? exit.peer() : -1},
+        turn);
     return;
   }
-  if (attempt.state() == v1::ATTEMPT_STATE_TRAINING &&
-      completed == static_cast<size_t>(attempt.placements_size())) {
+  if (job.state.attempt_state() == v1::ATTEMPT_STATE_TRAINING &&
+      job.gang.completed() == job.gang.size()) {
     Stop(job, {v1::CAUSE_COMPLETED, "every rank has finished"}, turn);
   }
 }
 
 bool CoreImpl::AnyWorkerAway(const JobEntry& job) const {
-  for (const v1::Placement& placement : job.record.attempt().placements()) {
-    const WorkerEntry* worker = workers_.Find(WorkerId(placement.worker()));
+  for (const auto& [name, ranks] : job.gang.by_worker()) {
+    const WorkerEntry* worker = workers_.Find(WorkerId(name));
     if (worker == nullptr || !worker->session.has_value() ||
         worker->row.state() != v1::WORKER_STATE_READY) {
       return true;
@@ -288,15 +261,15 @@ bool CoreImpl::AnyWorkerAway(const JobEntry& job) const {
 }
 
 void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
-  if (!job.record.has_attempt() || !IsUp(job.record.attempt().state())) {
+  if (!job.has_attempt() || !job.up()) {
     deadlines_.Clear(AttemptDeadline(job));
     return;
   }
   if (job.symptom_at.has_value()) {
     CheckExits(job, turn);
-    if (!job.record.has_attempt() || !IsUp(job.record.attempt().state())) return;
+    if (!job.has_attempt() || !job.up()) return;
   }
-  const bool allocated = job.record.attempt().state() == v1::ATTEMPT_STATE_ALLOCATED;
+  const bool allocated = job.state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED;
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
   absl::Time due = (allocated ? job.attempt_since : job.progress_at) + limit;
   if (turn.now() >= due && AnyWorkerAway(job)) {
@@ -311,7 +284,7 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
     return;
   }
   turn.Act(Measured{Measured::What::kDetectFailure, absl::ToDoubleSeconds(limit)});
-  const auto& ranks = job.job().ranks();
+  const auto& ranks = job.gang.ranks();
   if (allocated) {
     const auto waited = std::find_if(ranks.begin(), ranks.end(), [](const auto& rank) {
       return rank.state() < v1::RANK_STATE_PREPARED;
@@ -324,22 +297,24 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
          turn);
     return;
   }
-  const HangVerdict verdict = NameCulprit(job.progress, job.answered, job.job(), turn.now());
+  const HangVerdict verdict =
+      NameCulprit(job.gang.reports(), job.gang.answered(), job.gang.ranks(), turn.now());
   std::string why =
-      job.record.attempt().state() == v1::ATTEMPT_STATE_TRAINING
+      job.state.attempt_state() == v1::ATTEMPT_STATE_TRAINING
           ? absl::StrCat("no rank has finished a step for ", absl::FormatDuration(limit))
           : absl::StrCat("training had not begun: nothing new from any rank for ",
                          absl::FormatDuration(limit));
   if (verdict.rank >= 0) {
     const v1::RankStatus& rank = ranks[verdict.rank];
-    const std::string phase = Bounded(job.progress[static_cast<size_t>(verdict.rank)].phase());
+    const std::string phase =
+        Bounded(job.gang.reports()[static_cast<size_t>(verdict.rank)].phase());
     absl::StrAppend(&why, "; rank ", verdict.rank, " on ", rank.worker(),
                     phase.empty() ? "" : absl::StrCat(" (", phase, ")"),
                     " is at fault: ", verdict.text);
   } else if (!verdict.text.empty()) {
     absl::StrAppend(&why, "; ", verdict.text);
   } else {
-    const std::string phase = Bounded(job.progress.empty() ? "" : job.progress[0].phase());
+    const std::string phase = Bounded(job.phase);
     absl::StrAppend(&why, "; no rank is behind the others",
                     phase.empty() ? "" : absl::StrCat(", rank 0 is ", phase));
   }
@@ -347,130 +322,149 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
 }
 
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
-  v1::Attempt& attempt = *job.record.mutable_attempt();
-  const bool trained = attempt.state() >= v1::ATTEMPT_STATE_TRAINING;
-  attempt.set_stop_cause(reason.cause);
+  v1::StateRow& state = job.state;
+  const bool trained = state.attempt_state() >= v1::ATTEMPT_STATE_TRAINING;
+  state.set_stop_cause(reason.cause);
   std::string message = reason.message;
-  attempt.clear_between();
+  state.clear_between();
   if ((reason.cause == v1::CAUSE_LAUNCH || reason.cause == v1::CAUSE_NETWORK) && reason.rank >= 0 &&
-      reason.peer >= 0 && reason.peer < job.job().ranks_size()) {
-    const v1::RankStatus& one = job.job().ranks(reason.rank);
-    const v1::RankStatus& other = job.job().ranks(reason.peer);
+      reason.peer >= 0 && reason.peer < job.gang.size()) {
+    const v1::RankStatus& one = job.gang.rank(reason.rank);
+    const v1::RankStatus& other = job.gang.rank(reason.peer);
     for (const std::string& worker : std::set<std::string>{one.worker(), other.worker()}) {
-      attempt.add_between(worker);
+      state.add_between(worker);
     }
     message = absl::StrCat("between ", PlaceText(one), " and ", PlaceText(other), ": ", message);
   }
-  attempt.set_stop_message(Bounded(message));
-  attempt.set_stop_rank(reason.rank);
-  Transition(job, AttemptEvent::kStop, attempt.stop_message(), turn);
+  state.set_stop_message(Bounded(message));
+  state.set_stop_rank(reason.rank);
+  Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(), turn);
   deadlines_.Clear(AttemptDeadline(job));
   job.symptom_at.reset();
-  for (const v1::Placement& placement : attempt.placements()) {
-    turn.DesiredChanged(WorkerId(placement.worker()));
-  }
+  TellWorkers(job, turn);
   switch (reason.cause) {
     case v1::CAUSE_COMPLETED:
-      job.record.set_after_release(v1::JOB_STATE_SUCCEEDED);
+      job.state.set_after_release(v1::JOB_STATE_SUCCEEDED);
       break;
     case v1::CAUSE_CANCELLED:
-      job.record.set_after_release(v1::JOB_STATE_CANCELLED);
-      Transition(job, JobEvent::kCancel, attempt.stop_message(), turn);
+      job.state.set_after_release(v1::JOB_STATE_CANCELLED);
+      Transition(job, JobEvent::kCancel, state.stop_message(), turn);
       break;
     default:
-      job.record.set_after_release(BudgetOf(reason.cause, trained) == Budget::kNotRetried
-                                       ? v1::JOB_STATE_FAILED
-                                       : v1::JOB_STATE_QUEUED);
+      job.state.set_after_release(BudgetOf(reason.cause, trained) == Budget::kNotRetried
+                                      ? v1::JOB_STATE_FAILED
+                                      : v1::JOB_STATE_QUEUED);
       job.failed_at = turn.now();
-      Transition(job, JobEvent::kAttemptFailed, attempt.stop_message(), turn);
-      job.job().set_waiting(
-          "its last attempt is being ended; it waits for the proof that its devices are free");
+      Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
+      job.waiting =
+          "its last attempt is being ended; it waits for the proof that its devices are free";
   }
-  FreeReleased(job, turn);
+  std::vector<int32_t> all(static_cast<size_t>(job.gang.size()));
+  std::iota(all.begin(), all.end(), 0);
+  FreeReleased(job, all, turn);
 }
 
-void CoreImpl::FreeReleased(JobEntry& job, Turn& turn) {
-  bool held = false;
-  for (const v1::Placement& placement : job.record.attempt().placements()) {
+void CoreImpl::TellWorkers(const JobEntry& job, Turn& turn) {
+  for (const auto& [worker, ranks] : job.gang.by_worker()) turn.DesiredChanged(WorkerId(worker));
+}
+
+void CoreImpl::FreeReleased(JobEntry& job, const std::vector<int32_t>& ranks, Turn& turn) {
+  for (const int32_t rank : ranks) {
+    if (job.gang.state(rank) < v1::RANK_STATE_RELEASED) continue;
+    const v1::Placement& placement = job.attempt.placements(rank);
     if (!workers_.Holds(placement, job.id(), job.epoch())) continue;
-    if (job.job().ranks(placement.rank()).state() < v1::RANK_STATE_RELEASED) {
-      held = true;
-      continue;
-    }
     workers_.Free(placement, job.id(), job.epoch());
     turn.DesiredChanged(WorkerId(placement.worker()));
     turn.Reschedule();
   }
-  if (!held) Release(job, turn);
+  if (job.gang.AllAtLeast(v1::RANK_STATE_RELEASED)) Release(job, turn);
 }
 
 v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
-  const v1::Attempt& attempt = job.record.attempt();
+  const v1::StateRow& state = job.state;
   v1::AttemptEnd end;
-  end.set_epoch(attempt.epoch());
-  end.set_cause(attempt.stop_cause());
-  end.set_message(attempt.stop_message());
-  end.set_rank(attempt.stop_rank());
+  end.set_epoch(state.epoch());
+  end.set_cause(state.stop_cause());
+  end.set_message(state.stop_message());
+  end.set_rank(state.stop_rank());
   // Commits are durable at once and progress is not, so that after a restart of the coordinator the
   // committed step may be the larger one.
-  end.set_step(std::max(job.job().step(), job.job().last_committed_step()));
-  *end.mutable_started() = attempt.started();
+  end.set_step(std::max(job.progress.step(), state.last_committed_step()));
+  *end.mutable_started() = job.attempt.started();
   *end.mutable_ended() = ToProto(turn.now());
   // Decided at the release: until then a checkpoint that was written completely may be committed,
   // and an attempt that advanced the committed step does not count.
   const bool advanced =
-      job.job().last_committed_step() > job.record.committed_step_at_attempt_start();
-  *end.mutable_between() = attempt.between();
+      job.state.last_committed_step() > job.state.committed_step_at_attempt_start();
+  *end.mutable_between() = state.between();
   // Two workers that lose each other once do not count. When the same two do so twice in a row, the
   // network has to be repaired, and the job must not retry for ever.
-  const auto& ends = job.job().causes();
-  const bool again = !end.between().empty() && !ends.empty() &&
+  const bool again = !end.between().empty() && !job.ends.empty() &&
                      std::equal(end.between().begin(), end.between().end(),
-                                ends.rbegin()->between().begin(), ends.rbegin()->between().end());
+                                job.ends.back().between().begin(), job.ends.back().between().end());
   end.set_counted((BudgetOf(end.cause(), /*trained=*/true) == Budget::kCounted || again) &&
-                  !advanced && job.record.after_release() != v1::JOB_STATE_FAILED);
+                  !advanced && job.state.after_release() != v1::JOB_STATE_FAILED);
   return end;
+}
+
+void CoreImpl::AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
+  const auto key = [&job](uint64_t epoch) {
+    return schema::Encode(schema::JobKey{job.id(), {epoch}});
+  };
+  turn.batch().Put(Table::kEnds, key(end.epoch()), schema::Serialize(end));
+  job.ends.push_back(end);
+  while (job.ends.size() > kAttemptEndsMax) {
+    turn.batch().Delete(Table::kEnds, key(job.ends.front().epoch()));
+    job.ends.pop_front();
+  }
+  job.history_changed = true;
+}
+
+// Only the newest attempt keeps its ranks; the others keep where they ran.
+void CoreImpl::KeepPast(JobEntry& job, Turn& turn) {
+  if (job.attempt.epoch() == 0) return;
+  job.attempt.clear_ranks();
+  job.PutAttempt(turn.batch());
+  job.past_attempts.push_back(std::move(job.attempt));
+  while (job.past_attempts.size() > kPastAttemptsMax) {
+    turn.batch().Delete(Table::kAttempts, schema::Encode(schema::JobKey{
+                                              job.id(), {job.past_attempts.front().epoch()}}));
+    job.past_attempts.pop_front();
+  }
 }
 
 void CoreImpl::Release(JobEntry& job, Turn& turn) {
   Transition(job, AttemptEvent::kAllReleased, "its devices are accounted for", turn);
-  v1::Job& proto = job.job();
   const v1::AttemptEnd end = EndOf(job, turn);
-  proto.clear_phase();
-  *proto.add_causes() = end;
-  while (proto.causes_size() > kAttemptEndsMax) {
-    proto.mutable_causes()->DeleteSubrange(0, 1);
-  }
+  job.phase.clear();
+  AddEnd(job, end, turn);
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_ENDED);
   row.set_cause(end.cause());
   row.set_rank(end.rank());
   row.set_message(end.message());
   *row.mutable_between() = end.between();
   turn.Log(std::move(row));
-  v1::Attempt& past = *job.record.add_past_attempts();
-  past = job.record.attempt();
-  past.clear_restore();
-  while (job.record.past_attempts_size() > kPastAttemptsMax) {
-    job.record.mutable_past_attempts()->DeleteSubrange(0, 1);
-  }
-  const v1::JobState after = job.record.after_release();
-  job.record.clear_attempt();
-  job.record.clear_after_release();
+  const v1::JobState after = job.state.after_release();
+  job.state.set_attempt_live(false);
+  job.state.clear_after_release();
+  job.attempt.clear_restore();
+  job.attempt.mutable_ranks()->Add(job.gang.ranks().begin(), job.gang.ranks().end());
+  job.PutAttempt(turn.batch());
   turn.Persist(job.id());
   turn.Reschedule();
-  if (end.counted()) proto.set_failures(proto.failures() + 1);
+  if (end.counted()) job.state.set_failures(job.state.failures() + 1);
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
       Transition(job, JobEvent::kCompleted, "trained all steps", turn);
       break;
     case v1::JOB_STATE_CANCELLED:
-      proto.set_message("cancelled by a user");
+      job.state.set_message("cancelled by a user");
       Transition(job, JobEvent::kReleased, "its devices are accounted for", turn);
       break;
     case v1::JOB_STATE_FAILED:
-      proto.set_message(absl::StrCat(CauseText(end.cause()), ": ", end.message()));
-      Transition(job, JobEvent::kGivenUp, proto.message(), turn);
+      job.state.set_message(absl::StrCat(CauseText(end.cause()), ": ", end.message()));
+      Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
       break;
     default:
       AfterFailure(job, end, turn);
@@ -478,32 +472,32 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
 }
 
 void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
-  v1::Job& proto = job.job();
-  const bool advanced = proto.last_committed_step() > job.record.committed_step_at_attempt_start();
-  const int in_a_row = (advanced ? 0 : job.record.restarts_in_a_row()) + 1;
-  job.record.set_restarts_in_a_row(in_a_row);
+  const bool advanced =
+      job.state.last_committed_step() > job.state.committed_step_at_attempt_start();
+  const int in_a_row = (advanced ? 0 : job.state.restarts_in_a_row()) + 1;
+  job.state.set_restarts_in_a_row(in_a_row);
   int launches = 0;
-  for (int i = proto.causes_size(); i > 0 && proto.causes(i - 1).cause() == v1::CAUSE_LAUNCH; --i) {
+  for (auto past = job.ends.rbegin(); past != job.ends.rend() && past->cause() == v1::CAUSE_LAUNCH;
+       ++past) {
     ++launches;
   }
   std::string given_up;
-  if (proto.failures() > proto.spec().restart().max_failures()) {
-    given_up = absl::StrCat("failed ", proto.failures(), " time(s), restart.max_failures is ",
-                            proto.spec().restart().max_failures());
+  if (job.state.failures() > job.spec().restart().max_failures()) {
+    given_up = absl::StrCat("failed ", job.state.failures(), " time(s), restart.max_failures is ",
+                            job.spec().restart().max_failures());
   } else if (launches >= kLaunchFailuresMax) {
     given_up = absl::StrCat("could not be started ", launches, " times in a row");
   } else if (in_a_row >= kRestartsInARowMax) {
     given_up = absl::StrCat("restarted ", in_a_row, " times without a newly committed step");
   }
   if (!given_up.empty()) {
-    proto.set_message(
+    job.state.set_message(
         absl::StrCat(given_up, "; last: ", CauseText(end.cause()), ": ", end.message()));
-    Transition(job, JobEvent::kGivenUp, proto.message(), turn);
+    Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
     return;
   }
-  const absl::Duration wait =
-      BackoffBefore(proto.spec().restart().backoff(), end.cause(), in_a_row);
-  *job.record.mutable_not_before() = ToProto(turn.now() + wait);
+  const absl::Duration wait = BackoffBefore(job.spec().restart().backoff(), end.cause(), in_a_row);
+  *job.state.mutable_not_before() = ToProto(turn.now() + wait);
   Wait(job, turn);
 }
 

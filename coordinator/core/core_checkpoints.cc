@@ -1,9 +1,10 @@
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
-#include "coordinator/core/progress.h"
+#include "coordinator/core/schema.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -11,34 +12,35 @@ namespace {
 
 bool Sound(const v1::CheckpointRecord& record) { return !record.damaged() && !record.removed(); }
 
-v1::CheckpointRecord* FindCheckpoint(v1::Job& job, int64_t step, uint64_t epoch) {
-  for (v1::CheckpointRecord& record : *job.mutable_checkpoints()) {
+v1::CheckpointRecord* FindCheckpoint(JobEntry& job, int64_t step, uint64_t epoch) {
+  for (v1::CheckpointRecord& record : job.checkpoints) {
     if (record.step() == step && record.epoch() == epoch) return &record;
   }
   return nullptr;
 }
 
+void Put(JobEntry& job, const v1::CheckpointRecord& record, Turn& turn) {
+  turn.batch().Put(Table::kCheckpoints, schema::CheckpointKey(job.id(), record),
+                   schema::Serialize(record));
+  job.history_changed = true;
+}
+
 // Drops records beyond the bound: damaged and removed ones first, then the oldest.
-void TrimCheckpoints(v1::Job& job) {
-  while (job.checkpoints_size() > kCheckpointRecordsMax) {
-    int victim = 0;
-    for (int i = 0; i < job.checkpoints_size(); ++i) {
-      if (!Sound(job.checkpoints(i))) {
-        victim = i;
-        break;
-      }
-    }
-    job.mutable_checkpoints()->DeleteSubrange(victim, 1);
+void TrimCheckpoints(JobEntry& job, Turn& turn) {
+  while (job.checkpoints.size() > kCheckpointRecordsMax) {
+    auto victim = std::find_if_not(job.checkpoints.begin(), job.checkpoints.end(), Sound);
+    if (victim == job.checkpoints.end()) victim = job.checkpoints.begin();
+    turn.batch().Delete(Table::kCheckpoints, schema::CheckpointKey(job.id(), *victim));
+    job.checkpoints.erase(victim);
   }
 }
 
 }  // namespace
 
-std::vector<v1::CheckpointRecord> RestoreCandidates(const v1::Job& job) {
+std::vector<v1::CheckpointRecord> RestoreCandidates(
+    const std::vector<v1::CheckpointRecord>& checkpoints) {
   std::vector<v1::CheckpointRecord> out;
-  for (const v1::CheckpointRecord& record : job.checkpoints()) {
-    if (Sound(record)) out.push_back(record);
-  }
+  std::copy_if(checkpoints.begin(), checkpoints.end(), std::back_inserter(out), Sound);
   std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) {
     return std::make_pair(a.step(), a.epoch()) > std::make_pair(b.step(), b.epoch());
   });
@@ -48,13 +50,13 @@ std::vector<v1::CheckpointRecord> RestoreCandidates(const v1::Job& job) {
 
 void CoreImpl::UpdateCommitted(JobEntry& job) {
   int64_t newest = 0;
-  for (const v1::CheckpointRecord& record : job.job().checkpoints()) {
+  for (const v1::CheckpointRecord& record : job.checkpoints) {
     if (Sound(record)) newest = std::max(newest, record.step());
   }
-  job.job().set_last_committed_step(newest);
+  job.state.set_last_committed_step(newest);
   // Steps lost with a damaged checkpoint count as an advance when they are committed again.
-  job.record.set_committed_step_at_attempt_start(
-      std::min(job.record.committed_step_at_attempt_start(), newest));
+  job.state.set_committed_step_at_attempt_start(
+      std::min(job.state.committed_step_at_attempt_start(), newest));
 }
 
 absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit,
@@ -64,7 +66,7 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   const std::string what = absl::StrCat("job ", Bounded(commit.job_id()), " epoch ", commit.epoch(),
                                         ": checkpoint of step ", step);
   if (job == nullptr) return absl::AbortedError(absl::StrCat(what, ": no such job"));
-  if (const v1::CheckpointRecord* known = FindCheckpoint(job->job(), step, commit.epoch())) {
+  if (const v1::CheckpointRecord* known = FindCheckpoint(*job, step, commit.epoch())) {
     if (known->manifest_checksum() == commit.checkpoint().manifest_checksum()) {
       return absl::OkStatus();  // repeated, because its verdict was lost
     }
@@ -72,11 +74,11 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
                                                  known->manifest_checksum(), ", not ",
                                                  commit.checkpoint().manifest_checksum()));
   }
-  if (!job->record.has_attempt() || job->epoch().value() != commit.epoch()) {
+  if (!job->has_attempt() || job->epoch().value() != commit.epoch()) {
     const std::string why = absl::StrCat(
         what, " is refused: ",
-        job->record.has_attempt() ? absl::StrCat("epoch ", job->epoch().value(), " is current")
-                                  : std::string("the attempt has ended"));
+        job->has_attempt() ? absl::StrCat("epoch ", job->epoch().value(), " is current")
+                           : std::string("the attempt has ended"));
     if (job->refused.size() < kCheckpointRecordsMax &&
         job->refused.emplace(commit.epoch(), step).second) {
       v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_REFUSED);
@@ -87,21 +89,27 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
     }
     return absl::AbortedError(why);
   }
-  if (!HasRank(job->record.attempt(), worker.row.name())) {
+  if (job->gang.On(worker.row.name()).empty()) {
     return absl::PermissionDeniedError(
         absl::StrCat(what, ": the attempt has no rank on worker ", worker.row.name()));
   }
   if (step <= 0) return absl::InvalidArgumentError(absl::StrCat(what, ": steps start at 1"));
-  v1::Job& proto = job->job();
-  v1::CheckpointRecord& record = *proto.add_checkpoints();
-  record = commit.checkpoint();
+  v1::CheckpointRecord record = commit.checkpoint();
   record.set_epoch(commit.epoch());
   record.set_damaged(false);
   record.set_removed(false);
   *record.mutable_committed() = ToProto(turn.now());
   const double seconds = record.seconds();
   const std::string path = record.path();
-  TrimCheckpoints(proto);
+  Put(*job, record, turn);
+  // Commits may overtake each other.
+  const auto order = [](const v1::CheckpointRecord& a, const v1::CheckpointRecord& b) {
+    return std::make_pair(a.epoch(), a.step()) < std::make_pair(b.epoch(), b.step());
+  };
+  const auto after =
+      std::upper_bound(job->checkpoints.begin(), job->checkpoints.end(), record, order);
+  job->checkpoints.insert(after, std::move(record));
+  TrimCheckpoints(*job, turn);
   UpdateCommitted(*job);
   v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_COMMITTED);
   row.set_step(step);
@@ -130,33 +138,36 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
   if (job == nullptr) return;
   if (notice.has_removed()) {
     // True whichever attempt's rank reports it, but only ranks of this job can know.
-    const auto& past = job->record.past_attempts();
-    const auto here = [&worker](const v1::Attempt& attempt) {
+    const auto here = [&worker](const v1::AttemptRow& attempt) {
       return HasRank(attempt, worker.row.name());
     };
-    if (!here(job->record.attempt()) && std::none_of(past.begin(), past.end(), here)) return;
+    if (!here(job->attempt) &&
+        std::none_of(job->past_attempts.begin(), job->past_attempts.end(), here)) {
+      return;
+    }
     v1::CheckpointRecord* record =
-        FindCheckpoint(job->job(), notice.removed().step(), notice.removed().epoch());
+        FindCheckpoint(*job, notice.removed().step(), notice.removed().epoch());
     if (record == nullptr || record->removed()) return;
     record->set_removed(true);
+    Put(*job, *record, turn);
     UpdateCommitted(*job);
     turn.Persist(job->id());
     return;
   }
   // Other notices count only from a rank of the current attempt.
-  const v1::Attempt& attempt = job->record.attempt();
-  if (!job->record.has_attempt() || job->epoch().value() != notice.epoch() || notice.rank() < 0 ||
-      notice.rank() >= attempt.placements_size() ||
-      attempt.placements(notice.rank()).worker() != worker.row.name()) {
+  if (!job->has_attempt() || job->epoch().value() != notice.epoch() ||
+      !job->gang.Has(notice.rank()) ||
+      job->gang.rank(notice.rank()).worker() != worker.row.name()) {
     return;
   }
   if (notice.has_evaluation()) {
     Evaluated(*job, notice.evaluation().step(), notice.evaluation().loss(), turn);
   } else if (notice.has_damaged()) {
     const v1::CheckpointRecord& damaged = notice.damaged().checkpoint();
-    v1::CheckpointRecord* record = FindCheckpoint(job->job(), damaged.step(), damaged.epoch());
+    v1::CheckpointRecord* record = FindCheckpoint(*job, damaged.step(), damaged.epoch());
     if (record == nullptr || record->damaged()) return;
     record->set_damaged(true);
+    Put(*job, *record, turn);
     UpdateCommitted(*job);
     v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_DAMAGED);
     row.set_step(damaged.step());
@@ -173,7 +184,8 @@ void CoreImpl::Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn) {
   // Every rank reports its last evaluation with every heartbeat.
   if (step <= job.evaluated_step) return;
   job.evaluated_step = step;
-  if (!AddEvaluation(step, loss, job.job())) return;
+  if (!AddEvaluation(step, loss, job.progress, job.curve)) return;
+  job.progress_changed = true;
   v1::Event row = About(job, v1::EVENT_KIND_EVALUATION);
   row.set_step(step);
   row.set_message(absl::StrCat("validation loss ", loss, " at step ", step));

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/migrate.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
@@ -17,6 +18,7 @@ namespace muster::coordinator {
 absl::StatusOr<std::unique_ptr<Core>> Core::Recover(const CoreConfig& config, Store& store, Rng rng,
                                                     absl::Time now, CoreOutput* output) {
   auto core = std::make_unique<CoreImpl>(config, rng);
+  RETURN_IF_ERROR(Migrate(store));
   RETURN_IF_ERROR(core->Load(store, now));
   *output = core->Start(now);
   return core;
@@ -48,40 +50,23 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
         return row_status.ok();
       }));
   RETURN_IF_ERROR(row_status);
-  RETURN_IF_ERROR(LoadJobs(store, now));
+  RETURN_IF_ERROR(RecoverJobs(store, now));
   return LoadKeyValue(store);
 }
 
-absl::Status CoreImpl::LoadJobs(Store& store, absl::Time now) {
-  // By submit sequence: jobs_ takes them in order of submission.
-  std::map<uint64_t, v1::JobRecord> records;
-  absl::Status row_status;
-  RETURN_IF_ERROR(
-      store.Scan(Table::kJobs, "", "", [&](const std::string& key, const std::string& value) {
-        v1::JobRecord record;
-        row_status = schema::Parse(Table::kJobs, key, value, record);
-        const uint64_t sequence = record.submit_sequence();
-        if (row_status.ok()) records[sequence] = std::move(record);
-        return row_status.ok();
-      }));
-  RETURN_IF_ERROR(row_status);
-  for (auto& [sequence, record] : records) jobs_.Add(std::move(record));
-  for (auto& [id, job] : jobs_.entries()) {
-    job.queued_at = job.attempt_since = job.progress_at = job.advanced_at = job.persisted_at = now;
-    if (!job.record.has_attempt()) continue;
-    const v1::Attempt& attempt = job.record.attempt();
-    job.progress.resize(static_cast<size_t>(attempt.placements_size()));
-    job.answered.assign(job.progress.size(), now);
-    for (const v1::Placement& placement : attempt.placements()) {
-      if (job.job().ranks(placement.rank()).state() >= v1::RANK_STATE_RELEASED &&
-          !IsUp(attempt.state())) {
-        continue;
-      }
+absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
+  using Jobs = std::map<uint64_t, JobEntry>;
+  ASSIGN_OR_RETURN(Jobs jobs, LoadJobs(store, now));
+  for (auto& [sequence, loaded] : jobs) {
+    JobEntry& job = jobs_.Add(std::move(loaded));
+    if (!job.has_attempt()) continue;
+    for (const v1::Placement& placement : job.attempt.placements()) {
+      if (job.gang.state(placement.rank()) >= v1::RANK_STATE_RELEASED && !job.up()) continue;
       if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
-        return absl::DataLossError(absl::StrCat("job ", id.value(), " is placed on worker ",
+        return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
                                                 placement.worker(), ", which has no row"));
       }
-      workers_.Hold(placement, id, Epoch(attempt.epoch()));
+      workers_.Hold(placement, job.id(), job.name(), job.epoch());
     }
   }
   return absl::OkStatus();
@@ -116,12 +101,13 @@ CoreOutput CoreImpl::Start(absl::Time now) {
   }
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
-    if (job.record.has_attempt()) {
+    if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
     } else {
       Wait(job, turn);
     }
   }
+  for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
   turn.Reschedule();
   CompleteTurn(turn);
   return turn.Finish();
@@ -149,11 +135,11 @@ void CoreImpl::ForgivePause(Turn& turn) {
   }
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
-    if (!job.record.has_attempt()) continue;
-    for (absl::Time* time : {&job.attempt_since, &job.progress_at, &job.advanced_at}) {
+    if (!job.has_attempt()) continue;
+    for (absl::Time* time : {&job.attempt_since, &job.progress_at}) {
       *time = std::min(turn.now(), *time + away);
     }
-    for (absl::Time& time : job.answered) time = std::min(turn.now(), time + away);
+    job.gang.ForgivePause(away, turn.now());
     if (job.symptom_at.has_value()) {
       job.symptom_at = std::min(turn.now(), *job.symptom_at + away);
     }
@@ -192,6 +178,9 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();
         break;
+      case DeadlineKey::Kind::kPublish:
+        for (const JobId& id : std::exchange(unpublished_, {})) turn.Progressed(id);
+        break;
     }
   }
   while (turn.TakeReschedule()) Schedule(turn);
@@ -205,29 +194,51 @@ void CoreImpl::CompleteTurn(Turn& turn) {
 }
 
 void CoreImpl::PersistJobs(Turn& turn) {
-  std::set<JobId> rows = turn.persist();
+  std::set<JobId> changed = turn.changed();
+  for (const JobId& id : turn.persist()) {
+    JobEntry* job = jobs_.Find(id);
+    if (job == nullptr) continue;  // an old ended job, forgotten in this turn
+    job->PutState(turn.batch());
+    job->PutProgress(turn.batch(), turn.now());
+    changed.insert(id);
+  }
   for (const JobId& id : turn.progressed()) {
     JobEntry* job = jobs_.Find(id);
     if (job == nullptr) continue;
-    if (turn.now() - job->persisted_at >= kProgressPersistInterval) rows.insert(id);
-  }
-  std::set<JobId> changed = turn.progressed();
-  changed.insert(turn.changed().begin(), turn.changed().end());
-  for (const JobId& id : rows) {
-    JobEntry* job = jobs_.Find(id);
-    if (job == nullptr) continue;  // an old ended job, forgotten in this turn
-    turn.batch().Put(Table::kJobs, id.value(), schema::Serialize(job->record));
-    job->persisted_at = turn.now();
+    if (turn.now() - job->progress_stored_at >= kProgressPersistInterval) {
+      job->PutProgress(turn.batch(), turn.now());
+    }
     changed.insert(id);
   }
-  for (const JobId& id : changed) turn.Act(JobChanged{id});
+  for (const JobId& id : changed) {
+    if (JobEntry* job = jobs_.Find(id); job != nullptr) Publish(*job, turn);
+  }
+}
+
+// Every report of a large gang changes a rank, and each publication of its ranks copies all of
+// them.
+void CoreImpl::Publish(JobEntry& job, Turn& turn) {
+  const bool later = job.has_attempt() && job.gang.size() > kPublishedAtOnceMax &&
+                     turn.now() - job.ranks_published_at < kPublishInterval;
+  if (!later) {
+    job.ranks_published_at = turn.now();
+    unpublished_.erase(job.id());
+  } else {
+    if (unpublished_.empty()) {
+      deadlines_.Set({DeadlineKey::Kind::kPublish, ""}, turn.now() + kPublishInterval);
+    }
+    unpublished_.insert(job.id());
+    // The rest is worth a publication of its own only where it became durable.
+    if (!turn.persist().contains(job.id()) && !turn.changed().contains(job.id())) return;
+  }
+  turn.Act(JobChanged{job.id(), job.fixed.submit_sequence(), job.TakeChangedParts(!later)});
 }
 
 // ---- reads --------------------------------------------------------------------------------------
 
 absl::StatusOr<v1::Job> CoreImpl::GetJob(const std::string& name_or_id) const {
   ASSIGN_OR_RETURN(const JobEntry* job, jobs_.Resolve(name_or_id));
-  return job->job();
+  return job->View();
 }
 
 std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* next) const {
@@ -237,7 +248,7 @@ std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* ne
   *next = 0;
   while (it != all.begin() && static_cast<int>(out.size()) < limit) {
     --it;
-    out.push_back(jobs_.Find(it->second)->job());
+    out.push_back(jobs_.Find(it->second)->View());
     *next = it == all.begin() ? 0 : it->first;
   }
   return out;
@@ -258,7 +269,7 @@ std::vector<v1::Worker> CoreImpl::ListWorkers() const {
     }
     row.set_slots_free(free);
     std::set<std::string> names;
-    for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->job().name());
+    for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
     for (const std::string& name : names) row.add_jobs(name);
     out.push_back(std::move(row));
   }
@@ -273,10 +284,9 @@ absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int r
     return absl::FailedPreconditionError(
         absl::StrCat("job ", id.value(), " has not started any rank yet"));
   }
-  std::vector<const v1::Attempt*> attempts;
-  if (job->record.has_attempt()) attempts.push_back(&job->record.attempt());
-  for (const v1::Attempt& past : job->record.past_attempts()) attempts.push_back(&past);
-  for (const v1::Attempt* attempt : attempts) {
+  std::vector<const v1::AttemptRow*> attempts = {&job->attempt};
+  for (const v1::AttemptRow& past : job->past_attempts) attempts.push_back(&past);
+  for (const v1::AttemptRow* attempt : attempts) {
     if (attempt->epoch() != epoch.value()) continue;
     if (rank < 0 || rank >= attempt->placements_size()) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -296,12 +306,12 @@ std::optional<SessionId> CoreImpl::SessionOf(const WorkerId& id) const {
 // ---- invariants ---------------------------------------------------------------------------------
 
 void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken) const {
-  const v1::Job& job = entry.job();
+  const v1::StateRow& job = entry.state;
   const auto claim = [&](bool holds, absl::string_view what) {
-    if (!holds) broken.push_back(absl::StrCat("job ", job.id(), ": ", what));
+    if (!holds) broken.push_back(absl::StrCat("job ", entry.fixed.id(), ": ", what));
   };
-  const bool attempt = entry.record.has_attempt();
-  const v1::AttemptState state = entry.record.attempt().state();
+  const bool attempt = entry.has_attempt();
+  const v1::AttemptState state = job.attempt_state();
   claim(waiting_.Contains(entry.id()) == (entry.live() && !attempt),
         "must wait if and only if it is live without an attempt");
   switch (job.state()) {
@@ -317,7 +327,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
     case v1::JOB_STATE_RUNNING:
       claim(attempt && (state == v1::ATTEMPT_STATE_TRAINING ||
                         (state == v1::ATTEMPT_STATE_STOPPING &&
-                         entry.record.attempt().stop_cause() == v1::CAUSE_COMPLETED)),
+                         entry.state.stop_cause() == v1::CAUSE_COMPLETED)),
             "running without a training attempt");
       break;
     case v1::JOB_STATE_RECOVERING:
@@ -335,15 +345,15 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
       claim(false, absl::StrCat("state ", spec::EnumName(job.state())));
   }
   if (!attempt) return;
-  const v1::Attempt& live = entry.record.attempt();
+  const v1::AttemptRow& live = entry.attempt;
   claim(live.epoch() == job.epoch(), "attempt of another epoch");
-  claim(live.placements_size() == job.spec().resources().ranks(), "a gang that is not whole");
-  claim(job.ranks_size() == live.placements_size(), "rank map and placements differ");
+  claim(live.placements_size() == entry.spec().resources().ranks(), "a gang that is not whole");
+  claim(entry.gang.size() == live.placements_size(), "rank map and placements differ");
   for (int rank = 0; rank < live.placements_size(); ++rank) {
     claim(live.placements(rank).rank() == rank, "ranks are not dense");
-    const bool gone = job.ranks(rank).state() >= v1::RANK_STATE_RELEASED;
+    const bool gone = entry.gang.state(rank) >= v1::RANK_STATE_RELEASED;
     const bool held = workers_.Holds(live.placements(rank), entry.id(), Epoch(live.epoch()));
-    claim(held == (IsUp(live.state()) || !gone),
+    claim(held == (entry.up() || !gone),
           absl::StrCat(
               "rank ", rank,
               held ? " holds a slot that it released" : " has lost its slot without a release"));
@@ -353,12 +363,12 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
 std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
+  if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (waiting_.size() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holder] : worker.held) {
       const JobEntry* job = jobs_.Find(holder.job);
-      if (job == nullptr || !job->record.has_attempt() ||
-          job->record.attempt().epoch() != holder.epoch.value()) {
+      if (job == nullptr || !job->has_attempt() || job->epoch() != holder.epoch) {
         broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
                                       holder.job.value(), " epoch ", holder.epoch.value(),
                                       ", which is not live"));
@@ -367,8 +377,7 @@ std::vector<std::string> CoreImpl::CheckInvariants() const {
   }
   for (const auto& [job_id, epoch] : values_.Epochs()) {
     const JobEntry* job = jobs_.Find(job_id);
-    if (job == nullptr || !job->record.has_attempt() || job->epoch() != epoch ||
-        !IsUp(job->record.attempt().state())) {
+    if (job == nullptr || !job->up() || job->epoch() != epoch) {
       broken.push_back(absl::StrCat("job ", job_id.value(), ": bootstrap keys of epoch ",
                                     epoch.value(), " outlived it"));
     }

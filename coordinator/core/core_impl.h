@@ -47,7 +47,7 @@ class CoreImpl : public Core {
 
  private:
   // ---- core_impl.cc
-  absl::Status LoadJobs(Store& store, absl::Time now);
+  absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
   // timer.
@@ -57,6 +57,7 @@ class CoreImpl : public Core {
   void ForgivePause(Turn& turn);
   void ArmTimer(Turn& turn);
   void PersistJobs(Turn& turn);
+  void Publish(JobEntry& job, Turn& turn);
   void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
 
   // ---- core_jobs.cc
@@ -78,8 +79,9 @@ class CoreImpl : public Core {
   void ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& rank,
                  Turn& turn);
   void ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress, Turn& turn);
-  // Takes the attempt through as many states as the states of its ranks allow.
-  void Advance(JobEntry& job, Turn& turn);
+  // Takes the attempt through as many states as the states of its ranks allow,
+  // after a report of `worker`.
+  void Advance(JobEntry& job, const std::string& worker, Turn& turn);
   void CheckExits(JobEntry& job, Turn& turn);
   void CheckDeadlines(JobEntry& job, Turn& turn);
   struct StopReason {
@@ -89,7 +91,13 @@ class CoreImpl : public Core {
     int32_t peer = -1;  // the rank that `rank` could not reach; -1 = that is not why
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
-  void FreeReleased(JobEntry& job, Turn& turn);
+  // Tells every worker of the attempt what is desired now.
+  static void TellWorkers(const JobEntry& job, Turn& turn);
+  // Frees the slots of those of `ranks` that are gone, and ends the attempt when all of its ranks
+  // are.
+  void FreeReleased(JobEntry& job, const std::vector<int32_t>& ranks, Turn& turn);
+  static void AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
+  static void KeepPast(JobEntry& job, Turn& turn);
   void Release(JobEntry& job, Turn& turn);
   v1::AttemptEnd EndOf(JobEntry& job, Turn& turn) const;
   void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
@@ -115,7 +123,10 @@ class CoreImpl : public Core {
   void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
   void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
   void RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn);
+  // Sends what the worker should hold when that has changed, or seems lost.
   void SendDesired(WorkerEntry& worker, Turn& turn);
+  void SendListed(WorkerEntry& worker, Turn& turn);
+  absl::Duration StopGraceOf(const JobEntry& job) const;
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
   // The job whose current attempt has this epoch, has not been stopped and has a rank on this
   // worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is on the worker.
@@ -140,7 +151,8 @@ class CoreImpl : public Core {
   WaitingQueue waiting_;  // every live job without an attempt
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;
-  std::set<JobId> explained_;  // jobs that the newest plan explained one by one
+  std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
+  std::set<JobId> explained_;    // jobs that the newest plan explained one by one
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
@@ -149,11 +161,11 @@ class CoreImpl : public Core {
 };
 
 // True when the attempt has a rank on this worker.
-bool HasRank(const v1::Attempt& attempt, const std::string& worker);
+bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
 
-// The checkpoints of the job that an attempt may restore, newest first; at most
-// kRestoreCandidatesMax.
-std::vector<v1::CheckpointRecord> RestoreCandidates(const v1::Job& job);
+// The checkpoints that an attempt may restore, newest first; at most kRestoreCandidatesMax.
+std::vector<v1::CheckpointRecord> RestoreCandidates(
+    const std::vector<v1::CheckpointRecord>& checkpoints);
 
 }  // namespace muster::coordinator
 

@@ -13,11 +13,11 @@ namespace muster::coordinator {
 v1::Event CoreImpl::About(const JobEntry& job, v1::EventKind kind) {
   v1::Event event;
   event.set_kind(kind);
-  event.set_job_id(job.job().id());
-  event.set_job_name(job.job().name());
-  event.set_epoch(job.job().epoch());
+  event.set_job_id(job.fixed.id());
+  event.set_job_name(job.name());
+  event.set_epoch(job.state.epoch());
   event.set_rank(-1);
-  event.set_step(job.job().step());
+  event.set_step(job.progress.step());
   return event;
 }
 
@@ -38,7 +38,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     return;
   }
   if (JobEntry* first = event.request_id.empty() ? nullptr : jobs_.FindRequest(event.request_id)) {
-    reply.job = first->job();
+    reply.job = first->View();
     reply.existed = true;
     turn.Act(std::move(reply));
     return;
@@ -46,7 +46,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   const JobEntry* live = jobs_.FindLive(event.spec.name());
   if (live != nullptr) {
     reply.status = absl::AlreadyExistsError(absl::StrCat(
-        "name: job ", live->job().id(), " of this name is ", spec::EnumName(live->job().state()),
+        "name: job ", live->fixed.id(), " of this name is ", spec::EnumName(live->state.state()),
         "; cancel it with `muster cancel ", event.spec.name(), "` or choose another name"));
     turn.Act(std::move(reply));
     return;
@@ -58,18 +58,18 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
-  v1::JobRecord record;
-  record.set_request_id(event.request_id);
-  record.set_submit_sequence(jobs_.NextSequence());
-  v1::Job& job = *record.mutable_job();
-  job.set_id(NewJobId(event.spec.name()).value());
-  job.set_name(event.spec.name());
-  job.set_state(v1::JOB_STATE_PENDING);
-  *job.mutable_spec() = event.spec;
-  job.set_steps(event.spec.engine().training().steps());
-  *job.mutable_submitted() = ToProto(turn.now());
-  JobEntry& entry = jobs_.Add(std::move(record));
-  entry.queued_at = entry.persisted_at = turn.now();
+  JobEntry fresh;
+  fresh.fixed.set_id(NewJobId(event.spec.name()).value());
+  fresh.fixed.set_name(event.spec.name());
+  *fresh.fixed.mutable_spec() = event.spec;
+  fresh.fixed.set_request_id(event.request_id);
+  fresh.fixed.set_submit_sequence(jobs_.NextSequence());
+  *fresh.fixed.mutable_submitted() = ToProto(turn.now());
+  fresh.state.set_state(v1::JOB_STATE_PENDING);
+  fresh.state.set_stop_rank(-1);
+  fresh.queued_at = fresh.progress_stored_at = turn.now();
+  JobEntry& entry = jobs_.Add(std::move(fresh));
+  entry.PutSpec(turn.batch());
   const JobId id = entry.id();
   if (!event.request_id.empty()) {
     turn.batch().Put(Table::kRequests, event.request_id, id.value());
@@ -82,7 +82,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", event.spec.queue()), turn);
   Wait(entry, turn);
   while (turn.TakeReschedule()) Schedule(turn);  // before the reply, which says why the job waits
-  reply.job = entry.job();
+  reply.job = entry.View();
   turn.Act(std::move(reply));
 }
 
@@ -97,33 +97,33 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   }
   JobEntry& job = *jobs_.Find((*found)->id());
   const std::string why = "cancelled by a user";
-  if (job.live() && job.job().state() != v1::JOB_STATE_STOPPING) {
-    if (!job.record.has_attempt()) {
-      job.job().set_message(why);
+  if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
+    if (!job.has_attempt()) {
+      job.state.set_message(why);
       if (!horizon_.Excludes(AsWaiting(job))) turn.Reschedule();
       waiting_.Remove(job.id());
       Transition(job, JobEvent::kCancelIdle, why, turn);
-    } else if (IsUp(job.record.attempt().state())) {
+    } else if (job.up()) {
       Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
-    } else if (job.record.after_release() != v1::JOB_STATE_SUCCEEDED) {
+    } else if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) {
       // Its attempt is already being released for another reason. A job that has trained all its
       // steps is not cancelled any more.
-      job.record.set_after_release(v1::JOB_STATE_CANCELLED);
+      job.state.set_after_release(v1::JOB_STATE_CANCELLED);
       Transition(job, JobEvent::kCancel, why, turn);
     }
   }
-  reply.job = job.job();
+  reply.job = job.View();
   turn.Act(std::move(reply));
 }
 
 void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn) {
-  const v1::JobState from = job.job().state();
+  const v1::JobState from = job.state.state();
   const v1::JobState to = Next(from, event);
   CHECK(to != v1::JOB_STATE_UNSPECIFIED)
       << "job " << job.id() << ": no transition from " << spec::EnumName(from) << " by event "
       << static_cast<int>(event);
-  job.job().set_state(to);
-  if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.job().clear_waiting();
+  job.state.set_state(to);
+  if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.clear();
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
   row.set_from(spec::EnumName(from));
@@ -132,7 +132,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   turn.Log(std::move(row));
   turn.Persist(job.id());
   if (IsFinal(to)) {
-    *job.job().mutable_ended() = ToProto(turn.now());
+    *job.state.mutable_ended() = ToProto(turn.now());
     jobs_.Ended(job);
   }
 }
@@ -163,43 +163,41 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
 }  // namespace
 
 WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
-  const v1::JobSpec& spec = job.job().spec();
+  const v1::JobSpec& spec = job.spec();
   WaitingJob waiting;
   waiting.id = job.id();
-  waiting.name = job.job().name();
+  waiting.name = job.name();
   waiting.queue = spec.queue();
   waiting.priority = spec.priority();
-  waiting.submit_sequence = job.record.submit_sequence();
+  waiting.submit_sequence = job.fixed.submit_sequence();
   waiting.ranks = spec.resources().ranks();
   waiting.device = spec.resources().device();
   waiting.group = std::max(1, spec.engine().parallel().tensor());
   waiting.stride = TensorStride(spec.engine().parallel());
-  if (job.record.has_not_before()) waiting.not_before = FromProto(job.record.not_before());
+  if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
   return waiting;
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   WaitingJob waiting = AsWaiting(job);
   Explain(job, BehindText(waiting.queue, policy_), turn);
-  if (!horizon_.Excludes(waiting) || job.record.has_not_before()) turn.Reschedule();
+  if (!horizon_.Excludes(waiting) || job.state.has_not_before()) turn.Reschedule();
   waiting_.Add(std::move(waiting));
 }
 
 void CoreImpl::Explain(JobEntry& job, const std::string& text, Turn& turn) {
-  if (job.job().waiting() == text) return;
-  job.job().set_waiting(text);
+  if (job.waiting == text) return;
+  job.waiting = text;
   turn.Changed(job.id());
 }
 
 void CoreImpl::Schedule(Turn& turn) {
   for (const JobId& id : waiting_.TakeRetries(turn.now())) {
     JobEntry& job = *jobs_.Find(id);
-    if (job.job().state() != v1::JOB_STATE_RECOVERING) continue;
+    if (job.state.state() != v1::JOB_STATE_RECOVERING) continue;
     Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
   }
-  const auto name_of = [this](const JobId& id) { return jobs_.Find(id)->job().name(); };
-  muster::coordinator::Schedule schedule =
-      Plan(workers_.View(name_of), waiting_, policy_, turn.now());
+  muster::coordinator::Schedule schedule = Plan(workers_.slots(), waiting_, policy_, turn.now());
   horizon_ = std::move(schedule.horizon);
   for (const Decision& decision : schedule.decisions) {
     waiting_.Remove(decision.job);
@@ -214,7 +212,7 @@ void CoreImpl::Schedule(Turn& turn) {
   for (const JobId& id : explained_) {
     if (explained.contains(id) || !waiting_.Contains(id)) continue;
     JobEntry& job = *jobs_.Find(id);
-    Explain(job, BehindText(job.job().spec().queue(), policy_), turn);
+    Explain(job, BehindText(job.spec().queue(), policy_), turn);
   }
   explained_ = std::move(explained);
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, schedule.wake_at);

@@ -27,11 +27,11 @@ DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
 // True when the loss of `worker` is why the attempt ended: its peers noticed only that their
 // connections broke. Two workers that lost each other while a third one was lost ended the attempt
 // for a reason of their own.
-bool ExplainedByLoss(const v1::Attempt& attempt, const std::string& worker) {
-  if (IsSymptom(attempt.stop_cause())) return true;
-  return attempt.stop_cause() == v1::CAUSE_NETWORK &&
-         (attempt.between().empty() ||
-          std::count(attempt.between().begin(), attempt.between().end(), worker) > 0);
+bool ExplainedByLoss(const v1::StateRow& state, const std::string& worker) {
+  if (IsSymptom(state.stop_cause())) return true;
+  return state.stop_cause() == v1::CAUSE_NETWORK &&
+         (state.between().empty() ||
+          std::count(state.between().begin(), state.between().end(), worker) > 0);
 }
 
 bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
@@ -159,6 +159,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   row.set_host_id(hello.host_id());
   row.set_incarnation(event.incarnation.value());
   *row.mutable_devices() = hello.devices();
+  workers_.Refresh(worker);
   row.set_slots(hello.devices_size());
   worker.last_heard = turn.now();
   deadlines_.Set(WorkerDeadline(worker), turn.now() + config_.unreachable_after);
@@ -225,7 +226,9 @@ void CoreImpl::On(const SessionMessage& event, Turn& turn) {
       Notice(*worker, message.notice(), turn);
       break;
     case v1::FromWorker::kHello:
-    case v1::FromWorker::kLog:
+    case v1::FromWorker::kLog:  // the shell has taken replies to its own requests
+    case v1::FromWorker::kCollectives:
+    case v1::FromWorker::kProfile:
     case v1::FromWorker::KIND_NOT_SET:
       break;
   }
@@ -303,10 +306,9 @@ std::string CoreImpl::WhyKept(const WorkerEntry& worker, absl::Time now) const {
   }
   for (const JobId& id : worker.Jobs()) {
     const JobEntry& job = *jobs_.Find(id);
-    if (IsUp(job.record.attempt().state()) &&
-        job.advanced_at > worker.last_heard + config_.unreachable_after &&
-        now - job.advanced_at < config_.lost_after) {
-      return absl::StrCat("job ", job.job().name(), " makes progress, which it could not without ",
+    if (job.up() && job.gang.advanced_at() > worker.last_heard + config_.unreachable_after &&
+        now - job.gang.advanced_at() < config_.lost_after) {
+      return absl::StrCat("job ", job.name(), " makes progress, which it could not without ",
                           "its ranks there");
     }
   }
@@ -328,7 +330,7 @@ void CoreImpl::Keep(WorkerEntry& worker, const std::string& why, Turn& turn) {
   bool gave_up = false;
   for (const JobId& id : worker.Jobs()) {
     JobEntry& job = *jobs_.Find(id);
-    if (IsUp(job.record.attempt().state())) continue;
+    if (job.up()) continue;
     GiveUp(worker, job, absl::StrCat("worker ", worker.row.name(), " is silent"), turn);
     gave_up = true;
   }
@@ -372,17 +374,13 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
 }
 
 void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn) {
-  v1::Attempt& attempt = *job.record.mutable_attempt();
   std::vector<int32_t> ranks;
-  for (const v1::Placement& placement : attempt.placements()) {
-    if (placement.worker() == worker.row.name() &&
-        workers_.Holds(placement, job.id(), job.epoch())) {
-      ranks.push_back(placement.rank());
-    }
+  for (const int32_t rank : job.gang.On(worker.row.name())) {
+    if (workers_.Holds(job.attempt.placements(rank), job.id(), job.epoch())) ranks.push_back(rank);
   }
   const std::string why = absl::StrCat("rank ", ranks.front(), " is lost: ", reason);
   for (const int32_t rank : ranks) {
-    job.job().mutable_ranks(rank)->set_state(v1::RANK_STATE_LOST);
+    job.gang.SetState(rank, v1::RANK_STATE_LOST);
   }
   v1::Event row = About(job, v1::EVENT_KIND_RANKS_GIVEN_UP);
   row.set_worker(worker.row.name());
@@ -392,17 +390,17 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& rea
                                "; the job waits for them no longer"));
   turn.Log(std::move(row));
   turn.Persist(job.id());
-  if (IsUp(attempt.state())) {
+  if (job.up()) {
     Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
     return;
   }
-  if (ExplainedByLoss(attempt, worker.row.name())) {
-    attempt.set_stop_message(absl::StrCat(why, "; before: ", attempt.stop_message()));
-    attempt.set_stop_cause(v1::CAUSE_WORKER_LOST);
-    attempt.set_stop_rank(ranks.front());
-    attempt.clear_between();
+  if (ExplainedByLoss(job.state, worker.row.name())) {
+    job.state.set_stop_message(absl::StrCat(why, "; before: ", job.state.stop_message()));
+    job.state.set_stop_cause(v1::CAUSE_WORKER_LOST);
+    job.state.set_stop_rank(ranks.front());
+    job.state.clear_between();
   }
-  FreeReleased(job, turn);
+  FreeReleased(job, ranks, turn);
 }
 
 // ---- observed -----------------------------------------------------------------------------------
@@ -423,14 +421,14 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     }
     absent.erase(id);
     for (const v1::ObservedRank& rank : attempt.ranks()) ApplyRank(*job, name, rank, turn);
-    if (!attempt.refusal().empty() && IsUp(job->record.attempt().state())) {
+    if (!attempt.refusal().empty() && job->up()) {
       const v1::Cause cause = attempt.refusal_cause() == v1::CAUSE_UNSPECIFIED
                                   ? v1::CAUSE_LAUNCH
                                   : attempt.refusal_cause();
       Stop(*job, {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal()))}, turn);
       continue;
     }
-    Advance(*job, turn);
+    Advance(*job, name, turn);
   }
   for (const JobId& id : absent) {
     // Still there: advancing the jobs above released no slot of this one.
@@ -438,16 +436,14 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   }
   if (stale != worker.stale_attempts) {
     worker.stale_attempts = std::move(stale);
+    workers_.Refresh(worker);
     turn.Reschedule();
   }
   // The Desired may have been lost although its stream is up: it is sent again.
-  if (!hello && observed.applied_revision() < worker.desired.revision() &&
+  if (!hello && observed.applied_revision() < worker.desired_revision &&
       turn.now() >= worker.desired_sent_at + 2 * config_.heartbeat_interval) {
-    worker.desired_sent_at = turn.now();
-    SendAction send;
-    send.session = *worker.session;
-    *send.message.mutable_desired() = worker.desired;
-    turn.Act(std::move(send));
+    worker.resend_desired = true;
+    turn.DesiredChanged(worker.id());
   }
 }
 
@@ -455,11 +451,11 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
 // here. It must not be used again.
 void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
   JobEntry* job = jobs_.Find(id);
-  if (job == nullptr || epoch <= job->epoch().value() || epoch < job->record.epoch_floor() ||
+  if (job == nullptr || epoch <= job->epoch().value() || epoch < job->state.epoch_floor() ||
       epoch > job->epoch().value() + kEpochsAheadMax) {
     return;
   }
-  job->record.set_epoch_floor(epoch + 1);
+  job->state.set_epoch_floor(epoch + 1);
   turn.Persist(id);
 }
 
@@ -467,7 +463,7 @@ void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
 // been told of the attempt before.
 void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
                            Turn& turn) {
-  const v1::AttemptState state = job.record.attempt().state();
+  const v1::AttemptState state = job.state.attempt_state();
   const auto listed = worker.listed.find(job.id());
   const bool current = listed != worker.listed.end() && listed->second.epoch == job.epoch();
   const bool stopping = !IsUp(state);
@@ -480,26 +476,24 @@ void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied,
   if (!proven) {
     if (!hello) return;
     // Its ranks have not started; the daemon will be asked to prepare them again.
-    for (v1::RankStatus& rank : *job.job().mutable_ranks()) {
-      if (rank.worker() == worker.row.name()) rank.set_state(v1::RANK_STATE_ASSIGNED);
+    for (const int32_t rank : job.gang.On(worker.row.name())) {
+      job.gang.SetState(rank, v1::RANK_STATE_ASSIGNED);
     }
     return;
   }
-  int32_t first = -1;
-  for (v1::RankStatus& rank : *job.job().mutable_ranks()) {
-    if (rank.worker() != worker.row.name()) continue;
-    if (first < 0) first = rank.rank();
-    rank.set_state(std::max(rank.state(), v1::RANK_STATE_RELEASED));
+  const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
+  for (const int32_t rank : ranks) {
+    job.gang.SetState(rank, std::max(job.gang.state(rank), v1::RANK_STATE_RELEASED));
   }
   turn.Persist(job.id());
   if (stopping) {
-    FreeReleased(job, turn);
+    FreeReleased(job, ranks, turn);
   } else {
     Stop(job,
          {v1::CAUSE_WORKER_LOST,
-          absl::StrCat("worker ", worker.row.name(), " does not hold rank ", first,
+          absl::StrCat("worker ", worker.row.name(), " does not hold rank ", ranks.front(),
                        " any more: its host was restarted or its state directory was removed"),
-          first},
+          ranks.front()},
          turn);
   }
 }
@@ -507,12 +501,11 @@ void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied,
 absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std::string& job_id,
                                            uint64_t epoch) {
   JobEntry* job = jobs_.Find(JobId(job_id));
-  if (job == nullptr || !job->record.has_attempt() || job->record.attempt().epoch() != epoch ||
-      !IsUp(job->record.attempt().state())) {
+  if (job == nullptr || !job->up() || job->epoch().value() != epoch) {
     return absl::AbortedError(
         absl::StrCat("job ", Bounded(job_id), ": epoch ", epoch, " has ended"));
   }
-  if (!HasRank(job->record.attempt(), worker.row.name())) {
+  if (job->gang.On(worker.row.name()).empty()) {
     return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " epoch ", epoch,
                                                     " has no rank on worker ", worker.row.name()));
   }
@@ -521,86 +514,109 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std:
 
 // ---- desired ------------------------------------------------------------------------------------
 
-v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry& job) const {
-  const v1::Attempt& attempt = job.record.attempt();
-  v1::DesiredAttempt out;
-  out.set_job_id(job.job().id());
-  out.set_job_name(job.job().name());
-  out.set_epoch(attempt.epoch());
-  const bool asked = attempt.stop_cause() == v1::CAUSE_UNSPECIFIED ||
-                     attempt.stop_cause() == v1::CAUSE_CANCELLED ||
-                     attempt.stop_cause() == v1::CAUSE_PREEMPTED ||
-                     attempt.stop_cause() == v1::CAUSE_RESIZED;
-  out.set_stop_grace_ms(absl::ToInt64Milliseconds(
-      asked ? config_.stop_grace : std::min(config_.stop_grace, kFailedStopGrace)));
-  switch (attempt.state()) {
+namespace {
+
+v1::DesiredPhase PhaseOf(v1::AttemptState state) {
+  switch (state) {
     case v1::ATTEMPT_STATE_ALLOCATED:
-      out.set_phase(v1::DESIRED_PHASE_PREPARED);
-      break;
+      return v1::DESIRED_PHASE_PREPARED;
     case v1::ATTEMPT_STATE_PREPARED:
     case v1::ATTEMPT_STATE_BOOTSTRAPPING:
     case v1::ATTEMPT_STATE_TRAINING:
-      out.set_phase(v1::DESIRED_PHASE_RUNNING);
-      break;
+      return v1::DESIRED_PHASE_RUNNING;
     default:
-      out.set_phase(v1::DESIRED_PHASE_STOPPED);
+      return v1::DESIRED_PHASE_STOPPED;
   }
+}
+
+}  // namespace
+
+absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
+  switch (job.state.stop_cause()) {
+    case v1::CAUSE_UNSPECIFIED:
+    case v1::CAUSE_CANCELLED:
+    case v1::CAUSE_PREEMPTED:
+    case v1::CAUSE_RESIZED:
+      return config_.stop_grace;
+    default:
+      return std::min(config_.stop_grace, kFailedStopGrace);
+  }
+}
+
+v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry& job) const {
+  v1::DesiredAttempt out;
+  out.set_job_id(job.fixed.id());
+  out.set_job_name(job.name());
+  out.set_epoch(job.epoch().value());
+  out.set_stop_grace_ms(absl::ToInt64Milliseconds(StopGraceOf(job)));
+  out.set_phase(PhaseOf(job.state.attempt_state()));
   if (worker.takes_spec_once) {
-    *out.mutable_spec() = job.job().spec();
-    *out.mutable_restore() = attempt.restore();
+    *out.mutable_spec() = job.spec();
+    *out.mutable_restore() = job.attempt.restore();
   }
+  const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
   int32_t local_rank = 0;
-  for (const v1::Placement& placement : attempt.placements()) {
-    if (placement.worker() != worker.row.name()) continue;
+  for (const int32_t number : ranks) {
+    const v1::Placement& placement = job.attempt.placements(number);
     v1::RankAssignment& rank = *out.add_ranks();
-    rank.set_job_id(job.job().id());
-    rank.set_job_name(job.job().name());
-    rank.set_epoch(attempt.epoch());
-    rank.set_rank(placement.rank());
-    rank.set_world_size(attempt.placements_size());
+    rank.set_job_id(job.fixed.id());
+    rank.set_job_name(job.name());
+    rank.set_epoch(job.epoch().value());
+    rank.set_rank(number);
+    rank.set_world_size(job.gang.size());
     rank.set_local_rank(local_rank++);
+    rank.set_local_ranks(static_cast<int32_t>(ranks.size()));
     rank.set_device(placement.device());
     rank.set_address(placement.address());
-    rank.set_threads(job.job().spec().resources().threads_per_rank());
+    rank.set_threads(job.spec().resources().threads_per_rank());
     if (worker.takes_spec_once) continue;
-    *rank.mutable_spec() = job.job().spec();
-    *rank.mutable_restore() = attempt.restore();
+    *rank.mutable_spec() = job.spec();
+    *rank.mutable_restore() = job.attempt.restore();
   }
-  for (v1::RankAssignment& rank : *out.mutable_ranks()) rank.set_local_ranks(local_rank);
   return out;
 }
 
 void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
-  v1::Desired desired;
-  desired.set_revision(worker.desired.revision());
-  for (const JobId& id : worker.Jobs()) {
-    *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id));
-  }
-  // Revision 0: nothing was sent in this session, so that even an empty set must be sent.
-  if (desired.revision() > 0 && schema::Serialize(desired) == schema::Serialize(worker.desired)) {
-    return;
-  }
-  const uint64_t revision = desired.revision() + 1;
-  desired.set_revision(revision);
   std::map<JobId, WorkerEntry::Listed> listed;
-  for (const v1::DesiredAttempt& attempt : desired.attempts()) {
-    const JobId id(attempt.job_id());
-    WorkerEntry::Listed entry{Epoch(attempt.epoch()), revision, 0};
-    if (const auto known = worker.listed.find(id);
-        known != worker.listed.end() && known->second.epoch == entry.epoch) {
-      entry = known->second;
+  const uint64_t revision = worker.desired_revision + 1;
+  // Revision 0: nothing was sent in this session, so that even an empty set must be sent.
+  bool changed = worker.desired_revision == 0;
+  for (const JobId& id : worker.Jobs()) {
+    const JobEntry& job = *jobs_.Find(id);
+    const v1::DesiredPhase phase = PhaseOf(job.state.attempt_state());
+    WorkerEntry::Listed entry{job.epoch(), phase, StopGraceOf(job), revision, 0};
+    const auto known = worker.listed.find(id);
+    if (known != worker.listed.end() && known->second.epoch == entry.epoch) {
+      changed |= known->second.phase != phase || known->second.stop_grace != entry.stop_grace;
+      entry.since = known->second.since;
+      entry.stopped_since = known->second.stopped_since;
+    } else {
+      changed = true;
     }
-    if (attempt.phase() == v1::DESIRED_PHASE_STOPPED && entry.stopped_since == 0) {
+    if (phase == v1::DESIRED_PHASE_STOPPED && entry.stopped_since == 0) {
       entry.stopped_since = revision;
     }
-    listed[id] = entry;
+    listed.emplace(id, entry);
+  }
+  const bool resend = std::exchange(worker.resend_desired, false);
+  if (!changed && listed.size() == worker.listed.size()) {
+    if (resend) SendListed(worker, turn);
+    return;
   }
   worker.listed = std::move(listed);
-  worker.desired = std::move(desired);
+  worker.desired_revision = revision;
+  SendListed(worker, turn);
+}
+
+void CoreImpl::SendListed(WorkerEntry& worker, Turn& turn) {
   worker.desired_sent_at = turn.now();
   SendAction send;
   send.session = *worker.session;
-  *send.message.mutable_desired() = worker.desired;
+  v1::Desired& desired = *send.message.mutable_desired();
+  desired.set_revision(worker.desired_revision);
+  for (const auto& [id, entry] : worker.listed) {
+    *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id));
+  }
   turn.Act(std::move(send));
 }
 

@@ -14,8 +14,8 @@
 namespace muster::coordinator {
 
 struct DeadlineKey {
-  enum class Kind { kWorker, kAttempt, kSchedule } kind;
-  std::string id;  // worker name or job id
+  enum class Kind { kWorker, kAttempt, kSchedule, kPublish } kind;
+  std::string id;  // worker name or job id; empty for the last two
 
   friend auto operator<=>(const DeadlineKey&, const DeadlineKey&) = default;
 };

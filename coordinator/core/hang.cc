@@ -104,11 +104,10 @@ HangVerdict InCollectives(const std::vector<v1::RankProgress>& progress) {
   return verdict;
 }
 
-HangVerdict ByStep(const v1::Job& job) {
+HangVerdict ByStep(const std::vector<v1::RankStatus>& ranks) {
   const auto place = [](const v1::RankStatus& rank) {
     return std::make_pair(rank.state(), rank.step());
   };
-  const auto& ranks = job.ranks();
   if (ranks.empty()) return {};
   const auto slowest =
       std::min_element(ranks.begin(), ranks.end(),
@@ -122,12 +121,12 @@ HangVerdict ByStep(const v1::Job& job) {
 }  // namespace
 
 HangVerdict NameCulprit(const std::vector<v1::RankProgress>& progress,
-                        const std::vector<absl::Time>& answered, const v1::Job& job,
-                        absl::Time now) {
+                        const std::vector<absl::Time>& answered,
+                        const std::vector<v1::RankStatus>& ranks, absl::Time now) {
   if (HangVerdict silent = Silent(progress, answered, now); silent.rank >= 0) return silent;
   HangVerdict collectives = InCollectives(progress);
   if (collectives.rank >= 0) return collectives;
-  HangVerdict by_step = ByStep(job);
+  HangVerdict by_step = ByStep(ranks);
   return by_step.rank >= 0 ? by_step : collectives;
 }
 

@@ -17,8 +17,8 @@ struct HangVerdict {
   std::string text;   // what speaks for it, or what all wait for; empty: nothing is known
 };
 
-// `progress` by rank, `answered` when each rank's report last changed at all, and the ranks as
-// users see them. In this order:
+// By rank: `progress`, when its report last changed at all, and `ranks` as users see them. In this
+// order:
 //   1. a rank does not answer while others do: its process is stopped;
 //   2. a rank has made fewer calls in a group than another one that waits there. Of several such
 //      ranks, the one at fault waits for nobody itself;
@@ -26,8 +26,8 @@ struct HangVerdict {
 // Method: PyTorch's flight recorder compares the same records
 // (docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html).
 HangVerdict NameCulprit(const std::vector<v1::RankProgress>& progress,
-                        const std::vector<absl::Time>& answered, const v1::Job& job,
-                        absl::Time now);
+                        const std::vector<absl::Time>& answered,
+                        const std::vector<v1::RankStatus>& ranks, absl::Time now);
 
 }  // namespace muster::coordinator
 

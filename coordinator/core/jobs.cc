@@ -27,13 +27,8 @@ absl::StatusOr<const JobEntry*> JobTable::Resolve(const std::string& name_or_id)
   if (const auto named = by_name_.find(name_or_id); named != by_name_.end()) {
     return Newest(named->second);
   }
-  std::vector<std::string> names;
-  for (const auto& [name, sequences] : by_name_) names.push_back(name);
-  const std::string nearest = spec::NearestName(name_or_id, names);
   return absl::NotFoundError(absl::StrCat("no job has the name or id ", spec::Quoted(name_or_id),
-                                          nearest.empty()
-                                              ? std::string("; `muster get jobs` lists them")
-                                              : absl::StrCat("; did you mean '", nearest, "'?")));
+                                          "; `muster get jobs` lists them"));
 }
 
 JobEntry* JobTable::FindRequest(const std::string& request_id) {
@@ -48,26 +43,24 @@ const JobEntry* JobTable::FindLive(const std::string& name) const {
   return newest->live() ? newest : nullptr;
 }
 
-JobEntry& JobTable::Add(v1::JobRecord record) {
-  const JobId id(record.job().id());
-  const uint64_t sequence = record.submit_sequence();
+JobEntry& JobTable::Add(JobEntry job) {
+  const JobId id = job.id();
+  const uint64_t sequence = job.fixed.submit_sequence();
   CHECK(by_sequence_.emplace(sequence, id).second) << "submit sequence " << sequence << " twice";
-  by_name_[record.job().name()].insert(sequence);
-  if (!record.request_id().empty()) by_request_[record.request_id()] = id;
-  if (IsFinal(record.job().state())) {
-    ended_.emplace(FromProto(record.job().ended()), sequence);
-  } else {
+  by_name_[job.name()].insert(sequence);
+  if (!job.fixed.request_id().empty()) by_request_[job.fixed.request_id()] = id;
+  if (job.live()) {
     live_.emplace(sequence, id);
+  } else {
+    ended_.emplace(FromProto(job.state.ended()), sequence);
   }
-  JobEntry& entry = entries_[id];
-  entry.record = std::move(record);
-  return entry;
+  return entries_.insert_or_assign(id, std::move(job)).first->second;
 }
 
 void JobTable::Ended(const JobEntry& job) {
-  const uint64_t sequence = job.record.submit_sequence();
+  const uint64_t sequence = job.fixed.submit_sequence();
   live_.erase(sequence);
-  ended_.emplace(FromProto(job.job().ended()), sequence);
+  ended_.emplace(FromProto(job.state.ended()), sequence);
 }
 
 void JobTable::ForgetOldest(Turn& turn) {
@@ -75,12 +68,13 @@ void JobTable::ForgetOldest(Turn& turn) {
     const uint64_t sequence = ended_.begin()->second;
     const JobId id = by_sequence_.find(sequence)->second;
     const JobEntry& old = *Find(id);
-    turn.batch().Delete(Table::kJobs, id.value());
-    if (!old.record.request_id().empty()) {
-      turn.batch().Delete(Table::kRequests, old.record.request_id());
-      by_request_.erase(old.record.request_id());
+    old.Delete(turn.batch());
+    turn.Act(JobForgotten{id});
+    if (!old.fixed.request_id().empty()) {
+      turn.batch().Delete(Table::kRequests, old.fixed.request_id());
+      by_request_.erase(old.fixed.request_id());
     }
-    const auto named = by_name_.find(old.job().name());
+    const auto named = by_name_.find(old.name());
     named->second.erase(sequence);
     if (named->second.empty()) by_name_.erase(named);
     by_sequence_.erase(sequence);

@@ -85,7 +85,7 @@ void KeyValue::Drop(const JobId& job, Epoch epoch, Turn& turn) {
   const auto it = spaces_.find({job, epoch});
   if (it == spaces_.end()) return;
   for (const auto& [key, value] : it->second.values) {
-    turn.batch().Delete(Table::kKeyValue, schema::Encode({job, epoch, key}));
+    turn.batch().Delete(Table::kKeyValue, schema::Encode(schema::KeyValueKey{job, epoch, key}));
   }
   const absl::Status over = absl::AbortedError(
       absl::StrCat("job ", job.value(), ": epoch ", epoch.value(), " has ended"));

@@ -28,7 +28,7 @@ constexpr int kLaunchFailuresMax = 20;    // attempts in a row that could not be
 constexpr int kRestartsInARowMax = 1000;  // attempts in a row without a newly committed step
 
 // ---- workers
-constexpr size_t kWorkersMax = 4096;         // more: the stream is closed, RESOURCE_EXHAUSTED
+constexpr size_t kWorkersMax = 16'384;       // more: the stream is closed, RESOURCE_EXHAUSTED
 constexpr int kDevicesPerWorkerMax = 1024;   // more: the stream is closed, INVALID_ARGUMENT
 constexpr size_t kWorkerNameBytesMax = 253;  // a DNS name
 
@@ -58,6 +58,9 @@ constexpr absl::Duration kFailedStopGrace = absl::Seconds(2);
 constexpr absl::Duration kPrepareTimeout = absl::Minutes(1);
 // A change of a job's progress alone (step, loss) is made durable at most this often.
 constexpr absl::Duration kProgressPersistInterval = absl::Seconds(1);
+// The ranks of a gang with more of them than this are published at most this often.
+constexpr int kPublishedAtOnceMax = 64;
+constexpr absl::Duration kPublishInterval = absl::Milliseconds(250);
 
 }  // namespace muster::coordinator
 

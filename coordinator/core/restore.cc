@@ -2,7 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/core/job_entry.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/migrate.h"
 #include "coordinator/core/schema.h"
 #include "muster/v1/job.pb.h"
 #include "proto/job_state.h"
@@ -37,15 +39,13 @@ absl::Status ForEach(Store& store, Table table, Row row) {
 
 // Of a job whose attempt was being placed: it is ended, and the job waits for the proof that its
 // daemons hold nothing of it.
-void StopPlacement(v1::JobRecord& record) {
-  v1::Attempt& attempt = *record.mutable_attempt();
-  attempt.set_state(v1::ATTEMPT_STATE_STOPPING);
-  attempt.set_stop_cause(v1::CAUSE_COORDINATOR);
-  attempt.set_stop_message("the coordinator's state was restored from a backup");
-  attempt.set_stop_rank(-1);
-  record.mutable_job()->set_attempt_state(attempt.state());
-  record.mutable_job()->set_state(v1::JOB_STATE_RECOVERING);
-  record.set_after_release(v1::JOB_STATE_QUEUED);
+void StopPlacement(v1::StateRow& state) {
+  state.set_attempt_state(v1::ATTEMPT_STATE_STOPPING);
+  state.set_stop_cause(v1::CAUSE_COORDINATOR);
+  state.set_stop_message("the coordinator's state was restored from a backup");
+  state.set_stop_rank(-1);
+  state.set_state(v1::JOB_STATE_RECOVERING);
+  state.set_after_release(v1::JOB_STATE_QUEUED);
 }
 
 }  // namespace
@@ -58,11 +58,17 @@ absl::StatusOr<StoreContents> Verify(Store& store) {
   contents.cluster_id = *cluster;
   ASSIGN_OR_RETURN(contents.leader_term, MetaNumber(store, schema::kLeaderTerm));
   ASSIGN_OR_RETURN(contents.last_event, MetaNumber(store, schema::kLastEvent));
+  // Of schema 1; a restore brings them to the current one.
   RETURN_IF_ERROR(ForEach<v1::JobRecord>(
       store, Table::kJobs, [&](const std::string&, const v1::JobRecord& record) {
         ++contents.jobs;
         contents.live_jobs += IsFinal(record.job().state()) ? 0 : 1;
       }));
+  ASSIGN_OR_RETURN(const auto jobs, LoadJobs(store, absl::UnixEpoch()));
+  for (const auto& [sequence, job] : jobs) {
+    ++contents.jobs;
+    contents.live_jobs += job.live() ? 1 : 0;
+  }
   RETURN_IF_ERROR(ForEach<v1::Worker>(
       store, Table::kWorkers, [&](const std::string&, const v1::Worker&) { ++contents.workers; }));
   RETURN_IF_ERROR(ForEach<v1::Event>(
@@ -74,6 +80,7 @@ absl::StatusOr<StoreContents> Verify(Store& store) {
 }
 
 absl::Status MarkRestored(Store& store, absl::Time now) {
+  RETURN_IF_ERROR(Migrate(store));
   ASSIGN_OR_RETURN(const uint64_t term, MetaNumber(store, schema::kLeaderTerm));
   ASSIGN_OR_RETURN(const uint64_t last_event, MetaNumber(store, schema::kLastEvent));
   Batch batch;
@@ -88,14 +95,14 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
                                  "; jobs that were accepted and checkpoints that were committed "
                                  "after it are not known"));
   batch.Put(Table::kEvents, schema::EventKey(event.sequence()), schema::Serialize(event));
-  RETURN_IF_ERROR(ForEach<v1::JobRecord>(
-      store, Table::kJobs, [&](const std::string& key, v1::JobRecord& record) {
-        if (IsFinal(record.job().state())) return;
-        record.set_epoch_floor(std::max(record.epoch_floor(), record.job().epoch() + kEpochLeap));
-        if (record.has_attempt() && record.attempt().state() == v1::ATTEMPT_STATE_ALLOCATED) {
-          StopPlacement(record);
+  RETURN_IF_ERROR(ForEach<v1::StateRow>(
+      store, Table::kStates, [&](const std::string& key, v1::StateRow& state) {
+        if (IsFinal(state.state())) return;
+        state.set_epoch_floor(std::max(state.epoch_floor(), state.epoch() + kEpochLeap));
+        if (state.attempt_live() && state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED) {
+          StopPlacement(state);
         }
-        batch.Put(Table::kJobs, key, schema::Serialize(record));
+        batch.Put(Table::kStates, key, schema::Serialize(state));
       }));
   return store.Write({batch});
 }

@@ -29,6 +29,32 @@ absl::StatusOr<uint64_t> DecodeU64(absl::string_view bytes) {
 
 std::string EventKey(uint64_t sequence) { return EncodeU64(sequence); }
 
+std::string Encode(const JobKey& key) {
+  std::string out = key.job.value();
+  if (!key.numbers.empty()) out.push_back('\0');
+  for (const uint64_t number : key.numbers) out += EncodeU64(number);
+  return out;
+}
+
+absl::StatusOr<JobKey> DecodeJobKey(Table table, absl::string_view bytes, size_t numbers) {
+  const size_t tail = numbers == 0 ? 0 : 1 + 8 * numbers;
+  if (bytes.size() <= tail || (tail > 0 && bytes[bytes.size() - tail] != '\0')) {
+    return absl::DataLossError(absl::StrCat("row '", absl::CHexEscape(bytes), "' of table ",
+                                            Name(table), " has no key of a job"));
+  }
+  JobKey key{JobId(std::string(bytes.substr(0, bytes.size() - tail))), {}};
+  for (size_t i = 0; i < numbers; ++i) {
+    ASSIGN_OR_RETURN(const uint64_t number,
+                     DecodeU64(bytes.substr(bytes.size() - tail + 1 + 8 * i, 8)));
+    key.numbers.push_back(number);
+  }
+  return key;
+}
+
+std::string CheckpointKey(const JobId& job, const v1::CheckpointRecord& record) {
+  return Encode({job, {record.epoch(), static_cast<uint64_t>(record.step())}});
+}
+
 std::string Encode(const KeyValueKey& key) {
   return absl::StrCat(key.job.value(), absl::string_view("\0", 1), EncodeU64(key.epoch.value()),
                       key.key);

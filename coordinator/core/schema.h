@@ -1,18 +1,26 @@
 // Keys and rows of the durable state. Numbers in keys are big endian, so that keys sort by number.
-// Values are serialized messages of job.proto, except where a line says otherwise.
+// Values are serialized messages of job.proto and stored.proto, except where a line says otherwise.
 //
 //   kMeta      "cluster_id", "schema_version"   written by the store when it is created
 //              "leader_term", "last_event"      u64 big endian
-//   kJobs      JOB_ID                           JobRecord
-//   kEvents    u64 sequence                     Event
-//   kWorkers   NAME                             Worker
-//   kKeyValue  JOB_ID 0x00 u64 epoch KEY        bytes
-//   kRequests  REQUEST_ID                       JOB_ID
+//   kSpecs       JOB_ID                            SpecRow
+//   kStates      JOB_ID                            StateRow
+//   kProgress    JOB_ID                            ProgressRow
+//   kAttempts    JOB_ID 0x00 u64 epoch             AttemptRow
+//   kEnds        JOB_ID 0x00 u64 epoch             AttemptEnd
+//   kCheckpoints JOB_ID 0x00 u64 epoch u64 step    CheckpointRecord
+//   kCurves      JOB_ID 0x00 u64 step              LossPoint
+//   kEvents      u64 sequence                      Event
+//   kWorkers     NAME                              Worker
+//   kKeyValue    JOB_ID 0x00 u64 epoch KEY         bytes
+//   kRequests    REQUEST_ID                        JOB_ID
+//   kJobs        JOB_ID                            JobRecord, of schema 1 alone (migrate.h)
 #ifndef MUSTER_COORDINATOR_CORE_SCHEMA_H_
 #define MUSTER_COORDINATOR_CORE_SCHEMA_H_
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +28,7 @@
 #include "base/ids.h"
 #include "coordinator/store/store.h"
 #include "google/protobuf/message_lite.h"
+#include "muster/v1/job.pb.h"
 
 namespace muster::coordinator::schema {
 
@@ -31,6 +40,16 @@ std::string EncodeU64(uint64_t value);
 absl::StatusOr<uint64_t> DecodeU64(absl::string_view bytes);
 
 std::string EventKey(uint64_t sequence);
+
+// The key of one of many rows of a job.
+struct JobKey {
+  JobId job;
+  std::vector<uint64_t> numbers;
+};
+std::string Encode(const JobKey& key);
+// kDataLoss, which names the row, unless the key has as many numbers.
+absl::StatusOr<JobKey> DecodeJobKey(Table table, absl::string_view bytes, size_t numbers);
+std::string CheckpointKey(const JobId& job, const v1::CheckpointRecord& record);
 
 struct KeyValueKey {
   JobId job;

@@ -62,12 +62,14 @@ void WorkerTable::Remove(const WorkerId& id, Batch& batch) {
   batch.Delete(Table::kWorkers, id.value());
   --by_state_[found->second.row.state()];
   entries_.erase(found);
+  slots_.Remove(id);
 }
 
 void WorkerTable::SetState(WorkerEntry& worker, v1::WorkerState state) {
   --by_state_[worker.row.state()];
   worker.row.set_state(state);
   ++by_state_[state];
+  Refresh(worker);
 }
 
 void WorkerTable::Recover(v1::Worker row, absl::Time now) {
@@ -75,33 +77,41 @@ void WorkerTable::Recover(v1::Worker row, absl::Time now) {
   ++by_state_[row.state()];
   entry.last_heard = row.state() == v1::WORKER_STATE_LOST ? FromProto(row.last_heard()) : now;
   entry.row = std::move(row);
+  Refresh(entry);
 }
 
 void WorkerTable::OpenSession(WorkerEntry& worker, SessionId session) {
   CloseSession(worker);
   worker.session = session;
   sessions_[session] = worker.id();
+  Refresh(worker);
 }
 
 void WorkerTable::CloseSession(WorkerEntry& worker) {
   if (worker.session.has_value()) sessions_.erase(*worker.session);
   worker.session.reset();
-  worker.desired.Clear();
+  worker.desired_revision = 0;
   worker.listed.clear();
+  Refresh(worker);
 }
 
-void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch epoch) {
+void WorkerTable::Hold(const v1::Placement& placement, const JobId& job,
+                       const std::string& job_name, Epoch epoch) {
   WorkerEntry* worker = Find(WorkerId(placement.worker()));
   CHECK(worker != nullptr) << "placement on unknown worker " << placement.worker();
   const bool added =
-      worker->held.emplace(placement.device(), SlotHolder{job, epoch, placement.rank()}).second;
+      worker->held.emplace(placement.device(), SlotHolder{job, job_name, epoch, placement.rank()})
+          .second;
   CHECK(added) << placement.worker() << " " << placement.device()
                << " is held twice; second: " << job;
+  slots_.SetHolder(worker->id(), placement.device(), job_name);
 }
 
 void WorkerTable::Free(const v1::Placement& placement, const JobId& job, Epoch epoch) {
   if (!Holds(placement, job, epoch)) return;
-  Find(WorkerId(placement.worker()))->held.erase(placement.device());
+  WorkerEntry& worker = *Find(WorkerId(placement.worker()));
+  worker.held.erase(placement.device());
+  Refresh(worker);
 }
 
 bool WorkerTable::Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const {
@@ -118,31 +128,41 @@ void WorkerTable::Persist(const WorkerEntry& worker, Turn& turn) {
   turn.batch().Put(Table::kWorkers, row.name(), schema::Serialize(row));
 }
 
-ClusterView WorkerTable::View(absl::FunctionRef<std::string(const JobId&)> name_of) const {
-  ClusterView view;
-  for (const auto& [id, worker] : entries_) {
-    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
-    WorkerView out;
-    out.id = id;
-    out.ready = worker.Ready();
-    if (!out.ready) {
-      out.unready_reason = !worker.stale_attempts.empty()
-                               ? absl::StrCat("still ends ", *worker.stale_attempts.begin())
-                           : worker.session.has_value() ? "is not heard"
-                                                        : "is not connected";
-    }
-    for (const v1::Device& device : worker.row.devices()) {
-      SlotView slot;
-      slot.device = device.name();
-      slot.kind = device.kind();
-      const auto holder = worker.held.find(device.name());
-      slot.free = holder == worker.held.end() && device.unusable().empty();
-      if (holder != worker.held.end()) slot.held_by = name_of(holder->second.job);
-      out.slots.push_back(std::move(slot));
-    }
-    view.workers.push_back(std::move(out));
+WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) {
+  WorkerView out;
+  out.id = worker.id();
+  out.ready = worker.Ready();
+  if (!out.ready) {
+    out.unready_reason = !worker.stale_attempts.empty()
+                             ? absl::StrCat("still ends ", *worker.stale_attempts.begin())
+                         : worker.session.has_value() ? "is not heard"
+                                                      : "is not connected";
   }
-  return view;
+  for (const v1::Device& device : worker.row.devices()) {
+    SlotView slot;
+    slot.device = device.name();
+    slot.kind = device.kind();
+    const auto holder = worker.held.find(device.name());
+    slot.free = holder == worker.held.end() && device.unusable().empty();
+    if (holder != worker.held.end()) slot.held_by = holder->second.job_name;
+    out.slots.push_back(std::move(slot));
+  }
+  return out;
+}
+
+void WorkerTable::Refresh(const WorkerEntry& worker) {
+  if (worker.row.state() == v1::WORKER_STATE_LOST) return slots_.Remove(worker.id());
+  WorkerView now = ViewOf(worker);
+  if (const WorkerView* known = slots_.Find(worker.id()); known != nullptr && *known == now) return;
+  slots_.Put(std::move(now));
+}
+
+bool WorkerTable::SlotsAreRight() const {
+  SlotIndex fresh;
+  for (const auto& [id, worker] : entries_) {
+    if (worker.row.state() != v1::WORKER_STATE_LOST) fresh.Put(ViewOf(worker));
+  }
+  return fresh == slots_;
 }
 
 }  // namespace muster::coordinator

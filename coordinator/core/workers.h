@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/turn.h"
-#include "coordinator/scheduler/scheduler.h"
+#include "coordinator/scheduler/slot_index.h"
+#include "muster/v1/stored.pb.h"
 
 namespace muster::coordinator {
 
@@ -21,6 +21,7 @@ namespace muster::coordinator {
 // is lost.
 struct SlotHolder {
   JobId job;
+  std::string job_name;
   Epoch epoch;
   int32_t rank = 0;
 };
@@ -32,14 +33,17 @@ struct WorkerEntry {
   std::map<std::string, SlotHolder> held;  // by device
 
   // ---- of the current session
-  v1::Desired desired;  // the newest one sent
+  uint64_t desired_revision = 0;  // of the newest Desired; 0: none was sent
   absl::Time desired_sent_at;
+  bool resend_desired = false;  // it seems lost
   struct Listed {
     Epoch epoch;
+    v1::DesiredPhase phase;
+    absl::Duration stop_grace;
     uint64_t since = 0;          // first revision that lists the attempt
     uint64_t stopped_since = 0;  // first revision that lists it as STOPPED; 0 = none
   };
-  std::map<JobId, Listed> listed;  // the attempts in `desired`
+  std::map<JobId, Listed> listed;  // the attempts of the newest Desired
   bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
@@ -75,19 +79,28 @@ class WorkerTable {
   void OpenSession(WorkerEntry& worker, SessionId session);
   void CloseSession(WorkerEntry& worker);
 
-  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch);
+  // To be called after a change of row.devices() or of what Ready() looks at.
+  void Refresh(const WorkerEntry& worker);
+
+  void Hold(const v1::Placement& placement, const JobId& job, const std::string& job_name,
+            Epoch epoch);
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
 
   static void Persist(const WorkerEntry& worker, Turn& turn);
-  // The scheduler's view: all workers that are not lost. `name_of` gives the name of a job.
-  ClusterView View(absl::FunctionRef<std::string(const JobId&)> name_of) const;
+  // The slots of all workers that are not lost.
+  SlotIndex& slots() { return slots_; }
+  // False: the index of slots differs from what the entries say.
+  bool SlotsAreRight() const;
   std::map<WorkerId, WorkerEntry>& entries() { return entries_; }
   const std::map<WorkerId, WorkerEntry>& entries() const { return entries_; }
 
  private:
+  static WorkerView ViewOf(const WorkerEntry& worker);
+
   std::map<WorkerId, WorkerEntry> entries_;
+  SlotIndex slots_;
   std::map<SessionId, WorkerId> sessions_;
   std::array<int, v1::WorkerState_ARRAYSIZE> by_state_ = {};
 };

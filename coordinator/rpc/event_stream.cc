@@ -14,8 +14,10 @@ namespace {
 
 class EventStream : public PullStream<v1::Event> {
  public:
-  EventStream(Shell& shell, const v1::WatchEventsRequest& request)
-      : PullStream(shell, "WatchEvents"), job_(request.job()), cursor_(request.after_sequence()) {}
+  EventStream(Shell& shell, const v1::WatchEventsRequest& request, absl::StatusOr<Slots::Slot> slot)
+      : PullStream(shell, "WatchEvents", std::move(slot)),
+        job_(request.job()),
+        cursor_(request.after_sequence()) {}
 
  private:
   bool WatchesEvents() const override { return true; }
@@ -77,8 +79,9 @@ class EventStream : public PullStream<v1::Event> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::Event>* StartEventStream(Shell& shell,
-                                                      const v1::WatchEventsRequest& request) {
-  const auto stream = std::make_shared<EventStream>(shell, request);
+                                                      const v1::WatchEventsRequest& request,
+                                                      absl::StatusOr<Slots::Slot> slot) {
+  const auto stream = std::make_shared<EventStream>(shell, request, std::move(slot));
   stream->Begin(request.job());
   return stream.get();
 }

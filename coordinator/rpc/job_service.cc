@@ -9,6 +9,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/collectives_call.h"
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
@@ -46,7 +47,8 @@ absl::StatusOr<uint64_t> Position(const std::string& token, char kind) {
 
 class JobService : public v1::JobService::CallbackService {
  public:
-  JobService(Shell& shell, std::string version) : shell_(shell), version_(std::move(version)) {}
+  JobService(Shell& shell, Slots& slots, std::string version)
+      : shell_(shell), slots_(slots), version_(std::move(version)) {}
 
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
                                    const v1::SubmitRequest* request,
@@ -63,14 +65,17 @@ class JobService : public v1::JobService::CallbackService {
       *response->mutable_job()->mutable_spec() = std::move(spec);
       return Finish(reactor, "Submit", absl::OkStatus());
     }
-    shell_.Submit(std::move(spec), request->request_id(),
-                  [this, reactor, response](absl::StatusOr<JobReply> reply) {
-                    if (reply.ok()) {
-                      *response->mutable_job() = std::move(reply->job);
-                      response->set_existed(reply->existed);
-                    }
-                    Finish(reactor, "Submit", reply.status());
-                  });
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    if (!slot.ok()) return Finish(reactor, "Submit", slot.status());
+    shell_.Submit(
+        std::move(spec), request->request_id(),
+        [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) {
+            *response->mutable_job() = std::move(reply->job);
+            response->set_existed(reply->existed);
+          }
+          Finish(reactor, "Submit", reply.status());
+        });
     return reactor;
   }
 
@@ -80,12 +85,9 @@ class JobService : public v1::JobService::CallbackService {
     if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
       return Finish(reactor, "GetJob", named);
     }
-    shell_.GetJob(request->name(),
-                  [this, reactor, response](absl::StatusOr<std::shared_ptr<const v1::Job>> job) {
-                    if (job.ok()) *response = **job;
-                    Finish(reactor, "GetJob", job.status());
-                  });
-    return reactor;
+    const absl::StatusOr<std::shared_ptr<const v1::Job>> job = shell_.GetJob(request->name());
+    if (job.ok()) *response = **job;
+    return Finish(reactor, "GetJob", job.status());
   }
 
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
@@ -101,7 +103,10 @@ class JobService : public v1::JobService::CallbackService {
     if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
       return Finish(reactor, "CancelJob", named);
     }
-    shell_.Cancel(request->name(), [this, reactor, response](absl::StatusOr<JobReply> reply) {
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    if (!slot.ok()) return Finish(reactor, "CancelJob", slot.status());
+    shell_.Cancel(request->name(), [this, reactor, response,
+                                    slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
       if (reply.ok()) *response = std::move(reply->job);
       Finish(reactor, "CancelJob", reply.status());
     });
@@ -112,12 +117,14 @@ class JobService : public v1::JobService::CallbackService {
                                         const v1::ListWorkersRequest* request,
                                         v1::ListWorkersResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    shell_.ListWorkers(
-        [this, reactor, request, response](absl::StatusOr<std::vector<v1::Worker>> workers) {
-          Finish(reactor, "ListWorkers",
-                 workers.ok() ? PageOfWorkers(*request, *std::move(workers), *response)
-                              : workers.status());
-        });
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    if (!slot.ok()) return Finish(reactor, "ListWorkers", slot.status());
+    shell_.ListWorkers([this, reactor, request, response,
+                        slot = std::move(slot)](absl::StatusOr<std::vector<v1::Worker>> workers) {
+      Finish(reactor, "ListWorkers",
+             workers.ok() ? PageOfWorkers(*request, *std::move(workers), *response)
+                          : workers.status());
+    });
     return reactor;
   }
 
@@ -127,19 +134,31 @@ class JobService : public v1::JobService::CallbackService {
     return Finish(context->DefaultReactor(), "ListEvents", PageOfEvents(*request, *response));
   }
 
-  grpc::ServerWriteReactor<v1::Event>* WatchEvents(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::Event>* WatchEvents(grpc::CallbackServerContext* context,
                                                    const v1::WatchEventsRequest* request) override {
-    return StartEventStream(shell_, *request);
+    return StartEventStream(shell_, *request, slots_.Take(SlotKind::kWatcher, context->peer()));
   }
 
-  grpc::ServerWriteReactor<v1::Job>* WatchJob(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::Job>* WatchJob(grpc::CallbackServerContext* context,
                                               const v1::GetJobRequest* request) override {
-    return StartJobStream(shell_, *request);
+    return StartJobStream(shell_, *request, slots_.Take(SlotKind::kWatcher, context->peer()));
   }
 
-  grpc::ServerWriteReactor<v1::LogChunk>* GetLogs(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::LogChunk>* GetLogs(grpc::CallbackServerContext* context,
                                                   const v1::GetLogsRequest* request) override {
-    return StartLogStream(shell_, *request);
+    return StartLogStream(shell_, *request, slots_.Take(SlotKind::kFollower, context->peer()));
+  }
+
+  grpc::ServerUnaryReactor* GetCollectives(grpc::CallbackServerContext* context,
+                                           const v1::GetCollectivesRequest* request,
+                                           v1::GetCollectivesResponse* response) override {
+    return StartCollectivesCall(shell_, *request, *response,
+                                slots_.Take(SlotKind::kFollower, context->peer()));
+  }
+
+  grpc::ServerWriteReactor<v1::ProfileChunk>* GetProfile(
+      grpc::CallbackServerContext* context, const v1::GetProfileRequest* request) override {
+    return StartProfileStream(shell_, *request, slots_.Take(SlotKind::kFollower, context->peer()));
   }
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
@@ -239,13 +258,15 @@ class JobService : public v1::JobService::CallbackService {
   }
 
   Shell& shell_;
+  Slots& slots_;
   const std::string version_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, const std::string& version) {
-  return std::make_unique<JobService>(shell, version);
+std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, Slots& slots,
+                                              const std::string& version) {
+  return std::make_unique<JobService>(shell, slots, version);
 }
 
 }  // namespace muster::coordinator

@@ -12,9 +12,11 @@ class Service;
 namespace muster::coordinator {
 
 class Shell;
+class Slots;
 
-// `shell` outlives the server that serves this. `version` is what GetVersion returns.
-std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, const std::string& version);
+// `shell` and `slots` outlive the server that serves this. `version` is what GetVersion returns.
+std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, Slots& slots,
+                                              const std::string& version);
 
 }  // namespace muster::coordinator
 

@@ -1,5 +1,6 @@
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
@@ -12,7 +13,8 @@ namespace {
 
 class JobStream : public PullStream<v1::Job> {
  public:
-  explicit JobStream(Shell& shell) : PullStream(shell, "WatchJob") {}
+  JobStream(Shell& shell, absl::StatusOr<Slots::Slot> slot)
+      : PullStream(shell, "WatchJob", std::move(slot)) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -50,8 +52,9 @@ class JobStream : public PullStream<v1::Job> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request) {
-  const auto stream = std::make_shared<JobStream>(shell);
+grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request,
+                                                  absl::StatusOr<Slots::Slot> slot) {
+  const auto stream = std::make_shared<JobStream>(shell, std::move(slot));
   stream->Begin(request.name());
   return stream.get();
 }

@@ -9,7 +9,6 @@
 #include "coordinator/rpc/pull_stream.h"
 #include "coordinator/rpc/streams.h"
 #include "proto/job_state.h"
-#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 namespace {
@@ -18,31 +17,16 @@ namespace {
 // the log of the next attempt when that of an attempt is closed, and ends with the job.
 class LogStream : public PullStream<v1::LogChunk> {
  public:
-  LogStream(Shell& shell, const v1::GetLogsRequest& request)
-      : PullStream(shell, "GetLogs"), request_(request), epoch_(request.epoch()) {}
+  LogStream(Shell& shell, const v1::GetLogsRequest& request, absl::StatusOr<Slots::Slot> slot)
+      : PullStream(shell, "GetLogs", std::move(slot)), request_(request), epoch_(request.epoch()) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
     id_ = job->id();
-    const int ranks = job->spec().resources().ranks();
-    if (request_.rank() < 0 || request_.rank() >= ranks) {
-      return absl::InvalidArgumentError(absl::StrCat("rank: ", request_.rank(), " is not in 0 to ",
-                                                     ranks - 1, ", the ranks of job ", id_));
-    }
-    if (request_.has_profile()) RETURN_IF_ERROR(CheckProfile(*job));
+    RETURN_IF_ERROR(CheckRank(*job, request_.rank()));
     if (request_.tail_bytes() < 0)
       return absl::InvalidArgumentError(
           absl::StrCat("tail_bytes: ", request_.tail_bytes(), " is negative"));
-    if (request_.collectives() != 0) {
-      if (job->state() != v1::JOB_STATE_RUNNING) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "job ", id_, " is ", spec::EnumName(job->state()), ": no rank of it runs"));
-      }
-      if (!job->spec().has_engine()) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "job ", id_, " runs a command of its own; collectives are recorded by the engine"));
-      }
-    }
     if (epoch_ > job->epoch()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "epoch: ", epoch_, " of job ", id_, " is not there yet; the newest is ", job->epoch()));
@@ -73,44 +57,14 @@ class LogStream : public PullStream<v1::LogChunk> {
       }
     }
     if (!at_end_) return Ask();
-    if (request_.collectives() != 0) {
-      return offset_ > 0 ? Step::kEnd : AskAgainAfter(kLogFollowInterval);
-    }
     if (!request_.follow()) return Step::kEnd;
     if (!closed_) return AskAgainAfter(kLogFollowInterval);
     return AfterClosed();
   }
 
-  absl::Status CheckProfile(const v1::Job& job) const {
-    const v1::ProfileSteps& profile = request_.profile();
-    if (profile.steps() < 1 || profile.steps() > kProfileStepsMax) {
-      return absl::InvalidArgumentError(absl::StrCat("profile.steps: ", profile.steps(),
-                                                     " is out of range; 1 to ", kProfileStepsMax));
-    }
-    if (profile.first_step() < 1)
-      return absl::InvalidArgumentError(
-          absl::StrCat("profile.first_step: ", profile.first_step(), " is below 1"));
-    if (request_.epoch() != 0 && request_.epoch() != job.epoch()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("epoch: only the newest attempt, ", job.epoch(), ", can be profiled"));
-    }
-    // Not first_step + steps, which could overflow.
-    if (profile.first_step() > job.steps() - profile.steps() + 1) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("job ", job.id(), " ends at step ", job.steps(), ", before ",
-                       profile.steps(), " steps from ", profile.first_step(), " on"));
-    }
-    if (job.state() != v1::JOB_STATE_RUNNING) {
-      return absl::FailedPreconditionError(absl::StrCat("job ", job.id(), " is ",
-                                                        spec::EnumName(job.state()),
-                                                        "; only one that trains has a profile"));
-    }
-    return absl::OkStatus();
-  }
-
   // What follows when the attempt's log will not grow any more, or does not exist.
   Step AfterClosed() {
-    if (request_.epoch() != 0 || request_.has_profile()) return Step::kEnd;
+    if (request_.epoch() != 0) return Step::kEnd;
     const std::shared_ptr<const v1::Job> job = shell().published().Find(id_);
     if (job == nullptr) return Step::kEnd;
     if (job->epoch() > epoch_) {
@@ -154,18 +108,16 @@ class LogStream : public PullStream<v1::LogChunk> {
     ask.set_rank(request_.rank());
     ask.set_offset(offset_);
     ask.set_length_max(kLogChunkBytes);
-    ask.set_collectives(request_.collectives());
-    if (request_.has_profile()) *ask.mutable_profile() = request_.profile();
-    shell().ReadLog(std::move(ask),
-                    [self = shared_from_this()](absl::StatusOr<v1::LogReply> reply) {
-                      auto& stream = static_cast<LogStream&>(*self);
-                      stream.Post([reply = std::move(reply)](PullStream& base) mutable {
-                        auto& log = static_cast<LogStream&>(base);
-                        log.asking_ = false;
-                        log.reply_ = std::move(reply);
-                        log.Pump();
-                      });
-                    });
+    shell().AskRank<v1::LogRequest, v1::LogReply>(
+        std::move(ask), [self = shared_from_this()](absl::StatusOr<v1::LogReply> reply) {
+          auto& stream = static_cast<LogStream&>(*self);
+          stream.Post([reply = std::move(reply)](PullStream& base) mutable {
+            auto& log = static_cast<LogStream&>(base);
+            log.asking_ = false;
+            log.reply_ = std::move(reply);
+            log.Pump();
+          });
+        });
     return Step::kWait;
   }
 
@@ -196,8 +148,9 @@ class LogStream : public PullStream<v1::LogChunk> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
-                                                       const v1::GetLogsRequest& request) {
-  const auto stream = std::make_shared<LogStream>(shell, request);
+                                                       const v1::GetLogsRequest& request,
+                                                       absl::StatusOr<Slots::Slot> slot) {
+  const auto stream = std::make_shared<LogStream>(shell, request, std::move(slot));
   stream->Begin(request.name());
   return stream.get();
 }

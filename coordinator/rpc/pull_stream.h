@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/requests.h"
+#include "coordinator/rpc/slots.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/shell.h"
 
@@ -31,25 +32,27 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
                    public Watcher,
                    public std::enable_shared_from_this<PullStream<Message>> {
  public:
-  PullStream(Shell& shell, const char* method) : shell_(shell), method_(method) {}
+  // `slot`: what the stream holds, or why it has none and is refused.
+  PullStream(Shell& shell, const char* method, absl::StatusOr<Slots::Slot> slot)
+      : shell_(shell), method_(method), slot_(std::move(slot)) {}
 
   // Finds `job`, watches it and starts to send. With WatchesEvents() an empty `job` stands for the
   // whole cluster.
   void Begin(const std::string& job) {
     self_ = this->shared_from_this();
-    if (job.empty() && WatchesEvents()) {
+    if (!slot_.ok()) {
+      Post([](PullStream& stream) { stream.End(stream.slot_.status()); });
+    } else if (job.empty() && WatchesEvents()) {
       Post([](PullStream& stream) { stream.Open(nullptr); });
     } else if (const absl::Status named = CheckJobName(job); !named.ok()) {
       Post([named](PullStream& stream) { stream.End(named); });
     } else {
-      shell_.GetJob(job, [self = self_](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {
-        self->Post([found = std::move(found)](PullStream& stream) {
-          if (found.ok()) {
-            stream.Open(*found);
-          } else {
-            stream.End(found.status());
-          }
-        });
+      Post([found = shell_.GetJob(job)](PullStream& stream) {
+        if (found.ok()) {
+          stream.Open(*found);
+        } else {
+          stream.End(found.status());
+        }
       });
     }
   }
@@ -138,6 +141,7 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
 
   Shell& shell_;
   const char* const method_;
+  const absl::StatusOr<Slots::Slot> slot_;
   std::shared_ptr<PullStream> self_;  // until OnDone
   std::string watch_key_;
   Message message_;

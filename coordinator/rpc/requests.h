@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_RPC_REQUESTS_H_
 #define MUSTER_COORDINATOR_RPC_REQUESTS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -19,6 +20,14 @@ inline absl::Status CheckJobName(const std::string& name) {
         absl::StrCat("name: ", name.size(), " bytes, at most ", kNameBytesMax, " are possible"));
   }
   return absl::OkStatus();
+}
+
+// kInvalidArgument when the job has no such rank.
+inline absl::Status CheckRank(const v1::Job& job, int32_t rank) {
+  const int ranks = job.spec().resources().ranks();
+  if (rank >= 0 && rank < ranks) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank: ", rank, " is not in 0 to ", ranks - 1, ", the ranks of job ", job.id()));
 }
 
 // True when `event` is about this job, given by name or id; an empty `job` stands for every event.

@@ -28,8 +28,9 @@ class GrpcServer : public RpcServer {
   GrpcServer(Shell& shell, const Options& options)
       : shell_(shell),
         keepalive_ms_(static_cast<int>(absl::ToInt64Milliseconds(options.keepalive))),
-        job_service_(MakeJobService(shell, options.version)),
-        worker_service_(MakeWorkerService(shell)),
+        slots_(options.slots),
+        job_service_(MakeJobService(shell, slots_, options.version)),
+        worker_service_(MakeWorkerService(shell, slots_, options.hello_timeout)),
         admin_service_(MakeAdminService(shell, options.backups)) {}
 
   // False when the address cannot be bound.
@@ -75,6 +76,7 @@ class GrpcServer : public RpcServer {
  private:
   Shell& shell_;
   const int keepalive_ms_;
+  Slots slots_;
   const std::unique_ptr<grpc::Service> job_service_;
   const std::unique_ptr<grpc::Service> worker_service_;
   const std::unique_ptr<grpc::Service> admin_service_;

@@ -7,6 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/limits.h"
+#include "coordinator/rpc/slots.h"
 
 namespace muster::coordinator {
 
@@ -25,6 +27,10 @@ class RpcServer {
     // A peer is pinged after this long without a byte from it, and its connection closed when the
     // answer takes as long again.
     absl::Duration keepalive = absl::Seconds(5);
+    // A daemon's stream that has no Hello by then is closed.
+    absl::Duration hello_timeout = kHelloTimeout;
+    // How many calls and streams are served at a time.
+    Slots::Bounds slots = Slots::kDefaultBounds;
   };
   // `shell` outlives the server. kInvalidArgument: not HOST:PORT. kUnavailable: the address cannot
   // be bound, e.g. because another process has it.

@@ -1,23 +1,32 @@
-// The streams that clients read: events, one job, one rank's log. Each is pulled: one message is in
-// flight, and the next is made from what is durable when the client has taken the last. A slow
-// reader therefore costs one message of memory, and gets the newest state, not every change.
+// The streams that clients read: events, one job, one rank's log or trace. Each is pulled: one
+// message is in flight, and the next is made from what is durable when the client has taken the
+// last. A slow reader therefore costs one message of memory, and gets the newest state, not every
+// change.
 #ifndef MUSTER_COORDINATOR_RPC_STREAMS_H_
 #define MUSTER_COORDINATOR_RPC_STREAMS_H_
 
 #include <grpcpp/support/server_callback.h>
 
+#include "coordinator/rpc/slots.h"
 #include "coordinator/shell.h"
 #include "muster/v1/job_service.pb.h"
 
 namespace muster::coordinator {
 
 // The reactors own themselves until their call is done. `shell` outlives them.
-// job_service.proto has the errors.
+// `slot`: what the stream holds, or why it has none and is refused. job_service.proto has the
+// errors.
 grpc::ServerWriteReactor<v1::Event>* StartEventStream(Shell& shell,
-                                                      const v1::WatchEventsRequest& request);
-grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request);
+                                                      const v1::WatchEventsRequest& request,
+                                                      absl::StatusOr<Slots::Slot> slot);
+grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request,
+                                                  absl::StatusOr<Slots::Slot> slot);
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
-                                                       const v1::GetLogsRequest& request);
+                                                       const v1::GetLogsRequest& request,
+                                                       absl::StatusOr<Slots::Slot> slot);
+grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(Shell& shell,
+                                                               const v1::GetProfileRequest& request,
+                                                               absl::StatusOr<Slots::Slot> slot);
 
 }  // namespace muster::coordinator
 

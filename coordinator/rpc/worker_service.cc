@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/slots.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/shell.h"
 #include "muster/v1/worker_service.grpc.pb.h"
@@ -23,11 +24,18 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
                 public SessionStream,
                 public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(Shell& shell) : shell_(shell) {}
+  Session(Shell& shell, Slots& slots, const std::string& peer)
+      : shell_(shell), slots_(slots), peer_(peer) {}
 
-  void Begin() {
+  void Begin(absl::Duration hello_timeout) {
     self_ = shared_from_this();
+    absl::StatusOr<Slots::Slot> opening = slots_.Take(SlotKind::kOpening, peer_);
+    if (!opening.ok()) return Close(opening.status());
+    slot_ = *std::move(opening);
     StartRead(&read_);
+    shell_.watch_loop().PostAfter(hello_timeout, [weak = weak_from_this(), hello_timeout] {
+      if (const auto self = weak.lock()) self->EndWithoutHello(hello_timeout);
+    });
   }
 
   // ---- SessionStream
@@ -101,7 +109,20 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
  private:
+  void EndWithoutHello(absl::Duration timeout) {
+    MutexLock lock(&mutex_);
+    if (greeted_) return;
+    CloseLocked(absl::DeadlineExceededError(
+        absl::StrCat("no hello within ", absl::FormatDuration(timeout),
+                     " of the opening of the stream; it must be the first message of a session")));
+  }
+
   void Open() {
+    {
+      MutexLock lock(&mutex_);
+      if (closing_) return;
+      greeted_ = true;
+    }
     if (!read_.has_hello()) {
       return Close(absl::InvalidArgumentError("hello: must be the first message of a session"));
     }
@@ -110,6 +131,9 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
       return Close(absl::InvalidArgumentError(
           absl::StrCat("hello.worker: ", worker_.size(), " bytes, must be 1 to ", kNameBytesMax)));
     }
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kSession, peer_);
+    if (!slot.ok()) return Close(slot.status());
+    slot_ = *std::move(slot);
     incarnation_ = Incarnation(read_.incarnation());
     const absl::StatusOr<SessionId> session =
         shell_.OpenSession(incarnation_, std::move(*read_.mutable_hello()), shared_from_this());
@@ -161,10 +185,13 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
   Shell& shell_;
+  Slots& slots_;
+  const std::string peer_;
   std::shared_ptr<Session> self_;  // until OnDone
 
   // Used by the one read under way and what follows it, never by two threads at a time.
   v1::FromWorker read_;
+  Slots::Slot slot_;
   std::string worker_;
   Incarnation incarnation_;
   std::optional<SessionId> session_;
@@ -174,6 +201,7 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   std::list<v1::FromCoordinator> queue_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool greeted_ ABSL_GUARDED_BY(mutex_) = false;  // the first message has come
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
@@ -181,23 +209,27 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
 
 class WorkerService : public v1::WorkerService::CallbackService {
  public:
-  explicit WorkerService(Shell& shell) : shell_(shell) {}
+  WorkerService(Shell& shell, Slots& slots, absl::Duration hello_timeout)
+      : shell_(shell), slots_(slots), hello_timeout_(hello_timeout) {}
 
   grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinator>* Session(
-      grpc::CallbackServerContext*) override {
-    const auto session = std::make_shared<coordinator::Session>(shell_);
-    session->Begin();
+      grpc::CallbackServerContext* context) override {
+    const auto session = std::make_shared<coordinator::Session>(shell_, slots_, context->peer());
+    session->Begin(hello_timeout_);
     return session.get();
   }
 
  private:
   Shell& shell_;
+  Slots& slots_;
+  const absl::Duration hello_timeout_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell) {
-  return std::make_unique<WorkerService>(shell);
+std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell, Slots& slots,
+                                                 absl::Duration hello_timeout) {
+  return std::make_unique<WorkerService>(shell, slots, hello_timeout);
 }
 
 }  // namespace muster::coordinator

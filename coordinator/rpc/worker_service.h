@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "absl/time/time.h"
+
 namespace grpc {
 class Service;
 }
@@ -11,9 +13,12 @@ class Service;
 namespace muster::coordinator {
 
 class Shell;
+class Slots;
 
-// `shell` outlives the server that serves this.
-std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell);
+// `shell` and `slots` outlive the server that serves this. A stream without a Hello is closed after
+// `hello_timeout`.
+std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell, Slots& slots,
+                                                 absl::Duration hello_timeout);
 
 }  // namespace muster::coordinator
 

@@ -16,18 +16,12 @@ std::string Count(int64_t n, absl::string_view noun) {
   return absl::StrCat(n, " ", noun, n == 1 ? "" : "s");
 }
 
-// Slots of one kind that new ranks can take; 0 on a worker that is not ready.
-int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
-  if (!worker.ready) return 0;
-  return static_cast<int>(
-      std::count_if(worker.slots.begin(), worker.slots.end(),
-                    [kind](const SlotView& slot) { return slot.free && slot.kind == kind; }));
-}
-
-// The number of whole groups of `group` slots that these workers have.
-int64_t GroupsIn(const std::vector<int>& slots_by_worker, int group) {
+// The number of whole groups of `group` slots that all workers together have.
+int64_t GroupsIn(const SlotIndex::Kind& slots, int group) {
   int64_t groups = 0;
-  for (const int slots : slots_by_worker) groups += slots / group;
+  for (const auto& [size, workers] : slots.workers_by_total) {
+    groups += static_cast<int64_t>(size / group) * workers;
+  }
   return groups;
 }
 
@@ -42,42 +36,61 @@ std::vector<int32_t> RanksByGroup(const WaitingJob& job) {
   return ranks;
 }
 
-// The indices of the workers to take, ascending; empty when the gang does not fit. `free` and
-// `ranks` count slots, or groups of slots.
-std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
-  std::vector<size_t> by_free;  // most free first; equal ones by id
-  for (size_t i = 0; i < free.size(); ++i) {
-    if (free[i] > 0) by_free.push_back(i);
+// The workers to take, ascending; empty when the gang does not fit. `units` is the gang's size in
+// groups of `group` slots.
+std::vector<WorkerId> ChooseWorkers(const SlotIndex::Kind& slots, int group, int units) {
+  // Workers with equally many free groups, by id; those of one number of free slots are in order.
+  using Range = std::pair<std::set<WorkerId>::const_iterator, std::set<WorkerId>::const_iterator>;
+  struct Alike {
+    std::vector<Range> ranges;
+    int64_t count = 0;
+  };
+  std::map<int, Alike> by_free;
+  for (const auto& [free, workers] : slots.workers_by_free) {
+    if (free < group) continue;
+    Alike& alike = by_free[free / group];
+    alike.ranges.emplace_back(workers.begin(), workers.end());
+    alike.count += static_cast<int64_t>(workers.size());
   }
-  std::stable_sort(by_free.begin(), by_free.end(),
-                   [&free](size_t a, size_t b) { return free[a] > free[b]; });
-  // The fewest workers that can hold the gang: as many of the freest ones as it takes.
-  size_t fewest = 0;
-  for (int64_t held = 0; held < ranks; ++fewest) {
-    if (fewest == by_free.size()) return {};
-    held += free[by_free[fewest]];
-  }
-  std::vector<size_t> chosen;
-  int64_t missing = ranks;
-  for (size_t left = fewest; left > 0; --left) {
-    // What the `left` freest workers can hold.
-    int64_t top = 0;
-    for (size_t i = 0; i < left && i < by_free.size(); ++i) top += free[by_free[i]];
-    size_t best = by_free.size();
-    for (size_t i = by_free.size(); i-- > 0;) {
-      // What worker i and the `left` - 1 freest of the others can hold.
-      const int64_t with = i < left ? top : top - free[by_free[left - 1]] + free[by_free[i]];
-      if (with >= missing) {
-        best = i;
-        break;
-      }
+  // What the `count` freest workers hold, and how much the least free of them does.
+  const auto freest = [&by_free](int64_t count) {
+    int64_t sum = 0;
+    int least = 0;
+    for (auto at = by_free.rbegin(); at != by_free.rend() && count > 0; ++at) {
+      const int64_t here = std::min(count, at->second.count);
+      if (here == 0) continue;
+      sum += here * at->first;
+      count -= here;
+      least = at->first;
     }
-    CHECK_LT(best, by_free.size()) << "the gang fits, yet no worker can be next";
+    return std::make_pair(sum, least);
+  };
+  // The fewest workers that can hold the gang: as many of the freest ones as it takes.
+  int64_t fewest = 0;
+  int64_t missing = units;
+  for (auto at = by_free.rbegin(); at != by_free.rend() && missing > 0; ++at) {
+    const int64_t here = std::min(at->second.count, (missing + at->first - 1) / at->first);
+    fewest += here;
+    missing -= here * at->first;
+  }
+  if (missing > 0) return {};
+  std::vector<WorkerId> chosen;
+  missing = units;
+  for (int64_t left = fewest; left > 0; --left) {
+    // The least free worker with which the `left` - 1 freest of the others hold what is missing.
+    const auto [sum, least] = freest(left);
+    auto best = by_free.lower_bound(static_cast<int>(std::max<int64_t>(0, missing - sum + least)));
+    while (best != by_free.end() && best->second.count == 0) ++best;
+    CHECK(best != by_free.end()) << "the gang fits, yet no worker can be next";
     // Of equally free workers the one with the lowest id.
-    while (best > 0 && free[by_free[best - 1]] == free[by_free[best]]) --best;
-    chosen.push_back(by_free[best]);
-    missing -= free[by_free[best]];
-    by_free.erase(by_free.begin() + static_cast<std::ptrdiff_t>(best));
+    Range* lowest = nullptr;
+    for (Range& range : best->second.ranges) {
+      if (range.first == range.second) continue;
+      if (lowest == nullptr || *range.first < *lowest->first) lowest = &range;
+    }
+    chosen.push_back(*lowest->first++);
+    --best->second.count;
+    missing -= best->first;
   }
   std::sort(chosen.begin(), chosen.end());
   return chosen;
@@ -85,8 +98,8 @@ std::vector<size_t> ChooseWorkers(const std::vector<int>& free, int ranks) {
 
 class Planner {
  public:
-  Planner(const ClusterView& cluster, const SchedulePolicy& policy, absl::Time now)
-      : cluster_(cluster), policy_(policy), now_(now) {}
+  Planner(SlotIndex& slots, const SchedulePolicy& policy, absl::Time now)
+      : index_(slots), trial_(slots), policy_(policy), now_(now) {}
 
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
@@ -126,15 +139,6 @@ class Planner {
     bool misfit = false;  // one did not fit, so that none behind it does
     int behind = 0;       // jobs looked at behind that one
   };
-  // All slots of one kind, for placement and explanations.
-  struct Slots {
-    std::vector<int> free_by_worker, total_by_worker;
-    int64_t total = 0, free = 0;
-    std::map<std::string, int64_t> held;  // job name -> slots on ready workers
-    std::vector<std::string> away;        // workers that are not ready, with the reason
-    int64_t away_slots = 0;
-  };
-
   void Consider(const WaitingJob& job, Cursor& cursor) {
     const WaitingJob* blocker = cursor.queue->blocker;
     if (blocker != nullptr) ++cursor.queue->behind;
@@ -145,12 +149,12 @@ class Planner {
                        absl::FormatTime("%H:%M:%E1S UTC", job.not_before, absl::UTCTimeZone())));
       return;
     }
-    const Slots& slots = Of(job.device);
+    const SlotIndex::Kind& slots = index_.Of(job.device);
     const int group = UnitOf(job, slots);
     const int units = job.ranks / group;
     // A job that would not fit on the whole cluster if it were idle waits for more machines. It
     // holds back none.
-    if (slots.total < job.ranks || GroupsIn(slots.total_by_worker, group) < units) {
+    if (slots.total < job.ranks || GroupsIn(slots, group) < units) {
       cursor.misfit = true;
       Explain(job, WhyNot(job, slots));
       return;
@@ -163,12 +167,8 @@ class Planner {
                                 "; starts before it with a priority above ", blocker->priority));
       return;
     }
-    std::vector<size_t> workers;
-    if (slots.free >= job.ranks) {
-      std::vector<int> free = slots.free_by_worker;
-      for (int& of_worker : free) of_worker /= group;
-      workers = ChooseWorkers(free, units);
-    }
+    std::vector<WorkerId> workers;
+    if (slots.free >= job.ranks) workers = ChooseWorkers(slots, group, units);
     if (!workers.empty()) {
       Place(job, workers, group);
       return;
@@ -178,45 +178,13 @@ class Planner {
     Explain(job, WhyNot(job, slots));
   }
 
-  // The slots that the decisions so far leave.
-  const Slots& Of(v1::DeviceKind kind) {
-    const auto [found, inserted] = slots_.try_emplace(kind);
-    if (inserted) found->second = CountSlots(kind);
-    return found->second;
-  }
-
-  Slots CountSlots(v1::DeviceKind kind) const {
-    Slots out;
-    for (const WorkerView& worker : cluster_.workers) {
-      int64_t here = 0;
-      for (const SlotView& slot : worker.slots) {
-        if (slot.kind != kind) continue;
-        ++here;
-        if (worker.ready && !slot.free && !slot.held_by.empty()) ++out.held[slot.held_by];
-      }
-      out.total += here;
-      out.total_by_worker.push_back(static_cast<int>(here));
-      out.free_by_worker.push_back(FreeSlots(worker, kind));
-      out.free += out.free_by_worker.back();
-      if (!worker.ready && here > 0) {
-        out.away_slots += here;
-        out.away.push_back(absl::StrCat(worker.id.value(), " (", Count(here, "slot"), ") ",
-                                        worker.unready_reason));
-      }
-    }
-    return out;
-  }
-
   // How many slots of one worker are taken at a time: a tensor group, unless no worker is as large.
-  static int UnitOf(const WaitingJob& job, const Slots& slots) {
-    const int largest =
-        slots.total_by_worker.empty()
-            ? 0
-            : *std::max_element(slots.total_by_worker.begin(), slots.total_by_worker.end());
+  static int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots) {
+    const int largest = slots.workers_by_total.empty() ? 0 : slots.workers_by_total.rbegin()->first;
     return job.group <= largest && job.ranks % job.group == 0 ? job.group : 1;
   }
 
-  void Place(const WaitingJob& job, const std::vector<size_t>& workers, int group) {
+  void Place(const WaitingJob& job, const std::vector<WorkerId>& workers, int group) {
     Decision decision;
     decision.job = job.id;
     decision.placements.resize(static_cast<size_t>(job.ranks));
@@ -224,24 +192,19 @@ class Planner {
     // Groups cannot be kept whole: ranks take slots in the order of their numbers.
     if (group == 1) std::sort(order.begin(), order.end());
     size_t next = 0;
-    for (const size_t index : workers) {
-      WorkerView& worker = cluster_.workers[index];
-      int here = FreeSlots(worker, job.device) / group * group;
-      for (SlotView& slot : worker.slots) {
-        if (next == order.size() || here == 0) break;
-        if (!slot.free || slot.kind != job.device) continue;
-        --here;
-        slot.free = false;
-        slot.held_by = job.name;
+    for (const WorkerId& id : workers) {
+      const int whole = FreeSlots(*index_.Find(id), job.device) / group * group;
+      const int here = std::min(whole, static_cast<int>(order.size() - next));
+      for (std::string& device : trial_.Take(id, job.device, here, job.name)) {
         const int32_t rank = order[next++];
         v1::Placement& placement = decision.placements[static_cast<size_t>(rank)];
         placement.set_rank(rank);
-        placement.set_worker(worker.id.value());
-        placement.set_device(slot.device);
+        placement.set_worker(id.value());
+        placement.set_device(std::move(device));
       }
     }
     CHECK_EQ(next, order.size()) << job.id;
-    slots_.erase(job.device);
+    largest_holders_.erase(job.device);
     schedule_.decisions.push_back(std::move(decision));
   }
 
@@ -249,10 +212,10 @@ class Planner {
     schedule_.explanations.push_back({job.id, std::move(text)});
   }
 
-  std::string WhyNot(const WaitingJob& job, const Slots& slots) const {
+  std::string WhyNot(const WaitingJob& job, const SlotIndex::Kind& slots) {
     const std::string kind = spec::EnumName(job.device);
     const int64_t total = slots.total, free = slots.free;
-    if (cluster_.workers.empty()) {
+    if (index_.empty()) {
       return absl::StrCat("needs ", Count(job.ranks, kind + " slot"),
                           ", but no worker has joined; start muster-worker");
     }
@@ -272,17 +235,23 @@ class Planner {
       const int64_t units = job.ranks / group;
       const std::string groups = absl::StrCat(units, " tensor group", units == 1 ? "" : "s", " of ",
                                               Count(group, kind + " slot"), ", each on one worker");
-      if (const int64_t capacity = GroupsIn(slots.total_by_worker, group); capacity < units) {
+      if (const int64_t capacity = GroupsIn(slots, group); capacity < units) {
         return absl::StrCat("no worker set could ever hold ", groups, ": the cluster can hold ",
                             capacity, "; add workers with ", group,
                             " slots or lower engine.parallel.tensor");
       }
       if (free >= job.ranks) {
+        std::map<WorkerId, int> by_id;
+        for (const auto& [here, workers] : slots.workers_by_free) {
+          size_t named = 0;
+          for (auto id = workers.begin(); id != workers.end() && named < kWorkersNamedMax;
+               ++named) {
+            by_id.emplace(*id++, here);
+          }
+        }
         std::vector<std::string> by_worker;
-        for (size_t i = 0; i < slots.free_by_worker.size(); ++i) {
-          if (slots.free_by_worker[i] == 0) continue;
-          by_worker.push_back(
-              absl::StrCat(cluster_.workers[i].id.value(), " ", slots.free_by_worker[i]));
+        for (const auto& [id, here] : by_id) {
+          by_worker.push_back(absl::StrCat(id.value(), " ", here));
           if (by_worker.size() == kWorkersNamedMax) break;
         }
         return absl::StrCat("needs ", groups, "; free are ", absl::StrJoin(by_worker, ", "),
@@ -291,15 +260,19 @@ class Planner {
     }
     const std::string numbers = absl::StrCat("needs ", Count(job.ranks, kind + " slot"), ", ", free,
                                              free == 1 ? " is" : " are", " free of ", total);
-    return absl::StrCat(numbers, "; ", CheapestChange(job.ranks - free, slots));
+    return absl::StrCat(numbers, "; ", CheapestChange(job.ranks - free, job.device));
   }
 
   // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
   // of the largest ones. Workers that are away are named last, since nobody knows when they return.
-  static std::string CheapestChange(int64_t missing, const Slots& all) {
-    std::vector<std::pair<int64_t, std::string>> jobs;  // most slots first, then by name
-    for (const auto& [name, slots] : all.held) jobs.emplace_back(-slots, name);
-    std::sort(jobs.begin(), jobs.end());
+  std::string CheapestChange(int64_t missing, v1::DeviceKind kind) {
+    const SlotIndex::Kind& all = index_.Of(kind);
+    const auto [cached, first] = largest_holders_.try_emplace(kind);
+    if (first) {
+      for (const auto& [name, slots] : all.held) cached->second.emplace_back(-slots, name);
+      std::sort(cached->second.begin(), cached->second.end());
+    }
+    std::vector<std::pair<int64_t, std::string>> jobs = cached->second;
     std::vector<std::string> ending;
     while (missing > 0 && !jobs.empty()) {
       auto take = jobs.begin();
@@ -317,25 +290,50 @@ class Planner {
     }
     if (missing > 0 && all.away_slots > 0) {
       absl::StrAppend(&text, text.empty() ? "starts when " : " and when ",
-                      "workers that are away return: ", absl::StrJoin(all.away, ", "));
+                      "workers that are away return: ", AwayText(kind));
     }
     if (text.empty()) text = "starts when the slots of ended attempts are released";
     return text;
   }
 
-  ClusterView cluster_;  // a copy: decisions take slots from it
+  std::string AwayText(v1::DeviceKind kind) const {
+    std::vector<std::string> named;
+    const std::set<WorkerId>& away = index_.Of(kind).away;
+    for (auto id = away.begin(); id != away.end() && named.size() < kWorkersNamedMax; ++id) {
+      const WorkerView& worker = *index_.Find(*id);
+      const auto slots = std::count_if(worker.slots.begin(), worker.slots.end(),
+                                       [kind](const SlotView& slot) { return slot.kind == kind; });
+      named.push_back(
+          absl::StrCat(id->value(), " (", Count(slots, "slot"), ") ", worker.unready_reason));
+    }
+    if (away.size() > named.size()) {
+      named.push_back(absl::StrCat("and ", away.size() - named.size(), " more"));
+    }
+    return absl::StrJoin(named, ", ");
+  }
+
+  SlotIndex& index_;
+  SlotIndex::Trial trial_;  // the slots that the decisions so far take
   const SchedulePolicy& policy_;
   const absl::Time now_;
-  std::map<v1::DeviceKind, Slots> slots_;
+  // By kind: the jobs that hold slots, most slots first (counted negative), then by name.
+  std::map<v1::DeviceKind, std::vector<std::pair<int64_t, std::string>>> largest_holders_;
   std::map<std::string, QueueState> queues_;
   Schedule schedule_;
 };
 
 }  // namespace
 
+Schedule Plan(SlotIndex& slots, const WaitingQueue& queue, const SchedulePolicy& policy,
+              absl::Time now) {
+  return Planner(slots, policy, now).Run(queue);
+}
+
 Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now) {
-  return Planner(cluster, policy, now).Run(queue);
+  SlotIndex slots;
+  for (const WorkerView& worker : cluster.workers) slots.Put(worker);
+  return Plan(slots, queue, policy, now);
 }
 
 bool PlanningHorizon::Excludes(const WaitingJob& job) const {

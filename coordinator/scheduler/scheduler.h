@@ -10,23 +10,13 @@
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "coordinator/scheduler/slot_index.h"
 #include "coordinator/scheduler/waiting_queue.h"
 #include "muster/v1/job.pb.h"
+#include "muster/v1/stored.pb.h"
 
 namespace muster::coordinator {
 
-struct SlotView {
-  std::string device;  // "cpu:0"
-  v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
-  bool free = false;
-  std::string held_by = {};  // name of the job that holds it, for explanations
-};
-struct WorkerView {
-  WorkerId id;
-  bool ready = false;               // only ready workers get new ranks
-  std::string unready_reason = {};  // "is not connected", for explanations
-  std::vector<SlotView> slots;      // in device order
-};
 struct ClusterView {
   std::vector<WorkerView> workers;  // ordered by id
 };
@@ -72,9 +62,12 @@ struct Schedule {
 // the slots left over stay together). Slots are taken by whole tensor groups (WaitingJob::group),
 // which span workers only if no worker of the cluster is as large as one. Ranks take slots worker
 // by worker in order of id, then in device order, tensor group by tensor group. Pure: equal inputs
-// give equal outputs. Thread: any. O(slots + queues x shapes + jobs looked at + jobs placed x
-// workers x log workers), where the jobs looked at are those that start or back off, and for each
-// queue and shape those that do not fit with `explained_behind` jobs behind each.
+// give equal outputs; `slots` is as before when it returns. Thread: any. O(queues x shapes + jobs
+// looked at + jobs placed x (workers taken x different numbers of free slots + slots taken)), where
+// the jobs looked at are those that start or back off, and for each queue and shape those that do
+// not fit with `explained_behind` jobs behind each.
+Schedule Plan(SlotIndex& slots, const WaitingQueue& queue, const SchedulePolicy& policy,
+              absl::Time now);
 Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 

@@ -70,6 +70,7 @@ class RocksDbStore : public Store {
   }
 
   absl::StatusOr<std::optional<std::string>> Get(Table table, const std::string& key) override {
+    if (HandleOf(table) == nullptr) return std::optional<std::string>();
     std::string value;
     const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), HandleOf(table), key, &value);
     if (status.IsNotFound()) return std::optional<std::string>();
@@ -80,6 +81,7 @@ class RocksDbStore : public Store {
   absl::Status Scan(
       Table table, const std::string& begin, const std::string& end,
       absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) override {
+    if (HandleOf(table) == nullptr) return absl::OkStatus();
     rocksdb::ReadOptions options;
     const rocksdb::Slice bound(end);
     if (!end.empty()) options.iterate_upper_bound = &bound;
@@ -132,6 +134,7 @@ class RocksDbStore : public Store {
   }
 
  private:
+  // Null for a table that an older schema lacks, in a store that is open for reading only.
   rocksdb::ColumnFamilyHandle* HandleOf(Table table) const {
     return tables_[static_cast<size_t>(table)];
   }
@@ -173,12 +176,15 @@ rocksdb::DBOptions DatabaseOptions() {
 }
 
 // All column families have to be opened, and a newer schema may have more of them: its version must
-// still be readable.
+// still be readable. An older one has fewer; where nothing may be written, they stay absent.
 std::vector<rocksdb::ColumnFamilyDescriptor> Families(const rocksdb::DBOptions& options,
                                                       const std::string& directory) {
   std::vector<std::string> names;
-  if (!rocksdb::DB::ListColumnFamilies(options, directory, &names).ok()) names.clear();
-  for (size_t i = 0; i < kTables; ++i) names.push_back(Name(static_cast<Table>(i)));
+  const bool exists = rocksdb::DB::ListColumnFamilies(options, directory, &names).ok();
+  if (!exists) names.clear();
+  for (size_t i = 0; i < kTables && (options.create_missing_column_families || !exists); ++i) {
+    names.push_back(Name(static_cast<Table>(i)));
+  }
   names.push_back(rocksdb::kDefaultColumnFamilyName);
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());

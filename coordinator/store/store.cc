@@ -16,6 +16,20 @@ const char* Name(Table table) {
       return "key_value";
     case Table::kRequests:
       return "requests";
+    case Table::kSpecs:
+      return "specs";
+    case Table::kStates:
+      return "states";
+    case Table::kProgress:
+      return "progress";
+    case Table::kAttempts:
+      return "attempts";
+    case Table::kEnds:
+      return "attempt_ends";
+    case Table::kCheckpoints:
+      return "checkpoints";
+    case Table::kCurves:
+      return "loss_points";
     case Table::kTableCount:
       break;
   }

@@ -17,12 +17,19 @@ namespace muster::coordinator {
 
 // Column families. Key formats are in core/schema.h.
 enum class Table : uint8_t {
-  kMeta,      // cluster id, schema version, leader term
-  kJobs,      // job id -> JobRecord
-  kEvents,    // sequence (big endian) -> Event
-  kWorkers,   // name -> Worker
-  kKeyValue,  // (job, epoch, key) -> bytes
-  kRequests,  // request id -> job id
+  kMeta,         // cluster id, schema version, leader term
+  kJobs,         // job id -> JobRecord; empty since schema 2
+  kEvents,       // sequence (big endian) -> Event
+  kWorkers,      // name -> Worker
+  kKeyValue,     // (job, epoch, key) -> bytes
+  kRequests,     // request id -> job id
+  kSpecs,        // job id -> SpecRow
+  kStates,       // job id -> StateRow
+  kProgress,     // job id -> ProgressRow
+  kAttempts,     // (job, epoch) -> AttemptRow
+  kEnds,         // (job, epoch) -> AttemptEnd
+  kCheckpoints,  // (job, epoch, step) -> CheckpointRecord
+  kCurves,       // (job, step) -> LossPoint
   kTableCount,
 };
 const char* Name(Table table);
@@ -66,7 +73,7 @@ class Store {
 };
 
 // The identity of a store: these rows of kMeta, as text, are written before any other row.
-constexpr uint32_t kSchemaVersion = 1;
+constexpr uint32_t kSchemaVersion = 2;
 constexpr char kMetaSchemaVersion[] = "schema_version";
 constexpr char kMetaClusterId[] = "cluster_id";
 

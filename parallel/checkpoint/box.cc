@@ -170,7 +170,7 @@ std::optional<std::string> TilingProblem(const std::vector<Box>& boxes,
   for (const Box& box : boxes) covered += box.elements();
   const int64_t wanted = Box::Whole(shape).elements();
   if (covered == wanted) return std::nullopt;
-  return absl::StrCat(wanted - covered, " of ", wanted, " elements are in no piece");
+  return absl::StrCat(wanted - covered, " of ", wanted, " elements are in no chunk");
 }
 
 }  // namespace muster::parallel

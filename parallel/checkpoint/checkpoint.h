@@ -13,12 +13,12 @@
 // The manifest is {"crc32c":"<8 hex digits>","manifest":<body>}\n, where the checksum covers the
 // bytes of <body>, a JSON object: format, version, job, epoch, step, consumed_samples, mesh,
 // numbers, texts, shards (file, bytes, header_bytes, header_crc32c) and tensors (dtype, shape and
-// pieces: shard, byte range in the file, offset, extent, crc32c). Shards are plain safetensors
-// files that other tools read. A piece is one box of one tensor; where it is not the whole tensor
+// chunks: shard, byte range in the file, offset, extent, crc32c). Shards are plain safetensors
+// files that other tools read. A chunk is one box of one tensor; where it is not the whole tensor
 // it is called "name[0:96, 32:64]".
 //
 // Status codes: kDataLoss for damage (flipped byte, truncated or missing shard, garbled manifest,
-// pieces that overlap or leave a gap), always with file, tensor and offsets; kNotFound for no
+// chunks that overlap or leave a gap), always with file, tensor and offsets; kNotFound for no
 // manifest; kInvalidArgument for a caller's mistake; and FileSystem's.
 #ifndef MUSTER_PARALLEL_CHECKPOINT_CHECKPOINT_H_
 #define MUSTER_PARALLEL_CHECKPOINT_CHECKPOINT_H_
@@ -64,13 +64,13 @@ struct CheckpointState {
 };
 
 // One box of one tensor, to be saved.
-struct SavePiece {
+struct SaveChunk {
   std::string tensor;  // layout-free, e.g. "optimizer.m.blocks.3.mlp.up.weight"
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<int64_t> shape;  // of the whole tensor
   Box box;
   // Its contiguous row-major storage in host memory, or null: then `produce` fills such storage
-  // when the piece is written. One produced piece is in memory at a time. An error of `produce`
+  // when the chunk is written. One produced chunk is in memory at a time. An error of `produce`
   // fails the save.
   const void* data = nullptr;
   std::function<absl::Status(void* out)> produce;
@@ -90,7 +90,7 @@ using TextGatherer = absl::AnyInvocable<absl::StatusOr<std::vector<std::string>>
 // The gatherer of a job of one rank.
 TextGatherer GatherAlone();
 
-// Every rank of the job calls it with its own pieces, which cover each tensor exactly once over all
+// Every rank of the job calls it with its own chunks, which cover each tensor exactly once over all
 // ranks (one of the holders of a replica saves it). Blocks until everything, the manifest included,
 // is durable. The result is complete on rank 0; elsewhere `manifest_checksum` is empty. When any
 // rank failed, all return its error and there is no manifest that counts. kAlreadyExists when the
@@ -99,10 +99,10 @@ TextGatherer GatherAlone();
 // `groups`, for ranks whose `root` is not one directory (each host has its own): by rank, the
 // lowest rank that writes into the same directory; empty: all ranks share one. The lowest rank of
 // every group writes a manifest of what its group has saved. Such a manifest is partial: tensors
-// may have gaps, but pieces do not overlap.
+// may have gaps, but chunks do not overlap.
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
-                                          absl::Span<const SavePiece> pieces, TextGatherer gather,
+                                          absl::Span<const SaveChunk> chunks, TextGatherer gather,
                                           absl::Span<const int> groups = {});
 
 struct TensorInfo {
@@ -111,7 +111,7 @@ struct TensorInfo {
 };
 
 enum class Verify {
-  // The manifest's checksum, that pieces tile their tensors (in a partial manifest: that they do
+  // The manifest's checksum, that chunks tile their tensors (in a partial manifest: that they do
   // not
   // overlap), and the size of every shard.
   kSizes,
@@ -138,15 +138,15 @@ class CheckpointReader {
   virtual const std::map<std::string, TensorInfo>& tensors() const = 0;
   // Other hosts have saved the rest (SaveCheckpoint's groups): tensors may be absent or have gaps.
   virtual bool partial() const = 0;
-  // Fills `out` (row-major, box.elements() elements) from the saved pieces that intersect `box`.
-  // The checksum of every piece is verified before the first byte of it is used. kNotFound for a
+  // Fills `out` (row-major, box.elements() elements) from the saved chunks that intersect `box`.
+  // The checksum of every chunk is verified before the first byte of it is used. kNotFound for a
   // tensor that was not saved, or elements of it that a partial manifest lacks; kInvalidArgument
   // for another dtype or a box outside the tensor.
   virtual absl::Status Read(const std::string& tensor, kernels::DType dtype, const Box& box,
                             void* out) = 0;
   // Bytes that VerifyBytes(share) reads: about 1 / count of all shards.
   virtual int64_t BytesOf(const VerifyShare& share) const = 0;
-  // Reads the headers and pieces of the share and checks them. The shares of all `count` ranks
+  // Reads the headers and chunks of the share and checks them. The shares of all `count` ranks
   // cover every byte of every shard exactly once; each takes neighbouring bytes of few files.
   // `read` is called with the bytes read since the last call; false ends the verification with
   // kCancelled.

@@ -21,10 +21,10 @@ class Reader : public CheckpointReader {
  public:
   Reader(FileSystem& files, std::string directory, Manifest manifest)
       : files_(files), directory_(std::move(directory)), manifest_(std::move(manifest)) {
-    for (size_t i = 0; i < manifest_.pieces.size(); ++i) {
-      const PieceRecord& piece = manifest_.pieces[i];
-      tensors_.try_emplace(piece.tensor, TensorInfo{piece.dtype, piece.shape});
-      pieces_of_[piece.tensor].push_back(i);
+    for (size_t i = 0; i < manifest_.chunks.size(); ++i) {
+      const ChunkRecord& chunk = manifest_.chunks[i];
+      tensors_.try_emplace(chunk.tensor, TensorInfo{chunk.dtype, chunk.shape});
+      chunks_of_[chunk.tensor].push_back(i);
     }
   }
 
@@ -61,8 +61,8 @@ class Reader : public CheckpointReader {
   absl::Status VerifyBytes(const VerifyShare& share,
                            absl::FunctionRef<bool(int64_t bytes)> read) override {
     for (const Unit& unit : UnitsOf(share)) {
-      if (unit.piece.has_value()) {
-        RETURN_IF_ERROR(Verified(*unit.piece).status());
+      if (unit.chunk.has_value()) {
+        RETURN_IF_ERROR(Verified(*unit.chunk).status());
       } else {
         RETURN_IF_ERROR(VerifyHeader(manifest_.shards[static_cast<size_t>(unit.shard)]));
       }
@@ -76,12 +76,12 @@ class Reader : public CheckpointReader {
     return absl::StrCat(directory_, "/", shard.file);
   }
 
-  // What is verified at once: a shard's header, or a piece.
+  // What is verified at once: a shard's header, or a chunk.
   struct Unit {
     int shard = 0;
     int64_t begin = 0;  // in the shard
     int64_t bytes = 0;
-    std::optional<size_t> piece;
+    std::optional<size_t> chunk;
   };
   // The share's units, in the order of shards and bytes. The units of all shards are thought of as
   // one range of bytes, cut into share.count equal parts; a unit is in the part that has its
@@ -91,9 +91,9 @@ class Reader : public CheckpointReader {
     for (size_t i = 0; i < manifest_.shards.size(); ++i) {
       units.push_back({static_cast<int>(i), 0, manifest_.shards[i].header_bytes, std::nullopt});
     }
-    for (size_t i = 0; i < manifest_.pieces.size(); ++i) {
-      const PieceRecord& piece = manifest_.pieces[i];
-      units.push_back({piece.shard, piece.begin, piece.end - piece.begin, i});
+    for (size_t i = 0; i < manifest_.chunks.size(); ++i) {
+      const ChunkRecord& chunk = manifest_.chunks[i];
+      units.push_back({chunk.shard, chunk.begin, chunk.end - chunk.begin, i});
     }
     std::sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) {
       return std::tie(a.shard, a.begin) < std::tie(b.shard, b.begin);
@@ -123,22 +123,22 @@ class Reader : public CheckpointReader {
     return DecodeSafetensorsHeader(header, shard.bytes, PathOf(shard)).status();
   }
 
-  // A whole piece, its checksum verified.
+  // A whole chunk, its checksum verified.
   absl::StatusOr<std::string> Verified(size_t index) {
-    const PieceRecord& piece = manifest_.pieces[index];
-    const std::string path = PathOf(manifest_.shards[static_cast<size_t>(piece.shard)]);
+    const ChunkRecord& chunk = manifest_.chunks[index];
+    const std::string path = PathOf(manifest_.shards[static_cast<size_t>(chunk.shard)]);
     absl::StatusOr<std::string> bytes =
-        files_.ReadRange(path, piece.begin, piece.end - piece.begin);
+        files_.ReadRange(path, chunk.begin, chunk.end - chunk.begin);
     if (absl::IsNotFound(bytes.status())) {
       return absl::DataLossError(
-          absl::StrCat(path, " is missing; tensor '", piece.tensor, "' needs it"));
+          absl::StrCat(path, " is missing; tensor '", chunk.tensor, "' needs it"));
     }
     RETURN_IF_ERROR(bytes.status());
-    if (const uint32_t crc = Crc32c(*bytes); crc != piece.crc) {
-      return absl::DataLossError(absl::StrCat(path, ": tensor '", piece.tensor, "' ",
-                                              piece.box.ToString(), " (bytes ", piece.begin, " to ",
-                                              piece.end, ") has checksum ", CrcText(crc),
-                                              ", the manifest says ", CrcText(piece.crc)));
+    if (const uint32_t crc = Crc32c(*bytes); crc != chunk.crc) {
+      return absl::DataLossError(absl::StrCat(path, ": tensor '", chunk.tensor, "' ",
+                                              chunk.box.ToString(), " (bytes ", chunk.begin, " to ",
+                                              chunk.end, ") has checksum ", CrcText(crc),
+                                              ", the manifest says ", CrcText(chunk.crc)));
     }
     MutexLock lock(&mutex_);
     verified_.insert(index);
@@ -149,9 +149,9 @@ class Reader : public CheckpointReader {
   const std::string directory_;
   const Manifest manifest_;
   std::map<std::string, TensorInfo> tensors_;
-  std::map<std::string, std::vector<size_t>> pieces_of_;
+  std::map<std::string, std::vector<size_t>> chunks_of_;
   Mutex mutex_;
-  std::set<size_t> verified_ ABSL_GUARDED_BY(mutex_);  // pieces whose checksum was right
+  std::set<size_t> verified_ ABSL_GUARDED_BY(mutex_);  // chunks whose checksum was right
 };
 
 absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const Box& box,
@@ -168,8 +168,8 @@ absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const
   }
   const int64_t width = SizeOf(dtype);
   int64_t covered = 0;
-  for (size_t index : pieces_of_[tensor]) {
-    const std::optional<Box> part = Intersect(manifest_.pieces[index].box, box);
+  for (size_t index : chunks_of_[tensor]) {
+    const std::optional<Box> part = Intersect(manifest_.chunks[index].box, box);
     if (part.has_value()) covered += part->elements();
   }
   if (covered < box.elements()) {
@@ -177,9 +177,9 @@ absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const
         directory_, " has ", covered, " of ", box.elements(), " elements of tensor '", tensor, "' ",
         box.ToString(), ": the rest was saved on other hosts (checkpoint.storage: local)"));
   }
-  for (size_t index : pieces_of_[tensor]) {
-    const PieceRecord& piece = manifest_.pieces[index];
-    const std::optional<Box> part = Intersect(piece.box, box);
+  for (size_t index : chunks_of_[tensor]) {
+    const ChunkRecord& chunk = manifest_.chunks[index];
+    const std::optional<Box> part = Intersect(chunk.box, box);
     if (!part.has_value()) continue;
     bool verified;
     {
@@ -188,18 +188,18 @@ absl::Status Reader::Read(const std::string& tensor, kernels::DType dtype, const
     }
     if (!verified || part->extent.empty()) {
       ASSIGN_OR_RETURN(const std::string bytes, Verified(index));
-      CopyBox(*part, width, piece.box, bytes.data(), box, static_cast<char*>(out));
+      CopyBox(*part, width, chunk.box, bytes.data(), box, static_cast<char*>(out));
       continue;
     }
-    // The whole piece is known to be sound, so that only the rows that are needed are read.
-    Box rows = piece.box;
+    // The whole chunk is known to be sound, so that only the rows that are needed are read.
+    Box rows = chunk.box;
     rows.offset[0] = part->offset[0];
     rows.extent[0] = part->extent[0];
-    const int64_t row_bytes = (piece.end - piece.begin) / piece.box.extent[0];
-    const std::string path = PathOf(manifest_.shards[static_cast<size_t>(piece.shard)]);
+    const int64_t row_bytes = (chunk.end - chunk.begin) / chunk.box.extent[0];
+    const std::string path = PathOf(manifest_.shards[static_cast<size_t>(chunk.shard)]);
     ASSIGN_OR_RETURN(
         const std::string bytes,
-        files_.ReadRange(path, piece.begin + (rows.offset[0] - piece.box.offset[0]) * row_bytes,
+        files_.ReadRange(path, chunk.begin + (rows.offset[0] - chunk.box.offset[0]) * row_bytes,
                          rows.extent[0] * row_bytes));
     CopyBox(*part, width, rows, bytes.data(), box, static_cast<char*>(out));
   }

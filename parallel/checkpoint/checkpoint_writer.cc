@@ -16,45 +16,45 @@
 namespace muster::parallel {
 namespace {
 
-absl::Status CheckPiece(const SavePiece& piece) {
-  if (piece.tensor.empty() || absl::StartsWith(piece.tensor, "__")) {
-    return absl::InvalidArgumentError(absl::StrCat("'", piece.tensor, "' is no tensor name"));
+absl::Status CheckChunk(const SaveChunk& chunk) {
+  if (chunk.tensor.empty() || absl::StartsWith(chunk.tensor, "__")) {
+    return absl::InvalidArgumentError(absl::StrCat("'", chunk.tensor, "' is no tensor name"));
   }
-  if (!Inside(piece.box, piece.shape)) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor '", piece.tensor, "': box ",
-                                                   piece.box.ToString(), " is not inside ",
-                                                   Box::Whole(piece.shape).ToString()));
+  if (!Inside(chunk.box, chunk.shape)) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", chunk.tensor, "': box ",
+                                                   chunk.box.ToString(), " is not inside ",
+                                                   Box::Whole(chunk.shape).ToString()));
   }
-  CHECK(piece.box.elements() == 0 || piece.data != nullptr || piece.produce != nullptr)
-      << piece.tensor;
+  CHECK(chunk.box.elements() == 0 || chunk.data != nullptr || chunk.produce != nullptr)
+      << chunk.tensor;
   return absl::OkStatus();
 }
 
-int64_t ByteCount(const SavePiece& piece) { return piece.box.elements() * SizeOf(piece.dtype); }
+int64_t ByteCount(const SaveChunk& chunk) { return chunk.box.elements() * SizeOf(chunk.dtype); }
 
-// Produces the bytes into `storage` where the piece has none.
-absl::StatusOr<absl::string_view> BytesOf(const SavePiece& piece, std::string& storage) {
-  const auto size = static_cast<size_t>(ByteCount(piece));
-  if (piece.data != nullptr) return absl::string_view(static_cast<const char*>(piece.data), size);
+// Produces the bytes into `storage` where the chunk has none.
+absl::StatusOr<absl::string_view> BytesOf(const SaveChunk& chunk, std::string& storage) {
+  const auto size = static_cast<size_t>(ByteCount(chunk));
+  if (chunk.data != nullptr) return absl::string_view(static_cast<const char*>(chunk.data), size);
   storage.resize(size);
-  absl::Status status = piece.produce(storage.data());
-  if (!status.ok()) return Annotate(status, absl::StrCat("tensor '", piece.tensor, "'"));
+  absl::Status status = chunk.produce(storage.data());
+  if (!status.ok()) return Annotate(status, absl::StrCat("tensor '", chunk.tensor, "'"));
   return absl::string_view(storage);
 }
 
 // Writes this rank's shard; a rank that holds nothing writes none.
 absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& directory,
                                       const CheckpointId& id, int rank,
-                                      absl::Span<const SavePiece> pieces) {
+                                      absl::Span<const SaveChunk> chunks) {
   RankRecord record;
-  std::vector<const SavePiece*> order;
-  for (const SavePiece& piece : pieces) {
-    RETURN_IF_ERROR(CheckPiece(piece));
-    if (piece.box.elements() > 0) order.push_back(&piece);
+  std::vector<const SaveChunk*> order;
+  for (const SaveChunk& chunk : chunks) {
+    RETURN_IF_ERROR(CheckChunk(chunk));
+    if (chunk.box.elements() > 0) order.push_back(&chunk);
   }
   if (order.empty()) return record;
   // Wide types first, so that every tensor is aligned to its element.
-  std::sort(order.begin(), order.end(), [](const SavePiece* a, const SavePiece* b) {
+  std::sort(order.begin(), order.end(), [](const SaveChunk* a, const SaveChunk* b) {
     return std::forward_as_tuple(-SizeOf(a->dtype), a->tensor, a->box.offset) <
            std::forward_as_tuple(-SizeOf(b->dtype), b->tensor, b->box.offset);
   });
@@ -65,20 +65,20 @@ absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& dire
                      {"step", absl::StrCat(id.step)},
                      {"epoch", absl::StrCat(id.epoch.value())}};
   int64_t at = 0;
-  for (const SavePiece* piece : order) {
-    const bool whole = piece->box == Box::Whole(piece->shape);
+  for (const SaveChunk* chunk : order) {
+    const bool whole = chunk->box == Box::Whole(chunk->shape);
     const std::string name =
-        whole ? piece->tensor : absl::StrCat(piece->tensor, piece->box.ToString());
+        whole ? chunk->tensor : absl::StrCat(chunk->tensor, chunk->box.ToString());
     if (!header.entries.empty() && header.entries.back().name == name) {
       return absl::InvalidArgumentError(absl::StrCat("'", name, "' is to be saved twice"));
     }
-    const int64_t bytes = ByteCount(*piece);
-    header.entries.push_back({name, piece->dtype, piece->box.extent, at, at + bytes});
+    const int64_t bytes = ByteCount(*chunk);
+    header.entries.push_back({name, chunk->dtype, chunk->box.extent, at, at + bytes});
     at += bytes;
   }
   const std::string encoded = EncodeSafetensorsHeader(header);
   if (static_cast<int64_t>(encoded.size()) > kSafetensorsHeaderBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(order.size(), " pieces make a header of ",
+    return absl::InvalidArgumentError(absl::StrCat(order.size(), " chunks make a header of ",
                                                    encoded.size(), " bytes, too large to read"));
   }
 
@@ -93,11 +93,11 @@ absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& dire
     RETURN_IF_ERROR(file->Append(encoded));
     int64_t begin = shard.header_bytes;
     std::string storage;
-    for (const SavePiece* piece : order) {
-      ASSIGN_OR_RETURN(const absl::string_view bytes, BytesOf(*piece, storage));
+    for (const SaveChunk* chunk : order) {
+      ASSIGN_OR_RETURN(const absl::string_view bytes, BytesOf(*chunk, storage));
       const int64_t end = begin + static_cast<int64_t>(bytes.size());
-      record.pieces.push_back(
-          {piece->tensor, piece->dtype, piece->shape, piece->box, 0, begin, end, Crc32c(bytes)});
+      record.chunks.push_back(
+          {chunk->tensor, chunk->dtype, chunk->shape, chunk->box, 0, begin, end, Crc32c(bytes)});
       RETURN_IF_ERROR(file->Append(bytes));
       begin = end;
     }
@@ -131,7 +131,7 @@ absl::Status CheckState(const CheckpointState& state) {
 // What this rank does before it tells the others.
 absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
                                    const std::string& directory, const CheckpointState& state,
-                                   int rank, absl::Span<const SavePiece> pieces) {
+                                   int rank, absl::Span<const SaveChunk> chunks) {
   RETURN_IF_ERROR(CheckState(state));
   if (files.Exists(absl::StrCat(directory, "/", kManifestFile))) {
     return absl::AlreadyExistsError(absl::StrCat(directory, " is complete already"));
@@ -140,7 +140,7 @@ absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
   RETURN_IF_ERROR(files.SyncDirectory(ParentDirectory(directory)));
   RETURN_IF_ERROR(files.SyncDirectory(root));
   RETURN_IF_ERROR(files.SyncDirectory(ParentDirectory(root)));
-  return WriteShard(files, directory, state.id, rank, pieces);
+  return WriteShard(files, directory, state.id, rank, chunks);
 }
 
 // Makes one manifest of the records of the ranks of group `own`. Returns the first failure of any
@@ -158,17 +158,17 @@ absl::StatusOr<Manifest> Combine(const CheckpointState& state,
     if (!record->status.ok()) return Annotate(record->status, absl::StrCat("rank ", rank));
     for (const ShardRecord& shard : record->shards) bytes += shard.bytes;
     if (!groups.empty() && groups[rank] != own) continue;
-    for (PieceRecord& piece : record->pieces) {
-      piece.shard = static_cast<int>(manifest.shards.size());
-      manifest.pieces.push_back(std::move(piece));
+    for (ChunkRecord& chunk : record->chunks) {
+      chunk.shard = static_cast<int>(manifest.shards.size());
+      manifest.chunks.push_back(std::move(chunk));
     }
     for (ShardRecord& shard : record->shards) manifest.shards.push_back(std::move(shard));
   }
-  std::stable_sort(manifest.pieces.begin(), manifest.pieces.end(),
-                   [](const PieceRecord& a, const PieceRecord& b) { return a.tensor < b.tensor; });
-  for (size_t i = 1; i < manifest.pieces.size(); ++i) {
-    const PieceRecord& a = manifest.pieces[i - 1];
-    const PieceRecord& b = manifest.pieces[i];
+  std::stable_sort(manifest.chunks.begin(), manifest.chunks.end(),
+                   [](const ChunkRecord& a, const ChunkRecord& b) { return a.tensor < b.tensor; });
+  for (size_t i = 1; i < manifest.chunks.size(); ++i) {
+    const ChunkRecord& a = manifest.chunks[i - 1];
+    const ChunkRecord& b = manifest.chunks[i];
     if (a.tensor == b.tensor && (a.dtype != b.dtype || a.shape != b.shape)) {
       return absl::InvalidArgumentError(
           absl::StrCat("ranks disagree about dtype or shape of '", a.tensor, "'"));
@@ -181,13 +181,13 @@ absl::StatusOr<Manifest> Combine(const CheckpointState& state,
 
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
-                                          absl::Span<const SavePiece> pieces, TextGatherer gather,
+                                          absl::Span<const SaveChunk> chunks, TextGatherer gather,
                                           absl::Span<const int> groups) {
   SaveResult result;
   result.directory = CheckpointDirectory(root, state.id);
   ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather([&] {
                      absl::StatusOr<RankRecord> own =
-                         Prepare(files, root, result.directory, state, rank, pieces);
+                         Prepare(files, root, result.directory, state, rank, chunks);
                      if (own.ok()) return EncodeRankRecord(*own);
                      RankRecord failed;
                      failed.status = own.status();
@@ -202,7 +202,7 @@ absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& 
   // The checkpoint counts once every group's manifest is there.
   ASSIGN_OR_RETURN(const std::vector<std::string> verdicts, gather([&] {
                      // Read back as a loader would: nothing is committed that could not be loaded,
-                     // such as pieces that leave a gap.
+                     // such as chunks that leave a gap.
                      RankRecord verdict;
                      verdict.status = DecodeManifest(text, path).status();
                      if (!verdict.status.ok()) {

@@ -18,6 +18,7 @@ namespace {
 
 constexpr char kFormat[] = "muster-checkpoint";
 constexpr int64_t kVersion = 1;
+constexpr char kChunks[] = "pieces";  // the name in the files of version 1
 constexpr absl::string_view kBeforeChecksum = "{\"crc32c\":\"";
 constexpr absl::string_view kAfterChecksum = "\",\"manifest\":";
 constexpr absl::string_view kEnd = "}\n";
@@ -58,71 +59,71 @@ absl::StatusOr<ShardRecord> ShardFromJson(const Json& json) {
   return shard;
 }
 
-Json PieceToJson(const PieceRecord& piece) {
-  return {{"shard", piece.shard},       {"begin", piece.begin},
-          {"end", piece.end},           {"offset", piece.box.offset},
-          {"extent", piece.box.extent}, {"crc32c", CrcText(piece.crc)}};
+Json ChunkToJson(const ChunkRecord& chunk) {
+  return {{"shard", chunk.shard},       {"begin", chunk.begin},
+          {"end", chunk.end},           {"offset", chunk.box.offset},
+          {"extent", chunk.box.extent}, {"crc32c", CrcText(chunk.crc)}};
 }
-// Decodes the rest of `piece`, whose tensor, dtype and shape are known.
-absl::Status PieceFromJson(const Json& json, const std::vector<ShardRecord>& shards,
-                           PieceRecord& piece) {
+// Decodes the rest of `chunk`, whose tensor, dtype and shape are known.
+absl::Status ChunkFromJson(const Json& json, const std::vector<ShardRecord>& shards,
+                           ChunkRecord& chunk) {
   ASSIGN_OR_RETURN(const int64_t shard, IntegerAt(json, "shard"));
-  ASSIGN_OR_RETURN(piece.begin, IntegerAt(json, "begin"));
-  ASSIGN_OR_RETURN(piece.end, IntegerAt(json, "end"));
-  ASSIGN_OR_RETURN(piece.box.offset, NumbersAt(json, "offset"));
-  ASSIGN_OR_RETURN(piece.box.extent, NumbersAt(json, "extent"));
-  ASSIGN_OR_RETURN(piece.crc, CrcAt(json, "crc32c"));
+  ASSIGN_OR_RETURN(chunk.begin, IntegerAt(json, "begin"));
+  ASSIGN_OR_RETURN(chunk.end, IntegerAt(json, "end"));
+  ASSIGN_OR_RETURN(chunk.box.offset, NumbersAt(json, "offset"));
+  ASSIGN_OR_RETURN(chunk.box.extent, NumbersAt(json, "extent"));
+  ASSIGN_OR_RETURN(chunk.crc, CrcAt(json, "crc32c"));
   if (shard >= static_cast<int64_t>(shards.size())) {
     return absl::DataLossError(absl::StrCat("is in shard ", shard, " of ", shards.size()));
   }
-  piece.shard = static_cast<int>(shard);
-  if (!Inside(piece.box, piece.shape)) {
+  chunk.shard = static_cast<int>(shard);
+  if (!Inside(chunk.box, chunk.shape)) {
     return absl::DataLossError("has a box outside the tensor");
   }
   const ShardRecord& file = shards[static_cast<size_t>(shard)];
-  ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(piece.box.extent, SizeOf(piece.dtype)));
-  if (piece.begin < file.header_bytes || piece.end > file.bytes || piece.begin > piece.end ||
-      piece.end - piece.begin != bytes) {
+  ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(chunk.box.extent, SizeOf(chunk.dtype)));
+  if (chunk.begin < file.header_bytes || chunk.end > file.bytes || chunk.begin > chunk.end ||
+      chunk.end - chunk.begin != bytes) {
     return absl::DataLossError(absl::StrCat(
-        piece.box.ToString(), " of ", bytes, " bytes is at bytes ", piece.begin, " to ", piece.end,
+        chunk.box.ToString(), " of ", bytes, " bytes is at bytes ", chunk.begin, " to ", chunk.end,
         " of ", file.file, ", which holds data from ", file.header_bytes, " to ", file.bytes));
   }
   return absl::OkStatus();
 }
 
-Json TensorsToJson(const std::vector<PieceRecord>& pieces) {
+Json TensorsToJson(const std::vector<ChunkRecord>& chunks) {
   Json tensors = Json::object();
-  for (const PieceRecord& piece : pieces) {
-    Json& tensor = tensors[piece.tensor];
+  for (const ChunkRecord& chunk : chunks) {
+    Json& tensor = tensors[chunk.tensor];
     if (tensor.is_null()) {
-      tensor = {{"dtype", Name(piece.dtype)}, {"shape", piece.shape}, {"pieces", Json::array()}};
+      tensor = {{"dtype", Name(chunk.dtype)}, {"shape", chunk.shape}, {kChunks, Json::array()}};
     }
-    tensor["pieces"].push_back(PieceToJson(piece));
+    tensor[kChunks].push_back(ChunkToJson(chunk));
   }
   return tensors;
 }
 absl::Status TensorFromJson(const std::string& name, const Json& json,
                             const std::vector<ShardRecord>& shards,
-                            std::vector<PieceRecord>& pieces) {
-  PieceRecord common;
+                            std::vector<ChunkRecord>& chunks) {
+  ChunkRecord common;
   common.tensor = name;
   ASSIGN_OR_RETURN(const std::string dtype, StringAt(json, "dtype"));
   ASSIGN_OR_RETURN(common.dtype, ParseDType(dtype));
   ASSIGN_OR_RETURN(common.shape, NumbersAt(json, "shape"));
   RETURN_IF_ERROR(BytesOf(common.shape, SizeOf(common.dtype)).status());
-  ASSIGN_OR_RETURN(const Json* list, ArrayAt(json, "pieces"));
+  ASSIGN_OR_RETURN(const Json* list, ArrayAt(json, kChunks));
   for (const Json& item : *list) {
-    PieceRecord piece = common;
-    if (absl::Status status = PieceFromJson(item, shards, piece); !status.ok()) {
-      return Annotate(status, absl::StrCat("piece ", &item - &(*list)[0]));
+    ChunkRecord chunk = common;
+    if (absl::Status status = ChunkFromJson(item, shards, chunk); !status.ok()) {
+      return Annotate(status, absl::StrCat("chunk ", &item - &(*list)[0]));
     }
-    pieces.push_back(std::move(piece));
+    chunks.push_back(std::move(chunk));
   }
   return absl::OkStatus();
 }
 
-absl::Status ShardsAndPiecesFromJson(const Json& body, std::vector<ShardRecord>& shards,
-                                     std::vector<PieceRecord>& pieces) {
+absl::Status ShardsAndChunksFromJson(const Json& body, std::vector<ShardRecord>& shards,
+                                     std::vector<ChunkRecord>& chunks) {
   ASSIGN_OR_RETURN(const Json* list, ArrayAt(body, "shards"));
   for (const Json& item : *list) {
     ASSIGN_OR_RETURN(ShardRecord shard, ShardFromJson(item));
@@ -130,7 +131,7 @@ absl::Status ShardsAndPiecesFromJson(const Json& body, std::vector<ShardRecord>&
   }
   ASSIGN_OR_RETURN(const Json* tensors, ObjectAt(body, "tensors"));
   for (const auto& [name, json] : tensors->items()) {
-    if (absl::Status status = TensorFromJson(name, json, shards, pieces); !status.ok()) {
+    if (absl::Status status = TensorFromJson(name, json, shards, chunks); !status.ok()) {
       return absl::DataLossError(absl::StrCat("tensor '", name, "': ", status.message()));
     }
   }
@@ -182,18 +183,18 @@ absl::StatusOr<Manifest> FromBody(absl::string_view text) {
   ASSIGN_OR_RETURN(manifest.state.id.step, IntegerAt(body, "step"));
   ASSIGN_OR_RETURN(manifest.state.consumed_samples, IntegerAt(body, "consumed_samples"));
   RETURN_IF_ERROR(MapsFromJson(body, manifest.state));
-  RETURN_IF_ERROR(ShardsAndPiecesFromJson(body, manifest.shards, manifest.pieces));
+  RETURN_IF_ERROR(ShardsAndChunksFromJson(body, manifest.shards, manifest.chunks));
   if (const auto partial = body.find("partial"); partial != body.end()) {
     if (!partial->is_boolean()) return absl::DataLossError("field 'partial' is no boolean");
     manifest.partial = partial->get<bool>();
   }
-  // The items of a JSON object come sorted by name, so the pieces of a tensor are neighbours.
-  for (size_t begin = 0, end; begin < manifest.pieces.size(); begin = end) {
-    const PieceRecord& first = manifest.pieces[begin];
+  // The items of a JSON object come sorted by name, so the chunks of a tensor are neighbours.
+  for (size_t begin = 0, end; begin < manifest.chunks.size(); begin = end) {
+    const ChunkRecord& first = manifest.chunks[begin];
     std::vector<Box> boxes;
-    for (end = begin; end < manifest.pieces.size() && manifest.pieces[end].tensor == first.tensor;
+    for (end = begin; end < manifest.chunks.size() && manifest.chunks[end].tensor == first.tensor;
          ++end) {
-      boxes.push_back(manifest.pieces[end].box);
+      boxes.push_back(manifest.chunks[end].box);
     }
     if (auto problem = manifest.partial ? OverlapProblem(boxes, first.shape)
                                         : TilingProblem(boxes, first.shape)) {
@@ -209,7 +210,7 @@ std::string EncodeRankRecord(const RankRecord& record) {
   Json body = {{"code", static_cast<int>(record.status.code())},
                {"message", std::string(record.status.message())},
                {"shards", Json::array()},
-               {"tensors", TensorsToJson(record.pieces)}};
+               {"tensors", TensorsToJson(record.chunks)}};
   for (const ShardRecord& shard : record.shards) body["shards"].push_back(ShardToJson(shard));
   return Dump(body);
 }
@@ -220,7 +221,7 @@ absl::StatusOr<RankRecord> DecodeRankRecord(absl::string_view text) {
   ASSIGN_OR_RETURN(const int64_t code, IntegerAt(body, "code"));
   ASSIGN_OR_RETURN(const std::string message, StringAt(body, "message"));
   record.status = absl::Status(static_cast<absl::StatusCode>(code), message);
-  RETURN_IF_ERROR(ShardsAndPiecesFromJson(body, record.shards, record.pieces));
+  RETURN_IF_ERROR(ShardsAndChunksFromJson(body, record.shards, record.chunks));
   return record;
 }
 
@@ -231,7 +232,7 @@ std::string EncodeManifest(const Manifest& manifest) {
                {"step", state.id.step},       {"consumed_samples", state.consumed_samples},
                {"mesh", state.mesh},          {"integers", state.integers},
                {"numbers", state.numbers},    {"texts", state.texts},
-               {"shards", Json::array()},     {"tensors", TensorsToJson(manifest.pieces)}};
+               {"shards", Json::array()},     {"tensors", TensorsToJson(manifest.chunks)}};
   for (const ShardRecord& shard : manifest.shards) body["shards"].push_back(ShardToJson(shard));
   if (manifest.partial) body["partial"] = true;
   const std::string text = Dump(body);

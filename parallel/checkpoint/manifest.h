@@ -27,7 +27,7 @@ struct ShardRecord {
 };
 
 // One box of one tensor in a shard.
-struct PieceRecord {
+struct ChunkRecord {
   std::string tensor;
   kernels::DType dtype = kernels::DType::kF32;
   std::vector<int64_t> shape;  // of the whole tensor
@@ -41,7 +41,7 @@ struct PieceRecord {
 struct Manifest {
   CheckpointState state;
   std::vector<ShardRecord> shards;
-  std::vector<PieceRecord> pieces;  // grouped by tensor name
+  std::vector<ChunkRecord> chunks;  // grouped by tensor name
   bool partial = false;             // other hosts have the rest
 };
 
@@ -49,7 +49,7 @@ struct Manifest {
 struct RankRecord {
   absl::Status status;
   std::vector<ShardRecord> shards;  // none or one
-  std::vector<PieceRecord> pieces;
+  std::vector<ChunkRecord> chunks;
 };
 std::string EncodeRankRecord(const RankRecord& record);
 // kDataLoss for text that is not one; the record's own status is in the record.
@@ -57,7 +57,7 @@ absl::StatusOr<RankRecord> DecodeRankRecord(absl::string_view text);
 
 // The whole file, checksum included. Requires: finite numbers.
 std::string EncodeManifest(const Manifest& manifest);
-// kDataLoss names `file` and the field. Checks the checksum, every field, that pieces lie within
+// kDataLoss names `file` and the field. Checks the checksum, every field, that chunks lie within
 // their shards and within their tensors, and that they tile them (or do not overlap, if partial).
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view text, const std::string& file);
 

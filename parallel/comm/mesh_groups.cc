@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "parallel/comm/null_communicator.h"
 
 namespace muster::parallel {
 namespace {
@@ -18,36 +19,23 @@ std::string NameOf(std::vector<Axis> axes) {
 }
 
 // A group of one rank: collectives in place have nothing to do.
-class SoloCommunicator : public Communicator {
+class SoloCommunicator : public NullCommunicator {
  public:
-  explicit SoloCommunicator(std::string name) : name_(std::move(name)) {}
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  const std::string& name() const override { return name_; }
-  void AllReduce(kernels::Stream&, kernels::Tensor, ReduceOp) override {}
-  void ReduceScatter(kernels::Stream&, kernels::Tensor, ReduceOp) override {}
-  void AllGather(kernels::Stream&, kernels::Tensor) override {}
+  explicit SoloCommunicator(std::string name)
+      : NullCommunicator(/*rank=*/0, /*size=*/1, std::move(name)) {}
   void Broadcast(kernels::Stream&, kernels::Tensor, int root) override { CHECK_EQ(root, 0); }
   void AllToAll(kernels::Stream&, kernels::Tensor, kernels::Tensor) override {
-    CHECK(false) << "an all-to-all in group " << name_ << " of one rank";
+    CHECK(false) << "an all-to-all in group " << name() << " of one rank";
   }
   void Send(kernels::Stream&, kernels::Tensor, int to) override {
-    CHECK(false) << "send to " << to << " in group " << name_ << " of one rank";
+    CHECK(false) << "send to " << to << " in group " << name() << " of one rank";
   }
   void Receive(kernels::Stream&, kernels::Tensor, int from) override {
-    CHECK(false) << "receive from " << from << " in group " << name_ << " of one rank";
+    CHECK(false) << "receive from " << from << " in group " << name() << " of one rank";
   }
-  void GroupBegin() override {}
-  void GroupEnd(kernels::Stream&) override {}
-  absl::Status Barrier() override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int, int, const std::string& name) override {
     return std::make_unique<SoloCommunicator>(name);
   }
-  void Abort(absl::Status) override {}
-  int64_t bytes_sent() const override { return 0; }
-
- private:
-  const std::string name_;
 };
 
 }  // namespace

@@ -72,7 +72,7 @@ absl::Status NcclWorld::Add(NcclGroup& group, NcclGroup* parent, const std::stri
     MutexLock lock(&mutex_);
     RETURN_IF_ERROR(ended_);
     ++making_;
-    if (parent != nullptr) Enter(*parent, {"split"}, absl::InfiniteFuture());
+    if (parent != nullptr) RecordStart(*parent, {"split"}, absl::InfiniteFuture());
   }
   auto making = std::make_shared<Making>();
   std::thread thread([making, make = std::move(make), ordinal = device_.ordinal()] {
@@ -121,7 +121,7 @@ absl::Status NcclWorld::Add(NcclGroup& group, NcclGroup* parent, const std::stri
   return status;
 }
 
-void NcclWorld::Enter(NcclGroup& group, const NcclCall& call, absl::Time at) {
+void NcclWorld::RecordStart(NcclGroup& group, const NcclCall& call, absl::Time at) {
   group.entered = true;
   group.entered_call = call;
   group.entered_at = at;
@@ -166,7 +166,7 @@ void NcclWorld::Call(NcclGroup& group, kernels::Stream& stream, const NcclCall& 
       stream.Fail(Annotate(ended_, group.Describe(call)));
       return;
     }
-    Enter(group, call, now);
+    RecordStart(group, call, now);
     comm = group.comm;
     if (!group.idle_events.empty()) {
       done = group.idle_events.back();

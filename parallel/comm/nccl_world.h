@@ -92,7 +92,7 @@ class NcclWorld {
   absl::Status ended() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  static void Enter(NcclGroup& group, const NcclCall& call, absl::Time at);
+  static void RecordStart(NcclGroup& group, const NcclCall& call, absl::Time at);
   void Watch();
   void Listen();
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -16,6 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "kernels/device/cuda_status.h"
 #include "parallel/comm/gather_texts.h"
@@ -33,12 +33,7 @@ constexpr int64_t kTimedBytes = 16 << 20;
 
 // Tells this process from all others of the machine: pids repeat between containers.
 const std::string& ProcessIdentity() {
-  static const std::string identity = [] {
-    std::ifstream file("/proc/sys/kernel/random/uuid");
-    std::string id;
-    std::getline(file, id);
-    return id;
-  }();
+  static const std::string identity = RandomId();
   return identity;
 }
 
@@ -75,11 +70,8 @@ absl::StatusOr<std::string> Describe(const kernels::cuda::CudaDevice& device,
 }  // namespace
 
 std::string HostIdentity() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
   const char* const host_id = std::getenv("NCCL_HOSTID");
-  return absl::StrReplaceAll(absl::StrCat(id, "/", host_id == nullptr ? "" : host_id),
+  return absl::StrReplaceAll(absl::StrCat(BootId(), "/", host_id == nullptr ? "" : host_id),
                              {{" ", "_"}});
 }
 

@@ -69,8 +69,8 @@ class AllToAll : public ContextAttention {
     }
     // An exchange that overlaps with nothing stays on the compute stream, which saves two events.
     // That is the first one to arrive and the last one to leave.
-    const auto exchange = [&](kernels::Event* done, const std::vector<AllToAllItem>& pieces) {
-      StartExchange(call, done, [&](kernels::Stream& on) { call.group.AllToAllBatch(on, pieces); });
+    const auto exchange = [&](kernels::Event* done, const std::vector<AllToAllItem>& items) {
+      StartExchange(call, done, [&](kernels::Stream& on) { call.group.AllToAllBatch(on, items); });
     };
     const auto in = [&](int g) {
       return FromParts(PackedOf(saved.parts, g), PackedOf(saved.qkv, g));
@@ -238,23 +238,23 @@ class AllToAll : public ContextAttention {
 
   // Converts between tokens in the order of the sequence, [B,S,heads,D], and messages by rank.
   std::vector<AllToAllItem> FromParts(const Tensor& parts, const Tensor& whole) const {
-    std::vector<AllToAllItem> pieces = Pieces(parts, whole);
-    for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].out_places = late_places_;
-    return pieces;
+    std::vector<AllToAllItem> items = Items(parts, whole);
+    for (size_t late = 1; late < items.size(); late += 2) items[late].out_places = late_places_;
+    return items;
   }
   std::vector<AllToAllItem> ToParts(const Tensor& whole, const Tensor& parts) const {
-    std::vector<AllToAllItem> pieces = Pieces(whole, parts);
-    for (size_t late = 1; late < pieces.size(); late += 2) pieces[late].in_places = late_places_;
-    return pieces;
+    std::vector<AllToAllItem> items = Items(whole, parts);
+    for (size_t late = 1; late < items.size(); late += 2) items[late].in_places = late_places_;
+    return items;
   }
-  std::vector<AllToAllItem> Pieces(const Tensor& in, const Tensor& out) const {
-    const int64_t count = 2 * shape_.batch, piece = in.elements() / count;
+  std::vector<AllToAllItem> Items(const Tensor& in, const Tensor& out) const {
+    const int64_t count = 2 * shape_.batch, elements = in.elements() / count;
     const auto half = [&](const Tensor& of, int64_t i) {
-      return of.Reshape({count, piece}).Rows(i, 1);
+      return of.Reshape({count, elements}).Rows(i, 1);
     };
-    std::vector<AllToAllItem> pieces;
-    for (int64_t i = 0; i < count; ++i) pieces.push_back({half(in, i), half(out, i)});
-    return pieces;
+    std::vector<AllToAllItem> items;
+    for (int64_t i = 0; i < count; ++i) items.push_back({half(in, i), half(out, i)});
+    return items;
   }
   static Tensor View(const Tensor& of, int64_t offset, std::initializer_list<int64_t> shape,
                      std::initializer_list<int64_t> strides) {

@@ -80,6 +80,8 @@ struct TensorShard {
   // Requires: CheckTensorParallel.
   static TensorShard Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
                           int64_t ffn, int64_t vocab);
+  // The same by the sizes of the model. Requires: a description that MakeModel takes.
+  static TensorShard Of(const ModelDescription& model, const ModelParallel& parallel);
 
   TensorSharing sharded() const {
     return size > 1 ? TensorSharing::kSharded : TensorSharing::kReplicated;

@@ -123,7 +123,7 @@ class Judge {
     }
     if (layout_.tensor_chunks && !layout_.sequence_parallel) {
       Add("engine.parallel.tensor_overlap",
-          "chunked cuts products by the rows that ranks have with sequence parallelism, which is "
+          "chunked cuts GEMMs by the rows that ranks have with sequence parallelism, which is "
           "off; ",
           tensor > 1 ? "set sequence true, or use backward" : "use backward, as tensor is 1");
     }

@@ -52,8 +52,8 @@ class TrainerHooks {
   // "finished".
   virtual void OnPhase(absl::string_view phase) {}
   // The phase goes on and is this far, 0 to 1 over all ranks. Phases that read or write
-  // files report this about once a second, however long that takes. Whoever watches
-  // for hangs looks at whether `fraction` grows.
+  // files report this about once a second, however long that takes. The coordinator
+  // takes a phase whose `fraction` grows for alive.
   virtual void OnProgress(absl::string_view phase, double fraction) {}
   // The step is enqueued next. Returns where its spans are recorded, or null for nowhere. What is
   // returned must live until OnStep of that step has run, or until the trainer is destroyed.

@@ -130,7 +130,7 @@ bool SharesGradients(const TrainerPlace& place) {
          !place.model.shape().split_backward && !place.model.offloads();
 }
 
-bool SumsWithProducts(const TrainerPlace& place, DeviceKind device) {
+bool SumsInGemms(const TrainerPlace& place, DeviceKind device) {
   const TrainerOptions& options = place.options;
   return device == DeviceKind::kCuda && !place.model.shape().deterministic &&
          !place.model.shape().split_backward && place.mesh.world_size() == 1 &&
@@ -186,10 +186,10 @@ int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena) {
                                       shares ? &overlay : nullptr);
 }
 
-std::vector<int64_t> WorkspacePieces(const TrainerPlace& place) {
+std::vector<int64_t> WorkspaceAllocations(const TrainerPlace& place) {
   kernels::Arena arena;
   PlanWorkspace(place, arena);
-  return arena.pieces();
+  return arena.allocations();
 }
 
 std::vector<int64_t> MostOfEach(const std::vector<std::vector<int64_t>>& ranks) {
@@ -267,9 +267,9 @@ SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compres
     const FlatLayout::Bucket& bucket = layout.buckets()[i];
     // Compression holds back elements of the whole bucket, not only of the own part.
     const int64_t whole = compressed && bucket.compressed ? bucket.range.size() : 0;
-    elements.piece = std::max({elements.piece, layout.Part(i, 0).size() / replicas, whole});
+    elements.chunk = std::max({elements.chunk, layout.Part(i, 0).size() / replicas, whole});
   }
-  elements.at_once = std::min(elements.piece, kSaveElementsAtOnce);
+  elements.at_once = std::min(elements.chunk, kSaveElementsAtOnce);
   return elements;
 }
 
@@ -373,7 +373,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
   };
   const int64_t numbers = ValueSlots(place) * kFloat;
   const int64_t squares =
-      SumsWithProducts(place, device) ? GradientNorm::Bytes(place.model.parameters()) : 0;
+      SumsInGemms(place, device) ? GradientNorm::Bytes(place.model.parameters()) : 0;
 
   MemoryUse use;
   use.device = {{"parameters", flat.parameters},
@@ -412,7 +412,7 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
        FlatBuffers::HostBytes(layout, storage) + OptimizerOffload::HostBytes(layout, storage)},
       {"activations", offloaded},
       {"verify", options.verify_every > 0 ? largest * kFloat : 0},
-      {"checkpoint", options.checkpoint_root.empty() ? 0 : kFloat * (save.piece + save.at_once)}};
+      {"checkpoint", options.checkpoint_root.empty() ? 0 : kFloat * (save.chunk + save.at_once)}};
   return use;
 }
 

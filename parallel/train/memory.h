@@ -43,7 +43,7 @@ bool SharesGradients(const TrainerPlace& place);
 // Whether the GEMMs that compute gradients also sum their squares for the global norm. That needs
 // CUDA, gradients that may be added in any order (Model::Shape::deterministic), and one micro-batch
 // on one rank, so that nothing changes a gradient between its GEMM and the norm.
-bool SumsWithProducts(const TrainerPlace& place, kernels::DeviceKind device);
+bool SumsInGemms(const TrainerPlace& place, kernels::DeviceKind device);
 FlatBuffersOptions StorageOptionsOf(const TrainerPlace& place);  // without seed, shard and threads
 std::vector<BlockRange> GradientGroupsOf(const TrainerPlace& place);
 PipelineShape PipelineShapeOf(const TrainerPlace& place);
@@ -55,8 +55,8 @@ bool AlignsWorkspaces(const TrainerPlace& place, kernels::DeviceKind device);
 // Takes the workspace of this rank from `arena`. Returns the host's bytes for offloaded
 // activations.
 int64_t PlanWorkspace(const TrainerPlace& place, kernels::Arena& arena);
-// Bytes of each allocation of the workspace (kernels::Arena::pieces).
-std::vector<int64_t> WorkspacePieces(const TrainerPlace& place);
+// Bytes of each allocation of the workspace (kernels::Arena::allocations).
+std::vector<int64_t> WorkspaceAllocations(const TrainerPlace& place);
 // By allocation, the most bytes of any of the ranks. Empty where the ranks keep their own sizes:
 // where they have different numbers of allocations, or where a rank would take a third more than it
 // needs.
@@ -77,9 +77,9 @@ struct SumBytes {
 };
 SumBytes SumBytesOf(const TrainerPlace& place, const FlatLayout& layout,
                     kernels::DeviceKind device);
-// A checkpoint's pieces are written one after the other, through pinned memory.
+// A checkpoint's chunks are written one after the other, through pinned memory.
 struct SaveElements {
-  int64_t piece = 0;    // elements of the largest piece that a rank saves, at most
+  int64_t chunk = 0;    // elements of the largest chunk that a rank saves, at most
   int64_t at_once = 0;  // elements that the device copies at once
 };
 SaveElements SaveElementsOf(const FlatLayout& layout, int replicas, bool compressed);
@@ -111,7 +111,7 @@ struct MemoryUse {
   //   libraries      CUDA only, an allowance and not a prediction: see LibraryBytes
   std::vector<Category> device;
   // Host memory (pinned on CUDA): batches read ahead, numbers of steps, offloaded optimizer state
-  // with its gradients, offloaded activations, the bucket that CheckReplicas is at, the piece of a
+  // with its gradients, offloaded activations, the bucket that CheckReplicas is at, the chunk of a
   // checkpoint that is being written.
   std::vector<Category> host;
 

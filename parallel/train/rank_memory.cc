@@ -76,7 +76,7 @@ absl::Status RankMemory::TakeWorkspace(PipelineExecutor& executor) {
 absl::StatusOr<std::vector<int64_t>> RankMemory::AlignedWorkspace() {
   Communicator& world = inputs_.world();
   const Mesh& mesh = inputs_.groups.mesh();
-  const std::string mine = absl::StrJoin(arena_.pieces(), " ");
+  const std::string mine = absl::StrJoin(arena_.allocations(), " ");
   ASSIGN_OR_RETURN(const std::vector<std::string> sums,
                    GatherTexts(world, *compute_, absl::StrCat(Crc32c(mine), " ", mine.size())));
   const auto first_of_group = [&](int rank) {

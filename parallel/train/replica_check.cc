@@ -37,7 +37,7 @@ class Checksums {
   // `read` enqueues a copy of the flat storage of `range`, of type `dtype`, to host memory.
   absl::Status Add(const std::string& kind, DType dtype, const FlatRange& range,
                    absl::FunctionRef<void(const Tensor& to)> read,
-                   const std::vector<FlatSlice>& pieces, const ParameterRegistry& parameters) {
+                   const std::vector<FlatSlice>& slices, const ParameterRegistry& parameters) {
     const int64_t size = SizeOf(dtype);
     if (memory_ == nullptr || memory_->bytes() < range.size() * size) {
       memory_.reset();
@@ -45,17 +45,17 @@ class Checksums {
     }
     read(Tensor(memory_->data(), dtype, {range.size()}));
     RETURN_IF_ERROR(stream_.Synchronize());
-    for (const FlatSlice& piece : pieces) {
-      const Parameter& parameter = parameters.at(piece.parameter);
+    for (const FlatSlice& slice : slices) {
+      const Parameter& parameter = parameters.at(slice.parameter);
       const char* data =
-          static_cast<const char*>(memory_->data()) + (piece.flat - range.begin) * size;
-      const std::vector<Box> boxes = parameter.Boxes(piece.first, piece.first + piece.count);
+          static_cast<const char*>(memory_->data()) + (slice.flat - range.begin) * size;
+      const std::vector<Box> boxes = parameter.Boxes(slice.first, slice.first + slice.count);
       absl::StrAppend(&text_, kind, " of ", parameter.name,
                       absl::StrJoin(boxes, ",",
                                     [](std::string* out, const Box& box) {
                                       absl::StrAppend(out, box.ToString());
                                     }),
-                      "=", CrcText(Crc32c(absl::string_view(data, piece.count * size))), "\n");
+                      "=", CrcText(Crc32c(absl::string_view(data, slice.count * size))), "\n");
     }
     return absl::OkStatus();
   }

@@ -154,23 +154,23 @@ absl::Status StateRestorer::LoadOwn(int state, WeightReader read, ControlChannel
   std::vector<float> values;
   for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
     const FlatRange part = layout.Part(i, inputs_.groups.shard().rank());
-    for (const FlatSlice& piece : layout.Slices(part)) {
+    for (const FlatSlice& slice : layout.Slices(part)) {
       if (work.pointless()) return absl::CancelledError("another rank has failed");
-      const Parameter& parameter = inputs_.model.parameters().at(piece.parameter);
-      values.resize(piece.count);
+      const Parameter& parameter = inputs_.model.parameters().at(slice.parameter);
+      values.resize(slice.count);
       float* to = values.data();
-      for (const Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
+      for (const Box& box : parameter.Boxes(slice.first, slice.first + slice.count)) {
         RETURN_IF_ERROR(read(parameter.name, box, to));
         to += box.elements();
       }
-      work.Advance(piece.count * SizeOf(DType::kF32));
-      const int64_t at = piece.flat - part.begin;
+      work.Advance(slice.count * SizeOf(DType::kF32));
+      const int64_t at = slice.flat - part.begin;
       if (state == 0) {
-        RETURN_IF_ERROR(memory_.flat().WriteMaster(compute, i, at, values.data(), piece.count));
+        RETURN_IF_ERROR(memory_.flat().WriteMaster(compute, i, at, values.data(), slice.count));
         continue;
       }
-      kernels::Copy(compute, Tensor(values.data(), DType::kF32, {piece.count}),
-                    Moment(state, i).Rows(at, piece.count));
+      kernels::Copy(compute, Tensor(values.data(), DType::kF32, {slice.count}),
+                    Moment(state, i).Rows(at, slice.count));
       RETURN_IF_ERROR(compute.Synchronize());
     }
   }
@@ -231,9 +231,9 @@ absl::Status StateRestorer::LoadCarried(CheckpointReader& reader) {
   for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
     if (layout.buckets()[i].compressed) continue;
     const FlatRange part = layout.Part(i, inputs_.groups.shard().rank());
-    for (const FlatSlice& piece : layout.Slices(part)) {
+    for (const FlatSlice& slice : layout.Slices(part)) {
       // Of a tied table, the stage that owns it compresses it and sends the other one its sum.
-      Parameter parameter = inputs_.model.parameters().at(piece.parameter);
+      Parameter parameter = inputs_.model.parameters().at(slice.parameter);
       parameter.duplicate = false;
       const std::string name = ResidualName(/*state=*/0, parameter.name);
       const auto found = reader.tensors().find(name);
@@ -241,15 +241,15 @@ absl::Status StateRestorer::LoadCarried(CheckpointReader& reader) {
         continue;
       }
       ASSIGN_OR_RETURN(const int64_t owners, OwnersOf(reader, name, found->second, parameter));
-      values.resize(owners * piece.count);
+      values.resize(owners * slice.count);
       for (int64_t owner = 0; owner < owners; ++owner) {
-        RETURN_IF_ERROR(ReadResidual(reader, name, parameter, piece.first, piece.count, owner,
-                                     values.data() + owner * piece.count));
+        RETURN_IF_ERROR(ReadResidual(reader, name, parameter, slice.first, slice.count, owner,
+                                     values.data() + owner * slice.count));
       }
-      carried.push_back({i, piece.flat - part.begin, Tensor(nullptr, DType::kF32, {piece.count})});
-      for (int64_t j = 0; j < piece.count; ++j) {
+      carried.push_back({i, slice.flat - part.begin, Tensor(nullptr, DType::kF32, {slice.count})});
+      for (int64_t j = 0; j < slice.count; ++j) {
         all.push_back(kernels::SumAsTree(
-            owners, [&](int64_t owner) { return values[owner * piece.count + j]; }));
+            owners, [&](int64_t owner) { return values[owner * slice.count + j]; }));
       }
     }
   }

@@ -36,7 +36,7 @@ using WeightReader =
 
 // All ranks agree on the newest checkpoint that is sound. First they verify it: each rank reads its
 // share of the files (CheckpointShares::verify_share), so that every byte is checked once per
-// directory. Then each rank loads what it holds, and verifies the pieces that it reads for that.
+// directory. Then each rank loads what it holds, and verifies the chunks that it reads for that.
 // When a rank finds damage, all go on with the checkpoint before. The ranks wait for each other
 // through the control channel, as long as it takes.
 //

@@ -21,42 +21,42 @@ namespace muster::parallel {
 using kernels::DType;
 using kernels::Tensor;
 
-// Copies each piece from the device when it is about to be written.
-class StateSaver::PieceReader {
+// Copies each chunk from the device when it is about to be written.
+class StateSaver::ChunkReader {
  public:
   // Enqueues a copy to host memory of elements [first, first + to.elements()).
   using Copy = std::function<void(int64_t first, const Tensor& to)>;
 
-  static absl::StatusOr<std::unique_ptr<PieceReader>> Make(kernels::Device& device,
+  static absl::StatusOr<std::unique_ptr<ChunkReader>> Make(kernels::Device& device,
                                                            kernels::Stream& stream,
                                                            const SaveElements& elements) {
     ASSIGN_OR_RETURN(auto buffer, device.AllocateHost(elements.at_once * SizeOf(DType::kF32)));
-    return std::unique_ptr<PieceReader>(
-        new PieceReader(stream, std::move(buffer), elements.at_once));
+    return std::unique_ptr<ChunkReader>(
+        new ChunkReader(stream, std::move(buffer), elements.at_once));
   }
 
-  // A piece that is elements [first, ...) of what `copy` reads. Must not outlive the reader.
-  SavePiece Piece(std::string tensor, const std::vector<int64_t>& shape, Box box, Copy copy,
+  // A chunk that is elements [first, ...) of what `copy` reads. Must not outlive the reader.
+  SaveChunk Chunk(std::string tensor, const std::vector<int64_t>& shape, Box box, Copy copy,
                   int64_t first) {
-    SavePiece piece{std::move(tensor), DType::kF32, shape, std::move(box)};
-    const int64_t count = piece.box.elements();
+    SaveChunk chunk{std::move(tensor), DType::kF32, shape, std::move(box)};
+    const int64_t count = chunk.box.elements();
     unread_ += count * SizeOf(DType::kF32);
-    piece.produce = [this, copy = std::move(copy), first, count](void* out) {
+    chunk.produce = [this, copy = std::move(copy), first, count](void* out) {
       status_ = Read(copy, first, count, static_cast<float*>(out));
       return status_;
     };
-    return piece;
+    return chunk;
   }
   // Counts in `work` what is read from now on; null: in nothing.
   void CountIn(ControlChannel::Work* work) {
     work_ = work;
     if (work != nullptr) work->Expect(unread_);
   }
-  // The device's error, where one has ended a piece.
+  // The device's error, where one has ended a chunk.
   const absl::Status& status() const { return status_; }
 
  private:
-  PieceReader(kernels::Stream& stream, std::unique_ptr<kernels::Buffer> buffer, int64_t elements)
+  ChunkReader(kernels::Stream& stream, std::unique_ptr<kernels::Buffer> buffer, int64_t elements)
       : stream_(stream), buffer_(std::move(buffer)), elements_(elements) {}
 
   absl::Status Read(const Copy& copy, int64_t first, int64_t count, float* out) {
@@ -82,7 +82,7 @@ class StateSaver::PieceReader {
   absl::Status status_;
 };
 
-void StateSaver::AddState(PieceReader& reader, std::vector<SavePiece>& pieces) {
+void StateSaver::AddState(ChunkReader& reader, std::vector<SaveChunk>& chunks) {
   const FlatLayout& layout = memory_.layout();
   FlatBuffers& flat = memory_.flat();
   for (int i = 0; i < static_cast<int>(layout.buckets().size()); ++i) {
@@ -97,13 +97,13 @@ void StateSaver::AddState(PieceReader& reader, std::vector<SavePiece>& pieces) {
           kernels::Copy(memory_.compute(), moment.Rows(first, to.elements()), to);
         }
       };
-      for (const FlatSlice& piece : layout.Slices(saved)) {
-        const Parameter& parameter = inputs_.model.parameters().at(piece.parameter);
+      for (const FlatSlice& slice : layout.Slices(saved)) {
+        const Parameter& parameter = inputs_.model.parameters().at(slice.parameter);
         if (!shares_.Saves(parameter)) continue;
-        int64_t at = piece.flat - begin;
-        for (Box& box : parameter.Boxes(piece.first, piece.first + piece.count)) {
+        int64_t at = slice.flat - begin;
+        for (Box& box : parameter.Boxes(slice.first, slice.first + slice.count)) {
           const int64_t size = box.elements();
-          pieces.push_back(reader.Piece(StateName(state, parameter.name), parameter.global_shape,
+          chunks.push_back(reader.Chunk(StateName(state, parameter.name), parameter.global_shape,
                                         std::move(box), copy, at));
           at += size;
         }
@@ -112,7 +112,7 @@ void StateSaver::AddState(PieceReader& reader, std::vector<SavePiece>& pieces) {
   }
 }
 
-void StateSaver::AddResiduals(PieceReader& reader, std::vector<SavePiece>& pieces) {
+void StateSaver::AddResiduals(ChunkReader& reader, std::vector<SaveChunk>& chunks) {
   GradientCompressor* const compressor = gradients_.compressor();
   if (compressor == nullptr) return;
   const Communicator& group = inputs_.gradient_group();
@@ -130,7 +130,7 @@ void StateSaver::AddResiduals(PieceReader& reader, std::vector<SavePiece>& piece
         if (!inputs_.Owns(parameter)) continue;
         int64_t at = memory_.layout().offset(id) - bucket.range.begin;
         for (const Box& box : parameter.Boxes(0, parameter.elements())) {
-          pieces.push_back(reader.Piece(ResidualName(state, parameter.name),
+          chunks.push_back(reader.Chunk(ResidualName(state, parameter.name),
                                         PerRank(parameter.global_shape, group.size()),
                                         OfRank(box, group.rank()), copy, at));
           at += box.elements();
@@ -164,7 +164,7 @@ CheckpointState StateSaver::Describe(const TrainingPosition& position,
 }
 
 absl::StatusOr<std::vector<std::string>> StateSaver::Gather(absl::FunctionRef<std::string()> text,
-                                                            PieceReader& reader) {
+                                                            ChunkReader& reader) {
   std::string own;
   const auto make = [&](ControlChannel::Work& work) {
     reader.CountIn(&work);
@@ -181,20 +181,20 @@ absl::Status StateSaver::Save(const TrainingPosition& position) {
   if (saved_step_ == position.step) return absl::OkStatus();
   inputs_.hooks.OnPhase("saving");
   const auto start = std::chrono::steady_clock::now();
-  // Nothing is enqueued meanwhile, so that pieces can be read when they are written.
+  // Nothing is enqueued meanwhile, so that chunks can be read when they are written.
   const SaveElements elements = SaveElementsOf(memory_.layout(), inputs_.groups.replicate().size(),
                                                /*compressed=*/gradients_.compressor() != nullptr);
-  auto reader = PieceReader::Make(inputs_.device, memory_.compute(), elements);
+  auto reader = ChunkReader::Make(inputs_.device, memory_.compute(), elements);
   if (!reader.ok()) return Mark(reader.status(), FailureDomain::kMemory);
-  std::vector<SavePiece> pieces;
-  AddState(**reader, pieces);
-  AddResiduals(**reader, pieces);
+  std::vector<SaveChunk> chunks;
+  AddState(**reader, chunks);
+  AddResiduals(**reader, chunks);
   ASSIGN_OR_RETURN(const kernels::StepState optimizer, optimizer_.GetState(memory_.compute()));
 
   const CheckpointState state = Describe(position, optimizer);
   absl::Status gathered;
   absl::StatusOr<SaveResult> result = SaveCheckpoint(
-      inputs_.files, inputs_.options.checkpoint_root, state, inputs_.world().rank(), pieces,
+      inputs_.files, inputs_.options.checkpoint_root, state, inputs_.world().rank(), chunks,
       [&](absl::FunctionRef<std::string()> text) {
         auto texts = Gather(text, **reader);
         gathered = texts.status();

@@ -36,7 +36,7 @@ class StateSaver {
         channel_(channel) {}
 
   // Saves the state at `position` and tells the hooks; does nothing when that step is saved
-  // already. A collective, between steps. Takes one piece in host memory and one staging buffer in
+  // already. A collective, between steps. Takes one chunk in host memory and one staging buffer in
   // pinned memory (SaveElementsOf). Statuses are marked: kStorage, kCommunication, kMemory.
   absl::Status Save(const TrainingPosition& position);
   // Training goes on from the checkpoint of `step`; `committed` are those of earlier attempts,
@@ -47,14 +47,14 @@ class StateSaver {
   void Prune();
 
  private:
-  class PieceReader;
-  void AddState(PieceReader& reader, std::vector<SavePiece>& pieces);
-  void AddResiduals(PieceReader& reader, std::vector<SavePiece>& pieces);
+  class ChunkReader;
+  void AddState(ChunkReader& reader, std::vector<SaveChunk>& chunks);
+  void AddResiduals(ChunkReader& reader, std::vector<SaveChunk>& chunks);
   CheckpointState Describe(const TrainingPosition& position,
                            const kernels::StepState& optimizer) const;
   // The texts of all ranks, once the slowest rank has made its own.
   absl::StatusOr<std::vector<std::string>> Gather(absl::FunctionRef<std::string()> text,
-                                                  PieceReader& reader);
+                                                  ChunkReader& reader);
 
   const TrainerInputs& inputs_;
   RankMemory& memory_;

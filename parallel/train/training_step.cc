@@ -100,7 +100,7 @@ absl::Status TrainingStep::Allocate() {
   optimizing.schedule = options.schedule;
   if (options.precision == Precision::kFp16) optimizing.loss_scaling = options.loss_scaling;
   optimizing.norm.counted = [this](const Parameter& parameter) { return inputs_.Owns(parameter); };
-  optimizing.norm.with_gemms = SumsWithProducts(inputs_.place(), device.kind());
+  optimizing.norm.with_gemms = SumsInGemms(inputs_.place(), device.kind());
   ASSIGN_OR_RETURN(optimizer_,
                    Optimizer::Make(memory_.flat(), device, memory_.compute(), optimizing));
   if (memory_.flat().options().host_buckets > 0) {

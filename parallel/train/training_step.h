@@ -37,7 +37,7 @@ struct TrainingPosition {
 // global batch, stop vote, square sum of every rank's own gradients); then norm, clip, loss scale,
 // learning rate and AdamW. Losses are exchanged one by one and summed in the same order everywhere,
 // so all ranks report the same bits, in every layout. A square sum travels as a pair of fp32 that
-// keeps 48 bits, so the norm does not depend on how gradients are sharded; SumsWithProducts
+// keeps 48 bits, so the norm does not depend on how gradients are sharded; SumsInGemms
 // (memory.h) is the exception, for one rank whose additions may be made in any order.
 //
 // Nothing in a step waits for the host: scalars are computed on the device, and the host reads the

@@ -30,13 +30,6 @@ int64_t ModelSize(const ModelDescription& model, const char* name) {
   return found->second;
 }
 
-TensorShard HeldBy(const ModelDescription& model, const ModelParallel& part) {
-  const bool llama = model.sizes.contains("kv_heads");
-  return TensorShard::Make(
-      part, ModelSize(model, "heads"), ModelSize(model, llama ? "kv_heads" : "heads"),
-      llama ? ModelSize(model, "ffn") : 4 * ModelSize(model, "hidden"), ModelSize(model, "vocab"));
-}
-
 // Walks a step as ParameterGatherer does, and adds up the elements of the buckets that it gathers.
 // A rotating buffer holds a block until another one needs the buffer, and the next block in the
 // direction of the pass is gathered ahead.
@@ -121,7 +114,7 @@ class Formulas {
       : place_(place),
         part_(part),
         device_(device),
-        held_(HeldBy(place.model.description(), part)),
+        held_(TensorShard::Of(place.model.description(), part)),
         layout_(place.model.parameters(), LayoutOptionsOf(place)),
         width_(SizeOf(BatchShapeOf(place).activation)),
         tensor_(place.mesh.degree(Axis::kTensor)),

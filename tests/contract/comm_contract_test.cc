@@ -428,7 +428,7 @@ TEST_P(CommContract, AllToAll_Transposes) {
   });
 }
 
-TEST_P(CommContract, AllToAllPieces_TakesAndPutsPartsWhereEachSays) {
+TEST_P(CommContract, AllToAllBatch_TakesAndPutsPartsWhereEachSays) {
   for (int size : {1, 2, 3, 4}) {
     if (size != Some(size)) continue;
     OnRanks(size, [&](Rank& self) {

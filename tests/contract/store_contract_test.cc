@@ -249,7 +249,8 @@ TEST(RocksDbStore, NewerSchema_IsRefusedAndLeftAsItIs) {
   }
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(OpenRocksDbStore(directory / "s", "", "c"),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("schema 2")));
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr(absl::StrCat("schema ", kSchemaVersion + 1))));
   }
 }
 

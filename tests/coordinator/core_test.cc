@@ -101,7 +101,7 @@ TEST_F(CoreTest, Submit_ToAFullCluster_ChangesNoOtherJob) {
     const CoreOutput output =
         core_->Handle(SubmitEvent{CallId(1), spec, absl::StrCat("w", i)}, now_);
     for (const Batch::Change& change : output.batch.changes) {
-      changed += change.table == Table::kJobs ? 1 : 0;
+      changed += change.table == Table::kStates ? 1 : 0;
     }
     for (const CoreAction& action : output.actions) {
       if (const auto* reply = std::get_if<ReplyAction>(&action)) {
@@ -144,12 +144,6 @@ TEST_F(CoreTest, HeadOfALongQueueStarts_OnlyJobsNearTheFrontChange) {
   Restart();
   EXPECT_THAT(core_->GetJob("waiting-32")->waiting(), HasSubstr("waits behind job urgent"));
   EXPECT_THAT(core_->GetJob("waiting-999")->waiting(), HasSubstr("more than 32 jobs"));
-}
-
-TEST_F(CoreTest, GetJob_MistypedName_NamesTheNearest) {
-  Submit();
-  EXPECT_THAT(core_->GetJob("jbo"),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("did you mean 'job'")));
 }
 
 TEST_F(CoreTest, Placement_IsMeasuredFromAllocationUntilEveryDaemonHasAccepted) {

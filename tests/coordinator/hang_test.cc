@@ -16,7 +16,7 @@ class HangTest : public ::testing::Test {
   explicit HangTest(int ranks = 4) : progress_(ranks), answered_(ranks, now_) {
     for (int rank = 0; rank < ranks; ++rank) {
       progress_[rank].set_answers(600);
-      v1::RankStatus& status = *job_.add_ranks();
+      v1::RankStatus& status = ranks_.emplace_back();
       status.set_rank(rank);
       status.set_state(v1::RANK_STATE_TRAINING);
       status.set_step(7);
@@ -35,12 +35,12 @@ class HangTest : public ::testing::Test {
     group.mutable_unfinished()->set_bytes(1024);
     group.set_waited_seconds(600);
   }
-  HangVerdict Verdict() const { return NameCulprit(progress_, answered_, job_, now_); }
+  HangVerdict Verdict() const { return NameCulprit(progress_, answered_, ranks_, now_); }
 
   absl::Time now_ = absl::FromUnixSeconds(5000);
   std::vector<v1::RankProgress> progress_;
   std::vector<absl::Time> answered_;
-  v1::Job job_;
+  std::vector<v1::RankStatus> ranks_;
 };
 
 TEST_F(HangTest, NothingIsKnown_NoRankIsBlamed) {
@@ -96,10 +96,10 @@ TEST_F(HangTest, SendsAndReceives_AreNotCompared) {
 }
 
 TEST_F(HangTest, OneRankAtAnEarlierStep_IsNamedAndEqualOnesAreNot) {
-  job_.mutable_ranks(2)->set_step(6);
+  ranks_[2].set_step(6);
   EXPECT_EQ(Verdict().rank, 2);
   EXPECT_THAT(Verdict().text, HasSubstr("at step 6"));
-  job_.mutable_ranks(1)->set_step(6);
+  ranks_[1].set_step(6);
   EXPECT_EQ(Verdict().rank, -1);
 }
 
@@ -110,7 +110,7 @@ TEST_F(HangTest, AbsurdPositions_AreRead) {
   progress_[0].mutable_groups(0)->set_waited_seconds(-1e300);
   At(1, "", 1, /*waits=*/true);
   At(1, "", 1, /*waits=*/true);
-  EXPECT_EQ(NameCulprit({}, {}, v1::Job(), now_).rank, -1);
+  EXPECT_EQ(NameCulprit({}, {}, {}, now_).rank, -1);
   Verdict();
 }
 

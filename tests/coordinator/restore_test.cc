@@ -33,7 +33,7 @@ TEST_F(RestoreTest, Verify_CountsRowsAndNamesADamagedOne) {
   EXPECT_EQ(contents.workers, 1);
   EXPECT_EQ(static_cast<uint64_t>(contents.events), contents.last_event);
   Batch damage;
-  damage.Put(Table::kJobs, "bad", "\xff");
+  damage.Put(Table::kSpecs, "bad", "\xff");
   ASSERT_OK(store_->Write({damage}));
   EXPECT_THAT(Verify(*store_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'bad'")));
 }

@@ -37,8 +37,9 @@ constexpr absl::Duration kGrace = absl::Seconds(60);
 // A whole coordinator on a data directory, on which it can be restarted.
 class Coordinator {
  public:
-  explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5))
-      : directory_(std::move(directory)), keepalive_(keepalive) {
+  explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5),
+                       absl::Duration hello_timeout = kHelloTimeout)
+      : directory_(std::move(directory)), keepalive_(keepalive), hello_timeout_(hello_timeout) {
     Start();
   }
   ~Coordinator() { Stop(); }
@@ -59,7 +60,8 @@ class Coordinator {
                                              .version = "1.2.3",
                                              .earlier_port = port_,
                                              .backups = directory_ + "/backups",
-                                             .keepalive = keepalive_});
+                                             .keepalive = keepalive_,
+                                             .hello_timeout = hello_timeout_});
     CHECK_OK(server);
     server_ = *std::move(server);
     CHECK(absl::SimpleAtoi(address().substr(address().rfind(':') + 1), &port_));
@@ -89,6 +91,7 @@ class Coordinator {
  private:
   const std::string directory_;
   const absl::Duration keepalive_;
+  const absl::Duration hello_timeout_;
   int port_ = 0;
   RealClock clock_;
   std::shared_ptr<Logger> log_ = Logger::Discard();

@@ -2,6 +2,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -190,23 +191,155 @@ TEST_F(RpcTest, LogsOfARankThatIsNotThere_SayWhatIsPossible) {
             grpc::FAILED_PRECONDITION);
 }
 
+// A daemon whose only job trains on its two slots.
+class TrainingRpcTest : public RpcTest {
+ protected:
+  void SetUp() override {
+    daemon_.ReadUntil([](const auto& m) { return m.has_welcome(); });
+    job_ = MustSubmit("gpt");
+    const auto desired =
+        daemon_.ReadUntil([](const auto& m) { return m.desired().attempts_size() > 0; });
+    Report(desired.desired(), v1::RANK_STATE_PREPARED);
+    const auto start = daemon_.ReadUntil([](const auto& m) {
+      return m.desired().attempts_size() > 0 &&
+             m.desired().attempts(0).phase() == v1::DESIRED_PHASE_RUNNING;
+    });
+    Report(start.desired(), v1::RANK_STATE_TRAINING);
+    v1::GetJobRequest request;
+    request.set_name("gpt");
+    const auto context = Context();
+    const auto watch = stub_->WatchJob(context.get(), request);
+    while (watch->Read(&job_) && job_.state() != v1::JOB_STATE_RUNNING) {
+    }
+    ASSERT_EQ(job_.state(), v1::JOB_STATE_RUNNING);
+    context->TryCancel();
+  }
+  void TearDown() override { daemon_.Cancel(); }
+
+  void Report(const v1::Desired& desired, v1::RankState state) {
+    v1::FromWorker message;
+    v1::Observed& observed = *message.mutable_observed();
+    observed.set_applied_revision(desired.revision());
+    v1::ObservedAttempt& attempt = *observed.add_attempts();
+    attempt.set_job_id(desired.attempts(0).job_id());
+    attempt.set_epoch(desired.attempts(0).epoch());
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::ObservedRank& held = *attempt.add_ranks();
+      held.set_rank(rank);
+      held.set_state(state);
+      if (state != v1::RANK_STATE_TRAINING) continue;
+      held.mutable_progress()->set_step(1);
+    }
+    ASSERT_TRUE(daemon_.Write(message));
+  }
+
+  Daemon daemon_{*coordinator_, "w0", 2};
+  v1::Job job_;
+};
+
+TEST_F(TrainingRpcTest, CollectivesOfARank_ComeOnceItHasLeftARecord) {
+  v1::GetCollectivesRequest request;
+  request.set_name("gpt");
+  request.set_rank(1);
+  v1::GetCollectivesResponse response;
+  grpc::Status status;
+  std::thread call([&] { status = stub_->GetCollectives(Context().get(), request, &response); });
+  uint64_t number = 0;
+  for (int asked = 0; asked < 2; ++asked) {
+    const auto ask = daemon_.ReadUntil([](const auto& m) { return m.has_collectives(); });
+    EXPECT_EQ(ask.collectives().job_id(), job_.id());
+    EXPECT_EQ(ask.collectives().rank(), 1);
+    EXPECT_NE(ask.collectives().number(), 0u);
+    if (number != 0) {
+      EXPECT_EQ(ask.collectives().number(), number);
+    }
+    number = ask.collectives().number();
+    v1::FromWorker reply;
+    // A reply of another kind with the same number answers nothing.
+    reply.mutable_profile()->set_request(ask.collectives().request());
+    ASSERT_TRUE(daemon_.Write(reply));
+    reply.mutable_collectives()->set_request(ask.collectives().request());
+    if (asked == 1) {
+      reply.mutable_collectives()->mutable_record()->add_collectives()->set_operation("all-reduce");
+    }
+    ASSERT_TRUE(daemon_.Write(reply));
+  }
+  call.join();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.epoch(), job_.epoch());
+  ASSERT_EQ(response.record().collectives_size(), 1);
+  EXPECT_EQ(response.record().collectives(0).operation(), "all-reduce");
+}
+
+TEST_F(TrainingRpcTest, CollectivesThatCannotBeHad_SayWhy) {
+  v1::GetCollectivesRequest request;
+  request.set_name("gpt");
+  request.set_rank(2);
+  v1::GetCollectivesResponse response;
+  EXPECT_EQ(stub_->GetCollectives(Context().get(), request, &response).error_code(),
+            grpc::INVALID_ARGUMENT);
+  request.set_rank(0);
+  grpc::Status status;
+  std::thread call([&] { status = stub_->GetCollectives(Context().get(), request, &response); });
+  const auto ask = daemon_.ReadUntil([](const auto& m) { return m.has_collectives(); });
+  v1::FromWorker reply;
+  reply.mutable_collectives()->set_request(ask.collectives().request());
+  reply.mutable_collectives()->set_status_code(static_cast<int>(absl::StatusCode::kDataLoss));
+  reply.mutable_collectives()->set_status_message("is no record");
+  ASSERT_TRUE(daemon_.Write(reply));
+  call.join();
+  EXPECT_EQ(status.error_code(), grpc::DATA_LOSS);
+  EXPECT_EQ(status.error_message(), "is no record");
+}
+
+TEST_F(TrainingRpcTest, ProfileOfARank_ComesInChunksOnceItIsRecorded) {
+  v1::GetProfileRequest request;
+  request.set_name("gpt");
+  request.mutable_steps()->set_first_step(2);
+  request.mutable_steps()->set_steps(1);
+  request.set_wait(true);
+  const auto context = Context();
+  const auto stream = stub_->GetProfile(context.get(), request);
+  const std::string trace = "[{},{}]";
+  for (int asked = 0; asked < 3; ++asked) {
+    const auto ask = daemon_.ReadUntil([](const auto& m) { return m.has_profile(); });
+    EXPECT_EQ(ask.profile().steps().first_step(), 2);
+    v1::FromWorker reply;
+    v1::ProfileReply& profile = *reply.mutable_profile();
+    profile.set_request(ask.profile().request());
+    if (asked > 0) {
+      EXPECT_EQ(ask.profile().offset(), asked == 1 ? 0 : 4);
+      profile.set_recorded(true);
+      profile.set_offset(ask.profile().offset());
+      profile.set_data(asked == 1 ? trace.substr(0, 4) : trace.substr(4));
+      profile.set_end(asked == 2);
+    }
+    ASSERT_TRUE(daemon_.Write(reply));
+  }
+  std::string read;
+  v1::ProfileChunk chunk;
+  while (stream->Read(&chunk)) read += chunk.data();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(read, trace);
+}
+
 TEST_F(RpcTest, ProfileOfStepsThatNeverCome_IsRefused) {
   const v1::Job job = MustSubmit("gpt");
   const auto refusal = [&](int64_t first_step, int32_t steps) {
-    v1::GetLogsRequest request;
+    v1::GetProfileRequest request;
     request.set_name("gpt");
-    request.mutable_profile()->set_first_step(first_step);
-    request.mutable_profile()->set_steps(steps);
+    request.mutable_steps()->set_first_step(first_step);
+    request.mutable_steps()->set_steps(steps);
     const auto context = Context();
-    const grpc::Status status = stub_->GetLogs(context.get(), request)->Finish();
+    const grpc::Status status = stub_->GetProfile(context.get(), request)->Finish();
     return std::make_pair(status.error_code(), status.error_message());
   };
   const auto is = [](grpc::StatusCode code, const std::string& text) {
     return ::testing::Pair(code, HasSubstr(text));
   };
-  EXPECT_THAT(refusal(1, 0), is(grpc::INVALID_ARGUMENT, "profile.steps: 0"));
+  EXPECT_THAT(refusal(1, 0), is(grpc::INVALID_ARGUMENT, "steps.steps: 0"));
   EXPECT_THAT(refusal(1, 1001), is(grpc::INVALID_ARGUMENT, "1 to 1000"));
-  EXPECT_THAT(refusal(0, 1), is(grpc::INVALID_ARGUMENT, "profile.first_step"));
+  EXPECT_THAT(refusal(0, 1), is(grpc::INVALID_ARGUMENT, "steps.first_step"));
   const std::string end = absl::StrCat("ends at step ", job.spec().engine().training().steps());
   EXPECT_THAT(refusal(job.spec().engine().training().steps(), 2),
               is(grpc::FAILED_PRECONDITION, end));

@@ -325,5 +325,63 @@ TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
   }
 }
 
+// The sums after many changes are those of an index that was made at once.
+TEST(SlotIndex, ChangesOneByOne_LeadToTheSameSums) {
+  Rng rng(testing::TestSeed());
+  SlotIndex index;
+  std::map<WorkerId, WorkerView> workers;
+  for (int round = 0; round < 2000; ++round) {
+    const WorkerId id(absl::StrCat("w", rng.Below(6)));
+    const auto known = workers.find(id);
+    if (known == workers.end()) {
+      WorkerView worker = MakeWorker(0, static_cast<int>(1 + rng.Below(5)));
+      worker.id = id;
+      if (rng.Below(3) == 0) worker.slots[0].kind = v1::DEVICE_KIND_CUDA;
+      index.Put(worker);
+      workers[id] = std::move(worker);
+    } else if (const uint64_t what = rng.Below(10); what == 0) {
+      index.Remove(id);
+      workers.erase(known);
+    } else if (what < 3) {
+      known->second.ready = !known->second.ready;
+      known->second.unready_reason = known->second.ready ? "" : "is away";
+      index.SetReady(id, known->second.ready, "is away");
+    } else {
+      SlotView& slot = known->second.slots[rng.Below(known->second.slots.size())];
+      slot.held_by = slot.free ? absl::StrCat("job-", rng.Below(3)) : "";
+      slot.free = slot.held_by.empty();
+      index.SetHolder(id, slot.device, slot.held_by);
+    }
+    SlotIndex fresh;
+    for (const auto& [other, worker] : workers) fresh.Put(worker);
+    ASSERT_EQ(index, fresh) << "after change " << round;
+  }
+}
+
+TEST(SlotIndex, PlanLeavesItAsItWas) {
+  SlotIndex index;
+  for (int i = 0; i < 4; ++i) index.Put(MakeWorker(i, 8, /*busy=*/i));
+  const SlotIndex before = index;
+  WaitingQueue queue;
+  for (int i = 0; i < 5; ++i) queue.Add(MakeJob(i, 6));
+  const Schedule first = Plan(index, queue, SchedulePolicy(), absl::UnixEpoch());
+  EXPECT_EQ(first.decisions.size(), 4u);
+  EXPECT_EQ(index, before);
+  const Schedule again = Plan(index, queue, SchedulePolicy(), absl::UnixEpoch());
+  EXPECT_EQ(again.decisions.size(), first.decisions.size());
+}
+
+TEST(Scheduler, ManyWorkersThatAreAway_AreNotAllNamed) {
+  ClusterView cluster;
+  for (int i = 0; i < 20; ++i) {
+    cluster.workers.push_back(MakeWorker(i + 10, 1));
+    cluster.workers.back().ready = false;
+    cluster.workers.back().unready_reason = "is not connected";
+  }
+  const Schedule plan = PlanNow(cluster, {MakeJob(0, 2)});
+  ASSERT_EQ(plan.explanations.size(), 1u);
+  EXPECT_THAT(plan.explanations[0].text, HasSubstr("w17 (1 slot) is not connected, and 12 more"));
+}
+
 }  // namespace
 }  // namespace muster::coordinator

@@ -26,7 +26,7 @@ class ScriptedCore : public Core {
       job.set_state(v1::JOB_STATE_QUEUED);
       jobs_.push_back(job);
       Persist(jobs_.size() - 1, output);
-      Announce(job, output);
+      Announce(jobs_.size() - 1, output);
       // The reply is the first action: tests check that the shell publishes the job before it
       // replies.
       output.actions.insert(output.actions.begin(),
@@ -44,7 +44,7 @@ class ScriptedCore : public Core {
         jobs_[i].set_attempts(1);
         jobs_[i].set_step(jobs_[i].step() + 1);
         if (message->message.has_notice()) jobs_[i].set_state(v1::JOB_STATE_SUCCEEDED);
-        output.actions.push_back(JobChanged{JobId(jobs_[i].id())});
+        output.actions.push_back(Changed(i));
       }
     }
     return output;
@@ -69,19 +69,22 @@ class ScriptedCore : public Core {
 
  private:
   void Persist(size_t index, CoreOutput& output) {
-    v1::JobRecord record;
-    *record.mutable_job() = jobs_[index];
-    record.set_submit_sequence(index + 1);
-    output.batch.Put(Table::kJobs, jobs_[index].id(), record.SerializeAsString());
+    output.batch.Put(Table::kSpecs, jobs_[index].id(), "row");
   }
-  void Announce(const v1::Job& job, CoreOutput& output) {
+  JobChanged Changed(size_t index) const {
+    JobChanged changed{JobId(jobs_[index].id()), index + 1, {}};
+    changed.changed[JobPart::kState] = std::make_shared<const v1::Job>(jobs_[index]);
+    return changed;
+  }
+  void Announce(size_t index, CoreOutput& output) {
+    const v1::Job& job = jobs_[index];
     v1::Event event;
     event.set_sequence(++last_event_);
     event.set_kind(v1::EVENT_KIND_JOB_STATE);
     event.set_job_id(job.id());
     event.set_job_name(job.name());
     output.batch.Put(Table::kEvents, schema::EventKey(last_event_), event.SerializeAsString());
-    output.actions.push_back(JobChanged{JobId(job.id())});
+    output.actions.push_back(Changed(index));
     output.actions.push_back(EventAppended{event});
   }
 

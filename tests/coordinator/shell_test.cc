@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "tests/coordinator/scripted_core.h"
 #include "tests/support/status_matchers.h"
 
@@ -20,6 +21,7 @@ namespace {
 
 using ::muster::testing::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A memory store whose writes wait until Open(true).
 class GatedStore : public Store {
@@ -175,23 +177,73 @@ TEST_F(ShellTest, OutputsThatWaitForTheDisk_ShareOneWriteAndKeepTheirOrder) {
   EXPECT_EQ(rows.back().job->name(), "first");
 }
 
-TEST_F(ShellTest, ReadOfAJobThatIsNotDurableYet_IsAnsweredAfterItsWrite) {
+TEST_F(ShellTest, JobThatIsNotDurableYet_IsUnknown) {
   store_.Open(false);
   const auto call = Submit("a");
   store_.WaitForWrite(1);
-  Notification answered;
-  absl::StatusOr<std::shared_ptr<const v1::Job>> job = absl::UnknownError("no answer");
   // The core has the job by now, and the disk has not.
-  shell_->GetJob("a", [&](absl::StatusOr<std::shared_ptr<const v1::Job>> found) {
-    EXPECT_TRUE(call->done.HasBeenNotified());
-    job = std::move(found);
-    answered.Notify();
-  });
-  EXPECT_FALSE(answered.HasBeenNotified());
+  EXPECT_THAT(shell_->GetJob("a"), StatusIs(absl::StatusCode::kNotFound));
   store_.Open(true);
-  answered.WaitForNotification();
-  ASSERT_OK(job);
-  EXPECT_EQ((*job)->id(), "a-1");
+  call->done.WaitForNotification();
+  ASSERT_OK_AND_ASSIGN(const auto job, shell_->GetJob("a"));
+  EXPECT_EQ(job->id(), "a-1");
+}
+
+TEST_F(ShellTest, UnknownName_IsAnsweredWhileTheLoopIsBusy) {
+  const auto call = Submit("llama");
+  call->done.WaitForNotification();
+  Notification busy;
+  // The loop's thread may still be leaving its wait when this test returns.
+  const auto release = std::make_shared<Notification>();
+  shell_->Deliver(SessionId(1), v1::FromWorker(), [&busy, release] {
+    busy.Notify();
+    release->WaitForNotification();
+  });
+  busy.WaitForNotification();
+  EXPECT_THAT(shell_->GetJob("lama"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("did you mean 'llama'")));
+  Notification cancelled;
+  absl::Status answer;
+  shell_->Cancel("lama", [&](absl::StatusOr<JobReply> reply) {
+    answer = reply.status();
+    cancelled.Notify();
+  });
+  EXPECT_TRUE(cancelled.HasBeenNotified());
+  release->Notify();
+  cancelled.WaitForNotification();
+  EXPECT_THAT(answer, StatusIs(absl::StatusCode::kNotFound, HasSubstr("llama")));
+}
+
+// Names of one length are compared with their neighbours alone.
+TEST(PublishedState, NearestName_IsSoughtAmongABoundedNumber) {
+  RealClock clock;
+  ThreadLoop loop(clock);
+  const auto registry = metrics::DiscardRegistry();
+  Metrics metrics(*registry);
+  PublishedState published(loop, metrics);
+  const auto publish = [&](const std::string& name, uint64_t sequence) {
+    auto job = std::make_shared<v1::Job>();
+    job->set_id(absl::StrCat("id-", sequence));
+    job->set_name(name);
+    JobChanged change{JobId(job->id()), sequence, {}};
+    change.changed[JobPart::kState] = std::move(job);
+    published.PublishJob(change);
+  };
+  // Names of one length that come before and after the one that is sought.
+  for (uint64_t i = 1; i <= 5000; ++i) publish(absl::StrFormat("a-run-of-job-%05d", i), i);
+  publish("llama-of-job-12345", 6000);
+  for (uint64_t i = 1; i <= 5000; ++i) publish(absl::StrFormat("z-run-of-job-%05d", i), 6000 + i);
+  EXPECT_THAT(
+      published.NotFound("llama-of-job-12354"),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("did you mean 'llama-of-job-12345'")));
+  EXPECT_THAT(published.NotFound("llama-of-job-2345"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("12345'")));
+  // 5,000 names of the same length stand between this misspelling and its name: it is not compared.
+  EXPECT_THAT(published.NotFound("-lama-of-job-12345"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("`muster get jobs`")));
+  published.RemoveJob("id-6000");
+  EXPECT_THAT(published.NotFound("llama-of-job-12354"),
+              StatusIs(absl::StatusCode::kNotFound, Not(HasSubstr("llama-of-job-12345"))));
 }
 
 TEST_F(ShellTest, FailedWrite_FailsEveryCallPublishesNothingAndReportsOnce) {

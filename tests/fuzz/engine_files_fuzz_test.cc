@@ -141,10 +141,10 @@ TEST(Fuzz, ManifestWithARightChecksum_Damaged_NeverCrashes) {
   state.numbers = {{"x", 0.1}};
   state.mesh = {{"data", 2}};
   const float data[12] = {};
-  const std::vector<SavePiece> pieces = {{"w", DType::kF32, {4, 3}, Box{{0, 0}, {2, 3}}, data},
+  const std::vector<SaveChunk> chunks = {{"w", DType::kF32, {4, 3}, Box{{0, 0}, {2, 3}}, data},
                                          {"w", DType::kF32, {4, 3}, Box{{2, 0}, {2, 3}}, data},
                                          {"b", DType::kU8, {5}, Box::Whole({5}), data}};
-  ASSERT_OK_AND_ASSIGN(auto saved, SaveCheckpoint(*files, "root", state, 0, pieces, GatherAlone()));
+  ASSERT_OK_AND_ASSIGN(auto saved, SaveCheckpoint(*files, "root", state, 0, chunks, GatherAlone()));
   const std::string path = saved.directory + "/manifest.json";
   ASSERT_OK_AND_ASSIGN(const std::string sound, files->Read(path));
   const size_t body_at = sound.find("\"manifest\":") + 11;

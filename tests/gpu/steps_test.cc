@@ -206,7 +206,7 @@ TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) 
   }
 }
 
-TEST_P(StepsTest, NormWithProducts_IsTheSameButForRoundingAndRepeatsItsBits) {
+TEST_P(StepsTest, NormInGemms_IsTheSameButForRoundingAndRepeatsItsBits) {
   for (const ModelDescription& description : {Gpt2(), Llama()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
@@ -231,7 +231,7 @@ TEST_P(StepsTest, NormWithProducts_IsTheSameButForRoundingAndRepeatsItsBits) {
 }
 
 // Each gradient counts once, whichever GEMMs leave its sum of squares.
-TEST_P(StepsTest, NormWithProducts_ReadsWhatTheyDoNotLeave) {
+TEST_P(StepsTest, NormInGemms_ReadsWhatTheyDoNotLeave) {
   const auto model = *MakeModel(Gpt2(), {});
   const ParameterRegistry& parameters = model->parameters();
   const FlatLayout layout(parameters, int64_t{1} << 20, 1);

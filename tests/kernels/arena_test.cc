@@ -78,14 +78,14 @@ TEST(Arena, PadTo_GivesArenasOfOtherSizesTheSamePlaces) {
     arena.Take("scratch", DType::kBF16, {64});
     return arena.Take("scratch", DType::kF32, {64});
   };
-  const auto place = [&](int64_t stays, int64_t scratch, const std::vector<int64_t>& pieces) {
+  const auto place = [&](int64_t stays, int64_t scratch, const std::vector<int64_t>& allocations) {
     Arena arena;
-    if (!pieces.empty()) {
+    if (!allocations.empty()) {
       take(arena, 8 * stays, scratch);  // is forgotten
-      arena.PadTo(pieces);
+      arena.PadTo(allocations);
     }
     take(arena, stays, scratch);
-    const std::vector<int64_t> planned = arena.pieces();
+    const std::vector<int64_t> planned = arena.allocations();
     EXPECT_OK(arena.Commit(*device));
     EXPECT_EQ(arena.memory().bytes(), arena.peak_bytes());
     const Tensor last = take(arena, stays, scratch);
@@ -93,9 +93,9 @@ TEST(Arena, PadTo_GivesArenasOfOtherSizesTheSamePlaces) {
     return std::tuple(static_cast<char*>(last.data()) - begin, arena.peak_bytes(), arena.layout(),
                       planned);
   };
-  const auto [near, small, one, pieces] = place(64, 1024, {});
+  const auto [near, small, one, allocations] = place(64, 1024, {});
   const auto [far, large, other, more] = place(256, 512, {});
-  EXPECT_THAT(pieces, ElementsAre(256, 4096, 256, 256));
+  EXPECT_THAT(allocations, ElementsAre(256, 4096, 256, 256));
   EXPECT_THAT(more, ElementsAre(1024, 2048, 256, 256));
   EXPECT_EQ(near, 512);
   EXPECT_EQ(far, 1280);

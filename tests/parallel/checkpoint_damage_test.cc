@@ -141,7 +141,7 @@ TEST_F(DamagedCheckpoint, AnyFlippedByte_IsFoundByTheRankThatHasIt) {
   }
 }
 
-TEST_F(DamagedCheckpoint, VerificationThatIsCancelled_EndsAfterTheNextPiece) {
+TEST_F(DamagedCheckpoint, VerificationThatIsCancelled_EndsAfterTheNextChunk) {
   ASSERT_OK_AND_ASSIGN(auto reader,
                        CheckpointReader::Open(*files_, result_.directory, Verify::kSizes));
   int calls = 0;

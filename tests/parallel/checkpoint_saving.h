@@ -78,16 +78,16 @@ inline std::vector<absl::StatusOr<SaveResult>> SaveOn(int ranks, FileSystem& fil
       const std::vector<int64_t> shape = {6, 4};
       const int64_t ids[3] = {7, -8, int64_t{1} << 40};
       std::vector<std::vector<float>> data;
-      std::vector<SavePiece> pieces;
+      std::vector<SaveChunk> chunks;
       const int64_t end = (24 - missing) * (rank + 1) / ranks;
       for (const Box& box :
            FlatRangeToBoxes(Box::Whole(shape), (24 - missing) * rank / ranks, end)) {
         data.push_back(Counting(box, shape));
-        pieces.push_back({"weight", kernels::DType::kF32, shape, box, data.back().data()});
+        chunks.push_back({"weight", kernels::DType::kF32, shape, box, data.back().data()});
       }
-      if (rank == 0) pieces.push_back({"ids", kernels::DType::kI64, {3}, Box::Whole({3}), ids});
+      if (rank == 0) chunks.push_back({"ids", kernels::DType::kI64, {3}, Box::Whole({3}), ids});
       results[static_cast<size_t>(rank)] =
-          SaveCheckpoint(files, "root", state, rank, pieces, exchange.For(rank));
+          SaveCheckpoint(files, "root", state, rank, chunks, exchange.For(rank));
     });
   }
   for (std::thread& thread : threads) thread.join();

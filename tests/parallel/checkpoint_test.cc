@@ -174,7 +174,7 @@ TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
     EXPECT_EQ(reader->state().numbers, expected.numbers);
     EXPECT_EQ(reader->state().texts, expected.texts);
     EXPECT_EQ(reader->tensors().size(), 2u);
-    // The first read of a piece reads and verifies all of it; later ones read only the rows.
+    // The first read of a chunk reads and verifies all of it; later ones read only the rows.
     for (Verify verify : {Verify::kSizes, Verify::kFull}) {
       ASSERT_OK_AND_ASSIGN(auto again,
                            CheckpointReader::Open(*files, results[0]->directory, verify));
@@ -202,21 +202,21 @@ TEST(Checkpoint, SavedOnAnyNumberOfRanks_LoadsAsAnyBox) {
 TEST(Checkpoint, EveryDType_RoundTrips) {
   std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
   const char bytes[] = "0123456789abcdefghijklmn";
-  std::vector<SavePiece> pieces;
+  std::vector<SaveChunk> chunks;
   for (DType dtype :
        {DType::kU8, DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
-    pieces.push_back({Name(dtype), dtype, {3}, Box::Whole({3}), bytes});
+    chunks.push_back({Name(dtype), dtype, {3}, Box::Whole({3}), bytes});
   }
-  pieces.push_back({"scalar", DType::kF32, {}, Box{}, bytes});
+  chunks.push_back({"scalar", DType::kF32, {}, Box{}, bytes});
   TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
-                       SaveCheckpoint(*files, "root", StateAt(1, 1), 0, pieces, exchange.For(0)));
+                       SaveCheckpoint(*files, "root", StateAt(1, 1), 0, chunks, exchange.For(0)));
   ASSERT_OK_AND_ASSIGN(auto reader,
                        CheckpointReader::Open(*files, result.directory, Verify::kFull));
-  for (const SavePiece& piece : pieces) {
-    std::string out(static_cast<size_t>(piece.box.elements() * SizeOf(piece.dtype)), 'x');
-    ASSERT_OK(reader->Read(piece.tensor, piece.dtype, piece.box, out.data()));
-    EXPECT_EQ(out, std::string(bytes, out.size())) << piece.tensor;
+  for (const SaveChunk& chunk : chunks) {
+    std::string out(static_cast<size_t>(chunk.box.elements() * SizeOf(chunk.dtype)), 'x');
+    ASSERT_OK(reader->Read(chunk.tensor, chunk.dtype, chunk.box, out.data()));
+    EXPECT_EQ(out, std::string(bytes, out.size())) << chunk.tensor;
   }
 }
 
@@ -224,12 +224,12 @@ TEST(Checkpoint, Shard_IsASafetensorsFile_ByteForByte) {
   std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
   const uint8_t bytes[2] = {1, 2};
   const float row[2] = {1.5f, -2.f}, rest[2] = {0, 1};
-  const std::vector<SavePiece> pieces = {{"b", DType::kU8, {2}, Box::Whole({2}), bytes},
+  const std::vector<SaveChunk> chunks = {{"b", DType::kU8, {2}, Box::Whole({2}), bytes},
                                          {"a", DType::kF32, {2, 2}, Box{{0, 0}, {1, 2}}, row},
                                          {"a", DType::kF32, {2, 2}, Box{{1, 0}, {1, 2}}, rest}};
   TextExchange exchange(1);
   ASSERT_OK_AND_ASSIGN(auto result,
-                       SaveCheckpoint(*files, "root", StateAt(5, 2), 0, pieces, exchange.For(0)));
+                       SaveCheckpoint(*files, "root", StateAt(5, 2), 0, chunks, exchange.For(0)));
   ASSERT_OK_AND_ASSIGN(const std::string file,
                        files->Read(result.directory + "/rank-00000.safetensors"));
   std::string json =
@@ -312,7 +312,7 @@ TEST(Checkpoint, FailureOfOneRank_IsTheFailureOfAll) {
   }
   for (auto& result : SaveOn(3, *files, StateAt(2, 1), /*missing=*/5)) {
     EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("tensor 'weight': 5 of 24 elements are in no piece")));
+                                 HasSubstr("tensor 'weight': 5 of 24 elements are in no chunk")));
   }
   ASSERT_OK_AND_ASSIGN(auto entries, ListCheckpoints(*files, "root", JobId("gpt-kjv-x7k2p")));
   for (const CheckpointEntry& entry : entries) EXPECT_FALSE(entry.complete);

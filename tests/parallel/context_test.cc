@@ -141,14 +141,14 @@ class LoggedGroup : public muster::testing::ForwardingCommunicator {
     Log(stream, "all-gather");
     inner_->AllGather(stream, data);
   }
-  void AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& pieces) override {
+  void AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& items) override {
     Log(stream, "all-to-all");
     if (&stream == beside_ && waits) {
       stream.Enqueue([this, &work = works_.emplace_back()] {
         if (!late && !work.WaitForNotificationWithTimeout(absl::Seconds(20))) late = true;
       });
     }
-    inner_->AllToAllBatch(stream, pieces);
+    inner_->AllToAllBatch(stream, items);
   }
   void GroupEnd(kernels::Stream& stream) override {
     Log(stream, "rotation");

@@ -174,7 +174,7 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
   layout = Split(PerAxis(1, 1, 1, 2));
   layout.tensor_chunks = true;
   EXPECT_THAT(problem(layout, 2),
-              HasSubstr("engine.parallel.tensor_overlap: chunked cuts products by the rows that "
+              HasSubstr("engine.parallel.tensor_overlap: chunked cuts GEMMs by the rows that "
                         "ranks have with sequence parallelism, which is off; set sequence true"));
   layout.sequence_parallel = true;
   EXPECT_OK(Validate(layout, kModel, {.ranks = 2}));

@@ -135,8 +135,8 @@ class Bench {
   double Norm() {
     float pair[2] = {0, 0};
     const kernels::Tensor sum(pair, kernels::DType::kF32, {2});
-    for (const kernels::Tensor& piece : GradientSlices(*flat_, nullptr)) {
-      kernels::SumSquaresPair(*stream_, piece, sum, /*accumulate=*/true);
+    for (const kernels::Tensor& slice : GradientSlices(*flat_, nullptr)) {
+      kernels::SumSquaresPair(*stream_, slice, sum, /*accumulate=*/true);
     }
     return std::sqrt(static_cast<double>(pair[0]) + pair[1]);
   }
@@ -392,9 +392,9 @@ class BackwardLog : public testing::ForwardingCommunicator, public GradientListe
     beside_ = beside;
   }
 
-  void AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& pieces) override {
+  void AllToAllBatch(kernels::Stream& stream, const std::vector<AllToAllItem>& items) override {
     entries.push_back(&stream == beside_ ? "exchange beside" : "exchange");
-    inner_->AllToAllBatch(stream, pieces);
+    inner_->AllToAllBatch(stream, items);
   }
   void GradientReady(ParameterId parameter) override {
     const std::string& name = model_->parameters().at(parameter).name;

@@ -196,9 +196,9 @@ struct Updated {
     for (int step = 0; step < 3; ++step) {
       for (int bucket = 0; bucket < 2; ++bucket) {
         const kernels::Tensor gradient = flat->own_gradient(bucket);
-        for (const FlatSlice& piece : layout.Slices(layout.Part(bucket, 0))) {
-          float* g = gradient.f32() + (piece.flat - layout.buckets()[bucket].range.begin);
-          for (int64_t i = 0; i < piece.count; ++i) g[i] = static_cast<float>(rng.Uniform() - 0.5);
+        for (const FlatSlice& slice : layout.Slices(layout.Part(bucket, 0))) {
+          float* g = gradient.f32() + (slice.flat - layout.buckets()[bucket].range.begin);
+          for (int64_t i = 0; i < slice.count; ++i) g[i] = static_cast<float>(rng.Uniform() - 0.5);
         }
         if (step == 1) gradient.f32()[3] = std::numeric_limits<float>::infinity();
       }

@@ -199,7 +199,7 @@ TEST_F(Restore, EveryByte_IsVerifiedOncePerJobByRanksThatShareTheWork) {
     return std::make_unique<CountingFiles>(files, bytes[rank]);
   };
   harness_.Train(run);
-  // Once to verify it, and once to load it: each rank loads the fourth that it owns. Pieces are not
+  // Once to verify it, and once to load it: each rank loads the fourth that it owns. Chunks are not
   // cut, hence the tolerance.
   const auto all = static_cast<double>(ShardBytes(saved[0].directory));
   double sum = 0;

@@ -51,7 +51,7 @@ std::vector<Found> WorkspacesOf(const TrainerOptions& options, Recompute recompu
   const auto device = kernels::MakeCpuDevice(1);
   std::vector<std::unique_ptr<Model>> models;
   std::vector<TrainerPlace> places;
-  std::vector<std::vector<int64_t>> pieces;
+  std::vector<std::vector<int64_t>> allocations;
   for (int rank = 0; rank < 2; ++rank) {
     ModelParallel part;
     part.tensor_rank = rank;
@@ -65,9 +65,9 @@ std::vector<Found> WorkspacesOf(const TrainerOptions& options, Recompute recompu
                       .mesh = mesh,
                       .coordinate = PerAxis(0, 0, 0, rank),
                       .sequence_length = config.sequence_length});
-    pieces.push_back(WorkspacePieces(places.back()));
+    allocations.push_back(WorkspaceAllocations(places.back()));
   }
-  const std::vector<int64_t> most = MostOfEach(pieces);
+  const std::vector<int64_t> most = MostOfEach(allocations);
   EXPECT_FALSE(most.empty());
   std::vector<Found> found;
   for (TrainerPlace& place : places) {

@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
             "2 ranks, but the degrees of engine.parallel multiply to 3 (data 1 x tensor 3)"},
         Bad{"engine.parallel={sequence: true}", "engine.parallel.sequence: needs tensor"},
         Bad{"engine.parallel={tensor_overlap: chunked}",
-            "engine.parallel.tensor_overlap: chunked cuts products by the rows"},
+            "engine.parallel.tensor_overlap: chunked cuts GEMMs by the rows"},
         Bad{"engine.parallel={tensor_overlap: halves}",
             "engine.parallel.tensor_overlap: halves run the collectives of one half"},
         Bad{"engine.data=null", "engine.data.train: required: at least one data set"},

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "muster/v1/stored.pb.h"
 #include "proto/job_state.h"
 #include "tests/sim/world.h"
 
@@ -76,10 +77,10 @@ void World::CheckDesired(const std::string& worker, const v1::Desired& desired) 
   }
   for (const v1::DesiredAttempt& attempt : desired.attempts()) {
     const absl::StatusOr<std::optional<std::string>> row =
-        store_->Get(coordinator::Table::kJobs, attempt.job_id());
-    v1::JobRecord record;
-    if (!row.ok() || !row->has_value() || !record.ParseFromString(**row) ||
-        record.job().epoch() < attempt.epoch()) {
+        store_->Get(coordinator::Table::kStates, attempt.job_id());
+    v1::StateRow state;
+    if (!row.ok() || !row->has_value() || !state.ParseFromString(**row) ||
+        state.epoch() < attempt.epoch()) {
       Violate(absl::StrCat(attempt.job_id(), ": epoch ", attempt.epoch(),
                            " left before it was durable"));
     }
@@ -244,6 +245,7 @@ void World::CheckRecovery() {
         rank.clear_step();
         rank.clear_metrics_address();
         rank.clear_times();
+        rank.clear_memory();
       }
     }
     if (mine.SerializeAsString() != twin->SerializeAsString()) {

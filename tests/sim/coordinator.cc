@@ -109,7 +109,7 @@ void World::RestoreBackup() {
   // Users find that what they did after the backup is forgotten, and do it again.
   for (auto& [request, submission] : submissions_) {
     if (submission.id.empty()) continue;
-    const auto row = store_->Get(coordinator::Table::kJobs, submission.id);
+    const auto row = store_->Get(coordinator::Table::kSpecs, submission.id);
     if (!row.ok() || !row->has_value()) {
       submission.id.clear();
       queue_.After(absl::Seconds(1),

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
+#include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
 namespace {
@@ -667,7 +668,47 @@ TEST_F(DaemonCoreTest, Call_OfAStaleEpoch_IsAborted) {
   EXPECT_EQ(core_->Summary().commits_pending, 0);
 }
 
-TEST_F(DaemonCoreTest, Notice_WithoutSession_IsAnsweredWhenItIsSent) {
+TEST_F(DaemonCoreTest, Puts_WaitInBoundedMemory) {
+  RunRank();
+  Disconnect();
+  v1::PutRequest put;
+  *put.mutable_identity() = Identity(kRank0);
+  put.set_key("k");
+  put.set_value(std::string(kValueBytesMax, 'x'));
+  uint64_t waiting = 0;
+  const auto refusal = [&]() -> absl::Status {
+    Do(RankCall{CallId(waiting + 1), put});
+    const auto replies = Actions<ReplyToRank>();
+    return replies.empty() ? absl::OkStatus() : replies[0].response.status();
+  };
+  absl::Status refused;
+  while (waiting < 1000 && (refused = refusal()).ok()) ++waiting;
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("try again")));
+  EXPECT_EQ(waiting, kKeyValueBytesMax / kValueBytesMax - 1);
+  // A caller that is gone frees what it put.
+  Do(RankCallCancelled{CallId(1)});
+  EXPECT_OK(refusal());
+}
+
+TEST_F(DaemonCoreTest, CommitsAndNoticesOfOutsizedCheckpoints_AreRefused) {
+  RunRank();
+  v1::CommitRequest commit;
+  *commit.mutable_identity() = Identity(kRank0);
+  commit.mutable_checkpoint()->set_step(50);
+  commit.mutable_checkpoint()->set_path(std::string(kCheckpointBytesMax, 'x'));
+  Do(RankCall{CallId(1), commit});
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response.status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step 50")));
+  EXPECT_EQ(core_->Summary().commits_pending, 0);
+  v1::NotifyRequest notice;
+  *notice.mutable_identity() = Identity(kRank0);
+  notice.mutable_damaged()->set_reason(std::string(kCheckpointBytesMax, 'x'));
+  Do(RankCall{CallId(2), notice});
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response.status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("notice")));
+}
+
+TEST_F(DaemonCoreTest, Notice_IsAnsweredWhenTheCoordinatorHasTakenIt) {
   RunRank();
   Disconnect();
   v1::NotifyRequest request;
@@ -675,9 +716,46 @@ TEST_F(DaemonCoreTest, Notice_WithoutSession_IsAnsweredWhenItIsSent) {
   request.mutable_evaluation()->set_step(100);
   Do(RankCall{CallId(1), request});
   EXPECT_THAT(Actions<ReplyToRank>(), IsEmpty());
+  // The stream may break behind the notice: whether it arrived is not known, so it is sent again.
+  for (int session = 0; session < 2; ++session) {
+    Connect();
+    EXPECT_THAT(Sent(), ElementsAre("notice", "get", "observed"));
+    EXPECT_EQ(SentOf(v1::FromWorker::kNotice).notice().evaluation().step(), 100);
+    EXPECT_THAT(Actions<ReplyToRank>(), IsEmpty());
+  }
+  const v1::KeyValueGet get = SentOf(v1::FromWorker::kGet).get();
+  EXPECT_EQ(get.job_id(), "job-a");
+  EXPECT_EQ(get.key(), "");  // answered at once, whatever the coordinator thinks of the attempt
+  v1::FromCoordinator taken = Message();
+  taken.mutable_value()->set_request(get.request());
+  taken.mutable_value()->set_status_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+  Receive(taken);
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_OK(Actions<ReplyToRank>()[0].response);
   Connect();
-  EXPECT_EQ(SentOf(v1::FromWorker::kNotice).notice().evaluation().step(), 100);
-  EXPECT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_THAT(Sent(), ElementsAre("observed"));
+}
+
+TEST_F(DaemonCoreTest, NoticeOfACallerThatIsGone_IsKeptOnceUntilItIsTaken) {
+  RunRank();
+  Disconnect();
+  v1::NotifyRequest request;
+  *request.mutable_identity() = Identity(kRank0);
+  request.mutable_removed()->set_step(100);
+  for (uint64_t call = 1; call <= 3; ++call) {  // the rank gives up waiting, and asks again
+    Do(RankCall{CallId(call), request});
+    Do(RankCallCancelled{CallId(call)});
+  }
+  Do(RankCall{CallId(4), request});
+  Connect();
+  EXPECT_THAT(Sent(), ElementsAre("notice", "get", "observed"));
+  v1::FromCoordinator taken = Message();
+  taken.mutable_value()->set_request(SentOf(v1::FromWorker::kGet).get().request());
+  taken.mutable_value()->set_status_code(static_cast<int>(absl::StatusCode::kAborted));
+  Receive(taken);
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<ReplyToRank>()[0].call, CallId(4));
+  EXPECT_OK(Actions<ReplyToRank>()[0].response);
 }
 
 TEST_F(DaemonCoreTest, Record_Unreadable_IsDataLossAndNamed) {

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
+#include "base/proc.h"
 #include "tests/support/status_matchers.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/proc.h"
@@ -143,8 +144,8 @@ class ProcessTest : public ::testing::Test {
     return line;
   }
   std::string Log() {
-    absl::StatusOr<LogPiece> piece = ReadLog(RunDirectory() + kLogDirectory, 0, 1 << 20);
-    return piece.ok() ? piece->data : piece.status().ToString();
+    absl::StatusOr<LogChunk> chunk = ReadLog(RunDirectory() + kLogDirectory, 0, 1 << 20);
+    return chunk.ok() ? chunk->data : chunk.status().ToString();
   }
 
   RealClock clock_;
@@ -321,18 +322,18 @@ TEST_F(ProcessTest, Output_LongerThanTheFiles_KeepsTheNewestUnderTheirOffsets) {
   const std::string log = RunDirectory() + kLogDirectory;
   constexpr int64_t kLineBytes = 12;
   constexpr int64_t kTotal = 1000 * kLineBytes;
-  ASSERT_OK_AND_ASSIGN(const LogPiece first, ReadLog(log, 0, 1 << 20));
+  ASSERT_OK_AND_ASSIGN(const LogChunk first, ReadLog(log, 0, 1 << 20));
   EXPECT_GT(first.offset, 0);
   EXPECT_EQ(first.offset + static_cast<int64_t>(first.data.size()), kTotal);
   EXPECT_LE(first.data.size(), 3000u);
   EXPECT_TRUE(first.end);
-  ASSERT_OK_AND_ASSIGN(const LogPiece tail, ReadLog(log, -kLineBytes, 1 << 20));
+  ASSERT_OK_AND_ASSIGN(const LogChunk tail, ReadLog(log, -kLineBytes, 1 << 20));
   EXPECT_EQ(tail.data, "line 100999\n");
-  ASSERT_OK_AND_ASSIGN(const LogPiece middle, ReadLog(log, 990 * kLineBytes, kLineBytes));
+  ASSERT_OK_AND_ASSIGN(const LogChunk middle, ReadLog(log, 990 * kLineBytes, kLineBytes));
   EXPECT_EQ(middle.data, "line 100990\n");
   EXPECT_EQ(middle.offset, 990 * kLineBytes);
   EXPECT_FALSE(middle.end);
-  ASSERT_OK_AND_ASSIGN(const LogPiece beyond, ReadLog(log, kTotal + 5, 100));
+  ASSERT_OK_AND_ASSIGN(const LogChunk beyond, ReadLog(log, kTotal + 5, 100));
   EXPECT_EQ(beyond.offset, kTotal);
   EXPECT_EQ(beyond.data, "");
 }
@@ -346,8 +347,8 @@ TEST_F(ProcessTest, LogWriter_Reopened_GoesOnAtItsOffset) {
   ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 9}));
   EXPECT_EQ(writer.offset(), 13);
   ASSERT_THAT(writer.Append("defghijklm"), IsOk());
-  ASSERT_OK_AND_ASSIGN(const LogPiece piece, ReadLog(log, 5, 12));
-  EXPECT_EQ(piece.data, "56789abcdefg");
+  ASSERT_OK_AND_ASSIGN(const LogChunk chunk, ReadLog(log, 5, 12));
+  EXPECT_EQ(chunk.data, "56789abcdefg");
   EXPECT_THAT(ReadLog(directory_ + "/none", 0, 1).status(), StatusIs(absl::StatusCode::kNotFound));
 }
 

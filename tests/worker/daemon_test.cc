@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
+#include "base/proc.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "tests/support/status_matchers.h"
@@ -30,6 +31,7 @@
 #include "worker/daemon/proc.h"
 #include "worker/daemon/shim.h"
 #include "worker/rank/daemon_client.h"
+#include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 namespace {
@@ -450,7 +452,7 @@ TEST_F(DaemonTest, Client_OfAStaleEpoch_IsAbortedOnce) {
   EXPECT_THAT(client->Flush(kPatience), StatusIs(absl::StatusCode::kAborted));
 }
 
-TEST_F(DaemonTest, Notice_FromTheRank_ReachesTheCoordinator) {
+TEST_F(DaemonTest, Notice_FromTheRank_CountsAsDeliveredOnceTheCoordinatorHasTakenIt) {
   RunRank();
   const auto client = Client();
   v1::Evaluation evaluation;
@@ -461,6 +463,15 @@ TEST_F(DaemonTest, Notice_FromTheRank_ReachesTheCoordinator) {
       coordinator_->Await([](const auto& message) { return message.has_notice(); }).notice();
   EXPECT_EQ(notice.evaluation().step(), 100);
   EXPECT_EQ(notice.job_id(), "job-a");
+  const v1::KeyValueGet get =
+      coordinator_->Await([](const auto& message) { return message.has_get(); }).get();
+  EXPECT_THAT(client->Flush(absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("1 notices")));
+  v1::FromCoordinator taken;
+  taken.mutable_value()->set_request(get.request());
+  taken.mutable_value()->set_status_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+  coordinator_->Say(taken);
+  EXPECT_OK(client->Flush(kPatience));
 }
 
 TEST_F(DaemonTest, LogRequest_IsAnsweredByOffset) {
@@ -489,6 +500,55 @@ TEST_F(DaemonTest, LogRequest_IsAnsweredByOffset) {
                                    })
                                    .log();
   EXPECT_EQ(missing.status_code(), static_cast<int>(absl::StatusCode::kNotFound));
+}
+
+TEST_F(DaemonTest, CollectivesAndProfile_HaveAnswersOfTheirOwn) {
+  RunRank();
+  v1::FromCoordinator ask;
+  v1::CollectivesRequest& collectives = *ask.mutable_collectives();
+  collectives.set_job_id("job-a");
+  collectives.set_epoch(1);
+  collectives.set_number(7);
+  const auto record = [&](uint64_t request) {
+    collectives.set_request(request);
+    coordinator_->Say(ask);
+    return coordinator_
+        ->Await([&](const auto& message) { return message.collectives().request() == request; })
+        .collectives();
+  };
+  const v1::CollectivesReply none = record(1);
+  EXPECT_EQ(none.status_code(), 0) << none.status_message();
+  EXPECT_FALSE(none.has_record());
+  const std::string path = RunDirectory() + CollectivesFile(7);
+  v1::CollectiveRecord left;
+  left.add_collectives()->set_operation("all-reduce");
+  std::ofstream(path) << left.SerializeAsString();
+  EXPECT_EQ(record(2).record().collectives(0).operation(), "all-reduce");
+  std::ofstream(path) << "no record";
+  EXPECT_EQ(record(3).status_code(), static_cast<int>(absl::StatusCode::kDataLoss));
+  std::ofstream(path) << std::string(5 << 20, 'x');
+  EXPECT_EQ(record(4).status_code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+
+  v1::FromCoordinator ask_profile;
+  v1::ProfileRequest& profile = *ask_profile.mutable_profile();
+  profile.set_job_id("job-a");
+  profile.set_epoch(1);
+  profile.mutable_steps()->set_first_step(3);
+  profile.mutable_steps()->set_steps(2);
+  const auto trace = [&](uint64_t request) {
+    profile.set_request(request);
+    coordinator_->Say(ask_profile);
+    return coordinator_
+        ->Await([&](const auto& message) { return message.profile().request() == request; })
+        .profile();
+  };
+  EXPECT_FALSE(trace(5).recorded());
+  std::ofstream(RunDirectory() + ProfileTraceFile(3, 2)) << "[{}]";
+  profile.set_offset(1);
+  const v1::ProfileReply recorded = trace(6);
+  EXPECT_TRUE(recorded.recorded());
+  EXPECT_TRUE(recorded.end());
+  EXPECT_EQ(recorded.data(), "{}]");
 }
 
 TEST_F(DaemonTest, SecondDaemon_OnTheSameStateDirectory_IsRefused) {

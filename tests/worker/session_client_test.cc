@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mutex.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "tests/support/proxy.h"
@@ -154,6 +155,166 @@ TEST(SessionClient, CoordinatorThatStopsAnswering_IsGivenUpAndFoundAgain) {
   proxy.Freeze();
   EXPECT_TRUE(reaches(down, 1)) << "a connection without answers was kept";
   EXPECT_TRUE(reaches(welcomed, 2)) << "it was not dialed again";
+  client->Stop();
+  loop.Stop();
+}
+
+// Closes every session because the worker's name belongs to another daemon.
+class Refuser : public v1::WorkerService::Service {
+ public:
+  Refuser() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  ~Refuser() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::FromCoordinator, v1::FromWorker>* stream) override {
+    v1::FromWorker message;
+    stream->Read(&message);
+    return grpc::Status(grpc::StatusCode::ALREADY_EXISTS, "run muster admin remove-worker w0");
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Keeps its lines.
+class KeepingLogger : public Logger {
+ public:
+  void Write(LogLevel, absl::string_view, Fields fields) override {
+    MutexLock lock(&mutex_);
+    for (const LogField& field : fields) {
+      if (field.key == "error") errors_.push_back(std::get<std::string>(field.value));
+    }
+  }
+  std::vector<std::string> errors() {
+    MutexLock lock(&mutex_);
+    return errors_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::string> errors_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(SessionClient, NameOfAnotherDaemon_IsLoggedWithWhatToDoAndDialledAgain) {
+  Refuser coordinator;
+  RealClock clock;
+  ThreadLoop loop(clock);
+  const auto log = std::make_shared<KeepingLogger>();
+  SessionClientOptions options;
+  options.coordinator = coordinator.address();
+  std::unique_ptr<SessionClient> client;
+  Mutex mutex;
+  int refused = 0;
+  SessionEvents events = Deaf();
+  events.up = [&](SessionId session, const WorkerAddress&) {
+    v1::FromWorker hello;
+    hello.mutable_hello()->set_worker("w0");
+    client->Send(session, hello);
+  };
+  events.down = [&](SessionId, const absl::Status& status) {
+    MutexLock lock(&mutex);
+    if (status.code() == absl::StatusCode::kAlreadyExists) ++refused;
+  };
+  client = SessionClient::Make(options, loop, Rng(testing::TestSeed()), log, events);
+  loop.Post([&client] { client->Start(); });
+  {
+    MutexLock lock(&mutex);
+    auto thrice = [&refused] { return refused >= 3; };
+    EXPECT_TRUE(mutex.AwaitWithTimeout(Condition(&thrice), kPatience));
+  }
+  client->Stop();
+  loop.Stop();
+  EXPECT_THAT(log->errors(),
+              ::testing::Contains(::testing::HasSubstr("run muster admin remove-worker w0")));
+}
+
+// Reads Hello, and nothing more until it is told to.
+class SlowReader : public v1::WorkerService::Service {
+ public:
+  SlowReader() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  ~SlowReader() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+  grpc::Status Session(grpc::ServerContext*,
+                       grpc::ServerReaderWriter<v1::FromCoordinator, v1::FromWorker>* s) override {
+    v1::FromWorker message;
+    s->Read(&message);
+    reads_.WaitForNotification();
+    while (s->Read(&message)) {
+      MutexLock lock(&mutex_);
+      ++observed_;
+      newest_ = message.observed().applied_revision();
+    }
+    return grpc::Status::OK;
+  }
+  void Read() { reads_.Notify(); }
+  // How many Observed came, once that of `revision` has come; 0: it did not.
+  int ObservedUntil(uint64_t revision) {
+    MutexLock lock(&mutex_);
+    auto come = [this, revision]()
+                    ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return newest_ == revision; };
+    return mutex_.AwaitWithTimeout(Condition(&come), kPatience) ? observed_ : 0;
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+  Notification reads_;
+  Mutex mutex_;
+  int observed_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t newest_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+TEST(SessionClient, CoordinatorThatReadsSlowly_GetsTheNewestObservedAndFewOlderOnes) {
+  constexpr uint64_t kReports = 2000;
+  SlowReader coordinator;
+  RealClock clock;
+  ThreadLoop loop(clock);
+  SessionClientOptions options;
+  options.coordinator = coordinator.address();
+  std::unique_ptr<SessionClient> client;
+  Notification sent;
+  SessionEvents events = Deaf();
+  events.up = [&](SessionId session, const WorkerAddress&) {
+    v1::FromWorker hello;
+    hello.mutable_hello()->set_worker("w0");
+    client->Send(session, hello);
+    for (uint64_t revision = 1; revision <= kReports; ++revision) {
+      v1::FromWorker report;
+      report.mutable_observed()->set_applied_revision(revision);
+      report.mutable_observed()->add_attempts()->set_refusal(std::string(100'000, 'x'));
+      client->Send(session, std::move(report));
+    }
+    sent.Notify();
+  };
+  client = SessionClient::Make(options, loop, Rng(testing::TestSeed()), Logger::Discard(), events);
+  loop.Post([&client] { client->Start(); });
+  sent.WaitForNotification();
+  coordinator.Read();
+  const int received = coordinator.ObservedUntil(kReports);
+  EXPECT_GT(received, 0) << "the newest never came";
+  EXPECT_LT(received, 200) << "the rest was queued";
   client->Stop();
   loop.Stop();
 }

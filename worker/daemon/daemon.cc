@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/mutex.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/machine.h"
@@ -60,11 +61,18 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
 
 absl::Status Daemon::StartServices(DaemonOutput recovered) {
   loop_ = std::make_unique<ThreadLoop>(clock_);
+  OutputQueue::Parts outputs;
+  outputs.write = [this](const std::vector<DaemonRecord>& records) { return Write(records); };
+  outputs.carry = [this](DaemonAction action) {
+    std::visit([this](auto& a) { Carry(std::move(a)); }, action);
+  };
+  outputs.failed = [this](const absl::Status& status) { OnWriteFailed(status); };
+  outputs_ = std::make_unique<OutputQueue>(*loop_, std::move(outputs));
   host_ = ProcessHost::Start({state_->attempts(), options_.shim_binary, options_.rank_binary,
                               options_.rank_command, options_.log, options_.name},
                              clock_, log_, [this](DaemonEvent event) { Post(std::move(event)); });
   loop_->Post([this, recovered = std::move(recovered)]() mutable {
-    CarryOut(std::move(recovered));
+    outputs_->Add(std::move(recovered));
     UpdateGauges();
     MeasureLogs();
     host_->Prune(core_->HeldDirectories());
@@ -109,6 +117,7 @@ Daemon::~Daemon() {
   if (session_ != nullptr) session_->Stop();
   // The loop goes first, so that no event is handled while its targets go away.
   if (loop_ != nullptr) loop_->Stop();
+  outputs_.reset();
   session_.reset();
   server_.reset();
   gpu_watch_.reset();
@@ -172,9 +181,13 @@ void Daemon::EndRanks() {
   });
   marked.WaitForNotification();
   host_->EndAll(options_.stop_grace, kKillPatience);
-  Notification handled;
-  loop_->Post([&handled] { handled.Notify(); });
-  handled.WaitForNotification();
+  // The exits are handled, made durable and told to the coordinator.
+  for (int turn = 0; turn < 2; ++turn) {
+    Notification handled;
+    loop_->Post([&handled] { handled.Notify(); });
+    handled.WaitForNotification();
+    outputs_->AwaitWritten();
+  }
 }
 
 // ---- events -------------------------------------------------------------------------------------
@@ -195,7 +208,7 @@ void Daemon::Handle(DaemonEvent event) {
   }
   DaemonOutput output = core_->Handle(event, Now());
   CountAndLog(event);
-  CarryOut(std::move(output));
+  outputs_->Add(std::move(output));
   UpdateGauges();
 }
 
@@ -239,10 +252,16 @@ void Daemon::CountAndLog(const DaemonEvent& event) {
 }
 
 void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
-  if (message.has_log()) {
+  if (message.has_log() || message.has_collectives() || message.has_profile()) {
     v1::FromWorker reply;
     reply.set_incarnation(core_->incarnation().value());
-    *reply.mutable_log() = log_requests_->Answer(message.log());
+    if (message.has_log()) {
+      *reply.mutable_log() = log_requests_->Answer(message.log());
+    } else if (message.has_collectives()) {
+      *reply.mutable_collectives() = log_requests_->Answer(message.collectives());
+    } else {
+      *reply.mutable_profile() = log_requests_->Answer(message.profile());
+    }
     session_->Send(session, std::move(reply));
     return;
   }
@@ -257,23 +276,18 @@ void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
 
 // ---- actions ------------------------------------------------------------------------------------
 
-void Daemon::CarryOut(DaemonOutput output) {
-  if (!output.records.empty()) {
-    const absl::Duration start = clock_.Monotonic();
-    const absl::Status status = state_->Write(output.records);
-    if (!status.ok()) {
-      failed_ = true;
-      log_->Error("the daemon's state cannot be made durable; stopping (ranks train on)",
-                  {{"error", status.ToString()}});
-      if (options_.on_fatal) options_.on_fatal(status);
-      return;
-    }
-    metrics_.GetHistogram(kPersistSeconds)
-        .Observe(absl::ToDoubleSeconds(clock_.Monotonic() - start));
-  }
-  for (DaemonAction& action : output.actions) {
-    std::visit([this](auto& a) { Carry(std::move(a)); }, action);
-  }
+absl::Status Daemon::Write(const std::vector<DaemonRecord>& records) {
+  const absl::Duration start = clock_.Monotonic();
+  RETURN_IF_ERROR(state_->Write(records));
+  metrics_.GetHistogram(kPersistSeconds).Observe(absl::ToDoubleSeconds(clock_.Monotonic() - start));
+  return absl::OkStatus();
+}
+
+void Daemon::OnWriteFailed(const absl::Status& status) {
+  failed_ = true;
+  log_->Error("the daemon's state cannot be made durable; stopping (ranks train on)",
+              {{"error", status.ToString()}});
+  if (options_.on_fatal) options_.on_fatal(status);
 }
 
 void Daemon::Carry(StartRank action) { host_->Carry(std::move(action)); }

@@ -1,9 +1,9 @@
 // The worker daemon, put together: the core on its loop, and around it the state directory, the
 // process host, the session with the coordinator and the socket of the ranks.
 //
-// What the core decides is carried out in order, records first. When a record cannot be made
-// durable the daemon stops, while its ranks train on: it never goes on with a state that it could
-// forget.
+// What the core decides is carried out in order, records first (OutputQueue). When a record cannot
+// be made durable the daemon stops, while its ranks train on: it never goes on with a state that it
+// could forget.
 #ifndef MUSTER_WORKER_DAEMON_DAEMON_H_
 #define MUSTER_WORKER_DAEMON_DAEMON_H_
 
@@ -27,6 +27,7 @@
 #include "worker/daemon/device_errors.h"
 #include "worker/daemon/gpu_watch.h"
 #include "worker/daemon/log_requests.h"
+#include "worker/daemon/output_queue.h"
 #include "worker/daemon/process_host.h"
 #include "worker/daemon/rank_server.h"
 #include "worker/daemon/session_client.h"
@@ -64,7 +65,9 @@ class Daemon {
   void Handle(DaemonEvent event);
   void CountAndLog(const DaemonEvent& event);
   void OnGpuError(const GpuError& error);
-  void CarryOut(DaemonOutput output);
+  // On the thread of outputs_.
+  absl::Status Write(const std::vector<DaemonRecord>& records);
+  void OnWriteFailed(const absl::Status& status);
   void Carry(PrepareAttempt action) { host_->Carry(std::move(action)); }
   void Carry(StartRank action);
   void Carry(AttachRank action);
@@ -95,6 +98,7 @@ class Daemon {
   bool failed_ = false;                        // * a record could not be made durable
   bool ending_ranks_ = false;                  // * EndRanks was called
   std::unique_ptr<ThreadLoop> loop_;
+  std::unique_ptr<OutputQueue> outputs_;  // *
   std::unique_ptr<GpuWatch> gpu_watch_;
   std::unique_ptr<ProcessHost> host_;
   std::unique_ptr<RankServer> server_;

@@ -86,19 +86,19 @@ absl::Status LogWriter::Append(absl::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LogPiece> ReadLog(const std::string& directory, int64_t offset, int64_t length_max) {
+absl::StatusOr<LogChunk> ReadLog(const std::string& directory, int64_t offset, int64_t length_max) {
   const std::map<int64_t, int64_t> files = ListFiles(directory);
   if (files.empty()) {
     return absl::NotFoundError(absl::StrCat("there is no log in ", directory));
   }
   const int64_t total = files.rbegin()->first + files.rbegin()->second;
   if (offset < 0) offset = std::max<int64_t>(0, total + offset);
-  LogPiece piece;
-  piece.offset = std::min(std::max(offset, files.begin()->first), total);
-  auto file = std::prev(files.upper_bound(piece.offset));
+  LogChunk chunk;
+  chunk.offset = std::min(std::max(offset, files.begin()->first), total);
+  auto file = std::prev(files.upper_bound(chunk.offset));
   for (; file != files.end(); ++file) {
-    const int64_t at = piece.offset + static_cast<int64_t>(piece.data.size());
-    const int64_t wanted = length_max - static_cast<int64_t>(piece.data.size());
+    const int64_t at = chunk.offset + static_cast<int64_t>(chunk.data.size());
+    const int64_t wanted = length_max - static_cast<int64_t>(chunk.data.size());
     const int64_t skip = at - file->first;
     const int64_t length = std::min(wanted, file->second - skip);
     if (length <= 0) continue;
@@ -108,11 +108,11 @@ absl::StatusOr<LogPiece> ReadLog(const std::string& directory, int64_t offset, i
     std::string part(static_cast<size_t>(length), '\0');
     const ssize_t got = ::pread(fd.get(), part.data(), part.size(), skip);
     if (got < 0) return Failed("read", path, errno);
-    piece.data.append(part, 0, static_cast<size_t>(got));
+    chunk.data.append(part, 0, static_cast<size_t>(got));
     if (got < length) break;
   }
-  piece.end = piece.offset + static_cast<int64_t>(piece.data.size()) >= total;
-  return piece;
+  chunk.end = chunk.offset + static_cast<int64_t>(chunk.data.size()) >= total;
+  return chunk;
 }
 
 int64_t LogBytesKept(const std::string& directory) {

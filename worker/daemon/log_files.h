@@ -40,14 +40,14 @@ class LogWriter {
   int64_t size_ = 0;
 };
 
-struct LogPiece {
+struct LogChunk {
   std::string data;
   int64_t offset = 0;  // of the first byte; later than asked for when older bytes are removed
   bool end = false;    // data ends where the log ends now
 };
 // At most `length_max` bytes from `offset`; a negative offset counts back from the end. kNotFound
 // names the directory.
-absl::StatusOr<LogPiece> ReadLog(const std::string& directory, int64_t offset, int64_t length_max);
+absl::StatusOr<LogChunk> ReadLog(const std::string& directory, int64_t offset, int64_t length_max);
 // Bytes on disk; 0 when there is no log.
 int64_t LogBytesKept(const std::string& directory);
 

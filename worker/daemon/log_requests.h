@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/file_system.h"
 #include "muster/v1/session.pb.h"
 #include "worker/daemon/core/daemon_core.h"
@@ -19,21 +20,20 @@ class LogRequests {
   // `worker` is for messages.
   LogRequests(std::string attempts_directory, std::string worker, DaemonCore& core);
 
-  // Reads the part of the log that is asked for, at most kLogReplyBytesMax bytes; with
-  // `collectives` that record and with `profile` that trace, both of which the rank is asked for
-  // if they are not there: the answer is then empty, and the coordinator asks again. A failure is
-  // in the reply's status, with the rank and the worker.
-  v1::LogReply Answer(const v1::LogRequest& request);
+  // Reads the part of the log that is asked for, at most kLogReplyBytesMax bytes. A failure is in
+  // the reply's status, with the rank and the worker, here and below.
+  v1::LogReply Answer(const v1::LogRequest& request) const;
+  // The record, at most kCollectivesBytesMax bytes. The rank is asked for one that is not there;
+  // the answer is then empty, and the coordinator asks again.
+  v1::CollectivesReply Answer(const v1::CollectivesRequest& request);
+  // As for a log, of the trace. The rank is asked for one that is not there.
+  v1::ProfileReply Answer(const v1::ProfileRequest& request) const;
 
  private:
-  v1::LogReply AnswerLog(const v1::LogRequest& request) const;
-  v1::LogReply AnswerCollectives(const v1::LogRequest& request);
-  v1::LogReply AnswerProfile(const v1::LogRequest& request) const;
+  absl::StatusOr<v1::CollectiveRecord> ReadCollectives(const std::string& path) const;
   // Asks the rank for the trace by a file in its run directory (worker/rank/profiler.h).
-  absl::Status AskForProfile(const v1::LogRequest& request, const std::string& run_directory) const;
+  absl::Status AskForProfile(const v1::ProfileSteps& steps, const std::string& run_directory) const;
   std::string RunDirectory(const RankKey& key) const;
-  v1::LogReply Refuse(const v1::LogRequest& request, const char* what,
-                      const absl::Status& why) const;
 
   const std::string attempts_directory_;
   const std::string worker_;

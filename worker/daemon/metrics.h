@@ -71,7 +71,7 @@ inline const metrics::Family kLogBytes = {
 inline const metrics::Family kPersistSeconds = {
     metrics::Kind::kHistogram,
     "muster_worker_persist_seconds",
-    "Time to make one change of the daemon's state durable.",
+    "Time to make the changes of the daemon's state that wait for the disk durable.",
     {},
     {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1}};
 

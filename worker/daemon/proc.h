@@ -1,11 +1,10 @@
-// Processes of this machine, as the kernel reports them in /proc.
+// Processes of this machine: descriptors that watch them, and the search for what a rank started.
 #ifndef MUSTER_WORKER_DAEMON_PROC_H_
 #define MUSTER_WORKER_DAEMON_PROC_H_
 
 #include <sys/types.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,19 +32,6 @@ class UniqueFd {
  private:
   int fd_;
 };
-
-struct ProcessStat {
-  char state = '?';  // 'Z' and 'X' have ended
-  pid_t parent = 0;
-  pid_t session = 0;
-  uint64_t start_time = 0;  // clock ticks since boot
-};
-// No value when there is no such process.
-std::optional<ProcessStat> ReadProcessStat(pid_t pid);
-// Changes with every start of the machine.
-std::string BootId();
-// Every process number there is now, ascending.
-std::vector<pid_t> AllProcesses();
 
 // A descriptor that becomes readable when the process ends. Invalid when it has ended, or when the
 // number now names another process (its start time differs).

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/file_system.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "worker/daemon/core/limits.h"
 #include "worker/daemon/event_thread.h"

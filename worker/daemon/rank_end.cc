@@ -5,6 +5,7 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
+#include "base/proc.h"
 #include "worker/daemon/core/limits.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/run_files.h"

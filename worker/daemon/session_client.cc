@@ -3,7 +3,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <deque>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "base/status_macros.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "worker/daemon/core/limits.h"
+#include "worker/daemon/outgoing_queue.h"
 
 namespace muster::worker {
 namespace {
@@ -79,10 +79,17 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
   }
 
   void Write(v1::FromWorker message) {
-    MutexLock lock(&mutex_);
-    if (ending_) return;
-    outgoing_.push_back(std::move(message));
-    if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+    {
+      MutexLock lock(&mutex_);
+      if (ending_) return;
+      const bool idle = outgoing_.empty();
+      if (outgoing_.Push(std::move(message))) {
+        if (idle) StartWrite(&outgoing_.Send());
+        return;
+      }
+      full_ = true;
+    }
+    End();  // everything that matters is said again on the next stream
   }
 
   void Cancel() {
@@ -99,13 +106,21 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
   void OnWriteDone(bool ok) override {
     if (!ok) return End();
     MutexLock lock(&mutex_);
-    outgoing_.pop_front();
-    if (!ending_ && !outgoing_.empty()) StartWrite(&outgoing_.front());
+    outgoing_.Pop();
+    if (!ending_ && !outgoing_.empty()) StartWrite(&outgoing_.Send());
   }
   void OnDone(const grpc::Status& status) override {
     const Ended ended = ended_;
-    ended(std::unique_ptr<Stream>(this),
-          absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
+    absl::Status why(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+    {
+      MutexLock lock(&mutex_);
+      if (full_) {
+        why = absl::ResourceExhaustedError(
+            absl::StrCat("the coordinator reads too slowly: more than ", kOutgoingBytesMax,
+                         " bytes waited for the stream"));
+      }
+    }
+    ended(std::unique_ptr<Stream>(this), std::move(why));
   }
 
  private:
@@ -126,7 +141,8 @@ class Stream final : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoor
   v1::FromCoordinator incoming_;
   Mutex mutex_;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<v1::FromWorker> outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool full_ ABSL_GUARDED_BY(mutex_) = false;  // the queue took no more
+  OutgoingQueue outgoing_ ABSL_GUARDED_BY(mutex_);
 };
 
 class GrpcSessionClient : public SessionClient {

@@ -52,7 +52,8 @@ class SessionClient {
                                              std::shared_ptr<Logger> log, SessionEvents events);
   // Dials now, and again after each session, until Stop.
   virtual void Start() = 0;
-  // Queues the message; drops it when the session is not the current one.
+  // Queues the message (OutgoingQueue); drops it when the session is not the current one. A session
+  // whose queue is full ends, and is dialled again.
   virtual void Send(SessionId session, v1::FromWorker message) = 0;
   // Ends the session and dials again; `down` follows.
   virtual void Reconnect(SessionId session) = 0;

@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "muster/v1/daemon_state.pb.h"
 #include "worker/daemon/proc.h"

@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <system_error>
 
 #include "absl/strings/match.h"
@@ -18,6 +20,7 @@
 namespace muster::worker {
 namespace {
 
+constexpr char kUnfinished[] = ".tmp";
 constexpr size_t kSocketPathMax = 107;
 
 // FNV-1a: the same in every process, unlike absl::Hash.
@@ -85,25 +88,44 @@ absl::StatusOr<std::map<std::string, std::string>> StateDirectory::ReadRecords()
   std::map<std::string, std::string> records;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, files_->List(path_ + "/records"));
   for (const std::string& name : names) {
-    if (absl::EndsWith(name, ".tmp")) continue;  // left by a write that was cut short
+    if (absl::EndsWith(name, kUnfinished)) continue;  // left by a write that was cut short
     ASSIGN_OR_RETURN(records[name], files_->Read(path_ + "/records/" + name));
   }
   return records;
 }
 
 absl::Status StateDirectory::Write(const std::vector<DaemonRecord>& records) {
-  bool removed = false;
-  for (const DaemonRecord& record : records) {
-    const std::string file = path_ + "/records/" + record.name;
-    if (record.value.has_value()) {
-      RETURN_IF_ERROR(files_->WriteAtomically(file, *record.value));
+  return WriteRecords(*files_, path_ + "/records", records);
+}
+
+absl::Status WriteRecords(FileSystem& files, const std::string& directory,
+                          const std::vector<DaemonRecord>& records) {
+  std::vector<const DaemonRecord*> newest;
+  std::set<std::string> seen;
+  for (auto record = records.rbegin(); record != records.rend(); ++record) {
+    if (seen.insert(record->name).second) newest.push_back(&*record);
+  }
+  std::reverse(newest.begin(), newest.end());
+  const auto path = [&directory](const DaemonRecord& record) {
+    return absl::StrCat(directory, "/", record.name);
+  };
+  for (const DaemonRecord* record : newest) {
+    if (!record->value.has_value()) continue;
+    ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file,
+                     files.Create(path(*record) + kUnfinished));
+    RETURN_IF_ERROR(file->Append(*record->value));
+    RETURN_IF_ERROR(file->Sync());
+    RETURN_IF_ERROR(file->Close());
+  }
+  for (const DaemonRecord* record : newest) {
+    if (record->value.has_value()) {
+      RETURN_IF_ERROR(files.Rename(path(*record) + kUnfinished, path(*record)));
       continue;
     }
-    const absl::Status status = files_->RemoveFile(file);
+    const absl::Status status = files.RemoveFile(path(*record));
     if (!status.ok() && !absl::IsNotFound(status)) return status;
-    removed = true;
   }
-  return removed ? files_->SyncDirectory(path_ + "/records") : absl::OkStatus();
+  return newest.empty() ? absl::OkStatus() : files.SyncDirectory(directory);
 }
 
 }  // namespace muster::worker

@@ -16,7 +16,13 @@
 
 namespace muster::worker {
 
-// Held by one daemon at a time. Thread: one.
+// Makes the records durable as files of `directory`: one sync for each file and one of the
+// directory. Of several records of one name only the last counts. A crash in between leaves the
+// records of a prefix of the list, each as it is there or as it was before.
+absl::Status WriteRecords(FileSystem& files, const std::string& directory,
+                          const std::vector<DaemonRecord>& records);
+
+// Held by one daemon at a time. Thread: one; Write may be called on another one.
 class StateDirectory {
  public:
   // Creates what is missing. kFailedPrecondition when another daemon holds it (the message has its
@@ -24,7 +30,7 @@ class StateDirectory {
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
 
   absl::StatusOr<std::map<std::string, std::string>> ReadRecords();
-  // Writes in order; after OK all of them are durable.
+  // WriteRecords.
   absl::Status Write(const std::vector<DaemonRecord>& records);
 
   const std::string& path() const { return path_; }

@@ -20,6 +20,7 @@
 #include "kernels/device/device.h"
 #include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
+#include "parallel/comm/null_communicator.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
@@ -48,34 +49,6 @@ constexpr absl::Duration kPatience = absl::Minutes(5);  // how long ranks wait f
 constexpr char kResultKey[] = "balance/result";
 
 std::string KeyOf(int rank) { return absl::StrCat("balance/rank-", rank); }
-
-// A group whose collectives do nothing, so that only the rank's own work is timed.
-class AbsentGroup : public parallel::Communicator {
- public:
-  AbsentGroup(int rank, int size) : rank_(rank), size_(size) {}
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  const std::string& name() const override { return name_; }
-  void AllReduce(Stream&, Tensor, parallel::ReduceOp) override {}
-  void ReduceScatter(Stream&, Tensor, parallel::ReduceOp) override {}
-  void AllGather(Stream&, Tensor) override {}
-  void Broadcast(Stream&, Tensor, int) override {}
-  void AllToAll(Stream&, Tensor, Tensor) override {}
-  void Send(Stream&, Tensor, int) override {}
-  void Receive(Stream&, Tensor, int) override {}
-  void GroupBegin() override {}
-  void GroupEnd(Stream&) override {}
-  absl::Status Barrier() override { return absl::OkStatus(); }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int, int, const std::string&) override {
-    return absl::UnimplementedError("a group that is not there cannot be split");
-  }
-  void Abort(absl::Status) override {}
-  int64_t bytes_sent() const override { return 0; }
-
- private:
-  const int rank_, size_;
-  const std::string name_ = "absent";
-};
 
 // Times the layers of a model of one block: embedding, block, head.
 class Stopwatch {
@@ -365,8 +338,11 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   storage.compute = parallel::StorageOptionsOf(place).compute;
   const parallel::FlatLayout layout(model->parameters(), options.bucket_bytes, 1);
   ASSIGN_OR_RETURN(const auto stream, device.MakeStream());
-  AbsentGroup tensor(coordinate[Axis::kTensor], split.mesh.degree(Axis::kTensor));
-  AbsentGroup context(coordinate[Axis::kContext], split.mesh.degree(Axis::kContext));
+  // Only the rank's own work is timed.
+  parallel::NullCommunicator tensor(coordinate[Axis::kTensor], split.mesh.degree(Axis::kTensor),
+                                    "tensor");
+  parallel::NullCommunicator context(coordinate[Axis::kContext], split.mesh.degree(Axis::kContext),
+                                     "context");
   RankMeasure measure;
   measure.stage = coordinate[Axis::kPipeline];
   measure.tensor = coordinate[Axis::kTensor];

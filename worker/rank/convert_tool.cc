@@ -51,20 +51,20 @@ absl::StatusOr<Converted> Import(FileSystem& files, const ConvertArguments& argu
   state.id = {JobId("imported"), 0, Epoch(0)};
   state.texts["source"] = arguments.source;
   parallel::WriteDescription(model.description(), state);
-  std::vector<parallel::SavePiece> pieces;
+  std::vector<parallel::SaveChunk> chunks;
   for (parallel::ParameterId id = 0; id < model.parameters().size(); ++id) {
     const parallel::Parameter& parameter = model.parameters().at(id);
-    parallel::SavePiece piece;
-    piece.tensor = parameter.name;
-    piece.shape = parameter.global_shape;
-    piece.box = Box::Whole(parameter.global_shape);
-    piece.produce = [&folder, name = piece.tensor, box = piece.box](void* out) {
+    parallel::SaveChunk chunk;
+    chunk.tensor = parameter.name;
+    chunk.shape = parameter.global_shape;
+    chunk.box = Box::Whole(parameter.global_shape);
+    chunk.produce = [&folder, name = chunk.tensor, box = chunk.box](void* out) {
       return folder->Read(name, box, static_cast<float*>(out));
     };
-    pieces.push_back(std::move(piece));
+    chunks.push_back(std::move(chunk));
   }
   ASSIGN_OR_RETURN(const parallel::SaveResult saved,
-                   parallel::SaveCheckpoint(files, arguments.destination, state, /*rank=*/0, pieces,
+                   parallel::SaveCheckpoint(files, arguments.destination, state, /*rank=*/0, chunks,
                                             parallel::GatherAlone()));
   return Converted{"checkpoint", saved.directory, model.description().family,
                    model.parameters().elements(), saved.bytes};

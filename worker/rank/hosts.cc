@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "parallel/comm/gather_texts.h"
 
@@ -29,10 +29,7 @@ RankHost HostOf(const v1::RankAssignment& assignment) {
   place.address = assignment.address().empty() ? "127.0.0.1" : assignment.address();
   const char* const nccl = std::getenv("NCCL_HOSTID");
   place.identity = nccl != nullptr ? nccl : assignment.host_id();
-  if (place.identity.empty()) {
-    std::ifstream file("/proc/sys/kernel/random/boot_id");
-    std::getline(file, place.identity);
-  }
+  if (place.identity.empty()) place.identity = BootId();
   return place;
 }
 

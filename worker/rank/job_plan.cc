@@ -22,13 +22,7 @@ using parallel::Axis;
 using Shares = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelParallel& part) {
-  const auto size = [&](const char* name, int64_t otherwise) {
-    const auto found = model.sizes.find(name);
-    return found != model.sizes.end() ? found->second : otherwise;
-  };
-  const int64_t heads = size("heads", 1), hidden = size("hidden", 1);
-  const auto held = parallel::TensorShard::Make(part, heads, size("kv_heads", heads),
-                                                size("ffn", 4 * hidden), size("vocab", 1));
+  const auto held = parallel::TensorShard::Of(model, part);
   return {held.heads.size(), held.kv_heads.size(), held.ffn.size(), held.vocab.size()};
 }
 
@@ -63,8 +57,9 @@ parallel::TrainerPlace PlaceOf(const v1::JobSpec& spec, const SplitRun& split,
 }
 
 struct Alignment {
-  std::vector<int64_t> pieces;  // TrainerPlace::workspace; empty: every rank takes what it needs
-  bool too_uneven = false;      // RankPlan::too_uneven
+  std::vector<int64_t>
+      allocations;          // TrainerPlace::workspace; empty: every rank takes what it needs
+  bool too_uneven = false;  // RankPlan::too_uneven
 };
 
 // Aligns the workspaces of the tensor group that `place` is in. `blocks`, where given, replaces the
@@ -87,10 +82,10 @@ absl::StatusOr<Alignment> Align(const v1::JobSpec& spec, const SplitRun& split,
   for (const auto& [shares, part] : kinds) {
     ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));
     ranks.push_back(
-        parallel::WorkspacePieces(PlaceOf(spec, split, place.options, *model, coordinate)));
+        parallel::WorkspaceAllocations(PlaceOf(spec, split, place.options, *model, coordinate)));
   }
-  Alignment alignment = {.pieces = parallel::MostOfEach(ranks)};
-  alignment.too_uneven = alignment.pieces.empty();
+  Alignment alignment = {.allocations = parallel::MostOfEach(ranks)};
+  alignment.too_uneven = alignment.allocations.empty();
   return alignment;
 }
 
@@ -115,7 +110,7 @@ absl::StatusOr<RankPlan> PlanRank(const v1::JobSpec& spec, const SplitRun& split
   rank.parameters = model->parameters().elements();
   parallel::TrainerPlace place = PlaceOf(spec, split, options, *model, coordinate);
   ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, split, place, std::nullopt, device));
-  if (!aligned.pieces.empty()) place.workspace = &aligned.pieces;
+  if (!aligned.allocations.empty()) place.workspace = &aligned.allocations;
   rank.too_uneven = aligned.too_uneven;
   rank.memory = parallel::PredictMemory(place, device);
   rank.sent = parallel::PredictVolume(place, part, device);
@@ -163,7 +158,7 @@ absl::StatusOr<int64_t> RankBytes(const v1::JobSpec& spec, const parallel::PerAx
   const DeviceKind device = DeviceKindOf(spec);
   parallel::TrainerPlace place = PlaceOf(spec, split, options, *model, coordinate);
   ASSIGN_OR_RETURN(const Alignment aligned, Align(spec, split, place, blocks, device));
-  if (!aligned.pieces.empty()) place.workspace = &aligned.pieces;
+  if (!aligned.allocations.empty()) place.workspace = &aligned.allocations;
   return NeededBytes(parallel::PredictMemory(place, device), device);
 }
 

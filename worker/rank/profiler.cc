@@ -36,9 +36,10 @@ void Profiler::LookForRequest(int64_t step) {
   asked_ = steps;
   waiting_ = steps.first_step() >= step;
   if (!waiting_) {
-    Leave(ProfileFailureFile(asked_.first_step(), asked_.steps()),
-          absl::StrFormat("rank %d had come to step %d when it was asked for steps from %d", rank_,
-                          step, steps.first_step()));
+    WriteInRunDirectory(
+        ProfileFailureFile(asked_.first_step(), asked_.steps()),
+        absl::StrFormat("rank %d had come to step %d when it was asked for steps from %d", rank_,
+                        step, steps.first_step()));
   }
 }
 
@@ -87,11 +88,12 @@ void Profiler::AddStep(int64_t step, double seconds) {
 void Profiler::Finish() {
   device_trace_.reset();
   collectives_->SetTrace(nullptr);
-  Leave(ProfileTraceFile(asked_.first_step(), asked_.steps()), trace_->ToJson(rank_, title_));
+  WriteInRunDirectory(ProfileTraceFile(asked_.first_step(), asked_.steps()),
+                      trace_->ToJson(rank_, title_));
   trace_.reset();
 }
 
-void Profiler::Leave(const std::string& file, const std::string& text) {
+void Profiler::WriteInRunDirectory(const std::string& file, const std::string& text) {
   // A full disk costs the profile, not the job.
   files_.WriteAtomically(run_directory_ + file, text).IgnoreError();
 }

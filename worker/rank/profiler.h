@@ -36,7 +36,7 @@ class Profiler {
   void LookForRequest(int64_t step);
   void AddStep(int64_t step, double seconds);
   void Finish();
-  void Leave(const std::string& file, const std::string& text);
+  void WriteInRunDirectory(const std::string& file, const std::string& text);
 
   FileSystem& files_;
   const std::string run_directory_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -11,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/proc.h"
 #include "base/status_macros.h"
 #include "parallel/checkpoint/crc32c.h"
 #include "parallel/comm/gather_texts.h"
@@ -110,13 +110,6 @@ void RemoveStaleTokens(FileSystem& files, const std::string& directory, uint64_t
   }
 }
 
-std::string Random() {
-  std::ifstream file("/proc/sys/kernel/random/uuid");
-  std::string id;
-  std::getline(file, id);
-  return id;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<Input>> DescribeInputs(const v1::JobSpec& spec, FileSystem& files) {
@@ -185,7 +178,7 @@ absl::StatusOr<std::vector<int>> GroupsByDirectory(parallel::Communicator& world
   absl::Status failure;
   std::string token;
   if (speaks) {
-    token = Random();
+    token = RandomId();
     failure = files.MakeDirectory(directory);
     if (failure.ok()) failure = files.WriteAtomically(TokenPath(directory, epoch, rank), token);
   }

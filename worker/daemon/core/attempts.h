@@ -54,7 +54,7 @@ class AttemptTable {
   // Takes a record of an earlier daemon. False: it cannot be read.
   bool Load(const std::string& record);
 
-  // In order of job and epoch. Whoever changes what is stored calls MarkChanged.
+  // In order of job and epoch. A caller that changes what is stored calls MarkChanged.
   std::map<AttemptKey, AttemptState>& all() { return attempts_; }
   const std::map<AttemptKey, AttemptState>& all() const { return attempts_; }
   // Null when it is not held.

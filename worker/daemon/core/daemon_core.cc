@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/network.h"
 #include "base/status_macros.h"
+#include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
 namespace {
@@ -149,7 +150,9 @@ void DaemonCore::On(const CoordinatorMessage& event) {
       return calls_.Answer(message.value());
     case v1::FromCoordinator::kVerdict:
       return OnVerdict(message.verdict());
-    case v1::FromCoordinator::kLog:
+    case v1::FromCoordinator::kLog:  // the daemon answers these itself
+    case v1::FromCoordinator::kCollectives:
+    case v1::FromCoordinator::kProfile:
     case v1::FromCoordinator::KIND_NOT_SET:
       return;
   }
@@ -264,6 +267,11 @@ void DaemonCore::Serve(CallId call, const v1::CommitRequest& request) {
   if (step <= 0) {
     return outbox_.Fail(call, absl::InvalidArgumentError(absl::StrCat("a checkpoint of step ", step,
                                                                       " cannot be committed")));
+  }
+  if (const size_t bytes = request.checkpoint().ByteSizeLong(); bytes > kCheckpointBytesMax) {
+    return outbox_.Fail(call, absl::InvalidArgumentError(absl::StrCat(
+                                  "the record of a checkpoint has at most ", kCheckpointBytesMax,
+                                  " bytes; that of step ", step, " has ", bytes)));
   }
   if (commits_.full()) {
     return outbox_.Fail(call,

@@ -5,6 +5,13 @@
 #include "worker/daemon/core/limits.h"
 
 namespace muster::worker {
+namespace {
+
+bool SameNotice(const v1::RankNotice& a, const v1::RankNotice& b) {
+  return a.SerializeAsString() == b.SerializeAsString();
+}
+
+}  // namespace
 
 void RankCalls::Put(CallId call, const v1::PutRequest& request) {
   if (request.key().size() > kKeyBytesMax || request.value().size() > kValueBytesMax) {
@@ -13,9 +20,11 @@ void RankCalls::Put(CallId call, const v1::PutRequest& request) {
                                   " bytes and its value ", kValueBytesMax, "; got ",
                                   request.key().size(), " and ", request.value().size())));
   }
-  if (key_value_pending() >= kKeyValueCallsMax) {
+  const size_t bytes = request.key().size() + request.value().size();
+  if (key_value_pending() >= kKeyValueCallsMax || put_bytes_ + bytes > kKeyValueBytesMax) {
     return outbox_.Fail(call, absl::UnavailableError("too many bootstrap calls wait; try again"));
   }
+  put_bytes_ += bytes;
   const uint64_t id = next_request_++;
   PendingPut& pending = puts_[id];
   pending.call = call;
@@ -45,6 +54,11 @@ void RankCalls::Get(CallId call, const v1::GetRequest& request) {
 }
 
 void RankCalls::Notify(CallId call, const v1::NotifyRequest& request) {
+  if (const size_t bytes = request.ByteSizeLong(); bytes > kCheckpointBytesMax) {
+    return outbox_.Fail(
+        call, absl::InvalidArgumentError(absl::StrCat("a notice has at most ", kCheckpointBytesMax,
+                                                      " bytes; got ", bytes)));
+  }
   PendingNotice pending{call, {}};
   v1::RankNotice& notice = pending.notice;
   notice.set_job_id(request.identity().job_id());
@@ -63,22 +77,27 @@ void RankCalls::Notify(CallId call, const v1::NotifyRequest& request) {
     case v1::NotifyRequest::KIND_NOT_SET:
       return outbox_.Fail(call, absl::InvalidArgumentError("the notice is empty"));
   }
-  if (outbox_.welcomed()) return SendNotice(std::move(pending));
-  // The caller waits for a session: should this daemon die first, it will ask the next one.
+  for (auto& [request_id, known] : notices_) {
+    if (known.call != CallId() || !SameNotice(known.notice, notice)) continue;
+    known.call = call;
+    return;
+  }
   if (notices_.size() >= kNoticesMax) {
     return outbox_.Fail(call, absl::UnavailableError("too many notices wait; try again"));
   }
-  notices_.push_back(std::move(pending));
+  const uint64_t id = next_request_++;
+  const PendingNotice& kept = notices_[id] = std::move(pending);
+  if (outbox_.welcomed()) SendNotice(id, kept);
 }
 
 void RankCalls::Cancel(CallId call) {
   for (auto put = puts_.begin(); put != puts_.end(); ++put) {
     if (put->second.call != call) continue;
-    puts_.erase(put);
+    ErasePut(put);
     break;
   }
   for (auto& [key, pending] : gets_) pending.calls.erase(call);
-  for (PendingNotice& pending : notices_) {
+  for (auto& [request, pending] : notices_) {
     if (pending.call == call) pending.call = CallId();
   }
 }
@@ -88,7 +107,7 @@ void RankCalls::EndAttempt(const AttemptKey& key, absl::string_view why) {
   for (auto put = puts_.begin(); put != puts_.end();) {
     if (KeyOf(put->second.put) == key) {
       outbox_.Fail(put->second.call, status);
-      put = puts_.erase(put);
+      put = ErasePut(put);
     } else {
       ++put;
     }
@@ -106,20 +125,24 @@ void RankCalls::EndAttempt(const AttemptKey& key, absl::string_view why) {
 void RankCalls::SendAll() {
   for (const auto& [request, pending] : puts_) SendPut(pending);
   for (const auto& [key, pending] : gets_) SendGet(key, pending);
-  for (PendingNotice& pending : notices_) SendNotice(std::move(pending));
-  notices_.clear();
+  for (const auto& [request, pending] : notices_) SendNotice(request, pending);
 }
 
 void RankCalls::Answer(const v1::KeyValueReply& reply) {
   const absl::Status status(static_cast<absl::StatusCode>(reply.status_code()),
                             reply.status_message());
+  if (auto notice = notices_.find(reply.request()); notice != notices_.end()) {
+    outbox_.Reply(notice->second.call, v1::NotifyResponse());
+    notices_.erase(notice);
+    return;
+  }
   if (auto put = puts_.find(reply.request()); put != puts_.end()) {
     if (status.ok()) {
       outbox_.Reply(put->second.call, v1::PutResponse());
     } else {
       outbox_.Fail(put->second.call, status);
     }
-    puts_.erase(put);
+    ErasePut(put);
     return;
   }
   for (auto get = gets_.begin(); get != gets_.end(); ++get) {
@@ -145,6 +168,12 @@ std::vector<AttemptKey> RankCalls::KeyValueAttempts() const {
   return keys;
 }
 
+std::map<uint64_t, RankCalls::PendingPut>::iterator RankCalls::ErasePut(
+    std::map<uint64_t, PendingPut>::iterator put) {
+  put_bytes_ -= put->second.put.key().size() + put->second.put.value().size();
+  return puts_.erase(put);
+}
+
 void RankCalls::SendPut(const PendingPut& put) {
   v1::FromWorker message;
   *message.mutable_put() = put.put;
@@ -160,11 +189,15 @@ void RankCalls::SendGet(const GetKey& key, const PendingGet& get) {
   outbox_.Send(std::move(message));
 }
 
-void RankCalls::SendNotice(PendingNotice notice) {
-  v1::FromWorker message;
-  *message.mutable_notice() = std::move(notice.notice);
-  outbox_.Send(std::move(message));
-  outbox_.Reply(notice.call, v1::NotifyResponse());
+void RankCalls::SendNotice(uint64_t request, const PendingNotice& pending) {
+  v1::FromWorker notice;
+  *notice.mutable_notice() = pending.notice;
+  outbox_.Send(std::move(notice));
+  v1::FromWorker get;
+  get.mutable_get()->set_request(request);
+  get.mutable_get()->set_job_id(pending.notice.job_id());
+  get.mutable_get()->set_epoch(pending.notice.epoch());
+  outbox_.Send(std::move(get));
 }
 
 }  // namespace muster::worker

@@ -26,16 +26,21 @@ class RankCalls {
  public:
   explicit RankCalls(Outbox& outbox) : outbox_(outbox) {}
 
-  // kInvalidArgument: key or value is too long. kUnavailable: kKeyValueCallsMax calls wait.
+  // kInvalidArgument: key or value is too long. kUnavailable: kKeyValueCallsMax calls or
+  // kKeyValueBytesMax bytes wait.
   void Put(CallId call, const v1::PutRequest& request);
   // As Put. All callers that wait for one key share one request.
   void Get(CallId call, const v1::GetRequest& request);
-  // Is answered as soon as the notice is sent. kInvalidArgument: it is empty. kUnavailable:
-  // kNoticesMax notices wait for a session.
+  // Is answered once the notice is durable at the coordinator, which answers what it gets in order
+  // and after it has made it durable: the notice is followed by a get without a key, whose reply
+  // (INVALID_ARGUMENT, or ABORTED for an attempt that is over) proves it. kInvalidArgument: the
+  // notice is empty or has more than kCheckpointBytesMax bytes. kUnavailable: kNoticesMax notices
+  // wait.
   void Notify(CallId call, const v1::NotifyRequest& request);
 
   // The caller is gone. A put ends with it, because its caller repeats it. A get and a notice go
-  // on, without a reply: another caller may ask for the key soon.
+  // on, without a reply: another caller may ask for the key soon, and the caller of a notice may
+  // have ended. One that repeats its notice is given the reply of the first.
   void Cancel(CallId call);
   // Ends puts and gets of the attempt with kAborted.
   void EndAttempt(const AttemptKey& key, absl::string_view why);
@@ -63,14 +68,16 @@ class RankCalls {
     CallId call;
     v1::RankNotice notice;
   };
+  std::map<uint64_t, PendingPut>::iterator ErasePut(std::map<uint64_t, PendingPut>::iterator put);
   void SendPut(const PendingPut& put);
   void SendGet(const GetKey& key, const PendingGet& get);
-  void SendNotice(PendingNotice notice);
+  void SendNotice(uint64_t request, const PendingNotice& notice);
 
   Outbox& outbox_;
   std::map<uint64_t, PendingPut> puts_;  // by request
+  size_t put_bytes_ = 0;                 // of their keys and values
   std::map<GetKey, PendingGet> gets_;
-  std::vector<PendingNotice> notices_;  // until a session can carry them
+  std::map<uint64_t, PendingNotice> notices_;  // by request of the get that follows
   uint64_t next_request_ = 1;
 };
 

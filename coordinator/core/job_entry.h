@@ -1,0 +1,92 @@
+// One job in the core's memory: its durable rows, and what daemons report.
+#ifndef MUSTER_COORDINATOR_CORE_JOB_ENTRY_H_
+#define MUSTER_COORDINATOR_CORE_JOB_ENTRY_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/gang.h"
+#include "coordinator/core/job_view.h"
+#include "coordinator/core/loss_curve.h"
+#include "coordinator/store/store.h"
+#include "muster/v1/stored.pb.h"
+#include "proto/job_state.h"
+
+namespace muster::coordinator {
+
+struct JobEntry {
+  // ---- durable
+  v1::SpecRow fixed;
+  v1::StateRow state;
+  v1::ProgressRow progress;
+  LossCurve curve;
+  std::deque<v1::AttemptEnd> ends;                // oldest first; at most kAttemptEndsMax
+  std::vector<v1::CheckpointRecord> checkpoints;  // by epoch, then step
+  v1::AttemptRow attempt;                         // the newest; epoch 0 before the first
+  std::deque<v1::AttemptRow> past_attempts;       // before it, oldest first; kPastAttemptsMax
+
+  // ---- not durable: daemons report it again after a restart of the coordinator
+  Gang gang;                             // of the newest attempt
+  std::string phase;                     // of rank 0
+  std::string waiting;                   // Job.waiting
+  std::optional<absl::Time> symptom_at;  // of the first exit whose cause is a symptom (IsSymptom)
+  absl::Time attempt_since;              // when the attempt was allocated, or recovered
+  absl::Time progress_at;                // when the progress timeout last began anew
+  absl::Time queued_at;                  // when the job last entered QUEUED
+  std::optional<absl::Time> failed_at;   // when the last attempt failed, until the next one trains
+  int64_t evaluated_step = 0;            // newest step that the current attempt evaluated
+  // (epoch, step) of commits that were refused, so that a repeated one is logged once.
+  std::set<std::pair<uint64_t, int64_t>> refused;
+
+  // ---- what changed since it was last written or published
+  absl::Time progress_stored_at;
+  absl::Time ranks_published_at;
+  bool progress_changed = false;
+  bool spec_published = false;
+  bool history_changed = true;
+
+  JobId id() const { return JobId(fixed.id()); }
+  const std::string& name() const { return fixed.name(); }
+  const v1::JobSpec& spec() const { return fixed.spec(); }
+  Epoch epoch() const { return Epoch(state.epoch()); }
+  bool live() const { return !IsFinal(state.state()); }
+  bool has_attempt() const { return state.attempt_live(); }
+  // Its attempt is live and was not stopped.
+  bool up() const { return has_attempt() && IsUp(state.attempt_state()); }
+  int64_t steps() const { return spec().engine().training().steps(); }
+  ProgressView progress_view() {
+    return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};
+  }
+
+  // The job as users see it.
+  v1::Job View() const;
+  // The parts that changed since the last call. Ranks that are left out stay changed.
+  JobView TakeChangedParts(bool with_ranks);
+  // Adds the row of state, with the ranks that are gone.
+  void PutState(Batch& batch);
+  // Adds the rows of progress that changed.
+  void PutProgress(Batch& batch, absl::Time now);
+  void PutSpec(Batch& batch) const;
+  // Adds the row of the newest attempt.
+  void PutAttempt(Batch& batch) const;
+  // Removes all rows.
+  void Delete(Batch& batch) const;
+};
+
+// Reads the rows of all jobs, by submit sequence. kDataLoss names the row that cannot be read, or
+// that belongs to no job.
+absl::StatusOr<std::map<uint64_t, JobEntry>> LoadJobs(Store& store, absl::Time now);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_JOB_ENTRY_H_

@@ -1,0 +1,19 @@
+// Brings a store that an older coordinator wrote to the current schema.
+#ifndef MUSTER_COORDINATOR_CORE_MIGRATE_H_
+#define MUSTER_COORDINATOR_CORE_MIGRATE_H_
+
+#include "absl/status/status.h"
+#include "coordinator/store/store.h"
+
+namespace muster::coordinator {
+
+// Does nothing when the store has the current schema. Each job moves in one batch, so that a
+// coordinator that ends in between goes on at its next start. kDataLoss names the row that cannot
+// be read.
+//
+// Schema 1 kept a job, its attempts and its checkpoints in one row (JobRecord).
+absl::Status Migrate(Store& store);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_CORE_MIGRATE_H_

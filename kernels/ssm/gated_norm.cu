@@ -1,0 +1,290 @@
+// Gated RMS norm. A block takes rows of one group one after the other; each thread keeps its
+// columns of a row in registers, and those of gamma and of its gradient for all rows. Bytes:
+// forward [T,2W] in, [T,W] out; backward [T,3W] in, [T,2W] out, and a partial sum of gamma's
+// gradient for each block.
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/pack.cuh"
+#include "kernels/device/device_cuda.h"
+#include "kernels/ssm/ssm.h"
+
+namespace muster::kernels::cuda {
+namespace {
+
+// A thread's packs of columns, and the threads of a block that may have so many.
+constexpr int kPacksMax = 16;
+constexpr int ThreadsMax(int packs) { return packs == 1 ? 640 : packs <= 4 ? 512 : 1024; }
+
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t row;  // stride
+
+  __device__ T* At(int64_t t, int64_t w) const { return data + t * row + w; }
+};
+template <typename T>
+Rows<T> RowsOf(const Tensor& tensor) {
+  if (tensor.empty()) return {nullptr, 0};
+  return {tensor.as<T>(), tensor.stride(0)};
+}
+
+template <typename T>
+struct Problem {
+  Rows<T> y, z, out;
+  const float* gamma;
+  float* rstd;
+  int64_t rows, groups, width;  // width of a group
+  float epsilon;
+
+  Rows<T> dout, dy, dz;
+  float* gamma_sums;  // [blocks of a group, groups * width]
+};
+
+__device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// kGateBehind: out = norm(y) gamma silu(z).
+
+// A thread's columns of a group: pack i starts at column (i threads + thread) N.
+template <typename T, int N, int kPacks>
+struct Columns {
+  const Problem<T>& p;
+  int64_t begin;  // of the group
+  int turn = 0;   // of the shared memory of sums
+
+  __device__ explicit Columns(const Problem<T>& p) : p(p), begin(blockIdx.y * p.width) {}
+  __device__ int64_t At(int i) const {
+    return (static_cast<int64_t>(i) * blockDim.x + threadIdx.x) * N;
+  }
+  __device__ bool Inside(int i) const { return At(i) < p.width; }
+  // Zeros outside.
+  __device__ void Load(const Rows<T>& from, int64_t t, Pack<T, N> (&packs)[kPacks]) const {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      packs[i] = Inside(i) ? LoadPack<N>(from.At(t, begin + At(i))) : Pack<T, N>{};
+    }
+  }
+  __device__ void LoadGamma(float (&gamma)[kPacks][N]) const {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) gamma[i][j] = Inside(i) ? p.gamma[begin + At(i) + j] : 0;
+    }
+  }
+  // The mean over the group's columns.
+  __device__ float Mean(float sum) {
+    __shared__ float shared[2][32];
+    turn ^= 1;
+    return BlockSum(sum, shared[turn]) / static_cast<float>(p.width);
+  }
+};
+
+template <typename T, int N, int kPacks, bool kGateBehind>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  float gamma[kPacks][N];
+  columns.LoadGamma(gamma);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    Pack<T, N> ys[kPacks], zs[kPacks];
+    columns.Load(p.y, t, ys);
+    columns.Load(p.z, t, zs);
+    float values[kPacks][N], squares = 0;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float z = zs[i][j];
+        values[i][j] = kGateBehind ? ys[i][j] : ys[i][j] * z * Sigmoid(z);
+        squares += values[i][j] * values[i][j];
+      }
+    }
+    const float rstd = 1.0f / sqrtf(columns.Mean(squares) + p.epsilon);
+    if (threadIdx.x == 0) p.rstd[t * p.groups + blockIdx.y] = rstd;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (!columns.Inside(i)) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        values[i][j] *= rstd * gamma[i][j];
+        if constexpr (kGateBehind) values[i][j] *= zs[i][j] * Sigmoid(zs[i][j]);
+      }
+      StorePack<N>(p.out.At(t, columns.begin + columns.At(i)), FromFloats<T>(values[i]));
+    }
+  }
+}
+
+template <typename T, int N, int kPacks, bool kGateBehind>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  float gamma[kPacks][N], sums[kPacks][N] = {};
+  columns.LoadGamma(gamma);
+  // With one pack a thread has registers for the next row, which is then loaded a row ahead.
+  constexpr bool kAhead = kPacks == 1;
+  Pack<T, N> ys[kPacks], zs[kPacks], douts[kPacks];
+  Pack<T, N> next_ys[kPacks], next_zs[kPacks], next_douts[kPacks];
+  const auto load = [&](int64_t t) {
+    if (t >= p.rows) return;
+    columns.Load(p.y, t, next_ys);
+    columns.Load(p.z, t, next_zs);
+    columns.Load(p.dout, t, next_douts);
+  };
+  if constexpr (kAhead) load(blockIdx.x);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    if constexpr (!kAhead) load(t);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      ys[i] = next_ys[i];
+      zs[i] = next_zs[i];
+      douts[i] = next_douts[i];
+    }
+    if constexpr (kAhead) load(t + gridDim.x);
+    const float rstd = p.rstd[t * p.groups + blockIdx.y];
+    float sigmoids[kPacks][N], dot = 0;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sigmoids[i][j] = Sigmoid(zs[i][j]);
+        // Either way silu(z) is a factor of it.
+        const float own = douts[i][j] * ys[i][j] * zs[i][j] * sigmoids[i][j];
+        sums[i][j] += own * rstd;
+        dot += own * gamma[i][j];
+      }
+    }
+    const float factor = rstd * rstd * columns.Mean(dot);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (!columns.Inside(i)) continue;
+      float dy[N], dz[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float y = ys[i][j], z = zs[i][j], s = sigmoids[i][j];
+        const float silu = z * s, d_silu = s * (1 + z * (1 - s));
+        const float scaled = douts[i][j] * gamma[i][j];
+        if constexpr (kGateBehind) {
+          dy[j] = rstd * (scaled * silu - y * factor);
+          dz[j] = scaled * rstd * y * d_silu;
+        } else {
+          const float d = rstd * (scaled - y * silu * factor);
+          dy[j] = d * silu;
+          dz[j] = d * y * d_silu;
+        }
+      }
+      StorePack<N>(p.dy.At(t, columns.begin + columns.At(i)), FromFloats<T>(dy));
+      StorePack<N>(p.dz.At(t, columns.begin + columns.At(i)), FromFloats<T>(dz));
+    }
+  }
+  float* const to = p.gamma_sums + blockIdx.x * p.groups * p.width + columns.begin;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    if (!columns.Inside(i)) continue;
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[columns.At(i) + j] = sums[i][j];
+  }
+}
+
+template <typename T>
+Problem<T> Describe(const GatedRmsNormArgs& args) {
+  Problem<T> p{};
+  p.y = RowsOf<T>(args.y);
+  p.z = RowsOf<T>(args.z);
+  p.out = RowsOf<T>(args.out);
+  p.gamma = args.gamma.f32();
+  p.rstd = args.rstd.f32();
+  p.rows = args.y.dim(0);
+  p.groups = args.groups;
+  p.width = args.y.dim(1) / args.groups;
+  p.epsilon = args.epsilon;
+  return p;
+}
+
+template <typename T>
+bool Packs(std::initializer_list<const Tensor*> tensors, int64_t group_width) {
+  if (group_width % kPackSize<T> != 0) return false;
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
+    return Aligned16(*tensor) && tensor->stride(0) % kPackSize<T> == 0;
+  });
+}
+
+// Calls launch(elements of a pack and packs of a thread, as constants, and threads).
+template <typename T, typename Launch>
+void ForPacks(bool packed, int64_t width, Launch launch) {
+  const auto with = [&](auto n, auto packs) {
+    const int64_t threads = CeilDiv(CeilDiv(width, int64_t{n()} * packs()), kWarp) * kWarp;
+    if (threads > ThreadsMax(packs())) return false;
+    launch(n, packs, static_cast<unsigned>(threads));
+    return true;
+  };
+  using std::integral_constant;
+  if (packed) {
+    const auto n = integral_constant<int, kPackSize<T>>();
+    if (with(n, integral_constant<int, 1>()) || with(n, integral_constant<int, 2>()) ||
+        with(n, integral_constant<int, 4>())) {
+      return;
+    }
+  }
+  const auto n = integral_constant<int, 1>();
+  const bool fits =
+      with(n, integral_constant<int, 4>()) || with(n, integral_constant<int, kPacksMax>());
+  CHECK(fits) << "columns of a group of the norm: " << width;
+}
+
+// As many blocks as run at a time, so that each takes equally many rows.
+template <typename Kernel>
+unsigned BlocksOfGroup(CudaStream& stream, Kernel kernel, unsigned threads, int64_t rows,
+                       int64_t groups) {
+  int of_multiprocessor = 1;
+  stream.Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_multiprocessor, kernel,
+                                                             static_cast<int>(threads), 0),
+               "GatedRmsNorm");
+  const int64_t blocks = int64_t{stream.cuda_device().multiprocessors()} * of_multiprocessor;
+  return static_cast<unsigned>(std::min(rows, CeilDiv(blocks, groups)));
+}
+
+}  // namespace
+
+void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.y.elements() == 0) return;
+  DispatchFloat(args.y.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    const Problem<T> p = Describe<T>(args);
+    const bool packed = Packs<T>({&args.y, &args.z, &args.out}, p.width);
+    ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
+      const auto kernel = args.norm_before_gate ? ForwardKernel<T, n(), packs(), true>
+                                                : ForwardKernel<T, n(), packs(), false>;
+      const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
+                      static_cast<unsigned>(p.groups));
+      kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+    });
+  });
+  cuda.CheckLaunch("GatedRmsNormForward");
+}
+
+void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.dout.elements() == 0) return;
+  DispatchFloat(args.dout.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    Problem<T> p = Describe<T>(args.forward);
+    p.dout = RowsOf<T>(args.dout);
+    p.dy = RowsOf<T>(args.dy);
+    p.dz = RowsOf<T>(args.dz);
+    const bool packed =
+        Packs<T>({&args.forward.y, &args.forward.z, &args.dout, &args.dy, &args.dz}, p.width);
+    ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
+      const auto kernel = args.forward.norm_before_gate ? BackwardKernel<T, n(), packs(), true>
+                                                        : BackwardKernel<T, n(), packs(), false>;
+      const unsigned blocks = BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups);
+      p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
+      if (p.gamma_sums == nullptr) return;
+      const dim3 grid(blocks, static_cast<unsigned>(p.groups));
+      kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+      AddPartials(cuda, p.gamma_sums, blocks, p.groups * p.width, true, args.dgamma.f32(), nullptr);
+    });
+  });
+  cuda.CheckLaunch("GatedRmsNormBackward");
+}
+
+}  // namespace muster::kernels::cuda

@@ -1,0 +1,237 @@
+// The backward of the state-space scan on Hopper: the gradients of states behind chunks
+// (ssd_states_hopper.cuh), those of the scores and C (ssd_scores_hopper.cuh), those of x and B
+// (ssd_inputs_hopper.cuh), and here what is left: the gradient of the step from the terms that they
+// leave, and sums over shares of heads and over chunks.
+//
+// With the terms of Term, and k a position of a chunk:
+//   d(step_k A) = sum over t >= k of kPairs_t + sum over s < k of kBehind_s + e^(a_end) <G, H>
+//   d(step_k)   = kInner_k + A d(step_k A)
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/ssm/ssd_hopper.h"
+#include "kernels/ssm/ssd_hopper_launch.cuh"
+#include "kernels/ssm/ssd_inputs_hopper.cuh"
+
+namespace muster::kernels::cuda {
+namespace ssd {
+namespace {
+
+constexpr int kSlots = kChunk / 32;  // positions of a lane
+constexpr int kHeadsOfBlock = 8;
+
+// A warp takes a chunk of a head; a block neighbouring heads, whose gradients of dt it writes side
+// by side.
+__global__ void __launch_bounds__(kHeadsOfBlock * 32)
+    StepGradientKernel(const __grid_constant__ SsdProblem<T> p, const float* factors,
+                       const float* all_terms, float* partials) {
+  __shared__ float gradients[kChunk][kHeadsOfBlock + 1];
+  const int64_t head_blocks = (p.heads + kHeadsOfBlock - 1) / kHeadsOfBlock;
+  const int64_t first_head = blockIdx.x % head_blocks * kHeadsOfBlock;
+  const int64_t chunk = blockIdx.x / head_blocks;  // over samples
+  const int64_t b = chunk / p.chunks, begin = chunk % p.chunks * kChunk;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t h = first_head + warp;
+  if (h < p.heads) {
+    const float* const own = factors + ChunkOfHead(p, chunk, h) * (kFactors * kChunk);
+    const float* const terms = all_terms + ChunkOfHead(p, chunk, h) * kTerms;
+    float pairs[kSlots], behind[kSlots], inner[kSlots], steps[kSlots];
+    LoadFloats<kSlots>(terms + kPairs * kChunk + lane * kSlots, pairs);
+    LoadFloats<kSlots>(terms + kBehind * kChunk + lane * kSlots, behind);
+    LoadFloats<kSlots>(terms + kInner * kChunk + lane * kSlots, inner);
+    LoadFloats<kSlots>(own + kStep * kChunk + lane * kSlots, steps);
+    float exit_dot = 0, skip = 0;
+    for (int w = 0; w < kWarpsOfBlock; ++w) {
+      exit_dot += terms[kExitDot + w];
+      skip += terms[kSkipDot + w];
+    }
+    exit_dot *= own[kEntry * kChunk + kChunk - 1];
+    // Sums within the lane, then over the lanes behind and in front of it.
+#pragma unroll
+    for (int i = kSlots - 2; i >= 0; --i) pairs[i] += pairs[i + 1];
+#pragma unroll
+    for (int i = 1; i < kSlots; ++i) behind[i] += behind[i - 1];
+    float later = pairs[0], earlier = behind[kSlots - 1];
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float after = __shfl_down_sync(0xffffffffu, later, offset);
+      const float before = __shfl_up_sync(0xffffffffu, earlier, offset);
+      if (lane + offset < 32) later += after;
+      if (lane >= offset) earlier += before;
+    }
+    later = __shfl_down_sync(0xffffffffu, later, 1);
+    earlier = __shfl_up_sync(0xffffffffu, earlier, 1);
+    if (lane == 31) later = 0;
+    if (lane == 0) earlier = 0;
+    const float a = -expf(p.a_log[h]);
+    float a_sum = 0, bias_sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int64_t t = begin + lane * kSlots + i;
+      if (t >= p.positions) continue;
+      float d = pairs[i] + later + earlier + (i > 0 ? behind[i - 1] : 0) + exit_dot;
+      if (p.BeginsDocument(b, t)) d = 0;
+      const float ddt = (inner[i] + a * d) * SsdStep(p, b, t, h).slope;
+      a_sum += steps[i] * d;
+      bias_sum += ddt;
+      gradients[lane * kSlots + i][warp] = ddt;
+    }
+    a_sum = WarpSum(a_sum);
+    bias_sum = WarpSum(bias_sum);
+    if (lane == 0) {
+      float* const to = partials + chunk * 3 * p.heads + h;
+      to[0] = bias_sum;
+      to[p.heads] = a_sum * a;  // dA / da_log = A
+      to[2 * p.heads] = skip;
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kChunk * kHeadsOfBlock; i += blockDim.x) {
+    const int64_t t = begin + i / kHeadsOfBlock, head = first_head + i % kHeadsOfBlock;
+    if (t >= p.positions || head >= p.heads) continue;
+    *p.ddt.At(b, t, head) = FromFloat<T>(gradients[i / kHeadsOfBlock][i % kHeadsOfBlock]);
+  }
+}
+
+// dB and dC from the sums of the shares, four columns a thread. blockIdx.y: which of the two.
+__global__ void __launch_bounds__(256)
+    AddSharesKernel(const __grid_constant__ SsdProblem<T> p, const float* dc, const float* db,
+                    int shares) {
+  const int64_t size = p.samples * p.positions * p.groups * p.columns;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
+  if (i >= size) return;
+  const float* const from = (blockIdx.y == 0 ? dc : db) + i;
+  float sum[4];
+  LoadFloats<4>(from, sum);
+  for (int share = 1; share < shares; ++share) {
+    float more[4];
+    LoadFloats<4>(from + share * size, more);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += more[j];
+  }
+  const int64_t row = i / p.columns, group = row % p.groups, token = row / p.groups;
+  T* const to =
+      (blockIdx.y == 0 ? p.dc : p.db).At(token / p.positions, token % p.positions, group) +
+      i % p.columns;
+  StorePack<4>(to, FromFloats<T>(sum));
+}
+
+// Hands out the stream's scratch memory.
+class Parts {
+ public:
+  int64_t Add(int64_t bytes) {
+    const int64_t at = bytes_;
+    bytes_ += CeilDiv(bytes, 256) * 256;
+    return at;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+// What the kernels of a call leave for each other.
+struct Sums {
+  GradientParams params{};
+  Tensor gradients, scores;  // matrices for TMA
+};
+
+template <int P, int N>
+absl::Status LaunchGradients(CudaStream& stream, const SsdBackwardArgs& args, const Sums& sums) {
+  const SsdArgs& forward = args.forward;
+  const GradientParams& params = sums.params;
+  const int64_t state_rows = sums.gradients.dim(0);
+  CUtensorMap x, dy, b, c, states, gradients, scores, dx;
+  RETURN_IF_ERROR(DescribeHeads(InSlabs(forward.x), kChunk, x));
+  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.dy), kChunk, dy));
+  RETURN_IF_ERROR(DescribeHeads(InSlabs(forward.b), kChunk, b));
+  RETURN_IF_ERROR(DescribeHeads(InSlabs(forward.c), kChunk, c));
+  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.dx), kWarpRows, dx));
+  RETURN_IF_ERROR(
+      DescribeBoxes(Tensor(forward.states.data(), DType::kBF16, {state_rows, N}), P, states));
+  RETURN_IF_ERROR(DescribeBoxes(sums.gradients, P, gradients));
+  RETURN_IF_ERROR(DescribeBoxes(sums.scores, kChunk, scores));
+  const int64_t blocks = int64_t{params.samples} * params.chunks * params.groups * params.shares;
+  RETURN_IF_ERROR(Launch(stream, "SsdBackward: scores", ScoresKernel<P, N>, blocks,
+                         ScoresLayout<P, N>::kThreads, ScoresLayout<P, N>::kSharedBytes, x, dy, b,
+                         c, states, params));
+  return Launch(stream, "SsdBackward: inputs", InputsKernel<P, N>, blocks,
+                InputsLayout<P, N>::kThreads, InputsLayout<P, N>::kSharedBytes, x, dy, b, c,
+                gradients, states, scores, dx, params);
+}
+
+template <int P, int N>
+absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
+  const SsdProblem<T> p = DescribeSsd<T>(args);
+  const int64_t chunks = p.samples * p.chunks, state_rows = chunks * p.heads * P;
+  const int shares = Shares(stream.cuda_device(), chunks * p.groups, p.heads / p.groups, 3.0);
+  const int64_t score_rows = shares * chunks * p.groups * kChunk;
+  const int64_t sum_bytes = shares * p.samples * p.positions * p.groups * N * 4;
+  Parts parts;
+  const StatesPlan plan(stream.cuda_device(), p);
+  parts.Add(FactorBytes(p) + BorderBytes(p));
+  const int64_t ends_at = parts.Add(plan.Bytes(p));
+  const int64_t gradients_at = parts.Add(state_rows * N * 2);
+  const int64_t terms_at = parts.Add(chunks * p.heads * kTerms * 4);
+  const int64_t scores_at = parts.Add(score_rows * kChunk * 2);
+  const int64_t dc_at = parts.Add(sum_bytes), db_at = parts.Add(sum_bytes);
+  const int64_t partials_at = parts.Add(chunks * 3 * p.heads * 4);
+  auto* const scratch = static_cast<char*>(stream.Scratch(parts.bytes()));
+  if (scratch == nullptr) return absl::OkStatus();  // the stream has failed and says why
+  const Prepared prepared = Prepare(stream, p, scratch);
+  Sums sums;
+  sums.gradients = Tensor(scratch + gradients_at, DType::kBF16, {state_rows, N});
+  sums.scores = Tensor(scratch + scores_at, DType::kBF16, {score_rows, kChunk});
+  sums.params = {.factors = prepared.factors,
+                 .borders = {prepared.borders},
+                 .d = p.d,
+                 .heads = static_cast<int>(p.heads),
+                 .groups = static_cast<int>(p.groups),
+                 .chunks = static_cast<int>(p.chunks),
+                 .shares = shares,
+                 .samples = static_cast<int>(p.samples),
+                 .positions = p.positions,
+                 .terms = reinterpret_cast<float*>(scratch + terms_at),
+                 .scores = reinterpret_cast<T*>(scratch + scores_at),
+                 .dc = reinterpret_cast<float*>(scratch + dc_at),
+                 .db = reinterpret_cast<float*>(scratch + db_at)};
+  auto* const partials = reinterpret_cast<float*>(scratch + partials_at);
+  absl::Status launched =
+      LaunchStates<true, P, N>(stream, p, plan, args.dy, args.forward.c, sums.gradients,
+                               prepared.factors, p.d_final, p.d_initial, scratch + ends_at);
+  RETURN_IF_ERROR(launched);
+  launched = LaunchGradients<P, N>(stream, args, sums);
+  RETURN_IF_ERROR(launched);
+  StepGradientKernel<<<static_cast<unsigned>(chunks * CeilDiv(p.heads, kHeadsOfBlock)),
+                       kHeadsOfBlock * 32, 0, stream.handle()>>>(p, prepared.factors,
+                                                                 sums.params.terms, partials);
+  const int64_t packs = p.samples * p.positions * p.groups * N / 4;
+  AddSharesKernel<<<dim3(static_cast<unsigned>(CeilDiv(packs, 256)), 2), 256, 0, stream.handle()>>>(
+      p, sums.params.dc, sums.params.db, shares);
+  RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "SsdBackward: sums"));
+  AddPartials(stream, partials, chunks, p.heads, true, args.d_dt_bias.f32(), args.d_a_log.f32(),
+              args.dd.f32(), true);
+  return absl::OkStatus();
+}
+
+absl::Status BackwardOf(CudaStream& stream, const SsdBackwardArgs& args) {
+  if (args.forward.x.dim(3) == 128) return Backward<128, 64>(stream, args);
+  if (args.forward.b.dim(3) == 64) return Backward<64, 64>(stream, args);
+  return Backward<64, 128>(stream, args);
+}
+
+}  // namespace
+}  // namespace ssd
+
+bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args) {
+  const SsdArgs& forward = args.forward;
+  const int64_t p = forward.x.dim(3), n = forward.b.dim(3);
+  if (!((p == 64 && (n == 64 || n == 128)) || (p == 128 && n == 64)) ||
+      !ssd::Serves(stream.cuda_device(), forward,
+                   {&forward.x, &forward.b, &forward.c, &args.dy, &args.dx, &args.db, &args.dc})) {
+    return false;
+  }
+  absl::Status launched = ssd::BackwardOf(stream, args);
+  if (!launched.ok()) stream.Fail(std::move(launched));
+  return true;
+}
+
+}  // namespace muster::kernels::cuda

@@ -1,0 +1,17 @@
+// The state-space scan by wgmma and TMA (sm_90a), for bf16, head widths and states of 64 and 128,
+// and chunks of 128 positions.
+#ifndef MUSTER_KERNELS_SSM_SSD_HOPPER_H_
+#define MUSTER_KERNELS_SSM_SSD_HOPPER_H_
+
+#include "kernels/device/device_cuda.h"
+#include "kernels/ssm/ssm.h"
+
+namespace muster::kernels::cuda {
+
+// False: not served, and nothing has been enqueued.
+bool HopperSsdForward(CudaStream& stream, const SsdArgs& args);
+bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args);
+
+}  // namespace muster::kernels::cuda
+
+#endif  // MUSTER_KERNELS_SSM_SSD_HOPPER_H_

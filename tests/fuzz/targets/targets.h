@@ -1,0 +1,25 @@
+// What is fuzzed: each target takes any bytes and must neither crash nor break an invariant.
+// fuzz_main.cc makes a libFuzzer binary of each (preset "fuzz"); corpus_test.cc runs the corpus
+// through all of them in every build.
+#ifndef MUSTER_TESTS_FUZZ_TARGETS_TARGETS_H_
+#define MUSTER_TESTS_FUZZ_TARGETS_TARGETS_H_
+
+#include <string>
+
+namespace muster::fuzz {
+
+// A job spec as YAML text, through the parser of the CLI. A spec that is accepted survives a round
+// through ToYaml.
+void SpecYaml(const std::string& bytes);
+// A serialised JobSpec, through defaults and validation.
+void SpecProto(const std::string& bytes);
+// Session frames of two daemons (frames.h) in between submissions, restarts and time, through the
+// coordinator's core.
+void CoordinatorFrames(const std::string& bytes);
+// Session frames of a coordinator, in between what ranks and the machine do, through the daemon's
+// core.
+void DaemonFrames(const std::string& bytes);
+
+}  // namespace muster::fuzz
+
+#endif  // MUSTER_TESTS_FUZZ_TARGETS_TARGETS_H_

@@ -1,0 +1,411 @@
+// The ops of Mamba-2 against float64 references and their central differences.
+#include "kernels/ssm/ssm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tests/kernels/support.h"
+
+namespace muster::kernels {
+namespace {
+
+using testing::Doubles;
+using testing::ExpectClose;
+using testing::Floats;
+using testing::Host;
+using testing::NumericGradient;
+using testing::Random;
+using testing::View;
+using testing::Wide;
+
+double Silu(double x) { return x / (1 + std::exp(-x)); }
+
+// Dot product of an output with fixed random coefficients: the loss whose gradient is checked.
+double Dot(const Doubles& a, const Doubles& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Positions at which documents begin, for each token; the first may begin in front of the sample.
+std::vector<int32_t> Documents(int64_t samples, int64_t positions, int64_t first_position) {
+  std::vector<int32_t> documents(samples * positions);
+  for (int64_t b = 0; b < samples; ++b) {
+    auto begin = static_cast<int32_t>(first_position - 2);
+    for (int64_t t = 0; t < positions; ++t) {
+      if ((t + 3 * b) % 5 == 4) begin = static_cast<int32_t>(first_position + t);
+      documents[b * positions + t] = begin;
+    }
+  }
+  return documents;
+}
+
+// ---- convolution ----
+
+struct Conv {
+  int64_t b, s, w, k;
+  bool halo, documents;
+  int64_t first_position = 7;
+};
+
+Doubles ConvReference(const Conv& c, const Doubles& x, const Doubles& weight, const Doubles& bias,
+                      const Doubles& halo, const std::vector<int32_t>& documents) {
+  Doubles y(c.b * c.s * c.w);
+  for (int64_t b = 0; b < c.b; ++b) {
+    for (int64_t t = 0; t < c.s; ++t) {
+      for (int64_t w = 0; w < c.w; ++w) {
+        double sum = bias[w];
+        for (int64_t k = 0; k < c.k; ++k) {
+          const int64_t from = t - (c.k - 1) + k;
+          if (c.documents && c.first_position + from < documents[b * c.s + t]) continue;
+          double input = 0;
+          if (from >= 0) {
+            input = x[(b * c.s + from) * c.w + w];
+          } else if (c.halo) {
+            input = halo[(b * (c.k - 1) + from + c.k - 1) * c.w + w];
+          }
+          sum += weight[w * c.k + k] * input;
+        }
+        y[(b * c.s + t) * c.w + w] = Silu(sum);
+      }
+    }
+  }
+  return y;
+}
+
+TEST(CausalConv, ForwardAndBackward_HaloAndDocuments_MatchFloat64) {
+  for (const Conv& c : {Conv{1, 1, 3, 4, false, false}, Conv{2, 9, 5, 4, true, false},
+                        Conv{2, 11, 3, 3, true, true}, Conv{1, 8, 70, 2, false, true}}) {
+    Host host;
+    Floats x = Random(c.b * c.s * c.w, 1), weight = Random(c.w * c.k, 2), bias = Random(c.w, 3);
+    Floats halo = Random(c.b * (c.k - 1) * c.w, 4), dy = Random(c.b * c.s * c.w, 5);
+    std::vector<int32_t> documents = Documents(c.b, c.s, c.first_position);
+    Floats y(x.size()), d_halo(halo.size());
+    Floats dweight = Random(weight.size(), 6), dbias = Random(bias.size(), 7);
+    const Floats dweight_before = dweight, dbias_before = dbias;
+    const CausalConvArgs args = {.x = View(x, {c.b, c.s, c.w}),
+                                 .weight = View(weight, {c.w, c.k}),
+                                 .bias = View(bias, {c.w}),
+                                 .halo = c.halo ? View(halo, {c.b, c.k - 1, c.w}) : Tensor(),
+                                 .documents = c.documents ? View(documents, {c.b, c.s}) : Tensor(),
+                                 .first_position = c.first_position,
+                                 .y = View(y, {c.b, c.s, c.w})};
+    CausalConvForward(*host.stream, args);
+    Doubles x64 = Wide(x), weight64 = Wide(weight), bias64 = Wide(bias), halo64 = Wide(halo);
+    const Doubles coefficients = Wide(dy);
+    const auto reference = [&] {
+      return ConvReference(c, x64, weight64, bias64, halo64, documents);
+    };
+    ExpectClose(y, reference(), 1e-5, "y");
+
+    Floats dx = dy;  // in place
+    CausalConvBackward(*host.stream,
+                       {.forward = args,
+                        .dy = View(dx, {c.b, c.s, c.w}),
+                        .dx = View(dx, {c.b, c.s, c.w}),
+                        .d_halo = c.halo ? View(d_halo, {c.b, c.k - 1, c.w}) : Tensor(),
+                        .dweight = View(dweight, {c.w, c.k}),
+                        .dbias = View(dbias, {c.w})});
+    const auto loss = [&] { return Dot(reference(), coefficients); };
+    ExpectClose(dx, NumericGradient(x64, loss), 1e-4, "dx");
+    if (c.halo) ExpectClose(d_halo, NumericGradient(halo64, loss), 1e-4, "d_halo");
+    ExpectClose(dweight, testing::Plus(dweight_before, NumericGradient(weight64, loss)), 1e-4,
+                "dweight");
+    ExpectClose(dbias, testing::Plus(dbias_before, NumericGradient(bias64, loss)), 1e-4, "dbias");
+  }
+}
+
+// ---- scan ----
+
+struct Scan {
+  int64_t b, s, h, p, g, n, chunk;
+  bool documents = false, state = false;
+  float step_min = 0, step_max = 1e30f;
+  int64_t first_position = 3;
+};
+
+struct ScanInputs {
+  Doubles x, dt, b, c, dt_bias, a_log, d, initial;
+};
+
+Doubles ScanReference(const Scan& c, const ScanInputs& in, const std::vector<int32_t>& documents,
+                      Doubles* final_state) {
+  Doubles y(c.b * c.s * c.h * c.p), states = in.initial;
+  for (int64_t b = 0; b < c.b; ++b) {
+    for (int64_t h = 0; h < c.h; ++h) {
+      double* state = states.data() + (b * c.h + h) * c.p * c.n;
+      for (int64_t t = 0; t < c.s; ++t) {
+        const int64_t token = b * c.s + t;
+        const double raw = in.dt[token * c.h + h] + in.dt_bias[h];
+        const double step =
+            std::min<double>(std::max<double>(std::log1p(std::exp(raw)), c.step_min), c.step_max);
+        double decay = std::exp(-step * std::exp(in.a_log[h]));
+        if (c.documents && documents[token] == c.first_position + t) decay = 0;
+        const double* bt = in.b.data() + (token * c.g + h / (c.h / c.g)) * c.n;
+        const double* ct = in.c.data() + (token * c.g + h / (c.h / c.g)) * c.n;
+        for (int64_t p = 0; p < c.p; ++p) {
+          const double x = in.x[(token * c.h + h) * c.p + p];
+          double sum = in.d[h] * x;
+          for (int64_t n = 0; n < c.n; ++n) {
+            state[p * c.n + n] = decay * state[p * c.n + n] + step * x * bt[n];
+            sum += state[p * c.n + n] * ct[n];
+          }
+          y[(token * c.h + h) * c.p + p] = sum;
+        }
+      }
+    }
+  }
+  if (final_state != nullptr) *final_state = states;
+  return y;
+}
+
+class ScanTest {
+ public:
+  explicit ScanTest(const Scan& c)
+      : c_(c),
+        x_(Random(c.b * c.s * c.h * c.p, 1)),
+        dt_(Random(c.b * c.s * c.h, 2)),
+        b_(Random(c.b * c.s * c.g * c.n, 3)),
+        cs_(Random(c.b * c.s * c.g * c.n, 4)),
+        dt_bias_(Random(c.h, 5)),
+        a_log_(Random(c.h, 6)),
+        d_(Random(c.h, 7)),
+        initial_(c.state ? Random(c.b * c.h * c.p * c.n, 8) : Floats(c.b * c.h * c.p * c.n)),
+        documents_(Documents(c.b, c.s, c.first_position)),
+        y_(x_.size()),
+        states_(c.b * ((c.s + c.chunk - 1) / c.chunk) * c.h * c.p * c.n),
+        final_(initial_.size()) {}
+
+  SsdArgs args() {
+    return {.x = View(x_, {c_.b, c_.s, c_.h, c_.p}),
+            .dt = View(dt_, {c_.b, c_.s, c_.h}),
+            .b = View(b_, {c_.b, c_.s, c_.g, c_.n}),
+            .c = View(cs_, {c_.b, c_.s, c_.g, c_.n}),
+            .dt_bias = View(dt_bias_, {c_.h}),
+            .a_log = View(a_log_, {c_.h}),
+            .d = View(d_, {c_.h}),
+            .initial_state = c_.state ? View(initial_, {c_.b, c_.h, c_.p, c_.n}) : Tensor(),
+            .documents = c_.documents ? View(documents_, {c_.b, c_.s}) : Tensor(),
+            .first_position = c_.first_position,
+            .step_min = c_.step_min,
+            .step_max = c_.step_max,
+            .chunk = c_.chunk,
+            .y = View(y_, {c_.b, c_.s, c_.h, c_.p}),
+            .states = View(states_, {c_.b, (c_.s + c_.chunk - 1) / c_.chunk, c_.h, c_.p * c_.n}),
+            .final_state = View(final_, {c_.b, c_.h, c_.p, c_.n})};
+  }
+
+  void Run() {
+    Host host;
+    SsdForward(*host.stream, args());
+    ScanInputs in = {Wide(x_),       Wide(dt_),    Wide(b_), Wide(cs_),
+                     Wide(dt_bias_), Wide(a_log_), Wide(d_), Wide(initial_)};
+    Doubles final_state;
+    ExpectClose(y_, ScanReference(c_, in, documents_, &final_state), 1e-5, "y");
+    ExpectClose(final_, final_state, 1e-5, "final state");
+
+    Floats dy = Random(y_.size(), 9), d_final = Random(final_.size(), 10);
+    Floats dx(x_.size()), ddt(dt_.size()), db(b_.size()), dc(cs_.size()), d_initial(final_.size());
+    Floats d_dt_bias = Random(c_.h, 11), d_a_log = Random(c_.h, 12), dd = Random(c_.h, 13);
+    const Floats d_dt_bias_before = d_dt_bias, d_a_log_before = d_a_log, dd_before = dd;
+    SsdBackward(*host.stream, {.forward = args(),
+                               .dy = View(dy, {c_.b, c_.s, c_.h, c_.p}),
+                               .d_final_state = View(d_final, {c_.b, c_.h, c_.p, c_.n}),
+                               .dx = View(dx, {c_.b, c_.s, c_.h, c_.p}),
+                               .ddt = View(ddt, {c_.b, c_.s, c_.h}),
+                               .db = View(db, {c_.b, c_.s, c_.g, c_.n}),
+                               .dc = View(dc, {c_.b, c_.s, c_.g, c_.n}),
+                               .d_dt_bias = View(d_dt_bias, {c_.h}),
+                               .d_a_log = View(d_a_log, {c_.h}),
+                               .dd = View(dd, {c_.h}),
+                               .d_initial_state = View(d_initial, {c_.b, c_.h, c_.p, c_.n})});
+    const Doubles dy64 = Wide(dy), d_final64 = Wide(d_final);
+    const auto loss = [&] {
+      Doubles state;
+      const Doubles y = ScanReference(c_, in, documents_, &state);
+      return Dot(y, dy64) + Dot(state, d_final64);
+    };
+    ExpectClose(dx, NumericGradient(in.x, loss), 1e-4, "dx");
+    ExpectClose(ddt, NumericGradient(in.dt, loss), 1e-4, "ddt");
+    ExpectClose(db, NumericGradient(in.b, loss), 1e-4, "db");
+    ExpectClose(dc, NumericGradient(in.c, loss), 1e-4, "dc");
+    ExpectClose(d_initial, NumericGradient(in.initial, loss), 1e-4, "d_initial_state");
+    ExpectClose(d_dt_bias, testing::Plus(d_dt_bias_before, NumericGradient(in.dt_bias, loss)), 1e-4,
+                "d_dt_bias");
+    ExpectClose(d_a_log, testing::Plus(d_a_log_before, NumericGradient(in.a_log, loss)), 1e-4,
+                "d_a_log");
+    ExpectClose(dd, testing::Plus(dd_before, NumericGradient(in.d, loss)), 1e-4, "dd");
+  }
+
+  const Floats& y() const { return y_; }
+  const Floats& final_state() const { return final_; }
+
+ private:
+  const Scan c_;
+  Floats x_, dt_, b_, cs_, dt_bias_, a_log_, d_, initial_;
+  std::vector<int32_t> documents_;
+  Floats y_, states_, final_;
+};
+
+TEST(Ssd, ForwardAndBackward_GroupsTailsStatesAndDocuments_MatchFloat64) {
+  ScanTest({.b = 1, .s = 1, .h = 1, .p = 1, .g = 1, .n = 1, .chunk = 4}).Run();
+  ScanTest({.b = 2, .s = 7, .h = 4, .p = 3, .g = 2, .n = 5, .chunk = 4}).Run();
+  ScanTest({.b = 1, .s = 9, .h = 3, .p = 2, .g = 1, .n = 4, .chunk = 3, .state = true}).Run();
+  ScanTest({.b = 2,
+            .s = 11,
+            .h = 2,
+            .p = 2,
+            .g = 2,
+            .n = 3,
+            .chunk = 4,
+            .documents = true,
+            .state = true})
+      .Run();
+}
+
+TEST(Ssd, StepSizesOutsideOfTheLimits_AreClampedAndHaveNoGradient) {
+  ScanTest({.b = 1,
+            .s = 8,
+            .h = 2,
+            .p = 2,
+            .g = 1,
+            .n = 3,
+            .chunk = 4,
+            .step_min = 0.5f,
+            .step_max = 1.0f})
+      .Run();
+}
+
+TEST(Ssd, AnyChunkAndThreads_GiveTheSameBits) {
+  ScanTest one({.b = 2, .s = 13, .h = 2, .p = 4, .g = 1, .n = 6, .chunk = 13});
+  ScanTest two({.b = 2, .s = 13, .h = 2, .p = 4, .g = 1, .n = 6, .chunk = 5});
+  Host alone(1), pair(2);
+  SsdForward(*alone.stream, one.args());
+  SsdForward(*pair.stream, two.args());
+  EXPECT_EQ(one.y(), two.y());
+  EXPECT_EQ(one.final_state(), two.final_state());
+}
+
+// Splitting a sequence and passing the state on is how context parallelism and sampling run it.
+TEST(Ssd, StateThatIsPassedOn_ContinuesTheSequenceBitForBit) {
+  const int64_t s = 10, h = 2, p = 3, n = 4;
+  Floats x = Random(s * h * p, 1), dt = Random(s * h, 2), b = Random(s * n, 3),
+         c = Random(s * n, 4);
+  Floats dt_bias = Random(h, 5), a_log = Random(h, 6), d = Random(h, 7);
+  Floats whole(x.size()), split(x.size()), middle(h * p * n), end(h * p * n), end_split(h * p * n);
+  const auto run = [&](int64_t begin, int64_t count, Floats& y, Tensor initial,
+                       Tensor final_state) {
+    Host host;
+    SsdForward(*host.stream, {.x = Tensor(x.data() + begin * h * p, DType::kF32, {1, count, h, p}),
+                              .dt = Tensor(dt.data() + begin * h, DType::kF32, {1, count, h}),
+                              .b = Tensor(b.data() + begin * n, DType::kF32, {1, count, 1, n}),
+                              .c = Tensor(c.data() + begin * n, DType::kF32, {1, count, 1, n}),
+                              .dt_bias = View(dt_bias, {h}),
+                              .a_log = View(a_log, {h}),
+                              .d = View(d, {h}),
+                              .initial_state = initial,
+                              .y = Tensor(y.data() + begin * h * p, DType::kF32, {1, count, h, p}),
+                              .final_state = final_state});
+  };
+  run(0, s, whole, Tensor(), View(end, {1, h, p, n}));
+  run(0, 4, split, Tensor(), View(middle, {1, h, p, n}));
+  run(4, 6, split, View(middle, {1, h, p, n}), View(end_split, {1, h, p, n}));
+  EXPECT_EQ(whole, split);
+  EXPECT_EQ(end, end_split);
+}
+
+// exp and softplus must not overflow, however large the projection's output is.
+TEST(Ssd, ExtremeStepSizes_StayFinite) {
+  const int64_t s = 6;
+  Floats x(s, 1), dt = {-1e4f, 1e4f, -100, 100, 0, 30}, b(s, 1), c(s, 1);
+  Floats zero(1), log_sixteen(1, std::log(16.0f)), one(1, 1.0f), y(s), states(s);
+  Host host;
+  const SsdArgs args = {.x = View(x, {1, s, 1, 1}),
+                        .dt = View(dt, {1, s, 1}),
+                        .b = View(b, {1, s, 1, 1}),
+                        .c = View(c, {1, s, 1, 1}),
+                        .dt_bias = View(zero, {1}),
+                        .a_log = View(log_sixteen, {1}),
+                        .d = View(one, {1}),
+                        .chunk = 1,
+                        .y = View(y, {1, s, 1, 1}),
+                        .states = View(states, {1, s, 1, 1})};
+  SsdForward(*host.stream, args);
+  Floats dy(s, 1), dx(s), ddt(s), db(s), dc(s), d1(1), d2(1), d3(1);
+  SsdBackward(*host.stream, {.forward = args,
+                             .dy = View(dy, {1, s, 1, 1}),
+                             .dx = View(dx, {1, s, 1, 1}),
+                             .ddt = View(ddt, {1, s, 1}),
+                             .db = View(db, {1, s, 1, 1}),
+                             .dc = View(dc, {1, s, 1, 1}),
+                             .d_dt_bias = View(d1, {1}),
+                             .d_a_log = View(d2, {1}),
+                             .dd = View(d3, {1})});
+  for (const Floats* values : {&y, &dx, &ddt, &db, &dc, &d1, &d2, &d3}) {
+    for (const float value : *values) EXPECT_TRUE(std::isfinite(value));
+  }
+}
+
+// ---- gated norm ----
+
+Doubles NormReference(int64_t t, int64_t w, int64_t groups, bool before, const Doubles& y,
+                      const Doubles& z, const Doubles& gamma) {
+  Doubles out(t * w);
+  const int64_t width = w / groups;
+  for (int64_t row = 0; row < t; ++row) {
+    for (int64_t g = 0; g < groups; ++g) {
+      double mean = 0;
+      for (int64_t i = row * w + g * width; i < row * w + (g + 1) * width; ++i) {
+        const double v = before ? y[i] : y[i] * Silu(z[i]);
+        mean += v * v / static_cast<double>(width);
+      }
+      const double rstd = 1 / std::sqrt(mean + 1e-5);
+      for (int64_t i = row * w + g * width; i < row * w + (g + 1) * width; ++i) {
+        out[i] = y[i] * Silu(z[i]) * rstd * gamma[i - row * w];
+      }
+    }
+  }
+  return out;
+}
+
+TEST(GatedRmsNorm, ForwardAndBackward_GateOnEitherSideAndGroups_MatchFloat64) {
+  for (const bool before : {false, true}) {
+    for (auto [t, w, groups] : {std::tuple(1, 1, 1), std::tuple(5, 12, 3), std::tuple(18, 70, 2)}) {
+      Host host;
+      Floats y = Random(t * w, 1), z = Random(t * w, 2), gamma = Random(w, 3), out(t * w);
+      Floats rstd(t * groups), dz(t * w), dgamma = Random(w, 5);
+      const Floats dout = Random(t * w, 4), dgamma_before = dgamma;
+      const GatedRmsNormArgs args = {.y = View(y, {t, w}),
+                                     .z = View(z, {t, w}),
+                                     .gamma = View(gamma, {w}),
+                                     .out = View(out, {t, w}),
+                                     .rstd = View(rstd, {t, groups}),
+                                     .groups = groups,
+                                     .norm_before_gate = before};
+      GatedRmsNormForward(*host.stream, args);
+      Doubles y64 = Wide(y), z64 = Wide(z), gamma64 = Wide(gamma);
+      const Doubles dout64 = Wide(dout);
+      const auto reference = [&, t = t, w = w, groups = groups] {
+        return NormReference(t, w, groups, before, y64, z64, gamma64);
+      };
+      ExpectClose(out, reference(), 1e-5, "out");
+      Floats dy = dout;  // in place
+      GatedRmsNormBackward(*host.stream, {.forward = args,
+                                          .dout = View(dy, {t, w}),
+                                          .dy = View(dy, {t, w}),
+                                          .dz = View(dz, {t, w}),
+                                          .dgamma = View(dgamma, {w})});
+      const auto loss = [&] { return Dot(reference(), dout64); };
+      ExpectClose(dy, NumericGradient(y64, loss), 1e-4, "dy");
+      ExpectClose(dz, NumericGradient(z64, loss), 1e-4, "dz");
+      ExpectClose(dgamma, testing::Plus(dgamma_before, NumericGradient(gamma64, loss)), 1e-4,
+                  "dgamma");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::kernels
