@@ -1,7 +1,6 @@
 #include "parallel/data/bpe_tokenizer.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -12,17 +11,7 @@
 namespace muster::parallel {
 namespace {
 
-// Part of a word, as \w has it: letters, marks, numbers and the underscore.
-bool IsWord(uint32_t c) {
-  return c == '_' ||
-         (CharClasses::Get().Of(c) & (kLetter | kNumber | kUpperWord | kLowerWord)) != 0;
-}
-
-uint32_t Before(absl::string_view text, size_t at) {
-  size_t begin = at - 1;
-  while (begin > 0 && (static_cast<uint8_t>(text[begin]) & 0xc0) == 0x80) --begin;
-  return DecodeUtf8(text.data() + begin).value;
-}
+constexpr absl::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
 
 // The byte of "<0xE2>", or -1.
 int FallbackByte(absl::string_view token) {
@@ -31,86 +20,132 @@ int FallbackByte(absl::string_view token) {
   return absl::SimpleHexAtoi(token.substr(3, 2), &byte) ? static_cast<int>(byte) : -1;
 }
 
+// Where the first run of space marks begins that has something in front of it, or npos.
+size_t NextWord(absl::string_view text) {
+  size_t at = 0;
+  while (absl::StartsWith(text.substr(at), kSpaceMark)) at += kSpaceMark.size();
+  return text.find(kSpaceMark, at);
+}
+
 }  // namespace
 
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-  std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
-    return a.content.size() > b.content.size();
-  });
-  for (const AddedToken& token : tokens_) begins_[static_cast<uint8_t>(token.content[0])] = true;
-}
-
-AddedTokens::Match AddedTokens::Find(absl::string_view text, size_t from) const {
-  if (tokens_.empty()) return {};
-  for (size_t at = from; at < text.size(); ++at) {
-    if (!begins_[static_cast<uint8_t>(text[at])]) continue;
-    for (const AddedToken& token : tokens_) {
-      if (!absl::StartsWith(text.substr(at), token.content)) continue;
-      Match match = {at, at + token.content.size(), &token};
-      if (token.single_word &&
-          ((at > 0 && IsWord(Before(text, at))) ||
-           (match.end < text.size() && IsWord(DecodeUtf8(text.data() + match.end).value)))) {
-        continue;
-      }
-      const CharClasses& classes = CharClasses::Get();
-      if (token.strip_left) {
-        while (match.begin > from && (classes.Of(Before(text, match.begin)) & kSpace) != 0) {
-          do --match.begin;
-          while ((static_cast<uint8_t>(text[match.begin]) & 0xc0) == 0x80);
-        }
-      }
-      while (token.strip_right && match.end < text.size()) {
-        const CodePoint next = DecodeUtf8(text.data() + match.end);
-        if ((classes.Of(next.value) & kSpace) == 0) break;
-        match.end += static_cast<size_t>(next.bytes);
-      }
-      return match;
-    }
+class BpeTokenizer::CachingEncoder : public Tokenizer::Encoder {
+ public:
+  explicit CachingEncoder(const BpeTokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  void Encode(absl::string_view text, bool begins, std::vector<int32_t>& out) override {
+    tokenizer_.Encode(text, begins, {&cache_, out});
   }
-  return {};
-}
+
+ private:
+  const BpeTokenizer& tokenizer_;
+  PieceCache cache_;
+};
 
 BpeTokenizer::BpeTokenizer(BpeTokenizerParts parts) : parts_(std::move(parts)) {
   int32_t most = -1;
   for (const auto& [token, id] : parts_.encoder.ids()) most = std::max(most, id);
+  for (const auto& [token, id] : parts_.unreachable) most = std::max(most, id);
   for (const AddedToken& token : parts_.added) most = std::max(most, token.id);
   tokens_.resize(static_cast<size_t>(most) + 1);
   added_.resize(tokens_.size());
   for (const auto& [token, id] : parts_.encoder.ids()) tokens_[static_cast<size_t>(id)] = token;
+  for (const auto& [token, id] : parts_.unreachable) tokens_[static_cast<size_t>(id)] = token;
   std::vector<AddedToken> raw, normalized;
   for (const AddedToken& token : parts_.added) {
     tokens_[static_cast<size_t>(token.id)] = token.content;
     added_[static_cast<size_t>(token.id)] = true;
-    (token.normalized ? normalized : raw).push_back(token);
+    if (token.in_text) (token.normalized ? normalized : raw).push_back(token);
   }
   raw_ = AddedTokens(std::move(raw));
   normalized_ = AddedTokens(std::move(normalized));
+  FindCuts();
+}
+
+void BpeTokenizer::FindCuts() {
+  bool split = false;
+  for (const BpeTokenizerParts::Splitter& splitter : parts_.splitters) {
+    const auto* pattern = std::get_if<SplitPattern>(&splitter);
+    split = split || (pattern != nullptr && *pattern != SplitPattern::kWhole);
+  }
+  bool marks = false;  // every space becomes a space mark
+  bool others = false;
+  for (const BpeTokenizerParts::Normalizer& normalizer : parts_.normalizers) {
+    prepends_ = prepends_ || std::holds_alternative<BpeTokenizerParts::Prepend>(normalizer);
+    const auto* replace = std::get_if<BpeTokenizerParts::Replace>(&normalizer);
+    if (replace == nullptr) continue;
+    if (replace->from == " " && replace->to == kSpaceMark) {
+      marks = true;
+    } else {
+      others = true;
+    }
+  }
+  if (parts_.splitters.empty() && !parts_.encoder.options().bytes &&
+      !parts_.encoder.options().whole_pieces_first && parts_.encoder.IdOf(kSpaceMark) >= 0) {
+    words_ = true;
+    for (const auto& [token, id] : parts_.encoder.ids()) {
+      words_ = words_ && NextWord(token) == absl::string_view::npos;
+    }
+  }
+  cuts_at_spaces_ = !others && (split ? !marks : words_ && marks);
+  cuts_at_lines_ = cuts_at_spaces_ && split;
+  // A cut must not separate a token from the white space that it takes with it, nor cut a token.
+  for (const AddedToken& token : parts_.added) {
+    if (!token.in_text) continue;
+    if (token.strip_right || absl::StrContains(token.content, ' ')) cuts_at_spaces_ = false;
+    if (token.strip_left || token.strip_right || absl::StrContains(token.content, '\n')) {
+      cuts_at_lines_ = false;
+    }
+  }
+  cuts_at_lines_ = cuts_at_lines_ && cuts_at_spaces_;
+}
+
+size_t BpeTokenizer::LastCut(absl::string_view text) const {
+  if (!cuts_at_spaces_) return 0;
+  // Behind an added token a text begins anew and gets its prefix, which a continuation does not.
+  const auto begins_anew = [this](absl::string_view before) {
+    for (const AddedToken& token : parts_.added) {
+      if (token.in_text && absl::EndsWith(before, token.content)) return true;
+    }
+    return false;
+  };
+  size_t cut = parallel::LastCut(text, cuts_at_lines_);
+  while (prepends_ && cut > 0 && begins_anew(text.substr(0, cut))) {
+    cut = parallel::LastCut(text.substr(0, cut), cuts_at_lines_);
+  }
+  return cut;
+}
+
+std::unique_ptr<Tokenizer::Encoder> BpeTokenizer::NewEncoder() const {
+  return std::make_unique<CachingEncoder>(*this);
+}
+
+std::optional<int32_t> BpeTokenizer::IdOf(absl::string_view token) const {
+  for (const AddedToken& added : parts_.added) {
+    if (added.content == token) return added.id;
+  }
+  const int32_t id = parts_.encoder.IdOf(token);
+  return id < 0 ? std::nullopt : std::optional<int32_t>(id);
 }
 
 void BpeTokenizer::Encode(absl::string_view text, std::vector<int32_t>& out) const {
-  PieceCache cache;
-  Encode(text, cache, out);
+  Encode(text, /*begins=*/true, {nullptr, out});
 }
 
-void BpeTokenizer::Encode(absl::string_view text, PieceCache& cache,
-                          std::vector<int32_t>& out) const {
+void BpeTokenizer::Encode(absl::string_view text, bool begins, const Run& run) const {
   std::string valid;
   if (!IsValidUtf8(text)) {
     valid = ToValidUtf8(text);
     text = valid;
   }
-  for (size_t at = 0; at < text.size();) {
-    const AddedTokens::Match match = raw_.Find(text, at);
-    const size_t end = std::min(match.begin, text.size());
-    if (end > at) EncodeRest(text.substr(at, end - at), cache, out);
-    if (match.token == nullptr) break;
-    out.push_back(match.token->id);
-    at = match.end;
-  }
+  raw_.ForEach(
+      text,
+      [&](size_t begin, size_t end) {
+        EncodeRest(text.substr(begin, end - begin), begins || begin > 0, run);
+      },
+      [&](int32_t id) { run.out.push_back(id); });
 }
 
-void BpeTokenizer::EncodeRest(absl::string_view text, PieceCache& cache,
-                              std::vector<int32_t>& out) const {
+void BpeTokenizer::EncodeRest(absl::string_view text, bool begins, const Run& run) const {
   std::string normal;
   for (const BpeTokenizerParts::Normalizer& normalizer : parts_.normalizers) {
     if (const auto* form = std::get_if<NormalForm>(&normalizer)) {
@@ -118,33 +153,40 @@ void BpeTokenizer::EncodeRest(absl::string_view text, PieceCache& cache,
       CHECK_OK(made);  // it is valid UTF-8
       normal = *std::move(made);
     } else if (const auto* prepend = std::get_if<BpeTokenizerParts::Prepend>(&normalizer)) {
-      normal = absl::StrCat(prepend->text, text);
+      normal = absl::StrCat(begins ? prepend->text : "", text);
     } else {
       const auto& replace = std::get<BpeTokenizerParts::Replace>(normalizer);
       normal = absl::StrReplaceAll(text, {{replace.from, replace.to}});
     }
     text = normal;
   }
-  if (normalized_.tokens().empty()) return EncodeNormalized(text, cache, out);
-  for (size_t at = 0; at < text.size();) {
-    const AddedTokens::Match match = normalized_.Find(text, at);
-    const size_t end = std::min(match.begin, text.size());
-    if (end > at) EncodeNormalized(text.substr(at, end - at), cache, out);
-    if (match.token == nullptr) break;
-    out.push_back(match.token->id);
-    at = match.end;
+  normalized_.ForEach(
+      text,
+      [&](size_t begin, size_t end) {
+        EncodeNormalized(text.substr(begin, end - begin), begins || begin > 0, run);
+      },
+      [&](int32_t id) { run.out.push_back(id); });
+}
+
+void BpeTokenizer::EncodeNormalized(absl::string_view text, bool begins, const Run& run) const {
+  if (parts_.prefix_space && begins && text[0] != ' ') {
+    return Split(absl::StrCat(" ", text), 0, run);
+  }
+  if (!words_) return Split(text, 0, run);
+  while (!text.empty()) {
+    const size_t bytes = std::min(NextWord(text), text.size());
+    EncodePiece(text.substr(0, bytes), run);
+    text.remove_prefix(bytes);
   }
 }
 
-void BpeTokenizer::EncodeNormalized(absl::string_view text, PieceCache& cache,
-                                    std::vector<int32_t>& out) const {
-  if (parts_.prefix_space && text[0] != ' ') return Split(absl::StrCat(" ", text), 0, cache, out);
-  Split(text, 0, cache, out);
+void BpeTokenizer::EncodePiece(absl::string_view piece, const Run& run) const {
+  if (run.cache == nullptr) return parts_.encoder.Encode(piece, run.out);
+  run.cache->Encode(parts_.encoder, piece, run.out);
 }
 
-void BpeTokenizer::Split(absl::string_view text, size_t splitter, PieceCache& cache,
-                         std::vector<int32_t>& out) const {
-  if (splitter == parts_.splitters.size()) return cache.Encode(parts_.encoder, text, out);
+void BpeTokenizer::Split(absl::string_view text, size_t splitter, const Run& run) const {
+  if (splitter == parts_.splitters.size()) return EncodePiece(text, run);
   const BpeTokenizerParts::Splitter& how = parts_.splitters[splitter];
   const auto* digits = std::get_if<BpeTokenizerParts::Digits>(&how);
   while (!text.empty()) {
@@ -159,7 +201,7 @@ void BpeTokenizer::Split(absl::string_view text, size_t splitter, PieceCache& ca
       do bytes += static_cast<size_t>(DecodeUtf8(text.data() + bytes).bytes);
       while (bytes < text.size() && number(bytes) == first && !(first && digits->individual));
     }
-    Split(text.substr(0, bytes), splitter + 1, cache, out);
+    Split(text.substr(0, bytes), splitter + 1, run);
     text.remove_prefix(bytes);
   }
 }

@@ -3,49 +3,23 @@
 #ifndef MUSTER_PARALLEL_DATA_BPE_TOKENIZER_H_
 #define MUSTER_PARALLEL_DATA_BPE_TOKENIZER_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
+#include "parallel/data/added_tokens.h"
 #include "parallel/data/byte_pair_encoder.h"
 #include "parallel/data/pre_tokenizer.h"
 #include "parallel/data/tokenizer.h"
 #include "parallel/data/unicode.h"
 
 namespace muster::parallel {
-
-// A token that is found in the text before anything is merged.
-struct AddedToken {
-  std::string content;
-  int32_t id = 0;
-  bool single_word = false;  // only between characters that are no part of a word
-  bool strip_left = false, strip_right = false;  // takes white space on that side with it
-  bool normalized = false;                       // looked for in the normalised text
-  bool special = false;  // left out of decoded text by those who skip special tokens
-};
-
-// Finds added tokens, the leftmost and of those the longest.
-class AddedTokens {
- public:
-  AddedTokens() = default;
-  explicit AddedTokens(std::vector<AddedToken> tokens);
-
-  struct Match {
-    size_t begin = absl::string_view::npos, end = 0;  // with stripped white space
-    const AddedToken* token = nullptr;                // null: there is none
-  };
-  Match Find(absl::string_view text, size_t from) const;
-  const std::vector<AddedToken>& tokens() const { return tokens_; }
-
- private:
-  std::vector<AddedToken> tokens_;  // longest first
-  std::array<bool, 256> begins_{};  // some token does, with this byte
-};
 
 struct BpeTokenizerParts {
   struct Prepend {
@@ -62,6 +36,8 @@ struct BpeTokenizerParts {
 
   std::string name;
   BytePairEncoder encoder;
+  // Tokens that no text is encoded to, with their ids.
+  std::vector<std::pair<std::string, int32_t>> unreachable;
   std::vector<AddedToken> added;
   std::vector<Normalizer> normalizers;
   bool prefix_space = false;  // in front of text that does not begin with a space
@@ -69,6 +45,7 @@ struct BpeTokenizerParts {
   // Decoding replaces this by a space, and drops one space in front; empty: tokens are bytes.
   std::string space;
   bool strip_first_space = false;
+  BoundaryTokens boundaries;
 };
 
 class BpeTokenizer : public Tokenizer {
@@ -77,24 +54,38 @@ class BpeTokenizer : public Tokenizer {
 
   absl::string_view name() const override { return parts_.name; }
   int64_t vocab() const override { return static_cast<int64_t>(tokens_.size()); }
-  // The whole text of a document, or the part up to a boundary of CanSplitBefore. Ill-formed UTF-8
-  // becomes U+FFFD first.
+  // Ill-formed UTF-8 becomes U+FFFD first.
   void Encode(absl::string_view text, std::vector<int32_t>& out) const override;
+  std::unique_ptr<Encoder> NewEncoder() const override;
+  size_t LastCut(absl::string_view text) const override;
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> tokens) const override;
-
-  // As Encode, with the pieces that the cache knows.
-  void Encode(absl::string_view text, PieceCache& cache, std::vector<int32_t>& out) const;
+  std::optional<int32_t> IdOf(absl::string_view token) const override;
+  const BoundaryTokens& boundaries() const override { return parts_.boundaries; }
 
  private:
-  void EncodeRest(absl::string_view text, PieceCache& cache, std::vector<int32_t>& out) const;
-  void EncodeNormalized(absl::string_view text, PieceCache& cache, std::vector<int32_t>& out) const;
-  void Split(absl::string_view text, size_t splitter, PieceCache& cache,
-             std::vector<int32_t>& out) const;
+  class CachingEncoder;
+  // What one call of Encode passes down. Without a cache every piece is encoded anew.
+  struct Run {
+    PieceCache* cache;
+    std::vector<int32_t>& out;
+  };
+  void Encode(absl::string_view text, bool begins, const Run& run) const;
+  // `begins`: the text is not the continuation of another, so that it gets its prefix.
+  void EncodeRest(absl::string_view text, bool begins, const Run& run) const;
+  void EncodeNormalized(absl::string_view text, bool begins, const Run& run) const;
+  void Split(absl::string_view text, size_t splitter, const Run& run) const;
+  void EncodePiece(absl::string_view piece, const Run& run) const;
+  void FindCuts();
 
   BpeTokenizerParts parts_;
   AddedTokens raw_, normalized_;
   std::vector<std::string> tokens_;  // by id; bytes, empty where there is none
   std::vector<bool> added_;          // by id: decoded as it is
+  // Where text is not split, no token reaches over the beginning of a word: U+2581 (the space mark)
+  // stands in tokens only in front of everything else. Then words are encoded one by one.
+  bool words_ = false;
+  bool prepends_ = false;
+  bool cuts_at_spaces_ = false, cuts_at_lines_ = false;
 };
 
 }  // namespace muster::parallel

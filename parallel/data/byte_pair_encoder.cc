@@ -4,6 +4,7 @@
 #include <cstring>
 #include <queue>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -49,9 +50,17 @@ absl::StatusOr<BytePairEncoder> BytePairEncoder::Make(
   BytePairEncoder encoder;
   encoder.options_ = options;
   encoder.ids_.reserve(vocabulary.size());
+  absl::flat_hash_set<int32_t> seen;
+  seen.reserve(vocabulary.size());
   for (auto& [token, id] : vocabulary) {
-    if (id < 0)
-      return absl::InvalidArgumentError(absl::StrCat("token ", Shown(token), " has id ", id));
+    if (id < 0 || id > kIdMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", Shown(token), " has id ", id, ", must be 0 to ", kIdMax));
+    }
+    if (!seen.insert(id).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", Shown(token), " has id ", id, ", as another one has"));
+    }
     if (!encoder.ids_.emplace(std::move(token), id).second) {
       return absl::InvalidArgumentError(absl::StrCat("the token of id ", id, " is there twice"));
     }

@@ -16,6 +16,10 @@
 
 namespace muster::parallel {
 
+// Tables by id are as long as the largest one, so a larger one than any vocabulary needs is
+// refused.
+inline constexpr int32_t kIdMax = (1 << 22) - 1;
+
 // Const after construction; thread-safe.
 class BytePairEncoder {
  public:
@@ -30,7 +34,7 @@ class BytePairEncoder {
     // A piece that is a token as a whole is that token, whatever the merges would give.
     bool whole_pieces_first = false;
   };
-  // `vocabulary`: bytes and id of every token; ids are distinct and >= 0. `merges`: pairs in order
+  // `vocabulary`: bytes and id of every token, each id once. `merges`: pairs in order
   // of their rank. kInvalidArgument names the token, byte or merge that is wrong.
   static absl::StatusOr<BytePairEncoder> Make(
       std::vector<std::pair<std::string, int32_t>> vocabulary,
@@ -48,6 +52,7 @@ class BytePairEncoder {
     return found == ids_.end() ? -1 : found->second;
   }
   const absl::flat_hash_map<std::string, int32_t>& ids() const { return ids_; }
+  const Options& options() const { return options_; }
 
  private:
   struct Merge {

@@ -127,7 +127,14 @@ size_t Digits(Cursor at, int most) {
   return at.at();
 }
 
-size_t NextCl100k(absl::string_view text, int digits) {
+// \s++$ : white space up to the end of the text; 0: no match.
+size_t SpacesAtEnd(absl::string_view text) {
+  Cursor at(text, 0);
+  at.Skip(kSpace);
+  return at.ended() ? at.at() : 0;
+}
+
+size_t NextCl100k(absl::string_view text, int digits, bool end_is_one_piece) {
   if (const size_t bytes = Contraction(text, /*any_case=*/true); bytes > 0) return bytes;
   Cursor at(text, 0);
   // [^\r\n\p{L}\p{N}]?\p{L}+
@@ -139,6 +146,9 @@ size_t NextCl100k(absl::string_view text, int digits) {
   at.MoveTo(0);
   if (at.is(kNumber)) return Digits(at, digits);
   if (const size_t bytes = Punctuation(text, /*slashes=*/false); bytes > 0) return bytes;
+  if (end_is_one_piece) {
+    if (const size_t bytes = SpacesAtEnd(text); bytes > 0) return bytes;
+  }
   return LinesOrSpaces(text);
 }
 
@@ -194,6 +204,26 @@ size_t NextO200k(absl::string_view text) {
   return LinesOrSpaces(text);
 }
 
+// The classes of the character that ends at `at`; kSpace where it is not well-formed or the space
+// mark U+2581, at which no text is cut.
+uint8_t ClassesBefore(absl::string_view text, size_t at) {
+  size_t begin = at - 1;
+  while (begin > 0 && at - begin < 4 && (static_cast<uint8_t>(text[begin]) & 0xc0) == 0x80) --begin;
+  if (!IsValidUtf8(text.substr(begin, at - begin))) return kSpace;
+  const CodePoint c = DecodeUtf8(text.data() + begin);
+  if (begin + static_cast<size_t>(c.bytes) != at || c.value == 0x2581) return kSpace;
+  return CharClasses::Get().Of(c.value);
+}
+
+bool BeginsWithLetterOrNumber(absl::string_view text) {
+  const absl::string_view first = text.substr(0, 4);
+  for (size_t bytes = 1; bytes <= first.size(); ++bytes) {
+    if (!IsValidUtf8(first.substr(0, bytes))) continue;
+    return (CharClasses::Get().Of(DecodeUtf8(first.data()).value) & (kLetter | kNumber)) != 0;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::optional<SplitPattern> PatternOfRegex(absl::string_view regex) {
@@ -213,6 +243,20 @@ std::optional<SplitPattern> PatternOfRegex(absl::string_view regex) {
   return std::nullopt;
 }
 
+size_t LastCut(absl::string_view text, bool at_lines) {
+  for (size_t at = text.size(); at-- > 1;) {
+    // No piece has a space behind another character than white space.
+    if (text[at] == ' ' && (ClassesBefore(text, at) & kSpace) == 0) return at;
+    // Nor does one go on behind a line end with a letter or digit. More line ends in front would be
+    // split differently at the end of a text.
+    if (at_lines && at > 1 && text[at - 1] == '\n' && (ClassesBefore(text, at - 1) & kSpace) == 0 &&
+        BeginsWithLetterOrNumber(text.substr(at))) {
+      return at;
+    }
+  }
+  return 0;
+}
+
 size_t NextPiece(SplitPattern pattern, absl::string_view text) {
   switch (pattern) {
     case SplitPattern::kWhole:
@@ -220,9 +264,11 @@ size_t NextPiece(SplitPattern pattern, absl::string_view text) {
     case SplitPattern::kGpt2:
       return NextGpt2(text);
     case SplitPattern::kCl100k:
-      return NextCl100k(text, 3);
+      return NextCl100k(text, 3, /*end_is_one_piece=*/false);
+    case SplitPattern::kCl100kRanks:
+      return NextCl100k(text, 3, /*end_is_one_piece=*/true);
     case SplitPattern::kQwen2:
-      return NextCl100k(text, 1);
+      return NextCl100k(text, 1, /*end_is_one_piece=*/false);
     case SplitPattern::kO200k:
       return NextO200k(text);
   }

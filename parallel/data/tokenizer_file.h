@@ -5,11 +5,13 @@
 #define MUSTER_PARALLEL_DATA_TOKENIZER_FILE_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/file_system.h"
+#include "parallel/data/pre_tokenizer.h"
 #include "parallel/data/tokenizer.h"
 
 namespace muster::parallel {
@@ -23,6 +25,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(FileSystem& files,
 // The same from the text of a tokenizer.json; `name` is what errors call it.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(absl::string_view text,
                                                               const std::string& name);
+
+// The same from the text of a tiktoken file, which does not say how text is split. Without a
+// `pattern` the published lists are told by their size (kUnimplemented for others) and have their
+// special tokens, which are no part of a text.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseRanks(
+    absl::string_view text, const std::string& name,
+    std::optional<SplitPattern> pattern = std::nullopt);
+
+// "bytes", or the path of a file for LoadTokenizer.
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(FileSystem& files,
+                                                         const std::string& name);
 
 }  // namespace muster::parallel
 

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -17,35 +18,76 @@ bool IsWhiteSpace(uint32_t c) {
          c == 0x3000;
 }
 
+constexpr uint8_t kUpper = kLetter | kUpperWord | kWord;
+constexpr uint8_t kLower = kLetter | kLowerWord | kWord;
+constexpr uint8_t kOther = kLetter | kUpperWord | kLowerWord | kWord;  // letters without case
+constexpr uint8_t kMark = kUpperWord | kLowerWord | kWord;
+constexpr uint8_t kDigit = kNumber | kWord;
+
+// Letters, marks and digits of Unicode 15.1 and 16.
+constexpr struct {
+  uint32_t first, last;
+  uint8_t classes;
+} kLater[] = {
+    {0x897, 0x897, kMark},      {0x1c89, 0x1c89, kUpper},   {0x1c8a, 0x1c8a, kLower},
+    {0xa7cb, 0xa7cc, kUpper},   {0xa7cd, 0xa7cd, kLower},   {0xa7da, 0xa7da, kUpper},
+    {0xa7db, 0xa7db, kLower},   {0xa7dc, 0xa7dc, kUpper},   {0x105c0, 0x105f3, kOther},
+    {0x10d40, 0x10d49, kDigit}, {0x10d4a, 0x10d4f, kOther}, {0x10d50, 0x10d65, kUpper},
+    {0x10d69, 0x10d6d, kMark},  {0x10d6f, 0x10d6f, kOther}, {0x10d70, 0x10d85, kLower},
+    {0x10ec2, 0x10ec4, kOther}, {0x10efc, 0x10efc, kMark},  {0x11380, 0x11389, kOther},
+    {0x1138b, 0x1138b, kOther}, {0x1138e, 0x1138e, kOther}, {0x11390, 0x113b5, kOther},
+    {0x113b7, 0x113b7, kOther}, {0x113b8, 0x113c0, kMark},  {0x113c2, 0x113c2, kMark},
+    {0x113c5, 0x113c5, kMark},  {0x113c7, 0x113ca, kMark},  {0x113cc, 0x113d0, kMark},
+    {0x113d1, 0x113d1, kOther}, {0x113d2, 0x113d2, kMark},  {0x113d3, 0x113d3, kOther},
+    {0x113e1, 0x113e2, kMark},  {0x116d0, 0x116e3, kDigit}, {0x11bc0, 0x11be0, kOther},
+    {0x11bf0, 0x11bf9, kDigit}, {0x11f5a, 0x11f5a, kMark},  {0x13460, 0x143fa, kOther},
+    {0x16100, 0x1611d, kOther}, {0x1611e, 0x1612f, kMark},  {0x16130, 0x16139, kDigit},
+    {0x16d40, 0x16d6c, kOther}, {0x16d70, 0x16d79, kDigit}, {0x18cff, 0x18cff, kOther},
+    {0x1ccf0, 0x1ccf9, kDigit}, {0x1e5d0, 0x1e5ed, kOther}, {0x1e5ee, 0x1e5ef, kMark},
+    {0x1e5f0, 0x1e5f0, kOther}, {0x1e5f1, 0x1e5fa, kDigit}, {0x2ebf0, 0x2ee5d, kOther},
+};
+
+// Alphabetic characters that are symbols by their category: letters in circles and squares.
+bool IsEnclosedLetter(uint32_t c) {
+  return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
+         (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
+}
+
 uint8_t Classify(uint32_t c) {
   uint8_t classes = 0;
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LT:
-      classes = kLetter | kUpperWord;
+      classes = kUpper;
       break;
     case UTF8PROC_CATEGORY_LL:
-      classes = kLetter | kLowerWord;
+      classes = kLower;
       break;
     case UTF8PROC_CATEGORY_LM:
     case UTF8PROC_CATEGORY_LO:
-      classes = kLetter | kUpperWord | kLowerWord;
+      classes = kOther;
       break;
     case UTF8PROC_CATEGORY_MN:
     case UTF8PROC_CATEGORY_MC:
     case UTF8PROC_CATEGORY_ME:
-      classes = kUpperWord | kLowerWord;
+      classes = kMark;
       break;
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
+      classes = kDigit;
+      break;
     case UTF8PROC_CATEGORY_NO:
       classes = kNumber;
+      break;
+    case UTF8PROC_CATEGORY_PC:
+      classes = kWord;
       break;
     default:
       break;
   }
   if (IsWhiteSpace(c)) classes |= kSpace;
   if (c == '\r' || c == '\n') classes |= kLineEnd;
+  if (c == 0x200c || c == 0x200d || IsEnclosedLetter(c)) classes |= kWord;
   return classes;
 }
 
@@ -84,6 +126,9 @@ size_t WellFormed(absl::string_view text, size_t* bad) {
 
 CharClasses::CharClasses() {
   for (uint32_t c = 0; c < kCodePoints; ++c) table_[c] = Classify(c);
+  for (const auto& range : kLater) {
+    for (uint32_t c = range.first; c <= range.last; ++c) table_[c] = range.classes;
+  }
 }
 
 const CharClasses& CharClasses::Get() {
@@ -112,6 +157,14 @@ void AppendUtf8(uint32_t c, std::string& out) {
 bool IsValidUtf8(absl::string_view text) {
   size_t bad = 0;
   while (!text.empty()) {
+    // Eight bytes of ASCII at a time.
+    uint64_t word = 0;
+    while (text.size() >= sizeof(word)) {
+      std::memcpy(&word, text.data(), sizeof(word));
+      if ((word & 0x8080808080808080u) != 0) break;
+      text.remove_prefix(sizeof(word));
+    }
+    if (text.empty()) return true;
     const size_t length = WellFormed(text, &bad);
     if (length == 0) return false;
     text.remove_prefix(length);

@@ -1,5 +1,6 @@
 // Text as Unicode code points, and the classes of code points that pre-tokenizers split by.
-// General categories and white space are those of Unicode 15 (utf8proc).
+// Categories are those of Unicode 16: utf8proc's, which are of Unicode 15, and a table of what came
+// later. Normalization is utf8proc's.
 #ifndef MUSTER_PARALLEL_DATA_UNICODE_H_
 #define MUSTER_PARALLEL_DATA_UNICODE_H_
 
@@ -11,7 +12,7 @@
 
 namespace muster::parallel {
 
-// Bits of ClassOf.
+// Bits of CharClasses::Of.
 enum CharClass : uint8_t {
   kLetter = 1,      // \p{L}
   kNumber = 2,      // \p{N}
@@ -19,6 +20,7 @@ enum CharClass : uint8_t {
   kLineEnd = 8,     // \r, \n
   kUpperWord = 16,  // \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}
   kLowerWord = 32,  // \p{Ll}\p{Lm}\p{Lo}\p{M}
+  kWord = 64,       // \w: alphabetic characters, marks, decimal digits, connectors, joiners
 };
 
 // The classes of all code points, a byte each. Made once per process, on first use; thread-safe.
