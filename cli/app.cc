@@ -272,13 +272,35 @@ class Application {
     CLI::App* data = AddGroup(app_, "data", "Make and look at datasets");
     CLI::App* tokenize = Add(*data, "tokenize", "Datasets (PREFIX.bin, PREFIX.idx) from text",
                              [this] { return DataTokenize(tokenize_, format(), terminal_); });
-    tokenize->add_option("--input", tokenize_.inputs, "Text files, in this order; - is stdin")
+    tokenize
+        ->add_option("--input", tokenize_.inputs,
+                     "Text or JSON lines, also gzip or zstd: files, directories, globs, in "
+                     "this order; - is stdin")
         ->required()
         ->type_name("FILE");
     tokenize->add_option("--output", tokenize_.output, "PREFIX; with --split PREFIX.NAME")
         ->required()
         ->type_name("PREFIX");
-    tokenize->add_option("--tokenizer", tokenize_.tokenizer, "bytes: one token per byte")
+    tokenize
+        ->add_option("--tokenizer", tokenize_.tokenizer,
+                     "tokenizer.json, vocab.json (with merges.txt beside it) or a tiktoken file; "
+                     "bytes: one token per byte")
+        ->capture_default_str()
+        ->type_name("FILE");
+    tokenize->add_option("--field", tokenize_.field,
+                         "The inputs are JSON lines, and this string of each is a document "
+                         "[default: text, of *.jsonl and *.ndjson]");
+    tokenize
+        ->add_option("--bos", tokenize_.bos,
+                     "Token in front of every document; auto: what the tokenizer asks for; none")
+        ->capture_default_str();
+    tokenize
+        ->add_option("--eos", tokenize_.eos,
+                     "Token behind every document; auto: what the tokenizer asks for, or has for "
+                     "the end of a text; none")
+        ->capture_default_str();
+    tokenize->add_option("--threads", tokenize_.threads, "0 = all cores")
+        ->check(CLI::Range(0, 4096))
         ->capture_default_str();
     tokenize->add_option("--split", tokenize_.splits,
                          "Parts by position, e.g. train=0.9,validation=0.1");

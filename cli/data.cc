@@ -1,11 +1,18 @@
 #include "cli/data.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "parallel/data/inspect.h"
+#include "parallel/data/sha256.h"
+#include "parallel/data/tokenize.h"
 #include "parallel/data/tokenizer.h"
+#include "parallel/data/tokenizer_file.h"
 #include "proto/spec/names.h"
 
 namespace muster::cli {
@@ -15,11 +22,26 @@ namespace {
 class Progress {
  public:
   explicit Progress(Terminal& terminal) : terminal_(terminal) {}
+  // An earlier run has read so much.
+  void Resumed(int64_t done) {
+    terminal_.err << "continuing the run that was interrupted behind " << Bytes(done) << "\n"
+                  << std::flush;
+    first_ = done;
+  }
+  // `total` is -1 where it is not known.
   void operator()(int64_t done, int64_t total) {
     const absl::Time now = absl::Now();
     if (now - shown_ < (terminal_.is_tty ? absl::Milliseconds(200) : absl::Seconds(5))) return;
     shown_ = now;
-    const std::string line = absl::StrFormat("tokenizing: %s of %s", Bytes(done), Bytes(total));
+    const double speed = static_cast<double>(done - first_) / absl::ToDoubleSeconds(now - begun_);
+    std::string line = absl::StrCat("tokenizing: ", Bytes(done));
+    if (total >= 0) absl::StrAppend(&line, " of ", Bytes(total));
+    absl::StrAppend(&line, ", ", Bytes(static_cast<int64_t>(speed)), "/s");
+    if (total >= done && speed > 0) {
+      const absl::Duration left = absl::Seconds(static_cast<double>(total - done) / speed);
+      absl::StrAppend(&line, ", ", absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))),
+                      " left");
+    }
     drawn_ = terminal_.is_tty;
     terminal_.err << (drawn_ ? "\r" : "") << line << (drawn_ ? "\033[K" : "\n") << std::flush;
   }
@@ -29,37 +51,57 @@ class Progress {
 
  private:
   Terminal& terminal_;
+  const absl::Time begun_ = absl::Now();
   absl::Time shown_ = absl::Now();
+  int64_t first_ = 0;
   bool drawn_ = false;
 };
 
 }  // namespace
 
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
   ASSIGN_OR_RETURN(const std::unique_ptr<parallel::Tokenizer> tokenizer,
-                   parallel::MakeTokenizer(arguments.tokenizer));
+                   parallel::OpenTokenizer(*files, arguments.tokenizer));
   parallel::TokenizeOptions options;
-  for (const std::string& input : arguments.inputs) {
-    options.inputs.push_back(input == "-" ? "/dev/stdin" : input);
-  }
+  options.inputs = arguments.inputs;
   options.output = arguments.output;
   if (!arguments.splits.empty()) {
     ASSIGN_OR_RETURN(options.splits, parallel::ParseSplits(arguments.splits));
   }
   ASSIGN_OR_RETURN(options.boundary, parallel::ParseDocumentBoundary(arguments.boundary));
+  options.field = arguments.field;
+  ASSIGN_OR_RETURN(const parallel::BoundaryTokens around,
+                   parallel::ChooseBoundaries(*tokenizer, arguments.bos, arguments.eos));
+  options.bos = around.bos;
+  options.eos = around.eos;
+  if (arguments.tokenizer != "bytes") {
+    ASSIGN_OR_RETURN(const std::string file, files->Read(arguments.tokenizer));
+    options.tokenizer_sha256 = parallel::Sha256(file);
+  }
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  options.threads = arguments.threads > 0 ? arguments.threads : std::max(cores, 1);
   Progress progress(terminal);
   options.progress = [&progress](int64_t done, int64_t total) { progress(done, total); };
-  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  options.resumed = [&progress](int64_t done) { progress.Resumed(done); };
   const absl::StatusOr<std::vector<parallel::TokenizedSplit>> splits =
       parallel::Tokenize(*files, *tokenizer, options);
   progress.End();
   RETURN_IF_ERROR(splits.status());
   Json list = Json::array();
-  std::vector<std::vector<std::string>> rows = {{"DATASET", "DOCUMENTS", "TOKENS"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"DATASET", "DOCUMENTS", "TOKENS", "TEXT", "BYTES/TOKEN"}};
   for (const parallel::TokenizedSplit& split : *splits) {
-    list.push_back(
-        {{"prefix", split.prefix}, {"documents", split.documents}, {"tokens", split.tokens}});
-    rows.push_back({split.prefix, absl::StrCat(split.documents), absl::StrCat(split.tokens)});
+    list.push_back({{"prefix", split.prefix},
+                    {"documents", split.documents},
+                    {"tokens", split.tokens},
+                    {"textBytes", split.text_bytes},
+                    {"bos", options.bos},
+                    {"eos", options.eos}});
+    rows.push_back({split.prefix, absl::StrCat(split.documents), absl::StrCat(split.tokens),
+                    Bytes(split.text_bytes),
+                    absl::StrFormat("%.2f", static_cast<double>(split.text_bytes) /
+                                                static_cast<double>(split.tokens))});
   }
   if (format == Format::kTable) {
     terminal.out << Table(rows);
@@ -73,7 +115,8 @@ absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer
                          Format format, Terminal& terminal) {
   std::unique_ptr<parallel::Tokenizer> tokenizer;
   if (!tokenizer_name.empty()) {
-    ASSIGN_OR_RETURN(tokenizer, parallel::MakeTokenizer(tokenizer_name));
+    const std::unique_ptr<FileSystem> files = PosixFileSystem();
+    ASSIGN_OR_RETURN(tokenizer, parallel::OpenTokenizer(*files, tokenizer_name));
   }
   ASSIGN_OR_RETURN(const parallel::DatasetSummary summary,
                    parallel::Inspect(prefix, tokenizer.get()));

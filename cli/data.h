@@ -11,11 +11,14 @@
 namespace muster::cli {
 
 struct TokenizeArguments {
-  std::vector<std::string> inputs;  // "-" = stdin
+  std::vector<std::string> inputs;  // files, directories, globs; "-" = stdin
   std::string output;
   std::string tokenizer = "bytes";
   std::string splits;
   std::string boundary = "file";
+  std::string field;  // of JSON lines
+  std::string bos = "auto", eos = "auto";
+  int threads = 0;  // 0 = all cores
 };
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal);
 

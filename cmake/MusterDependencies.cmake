@@ -29,6 +29,8 @@ set_target_properties(muster_httplib PROPERTIES INTERFACE_COMPILE_DEFINITIONS
   "CPPHTTPLIB_OPENSSL_SUPPORT;CPPHTTPLIB_ZLIB_SUPPORT;CPPHTTPLIB_BROTLI_SUPPORT")
 muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
 muster_import(utf8proc utf8proc utf8proc.h)
+muster_import(zlib z zlib.h)
+muster_import(zstd zstd zstd.h)
 
 if(MUSTER_TESTS)
   find_package(GTest REQUIRED)

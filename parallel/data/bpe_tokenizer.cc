@@ -38,7 +38,7 @@ class BpeTokenizer::CachingEncoder : public Tokenizer::Encoder {
 
  private:
   const BpeTokenizer& tokenizer_;
-  PieceCache cache_;
+  PreTokenCache cache_;
 };
 
 BpeTokenizer::BpeTokenizer(BpeTokenizerParts parts) : parts_(std::move(parts)) {
@@ -80,7 +80,7 @@ void BpeTokenizer::FindCuts() {
     }
   }
   if (parts_.splitters.empty() && !parts_.encoder.options().bytes &&
-      !parts_.encoder.options().whole_pieces_first && parts_.encoder.IdOf(kSpaceMark) >= 0) {
+      !parts_.encoder.options().whole_pre_tokens_first && parts_.encoder.IdOf(kSpaceMark) >= 0) {
     words_ = true;
     for (const auto& [token, id] : parts_.encoder.ids()) {
       words_ = words_ && NextWord(token) == absl::string_view::npos;
@@ -175,24 +175,24 @@ void BpeTokenizer::EncodeNormalized(absl::string_view text, bool begins, const R
   if (!words_) return Split(text, 0, run);
   while (!text.empty()) {
     const size_t bytes = std::min(NextWord(text), text.size());
-    EncodePiece(text.substr(0, bytes), run);
+    EncodePreToken(text.substr(0, bytes), run);
     text.remove_prefix(bytes);
   }
 }
 
-void BpeTokenizer::EncodePiece(absl::string_view piece, const Run& run) const {
-  if (run.cache == nullptr) return parts_.encoder.Encode(piece, run.out);
-  run.cache->Encode(parts_.encoder, piece, run.out);
+void BpeTokenizer::EncodePreToken(absl::string_view pre_token, const Run& run) const {
+  if (run.cache == nullptr) return parts_.encoder.Encode(pre_token, run.out);
+  run.cache->Encode(parts_.encoder, pre_token, run.out);
 }
 
 void BpeTokenizer::Split(absl::string_view text, size_t splitter, const Run& run) const {
-  if (splitter == parts_.splitters.size()) return EncodePiece(text, run);
+  if (splitter == parts_.splitters.size()) return EncodePreToken(text, run);
   const BpeTokenizerParts::Splitter& how = parts_.splitters[splitter];
   const auto* digits = std::get_if<BpeTokenizerParts::Digits>(&how);
   while (!text.empty()) {
     size_t bytes = 0;
     if (digits == nullptr) {
-      bytes = NextPiece(std::get<SplitPattern>(how), text);
+      bytes = NextPreToken(std::get<SplitPattern>(how), text);
     } else {
       const auto number = [text](size_t at) {
         return (CharClasses::Get().Of(DecodeUtf8(text.data() + at).value) & kNumber) != 0;

@@ -1,5 +1,5 @@
 // The steps around byte-pair encoding, in the order of Hugging Face's tokenizers: added tokens are
-// found in the text, the rest is normalised, split into pieces, and each piece encoded.
+// found in the text, the rest is normalised, split into pre-tokens, and each pre-token encoded.
 #ifndef MUSTER_PARALLEL_DATA_BPE_TOKENIZER_H_
 #define MUSTER_PARALLEL_DATA_BPE_TOKENIZER_H_
 
@@ -64,9 +64,9 @@ class BpeTokenizer : public Tokenizer {
 
  private:
   class CachingEncoder;
-  // What one call of Encode passes down. Without a cache every piece is encoded anew.
+  // What one call of Encode passes down. Without a cache every pre-token is encoded anew.
   struct Run {
-    PieceCache* cache;
+    PreTokenCache* cache;
     std::vector<int32_t>& out;
   };
   void Encode(absl::string_view text, bool begins, const Run& run) const;
@@ -74,7 +74,7 @@ class BpeTokenizer : public Tokenizer {
   void EncodeRest(absl::string_view text, bool begins, const Run& run) const;
   void EncodeNormalized(absl::string_view text, bool begins, const Run& run) const;
   void Split(absl::string_view text, size_t splitter, const Run& run) const;
-  void EncodePiece(absl::string_view piece, const Run& run) const;
+  void EncodePreToken(absl::string_view pre_token, const Run& run) const;
   void FindCuts();
 
   BpeTokenizerParts parts_;

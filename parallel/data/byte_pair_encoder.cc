@@ -96,22 +96,22 @@ absl::StatusOr<BytePairEncoder> BytePairEncoder::Make(
 absl::StatusOr<BytePairEncoder> BytePairEncoder::MakeRanked(
     std::vector<std::pair<std::string, int32_t>> vocabulary) {
   ASSIGN_OR_RETURN(BytePairEncoder encoder,
-                   Make(std::move(vocabulary), {}, {.whole_pieces_first = true}));
+                   Make(std::move(vocabulary), {}, {.whole_pre_tokens_first = true}));
   encoder.ranked_ = true;
   return encoder;
 }
 
-BytePairEncoder::Merge BytePairEncoder::MergeOf(absl::string_view piece, const Symbol& left,
+BytePairEncoder::Merge BytePairEncoder::MergeOf(absl::string_view pre_token, const Symbol& left,
                                                 const Symbol& right) const {
   if (ranked_) {
-    const int32_t id = IdOf(piece.substr(left.begin, right.end - left.begin));
+    const int32_t id = IdOf(pre_token.substr(left.begin, right.end - left.begin));
     return id < 0 ? Merge{kNoRank, -1} : Merge{static_cast<uint32_t>(id), id};
   }
   const auto found = merges_.find(PairKey(left.id, right.id));
   return found == merges_.end() ? Merge{kNoRank, -1} : found->second;
 }
 
-void BytePairEncoder::Start(absl::string_view piece, Symbols& symbols) const {
+void BytePairEncoder::Start(absl::string_view pre_token, Symbols& symbols) const {
   symbols.clear();
   const auto unknown = [&](uint32_t begin, uint32_t end) {
     if (options_.fuse_unknown && !symbols.empty() && symbols.back().id == options_.unknown) {
@@ -120,21 +120,21 @@ void BytePairEncoder::Start(absl::string_view piece, Symbols& symbols) const {
       symbols.push_back({options_.unknown, begin, end});
     }
   };
-  for (uint32_t at = 0; at < piece.size();) {
+  for (uint32_t at = 0; at < pre_token.size();) {
     const uint32_t length =
-        options_.bytes ? 1 : static_cast<uint32_t>(DecodeUtf8(piece.data() + at).bytes);
-    const int32_t id = options_.bytes ? byte_ids_[static_cast<uint8_t>(piece[at])]
-                                      : IdOf(piece.substr(at, length));
+        options_.bytes ? 1 : static_cast<uint32_t>(DecodeUtf8(pre_token.data() + at).bytes);
+    const int32_t id = options_.bytes ? byte_ids_[static_cast<uint8_t>(pre_token[at])]
+                                      : IdOf(pre_token.substr(at, length));
     if (id >= 0) {
       symbols.push_back({id, at, at + length});
     } else {
       bool falls_back = options_.byte_fallback;
       for (uint32_t i = at; i < at + length; ++i) {
-        falls_back = falls_back && fallback_ids_[static_cast<uint8_t>(piece[i])] >= 0;
+        falls_back = falls_back && fallback_ids_[static_cast<uint8_t>(pre_token[i])] >= 0;
       }
       if (falls_back) {
         for (uint32_t i = at; i < at + length; ++i) {
-          symbols.push_back({fallback_ids_[static_cast<uint8_t>(piece[i])], i, i + 1});
+          symbols.push_back({fallback_ids_[static_cast<uint8_t>(pre_token[i])], i, i + 1});
         }
       } else {
         unknown(at, at + length);
@@ -144,10 +144,10 @@ void BytePairEncoder::Start(absl::string_view piece, Symbols& symbols) const {
   }
 }
 
-void BytePairEncoder::MergeShort(absl::string_view piece, Symbols& symbols) const {
+void BytePairEncoder::MergeShort(absl::string_view pre_token, Symbols& symbols) const {
   Merge pairs[kShortMax];  // of each symbol and the next one
   size_t count = symbols.size();
-  for (size_t i = 0; i + 1 < count; ++i) pairs[i] = MergeOf(piece, symbols[i], symbols[i + 1]);
+  for (size_t i = 0; i + 1 < count; ++i) pairs[i] = MergeOf(pre_token, symbols[i], symbols[i + 1]);
   while (count > 1) {
     size_t best = 0;
     for (size_t i = 1; i + 1 < count; ++i) {
@@ -160,14 +160,14 @@ void BytePairEncoder::MergeShort(absl::string_view piece, Symbols& symbols) cons
       symbols[i] = symbols[i + 1];
       pairs[i - 1] = pairs[i];
     }
-    if (best > 0) pairs[best - 1] = MergeOf(piece, symbols[best - 1], symbols[best]);
-    if (best + 1 < count) pairs[best] = MergeOf(piece, symbols[best], symbols[best + 1]);
+    if (best > 0) pairs[best - 1] = MergeOf(pre_token, symbols[best - 1], symbols[best]);
+    if (best + 1 < count) pairs[best] = MergeOf(pre_token, symbols[best], symbols[best + 1]);
   }
   symbols.resize(count);
 }
 
 // Symbols are a linked list by position; an entry of the heap is stale when its pair has changed.
-void BytePairEncoder::MergeLong(absl::string_view piece, Symbols& symbols) const {
+void BytePairEncoder::MergeLong(absl::string_view pre_token, Symbols& symbols) const {
   struct Entry {
     uint32_t rank, left, right;
     int32_t id, left_id, right_id;
@@ -185,7 +185,7 @@ void BytePairEncoder::MergeLong(absl::string_view piece, Symbols& symbols) const
   std::vector<Entry> entries;
   std::priority_queue<Entry> heap(std::less<Entry>(), std::move(entries));
   const auto push = [&](uint32_t left, uint32_t right) {
-    const Merge merge = MergeOf(piece, symbols[left], symbols[right]);
+    const Merge merge = MergeOf(pre_token, symbols[left], symbols[right]);
     if (merge.rank == kNoRank) return;
     heap.push({merge.rank, left, right, merge.id, symbols[left].id, symbols[right].id});
   };
@@ -210,56 +210,56 @@ void BytePairEncoder::MergeLong(absl::string_view piece, Symbols& symbols) const
                 symbols.end());
 }
 
-void BytePairEncoder::Encode(absl::string_view piece, std::vector<int32_t>& out) const {
-  if (options_.whole_pieces_first) {
-    if (const int32_t id = IdOf(piece); id >= 0) {
+void BytePairEncoder::Encode(absl::string_view pre_token, std::vector<int32_t>& out) const {
+  if (options_.whole_pre_tokens_first) {
+    if (const int32_t id = IdOf(pre_token); id >= 0) {
       out.push_back(id);
       return;
     }
   }
   Symbols symbols;
-  Start(piece, symbols);
+  Start(pre_token, symbols);
   if (symbols.size() <= kShortMax) {
-    MergeShort(piece, symbols);
+    MergeShort(pre_token, symbols);
   } else {
-    MergeLong(piece, symbols);
+    MergeLong(pre_token, symbols);
   }
   for (const Symbol& symbol : symbols) out.push_back(symbol.id);
 }
 
-PieceCache::PieceCache() : slots_(kSlots) {}
+PreTokenCache::PreTokenCache() : slots_(kSlots) {}
 
-void PieceCache::Clear() {
+void PreTokenCache::Clear() {
   std::fill(slots_.begin(), slots_.end(), Slot());
   used_ = 0;
   keys_.clear();
   tokens_.clear();
 }
 
-void PieceCache::Encode(const BytePairEncoder& encoder, absl::string_view piece,
-                        std::vector<int32_t>& out) {
-  if (piece.size() > kPieceMax) return encoder.Encode(piece, out);
-  const uint64_t hash = Hash(piece);
+void PreTokenCache::Encode(const BytePairEncoder& encoder, absl::string_view pre_token,
+                           std::vector<int32_t>& out) {
+  if (pre_token.size() > kPreTokenMax) return encoder.Encode(pre_token, out);
+  const uint64_t hash = Hash(pre_token);
   size_t at = hash & (kSlots - 1);
   for (; slots_[at].hash != 0; at = (at + 1) & (kSlots - 1)) {
     const Slot& slot = slots_[at];
-    if (slot.hash == hash && slot.key_bytes == piece.size() &&
-        std::memcmp(keys_.data() + slot.key, piece.data(), piece.size()) == 0) {
+    if (slot.hash == hash && slot.key_bytes == pre_token.size() &&
+        std::memcmp(keys_.data() + slot.key, pre_token.data(), pre_token.size()) == 0) {
       out.insert(out.end(), tokens_.begin() + slot.tokens,
                  tokens_.begin() + slot.tokens + slot.count);
       return;
     }
   }
   const size_t begin = out.size();
-  encoder.Encode(piece, out);
+  encoder.Encode(pre_token, out);
   if (used_ >= kSlots / 2 || tokens_.size() > kTokensMax) {
     Clear();
     at = hash & (kSlots - 1);
   }
   slots_[at] = {hash, static_cast<uint32_t>(keys_.size()), static_cast<uint32_t>(tokens_.size()),
-                static_cast<uint16_t>(piece.size()), static_cast<uint16_t>(out.size() - begin)};
+                static_cast<uint16_t>(pre_token.size()), static_cast<uint16_t>(out.size() - begin)};
   ++used_;
-  keys_.append(piece.data(), piece.size());
+  keys_.append(pre_token.data(), pre_token.size());
   tokens_.insert(tokens_.end(), out.begin() + static_cast<ptrdiff_t>(begin), out.end());
 }
 

@@ -1,5 +1,5 @@
-// Byte-pair encoding (Sennrich et al., arXiv 1508.07909) of pieces of text: symbols are merged, the
-// pair of the lowest rank first and of those the leftmost, until no pair has a rank.
+// Byte-pair encoding (Sennrich et al., arXiv 1508.07909) of pre-tokens of text: symbols are merged,
+// the pair of the lowest rank first and of those the leftmost, until no pair has a rank.
 #ifndef MUSTER_PARALLEL_DATA_BYTE_PAIR_ENCODER_H_
 #define MUSTER_PARALLEL_DATA_BYTE_PAIR_ENCODER_H_
 
@@ -24,15 +24,15 @@ inline constexpr int32_t kIdMax = (1 << 22) - 1;
 class BytePairEncoder {
  public:
   struct Options {
-    // The symbols that a piece starts from: its bytes, or its code points.
+    // The symbols that a pre-token starts from: its bytes, or its code points.
     bool bytes = true;
     // Code points outside the vocabulary become the tokens of their bytes ("<0xE2>"), if all exist.
     bool byte_fallback = false;
     // Else they become this token; -1: kInvalidArgument from Make where a byte has no token.
     int32_t unknown = -1;
     bool fuse_unknown = false;  // neighbouring unknowns are one token
-    // A piece that is a token as a whole is that token, whatever the merges would give.
-    bool whole_pieces_first = false;
+    // A pre-token that is a token as a whole is that token, whatever the merges would give.
+    bool whole_pre_tokens_first = false;
   };
   // `vocabulary`: bytes and id of every token, each id once. `merges`: pairs in order
   // of their rank. kInvalidArgument names the token, byte or merge that is wrong.
@@ -43,8 +43,8 @@ class BytePairEncoder {
   static absl::StatusOr<BytePairEncoder> MakeRanked(
       std::vector<std::pair<std::string, int32_t>> vocabulary);
 
-  // Appends the tokens of one piece, which is not empty.
-  void Encode(absl::string_view piece, std::vector<int32_t>& out) const;
+  // Appends the tokens of one pre-token, which is not empty.
+  void Encode(absl::string_view pre_token, std::vector<int32_t>& out) const;
 
   // -1: there is none.
   int32_t IdOf(absl::string_view token) const {
@@ -61,17 +61,17 @@ class BytePairEncoder {
   };
   struct Symbol {
     int32_t id;
-    uint32_t begin, end;  // bytes of the piece
+    uint32_t begin, end;  // bytes of the pre-token
   };
   static constexpr uint32_t kNoRank = 0xffffffff;
   // Up to so many symbols a scan for the lowest rank beats a heap.
   static constexpr size_t kShortMax = 48;
   using Symbols = absl::InlinedVector<Symbol, kShortMax>;
 
-  Merge MergeOf(absl::string_view piece, const Symbol& left, const Symbol& right) const;
-  void Start(absl::string_view piece, Symbols& symbols) const;
-  void MergeShort(absl::string_view piece, Symbols& symbols) const;
-  void MergeLong(absl::string_view piece, Symbols& symbols) const;
+  Merge MergeOf(absl::string_view pre_token, const Symbol& left, const Symbol& right) const;
+  void Start(absl::string_view pre_token, Symbols& symbols) const;
+  void MergeShort(absl::string_view pre_token, Symbols& symbols) const;
+  void MergeLong(absl::string_view pre_token, Symbols& symbols) const;
 
   Options options_;
   bool ranked_ = false;
@@ -81,17 +81,18 @@ class BytePairEncoder {
   int32_t fallback_ids_[256];                    // of "<0xNN>"; -1: none
 };
 
-// Remembers the tokens of pieces that come again, as words do. Bounded: it starts anew when it is
-// full. Of one thread.
-class PieceCache {
+// Remembers the tokens of pre-tokens that come again, as words do. Bounded: it starts anew when it
+// is full. Of one thread.
+class PreTokenCache {
  public:
-  PieceCache();
+  PreTokenCache();
   // As encoder.Encode.
-  void Encode(const BytePairEncoder& encoder, absl::string_view piece, std::vector<int32_t>& out);
+  void Encode(const BytePairEncoder& encoder, absl::string_view pre_token,
+              std::vector<int32_t>& out);
 
  private:
   static constexpr size_t kSlots = size_t{1} << 17;
-  static constexpr size_t kPieceMax = 64;  // bytes; longer ones hardly come again
+  static constexpr size_t kPreTokenMax = 64;  // bytes; longer ones hardly come again
   static constexpr size_t kTokensMax = size_t{1} << 19;
   struct Slot {
     uint64_t hash = 0;  // 0: free

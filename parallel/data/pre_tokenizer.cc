@@ -1,6 +1,7 @@
 #include "parallel/data/pre_tokenizer.h"
 
 #include <cstdint>
+#include <string>
 
 #include "parallel/data/unicode.h"
 
@@ -134,7 +135,7 @@ size_t SpacesAtEnd(absl::string_view text) {
   return at.ended() ? at.at() : 0;
 }
 
-size_t NextCl100k(absl::string_view text, int digits, bool end_is_one_piece) {
+size_t NextCl100k(absl::string_view text, int digits, bool end_is_one_pre_token) {
   if (const size_t bytes = Contraction(text, /*any_case=*/true); bytes > 0) return bytes;
   Cursor at(text, 0);
   // [^\r\n\p{L}\p{N}]?\p{L}+
@@ -146,7 +147,7 @@ size_t NextCl100k(absl::string_view text, int digits, bool end_is_one_piece) {
   at.MoveTo(0);
   if (at.is(kNumber)) return Digits(at, digits);
   if (const size_t bytes = Punctuation(text, /*slashes=*/false); bytes > 0) return bytes;
-  if (end_is_one_piece) {
+  if (end_is_one_pre_token) {
     if (const size_t bytes = SpacesAtEnd(text); bytes > 0) return bytes;
   }
   return LinesOrSpaces(text);
@@ -236,8 +237,13 @@ std::optional<SplitPattern> PatternOfRegex(absl::string_view regex) {
         R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
     if (regex == pattern) return *quantity ? SplitPattern::kCl100k : SplitPattern::kQwen2;
   }
-  if (regex ==
-      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)") {
+  const std::string word = R"([^\r\n\p{L}\p{N}]?)",
+                    contraction = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)";
+  const std::string upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])",
+                    lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
+  if (regex == word + upper + "*" + lower + "+" + contraction + word + upper + "+" + lower + "*" +
+                   contraction +
+                   R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)") {
     return SplitPattern::kO200k;
   }
   return std::nullopt;
@@ -245,7 +251,7 @@ std::optional<SplitPattern> PatternOfRegex(absl::string_view regex) {
 
 size_t LastCut(absl::string_view text, bool at_lines) {
   for (size_t at = text.size(); at-- > 1;) {
-    // No piece has a space behind another character than white space.
+    // No pre-token has a space behind another character than white space.
     if (text[at] == ' ' && (ClassesBefore(text, at) & kSpace) == 0) return at;
     // Nor does one go on behind a line end with a letter or digit. More line ends in front would be
     // split differently at the end of a text.
@@ -257,18 +263,18 @@ size_t LastCut(absl::string_view text, bool at_lines) {
   return 0;
 }
 
-size_t NextPiece(SplitPattern pattern, absl::string_view text) {
+size_t NextPreToken(SplitPattern pattern, absl::string_view text) {
   switch (pattern) {
     case SplitPattern::kWhole:
       return text.size();
     case SplitPattern::kGpt2:
       return NextGpt2(text);
     case SplitPattern::kCl100k:
-      return NextCl100k(text, 3, /*end_is_one_piece=*/false);
+      return NextCl100k(text, 3, /*end_is_one_pre_token=*/false);
     case SplitPattern::kCl100kRanks:
-      return NextCl100k(text, 3, /*end_is_one_piece=*/true);
+      return NextCl100k(text, 3, /*end_is_one_pre_token=*/true);
     case SplitPattern::kQwen2:
-      return NextCl100k(text, 1, /*end_is_one_piece=*/false);
+      return NextCl100k(text, 1, /*end_is_one_pre_token=*/false);
     case SplitPattern::kO200k:
       return NextO200k(text);
   }

@@ -234,7 +234,7 @@ class Reader {
     options.bytes = byte_level_;
     ASSIGN_OR_RETURN(options.byte_fallback, Field(model, "byte_fallback", false));
     ASSIGN_OR_RETURN(options.fuse_unknown, Field(model, "fuse_unk", false));
-    ASSIGN_OR_RETURN(options.whole_pieces_first, Field(model, "ignore_merges", false));
+    ASSIGN_OR_RETURN(options.whole_pre_tokens_first, Field(model, "ignore_merges", false));
     ASSIGN_OR_RETURN(const std::string unknown, Field<std::string>(model, "unk_token", ""));
     if (!unknown.empty()) {
       const auto found = vocabulary_.find(unknown);

@@ -35,7 +35,7 @@ O200K = "|".join([
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
-# The regular expression of tiktoken's cl100k_base: white space at the end of a text is one piece.
+# The regular expression of tiktoken's cl100k_base: white space at the end of a text is one pre-token.
 CL100K_RANKS = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
                 r"|\s*[\r\n]|\s+(?!\S)|\s")
 
@@ -91,15 +91,15 @@ def all_tokenizers():
 
     llama2 = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     llama2.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    pieces = Tokenizer(models.BPE())
-    pieces.normalizer = llama2.normalizer
-    pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    pieces.train_from_iterator(SENTENCES * 3, trainers.BpeTrainer(
+    words = Tokenizer(models.BPE())
+    words.normalizer = llama2.normalizer
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    words.train_from_iterator(SENTENCES * 3, trainers.BpeTrainer(
         vocab_size=420, show_progress=False,
         special_tokens=["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]))
     text = json.loads(llama2.to_str())
-    text["model"].update(vocab=json.loads(pieces.to_str())["model"]["vocab"],
-                         merges=json.loads(pieces.to_str())["model"]["merges"])
+    text["model"].update(vocab=json.loads(words.to_str())["model"]["vocab"],
+                         merges=json.loads(words.to_str())["model"]["merges"])
     llama2 = Tokenizer.from_str(json.dumps(text))
     llama2.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
                                         decoders.Strip(" ", 1, 0)])
