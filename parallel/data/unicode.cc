@@ -2,11 +2,14 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace muster::parallel {
 namespace {
@@ -122,6 +125,69 @@ size_t WellFormed(absl::string_view text, size_t* bad) {
   return length;
 }
 
+// Code points that decompose or combine only in versions of Unicode behind 9.
+constexpr struct {
+  uint32_t first, last;
+} kInert[] = {{0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},
+              {0xc3c, 0xc3c},     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},
+              {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},   {0x32ff, 0x32ff},   {0xa7f2, 0xa7f4},
+              {0xa82c, 0xa82c},   {0xab69, 0xab69},   {0x10781, 0x10785}, {0x10787, 0x107b0},
+              {0x107b2, 0x107ba}, {0x10d24, 0x10d27}, {0x10eab, 0x10eac}, {0x10efd, 0x10eff},
+              {0x10f46, 0x10f50}, {0x10f82, 0x10f85}, {0x11070, 0x11070}, {0x1133b, 0x1133b},
+              {0x1145e, 0x1145e}, {0x11839, 0x1183a}, {0x11930, 0x11930}, {0x11938, 0x11938},
+              {0x1193d, 0x1193e}, {0x11943, 0x11943}, {0x119e0, 0x119e0}, {0x11a34, 0x11a34},
+              {0x11a47, 0x11a47}, {0x11a99, 0x11a99}, {0x11d42, 0x11d42}, {0x11d44, 0x11d45},
+              {0x11d97, 0x11d97}, {0x11f41, 0x11f42}, {0x16ff0, 0x16ff1}, {0x1e030, 0x1e06d},
+              {0x1e08f, 0x1e08f}, {0x1e130, 0x1e136}, {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef},
+              {0x1e4ec, 0x1e4ef}, {0x1f16c, 0x1f16c}, {0x1fbf0, 0x1fbf9}};
+
+bool IsInert(uint32_t c) {
+  if (c < kInert[0].first) return false;
+  const auto* const range =
+      std::lower_bound(std::begin(kInert), std::end(kInert), c,
+                       [](const auto& each, uint32_t value) { return each.last < value; });
+  return range != std::end(kInert) && c >= range->first;
+}
+
+// Whether text of such code points alone is in Normalization Form C.
+bool IsComposed(uint32_t c) {
+  return c < 0x300 || (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) ||
+         (c >= 0xac00 && c <= 0xd7a3) || (c >= 0x3001 && c <= 0x3029) ||
+         (c >= 0xff01 && c <= 0xffef);
+}
+
+bool IsAscii(char c) { return static_cast<uint8_t>(c) < 0x80; }
+
+absl::Status NormalizePart(absl::string_view text, int options, std::string& out) {
+  if (text.empty()) return absl::OkStatus();
+  utf8proc_uint8_t* result = nullptr;
+  const utf8proc_ssize_t length = utf8proc_map(
+      reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+      static_cast<utf8proc_ssize_t>(text.size()), &result, static_cast<utf8proc_option_t>(options));
+  if (length < 0) {
+    return absl::InternalError(absl::StrCat("normalization: ", utf8proc_errmsg(length)));
+  }
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
+  out.append(reinterpret_cast<const char*>(result), static_cast<size_t>(length));
+  return absl::OkStatus();
+}
+
+// Inert code points stay as they are, and nothing combines across them.
+absl::Status NormalizeRun(absl::string_view text, int options, std::string& out) {
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = DecodeUtf8(text.data() + at);
+    const size_t next = at + static_cast<size_t>(c.bytes);
+    if (IsInert(c.value)) {
+      RETURN_IF_ERROR(NormalizePart(text.substr(begin, at - begin), options, out));
+      out.append(text.data() + at, next - at);
+      begin = next;
+    }
+    at = next;
+  }
+  return NormalizePart(text.substr(begin), options, out);
+}
+
 }  // namespace
 
 CharClasses::CharClasses() {
@@ -193,15 +259,29 @@ absl::StatusOr<std::string> Normalize(absl::string_view text, NormalForm form) {
   options |=
       form == NormalForm::kNfc || form == NormalForm::kNfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
   if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
-  utf8proc_uint8_t* result = nullptr;
-  const utf8proc_ssize_t length = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-      static_cast<utf8proc_ssize_t>(text.size()), &result, static_cast<utf8proc_option_t>(options));
-  if (length < 0) {
-    return absl::InternalError(absl::StrCat("normalization: ", utf8proc_errmsg(length)));
+  std::string normal;
+  normal.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    size_t begin = at;
+    while (begin < text.size() && IsAscii(text[begin])) ++begin;
+    size_t end = begin;
+    bool composed = form == NormalForm::kNfc;
+    while (end < text.size() && !IsAscii(text[end])) {
+      const CodePoint c = DecodeUtf8(text.data() + end);
+      composed = composed && IsComposed(c.value);
+      end += static_cast<size_t>(c.bytes);
+    }
+    // What follows an ASCII character may combine with it.
+    if (begin > at && begin < end) --begin;
+    normal.append(text.data() + at, begin - at);
+    if (composed) {
+      normal.append(text.data() + begin, end - begin);
+    } else {
+      RETURN_IF_ERROR(NormalizeRun(text.substr(begin, end - begin), options, normal));
+    }
+    at = end;
   }
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
-  return std::string(reinterpret_cast<const char*>(result), static_cast<size_t>(length));
+  return normal;
 }
 
 }  // namespace muster::parallel

@@ -1,6 +1,6 @@
 // Text as Unicode code points, and the classes of code points that pre-tokenizers split by.
 // Categories are those of Unicode 16: utf8proc's, which are of Unicode 15, and a table of what came
-// later. Normalization is utf8proc's.
+// later. Normalization is utf8proc's, kept to Unicode 9.
 #ifndef MUSTER_PARALLEL_DATA_UNICODE_H_
 #define MUSTER_PARALLEL_DATA_UNICODE_H_
 
@@ -60,7 +60,8 @@ bool IsValidUtf8(absl::string_view text);
 // it (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts").
 std::string ToValidUtf8(absl::string_view text);
 
-// Normalization Forms of Unicode Standard Annex 15.
+// Normalization Forms of Unicode Standard Annex 15, in the version of Hugging Face's tokenizers:
+// what came after Unicode 9 neither decomposes nor combines.
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 // `text` is valid UTF-8 (also with zero bytes). kInternal: utf8proc fails.
 absl::StatusOr<std::string> Normalize(absl::string_view text, NormalForm form);

@@ -125,6 +125,7 @@ TEXTS = SENTENCES + [
     "<s>hello</s> <unk>▁ ▁▁x ▁", "WORD WORDS xWORD WORD.WORD_ WORD-\u200dWORD ²WORD ⓐWORD",
     "x  <left>  y <left><left>", "x  <right>  y <right><right> z <right> <left> w", "ﬁ x fi x  Z ZZ Z", "é" * 40, "ab" * 50, " " * 70 + "x",
     "\u1c89\u1c8a\u0897 \U0002ebf0\U0002ebf1 \U0001ccf0\U0001ccf1", "\u0345\u2028\u2029\u0085x",
+    "\u4eca\u0327\u1ac8\u0341\u0301 q\u0898\u0334\u0345 \u32ff\ua7f2 \U00011935\U00011930 \u1112\u1161\u11ab\uac00\u11a8 a\u0301\u0327",
 ]
 
 
