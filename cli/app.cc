@@ -313,7 +313,9 @@ class Application {
       return DataInspect(prefix_, inspect_tokenizer_, format(), terminal_);
     });
     inspect->add_option("PREFIX", prefix_, "Dataset: PREFIX.bin and PREFIX.idx")->required();
-    inspect->add_option("--tokenizer", inspect_tokenizer_, "To show text; empty = none")
+    inspect
+        ->add_option("--tokenizer", inspect_tokenizer_,
+                     "To show text: a file, bytes, none; auto: that of the dataset")
         ->capture_default_str();
   }
 
@@ -456,7 +458,7 @@ class Application {
   std::string worker_;
   StateOptions state_;
   std::string prefix_;
-  std::string inspect_tokenizer_ = "bytes";
+  std::string inspect_tokenizer_ = "auto";
   bool follow_ = false;
   bool purge_ = false;
   SubmitOptions submit_;

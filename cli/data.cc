@@ -8,8 +8,8 @@
 #include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "parallel/data/dataset_description.h"
 #include "parallel/data/inspect.h"
-#include "parallel/data/sha256.h"
 #include "parallel/data/tokenize.h"
 #include "parallel/data/tokenizer.h"
 #include "parallel/data/tokenizer_file.h"
@@ -57,6 +57,21 @@ class Progress {
   bool drawn_ = false;
 };
 
+// The tokenizer that a data set was made with. Where nothing says it, bytes are shown as text.
+absl::StatusOr<std::unique_ptr<parallel::Tokenizer>> TokenizerOf(FileSystem& files,
+                                                                 const std::string& prefix) {
+  ASSIGN_OR_RETURN(const auto description, parallel::ReadDescription(files, prefix));
+  if (!description.has_value()) {
+    ASSIGN_OR_RETURN(const auto dataset, parallel::IndexedDataset::Open(prefix));
+    if (dataset->type() != parallel::TokenType::kU8) return nullptr;
+    return parallel::MakeByteTokenizer();
+  }
+  ASSIGN_OR_RETURN(const std::string file,
+                   parallel::ReadDatasetTokenizer(files, prefix, *description));
+  if (file.empty()) return parallel::MakeByteTokenizer();
+  return parallel::ParseTokenizer(file, prefix + ".tokenizer");
+}
+
 }  // namespace
 
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal) {
@@ -76,8 +91,8 @@ absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Ter
   options.bos = around.bos;
   options.eos = around.eos;
   if (arguments.tokenizer != "bytes") {
-    ASSIGN_OR_RETURN(const std::string file, files->Read(arguments.tokenizer));
-    options.tokenizer_sha256 = parallel::Sha256(file);
+    ASSIGN_OR_RETURN(options.tokenizer_file,
+                     parallel::ReadTokenizerFile(*files, arguments.tokenizer));
   }
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   options.threads = arguments.threads > 0 ? arguments.threads : std::max(cores, 1);
@@ -113,9 +128,11 @@ absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Ter
 
 absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer_name,
                          Format format, Terminal& terminal) {
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
   std::unique_ptr<parallel::Tokenizer> tokenizer;
-  if (!tokenizer_name.empty()) {
-    const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  if (tokenizer_name == "auto") {
+    ASSIGN_OR_RETURN(tokenizer, TokenizerOf(*files, prefix));
+  } else if (!tokenizer_name.empty() && tokenizer_name != "none") {
     ASSIGN_OR_RETURN(tokenizer, parallel::OpenTokenizer(*files, tokenizer_name));
   }
   ASSIGN_OR_RETURN(const parallel::DatasetSummary summary,

@@ -22,7 +22,8 @@ struct TokenizeArguments {
 };
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal);
 
-// Without a `tokenizer` it shows no text.
+// Text is shown with `tokenizer`: a file, "bytes", "none" or empty for no text, "auto" for that of
+// the data set.
 absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer, Format format,
                          Terminal& terminal);
 

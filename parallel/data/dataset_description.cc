@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "parallel/data/sha256.h"
 
 namespace muster::parallel {
 namespace {
@@ -56,6 +57,7 @@ absl::Status WriteDescription(FileSystem& files, const std::string& prefix,
   const Json json = {{"tokenizer", description.tokenizer},
                      {"tokenizerSha256", description.tokenizer_sha256},
                      {"vocabulary", description.vocabulary},
+                     {"largestId", description.largest_id},
                      {"bos", description.bos},
                      {"eos", description.eos},
                      {"documents", description.documents},
@@ -76,6 +78,7 @@ absl::StatusOr<std::optional<DatasetDescription>> ReadDescription(FileSystem& fi
   fields.Get("tokenizer", description.tokenizer);
   fields.Get("tokenizerSha256", description.tokenizer_sha256);
   fields.Get("vocabulary", description.vocabulary);
+  fields.Get("largestId", description.largest_id);
   fields.Get("bos", description.bos);
   fields.Get("eos", description.eos);
   fields.Get("documents", description.documents);
@@ -85,6 +88,26 @@ absl::StatusOr<std::optional<DatasetDescription>> ReadDescription(FileSystem& fi
     return absl::DataLossError(absl::StrCat(path, " is no description of a dataset"));
   }
   return std::optional<DatasetDescription>(std::move(description));
+}
+
+absl::Status WriteDatasetTokenizer(FileSystem& files, const std::string& prefix,
+                                   absl::string_view file) {
+  const std::string path = prefix + ".tokenizer";
+  if (!file.empty()) return files.WriteAtomically(path, file);
+  return files.Exists(path) ? files.RemoveFile(path) : absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadDatasetTokenizer(FileSystem& files, const std::string& prefix,
+                                                 const DatasetDescription& description) {
+  if (description.tokenizer_sha256.empty()) return std::string();
+  const std::string path = prefix + ".tokenizer";
+  ASSIGN_OR_RETURN(std::string file, files.Read(path));
+  const std::string digest = Sha256(file);
+  if (digest != description.tokenizer_sha256) {
+    return absl::DataLossError(absl::StrCat(path, " has the SHA-256 ", digest, ", but ", prefix,
+                                            ".dataset.json names ", description.tokenizer_sha256));
+  }
+  return file;
 }
 
 }  // namespace muster::parallel

@@ -16,6 +16,7 @@
 #include "parallel/data/chunk_encoder.h"
 #include "parallel/data/dataset_description.h"
 #include "parallel/data/indexed_dataset.h"
+#include "parallel/data/sha256.h"
 #include "parallel/data/text_input.h"
 #include "parallel/data/tokenize_state.h"
 
@@ -63,6 +64,9 @@ class Tokenization {
 
  private:
   std::string StatePath() const { return options_.output + ".resume"; }
+  std::string TokenizerSha256() const {
+    return options_.tokenizer_file.empty() ? "" : Sha256(options_.tokenizer_file);
+  }
   absl::Status CheckSplits() const;
   absl::Status FindInputs();
   absl::Status PlaceSplits();
@@ -155,7 +159,7 @@ std::string Tokenization::Request() const {
                         {"bos", options_.bos},
                         {"eos", options_.eos},
                         {"tokenizer", std::string(tokenizer_.name())},
-                        {"sha256", options_.tokenizer_sha256},
+                        {"sha256", TokenizerSha256()},
                         {"vocabulary", tokenizer_.vocab()}};
   return request.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -218,7 +222,11 @@ absl::Status Tokenization::Write(const EncodedChunk& chunk) {
     rest.remove_prefix(count);
     if (i + 1 < chunk.documents.size() || chunk.ends) RETURN_IF_ERROR(writer_->EndDocument());
   }
-  if (!state_.splits.empty()) state_.splits.back().text_bytes += chunk.text_bytes;
+  if (!chunk.documents.empty()) {
+    TokenizedSplit& split = state_.splits.back();
+    split.text_bytes += chunk.text_bytes;
+    for (int32_t id : chunk.tokens) split.largest_id = std::max<int64_t>(split.largest_id, id);
+  }
   state_.next = chunk.next;
   state_.bytes_read = chunk.bytes_read;
   if (chunk.ends_split && writer_ != nullptr) {
@@ -251,13 +259,15 @@ absl::Status Tokenization::FinishSplit() {
   DatasetDescription description;
   description.tokenizer = std::string(tokenizer_.name());
   description.tokenizer = description.tokenizer.substr(description.tokenizer.rfind('/') + 1);
-  description.tokenizer_sha256 = options_.tokenizer_sha256;
+  description.tokenizer_sha256 = TokenizerSha256();
   description.vocabulary = tokenizer_.vocab();
+  description.largest_id = split.largest_id;
   description.bos = options_.bos;
   description.eos = options_.eos;
   description.documents = split.documents;
   description.tokens = split.tokens;
   description.text_bytes = split.text_bytes;
+  RETURN_IF_ERROR(WriteDatasetTokenizer(files_, split.prefix, options_.tokenizer_file));
   RETURN_IF_ERROR(WriteDescription(files_, split.prefix, description));
   RETURN_IF_ERROR(writer_->Finish());
   writer_ = nullptr;

@@ -43,7 +43,7 @@ struct TokenizeOptions {
   // named so (TextInput) are, with the field "text".
   std::string field;
   std::vector<int32_t> bos, eos;  // around every document
-  std::string tokenizer_sha256;   // of the tokenizer's file, for the description; may be empty
+  std::string tokenizer_file;     // ReadTokenizerFile, to lie beside the datasets; of "bytes" empty
   int threads = 1;
   int64_t chunk_bytes = 1 << 20;  // text that a thread works on at a time
   // How often the work so far is made durable.
@@ -60,6 +60,7 @@ struct TokenizedSplit {
   int64_t documents = 0;
   int64_t tokens = 0;
   int64_t text_bytes = 0;  // of documents; of JSON lines, those of the field
+  int64_t largest_id = 0;
 };
 
 // Reads the inputs and writes one dataset per split, with its description. One behind the other,

@@ -25,7 +25,8 @@ absl::Status SaveState(FileSystem& files, const std::string& path, const Tokeniz
   Json splits = Json::array();
   for (const TokenizedSplit& split : state.splits) {
     splits.push_back(
-        {{"prefix", split.prefix}, {"counts", {split.documents, split.tokens, split.text_bytes}}});
+        {{"prefix", split.prefix},
+         {"counts", {split.documents, split.tokens, split.text_bytes, split.largest_id}}});
   }
   const TextPosition& next = state.next;
   Json json = {{"request", state.request},
@@ -65,7 +66,8 @@ std::optional<TokenizeState> LoadState(FileSystem& files, const std::string& pat
   for (const Json& each : json["splits"]) {
     TokenizedSplit split;
     if (!member(each, "prefix").is_string() ||
-        !Take(member(each, "counts"), {&split.documents, &split.tokens, &split.text_bytes})) {
+        !Take(member(each, "counts"),
+              {&split.documents, &split.tokens, &split.text_bytes, &split.largest_id})) {
       return std::nullopt;
     }
     split.prefix = each["prefix"].get<std::string>();

@@ -48,7 +48,7 @@ class ByteTokenizer : public Tokenizer {
   }
 
  private:
-  const BoundaryTokens none_;
+  const BoundaryTokens none_ = {};
 };
 
 }  // namespace

@@ -95,18 +95,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseRanks(absl::string_view text,
   return std::make_unique<BpeTokenizer>(std::move(parts));
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(FileSystem& files,
-                                                         const std::string& path) {
+absl::StatusOr<std::string> ReadTokenizerFile(FileSystem& files, const std::string& path) {
   ASSIGN_OR_RETURN(const int64_t size, files.Size(path));
   if (size > kFileBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(path, " has ", size, " bytes: no tokenizer"));
   }
-  ASSIGN_OR_RETURN(const std::string text, files.Read(path));
+  ASSIGN_OR_RETURN(std::string text, files.Read(path));
   const absl::string_view start = absl::StripLeadingAsciiWhitespace(text);
-  if (!absl::StartsWith(start, "{")) return ParseRanks(text, path);
+  if (!absl::StartsWith(start, "{")) return text;
   Json file = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (file.is_discarded()) return absl::InvalidArgumentError(absl::StrCat(path, " is no JSON"));
-  if (file.contains("model")) return ParseTokenizerJson(text, path);
+  if (file.contains("model")) return text;
   // vocab.json: the ids alone, with the merges in a file beside it.
   const std::string merges_path = path.substr(0, path.rfind('/') + 1) + "merges.txt";
   const absl::StatusOr<std::string> merges = files.Read(merges_path);
@@ -129,7 +128,20 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(FileSystem& files,
     built["added_tokens"] =
         Json::array({{{"content", kEndOfText}, {"id", *id}, {"special", true}}});
   }
-  return ParseTokenizerJson(built.dump(), path);
+  return built.dump();
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizer(absl::string_view text,
+                                                          const std::string& name) {
+  return absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{")
+             ? ParseTokenizerJson(text, name)
+             : ParseRanks(text, name);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(FileSystem& files,
+                                                         const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadTokenizerFile(files, path));
+  return ParseTokenizer(text, path);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(FileSystem& files,

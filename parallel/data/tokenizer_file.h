@@ -22,6 +22,13 @@ namespace muster::parallel {
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(FileSystem& files,
                                                          const std::string& path);
 
+// One file that says all of the tokenizer at `path`: its own bytes, unchanged, or of a vocab.json
+// and its merges.txt the tokenizer.json that both make. Codes as above.
+absl::StatusOr<std::string> ReadTokenizerFile(FileSystem& files, const std::string& path);
+// The tokenizer of such a file; `name` is what errors call it.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizer(absl::string_view text,
+                                                          const std::string& name);
+
 // The same from the text of a tokenizer.json; `name` is what errors call it.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(absl::string_view text,
                                                               const std::string& name);

@@ -20,7 +20,6 @@
 #include "parallel/data/indexed_dataset.h"
 #include "parallel/data/json_field.h"
 #include "parallel/data/paragraphs.h"
-#include "parallel/data/sha256.h"
 #include "parallel/data/text_input.h"
 #include "parallel/data/tokenizer_file.h"
 #include "tests/support/forwarding_file_system.h"
@@ -395,7 +394,7 @@ TEST_F(TokenizeTest, BadInput_NamesFileAndLine) {
 TEST_F(TokenizeTest, Description_SaysWhatTheDatasetIsMadeWith) {
   WriteFile("a.txt", "the quick");
   options_.inputs = {Path("a.txt")};
-  options_.tokenizer_sha256 = Sha256("abc");
+  options_.tokenizer_file = "abc";
   ASSERT_OK_AND_ASSIGN(const BoundaryTokens around, ChooseBoundaries(*tokenizer_, "auto", "auto"));
   EXPECT_EQ(around.bos, tokenizer_->boundaries().bos);
   EXPECT_EQ(around.eos, std::vector<int32_t>{*tokenizer_->IdOf("<|end_of_text|>")});
@@ -410,8 +409,19 @@ TEST_F(TokenizeTest, Description_SaysWhatTheDatasetIsMadeWith) {
   EXPECT_EQ(description->vocabulary, tokenizer_->vocab());
   EXPECT_EQ(description->bos, around.bos);
   EXPECT_EQ(description->eos, around.eos);
+  EXPECT_EQ(description->largest_id, *tokenizer_->IdOf("<|end_of_text|>"));
   EXPECT_EQ(description->documents, 1);
   EXPECT_EQ(description->text_bytes, 9);
+  ASSERT_OK_AND_ASSIGN(const std::string file,
+                       ReadDatasetTokenizer(*files_, Path("out"), *description));
+  EXPECT_EQ(file, "abc");
+  ASSERT_OK(files_->WriteAtomically(Path("out.tokenizer"), "abd"));
+  EXPECT_THAT(ReadDatasetTokenizer(*files_, Path("out"), *description),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("out.dataset.json names ba7816bf")));
+  // A data set of bytes has no file.
+  options_.tokenizer_file = "";
+  ASSERT_OK(Run());
+  EXPECT_FALSE(files_->Exists(Path("out.tokenizer")));
   ASSERT_OK_AND_ASSIGN(const BoundaryTokens none, ChooseBoundaries(*tokenizer_, "none", "none"));
   EXPECT_TRUE(none.bos.empty() && none.eos.empty());
   EXPECT_THAT(ChooseBoundaries(*tokenizer_, "auto", "<eos>"),
