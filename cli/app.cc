@@ -309,6 +309,7 @@ class Application {
                      "A document is a file, a line, or ends at a blank-line")
         ->check(CLI::IsMember({"file", "line", "blank-line"}))
         ->capture_default_str();
+    DeclareTrainTokenizer(*data);
     CLI::App* inspect = Add(*data, "inspect", "What a dataset holds; checks all of it", [this] {
       return DataInspect(prefix_, inspect_tokenizer_, format(), terminal_);
     });
@@ -316,6 +317,37 @@ class Application {
     inspect
         ->add_option("--tokenizer", inspect_tokenizer_,
                      "To show text: a file, bytes, none; auto: that of the dataset")
+        ->capture_default_str();
+  }
+
+  void DeclareTrainTokenizer(CLI::App& data) {
+    CLI::App* train =
+        Add(data, "train-tokenizer", "A tokenizer.json of byte-level BPE from text",
+            [this] { return DataTrainTokenizer(train_tokenizer_, format(), terminal_); });
+    train->add_option("--input", train_tokenizer_.inputs, "As of tokenize")
+        ->required()
+        ->type_name("FILE");
+    train->add_option("--output", train_tokenizer_.output, "The file to write")
+        ->required()
+        ->type_name("FILE");
+    train->add_option("--vocabulary", train_tokenizer_.vocabulary, "Tokens, with the special ones")
+        ->check(CLI::Range(256, 1 << 22))
+        ->capture_default_str();
+    train->add_option("--pattern", train_tokenizer_.pattern, "How text is split into words")
+        ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "o200k"}))
+        ->capture_default_str();
+    train
+        ->add_option("--special", train_tokenizer_.specials,
+                     "Special tokens, whose ids are behind all others")
+        ->capture_default_str();
+    train
+        ->add_option("--min-frequency", train_tokenizer_.frequency_min,
+                     "How often a pair occurs that becomes a token")
+        ->check(CLI::Range(1, 1 << 30))
+        ->capture_default_str();
+    train->add_option("--field", train_tokenizer_.field, "As of tokenize");
+    train->add_option("--threads", train_tokenizer_.threads, "0 = all cores")
+        ->check(CLI::Range(0, 4096))
         ->capture_default_str();
   }
 
@@ -470,6 +502,7 @@ class Application {
   ConvertOptions convert_;
   SampleOptions sample_;
   TokenizeArguments tokenize_;
+  TrainTokenizerArguments train_tokenizer_;
   LocalOptions local_;
 };
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "parallel/data/bpe_trainer.h"
 #include "parallel/data/dataset_description.h"
 #include "parallel/data/inspect.h"
 #include "parallel/data/tokenize.h"
@@ -21,7 +23,7 @@ namespace {
 // Prints the progress of a long run; a short one prints nothing.
 class Progress {
  public:
-  explicit Progress(Terminal& terminal) : terminal_(terminal) {}
+  Progress(Terminal& terminal, std::string what) : terminal_(terminal), what_(std::move(what)) {}
   // An earlier run has read so much.
   void Resumed(int64_t done) {
     terminal_.err << "continuing the run that was interrupted behind " << Bytes(done) << "\n"
@@ -34,7 +36,7 @@ class Progress {
     if (now - shown_ < (terminal_.is_tty ? absl::Milliseconds(200) : absl::Seconds(5))) return;
     shown_ = now;
     const double speed = static_cast<double>(done - first_) / absl::ToDoubleSeconds(now - begun_);
-    std::string line = absl::StrCat("tokenizing: ", Bytes(done));
+    std::string line = absl::StrCat(what_, ": ", Bytes(done));
     if (total >= 0) absl::StrAppend(&line, " of ", Bytes(total));
     absl::StrAppend(&line, ", ", Bytes(static_cast<int64_t>(speed)), "/s");
     if (total >= done && speed > 0) {
@@ -51,6 +53,7 @@ class Progress {
 
  private:
   Terminal& terminal_;
+  const std::string what_;
   const absl::Time begun_ = absl::Now();
   absl::Time shown_ = absl::Now();
   int64_t first_ = 0;
@@ -72,7 +75,55 @@ absl::StatusOr<std::unique_ptr<parallel::Tokenizer>> TokenizerOf(FileSystem& fil
   return parallel::ParseTokenizer(file, prefix + ".tokenizer");
 }
 
+int ThreadsOf(int asked) {
+  return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 }  // namespace
+
+absl::Status DataTrainTokenizer(const TrainTokenizerArguments& arguments, Format format,
+                                Terminal& terminal) {
+  const std::pair<const char*, parallel::SplitPattern> patterns[] = {
+      {"gpt2", parallel::SplitPattern::kGpt2},
+      {"llama3", parallel::SplitPattern::kCl100k},
+      {"qwen2", parallel::SplitPattern::kQwen2},
+      {"o200k", parallel::SplitPattern::kO200k}};
+  parallel::CountOptions options;
+  for (const auto& [name, pattern] : patterns) {
+    if (arguments.pattern == name) options.pattern = pattern;
+  }
+  options.inputs = arguments.inputs;
+  options.field = arguments.field;
+  options.threads = ThreadsOf(arguments.threads);
+  Progress progress(terminal, "counting words");
+  options.progress = [&progress](int64_t done, int64_t total) { progress(done, total); };
+  const auto counts = parallel::CountPreTokens(options);
+  progress.End();
+  RETURN_IF_ERROR(counts.status());
+  const int64_t specials = static_cast<int64_t>(arguments.specials.size());
+  ASSIGN_OR_RETURN(
+      const parallel::BpeModel model,
+      parallel::TrainBpe(*counts, arguments.vocabulary - specials, arguments.frequency_min));
+  ASSIGN_OR_RETURN(const std::string file,
+                   parallel::ToTokenizerJson(model, options.pattern, arguments.specials));
+  const std::unique_ptr<FileSystem> files = PosixFileSystem();
+  RETURN_IF_ERROR(files->MakeDirectory(ParentDirectory(arguments.output)));
+  RETURN_IF_ERROR(files->WriteAtomically(arguments.output, file));
+  const int64_t tokens = static_cast<int64_t>(model.tokens.size()) + specials;
+  if (tokens < arguments.vocabulary) {
+    terminal.err << "the text has pairs for " << tokens << " tokens only, not for "
+                 << arguments.vocabulary << "\n";
+  }
+  if (format == Format::kTable) {
+    terminal.out << Table({{"tokenizer:", arguments.output},
+                           {"tokens:", absl::StrCat(tokens)},
+                           {"distinct words:", absl::StrCat(counts->size())}});
+  } else {
+    Print({{"tokenizer", arguments.output}, {"tokens", tokens}, {"distinctWords", counts->size()}},
+          format, terminal.out);
+  }
+  return absl::OkStatus();
+}
 
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal) {
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
@@ -94,9 +145,8 @@ absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Ter
     ASSIGN_OR_RETURN(options.tokenizer_file,
                      parallel::ReadTokenizerFile(*files, arguments.tokenizer));
   }
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  options.threads = arguments.threads > 0 ? arguments.threads : std::max(cores, 1);
-  Progress progress(terminal);
+  options.threads = ThreadsOf(arguments.threads);
+  Progress progress(terminal, "tokenizing");
   options.progress = [&progress](int64_t done, int64_t total) { progress(done, total); };
   options.resumed = [&progress](int64_t done) { progress.Resumed(done); };
   const absl::StatusOr<std::vector<parallel::TokenizedSplit>> splits =

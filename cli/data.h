@@ -20,6 +20,19 @@ struct TokenizeArguments {
   std::string bos = "auto", eos = "auto";
   int threads = 0;  // 0 = all cores
 };
+struct TrainTokenizerArguments {
+  std::vector<std::string> inputs;
+  std::string output;
+  std::string field;
+  std::string pattern = "gpt2";
+  int64_t vocabulary = 32768;  // with the special tokens
+  int64_t frequency_min = 2;
+  std::vector<std::string> specials = {"<|endoftext|>"};
+  int threads = 0;  // 0 = all cores
+};
+absl::Status DataTrainTokenizer(const TrainTokenizerArguments& arguments, Format format,
+                                Terminal& terminal);
+
 absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Terminal& terminal);
 
 // Text is shown with `tokenizer`: a file, "bytes", "none" or empty for no text, "auto" for that of

@@ -18,8 +18,8 @@ namespace muster::parallel {
 struct DatasetDescription {
   std::string tokenizer;          // "bytes", or what the file was called
   std::string tokenizer_sha256;   // of the file; empty for "bytes"
-  int64_t vocabulary = 0;  // of the tokenizer
-  int64_t largest_id = 0;  // that occurs
+  int64_t vocabulary = 0;         // of the tokenizer
+  int64_t largest_id = 0;         // that occurs
   std::vector<int32_t> bos, eos;  // around every document
   int64_t documents = 0;
   int64_t tokens = 0;

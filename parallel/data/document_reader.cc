@@ -22,6 +22,10 @@ DocumentReader::DocumentReader(const Tokenizer& tokenizer, const std::vector<Tex
     : tokenizer_(tokenizer), inputs_(inputs), options_(std::move(options)), position_(from) {}
 
 absl::StatusOr<std::optional<TextChunk>> DocumentReader::Next() {
+  if (text_bytes_ >= options_.text_bytes_max) {
+    text_bytes_ = 0;
+    return std::nullopt;
+  }
   while (position_.file < static_cast<int64_t>(inputs_.size())) {
     if (stream_ == nullptr) RETURN_IF_ERROR(OpenFile());
     int64_t want = options_.chunk_bytes;
@@ -116,6 +120,7 @@ TextChunk DocumentReader::Take(const Cut& cut) {
   chunk.ends_split = cut.ends_split;
   chunk.from = position_;
   position_.offset += static_cast<int64_t>(cut.at);
+  text_bytes_ += static_cast<int64_t>(cut.at);
   position_.line += std::count(chunk.text.begin(), chunk.text.end(), '\n');
   position_.begins = cut.ends_document;
   position_.split += cut.ends_split ? 1 : 0;

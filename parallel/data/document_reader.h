@@ -50,6 +50,9 @@ struct DocumentReaderOptions {
   // document there, with kFile at the end of the line. The last split ends with the input.
   std::vector<int64_t> split_ends = {0};
   int64_t chunk_bytes = 1 << 20;
+  // Text is read in sections: behind the chunk with which one has so much text, Next() gives
+  // nullopt once.
+  int64_t text_bytes_max = INT64_MAX;
 };
 
 // Single-threaded. Where chunks are cut may depend on where reading began; their documents and the
@@ -59,8 +62,8 @@ class DocumentReader {
   // `tokenizer` says where documents can be cut; both references outlive the reader.
   DocumentReader(const Tokenizer& tokenizer, const std::vector<TextInput>& inputs,
                  DocumentReaderOptions options, const TextPosition& from);
-  // nullopt: the input has ended. Those of TextStream; kInvalidArgument for a line of JSON, or text
-  // without a place to cut it, that is longer than 64 MiB.
+  // nullopt: the input or a section has ended. Those of TextStream; kInvalidArgument for a line of
+  // JSON, or text without a place to cut it, that is longer than 64 MiB.
   absl::StatusOr<std::optional<TextChunk>> Next();
 
  private:
@@ -81,6 +84,7 @@ class DocumentReader {
   const std::vector<TextInput>& inputs_;
   const DocumentReaderOptions options_;
   TextPosition position_;
+  int64_t text_bytes_ = 0;  // of the section so far
   std::unique_ptr<TextStream> stream_;
   std::string pending_;  // text of the open file from position_ on
 };

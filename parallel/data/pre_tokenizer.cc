@@ -227,24 +227,34 @@ bool BeginsWithLetterOrNumber(absl::string_view text) {
 
 }  // namespace
 
+std::string RegexOf(SplitPattern pattern) {
+  constexpr char kSpaces[] = R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const std::string word = R"([^\r\n\p{L}\p{N}]?)";
+  const std::string contraction = R"((?i:'s|'t|'re|'ve|'m|'ll|'d))";
+  const std::string upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])";
+  const std::string lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
+  switch (pattern) {
+    case SplitPattern::kGpt2:
+      return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+    case SplitPattern::kCl100k:
+    case SplitPattern::kQwen2:
+      return contraction + "|" + word + R"(\p{L}+|\p{N})" +
+             (pattern == SplitPattern::kCl100k ? "{1,3}" : "") + R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|)" +
+             kSpaces;
+    case SplitPattern::kO200k:
+      return word + upper + "*" + lower + "+" + contraction + "?|" + word + upper + "+" + lower +
+             "*" + contraction + R"(?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|)" + kSpaces;
+    case SplitPattern::kWhole:
+    case SplitPattern::kCl100kRanks:
+      break;
+  }
+  return "";
+}
+
 std::optional<SplitPattern> PatternOfRegex(absl::string_view regex) {
-  if (regex == R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)") {
-    return SplitPattern::kGpt2;
-  }
-  for (const char* quantity : {"{1,3}", ""}) {
-    const std::string pattern =
-        std::string(R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N})") + quantity +
-        R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-    if (regex == pattern) return *quantity ? SplitPattern::kCl100k : SplitPattern::kQwen2;
-  }
-  const std::string word = R"([^\r\n\p{L}\p{N}]?)",
-                    contraction = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)";
-  const std::string upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])",
-                    lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
-  if (regex == word + upper + "*" + lower + "+" + contraction + word + upper + "+" + lower + "*" +
-                   contraction +
-                   R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)") {
-    return SplitPattern::kO200k;
+  for (SplitPattern pattern :
+       {SplitPattern::kGpt2, SplitPattern::kCl100k, SplitPattern::kQwen2, SplitPattern::kO200k}) {
+    if (regex == RegexOf(pattern)) return pattern;
   }
   return std::nullopt;
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 #include "absl/strings/string_view.h"
 
@@ -21,6 +22,8 @@ enum class SplitPattern {
   kO200k,        // GPT-4o: letters split by case, contractions attached to their word
 };
 
+// As tokenizer.json files write it; empty for kWhole and kCl100kRanks, which none of them has.
+std::string RegexOf(SplitPattern pattern);
 // The pattern whose regular expression is written so in tokenizer.json files, where it is known.
 std::optional<SplitPattern> PatternOfRegex(absl::string_view regex);
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
@@ -10,45 +9,13 @@
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "parallel/data/bpe_tokenizer.h"
+#include "parallel/data/byte_alphabet.h"
 #include "parallel/data/tokenizer_file.h"
 
 namespace muster::parallel {
 namespace {
 
 using Json = nlohmann::json;
-
-// GPT-2's alphabet: printable bytes stand for themselves, the 68 others are U+0100 and on.
-class ByteAlphabet {
- public:
-  ByteAlphabet() {
-    uint32_t next = 0x100;
-    for (uint32_t byte = 0; byte < 256; ++byte) {
-      const bool printable =
-          (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-      const uint32_t character = printable ? byte : next++;
-      byte_of_[character] = static_cast<int16_t>(byte);
-    }
-  }
-  // The bytes that `token` is written for; nullopt where a character stands for none.
-  std::optional<std::string> Bytes(absl::string_view token) const {
-    std::string bytes;
-    while (!token.empty()) {
-      const CodePoint c = DecodeUtf8(token.data());
-      if (c.value >= byte_of_.size() || byte_of_[c.value] < 0) return std::nullopt;
-      bytes.push_back(static_cast<char>(byte_of_[c.value]));
-      token.remove_prefix(static_cast<size_t>(c.bytes));
-    }
-    return bytes;
-  }
-
- private:
-  static constexpr std::array<int16_t, 0x144> None() {
-    std::array<int16_t, 0x144> none{};
-    for (int16_t& byte : none) byte = -1;
-    return none;
-  }
-  std::array<int16_t, 0x144> byte_of_ = None();
-};
 
 absl::Status Unsupported(const std::string& what) {
   return absl::UnimplementedError(absl::StrCat(what, " is not supported"));
@@ -413,7 +380,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  const ByteAlphabet alphabet_;
+  const ByteAlphabet& alphabet_ = ByteAlphabet::Get();
   BpeTokenizerParts parts_;
   bool byte_level_ = false;
   absl::flat_hash_map<std::string, int32_t> vocabulary_;  // as written

@@ -300,7 +300,7 @@ TEST_F(TokenizeTest, OtherOptions_BeginAnew) {
 // Fails to write once so many bytes are written, as a full disk does.
 class FullDisk : public ForwardingFileSystem {
  public:
-  FullDisk(FileSystem& inner, int64_t room) : ForwardingFileSystem(inner), room_(room) {}
+  FullDisk(FileSystem& inner, int64_t left) : ForwardingFileSystem(inner), left_(left) {}
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     auto file = inner_.Create(path);
     if (!file.ok()) return file;
@@ -312,7 +312,7 @@ class FullDisk : public ForwardingFileSystem {
     if (!file.ok()) return file;
     return std::make_unique<File>(*this, *std::move(file));
   }
-  int64_t room_;
+  int64_t left_;
 
  private:
   class File : public WritableFile {
@@ -320,8 +320,8 @@ class FullDisk : public ForwardingFileSystem {
     File(FullDisk& disk, std::unique_ptr<WritableFile> inner)
         : disk_(disk), inner_(std::move(inner)) {}
     absl::Status Append(absl::string_view bytes) override {
-      disk_.room_ -= static_cast<int64_t>(bytes.size());
-      if (disk_.room_ < 0) return absl::UnavailableError("no space left on device");
+      disk_.left_ -= static_cast<int64_t>(bytes.size());
+      if (disk_.left_ < 0) return absl::UnavailableError("no space left on device");
       return inner_->Append(bytes);
     }
     absl::Status Sync() override { return inner_->Sync(); }
@@ -338,18 +338,18 @@ TEST_F(TokenizeTest, OnAFullDisk_FailsWithoutADataset_AndGoesOnWhenThereIsRoom) 
   options_.inputs = {Path("a.txt")};
   ASSERT_OK(Run());
   const std::string expected = Bytes(Path("out.bin")) + Bytes(Path("out.idx"));
-  for (int64_t room = 0; room < 40000; room += 1999) {
+  for (int64_t bytes = 0; bytes < 40000; bytes += 1999) {
     for (const char* name : {"out.bin", "out.idx"}) {
       std::filesystem::remove(Path(name));
     }
-    FullDisk disk(*files_, room);
+    FullDisk disk(*files_, bytes);
     const auto splits = Tokenize(disk, *tokenizer_, options_);
     if (!splits.ok()) {
       EXPECT_THAT(splits, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no space left")));
       EXPECT_FALSE(files_->Exists(Path("out.idx")));
     }
     ASSERT_OK(Run());
-    EXPECT_TRUE(Bytes(Path("out.bin")) + Bytes(Path("out.idx")) == expected) << room;
+    EXPECT_TRUE(Bytes(Path("out.bin")) + Bytes(Path("out.idx")) == expected) << bytes;
   }
 }
 

@@ -142,6 +142,9 @@ def random_texts(seed, count):
 
 
 def main():
+    # What the tokenizers are trained on, for bpe_trainer_test.cc.
+    with open(os.path.join(HERE, "sentences.jsonl"), "w", encoding="ascii") as file:
+        file.writelines(json.dumps({"text": sentence}) + "\n" for sentence in SENTENCES)
     cases = []
     texts = TEXTS + list(random_texts(7, 60))
     for name, tokenizer in all_tokenizers():
