@@ -17,6 +17,7 @@ class Scanner {
   explicit Scanner(absl::string_view json) : json_(json) {}
 
   absl::Status Read(absl::string_view field, std::string& text) {
+    if (json_.substr(0, 3) == "\xef\xbb\xbf") at_ = 3;  // the byte order mark of some files
     SkipSpaces();
     if (!Take('{')) return Wrong("expected an object");
     bool found = false;

@@ -472,12 +472,14 @@ TEST(ReadStringField, AgreesWithAParserOfAllJson) {
   EXPECT_GT(sound, 10000);
 }
 
-TEST(ReadStringField, HalvesOfSurrogatePairs_BecomeReplacementCharacters) {
+TEST(ReadStringField, UnusualText_IsReadOrRefused) {
   std::string value;
   ASSERT_OK(ReadStringField(R"({"text":"a\ud83dx\ude00\ud83d\u0041\ud83d\ude00"})", "text", value));
   EXPECT_EQ(value,
             "a\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd"
             "A\xf0\x9f\x98\x80");
+  ASSERT_OK(ReadStringField("\xef\xbb\xbf{\"text\": \"behind a byte order mark\"}", "text", value));
+  EXPECT_EQ(value, "behind a byte order mark");
   EXPECT_FALSE(ReadStringField(std::string(100000, '['), "text", value).ok());
   EXPECT_FALSE(ReadStringField("{\"a\":" + std::string(100000, '['), "text", value).ok());
 }

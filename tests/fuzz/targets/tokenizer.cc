@@ -57,7 +57,8 @@ void JsonLine(const std::string& bytes) {
   const absl::Status status = parallel::ReadStringField(bytes, "text", text);
   CHECK(status.ok() || absl::IsInvalidArgument(status)) << status;
   // What the parser of all JSON reads is read. It refuses more: halves of surrogate pairs, bytes
-  // that are no UTF-8, numbers that fit no type.
+  // that are no UTF-8, numbers that fit no type. A zero byte behind a value ends its input.
+  if (bytes.find('\0') != std::string::npos) return;
   const Json json = Json::parse(bytes, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("text") || !json["text"].is_string()) return;
   if (status.ok()) {
