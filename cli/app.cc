@@ -310,6 +310,7 @@ class Application {
         ->check(CLI::IsMember({"file", "line", "blank-line"}))
         ->capture_default_str();
     DeclareTrainTokenizer(*data);
+    DeclareLookAtData(*data);
     CLI::App* inspect = Add(*data, "inspect", "What a dataset holds; checks all of it", [this] {
       return DataInspect(prefix_, inspect_tokenizer_, format(), terminal_);
     });
@@ -318,6 +319,39 @@ class Application {
         ->add_option("--tokenizer", inspect_tokenizer_,
                      "To show text: a file, bytes, none; auto: that of the dataset")
         ->capture_default_str();
+  }
+
+  void DeclareLookAtData(CLI::App& data) {
+    CLI::App* stats = Add(data, "stats", "Lengths of documents, bytes per token, duplicates",
+                          [this] { return DataStats(prefix_, format(), terminal_); });
+    CLI::App* sample = Add(data, "sample", "Some documents as text", [this] {
+      sample_documents_.prefix = prefix_;
+      return DataSample(sample_documents_, format(), terminal_);
+    });
+    CLI::App* validate = Add(data, "validate", "Check all of a dataset against its description",
+                             [this] { return DataValidate(prefix_, format(), terminal_); });
+    for (CLI::App* command : {stats, sample, validate}) {
+      command->add_option("PREFIX", prefix_, "Dataset: PREFIX.bin and PREFIX.idx")->required();
+    }
+    sample->add_option("--count", sample_documents_.count, "How many")
+        ->check(CLI::Range(1, 1'000'000))
+        ->capture_default_str();
+    sample->add_option("--tokens", sample_documents_.tokens_max, "At most so many of each")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    sample->add_option("--seed", sample_documents_.seed, "The same seed, the same documents")
+        ->capture_default_str();
+    sample->add_option("--tokenizer", sample_documents_.tokenizer, "As of inspect")
+        ->capture_default_str();
+    CLI::App* merge = Add(data, "merge", "One dataset from several, in order", [this] {
+      return DataMerge(merged_, merge_output_, format(), terminal_);
+    });
+    merge->add_option("--input", merged_, "Datasets of the same tokenizer")
+        ->required()
+        ->type_name("PREFIX");
+    merge->add_option("--output", merge_output_, "The dataset to write")
+        ->required()
+        ->type_name("PREFIX");
   }
 
   void DeclareTrainTokenizer(CLI::App& data) {
@@ -503,6 +537,9 @@ class Application {
   SampleOptions sample_;
   TokenizeArguments tokenize_;
   TrainTokenizerArguments train_tokenizer_;
+  SampleDocumentsArguments sample_documents_;
+  std::vector<std::string> merged_;
+  std::string merge_output_;
   LocalOptions local_;
 };
 

@@ -10,12 +10,9 @@
 #include "base/file_system.h"
 #include "base/status_macros.h"
 #include "parallel/data/bpe_trainer.h"
-#include "parallel/data/dataset_description.h"
-#include "parallel/data/inspect.h"
 #include "parallel/data/tokenize.h"
 #include "parallel/data/tokenizer.h"
 #include "parallel/data/tokenizer_file.h"
-#include "proto/spec/names.h"
 
 namespace muster::cli {
 namespace {
@@ -59,21 +56,6 @@ class Progress {
   int64_t first_ = 0;
   bool drawn_ = false;
 };
-
-// The tokenizer that a data set was made with. Where nothing says it, bytes are shown as text.
-absl::StatusOr<std::unique_ptr<parallel::Tokenizer>> TokenizerOf(FileSystem& files,
-                                                                 const std::string& prefix) {
-  ASSIGN_OR_RETURN(const auto description, parallel::ReadDescription(files, prefix));
-  if (!description.has_value()) {
-    ASSIGN_OR_RETURN(const auto dataset, parallel::IndexedDataset::Open(prefix));
-    if (dataset->type() != parallel::TokenType::kU8) return nullptr;
-    return parallel::MakeByteTokenizer();
-  }
-  ASSIGN_OR_RETURN(const std::string file,
-                   parallel::ReadDatasetTokenizer(files, prefix, *description));
-  if (file.empty()) return parallel::MakeByteTokenizer();
-  return parallel::ParseTokenizer(file, prefix + ".tokenizer");
-}
 
 int ThreadsOf(int asked) {
   return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -172,58 +154,6 @@ absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Ter
     terminal.out << Table(rows);
   } else {
     Print(list, format, terminal.out);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer_name,
-                         Format format, Terminal& terminal) {
-  const std::unique_ptr<FileSystem> files = PosixFileSystem();
-  std::unique_ptr<parallel::Tokenizer> tokenizer;
-  if (tokenizer_name == "auto") {
-    ASSIGN_OR_RETURN(tokenizer, TokenizerOf(*files, prefix));
-  } else if (!tokenizer_name.empty() && tokenizer_name != "none") {
-    ASSIGN_OR_RETURN(tokenizer, parallel::OpenTokenizer(*files, tokenizer_name));
-  }
-  ASSIGN_OR_RETURN(const parallel::DatasetSummary summary,
-                   parallel::Inspect(prefix, tokenizer.get()));
-  const std::string type(parallel::Name(summary.type));
-  if (format != Format::kTable) {
-    Json top = Json::array();
-    for (const auto& [id, count] : summary.top) top.push_back({{"id", id}, {"count", count}});
-    Print({{"prefix", summary.prefix},
-           {"type", type},
-           {"documents", summary.documents},
-           {"sequences", summary.sequences},
-           {"tokens", summary.tokens},
-           {"bytes", summary.bytes},
-           {"idMin", summary.id_min},
-           {"idMax", summary.id_max},
-           {"idsDistinct", summary.ids_distinct},
-           {"top", top},
-           {"snippet", summary.snippet}},
-          format, terminal.out);
-    return absl::OkStatus();
-  }
-  terminal.out << Table({{"dataset:", summary.prefix},
-                         {"token type:", type},
-                         {"documents:", absl::StrCat(summary.documents)},
-                         {"sequences:", absl::StrCat(summary.sequences)},
-                         {"tokens:", absl::StrCat(summary.tokens)},
-                         {"size:", Bytes(summary.bytes)},
-                         {"ids:", absl::StrCat(summary.id_min, " to ", summary.id_max, ", ",
-                                               summary.ids_distinct, " distinct")}});
-  if (!summary.top.empty()) {
-    std::vector<std::vector<std::string>> rows = {{"ID", "COUNT", "SHARE"}};
-    for (const auto& [id, count] : summary.top) {
-      rows.push_back({absl::StrCat(id), absl::StrCat(count),
-                      absl::StrFormat("%.2f%%", 100.0 * static_cast<double>(count) /
-                                                    static_cast<double>(summary.tokens))});
-    }
-    terminal.out << "\nmost frequent\n" << Table(rows);
-  }
-  if (!summary.snippet.empty()) {
-    terminal.out << "\nbeginning\n" << spec::Quoted(summary.snippet, 300) << "\n";
   }
   return absl::OkStatus();
 }

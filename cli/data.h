@@ -2,6 +2,7 @@
 #ifndef MUSTER_CLI_DATA_H_
 #define MUSTER_CLI_DATA_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,23 @@ absl::Status DataTokenize(const TokenizeArguments& arguments, Format format, Ter
 // the data set.
 absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer, Format format,
                          Terminal& terminal);
+
+// Lengths of documents, bytes per token and duplicates.
+absl::Status DataStats(const std::string& prefix, Format format, Terminal& terminal);
+
+struct SampleDocumentsArguments {
+  std::string prefix;
+  std::string tokenizer = "auto";  // as for DataInspect
+  int64_t count = 5;
+  int64_t tokens_max = 200;  // of each
+  uint64_t seed = 0;         // the same seed, the same documents
+};
+absl::Status DataSample(const SampleDocumentsArguments& arguments, Format format,
+                        Terminal& terminal);
+
+absl::Status DataValidate(const std::string& prefix, Format format, Terminal& terminal);
+absl::Status DataMerge(const std::vector<std::string>& prefixes, const std::string& output,
+                       Format format, Terminal& terminal);
 
 }  // namespace muster::cli
 

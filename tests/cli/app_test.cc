@@ -479,6 +479,15 @@ TEST_F(App, DataTrainTokenizer_WritesAFileThatTokenizeAndInspectUse) {
   EXPECT_EQ(Json::parse(out_.str())["snippet"], "a banana, another banana and a third banana<eos>");
   EXPECT_EQ(RunApp({"data", "inspect", out, "--tokenizer", "none", "-o", "json"}), 0);
   EXPECT_EQ(Json::parse(out_.str())["snippet"], "");
+  EXPECT_EQ(RunApp({"data", "merge", "--input", out, out, "--output", out + "2"}), 0) << err_.str();
+  EXPECT_EQ(RunApp({"data", "stats", out + "2"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("duplicates:   1 documents"), HasSubstr("####")));
+  EXPECT_EQ(RunApp({"data", "stats", out + "2", "-o", "json"}), 0);
+  EXPECT_EQ(Json::parse(out_.str())["duplicates"], 1);
+  EXPECT_EQ(RunApp({"data", "sample", out + "2", "--count", "1", "--tokens", "1000"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("a banana, another banana and a third banana<eos>"));
+  EXPECT_EQ(RunApp({"data", "validate", out + "2"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("is sound: 2 documents"));
   // The tokenizer of a data set is checked against what its description names.
   std::ofstream(out + ".tokenizer", std::ios::app) << " ";
   EXPECT_EQ(RunApp({"data", "inspect", out}), 1);
