@@ -179,6 +179,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--text", nargs="+", required=True, help="files, read as UTF-8 with replacement")
     parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--forms", nargs="+", help="of these tokenizers only, as gpt2 and llama3; default all")
     parser.add_argument("--time", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -194,6 +195,8 @@ def main():
             file.writelines(json.dumps({"text": each}) + "\n" for each in texts)
         output = os.path.join(folder, "out")
         for name, tokenizer in forms(text[:30_000_000], arguments.vocabulary):
+            if arguments.forms and name not in arguments.forms:
+                continue
             path = os.path.join(folder, name + ".json")
             tokenizer.save(path)
             muster_tokenize(arguments, path, strings, output, "--field", "text")
