@@ -10,8 +10,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/rng.h"
 #include "nlohmann/json.hpp"
+#include "parallel/data/pre_tokenizer.h"
 #include "parallel/data/unicode.h"
+#include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
@@ -134,6 +137,37 @@ TEST_F(TokenizerFile, PartsBehindACut_HaveTheIdsOfTheWhole) {
   for (const char* name : {"gpt2.json", "llama3.json", "qwen2.json", "o200k.json", "llama2.json"}) {
     EXPECT_GT(by_tokenizer[name], 50) << name;
   }
+}
+
+// The vocabularies of the fixtures lack many tokens that would tell a wrong cut from a right one.
+TEST_F(TokenizerFile, PreTokensBehindACut_AreThoseOfTheWhole) {
+  const auto split = [](SplitPattern pattern, absl::string_view text) {
+    std::vector<std::string> pre_tokens;
+    while (!text.empty()) {
+      const size_t bytes = NextPreToken(pattern, text);
+      pre_tokens.emplace_back(text.substr(0, bytes));
+      text.remove_prefix(bytes);
+    }
+    return pre_tokens;
+  };
+  const std::vector<std::string> parts = {"x", " ", "\n", "\r\n", "!",  "/", "'s",
+                                          "7", "é", "今", "\t",   " a", "X", "\xc2\xa0"};
+  Rng rng(testing::TestSeed());
+  int cuts = 0;
+  for (int round = 0; round < 30000; ++round) {
+    std::string text;
+    for (uint64_t i = 2 + rng.Below(8); i > 0; --i) text += parts[rng.Below(parts.size())];
+    for (SplitPattern pattern : {SplitPattern::kGpt2, SplitPattern::kCl100k,
+                                 SplitPattern::kCl100kRanks, SplitPattern::kO200k}) {
+      const size_t cut = LastCut(text, /*at_lines=*/true);
+      if (cut == 0) continue;
+      ++cuts;
+      std::vector<std::string> both = split(pattern, text.substr(0, cut));
+      for (const std::string& each : split(pattern, text.substr(cut))) both.push_back(each);
+      EXPECT_EQ(both, split(pattern, text)) << absl::Utf8SafeCHexEscape(text) << " at " << cut;
+    }
+  }
+  EXPECT_GT(cuts, 30000);
 }
 
 TEST_F(TokenizerFile, Boundaries_AreThoseOfThePostProcessor) {
