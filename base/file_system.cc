@@ -36,6 +36,10 @@ absl::Status Failed(absl::string_view what, const std::string& path, int error) 
   }
 }
 
+absl::Status Shorter(const std::string& path, int64_t size, int64_t length) {
+  return absl::DataLossError(absl::StrCat(path, " has ", size, " bytes, expected ", length));
+}
+
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -86,6 +90,16 @@ class Posix : public FileSystem {
     const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) return Failed("create", path, errno);
     return std::make_unique<PosixWritableFile>(path, fd);
+  }
+  absl::StatusOr<std::unique_ptr<WritableFile>> Reopen(const std::string& path,
+                                                       int64_t length) override {
+    ASSIGN_OR_RETURN(const int64_t size, Size(path));
+    if (size < length) return Shorter(path, size, length);
+    const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd < 0) return Failed("open", path, errno);
+    auto file = std::make_unique<PosixWritableFile>(path, fd);
+    if (::ftruncate(fd, length) != 0) return Failed("cut", path, errno);
+    return file;
   }
   absl::StatusOr<std::string> Read(const std::string& path) override {
     ASSIGN_OR_RETURN(const int64_t size, Size(path));
@@ -164,6 +178,8 @@ struct MemoryFile {
 class Memory : public MemoryFileSystem {
  public:
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<WritableFile>> Reopen(const std::string& path,
+                                                       int64_t length) override;
 
   absl::StatusOr<std::string> Read(const std::string& path) override {
     MutexLock lock(&mutex_);
@@ -299,6 +315,20 @@ absl::StatusOr<std::unique_ptr<WritableFile>> Memory::Create(const std::string& 
   auto file = std::make_shared<MemoryFile>();
   live_[path] = file;
   return std::make_unique<MemoryWritableFile>(*this, path, std::move(file));
+}
+
+absl::StatusOr<std::unique_ptr<WritableFile>> Memory::Reopen(const std::string& path,
+                                                             int64_t length) {
+  MutexLock lock(&mutex_);
+  if (fail_writes_) return Failed("open", path, EIO);
+  const auto found = live_.find(path);
+  if (found == live_.end()) return Failed("open", path, ENOENT);
+  std::string& contents = found->second->contents;
+  if (static_cast<int64_t>(contents.size()) < length) {
+    return Shorter(path, static_cast<int64_t>(contents.size()), length);
+  }
+  contents.resize(static_cast<size_t>(length));
+  return std::make_unique<MemoryWritableFile>(*this, path, found->second);
 }
 
 }  // namespace

@@ -33,6 +33,13 @@ class FileSystem {
   virtual ~FileSystem() = default;
   // Truncates an existing file.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;
+  // Cuts an existing file to its first `length` bytes and writes behind them. kDataLoss when the
+  // file is shorter.
+  virtual absl::StatusOr<std::unique_ptr<WritableFile>> Reopen(const std::string& path,
+                                                               int64_t length) {
+    (void)length;
+    return absl::UnimplementedError("files are not reopened here: " + path);
+  }
   virtual absl::StatusOr<std::string> Read(const std::string& path) = 0;
   // Exactly `length` bytes from `offset`; kDataLoss when the file is shorter.
   virtual absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,

@@ -272,13 +272,35 @@ class Application {
     CLI::App* data = AddGroup(app_, "data", "Make and look at datasets");
     CLI::App* tokenize = Add(*data, "tokenize", "Datasets (PREFIX.bin, PREFIX.idx) from text",
                              [this] { return DataTokenize(tokenize_, format(), terminal_); });
-    tokenize->add_option("--input", tokenize_.inputs, "Text files, in this order; - is stdin")
+    tokenize
+        ->add_option("--input", tokenize_.inputs,
+                     "Text or JSON lines, also gzip or zstd: files, directories, globs, in "
+                     "this order; - is stdin")
         ->required()
         ->type_name("FILE");
     tokenize->add_option("--output", tokenize_.output, "PREFIX; with --split PREFIX.NAME")
         ->required()
         ->type_name("PREFIX");
-    tokenize->add_option("--tokenizer", tokenize_.tokenizer, "bytes: one token per byte")
+    tokenize
+        ->add_option("--tokenizer", tokenize_.tokenizer,
+                     "tokenizer.json, vocab.json (with merges.txt beside it) or a tiktoken file; "
+                     "bytes: one token per byte")
+        ->capture_default_str()
+        ->type_name("FILE");
+    tokenize->add_option("--field", tokenize_.field,
+                         "The inputs are JSON lines, and this string of each is a document "
+                         "[default: text, of *.jsonl and *.ndjson]");
+    tokenize
+        ->add_option("--bos", tokenize_.bos,
+                     "Token in front of every document; auto: what the tokenizer asks for; none")
+        ->capture_default_str();
+    tokenize
+        ->add_option("--eos", tokenize_.eos,
+                     "Token behind every document; auto: what the tokenizer asks for, or has for "
+                     "the end of a text; none")
+        ->capture_default_str();
+    tokenize->add_option("--threads", tokenize_.threads, "0 = all cores")
+        ->check(CLI::Range(0, 4096))
         ->capture_default_str();
     tokenize->add_option("--split", tokenize_.splits,
                          "Parts by position, e.g. train=0.9,validation=0.1");
@@ -287,11 +309,79 @@ class Application {
                      "A document is a file, a line, or ends at a blank-line")
         ->check(CLI::IsMember({"file", "line", "blank-line"}))
         ->capture_default_str();
+    DeclareTrainTokenizer(*data);
+    DeclareLookAtData(*data);
     CLI::App* inspect = Add(*data, "inspect", "What a dataset holds; checks all of it", [this] {
       return DataInspect(prefix_, inspect_tokenizer_, format(), terminal_);
     });
     inspect->add_option("PREFIX", prefix_, "Dataset: PREFIX.bin and PREFIX.idx")->required();
-    inspect->add_option("--tokenizer", inspect_tokenizer_, "To show text; empty = none")
+    inspect
+        ->add_option("--tokenizer", inspect_tokenizer_,
+                     "To show text: a file, bytes, none; auto: that of the dataset")
+        ->capture_default_str();
+  }
+
+  void DeclareLookAtData(CLI::App& data) {
+    CLI::App* stats = Add(data, "stats", "Lengths of documents, bytes per token, duplicates",
+                          [this] { return DataStats(prefix_, format(), terminal_); });
+    CLI::App* sample = Add(data, "sample", "Some documents as text", [this] {
+      sample_documents_.prefix = prefix_;
+      return DataSample(sample_documents_, format(), terminal_);
+    });
+    CLI::App* validate = Add(data, "validate", "Check all of a dataset against its description",
+                             [this] { return DataValidate(prefix_, format(), terminal_); });
+    for (CLI::App* command : {stats, sample, validate}) {
+      command->add_option("PREFIX", prefix_, "Dataset: PREFIX.bin and PREFIX.idx")->required();
+    }
+    sample->add_option("--count", sample_documents_.count, "How many")
+        ->check(CLI::Range(1, 1'000'000))
+        ->capture_default_str();
+    sample->add_option("--tokens", sample_documents_.tokens_max, "At most so many of each")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    sample->add_option("--seed", sample_documents_.seed, "The same seed, the same documents")
+        ->capture_default_str();
+    sample->add_option("--tokenizer", sample_documents_.tokenizer, "As of inspect")
+        ->capture_default_str();
+    CLI::App* merge = Add(data, "merge", "One dataset from several, in order", [this] {
+      return DataMerge(merged_, merge_output_, format(), terminal_);
+    });
+    merge->add_option("--input", merged_, "Datasets of the same tokenizer")
+        ->required()
+        ->type_name("PREFIX");
+    merge->add_option("--output", merge_output_, "The dataset to write")
+        ->required()
+        ->type_name("PREFIX");
+  }
+
+  void DeclareTrainTokenizer(CLI::App& data) {
+    CLI::App* train =
+        Add(data, "train-tokenizer", "A tokenizer.json of byte-level BPE from text",
+            [this] { return DataTrainTokenizer(train_tokenizer_, format(), terminal_); });
+    train->add_option("--input", train_tokenizer_.inputs, "As of tokenize")
+        ->required()
+        ->type_name("FILE");
+    train->add_option("--output", train_tokenizer_.output, "The file to write")
+        ->required()
+        ->type_name("FILE");
+    train->add_option("--vocabulary", train_tokenizer_.vocabulary, "Tokens, with the special ones")
+        ->check(CLI::Range(256, 1 << 22))
+        ->capture_default_str();
+    train->add_option("--pattern", train_tokenizer_.pattern, "How text is split into words")
+        ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "o200k"}))
+        ->capture_default_str();
+    train
+        ->add_option("--special", train_tokenizer_.specials,
+                     "Special tokens, whose ids are behind all others")
+        ->capture_default_str();
+    train
+        ->add_option("--min-frequency", train_tokenizer_.frequency_min,
+                     "How often a pair occurs that becomes a token")
+        ->check(CLI::Range(1, 1 << 30))
+        ->capture_default_str();
+    train->add_option("--field", train_tokenizer_.field, "As of tokenize");
+    train->add_option("--threads", train_tokenizer_.threads, "0 = all cores")
+        ->check(CLI::Range(0, 4096))
         ->capture_default_str();
   }
 
@@ -434,7 +524,7 @@ class Application {
   std::string worker_;
   StateOptions state_;
   std::string prefix_;
-  std::string inspect_tokenizer_ = "bytes";
+  std::string inspect_tokenizer_ = "auto";
   bool follow_ = false;
   bool purge_ = false;
   SubmitOptions submit_;
@@ -446,6 +536,10 @@ class Application {
   ConvertOptions convert_;
   SampleOptions sample_;
   TokenizeArguments tokenize_;
+  TrainTokenizerArguments train_tokenizer_;
+  SampleDocumentsArguments sample_documents_;
+  std::vector<std::string> merged_;
+  std::string merge_output_;
   LocalOptions local_;
 };
 

@@ -29,6 +29,9 @@ set_target_properties(muster_httplib PROPERTIES INTERFACE_COMPILE_DEFINITIONS
 muster_import(onednn dnnl oneapi/dnnl/dnnl.hpp)
 # The runtime of Debian's oneDNN, whatever the compiler's own is (kernels/device/gnu_openmp.h).
 find_library(MUSTER_GOMP_LIBRARY NAMES libgomp.so.1 REQUIRED)
+muster_import(utf8proc utf8proc utf8proc.h)
+muster_import(zlib z zlib.h)
+muster_import(zstd zstd zstd.h)
 
 if(MUSTER_TESTS)
   find_package(GTest REQUIRED)

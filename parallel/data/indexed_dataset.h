@@ -42,14 +42,31 @@ TokenType TokenTypeFor(int64_t vocab);
 
 // Writes one dataset from start to end in bounded memory. The files appear under their names only
 // in Finish(), PREFIX.idx last: a dataset whose index exists is complete. Single-threaded. Without
-// Finish() the temporary files are removed by the destructor.
+// Finish() the temporary files are removed by the destructor, after Keep() they stay.
 class IndexedDatasetWriter {
  public:
+  // How far a dataset has come.
+  struct Progress {
+    int64_t tokens = 0;
+    int64_t documents = 0;
+    int64_t sequences = 0;
+    int64_t open_tokens = 0;  // in the sequence that has not ended
+  };
   // Creates the parent directory. Status codes: those of FileSystem.
   static absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> Create(FileSystem& files,
                                                                       const std::string& prefix,
                                                                       TokenType type);
+  // Goes on behind what Save() made durable, in the temporary files that a process left which ended
+  // before Finish(). kNotFound, kDataLoss: they are not there, or shorter than `progress` says.
+  static absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> Resume(FileSystem& files,
+                                                                      const std::string& prefix,
+                                                                      TokenType type,
+                                                                      const Progress& progress);
   virtual ~IndexedDatasetWriter() = default;
+  // Makes all that was appended durable and says how far it has come.
+  virtual absl::StatusOr<Progress> Save() = 0;
+  // Leaves the temporary files for Resume() when the writer goes.
+  virtual void Keep() = 0;
   // Appends to the open document. kInvalidArgument for an id that the type cannot hold.
   virtual absl::Status Append(absl::Span<const int32_t> tokens) = 0;
   // Ends the open document. An empty document is not written.

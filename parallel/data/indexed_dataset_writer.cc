@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -41,12 +42,20 @@ class BufferedFile {
     ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files.Create(path));
     return BufferedFile(std::move(file));
   }
+  static absl::StatusOr<BufferedFile> Reopen(FileSystem& files, const std::string& path,
+                                             int64_t length) {
+    ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files.Reopen(path, length));
+    return BufferedFile(std::move(file));
+  }
   // What is to be written next. Callers append to it and then call Spill().
   std::string& buffer() { return buffer_; }
   absl::Status Spill() { return buffer_.size() < kBufferBytes ? absl::OkStatus() : Flush(); }
-  absl::Status Close() {
+  absl::Status Sync() {
     RETURN_IF_ERROR(Flush());
-    RETURN_IF_ERROR(file_->Sync());
+    return file_->Sync();
+  }
+  absl::Status Close() {
+    RETURN_IF_ERROR(Sync());
     return file_->Close();
   }
 
@@ -66,36 +75,53 @@ class BufferedFile {
 class Writer : public IndexedDatasetWriter {
  public:
   Writer(FileSystem& files, std::string prefix, TokenType type, BufferedFile tokens,
-         BufferedFile lengths)
+         BufferedFile lengths, const Progress& progress)
       : files_(files),
         prefix_(std::move(prefix)),
         type_(type),
         tokens_file_(std::move(tokens)),
-        lengths_file_(std::move(lengths)) {}
+        lengths_file_(std::move(lengths)),
+        token_count_(progress.tokens),
+        document_count_(progress.documents),
+        sequence_count_(progress.sequences),
+        sequence_tokens_(progress.open_tokens) {}
 
   ~Writer() override {
-    if (finished_) return;
+    if (finished_ || kept_) return;
     for (const char* suffix : {".bin.tmp", ".idx.tmp", ".lengths.tmp"}) {
       // The file may not exist, and a destructor cannot return another error.
       (void)files_.RemoveFile(prefix_ + suffix);
     }
   }
 
+  absl::StatusOr<Progress> Save() override {
+    CHECK(!finished_);
+    RETURN_IF_ERROR(tokens_file_.Sync());
+    RETURN_IF_ERROR(lengths_file_.Sync());
+    return Progress{token_count_, document_count_, sequence_count_, sequence_tokens_};
+  }
+  void Keep() override { kept_ = true; }
+
   absl::Status Append(absl::Span<const int32_t> tokens) override {
     CHECK(!finished_);
     const auto [low, high] = RangeOf(type_);
-    for (int32_t token : tokens) {
-      if (token < low || token > high) {
-        return absl::InvalidArgumentError(absl::StrCat(prefix_, ": token ", token, " at position ",
-                                                       token_count_, " does not fit ",
-                                                       Name(type_)));
-      }
+    while (!tokens.empty()) {
       if (sequence_tokens_ == kSequenceTokensMax) RETURN_IF_ERROR(EndSequence(false));
-      Encode(token);
-      ++sequence_tokens_;
-      ++token_count_;
+      const auto free = static_cast<size_t>(kSequenceTokensMax - sequence_tokens_);
+      const absl::Span<const int32_t> part = tokens.subspan(0, std::min(free, kBufferBytes));
+      for (size_t i = 0; i < part.size(); ++i) {
+        if (part[i] >= low && part[i] <= high) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat(prefix_, ": token ", part[i], " at position ",
+                         token_count_ + static_cast<int64_t>(i), " does not fit ", Name(type_)));
+      }
+      Encode(part);
+      sequence_tokens_ += static_cast<int64_t>(part.size());
+      token_count_ += static_cast<int64_t>(part.size());
+      tokens.remove_prefix(part.size());
+      RETURN_IF_ERROR(tokens_file_.Spill());
     }
-    return tokens_file_.Spill();
+    return absl::OkStatus();
   }
 
   absl::Status EndDocument() override {
@@ -126,17 +152,28 @@ class Writer : public IndexedDatasetWriter {
   int64_t documents() const override { return document_count_; }
 
  private:
-  void Encode(int32_t token) {
-    std::string& out = tokens_file_.buffer();
+  void Encode(absl::Span<const int32_t> tokens) {
     switch (SizeOf(type_)) {
       case 1:
-        return AppendNumber(out, static_cast<uint8_t>(token));
+        return EncodeAs<uint8_t>(tokens);
       case 2:
-        return AppendNumber(out, static_cast<uint16_t>(token));
+        return EncodeAs<uint16_t>(tokens);
       case 4:
-        return AppendNumber(out, token);
+        return EncodeAs<int32_t>(tokens);
       default:
-        return AppendNumber(out, static_cast<int64_t>(token));
+        return EncodeAs<int64_t>(tokens);
+    }
+  }
+  template <typename T>
+  void EncodeAs(absl::Span<const int32_t> tokens) {
+    std::string& out = tokens_file_.buffer();
+    const size_t old = out.size();
+    out.resize(old + tokens.size() * sizeof(T));
+    char* at = out.data() + old;
+    for (int32_t token : tokens) {
+      const auto value = static_cast<T>(token);
+      std::memcpy(at, &value, sizeof(value));
+      at += sizeof(value);
     }
   }
 
@@ -200,6 +237,7 @@ class Writer : public IndexedDatasetWriter {
   int64_t sequence_count_ = 0;
   int64_t sequence_tokens_ = 0;  // in the open sequence
   bool finished_ = false;
+  bool kept_ = false;
 };
 
 }  // namespace
@@ -256,7 +294,18 @@ absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> IndexedDatasetWriter::Crea
   RETURN_IF_ERROR(files.MakeDirectory(ParentDirectory(prefix)));
   ASSIGN_OR_RETURN(BufferedFile tokens, BufferedFile::Create(files, prefix + ".bin.tmp"));
   ASSIGN_OR_RETURN(BufferedFile lengths, BufferedFile::Create(files, prefix + ".lengths.tmp"));
-  return std::make_unique<Writer>(files, prefix, type, std::move(tokens), std::move(lengths));
+  return std::make_unique<Writer>(files, prefix, type, std::move(tokens), std::move(lengths),
+                                  IndexedDatasetWriter::Progress());
+}
+
+absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> IndexedDatasetWriter::Resume(
+    FileSystem& files, const std::string& prefix, TokenType type, const Progress& progress) {
+  ASSIGN_OR_RETURN(BufferedFile tokens, BufferedFile::Reopen(files, prefix + ".bin.tmp",
+                                                             progress.tokens * SizeOf(type)));
+  ASSIGN_OR_RETURN(BufferedFile lengths,
+                   BufferedFile::Reopen(files, prefix + ".lengths.tmp", progress.sequences * 8));
+  return std::make_unique<Writer>(files, prefix, type, std::move(tokens), std::move(lengths),
+                                  progress);
 }
 
 }  // namespace muster::parallel

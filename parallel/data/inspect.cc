@@ -1,10 +1,11 @@
+#include "parallel/data/inspect.h"
+
 #include <algorithm>
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/file_system.h"
 #include "base/status_macros.h"
-#include "parallel/data/indexed_dataset.h"
-#include "parallel/data/tokenizer.h"
 
 namespace muster::parallel {
 

@@ -53,6 +53,19 @@ TEST_P(FileSystemContract, ReadRange_PastTheEnd_IsDataLossThatNamesThePath) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr(root_ + "/a")));
 }
 
+TEST_P(FileSystemContract, Reopen_CutsTheFileAndWritesBehind) {
+  ASSERT_OK(files_->WriteAtomically(root_ + "/a", "12345"));
+  ASSERT_OK_AND_ASSIGN(auto file, files_->Reopen(root_ + "/a", 3));
+  ASSERT_OK(file->Append("xy"));
+  ASSERT_OK(file->Append("z"));
+  ASSERT_OK(file->Close());
+  ASSERT_OK_AND_ASSIGN(const std::string bytes, files_->Read(root_ + "/a"));
+  EXPECT_EQ(bytes, "123xyz");
+  EXPECT_THAT(files_->Reopen(root_ + "/a", 7),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr(root_ + "/a has 6 bytes")));
+  EXPECT_THAT(files_->Reopen(root_ + "/none", 0), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_P(FileSystemContract, MissingFile_IsNotFound) {
   EXPECT_THAT(files_->Read(root_ + "/none"),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(root_ + "/none")));

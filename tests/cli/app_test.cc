@@ -457,6 +457,43 @@ TEST_F(App, DataTokenize_WritesTheSplitsThatInspectReads) {
   EXPECT_THAT(out_.str(), HasSubstr("tokens:"));
 }
 
+TEST_F(App, DataTrainTokenizer_WritesAFileThatTokenizeAndInspectUse) {
+  const std::string text = directory_ + "/text.jsonl", out = directory_ + "/set";
+  const std::string tokenizer = directory_ + "/made/tokenizer.json";
+  std::ofstream(text) << R"({"text": "a banana, another banana and a third banana"})"
+                      << "\n";
+  EXPECT_EQ(
+      RunApp({"data", "train-tokenizer", "--input", text, "--field", "text", "--output", tokenizer,
+              "--vocabulary", "262", "--pattern", "llama3", "--special", "<eos>", "-o", "json"}),
+      0)
+      << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["tokens"], 262);
+  EXPECT_EQ(RunApp({"data", "tokenize", "--input", text, "--output", out, "--tokenizer", tokenizer,
+                    "--eos", "<eos>", "--threads", "2", "-o", "json"}),
+            0)
+      << err_.str();
+  const Json sets = Json::parse(out_.str());
+  EXPECT_LT(sets[0]["tokens"], 30);
+  EXPECT_EQ(sets[0]["eos"], Json({261}));
+  EXPECT_EQ(RunApp({"data", "inspect", out, "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["snippet"], "a banana, another banana and a third banana<eos>");
+  EXPECT_EQ(RunApp({"data", "inspect", out, "--tokenizer", "none", "-o", "json"}), 0);
+  EXPECT_EQ(Json::parse(out_.str())["snippet"], "");
+  EXPECT_EQ(RunApp({"data", "merge", "--input", out, out, "--output", out + "2"}), 0) << err_.str();
+  EXPECT_EQ(RunApp({"data", "stats", out + "2"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("duplicates:   1 documents"), HasSubstr("####")));
+  EXPECT_EQ(RunApp({"data", "stats", out + "2", "-o", "json"}), 0);
+  EXPECT_EQ(Json::parse(out_.str())["duplicates"], 1);
+  EXPECT_EQ(RunApp({"data", "sample", out + "2", "--count", "1", "--tokens", "1000"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("a banana, another banana and a third banana<eos>"));
+  EXPECT_EQ(RunApp({"data", "validate", out + "2"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("is sound: 2 documents"));
+  // The tokenizer of a data set is checked against what its description names.
+  std::ofstream(out + ".tokenizer", std::ios::app) << " ";
+  EXPECT_EQ(RunApp({"data", "inspect", out}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr(out + ".dataset.json names"));
+}
+
 TEST_F(App, DataTokenize_OfBadInput_SaysWhatIsWrongAndLeavesNoDataset) {
   const std::string text = directory_ + "/text", empty = directory_ + "/empty";
   const std::string out = directory_ + "/set";
@@ -473,7 +510,8 @@ TEST_F(App, DataTokenize_OfBadInput_SaysWhatIsWrongAndLeavesNoDataset) {
       {{"--input", text, "--split", "train=-1"}, "'train=-1' is no split"},
       {{"--input", text, "--split", "a=1,a=1"}, "split 'a' is given twice"},
       {{"--input", text, "--split", "../a=1"}, "must not contain '/'"},
-      {{"--input", text, "--tokenizer", "bpe"}, "no tokenizer is called 'bpe'; there is: bytes"},
+      {{"--input", text, "--tokenizer", "bpe"},
+       "the tokenizer is neither bytes nor a file: cannot stat bpe"},
   };
   for (const Case& bad : cases) {
     std::vector<std::string> arguments = {"data", "tokenize", "--output", out};

@@ -73,5 +73,9 @@ TEST(FuzzCorpus, FramesOfACoordinator_BreakNoInvariantOfTheDaemon) {
   RunAll("daemon_frames", DaemonFrames);
 }
 
+TEST(FuzzCorpus, TokenizerJson_IsRefusedOrEncodes) { RunAll("tokenizer_json", TokenizerJson); }
+TEST(FuzzCorpus, TiktokenRanks_AreRefusedOrEncode) { RunAll("tiktoken_ranks", TiktokenRanks); }
+TEST(FuzzCorpus, JsonLine_IsReadAsAParserOfAllJsonReadsIt) { RunAll("json_line", JsonLine); }
+
 }  // namespace
 }  // namespace muster::fuzz

@@ -19,6 +19,10 @@ class ForwardingFileSystem : public FileSystem {
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     return inner_.Create(path);
   }
+  absl::StatusOr<std::unique_ptr<WritableFile>> Reopen(const std::string& path,
+                                                       int64_t length) override {
+    return inner_.Reopen(path, length);
+  }
   absl::StatusOr<std::string> Read(const std::string& path) override { return inner_.Read(path); }
   absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
                                         int64_t length) override {

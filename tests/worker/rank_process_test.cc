@@ -23,6 +23,8 @@
 #include "base/rng.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "parallel/data/indexed_dataset.h"
+#include "parallel/data/tokenize.h"
+#include "parallel/data/tokenizer_file.h"
 #include "proto/spec/spec.h"
 #include "tests/support/status_matchers.h"
 #include "worker/rank/rank_run.h"
@@ -444,6 +446,59 @@ TEST_F(RankProcess, LlamaOverTensorParallelRanks_LearnsAsOnOneRankAndCanBeSample
         directory_ + "/sample");
   EXPECT_EQ(Wait(9), 0) << Output(9);
   EXPECT_EQ(files_->Read(directory_ + "/sample")->substr(0, 3), "abc");
+}
+
+TEST_F(RankProcess, TokenizerOfTheData_IsKeptWithTheCheckpointsAndDecodesSamples) {
+  const std::string file =
+      *files_->Read(MUSTER_SOURCE_DIR "/tests/parallel/tokenizers/llama2.json");
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, parallel::ParseTokenizer(file, "llama2.json"));
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "Der Käfer läuft über die Straße, 今天天气 very well. ";
+  ASSERT_OK(files_->WriteAtomically(directory_ + "/text.txt", text));
+  parallel::TokenizeOptions options;
+  options.inputs = {directory_ + "/text.txt"};
+  options.output = directory_ + "/tokens";
+  options.tokenizer_file = file;
+  ASSERT_OK(parallel::Tokenize(*files_, *tokenizer, options));
+  v1::EngineSpec& engine = *spec_.mutable_engine();
+  engine.mutable_data()->mutable_train(0)->set_path("tokens");
+  engine.mutable_data()->mutable_validation(0)->set_path("tokens");
+  Start(1);
+  EXPECT_EQ(Wait(0), kExitFailed);
+  EXPECT_EQ(Report(0).cause(), v1::CAUSE_USER_ERROR);
+  EXPECT_THAT(Report(0).message(),
+              AllOf(HasSubstr("engine.model.vocab: 256, but the ids of engine.data.train[0].path"),
+                    HasSubstr("it must be at least "), HasSubstr("and 431 holds all tokens")));
+
+  // Some rows more than the tokenizer has tokens.
+  engine.mutable_model()->set_vocab(448);
+  ++epoch_;
+  Start(2);
+  for (const int rank : {0, 1}) EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+  EXPECT_EQ(*files_->Read(directory_ + "/saved/tiny-abcde/tokenizer"), file);
+  const std::string checkpoint = daemon_->commits().back().path();
+  Spawn(9,
+        {"sample", "--checkpoint", checkpoint, "--prompt", "Der Käfer", "--tokens", "7", "--seed",
+         "4"},
+        directory_ + "/sample");
+  EXPECT_EQ(Wait(9), 0) << *files_->Read(directory_ + "/sample");
+  EXPECT_EQ(files_->Read(directory_ + "/sample")->substr(0, 10), "Der Käfer");
+  Spawn(9, {"convert", "--from", checkpoint, "--to", directory_ + "/hf"}, directory_ + "/convert");
+  EXPECT_EQ(Wait(9), 0) << *files_->Read(directory_ + "/convert");
+  EXPECT_EQ(*files_->Read(directory_ + "/hf/tokenizer.json"), file);
+
+  // Ids of another tokenizer mean other text.
+  ASSERT_OK(files_->WriteAtomically(directory_ + "/text.txt", text.substr(1)));
+  options.output = directory_ + "/others";
+  options.tokenizer_file = file + "\n";
+  ASSERT_OK(parallel::Tokenize(*files_, *tokenizer, options));
+  engine.mutable_data()->mutable_validation(0)->set_path("others");
+  ++epoch_;
+  Start(1);
+  EXPECT_EQ(Wait(0), kExitFailed);
+  EXPECT_THAT(Report(0).message(),
+              AllOf(HasSubstr("engine.data.validation[0].path"),
+                    HasSubstr("but engine.data.train[0].path of llama2.json")));
 }
 
 TEST_F(RankProcess, DamagedCheckpoint_IsReportedAndTheOneBeforeRestored) {

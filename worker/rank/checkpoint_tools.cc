@@ -6,11 +6,14 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/check.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
 #include "kernels/device/device.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/data/tokenizer.h"
+#include "parallel/data/tokenizer_file.h"
+#include "worker/rank/tokenizer_of_checkpoint.h"
 
 namespace muster::worker {
 namespace {
@@ -32,13 +35,20 @@ absl::Status RunSample(const SampleArguments& arguments) {
                    CheckpointReader::Open(*files, arguments.checkpoint, parallel::Verify::kSizes));
   const std::unique_ptr<kernels::Device> device = kernels::MakeCpuDevice(arguments.threads);
   ASSIGN_OR_RETURN(auto generator, parallel::Generator::Make(*device, *reader));
-  ASSIGN_OR_RETURN(const auto tokenizer, parallel::MakeTokenizer("bytes"));
-  if (generator->model().shape().vocab > tokenizer->vocab()) {
+  ASSIGN_OR_RETURN(const std::string file, TokenizerFileOf(*files, arguments.checkpoint));
+  std::unique_ptr<parallel::Tokenizer> tokenizer = parallel::MakeByteTokenizer();
+  if (!file.empty()) {
+    ASSIGN_OR_RETURN(tokenizer, parallel::ParseTokenizer(file, kTokenizerFile));
+  }
+  if (file.empty() && generator->model().shape().vocab > tokenizer->vocab()) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: the model has a vocabulary of %d tokens, but sampling knows bytes only",
+        "%s: the model has a vocabulary of %d tokens, and no tokenizer file lies in the directory "
+        "or beside it, so that its tokens can only be read as bytes",
         arguments.checkpoint, generator->model().shape().vocab));
   }
   std::vector<int32_t> prompt;
+  const parallel::BoundaryTokens& boundaries = tokenizer->boundaries();
+  prompt.insert(prompt.end(), boundaries.bos.begin(), boundaries.bos.end());
   tokenizer->Encode(arguments.prompt, prompt);
   const auto print = [&](const std::string& text) {
     if (arguments.json) return;
@@ -47,13 +57,23 @@ absl::Status RunSample(const SampleArguments& arguments) {
   };
   bool started = false;
   std::string text;
+  // A token may have a space in front that only the first of a text loses, so that text behind the
+  // prompt is what all tokens give more than the prompt.
+  ASSIGN_OR_RETURN(const std::string prompt_text, tokenizer->Decode(prompt));
+  std::vector<int32_t> all = prompt;
   ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                    generator->Generate(prompt, arguments.sampling, [&](int32_t token) {
                      // The prompt is printed with the first token, so not for bad arguments.
                      if (!started) print(arguments.prompt);
                      started = true;
-                     text.push_back(static_cast<char>(token));
-                     print(text.substr(text.size() - 1));
+                     // A model may have more rows than the tokenizer has tokens.
+                     if (token >= tokenizer->vocab()) return;
+                     all.push_back(token);
+                     const absl::StatusOr<std::string> decoded = tokenizer->Decode(all);
+                     CHECK_OK(decoded);
+                     const std::string more = decoded->substr(prompt_text.size() + text.size());
+                     text += more;
+                     print(more);
                    }));
   if (!started) print(arguments.prompt);
   if (!arguments.json) {

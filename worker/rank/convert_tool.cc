@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_system.h"
@@ -12,6 +14,7 @@
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/interop/hugging_face.h"
 #include "parallel/train/checkpoint_names.h"
+#include "worker/rank/tokenizer_of_checkpoint.h"
 
 namespace muster::worker {
 namespace {
@@ -40,6 +43,15 @@ absl::StatusOr<Converted> Export(FileSystem& files, const ConvertArguments& argu
   };
   ASSIGN_OR_RETURN(const int64_t bytes, parallel::ExportToHuggingFace(
                                             files, *model, read, arguments.destination, options));
+  ASSIGN_OR_RETURN(const std::string tokenizer, TokenizerFileOf(files, arguments.source));
+  if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(tokenizer), "{")) {
+    RETURN_IF_ERROR(
+        files.WriteAtomically(absl::StrCat(arguments.destination, "/tokenizer.json"), tokenizer));
+    // What AutoTokenizer of transformers asks for beside it.
+    const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
+    RETURN_IF_ERROR(files.WriteAtomically(
+        absl::StrCat(arguments.destination, "/tokenizer_config.json"), config.dump(2) + "\n"));
+  }
   return Converted{"huggingface", arguments.destination, model->description().family,
                    model->parameters().elements(), bytes};
 }
@@ -66,6 +78,12 @@ absl::StatusOr<Converted> Import(FileSystem& files, const ConvertArguments& argu
   ASSIGN_OR_RETURN(const parallel::SaveResult saved,
                    parallel::SaveCheckpoint(files, arguments.destination, state, /*rank=*/0, chunks,
                                             parallel::GatherAlone()));
+  const std::string tokenizer = absl::StrCat(arguments.source, "/tokenizer.json");
+  if (files.Exists(tokenizer)) {
+    ASSIGN_OR_RETURN(const std::string file, files.Read(tokenizer));
+    RETURN_IF_ERROR(files.WriteAtomically(
+        absl::StrCat(ParentDirectory(saved.directory), "/", kTokenizerFile), file));
+  }
   return Converted{"checkpoint", saved.directory, model.description().family,
                    model.parameters().elements(), saved.bytes};
 }

@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "parallel/data/dataset_description.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/engine_spec.h"
 #include "worker/rank/memory_check.h"
+#include "worker/rank/tokenizer_of_checkpoint.h"
 
 namespace muster::worker {
 namespace {
@@ -23,10 +25,44 @@ absl::Status Misconfigured(const std::string& message) {
   return Mark(absl::InvalidArgumentError(message), FailureDomain::kConfiguration);
 }
 
+// Refuses a data set with ids that the model has no row for, or of another tokenizer than the data
+// sets before. Nothing is known of data sets without a description, nor where the files under its
+// prefix were replaced by others. `field` names the data set in errors.
+absl::Status CheckTokens(FileSystem& files, const parallel::IndexedDataset& dataset,
+                         const std::string& field, int64_t vocab, EngineSetup& setup) {
+  auto description = parallel::ReadDescription(files, dataset.prefix());
+  if (!description.ok()) return Mark(description.status(), FailureDomain::kData);
+  if (!description->has_value() || (*description)->tokens != dataset.tokens() ||
+      (*description)->documents != dataset.documents()) {
+    return absl::OkStatus();
+  }
+  const parallel::DatasetDescription& found = **description;
+  if (found.largest_id >= vocab) {
+    return Misconfigured(absl::StrFormat(
+        "engine.model.vocab: %d, but the ids of %s (%s) go up to %d: it must be at least %d, and "
+        "%d holds all tokens of its tokenizer %s",
+        vocab, field, dataset.prefix(), found.largest_id, found.largest_id + 1, found.vocabulary,
+        found.tokenizer));
+  }
+  auto file = parallel::ReadDatasetTokenizer(files, dataset.prefix(), found);
+  if (!file.ok()) return Mark(Annotate(file.status(), field), FailureDomain::kData);
+  std::optional<DataTokenizer>& first = setup.tokenizer;
+  if (!first.has_value()) {
+    first = {found.tokenizer, found.tokenizer_sha256, *std::move(file), field};
+  } else if (first->sha256 != found.tokenizer_sha256) {
+    return Misconfigured(
+        absl::StrFormat("%s (%s) has ids of the tokenizer %s (SHA-256 '%s'), but %s of %s ('%s')",
+                        field, dataset.prefix(), found.tokenizer, found.tokenizer_sha256,
+                        first->field, first->name, first->sha256));
+  }
+  return absl::OkStatus();
+}
+
 // Opens the data sets of one list of the spec, whose name there is `field`.
 absl::StatusOr<std::vector<parallel::SampleSource>> OpenSources(
-    const v1::JobSpec& spec, const google::protobuf::RepeatedPtrField<v1::DataSource>& list,
-    const std::string& field, std::vector<std::unique_ptr<parallel::IndexedDataset>>& datasets) {
+    FileSystem& files, const v1::JobSpec& spec,
+    const google::protobuf::RepeatedPtrField<v1::DataSource>& list, const std::string& field,
+    EngineSetup& setup) {
   std::vector<parallel::SampleSource> sources;
   for (int i = 0; i < list.size(); ++i) {
     auto dataset = parallel::IndexedDataset::Open(ResolvePath(spec, list[i].path()));
@@ -34,20 +70,22 @@ absl::StatusOr<std::vector<parallel::SampleSource>> OpenSources(
       return Mark(Annotate(dataset.status(), absl::StrFormat("%s[%d].path", field, i)),
                   FailureDomain::kData);
     }
+    RETURN_IF_ERROR(CheckTokens(files, **dataset, absl::StrFormat("%s[%d].path", field, i),
+                                spec.engine().model().vocab(), setup));
     sources.push_back({dataset->get(), list[i].weight()});
-    datasets.push_back(*std::move(dataset));
+    setup.datasets.push_back(*std::move(dataset));
   }
   return sources;
 }
 
-absl::Status OpenData(const v1::JobSpec& spec, EngineSetup& setup) {
+absl::Status OpenData(FileSystem& files, const v1::JobSpec& spec, EngineSetup& setup) {
   const v1::DataSpec& data = spec.engine().data();
   parallel::SamplerOptions options;
   options.sequence_length = spec.engine().model().sequence_length();
   options.vocab = spec.engine().model().vocab();
   options.seed = spec.engine().training().seed();
   ASSIGN_OR_RETURN(auto training,
-                   OpenSources(spec, data.train(), "engine.data.train", setup.datasets));
+                   OpenSources(files, spec, data.train(), "engine.data.train", setup));
   auto sampler = parallel::Sampler::Training(std::move(training), options);
   if (!sampler.ok()) {
     return Mark(Annotate(sampler.status(), "engine.data.train"), FailureDomain::kData);
@@ -55,7 +93,7 @@ absl::Status OpenData(const v1::JobSpec& spec, EngineSetup& setup) {
   setup.training = std::make_unique<parallel::Sampler>(*std::move(sampler));
   if (data.validation().empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(auto validation,
-                   OpenSources(spec, data.validation(), "engine.data.validation", setup.datasets));
+                   OpenSources(files, spec, data.validation(), "engine.data.validation", setup));
   sampler = parallel::Sampler::Evaluation(std::move(validation), options);
   if (!sampler.ok()) {
     return Mark(Annotate(sampler.status(), "engine.data.validation"), FailureDomain::kData);
@@ -76,6 +114,24 @@ absl::Status CheckCheckpointPath(const v1::RankAssignment& assignment, FileSyste
   if (status.ok()) status = files.RemoveFile(probe);
   return Mark(Annotate(status, absl::StrCat("checkpoint.path: ", root, " is not writable")),
               FailureDomain::kStorage);
+}
+
+// Leaves the tokenizer of the data beside the checkpoints of the job. Ranks that share the
+// directory write the same bytes, each under a name of its own first.
+absl::Status KeepTokenizer(const v1::RankAssignment& assignment, FileSystem& files,
+                           const std::optional<DataTokenizer>& tokenizer) {
+  if (!tokenizer.has_value() || tokenizer->file.empty()) return absl::OkStatus();
+  const std::string path =
+      absl::StrCat(ResolvePath(assignment.spec(), assignment.spec().checkpoint().path()), "/",
+                   assignment.job_id(), "/", kTokenizerFile);
+  if (files.Exists(path)) {
+    const absl::StatusOr<std::string> kept = files.Read(path);
+    if (kept.ok() && *kept == tokenizer->file) return absl::OkStatus();
+  }
+  const std::string own = absl::StrCat(path, ".rank-", assignment.rank());
+  absl::Status status = files.WriteAtomically(own, tokenizer->file);
+  if (status.ok()) status = files.Rename(own, path);
+  return Mark(Annotate(status, "checkpoint.path"), FailureDomain::kStorage);
 }
 
 }  // namespace
@@ -132,9 +188,10 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
         InitialWeights::Open(files, ResolvePath(assignment.spec(), model.initialize_from()),
                              Describe(model)));
   }
-  RETURN_IF_ERROR(OpenData(assignment.spec(), setup));
+  RETURN_IF_ERROR(OpenData(files, assignment.spec(), setup));
   if (assignment.spec().has_checkpoint()) {
     RETURN_IF_ERROR(CheckCheckpointPath(assignment, files));
+    RETURN_IF_ERROR(KeepTokenizer(assignment, files, setup.tokenizer));
   }
   setup.options = OptionsOf(assignment.spec());
   setup.options.job = JobId(assignment.job_id());

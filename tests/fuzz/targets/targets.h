@@ -19,6 +19,12 @@ void CoordinatorFrames(const std::string& bytes);
 // Session frames of a coordinator, in between what ranks and the machine do, through the daemon's
 // core.
 void DaemonFrames(const std::string& bytes);
+// A tokenizer.json. One that is accepted encodes and decodes any text, whole and cut.
+void TokenizerJson(const std::string& bytes);
+// The same for a tiktoken file.
+void TiktokenRanks(const std::string& bytes);
+// A line of JSON, whose field is read as a parser of all JSON reads it.
+void JsonLine(const std::string& bytes);
 
 }  // namespace muster::fuzz
 
