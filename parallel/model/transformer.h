@@ -21,6 +21,7 @@
 #include <memory>
 
 #include "kernels/attention/rotary.h"
+#include "parallel/model/mlp_mixer.h"
 #include "parallel/model/model.h"
 #include "parallel/model/norm.h"
 
@@ -30,7 +31,6 @@ namespace muster::parallel {
 inline constexpr float kInitialStddev = 0.02f;
 
 enum class PositionKind { kLearned, kRotary };
-enum class MlpKind { kGelu, kSwiglu };
 
 struct TransformerConfig {
   int64_t layers = 0;

@@ -1,0 +1,203 @@
+#include "parallel/model/attention_mixer.h"
+
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "kernels/arena.h"
+#include "kernels/attention/attention.h"
+#include "kernels/tensor.h"
+#include "parallel/context/context_attention.h"
+#include "parallel/model/linear.h"
+#include "parallel/model/qkv.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Arena;
+using kernels::DType;
+using kernels::Tensor;
+
+class AttentionMixer : public Mixer {
+ public:
+  AttentionMixer(ParameterRegistry& registry, const AttentionSpec& spec, const TensorShard& shard,
+                 const ModelParallel& parallel)
+      : rotary_(spec.rotary),
+        context_size_(parallel.context_size),
+        context_method_(parallel.context_method),
+        context_head_groups_(parallel.context_head_groups),
+        deterministic_(parallel.deterministic),
+        qkv_(registry,
+             {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.stddev, spec.bias},
+             shard) {
+    output_ = AddRowParallel(
+        registry,
+        {spec.name + ".output", spec.hidden, spec.hidden, spec.output_stddev, spec.bias},
+        {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
+  }
+
+  std::unique_ptr<Saved> MakeSaved() const override { return std::make_unique<AttentionSaved>(); }
+  void TakeOutputs(Arena& arena, const char* category, const BatchShape& shape,
+                   Saved& base) const override {
+    AttentionSaved& saved = Of(base);
+    saved.qkv = qkv_.Take(arena, category, shape.activation, shape.tokens());
+    saved.attention = arena.Take(category, shape.activation, {shape.tokens(), Width()});
+    if (context_size_ == 1) {
+      saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
+      return;
+    }
+    auto context = MakeContextAttention({context_method_, context_size_, shape.batch,
+                                         shape.sequence * context_size_, qkv_.heads(),
+                                         qkv_.kv_heads(), qkv_.depth(), shape.activation,
+                                         deterministic_, context_head_groups_});
+    CHECK_OK(context);
+    saved.context = *std::move(context);
+    saved.context_saved = saved.context->TakeSaved(arena);
+  }
+  void TakeActivation(Arena& /*arena*/, const char* /*category*/, const BatchShape& /*shape*/,
+                      Saved& /*saved*/) const override {}
+  void TakeScratch(Arena& arena, const BatchShape& shape, Tensor d_input,
+                   Saved& base) const override {
+    AttentionSaved& saved = Of(base);
+    // The heads' outputs are no wider than the hidden state.
+    saved.d_attention = Tensor(d_input.data(), d_input.dtype(), {shape.tokens(), Width()});
+    saved.d_qkv = qkv_.Take(arena, "scratch", shape.activation, shape.tokens());
+    saved.d_shared = qkv_.TakeScratch(arena, shape.activation, shape.tokens());
+    if (context_size_ == 1) {
+      saved.delta = arena.Take("scratch", DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
+    } else {
+      saved.context->TakeScratch(arena, *saved.context_saved);
+    }
+  }
+
+  // Rotary positions are applied to whole sequences in the GEMM's epilogue, to parts of sequences
+  // once all rows have arrived.
+  void Project(const Pass& pass, const Flow& flow, Saved& base, Tensor x, int64_t first,
+               Purpose /*purpose*/) const override {
+    AttentionSaved& saved = Of(base);
+    const int64_t rows = x.dim(0);
+    const bool whole = rotary_ && rows % flow.shape.sequence == 0;
+    saved.turned = whole;
+    qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), whole ? flow.rotary : Tensor());
+  }
+  void Mix(const Pass& pass, const Flow& flow, Saved& base, Span samples) const override {
+    AttentionSaved& saved = Of(base);
+    if (rotary_ && !saved.turned) {
+      CHECK_EQ(samples.size(), flow.shape.batch);
+      qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
+    }
+    if (context_size_ == 1) {
+      kernels::AttentionForward(pass.stream, Attention(flow, saved, samples));
+    } else {
+      saved.context->Forward({pass.stream, *pass.context, pass.context_overlap},
+                             ContextInputs(flow, saved), *saved.context_saved);
+    }
+  }
+  bool exchanges() const override { return context_size_ > 1; }
+  Tensor Output(const Saved& base) const override { return Of(base).attention; }
+  const Linear& output() const override { return output_; }
+
+  void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
+                      int64_t first) const override {
+    LinearBackwardInput(pass, output_, dy, Of(base).d_attention.Rows(first, dy.dim(0)));
+  }
+  void MixBackward(const Pass& pass, const Flow& flow, Saved& base, Tensor /*dy*/,
+                   const BesideMix& beside) const override {
+    const AttentionSaved& saved = Of(base);
+    kernels::AttentionBackwardArgs args;
+    args.forward = Attention(flow, saved, {0, flow.shape.batch});
+    args.dout = Heads(saved.d_attention, flow.shape);
+    args.dq = qkv_.Queries(saved.d_qkv, flow.shape);
+    args.dk = qkv_.Keys(saved.d_qkv, flow.shape);
+    args.dv = qkv_.Values(saved.d_qkv, flow.shape);
+    args.delta = saved.delta;
+    args.deterministic = deterministic_;
+    if (context_size_ == 1) {
+      kernels::AttentionBackward(pass.stream, args);
+    } else {
+      saved.context->Backward(
+          {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last},
+          ContextInputs(flow, saved), {args.dout, args.dq, args.dk, args.dv}, *saved.context_saved);
+    }
+    if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
+  }
+  void InputBackward(const Pass& pass, Saved& base, int64_t first, Tensor dx) const override {
+    const AttentionSaved& saved = Of(base);
+    const int64_t rows = dx.dim(0);
+    qkv_.BackwardInput(pass, saved.d_qkv.Rows(first, rows), dx,
+                       saved.d_shared.empty() ? Tensor() : saved.d_shared.Rows(first, rows));
+  }
+  void InputWeights(const Pass& pass, Saved& base, Tensor x) const override {
+    qkv_.BackwardWeights(pass, Of(base).d_qkv, x);
+  }
+
+  void KeepGradients(const Pass& pass, Saved& base) const override {
+    Copy(pass.stream, Of(base).d_qkv, Of(base).qkv);
+  }
+  void SplitInputWeights(const Pass& pass, Saved& base, Tensor x) const override {
+    qkv_.BackwardWeights(pass, Of(base).qkv, x);
+  }
+
+ private:
+  struct AttentionSaved : Saved {
+    QkvProjection::Output qkv;
+    bool turned = false;  // the projection has applied rotary positions
+    Tensor attention;     // [T,HD], the heads' outputs
+    Tensor lse;           // [B,H,S] fp32
+    // With context parallelism, instead of lse and delta.
+    std::unique_ptr<ContextAttention> context;
+    std::unique_ptr<ContextAttention::Saved> context_saved;
+    // Scratch.
+    Tensor d_attention, delta, d_shared;
+    QkvProjection::Output d_qkv;
+  };
+  static AttentionSaved& Of(Saved& saved) { return static_cast<AttentionSaved&>(saved); }
+  static const AttentionSaved& Of(const Saved& saved) {
+    return static_cast<const AttentionSaved&>(saved);
+  }
+
+  int64_t Width() const { return qkv_.heads() * qkv_.depth(); }
+  // The heads' outputs [T,HD], or their gradient, as [B,S,H,D].
+  Tensor Heads(Tensor output, const BatchShape& shape) const {
+    return output.Reshape({shape.batch, shape.sequence, qkv_.heads(), qkv_.depth()});
+  }
+  ContextAttention::Inputs ContextInputs(const Flow& flow, const AttentionSaved& saved) const {
+    const BatchShape& shape = flow.shape;
+    return {qkv_.Queries(saved.qkv, shape), qkv_.Keys(saved.qkv, shape),
+            qkv_.Values(saved.qkv, shape), Heads(saved.attention, shape), flow.documents};
+  }
+  kernels::AttentionArgs Attention(const Flow& flow, const AttentionSaved& saved,
+                                   Span samples) const {
+    BatchShape shape = flow.shape;
+    shape.batch = samples.size();
+    const int64_t first = samples.begin * shape.sequence;
+    const QkvProjection::Output qkv = saved.qkv.Rows(first, shape.tokens());
+    kernels::AttentionArgs args;
+    args.q = qkv_.Queries(qkv, shape);
+    args.k = qkv_.Keys(qkv, shape);
+    args.v = qkv_.Values(qkv, shape);
+    args.out = Heads(saved.attention.Rows(first, shape.tokens()), shape);
+    if (!saved.lse.empty()) args.lse = saved.lse.Rows(samples.begin, shape.batch);
+    if (!flow.documents.empty()) {
+      args.documents = flow.documents.Rows(samples.begin, shape.batch);
+    }
+    return args;
+  }
+
+  bool rotary_;
+  int context_size_;
+  ContextMethod context_method_;
+  int context_head_groups_;
+  bool deterministic_;
+  QkvProjection qkv_;
+  Linear output_;
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> MakeAttentionMixer(ParameterRegistry& registry, const AttentionSpec& spec,
+                                          const TensorShard& shard, const ModelParallel& parallel) {
+  return std::make_unique<AttentionMixer>(registry, spec, shard, parallel);
+}
+
+}  // namespace muster::parallel
