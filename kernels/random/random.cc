@@ -1,8 +1,9 @@
-// Initial weights: Philox4x32-10 and Box-Muller by global element index.
+// Initial weights: Philox4x32-10, and Box-Muller for normals, by global element index.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
+#include "kernels/random/philox.h"
 #include "kernels/random/random.h"
 #include "kernels/simd/loops.h"
 #include "kernels/tensor.h"
@@ -31,6 +32,21 @@ void FillNormal(Tensor out, uint64_t seed, uint64_t stream_id, int64_t first, fl
       data[element - first + i] = mean + scaled;
     }
     element += count;
+  }
+}
+
+void FillUniform(Tensor out, uint64_t seed, uint64_t stream_id, int64_t first) {
+  CHECK(out.contiguous() && first >= 0) << out.ToString() << " from " << first;
+  float* data = out.f32();
+  std::array<uint32_t, 4> words{};
+  for (int64_t i = 0; i < out.elements(); ++i) {
+    const auto block = static_cast<uint64_t>(first + i) / 4;
+    if (i == 0 || (first + i) % 4 == 0) {
+      words = Philox4x32({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+                          static_cast<uint32_t>(stream_id), static_cast<uint32_t>(stream_id >> 32)},
+                         {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    }
+    data[i] = static_cast<float>(words[(first + i) % 4] >> 8) * 0x1p-24f;
   }
 }
 

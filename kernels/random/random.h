@@ -15,6 +15,10 @@ namespace muster::kernels {
 void FillNormal(Tensor out, uint64_t seed, uint64_t stream_id, int64_t first, float mean,
                 float stddev);
 
+// out[i] = uniform(seed, stream_id, first + i) in [0, 1), a multiple of 2^-24. Otherwise as
+// FillNormal.
+void FillUniform(Tensor out, uint64_t seed, uint64_t stream_id, int64_t first);
+
 }  // namespace muster::kernels
 
 #endif  // MUSTER_KERNELS_RANDOM_RANDOM_H_

@@ -164,7 +164,8 @@ absl::Status HuggingFaceFolder::ReadSlice(const HuggingFaceSlice& slice, const B
     std::swap(stored_row, stored_column);
     std::swap(stored_rows, stored_columns);
   }
-  const int64_t width = vector ? 1 : stored.shape[1];
+  // Of a row; [rows, 1, columns] is stored like [rows, columns].
+  const int64_t width = vector ? 1 : stored.shape.back();
   const int64_t size = SizeOf(stored.dtype);
   // Whole rows are read: neighbours in the file are cheaper than seeks.
   const int64_t run = std::max<int64_t>(1, kReadBytes / (width * size));

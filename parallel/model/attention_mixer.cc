@@ -31,8 +31,7 @@ class AttentionMixer : public Mixer {
              {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.stddev, spec.bias},
              shard) {
     output_ = AddRowParallel(
-        registry,
-        {spec.name + ".output", spec.hidden, spec.hidden, spec.output_stddev, spec.bias},
+        registry, {spec.name + ".output", spec.hidden, spec.hidden, spec.output_stddev, spec.bias},
         {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
   }
 
@@ -46,10 +45,9 @@ class AttentionMixer : public Mixer {
       saved.lse = arena.Take(category, DType::kF32, {shape.batch, qkv_.heads(), shape.sequence});
       return;
     }
-    auto context = MakeContextAttention({context_method_, context_size_, shape.batch,
-                                         shape.sequence * context_size_, qkv_.heads(),
-                                         qkv_.kv_heads(), qkv_.depth(), shape.activation,
-                                         deterministic_, context_head_groups_});
+    auto context = MakeContextAttention(
+        {context_method_, context_size_, shape.batch, shape.sequence * context_size_, qkv_.heads(),
+         qkv_.kv_heads(), qkv_.depth(), shape.activation, deterministic_, context_head_groups_});
     CHECK_OK(context);
     saved.context = *std::move(context);
     saved.context_saved = saved.context->TakeSaved(arena);

@@ -15,9 +15,9 @@ struct Dropout {
   int64_t site = 0;  // the same in every layout
 
   static constexpr int64_t kEmbedding = 0;
-  // Sites of transformer block `layer` of the whole model.
-  static int64_t AttentionSite(int64_t layer) { return 1 + 2 * layer; }
-  static int64_t MlpSite(int64_t layer) { return 2 + 2 * layer; }
+  // Sites of the layers of a block of the whole model.
+  static int64_t FirstLayerSite(int64_t block) { return 1 + 2 * block; }
+  static int64_t SecondLayerSite(int64_t block) { return 2 + 2 * block; }
 
   bool Drops(const Pass& pass) const { return probability > 0 && pass.dropout_seed.has_value(); }
   // out = x with dropout, or a gradient with the same mask. x has the tokens [first, first +

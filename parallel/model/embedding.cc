@@ -21,7 +21,7 @@ using kernels::Tensor;
 
 // This rank's shard of a table of the vocabulary.
 ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
-                     const TransformerConfig& config, const TensorShard& shard,
+                     const LanguageModelConfig& config, const TensorShard& shard,
                      TableUse use = TableUse::kOneStage) {
   Parameter table;
   table.name = name;
@@ -37,7 +37,7 @@ ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
   return registry.Add(std::move(table));
 }
 
-ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& config) {
+ParameterId AddPositions(ParameterRegistry& registry, const LanguageModelConfig& config) {
   Parameter table;
   table.name = "embedding.position.weight";
   table.global_shape = {config.sequence_length, config.hidden};
@@ -49,7 +49,7 @@ ParameterId AddPositions(ParameterRegistry& registry, const TransformerConfig& c
 
 class EmbeddingBlock : public Block {
  public:
-  EmbeddingBlock(ParameterRegistry& registry, const TransformerConfig& config,
+  EmbeddingBlock(ParameterRegistry& registry, const LanguageModelConfig& config,
                  const TensorShard& shard, int context_size, ParameterId table, bool shared,
                  double dropout)
       : hidden_(config.hidden),
@@ -179,18 +179,18 @@ class EmbeddingBlock : public Block {
 
 }  // namespace
 
-ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
+ParameterId AddTokenTable(ParameterRegistry& registry, const LanguageModelConfig& config,
                           const TensorShard& shard, TableUse use) {
   return AddTable(registry, "embedding.token.weight", config, shard, use);
 }
 
-ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
+ParameterId AddHeadTable(ParameterRegistry& registry, const LanguageModelConfig& config,
                          const TensorShard& shard) {
   if (config.tied) return AddTokenTable(registry, config, shard, TableUse::kHeadOfTwo);
   return AddTable(registry, "head.weight", config, shard);
 }
 
-std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
+std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const LanguageModelConfig& config,
                                      const TensorShard& shard, int context_size, ParameterId table,
                                      bool shared, double dropout) {
   return std::make_unique<EmbeddingBlock>(registry, config, shard, context_size, table, shared,

@@ -5,10 +5,10 @@
 
 #include <memory>
 
+#include "parallel/model/language_model.h"
 #include "parallel/model/model.h"
 #include "parallel/model/parameters.h"
 #include "parallel/model/tensor_parallel.h"
-#include "parallel/model/transformer.h"
 
 namespace muster::parallel {
 
@@ -16,10 +16,10 @@ namespace muster::parallel {
 enum class TableUse { kOneStage, kEmbeddingOfTwo, kHeadOfTwo };
 
 // Registers "embedding.token.weight" [V,C], of which this rank holds its shard of the rows.
-ParameterId AddTokenTable(ParameterRegistry& registry, const TransformerConfig& config,
+ParameterId AddTokenTable(ParameterRegistry& registry, const LanguageModelConfig& config,
                           const TensorShard& shard, TableUse use);
 // Registers the matrix of a head that is not tied, or whose token table is on another rank.
-ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& config,
+ParameterId AddHeadTable(ParameterRegistry& registry, const LanguageModelConfig& config,
                          const TensorShard& shard);
 
 // Makes the embedding, and registers learned positions, "embedding.position.weight" [S,C]. With
@@ -27,7 +27,7 @@ ParameterId AddHeadTable(ParameterRegistry& registry, const TransformerConfig& c
 // summed. `shared`: the head on this rank uses the table too and adds to its gradient first; the
 // embedding's Backward reports the gradient as complete. `dropout`: the probability that an element
 // of the output is dropped in training.
-std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const TransformerConfig& config,
+std::unique_ptr<Block> MakeEmbedding(ParameterRegistry& registry, const LanguageModelConfig& config,
                                      const TensorShard& shard, int context_size, ParameterId table,
                                      bool shared, double dropout);
 

@@ -1,17 +1,26 @@
 #include "parallel/model/gpt2.h"
 
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "parallel/model/description_reader.h"
+#include "parallel/model/family.h"
+#include "parallel/model/tensor_parallel.h"
+
 namespace muster::parallel {
 
-TransformerConfig Transformer(const Gpt2Config& config) {
-  TransformerConfig transformer;
-  transformer.layers = config.layers;
-  transformer.hidden = config.hidden;
-  transformer.heads = config.heads;
-  transformer.kv_heads = config.heads;
-  transformer.ffn = 4 * config.hidden;
-  transformer.vocab = config.vocab;
-  transformer.sequence_length = config.sequence_length;
-  return transformer;
+LanguageModelConfig ConfigOf(const Gpt2Config& config) {
+  LanguageModelConfig model;
+  model.blocks.assign(config.layers, {LayerKind::kAttention, LayerKind::kMlp});
+  model.hidden = config.hidden;
+  model.heads = config.heads;
+  model.kv_heads = config.heads;
+  model.ffn = 4 * config.hidden;
+  model.vocab = config.vocab;
+  model.sequence_length = config.sequence_length;
+  return model;
 }
 
 ModelDescription Describe(const Gpt2Config& config) {
@@ -25,10 +34,59 @@ ModelDescription Describe(const Gpt2Config& config) {
   return description;
 }
 
-int64_t ParameterCount(const Gpt2Config& config) { return ParameterCount(Transformer(config)); }
+int64_t ParameterCount(const Gpt2Config& config) { return ParameterCount(ConfigOf(config)); }
 
 std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config, const ModelParallel& parallel) {
-  return MakeTransformer(Transformer(config), Describe(config), parallel);
+  return MakeLanguageModel(ConfigOf(config), Describe(config), parallel);
 }
+
+namespace {
+
+AttentionSizes Attention(const ModelDescription& model) {
+  const int64_t heads = SizeOf(model, "heads");
+  return {heads, heads, SizeOf(model, "hidden") / heads};
+}
+
+SplitSizes Split(const ModelDescription& model) {
+  const int64_t heads = SizeOf(model, "heads");
+  return {heads, heads, 4 * SizeOf(model, "hidden"), SizeOf(model, "vocab")};
+}
+
+std::vector<double> BlockCosts(const ModelDescription& model) {
+  const auto c = static_cast<double>(SizeOf(model, "hidden"));
+  const double attention = static_cast<double>(SizeOf(model, "sequence_length")) * c;
+  return std::vector<double>(SizeOf(model, "layers"), 12 * c * c + attention);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& description,
+                                                       const ModelParallel& parallel) {
+  DescriptionReader reader(description);
+  Gpt2Config config;
+  config.layers = reader.Size("layers");
+  config.hidden = reader.Size("hidden");
+  config.heads = reader.Size("heads");
+  config.vocab = reader.Size("vocab");
+  config.sequence_length = reader.Size("sequence_length");
+  reader.Require(
+      config.hidden % config.heads == 0,
+      absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
+  RETURN_IF_ERROR(reader.Finish());
+  RETURN_IF_ERROR(CheckStages(parallel, config.layers));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, config.heads, ConfigOf(config).ffn, config.vocab));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, Split(description)));
+  return MakeGpt2(config, parallel);
+}
+
+}  // namespace
+
+const ModelFamily kGpt2Family = {
+    .name = "gpt2",
+    .make = FromDescription,
+    .attention = Attention,
+    .split = Split,
+    .block_costs = BlockCosts,
+    .pairs_per_block = 2,
+    .learned_positions = true,
+};
 
 }  // namespace muster::parallel

@@ -1,6 +1,6 @@
 // Llama 2 and 3 (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783): rotary
 // positions with Llama 3's frequency scaling, RMS norm, SwiGLU, grouped key/value heads, no biases,
-// a head of its own or tied to the token embedding. See transformer.h.
+// a head of its own or tied to the token embedding. See language_model.h.
 #ifndef MUSTER_PARALLEL_MODEL_LLAMA_H_
 #define MUSTER_PARALLEL_MODEL_LLAMA_H_
 
@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "kernels/attention/rotary.h"
-#include "parallel/model/transformer.h"
+#include "parallel/model/language_model.h"
 
 namespace muster::parallel {
 
@@ -26,10 +26,10 @@ struct LlamaConfig {
   kernels::RotaryScaling rope_scaling;  // factor 1: none
 };
 
-TransformerConfig Transformer(const LlamaConfig& config);
+LanguageModelConfig ConfigOf(const LlamaConfig& config);
 ModelDescription Describe(const LlamaConfig& config);
 
-// Requires: as MakeTransformer.
+// Requires: as MakeLanguageModel.
 std::unique_ptr<Model> MakeLlama(const LlamaConfig& config, const ModelParallel& parallel = {});
 
 }  // namespace muster::parallel

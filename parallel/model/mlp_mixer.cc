@@ -24,10 +24,10 @@ class MlpMixer : public Mixer {
         recomputes_activation_(recomputed.activation) {
     std::vector<Span> rows = {shard.ffn};
     if (swiglu_) rows.push_back({spec.ffn + shard.ffn.begin, spec.ffn + shard.ffn.end});
-    up_ = AddColumnParallel(registry,
-                            {spec.name + ".up", swiglu_ ? 2 * spec.ffn : spec.ffn, spec.hidden,
-                             spec.stddev, spec.bias},
-                            rows, shard);
+    up_ = AddColumnParallel(
+        registry,
+        {spec.name + ".up", swiglu_ ? 2 * spec.ffn : spec.ffn, spec.hidden, spec.stddev, spec.bias},
+        rows, shard);
     down_ = AddRowParallel(
         registry, {spec.name + ".down", spec.hidden, spec.ffn, spec.output_stddev, spec.bias},
         shard.ffn, shard);
@@ -74,9 +74,9 @@ class MlpMixer : public Mixer {
     if (!swiglu_) return;  // the gradient of up's bias is the sum over all rows at once
     const MlpSaved& saved = Of(base);
     const int64_t rows = dy.dim(0);
-    LinearBackwardInputThroughSwiglu(
-        pass, down_, dy, RecomputesSwiglu() ? saved.up.Rows(first, rows) : Tensor(),
-        saved.d_up.Rows(first, rows), saved.pre.Rows(first, rows));
+    LinearBackwardInputThroughSwiglu(pass, down_, dy,
+                                     RecomputesSwiglu() ? saved.up.Rows(first, rows) : Tensor(),
+                                     saved.d_up.Rows(first, rows), saved.pre.Rows(first, rows));
   }
   void MixBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
                    const BesideMix& /*beside*/) const override {

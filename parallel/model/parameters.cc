@@ -1,6 +1,7 @@
 #include "parallel/model/parameters.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -91,13 +92,39 @@ void ForRows(int64_t rows, int64_t elements, int64_t threads_max,
   for (std::thread& thread : threads) thread.join();
 }
 
+constexpr double kStepMin = 1e-4;  // the floor of mamba_ssm's initial steps
+
+// Random values of the elements from `first` on of the whole tensor.
+void Draw(const Parameter& parameter, uint64_t seed, uint64_t stream_id, int64_t first,
+          kernels::Tensor out) {
+  if (parameter.initializer == Initializer::kNormal) {
+    kernels::FillNormal(out, seed, stream_id, first, 0.0f, parameter.stddev);
+    return;
+  }
+  kernels::FillUniform(out, seed, stream_id, first);
+  const double low = static_cast<double>(parameter.low), high = static_cast<double>(parameter.high);
+  float* values = out.f32();
+  for (int64_t i = 0; i < out.elements(); ++i) {
+    const auto u = static_cast<double>(values[i]);
+    double value = low + (high - low) * u;
+    if (parameter.initializer == Initializer::kLogOfUniform) {
+      value = std::log(value);
+    } else if (parameter.initializer == Initializer::kInverseSoftplusOfLogUniform) {
+      const double step =
+          std::max(kStepMin, std::exp(std::log(low) + (std::log(high) - std::log(low)) * u));
+      value = step + std::log(-std::expm1(-step));
+    }
+    values[i] = static_cast<float>(value);
+  }
+}
+
 }  // namespace
 
 void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
                 float* values, int threads) {
   CHECK(first >= 0 && count >= 0 && first + count <= parameter.elements())
       << parameter.name << ": " << count << " elements from " << first;
-  if (parameter.initializer != Initializer::kNormal) {
+  if (parameter.initializer == Initializer::kOnes || parameter.initializer == Initializer::kZeros) {
     std::fill_n(values, count, parameter.initializer == Initializer::kOnes ? 1.0f : 0.0f);
     return;
   }
@@ -121,9 +148,8 @@ void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_
           const int64_t global =
               matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
                      : band.offset[0];
-          kernels::FillNormal(
-              kernels::Tensor(values + begin + at - first, kernels::DType::kF32, {end - at}), seed,
-              stream_id, global + at - row * run, 0.0f, parameter.stddev);
+          Draw(parameter, seed, stream_id, global + at - row * run,
+               kernels::Tensor(values + begin + at - first, kernels::DType::kF32, {end - at}));
         }
       };
       ForRows(row_end - row_begin, to - from, threads, fill);

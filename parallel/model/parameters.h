@@ -13,7 +13,16 @@
 
 namespace muster::parallel {
 
-enum class Initializer : uint8_t { kZeros, kOnes, kNormal };
+enum class Initializer : uint8_t {
+  kZeros,
+  kOnes,
+  kNormal,   // mean 0, Parameter::stddev
+  kUniform,  // in [low, high)
+  // The logarithm of a uniform value in [low, high), low > 0: Mamba's a_log.
+  kLogOfUniform,
+  // softplus^-1(step), log(step) uniform in [log(low), log(high)), step >= 1e-4: Mamba's dt_bias.
+  kInverseSoftplusOfLogUniform,
+};
 
 // How a parameter is held by the ranks of a tensor-parallel group.
 enum class TensorSharing : uint8_t {
@@ -41,7 +50,11 @@ struct Parameter {
   int64_t storage_rows = 0;
   bool weight_decay = false;  // 2-D weights only
   Initializer initializer = Initializer::kZeros;
-  float stddev = 0;  // for kNormal
+  float stddev = 0;         // for kNormal
+  float low = 0, high = 0;  // for the uniform ones
+  // Whether models that compute in 16 bits read it in fp32, as a rule because it is small and feeds
+  // an exponential.
+  bool full_precision = false;
   TensorSharing sharing = TensorSharing::kReplicated;
   // kShared: whether this is the first rank that holds it, which counts it in the norm and saves
   // it.
@@ -105,7 +118,7 @@ class ParameterViews {
 };
 
 // Writes the initial values of elements [first, first + count) of the parameter's box (row-major,
-// band after band, without padding) to host memory. Normal values are Philox(seed, hash of the
+// band after band, without padding) to host memory. Random values are Philox(seed, hash of the
 // name, global element index): the same number for the same element in every layout. Many elements
 // are written by several threads, at most `threads` of them; the values do not depend on it.
 void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,

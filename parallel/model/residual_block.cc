@@ -33,7 +33,7 @@ struct LayerSaved {
 
 struct ResidualSaved : BlockSaved {
   std::vector<LayerSaved> layers;
-  Tensor x0;       // input of the first norm: its x, or in a stage's first block the residual stream
+  Tensor x0;  // input of the first norm: its x, or in a stage's first block the residual stream
   Tensor d_small;  // [T,C] scratch: the gradient of a norm's output, of all rows
 };
 
@@ -159,8 +159,7 @@ std::unique_ptr<BlockSaved> ResidualBlock::TakeSaved(Arena& arena, const BatchSh
   for (const ResidualLayer& layer : layers_) {
     saved->layers.emplace_back().mixer = layer.mixer->MakeSaved();
   }
-  saved->layers[0].norm.TakeInput(arena, kKept, shape.activation, shard_.rows(shape),
-                                  spec_.hidden);
+  saved->layers[0].norm.TakeInput(arena, kKept, shape.activation, shard_.rows(shape), spec_.hidden);
   if (!recomputed_.gemms) TakeGemmOutputs(arena, kKept, shape, *saved);
   if (!recomputed_.norms) TakeNorms(arena, kKept, shape, *saved);
   if (!recomputed_.activation) TakeActivation(arena, kKept, shape, *saved);
@@ -224,8 +223,7 @@ void ResidualBlock::Forward(const Pass& pass, Flow& flow, Saved& base) const {
     return;
   }
   for (int i = 0; i < count(); ++i) {
-    LayerForward(pass, flow, saved, i,
-                 is_last(i) ? flow.next_sum : saved.layers[i + 1].norm.x);
+    LayerForward(pass, flow, saved, i, is_last(i) ? flow.next_sum : saved.layers[i + 1].norm.x);
   }
 }
 
@@ -301,8 +299,7 @@ void ResidualBlock::BeginForward(const Pass& pass, Flow& flow, Saved& base, int 
 // other's branch, the norm behind it and the all-gather of its output. The next block begins with a
 // half-batch right behind this block's end. The reduce-scatter and the norm run between the two
 // GEMMs of the other half-batch, the all-gather during the second.
-void ResidualBlock::ForwardInHalfBatches(const Pass& pass, Flow& flow,
-                                         ResidualSaved& saved) const {
+void ResidualBlock::ForwardInHalfBatches(const Pass& pass, Flow& flow, ResidualSaved& saved) const {
   InSlices begun = Begin(pass, flow, saved);
   saved.x0 = flow.branch.empty() ? flow.residual : saved.layers[0].norm.x;
   flow.branch = flow.second_branch = Tensor();
@@ -525,11 +522,11 @@ Tensor ResidualBlock::MixerBackward(const Pass& pass, const Flow& flow, Residual
     mixer.InputBackward(pass, own, first, dx);
     d_y[first / rows] = shard_.StartReduceRows(pass, dx, gather_follows);
   };
-  const Tensor all = Dropped(pass, flow, d_out, layers_[layer].dropout,
-                             [&](Tensor dy, int64_t first) {
-                               mixer.OutputBackward(pass, flow, own, dy, first);
-                               if (mixer.by_rows()) leave(first, dy.dim(0));
-                             });
+  const Tensor all =
+      Dropped(pass, flow, d_out, layers_[layer].dropout, [&](Tensor dy, int64_t first) {
+        mixer.OutputBackward(pass, flow, own, dy, first);
+        if (mixer.by_rows()) leave(first, dy.dim(0));
+      });
   if (mixer.by_rows()) return all;
   BesideMix work;
   if (LeavesForExchanges(layer)) {
@@ -597,8 +594,8 @@ InSlices ResidualBlock::NormBackwardGathering(const Pass& pass, const Norm& norm
   const Tensor& storage = GradientStorage(flow);
   InSlices d_hidden = {.all = shard_.sequence ? storage : flow.d_hidden, .count = 2};
   NormBackwardInSlices(pass, norm, dy, x, saved, flow.d_hidden, [&](int slice) {
-    d_hidden.slices[slice] = shard_.StartGatherRows(pass, SliceOf(flow.d_hidden, 2, slice),
-                                                    SliceOf(storage, 2, slice));
+    d_hidden.slices[slice] =
+        shard_.StartGatherRows(pass, SliceOf(flow.d_hidden, 2, slice), SliceOf(storage, 2, slice));
   });
   return d_hidden;
 }
@@ -679,12 +676,11 @@ void ResidualBlock::GatherRowsKeeping(const Pass& pass, const Flow& flow, const 
     shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage, gemm);
     return;
   }
-  shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage,
-                           [&](Tensor dy, int64_t first) {
-                             const Tensor rows = flow.branch_storage.Rows(first, dy.dim(0));
-                             dropout.Apply(pass, flow, dy, rows, first);
-                             gemm(rows, first);
-                           });
+  shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage, [&](Tensor dy, int64_t first) {
+    const Tensor rows = flow.branch_storage.Rows(first, dy.dim(0));
+    dropout.Apply(pass, flow, dy, rows, first);
+    gemm(rows, first);
+  });
 }
 Tensor ResidualBlock::KeptGradient(const Flow& flow) const {
   const int64_t rows = shard_.rows(flow.shape);

@@ -1,4 +1,5 @@
 #include "parallel/model/tensor_parallel.h"
+#include "parallel/model/family.h"
 
 #include <algorithm>
 #include <cmath>
@@ -149,14 +150,8 @@ void ShareHeads(const ModelParallel& parallel, int64_t kv_heads, int64_t group,
 }  // namespace
 
 TensorShard TensorShard::Of(const ModelDescription& model, const ModelParallel& parallel) {
-  const auto size = [&](const char* name) {
-    const auto found = model.sizes.find(name);
-    CHECK(found != model.sizes.end()) << model.family << " has no size " << name;
-    return found->second;
-  };
-  const bool llama = model.sizes.contains("kv_heads");
-  return Make(parallel, size("heads"), size(llama ? "kv_heads" : "heads"),
-              llama ? size("ffn") : 4 * size("hidden"), size("vocab"));
+  const SplitSizes sizes = FamilyOf(model).split(model);
+  return Make(parallel, sizes.heads, sizes.kv_heads, sizes.ffn, sizes.vocab);
 }
 
 TensorShard TensorShard::Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,

@@ -37,18 +37,20 @@ Tensor ViewIn(const Tensor& bucket, int64_t begin, const Parameter& parameter) {
 FlatBuffers::Plan FlatBuffers::MakePlan(const FlatLayout& layout,
                                         const FlatBuffersOptions& options) {
   Plan plan;
+  const bool sixteen_bit = options.compute != DType::kF32;
   for (const FlatLayout::Bucket& bucket : layout.buckets()) {
     CHECK(bucket.block < 0 || options.zero >= 2) << "a layout by block without ZeRO 2 or 3";
     plan.whole.push_back(bucket.range.begin);
     plan.resident.push_back(plan.resident_elements);
     plan.block_local.push_back(plan.block_local_elements);
+    plan.full.push_back(plan.full_parameters);
+    if (sixteen_bit && bucket.full_precision) plan.full_parameters += bucket.range.size();
     if (bucket.block >= 0) {
       plan.block_local_elements += bucket.range.size() / layout.shards();
     } else {
       plan.resident_elements += bucket.range.size();
     }
   }
-  const bool sixteen_bit = options.compute != DType::kF32;
   plan.gradient_slots = AssignSlots(layout);
   plan.parameter_slots = AssignSlots(layout, /*one_each=*/!options.reshard_after_forward);
   const bool all_on_host = options.host_buckets == static_cast<int>(layout.buckets().size());
@@ -90,6 +92,7 @@ std::vector<FlatBuffers::Part> FlatBuffers::Parts(const Plan& plan,
   const bool sharded = options.zero >= 2;
   return {
       {&Bytes::parameters, compute, plan.whole_parameters, &FlatBuffers::whole_parameters_},
+      {&Bytes::parameters, DType::kF32, plan.full_parameters, &FlatBuffers::full_parameters_},
       {&Bytes::gathered, compute, plan.parameter_slot_storage,
        &FlatBuffers::parameter_slot_storage_},
       {&Bytes::master, splits ? DType::kU16 : DType::kF32, plan.master, &FlatBuffers::master_},
@@ -225,7 +228,7 @@ Tensor FlatBuffers::State(std::unique_ptr<kernels::Buffer>& host,
 
 Tensor FlatBuffers::master(int bucket) {
   CHECK(!splits_master(bucket)) << "the master weights of bucket " << bucket << " are split";
-  if (sixteen_bit() || offloaded(bucket)) return State(host_master_, master_, bucket);
+  if (sixteen_bit(bucket) || offloaded(bucket)) return State(host_master_, master_, bucket);
   if (parameters_rotate(bucket)) {
     return Slice(*master_, DType::kF32, plan_.block_local[bucket] - plan_.host_block_local,
                  part(bucket));
@@ -291,6 +294,7 @@ std::vector<Tensor> FlatBuffers::Exchanged() const {
                                     : Tensor(buffer->data(), DType::kU8, {buffer->bytes()}));
   };
   add(whole_parameters_);
+  add(full_parameters_);
   add(parameter_slot_storage_);
   add(gradient_slot_storage_);
   for (const BufferPointer& level : whole_gradients_) add(level);
@@ -299,7 +303,7 @@ std::vector<Tensor> FlatBuffers::Exchanged() const {
 }
 
 Tensor FlatBuffers::copy(int bucket) {
-  if (!sixteen_bit() && !offloaded(bucket)) return Tensor();
+  if (!sixteen_bit(bucket) && !offloaded(bucket)) return Tensor();
   if (!parameters_rotate(bucket)) return own_parameters(bucket);
   return Slice(*copy_, options_.compute, plan_.block_local[bucket], part(bucket));
 }
@@ -309,6 +313,9 @@ Tensor FlatBuffers::whole_parameters(int bucket) {
   if (parameters_rotate(bucket)) {
     return Slice(*parameter_slot_storage_, options_.compute,
                  plan_.parameter_slots.begin[parameter_slot(bucket)], size);
+  }
+  if (sixteen_bit() && !sixteen_bit(bucket)) {
+    return Slice(*full_parameters_, DType::kF32, plan_.full[bucket], size);
   }
   return Slice(*whole_parameters_, options_.compute,
                options_.zero >= 3 ? plan_.resident[bucket] : plan_.whole[bucket], size);
@@ -320,7 +327,7 @@ Tensor FlatBuffers::own_parameters(int bucket) {
 
 Tensor FlatBuffers::gather_source(int bucket) {
   if (!parameters_rotate(bucket)) return Tensor();
-  return sixteen_bit() || offloaded(bucket) ? copy(bucket) : master(bucket);
+  return sixteen_bit(bucket) || offloaded(bucket) ? copy(bucket) : master(bucket);
 }
 
 Tensor FlatBuffers::whole_gradients(int bucket, int level) {
@@ -354,6 +361,7 @@ Tensor FlatBuffers::all_gradients(int level) {
 
 Tensor FlatBuffers::all_masters() {
   CHECK(layout_.shards() == 1 && options_.host_buckets == 0 && !splits_masters());
+  CHECK_EQ(plan_.full_parameters, 0);
   CHECK_LT(options_.zero, 2);
   return Slice(sixteen_bit() ? *master_ : *whole_parameters_, DType::kF32, 0, layout_.elements());
 }
@@ -393,9 +401,9 @@ ParameterViews FlatBuffers::GradientsAsViews(int level) {
 void FlatBuffers::RefreshCopies(kernels::Stream& stream) {
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets().size()); ++bucket) {
     if (splits_master(bucket)) continue;
-    if (options_.compute == DType::kBF16) {
+    if (compute(bucket) == DType::kBF16) {
       kernels::SplitMaster(stream, master(bucket), copy(bucket), Tensor());
-    } else if (sixteen_bit()) {
+    } else if (sixteen_bit(bucket)) {
       kernels::Cast(stream, master(bucket), copy(bucket));
     } else if (offloaded(bucket)) {
       kernels::Copy(stream, master(bucket), copy(bucket));

@@ -26,8 +26,9 @@ struct FlatBuffersOptions {
   uint64_t seed = 0;  // of the initial weights
   // The most host threads that draw initial weights.
   int host_threads = 1;
-  // The dtype of compute weights. fp32 uses the master weights themselves wherever they are whole;
-  // bf16 their upper 16 bits; fp16 a copy, which AdamW writes.
+  // The dtype of compute weights, except those of full precision, which are fp32. fp32 uses the
+  // master weights themselves wherever they are whole; bf16 their upper 16 bits; fp16 a copy, which
+  // AdamW writes.
   kernels::DType compute = kernels::DType::kF32;
   // bf16: stores only the lower 16 bits of master weights on the device beside the compute weights
   // (kernels::SplitMaster). False: stores fp32 master weights, as with fp16, with the same results.
@@ -99,9 +100,15 @@ class FlatBuffers {
     return options_.zero >= 3 && layout_.buckets()[bucket].block >= 0;
   }
   bool offloaded(int bucket) const { return bucket < options_.host_buckets; }
+  // The dtype of the bucket's compute weights.
+  kernels::DType compute(int bucket) const {
+    return layout_.buckets()[bucket].full_precision ? kernels::DType::kF32 : options_.compute;
+  }
   // Whether its master weights are split: upper 16 bits in copy(bucket), lower ones in
   // lower(bucket).
-  bool splits_master(int bucket) const { return splits_masters() && !offloaded(bucket); }
+  bool splits_master(int bucket) const {
+    return splits_masters() && sixteen_bit(bucket) && !offloaded(bucket);
+  }
   // Whether its gradients share memory with activations. Padding then has arbitrary values.
   bool shares_gradients(int bucket) const {
     return options_.share_gradients && InOrder(layout_.buckets()[bucket], options_);
@@ -145,7 +152,8 @@ class FlatBuffers {
   kernels::Tensor whole_gradients(int bucket, int level = 0);
   // All buckets as one tensor. Requires: ZeRO 0 or 1, not share_gradients.
   kernels::Tensor all_gradients(int level);
-  // The same for the state. Requires: one shard, nothing offloaded; for masters, not split.
+  // The same for the state. Requires: one shard, nothing offloaded; for masters, not split, and no
+  // bucket of full precision beside 16-bit ones.
   kernels::Tensor all_masters();
   kernels::Tensor all_m();
   kernels::Tensor all_v();
@@ -161,13 +169,14 @@ class FlatBuffers {
   struct Plan {
     std::vector<int64_t> whole, resident;  // per bucket: begin among all, and among resident ones
     std::vector<int64_t> block_local;      // per bucket: begin among own parts of blocks
+    std::vector<int64_t> full;             // per bucket: begin among those of full precision
     std::vector<int64_t> gradient;         // per bucket: begin of whole gradients, or of own ones
     int64_t overlay = 0;                   // gradients that share memory with activations
     RotatingSlots parameter_slots, gradient_slots;
     int64_t resident_elements = 0, block_local_elements = 0;
     int64_t host = 0, host_block_local = 0;  // own parts: offloaded, and of these those of blocks
     int64_t whole_parameters = 0, parameter_slot_storage = 0, master = 0, copy = 0, moments = 0,
-            whole_gradients = 0, gradient_slot_storage = 0, own_gradients = 0;
+            whole_gradients = 0, gradient_slot_storage = 0, own_gradients = 0, full_parameters = 0;
   };
 
   FlatBuffers(const ParameterRegistry& registry, const FlatLayout& layout,
@@ -196,6 +205,7 @@ class FlatBuffers {
   static std::vector<Part> Parts(const Plan& plan, const FlatBuffersOptions& options);
   absl::Status Allocate(kernels::Device& device, kernels::Stream& stream);
   bool sixteen_bit() const { return options_.compute != kernels::DType::kF32; }
+  bool sixteen_bit(int bucket) const { return compute(bucket) != kernels::DType::kF32; }
   bool splits_masters() const {
     return options_.split_master && options_.compute == kernels::DType::kBF16;
   }
@@ -216,8 +226,8 @@ class FlatBuffers {
   const FlatLayout& layout_;
   const FlatBuffersOptions options_;
   Plan plan_;
-  BufferPointer whole_parameters_, parameter_slot_storage_, master_, copy_, m_, v_,
-      gradient_slot_storage_, host_master_, host_m_, host_v_;
+  BufferPointer whole_parameters_, full_parameters_, parameter_slot_storage_, master_, copy_, m_,
+      v_, gradient_slot_storage_, host_master_, host_m_, host_v_;
   std::vector<BufferPointer> whole_gradients_, own_gradients_;  // per level
   kernels::Tensor gradient_overlay_;                            // fp32; empty until it is set
   std::vector<std::unique_ptr<kernels::Event>> gradient_slot_empty_;

@@ -33,9 +33,9 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
   const int64_t alignment =
       std::lcm<int64_t>(int64_t{options.shards} * options.replicas, kBucketAlignment);
   // Buckets that are being filled, by block (-1: resident), by the ranks that sum their gradients
-  // (kReplicated stands for kSharded too), and by whether they are compressed. Several may be open,
-  // so offsets are relative to the bucket until it closes.
-  using Key = std::tuple<int, TensorSharing, bool>;
+  // (kReplicated stands for kSharded too), and by whether they are compressed or of full precision.
+  // Several may be open, so offsets are relative to the bucket until it closes.
+  using Key = std::tuple<int, TensorSharing, bool, bool>;
   std::map<Key, Bucket> open;
   const auto close = [&](Key key) {
     auto closed = open.extract(key);
@@ -62,11 +62,11 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     const TensorSharing summed = parameter.sharing == TensorSharing::kSharded
                                      ? TensorSharing::kReplicated
                                      : parameter.sharing;
-    const bool sharded = options.by_block && !parameter.resident &&
+    const bool sharded = options.by_block && !parameter.resident && !parameter.full_precision &&
                          summed == TensorSharing::kReplicated &&
                          parameter.elements() >= options.resident_elements;
     const bool compressed = options.compressed != nullptr && options.compressed(parameter);
-    const Key key = {sharded ? parameter.block : -1, summed, compressed};
+    const Key key = {sharded ? parameter.block : -1, summed, compressed, parameter.full_precision};
     // Backward is past the blocks behind this one.
     while (!open.empty() && std::get<0>(open.rbegin()->first) > parameter.block) {
       close(open.rbegin()->first);
@@ -78,6 +78,7 @@ FlatLayout::FlatLayout(const ParameterRegistry& parameters, const FlatLayoutOpti
     bucket.partial = summed == TensorSharing::kPartial;
     bucket.shared = summed == TensorSharing::kShared;
     bucket.compressed = compressed;
+    bucket.full_precision = parameter.full_precision;
     bucket.parameters.push_back(id);
     offsets_[id] = RoundUp(bucket.range.end, kParameterAlignment);
     bucket.range.end = offsets_[id] + parameter.storage_elements();

@@ -10,8 +10,9 @@
 // any size, so that they can be gathered and freed together. The embedding and the head are blocks
 // too. Resident parameters, and those too small to be worth sharding, fill buckets as above.
 // Parameters whose gradients are partial over the tensor group (TensorSharing::kPartial) or some of
-// its ranks (kShared) have buckets of their own, never by block. So has each parameter that another
-// pipeline stage holds too: all ranks that hold it own the same parts.
+// its ranks (kShared) have buckets of their own, never by block. So have parameters that 16-bit
+// models read in fp32. So has each parameter that another pipeline stage holds too: all ranks that
+// hold it own the same parts.
 #ifndef MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 #define MUSTER_PARALLEL_OPTIM_FLAT_LAYOUT_H_
 
@@ -64,7 +65,8 @@ class FlatLayout {
     bool partial = false;                 // kPartial
     bool shared = false;                  // kShared
     bool compressed = false;
-    int64_t local = 0;  // begin of the own part in storage that holds own parts only
+    bool full_precision = false;  // Parameter::full_precision
+    int64_t local = 0;            // begin of the own part in storage that holds own parts only
   };
 
   // Requires: all numbers positive.

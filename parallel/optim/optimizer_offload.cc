@@ -115,9 +115,9 @@ Tensor OptimizerOffload::gradients(int bucket) {
 
 void OptimizerOffload::MakeSlices(const AdamWConfig& config) {
   const FlatLayout& layout = flat_.layout();
-  const DType compute = flat_.options().compute;
   for (int bucket = flat_.options().host_buckets - 1; bucket >= 0; --bucket) {
     const FlatRange part = layout.Part(bucket, flat_.options().shard);
+    const DType compute = flat_.compute(bucket);
     for (int64_t begin = 0; begin < part.size(); begin += kSliceElements) {
       const int64_t count = std::min(kSliceElements, part.size() - begin);
       Slice slice;

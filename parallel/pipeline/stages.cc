@@ -6,30 +6,21 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "parallel/model/family.h"
 #include "parallel/pipeline/partition.h"
 
 namespace muster::parallel {
 
 absl::StatusOr<std::vector<double>> BlockCosts(const ModelDescription& description) {
-  const auto size = [&](const char* name) {
-    const auto found = description.sizes.find(name);
-    return found == description.sizes.end() ? 0.0 : static_cast<double>(found->second);
-  };
-  const double c = size("hidden");
-  const double attention = size("sequence_length") * c;  // q k^T and p v, half of each
-  double block = 0;
-  if (description.family == "gpt2") {
-    block = 12 * c * c + attention;
-  } else if (description.family == "llama") {
-    const double key_width = c / size("heads") * size("kv_heads");
-    block = 2 * c * c + 2 * c * key_width + 3 * c * size("ffn") + attention;
-  } else {
+  const ModelFamily* family = FindFamily(description.family);
+  if (family == nullptr) {
     return absl::UnimplementedError(absl::StrCat("the cost of a block of model family '",
                                                  description.family, "' is not known"));
   }
   std::vector<double> costs = {0};
-  costs.insert(costs.end(), static_cast<size_t>(size("layers")), block);
-  costs.push_back(c * size("vocab"));
+  for (const double block : family->block_costs(description)) costs.push_back(block);
+  costs.push_back(static_cast<double>(SizeOf(description, "hidden")) *
+                  static_cast<double>(SizeOf(description, "vocab")));
   return costs;
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/optimizer/optimizer.h"
 #include "kernels/optimizer/step_math.h"
 #include "parallel/comm/mesh_groups.h"
+#include "parallel/model/family.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
@@ -289,13 +290,12 @@ std::string MemoryUse::HostText() const { return ToText(host); }
 int64_t AttentionBytes(const TrainerPlace& place) {
   const Model::Shape& shape = place.model.shape();
   if (ComputeDtype(place.options.precision) == DType::kF32 || shape.documents) return 0;
-  const std::map<std::string, int64_t>& sizes = place.model.description().sizes;
-  const auto heads_found = sizes.find("heads"), hidden = sizes.find("hidden");
-  if (heads_found == sizes.end() || hidden == sizes.end()) return 0;
-  const auto shared = sizes.find("kv_heads");
+  const ModelDescription& model = place.model.description();
+  const AttentionSizes attention = FamilyOf(model).attention(model);
+  if (attention.heads == 0) return 0;
   const int64_t tensor = place.mesh.degree(Axis::kTensor);
-  int64_t heads = (heads_found->second + tensor - 1) / tensor;
-  int64_t key_heads = shared == sizes.end() ? heads : (shared->second + tensor - 1) / tensor;
+  int64_t heads = (attention.heads + tensor - 1) / tensor;
+  int64_t key_heads = (attention.kv_heads + tensor - 1) / tensor;
   // Tokens of one call of the kernel.
   int64_t queries = BatchShapeOf(place).sequence, keys = queries;
   if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
@@ -322,8 +322,7 @@ int64_t AttentionBytes(const TrainerPlace& place) {
     }
   }
   return kernels::AttentionWorkspaceBytes(place.options.micro_batch, heads, key_heads, queries,
-                                          keys, hidden->second / heads_found->second,
-                                          shape.deterministic);
+                                          keys, attention.depth, shape.deterministic);
 }
 
 // Measured on four H200s (docs/benchmarks/method.md) with NCCL 2.28: a communicator takes

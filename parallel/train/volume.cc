@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/model/family.h"
 #include "parallel/model/tensor_parallel.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/pipeline/schedule.h"
@@ -23,12 +24,6 @@ constexpr int64_t kFloat = 4;  // bytes
 
 // Bytes that a rank sends of `bytes` in a ring, or in an exchange of `size` equal parts.
 int64_t Moved(int64_t bytes, int64_t size) { return bytes * (size - 1) / size; }
-
-int64_t ModelSize(const ModelDescription& model, const char* name) {
-  const auto found = model.sizes.find(name);
-  CHECK(found != model.sizes.end()) << model.family << " has no size " << name;
-  return found->second;
-}
 
 // Walks a step as ParameterGatherer does, and adds up the elements of the buckets that it gathers.
 // A rotating buffer holds a block until another one needs the buffer, and the next block in the
@@ -122,7 +117,7 @@ class Formulas {
         tokens_(BatchShapeOf(place).tokens()),
         hidden_(place.model.shape().hidden),
         micro_batches_(MicroBatches(place)) {
-    const auto head = static_cast<int>(ModelSize(place.model.description(), "layers")) + 1;
+    const auto head = static_cast<int>(SizeOf(place.model.description(), "layers")) + 1;
     std::vector<BlockRange> ranges = part.parts;
     if (ranges.empty()) ranges.push_back({0, head + 1});
     for (const BlockRange& range : ranges) {
@@ -181,7 +176,8 @@ class Formulas {
   // Attention of one block, `forwards` times forward and once backward (context_attention.h).
   int64_t Attention(int64_t forwards) const {
     if (context_ == 1) return 0;
-    const int64_t depth = hidden_ / ModelSize(place_.model.description(), "heads");
+    const ModelDescription& model = place_.model.description();
+    const int64_t depth = FamilyOf(model).attention(model).depth;
     const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
     const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
     if (part_.context_method == ContextMethod::kAllToAll) {
@@ -198,16 +194,17 @@ class Formulas {
   int64_t HiddenStates() const {
     if (tensor_ == 1) return 0;
     const bool rows = part_.sequence_parallel;
-    // A block has two pairs of column- and row-parallel GEMMs. Forward all-reduces the output of
-    // each pair, backward the gradient of its input. With sequence parallelism, inputs are gathered
-    // and outputs scattered in both directions, and backward gathers the input of each pair once
-    // more. A backward in two calls also gathers the gradients once more.
-    int64_t per_block = rows ? 4 + 6 : 2 + 2;
-    if (rows && part_.split_backward) per_block += 2;
+    // Of each pair of column- and row-parallel GEMMs, forward all-reduces the output and backward
+    // the gradient of the input. With sequence parallelism, inputs are gathered and outputs
+    // scattered in both directions, and backward gathers the input of each pair once more. A
+    // backward in two calls also gathers the gradients once more.
+    const int64_t pairs = FamilyOf(place_.model.description()).pairs_per_block;
+    int64_t per_block = pairs * (rows ? 2 + 3 : 1 + 1);
+    if (rows && part_.split_backward) per_block += pairs;
     // Recomputation repeats forward without its last collective. Where gathers overlap, the input
     // of the second pair stays gathered until backward needs it.
     const bool stays = part_.tensor_overlap != TensorOverlap::kNone;
-    const int64_t once_more = rows ? (stays ? 2 : 3) : 1;
+    const int64_t once_more = rows ? 2 * pairs - 1 - (stays ? 1 : 0) : pairs - 1;
     // The embedding's output and, with sequence parallelism, its gradient; the gradient of the
     // head's input and, with sequence parallelism, that input.
     const int64_t collectives = blocks_ * per_block + recomputed_ * once_more +
@@ -279,8 +276,13 @@ class Formulas {
       }
       elements += GatheredElements(place_, layout_).Of(place_.coordinate[Axis::kPipeline]);
     }
+    const int64_t width = SizeOf(StorageOptionsOf(place_).compute);
+    int64_t bytes = width * elements;
+    for (const FlatLayout::Bucket& bucket : layout_.buckets()) {
+      if (bucket.full_precision) bytes += (kFloat - width) * bucket.range.size();
+    }
     // Buckets are multiples of the shards, so that the sum of what each gather sends is this.
-    return Moved(SizeOf(StorageOptionsOf(place_).compute) * elements, place_.zero_shards);
+    return Moved(bytes, place_.zero_shards);
   }
 
   const TrainerPlace& place_;

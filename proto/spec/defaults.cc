@@ -19,6 +19,9 @@ constexpr double kEps = 1e-8;
 constexpr double kClipNorm = 1.0;
 constexpr double kNormEpsilon = 1e-5;
 constexpr double kRopeTheta = 10000;
+constexpr int32_t kMambaHeadWidth = 64;
+constexpr int32_t kMambaState = 128;
+constexpr int32_t kMambaTaps = 4;
 constexpr int32_t kKeep = 2;
 constexpr int64_t kResidentElements = 100'000;
 constexpr double kLossScale = 65536;
@@ -53,6 +56,20 @@ void DefaultPipeline(v1::ParallelSpec& parallel) {
   }
 }
 
+void DefaultMamba2(v1::ModelSpec& model) {
+  v1::MambaSpec& mamba = *model.mutable_mamba();
+  if (mamba.head_width() == 0) mamba.set_head_width(kMambaHeadWidth);
+  if (mamba.heads() == 0 && mamba.head_width() > 0) {
+    mamba.set_heads(static_cast<int32_t>(std::clamp<int64_t>(
+        2 * int64_t{model.hidden()} / mamba.head_width(), 0, std::numeric_limits<int32_t>::max())));
+  }
+  if (mamba.groups() == 0) mamba.set_groups(1);
+  if (mamba.state() == 0) mamba.set_state(kMambaState);
+  if (mamba.taps() == 0) mamba.set_taps(kMambaTaps);
+  if (!model.has_tied()) model.set_tied(true);
+  if (!model.has_norm_epsilon()) model.set_norm_epsilon(kNormEpsilon);
+}
+
 void DefaultModel(v1::ModelSpec& model) {
   if (const v1::ModelSpec* preset = FindPreset(model.preset()); preset != nullptr) {
     // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field.
@@ -61,6 +78,7 @@ void DefaultModel(v1::ModelSpec& model) {
     whole.MergeFrom(model);
     model = whole;
   }
+  if (model.family() == v1::MODEL_FAMILY_MAMBA2) DefaultMamba2(model);
   if (model.family() != v1::MODEL_FAMILY_LLAMA) return;
   if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
   if (!model.has_tied()) model.set_tied(false);

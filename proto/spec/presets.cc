@@ -41,6 +41,25 @@ v1::ModelSpec Llama3(int32_t layers, int32_t hidden, int32_t heads, int32_t ffn,
   return model;
 }
 
+// The inner width is twice the hidden one.
+v1::ModelSpec Mamba2(int32_t layers, int32_t hidden) {
+  v1::ModelSpec model;
+  model.set_family(v1::MODEL_FAMILY_MAMBA2);
+  model.set_layers(layers);
+  model.set_hidden(hidden);
+  model.set_vocab(50288);
+  model.set_sequence_length(2048);
+  model.set_tied(true);
+  model.set_norm_epsilon(1e-5);
+  v1::MambaSpec& mamba = *model.mutable_mamba();
+  mamba.set_head_width(64);
+  mamba.set_heads(2 * hidden / 64);
+  mamba.set_groups(1);
+  mamba.set_state(128);
+  mamba.set_taps(4);
+  return model;
+}
+
 const std::vector<std::pair<std::string, v1::ModelSpec>>& Presets() {
   static const auto& presets = *new std::vector<std::pair<std::string, v1::ModelSpec>>{
       {"gpt2-124m", Gpt2(12, 768, 12)},
@@ -51,6 +70,11 @@ const std::vector<std::pair<std::string, v1::ModelSpec>>& Presets() {
       {"llama-3b", Llama3(28, 3072, 24, 8192, /*tied=*/true, 32)},
       {"llama-8b", Llama3(32, 4096, 32, 14336, /*tied=*/false, 8)},
       {"llama-70b", Llama3(80, 8192, 64, 28672, /*tied=*/false, 1)},
+      {"mamba2-130m", Mamba2(24, 768)},
+      {"mamba2-370m", Mamba2(48, 1024)},
+      {"mamba2-780m", Mamba2(48, 1536)},
+      {"mamba2-1.3b", Mamba2(48, 2048)},
+      {"mamba2-2.7b", Mamba2(64, 2560)},
   };
   return presets;
 }

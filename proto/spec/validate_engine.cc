@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -55,7 +57,67 @@ void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
   check.InRange(path + "original_context", scaling.original_context(), 1);
 }
 
-void CheckModel(const v1::ModelSpec& model, Checker& check) {
+// The limits of the scan's kernels (kernels/ssm/ssm.h).
+constexpr int64_t kMambaWidthMax = 256;
+constexpr int64_t kMambaGroupMax = 16384;
+
+void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
+  const v1::ModelSpec& model = engine.model();
+  const v1::MambaSpec& mamba = model.mamba();
+  const std::string path = "engine.model.mamba.";
+  const bool width = check.InRange(path + "head_width", mamba.head_width(), 1, kMambaWidthMax);
+  if (mamba.heads() == 0 && width && model.hidden() > 0) {
+    check.Add(path + "head_width", mamba.head_width(), " is wider than 2 x hidden (",
+              2 * int64_t{model.hidden()}, "), which leaves no head");
+  } else {
+    const bool heads = check.InRange(path + "heads", mamba.heads(), 1, kFfnMax);
+    const bool groups = check.InRange(path + "groups", mamba.groups(), 1);
+    if (heads && groups && mamba.heads() % mamba.groups() != 0) {
+      check.Add(path + "groups", mamba.groups(), " does not divide heads (", mamba.heads(), ")");
+    } else if (heads && groups && width) {
+      const int64_t columns = int64_t{mamba.heads()} / mamba.groups() * int64_t{mamba.head_width()};
+      if (columns > kMambaGroupMax) {
+        check.Add(path + "groups", "the heads of a group are ", columns,
+                  " columns wide together; at most ", kMambaGroupMax);
+      }
+    }
+  }
+  check.InRange(path + "state", mamba.state(), 1, kMambaWidthMax);
+  check.InRange(path + "taps", mamba.taps(), 2, 4);
+  check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
+  for (const auto& [field, ranks] : {std::pair("tensor", engine.parallel().tensor()),
+                                     std::pair("context", engine.parallel().context())}) {
+    if (ranks > 1) {
+      check.Add(absl::StrCat("engine.parallel.", field), ranks,
+                " ranks: models of family mamba2 are split by data, pipeline and zero only; use 1");
+    }
+  }
+}
+
+// Reports fields that are given but belong to other families.
+void CheckForeignFields(const v1::ModelSpec& model, Checker& check) {
+  using Families = std::set<v1::ModelFamily>;
+  const auto only = [&](const char* field, bool given, const Families& families) {
+    if (!given || families.count(model.family()) > 0) return;
+    std::vector<std::string> names;
+    for (const v1::ModelFamily family : families) names.push_back(EnumName(family));
+    check.Add(absl::StrCat("engine.model.", field), "is for family ", absl::StrJoin(names, " and "),
+              ", not ", EnumName(model.family()));
+  };
+  const Families llama = {v1::MODEL_FAMILY_LLAMA};
+  const Families not_gpt2 = {v1::MODEL_FAMILY_LLAMA, v1::MODEL_FAMILY_MAMBA2};
+  only("heads", model.heads() != 0, {v1::MODEL_FAMILY_GPT2, v1::MODEL_FAMILY_LLAMA});
+  only("kv_heads", model.kv_heads() != 0, llama);
+  only("ffn", model.ffn() != 0, llama);
+  only("tied", model.has_tied(), not_gpt2);
+  only("norm_epsilon", model.has_norm_epsilon(), not_gpt2);
+  only("rope_theta", model.has_rope_theta(), llama);
+  only("rope_scaling", model.has_rope_scaling(), llama);
+  only("mamba", model.has_mamba(), {v1::MODEL_FAMILY_MAMBA2});
+}
+
+void CheckModel(const v1::EngineSpec& engine, Checker& check) {
+  const v1::ModelSpec& model = engine.model();
   if (!model.preset().empty() && FindPreset(model.preset()) == nullptr) {
     // The fields that a preset would set are not reported as missing.
     check.Add("engine.model.preset", Quoted(model.preset()), " is not one of ",
@@ -68,26 +130,22 @@ void CheckModel(const v1::ModelSpec& model, Checker& check) {
   }
   check.InRange("engine.model.layers", model.layers(), 1, kLayersMax);
   const bool hidden = check.InRange("engine.model.hidden", model.hidden(), 1, kHiddenMax);
+  check.InRange("engine.model.vocab", model.vocab(), 1);
+  check.InRange("engine.model.sequence_length", model.sequence_length(), 1);
+  if (v1::ModelFamily_IsValid(model.family()) && model.family() != v1::MODEL_FAMILY_UNSPECIFIED) {
+    CheckForeignFields(model, check);
+  }
+  if (model.family() == v1::MODEL_FAMILY_MAMBA2) {
+    CheckMamba2(engine, check);
+    return;
+  }
   const bool heads = check.InRange("engine.model.heads", model.heads(), 1);
-  if (hidden && heads && model.hidden() % model.heads() != 0) {
+  const bool divides = hidden && heads && model.hidden() % model.heads() == 0;
+  if (hidden && heads && !divides) {
     check.Add("engine.model.heads", model.heads(), " does not divide hidden (", model.hidden(),
               ")");
   }
-  check.InRange("engine.model.vocab", model.vocab(), 1);
-  check.InRange("engine.model.sequence_length", model.sequence_length(), 1);
-  if (model.family() == v1::MODEL_FAMILY_LLAMA) {
-    CheckLlama(model, hidden && heads && model.hidden() % model.heads() == 0, check);
-  } else if (model.family() == v1::MODEL_FAMILY_GPT2) {
-    const auto only_llama = [&](const char* field, bool given) {
-      if (given) check.Add(absl::StrCat("engine.model.", field), "is for family llama, not gpt2");
-    };
-    only_llama("kv_heads", model.kv_heads() != 0);
-    only_llama("ffn", model.ffn() != 0);
-    only_llama("tied", model.has_tied());
-    only_llama("norm_epsilon", model.has_norm_epsilon());
-    only_llama("rope_theta", model.has_rope_theta());
-    only_llama("rope_scaling", model.has_rope_scaling());
-  }
+  if (model.family() == v1::MODEL_FAMILY_LLAMA) CheckLlama(model, divides, check);
 }
 
 void CheckSources(const std::string& path,
@@ -330,7 +388,7 @@ void CheckTraining(const v1::JobSpec& spec, Checker& check) {
 void CheckEngine(const v1::JobSpec& spec, Checker& check) {
   const v1::EngineSpec& engine = spec.engine();
   if (engine.has_model()) {
-    CheckModel(engine.model(), check);
+    CheckModel(engine, check);
   } else {
     check.Add("engine.model", "required");
   }

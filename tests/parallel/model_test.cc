@@ -24,6 +24,7 @@
 #include "parallel/model/gpt2.h"
 #include "parallel/model/head.h"
 #include "parallel/model/llama.h"
+#include "parallel/model/mamba2.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"
 #include "tests/support/forwarding_communicator.h"
@@ -173,15 +174,42 @@ LlamaConfig TinyLlama(bool tied) {
   return config;
 }
 
+// Heads that share groups, three taps, widths that are multiples of nothing.
+Mamba2Config TinyMamba2() {
+  Mamba2Config config;
+  config.layers = 2;
+  config.hidden = 14;
+  config.heads = 4;
+  config.head_width = 5;
+  config.groups = 2;
+  config.state = 3;
+  config.taps = 3;
+  config.vocab = 37;
+  config.sequence_length = 8;
+  return config;
+}
+
 class Families : public ::testing::TestWithParam<std::string> {
  protected:
-  static std::unique_ptr<Model> Make(const ModelParallel& how = {}) {
-    if (GetParam() == "gpt2") return MakeGpt2(kTiny, how);
-    return MakeLlama(TinyLlama(GetParam() == "llama_tied"), how);
+  static std::unique_ptr<Model> Make(const ModelParallel& how = {}, int64_t layers = 2) {
+    if (GetParam() == "gpt2") {
+      Gpt2Config config = kTiny;
+      config.layers = layers;
+      return MakeGpt2(config, how);
+    }
+    if (GetParam() == "mamba2") {
+      Mamba2Config config = TinyMamba2();
+      config.layers = layers;
+      return MakeMamba2(config, how);
+    }
+    LlamaConfig config = TinyLlama(GetParam() == "llama_tied");
+    config.layers = layers;
+    return MakeLlama(config, how);
   }
   static void ExpectSlopes(Bench& bench);
 };
-INSTANTIATE_TEST_SUITE_P(Models, Families, ::testing::Values("gpt2", "llama", "llama_tied"),
+INSTANTIATE_TEST_SUITE_P(Models, Families,
+                         ::testing::Values("gpt2", "llama", "llama_tied", "mamba2"),
                          [](const auto& info) { return info.param; });
 
 void Families::ExpectSlopes(Bench& bench) {
@@ -254,13 +282,7 @@ TEST_P(Families, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
     // Activations larger than gradients, as usual, and smaller.
     for (const BatchShape& shape : {BatchShape{16, 8}, BatchShape{1, 4}}) {
       SCOPED_TRACE(absl::StrCat(static_cast<int>(recompute), " ", shape.batch));
-      const auto make = [&] {
-        Gpt2Config gpt2 = kTiny;
-        LlamaConfig llama = TinyLlama(GetParam() == "llama_tied");
-        gpt2.layers = llama.layers = 6;
-        const ModelParallel how = {.recompute = recompute};
-        return GetParam() == "gpt2" ? MakeGpt2(gpt2, how) : MakeLlama(llama, how);
-      };
+      const auto make = [&] { return Make({.recompute = recompute}, 6); };
       Bench apart(make(), shape), shared(make(), shape, /*share=*/true);
       for (int step = 0; step < 2; ++step) {
         for (Bench* bench : {&apart, &shared}) {
@@ -284,11 +306,7 @@ TEST_P(Families, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
 
 TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
   const auto make = [&](Recompute recompute, int blocks) {
-    Gpt2Config gpt2 = kTiny;
-    LlamaConfig llama = TinyLlama(GetParam() == "llama_tied");
-    gpt2.layers = llama.layers = 4;
-    const ModelParallel how = {.recompute = recompute, .recompute_blocks = blocks};
-    return GetParam() == "gpt2" ? MakeGpt2(gpt2, how) : MakeLlama(llama, how);
+    return Make({.recompute = recompute, .recompute_blocks = blocks}, 4);
   };
   const BatchShape shape = {16, 8};
   const auto kept = [](const Bench& bench) {
@@ -323,6 +341,17 @@ TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
   }
 }
 
+TEST(Mamba2, ParameterCount_MatchesThePublishedSizes) {
+  // state-spaces/mamba2-130m and -2.7b, with a vocabulary padded to 50288.
+  Mamba2Config config = {
+      .layers = 24, .hidden = 768, .heads = 24, .vocab = 50288, .sequence_length = 2048};
+  EXPECT_EQ(ParameterCount(ConfigOf(config)), 128'989'632);
+  config = {.layers = 64, .hidden = 2560, .heads = 80, .vocab = 50288, .sequence_length = 2048};
+  EXPECT_EQ(ParameterCount(ConfigOf(config)), 2'702'599'680);
+  EXPECT_EQ(MakeMamba2(TinyMamba2())->parameters().elements(),
+            ParameterCount(ConfigOf(TinyMamba2())));
+}
+
 TEST(Llama, ParameterCount_MatchesThePublishedSizes) {
   LlamaConfig config;
   config.sequence_length = 4096;
@@ -334,14 +363,14 @@ TEST(Llama, ParameterCount_MatchesThePublishedSizes) {
     config.heads = heads;
     config.ffn = ffn;
     config.tied = tied;
-    return ParameterCount(Transformer(config));
+    return ParameterCount(ConfigOf(config));
   };
   EXPECT_EQ(count(16, 2048, 32, 8192, true), 1'235'814'400);     // Llama 3.2 1B
   EXPECT_EQ(count(28, 3072, 24, 8192, true), 3'212'749'824);     // Llama 3.2 3B
   EXPECT_EQ(count(32, 4096, 32, 14336, false), 8'030'261'248);   // Llama 3.1 8B
   EXPECT_EQ(count(80, 8192, 64, 28672, false), 70'553'706'496);  // Llama 3 70B
   EXPECT_EQ(MakeLlama(TinyLlama(false))->parameters().elements(),
-            ParameterCount(Transformer(TinyLlama(false))));
+            ParameterCount(ConfigOf(TinyLlama(false))));
 }
 
 // Rotary attention sees distances only: the same text later gives the same logits.
@@ -448,6 +477,7 @@ TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool o
 }
 
 TEST_P(Families, ExchangesOfAttentionsBackward_HaveGradientsOfWeightsBesideThem) {
+  if (GetParam() == "mamba2") GTEST_SKIP() << "has no attention";
   for (const double dropout : {0.0, 0.3}) {
     std::vector<float> kept;  // gradients where nothing is computed again
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {

@@ -391,6 +391,23 @@ ModelDescription SmallLlama(int layers) {
   return description;
 }
 
+ModelDescription SmallMamba2(int layers) {
+  ModelDescription description;
+  description.family = "mamba2";
+  description.sizes = {{"layers", layers},
+                       {"hidden", 44},
+                       {"heads", 6},
+                       {"head_width", 10},
+                       {"groups", 2},
+                       {"state", 12},
+                       {"taps", 4},
+                       {"vocab", Harness::kVocab},
+                       {"sequence_length", Harness::kSequence}};
+  description.numbers = {{"norm_epsilon", 1e-5}};
+  description.flags = {{"tied", true}};
+  return description;
+}
+
 Case Data(int ranks, int zero, int shards) {
   Case run;
   run.model = SmallGpt2();

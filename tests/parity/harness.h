@@ -134,6 +134,7 @@ class Harness {
 // A GPT-2 and a Llama of odd sizes; the Llama has four groups of three query heads.
 ModelDescription SmallGpt2(int layers = 3);
 ModelDescription SmallLlama(int layers = 3);
+ModelDescription SmallMamba2(int layers = 3);
 
 // Data parallelism over `ranks`, 20 steps of 16 samples in micro-batches of two.
 Case Data(int ranks, int zero = 0, int shards = 0);

@@ -68,7 +68,7 @@ class TensorLog : public muster::testing::ForwardingCommunicator {
 };
 
 TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit) {
-  for (const ModelDescription& model : {SmallGpt2(), SmallLlama()}) {
+  for (const ModelDescription& model : {SmallGpt2(), SmallLlama(), SmallMamba2()}) {
     Case alone = Data(1);
     alone.model = model;
     const Tensors gradients = harness_.FirstGradients(alone);

@@ -34,6 +34,7 @@ constexpr double kFastLearningRate = 5e-3;
 
 ModelDescription Gpt2() { return SmallGpt2(5); }
 ModelDescription Llama() { return SmallLlama(5); }
+ModelDescription Mamba2() { return SmallMamba2(5); }
 
 // Relative difference of the gradient norm at every step.
 std::vector<double> Apart(const RankResult& a, const RankResult& b) {
@@ -125,7 +126,7 @@ Case Draw(Rng& rng) {
   for (;;) {
     Case run;
     run.learning_rate = kLearningRate;
-    run.model = rng.Chance(0.5) ? Gpt2() : Llama();
+    run.model = Pick(rng, {Gpt2(), Llama(), Mamba2()});
     if (run.model.family == "llama") run.model.sizes["kv_heads"] = Pick(rng, {1, 2, 4});
     Layout& layout = run.layout;
     layout.degrees = PerAxis(Pick(rng, {1, 1, 2, 3, 4}), Pick(rng, {1, 1, 2, 3, 4, 8}),
@@ -201,7 +202,7 @@ bool SameOrder(const Case& run) {
 }
 
 bool TiedAcrossStages(const Case& run) {
-  return run.layout.degrees[Axis::kPipeline] > 1 && run.model.family == "gpt2";
+  return run.layout.degrees[Axis::kPipeline] > 1 && run.model.family != "llama";
 }
 
 // Whether all sums have the order of tensor parallelism alone. With GEMMs in chunks, a split

@@ -10,6 +10,7 @@
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
+#include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 
 namespace muster::worker {
@@ -164,6 +165,7 @@ absl::StatusOr<kernels::AttentionPath> AttentionPathOf(const v1::JobSpec& spec) 
 // Refuses heads that no attention kernel of the job's device takes.
 absl::Status CheckHeadWidth(const v1::JobSpec& spec) {
   const v1::ModelSpec& model = spec.engine().model();
+  if (model.heads() == 0) return absl::OkStatus();  // no attention
   const auto path = AttentionPathOf(spec);
   if (path.ok()) return absl::OkStatus();
   return Misconfigured(absl::StrCat("engine.model.heads: with ", model.heads(), " heads of hidden ",
@@ -184,16 +186,24 @@ std::string ResolvePath(const v1::JobSpec& spec, const std::string& path) {
 
 parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
   parallel::ModelDescription description;
+  description.family = spec::EnumName(spec.family());
   description.sizes = {{"layers", spec.layers()},
                        {"hidden", spec.hidden()},
-                       {"heads", spec.heads()},
                        {"vocab", spec.vocab()},
                        {"sequence_length", spec.sequence_length()}};
-  if (spec.family() != v1::MODEL_FAMILY_LLAMA) {
-    description.family = "gpt2";
+  if (spec.family() == v1::MODEL_FAMILY_MAMBA2) {
+    const v1::MambaSpec& mamba = spec.mamba();
+    description.sizes["heads"] = mamba.heads();
+    description.sizes["head_width"] = mamba.head_width();
+    description.sizes["groups"] = mamba.groups();
+    description.sizes["state"] = mamba.state();
+    description.sizes["taps"] = mamba.taps();
+    description.flags["tied"] = spec.tied();
+    description.numbers["norm_epsilon"] = spec.norm_epsilon();
     return description;
   }
-  description.family = "llama";
+  description.sizes["heads"] = spec.heads();
+  if (spec.family() != v1::MODEL_FAMILY_LLAMA) return description;
   description.sizes["kv_heads"] = spec.kv_heads();
   description.sizes["ffn"] = spec.ffn();
   description.flags["tied"] = spec.tied();
@@ -267,6 +277,7 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
 }
 
 std::string AttentionWarning(const v1::JobSpec& spec) {
+  if (spec.engine().model().heads() == 0) return "";  // no attention
   const auto path = AttentionPathOf(spec);
   const auto precision = spec.engine().training().precision();
   const bool narrow = precision == v1::PRECISION_BF16 || precision == v1::PRECISION_FP16;

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/interop/hugging_face.h"
+#include "parallel/model/family.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
 
@@ -97,8 +98,9 @@ absl::Status SameModel(const ModelDescription& wanted, const ModelDescription& t
     Compare(wanted.numbers, there.numbers, differences);
     Compare(wanted.flags, there.flags, differences);
     const auto longer = wanted.sizes.find(kSequenceLength), has = there.sizes.find(kSequenceLength);
-    if (wanted.family == "gpt2" && longer != wanted.sizes.end() && has != there.sizes.end() &&
-        longer->second > has->second) {
+    const parallel::ModelFamily* family = parallel::FindFamily(wanted.family);
+    if (family != nullptr && family->learned_positions && longer != wanted.sizes.end() &&
+        has != there.sizes.end() && longer->second > has->second) {
       differences.push_back(absl::StrFormat(
           "sequence_length is %d in the spec, and there are learned positions for %d there",
           longer->second, has->second));

@@ -1,0 +1,173 @@
+// What each family adds to the mapping of hugging_face_names.h, and the tools for it.
+#ifndef MUSTER_PARALLEL_INTEROP_HUGGING_FACE_FAMILY_H_
+#define MUSTER_PARALLEL_INTEROP_HUGGING_FACE_FAMILY_H_
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "parallel/checkpoint/json.h"
+#include "parallel/interop/hugging_face_names.h"
+#include "parallel/model/model.h"
+
+namespace muster::parallel {
+
+struct HuggingFaceFamily {
+  const char* family;      // ModelDescription::family
+  const char* model_type;  // of config.json
+  HuggingFaceLayout (*layout)(const Model& model);
+  absl::StatusOr<ModelDescription> (*description)(const Json& config);
+  // Without the dtype.
+  Json (*config)(const ModelDescription& description);
+  // See hugging_face_names.h.
+  bool (*is_derived)(const ModelDescription& description, absl::string_view name);
+  // The prefix that files saved without a head lack; may be empty.
+  const char* prefix;
+};
+
+extern const HuggingFaceFamily kGpt2HuggingFace, kLlamaHuggingFace, kMamba2HuggingFace;
+
+// Requires: a name that MakeModel requires of every description of the family.
+template <typename Value>
+const Value& Required(const std::map<std::string, Value>& values, const std::string& name) {
+  const auto found = values.find(name);
+  CHECK(found != values.end()) << name;
+  return found->second;
+}
+
+// Builds a layout parameter by parameter. Shapes come from the model's registry, so that a layout
+// can only name what the model has.
+class LayoutBuilder {
+ public:
+  explicit LayoutBuilder(const Model& model) : model_(model) {
+    for (ParameterId id = 0; id < model.parameters().size(); ++id) {
+      ids_[model.parameters().at(id).name] = id;
+    }
+  }
+
+  // Adds a parameter that is one of their tensors.
+  void Same(const std::string& name, const std::string& tensor, bool transposed = false) {
+    Slices(name, {{tensor, transposed, 0, Shape(name)[0], 0}});
+  }
+
+  // The same for a matrix [rows, columns] that is [rows, 1, columns] there.
+  void SameWithAxis(const std::string& name, const std::string& tensor) {
+    Same(name, tensor);
+    with_axis_.insert(tensor);
+  }
+
+  // Adds a parameter whose slices may be of several tensors.
+  void Slices(const std::string& name, std::vector<HuggingFaceSlice> slices) {
+    const std::vector<int64_t>& shape = Shape(name);
+    for (const HuggingFaceSlice& slice : slices) {
+      auto [found, added] = rows_.emplace(slice.tensor, layout_.tensors.size());
+      if (added) layout_.tensors.push_back({slice.tensor, shape});
+      if (added) layout_.tensors.back().shape[0] = 0;
+      std::vector<int64_t>& stored = layout_.tensors[found->second].shape;
+      // Kept as [rows, columns] until the end; see Finish().
+      stored[0] = std::max(stored[0], slice.source_row + slice.rows);
+      if (slice.transposed) transposed_.emplace(slice.tensor, true);
+    }
+    layout_.parameters.push_back({name, shape, std::move(slices)});
+  }
+
+  const std::vector<int64_t>& Shape(const std::string& name) const {
+    return model_.parameters().at(Required(ids_, name)).global_shape;
+  }
+
+  HuggingFaceLayout Finish() {
+    for (HuggingFaceTensor& tensor : layout_.tensors) {
+      if (transposed_.count(tensor.name) > 0) std::swap(tensor.shape[0], tensor.shape[1]);
+      if (with_axis_.count(tensor.name) > 0) tensor.shape.insert(tensor.shape.begin() + 1, 1);
+    }
+    return std::move(layout_);
+  }
+
+ private:
+  const Model& model_;
+  std::map<std::string, ParameterId> ids_;
+  std::map<std::string, size_t> rows_;  // index into layout_.tensors
+  std::map<std::string, bool> transposed_;
+  std::set<std::string> with_axis_;
+  HuggingFaceLayout layout_;
+};
+
+// Reads keys of config.json and remembers the first problem.
+class ConfigReader {
+ public:
+  explicit ConfigReader(const Json& config) : config_(config) {}
+
+  int64_t Size(const char* key) {
+    const auto found = config_.find(key);
+    if (found == config_.end() || !found->is_number_integer() || found->get<int64_t>() <= 0) {
+      Refuse(key, "a positive number is needed");
+      return 1;
+    }
+    return found->get<int64_t>();
+  }
+  int64_t Size(const char* key, int64_t otherwise) { return Given(key) ? Size(key) : otherwise; }
+
+  double Number(const char* key) {
+    const auto found = config_.find(key);
+    if (found == config_.end() || !found->is_number() || !(found->get<double>() > 0)) {
+      Refuse(key, "a positive number is needed");
+      return 1;
+    }
+    return found->get<double>();
+  }
+  double Number(const char* key, double otherwise) { return Given(key) ? Number(key) : otherwise; }
+  bool Flag(const char* key, bool otherwise) {
+    if (!Given(key)) return otherwise;
+    if (!config_[key].is_boolean()) Refuse(key, "true or false is needed");
+    return config_[key] == true;
+  }
+  std::string Text(const char* key, const std::string& otherwise) {
+    if (!Given(key)) return otherwise;
+    if (!config_[key].is_string()) {
+      Refuse(key, "a text is needed");
+      return otherwise;
+    }
+    return config_[key].get<std::string>();
+  }
+
+  // The key may be absent, which stands for `wanted`.
+  void Must(const char* key, const Json& wanted) {
+    if (Given(key) && config_[key] != wanted) {
+      Refuse(key, absl::StrCat("only ", wanted.dump(), " is there"));
+    }
+  }
+
+  bool Given(const char* key) const {
+    const auto found = config_.find(key);
+    return found != config_.end() && !found->is_null();
+  }
+  const Json& config() const { return config_; }
+
+  void Refuse(const char* key, const std::string& why) {
+    if (!status_.ok()) return;
+    const std::string value = Given(key) ? config_[key].dump() : "absent";
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat("'", key, "' is ", value.substr(0, 100), "; ", why));
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const Json& config_;
+  absl::Status status_;
+};
+
+// Whether `name` is a head stored a second time, equal to the token table that it is tied to.
+bool IsTiedHead(const ModelDescription& description, absl::string_view name);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_INTEROP_HUGGING_FACE_FAMILY_H_

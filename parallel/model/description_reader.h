@@ -1,0 +1,81 @@
+// Reads the values of a ModelDescription.
+#ifndef MUSTER_PARALLEL_MODEL_DESCRIPTION_READER_H_
+#define MUSTER_PARALLEL_MODEL_DESCRIPTION_READER_H_
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "parallel/model/model.h"
+
+namespace muster::parallel {
+
+// Takes values out of a description by name. It remembers the first problem: a value that is
+// missing, or one that the family does not know.
+class DescriptionReader {
+ public:
+  explicit DescriptionReader(const ModelDescription& description) : left_(description) {}
+
+  // Descriptions also come from files, so their products must not overflow.
+  int64_t Size(const char* name);
+  int64_t Size(const char* name, int64_t otherwise) {
+    return left_.sizes.count(name) > 0 ? Size(name) : otherwise;
+  }
+  double Number(const char* name) { return Take(left_.numbers, "number", name, 0.0); }
+  double Number(const char* name, double otherwise) {
+    return left_.numbers.count(name) > 0 ? Number(name) : otherwise;
+  }
+  bool Flag(const char* name) {
+    const auto found = left_.flags.find(name);
+    if (found == left_.flags.end()) {
+      Refuse(absl::StrCat("flag '", name, "' is missing"));
+      return false;
+    }
+    const bool value = found->second;
+    left_.flags.erase(found);
+    return value;
+  }
+  void Require(bool good, const std::string& why) {
+    if (!good) Refuse(why);
+  }
+
+  // To be called after all values have been taken.
+  absl::Status Finish() {
+    for (const auto& [name, value] : left_.sizes) Refuse(absl::StrCat("unknown size '", name, "'"));
+    for (const auto& [name, value] : left_.numbers) {
+      Refuse(absl::StrCat("unknown number '", name, "'"));
+    }
+    for (const auto& [name, value] : left_.flags) Refuse(absl::StrCat("unknown flag '", name, "'"));
+    return status_;
+  }
+
+ private:
+  template <typename Value>
+  Value Take(std::map<std::string, Value>& values, const char* kind, const char* name,
+             Value nothing) {
+    const auto found = values.find(name);
+    if (found == values.end() || !(found->second > nothing) ||
+        !std::isfinite(static_cast<double>(found->second))) {
+      Refuse(absl::StrCat(kind, " '", name, "' is missing or not positive"));
+      return static_cast<Value>(1);
+    }
+    const Value value = found->second;
+    values.erase(found);
+    return value;
+  }
+  void Refuse(const std::string& why) {
+    if (status_.ok()) {
+      status_ = absl::InvalidArgumentError(absl::StrCat("model ", left_.family, ": ", why));
+    }
+  }
+
+  ModelDescription left_;
+  absl::Status status_;
+};
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_DESCRIPTION_READER_H_

@@ -1,0 +1,71 @@
+// What sets one family of models apart. Everything else works on Model and is the same for all.
+// A family is one file that defines a ModelFamily, its line in Families(), and its layout in
+// parallel/interop.
+#ifndef MUSTER_PARALLEL_MODEL_FAMILY_H_
+#define MUSTER_PARALLEL_MODEL_FAMILY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "parallel/model/model.h"
+
+namespace muster::parallel {
+
+// Attention of a model, the same in all its blocks. heads is 0 in a model without.
+struct AttentionSizes {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t depth = 0;  // width of a head
+};
+
+// What the ranks of a tensor group share out (TensorShard::Make). Sizes that a model lacks are 0.
+struct SplitSizes {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+};
+
+struct ModelFamily {
+  const char* name;  // ModelDescription::family
+  // kInvalidArgument names the size, number or flag that is missing, unknown or impossible, or the
+  // part of `parallel` that the model cannot be cut by.
+  absl::StatusOr<std::unique_ptr<Model>> (*make)(const ModelDescription& description,
+                                                 const ModelParallel& parallel);
+  // The functions below require a description that `make` takes.
+  AttentionSizes (*attention)(const ModelDescription& description);
+  SplitSizes (*split)(const ModelDescription& description);
+  // Multiply-adds per token of every block between embedding and head, forward.
+  std::vector<double> (*block_costs)(const ModelDescription& description);
+  // Pairs of a column-parallel and a row-parallel GEMM in a block (tensor_parallel.h).
+  int pairs_per_block;
+  // Whether the model has a table of positions, so that it cannot read longer sequences.
+  bool learned_positions;
+};
+
+extern const ModelFamily kGpt2Family, kLlamaFamily, kMamba2Family;
+
+absl::Span<const ModelFamily* const> Families();
+// Null for an unknown name.
+const ModelFamily* FindFamily(absl::string_view name);
+// Requires: a description that MakeModel takes.
+const ModelFamily& FamilyOf(const ModelDescription& description);
+
+// A size of a description that MakeModel takes.
+int64_t SizeOf(const ModelDescription& description, const std::string& name);
+
+// Checks that are the same for every family with `layers` blocks between embedding and head.
+absl::Status CheckStages(const ModelParallel& parallel, int64_t layers);
+// Whether the context ranks can share the heads of every tensor rank, so that all ranks refuse
+// alike. Requires: CheckTensorParallel().
+absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, const SplitSizes& sizes);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_FAMILY_H_

@@ -1,0 +1,335 @@
+#include "parallel/model/language_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "parallel/model/attention_mixer.h"
+#include "parallel/model/dropout.h"
+#include "parallel/model/embedding.h"
+#include "parallel/model/family.h"
+#include "parallel/model/head.h"
+#include "parallel/model/mamba2_mixer.h"
+#include "parallel/model/mixer.h"
+#include "parallel/model/mlp_mixer.h"
+#include "parallel/model/norm.h"
+#include "parallel/model/residual_block.h"
+#include "parallel/model/tensor_parallel.h"
+
+namespace muster::parallel {
+namespace {
+
+using Layers = std::vector<LayerKind>;
+
+int64_t LayersOf(const LanguageModelConfig& config) {
+  int64_t layers = 0;
+  for (const Layers& block : config.blocks) layers += static_cast<int64_t>(block.size());
+  return layers;
+}
+
+// Makes the layers of one model.
+class LayerMaker {
+ public:
+  LayerMaker(ParameterRegistry& registry, const LanguageModelConfig& config,
+             const ModelParallel& parallel, const TensorShard& shard)
+      : registry_(registry),
+        config_(config),
+        parallel_(parallel),
+        shard_(shard),
+        residual_stddev_(kInitialStddev / std::sqrt(static_cast<float>(LayersOf(config)))) {
+    for (const Layers& block : config.blocks) {
+      inner_sums_ = std::max(inner_sums_, static_cast<int>(block.size()) - 1);
+    }
+  }
+
+  std::unique_ptr<Block> Make(int64_t index, const Recomputed& recomputed,
+                              const Recomputed& behind) const {
+    const Layers& kinds = config_.blocks[index];
+    ResidualBlockSpec block;
+    block.name = absl::StrCat("blocks.", index);
+    block.hidden = config_.hidden;
+    block.shard = shard_;
+    block.recomputed = recomputed;
+    block.behind = behind;
+    block.split_backward = parallel_.split_backward;
+    block.offload = parallel_.offload_activations;
+    block.inner_sums = inner_sums_;
+    std::vector<ResidualLayer> layers(kinds.size());
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      const std::string number = kinds.size() > 1 ? absl::StrCat(i + 1) : "";
+      layers[i].norm = AddNorm(registry_, absl::StrCat(block.name, ".norm", number), config_.hidden,
+                               config_.norm, shard_.by_rows());
+      layers[i].mixer = MakeMixer(kinds[i], block.name, recomputed);
+      layers[i].dropout = {parallel_.dropout, i == 0 ? Dropout::FirstLayerSite(index)
+                                                     : Dropout::SecondLayerSite(index)};
+    }
+    return MakeResidualBlock(block, std::move(layers));
+  }
+
+ private:
+  std::unique_ptr<Mixer> MakeMixer(LayerKind kind, const std::string& block,
+                                   const Recomputed& recomputed) const {
+    switch (kind) {
+      case LayerKind::kAttention:
+        return MakeAttentionMixer(registry_,
+                                  {.name = block + ".attention",
+                                   .hidden = config_.hidden,
+                                   .heads = config_.heads,
+                                   .kv_heads = config_.kv_heads,
+                                   .rotary = config_.position == PositionKind::kRotary,
+                                   .bias = config_.bias,
+                                   .stddev = kInitialStddev,
+                                   .output_stddev = residual_stddev_},
+                                  shard_, parallel_);
+      case LayerKind::kMlp:
+        return MakeMlpMixer(registry_,
+                            {.name = block + ".mlp",
+                             .kind = config_.mlp,
+                             .hidden = config_.hidden,
+                             .ffn = config_.ffn,
+                             .bias = config_.bias,
+                             .stddev = kInitialStddev,
+                             .output_stddev = residual_stddev_},
+                            shard_, recomputed);
+      case LayerKind::kMamba2:
+        return MakeMamba2Mixer(registry_,
+                               {.name = block + ".mamba",
+                                .hidden = config_.hidden,
+                                .heads = config_.mamba2.heads,
+                                .head_width = config_.mamba2.head_width,
+                                .groups = config_.mamba2.groups,
+                                .state = config_.mamba2.state,
+                                .taps = config_.mamba2.taps,
+                                .norm_epsilon = config_.norm.epsilon,
+                                .stddev = kInitialStddev,
+                                .output_stddev = residual_stddev_},
+                               shard_, recomputed, parallel_.split_backward);
+    }
+    CHECK(false) << "layer " << static_cast<int>(kind);
+    return nullptr;
+  }
+
+  ParameterRegistry& registry_;
+  const LanguageModelConfig& config_;
+  const ModelParallel& parallel_;
+  const TensorShard& shard_;
+  float residual_stddev_;  // of the weights that write to the residual stream
+  int inner_sums_ = 0;
+};
+
+// Sizes of one layer in the whole model.
+struct LayerSize {
+  int64_t weights = 0;     // of its GEMMs
+  int64_t parameters = 0;  // beside these and the norm
+  int64_t last = 0;        // weights of its last GEMM, which recompute leaves out
+  int64_t other = 0;       // FLOPs per token beside those of weights, forward
+  int64_t activation = 0;  // elements per token that are cheap to recompute, beside the norm's
+};
+
+LayerSize AttentionSize(const LanguageModelConfig& config) {
+  const int64_t c = config.hidden, qkv = (config.heads + 2 * config.kv_heads) * (c / config.heads);
+  // The causal half of q k^T and p v.
+  return {qkv * c + c * c, config.bias ? qkv + c : 0, c * c, 2 * config.sequence_length * c};
+}
+
+LayerSize MlpSize(const LanguageModelConfig& config) {
+  const int64_t c = config.hidden;
+  const int64_t up = config.mlp == MlpKind::kSwiglu ? 2 * config.ffn : config.ffn;
+  return {up * c + config.ffn * c, config.bias ? up + c : 0, config.ffn * c, 0, config.ffn};
+}
+
+LayerSize Mamba2Size(const LanguageModelConfig& config) {
+  const auto& mamba = config.mamba2;
+  const int64_t inner = mamba.heads * mamba.head_width, group = mamba.groups * mamba.state;
+  const int64_t conv = inner + 2 * group, in = inner + conv + mamba.heads;
+  // Per token with chunks of Q positions: the causal halves of C B^T (per group) and of that with
+  // x, the state's update and what is read from it.
+  constexpr int64_t kChunk = 128;
+  const int64_t scan = kChunk * group + kChunk * inner + 4 * inner * mamba.state;
+  return {(in + inner) * config.hidden, conv * (mamba.taps + 1) + 3 * mamba.heads + inner,
+          inner * config.hidden, scan, conv + inner};
+}
+
+LayerSize SizeOfLayer(const LanguageModelConfig& config, LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kAttention:
+      return AttentionSize(config);
+    case LayerKind::kMlp:
+      return MlpSize(config);
+    case LayerKind::kMamba2:
+      return Mamba2Size(config);
+  }
+  CHECK(false) << "layer " << static_cast<int>(kind);
+  return {};
+}
+
+// What each of the rank's `blocks` blocks recomputes. With recompute_blocks, kSelective
+// saves as many bytes as these blocks would, in as many blocks as that takes, and drops activations
+// first: they are recomputed with their gradient at almost no cost, while norms cost a pass each.
+std::vector<Recomputed> RecomputedBy(const ModelParallel& parallel,
+                                     const LanguageModelConfig& config, const TensorShard& shard,
+                                     int64_t blocks) {
+  std::vector<Recomputed> recomputed(blocks);
+  const int64_t wanted =
+      parallel.recompute_blocks > 0 ? std::min<int64_t>(parallel.recompute_blocks, blocks) : blocks;
+  if (parallel.recompute == Recompute::kFull) {
+    std::fill_n(recomputed.begin(), wanted, Recomputed{true, true, true});
+  } else if (parallel.recompute == Recompute::kSelective) {
+    // Elements per token, on all ranks together; then of the average block.
+    int64_t activation = 0, norms = 0;  // of all blocks of the model
+    for (const Layers& block : config.blocks) {
+      for (const LayerKind kind : block) {
+        activation += SizeOfLayer(config, kind).activation;
+        norms += config.hidden * (shard.sequence ? 1 : shard.size);
+      }
+    }
+    activation = std::max<int64_t>(1, activation / static_cast<int64_t>(config.blocks.size()));
+    norms /= static_cast<int64_t>(config.blocks.size());
+    const int64_t values = wanted * (activation + norms);
+    const int64_t activations = std::min(blocks, (values + activation - 1) / activation);
+    const int64_t rest = std::max<int64_t>(0, values - activations * activation);
+    const int64_t with_norms = std::min(blocks, (rest + norms - 1) / norms);
+    for (int64_t i = 0; i < activations; ++i) recomputed[i].activation = true;
+    for (int64_t i = 0; i < with_norms; ++i) recomputed[i].norms = true;
+  }
+  return recomputed;
+}
+
+}  // namespace
+
+int64_t ParameterCount(const LanguageModelConfig& config) {
+  const int64_t c = config.hidden;
+  const int64_t norm = config.norm.kind == NormKind::kLayer ? 2 * c : c;
+  const int64_t positions = config.position == PositionKind::kLearned ? config.sequence_length : 0;
+  int64_t count = norm + ((config.tied ? 1 : 2) * config.vocab + positions) * c;
+  for (const Layers& block : config.blocks) {
+    for (const LayerKind kind : block) {
+      const LayerSize size = SizeOfLayer(config, kind);
+      count += size.weights + size.parameters + norm;
+    }
+  }
+  return count;
+}
+
+Model::FlopsPerToken CountFlops(const LanguageModelConfig& config, int64_t recomputed) {
+  const auto blocks = static_cast<int64_t>(config.blocks.size());
+  Model::FlopsPerToken flops;
+  flops.model = 6 * config.vocab * config.hidden;
+  int64_t again = 0;  // recomputing every block
+  for (const Layers& block : config.blocks) {
+    for (size_t i = 0; i < block.size(); ++i) {
+      const LayerSize size = SizeOfLayer(config, block[i]);
+      flops.model += 6 * size.weights + 3 * size.other;
+      // A block's last GEMM is not recomputed.
+      again += 2 * (size.weights - (i + 1 == block.size() ? size.last : 0)) + size.other;
+    }
+  }
+  // Blocks that recompute are counted like the average one.
+  flops.hardware = flops.model + recomputed * again / blocks;
+  return flops;
+}
+
+std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
+                                         const ModelDescription& description,
+                                         const ModelParallel& parallel) {
+  CHECK(!config.blocks.empty() && config.hidden > 0 && config.vocab > 0 &&
+        config.sequence_length > 0);
+  const auto layers = static_cast<int64_t>(config.blocks.size());
+  const bool rotary = config.position == PositionKind::kRotary;
+  const int64_t depth = config.heads > 0 ? config.hidden / config.heads : 0;
+  CHECK(!rotary || (depth > 0 && depth % 2 == 0));
+  const SplitSizes sizes = FamilyOf(description).split(description);
+  CHECK_OK(CheckTensorParallel(parallel, sizes.heads, sizes.ffn, sizes.vocab));
+  CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
+  const TensorShard tensor =
+      TensorShard::Make(parallel, sizes.heads, sizes.kv_heads, sizes.ffn, sizes.vocab);
+  auto registry = std::make_unique<ParameterRegistry>();
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<BlockRange> parts = parallel.parts;
+  if (parts.empty()) parts.push_back({});
+  const int head = static_cast<int>(layers) + 1;
+  std::optional<ParameterId> token;
+  int64_t own_blocks = 0;  // between embedding and head, on this rank
+  for (const BlockRange& part : parts) {
+    const int end = part.end < 0 ? head + 1 : part.end;
+    own_blocks += std::max(0, std::min(end, head) - std::max(part.begin, 1));
+  }
+  const std::vector<Recomputed> recomputed = RecomputedBy(parallel, config, tensor, own_blocks);
+  const LayerMaker layer_maker(*registry, config, parallel, tensor);
+  int64_t next = 0;              // of `recomputed`
+  int64_t recomputed_whole = 0;  // blocks that recompute everything
+  const bool has_head = std::any_of(parts.begin(), parts.end(), [&](const BlockRange& part) {
+    return part.end < 0 || part.end == head + 1;
+  });
+  for (BlockRange& part : parts) {
+    const int end = part.end < 0 ? head + 1 : part.end;
+    CHECK(part.begin >= 0 && part.begin < end && end <= head + 1);
+    const int first = static_cast<int>(blocks.size());
+    for (int i = part.begin; i < end; ++i) {
+      // A tied table is in use from the first block to the last, and its gradient from the head's
+      // forward to the embedding's backward.
+      const bool resident = config.tied && (i == 0 || i == head);
+      registry->BeginBlock(static_cast<int>(blocks.size()), resident);
+      if (i == 0) {
+        const ParameterId table = AddTokenTable(
+            *registry, config, tensor,
+            config.tied && !has_head ? TableUse::kEmbeddingOfTwo : TableUse::kOneStage);
+        if (config.tied) token = table;
+        blocks.push_back(MakeEmbedding(*registry, config, tensor, parallel.context_size, table,
+                                       /*shared=*/config.tied && has_head, parallel.dropout));
+      } else if (i < head) {
+        // The first block of a stage has none behind it.
+        const Recomputed behind =
+            i > part.begin + 1 && next > 0 ? recomputed[next - 1] : Recomputed{};
+        const Recomputed& own = recomputed[next++];
+        if (own.gemms) ++recomputed_whole;
+        blocks.push_back(layer_maker.Make(i - 1, own, behind));
+      } else {
+        const bool shared = token.has_value();
+        if (!shared) token = AddHeadTable(*registry, config, tensor);
+        blocks.push_back(MakeHead(*registry, config.norm, config.hidden, tensor, *token, shared));
+      }
+    }
+    part = {first, static_cast<int>(blocks.size())};
+  }
+  if (static_cast<int>(blocks.size()) == head + 1 && tensor.size == 1) {
+    CHECK_EQ(registry->elements(), ParameterCount(config));
+  }
+  Model::Shape shape;
+  shape.hidden = config.hidden;
+  shape.vocab = config.vocab;
+  shape.vocab_storage = tensor.vocab_storage;
+  shape.sequence_max = config.sequence_length;
+  shape.context_size = parallel.context_size;
+  if (rotary) {
+    shape.rotary_width = depth;
+    shape.rope_theta = config.rope_theta;
+    shape.rope_scaling = config.rope_scaling;
+  }
+  shape.tensor_size = tensor.size;
+  if (tensor.shares_kv) shape.kv_group = static_cast<int>(tensor.kv_heads.begin);
+  shape.sequence_parallel = tensor.sequence;
+  shape.tensor_overlap = tensor.overlap;
+  shape.split_backward = parallel.split_backward;
+  shape.documents = parallel.documents;
+  shape.context_method = parallel.context_method;
+  shape.deterministic = parallel.deterministic;
+  shape.dropout = parallel.dropout > 0;
+  // A bias in front of the residual stream has the column sums of d_hidden as its gradient if this
+  // rank has all rows and nothing is dropped.
+  shape.sums_hidden_gradient = config.bias && config.norm.kind == NormKind::kLayer &&
+                               tensor.size == 1 && !shape.dropout && !shape.split_backward;
+  // Assumes that the other pipeline ranks recompute as much as this one.
+  const int64_t recomputed_everywhere =
+      recomputed_whole * layers / std::max<int64_t>(1, own_blocks);
+  return std::make_unique<Model>(description, shape, std::move(registry), std::move(blocks),
+                                 CountFlops(config, recomputed_everywhere), std::move(parts));
+}
+
+}  // namespace muster::parallel

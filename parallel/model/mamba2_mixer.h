@@ -1,0 +1,49 @@
+// The Mamba-2 mixer (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060): input projection,
+// causal depthwise convolution with SiLU, selective state-space scan, gated RMS norm, output
+// projection. The ops are kernels/ssm/ssm.h's, which have the formulas.
+//
+// Parameters (H heads of width P, E = H P, G groups, N state columns, K taps, W = E + 2 G N):
+//   NAME.in_proj.weight [2E + 2GN + H, C]: the rows of z (E), x (E), B (G N), C (G N), dt (H)
+//   NAME.conv.weight [W,K], NAME.conv.bias [W]: over x, B and C
+//   NAME.{dt_bias, a_log, d} [H], NAME.norm.weight [E], NAME.out_proj.weight [C,E]
+// All but the projections are read in fp32 and have no weight decay. Initial values are those of
+// mamba_ssm: conv uniform within 1 / sqrt(K), exp(a_log) uniform in [1, 16), softplus(dt_bias)
+// log-uniform in [0.001, 0.1), d 1.
+//
+// Kept for backward per token: the projection's output (2E + 2GN + H), y (E), the states in front
+// of chunks (E N / chunk), and what is cheap to recompute: the convolution's output (W) and the
+// norm's (E).
+#ifndef MUSTER_PARALLEL_MODEL_MAMBA2_MIXER_H_
+#define MUSTER_PARALLEL_MODEL_MAMBA2_MIXER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "parallel/model/mixer.h"
+#include "parallel/model/parameters.h"
+#include "parallel/model/tensor_parallel.h"
+
+namespace muster::parallel {
+
+struct Mamba2Spec {
+  std::string name;
+  int64_t hidden = 0;      // C
+  int64_t heads = 0;       // H
+  int64_t head_width = 0;  // P
+  int64_t groups = 1;      // G, divides H
+  int64_t state = 0;       // N
+  int64_t taps = 4;        // K, 2 to 4
+  float norm_epsilon = 1e-5f;
+  float stddev = 0;
+  float output_stddev = 0;
+};
+
+// Requires: shard.size and the context size are 1 (MakeModel refuses others).
+std::unique_ptr<Mixer> MakeMamba2Mixer(ParameterRegistry& registry, const Mamba2Spec& spec,
+                                       const TensorShard& shard, const Recomputed& recomputed,
+                                       bool split_backward);
+
+}  // namespace muster::parallel
+
+#endif  // MUSTER_PARALLEL_MODEL_MAMBA2_MIXER_H_
