@@ -62,12 +62,13 @@ absl::StatusOr<ModelDescription> Description(const Json& config) {
   if (reader.Given("time_step_limit")) {
     const Json& limit = config["time_step_limit"];
     // Infinity is no JSON; files have it as the number, or as a text.
-    const bool none = limit.is_array() && limit.size() == 2 && limit[0].is_number() &&
-                      limit[0].get<double>() == 0 &&
-                      (limit[1] == "Infinity" ||
-                       (limit[1].is_number() && std::isinf(limit[1].get<double>())) ||
-                       (limit[1].is_object() && limit[1].contains("__float__")));
-    if (!none) reader.Refuse("time_step_limit", "only steps without limit, [0, Infinity], are there");
+    const bool none =
+        limit.is_array() && limit.size() == 2 && limit[0].is_number() &&
+        limit[0].get<double>() == 0 &&
+        (limit[1] == "Infinity" || (limit[1].is_number() && std::isinf(limit[1].get<double>())) ||
+         (limit[1].is_object() && limit[1].contains("__float__")));
+    if (!none)
+      reader.Refuse("time_step_limit", "only steps without limit, [0, Infinity], are there");
   }
   if (reader.Given("expand") && config["expand"].is_number() &&
       config["expand"].get<double>() * static_cast<double>(hidden) !=

@@ -111,10 +111,10 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
   reader.Require(
       config.heads % config.groups == 0,
       absl::StrCat("groups (", config.groups, ") does not divide heads (", config.heads, ")"));
-  reader.Require(config.heads / config.groups * config.head_width <= kNormGroupMax,
-                 absl::StrCat("a group has ", config.heads / config.groups, " heads of width ",
-                              config.head_width, "; together they are at most ", kNormGroupMax,
-                              " wide"));
+  reader.Require(
+      config.heads / config.groups * config.head_width <= kNormGroupMax,
+      absl::StrCat("a group has ", config.heads / config.groups, " heads of width ",
+                   config.head_width, "; together they are at most ", kNormGroupMax, " wide"));
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckStages(parallel, config.layers));
   RETURN_IF_ERROR(CheckParallel(parallel));

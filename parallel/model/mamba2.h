@@ -1,5 +1,5 @@
-// Mamba-2 (Dao and Gu, arXiv 2405.21060): every block is a norm and a Mamba-2 mixer; no attention, no
-// MLP, no positions. RMS norm, a head of its own or tied to the token embedding. See
+// Mamba-2 (Dao and Gu, arXiv 2405.21060): every block is a norm and a Mamba-2 mixer; no attention,
+// no MLP, no positions. RMS norm, a head of its own or tied to the token embedding. See
 // language_model.h and mamba2_mixer.h.
 #ifndef MUSTER_PARALLEL_MODEL_MAMBA2_H_
 #define MUSTER_PARALLEL_MODEL_MAMBA2_H_

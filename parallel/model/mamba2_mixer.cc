@@ -23,8 +23,8 @@ using kernels::Tensor;
 // Positions between two stored states. With 128 the fused Hopper kernels run (docs/benchmarks).
 constexpr int64_t kChunk = 128;
 
-Parameter FullPrecision(const std::string& name, std::vector<int64_t> shape, Initializer initializer,
-                        double low = 0, double high = 0) {
+Parameter FullPrecision(const std::string& name, std::vector<int64_t> shape,
+                        Initializer initializer, double low = 0, double high = 0) {
   Parameter parameter;
   parameter.name = name;
   parameter.global_shape = std::move(shape);
@@ -45,20 +45,18 @@ class Mamba2Mixer : public Mixer {
         split_(split_backward) {
     CHECK_EQ(shard.size, 1) << spec.name;
     in_proj_ = AddColumnParallel(
-        registry,
-        {spec.name + ".in_proj", Packed(), spec.hidden, spec.stddev, /*bias=*/false}, {}, shard);
+        registry, {spec.name + ".in_proj", Packed(), spec.hidden, spec.stddev, /*bias=*/false}, {},
+        shard);
     const double bound = 1 / std::sqrt(static_cast<double>(spec.taps));
     const auto add = [&](const char* name, std::vector<int64_t> shape, Initializer initializer,
                          double low = 0, double high = 0) {
-      scan_parameters_.push_back(registry.Add(
-          FullPrecision(spec.name + name, std::move(shape), initializer, low, high)));
+      scan_parameters_.push_back(
+          registry.Add(FullPrecision(spec.name + name, std::move(shape), initializer, low, high)));
       return scan_parameters_.back();
     };
-    conv_weight_ =
-        add(".conv.weight", {Conv(), spec.taps}, Initializer::kUniform, -bound, bound);
+    conv_weight_ = add(".conv.weight", {Conv(), spec.taps}, Initializer::kUniform, -bound, bound);
     conv_bias_ = add(".conv.bias", {Conv()}, Initializer::kUniform, -bound, bound);
-    dt_bias_ =
-        add(".dt_bias", {spec.heads}, Initializer::kInverseSoftplusOfLogUniform, 0.001, 0.1);
+    dt_bias_ = add(".dt_bias", {spec.heads}, Initializer::kInverseSoftplusOfLogUniform, 0.001, 0.1);
     a_log_ = add(".a_log", {spec.heads}, Initializer::kLogOfUniform, 1, 16);
     d_ = add(".d", {spec.heads}, Initializer::kOnes);
     gamma_ = add(".norm.weight", {width_}, Initializer::kOnes);
@@ -74,9 +72,8 @@ class Mamba2Mixer : public Mixer {
     const int64_t t = shape.tokens(), chunks = (shape.sequence + kChunk - 1) / kChunk;
     saved.packed = arena.Take(category, shape.activation, {t, Packed()});
     saved.y = arena.Take(category, shape.activation, {t, width_});
-    saved.states =
-        arena.Take(category, shape.activation,
-                   {shape.batch, chunks, spec_.heads, spec_.head_width * spec_.state});
+    saved.states = arena.Take(category, shape.activation,
+                              {shape.batch, chunks, spec_.heads, spec_.head_width * spec_.state});
     saved.rstd = arena.Take(category, DType::kF32, {t, spec_.groups});
     for (size_t i = 0; split_ && i < scan_parameters_.size(); ++i) {
       saved.gradients.push_back(arena.Take(category, DType::kF32, {Elements(i)}));
@@ -202,8 +199,8 @@ class Mamba2Mixer : public Mixer {
   int64_t Conv() const { return width_ + 2 * spec_.groups * spec_.state; }
   int64_t Packed() const { return width_ + Conv() + spec_.heads; }
   int64_t Elements(size_t parameter) const {
-    const int64_t elements[] = {Conv() * spec_.taps, Conv(), spec_.heads, spec_.heads, spec_.heads,
-                                width_};
+    const int64_t elements[] = {Conv() * spec_.taps, Conv(),      spec_.heads,
+                                spec_.heads,         spec_.heads, width_};
     return elements[parameter];
   }
 

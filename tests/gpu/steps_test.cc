@@ -71,6 +71,22 @@ ModelDescription Llama() {
   return model;
 }
 
+// Head width and state that the fused Hopper kernels take.
+ModelDescription Mamba2() {
+  return {.family = "mamba2",
+          .sizes = {{"layers", 2},
+                    {"hidden", 256},
+                    {"heads", 8},
+                    {"head_width", 64},
+                    {"groups", 2},
+                    {"state", 64},
+                    {"taps", 4},
+                    {"vocab", kVocab},
+                    {"sequence_length", kSequence}},
+          .numbers = {{"norm_epsilon", 1e-5}},
+          .flags = {{"tied", true}}};
+}
+
 // The parameter says whether to run on a GPU.
 class StepsTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -191,7 +207,7 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
 }
 
 TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) {
-  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
       const std::vector<float> once = Train(description, recompute, 3, /*record=*/false);
@@ -207,7 +223,7 @@ TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) 
 }
 
 TEST_P(StepsTest, NormInGemms_IsTheSameButForRoundingAndRepeatsItsBits) {
-  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
       norm_with_products_ = false;
@@ -269,7 +285,7 @@ TEST_P(StepsTest, NormInGemms_ReadsWhatTheyDoNotLeave) {
 }
 
 TEST_P(StepsTest, DocumentsThatChangeFromStepToStep_AreReadByRecordedStepsToo) {
-  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
     SCOPED_TRACE(description.family);
     const auto train = [&](bool record, bool documents) {
       return Train(description, Recompute::kNone, 4, record, documents);
@@ -283,7 +299,7 @@ TEST_P(StepsTest, DocumentsThatChangeFromStepToStep_AreReadByRecordedStepsToo) {
 }
 
 TEST_P(StepsTest, Dropout_DrawsAnewInEveryStepRecordedOnesToo) {
-  for (const ModelDescription& description : {Gpt2(), Llama()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
       const auto train = [&](bool record, double dropout, int32_t samples) {
@@ -368,7 +384,7 @@ class TrainerStepsTest : public StepsTest {
                  const std::vector<RestoreCandidate>& restore = {}) {
     const auto training = *Sampler::Training({{dataset_.get(), 1}}, {kSequence, kVocab, 9});
     const auto validation = *Sampler::Training({{dataset_.get(), 1}}, {kSequence, kVocab, 10});
-    const auto model = *MakeModel(Gpt2(), how);
+    const auto model = *MakeModel(model_, how);
     Recorder recorder;
     const auto world = MakeLocalCommunicators(1, absl::Seconds(60));
     const auto groups = *MeshGroups::Make(*Mesh::Make({}, 1), *world[0], 1);
@@ -383,7 +399,7 @@ class TrainerStepsTest : public StepsTest {
       if (category.name != "libraries") predicted += category.bytes;
     }
     // Each stream of a GPU has scratch memory of its own.
-    if (!GetParam()) {
+    if (device_->kind() == kernels::DeviceKind::kCpu) {
       EXPECT_EQ(recorder.bytes, predicted);
     }
     EXPECT_OK((*trainer)->Restore(restore));
@@ -400,6 +416,7 @@ class TrainerStepsTest : public StepsTest {
   std::unique_ptr<FileSystem> files_ = PosixFileSystem();
   std::string directory_;
   std::unique_ptr<IndexedDataset> dataset_;
+  ModelDescription model_ = Gpt2();
   // Null means that the weights are drawn from the seed.
   std::function<absl::Status(const std::string& name, const Box& box, float* out)> initial_;
 };
@@ -618,6 +635,34 @@ TEST_P(TrainerStepsTest, Fp16_SkipsWhatOverflowsAndLearnsAsInFp32) {
     }
     before = losses;
   }
+}
+
+// On a GPU in every precision, whatever is recomputed or on the host; on the host these have the
+// same bits.
+TEST_P(TrainerStepsTest, Mamba2_LearnsAsOnTheHost) {
+  model_ = Mamba2();
+  TrainerOptions options = Options();
+  options.precision = Precision::kFp32;
+  std::unique_ptr<kernels::Device> tested = std::exchange(device_, kernels::MakeCpuDevice(2));
+  const std::vector<double> host = Train(options).numbers;
+  device_ = std::move(tested);
+  ASSERT_EQ(host.size(), 7u * 2 + 3);
+  const auto expect_near = [&](const std::vector<double>& numbers, double tolerance) {
+    ASSERT_EQ(numbers.size(), host.size());
+    for (size_t i = 0; i < host.size(); ++i) {
+      EXPECT_NEAR(numbers[i], host[i], tolerance * std::abs(host[i])) << i;
+    }
+  };
+  expect_near(Train(options).numbers, GetParam() ? 2e-3 : 0);
+  if (GetParam()) options.precision = Precision::kBf16;
+  const std::vector<double> kept = Train(options).numbers;
+  expect_near(kept, GetParam() ? 0.05 : 0);
+  for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+    EXPECT_EQ(Train(options, {.recompute = recompute}).numbers, kept);
+  }
+  EXPECT_EQ(Train(options, {.offload_activations = true}).numbers, kept);
+  options.offload_optimizer = 1;
+  EXPECT_EQ(Train(options).numbers, kept);
 }
 
 TEST_P(TrainerStepsTest, Tf32_RoundsProductsAndLearnsAsFp32) {
