@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the folders under tests/interop/data with Hugging Face's transformers.
 
-  transformers_peer.py DIR     tiny random GPT-2 and Llama folders below DIR, as save_pretrained
+  transformers_peer.py DIR     tiny random GPT-2, Llama and Mamba-2 folders below DIR, as save_pretrained
                                writes them, each with peer.json: tokens and the logits that
                                transformers computes for them in fp32
 
@@ -40,6 +40,10 @@ def make(directory):
                  rms_norm_eps=1e-5)
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    # More heads than groups, another width of the state than of a head.
+    mamba2 = transformers.Mamba2Config(
+        hidden_size=24, num_hidden_layers=2, expand=2, num_heads=6, head_dim=8, n_groups=2,
+        state_size=5, vocab_size=61, chunk_size=4, tie_word_embeddings=True)
     models = {
         "gpt2": transformers.GPT2LMHeadModel(gpt2),
         "llama": transformers.LlamaForCausalLM(
@@ -47,6 +51,7 @@ def make(directory):
         "llama-tied-scaled": transformers.LlamaForCausalLM(
             transformers.LlamaConfig(**llama, tie_word_embeddings=True, rope_theta=500000.0,
                                      rope_scaling=scaling)),
+        "mamba2": transformers.Mamba2ForCausalLM(mamba2),
     }
     tokens = [int(t) for t in torch.randint(0, 61, (TOKENS,),
                                             generator=torch.Generator().manual_seed(7))]
