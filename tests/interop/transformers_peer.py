@@ -40,9 +40,10 @@ def make(directory):
                  rms_norm_eps=1e-5)
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-    # More heads than groups, another width of the state than of a head.
+    # One group, as published models have: transformers 5.17 normalises over the whole width whatever the
+    # groups, and Mamba-2 over each of them. The state has another width than a head.
     mamba2 = transformers.Mamba2Config(
-        hidden_size=24, num_hidden_layers=2, expand=2, num_heads=6, head_dim=8, n_groups=2,
+        hidden_size=24, num_hidden_layers=2, expand=2, num_heads=6, head_dim=8, n_groups=1,
         state_size=5, vocab_size=61, chunk_size=4, tie_word_embeddings=True)
     models = {
         "gpt2": transformers.GPT2LMHeadModel(gpt2),
