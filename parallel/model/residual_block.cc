@@ -300,10 +300,10 @@ void ResidualBlock::BeginForward(const Pass& pass, Flow& flow, Saved& base, int 
 // half-batch right behind this block's end. The reduce-scatter and the norm run between the two
 // GEMMs of the other half-batch, the all-gather during the second.
 void ResidualBlock::ForwardInHalfBatches(const Pass& pass, Flow& flow, ResidualSaved& saved) const {
-  InSlices begun = Begin(pass, flow, saved);
+  const InSlices begun = Begin(pass, flow, saved);
   saved.x0 = flow.branch.empty() ? flow.residual : saved.layers[0].norm.x;
   flow.branch = flow.second_branch = Tensor();
-  const InSlices y = InnerLayersInHalfBatches(pass, flow, saved, std::move(begun));
+  const InSlices y = InnerLayersInHalfBatches(pass, flow, saved, begun);
   const int last = count() - 1;
   const Mixer& mixer = *layers_[last].mixer;
   flow.residual = Input(saved, last);
@@ -395,7 +395,7 @@ InSlices ResidualBlock::InnerLayersInHalfBatches(const Pass& pass, const Flow& f
         shard_.GatherRows(on, norm.y, output);
       });
     }
-    y = std::move(next_y);
+    y = next_y;
   }
   return y;
 }
