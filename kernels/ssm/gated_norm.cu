@@ -35,7 +35,9 @@ struct Problem {
   Rows<T> y, z, out;
   const float* gamma;
   float* rstd;
+  Rows<float> sums;             // of all ranks, or null
   int64_t rows, groups, width;  // width of a group
+  float whole_width;            // of a group on all ranks
   float epsilon;
 
   Rows<T> dout, dy, dz;
@@ -72,11 +74,14 @@ struct Columns {
       for (int j = 0; j < N; ++j) gamma[i][j] = Inside(i) ? p.gamma[begin + At(i) + j] : 0;
     }
   }
-  // The mean over the group's columns.
-  __device__ float Mean(float sum) {
+  __device__ float Sum(float sum) {
     __shared__ float shared[2][32];
     turn ^= 1;
-    return BlockSum(sum, shared[turn]) / static_cast<float>(p.width);
+    return BlockSum(sum, shared[turn]);
+  }
+  // The mean over the group's columns of a row, `sum` being this thread's.
+  __device__ float Mean(float sum, int64_t t) {
+    return (p.sums.data == nullptr ? Sum(sum) : *p.sums.At(t, blockIdx.y)) / p.whole_width;
   }
 };
 
@@ -99,7 +104,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Proble
         squares += values[i][j] * values[i][j];
       }
     }
-    const float rstd = 1.0f / sqrtf(columns.Mean(squares) + p.epsilon);
+    const float rstd = 1.0f / sqrtf(columns.Mean(squares, t) + p.epsilon);
     if (threadIdx.x == 0) p.rstd[t * p.groups + blockIdx.y] = rstd;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -152,7 +157,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
         dot += own * gamma[i][j];
       }
     }
-    const float factor = rstd * rstd * columns.Mean(dot);
+    const float factor = rstd * rstd * columns.Mean(dot, t);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       if (!columns.Inside(i)) continue;
@@ -184,6 +189,35 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
   }
 }
 
+// p.sums of each row: squares of what the norm reads, or, backward, that times the gradient.
+template <typename T, int N, int kPacks, bool kGateBehind, bool kBackward>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) SumsKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    Pack<T, N> ys[kPacks], zs[kPacks], douts[kPacks];
+    columns.Load(p.y, t, ys);
+    columns.Load(p.z, t, zs);
+    if constexpr (kBackward) columns.Load(p.dout, t, douts);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float z = zs[i][j];
+        if constexpr (kBackward) {
+          const float gamma = columns.Inside(i) ? p.gamma[columns.begin + columns.At(i) + j] : 0;
+          sum += douts[i][j] * ys[i][j] * z * Sigmoid(z) * gamma;
+        } else {
+          const float value = kGateBehind ? ys[i][j] : ys[i][j] * z * Sigmoid(z);
+          sum += value * value;
+        }
+      }
+    }
+    sum = columns.Sum(sum);
+    if (threadIdx.x == 0) *p.sums.At(t, blockIdx.y) = sum;
+  }
+}
+
 template <typename T>
 Problem<T> Describe(const GatedRmsNormArgs& args) {
   Problem<T> p{};
@@ -191,10 +225,12 @@ Problem<T> Describe(const GatedRmsNormArgs& args) {
   p.z = RowsOf<T>(args.z);
   p.out = RowsOf<T>(args.out);
   p.gamma = args.gamma.f32();
-  p.rstd = args.rstd.f32();
+  if (!args.rstd.empty()) p.rstd = args.rstd.f32();
+  p.sums = RowsOf<float>(args.sums);
   p.rows = args.y.dim(0);
   p.groups = args.groups;
   p.width = args.y.dim(1) / args.groups;
+  p.whole_width = static_cast<float>(args.sums.empty() ? p.width : args.group_width);
   p.epsilon = args.epsilon;
   return p;
 }
@@ -242,6 +278,17 @@ unsigned BlocksOfGroup(CudaStream& stream, Kernel kernel, unsigned threads, int6
   return static_cast<unsigned>(std::min(rows, CeilDiv(blocks, groups)));
 }
 
+template <typename T, bool kBackward>
+void WriteSums(CudaStream& cuda, const Problem<T>& p, bool packed, bool gate_behind) {
+  ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
+    const auto kernel = gate_behind ? SumsKernel<T, n(), packs(), true, kBackward>
+                                    : SumsKernel<T, n(), packs(), false, kBackward>;
+    const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
+                    static_cast<unsigned>(p.groups));
+    kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+  });
+}
+
 }  // namespace
 
 void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
@@ -285,6 +332,31 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
     });
   });
   cuda.CheckLaunch("GatedRmsNormBackward");
+}
+
+void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.y.elements() == 0) return;
+  DispatchFloat(args.y.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    const Problem<T> p = Describe<T>(args);
+    WriteSums<T, false>(cuda, p, Packs<T>({&args.y, &args.z}, p.width), args.norm_before_gate);
+  });
+  cuda.CheckLaunch("GatedRmsNormSums");
+}
+
+void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  const GatedRmsNormArgs& forward = args.forward;
+  if (args.dout.elements() == 0) return;
+  DispatchFloat(args.dout.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    Problem<T> p = Describe<T>(forward);
+    p.dout = RowsOf<T>(args.dout);
+    WriteSums<T, true>(cuda, p, Packs<T>({&forward.y, &forward.z, &args.dout}, p.width),
+                       forward.norm_before_gate);
+  });
+  cuda.CheckLaunch("GatedRmsNormBackwardSums");
 }
 
 }  // namespace muster::kernels::cuda

@@ -22,6 +22,28 @@ float Normed(const GatedRmsNormArgs& args, const float* y, const float* z, int64
   return args.norm_before_gate ? y[i] : y[i] * z[i] * Sigmoid(z[i]);
 }
 
+// Columns of a group over all ranks.
+float GroupWidth(const GatedRmsNormArgs& args) {
+  return static_cast<float>(args.sums.empty() ? args.y.dim(1) / args.groups : args.group_width);
+}
+
+// A row's columns of a group: `g`, the gradient of norm(v), times gamma, and `v`, what the norm
+// reads.
+void LoadBackward(const GatedRmsNormBackwardArgs& args, int64_t t, int64_t group, float* g,
+                  float* v) {
+  const GatedRmsNormArgs& forward = args.forward;
+  const int64_t width = forward.y.dim(1) / forward.groups, begin = group * width;
+  const float* y = Row(forward.y, t) + begin;
+  const float* z = Row(forward.z, t) + begin;
+  const float* gamma = forward.gamma.f32() + begin;
+  const float* dout = Row(args.dout, t) + begin;
+  for (int64_t i = 0; i < width; ++i) {
+    const float gate = forward.norm_before_gate ? z[i] * Sigmoid(z[i]) : 1.0f;
+    g[i] = dout[i] * gamma[i] * gate;
+    v[i] = Normed(forward, y, z, i);
+  }
+}
+
 void BackwardGroup(const GatedRmsNormBackwardArgs& args, int64_t t, int64_t group) {
   const GatedRmsNormArgs& forward = args.forward;
   const int64_t width = forward.y.dim(1) / forward.groups, begin = group * width;
@@ -30,14 +52,12 @@ void BackwardGroup(const GatedRmsNormBackwardArgs& args, int64_t t, int64_t grou
   const float* gamma = forward.gamma.f32() + begin;
   const float* dout = Row(args.dout, t) + begin;
   const float rstd = forward.rstd.f32()[t * forward.groups + group];
-  float* g = ThreadScratch(2 * width);  // the gradient of norm(v), times gamma
-  float* v = g + width;                 // what the norm reads
-  for (int64_t i = 0; i < width; ++i) {
-    const float gate = forward.norm_before_gate ? z[i] * Sigmoid(z[i]) : 1.0f;
-    g[i] = dout[i] * gamma[i] * gate;
-    v[i] = Normed(forward, y, z, i);
-  }
-  const float mean = ChooseLoops().dot(width, g, v) / static_cast<float>(width);
+  float* g = ThreadScratch(2 * width);
+  float* v = g + width;
+  LoadBackward(args, t, group, g, v);
+  const float sum =
+      forward.sums.empty() ? ChooseLoops().dot(width, g, v) : Row(forward.sums, t)[group];
+  const float mean = sum / GroupWidth(forward);
   const float factor = rstd * rstd * mean;
   float* dy = Row(args.dy, t) + begin;
   float* dz = Row(args.dz, t) + begin;
@@ -55,6 +75,21 @@ void BackwardGroup(const GatedRmsNormBackwardArgs& args, int64_t t, int64_t grou
   }
 }
 
+// Calls sum(row, group) for all of them and writes what it returns to args.sums.
+template <typename Sum>
+void WriteSums(Stream& stream, const GatedRmsNormArgs& args, Sum sum) {
+  EnqueueOnHost(stream, [args, sum](ThreadPool& pool) {
+    const int64_t rows = args.y.dim(0);
+    pool.Run((rows + kRows - 1) / kRows, [&](int64_t task) {
+      for (int64_t t = task * kRows; t < std::min(rows, (task + 1) * kRows); ++t) {
+        for (int64_t group = 0; group < args.groups; ++group) {
+          Row(args.sums, t)[group] = sum(t, group);
+        }
+      }
+    });
+  });
+}
+
 }  // namespace
 
 void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
@@ -68,7 +103,9 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
           const float* y = Row(args.y, t) + begin;
           const float* z = Row(args.z, t) + begin;
           for (int64_t i = 0; i < width; ++i) v[i] = Normed(args, y, z, i);
-          const double mean = ChooseLoops().sum_squares(width, v) / static_cast<double>(width);
+          const double sum = args.sums.empty() ? ChooseLoops().sum_squares(width, v)
+                                               : static_cast<double>(Row(args.sums, t)[group]);
+          const double mean = sum / static_cast<double>(GroupWidth(args));
           const auto rstd =
               static_cast<float>(1 / std::sqrt(mean + static_cast<double>(args.epsilon)));
           args.rstd.f32()[t * args.groups + group] = rstd;
@@ -110,6 +147,26 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
         for (int64_t group = 0; group < forward.groups; ++group) BackwardGroup(args, t, group);
       }
     });
+  });
+}
+
+void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args) {
+  WriteSums(stream, args, [args](int64_t t, int64_t group) {
+    const int64_t width = args.y.dim(1) / args.groups, begin = group * width;
+    float* v = ThreadScratch(width);
+    for (int64_t i = 0; i < width; ++i) {
+      v[i] = Normed(args, Row(args.y, t) + begin, Row(args.z, t) + begin, i);
+    }
+    return static_cast<float>(ChooseLoops().sum_squares(width, v));
+  });
+}
+
+void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args) {
+  WriteSums(stream, args.forward, [args](int64_t t, int64_t group) {
+    const int64_t width = args.forward.y.dim(1) / args.forward.groups;
+    float* g = ThreadScratch(2 * width);
+    LoadBackward(args, t, group, g, g + width);
+    return ChooseLoops().dot(width, g, g + width);
   });
 }
 

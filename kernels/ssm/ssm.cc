@@ -14,7 +14,9 @@ MUSTER_TWINS(CausalConvBackward)
 MUSTER_TWINS(SsdForward)
 MUSTER_TWINS(SsdBackward)
 MUSTER_TWINS(GatedRmsNormForward)
+MUSTER_TWINS(GatedRmsNormSums)
 MUSTER_TWINS(GatedRmsNormBackward)
+MUSTER_TWINS(GatedRmsNormBackwardSums)
 
 namespace {
 
@@ -92,7 +94,11 @@ void CheckGatedNorm(const GatedRmsNormArgs& args) {
   CheckAct(args.y, args.y.dtype(), {t, w}, "y");
   CheckAct(args.z, args.y.dtype(), {t, w}, "z");
   CheckParameter(args.gamma, {w}, "gamma");
-  CheckParameter(args.rstd, {t, args.groups}, "rstd");
+  if (!args.sums.empty()) {
+    CHECK(args.sums.dtype() == DType::kF32) << "sums " << args.sums.ToString();
+    CheckShape(args.sums, {t, args.groups}, "sums");
+    CHECK_GE(args.group_width, w / args.groups);
+  }
 }
 
 }  // namespace
@@ -148,6 +154,7 @@ void SsdBackward(Stream& stream, const SsdBackwardArgs& args) {
 
 void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
   CheckGatedNorm(args);
+  CheckParameter(args.rstd, {args.y.dim(0), args.groups}, "rstd");
   CheckAct(args.out, args.y.dtype(), {args.y.dim(0), args.y.dim(1)}, "out");
   MUSTER_DISPATCH(GatedRmsNormForward, args);
 }
@@ -155,11 +162,26 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
 void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) {
   CheckGatedNorm(args.forward);
   const Tensor& y = args.forward.y;
+  CheckParameter(args.forward.rstd, {y.dim(0), args.forward.groups}, "rstd");
   for (const Tensor& tensor : {args.dout, args.dy, args.dz}) {
     CheckAct(tensor, y.dtype(), {y.dim(0), y.dim(1)}, "gradient");
   }
   CheckParameter(args.dgamma, {y.dim(1)}, "dgamma");
   MUSTER_DISPATCH(GatedRmsNormBackward, args);
+}
+
+void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args) {
+  CheckGatedNorm(args);
+  CHECK(!args.sums.empty());
+  MUSTER_DISPATCH(GatedRmsNormSums, args);
+}
+
+void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args) {
+  CheckGatedNorm(args.forward);
+  CHECK(!args.forward.sums.empty());
+  const Tensor& y = args.forward.y;
+  CheckAct(args.dout, y.dtype(), {y.dim(0), y.dim(1)}, "dout");
+  MUSTER_DISPATCH(GatedRmsNormBackwardSums, args);
 }
 
 }  // namespace muster::kernels

@@ -92,6 +92,9 @@ void SsdBackward(Stream& stream, const SsdBackwardArgs& args);
 // RMS norm (arXiv 1910.07467) over each of `groups` equal slices of a row, with a SiLU gate in
 // front of the norm (the default of Mamba-2) or behind it:
 //   out = norm(y silu(z)) gamma,  or  out = norm(y) gamma silu(z).
+//
+// Where several ranks have columns of one group, each computes its part of the sums over a row
+// (GatedRmsNormSums, GatedRmsNormBackwardSums); these are added up and handed in as `sums`.
 struct GatedRmsNormArgs {
   Tensor y;      // [T,W] act
   Tensor z;      // [T,W] act
@@ -99,19 +102,28 @@ struct GatedRmsNormArgs {
   Tensor out;    // [T,W] act, written
   Tensor rstd;   // [T,groups] fp32, written
   int64_t groups = 1;
+  // Of all ranks: the sums over each row and group [T,groups] fp32, any row stride, and the width
+  // of a group. Empty and 0: this rank has all columns.
+  Tensor sums;
+  int64_t group_width = 0;
   bool norm_before_gate = false;
   float epsilon = 1e-5f;
 };
 void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args);
+// Writes args.sums: squares of what the norm reads. `out` and `rstd` are not used.
+void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args);
 
 struct GatedRmsNormBackwardArgs {
-  GatedRmsNormArgs forward;  // `out` is not read
+  GatedRmsNormArgs forward;  // `out` is not read; `sums` are those of GatedRmsNormBackwardSums
   Tensor dout;               // [T,W] act
   Tensor dy;                 // [T,W] act, written; may alias dout
   Tensor dz;                 // [T,W] act, written
   Tensor dgamma;             // [W] fp32 +=
 };
 void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args);
+// Writes args.forward.sums: of what the norm reads, times its output's gradient. Reads y, z, gamma
+// and dout only.
+void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args);
 
 }  // namespace muster::kernels
 

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "parallel/model/model.h"
+#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 
@@ -22,14 +23,6 @@ struct AttentionSizes {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t depth = 0;  // width of a head
-};
-
-// What the ranks of a tensor group share out (TensorShard::Make). Sizes that a model lacks are 0.
-struct SplitSizes {
-  int64_t heads = 0;
-  int64_t kv_heads = 0;
-  int64_t ffn = 0;
-  int64_t vocab = 0;
 };
 
 struct ModelFamily {
@@ -45,9 +38,14 @@ struct ModelFamily {
   std::vector<double> (*block_costs)(const ModelDescription& description);
   // Pairs of a column-parallel and a row-parallel GEMM in a block (tensor_parallel.h).
   int pairs_per_block;
+  // Numbers per token that a block sums over a tensor group of `ranks`, once forward and once
+  // backward, beside hidden states.
+  int64_t (*sums_per_token)(const ModelDescription& description, int ranks);
   // Whether the model has a table of positions, so that it cannot read longer sequences.
   bool learned_positions;
 };
+
+inline int64_t NoSums(const ModelDescription& /*description*/, int /*ranks*/) { return 0; }
 
 extern const ModelFamily kGpt2Family, kLlamaFamily, kMamba2Family;
 

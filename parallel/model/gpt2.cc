@@ -49,7 +49,10 @@ AttentionSizes Attention(const ModelDescription& model) {
 
 SplitSizes Split(const ModelDescription& model) {
   const int64_t heads = SizeOf(model, "heads");
-  return {heads, heads, 4 * SizeOf(model, "hidden"), SizeOf(model, "vocab")};
+  return {.heads = heads,
+          .kv_heads = heads,
+          .ffn = 4 * SizeOf(model, "hidden"),
+          .vocab = SizeOf(model, "vocab")};
 }
 
 std::vector<double> BlockCosts(const ModelDescription& model) {
@@ -72,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
       absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckStages(parallel, config.layers));
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, config.heads, ConfigOf(config).ffn, config.vocab));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, Split(description)));
   RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, Split(description)));
   return MakeGpt2(config, parallel);
 }
@@ -86,6 +89,7 @@ const ModelFamily kGpt2Family = {
     .split = Split,
     .block_costs = BlockCosts,
     .pairs_per_block = 2,
+    .sums_per_token = NoSums,
     .learned_positions = true,
 };
 

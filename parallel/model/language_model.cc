@@ -245,10 +245,9 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   const int64_t depth = config.heads > 0 ? config.hidden / config.heads : 0;
   CHECK(!rotary || (depth > 0 && depth % 2 == 0));
   const SplitSizes sizes = FamilyOf(description).split(description);
-  CHECK_OK(CheckTensorParallel(parallel, sizes.heads, sizes.ffn, sizes.vocab));
+  CHECK_OK(CheckTensorParallel(parallel, sizes));
   CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
-  const TensorShard tensor =
-      TensorShard::Make(parallel, sizes.heads, sizes.kv_heads, sizes.ffn, sizes.vocab);
+  const TensorShard tensor = TensorShard::Make(parallel, sizes);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<BlockRange> parts = parallel.parts;

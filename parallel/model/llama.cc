@@ -66,8 +66,10 @@ AttentionSizes Attention(const ModelDescription& model) {
 }
 
 SplitSizes Split(const ModelDescription& model) {
-  return {SizeOf(model, "heads"), SizeOf(model, "kv_heads"), SizeOf(model, "ffn"),
-          SizeOf(model, "vocab")};
+  return {.heads = SizeOf(model, "heads"),
+          .kv_heads = SizeOf(model, "kv_heads"),
+          .ffn = SizeOf(model, "ffn"),
+          .vocab = SizeOf(model, "vocab")};
 }
 
 std::vector<double> BlockCosts(const ModelDescription& model) {
@@ -116,7 +118,7 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
       "rope_factor is below 1, or rope_high_frequency_factor not above the low one");
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckStages(parallel, config.layers));
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, config.heads, config.ffn, config.vocab));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, Split(description)));
   RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, Split(description)));
   return MakeLlama(config, parallel);
 }
@@ -130,6 +132,7 @@ const ModelFamily kLlamaFamily = {
     .split = Split,
     .block_costs = BlockCosts,
     .pairs_per_block = 2,
+    .sums_per_token = NoSums,
     .learned_positions = false,
 };
 

@@ -88,8 +88,7 @@ absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence,
   ModelParallel place = parallel;
   for (int rank = 0; rank < parallel.tensor_size; ++rank) {
     place.tensor_rank = rank;
-    const TensorShard held =
-        TensorShard::Make(place, sizes.heads, sizes.kv_heads, sizes.ffn, sizes.vocab);
+    const TensorShard held = TensorShard::Make(place, sizes);
     const absl::Status status =
         Validate({parallel.context_method, parallel.context_size, /*batch=*/1,
                   std::max<int64_t>(1, sequence / chunks) * chunks, held.heads.size(),

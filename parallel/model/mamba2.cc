@@ -57,10 +57,16 @@ namespace {
 
 AttentionSizes Attention(const ModelDescription& /*model*/) { return {}; }
 
-// Heads share B and C of their group, as query heads share keys and values.
 SplitSizes Split(const ModelDescription& model) {
-  return {SizeOf(model, "heads"), SizeOf(model, "groups"),
-          SizeOf(model, "heads") * SizeOf(model, "head_width"), SizeOf(model, "vocab")};
+  return {.ssm_heads = SizeOf(model, "heads"),
+          .ssm_groups = SizeOf(model, "groups"),
+          .vocab = SizeOf(model, "vocab")};
+}
+
+// The norm in front of the output projection is over the columns of a group.
+int64_t SumsPerToken(const ModelDescription& model, int ranks) {
+  const int64_t groups = SizeOf(model, "groups");
+  return groups < ranks ? groups : 0;
 }
 
 std::vector<double> BlockCosts(const ModelDescription& model) {
@@ -73,17 +79,11 @@ std::vector<double> BlockCosts(const ModelDescription& model) {
 }
 
 absl::Status CheckParallel(const ModelParallel& parallel) {
-  if (parallel.tensor_size > 1) {
-    return absl::UnimplementedError(absl::StrCat(
-        "tensor parallelism over ", parallel.tensor_size,
-        " ranks: models of family mamba2 are not cut by heads; use data, pipeline or ZeRO "
-        "parallelism"));
-  }
   if (parallel.context_size > 1) {
     return absl::UnimplementedError(absl::StrCat(
         "context parallelism over ", parallel.context_size,
-        " ranks: models of family mamba2 do not pass states between ranks; use data, pipeline or "
-        "ZeRO parallelism"));
+        " ranks: models of family mamba2 do not pass states between ranks; use data, tensor, "
+        "pipeline or ZeRO parallelism"));
   }
   return absl::OkStatus();
 }
@@ -118,8 +118,7 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckStages(parallel, config.layers));
   RETURN_IF_ERROR(CheckParallel(parallel));
-  const SplitSizes sizes = Split(description);
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, sizes.heads, sizes.ffn, sizes.vocab));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, Split(description)));
   return MakeMamba2(config, parallel);
 }
 
@@ -132,6 +131,7 @@ const ModelFamily kMamba2Family = {
     .split = Split,
     .block_costs = BlockCosts,
     .pairs_per_block = 1,
+    .sums_per_token = SumsPerToken,
     .learned_positions = false,
 };
 

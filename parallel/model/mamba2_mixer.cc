@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
 #include "kernels/arena.h"
 #include "kernels/memory/memory.h"
 #include "kernels/ssm/ssm.h"
 #include "kernels/tensor.h"
+#include "parallel/checkpoint/box.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
 
@@ -40,29 +40,61 @@ class Mamba2Mixer : public Mixer {
   Mamba2Mixer(ParameterRegistry& registry, const Mamba2Spec& spec, const TensorShard& shard,
               const Recomputed& recomputed, bool split_backward)
       : spec_(spec),
-        width_(spec.heads * spec.head_width),
+        shard_(shard),
+        shares_(shard.shares_ssm_groups),
+        heads_(shard.ssm_heads.size()),
+        width_(heads_ * spec.head_width),
+        groups_(shard.ssm_groups.size()),
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
         split_(split_backward) {
-    CHECK_EQ(shard.size, 1) << spec.name;
-    in_proj_ = AddColumnParallel(
-        registry, {spec.name + ".in_proj", Packed(), spec.hidden, spec.stddev, /*bias=*/false}, {},
-        shard);
-    const double bound = 1 / std::sqrt(static_cast<double>(spec.taps));
-    const auto add = [&](const char* name, std::vector<int64_t> shape, Initializer initializer,
-                         double low = 0, double high = 0) {
-      scan_parameters_.push_back(
-          registry.Add(FullPrecision(spec.name + name, std::move(shape), initializer, low, high)));
-      return scan_parameters_.back();
+    const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
+    const Span own = {shard.ssm_heads.begin * spec.head_width,
+                      shard.ssm_heads.end * spec.head_width};
+    const Span held =
+        shares_ ? Span{0, group}
+                : Span{shard.ssm_groups.begin * spec.state, shard.ssm_groups.end * spec.state};
+    held_ = held.size();
+    const auto behind = [](Span span, int64_t rows) {
+      return Span{rows + span.begin, rows + span.end};
     };
-    conv_weight_ = add(".conv.weight", {Conv(), spec.taps}, Initializer::kUniform, -bound, bound);
-    conv_bias_ = add(".conv.bias", {Conv()}, Initializer::kUniform, -bound, bound);
-    dt_bias_ = add(".dt_bias", {spec.heads}, Initializer::kInverseSoftplusOfLogUniform, 0.001, 0.1);
-    a_log_ = add(".a_log", {spec.heads}, Initializer::kLogOfUniform, 1, 16);
-    d_ = add(".d", {spec.heads}, Initializer::kOnes);
-    gamma_ = add(".norm.weight", {width_}, Initializer::kOnes);
+    // Rows of the convolution: x, B, C. The projection has z in front of them and dt behind.
+    const std::vector<Span> x = {own};
+    const std::vector<Span> bc = {behind(held, inner), behind(held, inner + group)};
+    const std::vector<Span> xbc = {x[0], bc[0], bc[1]};
+    const auto projected = [&](const std::vector<Span>& rows) {
+      std::vector<Span> moved;
+      for (const Span& span : rows) moved.push_back(behind(span, inner));
+      return moved;
+    };
+    std::vector<Span> rows = {own};
+    for (const Span& span : projected(shares_ ? x : xbc)) rows.push_back(span);
+    rows.push_back(behind(shard.ssm_heads, 2 * inner + 2 * group));
+    const LinearSpec in = {spec.name + ".in_proj", 2 * inner + 2 * group + spec.heads, spec.hidden,
+                           spec.stddev, /*bias=*/false};
+    in_proj_ = AddColumnParallel(registry, in, rows, shard, shard.sharded(), /*in_two=*/shares_);
+    if (shares_) {
+      in_pairs_ = AddColumnParallel(registry, in, projected(bc), shard, TensorSharing::kPartial,
+                                    /*in_two=*/true);
+      AddConvolution(registry, {.first = 0, .columns = width_}, x, shard.sharded());
+      AddConvolution(registry, {.first = width_, .columns = 2 * held_, .of_pairs = true}, bc,
+                     TensorSharing::kPartial);
+    } else {
+      AddConvolution(registry, {.first = 0, .columns = Conv()}, xbc, shard.sharded());
+    }
+    const auto add = [&](const char* name, int64_t size, Span part, Initializer initializer,
+                         double low = 0, double high = 0) {
+      return Add(registry, FullPrecision(spec.name + name, {size}, initializer, low, high), {part},
+                 shard.sharded());
+    };
+    const Span& heads = shard.ssm_heads;
+    dt_bias_ =
+        add(".dt_bias", spec.heads, heads, Initializer::kInverseSoftplusOfLogUniform, 0.001, 0.1);
+    a_log_ = add(".a_log", spec.heads, heads, Initializer::kLogOfUniform, 1, 16);
+    d_ = add(".d", spec.heads, heads, Initializer::kOnes);
+    gamma_ = add(".norm.weight", inner, own, Initializer::kOnes);
     out_proj_ = AddRowParallel(
-        registry, {spec.name + ".out_proj", spec.hidden, width_, spec.output_stddev, false},
-        {0, width_}, shard);
+        registry, {spec.name + ".out_proj", spec.hidden, inner, spec.output_stddev, false}, own,
+        shard);
   }
 
   std::unique_ptr<Saved> MakeSaved() const override { return std::make_unique<MambaSaved>(); }
@@ -71,12 +103,17 @@ class Mamba2Mixer : public Mixer {
     MambaSaved& saved = Of(base);
     const int64_t t = shape.tokens(), chunks = (shape.sequence + kChunk - 1) / kChunk;
     saved.packed = arena.Take(category, shape.activation, {t, Packed()});
+    if (shares_) saved.pairs = arena.Take(category, shape.activation, {t, 2 * held_});
     saved.y = arena.Take(category, shape.activation, {t, width_});
     saved.states = arena.Take(category, shape.activation,
-                              {shape.batch, chunks, spec_.heads, spec_.head_width * spec_.state});
-    saved.rstd = arena.Take(category, DType::kF32, {t, spec_.groups});
+                              {shape.batch, chunks, heads_, spec_.head_width * spec_.state});
+    saved.rstd = arena.Take(category, DType::kF32, {t, groups_});
+    if (shares_) saved.sums = arena.Take(category, DType::kF32, {t, spec_.groups});
     for (size_t i = 0; split_ && i < scan_parameters_.size(); ++i) {
-      saved.gradients.push_back(arena.Take(category, DType::kF32, {Elements(i)}));
+      const std::vector<int64_t>& of = shapes_[i];
+      const int64_t columns = of.size() > 1 ? of[1] : 1;
+      const Tensor gradient = arena.Take(category, DType::kF32, {of[0] * columns});
+      saved.gradients.push_back(of.size() > 1 ? gradient.Reshape({of[0], columns}) : gradient);
     }
   }
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
@@ -92,17 +129,30 @@ class Mamba2Mixer : public Mixer {
     saved.d_out = arena.Take("scratch", shape.activation, {t, width_});
     saved.d_conv = arena.Take("scratch", shape.activation, {t, Conv()});
     saved.d_packed = arena.Take("scratch", shape.activation, {t, Packed()});
+    if (!shares_) return;
+    saved.d_pairs = arena.Take("scratch", shape.activation, {t, 2 * held_});
+    saved.d_shared = arena.Take("scratch", shape.activation, {t, spec_.hidden});
   }
 
   void Project(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor x, int64_t first,
                Purpose /*purpose*/) const override {
-    LinearForward(pass, in_proj_, x, Of(base).packed.Rows(first, x.dim(0)));
+    const MambaSaved& saved = Of(base);
+    LinearForward(pass, in_proj_, x, saved.packed.Rows(first, x.dim(0)));
+    if (shares_) LinearForward(pass, in_pairs_, x, saved.pairs.Rows(first, x.dim(0)));
   }
   void Mix(const Pass& pass, const Flow& flow, Saved& base, Span samples) const override {
     const Rows rows = RowsOf(flow, Of(base), samples);
-    kernels::CausalConvForward(pass.stream, Convolution(pass, rows));
+    for (const Convolution& part : convolutions_) {
+      kernels::CausalConvForward(pass.stream, ConvolutionOf(pass, rows, part));
+    }
     kernels::SsdForward(pass.stream, Scan(pass, rows));
-    kernels::GatedRmsNormForward(pass.stream, GatedNorm(pass, rows));
+    const kernels::GatedRmsNormArgs norm = GatedNorm(pass, rows);
+    if (shares_) {
+      if (spec_.groups > 1) kernels::Zero(pass.stream, rows.sums);
+      kernels::GatedRmsNormSums(pass.stream, norm);
+      shard_.SumInPlace(pass, rows.sums);
+    }
+    kernels::GatedRmsNormForward(pass.stream, norm);
   }
   Tensor Output(const Saved& base) const override { return Of(base).out; }
   const Linear& output() const override { return out_proj_; }
@@ -122,32 +172,37 @@ class Mamba2Mixer : public Mixer {
     for (const ParameterId id : scan_parameters_) Ready(pass, id);
   }
   void InputBackward(const Pass& pass, Saved& base, int64_t first, Tensor dx) const override {
-    LinearBackwardInput(pass, in_proj_, Of(base).d_packed.Rows(first, dx.dim(0)), dx);
+    const MambaSaved& saved = Of(base);
+    const int64_t rows = dx.dim(0);
+    LinearBackwardInput(pass, in_proj_, saved.d_packed.Rows(first, rows), dx);
+    if (!shares_) return;
+    const Tensor shared = saved.d_shared.Rows(first, rows);
+    LinearBackwardInput(pass, in_pairs_, saved.d_pairs.Rows(first, rows), shared);
+    kernels::Add(pass.stream, dx, shared, dx);
   }
   void InputWeights(const Pass& pass, Saved& base, Tensor x) const override {
-    LinearBackwardWeights(pass, in_proj_, Of(base).d_packed, x);
+    const MambaSaved& saved = Of(base);
+    if (shares_) LinearBackwardWeights(pass, in_pairs_, saved.d_pairs, x);
+    LinearBackwardWeights(pass, in_proj_, saved.d_packed, x);
   }
 
   void SplitMixBackward(const Pass& pass, const Flow& flow, Saved& base,
                         Tensor /*dy*/) const override {
     MambaSaved& saved = Of(base);
-    std::vector<Tensor> gradients;
-    for (size_t i = 0; i < scan_parameters_.size(); ++i) {
-      kernels::Zero(pass.stream, saved.gradients[i]);
-      gradients.push_back(i == 0 ? saved.gradients[i].Reshape({Conv(), spec_.taps})
-                                 : saved.gradients[i]);
-    }
-    MixBackwardInto(pass, flow, saved, gradients);
+    for (const Tensor& gradient : saved.gradients) kernels::Zero(pass.stream, gradient);
+    MixBackwardInto(pass, flow, saved, saved.gradients);
   }
   void KeepGradients(const Pass& pass, Saved& base) const override {
-    kernels::Copy(pass.stream, Of(base).d_packed, Of(base).packed);
+    const MambaSaved& saved = Of(base);
+    kernels::Copy(pass.stream, saved.d_packed, saved.packed);
+    if (shares_) kernels::Copy(pass.stream, saved.d_pairs, saved.pairs);
   }
   void SplitInputWeights(const Pass& pass, Saved& base, Tensor x) const override {
-    MambaSaved& saved = Of(base);
+    const MambaSaved& saved = Of(base);
+    if (shares_) LinearBackwardWeights(pass, in_pairs_, saved.pairs, x);
     LinearBackwardWeights(pass, in_proj_, saved.packed, x);
     for (size_t i = 0; i < scan_parameters_.size(); ++i) {
-      const Tensor whole = (*pass.gradients)[scan_parameters_[i]];
-      const Tensor gradient = whole.Reshape({whole.elements()});
+      const Tensor gradient = (*pass.gradients)[scan_parameters_[i]];
       if (pass.overwrite_gradients) {
         kernels::Copy(pass.stream, saved.gradients[i], gradient);
       } else {
@@ -159,16 +214,18 @@ class Mamba2Mixer : public Mixer {
 
  private:
   struct MambaSaved : Saved {
-    Tensor packed;  // [T, 2E + 2GN + H]: z | x | B | C | dt
+    Tensor packed;  // [T, 2E + 2GN + H]: z | x | B | C | dt; with shared groups without B and C
+    Tensor pairs;   // [T,2GN], with shared groups: B | C
     Tensor conv;    // [T, E + 2GN]: x | B | C behind the convolution
     Tensor y;       // [T,E], the scan's output
     Tensor states;  // [B, chunks, H, P N]
     Tensor rstd;    // [T,G] fp32
+    Tensor sums;    // with shared groups, [T, G of the model] fp32: of the norm, over all ranks
     Tensor out;     // [T,E]
     // Between two calls of backward: of scan_parameters_, in that order.
     std::vector<Tensor> gradients;
     // Scratch.
-    Tensor d_out, d_conv, d_packed;
+    Tensor d_out, d_conv, d_packed, d_pairs, d_shared;
   };
   static MambaSaved& Of(Saved& saved) { return static_cast<MambaSaved&>(saved); }
   static const MambaSaved& Of(const Saved& saved) { return static_cast<const MambaSaved&>(saved); }
@@ -176,7 +233,7 @@ class Mamba2Mixer : public Mixer {
   // What the ops read and write, of some samples.
   struct Rows {
     int64_t batch = 0, sequence = 0;
-    Tensor packed, conv, y, states, rstd, out, documents;
+    Tensor packed, pairs, conv, y, states, rstd, sums, out, documents;
   };
   Rows RowsOf(const Flow& flow, const MambaSaved& saved, Span samples) const {
     const int64_t sequence = flow.shape.sequence;
@@ -185,6 +242,10 @@ class Mamba2Mixer : public Mixer {
     rows.batch = samples.size();
     rows.sequence = sequence;
     rows.packed = saved.packed.Rows(first, count);
+    if (shares_) {
+      rows.pairs = saved.pairs.Rows(first, count);
+      rows.sums = saved.sums.Rows(first, count);
+    }
     rows.conv = saved.conv.Rows(first, count);
     rows.y = saved.y.Rows(first, count);
     rows.states = saved.states.Rows(samples.begin, samples.size());
@@ -196,12 +257,52 @@ class Mamba2Mixer : public Mixer {
     return rows;
   }
 
-  int64_t Conv() const { return width_ + 2 * spec_.groups * spec_.state; }
-  int64_t Packed() const { return width_ + Conv() + spec_.heads; }
-  int64_t Elements(size_t parameter) const {
-    const int64_t elements[] = {Conv() * spec_.taps, Conv(),      spec_.heads,
-                                spec_.heads,         spec_.heads, width_};
-    return elements[parameter];
+  // One convolution over some of the columns of `conv`.
+  struct Convolution {
+    int64_t first = 0, columns = 0;
+    bool of_pairs = false;  // its input is in `pairs`
+    int weight = -1, bias = -1;
+  };
+
+  // Adds a parameter of the scan, of which this rank holds `rows`. Returns its index in
+  // scan_parameters_.
+  int Add(ParameterRegistry& registry, Parameter parameter, const std::vector<Span>& rows,
+          TensorSharing sharing) {
+    parameter.sharing = sharing;
+    std::vector<int64_t> shape = parameter.global_shape;
+    shape[0] = 0;
+    for (const Span& span : rows) {
+      Box band = Box::Whole(parameter.global_shape);
+      band.offset[0] = span.begin;
+      band.extent[0] = span.size();
+      shape[0] += span.size();
+      if (shard_.size > 1) parameter.bands.push_back(std::move(band));
+    }
+    scan_parameters_.push_back(registry.Add(std::move(parameter)));
+    shapes_.push_back(std::move(shape));
+    return static_cast<int>(scan_parameters_.size()) - 1;
+  }
+  void AddConvolution(ParameterRegistry& registry, Convolution part, const std::vector<Span>& rows,
+                      TensorSharing sharing) {
+    const double bound = 1 / std::sqrt(static_cast<double>(spec_.taps));
+    const int64_t channels = spec_.heads * spec_.head_width + 2 * spec_.groups * spec_.state;
+    const auto add = [&](const char* name, std::vector<int64_t> shape) {
+      Parameter parameter =
+          FullPrecision(spec_.name + name, std::move(shape), Initializer::kUniform, -bound, bound);
+      parameter.in_two = shares_;
+      return Add(registry, std::move(parameter), rows, sharing);
+    };
+    part.weight = add(".conv.weight", {channels, spec_.taps});
+    part.bias = add(".conv.bias", {channels});
+    convolutions_.push_back(part);
+  }
+
+  int64_t Conv() const { return width_ + 2 * held_; }
+  int64_t Packed() const { return 2 * width_ + (shares_ ? 0 : 2 * held_) + heads_; }
+  // The first column of dt in `packed`.
+  int64_t Steps() const { return Packed() - heads_; }
+  const Tensor& Weight(const Pass& pass, int parameter) const {
+    return pass.weights[scan_parameters_[parameter]];
   }
 
   // Columns [first, first + count) of rows [T,...], as [B,S,count].
@@ -225,28 +326,33 @@ class Mamba2Mixer : public Mixer {
     return static_cast<char*>(of.data()) + column * SizeOf(of.dtype());
   }
 
-  kernels::CausalConvArgs Convolution(const Pass& pass, const Rows& rows) const {
+  kernels::CausalConvArgs ConvolutionOf(const Pass& pass, const Rows& rows,
+                                        const Convolution& part) const {
     kernels::CausalConvArgs args;
-    args.x = Columns(rows, rows.packed, width_, Conv());
-    args.weight = pass.weights[conv_weight_];
-    args.bias = pass.weights[conv_bias_];
+    args.x = part.of_pairs ? Columns(rows, rows.pairs, 0, part.columns)
+                           : Columns(rows, rows.packed, width_ + part.first, part.columns);
+    args.weight = Weight(pass, part.weight);
+    args.bias = Weight(pass, part.bias);
     args.documents = rows.documents;
-    args.y = Columns(rows, rows.conv, 0, Conv());
+    args.y = Columns(rows, rows.conv, part.first, part.columns);
     return args;
   }
+  // The columns of B or C in `conv` that this rank's heads read. With shared groups it holds those
+  // of all groups.
+  int64_t FirstB() const { return width_ + (shares_ ? shard_.ssm_groups.begin * spec_.state : 0); }
+  int64_t FirstC() const { return FirstB() + held_; }
   kernels::SsdArgs Scan(const Pass& pass, const Rows& rows) const {
-    const int64_t group = spec_.groups * spec_.state;
     kernels::SsdArgs args;
-    args.x = Columns(rows, rows.conv, 0, spec_.heads, spec_.head_width);
-    args.dt = Columns(rows, rows.packed, width_ + Conv(), spec_.heads);
-    args.b = Columns(rows, rows.conv, width_, spec_.groups, spec_.state);
-    args.c = Columns(rows, rows.conv, width_ + group, spec_.groups, spec_.state);
-    args.dt_bias = pass.weights[dt_bias_];
-    args.a_log = pass.weights[a_log_];
-    args.d = pass.weights[d_];
+    args.x = Columns(rows, rows.conv, 0, heads_, spec_.head_width);
+    args.dt = Columns(rows, rows.packed, Steps(), heads_);
+    args.b = Columns(rows, rows.conv, FirstB(), groups_, spec_.state);
+    args.c = Columns(rows, rows.conv, FirstC(), groups_, spec_.state);
+    args.dt_bias = Weight(pass, dt_bias_);
+    args.a_log = Weight(pass, a_log_);
+    args.d = Weight(pass, d_);
     args.documents = rows.documents;
     args.chunk = kChunk;
-    args.y = Columns(rows, rows.y, 0, spec_.heads, spec_.head_width);
+    args.y = Columns(rows, rows.y, 0, heads_, spec_.head_width);
     args.states = rows.states;
     return args;
   }
@@ -254,10 +360,14 @@ class Mamba2Mixer : public Mixer {
     kernels::GatedRmsNormArgs args;
     args.y = rows.y;
     args.z = Flat(rows.packed, 0, width_);
-    args.gamma = pass.weights[gamma_];
+    args.gamma = Weight(pass, gamma_);
     args.out = rows.out;
     args.rstd = rows.rstd;
-    args.groups = spec_.groups;
+    args.groups = groups_;
+    if (shares_) {
+      args.sums = Flat(rows.sums, shard_.ssm_groups.begin, 1);
+      args.group_width = spec_.heads / spec_.groups * spec_.head_width;
+    }
     args.epsilon = spec_.norm_epsilon;
     return args;
   }
@@ -268,7 +378,10 @@ class Mamba2Mixer : public Mixer {
     const Rows rows = RowsOf(flow, saved, {0, flow.shape.batch});
     kernels::Stream& stream = pass.stream;
     if (recomputes_activation_) {
-      kernels::CausalConvForward(stream, Convolution(pass, rows));
+      for (const Convolution& part : convolutions_) {
+        kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, part));
+      }
+      // The sums of forward are still there.
       kernels::GatedRmsNormForward(stream, GatedNorm(pass, rows));
     }
     kernels::GatedRmsNormBackwardArgs norm;
@@ -276,39 +389,57 @@ class Mamba2Mixer : public Mixer {
     norm.dout = saved.d_out;
     norm.dy = saved.d_out;
     norm.dz = Flat(saved.d_packed, 0, width_);
-    norm.dgamma = gradients[5];
+    norm.dgamma = gradients[gamma_];
+    if (shares_) {
+      if (spec_.groups > 1) {
+        kernels::Zero(stream, rows.sums);
+        kernels::Zero(stream, saved.d_conv);  // B and C of other ranks' groups
+      }
+      kernels::GatedRmsNormBackwardSums(stream, norm);
+      shard_.SumInPlace(pass, rows.sums);
+    }
     kernels::GatedRmsNormBackward(stream, norm);
 
-    const int64_t group = spec_.groups * spec_.state;
     kernels::SsdBackwardArgs scan;
     scan.forward = Scan(pass, rows);
-    scan.dy = Columns(rows, saved.d_out, 0, spec_.heads, spec_.head_width);
-    scan.dx = Columns(rows, saved.d_conv, 0, spec_.heads, spec_.head_width);
-    scan.ddt = Columns(rows, saved.d_packed, width_ + Conv(), spec_.heads);
-    scan.db = Columns(rows, saved.d_conv, width_, spec_.groups, spec_.state);
-    scan.dc = Columns(rows, saved.d_conv, width_ + group, spec_.groups, spec_.state);
-    scan.d_dt_bias = gradients[2];
-    scan.d_a_log = gradients[3];
-    scan.dd = gradients[4];
+    scan.dy = Columns(rows, saved.d_out, 0, heads_, spec_.head_width);
+    scan.dx = Columns(rows, saved.d_conv, 0, heads_, spec_.head_width);
+    scan.ddt = Columns(rows, saved.d_packed, Steps(), heads_);
+    scan.db = Columns(rows, saved.d_conv, FirstB(), groups_, spec_.state);
+    scan.dc = Columns(rows, saved.d_conv, FirstC(), groups_, spec_.state);
+    scan.d_dt_bias = gradients[dt_bias_];
+    scan.d_a_log = gradients[a_log_];
+    scan.dd = gradients[d_];
     kernels::SsdBackward(stream, scan);
 
-    kernels::CausalConvBackwardArgs conv;
-    conv.forward = Convolution(pass, rows);
-    conv.dy = Columns(rows, saved.d_conv, 0, Conv());
-    conv.dx = Columns(rows, saved.d_packed, width_, Conv());
-    conv.dweight = gradients[0];
-    conv.dbias = gradients[1];
-    kernels::CausalConvBackward(stream, conv);
+    for (const Convolution& part : convolutions_) {
+      kernels::CausalConvBackwardArgs conv;
+      conv.forward = ConvolutionOf(pass, rows, part);
+      conv.dy = Columns(rows, saved.d_conv, part.first, part.columns);
+      conv.dx = part.of_pairs ? Columns(rows, saved.d_pairs, 0, part.columns)
+                              : Columns(rows, saved.d_packed, width_ + part.first, part.columns);
+      conv.dweight = gradients[part.weight];
+      conv.dbias = gradients[part.bias];
+      kernels::CausalConvBackward(stream, conv);
+    }
   }
 
   Mamba2Spec spec_;
-  int64_t width_;  // E
+  TensorShard shard_;
+  bool shares_;  // there are fewer groups than tensor ranks
+  // Of this rank.
+  int64_t heads_, width_;  // H and E
+  int64_t groups_;         // with heads of this rank
+  int64_t held_ = 0;       // columns of B
   bool recomputes_activation_;
   bool split_;
-  Linear in_proj_, out_proj_;
-  // In the order of `gradients`.
+  Linear in_proj_, in_pairs_, out_proj_;
+  // In the order of `gradients`, with their shapes.
   std::vector<ParameterId> scan_parameters_;
-  ParameterId conv_weight_, conv_bias_, dt_bias_, a_log_, d_, gamma_;
+  std::vector<std::vector<int64_t>> shapes_;
+  // Indices into these.
+  std::vector<Convolution> convolutions_;
+  int dt_bias_, a_log_, d_, gamma_;
 };
 
 }  // namespace

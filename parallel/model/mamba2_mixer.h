@@ -10,6 +10,11 @@
 // mamba_ssm: conv uniform within 1 / sqrt(K), exp(a_log) uniform in [1, 16), softplus(dt_bias)
 // log-uniform in [0.001, 0.1), d 1.
 //
+// Tensor parallel: a rank has some heads: their rows of z, x and dt, their channels, their columns
+// of the output projection; and the rows of their groups' B and C. With fewer groups than ranks
+// B and C of all groups are held by all ranks (TensorSharing::kPartial), and the sums of the gated
+// norm over a row are added up over the ranks, G fp32 numbers per token forward and backward.
+//
 // Kept for backward per token: the projection's output (2E + 2GN + H), y (E), the states in front
 // of chunks (E N / chunk), and what is cheap to recompute: the convolution's output (W) and the
 // norm's (E).
@@ -39,7 +44,7 @@ struct Mamba2Spec {
   float output_stddev = 0;
 };
 
-// Requires: shard.size and the context size are 1 (MakeModel refuses others).
+// Requires: the context size is 1 (MakeModel refuses others).
 std::unique_ptr<Mixer> MakeMamba2Mixer(ParameterRegistry& registry, const Mamba2Spec& spec,
                                        const TensorShard& shard, const Recomputed& recomputed,
                                        bool split_backward);

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "kernels/device/device.h"
@@ -127,35 +129,50 @@ Span ShardOf(int64_t size, int64_t unit, const ModelParallel& parallel) {
   return {span.begin * unit, std::min(size, span.end * unit)};
 }
 
-// With more ranks than key/value heads: gives the rank one key/value head and some of its query
-// heads.
-void ShareHeads(const ModelParallel& parallel, int64_t kv_heads, int64_t group,
-                TensorShard& shard) {
-  shard.shares_kv = true;
+// Heads of a rank and the groups of heads that they belong to.
+struct HeadShare {
+  Span heads, groups;
+  bool shares = false;  // there are fewer groups than ranks
+  Span sharers;         // the ranks with heads of the same group
+};
+
+// A rank gets whole groups, or, where there are fewer groups than ranks, some heads of one.
+HeadShare ShareOf(int64_t heads, int64_t groups, const ModelParallel& parallel) {
+  const int rank = parallel.tensor_rank;
+  HeadShare share;
+  share.sharers = {rank, rank + 1};
+  if (heads == 0) return share;
+  const int64_t each = heads / groups;
+  if (groups >= parallel.tensor_size) {
+    share.groups = ShardOf(groups, 1, parallel);
+    share.heads = {each * share.groups.begin, each * share.groups.end};
+    return share;
+  }
+  share.shares = true;
   const std::vector<Span> runs =
-      SplitRanks(kv_heads, group, parallel.tensor_size, parallel.tensor_weights);
-  int64_t head = 0;
-  while (runs[head].end <= shard.rank) ++head;
-  shard.kv_heads = {head, head + 1};
-  shard.kv_sharers = runs[head];
+      SplitRanks(groups, each, parallel.tensor_size, parallel.tensor_weights);
+  int64_t group = 0;
+  while (runs[group].end <= rank) ++group;
+  share.groups = {group, group + 1};
+  share.sharers = runs[group];
   std::vector<double> weights;
-  for (int64_t i = runs[head].begin; i < runs[head].end && !parallel.tensor_weights.empty(); ++i) {
+  for (int64_t i = runs[group].begin; i < runs[group].end && !parallel.tensor_weights.empty();
+       ++i) {
     weights.push_back(parallel.tensor_weights[i]);
   }
-  const Span own = SplitUnits(group, static_cast<int>(runs[head].size()),
-                              weights)[shard.rank - runs[head].begin];
-  shard.heads = {head * group + own.begin, head * group + own.end};
+  const Span own =
+      SplitUnits(each, static_cast<int>(runs[group].size()), weights)[rank - runs[group].begin];
+  share.heads = {group * each + own.begin, group * each + own.end};
+  return share;
 }
 
 }  // namespace
 
 TensorShard TensorShard::Of(const ModelDescription& model, const ModelParallel& parallel) {
-  const SplitSizes sizes = FamilyOf(model).split(model);
-  return Make(parallel, sizes.heads, sizes.kv_heads, sizes.ffn, sizes.vocab);
+  return Make(parallel, FamilyOf(model).split(model));
 }
 
-TensorShard TensorShard::Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
-                              int64_t ffn, int64_t vocab) {
+TensorShard TensorShard::Make(const ModelParallel& parallel, const SplitSizes& sizes) {
   TensorShard shard;
   shard.rank = parallel.tensor_rank;
   shard.size = parallel.tensor_size;
@@ -165,15 +182,17 @@ TensorShard TensorShard::Make(const ModelParallel& parallel, int64_t heads, int6
   if (shard.overlap == TensorOverlap::kHalves && parallel.split_backward) {
     shard.overlap = TensorOverlap::kBackward;
   }
-  const int64_t group = heads / kv_heads;
-  if (kv_heads < shard.size) {
-    ShareHeads(parallel, kv_heads, group, shard);
-  } else {
-    shard.kv_heads = ShardOf(kv_heads, 1, parallel);
-    shard.kv_sharers = {shard.rank, shard.rank + 1};
-    shard.heads = {group * shard.kv_heads.begin, group * shard.kv_heads.end};
-  }
-  shard.ffn = ShardOf(ffn, UnitSize(ffn, shard.size), parallel);
+  const HeadShare attention = ShareOf(sizes.heads, sizes.kv_heads, parallel);
+  shard.heads = attention.heads;
+  shard.kv_heads = attention.groups;
+  shard.shares_kv = attention.shares;
+  shard.kv_sharers = attention.sharers;
+  const HeadShare ssm = ShareOf(sizes.ssm_heads, sizes.ssm_groups, parallel);
+  shard.ssm_heads = ssm.heads;
+  shard.ssm_groups = ssm.groups;
+  shard.shares_ssm_groups = ssm.shares;
+  if (sizes.ffn > 0) shard.ffn = ShardOf(sizes.ffn, UnitSize(sizes.ffn, shard.size), parallel);
+  const int64_t vocab = sizes.vocab;
   const int64_t unit = UnitSize(vocab, shard.size);
   shard.vocab = ShardOf(vocab, unit, parallel);
   ModelParallel first = parallel;
@@ -217,6 +236,13 @@ Tensor TensorShard::ReduceRows(const Pass& pass, Tensor partial, bool gather_fol
   if (size == 1) return partial;
   Sum(*pass.tensor, pass.stream, partial, gather_follows);
   return OwnRows(partial);
+}
+
+void TensorShard::SumInPlace(const Pass& pass, Tensor numbers) const {
+  kernels::Event* const done = Start(pass, Collective::kAllReduce, [&](const Pass& on) {
+    on.tensor->AllReduce(on.stream, numbers, ReduceOp::kSum);
+  });
+  Await(pass, {numbers, done});
 }
 
 Started TensorShard::StartGatherRows(const Pass& pass, Tensor rows, Tensor storage) const {
@@ -352,19 +378,27 @@ Tensor TensorShard::OwnRows(const Tensor& all) const {
   return all.Rows(rank * count, count);
 }
 
-absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, int64_t ffn,
-                                 int64_t vocab) {
+absl::Status CheckTensorParallel(const ModelParallel& parallel, const SplitSizes& sizes) {
   const int size = parallel.tensor_size;
   if (size < 1 || parallel.tensor_rank < 0 || parallel.tensor_rank >= size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "tensor rank %d of a tensor-parallel group of %d", parallel.tensor_rank, size));
   }
-  if (heads < size || ffn < size || vocab < size) {
+  int64_t most = sizes.vocab;
+  std::string has;
+  const auto limit = [&](int64_t units, const std::string& text) {
+    if (units == 0) return;
+    most = std::min(most, units);
+    absl::StrAppend(&has, text);
+  };
+  limit(sizes.heads, absl::StrCat(sizes.heads, " attention heads, "));
+  limit(sizes.ssm_heads, absl::StrCat(sizes.ssm_heads, " state-space heads, "));
+  limit(sizes.ffn, absl::StrCat("an MLP of ", sizes.ffn, " columns "));
+  if (most < size) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "tensor parallelism over %d ranks leaves some of them without work: the model has %d "
-        "attention heads, an MLP of %d columns and a vocabulary of %d; the tensor degree can be at "
-        "most %d",
-        size, heads, ffn, vocab, std::min({heads, ffn, vocab})));
+        "tensor parallelism over %d ranks leaves some of them without work: the model has %sand a "
+        "vocabulary of %d; the tensor degree can be at most %d",
+        size, has, sizes.vocab, most));
   }
   if (parallel.tensor_overlap == TensorOverlap::kChunked && !parallel.sequence_parallel) {
     return absl::InvalidArgumentError(

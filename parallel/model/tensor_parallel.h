@@ -12,6 +12,10 @@
 // heads, and all of them the rows of its keys and values, whose gradients are summed over these
 // ranks once a step.
 //
+// State-space heads are shared out like query heads, by the groups that share B and C. With fewer
+// groups than ranks, all ranks hold the rows of all groups' B and C (TensorSharing::kPartial), and
+// each has heads of one group.
+//
 // Outside of the pairs, hidden states [T,C] are the same on all ranks. With sequence parallelism
 // each rank has T/ranks rows of them: the norms, the residual stream and their activations shrink,
 // for the same bytes on the wire and one more all-gather per pair in backward.
@@ -31,6 +35,16 @@
 #include "parallel/model/parameters.h"
 
 namespace muster::parallel {
+
+// What the ranks of a tensor group share out, of the whole model. Sizes that it lacks are 0.
+struct SplitSizes {
+  int64_t heads = 0;     // of attention
+  int64_t kv_heads = 0;  // divides heads
+  int64_t ssm_heads = 0;
+  int64_t ssm_groups = 0;  // of state-space heads that share B and C; divides ssm_heads
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+};
 
 // [begin, end) of some dimension.
 struct Span {
@@ -68,7 +82,7 @@ struct TensorShard {
   int size = 1;
   bool sequence = false;                         // false when size is 1
   TensorOverlap overlap = TensorOverlap::kNone;  // kNone when size is 1
-  Span heads, kv_heads, ffn, vocab;
+  Span heads, kv_heads, ssm_heads, ssm_groups, ffn, vocab;
   // VocabStorage of the rank's shard of the vocabulary; with equal weights, of the largest shard,
   // so that memory is laid out alike on all ranks of the group.
   int64_t vocab_storage = 0;
@@ -76,10 +90,11 @@ struct TensorShard {
   // head, including itself.
   bool shares_kv = false;
   Span kv_sharers;
+  // Whether the model has fewer groups of state-space heads than ranks.
+  bool shares_ssm_groups = false;
 
   // Requires: CheckTensorParallel.
-  static TensorShard Make(const ModelParallel& parallel, int64_t heads, int64_t kv_heads,
-                          int64_t ffn, int64_t vocab);
+  static TensorShard Make(const ModelParallel& parallel, const SplitSizes& sizes);
   // The same by the sizes of the model. Requires: a description that MakeModel takes.
   static TensorShard Of(const ModelDescription& model, const ModelParallel& parallel);
 
@@ -111,6 +126,11 @@ struct TensorShard {
   // (Communicator::ReduceScatterBeforeGather).
   kernels::Tensor ReduceRows(const Pass& pass, kernels::Tensor partial,
                              bool gather_follows = false) const;
+
+  // Sums fp32 numbers over the ranks in place, before the compute stream goes on. It runs on
+  // pass.tensor_stream if the group's other collectives do, because the ranks of a group have one
+  // order of collectives.
+  void SumInPlace(const Pass& pass, kernels::Tensor numbers) const;
 
   // The same on pass.tensor_stream, where the model overlaps and the pass has one. Work that is
   // enqueued on the compute stream before Await() overlaps with it, and must not touch its tensors.
@@ -158,8 +178,7 @@ kernels::Tensor SliceOf(const kernels::Tensor& x, int slices, int slice);
 
 // kInvalidArgument, with all numbers, when a rank would have no unit or `parallel` contradicts
 // itself.
-absl::Status CheckTensorParallel(const ModelParallel& parallel, int64_t heads, int64_t ffn,
-                                 int64_t vocab);
+absl::Status CheckTensorParallel(const ModelParallel& parallel, const SplitSizes& sizes);
 
 }  // namespace muster::parallel
 

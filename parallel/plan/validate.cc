@@ -110,11 +110,9 @@ class Judge {
     const int tensor = degree(Axis::kTensor);
     // Shares need not be equal, and ranks may share a key/value head, but nobody can be left
     // without a query head.
-    if (tensor > 1 && model_.heads > 0 && tensor > model_.heads) {
-      Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", model_.heads,
-          " attention heads of the model: each needs one");
-    }
-    for (const auto& [size, of] : {std::pair(model_.ffn, "columns of the MLP"),
+    for (const auto& [size, of] : {std::pair(model_.heads, "attention heads of the model"),
+                                   std::pair(model_.ssm_heads, "state-space heads of the model"),
+                                   std::pair(model_.ffn, "columns of the MLP"),
                                    std::pair(model_.vocab, "rows of the vocabulary")}) {
       if (tensor > 1 && size > 0 && tensor > size) {
         Add(FieldOf(Axis::kTensor), tensor, " ranks cannot share the ", size, " ", of,

@@ -52,10 +52,11 @@ int64_t SignRanksMax(int zero);
 struct ModelSize {
   int64_t layers = 0;
   int64_t heads = 0;
-  int64_t sequence = 0;  // tokens
-  int64_t kv_heads = 0;  // 0: as many as heads
-  int64_t ffn = 0;       // columns of the MLP; 0: not judged
-  int64_t vocab = 0;     // 0: not judged
+  int64_t sequence = 0;   // tokens
+  int64_t kv_heads = 0;   // 0: as many as heads
+  int64_t ffn = 0;        // columns of the MLP; 0: not judged
+  int64_t vocab = 0;      // 0: not judged
+  int64_t ssm_heads = 0;  // of state-space mixers; 0: not judged
 };
 
 struct ClusterSize {

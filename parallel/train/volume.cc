@@ -212,7 +212,12 @@ class Formulas {
     // For the loss of a vocabulary that is cut over ranks: three numbers per token and rank.
     const int64_t statistics = has_head_ * Moved(kFloat * tensor_ * tokens_ * 3, tensor_);
     const int64_t states = width_ * tokens_ * hidden_;
-    return collectives *
+    const int64_t numbers =
+        FamilyOf(place_.model.description()).sums_per_token(place_.model.description(), tensor_);
+    const int64_t sums = (2 * blocks_ + recomputed_) *
+                         AllReduced(kFloat * tokens_ * numbers, tensor_, part_.tensor_rank);
+    return sums +
+           collectives *
                (rows ? Moved(states, tensor_) : AllReduced(states, tensor_, part_.tensor_rank)) +
            statistics;
   }

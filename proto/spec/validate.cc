@@ -181,7 +181,8 @@ parallel::ModelSize SizeOf(const v1::ModelSpec& model) {
           .sequence = model.sequence_length(),
           .kv_heads = model.kv_heads(),
           .ffn = model.ffn(),
-          .vocab = model.vocab()};
+          .vocab = model.vocab(),
+          .ssm_heads = model.mamba().heads()};
 }
 
 std::vector<Problem> FindProblems(const v1::JobSpec& spec) {

@@ -85,12 +85,9 @@ void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
   check.InRange(path + "state", mamba.state(), 1, kMambaWidthMax);
   check.InRange(path + "taps", mamba.taps(), 2, 4);
   check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
-  for (const auto& [field, ranks] : {std::pair("tensor", engine.parallel().tensor()),
-                                     std::pair("context", engine.parallel().context())}) {
-    if (ranks > 1) {
-      check.Add(absl::StrCat("engine.parallel.", field), ranks,
-                " ranks: models of family mamba2 are split by data, pipeline and zero only; use 1");
-    }
+  if (const int32_t ranks = engine.parallel().context(); ranks > 1) {
+    check.Add("engine.parallel.context", ranks,
+              " ranks: models of family mamba2 do not pass states between ranks; use 1");
   }
 }
 

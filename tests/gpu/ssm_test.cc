@@ -108,8 +108,33 @@ TEST_F(SsmGpuTest, GatedRmsNorm_EitherGateAnyWidth_MatchesTheHost) {
         Both out = Output(act, {t, w}), rstd = Output(DType::kF32, {t, groups});
         Both dout = Input(act, {t, w}), dz = Output(act, {t, w});
         Both dgamma = Input(DType::kF32, {w});
+        // Of a group that another rank has half of, in the columns behind the first.
+        Both sums = Input(DType::kF32, {t, groups + 1}), shared = Output(act, {t, w});
+        Both d_sums = Input(DType::kF32, {t, groups + 1}), d_shared = Output(act, {t, w});
+        const auto inner = [t = t, groups = groups](const Tensor& of) {
+          return Tensor(of.f32() + 1, DType::kF32, {t, groups}, {groups + 1, 1});
+        };
         for (const bool gpu : {true, false}) {
           Stream& stream = gpu ? *stream_ : *cpu_stream_;
+          GatedRmsNormArgs part = {.y = Side(y, gpu),
+                                   .z = Side(z, gpu),
+                                   .gamma = Side(gamma, gpu),
+                                   .out = Side(shared, gpu),
+                                   .rstd = Side(rstd, gpu),
+                                   .groups = groups,
+                                   .sums = inner(Side(sums, gpu)),
+                                   .group_width = 2 * w / groups,
+                                   .norm_before_gate = before};
+          GatedRmsNormSums(stream, part);
+          GatedRmsNormForward(stream, part);
+          part.sums = inner(Side(d_sums, gpu));
+          const GatedRmsNormBackwardArgs part_backward = {.forward = part,
+                                                          .dout = Side(dout, gpu),
+                                                          .dy = Side(d_shared, gpu),
+                                                          .dz = Side(dz, gpu),
+                                                          .dgamma = Side(dgamma, gpu)};
+          GatedRmsNormBackwardSums(stream, part_backward);
+          GatedRmsNormBackward(stream, part_backward);
           const GatedRmsNormArgs args = {.y = Side(y, gpu),
                                          .z = Side(z, gpu),
                                          .gamma = Side(gamma, gpu),
@@ -125,6 +150,10 @@ TEST_F(SsmGpuTest, GatedRmsNorm_EitherGateAnyWidth_MatchesTheHost) {
                                         .dgamma = Side(dgamma, gpu)});
         }
         Synchronize();
+        ExpectClose(what + " sums", sums, 1e-5);
+        ExpectClose(what + " out by sums", shared, 1e-5);
+        ExpectClose(what + " sums of backward", d_sums, 1e-5);
+        ExpectClose(what + " dy by sums", d_shared, 1e-5);
         ExpectClose(what + " out", out, 1e-5);
         ExpectClose(what + " rstd", rstd, 1e-5);
         ExpectClose(what + " dy", dout, 1e-5);

@@ -407,5 +407,59 @@ TEST(GatedRmsNorm, ForwardAndBackward_GateOnEitherSideAndGroups_MatchFloat64) {
   }
 }
 
+// Two ranks with columns of one group add up their sums.
+TEST(GatedRmsNorm, ColumnsOnTwoRanks_GiveWhatOneRankGives) {
+  const int64_t t = 7, w = 23, first = 9;
+  for (const bool before : {false, true}) {
+    Host host;
+    Floats y = Random(t * w, 1), z = Random(t * w, 2), gamma = Random(w, 3), out(t * w), rstd(t);
+    Floats dout = Random(t * w, 4), dy(t * w), dz(t * w), dgamma(w);
+    const auto columns = [&](Floats& of, int64_t begin, int64_t end) {
+      return Tensor(of.data() + begin, DType::kF32, {t, end - begin}, {w, 1});
+    };
+    const auto args = [&](int64_t begin, int64_t end) {
+      GatedRmsNormBackwardArgs backward;
+      GatedRmsNormArgs& forward = backward.forward;
+      forward.y = columns(y, begin, end);
+      forward.z = columns(z, begin, end);
+      forward.gamma = Tensor(gamma.data() + begin, DType::kF32, {end - begin});
+      forward.out = columns(out, begin, end);
+      forward.rstd = View(rstd, {t, 1});
+      forward.norm_before_gate = before;
+      backward.dout = columns(dout, begin, end);
+      backward.dy = columns(dy, begin, end);
+      backward.dz = columns(dz, begin, end);
+      backward.dgamma = Tensor(dgamma.data() + begin, DType::kF32, {end - begin});
+      return backward;
+    };
+    GatedRmsNormForward(*host.stream, args(0, w).forward);
+    GatedRmsNormBackward(*host.stream, args(0, w));
+    const Doubles whole_out = Wide(out), whole_dy = Wide(dy), whole_dz = Wide(dz);
+    const Doubles whole_dgamma = Wide(dgamma), whole_rstd = Wide(rstd);
+    out.assign(t * w, 0);
+    dgamma.assign(w, 0);
+    std::vector<GatedRmsNormBackwardArgs> ranks = {args(0, first), args(first, w)};
+    std::vector<Floats> sums(2, Floats(t));
+    const auto add_up = [&] {
+      for (int64_t i = 0; i < t; ++i) sums[0][i] = sums[1][i] = sums[0][i] + sums[1][i];
+    };
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks[rank].forward.sums = View(sums[rank], {t, 1});
+      ranks[rank].forward.group_width = w;
+      GatedRmsNormSums(*host.stream, ranks[rank].forward);
+    }
+    add_up();
+    for (const auto& rank : ranks) GatedRmsNormForward(*host.stream, rank.forward);
+    for (const auto& rank : ranks) GatedRmsNormBackwardSums(*host.stream, rank);
+    add_up();
+    for (const auto& rank : ranks) GatedRmsNormBackward(*host.stream, rank);
+    ExpectClose(out, whole_out, 1e-6, "out");
+    ExpectClose(rstd, whole_rstd, 1e-6, "rstd");
+    ExpectClose(dy, whole_dy, 1e-6, "dy");
+    ExpectClose(dz, whole_dz, 1e-6, "dz");
+    ExpectClose(dgamma, whole_dgamma, 1e-6, "dgamma");
+  }
+}
+
 }  // namespace
 }  // namespace muster::kernels

@@ -335,7 +335,9 @@ TEST(TensorShard, Halves_AreOfSamplesAndHaveRowsOnEveryRank) {
   parallel.tensor_size = 3;
   parallel.tensor_rank = 1;
   parallel.tensor_overlap = TensorOverlap::kHalves;
-  const auto part = [&] { return TensorShard::Make(parallel, 6, 6, 48, 61); };
+  const auto part = [&] {
+    return TensorShard::Make(parallel, {.heads = 6, .kv_heads = 6, .ffn = 48, .vocab = 61});
+  };
   const BatchShape four = {.batch = 4, .sequence = 9}, odd = {.batch = 3, .sequence = 8};
   EXPECT_EQ(part().slices(four), 2);
   EXPECT_EQ(part().slices(odd), 1);
@@ -415,12 +417,13 @@ TEST(UnitSize, GivesAllRanksAsManyWhereSmallerUnitsDo) {
 TEST(TensorShard, StoresAsManyRowsOfTheTableOnAllRanksWithoutWeights) {
   for (const int64_t vocab : {128256, 50257, 32000, 61, 4099}) {
     for (const int ranks : {1, 2, 3, 4, 8}) {
+      const SplitSizes sizes = {.heads = 24, .kv_heads = 24, .ffn = 1024, .vocab = vocab};
       ModelParallel parallel;
       parallel.tensor_size = ranks;
       int64_t end = 0;
-      const int64_t storage = TensorShard::Make(parallel, 24, 24, 1024, vocab).vocab_storage;
+      const int64_t storage = TensorShard::Make(parallel, sizes).vocab_storage;
       for (parallel.tensor_rank = 0; parallel.tensor_rank < ranks; ++parallel.tensor_rank) {
-        const TensorShard part = TensorShard::Make(parallel, 24, 24, 1024, vocab);
+        const TensorShard part = TensorShard::Make(parallel, sizes);
         EXPECT_EQ(part.vocab_storage, storage) << vocab << " over " << ranks;
         EXPECT_LE(part.vocab.size(), part.vocab_storage);
         EXPECT_EQ(part.vocab.begin, end);

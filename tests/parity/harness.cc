@@ -52,10 +52,11 @@ int Case::ranks() const {
 
 std::string Case::ToString() const {
   const PerAxis& degrees = layout.degrees;
-  const auto kv_heads = model.sizes.find("kv_heads");
+  const auto shared = model.sizes.find(model.family == "mamba2" ? "groups" : "kv_heads");
   return absl::StrCat(
-      model.family, kv_heads == model.sizes.end() ? "" : absl::StrCat(" kv ", kv_heads->second),
-      " ", degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(), " batch ",
+      model.family,
+      shared == model.sizes.end() ? "" : absl::StrCat(" ", shared->first, " ", shared->second), " ",
+      degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(), " batch ",
       layout.global_batch, "/", layout.micro_batch,
       degrees[Axis::kPipeline] > 1
           ? absl::StrCat(" ", Name(schedule), " chunks ", layout.pipeline_chunks)

@@ -342,6 +342,51 @@ TEST_F(Layouts, SharedKeyHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
   }
 }
 
+// Six state-space heads: whole groups per rank, ranks that share groups, and shares by weight down
+// to single heads.
+TEST_F(Layouts, StateSpaceHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
+  for (const int64_t groups : {1, 2, 6}) {
+    ModelDescription model = SmallMamba2();
+    model.sizes["groups"] = groups;
+    const Case alone = Alone(model, 2);
+    std::vector<Case> runs;
+    for (const int ranks : {2, 3, 4}) {
+      Case run = alone;
+      run.layout.degrees = PerAxis(1, 1, 1, ranks);
+      runs.push_back(run);
+      run.tensor_weights = {5, 1, 2, 4};
+      run.tensor_weights.resize(static_cast<size_t>(ranks));
+      run.layout.sequence_parallel = ranks != 3;
+      run.recompute = Recompute::kFull;
+      runs.push_back(run);
+      run.recompute = Recompute::kSelective;
+      run.tensor_overlap = TensorOverlap::kHalves;
+      runs.push_back(run);
+      if (ranks != 2) continue;
+      run.recompute = Recompute::kNone;
+      run.tensor_overlap = TensorOverlap::kChunked;
+      runs.push_back(run);
+      run.layout.degrees = PerAxis(2, 1, 1, ranks);
+      run.schedule = PipelineSchedule::kZeroBubble;
+      run.tensor_overlap = TensorOverlap::kBackward;
+      runs.push_back(run);
+    }
+    ExpectLike(alone, runs);
+    // Saved by one layout, resumed by another.
+    const RankResult whole = harness_.Train(alone)[0];
+    Case first = runs[0], second = runs.back();
+    first.save_every = 100;
+    first.stop_after = 4;
+    second.restore = harness_.Train(first)[0].saved;
+    ASSERT_EQ(second.restore.size(), 1u);
+    const RankResult rest = harness_.Train(second)[0];
+    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
+    for (size_t i = 0; i < rest.losses.size(); ++i) {
+      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
+    }
+  }
+}
+
 // Overlap moves collectives to another stream or another place of backward, and computes the same.
 TEST_F(Layouts, OverlapOfTensorCollectives_ChangesNoBits) {
   std::vector<Case> runs;

@@ -128,6 +128,7 @@ Case Draw(Rng& rng) {
     run.learning_rate = kLearningRate;
     run.model = Pick(rng, {Gpt2(), Llama(), Mamba2()});
     if (run.model.family == "llama") run.model.sizes["kv_heads"] = Pick(rng, {1, 2, 4});
+    if (run.model.family == "mamba2") run.model.sizes["groups"] = Pick(rng, {1, 2, 3, 6});
     Layout& layout = run.layout;
     layout.degrees = PerAxis(Pick(rng, {1, 1, 2, 3, 4}), Pick(rng, {1, 1, 2, 3, 4, 8}),
                              Pick(rng, {1, 1, 2, 4}), Pick(rng, {1, 1, 2, 3, 4}));
@@ -214,9 +215,9 @@ bool HasOrderOfTensorRanks(const Case& run) {
          !TiedAcrossStages(run);
 }
 
-// Whether tensor ranks share key/value heads.
+// Whether tensor ranks share key/value heads, or groups of state-space heads.
 bool SharesKeys(const Case& run) {
-  const int64_t heads = Size(run.model, "kv_heads");
+  const int64_t heads = Size(run.model, run.model.family == "mamba2" ? "groups" : "kv_heads");
   return heads > 0 && heads < run.layout.degrees[Axis::kTensor];
 }
 

@@ -106,6 +106,25 @@ TEST_F(Volume, OfSharedKeyHeads_IsThatOfTheFormula) {
   }
 }
 
+// With fewer groups of state-space heads than ranks, sums of the norm are added up over the ranks.
+TEST_F(Volume, OfStateSpaceHeads_IsThatOfTheFormula) {
+  for (const int groups : {1, 2, 6}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+      Case run = Split(SmallMamba2(), PerAxis(1, 1, 1, 2));
+      run.model.sizes["groups"] = groups;
+      run.recompute = recompute;
+      ExpectFormula(run);
+      run.layout.sequence_parallel = true;
+      ExpectFormula(run);
+      run.tensor_overlap = TensorOverlap::kHalves;
+      ExpectFormula(run);
+      run.layout.degrees = PerAxis(1, 2, 1, 4);
+      run.layout.zero = 3;
+      ExpectFormula(run);
+    }
+  }
+}
+
 TEST_F(Volume, OfContextParallelism_IsThatOfTheFormula) {
   for (const ContextMethod method :
        {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
@@ -124,7 +143,7 @@ TEST_F(Volume, OfContextParallelism_IsThatOfTheFormula) {
 }
 
 TEST_F(Volume, OfPipelines_IsThatOfTheFormula) {
-  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
+  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4), SmallMamba2(4)}) {
     for (const PipelineSchedule schedule :
          {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward,
           PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble}) {
@@ -182,13 +201,14 @@ TEST_F(Volume, OfGradientsInSixteenBits_IsThatOfTheMethod) {
 // Shares by weight. Hidden states have all columns on every rank, so uneven shares send the same
 // for them; other exchanges depend on a rank's own share.
 TEST_F(Volume, OfUnevenShares_IsThatOfTheFormula) {
-  for (const ModelDescription& model : {SmallGpt2(), SmallLlama()}) {
+  for (const ModelDescription& model : {SmallGpt2(), SmallLlama(), SmallMamba2()}) {
     for (const bool rows : {false, true}) {
       Case run = Split(model, PerAxis(1, 2, 1, 2));
       run.tensor_weights = {3, 1};
       run.layout.sequence_parallel = rows;
       run.layout.zero = rows ? 3 : 0;
       ExpectFormula(run);
+      if (model.family == "mamba2") continue;
       run.layout.degrees = PerAxis(1, 1, 2, 2);
       ExpectFormula(run);
     }
