@@ -28,11 +28,14 @@ class AttentionMixer : public Mixer {
         context_head_groups_(parallel.context_head_groups),
         deterministic_(parallel.deterministic),
         qkv_(registry,
-             {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.stddev, spec.bias},
+             {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.head_width,
+              spec.stddev, spec.bias},
              shard) {
-    output_ = AddRowParallel(
-        registry, {spec.name + ".output", spec.hidden, spec.hidden, spec.output_stddev, spec.bias},
-        {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
+    output_ =
+        AddRowParallel(registry,
+                       {spec.name + ".output", spec.hidden, spec.heads * spec.head_width,
+                        spec.output_stddev, spec.bias},
+                       {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
   }
 
   std::unique_ptr<Saved> MakeSaved() const override { return std::make_unique<AttentionSaved>(); }
@@ -57,8 +60,9 @@ class AttentionMixer : public Mixer {
   void TakeScratch(Arena& arena, const BatchShape& shape, Tensor d_input,
                    Saved& base) const override {
     AttentionSaved& saved = Of(base);
-    // The heads' outputs are no wider than the hidden state.
-    saved.d_attention = Tensor(d_input.data(), d_input.dtype(), {shape.tokens(), Width()});
+    saved.d_attention = Width() <= d_input.dim(1)
+                            ? Tensor(d_input.data(), d_input.dtype(), {shape.tokens(), Width()})
+                            : arena.Take("scratch", shape.activation, {shape.tokens(), Width()});
     saved.d_qkv = qkv_.Take(arena, "scratch", shape.activation, shape.tokens());
     saved.d_shared = qkv_.TakeScratch(arena, shape.activation, shape.tokens());
     if (context_size_ == 1) {

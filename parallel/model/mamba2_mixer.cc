@@ -351,6 +351,7 @@ class Mamba2Mixer : public Mixer {
     args.a_log = Weight(pass, a_log_);
     args.d = Weight(pass, d_);
     args.documents = rows.documents;
+    args.step_min = spec_.step_min;
     args.chunk = kChunk;
     args.y = Columns(rows, rows.y, 0, heads_, spec_.head_width);
     args.states = rows.states;

@@ -71,27 +71,28 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     return workspace;
   }
   ActivationSlots& slots = workspace.slots;
+  for (int i = range.begin; i < range.end; ++i) {
+    if (!blocks_[i]->offloads()) continue;
+    kernels::Arena size;
+    blocks_[i]->TakeSaved(size, shape);
+    if (slots.count == 0) slots.first = i;
+    CHECK_EQ(i, slots.first + slots.count) << "blocks that offload follow each other";
+    ++slots.count;
+    slots.bytes = std::max(slots.bytes, size.Mark());
+  }
   int64_t base = 0;  // offset of the slots
   for (int i = range.begin; i < range.end; ++i) {
-    if (!blocks_[i]->offloads()) {
+    if (!slots.Covers(i)) {
       workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
       continue;
     }
-    if (slots.count == 0) {
-      slots.first = i;
-      base = arena.Mark();
-    }
-    CHECK_EQ(i, slots.first + slots.count) << "blocks that offload follow each other";
+    const int index = i - slots.first;
+    if (index == 0) base = arena.Mark();
     arena.ReleaseTo(base);
-    if (const int slot = slots.count % ActivationSlots::kSlots; slot > 0) {
+    if (const int slot = index % ActivationSlots::kSlots; slot > 0) {
       arena.Take("activations", DType::kU8, {slot * slots.bytes});
     }
-    const int64_t begin = arena.Mark();
     workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
-    const int64_t bytes = arena.Mark() - begin;
-    CHECK(slots.count == 0 || bytes == slots.bytes) << blocks_[i]->name();
-    slots.bytes = bytes;
-    ++slots.count;
     // The next block takes memory behind the slots, unless it offloads too.
     arena.ReleaseTo(base);
     slots.slots = arena.Take("activations", DType::kU8,

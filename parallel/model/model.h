@@ -47,10 +47,28 @@ namespace muster::parallel {
 
 // A model as plain names and numbers: what a checkpoint keeps so that it can be rebuilt from it.
 struct ModelDescription {
-  std::string family;                     // "gpt2", "llama"
-  std::map<std::string, int64_t> sizes;   // "layers", "hidden", ...; > 0
-  std::map<std::string, double> numbers;  // "norm_epsilon", "rope_theta", ...; finite
-  std::map<std::string, bool> flags;      // "tied"
+  std::string family;                        // "gpt2", "llama", ...
+  std::map<std::string, int64_t> sizes;      // "layers", "hidden", ...; > 0
+  std::map<std::string, double> numbers;     // "norm_epsilon", "rope_theta", ...; finite
+  std::map<std::string, bool> flags;         // "tied"
+  std::map<std::string, std::string> texts;  // "pattern"
+};
+
+// Attention of a model, the same in all its blocks that have it. heads is 0 in a model without.
+struct AttentionSizes {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t depth = 0;  // width of a head
+};
+
+// What one block exchanges with other ranks, beside gradients and parameters.
+struct BlockExchanges {
+  // Its layers, each with a column-parallel and a row-parallel GEMM (tensor_parallel.h).
+  int layers = 0;
+  int attentions = 0;  // layers that exchange keys and values with context ranks
+  // Numbers per token that the block sums over its tensor group, once forward and once backward,
+  // beside hidden states.
+  int64_t sums_per_token = 0;
 };
 
 // Blocks [begin, end), numbered embedding, transformer blocks, head; end < 0: to the last one.
@@ -287,7 +305,7 @@ class Block {
   virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena,
                                            const BatchShape& shape) const = 0;
   // Whether what TakeSaved takes may be offloaded between Forward and Backward: the next block
-  // reads it, but none behind that. All such blocks of a model take as much.
+  // reads it, but none behind that.
   virtual bool offloads() const { return false; }
   // Takes memory that is used inside one call of Backward only; `saved` keeps views of it.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
@@ -343,7 +361,10 @@ class Model {
     int64_t vocab_storage = 0;  // rows of the table and columns of the logits on this rank
     int64_t sequence_max = 0;   // longest context
     int context_size = 1;       // ranks that share a sequence
-    int64_t rotary_width = 0;   // width of a head with rotary positions, else 0
+    AttentionSizes attention;
+    // Of this rank's blocks between embedding and head.
+    std::vector<BlockExchanges> exchanges;
+    int64_t rotary_width = 0;  // width of a head with rotary positions, else 0
     double rope_theta = 0;
     kernels::RotaryScaling rope_scaling;
     int tensor_size = 1;
@@ -363,8 +384,8 @@ class Model {
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds
   // count two.
   struct FlopsPerToken {
-    // 6 per weight of a GEMM (forward, both gradients), plus the causal half of attention:
-    // 6 x layers x sequence x hidden.
+    // 6 per weight of a GEMM (forward, both gradients), plus the causal half of attention, 6 x
+    // sequence x heads x their width in each layer that has it, and the scan of Mamba-2.
     int64_t model = 0;
     // The same with what recomputation repeats. Excludes what attention's kernels repeat
     // internally.

@@ -99,6 +99,8 @@ class ResidualBlock : public Block {
                        ResidualSaved& saved) const;
   void TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                  ResidualSaved& saved) const;
+  void TakeNormOutput(Arena& arena, const char* category, const BatchShape& shape,
+                      LayerSaved& layer) const;
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       ResidualSaved& saved) const;
 
@@ -195,17 +197,24 @@ void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const Ba
   }
   for (int i = 0; i < count(); ++i) {
     saved.layers[i].norm.TakeStatistics(arena, category, layers_[i].norm, rows);
+    // BeginForward writes to the first norm's memory while the block in front computes the other
+    // half-batch, so all blocks have it in the same place.
+    if (i == 0 && recomputed_.gemms) TakeNormOutput(arena, category, shape, saved.layers[0]);
   }
   for (int i = 0; i < count(); ++i) {
     layers_[i].mixer->TakeOutputs(arena, category, shape, *saved.layers[i].mixer);
   }
 }
-// Outputs of norms.
+// Outputs of norms, but for that which TakeGemmOutputs has taken.
 void ResidualBlock::TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                               ResidualSaved& saved) const {
-  for (LayerSaved& layer : saved.layers) {
-    layer.norm.TakeOutput(arena, category, shape.activation, shard_.rows(shape), spec_.hidden);
+  for (int i = recomputed_.gemms ? 1 : 0; i < count(); ++i) {
+    TakeNormOutput(arena, category, shape, saved.layers[i]);
   }
+}
+void ResidualBlock::TakeNormOutput(Arena& arena, const char* category, const BatchShape& shape,
+                                   LayerSaved& layer) const {
+  layer.norm.TakeOutput(arena, category, shape.activation, shard_.rows(shape), spec_.hidden);
 }
 void ResidualBlock::TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                                    ResidualSaved& saved) const {
