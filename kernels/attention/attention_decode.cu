@@ -4,9 +4,9 @@
 //
 // A block takes kAttentionDecodeKeys keys of one head. Each of its warps walks over every kWarps-th
 // of them with an online softmax (FlashAttention-2, arXiv 2307.08691), kUnroll keys at a time so
-// that their loads overlap; lanes own columns. The warps' results are combined in shared memory, and
-// those of the blocks by a second kernel. How the keys are shared out depends on L alone, and every
-// sum has a fixed order, so the bits repeat.
+// that their loads overlap; lanes own columns. The warps' results are combined in shared memory,
+// and those of the blocks by a second kernel. How the keys are shared out depends on L alone, and
+// every sum has a fixed order, so the bits repeat.
 #include <cmath>
 #include <cstdint>
 
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(kThreads) DecodeKernel(const Step<T> d) {
     block_sum += factor[w] * sum_of[w];
   }
   float* const partial =
-      d.partial + ((static_cast<int64_t>(b) * d.heads + head) * d.splits + blockIdx.x) *
-                      (d.width + 2);
+      d.partial +
+      ((static_cast<int64_t>(b) * d.heads + head) * d.splits + blockIdx.x) * (d.width + 2);
   if (d.splits > 1 && threadIdx.x == 0) {
     partial[0] = block_most;
     partial[1] = block_sum;
@@ -234,9 +234,8 @@ void Launch(CudaStream& stream, const AttentionDecodeArgs& args) {
 void AttentionDecode(Stream& stream, const AttentionDecodeArgs& args) {
   if (args.q.elements() == 0) return;
   CHECK_LE(args.q.dim(3), kCudaHeadWidthMax);
-  DispatchFloat(args.q.dtype(), [&](auto tag) {
-    Launch<decltype(tag)>(CudaStream::Of(stream), args);
-  });
+  DispatchFloat(args.q.dtype(),
+                [&](auto tag) { Launch<decltype(tag)>(CudaStream::Of(stream), args); });
 }
 
 }  // namespace muster::kernels::cuda

@@ -17,8 +17,7 @@ void AttentionDecode(Stream& stream, const AttentionDecodeArgs& args) {
   EnqueueOnHost(stream, [args](ThreadPool& pool) {
     const int64_t heads = args.q.dim(2), width = args.q.dim(3), keys = args.k.dim(1);
     const int64_t group = heads / args.k.dim(2);
-    const float scale =
-        args.scale != 0 ? args.scale : 1.0f / std::sqrt(static_cast<float>(width));
+    const float scale = args.scale != 0 ? args.scale : 1.0f / std::sqrt(static_cast<float>(width));
     pool.Run(args.q.dim(0) * heads, [&](int64_t task) {
       const Loops& loops = ChooseLoops();
       const int64_t batch = task / heads, head = task % heads;
