@@ -403,17 +403,16 @@ TEST_F(AttentionDecodeGpuTest, AttentionDecode_CachesOfAnyLength_MatchesTheHost)
                                            {1, 5000, 32, 8, 128},
                                            {4, 2048, 2, 2, 256},
                                            {1, 40001, 4, 4, 64}}) {
-      const std::string what =
-          absl::StrCat(Name(dtype), " B=", c.batch, " keys=", c.keys, " H=", c.heads,
-                       " G=", c.key_heads, " D=", c.width);
+      const std::string what = absl::StrCat(Name(dtype), " B=", c.batch, " keys=", c.keys,
+                                            " H=", c.heads, " G=", c.key_heads, " D=", c.width);
       const int64_t capacity = c.keys + 5, row = c.key_heads * c.width;
       const int64_t packed = (c.heads + 2 * c.key_heads) * c.width;
       Both q = Input(dtype, {c.batch, packed});
       Both k = Input(dtype, {c.batch, capacity, c.key_heads, c.width});
       Both v = Input(dtype, {c.batch, capacity, c.key_heads, c.width});
       Both out = Output(dtype, {c.batch, 1, c.heads, c.width});
-      Both partial = Output(
-          DType::kF32, {AttentionDecodePartials(c.batch, c.heads, c.keys, c.width)});
+      Both partial =
+          Output(DType::kF32, {AttentionDecodePartials(c.batch, c.heads, c.keys, c.width)});
       const auto args = [&](bool gpu) {
         const auto view = [&](Both& both, std::initializer_list<int64_t> shape,
                               std::initializer_list<int64_t> strides) {
