@@ -1,8 +1,9 @@
-// Times a token of sampling on the host in fp32: from the state that the layers keep, at several
-// positions, beside a forward pass over the whole window. Prints a line of JSON per position. The
-// logits of both are compared first.
+// Times a token of sampling on the host, in fp32 and by one thread like `muster sample`: from the
+// state that the layers keep, at several positions, beside a forward pass over the whole window.
+// Prints a line of JSON per position. The logits of both are compared first.
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -25,8 +26,11 @@
 namespace muster::parallel {
 namespace {
 
+// Processor time of this process, which other load on the machine hardly changes.
 double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec time;
+  CHECK_EQ(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time), 0);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
 struct Times {
@@ -72,11 +76,10 @@ std::unique_ptr<Model> MakeNamed(const std::string& name) {
 
 class Run {
  public:
-  Run(const std::string& name, int threads)
+  explicit Run(const std::string& name)
       : name_(name),
-        threads_(threads),
         model_(MakeNamed(name)),
-        device_(kernels::MakeCpuDevice(threads)),
+        device_(kernels::MakeCpuDevice(1)),
         weights_(model_->parameters()) {
     auto stream = device_->MakeStream();
     CHECK_OK(stream);
@@ -153,11 +156,11 @@ class Run {
     }
     const Times token = Sorted(seconds);
     std::printf(
-        "{\"benchmark\": \"decode_cpu\", \"model\": \"%s\", \"threads\": %d, \"position\": %lld, "
+        "{\"benchmark\": \"decode_cpu\", \"model\": \"%s\", \"position\": %lld, "
         "\"prompt_ms\": %.3f, \"token_ms\": {\"median\": %.3f, \"min\": %.3f, \"max\": %.3f}, "
         "\"tokens_per_second\": %.1f, \"whole_window_ms\": {\"median\": %.3f, \"min\": %.3f, "
         "\"max\": %.3f}, \"ratio\": %.1f, \"difference\": %.1e}\n",
-        name_.c_str(), threads_, static_cast<long long>(position), prompt * 1e3, token.median * 1e3,
+        name_.c_str(), static_cast<long long>(position), prompt * 1e3, token.median * 1e3,
         token.least * 1e3, token.most * 1e3, 1 / token.median, whole.median * 1e3,
         whole.least * 1e3, whole.most * 1e3, whole.median / token.median, difference);
   }
@@ -170,7 +173,6 @@ class Run {
 
  private:
   const std::string name_;
-  const int threads_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<kernels::Device> device_;
   std::unique_ptr<kernels::Stream> stream_;
@@ -188,19 +190,18 @@ class Run {
 
 int main(int argc, char** argv) {
   std::string model = "gpt-kjv";
-  int threads = 1, runs = 30;
+  int runs = 30;
   std::vector<int64_t> positions;
   CLI::App app("a token of sampling on the host");
   app.add_option("--model", model, "whose sizes")
       ->check(CLI::IsMember({"gpt-kjv", "llama-kjv", "mamba2-kjv", "gpt2-124m", "mamba2-130m"}))
       ->capture_default_str();
-  app.add_option("--threads", threads, "host threads")->check(CLI::Range(1, 1024));
   app.add_option("--runs", runs, "timed tokens and passes")->check(CLI::Range(1, 100000));
   app.add_option("--positions", positions,
                  "tokens in front [default: one, half a window, and those at its end]")
       ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
-  muster::parallel::Run run(model, threads);
+  muster::parallel::Run run(model);
   if (positions.empty())
     positions = {1, run.window() / 2, std::max<int64_t>(1, run.window() - runs)};
   const double difference = run.Difference();
