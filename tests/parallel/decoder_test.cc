@@ -129,7 +129,7 @@ class Stack {
       case '*':
         return MakeAttentionMixer(
             registry,
-            {.name = name, .hidden = config_.hidden, .heads = 4, .kv_heads = 2, .stddev = 0.3f},
+            {.name = name, .hidden = config_.hidden, .heads = 4, .kv_heads = 2, .stddev = 0.1f},
             shard_, {});
       case 'M':
         return MakeMamba2Mixer(registry,
@@ -139,7 +139,7 @@ class Stack {
                                 .head_width = 5,
                                 .groups = 2,
                                 .state = 3,
-                                .stddev = 0.3f},
+                                .stddev = 0.1f},
                                shard_, {}, false);
       case '-':
         return MakeMlpMixer(registry, Mlp(name), shard_, {});
@@ -152,7 +152,7 @@ class Stack {
             .kind = MlpKind::kSwiglu,
             .hidden = config_.hidden,
             .ffn = 31,
-            .stddev = 0.3f};
+            .stddev = 0.1f};
   }
 
   LanguageModelConfig config_;
@@ -210,14 +210,14 @@ class Bench {
       const Parameter& parameter = model->parameters().at(id);
       Initialize(parameter, /*seed=*/5, 0, parameter.elements(), weights_[id].data());
       for (int64_t i = 0; i < parameter.elements(); ++i) {
-        weights_[id][i] += static_cast<float>(0.4 * (rng.Uniform() - 0.5));
+        weights_[id][i] += static_cast<float>(0.25 * (rng.Uniform() - 0.5));
       }
     }
   }
 
   // Of one length, [batch, length].
-  std::vector<int32_t> Texts(int64_t length) const {
-    Rng rng(testing::TestSeed());
+  std::vector<int32_t> Texts(int64_t length, uint64_t seed = testing::TestSeed()) const {
+    Rng rng(seed);
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i < batch_ * length; ++i) {
       tokens.push_back(static_cast<int32_t>(rng.Below(kVocab)));
@@ -516,7 +516,9 @@ TEST_P(Sampling, DrawnTokens_AreThoseOfWholePasses) {
                                       {.tokens = 40, .temperature = 0.9, .seed = 3},
                                       {.tokens = 40, .temperature = 1.5, .top_k = 5, .seed = 4},
                                       {.tokens = 1, .temperature = 1, .seed = 5}}) {
-      std::vector<int32_t> text = bench.Texts(prompt), heard;
+      // Of a fixed seed: some draws in a million lie so close to the border between two tokens
+      // that the order of sums decides.
+      std::vector<int32_t> text = bench.Texts(prompt, /*seed=*/2), heard;
       ASSERT_OK_AND_ASSIGN(const auto drawn, generator->Generate(text, options, [&](int32_t token) {
         heard.push_back(token);
       }));
