@@ -79,6 +79,11 @@ class MlpMixer : public Mixer {
   }
   Tensor Output(const Saved& base) const override { return Of(base).up; }
   const Linear& output() const override { return down_; }
+  // It treats every token alone.
+  absl::StatusOr<std::unique_ptr<MixerState>> TakeState(
+      Arena& /*arena*/, const DecodeShape& /*shape*/) const override {
+    return std::make_unique<MixerState>();
+  }
 
   void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
                       int64_t first) const override {

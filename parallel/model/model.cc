@@ -160,15 +160,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
   CHECK(shape_.tensor_size == 1 ||
         (pass.tensor != nullptr && pass.tensor->size() == shape_.tensor_size))
       << "the model was cut for a tensor-parallel group of " << shape_.tensor_size;
-  if (shape_.rotary_width > 0) {
-    // Written in every pass, which costs little, so that it always fits the positions at hand.
-    kernels::RotaryTableArgs args;
-    args.table = workspace.flow.rotary;
-    args.positions = workspace.flow.positions;
-    args.theta = static_cast<float>(shape_.rope_theta);
-    args.scaling = shape_.rope_scaling;
-    kernels::RotaryTable(pass.stream, args);
-  }
+  WriteRotaryTable(pass, workspace.flow);
   for (int i = range.begin; i < range.end; ++i) {
     const bool gradients =
         pass.head == HeadMode::kLossAndGradient && blocks_[i]->AddsGradientsInForward();
@@ -194,6 +186,18 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     }
     if (pass.gate != nullptr) pass.gate->Release(i, work);
   }
+}
+
+// Written in every pass, which costs little, so that it always fits the positions at hand.
+void Model::WriteRotaryTable(const Pass& pass, const Flow& flow) const {
+  if (shape_.rotary_width == 0) return;
+  kernels::RotaryTableArgs args;
+  args.table = flow.rotary;
+  args.positions = flow.positions;
+  args.first_position = flow.first_position;
+  args.theta = static_cast<float>(shape_.rope_theta);
+  args.scaling = shape_.rope_scaling;
+  kernels::RotaryTable(pass.stream, args);
 }
 
 template <typename Run>
