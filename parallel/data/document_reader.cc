@@ -42,7 +42,8 @@ absl::StatusOr<std::optional<TextChunk>> DocumentReader::Next() {
                                                    : "text without a place to cut it in ";
         return absl::InvalidArgumentError(absl::StrCat(
             inputs_[position_.file].path, ":", position_.line, ": ", what, kUncutMax >> 20, " MiB",
-            JsonLines() ? "" : "; documents that are lines or paragraphs are shorter (--documents)"));
+            JsonLines() ? ""
+                        : "; documents that are lines or paragraphs are shorter (--documents)"));
       }
       want *= 2;
     }

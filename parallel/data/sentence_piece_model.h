@@ -30,7 +30,7 @@ struct SentencePieceModel {
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
-  // Texts with their pieces, which whoever made the file left to check it by.
+  // Texts with their pieces, which the trainer left to check the model by.
   std::vector<std::pair<std::string, std::string>> self_tests;
 };
 

@@ -517,9 +517,14 @@ class Reader {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(absl::string_view text,
                                                               const std::string& name) {
-  const Json file = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (file.is_discarded()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is no JSON"));
+  Json file;
+  try {
+    file = Json::parse(text.begin(), text.end());
+  } catch (const Json::exception& error) {
+    // "[json.exception.parse_error.101] parse error at line 3, column 7: ..."
+    const absl::string_view what = error.what();
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " is no JSON: ", what.substr(std::min(what.find(']') + 2, what.size()))));
   }
   auto tokenizer = Reader(name).Read(file);
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), name);

@@ -354,6 +354,9 @@ TEST_F(TokenizerFile, BrokenFiles_SayWhatIsWrong) {
   for (size_t length = 0; length < whole.size(); length += 97) {
     EXPECT_FALSE(ParseTokenizerJson(whole.substr(0, length), "cut.json").ok());
   }
+  EXPECT_THAT(ParseTokenizerJson("{\n\"model\": {,", "line.json"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("line.json is no JSON: parse error at line 2, column 11")));
   const std::string model = Read("llama2.model");
   for (size_t length = 0; length < model.size(); length += 7) {
     EXPECT_FALSE(ParseTokenizer(model.substr(0, length), "cut.model").ok()) << length;
@@ -361,13 +364,13 @@ TEST_F(TokenizerFile, BrokenFiles_SayWhatIsWrong) {
   EXPECT_THAT(ParseTokenizer(model.substr(0, model.size() / 2), "cut.model"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("cut.model"), HasSubstr("cut off"))));
-  // A model with tests in it is tested. "ab" is a piece of the user in this one.
-  const auto with_test = [this](const std::string& pieces) {
+  // A model with tests in it is tested. "ab" is a symbol of the user in this one.
+  const auto with_test = [this](const std::string& expected) {
     const auto field = [](char tag, const std::string& bytes) {
       return absl::StrCat(std::string(1, tag), std::string(1, static_cast<char>(bytes.size())),
                           bytes);
     };
-    const std::string sample = field('\x0a', "ab") + field('\x12', pieces);
+    const std::string sample = field('\x0a', "ab") + field('\x12', expected);
     return ParseTokenizer(Read("bpe.model") + field('\x22', field('\x0a', sample)), "test.model");
   };
   EXPECT_OK(with_test("▁ ab"));

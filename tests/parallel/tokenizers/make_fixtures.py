@@ -163,7 +163,7 @@ def sentence_piece(kind, **options):
 
 
 def sentence_pieces():
-    """(name, bytes) of models: Llama 2's form, T5's, one with pieces of the user, and one that keeps spaces."""
+    """(name, bytes) of models: Llama 2's form, T5's, one with symbols of the user, and one that keeps spaces."""
     yield "llama2", sentence_piece("bpe", vocab_size=500, byte_fallback=True, normalization_rule_name="identity",
                                    remove_extra_whitespaces=False, split_digits=True)
     yield "t5", sentence_piece("unigram", vocab_size=300, user_defined_symbols=["<sep>", "ab"])
