@@ -165,6 +165,12 @@ class Bench:
                     model_type=kind, byte_fallback=True, minloglevel=2)
             self.compare(f"SentencePiece {kind}", model, source, lines, ["sentencepiece"], "", "--documents", "line")
 
+    def files(self):
+        for top in self.arguments.tree:
+            for folder, folders, names in os.walk(top):
+                folders.sort()
+                yield from (os.path.join(folder, name) for name in sorted(names))
+
     def tree(self, size):
         """A file of text that differs, as long as there is some below the directories."""
         path = self.path(f"text-{size}")
@@ -172,19 +178,17 @@ class Bench:
             return path
         written = 0
         with open(path + ".tmp", "w", encoding="utf-8", newline="") as out:
-            for top in self.arguments.tree:
-                for folder, folders, names in os.walk(top):
-                    folders.sort()
-                    for name in sorted(names):
-                        try:
-                            with open(os.path.join(folder, name), encoding="utf-8", newline="") as file:
-                                text = file.read()
-                        except (OSError, UnicodeDecodeError):
-                            continue
-                        if "\0" in text or written >= size:
-                            continue
-                        out.write(text)
-                        written += len(text.encode())
+            for file in self.files():
+                try:
+                    with open(file, encoding="utf-8", newline="") as source:
+                        text = source.read()
+                except (OSError, UnicodeDecodeError):
+                    continue
+                if "\0" not in text:
+                    out.write(text)
+                    written += len(text.encode())
+                if written >= size:
+                    break
         if written < size:
             sys.exit(f"there are {written} bytes of text below {' '.join(self.arguments.tree)}, not {size}: see --tree")
         os.rename(path + ".tmp", path)
