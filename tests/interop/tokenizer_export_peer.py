@@ -24,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOKENIZERS = os.path.join(HERE, "..", "parallel", "tokenizers")
 # The first of each pair is the fixture, the second its name in a model folder.
 FORMS = [(name + ".json", "tokenizer.json") for name in ("gpt2", "llama3", "qwen2", "o200k", "llama2", "metaspace", "unigram", "added")]
-FORMS += [("llama2.model", "tokenizer.model"), ("t5.model", "tokenizer.model")]
+FORMS += [("llama2.model", "tokenizer.model")]
 TEXTS = ["The quick brown fox doesn't jump over 12345 lazy dogs.", "for (int i = 0; i < n; ++i) {\n    x += y[i];\n}\n",
          "Der Käfer läuft  über die Straße.", "今天天气很好，我们去公园散步。", "Привет, мир!", "नमस्ते दुनिया", "\U0001f600 ☃ e\u0301",
          "tabs\tand   spaces  "]
@@ -55,7 +55,7 @@ def main():
             for text, ours in zip(TEXTS, documents_of(output), strict=True):
                 theirs = tokenizer.encode(text, add_special_tokens=False)
                 assert theirs == ours, f"{fixture}: {text!r} has {theirs} in transformers, {ours} here"
-            print(f"{fixture}: loads as {type(tokenizer).__name__}, {len(TEXTS)} texts have the same ids", flush=True)
+            print(f"{fixture}: loads as {type(tokenizer).__name__}, its ids are the same", flush=True)
 
 
 if __name__ == "__main__":

@@ -498,9 +498,8 @@ TEST_F(RankProcess, TokenizerOfTheData_IsKeptWithTheCheckpointsAndDecodesSamples
   ++epoch_;
   Start(1);
   EXPECT_EQ(Wait(0), kExitFailed);
-  EXPECT_THAT(Report(0).message(),
-              AllOf(HasSubstr("engine.data.train[0].path"),
-                    HasSubstr("engine.data.tokenizer asks for bytes")));
+  EXPECT_THAT(Report(0).message(), AllOf(HasSubstr("engine.data.train[0].path"),
+                                         HasSubstr("engine.data.tokenizer asks for bytes")));
   engine.mutable_data()->set_tokenizer("");
 
   // Ids of another tokenizer mean other text.
