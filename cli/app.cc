@@ -284,9 +284,11 @@ class Application {
         ->required()
         ->type_name("PREFIX");
     tokenize
-        ->add_option("--tokenizer", tokenize_.tokenizer,
-                     "tokenizer.json, vocab.json (with merges.txt beside it) or a tiktoken file; "
-                     "bytes: one token per byte")
+        ->add_option(
+            "--tokenizer", tokenize_.tokenizer,
+            "tokenizer.json, vocab.json (with merges.txt beside it), a SentencePiece model or a "
+            "tiktoken file; "
+            "bytes: one token per byte")
         ->capture_default_str()
         ->type_name("FILE");
     tokenize->add_option("--field", tokenize_.field,

@@ -482,6 +482,13 @@ void CheckEngine(const v1::JobSpec& spec, Checker& check) {
   if (engine.data().train().empty())
     check.Add("engine.data.train", "required: at least one data set");
   CheckSources("engine.data.validation", engine.data().validation(), spec, check);
+  const std::string& tokenizer = engine.data().tokenizer();
+  const bool digest = tokenizer.size() == 64 &&
+                      tokenizer.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!tokenizer.empty() && tokenizer != "bytes" && !digest) {
+    check.Add("engine.data.tokenizer", Quoted(tokenizer),
+              " is neither bytes nor a SHA-256 in 64 lower-case hexadecimal digits");
+  }
   CheckParallel(spec, check);
   if (engine.has_training()) {
     CheckTraining(spec, check);

@@ -19,7 +19,7 @@
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/data/tokenizer.h"
 #include "parallel/data/tokenizer_file.h"
-#include "worker/rank/tokenizer_of_checkpoint.h"
+#include "parallel/train/checkpoint_names.h"
 
 namespace muster::worker {
 namespace {
@@ -53,15 +53,17 @@ absl::Status RunSample(const SampleArguments& arguments) {
                    CheckpointReader::Open(*files, arguments.checkpoint, parallel::Verify::kSizes));
   const std::unique_ptr<kernels::Device> device = kernels::MakeCpuDevice(arguments.threads);
   ASSIGN_OR_RETURN(auto generator, parallel::Generator::Make(*device, *reader));
-  ASSIGN_OR_RETURN(const std::string file, TokenizerFileOf(*files, arguments.checkpoint));
+  ASSIGN_OR_RETURN(const std::string file,
+                   parallel::ReadCheckpointFile(*files, arguments.checkpoint, reader->state(),
+                                                parallel::kTokenizerFile));
   std::unique_ptr<parallel::Tokenizer> tokenizer = parallel::MakeByteTokenizer();
   if (!file.empty()) {
-    ASSIGN_OR_RETURN(tokenizer, parallel::ParseTokenizer(file, kTokenizerFile));
+    ASSIGN_OR_RETURN(tokenizer, parallel::ParseTokenizer(file, parallel::kTokenizerFile));
   }
   if (file.empty() && generator->model().shape().vocab > tokenizer->vocab()) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: the model has a vocabulary of %d tokens, and no tokenizer file lies in the directory "
-        "or beside it, so that its tokens can only be read as bytes",
+        "%s: the model has a vocabulary of %d tokens, and was saved without a tokenizer, so "
+        "that its tokens can only be read as bytes",
         arguments.checkpoint, generator->model().shape().vocab));
   }
   std::vector<int32_t> prompt;
