@@ -25,6 +25,15 @@ struct AttentionSizes {
   int64_t depth = 0;  // width of a head
 };
 
+// State-space mixers of a model, the same in all its blocks. heads is 0 in a model without.
+struct ScanSizes {
+  int64_t heads = 0;
+  int64_t head_width = 0;
+  int64_t groups = 0;
+  int64_t state = 0;
+  int64_t taps = 0;  // of the convolution
+};
+
 struct ModelFamily {
   const char* name;  // ModelDescription::family
   // kInvalidArgument names the size, number or flag that is missing, unknown or impossible, or the
@@ -33,6 +42,7 @@ struct ModelFamily {
                                                  const ModelParallel& parallel);
   // The functions below require a description that `make` takes.
   AttentionSizes (*attention)(const ModelDescription& description);
+  ScanSizes (*scan)(const ModelDescription& description);
   SplitSizes (*split)(const ModelDescription& description);
   // Multiply-adds per token of every block between embedding and head, forward.
   std::vector<double> (*block_costs)(const ModelDescription& description);
@@ -45,6 +55,7 @@ struct ModelFamily {
   bool learned_positions;
 };
 
+inline ScanSizes NoScan(const ModelDescription& /*description*/) { return {}; }
 inline int64_t NoSums(const ModelDescription& /*description*/, int /*ranks*/) { return 0; }
 
 extern const ModelFamily kGpt2Family, kLlamaFamily, kMamba2Family;

@@ -86,6 +86,7 @@ const ModelFamily kGpt2Family = {
     .name = "gpt2",
     .make = FromDescription,
     .attention = Attention,
+    .scan = NoScan,
     .split = Split,
     .block_costs = BlockCosts,
     .pairs_per_block = 2,

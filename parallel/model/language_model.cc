@@ -109,7 +109,7 @@ class LayerMaker {
                                 .norm_epsilon = config_.norm.epsilon,
                                 .stddev = kInitialStddev,
                                 .output_stddev = residual_stddev_},
-                               shard_, recomputed, parallel_.split_backward);
+                               shard_, recomputed, parallel_);
     }
     CHECK(false) << "layer " << static_cast<int>(kind);
     return nullptr;

@@ -129,6 +129,7 @@ const ModelFamily kLlamaFamily = {
     .name = "llama",
     .make = FromDescription,
     .attention = Attention,
+    .scan = NoScan,
     .split = Split,
     .block_costs = BlockCosts,
     .pairs_per_block = 2,

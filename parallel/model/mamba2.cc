@@ -57,6 +57,14 @@ namespace {
 
 AttentionSizes Attention(const ModelDescription& /*model*/) { return {}; }
 
+ScanSizes Scan(const ModelDescription& model) {
+  return {.heads = SizeOf(model, "heads"),
+          .head_width = SizeOf(model, "head_width"),
+          .groups = SizeOf(model, "groups"),
+          .state = SizeOf(model, "state"),
+          .taps = SizeOf(model, "taps")};
+}
+
 SplitSizes Split(const ModelDescription& model) {
   return {.ssm_heads = SizeOf(model, "heads"),
           .ssm_groups = SizeOf(model, "groups"),
@@ -76,16 +84,6 @@ std::vector<double> BlockCosts(const ModelDescription& model) {
   // The state's update and what is read from it.
   const double scan = 2 * inner * size("state");
   return std::vector<double>(SizeOf(model, "layers"), weights + scan);
-}
-
-absl::Status CheckParallel(const ModelParallel& parallel) {
-  if (parallel.context_size > 1) {
-    return absl::UnimplementedError(absl::StrCat(
-        "context parallelism over ", parallel.context_size,
-        " ranks: models of family mamba2 do not pass states between ranks; use data, tensor, "
-        "pipeline or ZeRO parallelism"));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& description,
@@ -117,7 +115,6 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
                    config.head_width, "; together they are at most ", kNormGroupMax, " wide"));
   RETURN_IF_ERROR(reader.Finish());
   RETURN_IF_ERROR(CheckStages(parallel, config.layers));
-  RETURN_IF_ERROR(CheckParallel(parallel));
   RETURN_IF_ERROR(CheckTensorParallel(parallel, Split(description)));
   return MakeMamba2(config, parallel);
 }
@@ -128,6 +125,7 @@ const ModelFamily kMamba2Family = {
     .name = "mamba2",
     .make = FromDescription,
     .attention = Attention,
+    .scan = Scan,
     .split = Split,
     .block_costs = BlockCosts,
     .pairs_per_block = 1,

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/state_passing.h"
 #include "parallel/model/family.h"
 #include "parallel/model/tensor_parallel.h"
 #include "parallel/optim/gradient_compressor.h"
@@ -137,8 +138,9 @@ class Formulas {
   StepVolume Step() const {
     StepVolume volume;
     volume.pipeline = Pipeline();
+    const auto exchanges = [&](int64_t forwards) { return Attention(forwards) + Scan(forwards); };
     volume.context =
-        micro_batches_ * (recomputed_ * Attention(2) + (blocks_ - recomputed_) * Attention(1));
+        micro_batches_ * (recomputed_ * exchanges(2) + (blocks_ - recomputed_) * exchanges(1));
     volume.tensor = micro_batches_ * HiddenStates();
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
       const FlatLayout::Bucket& bucket = layout_.buckets()[i];
@@ -178,6 +180,7 @@ class Formulas {
     if (context_ == 1) return 0;
     const ModelDescription& model = place_.model.description();
     const int64_t depth = FamilyOf(model).attention(model).depth;
+    if (depth == 0) return 0;
     const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
     const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
     if (part_.context_method == ContextMethod::kAllToAll) {
@@ -186,6 +189,25 @@ class Formulas {
              context_;
     }
     return (context_ - 1) * keys * (forwards * 2 * width_ + 2 * width_ + 2 * kFloat);
+  }
+
+  // The state-space scan of one block, likewise (state_passing.h).
+  int64_t Scan(int64_t forwards) const {
+    const ModelDescription& model = place_.model.description();
+    const ScanSizes sizes = FamilyOf(model).scan(model);
+    if (context_ == 1 || sizes.heads == 0) return 0;
+    // With fewer groups than tensor ranks, every rank holds all of them.
+    const int64_t groups = held_.shares_ssm_groups ? sizes.groups : held_.ssm_groups.size();
+    ScanShape shape;
+    shape.ranks = static_cast<int>(context_);
+    shape.batch = place_.options.micro_batch;
+    shape.heads = held_.ssm_heads.size();
+    shape.width = sizes.head_width;
+    shape.state = sizes.state;
+    shape.taps = sizes.taps;
+    shape.channels = shape.heads * shape.width + 2 * groups * sizes.state;
+    shape.activation = BatchShapeOf(place_).activation;
+    return forwards * ForwardBytes(shape) + BackwardBytes(shape);
   }
 
   // The collectives of the tensor group for one micro-batch: all-reduces of hidden states [T,C],

@@ -61,8 +61,7 @@ void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
 constexpr int64_t kMambaWidthMax = 256;
 constexpr int64_t kMambaGroupMax = 16384;
 
-void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
-  const v1::ModelSpec& model = engine.model();
+void CheckMamba2(const v1::ModelSpec& model, Checker& check) {
   const v1::MambaSpec& mamba = model.mamba();
   const std::string path = "engine.model.mamba.";
   const bool width = check.InRange(path + "head_width", mamba.head_width(), 1, kMambaWidthMax);
@@ -85,10 +84,6 @@ void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
   check.InRange(path + "state", mamba.state(), 1, kMambaWidthMax);
   check.InRange(path + "taps", mamba.taps(), 2, 4);
   check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
-  if (const int32_t ranks = engine.parallel().context(); ranks > 1) {
-    check.Add("engine.parallel.context", ranks,
-              " ranks: models of family mamba2 do not pass states between ranks; use 1");
-  }
 }
 
 // Reports fields that are given but belong to other families.
@@ -133,7 +128,7 @@ void CheckModel(const v1::EngineSpec& engine, Checker& check) {
     CheckForeignFields(model, check);
   }
   if (model.family() == v1::MODEL_FAMILY_MAMBA2) {
-    CheckMamba2(engine, check);
+    CheckMamba2(model, check);
     return;
   }
   const bool heads = check.InRange("engine.model.heads", model.heads(), 1);

@@ -117,8 +117,9 @@ INSTANTIATE_TEST_SUITE_P(
             "engine.model.mamba.head_width: 64 is wider than 2 x hidden (32)"},
         Bad{"engine={model: {preset: mamba2-130m}, parallel: {tensor: 32}}",
             "engine.parallel.tensor: 32 ranks cannot share the 24 state-space heads"},
-        Bad{"engine={model: {preset: mamba2-130m}, parallel: {context: 2}}",
-            "engine.parallel.context: 2 ranks: models of family mamba2"},
+        Bad{"engine={model: {preset: mamba2-130m, sequence_length: 24}, parallel: {context: 16}}",
+            "engine.parallel.context: a sequence of 24 tokens does not divide into 32 chunks, two "
+            "for each of the 16 ranks; one of 32 tokens would, or context 12"},
         Bad{"engine.model.preset=llama-2b", "engine.model.preset: 'llama-2b' is not one of gpt2-1"},
         Bad{"engine.model.family=llama", "engine.model.ffn: required; 1 to"},
         Bad{"engine.model={preset: llama-1b, kv_heads: 5}", "5 does not divide heads (32)"},
