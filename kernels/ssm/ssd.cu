@@ -17,6 +17,7 @@
 #include "kernels/device/device_cuda.h"
 #include "kernels/ssm/ssd_hopper.h"
 #include "kernels/ssm/ssd_problem.cuh"
+#include "kernels/ssm/ssd_segments.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -34,23 +35,31 @@ struct Scan {
   float* decays;  // [B,H,S]; 0 where a document begins
   void* states;   // [B,chunks,H,P,N], in front of chunks: T or fp32; or null
   bool states_are_fp32;
-  float* exits;     // [B,chunks,H,P,N]: the gradient of the state behind a chunk
+  void* exits;  // as states: the gradient of the state behind a chunk
+  bool exits_are_fp32;
   float* partials;  // [B * chunks, 3, H]: of dt_bias, a_log and d
 
   __device__ int64_t Steps(int64_t b, int64_t h) const { return (b * p.heads + h) * p.positions; }
   __device__ int64_t State(int64_t b, int64_t chunk, int64_t h) const {
     return ((b * p.chunks + chunk) * p.heads + h) * p.width * p.columns;
   }
-  __device__ float ReadState(int64_t i) const {
-    return states_are_fp32 ? static_cast<const float*>(states)[i]
-                           : ToFloat(static_cast<const T*>(states)[i]);
+  __device__ static float Read(const void* from, bool fp32, int64_t i) {
+    return fp32 ? static_cast<const float*>(from)[i] : ToFloat(static_cast<const T*>(from)[i]);
   }
-  __device__ void WriteState(int64_t i, float value) const {
-    if (states_are_fp32) {
-      static_cast<float*>(states)[i] = value;
+  __device__ static void Write(void* to, bool fp32, int64_t i, float value) {
+    if (fp32) {
+      static_cast<float*>(to)[i] = value;
     } else {
-      static_cast<T*>(states)[i] = FromFloat<T>(value);
+      static_cast<T*>(to)[i] = FromFloat<T>(value);
     }
+  }
+  __device__ float ReadState(int64_t i) const { return Read(states, states_are_fp32, i); }
+  __device__ void WriteState(int64_t i, float value) const {
+    Write(states, states_are_fp32, i, value);
+  }
+  __device__ float ReadExit(int64_t i) const { return Read(exits, exits_are_fp32, i); }
+  __device__ void WriteExit(int64_t i, float value) const {
+    Write(exits, exits_are_fp32, i, value);
   }
 };
 
@@ -145,47 +154,35 @@ template <typename T>
 struct ScanPlace {
   int64_t b, h, group, row;
 
-  __device__ explicit ScanPlace(const SsdProblem<T>& p) {
+  __device__ ScanPlace(const SsdProblem<T>& p, int64_t block) {
     const int64_t slices = (p.width + kSlice - 1) / kSlice;
-    row = blockIdx.x % slices * kSlice + threadIdx.x / kWarp * kRows;
-    h = blockIdx.x / slices % p.heads;
-    b = blockIdx.x / slices / p.heads;
+    row = block % slices * kSlice + threadIdx.x / kWarp * kRows;
+    h = block / slices % p.heads;
+    b = block / slices / p.heads;
     group = h / p.heads_of_group();
   }
 };
 
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads) ForwardKernel(const Scan<T> s) {
+// Advances the state through a chunk; with kOutputs also writes y.
+template <bool kOutputs, typename T, int kColumns>
+__device__ void ScanChunk(const Scan<T>& s, const ScanPlace<T>& at, int64_t chunk,
+                          Tile<kColumns>& state) {
   const SsdProblem<T>& p = s.p;
-  const ScanPlace<T> at(p);
-  Tile<kColumns> state;
-  state.Clear();
-  const int64_t own = (at.b * p.heads + at.h) * p.width * p.columns;
-  if (p.initial != nullptr) {
-    state.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
-      value = p.initial[own + i * p.columns + j];
-    });
-  }
   const float* const sizes = s.sizes + s.Steps(at.b, at.h);
   const float* const decays = s.decays + s.Steps(at.b, at.h);
   const float d = p.d[at.h];
-  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
-    if (s.states != nullptr) {
-      const int64_t to = s.State(at.b, chunk, at.h);
-      state.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
-        s.WriteState(to + i * p.columns + j, value);
-      });
-    }
-    const int64_t end = min(p.positions, (chunk + 1) * p.chunk);
+  const int64_t end = min(p.positions, (chunk + 1) * p.chunk);
 #pragma unroll 4
-    for (int64_t t = chunk * p.chunk; t < end; ++t) {
-      float x[kRows], input[kRows], y[kRows], b[kColumns], c[kColumns];
-      LoadRows(p.x.At(at.b, t, at.h), at.row, p.width, x);
-      LoadColumns<kColumns>(p.b.At(at.b, t, at.group), p.columns, b);
-      LoadColumns<kColumns>(p.c.At(at.b, t, at.group), p.columns, c);
+  for (int64_t t = chunk * p.chunk; t < end; ++t) {
+    float x[kRows], input[kRows], b[kColumns];
+    LoadRows(p.x.At(at.b, t, at.h), at.row, p.width, x);
+    LoadColumns<kColumns>(p.b.At(at.b, t, at.group), p.columns, b);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) input[r] = sizes[t] * x[r];
-      state.Advance(decays[t], input, b);
+    for (int r = 0; r < kRows; ++r) input[r] = sizes[t] * x[r];
+    state.Advance(decays[t], input, b);
+    if constexpr (kOutputs) {
+      float y[kRows], c[kColumns];
+      LoadColumns<kColumns>(p.c.At(at.b, t, at.group), p.columns, c);
       state.Multiply(c, y);
       SumRows(y);
 #pragma unroll
@@ -196,6 +193,29 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Scan<T> s) {
       }
     }
   }
+}
+
+template <bool kOutputs, typename T, int kColumns>
+__global__ void __launch_bounds__(kThreads) ForwardKernel(const Scan<T> s) {
+  const SsdProblem<T>& p = s.p;
+  const ScanPlace<T> at(p, blockIdx.x);
+  Tile<kColumns> state;
+  state.Clear();
+  const int64_t own = (at.b * p.heads + at.h) * p.width * p.columns;
+  if (p.initial != nullptr) {
+    state.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
+      value = p.initial[own + i * p.columns + j];
+    });
+  }
+  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
+    if (s.states != nullptr) {
+      const int64_t to = s.State(at.b, chunk, at.h);
+      state.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
+        s.WriteState(to + i * p.columns + j, value);
+      });
+    }
+    ScanChunk<kOutputs>(s, at, chunk, state);
+  }
   if (p.final_state != nullptr) {
     state.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
       p.final_state[own + i * p.columns + j] = value;
@@ -203,11 +223,25 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(const Scan<T> s) {
   }
 }
 
+// y of a chunk from the state stored in front of it: block = (place of a scan, chunk).
+template <typename T, int kColumns>
+__global__ void __launch_bounds__(kThreads) OutputsKernel(const Scan<T> s) {
+  const SsdProblem<T>& p = s.p;
+  const ScanPlace<T> at(p, blockIdx.x / p.chunks);
+  const int64_t chunk = blockIdx.x % p.chunks, from = s.State(at.b, chunk, at.h);
+  Tile<kColumns> state;
+  state.Clear();
+  state.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
+    value = s.ReadState(from + i * p.columns + j);
+  });
+  ScanChunk<true>(s, at, chunk, state);
+}
+
 // The gradients of the states behind chunks.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kThreads) ExitsKernel(const Scan<T> s) {
   const SsdProblem<T>& p = s.p;
-  const ScanPlace<T> at(p);
+  const ScanPlace<T> at(p, blockIdx.x);
   Tile<kColumns> gradient;
   gradient.Clear();
   const int64_t own = (at.b * p.heads + at.h) * p.width * p.columns;
@@ -220,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) ExitsKernel(const Scan<T> s) {
   for (int64_t chunk = p.chunks - 1; chunk >= 0; --chunk) {
     const int64_t to = s.State(at.b, chunk, at.h);
     gradient.ForEach(at.row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
-      s.exits[to + i * p.columns + j] = value;
+      s.WriteExit(to + i * p.columns + j, value);
     });
     const int64_t begin = chunk * p.chunk;
 #pragma unroll 4
@@ -285,7 +319,7 @@ __global__ void __launch_bounds__(kThreads) InputGradientKernel(const Scan<T> s)
       if (lane == 0) rows[t - begin] += own;
     }
     tile.ForEach(row, p.width, p.columns, [&](int64_t i, int64_t j, float& value) {
-      const float exit = s.exits[from + i * p.columns + j];
+      const float exit = s.ReadExit(from + i * p.columns + j);
       behind += value * exit;
       value = exit;
     });
@@ -383,7 +417,7 @@ __global__ void __launch_bounds__(kThreads) GroupGradientKernel(const Scan<T> s)
       add(dc, t, out);
     }
     tile.ForEach(row, p.columns, p.width, [&](int64_t i, int64_t j, float& value) {
-      value = s.exits[from + j * p.columns + i];
+      value = s.ReadExit(from + j * p.columns + i);
     });
 #pragma unroll 4
     for (int64_t t = end - 1; t >= begin; --t) {
@@ -445,35 +479,49 @@ Scan<T> DescribeScan(const SsdProblem<T>& p, const Tensor& states, float* scratc
 }
 
 template <typename T>
-void Forward(CudaStream& stream, const SsdArgs& args) {
+void Forward(CudaStream& stream, const SsdArgs& args, SsdPart part) {
   const SsdProblem<T> p = DescribeSsd<T>(args);
   auto* const scratch =
       static_cast<float*>(stream.Scratch(2 * p.samples * p.positions * p.heads * 4));
   if (scratch == nullptr) return;
   const Scan<T> s = DescribeScan<T>(p, args.states, scratch);
   LaunchSteps(stream, s);
+  const int64_t blocks = p.samples * p.heads * CeilDiv(p.width, kSlice);
   ForColumns(p.columns, [&](auto columns) {
-    Launch<T>(stream, ForwardKernel<T, columns()>, p.samples * p.heads * CeilDiv(p.width, kSlice),
-              0, s);
+    if (part == SsdPart::kRest) {
+      Launch<T>(stream, OutputsKernel<T, columns()>, blocks * p.chunks, 0, s);
+    } else if (part == SsdPart::kStates) {
+      Launch<T>(stream, ForwardKernel<false, T, columns()>, blocks, 0, s);
+    } else {
+      Launch<T>(stream, ForwardKernel<true, T, columns()>, blocks, 0, s);
+    }
   });
 }
 
 template <typename T>
-void Backward(CudaStream& stream, const SsdBackwardArgs& args) {
+void Backward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdProblem<T> p = DescribeSsd<T>(args);
   CHECK_LE(p.chunk, kChunkMax) << "positions of a chunk";
   const int64_t steps = p.samples * p.positions * p.heads;
-  const int64_t states = p.samples * p.chunks * p.heads * p.width * p.columns;
+  const int64_t states =
+      part == SsdPart::kWhole ? p.samples * p.chunks * p.heads * p.width * p.columns : 0;
   const int64_t partials = p.samples * p.chunks * 3 * p.heads;
   auto* const scratch = static_cast<float*>(stream.Scratch((2 * steps + states + partials) * 4));
   if (scratch == nullptr) return;
   Scan<T> s = DescribeScan<T>(p, args.forward.states, scratch);
-  s.exits = scratch + 2 * steps;
-  s.partials = s.exits + states;
+  float* const exits = scratch + 2 * steps;
+  s.exits = part == SsdPart::kWhole ? exits : args.d_states.data();
+  s.exits_are_fp32 = part == SsdPart::kWhole || args.d_states.dtype() == DType::kF32;
+  s.partials = exits + states;
   LaunchSteps(stream, s);
+  if (part != SsdPart::kRest) {
+    ForColumns(p.columns, [&](auto columns) {
+      Launch<T>(stream, ExitsKernel<T, columns()>, p.samples * p.heads * CeilDiv(p.width, kSlice),
+                0, s);
+    });
+  }
+  if (part == SsdPart::kStates) return;
   ForColumns(p.columns, [&](auto columns) {
-    Launch<T>(stream, ExitsKernel<T, columns()>, p.samples * p.heads * CeilDiv(p.width, kSlice), 0,
-              s);
     Launch<T>(stream, InputGradientKernel<T, columns()>, p.samples * p.chunks * p.heads,
               2 * kWarps * p.chunk * 4, s);
   });
@@ -486,24 +534,67 @@ void Backward(CudaStream& stream, const SsdBackwardArgs& args) {
               args.d_a_log.f32(), args.dd.f32(), true);
 }
 
+void RunForward(CudaStream& stream, const SsdArgs& args, SsdPart part) {
+  if (!HopperSsdForward(stream, args, part)) {
+    DispatchFloat(args.x.dtype(), [&](auto tag) { Forward<decltype(tag)>(stream, args, part); });
+  }
+}
+void RunBackward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
+  if (!HopperSsdBackward(stream, args, part)) {
+    DispatchFloat(args.dy.dtype(), [&](auto tag) { Backward<decltype(tag)>(stream, args, part); });
+  }
+}
+
 }  // namespace
 
 void SsdForward(Stream& stream, const SsdArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.x.elements() == 0) return;
-  if (!HopperSsdForward(cuda, args)) {
-    DispatchFloat(args.x.dtype(), [&](auto tag) { Forward<decltype(tag)>(cuda, args); });
-  }
+  RunForward(cuda, args, SsdPart::kWhole);
   cuda.CheckLaunch("SsdForward");
 }
 
 void SsdBackward(Stream& stream, const SsdBackwardArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   if (args.dy.elements() == 0) return;
-  if (!HopperSsdBackward(cuda, args)) {
-    DispatchFloat(args.dy.dtype(), [&](auto tag) { Backward<decltype(tag)>(cuda, args); });
-  }
+  RunBackward(cuda, args, SsdPart::kWhole);
   cuda.CheckLaunch("SsdBackward");
+}
+
+void SsdForwardStates(Stream& stream, const SsdArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.x.elements() == 0) return;
+  SsdArgs from_zero = args;
+  from_zero.initial_state = Tensor();
+  RunForward(cuda, from_zero, SsdPart::kStates);
+  SsdDecays(cuda, args);
+  cuda.CheckLaunch("SsdForwardStates");
+}
+
+void SsdForwardOutputs(Stream& stream, const SsdArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.x.elements() == 0) return;
+  SsdCorrect(cuda, args, args.initial_state, /*reverse=*/false, args.states);
+  RunForward(cuda, args, SsdPart::kRest);
+  cuda.CheckLaunch("SsdForwardOutputs");
+}
+
+void SsdBackwardStates(Stream& stream, const SsdBackwardArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.dy.elements() == 0) return;
+  SsdBackwardArgs from_zero = args;
+  from_zero.d_final_state = Tensor();
+  RunBackward(cuda, from_zero, SsdPart::kStates);
+  SsdDecays(cuda, args.forward);
+  cuda.CheckLaunch("SsdBackwardStates");
+}
+
+void SsdBackwardInputs(Stream& stream, const SsdBackwardArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.dy.elements() == 0) return;
+  SsdCorrect(cuda, args.forward, args.d_final_state, /*reverse=*/true, args.d_states);
+  RunBackward(cuda, args, SsdPart::kRest);
+  cuda.CheckLaunch("SsdBackwardInputs");
 }
 
 }  // namespace muster::kernels::cuda

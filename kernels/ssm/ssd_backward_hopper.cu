@@ -159,7 +159,7 @@ absl::Status LaunchGradients(CudaStream& stream, const SsdBackwardArgs& args, co
 }
 
 template <int P, int N>
-absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
+absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdProblem<T> p = DescribeSsd<T>(args);
   const int64_t chunks = p.samples * p.chunks, state_rows = chunks * p.heads * P;
   const int shares = Shares(stream.cuda_device(), chunks * p.groups, p.heads / p.groups, 3.0);
@@ -169,7 +169,7 @@ absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
   const StatesPlan plan(stream.cuda_device(), p);
   parts.Add(FactorBytes(p) + BorderBytes(p));
   const int64_t ends_at = parts.Add(plan.Bytes(p));
-  const int64_t gradients_at = parts.Add(state_rows * N * 2);
+  const int64_t gradients_at = parts.Add(part == SsdPart::kWhole ? state_rows * N * 2 : 0);
   const int64_t terms_at = parts.Add(chunks * p.heads * kTerms * 4);
   const int64_t scores_at = parts.Add(score_rows * kChunk * 2);
   const int64_t dc_at = parts.Add(sum_bytes), db_at = parts.Add(sum_bytes);
@@ -178,7 +178,8 @@ absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
   if (scratch == nullptr) return absl::OkStatus();  // the stream has failed and says why
   const Prepared prepared = Prepare(stream, p, scratch);
   Sums sums;
-  sums.gradients = Tensor(scratch + gradients_at, DType::kBF16, {state_rows, N});
+  sums.gradients = Tensor(part == SsdPart::kWhole ? scratch + gradients_at : args.d_states.data(),
+                          DType::kBF16, {state_rows, N});
   sums.scores = Tensor(scratch + scores_at, DType::kBF16, {score_rows, kChunk});
   sums.params = {.factors = prepared.factors,
                  .borders = {prepared.borders},
@@ -194,11 +195,14 @@ absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
                  .dc = reinterpret_cast<float*>(scratch + dc_at),
                  .db = reinterpret_cast<float*>(scratch + db_at)};
   auto* const partials = reinterpret_cast<float*>(scratch + partials_at);
-  absl::Status launched =
-      LaunchStates<true, P, N>(stream, p, plan, args.dy, args.forward.c, sums.gradients,
-                               prepared.factors, p.d_final, p.d_initial, scratch + ends_at);
-  RETURN_IF_ERROR(launched);
-  launched = LaunchGradients<P, N>(stream, args, sums);
+  if (part != SsdPart::kRest) {
+    const absl::Status scanned =
+        LaunchStates<true, P, N>(stream, p, plan, args.dy, args.forward.c, sums.gradients,
+                                 prepared.factors, p.d_final, p.d_initial, scratch + ends_at);
+    RETURN_IF_ERROR(scanned);
+  }
+  if (part == SsdPart::kStates) return absl::OkStatus();
+  const absl::Status launched = LaunchGradients<P, N>(stream, args, sums);
   RETURN_IF_ERROR(launched);
   StepGradientKernel<<<static_cast<unsigned>(chunks * CeilDiv(p.heads, kHeadsOfBlock)),
                        kHeadsOfBlock * 32, 0, stream.handle()>>>(p, prepared.factors,
@@ -212,16 +216,16 @@ absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args) {
   return absl::OkStatus();
 }
 
-absl::Status BackwardOf(CudaStream& stream, const SsdBackwardArgs& args) {
-  if (args.forward.x.dim(3) == 128) return Backward<128, 64>(stream, args);
-  if (args.forward.b.dim(3) == 64) return Backward<64, 64>(stream, args);
-  return Backward<64, 128>(stream, args);
+absl::Status BackwardOf(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
+  if (args.forward.x.dim(3) == 128) return Backward<128, 64>(stream, args, part);
+  if (args.forward.b.dim(3) == 64) return Backward<64, 64>(stream, args, part);
+  return Backward<64, 128>(stream, args, part);
 }
 
 }  // namespace
 }  // namespace ssd
 
-bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args) {
+bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdArgs& forward = args.forward;
   const int64_t p = forward.x.dim(3), n = forward.b.dim(3);
   if (!((p == 64 && (n == 64 || n == 128)) || (p == 128 && n == 64)) ||
@@ -229,7 +233,7 @@ bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args) {
                    {&forward.x, &forward.b, &forward.c, &args.dy, &args.dx, &args.db, &args.dc})) {
     return false;
   }
-  absl::Status launched = ssd::BackwardOf(stream, args);
+  absl::Status launched = ssd::BackwardOf(stream, args, part);
   if (!launched.ok()) stream.Fail(std::move(launched));
   return true;
 }

@@ -5,6 +5,9 @@
 //
 // With G_t the gradient of state_t: G_t = dy_t (outer) C_t + exp(step_{t+1} A) G_{t+1}, and
 // d(step_t A) = exp(step_t A) <G_t, state_{t-1}>.
+//
+// Of a segment, the first call of either direction runs the recurrence of the state (of its
+// gradient) alone, and the second the whole one.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -234,6 +237,96 @@ void SsdBackward(Stream& stream, const SsdBackwardArgs& args) {
       args.d_dt_bias.f32()[head] += static_cast<float>(total.dt_bias);
       args.d_a_log.f32()[head] += static_cast<float>(total.a * a);  // dA / da_log = A
       args.dd.f32()[head] += static_cast<float>(total.d);
+    }
+  });
+}
+
+void SsdForwardStates(Stream& stream, const SsdArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& pool) {
+    const int64_t samples = args.x.dim(0), positions = args.x.dim(1), heads = args.x.dim(2);
+    const int64_t p = args.x.dim(3), n = args.b.dim(3);
+    pool.Run(samples * heads, [&](int64_t task) {
+      const Head head(args, task / heads, task % heads);
+      float* const state = head.State(args.final_state);
+      std::fill(state, state + p * n, 0.0f);
+      double decay = 1;
+      for (int64_t t = 0; t < positions; ++t) {
+        const Step step = head.At(t);
+        Advance(step, head.X(t), head.B(t), p, n, state, state);
+        decay *= static_cast<double>(step.decay);
+      }
+      args.decay.f32()[task] = static_cast<float>(decay);
+    });
+  });
+}
+
+void SsdForwardOutputs(Stream& stream, const SsdArgs& args) {
+  SsdArgs whole = args;
+  whole.final_state = Tensor();
+  cpu::SsdForward(stream, whole);
+}
+
+void SsdBackwardStates(Stream& stream, const SsdBackwardArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& pool) {
+    const SsdArgs& forward = args.forward;
+    const int64_t positions = forward.x.dim(1), heads = forward.x.dim(2);
+    const int64_t p = forward.x.dim(3), n = forward.b.dim(3);
+    pool.Run(forward.x.dim(0) * heads, [&](int64_t task) {
+      const Loops& loops = ChooseLoops();
+      const Head head(forward, task / heads, task % heads);
+      float* const gradient = head.State(args.d_initial_state);
+      std::fill(gradient, gradient + p * n, 0.0f);
+      double decay = 1;
+      for (int64_t t = positions; t-- > 0;) {
+        const Step step = head.At(t);
+        const float* dy = head.Row(args.dy, t, task % heads);
+        for (int64_t i = 0; i < p; ++i) loops.axpy(n, dy[i], head.C(t), gradient + i * n);
+        loops.scale(p * n, step.decay, gradient);
+        decay *= static_cast<double>(step.decay);
+      }
+      forward.decay.f32()[task] = static_cast<float>(decay);
+    });
+  });
+}
+
+void SsdBackwardInputs(Stream& stream, const SsdBackwardArgs& args) {
+  SsdBackwardArgs whole = args;
+  whole.d_initial_state = Tensor();
+  cpu::SsdBackward(stream, whole);
+}
+
+void SsdPassStates(Stream& stream, const SsdPassArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& pool) {
+    const int64_t ranks = args.states.dim(0), segments = 2 * ranks;
+    const int64_t heads = args.own.dim(1), size = args.own.dim(2) * args.own.dim(3);
+    pool.Run(args.own.dim(0) / 2 * heads, [&](int64_t task) {
+      const Loops& loops = ChooseLoops();
+      const int64_t sequence = task / heads, head = task % heads;
+      float* const sum = ThreadScratch(size);
+      std::fill(sum, sum + size, 0.0f);
+      for (int64_t i = 0; i < segments; ++i) {
+        const int64_t segment = args.reverse ? segments - 1 - i : i;
+        const int64_t late = segment < ranks ? 0 : 1;
+        const int64_t rank = late == 0 ? segment : segments - 1 - segment;
+        const int64_t row = (2 * sequence + late) * heads + head;
+        if (rank == args.rank) std::copy(sum, sum + size, args.own.f32() + row * size);
+        loops.scale(size, args.decays.f32()[rank * args.decays.stride(0) + row], sum);
+        loops.axpy(size, 1.0f, args.states.f32() + rank * args.states.stride(0) + row * size, sum);
+      }
+    });
+  });
+}
+
+void SegmentDocuments(Stream& stream, const SegmentDocumentsArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& /*pool*/) {
+    const int64_t length = args.own.dim(1), segments = args.documents.dim(1) / length;
+    for (int64_t row = 0; row < args.own.dim(0); ++row) {
+      const int64_t segment = row % 2 == 0 ? args.rank : segments - 1 - args.rank;
+      const int32_t* from = args.documents.as<int32_t>() + row / 2 * args.documents.stride(0);
+      int32_t* to = args.own.as<int32_t>() + row * args.own.stride(0);
+      for (int64_t t = 0; t < length; ++t) {
+        to[t] = from[segment * length + t] - static_cast<int32_t>(segment * length);
+      }
     }
   });
 }

@@ -92,7 +92,7 @@ Prepared Prepare(CudaStream& stream, const SsdProblem<T>& p, char* scratch) {
 namespace {
 
 template <int P, int N>
-absl::Status Forward(CudaStream& stream, const SsdArgs& args) {
+absl::Status Forward(CudaStream& stream, const SsdArgs& args, SsdPart part) {
   using Layout = OutputLayout<P, N>;
   const SsdProblem<T> p = DescribeSsd<T>(args);
   const int64_t state_rows = p.samples * p.chunks * p.heads * P;
@@ -105,10 +105,13 @@ absl::Status Forward(CudaStream& stream, const SsdArgs& args) {
   const Prepared prepared = Prepare(stream, p, scratch);
   const Tensor states(args.states.empty() ? scratch + front : args.states.data(), DType::kBF16,
                       {state_rows, N});
-  absl::Status launched =
-      LaunchStates<false, P, N>(stream, p, plan, args.x, args.b, states, prepared.factors,
-                                p.initial, p.final_state, scratch + ends);
-  RETURN_IF_ERROR(launched);
+  if (part != SsdPart::kRest) {
+    absl::Status launched =
+        LaunchStates<false, P, N>(stream, p, plan, args.x, args.b, states, prepared.factors,
+                                  p.initial, p.final_state, scratch + ends);
+    RETURN_IF_ERROR(launched);
+  }
+  if (part == SsdPart::kStates) return absl::OkStatus();
   CUtensorMap x, b, c, states_map, y;
   RETURN_IF_ERROR(DescribeHeads(InSlabs(args.x), kChunk, x));
   RETURN_IF_ERROR(DescribeHeads(InSlabs(args.b), kChunk, b));
@@ -128,21 +131,22 @@ absl::Status Forward(CudaStream& stream, const SsdArgs& args) {
                 Layout::kThreads, Layout::kSharedBytes, x, b, c, states_map, y, params);
 }
 
-absl::Status ForwardOf(CudaStream& stream, const SsdArgs& args) {
-  if (args.x.dim(3) == 128) return Forward<128, 64>(stream, args);
-  return args.b.dim(3) == 128 ? Forward<64, 128>(stream, args) : Forward<64, 64>(stream, args);
+absl::Status ForwardOf(CudaStream& stream, const SsdArgs& args, SsdPart part) {
+  if (args.x.dim(3) == 128) return Forward<128, 64>(stream, args, part);
+  if (args.b.dim(3) == 64) return Forward<64, 64>(stream, args, part);
+  return Forward<64, 128>(stream, args, part);
 }
 
 }  // namespace
 }  // namespace ssd
 
-bool HopperSsdForward(CudaStream& stream, const SsdArgs& args) {
+bool HopperSsdForward(CudaStream& stream, const SsdArgs& args, SsdPart part) {
   const int64_t p = args.x.dim(3), n = args.b.dim(3);
   if (!((p == 64 && (n == 64 || n == 128)) || (p == 128 && n == 64)) ||
       !ssd::Serves(stream.cuda_device(), args, {&args.x, &args.b, &args.c, &args.y})) {
     return false;
   }
-  absl::Status launched = ssd::ForwardOf(stream, args);
+  absl::Status launched = ssd::ForwardOf(stream, args, part);
   if (!launched.ok()) stream.Fail(std::move(launched));
   return true;
 }

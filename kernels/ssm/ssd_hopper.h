@@ -4,13 +4,14 @@
 #define MUSTER_KERNELS_SSM_SSD_HOPPER_H_
 
 #include "kernels/device/device_cuda.h"
+#include "kernels/ssm/ssd_segments.h"
 #include "kernels/ssm/ssm.h"
 
 namespace muster::kernels::cuda {
 
 // False: not served, and nothing has been enqueued.
-bool HopperSsdForward(CudaStream& stream, const SsdArgs& args);
-bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args);
+bool HopperSsdForward(CudaStream& stream, const SsdArgs& args, SsdPart part);
+bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part);
 
 }  // namespace muster::kernels::cuda
 

@@ -13,6 +13,12 @@ MUSTER_TWINS(CausalConvForward)
 MUSTER_TWINS(CausalConvBackward)
 MUSTER_TWINS(SsdForward)
 MUSTER_TWINS(SsdBackward)
+MUSTER_TWINS(SsdForwardStates)
+MUSTER_TWINS(SsdForwardOutputs)
+MUSTER_TWINS(SsdBackwardStates)
+MUSTER_TWINS(SsdBackwardInputs)
+MUSTER_TWINS(SsdPassStates)
+MUSTER_TWINS(SegmentDocuments)
 MUSTER_TWINS(GatedRmsNormForward)
 MUSTER_TWINS(GatedRmsNormSums)
 MUSTER_TWINS(GatedRmsNormBackward)
@@ -86,6 +92,46 @@ void CheckSsd(const SsdArgs& args) {
   }
 }
 
+void CheckSsdForward(const SsdArgs& args) {
+  CheckSsd(args);
+  const Tensor& x = args.x;
+  CheckAct(args.y, x.dtype(), {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, "y");
+  if (!args.final_state.empty()) {
+    CheckParameter(args.final_state, {x.dim(0), x.dim(2), x.dim(3), args.b.dim(3)}, "final_state");
+  }
+}
+void CheckSsdBackward(const SsdBackwardArgs& args) {
+  CheckSsd(args.forward);
+  CHECK(!args.forward.states.empty()) << "backward needs the states that forward stores";
+  const Tensor& x = args.forward.x;
+  const Tensor& b = args.forward.b;
+  CheckAct(args.dy, x.dtype(), {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, "dy");
+  CheckAct(args.dx, x.dtype(), {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, "dx");
+  CheckAct(args.ddt, x.dtype(), {x.dim(0), x.dim(1), x.dim(2)}, "ddt");
+  CheckAct(args.db, x.dtype(), {b.dim(0), b.dim(1), b.dim(2), b.dim(3)}, "db");
+  CheckAct(args.dc, x.dtype(), {b.dim(0), b.dim(1), b.dim(2), b.dim(3)}, "dc");
+  for (const Tensor& state : {args.d_final_state, args.d_initial_state}) {
+    if (!state.empty()) CheckParameter(state, {x.dim(0), x.dim(2), x.dim(3), b.dim(3)}, "state");
+  }
+  CheckParameter(args.d_dt_bias, {x.dim(2)}, "d_dt_bias");
+  CheckParameter(args.d_a_log, {x.dim(2)}, "d_a_log");
+  CheckParameter(args.dd, {x.dim(2)}, "dd");
+}
+
+// Of the calls for one segment of a sequence.
+void CheckSegment(const SsdArgs& args) {
+  CHECK(!args.states.empty());
+  CheckParameter(args.decay, {args.x.dim(0), args.x.dim(2)}, "decay");
+}
+void CheckSegment(const SsdBackwardArgs& args) {
+  CheckSegment(args.forward);
+  const Tensor& states = args.forward.states;
+  CheckShape(args.d_states, {states.dim(0), states.dim(1), states.dim(2), states.dim(3)},
+             "d_states");
+  CHECK(args.d_states.contiguous() && args.d_states.dtype() == states.dtype())
+      << "d_states " << args.d_states.ToString();
+}
+
 void CheckGatedNorm(const GatedRmsNormArgs& args) {
   CHECK_EQ(args.y.rank(), 2);
   const int64_t t = args.y.dim(0), w = args.y.dim(1);
@@ -124,32 +170,71 @@ void CausalConvBackward(Stream& stream, const CausalConvBackwardArgs& args) {
 }
 
 void SsdForward(Stream& stream, const SsdArgs& args) {
-  CheckSsd(args);
-  const Tensor& x = args.x;
-  CheckAct(args.y, x.dtype(), {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, "y");
-  if (!args.final_state.empty()) {
-    CheckParameter(args.final_state, {x.dim(0), x.dim(2), x.dim(3), args.b.dim(3)}, "final_state");
-  }
+  CheckSsdForward(args);
   MUSTER_DISPATCH(SsdForward, args);
 }
 
+void SsdForwardStates(Stream& stream, const SsdArgs& args) {
+  CheckSsdForward(args);
+  CheckSegment(args);
+  CHECK(!args.final_state.empty());
+  MUSTER_DISPATCH(SsdForwardStates, args);
+}
+
+void SsdForwardOutputs(Stream& stream, const SsdArgs& args) {
+  CheckSsdForward(args);
+  CheckSegment(args);
+  CHECK(!args.initial_state.empty());
+  MUSTER_DISPATCH(SsdForwardOutputs, args);
+}
+
 void SsdBackward(Stream& stream, const SsdBackwardArgs& args) {
-  CheckSsd(args.forward);
-  CHECK(!args.forward.states.empty()) << "backward needs the states that forward stores";
-  const Tensor& x = args.forward.x;
-  const Tensor& b = args.forward.b;
-  CheckAct(args.dy, x.dtype(), {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, "dy");
-  CheckAct(args.dx, x.dtype(), {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, "dx");
-  CheckAct(args.ddt, x.dtype(), {x.dim(0), x.dim(1), x.dim(2)}, "ddt");
-  CheckAct(args.db, x.dtype(), {b.dim(0), b.dim(1), b.dim(2), b.dim(3)}, "db");
-  CheckAct(args.dc, x.dtype(), {b.dim(0), b.dim(1), b.dim(2), b.dim(3)}, "dc");
-  for (const Tensor& state : {args.d_final_state, args.d_initial_state}) {
-    if (!state.empty()) CheckParameter(state, {x.dim(0), x.dim(2), x.dim(3), b.dim(3)}, "state");
-  }
-  CheckParameter(args.d_dt_bias, {x.dim(2)}, "d_dt_bias");
-  CheckParameter(args.d_a_log, {x.dim(2)}, "d_a_log");
-  CheckParameter(args.dd, {x.dim(2)}, "dd");
+  CheckSsdBackward(args);
   MUSTER_DISPATCH(SsdBackward, args);
+}
+
+void SsdBackwardStates(Stream& stream, const SsdBackwardArgs& args) {
+  CheckSsdBackward(args);
+  CheckSegment(args);
+  CHECK(!args.d_initial_state.empty());
+  MUSTER_DISPATCH(SsdBackwardStates, args);
+}
+
+void SsdBackwardInputs(Stream& stream, const SsdBackwardArgs& args) {
+  CheckSsdBackward(args);
+  CheckSegment(args);
+  CHECK(!args.d_final_state.empty());
+  MUSTER_DISPATCH(SsdBackwardInputs, args);
+}
+
+void SsdPassStates(Stream& stream, const SsdPassArgs& args) {
+  const Tensor& own = args.own;
+  CHECK_EQ(own.rank(), 4);
+  CHECK_EQ(args.states.rank(), 4);
+  const int64_t ranks = args.states.dim(0), samples = own.dim(0), heads = own.dim(1);
+  const int64_t size = own.dim(2) * own.dim(3);
+  CHECK(args.rank >= 0 && args.rank < ranks && samples % 2 == 0)
+      << "rank " << args.rank << " of " << ranks << ", " << samples << " segments";
+  CheckParameter(own, {samples, heads, own.dim(2), own.dim(3)}, "own");
+  CHECK(args.states.dtype() == DType::kF32 && args.decays.dtype() == DType::kF32);
+  CheckShape(args.states, {ranks, samples, heads, size}, "states");
+  CheckShape(args.decays, {ranks, samples, heads}, "decays");
+  CHECK(args.states.stride(1) == heads * size && args.states.stride(2) == size &&
+        args.decays.stride(1) == heads)
+      << "parts are not dense";
+  MUSTER_DISPATCH(SsdPassStates, args);
+}
+
+void SegmentDocuments(Stream& stream, const SegmentDocumentsArgs& args) {
+  CHECK_EQ(args.documents.rank(), 2);
+  CHECK_EQ(args.own.rank(), 2);
+  const int64_t samples = args.documents.dim(0), positions = args.documents.dim(1);
+  CheckDocuments(args.documents, samples, positions);
+  CheckDocuments(args.own, 2 * samples, args.own.dim(1));
+  CHECK(args.own.dim(1) > 0 && positions % (2 * args.own.dim(1)) == 0)
+      << positions << " positions in segments of " << args.own.dim(1);
+  CHECK(args.rank >= 0 && args.rank < positions / (2 * args.own.dim(1))) << args.rank;
+  MUSTER_DISPATCH(SegmentDocuments, args);
 }
 
 void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {

@@ -71,6 +71,7 @@ struct SsdArgs {
                   // written: the state in front of each chunk, for backward; empty: not kept. The
                   // state itself stays in fp32.
   Tensor final_state;  // [B,H,P,N] fp32, written; or empty
+  Tensor decay;        // [B,H] fp32: of SsdForwardStates and SsdBackwardStates, written
 };
 void SsdForward(Stream& stream, const SsdArgs& args);
 
@@ -86,8 +87,52 @@ struct SsdBackwardArgs {
   Tensor d_a_log;          // [H] fp32 +=
   Tensor dd;               // [H] fp32 +=
   Tensor d_initial_state;  // [B,H,P,N] fp32, written; or empty
+  Tensor d_states;         // as forward.states: memory of SsdBackwardStates, SsdBackwardInputs
 };
 void SsdBackward(Stream& stream, const SsdBackwardArgs& args);
+
+// The scan where a sample is one segment of a longer sequence. What a segment leaves behind is
+// linear in the state in front of it,
+//   final_state = decay initial_state + (final_state from a zero state),
+// with `decay` all exp(step_t A) of the segment multiplied, 0 if a document begins in it. So each
+// direction runs in two calls with the same arguments, and between them the segments tell each
+// other the little that depends on all of them (SsdPassStates):
+//   SsdForwardStates    final_state from a zero state, and decay; reads no initial_state
+//   SsdForwardOutputs   y and `states`, from initial_state
+//   SsdBackwardStates   d_initial_state of a zero d_final_state, and decay; reads no d_final_state
+//   SsdBackwardInputs   all other gradients, from d_final_state
+// Together they compute what SsdForward and SsdBackward do, rounded differently. On a CUDA device
+// the second call corrects what the first has stored for each chunk by initial_state (or
+// d_final_state) times the decays in between, as far as these are above 2^-40. Between the calls
+// `states` and `d_states` belong to the op; neither may be empty.
+void SsdForwardStates(Stream& stream, const SsdArgs& args);
+void SsdForwardOutputs(Stream& stream, const SsdArgs& args);
+void SsdBackwardStates(Stream& stream, const SsdBackwardArgs& args);
+void SsdBackwardInputs(Stream& stream, const SsdBackwardArgs& args);
+
+// From what every segment leaves behind a zero state, the state in front of each own segment; with
+// `reverse` from the gradients in front of segments those behind them. Sums have the order of the
+// segments, on whatever rank they are.
+//
+// Each of B sequences has 2c segments, of which rank r has segment r and then segment 2c - 1 - r: a
+// rank's samples 2i and 2i + 1 are its two segments of sequence i.
+struct SsdPassArgs {
+  Tensor states;  // [c,2B,H,P*N] fp32, dense but for the first dimension
+  Tensor decays;  // [c,2B,H] fp32, likewise
+  int rank = 0;
+  bool reverse = false;
+  Tensor own;  // [2B,H,P,N] fp32, written
+};
+void SsdPassStates(Stream& stream, const SsdPassArgs& args);
+
+// Cuts `documents` [B,S] i32 of whole sequences into this rank's segments (SsdPassArgs) [2B,S/2c],
+// with positions that count from the beginning of each segment.
+struct SegmentDocumentsArgs {
+  Tensor documents;
+  int rank = 0;
+  Tensor own;  // written
+};
+void SegmentDocuments(Stream& stream, const SegmentDocumentsArgs& args);
 
 // RMS norm (arXiv 1910.07467) over each of `groups` equal slices of a row, with a SiLU gate in
 // front of the norm (the default of Mamba-2) or behind it:

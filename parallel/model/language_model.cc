@@ -105,7 +105,7 @@ class LayerMaker {
                                 .norm_epsilon = config_.norm.epsilon,
                                 .stddev = kInitialStddev,
                                 .output_stddev = residual_stddev_},
-                               shard_, recomputed, parallel_.split_backward);
+                               shard_, recomputed, parallel_);
     }
     CHECK(false) << "layer " << static_cast<int>(kind);
     return nullptr;
@@ -226,6 +226,7 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   shape.sequence_max = config.sequence_length;
   shape.context_size = parallel.context_size;
   shape.attention = attention;
+  shape.scan = ScanOf(config);
   if (rotary && attention.heads > 0) {
     shape.rotary_width = attention.depth;
     shape.rope_theta = config.rope_theta;

@@ -113,6 +113,12 @@ AttentionSizes AttentionOf(const LanguageModelConfig& config) {
   return {config.heads, config.kv_heads, HeadWidth(config)};
 }
 
+ScanSizes ScanOf(const LanguageModelConfig& config) {
+  if (!Has(config, LayerKind::kMamba2)) return {};
+  const LanguageModelConfig::Mamba2& mamba = config.mamba2;
+  return {mamba.heads, mamba.head_width, mamba.groups, mamba.state, mamba.taps};
+}
+
 SplitSizes SplitOf(const LanguageModelConfig& config) {
   SplitSizes sizes;
   if (Has(config, LayerKind::kAttention)) {
@@ -133,6 +139,7 @@ BlockExchanges ExchangesOf(const LanguageModelConfig& config, const Layers& bloc
   exchanges.layers = static_cast<int>(block.size());
   for (const LayerKind kind : block) {
     if (kind == LayerKind::kAttention) ++exchanges.attentions;
+    if (kind == LayerKind::kMamba2) ++exchanges.scans;
     // The norm in front of the output projection is over the columns of a group.
     if (kind == LayerKind::kMamba2 && config.mamba2.groups < ranks) {
       exchanges.sums_per_token += config.mamba2.groups;

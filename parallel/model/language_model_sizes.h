@@ -33,6 +33,8 @@ std::vector<double> BlockCosts(const LanguageModelConfig& config);
 
 // Attention, the same in all blocks that have it; all 0 in a model without.
 AttentionSizes AttentionOf(const LanguageModelConfig& config);
+// State-space mixers, likewise.
+ScanSizes ScanOf(const LanguageModelConfig& config);
 // What the ranks of a tensor group share out. Sizes of mixers that no block has are 0.
 SplitSizes SplitOf(const LanguageModelConfig& config);
 // What a block exchanges with the other ranks of a tensor group of `ranks` and of its context

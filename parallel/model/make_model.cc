@@ -49,17 +49,11 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
       "1f1b");
 }
 
-// Whether the context ranks can share the heads of every tensor rank, so that all ranks refuse
-// alike. Requires: CheckTensorParallel().
+// Whether the context ranks can share the attention heads of every tensor rank, so that all ranks
+// refuse alike. Requires: CheckTensorParallel().
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence,
                           const SplitSizes& sizes) {
-  if (parallel.context_size == 1) return absl::OkStatus();
-  if (sizes.ssm_heads > 0) {
-    return absl::UnimplementedError(absl::StrCat(
-        "context parallelism over ", parallel.context_size,
-        " ranks: Mamba-2 layers do not pass states between ranks; use data, tensor, pipeline or "
-        "ZeRO parallelism"));
-  }
+  if (parallel.context_size == 1 || sizes.heads == 0) return absl::OkStatus();
   // Checks the longest sequence; shorter ones are checked where they are known.
   const int64_t chunks = 2 * parallel.context_size;
   ModelParallel place = parallel;

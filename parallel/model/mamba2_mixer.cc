@@ -4,14 +4,17 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "kernels/arena.h"
 #include "kernels/memory/memory.h"
 #include "kernels/ssm/ssm.h"
 #include "kernels/tensor.h"
 #include "parallel/checkpoint/box.h"
+#include "parallel/context/state_passing.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
 
@@ -40,7 +43,7 @@ Parameter FullPrecision(const std::string& name, std::vector<int64_t> shape,
 class Mamba2Mixer : public Mixer {
  public:
   Mamba2Mixer(ParameterRegistry& registry, const Mamba2Spec& spec, const TensorShard& shard,
-              const Recomputed& recomputed, bool split_backward)
+              const Recomputed& recomputed, const ModelParallel& parallel)
       : spec_(spec),
         shard_(shard),
         shares_(shard.shares_ssm_groups),
@@ -48,7 +51,8 @@ class Mamba2Mixer : public Mixer {
         width_(heads_ * spec.head_width),
         groups_(shard.ssm_groups.size()),
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
-        split_(split_backward) {
+        split_(parallel.split_backward),
+        context_size_(parallel.context_size) {
     const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
     const Span own = {shard.ssm_heads.begin * spec.head_width,
                       shard.ssm_heads.end * spec.head_width};
@@ -103,12 +107,13 @@ class Mamba2Mixer : public Mixer {
   void TakeOutputs(Arena& arena, const char* category, const BatchShape& shape,
                    Saved& base) const override {
     MambaSaved& saved = Of(base);
-    const int64_t t = shape.tokens(), chunks = (shape.sequence + kChunk - 1) / kChunk;
+    const int64_t t = shape.tokens(), segments = Segments();
+    const int64_t chunks = (shape.sequence / segments + kChunk - 1) / kChunk;
     saved.packed = arena.Take(category, shape.activation, {t, Packed()});
     if (shares_) saved.pairs = arena.Take(category, shape.activation, {t, 2 * held_});
     saved.y = arena.Take(category, shape.activation, {t, width_});
     saved.states = arena.Take(category, shape.activation,
-                              {shape.batch, chunks, heads_, spec_.head_width * spec_.state});
+                              {segments * shape.batch, chunks, heads_, StateSize()});
     saved.rstd = arena.Take(category, DType::kF32, {t, groups_});
     if (shares_) saved.sums = arena.Take(category, DType::kF32, {t, spec_.groups});
     for (size_t i = 0; split_ && i < scan_parameters_.size(); ++i) {
@@ -117,6 +122,7 @@ class Mamba2Mixer : public Mixer {
       const Tensor gradient = arena.Take(category, DType::kF32, {of[0] * columns});
       saved.gradients.push_back(of.size() > 1 ? gradient.Reshape({of[0], columns}) : gradient);
     }
+    if (context_size_ > 1) PassingOf(shape).TakeSaved(arena, category, saved.passed);
   }
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       Saved& base) const override {
@@ -131,9 +137,16 @@ class Mamba2Mixer : public Mixer {
     saved.d_out = arena.Take("scratch", shape.activation, {t, width_});
     saved.d_conv = arena.Take("scratch", shape.activation, {t, Conv()});
     saved.d_packed = arena.Take("scratch", shape.activation, {t, Packed()});
-    if (!shares_) return;
-    saved.d_pairs = arena.Take("scratch", shape.activation, {t, 2 * held_});
-    saved.d_shared = arena.Take("scratch", shape.activation, {t, spec_.hidden});
+    if (shares_) {
+      saved.d_pairs = arena.Take("scratch", shape.activation, {t, 2 * held_});
+      saved.d_shared = arena.Take("scratch", shape.activation, {t, spec_.hidden});
+    }
+    if (context_size_ == 1) return;
+    const Tensor& states = saved.states;
+    saved.d_states = arena.Take("scratch", shape.activation,
+                                {states.dim(0), states.dim(1), heads_, StateSize()});
+    saved.documents = arena.Take("scratch", DType::kI32, {states.dim(0), shape.sequence / 2});
+    PassingOf(shape).TakeScratch(arena, saved.passed);
   }
 
   void Project(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor x, int64_t first,
@@ -143,13 +156,24 @@ class Mamba2Mixer : public Mixer {
     if (shares_) LinearForward(pass, in_pairs_, x, saved.pairs.Rows(first, x.dim(0)));
   }
   void Mix(const Pass& pass, const Flow& flow, Saved& base, Span samples) const override {
-    const Rows rows = RowsOf(flow, Of(base), samples);
+    const MambaSaved& saved = Of(base);
+    const Rows rows = RowsOf(flow, saved, samples);
+    if (context_size_ > 1) {
+      CutDocuments(pass, flow, saved);
+      PassingOf(flow.shape)
+          .PassInputs(CallOf(pass), Inputs(rows, rows.packed, rows.pairs), saved.passed);
+    }
     for (const Convolution& part : convolutions_) {
       kernels::CausalConvForward(pass.stream, ConvolutionOf(pass, rows, part));
     }
-    kernels::SsdForward(pass.stream, Scan(pass, rows));
+    if (context_size_ > 1) {
+      ScanSegments(pass, flow, saved, rows);
+    } else {
+      kernels::SsdForward(pass.stream, Scan(pass, rows));
+    }
     GateAndNorm(pass, rows);
   }
+  bool exchanges() const override { return context_size_ > 1; }
   Tensor Output(const Saved& base) const override { return Of(base).out; }
   const Linear& output() const override { return out_proj_; }
 
@@ -201,13 +225,13 @@ class Mamba2Mixer : public Mixer {
     LinearBackwardInput(pass, out_proj_, dy, Of(base).d_out.Rows(first, dy.dim(0)));
   }
   void MixBackward(const Pass& pass, const Flow& flow, Saved& base, Tensor /*dy*/,
-                   const BesideMix& /*beside*/) const override {
+                   const BesideMix& beside) const override {
     std::vector<Tensor> gradients;
     for (const ParameterId id : scan_parameters_) {
       gradients.push_back((*pass.gradients)[id]);
       if (pass.overwrite_gradients) kernels::Zero(pass.stream, gradients.back());
     }
-    MixBackwardInto(pass, flow, Of(base), gradients);
+    MixBackwardInto(pass, flow, Of(base), gradients, beside);
     for (const ParameterId id : scan_parameters_) Ready(pass, id);
   }
   void InputBackward(const Pass& pass, Saved& base, int64_t first, Tensor dx) const override {
@@ -229,7 +253,7 @@ class Mamba2Mixer : public Mixer {
                         Tensor /*dy*/) const override {
     MambaSaved& saved = Of(base);
     for (const Tensor& gradient : saved.gradients) kernels::Zero(pass.stream, gradient);
-    MixBackwardInto(pass, flow, saved, saved.gradients);
+    MixBackwardInto(pass, flow, saved, saved.gradients, {});
   }
   void KeepGradients(const Pass& pass, Saved& base) const override {
     const MambaSaved& saved = Of(base);
@@ -257,7 +281,7 @@ class Mamba2Mixer : public Mixer {
     Tensor pairs;   // [T,2GN], with shared groups: B | C
     Tensor conv;    // [T, E + 2GN]: x | B | C behind the convolution
     Tensor y;       // [T,E], the scan's output
-    Tensor states;  // [B, chunks, H, P N]
+    Tensor states;  // [B, chunks, H, P N]; with context parallelism [2B, ...]
     Tensor rstd;    // [T,G] fp32
     Tensor sums;    // with shared groups, [T, G of the model] fp32: of the norm, over all ranks
     Tensor out;     // [T,E]
@@ -265,6 +289,10 @@ class Mamba2Mixer : public Mixer {
     std::vector<Tensor> gradients;
     // Scratch.
     Tensor d_out, d_conv, d_packed, d_pairs, d_shared;
+    // With context parallelism, in forward too.
+    Tensor d_states;   // as states
+    Tensor documents;  // [2B,S/2c] i32
+    StatePassing::Saved passed;
   };
   // Every call reads one of each pair and writes the other.
   struct MambaState : MixerState {
@@ -281,17 +309,19 @@ class Mamba2Mixer : public Mixer {
   static MambaSaved& Of(Saved& saved) { return static_cast<MambaSaved&>(saved); }
   static const MambaSaved& Of(const Saved& saved) { return static_cast<const MambaSaved&>(saved); }
 
-  // What the ops read and write, of some samples.
+  // What the ops read and write, of some samples. With context parallelism of all, and their
+  // segments are the samples of the ops.
   struct Rows {
     int64_t batch = 0, sequence = 0;
-    Tensor packed, pairs, conv, y, states, rstd, sums, out, documents;
+    Tensor packed, pairs, halo, conv, y, states, rstd, sums, out, documents;
   };
   Rows RowsOf(const Flow& flow, const MambaSaved& saved, Span samples) const {
     const int64_t sequence = flow.shape.sequence;
     const int64_t first = samples.begin * sequence, count = samples.size() * sequence;
+    CHECK(context_size_ == 1 || samples.size() == flow.shape.batch);
     Rows rows;
-    rows.batch = samples.size();
-    rows.sequence = sequence;
+    rows.batch = samples.size() * Segments();
+    rows.sequence = sequence / Segments();
     rows.packed = saved.packed.Rows(first, count);
     if (shares_) {
       rows.pairs = saved.pairs.Rows(first, count);
@@ -299,10 +329,13 @@ class Mamba2Mixer : public Mixer {
     }
     rows.conv = saved.conv.Rows(first, count);
     rows.y = saved.y.Rows(first, count);
-    rows.states = saved.states.Rows(samples.begin, samples.size());
+    rows.states = saved.states.Rows(samples.begin, rows.batch);
     rows.rstd = saved.rstd.Rows(first, count);
     rows.out = saved.out.Rows(first, count);
-    if (!flow.documents.empty()) {
+    if (context_size_ > 1) {
+      rows.halo = saved.passed.halo;
+      if (!flow.documents.empty()) rows.documents = saved.documents;
+    } else if (!flow.documents.empty()) {
       rows.documents = flow.documents.Rows(samples.begin, samples.size());
     }
     return rows;
@@ -377,11 +410,17 @@ class Mamba2Mixer : public Mixer {
     return static_cast<char*>(of.data()) + column * SizeOf(of.dtype());
   }
 
+  // A convolution's columns of the projection's output, or of its gradient.
+  Tensor InputOf(const Rows& rows, const Convolution& part, const Tensor& packed,
+                 const Tensor& pairs) const {
+    return part.of_pairs ? Columns(rows, pairs, 0, part.columns)
+                         : Columns(rows, packed, width_ + part.first, part.columns);
+  }
   kernels::CausalConvArgs ConvolutionOf(const Pass& pass, const Rows& rows,
                                         const Convolution& part) const {
     kernels::CausalConvArgs args;
-    args.x = part.of_pairs ? Columns(rows, rows.pairs, 0, part.columns)
-                           : Columns(rows, rows.packed, width_ + part.first, part.columns);
+    args.x = InputOf(rows, part, rows.packed, rows.pairs);
+    if (!rows.halo.empty()) args.halo = HaloOf(rows.halo, part);
     args.weight = Weight(pass, part.weight);
     args.bias = Weight(pass, part.bias);
     args.documents = rows.documents;
@@ -434,11 +473,67 @@ class Mamba2Mixer : public Mixer {
     kernels::GatedRmsNormForward(pass.stream, norm);
   }
 
+  // ---- context parallelism ----
+
+  // Of a sequence, on this rank.
+  int64_t Segments() const { return context_size_ > 1 ? 2 : 1; }
+  int64_t StateSize() const { return spec_.head_width * spec_.state; }
+  StatePassing PassingOf(const BatchShape& shape) const {
+    return StatePassing({context_size_, shape.batch, heads_, spec_.head_width, spec_.state,
+                         spec_.taps, Conv(), shape.activation});
+  }
+  static StatePassing::Call CallOf(const Pass& pass, const BesideMix& beside = {}) {
+    return {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last};
+  }
+  // Other layers use the same memory.
+  static void CutDocuments(const Pass& pass, const Flow& flow, const MambaSaved& saved) {
+    if (flow.documents.empty()) return;
+    kernels::SegmentDocuments(pass.stream, {flow.documents, pass.context->rank(), saved.documents});
+  }
+  // The convolution's inputs, or the gradients of these.
+  std::vector<StatePassing::Channels> Inputs(const Rows& rows, const Tensor& packed,
+                                             const Tensor& pairs) const {
+    std::vector<StatePassing::Channels> inputs;
+    for (const Convolution& part : convolutions_) {
+      inputs.push_back({InputOf(rows, part, packed, pairs), part.first});
+    }
+    return inputs;
+  }
+  // Channels of [2B,K-1,W].
+  static Tensor HaloOf(const Tensor& halo, const Convolution& part) {
+    return Tensor(At(halo, part.first), halo.dtype(), {halo.dim(0), halo.dim(1), part.columns},
+                  {halo.stride(0), halo.stride(1), 1});
+  }
+  void ScanSegments(const Pass& pass, const Flow& flow, const MambaSaved& saved,
+                    const Rows& rows) const {
+    const StatePassing passing = PassingOf(flow.shape);
+    const StatePassing::Call call = CallOf(pass);
+    kernels::SsdArgs scan = Scan(pass, rows);
+    scan.initial_state = saved.passed.ends;
+    scan.final_state = passing.OwnStates(call, saved.passed);
+    scan.decay = passing.OwnDecays(call, saved.passed);
+    kernels::SsdForwardStates(pass.stream, scan);
+    passing.PassStates(call, /*reverse=*/false, saved.passed);
+    kernels::SsdForwardOutputs(pass.stream, scan);
+  }
+  void ScanSegmentsBackward(const Pass& pass, const StatePassing& passing,
+                            const StatePassing::Call& call, const MambaSaved& saved,
+                            kernels::SsdBackwardArgs scan) const {
+    scan.forward.decay = passing.OwnDecays(call, saved.passed);
+    scan.d_initial_state = passing.OwnStates(call, saved.passed);
+    scan.d_final_state = saved.passed.ends;
+    scan.d_states = saved.d_states;
+    kernels::SsdBackwardStates(pass.stream, scan);
+    passing.PassStates(call, /*reverse=*/true, saved.passed);
+    kernels::SsdBackwardInputs(pass.stream, scan);
+  }
+
   // From d_out to d_packed; adds the gradients of scan_parameters_ to `gradients`.
   void MixBackwardInto(const Pass& pass, const Flow& flow, const MambaSaved& saved,
-                       const std::vector<Tensor>& gradients) const {
+                       const std::vector<Tensor>& gradients, const BesideMix& beside) const {
     const Rows rows = RowsOf(flow, saved, {0, flow.shape.batch});
     kernels::Stream& stream = pass.stream;
+    if (context_size_ > 1) CutDocuments(pass, flow, saved);
     if (recomputes_activation_) {
       for (const Convolution& part : convolutions_) {
         kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, part));
@@ -472,17 +567,27 @@ class Mamba2Mixer : public Mixer {
     scan.d_dt_bias = gradients[dt_bias_];
     scan.d_a_log = gradients[a_log_];
     scan.dd = gradients[d_];
-    kernels::SsdBackward(stream, scan);
+    const StatePassing passing = PassingOf(flow.shape);
+    std::optional<StatePassing::Call> call;
+    if (context_size_ > 1) {
+      call.emplace(CallOf(pass, beside));
+      ScanSegmentsBackward(pass, passing, *call, saved, scan);
+    } else {
+      kernels::SsdBackward(stream, scan);
+    }
 
     for (const Convolution& part : convolutions_) {
       kernels::CausalConvBackwardArgs conv;
       conv.forward = ConvolutionOf(pass, rows, part);
       conv.dy = Columns(rows, saved.d_conv, part.first, part.columns);
-      conv.dx = part.of_pairs ? Columns(rows, saved.d_pairs, 0, part.columns)
-                              : Columns(rows, saved.d_packed, width_ + part.first, part.columns);
+      conv.dx = InputOf(rows, part, saved.d_packed, saved.d_pairs);
+      if (call) conv.d_halo = HaloOf(passing.OwnHaloGradient(*call, saved.passed), part);
       conv.dweight = gradients[part.weight];
       conv.dbias = gradients[part.bias];
       kernels::CausalConvBackward(stream, conv);
+    }
+    if (call) {
+      passing.PassInputGradients(*call, Inputs(rows, saved.d_packed, saved.d_pairs), saved.passed);
     }
   }
 
@@ -495,6 +600,7 @@ class Mamba2Mixer : public Mixer {
   int64_t held_ = 0;       // columns of B
   bool recomputes_activation_;
   bool split_;
+  int context_size_;
   Linear in_proj_, in_pairs_, out_proj_;
   // In the order of `gradients`, with their shapes.
   std::vector<ParameterId> scan_parameters_;
@@ -508,8 +614,8 @@ class Mamba2Mixer : public Mixer {
 
 std::unique_ptr<Mixer> MakeMamba2Mixer(ParameterRegistry& registry, const Mamba2Spec& spec,
                                        const TensorShard& shard, const Recomputed& recomputed,
-                                       bool split_backward) {
-  return std::make_unique<Mamba2Mixer>(registry, spec, shard, recomputed, split_backward);
+                                       const ModelParallel& parallel) {
+  return std::make_unique<Mamba2Mixer>(registry, spec, shard, recomputed, parallel);
 }
 
 }  // namespace muster::parallel

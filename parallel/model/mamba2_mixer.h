@@ -15,6 +15,9 @@
 // B and C of all groups are held by all ranks (TensorSharing::kPartial), and the sums of the gated
 // norm over a row are added up over the ranks, G fp32 numbers per token forward and backward.
 //
+// Context parallel: the two chunks of a rank are segments of a scan (state_passing.h), whatever the
+// method that attention layers exchange by. Documents count positions within a segment.
+//
 // Kept for backward per token: the projection's output (2E + 2GN + H), y (E), the states in front
 // of chunks (E N / chunk), and what is cheap to recompute: the convolution's output (W) and the
 // norm's (E).
@@ -45,10 +48,9 @@ struct Mamba2Spec {
   float output_stddev = 0;
 };
 
-// Requires: the context size is 1 (MakeModel refuses others).
 std::unique_ptr<Mixer> MakeMamba2Mixer(ParameterRegistry& registry, const Mamba2Spec& spec,
                                        const TensorShard& shard, const Recomputed& recomputed,
-                                       bool split_backward);
+                                       const ModelParallel& parallel);
 
 }  // namespace muster::parallel
 

@@ -62,11 +62,22 @@ struct AttentionSizes {
   int64_t depth = 0;  // width of a head
 };
 
+// State-space mixers of a model, the same in all its blocks that have them. heads is 0 in a model
+// without.
+struct ScanSizes {
+  int64_t heads = 0;
+  int64_t head_width = 0;
+  int64_t groups = 0;
+  int64_t state = 0;
+  int64_t taps = 0;  // of the convolution
+};
+
 // What one block exchanges with other ranks, beside gradients and parameters.
 struct BlockExchanges {
   // Its layers, each with a column-parallel and a row-parallel GEMM (tensor_parallel.h).
   int layers = 0;
   int attentions = 0;  // layers that exchange keys and values with context ranks
+  int scans = 0;       // layers that pass states between context ranks
   // Numbers per token that the block sums over its tensor group, once forward and once backward,
   // beside hidden states.
   int64_t sums_per_token = 0;
@@ -376,6 +387,7 @@ class Model {
     int64_t sequence_max = 0;   // longest context
     int context_size = 1;       // ranks that share a sequence
     AttentionSizes attention;
+    ScanSizes scan;
     // Of this rank's blocks between embedding and head.
     std::vector<BlockExchanges> exchanges;
     int64_t rotary_width = 0;  // width of a head with rotary positions, else 0

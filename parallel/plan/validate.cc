@@ -185,11 +185,13 @@ class Judge {
 
   void Context() {
     const int64_t context = degree(Axis::kContext);
-    if (context > 1 && model_.sequence > 0 && model_.sequence % (2 * context) != 0) {
-      Add(FieldOf(Axis::kContext), "a sequence of ", model_.sequence,
-          " tokens does not divide into ", 2 * context, " chunks, two for each of the ", context,
-          " ranks; one of ", Multiples(model_.sequence, 2 * context), " tokens would");
-    }
+    if (context == 1 || model_.sequence < 1 || model_.sequence % (2 * context) == 0) return;
+    int64_t fewer = context;
+    while (fewer > 1 && model_.sequence % (2 * fewer) != 0) --fewer;
+    Add(FieldOf(Axis::kContext), "a sequence of ", model_.sequence, " tokens does not divide into ",
+        2 * context, " chunks, two for each of the ", context, " ranks; one of ",
+        Multiples(model_.sequence, 2 * context), " tokens would",
+        fewer > 1 ? absl::StrCat(", or context ", fewer) : "");
   }
 
   // Of the heads that tensor ranks hold when shares are equal, as far as they go; of given shares,

@@ -349,9 +349,13 @@ int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod conte
 int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   if (device != DeviceKind::kCuda) return 0;
   constexpr int64_t kWorkspaces = 128 * kMiB;
+  // State-space mixers only gather.
+  const ContextMethod method = place.model.shape().attention.heads > 0
+                                   ? place.model.shape().context_method
+                                   : ContextMethod::kAllGather;
   return kCudaContextBytes + kWorkspaces +
-         CommunicatorBytes(place.mesh, place.zero_shards, place.model.shape().context_method,
-                           place.options.copy_engines, place.options.nccl_thread_blocks);
+         CommunicatorBytes(place.mesh, place.zero_shards, method, place.options.copy_engines,
+                           place.options.nccl_thread_blocks);
 }
 
 MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {

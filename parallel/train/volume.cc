@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/state_passing.h"
 #include "parallel/model/family.h"
 #include "parallel/model/language_model_sizes.h"
 #include "parallel/model/tensor_parallel.h"
@@ -142,8 +143,10 @@ class Formulas {
     StepVolume volume;
     volume.pipeline = Pipeline();
     for (const OwnBlock& block : blocks_) {
-      volume.context +=
-          micro_batches_ * block.exchanges.attentions * Attention(block.recomputed ? 2 : 1);
+      const int64_t forwards = block.recomputed ? 2 : 1;
+      const int64_t attentions = block.exchanges.attentions, scans = block.exchanges.scans;
+      if (attentions > 0) volume.context += micro_batches_ * attentions * Attention(forwards);
+      if (scans > 0) volume.context += micro_batches_ * scans * Scan(forwards);
     }
     volume.tensor = micro_batches_ * HiddenStates();
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
@@ -191,6 +194,24 @@ class Formulas {
              context_;
     }
     return (context_ - 1) * keys * (forwards * 2 * width_ + 2 * width_ + 2 * kFloat);
+  }
+
+  // The state-space scan of one layer, likewise (state_passing.h).
+  int64_t Scan(int64_t forwards) const {
+    if (context_ == 1) return 0;
+    const ScanSizes& sizes = place_.model.shape().scan;
+    // With fewer groups than tensor ranks, every rank holds all of them.
+    const int64_t groups = held_.shares_ssm_groups ? sizes.groups : held_.ssm_groups.size();
+    ScanShape shape;
+    shape.ranks = static_cast<int>(context_);
+    shape.batch = place_.options.micro_batch;
+    shape.heads = held_.ssm_heads.size();
+    shape.width = sizes.head_width;
+    shape.state = sizes.state;
+    shape.taps = sizes.taps;
+    shape.channels = shape.heads * shape.width + 2 * groups * sizes.state;
+    shape.activation = BatchShapeOf(place_).activation;
+    return forwards * ForwardBytes(shape) + BackwardBytes(shape);
   }
 
   // The collectives of the tensor group for one micro-batch: all-reduces of hidden states [T,C],

@@ -72,8 +72,7 @@ void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
 constexpr int64_t kMambaWidthMax = 256;
 constexpr int64_t kMambaGroupMax = 16384;
 
-void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
-  const v1::ModelSpec& model = engine.model();
+void CheckMamba2(const v1::ModelSpec& model, Checker& check) {
   const v1::MambaSpec& mamba = model.mamba();
   const std::string path = "engine.model.mamba.";
   const bool width = check.InRange(path + "head_width", mamba.head_width(), 1, kMambaWidthMax);
@@ -97,10 +96,6 @@ void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
   check.InRange(path + "taps", mamba.taps(), 2, 4);
   if (check.Finite(path + "step_min", mamba.step_min()) && mamba.step_min() < 0) {
     check.Add(path + "step_min", mamba.step_min(), " is below 0");
-  }
-  if (const int32_t ranks = engine.parallel().context(); ranks > 1) {
-    check.Add("engine.parallel.context", ranks,
-              " ranks: Mamba-2 layers do not pass states between ranks; use 1");
   }
 }
 
@@ -130,8 +125,7 @@ void CheckHybridAttention(const v1::ModelSpec& model, Checker& check) {
 }
 
 // Fields of layers that the pattern lacks, and what those that it has need.
-void CheckHybrid(const v1::EngineSpec& engine, Checker& check) {
-  const v1::ModelSpec& model = engine.model();
+void CheckHybrid(const v1::ModelSpec& model, Checker& check) {
   const auto blocks = parallel::BlocksOfPattern(model.pattern());
   if (!blocks.ok()) {
     check.Add("engine.model.pattern", blocks.status().message());
@@ -159,7 +153,7 @@ void CheckHybrid(const v1::EngineSpec& engine, Checker& check) {
   needs("ffn", model.ffn() != 0, mlp, "MLP layers (-)");
   needs("mlp", model.mlp() != v1::MLP_KIND_UNSPECIFIED, mlp, "MLP layers (-)");
   needs("mamba", model.has_mamba(), mamba, "Mamba-2 layers (M)");
-  if (mamba) CheckMamba2(engine, check);
+  if (mamba) CheckMamba2(model, check);
   if (mlp) check.InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
   if (attention) CheckHybridAttention(model, check);
 }
@@ -215,11 +209,11 @@ void CheckModel(const v1::EngineSpec& engine, Checker& check) {
     check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
   }
   if (model.family() == v1::MODEL_FAMILY_HYBRID) {
-    CheckHybrid(engine, check);
+    CheckHybrid(model, check);
     return;
   }
   if (model.family() == v1::MODEL_FAMILY_MAMBA2) {
-    CheckMamba2(engine, check);
+    CheckMamba2(model, check);
     return;
   }
   const bool heads = check.InRange("engine.model.heads", model.heads(), 1);

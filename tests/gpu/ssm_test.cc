@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -170,6 +171,7 @@ struct SsdCase {
   int64_t b, s, h, g, p, n, chunk;
   bool states, documents, fp32_states;
   float step_max = 100;
+  bool segments = false;  // in the calls for segments of sequences; with `states`
 };
 
 class SsdGpuTest : public SsmGpuTest {
@@ -179,6 +181,7 @@ class SsdGpuTest : public SsmGpuTest {
     SsdCase c;
     Both row, dt, dt_bias, a_log, d, initial, documents, y, states, final_state;
     Both dy, d_final, dx, ddt, db, dc, d_dt_bias, d_a_log, dd, d_initial;
+    Both decay, d_decay, d_states;
 
     int64_t width() const { return c.h * c.p + 2 * c.g * c.n; }
     Tensor Slice(bool gpu, int64_t begin, int64_t count, int64_t size) {
@@ -210,6 +213,9 @@ class SsdGpuTest : public SsmGpuTest {
     t.d_a_log = Input(kF32, {c.h});
     t.dd = Input(kF32, {c.h});
     t.d_initial = Output(kF32, {c.b, c.h, c.p, c.n});
+    t.decay = Output(kF32, {c.b, c.h});
+    t.d_decay = Output(kF32, {c.b, c.h});
+    t.d_states = Output(c.fp32_states ? kF32 : act, {c.b, chunks, c.h, c.p * c.n});
     return t;
   }
   void Run(Tensors& t, bool gpu) {
@@ -231,7 +237,13 @@ class SsdGpuTest : public SsmGpuTest {
     if (c.documents) args.documents = AsDocuments(Side(t.documents, gpu), c.b, c.s);
     if (c.states) args.initial_state = Side(t.initial, gpu);
     if (c.states) args.final_state = Side(t.final_state, gpu);
-    SsdForward(stream, args);
+    args.decay = Side(t.decay, gpu);
+    if (c.segments) {
+      SsdForwardStates(stream, args);
+      SsdForwardOutputs(stream, args);
+    } else {
+      SsdForward(stream, args);
+    }
     SsdBackwardArgs backward = {.forward = args,
                                 .dy = Side(t.dy, gpu),
                                 .dx = Side(t.dx, gpu),
@@ -243,12 +255,20 @@ class SsdGpuTest : public SsmGpuTest {
                                 .dd = Side(t.dd, gpu)};
     if (c.states) backward.d_final_state = Side(t.d_final, gpu);
     if (c.states) backward.d_initial_state = Side(t.d_initial, gpu);
-    SsdBackward(stream, backward);
+    if (c.segments) {
+      backward.d_states = Side(t.d_states, gpu);
+      backward.forward.decay = Side(t.d_decay, gpu);
+      SsdBackwardStates(stream, backward);
+      SsdBackwardInputs(stream, backward);
+    } else {
+      SsdBackward(stream, backward);
+    }
   }
   void Check(DType act, const SsdCase& c) {
-    const std::string what = absl::StrCat(
-        Name(act), " ", c.b, "x", c.s, " heads ", c.h, "/", c.g, " p ", c.p, " n ", c.n, " chunk ",
-        c.chunk, c.states ? " states" : "", c.documents ? " documents" : "", " ");
+    const std::string what =
+        absl::StrCat(Name(act), " ", c.b, "x", c.s, " heads ", c.h, "/", c.g, " p ", c.p, " n ",
+                     c.n, " chunk ", c.chunk, c.states ? " states" : "",
+                     c.documents ? " documents" : "", c.segments ? " segments " : " ");
     Tensors t = Make(act, c);
     Run(t, true);
     Run(t, false);
@@ -269,6 +289,9 @@ class SsdGpuTest : public SsmGpuTest {
     if (!c.states) return;
     ExpectClose(what + "final_state", t.final_state, slack);
     ExpectClose(what + "d_initial", t.d_initial, slack);
+    if (!c.segments) return;
+    ExpectClose(what + "decay", t.decay, 1e-3);
+    EXPECT_EQ(t.decay.Download(*stream_), t.d_decay.Download(*stream_)) << what;
   }
 };
 
@@ -296,9 +319,75 @@ TEST_F(SsdGpuTest, ShapesOfTheHopperKernels_MatchTheHost) {
   }
 }
 
+// What is in front of a segment, and the gradient behind it, reach some chunks or all of them.
+TEST_F(SsdGpuTest, SegmentsOfSequences_MatchTheHost) {
+  for (const DType act : FloatTypes()) {
+    for (const bool documents : {false, true}) {
+      for (const float step_max : {0.2f, 0.01f}) {
+        Check(act, {2, 1, 2, 1, 5, 3, 4, true, documents, false, step_max, true});
+        Check(act, {2, 37, 4, 2, 24, 20, 16, true, documents, false, step_max, true});
+        Check(act, {2, 300, 3, 1, 80, 64, 64, true, documents, true, step_max, true});
+      }
+    }
+  }
+  for (auto [p, n] : {std::pair(64, 128), std::pair(128, 64), std::pair(64, 64)}) {
+    for (const bool documents : {false, true}) {
+      Check(DType::kBF16, {2, 1, 16, 2, p, n, 128, true, documents, false, 100, true});
+      Check(DType::kBF16, {4, 300, 6, 2, p, n, 128, true, documents, false, 0.2f, true});
+      Check(DType::kBF16, {2, 1000, 4, 1, p, n, 128, true, false, false, 0.002f, true});
+      Check(DType::kBF16, {2, 2200, 2, 1, p, n, 128, true, documents, false, 0.02f, true});
+    }
+  }
+}
+
+TEST_F(SsdGpuTest, PassedStates_AndDocumentsOfSegments_MatchTheHost) {
+  constexpr int64_t kRanks = 3, kSequences = 2, kHeads = 5;
+  for (auto [p, n] : {std::pair<int64_t, int64_t>(7, 3), {64, 128}}) {
+    const int64_t rows = 2 * kSequences * kHeads, part = rows * (p * n + 1);
+    Both left = Input(DType::kF32, {kRanks, part});
+    for (const bool reverse : {false, true}) {
+      for (int rank = 0; rank < kRanks; ++rank) {
+        Both own = Output(DType::kF32, {2 * kSequences, kHeads, p, n});
+        for (const bool gpu : {true, false}) {
+          const auto view = [&](int64_t begin, std::initializer_list<int64_t> shape,
+                                std::initializer_list<int64_t> strides) {
+            return gpu ? left.Gpu(begin, shape, strides) : left.Cpu(begin, shape, strides);
+          };
+          SsdPassStates(
+              gpu ? *stream_ : *cpu_stream_,
+              {.states = view(0, {kRanks, 2 * kSequences, kHeads, p * n},
+                              {part, kHeads * p * n, p * n, 1}),
+               .decays = view(rows * p * n, {kRanks, 2 * kSequences, kHeads}, {part, kHeads, 1}),
+               .rank = rank,
+               .reverse = reverse,
+               .own = Side(own, gpu)});
+        }
+        Synchronize();
+        ExpectClose(absl::StrCat("rank ", rank, reverse ? " reverse" : ""), own, 1e-5);
+      }
+    }
+  }
+  constexpr int64_t kLength = 21, kPositions = 2 * kRanks * kLength;
+  Both documents = Integers(Documents(kSequences, kPositions, 11, 0));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Both own = Integers(std::vector<int32_t>(2 * kSequences * kLength));
+    for (const bool gpu : {true, false}) {
+      SegmentDocuments(gpu ? *stream_ : *cpu_stream_,
+                       {.documents = AsDocuments(Side(documents, gpu), kSequences, kPositions),
+                        .rank = rank,
+                        .own = AsDocuments(Side(own, gpu), 2 * kSequences, kLength)});
+    }
+    Synchronize();
+    const std::vector<float> device = own.Download(*stream_);
+    EXPECT_EQ(std::memcmp(device.data(), own.values().data(), device.size() * 4), 0) << rank;
+  }
+}
+
 TEST_F(SsdGpuTest, RunTwice_GivesTheSameBits) {
-  for (const int64_t chunk : {64, 128}) {
-    Tensors t = Make(DType::kBF16, {2, 700, 24, 2, 64, 128, chunk, true, false, false});
+  for (const auto& [chunk, segments] :
+       {std::pair<int64_t, bool>(64, false), {64, true}, {128, false}, {128, true}}) {
+    Tensors t =
+        Make(DType::kBF16, {2, 700, 24, 2, 64, 128, chunk, true, false, false, 0.01f, segments});
     std::vector<std::vector<float>> results[2];
     for (auto& result : results) {
       for (Both* sum : {&t.d_dt_bias, &t.d_a_log, &t.dd}) sum->Upload(*stream_);

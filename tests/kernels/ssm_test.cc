@@ -240,6 +240,135 @@ class ScanTest {
     ExpectClose(dd, testing::Plus(dd_before, NumericGradient(in.d, loss)), 1e-4, "dd");
   }
 
+  // The same with the positions of each sample in 2 `ranks` segments, in the layout of context
+  // parallelism: each rank computes its own, and all ranks see what segments leave behind.
+  void RunInSegments(int ranks, int threads = 0) {
+    struct Rank {
+      Floats x, dt, b, c, y, states, final_state, entry, dy, d_states, d_initial, exit;
+      Floats dx, ddt, db, dc;
+      std::vector<int32_t> documents;
+      SsdBackwardArgs args;
+    };
+    Host host(threads == 0 ? 2 : threads);
+    Stream& stream = *host.stream;
+    const int64_t segments = 2 * ranks, length = c_.s / segments, samples = 2 * c_.b;
+    const int64_t chunks = (length + c_.chunk - 1) / c_.chunk, state = c_.p * c_.n;
+    const int64_t row = samples * c_.h;
+    // By rank: states, decays.
+    Floats left(ranks * row * (state + 1)), d_left = left;
+    const auto part = [&](Floats& of, int64_t rank, std::initializer_list<int64_t> shape,
+                          int64_t begin) {
+      return Tensor(of.data() + rank * row * (state + 1) + begin, DType::kF32, shape);
+    };
+    const auto pass = [&](Floats& of, int rank, bool reverse, Floats& own) {
+      SsdPassStates(stream, {.states = Tensor(of.data(), DType::kF32, {ranks, samples, c_.h, state},
+                                              {row * (state + 1), c_.h * state, state, 1}),
+                             .decays = Tensor(of.data() + row * state, DType::kF32,
+                                              {ranks, samples, c_.h}, {row * (state + 1), c_.h, 1}),
+                             .rank = rank,
+                             .reverse = reverse,
+                             .own = View(own, {samples, c_.h, c_.p, c_.n})});
+    };
+    // Positions of a rank's segments in the samples: calls f(own row, row) for all.
+    const auto for_rows = [&](int rank, auto f) {
+      for (int64_t i = 0; i < samples; ++i) {
+        const int64_t segment = i % 2 == 0 ? rank : segments - 1 - rank;
+        for (int64_t t = 0; t < length; ++t) {
+          f(i * length + t, i / 2 * c_.s + segment * length + t);
+        }
+      }
+    };
+    const auto own = [&](const Floats& whole, int rank) {
+      const int64_t width = static_cast<int64_t>(whole.size()) / (c_.b * c_.s);
+      Floats rows(samples * length * width);
+      for_rows(rank, [&](int64_t to, int64_t from) {
+        std::copy_n(whole.begin() + from * width, width, rows.begin() + to * width);
+      });
+      return rows;
+    };
+    const auto back = [&](const Floats& rows, int rank, Floats& whole) {
+      const int64_t width = static_cast<int64_t>(whole.size()) / (c_.b * c_.s);
+      for_rows(rank, [&](int64_t from, int64_t to) {
+        std::copy_n(rows.begin() + from * width, width, whole.begin() + to * width);
+      });
+    };
+    Floats dy = Random(y_.size(), 9);
+    Floats d_dt_bias = Random(c_.h, 11), d_a_log = Random(c_.h, 12), dd = Random(c_.h, 13);
+    const Floats d_dt_bias_before = d_dt_bias, d_a_log_before = d_a_log, dd_before = dd;
+    std::vector<Rank> all(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      Rank& r = all[rank];
+      r.x = r.y = r.dx = own(x_, rank);
+      r.dt = r.ddt = own(dt_, rank);
+      r.b = r.db = own(b_, rank);
+      r.c = r.dc = own(cs_, rank);
+      r.dy = own(dy, rank);
+      r.states = r.d_states = Floats(samples * chunks * c_.h * state);
+      r.entry = r.exit = Floats(row * state);
+      SsdArgs& args = r.args.forward;
+      args = this->args();
+      args.x = View(r.x, {samples, length, c_.h, c_.p});
+      args.dt = View(r.dt, {samples, length, c_.h});
+      args.b = View(r.b, {samples, length, c_.g, c_.n});
+      args.c = View(r.c, {samples, length, c_.g, c_.n});
+      args.y = View(r.y, {samples, length, c_.h, c_.p});
+      args.states = View(r.states, {samples, chunks, c_.h, state});
+      args.initial_state = View(r.entry, {samples, c_.h, c_.p, c_.n});
+      args.final_state = part(left, rank, {samples, c_.h, c_.p, c_.n}, 0);
+      args.decay = part(left, rank, {samples, c_.h}, row * state);
+      args.first_position = 0;
+      if (c_.documents) {
+        r.documents.resize(samples * length);
+        args.documents = View(r.documents, {samples, length});
+        SegmentDocuments(stream, {View(documents_, {c_.b, c_.s}), rank, args.documents});
+      }
+      r.args.dy = View(r.dy, {samples, length, c_.h, c_.p});
+      r.args.dx = View(r.dx, {samples, length, c_.h, c_.p});
+      r.args.ddt = View(r.ddt, {samples, length, c_.h});
+      r.args.db = View(r.db, {samples, length, c_.g, c_.n});
+      r.args.dc = View(r.dc, {samples, length, c_.g, c_.n});
+      r.args.d_dt_bias = View(d_dt_bias, {c_.h});
+      r.args.d_a_log = View(d_a_log, {c_.h});
+      r.args.dd = View(dd, {c_.h});
+      r.args.d_states = View(r.d_states, {samples, chunks, c_.h, state});
+      r.args.d_final_state = View(r.exit, {samples, c_.h, c_.p, c_.n});
+      SsdForwardStates(stream, args);
+    }
+    Floats dx(x_.size()), ddt(dt_.size()), db(b_.size()), dc(cs_.size());
+    for (int rank = 0; rank < ranks; ++rank) {
+      Rank& r = all[rank];
+      pass(left, rank, /*reverse=*/false, r.entry);
+      SsdForwardOutputs(stream, r.args.forward);
+      r.args.forward.decay = part(d_left, rank, {samples, c_.h}, row * state);
+      r.args.d_initial_state = part(d_left, rank, {samples, c_.h, c_.p, c_.n}, 0);
+      SsdBackwardStates(stream, r.args);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      Rank& r = all[rank];
+      pass(d_left, rank, /*reverse=*/true, r.exit);
+      SsdBackwardInputs(stream, r.args);
+      back(r.y, rank, y_);
+      back(r.dx, rank, dx);
+      back(r.ddt, rank, ddt);
+      back(r.db, rank, db);
+      back(r.dc, rank, dc);
+    }
+    ScanInputs in = {Wide(x_),       Wide(dt_),    Wide(b_), Wide(cs_),
+                     Wide(dt_bias_), Wide(a_log_), Wide(d_), Wide(initial_)};
+    ExpectClose(y_, ScanReference(c_, in, documents_, nullptr), 1e-5, "y");
+    const Doubles dy64 = Wide(dy);
+    const auto loss = [&] { return Dot(ScanReference(c_, in, documents_, nullptr), dy64); };
+    ExpectClose(dx, NumericGradient(in.x, loss), 1e-4, "dx");
+    ExpectClose(ddt, NumericGradient(in.dt, loss), 1e-4, "ddt");
+    ExpectClose(db, NumericGradient(in.b, loss), 1e-4, "db");
+    ExpectClose(dc, NumericGradient(in.c, loss), 1e-4, "dc");
+    ExpectClose(d_dt_bias, testing::Plus(d_dt_bias_before, NumericGradient(in.dt_bias, loss)), 1e-4,
+                "d_dt_bias");
+    ExpectClose(d_a_log, testing::Plus(d_a_log_before, NumericGradient(in.a_log, loss)), 1e-4,
+                "d_a_log");
+    ExpectClose(dd, testing::Plus(dd_before, NumericGradient(in.d, loss)), 1e-4, "dd");
+  }
+
   const Floats& y() const { return y_; }
   const Floats& final_state() const { return final_; }
 
@@ -264,6 +393,33 @@ TEST(Ssd, ForwardAndBackward_GroupsTailsStatesAndDocuments_MatchFloat64) {
             .documents = true,
             .state = true})
       .Run();
+}
+
+// Two segments of each sample on every rank. Documents begin in some segments and not in others.
+TEST(Ssd, SegmentsOnSeveralRanks_MatchFloat64) {
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    ScanTest({.b = 2, .s = 12, .h = 2, .p = 3, .g = 1, .n = 4, .chunk = 4}).RunInSegments(ranks);
+    ScanTest({.b = 2,
+              .s = 24,
+              .h = 4,
+              .p = 2,
+              .g = 2,
+              .n = 3,
+              .chunk = 3,
+              .documents = true,
+              .step_max = 0.4f,
+              .first_position = 0})
+        .RunInSegments(ranks);
+  }
+}
+
+TEST(Ssd, SegmentsOnAnyThreads_GiveTheSameBits) {
+  const Scan scan = {.b = 2, .s = 24, .h = 3, .p = 4, .g = 1, .n = 6, .chunk = 4};
+  ScanTest one(scan), two(scan);
+  one.RunInSegments(2, 1);
+  two.RunInSegments(2, 3);
+  EXPECT_EQ(one.y(), two.y());
 }
 
 TEST(Ssd, StepSizesOutsideOfTheLimits_AreClampedAndHaveNoGradient) {

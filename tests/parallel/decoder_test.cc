@@ -145,7 +145,7 @@ class Stack {
                                 .groups = 2,
                                 .state = 3,
                                 .stddev = 0.1f},
-                               shard_, {}, false);
+                               shard_, {}, {});
       case '-':
         return MakeMlpMixer(registry, Mlp(name), shard_, {});
       default:

@@ -420,6 +420,14 @@ TEST_F(Layouts, HybridStacks_TrainLikeOneRankAndResumeWithAnyRanks) {
       pipeline.layout.pipeline_chunks = schedule == PipelineSchedule::kInterleaved ? 2 : 1;
       runs.push_back(pipeline);
     }
+    // Attention exchanges keys and values of the chunks whose states Mamba-2 passes on.
+    Case context = alone;
+    context.layout.degrees = PerAxis(1, 1, llama ? 4 : 2, llama ? 1 : 2);
+    context.layout.sequence_parallel = !llama;
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      context.recompute = recompute;
+      runs.push_back(context);
+    }
     ExpectLike(alone, runs);
     // Saved by one layout, resumed by another.
     const RankResult whole = harness_.Train(alone)[0];
@@ -432,6 +440,84 @@ TEST_F(Layouts, HybridStacks_TrainLikeOneRankAndResumeWithAnyRanks) {
     ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
     for (size_t i = 0; i < rest.losses.size(); ++i) {
       EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
+    }
+  }
+}
+
+// Segments of sequences on several ranks, of two tokens with four of them, which is less than the
+// convolution reaches back. Documents begin within segments and at their borders.
+TEST_F(Layouts, StatesPassedBetweenContextRanks_TrainLikeOneRankAndResumeOnOne) {
+  for (const bool documents : {false, true}) {
+    ModelDescription model = SmallMamba2();
+    Case alone = Alone(model, 2);
+    alone.documents = documents;
+    std::vector<Case> runs;
+    for (const int ranks : {2, 4}) {
+      Case run = alone;
+      run.layout.degrees = PerAxis(1, 1, ranks, 1);
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        run.recompute = recompute;
+        runs.push_back(run);
+      }
+      run.layout.degrees = PerAxis(1, 2, ranks, 1);
+      run.layout.zero = ranks == 2 ? 3 : 1;
+      run.overlap = ranks == 2;
+      run.offload_activations = true;
+      run.tcp = documents;
+      runs.push_back(run);
+      // Tensor ranks that share groups of heads, and shares by weight.
+      run = alone;
+      run.layout.degrees = PerAxis(1, 1, ranks, ranks == 2 ? 4 : 2);
+      run.tensor_weights = {3, 1, 1, 1};
+      run.tensor_weights.resize(ranks == 2 ? 4 : 2);
+      run.layout.sequence_parallel = true;
+      run.tensor_overlap = TensorOverlap::kHalves;
+      runs.push_back(run);
+      run.tensor_overlap = TensorOverlap::kNone;
+      run.layout.sequence_parallel = false;
+      run.recompute = Recompute::kSelective;
+      runs.push_back(run);
+      run = alone;
+      run.layout.degrees = PerAxis(2, 1, ranks, 1);
+      run.schedule = PipelineSchedule::kZeroBubble;
+      runs.push_back(run);
+    }
+    ExpectLike(alone, runs);
+    // Saved by one layout, resumed on one rank.
+    const RankResult whole = harness_.Train(alone)[0];
+    Case first = runs.back(), second = alone;
+    first.save_every = 100;
+    first.stop_after = 4;
+    second.restore = harness_.Train(first)[0].saved;
+    ASSERT_EQ(second.restore.size(), 1u);
+    const RankResult rest = harness_.Train(second)[0];
+    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
+    for (size_t i = 0; i < rest.losses.size(); ++i) {
+      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
+    }
+  }
+}
+
+// Whatever runs beside the exchanges, and whichever method attention would use.
+TEST_F(Layouts, StatesPassedBesideOtherWork_HaveTheSameBits) {
+  for (const PerAxis& degrees : {PerAxis(1, 1, 2, 1), PerAxis(1, 1, 4, 2)}) {
+    Case run = Alone(SmallMamba2(), 2);
+    run.layout.degrees = degrees;
+    run.documents = true;
+    run.overlap = false;
+    const RankResult plain = harness_.Train(run)[0];
+    run.overlap = true;
+    for (const ContextMethod method :
+         {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
+      run.context_method = method;
+      SCOPED_TRACE(run.ToString());
+      ExpectSameBits(plain, harness_.Train(run)[0]);
+    }
+    for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      run.recompute = recompute;
+      SCOPED_TRACE(run.ToString());
+      ExpectSameBits(plain, harness_.Train(run)[0]);
     }
   }
 }

@@ -119,8 +119,9 @@ INSTANTIATE_TEST_SUITE_P(
             "engine.model.mamba.head_width: 64 is wider than 2 x hidden (32)"},
         Bad{"engine={model: {preset: mamba2-130m}, parallel: {tensor: 32}}",
             "engine.parallel.tensor: 32 ranks cannot share the 24 state-space heads"},
-        Bad{"engine={model: {preset: mamba2-130m}, parallel: {context: 2}}",
-            "engine.parallel.context: 2 ranks: Mamba-2 layers"},
+        Bad{"engine={model: {preset: mamba2-130m, sequence_length: 24}, parallel: {context: 16}}",
+            "engine.parallel.context: a sequence of 24 tokens does not divide into 32 chunks, two "
+            "for each of the 16 ranks; one of 32 tokens would, or context 12"},
         Bad{"engine.model={preset: mamba2-130m, mamba: {step_min: -1}}", "step_min: -1 is below 0"},
         Bad{"engine.model={preset: hybrid-1b, pattern: 'M-XM'}",
             "engine.model.pattern: has 'X' at position 3; M is Mamba-2, * attention, - an MLP"},

@@ -1,0 +1,175 @@
+#include "parallel/context/state_passing.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "base/check.h"
+#include "kernels/memory/memory.h"
+#include "kernels/ssm/ssm.h"
+#include "parallel/context/methods.h"
+
+namespace muster::parallel {
+namespace {
+
+using kernels::Arena;
+using kernels::DType;
+using kernels::Tensor;
+
+// A segment's place: the rank that has it, and which of the rank's two it is.
+struct Place {
+  int rank, late;
+};
+Place PlaceOf(int segment, int ranks) {
+  return segment < ranks ? Place{segment, 0} : Place{2 * ranks - 1 - segment, 1};
+}
+int SegmentAt(int rank, int late, int ranks) { return late == 0 ? rank : 2 * ranks - 1 - rank; }
+
+// Of [2B,rows,columns]: one segment of every sequence, `count` rows from `begin` on, and `n`
+// columns from `first` on.
+Tensor Rows(const Tensor& of, int late, int64_t begin, int64_t count, int64_t first, int64_t n) {
+  const int64_t at = late * of.stride(0) + begin * of.stride(1) + first;
+  return Tensor(static_cast<char*>(of.data()) + at * SizeOf(of.dtype()), of.dtype(),
+                {of.dim(0) / 2, count, n}, {2 * of.stride(0), of.stride(1), 1});
+}
+
+// What a halo of `reach` rows takes from the segments in front of it, each `length` long: calls
+// f(how many segments in front, first row of the halo, rows), the nearest first.
+void ForReached(int64_t reach, int64_t length,
+                absl::FunctionRef<void(int front, int64_t begin, int64_t rows)> f) {
+  for (int front = 1; reach > 0; ++front) {
+    const int64_t rows = std::min(reach, length);
+    reach -= rows;
+    f(front, reach, rows);
+  }
+}
+
+}  // namespace
+
+int64_t ForwardBytes(const ScanShape& shape) {
+  const int64_t left = shape.heads * (shape.width * shape.state + 1) * SizeOf(DType::kF32);
+  const int64_t halo = (shape.taps - 1) * shape.channels * SizeOf(shape.activation);
+  return (shape.ranks - 1) * shape.segments() * (halo + left);
+}
+
+int64_t BackwardBytes(const ScanShape& shape) {
+  ScanShape sums = shape;
+  sums.activation = DType::kF32;
+  return ForwardBytes(sums);
+}
+
+int64_t StatePassing::LeftElements() const {
+  return shape_.segments() * shape_.heads * (shape_.width * shape_.state + 1);
+}
+
+void StatePassing::TakeSaved(Arena& arena, const char* category, Saved& saved) const {
+  saved.halo = arena.Take(category, shape_.activation,
+                          {shape_.segments(), shape_.taps - 1, shape_.channels});
+}
+
+void StatePassing::TakeScratch(Arena& arena, Saved& saved) const {
+  const int64_t rows = shape_.segments() * (shape_.taps - 1);
+  saved.tails = arena.Take("scratch", shape_.activation, {shape_.ranks, rows, shape_.channels});
+  saved.d_halos = arena.Take("scratch", DType::kF32, {shape_.ranks, rows, shape_.channels});
+  saved.left = arena.Take("scratch", DType::kF32, {shape_.ranks, LeftElements()});
+  saved.ends = arena.Take("scratch", DType::kF32,
+                          {shape_.segments(), shape_.heads, shape_.width, shape_.state});
+}
+
+Tensor StatePassing::PartOf(const Tensor& halos, int rank) const {
+  return halos.Rows(rank, 1).Reshape({shape_.segments(), shape_.taps - 1, shape_.channels});
+}
+
+void StatePassing::PassInputs(const Call& call, const std::vector<Channels>& inputs,
+                              const Saved& saved) const {
+  CHECK_EQ(call.group.size(), shape_.ranks);
+  const int rank = call.group.rank();
+  const int64_t reach = shape_.taps - 1, length = inputs.front().positions.dim(1);
+  const int64_t tail = std::min(reach, length);
+  const Tensor own = PartOf(saved.tails, rank);
+  for (const Channels& some : inputs) {
+    const int64_t n = some.positions.dim(2);
+    for (const int late : {0, 1}) {
+      kernels::CopyStrided(call.stream, Rows(some.positions, late, length - tail, tail, 0, n),
+                           Rows(own, late, reach - tail, tail, some.first, n));
+    }
+  }
+  call.group.AllGather(call.stream, saved.tails);
+  // In front of a sequence there are zeros.
+  if (rank * length < reach) kernels::Zero(call.stream, saved.halo);
+  for (const int late : {0, 1}) {
+    const int segment = SegmentAt(rank, late, shape_.ranks);
+    ForReached(reach, length, [&](int front, int64_t begin, int64_t rows) {
+      if (segment < front) return;
+      const Place from = PlaceOf(segment - front, shape_.ranks);
+      kernels::CopyStrided(
+          call.stream,
+          Rows(PartOf(saved.tails, from.rank), from.late, reach - rows, rows, 0, shape_.channels),
+          Rows(saved.halo, late, begin, rows, 0, shape_.channels));
+    });
+  }
+}
+
+Tensor StatePassing::OwnHaloGradient(const Call& call, const Saved& saved) const {
+  return PartOf(saved.d_halos, call.group.rank());
+}
+
+// The work of the caller that comes last overlaps with this exchange.
+void StatePassing::PassInputGradients(const Call& call, const std::vector<Channels>& gradients,
+                                      const Saved& saved) const {
+  kernels::Event* const arrived =
+      call.overlap != nullptr && call.beside_last ? call.overlap->returned[0].get() : nullptr;
+  context::StartExchange(
+      call, arrived, [&](kernels::Stream& stream) { call.group.AllGather(stream, saved.d_halos); });
+  if (call.beside_last) call.beside_last();
+  context::AwaitExchange(call, arrived, Collective::kAllGather);
+  const int64_t reach = shape_.taps - 1, length = gradients.front().positions.dim(1);
+  for (const int late : {0, 1}) {
+    const int segment = SegmentAt(call.group.rank(), late, shape_.ranks);
+    ForReached(reach, length, [&](int behind, int64_t begin, int64_t rows) {
+      if (segment + behind >= 2 * shape_.ranks) return;
+      const Place from = PlaceOf(segment + behind, shape_.ranks);
+      for (const Channels& some : gradients) {
+        const int64_t n = some.positions.dim(2);
+        kernels::CopyStrided(
+            call.stream,
+            Rows(PartOf(saved.d_halos, from.rank), from.late, begin, rows, some.first, n),
+            Rows(some.positions, late, length - rows, rows, 0, n), /*accumulate=*/true);
+      }
+    });
+  }
+}
+
+Tensor StatePassing::OwnStates(const Call& call, const Saved& saved) const {
+  return Tensor(saved.left.Rows(call.group.rank(), 1).data(), DType::kF32,
+                {shape_.segments(), shape_.heads, shape_.width, shape_.state});
+}
+
+Tensor StatePassing::OwnDecays(const Call& call, const Saved& saved) const {
+  return Tensor(OwnStates(call, saved).f32() + saved.ends.elements(), DType::kF32,
+                {shape_.segments(), shape_.heads});
+}
+
+// In backward, the work of the caller that comes first overlaps with this exchange.
+void StatePassing::PassStates(const Call& call, bool reverse, const Saved& saved) const {
+  const bool beside = reverse && call.beside_first;
+  kernels::Event* const arrived =
+      call.overlap != nullptr && beside ? call.overlap->arrived[0].get() : nullptr;
+  context::StartExchange(
+      call, arrived, [&](kernels::Stream& stream) { call.group.AllGather(stream, saved.left); });
+  if (beside) call.beside_first();
+  context::AwaitExchange(call, arrived, Collective::kAllGather);
+  const int64_t part = LeftElements(), size = shape_.width * shape_.state;
+  kernels::SsdPassArgs args;
+  args.states =
+      Tensor(saved.left.data(), DType::kF32, {shape_.ranks, shape_.segments(), shape_.heads, size},
+             {part, shape_.heads * size, size, 1});
+  args.decays = Tensor(saved.left.f32() + saved.ends.elements(), DType::kF32,
+                       {shape_.ranks, shape_.segments(), shape_.heads}, {part, shape_.heads, 1});
+  args.rank = call.group.rank();
+  args.reverse = reverse;
+  args.own = saved.ends;
+  kernels::SsdPassStates(call.stream, args);
+}
+
+}  // namespace muster::parallel
