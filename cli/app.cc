@@ -249,6 +249,8 @@ class Application {
         ->capture_default_str();
     sample->add_option("--step", sample_.step, "Checkpoint of this step [default: the newest]")
         ->check(CLI::PositiveNumber);
+    sample->add_flag("-v,--verbose", sample_.verbose,
+                     "Tokens per second on stderr, also where that is no terminal");
   }
 
   void DeclareConvert() {

@@ -1,12 +1,18 @@
 #include "worker/rank/checkpoint_tools.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
 #include "kernels/device/device.h"
@@ -25,6 +31,18 @@ using parallel::CheckpointState;
 // JSON must be UTF-8; sampled bytes need not be.
 void PrintJson(const json& value) {
   std::printf("%s\n", value.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+// The first token is drawn behind the pass that reads the prompt, the others take a pass each.
+std::string SpeedText(size_t prompt, absl::Duration to_first, size_t tokens, absl::Duration rest) {
+  std::string text =
+      absl::StrFormat("prompt of %d tokens in %.3f s", prompt, absl::ToDoubleSeconds(to_first));
+  if (tokens > 1) {
+    const double seconds = absl::ToDoubleSeconds(rest);
+    absl::StrAppendFormat(&text, ", %d more in %.3f s: %.1f tokens/s", tokens - 1, seconds,
+                          static_cast<double>(tokens - 1) / std::max(seconds, 1e-9));
+  }
+  return text + "\n";
 }
 
 }  // namespace
@@ -62,11 +80,17 @@ absl::Status RunSample(const SampleArguments& arguments) {
   // A token may have a space in front that only the first of a text loses, so that text behind the
   // prompt is what all tokens give more than the prompt.
   ASSIGN_OR_RETURN(const std::string prompt_text, tokenizer->Decode(prompt));
+  const RealClock clock;
+  const absl::Duration begun = clock.Monotonic();
+  absl::Duration first;  // when the first token was drawn
   std::vector<int32_t> all = prompt;
   ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                    generator->Generate(prompt, arguments.sampling, [&](int32_t token) {
                      // The prompt is printed with the first token, so not for bad arguments.
-                     if (!started) print(arguments.prompt);
+                     if (!started) {
+                       first = clock.Monotonic();
+                       print(arguments.prompt);
+                     }
                      started = true;
                      // A model may have more rows than the tokenizer has tokens.
                      if (token >= tokenizer->vocab()) return;
@@ -77,11 +101,13 @@ absl::Status RunSample(const SampleArguments& arguments) {
                      text += more;
                      print(more);
                    }));
+  const absl::Duration end = clock.Monotonic();
   if (!started) print(arguments.prompt);
-  if (!arguments.json) {
-    print("\n");
-    return absl::OkStatus();
+  print("\n");
+  if (started && (arguments.verbose || ::isatty(STDERR_FILENO) == 1)) {
+    std::fputs(SpeedText(prompt.size(), first - begun, tokens.size(), end - first).c_str(), stderr);
   }
+  if (!arguments.json) return absl::OkStatus();
   PrintJson({{"checkpoint", arguments.checkpoint},
              {"step", reader->state().id.step},
              {"prompt", arguments.prompt},
