@@ -14,6 +14,7 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -21,6 +22,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/probes.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
@@ -69,7 +71,8 @@ void Declare(CLI::App& app, Flags& flags) {
                  "Ranks share memory and GPU links only with ranks of the same id "
                  "[default: the machine's boot id]");
   app.add_option("--metrics", flags.metrics,
-                 "HOST:PORT to serve Prometheus metrics on; port 0 = the system picks")
+                 "HOST:PORT for HTTP: Prometheus metrics at /metrics, and /livez, /readyz, "
+                 "/startupz; port 0 = the system picks")
       ->capture_default_str();
   app.add_option("--rank-binary", flags.daemon.rank_binary,
                  "Rank program [default: muster-rank beside this program]");
@@ -134,6 +137,10 @@ int Serve(Flags& flags, const std::string& self) {
       metrics::PrometheusServer::Start(flags.metrics);
   if (!metrics.ok()) return Complain(std::string(metrics.status().message()));
   flags.daemon.metrics_address = (*metrics)->address();
+  (*metrics)->registry().GetGauge(kBuildInfo, {MUSTER_VERSION}).Set(1);
+  Probes probes(clock);
+  (*metrics)->SetPages(probes.Pages());
+  const absl::Cleanup remove_pages = [&metrics] { (*metrics)->SetPages({}); };
   bool fatal = false;
   // Wakes the wait below; written before the signal, read after it.
   flags.daemon.on_fatal = [&fatal](const absl::Status&) {
@@ -141,9 +148,10 @@ int Serve(Flags& flags, const std::string& self) {
     ::kill(::getpid(), SIGTERM);
   };
   absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-      Daemon::Start(flags.daemon, clock, (*metrics)->registry(), log);
+      Daemon::Start(flags.daemon, clock, (*metrics)->registry(), log, &probes);
   if (!daemon.ok()) return Complain(std::string(daemon.status().message()));
 
+  probes.Started();
   nlohmann::ordered_json line;
   line["name"] = flags.daemon.name;
   line["pid"] = ::getpid();
