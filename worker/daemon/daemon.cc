@@ -60,7 +60,21 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   return daemon;
 }
 
+// Counters exist from the start: rates and alerts need a first sample.
+void Daemon::StartCounters() {
+  for (const metrics::Family* family :
+       {&kRankStarts, &kReattached, &kRefusals, &kSessions, &kDials}) {
+    metrics_.GetCounter(*family);
+  }
+  for (int cause = v1::CAUSE_COMPLETED; cause <= v1::Cause_MAX; ++cause) {
+    if (!v1::Cause_IsValid(cause)) continue;
+    metrics_.GetCounter(
+        kRankExits, {LowerName(v1::Cause_Name(static_cast<v1::Cause>(cause)), sizeof("CAUSE"))});
+  }
+}
+
 absl::Status Daemon::StartServices(DaemonOutput recovered) {
+  StartCounters();
   loop_ = std::make_unique<ThreadLoop>(clock_);
   OutputQueue::Parts outputs;
   outputs.write = [this](const std::vector<DaemonRecord>& records) { return Write(records); };

@@ -60,6 +60,7 @@ class Daemon {
          std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state, Probes* probes);
   // Starts the loop and everything that posts to it, and carries out what the core asked for first.
   absl::Status StartServices(DaemonOutput recovered);
+  void StartCounters();
   // What the core is told. Looks for devices.
   // `upgraded`: the state directory has records.
   DaemonCoreConfig Config(bool upgraded);

@@ -1,5 +1,6 @@
 // muster-worker: the daemon of one machine. Builds the objects, prints where it is, waits for a
-// signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead.
+// signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead, as
+// `muster-worker supervise ...` it is pid 1 of a container (supervise.h).
 #include <signal.h>
 #include <unistd.h>
 
@@ -27,6 +28,7 @@
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/supervise.h"
 
 namespace muster::worker {
 namespace {
@@ -178,6 +180,13 @@ int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "shim") return RunShim(ParseShimArguments(arguments));
 
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (error) return Complain("cannot read /proc/self/exe: " + error.message());
+  if (!arguments.empty() && arguments[0] == "supervise") {
+    return Supervise(self, {arguments.begin() + 1, arguments.end()});
+  }
+
   // Blocked before any thread starts, so that only the wait in Serve takes them.
   sigset_t stop;
   sigemptyset(&stop);
@@ -187,7 +196,10 @@ int Main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
 
   Flags flags;
-  CLI::App app("The Muster worker daemon: runs the ranks that the coordinator gives this machine.");
+  CLI::App app(
+      "The Muster worker daemon: runs the ranks that the coordinator gives this machine. As "
+      "`muster-worker supervise FLAGS` it is pid 1 of a container, which starts a daemon that "
+      "ended by itself again while its ranks train on.");
   Declare(app, flags);
   try {
     app.parse(argc, argv);
@@ -198,9 +210,6 @@ int Main(int argc, char** argv) {
     std::cout << metrics::DescribeFamilies(WorkerFamilies());
     return 0;
   }
-  std::error_code error;
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
-  if (error) return Complain("cannot read /proc/self/exe: " + error.message());
   return Serve(flags, self);
 }
 
