@@ -14,6 +14,7 @@
 #include "cli/data.h"
 #include "cli/debug.h"
 #include "cli/describe.h"
+#include "cli/doctor.h"
 #include "cli/events.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
@@ -437,6 +438,14 @@ class Application {
   }
 
   void DeclareRest() {
+    Add(app_, "doctor",
+        "Whether this machine can run a worker or coordinator: driver, libraries, limits, disk, "
+        "network. Exit 1 when a check fails",
+        [this] { return Doctor(); })
+        ->add_option("--state-dir", doctor_directory_,
+                     "Directory whose disk is tried: that of the daemon or coordinator "
+                     "[default: the current one]")
+        ->type_name("DIR");
     Add(app_, "version", "Versions of this program and of the coordinator",
         [this] { return Version(); });
     CLI::App* completion = AddGroup(app_, "completion", "Shell completion");
@@ -478,6 +487,25 @@ class Application {
         const Endpoint endpoint,
         FindCoordinator(coordinator_, surroundings_.environment("MUSTER_COORDINATOR"), Home()));
     return action(*CoordinatorClient::Connect(endpoint));
+  }
+
+  absl::Status Doctor() {
+    MachineFacts facts = GatherFacts(doctor_directory_.empty() ? surroundings_.working_directory
+                                                               : doctor_directory_);
+    facts.version = surroundings_.version;
+    const std::string named = surroundings_.environment("MUSTER_COORDINATOR");
+    if (!coordinator_.empty() || !named.empty()) {
+      facts.coordinator_address = coordinator_.empty() ? named : coordinator_;
+      absl::StatusOr<std::string>& answer =
+          facts.coordinator.emplace(absl::UnknownError("was not asked"));
+      const absl::Status found = WithClient([&](CoordinatorClient& client) -> absl::Status {
+        ASSIGN_OR_RETURN(const v1::GetVersionResponse version, client.GetVersion(kVersionTimeout));
+        answer = version.version();
+        return absl::OkStatus();
+      });
+      if (!found.ok()) answer = found;
+    }
+    return Report(Examine(facts), format(), terminal_);
   }
 
   absl::Status Version() {
@@ -522,6 +550,7 @@ class Application {
   std::string home_;
   std::string job_;
   std::string worker_;
+  std::string doctor_directory_;
   StateOptions state_;
   std::string prefix_;
   std::string inspect_tokenizer_ = "auto";
