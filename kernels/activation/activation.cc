@@ -12,12 +12,14 @@ namespace muster::kernels {
 
 MUSTER_TWINS(GeluForward)
 MUSTER_TWINS(GeluBackward)
+MUSTER_TWINS(Relu2Forward)
+MUSTER_TWINS(Relu2Backward)
 MUSTER_TWINS(SwigluForward)
 MUSTER_TWINS(SwigluBackward)
 
 namespace {
 
-void CheckGelu(const Tensor& x, const Tensor& y) {
+void CheckSame(const Tensor& x, const Tensor& y) {
   CHECK(IsActivation(x.dtype()) && x.dtype() == y.dtype() && x.elements() == y.elements() &&
         x.contiguous() && y.contiguous())
       << x.ToString() << " to " << y.ToString();
@@ -32,14 +34,26 @@ void CheckSwiglu(const Tensor& packed, const Tensor& y) {
 }  // namespace
 
 void GeluForward(Stream& stream, Tensor x, Tensor y) {
-  CheckGelu(x, y);
+  CheckSame(x, y);
   MUSTER_DISPATCH(GeluForward, x, y);
 }
 
 void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx) {
-  CheckGelu(x, dy);
-  CheckGelu(x, dx);
+  CheckSame(x, dy);
+  CheckSame(x, dx);
   MUSTER_DISPATCH(GeluBackward, x, dy, dx);
+}
+
+void Relu2Forward(Stream& stream, Tensor x, Tensor y) {
+  CheckSame(x, y);
+  MUSTER_DISPATCH(Relu2Forward, x, y);
+}
+
+void Relu2Backward(Stream& stream, Tensor x, Tensor dy, Tensor dx, Tensor y) {
+  CheckSame(x, dy);
+  CheckSame(x, dx);
+  if (!y.empty()) CheckSame(x, y);
+  MUSTER_DISPATCH(Relu2Backward, x, dy, dx, y);
 }
 
 void SwigluForward(Stream& stream, Tensor packed, Tensor y) {

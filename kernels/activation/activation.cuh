@@ -51,6 +51,10 @@ __device__ inline float GeluSlope(float x, float& y) {
   return s + y * (1.f - s) * twice_u_gradient;
 }
 
+__device__ inline float Relu2(float x) { return fmaxf(x, 0.f) * fmaxf(x, 0.f); }
+// The slope of Relu2 at x.
+__device__ inline float Relu2Slope(float x) { return 2.f * fmaxf(x, 0.f); }
+
 __device__ inline float Swiglu(float gate, float up) { return up * (gate * FastSigmoid(gate)); }
 
 // Replaces gate, up and dy by d_gate, d_up and y.

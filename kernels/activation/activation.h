@@ -15,6 +15,12 @@ void GeluForward(Stream& stream, Tensor x, Tensor y);
 // dx = dy * gelu'(x); dx may alias dy.
 void GeluBackward(Stream& stream, Tensor x, Tensor dy, Tensor dx);
 
+// Squared ReLU (So et al., arXiv 2109.08668): y = max(x, 0)^2. act, any shape.
+void Relu2Forward(Stream& stream, Tensor x, Tensor y);
+// dx = dy * 2 max(x, 0); dx may alias dy. `y`, unless empty, gets forward's output in the same
+// bits.
+void Relu2Backward(Stream& stream, Tensor x, Tensor dy, Tensor dx, Tensor y = Tensor());
+
 // SwiGLU (Shazeer, arXiv 2002.05202): y = silu(gate) * up, [T,F]. packed [T,2F] act holds `gate` in
 // columns [0,F) and `up` in [F,2F).
 void SwigluForward(Stream& stream, Tensor packed, Tensor y);

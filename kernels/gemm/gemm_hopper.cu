@@ -50,7 +50,8 @@ struct GemmParams {
 };
 
 template <Fused kFused>
-constexpr bool kIsGradient = kFused == Fused::kGeluGradient || kFused == Fused::kSwigluGradient;
+constexpr bool kIsGradient = kFused == Fused::kGeluGradient || kFused == Fused::kRelu2Gradient ||
+                             kFused == Fused::kSwigluGradient;
 // Whether the epilogue reads `pre`.
 template <Fused kFused>
 constexpr bool kReads = kIsGradient<kFused> || kFused == Fused::kResidual;
@@ -200,7 +201,7 @@ struct Epilogue {
         if (Has(kPart)) SwigluGradients(value, now, now_up, kPart);
       } else {
         Pack8 out = {};
-        if (Has(kPart)) out = GeluGradient(value, now, kPart);
+        if (Has(kPart)) out = ActivationGradient(value, now, kPart);
         if (p.partial == nullptr) return;
         if (kPart % 2 == 0) {
           first_half = out;
@@ -214,10 +215,12 @@ struct Epilogue {
   __device__ __forceinline__ void Forward(const Pack8& value, int part) {
     const int64_t at = At(p.columns, part);
     StorePack<8>(static_cast<T*>(p.out) + at, value);
-    if constexpr (kFused == Fused::kGelu) {
+    if constexpr (kFused == Fused::kGelu || kFused == Fused::kRelu2) {
       float y[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) y[i] = Gelu<T>(value[i]);
+      for (int i = 0; i < 8; ++i) {
+        y[i] = kFused == Fused::kGelu ? Gelu<T>(value[i]) : Relu2(value[i]);
+      }
       StorePack<8>(static_cast<T*>(p.activation) + at, FromFloats<T>(y));
     }
   }
@@ -262,10 +265,18 @@ struct Epilogue {
     StorePack<8>(static_cast<T*>(p.activation) + At(p.columns, part), FromFloats<T>(y));
   }
 
-  __device__ __forceinline__ Pack8 GeluGradient(const Pack8& value, const Pack8& pre, int part) {
+  __device__ __forceinline__ Pack8 ActivationGradient(const Pack8& value, const Pack8& pre,
+                                                      int part) {
     float d[8], y[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) d[i] = value[i] * GeluSlope<T>(pre[i], y[i]);
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kFused == Fused::kRelu2Gradient) {
+        d[i] = value[i] * Relu2Slope(pre[i]);
+        y[i] = Relu2(pre[i]);
+      } else {
+        d[i] = value[i] * GeluSlope<T>(pre[i], y[i]);
+      }
+    }
     const Pack8 rounded = FromFloats<T>(d);
     const int64_t at = At(p.columns, part);
     StorePack<8>(static_cast<T*>(p.out) + at, rounded);
@@ -422,6 +433,10 @@ absl::Status LaunchFused(CudaStream& stream, const HopperGemm& gemm, float* part
       return Launch<T, Fused::kGelu>(stream, gemm, nullptr);
     case Fused::kSwiglu:
       return Launch<T, Fused::kSwiglu>(stream, gemm, nullptr);
+    case Fused::kRelu2:
+      return Launch<T, Fused::kRelu2>(stream, gemm, nullptr);
+    case Fused::kRelu2Gradient:
+      return Launch<T, Fused::kRelu2Gradient>(stream, gemm, nullptr);
     case Fused::kGeluGradient:
       return Launch<T, Fused::kGeluGradient>(stream, gemm, partial);
     case Fused::kSwigluGradient:

@@ -17,8 +17,10 @@ namespace muster::kernels::cuda {
 enum class Fused {
   kNone,            // out = p + bias
   kGelu,            // out = p + bias, activation = gelu(out)
+  kRelu2,           // out = p + bias, activation = max(out, 0)^2
   kSwiglu,          // out = [gate, up] = p + bias, activation = silu(gate) up
   kGeluGradient,    // out = p gelu'(pre), activation = gelu(pre), column_sums of out
+  kRelu2Gradient,   // out = p 2 max(pre, 0), activation = max(pre, 0)^2
   kSwigluGradient,  // out = [d_gate, d_up] of p by pre = [gate, up], activation = silu(gate) up
   kResidual,        // out = p + bias, plus pre
   kRotary64,        // out = p + bias, with its first heads, of 64 columns, rotated
@@ -28,12 +30,12 @@ enum class Fused {
 struct HopperGemm {
   Fused fused = Fused::kNone;
   // True: b is [N,K], as weights are in forward. False: b is [K,N], as they are in backward. kGelu,
-  // kSwiglu, kResidual and kRotary* require true, the gradients false.
+  // kRelu2, kSwiglu, kResidual and kRotary* require true, the gradients false.
   bool transpose_b = true;
   Tensor a;                // [T,K] bf16 or fp16
   Tensor b;                // N is 2F with kSwiglu, F with kSwigluGradient
   Tensor bias;             // [N] or empty; not with the gradients
-  Tensor pre;              // kGeluGradient, kResidual [T,N], kSwigluGradient [T,2F]
+  Tensor pre;              // kGeluGradient, kRelu2Gradient, kResidual [T,N], kSwigluGradient [T,2F]
   Tensor out;              // [T,N]; kSwigluGradient [T,2F], which may alias pre
   Tensor activation;       // [T,N], SwiGLU [T,F]; may be empty with the gradients
   Tensor column_sums;      // [N] fp32 or empty; kGeluGradient only

@@ -33,6 +33,9 @@ void CheckBackward(const LinearBackwardArgs& args) {
   CheckIsOrEmpty("dbias", args.dbias, DType::kF32, {n});
   CheckIsOrEmpty("pre_dbias", args.pre_dbias, DType::kF32, {k});
   CHECK(!args.pre.empty() || args.pre_dbias.empty()) << "pre_dbias goes with pre";
+  CHECK(args.activation == Epilogue::kGelu ||
+        (args.activation == Epilogue::kRelu2 && args.pre_dbias.empty()))
+      << "pre is that of GELU, or of squared ReLU without pre_dbias";
   CHECK(!args.recompute_x || !args.pre.empty() || !args.packed.empty())
       << "x is recomputed from pre or packed";
   CheckIsOrEmpty("packed", args.packed, act, {t, 2 * k});

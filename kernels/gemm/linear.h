@@ -10,10 +10,10 @@
 
 namespace muster::kernels {
 
-// What follows y = x W^T + bias. kGelu and kSwiglu (activation.h) write the pre-activation,
+// What follows y = x W^T + bias. kGelu, kRelu2 and kSwiglu (activation.h) write the pre-activation,
 // rounded, to `pre`, which backward needs. kRotary (rotary.h) rotates the first heads of the
 // rounded y.
-enum class Epilogue { kNone, kGelu, kSwiglu, kRotary };
+enum class Epilogue { kNone, kGelu, kRelu2, kSwiglu, kRotary };
 
 struct LinearForwardArgs {
   Tensor x;     // [T,K] act
@@ -21,7 +21,7 @@ struct LinearForwardArgs {
   Tensor bias;  // [N] act or empty
   Tensor y;     // [T,N] act; [T,N/2] with kSwiglu
   Epilogue epilogue = Epilogue::kNone;
-  Tensor pre;  // [T,N] act, with kGelu and kSwiglu
+  Tensor pre;  // [T,N] act, with kGelu, kRelu2 and kSwiglu
   // kRotary: RotaryTable's table [S,D], with T a multiple of S, and how many heads of D columns of
   // y, counted from the first, are rotated.
   Tensor rotary = Tensor();
@@ -45,16 +45,19 @@ void LinearForward(Stream& stream, const LinearForwardArgs& args);
 // only dw and dbias are, and the values of w are not read. Zero-bubble schedules call twice.
 //
 // The layer in front: where x = gelu(pre), passing `pre` multiplies dx by gelu'(pre), adds the
-// column sums of that dx to pre_dbias, and with `recompute_x` writes x before it is used, for a
-// forward that has not kept it. Where x = SwigluForward(packed), passing `packed` writes d_packed
-// as SwigluBackward does; dx is then scratch, and recompute_x writes x, which may be dx. `packed`
-// goes with a call without `dw` only. On CUDA these are fused where that measures faster.
+// column sums of that dx to pre_dbias (not with kRelu2), and with `recompute_x` writes x before it
+// is used, for a forward that has not kept it. Where x = SwigluForward(packed), passing `packed`
+// writes d_packed as SwigluBackward does; dx is then scratch, and recompute_x writes x, which may
+// be dx. `packed` goes with a call without `dw` only. On CUDA these are fused where that measures
+// faster.
 struct LinearBackwardArgs {
-  Tensor dy;         // [T,N] act
-  Tensor x;          // [T,K] act; written with recompute_x; may be empty without dw
-  Tensor w;          // [N,K] act
-  Tensor dx;         // [T,K] act or empty; aliases no input, except x with `packed`
-  Tensor pre;        // [T,K] act or empty
+  Tensor dy;   // [T,N] act
+  Tensor x;    // [T,K] act; written with recompute_x; may be empty without dw
+  Tensor w;    // [N,K] act
+  Tensor dx;   // [T,K] act or empty; aliases no input, except x with `packed`
+  Tensor pre;  // [T,K] act or empty
+  // What x is of `pre`, where that is given: kGelu or kRelu2.
+  Epilogue activation = Epilogue::kGelu;
   Tensor dw;         // [N,K] fp32 += or empty
   Tensor dbias;      // [N] fp32 += or empty; with dw only
   Tensor pre_dbias;  // [K] fp32 += or empty; with pre only

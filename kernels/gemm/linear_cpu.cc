@@ -24,6 +24,8 @@ namespace muster::kernels {
 MUSTER_TWINS(Add)
 MUSTER_TWINS(Zero)
 MUSTER_TWINS(Rotary)
+MUSTER_TWINS(Relu2Forward)
+MUSTER_TWINS(Relu2Backward)
 MUSTER_TWINS(SwigluForward)
 MUSTER_TWINS(SwigluBackward)
 
@@ -129,6 +131,11 @@ void BiasGradientInFront(ThreadPool& pool, const LinearBackwardArgs& args) {
 }  // namespace
 
 void LinearForward(Stream& stream, const LinearForwardArgs& args) {
+  if (args.epilogue == Epilogue::kRelu2) {
+    cpu::LinearForward(stream, {.x = args.x, .w = args.w, .bias = args.bias, .y = args.pre});
+    cpu::Relu2Forward(stream, args.pre, args.y);
+    return;
+  }
   if (args.epilogue == Epilogue::kSwiglu) {
     cpu::LinearForward(stream, {.x = args.x, .w = args.w, .bias = args.bias, .y = args.pre});
     cpu::SwigluForward(stream, args.pre, args.y);
@@ -157,6 +164,18 @@ void LinearBackward(Stream& stream, const LinearBackwardArgs& args) {
     cpu::LinearBackward(stream, {.dy = args.dy, .w = args.w, .dx = args.dx});
     cpu::SwigluBackward(stream, args.packed, args.dx, args.d_packed,
                         args.recompute_x ? args.x : Tensor());
+    return;
+  }
+  if (!args.pre.empty() && args.activation == Epilogue::kRelu2) {
+    cpu::LinearBackward(stream, {.dy = args.dy, .w = args.w, .dx = args.dx});
+    cpu::Relu2Backward(stream, args.pre, args.dx, args.dx, args.recompute_x ? args.x : Tensor());
+    if (args.dw.empty()) return;
+    cpu::LinearBackward(stream, {.dy = args.dy,
+                                 .x = args.x,
+                                 .w = args.w,
+                                 .dw = args.dw,
+                                 .dbias = args.dbias,
+                                 .accumulate = args.accumulate});
     return;
   }
   EnqueueOnHost(stream, [args](ThreadPool& pool) {

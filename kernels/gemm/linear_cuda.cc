@@ -36,6 +36,8 @@ namespace muster::kernels {
 MUSTER_TWINS(Add)
 MUSTER_TWINS(Rotary)
 MUSTER_TWINS(GeluForward)
+MUSTER_TWINS(Relu2Forward)
+MUSTER_TWINS(Relu2Backward)
 MUSTER_TWINS(SwigluForward)
 MUSTER_TWINS(SwigluBackward)
 
@@ -101,7 +103,9 @@ HopperGemm OwnForward(const LinearForwardArgs& args) {
     own.rotary = args.rotary;
     own.rotary_columns = args.rotary_heads * args.rotary.dim(1);
   } else {
-    own.fused = args.epilogue == Epilogue::kGelu ? Fused::kGelu : Fused::kSwiglu;
+    own.fused = args.epilogue == Epilogue::kGelu    ? Fused::kGelu
+                : args.epilogue == Epilogue::kRelu2 ? Fused::kRelu2
+                                                    : Fused::kSwiglu;
     own.out = args.pre;
     own.activation = args.y;
   }
@@ -115,7 +119,7 @@ HopperGemm OwnInputGradient(const LinearBackwardArgs& args) {
   own.b = args.w;
   own.out = args.dx;
   if (!args.pre.empty()) {
-    own.fused = Fused::kGeluGradient;
+    own.fused = args.activation == Epilogue::kGelu ? Fused::kGeluGradient : Fused::kRelu2Gradient;
     own.pre = args.pre;
     own.column_sums = args.pre_dbias;
     own.accumulate = args.accumulate;
@@ -165,12 +169,16 @@ absl::Status Forward(CudaStream& stream, const LinearForwardArgs& args) {
       RETURN_IF_ERROR(plans.Run(stream, gemm, workspace));
       if (args.epilogue == Epilogue::kGelu) {
         cuda::GeluForward(stream, args.pre, args.y);
+      } else if (args.epilogue == Epilogue::kRelu2) {
+        cuda::Relu2Forward(stream, args.pre, args.y);
       } else {
         cuda::SwigluForward(stream, args.pre, args.y);
       }
       return absl::OkStatus();
     });
-    key = absl::StrCat(plans.KeyOf(gemm), args.epilogue == Epilogue::kGelu ? " gelu" : " swiglu");
+    key = absl::StrCat(plans.KeyOf(gemm), args.epilogue == Epilogue::kGelu    ? " gelu"
+                                          : args.epilogue == Epilogue::kRelu2 ? " relu2"
+                                                                              : " swiglu");
   }
   Gemm fused = ForwardGemm(args);
   if (args.epilogue == Epilogue::kGelu && args.x.dtype() != DType::kF32) {
@@ -209,7 +217,8 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
   LinearPlans& plans = stream.cuda_device().linear_plans();
   const Gemm plain = InputGradientGemm(args);
   const HopperGemm own = OwnInputGradient(args);
-  const bool gelu = !args.pre.empty(), swiglu = !args.packed.empty();
+  const bool gelu = !args.pre.empty() && args.activation == Epilogue::kGelu;
+  const bool relu2 = !args.pre.empty() && !gelu, swiglu = !args.packed.empty();
   const bool in_place = swiglu && args.packed.data() == args.d_packed.data();
   const Tensor recomputed = args.recompute_x ? args.x : Tensor();
   TrialOutput sums, gradients;
@@ -220,6 +229,8 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
       ASSIGN_OR_RETURN(const Tensor dbias, sums.For(stream, trial, args.pre_dbias));
       GeluBackwardAndSum(stream, args.pre, args.dx, args.dx, recomputed, dbias, args.accumulate,
                          scratch);
+    } else if (relu2) {
+      cuda::Relu2Backward(stream, args.pre, args.dx, args.dx, recomputed);
     } else if (swiglu) {
       ASSIGN_OR_RETURN(const Tensor d_packed,
                        gradients.For(stream, trial && in_place, args.d_packed));
@@ -250,8 +261,9 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
   }
   return plans.RunFastest(
       stream,
-      absl::StrCat(plans.KeyOf(plain), gelu ? " gelu'" : "", swiglu ? " swiglu'" : "",
-                   args.pre_dbias.empty() ? "" : " bias", args.recompute_x ? " recompute" : ""),
+      absl::StrCat(plans.KeyOf(plain), gelu ? " gelu'" : "", relu2 ? " relu2'" : "",
+                   swiglu ? " swiglu'" : "", args.pre_dbias.empty() ? "" : " bias",
+                   args.recompute_x ? " recompute" : ""),
       ways);
 }
 

@@ -59,7 +59,8 @@ class HopperGemmGpuTest : public GpuTest {
 TEST_F(HopperGemmGpuTest, Forward_EveryActivationAndOddShapes_MatchTheHostAndRepeatBitForBit) {
   for (DType dtype : types_) {
     for (const auto& [t, k, n] : shapes_) {
-      for (Epilogue epilogue : {Epilogue::kNone, Epilogue::kGelu, Epilogue::kSwiglu}) {
+      for (Epilogue epilogue :
+           {Epilogue::kNone, Epilogue::kGelu, Epilogue::kRelu2, Epilogue::kSwiglu}) {
         const std::string what = absl::StrCat(Name(dtype), " ", t, "x", k, "x", n, " epilogue ",
                                               static_cast<int>(epilogue));
         const bool plain = epilogue == Epilogue::kNone;
@@ -68,9 +69,10 @@ TEST_F(HopperGemmGpuTest, Forward_EveryActivationAndOddShapes_MatchTheHostAndRep
         Both bias = Input(dtype, {outputs});
         Both pre = Output(dtype, {t, outputs}), y = Output(dtype, {t, n});
         HopperGemm gemm;
-        gemm.fused = plain                         ? Fused::kNone
-                     : epilogue == Epilogue::kGelu ? Fused::kGelu
-                                                   : Fused::kSwiglu;
+        gemm.fused = plain                          ? Fused::kNone
+                     : epilogue == Epilogue::kGelu  ? Fused::kGelu
+                     : epilogue == Epilogue::kRelu2 ? Fused::kRelu2
+                                                    : Fused::kSwiglu;
         gemm.a = x.gpu();
         gemm.b = w.gpu();
         gemm.bias = bias.gpu();
@@ -211,6 +213,47 @@ TEST_F(HopperGemmGpuTest, Backward_PlainAndThroughGelu_MatchTheHostAndRepeatBitF
           EXPECT_EQ(dx.Download(*stream_), first) << what;
           EXPECT_EQ(again.Download(*stream_), first_sums) << what;
         }
+      }
+    }
+  }
+}
+
+TEST_F(HopperGemmGpuTest, Backward_ThroughSquaredRelu_MatchesTheHostAsOurGemmAndAsTheOp) {
+  for (DType dtype : types_) {
+    for (const auto& [t, n, k] : shapes_) {
+      for (bool recompute : {false, true}) {
+        const std::string what =
+            absl::StrCat(Name(dtype), " ", t, "x", n, "x", k, recompute ? " recomputed" : "");
+        Both dy = Input(dtype, {t, n}), w = Input(dtype, {n, k}, 1 / std::sqrt(float(n)));
+        Both pre = Input(dtype, {t, k}), x = Output(dtype, {t, k}), dx = Output(dtype, {t, k});
+        Both by_op = Output(dtype, {t, k}), x_by_op = Output(dtype, {t, k});
+        HopperGemm gemm;
+        gemm.fused = Fused::kRelu2Gradient;
+        gemm.transpose_b = false;
+        gemm.a = dy.gpu();
+        gemm.b = w.gpu();
+        gemm.pre = pre.gpu();
+        gemm.out = dx.gpu();
+        if (recompute) gemm.activation = x.gpu();
+        Run(gemm);
+        const auto args = [&](bool gpu, Both& to, Both& again) {
+          LinearBackwardArgs backward = {.dy = gpu ? dy.gpu() : dy.cpu(),
+                                         .w = gpu ? w.gpu() : w.cpu(),
+                                         .dx = gpu ? to.gpu() : to.cpu(),
+                                         .pre = gpu ? pre.gpu() : pre.cpu(),
+                                         .activation = Epilogue::kRelu2};
+          if (recompute) backward.x = gpu ? again.gpu() : again.cpu();
+          backward.recompute_x = recompute;
+          return backward;
+        };
+        LinearBackward(*cpu_stream_, args(false, dx, x));
+        LinearBackward(*cpu_stream_, args(false, by_op, x_by_op));
+        LinearBackward(*stream_, args(true, by_op, x_by_op));
+        ExpectClose("dx " + what, dx, Slack(dtype));
+        ExpectClose("dx of the op " + what, by_op, Slack(dtype));
+        if (!recompute) continue;
+        ExpectClose("x " + what, x, 1e-5);
+        ExpectClose("x of the op " + what, x_by_op, 1e-5);
       }
     }
   }

@@ -127,6 +127,44 @@ TEST(Linear, Backward_AgainstFiniteDifferencesThroughGelu_Agrees) {
   ExpectClose(dbias, testing::NumericGradient(bias64, loss), 1e-5, "dbias");
 }
 
+// The same through squared ReLU, with the activation recomputed.
+TEST(Linear, ForwardAndBackward_ThroughSquaredRelu_MatchFloat64) {
+  const Shape s = {5, 6, 7};
+  Host host;
+  const auto relu2 = [](Doubles x) {
+    for (double& value : x) value = value > 0 ? value * value : 0;
+    return x;
+  };
+  Floats pre = Random(s.t * s.k, 1), w = Random(s.n * s.k, 2), bias = Random(s.n, 3),
+         dy = Random(s.t * s.n, 4);
+  Doubles pre64 = testing::Wide(pre), w64 = testing::Wide(w), bias64 = testing::Wide(bias);
+  auto loss = [&] { return testing::DotOf(Reference(s, relu2(pre64), w64, bias64), dy); };
+  Floats x(pre.size(), NAN), dx(pre.size()), dw(w.size()), dbias(bias.size());
+  LinearBackward(*host.stream, {.dy = View(dy, {s.t, s.n}),
+                                .x = View(x, {s.t, s.k}),
+                                .w = View(w, {s.n, s.k}),
+                                .dx = View(dx, {s.t, s.k}),
+                                .pre = View(pre, {s.t, s.k}),
+                                .activation = Epilogue::kRelu2,
+                                .dw = View(dw, {s.n, s.k}),
+                                .dbias = View(dbias, {s.n}),
+                                .recompute_x = true});
+  ExpectClose(x, relu2(pre64), 1e-6, "x");
+  ExpectClose(dx, testing::NumericGradient(pre64, loss), 1e-5, "dpre");
+  ExpectClose(dw, testing::NumericGradient(w64, loss), 1e-5, "dw");
+  ExpectClose(dbias, testing::NumericGradient(bias64, loss), 1e-5, "dbias");
+  Floats y(s.t * s.n), kept(s.t * s.n);
+  LinearForward(*host.stream, {.x = View(x, {s.t, s.k}),
+                               .w = View(w, {s.n, s.k}),
+                               .bias = View(bias, {s.n}),
+                               .y = View(y, {s.t, s.n}),
+                               .epilogue = Epilogue::kRelu2,
+                               .pre = View(kept, {s.t, s.n})});
+  const Doubles expected = Reference(s, relu2(pre64), w64, bias64);
+  ExpectClose(kept, expected, 1e-5, "pre");
+  ExpectClose(y, relu2(expected), 1e-5, "y");
+}
+
 TEST(Linear, Backward_RecomputedInputAndBiasInFront_AreTheSameAsOnTheirOwn) {
   const Shape s = {9, 700, 7};
   Host host;
