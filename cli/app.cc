@@ -194,6 +194,11 @@ class Application {
     logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
         ->check(CLI::NonNegativeNumber)
         ->type_name("BYTES");
+    logs->add_flag("--all-ranks", logs_.all_ranks,
+                   "Every rank, one after the other; each line begins with its rank");
+    logs->add_option("--grep", logs_.grep,
+                     "Only lines that match this regular expression (POSIX extended)")
+        ->type_name("REGEX");
     CLI::App* debug = Add(app_, "debug", "What the collectives of a running job wait for", [this] {
       debug_.job = job_;
       debug_.timeout = absl::Seconds(debug_timeout_);
