@@ -365,9 +365,11 @@ void Metrics::JobPartsPublished(const JobView& before, const JobView& after) {
   const bool ended_before = state_before == nullptr || IsFinal(state_before->state());
   if (state.attempts() == 0 || (IsFinal(state.state()) && ended_before)) return;
   const std::string& name = state.name();
-  int ranks = 0;
-  if (const v1::Job* spec = after[JobPart::kSpec].get(); spec != nullptr) {
-    ranks = spec->spec().resources().ranks();
+  const v1::Job* spec = after[JobPart::kSpec].get();
+  const int ranks = spec == nullptr ? 0 : spec->spec().resources().ranks();
+  // Once for each job: reports of progress come often.
+  const bool begins = state_before == nullptr || state_before->attempts() == 0;
+  if (spec != nullptr && begins) {
     registry_.GetGauge(kJobRanks, {name}).Set(ranks);
     registry_.GetGauge(kJobCheckpointEvery, {name})
         .Set(static_cast<double>(spec->spec().checkpoint().every_steps()));
