@@ -255,6 +255,8 @@ class Application {
         ->capture_default_str();
     sample->add_option("--step", sample_.step, "Checkpoint of this step [default: the newest]")
         ->check(CLI::PositiveNumber);
+    sample->add_flag("-v,--verbose", sample_.verbose,
+                     "Tokens per second on stderr, also where that is no terminal");
   }
 
   void DeclareConvert() {
@@ -288,9 +290,11 @@ class Application {
         ->required()
         ->type_name("PREFIX");
     tokenize
-        ->add_option("--tokenizer", tokenize_.tokenizer,
-                     "tokenizer.json, vocab.json (with merges.txt beside it) or a tiktoken file; "
-                     "bytes: one token per byte")
+        ->add_option(
+            "--tokenizer", tokenize_.tokenizer,
+            "tokenizer.json, vocab.json (with merges.txt beside it), a SentencePiece model or a "
+            "tiktoken file; "
+            "bytes: one token per byte")
         ->capture_default_str()
         ->type_name("FILE");
     tokenize->add_option("--field", tokenize_.field,

@@ -92,19 +92,20 @@ absl::Status Sample(CoordinatorClient& client, const SampleOptions& options, For
                                                       " cannot be read on this machine",
                                                       parts.empty() ? "" : "; ", parts));
   }
-  const std::vector<std::string> command = {options.rank_binary,
-                                            "sample",
-                                            "--checkpoint",
-                                            chosen->path(),
-                                            "--prompt=" + options.prompt,
-                                            "--tokens",
-                                            absl::StrCat(options.tokens),
-                                            "--temperature",
-                                            absl::StrCat(options.temperature),
-                                            "--top-k",
-                                            absl::StrCat(options.top_k),
-                                            "--seed",
-                                            absl::StrCat(options.seed)};
+  std::vector<std::string> command = {options.rank_binary,
+                                      "sample",
+                                      "--checkpoint",
+                                      chosen->path(),
+                                      "--prompt=" + options.prompt,
+                                      "--tokens",
+                                      absl::StrCat(options.tokens),
+                                      "--temperature",
+                                      absl::StrCat(options.temperature),
+                                      "--top-k",
+                                      absl::StrCat(options.top_k),
+                                      "--seed",
+                                      absl::StrCat(options.seed)};
+  if (options.verbose) command.push_back("--verbose");
   const absl::StatusOr<std::string> text = RunAndCapture(command);
   if (!text.ok()) {
     return absl::Status(text.status().code(),

@@ -27,6 +27,7 @@ struct SampleOptions {
   int64_t top_k = 0;
   uint64_t seed = 0;
   int64_t step = 0;         // of the checkpoint; 0 = the newest
+  bool verbose = false;     // tokens per second on stderr, also where that is no terminal
   std::string rank_binary;  // muster-rank
 };
 // Runs `muster-rank sample` on the newest sound checkpoint. kFailedPrecondition: there is none, or

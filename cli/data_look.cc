@@ -56,12 +56,15 @@ absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer
                    TokenizerFor(*files, prefix, tokenizer_name));
   ASSIGN_OR_RETURN(const parallel::DatasetSummary summary,
                    parallel::Inspect(prefix, tokenizer.get()));
+  ASSIGN_OR_RETURN(const auto description, parallel::ReadDescription(*files, prefix));
   const std::string type(parallel::Name(summary.type));
   if (format != Format::kTable) {
     Json top = Json::array();
     for (const auto& [id, count] : summary.top) top.push_back({{"id", id}, {"count", count}});
     Print({{"prefix", summary.prefix},
            {"type", type},
+           {"tokenizer", description.has_value() ? description->tokenizer : ""},
+           {"tokenizerSha256", description.has_value() ? description->tokenizer_sha256 : ""},
            {"documents", summary.documents},
            {"sequences", summary.sequences},
            {"tokens", summary.tokens},
@@ -74,7 +77,15 @@ absl::Status DataInspect(const std::string& prefix, const std::string& tokenizer
           format, terminal.out);
     return absl::OkStatus();
   }
+  std::string made_with = "not said";
+  if (description.has_value()) {
+    made_with = description->tokenizer;
+    if (!description->tokenizer_sha256.empty()) {
+      absl::StrAppend(&made_with, ", SHA-256 ", description->tokenizer_sha256);
+    }
+  }
   terminal.out << Table({{"dataset:", summary.prefix},
+                         {"tokenizer:", made_with},
                          {"token type:", type},
                          {"documents:", absl::StrCat(summary.documents)},
                          {"sequences:", absl::StrCat(summary.sequences)},

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/file_system.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "cli/reconnect.h"
@@ -45,6 +46,7 @@ absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, For
   v1::SubmitRequest request;
   ASSIGN_OR_RETURN(*request.mutable_spec(),
                    LoadSpec(options.file, options.overrides, options.working_directory));
+  RETURN_IF_ERROR(CheckDataSets(*PosixFileSystem(), request.spec()));
   request.set_request_id(options.request_id.empty() ? FreshRequestId() : options.request_id);
   request.set_validate_only(options.dry_run);
   ASSIGN_OR_RETURN(const v1::SubmitResponse response, client.Submit(request, kSubmitPatience));

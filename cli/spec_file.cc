@@ -2,9 +2,13 @@
 
 #include <fstream>
 #include <iostream>
+#include <optional>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "parallel/data/dataset_description.h"
 #include "proto/spec/document.h"
 #include "proto/spec/spec.h"
 
@@ -41,6 +45,36 @@ absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
         absl::StrCat("the spec is refused\n", loaded.status().message()));
   }
   return loaded;
+}
+
+absl::Status CheckDataSets(FileSystem& files, const v1::JobSpec& spec) {
+  v1::JobSpec whole = spec;
+  spec::ApplyDefaults(whole);  // of the model's preset
+  const v1::EngineSpec& engine = whole.engine();
+  std::optional<parallel::DatasetDescription> first;
+  std::string first_field;
+  for (const auto& [name, list] : {std::make_pair("train", &engine.data().train()),
+                                   std::make_pair("validation", &engine.data().validation())}) {
+    for (int i = 0; i < list->size(); ++i) {
+      const std::string field = absl::StrCat("engine.data.", name, "[", i, "].path");
+      const std::string& path = (*list)[i].path();
+      const std::string prefix =
+          absl::StartsWith(path, "/") ? path : absl::StrCat(whole.working_directory(), "/", path);
+      const auto found = parallel::ReadDescription(files, prefix);
+      if (!found.ok() || !found->has_value()) continue;
+      RETURN_IF_ERROR(parallel::CheckUse(**found, field, prefix, engine.model().vocab(),
+                                         engine.data().tokenizer()));
+      if (!first.has_value()) {
+        first = **found;
+        first_field = field;
+      } else if (first->tokenizer_sha256 != (*found)->tokenizer_sha256) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(field, " (", prefix, ") was made with the tokenizer ", (*found)->tokenizer,
+                         ", but ", first_field, " with ", first->tokenizer));
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace muster::cli

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/file_system.h"
 #include "muster/v1/spec.pb.h"
 
 namespace muster::cli {
@@ -15,6 +16,11 @@ namespace muster::cli {
 absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
                                      const std::vector<std::string>& overrides,
                                      const std::string& working_directory);
+
+// Whether the model fits the data sets of the spec, and these were made with one tokenizer, as far
+// as their descriptions can be read from this machine: ranks check it again where they run.
+// kInvalidArgument names the data set.
+absl::Status CheckDataSets(FileSystem& files, const v1::JobSpec& spec);
 
 }  // namespace muster::cli
 

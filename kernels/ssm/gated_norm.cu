@@ -46,7 +46,8 @@ struct Problem {
 
 __device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
-// kGateBehind: out = norm(y) gamma silu(z).
+// kGateBehind: out = norm(y) gamma silu(z). kShared: p.sums are given; as a branch at run time this
+// costs the kernels registers that they lack.
 
 // A thread's columns of a group: pack i starts at column (i threads + thread) N.
 template <typename T, int N, int kPacks>
@@ -80,12 +81,14 @@ struct Columns {
     return BlockSum(sum, shared[turn]);
   }
   // The mean over the group's columns of a row, `sum` being this thread's.
+  template <bool kShared>
   __device__ float Mean(float sum, int64_t t) {
-    return (p.sums.data == nullptr ? Sum(sum) : *p.sums.At(t, blockIdx.y)) / p.whole_width;
+    if constexpr (kShared) return *p.sums.At(t, blockIdx.y) / p.whole_width;
+    return Sum(sum) / static_cast<float>(p.width);
   }
 };
 
-template <typename T, int N, int kPacks, bool kGateBehind>
+template <typename T, int N, int kPacks, bool kGateBehind, bool kShared>
 __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Problem<T> p) {
   Columns<T, N, kPacks> columns(p);
   float gamma[kPacks][N];
@@ -104,7 +107,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Proble
         squares += values[i][j] * values[i][j];
       }
     }
-    const float rstd = 1.0f / sqrtf(columns.Mean(squares, t) + p.epsilon);
+    const float rstd = 1.0f / sqrtf(columns.template Mean<kShared>(squares, t) + p.epsilon);
     if (threadIdx.x == 0) p.rstd[t * p.groups + blockIdx.y] = rstd;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Proble
   }
 }
 
-template <typename T, int N, int kPacks, bool kGateBehind>
+template <typename T, int N, int kPacks, bool kGateBehind, bool kShared>
 __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Problem<T> p) {
   Columns<T, N, kPacks> columns(p);
   float gamma[kPacks][N], sums[kPacks][N] = {};
@@ -157,7 +160,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
         dot += own * gamma[i][j];
       }
     }
-    const float factor = rstd * rstd * columns.Mean(dot, t);
+    const float factor = rstd * rstd * columns.template Mean<kShared>(dot, t);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       if (!columns.Inside(i)) continue;
@@ -266,6 +269,15 @@ void ForPacks(bool packed, int64_t width, Launch launch) {
   CHECK(fits) << "columns of a group of the norm: " << width;
 }
 
+// The kernel for the order of gate and norm and for sums that are given or not.
+template <typename KernelOf>
+auto Choose(const GatedRmsNormArgs& args, KernelOf kernel_of) {
+  const std::true_type yes;
+  const std::false_type no;
+  if (args.norm_before_gate) return args.sums.empty() ? kernel_of(yes, no) : kernel_of(yes, yes);
+  return args.sums.empty() ? kernel_of(no, no) : kernel_of(no, yes);
+}
+
 // As many blocks as run at a time, so that each takes equally many rows.
 template <typename Kernel>
 unsigned BlocksOfGroup(CudaStream& stream, Kernel kernel, unsigned threads, int64_t rows,
@@ -299,8 +311,9 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
     const Problem<T> p = Describe<T>(args);
     const bool packed = Packs<T>({&args.y, &args.z, &args.out}, p.width);
     ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
-      const auto kernel = args.norm_before_gate ? ForwardKernel<T, n(), packs(), true>
-                                                : ForwardKernel<T, n(), packs(), false>;
+      const auto kernel = Choose(args, [&](auto behind, auto shared) {
+        return ForwardKernel<T, n(), packs(), behind(), shared()>;
+      });
       const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
                       static_cast<unsigned>(p.groups));
       kernel<<<grid, threads, 0, cuda.handle()>>>(p);
@@ -321,8 +334,9 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
     const bool packed =
         Packs<T>({&args.forward.y, &args.forward.z, &args.dout, &args.dy, &args.dz}, p.width);
     ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
-      const auto kernel = args.forward.norm_before_gate ? BackwardKernel<T, n(), packs(), true>
-                                                        : BackwardKernel<T, n(), packs(), false>;
+      const auto kernel = Choose(args.forward, [&](auto behind, auto shared) {
+        return BackwardKernel<T, n(), packs(), behind(), shared()>;
+      });
       const unsigned blocks = BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups);
       p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
       if (p.gamma_sums == nullptr) return;

@@ -3,6 +3,7 @@
 //
 //   ROOT/<job id>/step-00000150.e3/rank-00000.safetensors   one shard per rank that holds anything
 //                                  rank-00001.safetensors
+//                                  tokenizer                and other files of CheckpointState
 //                                  manifest.json            written last: its presence = complete
 //
 // A save becomes durable in this order: each rank writes its shard under a temporary name, syncs it
@@ -61,6 +62,9 @@ struct CheckpointState {
   std::map<std::string, int64_t> integers;  // optimizer step, seeds, fingerprints...
   std::map<std::string, double> numbers;    // finite; kept to the last bit
   std::map<std::string, std::string> texts;
+  // Small files that lie beside the shards, by name: what these must not be separated from, as a
+  // tokenizer. Read back by ReadCheckpointFile; empty in the state that a reader gives.
+  std::map<std::string, std::string> files;
 };
 
 // One box of one tensor, to be saved.
@@ -104,6 +108,12 @@ absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& 
                                           const CheckpointState& state, int rank,
                                           absl::Span<const SaveChunk> chunks, TextGatherer gather,
                                           absl::Span<const int> groups = {});
+
+// The bytes of a file of CheckpointState::files from a checkpoint in `directory` with that `state`;
+// empty where it was saved without one. kDataLoss: it is gone, or another one.
+absl::StatusOr<std::string> ReadCheckpointFile(FileSystem& files, const std::string& directory,
+                                               const CheckpointState& state,
+                                               const std::string& name);
 
 struct TensorInfo {
   kernels::DType dtype = kernels::DType::kF32;

@@ -110,6 +110,9 @@ absl::StatusOr<RankRecord> WriteShard(FileSystem& files, const std::string& dire
   return record;
 }
 
+// The text of a manifest that says the checksum of a file beside it.
+std::string ChecksumKey(const std::string& name) { return absl::StrCat("file.", name, ".crc32c"); }
+
 absl::Status CheckState(const CheckpointState& state) {
   const std::string& job = state.id.job.value();
   if (job.empty() || job[0] == '.' || job.find('/') != std::string::npos) {
@@ -131,7 +134,7 @@ absl::Status CheckState(const CheckpointState& state) {
 // What this rank does before it tells the others.
 absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
                                    const std::string& directory, const CheckpointState& state,
-                                   int rank, absl::Span<const SaveChunk> chunks) {
+                                   int rank, bool leads, absl::Span<const SaveChunk> chunks) {
   RETURN_IF_ERROR(CheckState(state));
   if (files.Exists(absl::StrCat(directory, "/", kManifestFile))) {
     return absl::AlreadyExistsError(absl::StrCat(directory, " is complete already"));
@@ -140,6 +143,9 @@ absl::StatusOr<RankRecord> Prepare(FileSystem& files, const std::string& root,
   RETURN_IF_ERROR(files.SyncDirectory(ParentDirectory(directory)));
   RETURN_IF_ERROR(files.SyncDirectory(root));
   RETURN_IF_ERROR(files.SyncDirectory(ParentDirectory(root)));
+  for (const auto& [name, bytes] : state.files) {
+    if (leads) RETURN_IF_ERROR(files.WriteAtomically(absl::StrCat(directory, "/", name), bytes));
+  }
   return WriteShard(files, directory, state.id, rank, chunks);
 }
 
@@ -150,6 +156,10 @@ absl::StatusOr<Manifest> Combine(const CheckpointState& state,
                                  absl::Span<const int> groups, int own, int64_t& bytes) {
   Manifest manifest;
   manifest.state = state;
+  for (const auto& [name, content] : state.files) {
+    manifest.state.texts[ChecksumKey(name)] = CrcText(Crc32c(content));
+    bytes += static_cast<int64_t>(content.size());
+  }
   manifest.partial =
       std::any_of(groups.begin(), groups.end(), [](int group) { return group != 0; });
   for (size_t rank = 0; rank < texts.size(); ++rank) {
@@ -179,15 +189,32 @@ absl::StatusOr<Manifest> Combine(const CheckpointState& state,
 
 }  // namespace
 
+absl::StatusOr<std::string> ReadCheckpointFile(FileSystem& files, const std::string& directory,
+                                               const CheckpointState& state,
+                                               const std::string& name) {
+  const auto checksum = state.texts.find(ChecksumKey(name));
+  if (checksum == state.texts.end()) return std::string();
+  const std::string path = absl::StrCat(directory, "/", name);
+  absl::StatusOr<std::string> bytes = files.Read(path);
+  if (absl::IsNotFound(bytes.status())) {
+    return absl::DataLossError(absl::StrCat(path, ", which the manifest names, is missing"));
+  }
+  RETURN_IF_ERROR(bytes.status());
+  if (CrcText(Crc32c(*bytes)) == checksum->second) return bytes;
+  return absl::DataLossError(absl::StrCat(path, " has the CRC32C ", CrcText(Crc32c(*bytes)),
+                                          ", but the manifest has ", checksum->second));
+}
+
 absl::StatusOr<SaveResult> SaveCheckpoint(FileSystem& files, const std::string& root,
                                           const CheckpointState& state, int rank,
                                           absl::Span<const SaveChunk> chunks, TextGatherer gather,
                                           absl::Span<const int> groups) {
+  const bool leads = groups.empty() ? rank == 0 : groups[static_cast<size_t>(rank)] == rank;
   SaveResult result;
   result.directory = CheckpointDirectory(root, state.id);
   ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather([&] {
                      absl::StatusOr<RankRecord> own =
-                         Prepare(files, root, result.directory, state, rank, chunks);
+                         Prepare(files, root, result.directory, state, rank, leads, chunks);
                      if (own.ok()) return EncodeRankRecord(*own);
                      RankRecord failed;
                      failed.status = own.status();

@@ -1,7 +1,8 @@
 #include "parallel/data/byte_pair_encoder.h"
 
 #include <algorithm>
-#include <cstring>
+#include <functional>
+#include <numeric>
 #include <queue>
 
 #include "absl/container/flat_hash_set.h"
@@ -21,25 +22,6 @@ uint64_t PairKey(int32_t left, int32_t right) {
 // Shown in errors: a token may be any bytes.
 std::string Shown(absl::string_view token) {
   return absl::StrCat("'", absl::Utf8SafeCHexEscape(token), "'");
-}
-
-uint64_t Hash(absl::string_view text) {
-  uint64_t hash = 0x9e3779b97f4a7c15u ^ text.size();
-  const char* at = text.data();
-  size_t left = text.size();
-  const auto mix = [&hash](uint64_t word) {
-    const auto product = static_cast<unsigned __int128>(hash ^ word) * 0xd6e8feb86659fd93u;
-    hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  };
-  for (; left >= 8; left -= 8, at += 8) {
-    uint64_t word;
-    std::memcpy(&word, at, 8);
-    mix(word);
-  }
-  uint64_t word = 0;
-  std::memcpy(&word, at, left);
-  mix(word);
-  return hash == 0 ? 1 : hash;
 }
 
 }  // namespace
@@ -90,22 +72,59 @@ absl::StatusOr<BytePairEncoder> BytePairEncoder::Make(
     // files.
     encoder.merges_[PairKey(ids[0], ids[1])] = {static_cast<uint32_t>(rank), ids[2]};
   }
+  encoder.FindWords();
   return encoder;
 }
 
 absl::StatusOr<BytePairEncoder> BytePairEncoder::MakeRanked(
     std::vector<std::pair<std::string, int32_t>> vocabulary) {
+  int32_t most = 0;
+  for (const auto& [token, id] : vocabulary) most = std::max(most, id);
   ASSIGN_OR_RETURN(BytePairEncoder encoder,
                    Make(std::move(vocabulary), {}, {.whole_pre_tokens_first = true}));
-  encoder.ranked_ = true;
+  encoder.ranks_.resize(static_cast<size_t>(most) + 1);
+  std::iota(encoder.ranks_.begin(), encoder.ranks_.end(), 0);
   return encoder;
+}
+
+absl::StatusOr<BytePairEncoder> BytePairEncoder::MakeScored(std::vector<ScoredToken> vocabulary,
+                                                            const Options& options) {
+  std::vector<float> scores;
+  std::vector<std::pair<std::string, int32_t>> tokens;
+  int32_t most = 0;
+  for (const ScoredToken& token : vocabulary) {
+    if (token.score.has_value()) scores.push_back(*token.score);
+    most = std::max(most, token.id);
+    tokens.emplace_back(token.text, token.id);
+  }
+  std::sort(scores.begin(), scores.end(), std::greater<>());
+  ASSIGN_OR_RETURN(BytePairEncoder encoder, Make(std::move(tokens), {}, options));
+  encoder.unknown_last_ = true;
+  encoder.ranks_.resize(static_cast<size_t>(most) + 1, kNoRank);
+  for (const ScoredToken& token : vocabulary) {
+    if (!token.score.has_value()) continue;
+    // Tokens of the same score have the same rank.
+    encoder.ranks_[static_cast<size_t>(token.id)] = static_cast<uint32_t>(
+        std::lower_bound(scores.begin(), scores.end(), *token.score, std::greater<>()) -
+        scores.begin());
+  }
+  encoder.FindWords();
+  return encoder;
+}
+
+void BytePairEncoder::FindWords() {
+  if (options_.bytes || options_.whole_pre_tokens_first || IdOf(kSpaceMark) < 0) return;
+  by_word_ = true;
+  for (const auto& [token, id] : ids_) {
+    by_word_ = by_word_ && NextWord(token) == absl::string_view::npos;
+  }
 }
 
 BytePairEncoder::Merge BytePairEncoder::MergeOf(absl::string_view pre_token, const Symbol& left,
                                                 const Symbol& right) const {
-  if (ranked_) {
+  if (!ranks_.empty()) {
     const int32_t id = IdOf(pre_token.substr(left.begin, right.end - left.begin));
-    return id < 0 ? Merge{kNoRank, -1} : Merge{static_cast<uint32_t>(id), id};
+    return id < 0 ? Merge{kNoRank, -1} : Merge{ranks_[static_cast<size_t>(id)], id};
   }
   const auto found = merges_.find(PairKey(left.id, right.id));
   return found == merges_.end() ? Merge{kNoRank, -1} : found->second;
@@ -125,7 +144,7 @@ void BytePairEncoder::Start(absl::string_view pre_token, Symbols& symbols) const
         options_.bytes ? 1 : static_cast<uint32_t>(DecodeUtf8(pre_token.data() + at).bytes);
     const int32_t id = options_.bytes ? byte_ids_[static_cast<uint8_t>(pre_token[at])]
                                       : IdOf(pre_token.substr(at, length));
-    if (id >= 0) {
+    if (id >= 0 || unknown_last_) {
       symbols.push_back({id, at, at + length});
     } else {
       bool falls_back = options_.byte_fallback;
@@ -224,43 +243,25 @@ void BytePairEncoder::Encode(absl::string_view pre_token, std::vector<int32_t>& 
   } else {
     MergeLong(pre_token, symbols);
   }
-  for (const Symbol& symbol : symbols) out.push_back(symbol.id);
-}
-
-PreTokenCache::PreTokenCache() : slots_(kSlots) {}
-
-void PreTokenCache::Clear() {
-  std::fill(slots_.begin(), slots_.end(), Slot());
-  used_ = 0;
-  keys_.clear();
-  tokens_.clear();
-}
-
-void PreTokenCache::Encode(const BytePairEncoder& encoder, absl::string_view pre_token,
-                           std::vector<int32_t>& out) {
-  if (pre_token.size() > kPreTokenMax) return encoder.Encode(pre_token, out);
-  const uint64_t hash = Hash(pre_token);
-  size_t at = hash & (kSlots - 1);
-  for (; slots_[at].hash != 0; at = (at + 1) & (kSlots - 1)) {
-    const Slot& slot = slots_[at];
-    if (slot.hash == hash && slot.key_bytes == pre_token.size() &&
-        std::memcmp(keys_.data() + slot.key, pre_token.data(), pre_token.size()) == 0) {
-      out.insert(out.end(), tokens_.begin() + slot.tokens,
-                 tokens_.begin() + slot.tokens + slot.count);
-      return;
+  bool known = true;
+  for (const Symbol& symbol : symbols) {
+    if (symbol.id >= 0) {
+      out.push_back(symbol.id);
+    } else {
+      AppendUnknown(pre_token.substr(symbol.begin, symbol.end - symbol.begin), known, out);
     }
+    known = symbol.id >= 0;
   }
-  const size_t begin = out.size();
-  encoder.Encode(pre_token, out);
-  if (used_ >= kSlots / 2 || tokens_.size() > kTokensMax) {
-    Clear();
-    at = hash & (kSlots - 1);
+}
+
+// `first`: the text in front of it is known.
+void BytePairEncoder::AppendUnknown(absl::string_view text, bool first,
+                                    std::vector<int32_t>& out) const {
+  if (!options_.byte_fallback) {
+    if (first || !options_.fuse_unknown) out.push_back(options_.unknown);
+    return;
   }
-  slots_[at] = {hash, static_cast<uint32_t>(keys_.size()), static_cast<uint32_t>(tokens_.size()),
-                static_cast<uint16_t>(pre_token.size()), static_cast<uint16_t>(out.size() - begin)};
-  ++used_;
-  keys_.append(pre_token.data(), pre_token.size());
-  tokens_.insert(tokens_.end(), out.begin() + static_cast<ptrdiff_t>(begin), out.end());
+  for (char byte : text) out.push_back(fallback_ids_[static_cast<uint8_t>(byte)]);
 }
 
 }  // namespace muster::parallel

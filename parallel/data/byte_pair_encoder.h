@@ -4,6 +4,7 @@
 #define MUSTER_PARALLEL_DATA_BYTE_PAIR_ENCODER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,15 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "parallel/data/subword_encoder.h"
 
 namespace muster::parallel {
 
-// Tables by id are as long as the largest one, so a larger one than any vocabulary needs is
-// refused.
-inline constexpr int32_t kIdMax = (1 << 22) - 1;
-
 // Const after construction; thread-safe.
-class BytePairEncoder {
+class BytePairEncoder : public SubwordEncoder {
  public:
   struct Options {
     // The symbols that a pre-token starts from: its bytes, or its code points.
@@ -43,16 +41,24 @@ class BytePairEncoder {
   static absl::StatusOr<BytePairEncoder> MakeRanked(
       std::vector<std::pair<std::string, int32_t>> vocabulary);
 
-  // Appends the tokens of one pre-token, which is not empty.
-  void Encode(absl::string_view pre_token, std::vector<int32_t>& out) const;
+  // SentencePiece's form: of the pairs whose text is a token, the one with the highest score of
+  // that token is merged. Text without a token is found only behind the last merge. Tokens without
+  // a score are never made of others, but found where `options` name them.
+  struct ScoredToken {
+    std::string text;
+    int32_t id = 0;
+    std::optional<float> score;
+  };
+  static absl::StatusOr<BytePairEncoder> MakeScored(std::vector<ScoredToken> vocabulary,
+                                                    const Options& options);
 
-  // -1: there is none.
-  int32_t IdOf(absl::string_view token) const {
+  void Encode(absl::string_view pre_token, std::vector<int32_t>& out) const override;
+  int32_t IdOf(absl::string_view token) const override {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
   }
-  const absl::flat_hash_map<std::string, int32_t>& ids() const { return ids_; }
-  const Options& options() const { return options_; }
+  const absl::flat_hash_map<std::string, int32_t>& ids() const override { return ids_; }
+  bool EncodesWordByWord() const override { return by_word_; }
 
  private:
   struct Merge {
@@ -73,38 +79,18 @@ class BytePairEncoder {
   void MergeShort(absl::string_view pre_token, Symbols& symbols) const;
   void MergeLong(absl::string_view pre_token, Symbols& symbols) const;
 
+  void FindWords();
+  void AppendUnknown(absl::string_view text, bool first, std::vector<int32_t>& out) const;
+
   Options options_;
-  bool ranked_ = false;
+  // By id, where the rank of a pair is that of the token that both make; else empty.
+  std::vector<uint32_t> ranks_;
+  bool unknown_last_ = false;  // unknown text is found behind the last merge
+  bool by_word_ = false;
   absl::flat_hash_map<std::string, int32_t> ids_;
   absl::flat_hash_map<uint64_t, Merge> merges_;  // by the ids of both
   int32_t byte_ids_[256];                        // -1: none
   int32_t fallback_ids_[256];                    // of "<0xNN>"; -1: none
-};
-
-// Remembers the tokens of pre-tokens that come again, as words do. Bounded: it starts anew when it
-// is full. Of one thread.
-class PreTokenCache {
- public:
-  PreTokenCache();
-  // As encoder.Encode.
-  void Encode(const BytePairEncoder& encoder, absl::string_view pre_token,
-              std::vector<int32_t>& out);
-
- private:
-  static constexpr size_t kSlots = size_t{1} << 17;
-  static constexpr size_t kPreTokenMax = 64;  // bytes; longer ones hardly come again
-  static constexpr size_t kTokensMax = size_t{1} << 19;
-  struct Slot {
-    uint64_t hash = 0;  // 0: free
-    uint32_t key = 0, tokens = 0;
-    uint16_t key_bytes = 0, count = 0;
-  };
-  void Clear();
-
-  std::vector<Slot> slots_;
-  size_t used_ = 0;
-  std::string keys_;
-  std::vector<int32_t> tokens_;
 };
 
 }  // namespace muster::parallel

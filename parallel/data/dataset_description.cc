@@ -90,6 +90,22 @@ absl::StatusOr<std::optional<DatasetDescription>> ReadDescription(FileSystem& fi
   return std::optional<DatasetDescription>(std::move(description));
 }
 
+absl::Status CheckUse(const DatasetDescription& description, const std::string& field,
+                      const std::string& prefix, int64_t vocab, const std::string& tokenizer) {
+  const std::string& made_with =
+      description.tokenizer_sha256.empty() ? description.tokenizer : description.tokenizer_sha256;
+  if (!tokenizer.empty() && made_with != tokenizer) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " (", prefix, ") was made with the tokenizer ", description.tokenizer,
+                     " (", made_with, "), but engine.data.tokenizer asks for ", tokenizer));
+  }
+  if (description.largest_id < vocab) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "engine.model.vocab: ", vocab, ", but the ids of ", field, " (", prefix, ") go up to ",
+      description.largest_id, ": it must be at least ", description.largest_id + 1, ", and ",
+      description.vocabulary, " holds all tokens of its tokenizer ", description.tokenizer));
+}
+
 absl::Status WriteDatasetTokenizer(FileSystem& files, const std::string& prefix,
                                    absl::string_view file) {
   const std::string path = prefix + ".tokenizer";

@@ -31,6 +31,11 @@ absl::Status WriteDescription(FileSystem& files, const std::string& prefix,
 // nullopt: there is none, as beside datasets of other tools. kDataLoss: it is damaged.
 absl::StatusOr<std::optional<DatasetDescription>> ReadDescription(FileSystem& files,
                                                                   const std::string& prefix);
+// Whether a model of `vocab` tokens can be trained on the dataset, and whether it was made with
+// `tokenizer` (a SHA-256 or "bytes"; empty: any). kInvalidArgument begins with `field`, which names
+// the dataset to its user.
+absl::Status CheckUse(const DatasetDescription& description, const std::string& field,
+                      const std::string& prefix, int64_t vocab, const std::string& tokenizer);
 // Writes PREFIX.tokenizer; with empty `file` removes what is there.
 absl::Status WriteDatasetTokenizer(FileSystem& files, const std::string& prefix,
                                    absl::string_view file);

@@ -40,9 +40,10 @@ absl::StatusOr<std::optional<TextChunk>> DocumentReader::Next() {
       if (want >= kUncutMax) {
         const absl::string_view what = JsonLines() ? "a line of JSON that is longer than "
                                                    : "text without a place to cut it in ";
-        return absl::InvalidArgumentError(absl::StrCat(inputs_[position_.file].path, ":",
-                                                       position_.line, ": ", what, kUncutMax >> 20,
-                                                       " MiB"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            inputs_[position_.file].path, ":", position_.line, ": ", what, kUncutMax >> 20, " MiB",
+            JsonLines() ? ""
+                        : "; documents that are lines or paragraphs are shorter (--documents)"));
       }
       want *= 2;
     }

@@ -11,7 +11,10 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "parallel/data/bpe_tokenizer.h"
+#include "parallel/data/byte_pair_encoder.h"
+#include "parallel/data/sentence_piece_model.h"
+#include "parallel/data/sentence_piece_tokenizer.h"
+#include "parallel/data/subword_tokenizer.h"
 
 namespace muster::parallel {
 namespace {
@@ -69,7 +72,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseRanks(absl::string_view text,
     }
     tokens.emplace_back(std::move(token), rank);
   }
-  BpeTokenizerParts parts;
+  SubwordTokenizerParts parts;
   parts.name = name;
   for (const PublishedRanks& list : Published()) {
     if (list.ranks != tokens.size() || pattern.has_value()) continue;
@@ -91,8 +94,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseRanks(absl::string_view text,
   parts.splitters.emplace_back(*pattern);
   auto encoder = BytePairEncoder::MakeRanked(std::move(tokens));
   if (!encoder.ok()) return Annotate(encoder.status(), name);
-  parts.encoder = *std::move(encoder);
-  return std::make_unique<BpeTokenizer>(std::move(parts));
+  parts.encoder = std::make_unique<BytePairEncoder>(*std::move(encoder));
+  return std::make_unique<SubwordTokenizer>(std::move(parts));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePiece(absl::string_view text,
+                                                              const std::string& name) {
+  absl::StatusOr<SentencePieceModel> model = ParseSentencePieceModel(text);
+  if (!model.ok()) return Annotate(model.status(), name);
+  auto tokenizer = SentencePieceTokenizer::Make(*std::move(model), name);
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), name);
+  return tokenizer;
 }
 
 absl::StatusOr<std::string> ReadTokenizerFile(FileSystem& files, const std::string& path) {
@@ -101,11 +113,12 @@ absl::StatusOr<std::string> ReadTokenizerFile(FileSystem& files, const std::stri
     return absl::InvalidArgumentError(absl::StrCat(path, " has ", size, " bytes: no tokenizer"));
   }
   ASSIGN_OR_RETURN(std::string text, files.Read(path));
+  if (LooksLikeSentencePiece(text)) return text;
   const absl::string_view start = absl::StripLeadingAsciiWhitespace(text);
   if (!absl::StartsWith(start, "{")) return text;
   Json file = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (file.is_discarded()) return absl::InvalidArgumentError(absl::StrCat(path, " is no JSON"));
-  if (file.contains("model")) return text;
+  // What is no JSON is refused with the place when it is parsed.
+  if (file.is_discarded() || file.contains("model")) return text;
   // vocab.json: the ids alone, with the merges in a file beside it.
   const std::string merges_path = path.substr(0, path.rfind('/') + 1) + "merges.txt";
   const absl::StatusOr<std::string> merges = files.Read(merges_path);
@@ -133,6 +146,7 @@ absl::StatusOr<std::string> ReadTokenizerFile(FileSystem& files, const std::stri
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizer(absl::string_view text,
                                                           const std::string& name) {
+  if (LooksLikeSentencePiece(text)) return ParseSentencePiece(text, name);
   return absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{")
              ? ParseTokenizerJson(text, name)
              : ParseRanks(text, name);

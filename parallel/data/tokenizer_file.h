@@ -1,6 +1,6 @@
 // Tokenizers that other tools have written: tokenizer.json of Hugging Face's tokenizers, GPT-2's
-// vocab.json with merges.txt, and tiktoken's lists of ranks. All are byte-pair encoders. What a
-// file asks for and this reader does not have is refused by its name, never approximated.
+// vocab.json with merges.txt, SentencePiece's models, and tiktoken's lists of ranks. What a file
+// asks for and this reader does not have is refused by its name, never approximated.
 #ifndef MUSTER_PARALLEL_DATA_TOKENIZER_FILE_H_
 #define MUSTER_PARALLEL_DATA_TOKENIZER_FILE_H_
 
@@ -17,8 +17,9 @@
 namespace muster::parallel {
 
 // By what the file is: JSON with a "model" (tokenizer.json), JSON without (vocab.json, which needs
-// merges.txt beside it), lines of base64 and a rank (tiktoken). Errors name the file and the field
-// or line. kNotFound, kInvalidArgument (broken), kUnimplemented (a part that is not supported).
+// merges.txt beside it), a SentencePiece model, lines of base64 and a rank (tiktoken). Errors name
+// the file and the field or line. kNotFound, kInvalidArgument (broken), kUnimplemented (a part that
+// is not supported).
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(FileSystem& files,
                                                          const std::string& path);
 
@@ -31,6 +32,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizer(absl::string_view text
 
 // The same from the text of a tokenizer.json; `name` is what errors call it.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(absl::string_view text,
+                                                              const std::string& name);
+
+// The same from the bytes of a SentencePiece model.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePiece(absl::string_view text,
                                                               const std::string& name);
 
 // The same from the text of a tiktoken file, which does not say how text is split. Without a

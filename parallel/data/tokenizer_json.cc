@@ -1,16 +1,22 @@
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "parallel/data/bpe_tokenizer.h"
 #include "parallel/data/byte_alphabet.h"
+#include "parallel/data/byte_pair_encoder.h"
+#include "parallel/data/character_map.h"
+#include "parallel/data/subword_tokenizer.h"
 #include "parallel/data/tokenizer_file.h"
+#include "parallel/data/unicode.h"
+#include "parallel/data/unigram_encoder.h"
 
 namespace muster::parallel {
 namespace {
@@ -76,7 +82,7 @@ class Reader {
       RETURN_IF_ERROR(PostProcessor(*part, 0));
     }
     const std::vector<int32_t> around[] = {parts_.boundaries.bos, parts_.boundaries.eos};
-    auto tokenizer = std::make_unique<BpeTokenizer>(std::move(parts_));
+    auto tokenizer = std::make_unique<SubwordTokenizer>(std::move(parts_));
     for (const std::vector<int32_t>& ids : around) {
       for (int32_t id : ids) {
         if (id < tokenizer->vocab()) continue;
@@ -104,18 +110,46 @@ class Reader {
     }
     if (type == "Prepend") {
       ASSIGN_OR_RETURN(std::string text, Field<std::string>(part, "prepend", ""));
-      parts_.normalizers.emplace_back(BpeTokenizerParts::Prepend{std::move(text)});
+      parts_.normalizers.emplace_back(SubwordTokenizerParts::Prepend{std::move(text)});
       return absl::OkStatus();
     }
     if (type == "Replace") {
       const Json* pattern = Member(part, "pattern");
+      if (pattern != nullptr && pattern->is_object() && Member(*pattern, "Regex") != nullptr) {
+        ASSIGN_OR_RETURN(const std::string regex, Field<std::string>(*pattern, "Regex", ""));
+        if (regex != " {2,}") {
+          return Unsupported(absl::StrCat("normalizer Replace of the regular expression ", regex));
+        }
+        ASSIGN_OR_RETURN(std::string to, Field<std::string>(part, "content", ""));
+        parts_.normalizers.emplace_back(SubwordTokenizerParts::JoinSpaces{std::move(to)});
+        return absl::OkStatus();
+      }
       if (pattern == nullptr || !pattern->is_object() || Member(*pattern, "String") == nullptr) {
         return Unsupported("normalizer Replace with another pattern than a String");
       }
       ASSIGN_OR_RETURN(std::string from, Field<std::string>(*pattern, "String", ""));
       ASSIGN_OR_RETURN(std::string to, Field<std::string>(part, "content", ""));
       if (from.empty()) return absl::InvalidArgumentError("normalizer Replace replaces nothing");
-      parts_.normalizers.emplace_back(BpeTokenizerParts::Replace{std::move(from), std::move(to)});
+      parts_.normalizers.emplace_back(
+          SubwordTokenizerParts::Replace{std::move(from), std::move(to)});
+      return absl::OkStatus();
+    }
+    if (type == "Strip") {
+      SubwordTokenizerParts::Strip strip;
+      ASSIGN_OR_RETURN(strip.left, Field(part, "strip_left", false));
+      ASSIGN_OR_RETURN(strip.right, Field(part, "strip_right", false));
+      parts_.normalizers.emplace_back(strip);
+      return absl::OkStatus();
+    }
+    if (type == "Precompiled") {
+      ASSIGN_OR_RETURN(const std::string base64,
+                       Field<std::string>(part, "precompiled_charsmap", ""));
+      std::string blob;
+      if (!absl::Base64Unescape(base64, &blob)) {
+        return absl::InvalidArgumentError("precompiled_charsmap is no base64");
+      }
+      ASSIGN_OR_RETURN(CharacterMap map, CharacterMap::Parse(blob));
+      parts_.normalizers.emplace_back(std::move(map));
       return absl::OkStatus();
     }
     return Unsupported(absl::StrCat("normalizer ", type));
@@ -142,11 +176,21 @@ class Reader {
     }
     if (type == "Digits") {
       ASSIGN_OR_RETURN(const bool individual, Field(part, "individual_digits", false));
-      parts_.splitters.emplace_back(BpeTokenizerParts::Digits{individual});
+      parts_.splitters.emplace_back(SubwordTokenizerParts::Digits{individual});
+      return absl::OkStatus();
+    }
+    if (type == "WhitespaceSplit") {
+      parts_.splitters.emplace_back(SubwordTokenizerParts::WhiteSpace{});
+      return absl::OkStatus();
+    }
+    if (type == "Metaspace") {
+      ASSIGN_OR_RETURN(SubwordTokenizerParts::SpaceMarks marks, ReadMetaspace(part));
+      parts_.splitters.emplace_back(std::move(marks));
       return absl::OkStatus();
     }
     if (type == "Split") {
       const Json* pattern = Member(part, "pattern");
+      if (SplitsAtSpacesOnly(pattern) && SpacesAreReplaced()) return absl::OkStatus();
       if (pattern == nullptr || !pattern->is_object() || Member(*pattern, "Regex") == nullptr) {
         return Unsupported("pre_tokenizer Split with another pattern than a Regex");
       }
@@ -165,9 +209,81 @@ class Reader {
     return Unsupported(absl::StrCat("pre_tokenizer ", type));
   }
 
+  static bool SplitsAtSpacesOnly(const Json* pattern) {
+    return pattern != nullptr && *pattern == Json{{"String", " "}};
+  }
+  // The last normalizer leaves no space, so that nothing splits there.
+  bool SpacesAreReplaced() const {
+    if (parts_.normalizers.empty()) return false;
+    const auto* last = std::get_if<SubwordTokenizerParts::Replace>(&parts_.normalizers.back());
+    return last != nullptr && last->from == " " && !absl::StrContains(last->to, ' ');
+  }
+
+  // Of a pre_tokenizer or decoder.
+  static absl::StatusOr<SubwordTokenizerParts::SpaceMarks> ReadMetaspace(const Json& part) {
+    using Prepend = SubwordTokenizerParts::SpaceMarks::Prepend;
+    SubwordTokenizerParts::SpaceMarks marks;
+    ASSIGN_OR_RETURN(marks.mark, Field<std::string>(part, "replacement", marks.mark));
+    if (marks.mark.empty() ||
+        static_cast<size_t>(DecodeUtf8(marks.mark.data()).bytes) != marks.mark.size() ||
+        marks.mark == " ") {
+      return absl::InvalidArgumentError("Metaspace.replacement is no character");
+    }
+    ASSIGN_OR_RETURN(marks.split, Field(part, "split", true));
+    ASSIGN_OR_RETURN(const bool prefix, Field(part, "add_prefix_space", true));
+    ASSIGN_OR_RETURN(const std::string scheme,
+                     Field<std::string>(part, "prepend_scheme", prefix ? "always" : "never"));
+    for (const auto& [name, prepend] :
+         {std::make_pair("always", Prepend::kAlways), std::make_pair("first", Prepend::kFirst),
+          std::make_pair("never", Prepend::kNever)}) {
+      if (scheme != name) continue;
+      marks.prepend = prepend;
+      return marks;
+    }
+    return Unsupported(absl::StrCat("Metaspace.prepend_scheme ", scheme));
+  }
+
+  // A list of tokens with their scores.
+  absl::Status Unigram(const Json& model) {
+    if (byte_level_) return Unsupported("model Unigram behind ByteLevel");
+    const Json* vocab = Member(model, "vocab");
+    const Json* unknown = Member(model, "unk_id");
+    if (vocab == nullptr || !vocab->is_array()) {
+      return absl::InvalidArgumentError("model.vocab of Unigram is no list");
+    }
+    if (unknown == nullptr) return Unsupported("model Unigram without unk_id");
+    if (!unknown->is_number_unsigned() || unknown->get<uint64_t>() >= vocab->size()) {
+      return absl::InvalidArgumentError(absl::StrCat("model.unk_id must be below ", vocab->size()));
+    }
+    std::vector<UnigramEncoder::Token> tokens;
+    double lowest = std::numeric_limits<double>::infinity();
+    for (const Json& each : *vocab) {
+      const auto id = static_cast<int32_t>(tokens.size());
+      if (!each.is_array() || each.size() != 2 || !each[0].is_string() || !each[1].is_number()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("model.vocab[", id, "] is no token and score"));
+      }
+      UnigramEncoder::Token token{each[0].get<std::string>(), each[1].get<double>()};
+      lowest = std::min(lowest, token.score);
+      const auto found = vocabulary_.find(token.text);
+      // Of equal tokens the last is found in text; those before have no text.
+      if (found != vocabulary_.end()) parts_.unreachable.emplace_back(token.text, found->second);
+      vocabulary_[token.text] = id;
+      tokens.push_back(std::move(token));
+    }
+    vocabulary_size_ = static_cast<int32_t>(tokens.size());
+    UnigramEncoder::Options options;
+    options.unknown = unknown->get<int32_t>();
+    options.unknown_score = lowest - 10;
+    ASSIGN_OR_RETURN(options.byte_fallback, Field(model, "byte_fallback", false));
+    ASSIGN_OR_RETURN(parts_.encoder, UnigramEncoder::Make(std::move(tokens), options));
+    return absl::OkStatus();
+  }
+
   absl::Status Model(const Json& model) {
     if (!model.is_object()) return absl::InvalidArgumentError("\"model\" is no object");
     ASSIGN_OR_RETURN(const std::string type, Field<std::string>(model, "type", ""));
+    if (type == "Unigram") return Unigram(model);
     if (type != "BPE" && !(type.empty() && Member(model, "merges") != nullptr)) {
       return Unsupported(absl::StrCat("model ", type.empty() ? "without a type" : type));
     }
@@ -211,7 +327,10 @@ class Reader {
       }
       options.unknown = found->second;
     }
-    ASSIGN_OR_RETURN(parts_.encoder, BytePairEncoder::Make(std::move(tokens), merges, options));
+    vocabulary_size_ = static_cast<int32_t>(vocabulary_.size());
+    ASSIGN_OR_RETURN(BytePairEncoder encoder,
+                     BytePairEncoder::Make(std::move(tokens), merges, options));
+    parts_.encoder = std::make_unique<BytePairEncoder>(std::move(encoder));
     return absl::OkStatus();
   }
 
@@ -272,7 +391,7 @@ class Reader {
   void GiveIds() {
     std::stable_sort(parts_.added.begin(), parts_.added.end(),
                      [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
-    const auto behind = static_cast<int32_t>(vocabulary_.size());
+    const int32_t behind = vocabulary_size_;
     int32_t largest = -1;
     absl::flat_hash_map<std::string, int32_t> given;
     for (AddedToken& token : parts_.added) {
@@ -299,6 +418,13 @@ class Reader {
       return absl::OkStatus();
     }
     if (type == "ByteFallback" || type == "Fuse") return absl::OkStatus();
+    if (type == "Metaspace") {
+      ASSIGN_OR_RETURN(const SubwordTokenizerParts::SpaceMarks marks, ReadMetaspace(part));
+      parts_.space = marks.mark;
+      parts_.strip_first_space =
+          marks.prepend != SubwordTokenizerParts::SpaceMarks::Prepend::kNever;
+      return absl::OkStatus();
+    }
     if (type == "Replace") {
       const Json* pattern = Member(part, "pattern");
       ASSIGN_OR_RETURN(const std::string to, Field<std::string>(part, "content", ""));
@@ -381,18 +507,24 @@ class Reader {
   }
 
   const ByteAlphabet& alphabet_ = ByteAlphabet::Get();
-  BpeTokenizerParts parts_;
+  SubwordTokenizerParts parts_;
   bool byte_level_ = false;
   absl::flat_hash_map<std::string, int32_t> vocabulary_;  // as written
+  int32_t vocabulary_size_ = 0;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(absl::string_view text,
                                                               const std::string& name) {
-  const Json file = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (file.is_discarded()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is no JSON"));
+  Json file;
+  try {
+    file = Json::parse(text.begin(), text.end());
+  } catch (const Json::exception& error) {
+    // "[json.exception.parse_error.101] parse error at line 3, column 7: ..."
+    const absl::string_view what = error.what();
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " is no JSON: ", what.substr(std::min(what.find(']') + 2, what.size()))));
   }
   auto tokenizer = Reader(name).Read(file);
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), name);

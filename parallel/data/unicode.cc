@@ -254,6 +254,37 @@ std::string ToValidUtf8(absl::string_view text) {
   return valid;
 }
 
+std::string ReplaceIllFormedBytes(absl::string_view text) {
+  std::string valid;
+  valid.reserve(text.size());
+  while (!text.empty()) {
+    size_t bad = 0;
+    const size_t length = WellFormed(text, &bad);
+    if (length == 0) {
+      valid += "\xef\xbf\xbd";
+    } else {
+      valid.append(text.data(), length);
+    }
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return valid;
+}
+
+size_t FirstGrapheme(absl::string_view text) {
+  CodePoint last = DecodeUtf8(text.data());
+  auto bytes = static_cast<size_t>(last.bytes);
+  for (utf8proc_int32_t state = 0; bytes < text.size();) {
+    const CodePoint next = DecodeUtf8(text.data() + bytes);
+    if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(last.value),
+                                         static_cast<utf8proc_int32_t>(next.value), &state)) {
+      break;
+    }
+    bytes += static_cast<size_t>(next.bytes);
+    last = next;
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::string> Normalize(absl::string_view text, NormalForm form) {
   int options = UTF8PROC_STABLE;
   options |=

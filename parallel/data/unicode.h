@@ -59,6 +59,12 @@ bool IsValidUtf8(absl::string_view text);
 // Each maximal ill-formed subsequence becomes U+FFFD, as readers of text with errors="replace" have
 // it (Unicode 15, section 3.9, "U+FFFD substitution of maximal subparts").
 std::string ToValidUtf8(absl::string_view text);
+// Each byte that is no part of a well-formed code point becomes U+FFFD, as in SentencePiece.
+std::string ReplaceIllFormedBytes(absl::string_view text);
+
+// Bytes of the first extended grapheme cluster (Unicode Standard Annex 29) of `text`, which is not
+// empty and valid UTF-8.
+size_t FirstGrapheme(absl::string_view text);
 
 // Normalization Forms of Unicode Standard Annex 15, in the version of Hugging Face's tokenizers:
 // what came after Unicode 9 neither decomposes nor combines.

@@ -12,6 +12,7 @@
 #include "kernels/device/device.h"
 #include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
+#include "parallel/generate/decoder.h"
 #include "parallel/train/checkpoint_names.h"
 
 namespace muster::parallel {
@@ -46,6 +47,8 @@ int64_t SampleToken(absl::Span<const float> logits, double temperature, int64_t 
   }
   return order[count - 1];
 }
+
+int64_t KeptTokens(int64_t window) { return (window + 1) / 2; }
 
 absl::StatusOr<std::unique_ptr<Generator>> Generator::Make(kernels::Device& device,
                                                            CheckpointReader& reader) {
@@ -95,29 +98,25 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
         absl::StrFormat("tokens (%d), top_k (%d) and temperature (%g) must not be negative",
                         options.tokens, options.top_k, options.temperature));
   }
-  const int64_t needed = static_cast<int64_t>(prompt.size()) + options.tokens;
-  const int64_t window = std::min(shape.sequence_max, std::max<int64_t>(needed, 1));
-  // Only the logits of the last token are computed.
-  const BatchShape batch = {.batch = 1, .sequence = window, .head_tokens = 1};
-  kernels::Arena arena;
-  model_->TakeWorkspace(arena, batch);
-  RETURN_IF_ERROR(arena.Commit(device_));
-  Workspace workspace = model_->TakeWorkspace(arena, batch);
+  const auto given = static_cast<int64_t>(prompt.size());
+  // The last token that is drawn is not read.
+  const int64_t needed = given + std::max<int64_t>(options.tokens, 1) - 1;
+  const bool limited = model_->limits_text();
+  const int64_t window = limited ? std::min(shape.sequence_max, needed) : needed;
+  const int64_t kept = KeptTokens(shape.sequence_max);
+  const int64_t per_pass =
+      std::min(shape.sequence_max, std::max(std::min(given, window), window < needed ? kept : 1));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Decoder> decoder,
+                   Decoder::Make(device_, *stream_, *model_, views_,
+                                 {.batch = 1, .context = window, .tokens_per_pass = per_pass}));
 
   std::vector<int32_t> text(prompt.begin(), prompt.end());
-  std::vector<int32_t> context(window);
   std::vector<float> logits(shape.vocab);
   Rng rng(options.seed);
+  int64_t fresh = std::min(window, given);  // tokens at the end of the text that are to be read
   for (int64_t i = 0; i < options.tokens; ++i) {
-    const int64_t length = std::min<int64_t>(window, static_cast<int64_t>(text.size()));
-    // Attention is causal, so tokens behind the last one have no effect.
-    std::fill(context.begin(), context.end(), 0);
-    std::copy(text.end() - length, text.end(), context.begin());
-    kernels::Copy(*stream_, Tensor(context.data(), DType::kI32, {window}), workspace.flow.tokens);
-    Pass pass = {*stream_, views_, HeadMode::kLogits};
-    workspace.flow.logits_begin = length - 1;
-    model_->Forward(pass, workspace);
-    const Tensor row = workspace.flow.logits.Rows(0, 1);
+    const absl::Span<const int32_t> all = text;
+    ASSIGN_OR_RETURN(const Tensor row, decoder->Append(all.last(fresh)));
     kernels::Copy(*stream_, Tensor(row.data(), DType::kF32, {shape.vocab}),
                   Tensor(logits.data(), DType::kF32, {shape.vocab}));
     RETURN_IF_ERROR(stream_->Synchronize());
@@ -125,6 +124,11 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(
         SampleToken(logits, options.temperature, options.top_k, rng.Uniform()));
     text.push_back(token);
     on_token(token);
+    fresh = 1;
+    if (limited && decoder->length() == window) {
+      decoder->Restart();
+      fresh = kept;
+    }
   }
   return std::vector<int32_t>(text.begin() + static_cast<int64_t>(prompt.size()), text.end());
 }

@@ -29,8 +29,22 @@ struct SamplingOptions {
 int64_t SampleToken(absl::Span<const float> logits, double temperature, int64_t top_k,
                     double uniform);
 
-// Holds the parameters, without optimizer state. Every token takes a forward pass over the last
-// sequence_length tokens; earlier ones are forgotten. Single-threaded.
+// The tokens that the model still sees behind a full window of `window` tokens: half of it.
+int64_t KeptTokens(int64_t window);
+
+// Holds the parameters, without optimizer state. One pass reads the prompt; every token takes one
+// more pass over that token alone, from the state that the layers keep (decoder.h), and is drawn
+// from the logits that a pass over all of the text would give.
+//
+// A model with attention or a table of positions sees a window of at most sequence_length tokens:
+// of a longer prompt the last ones. When the window is full, it forgets the older half: the pass
+// for the next token reads the last KeptTokens(sequence_length) tokens, as a text that begins
+// there. So the model always sees between half a window and a whole one, and reading them again
+// costs one pass over half a window in as many tokens. Other models (Mamba-2 without attention)
+// have no window and forget nothing; a pass reads at most sequence_length tokens of the prompt at
+// once.
+//
+// Single-threaded.
 class Generator {
  public:
   // Rebuilds the model that the checkpoint describes. The device must outlive it. Status codes:

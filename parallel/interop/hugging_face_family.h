@@ -32,9 +32,12 @@ struct HuggingFaceFamily {
   bool (*is_derived)(const ModelDescription& description, absl::string_view name);
   // The prefix that files saved without a head lack; may be empty.
   const char* prefix;
+  // kUnimplemented names what a model of the family has that no model there has. Null: nothing.
+  absl::Status (*counterpart)(const ModelDescription& description) = nullptr;
 };
 
-extern const HuggingFaceFamily kGpt2HuggingFace, kLlamaHuggingFace, kMamba2HuggingFace;
+extern const HuggingFaceFamily kGpt2HuggingFace, kLlamaHuggingFace, kMamba2HuggingFace,
+    kNemotronHHuggingFace;
 
 // Requires: a name that MakeModel requires of every description of the family.
 template <typename Value>
@@ -100,6 +103,28 @@ class LayoutBuilder {
   std::set<std::string> with_axis_;
   HuggingFaceLayout layout_;
 };
+
+// The parameters of a Mamba-2 mixer, whose names begin with `ours` and `theirs`.
+inline void AddMamba2(LayoutBuilder& builder, const std::string& ours, const std::string& theirs) {
+  // The rows of z, x, B, C and dt have the same order there.
+  builder.Same(ours + "in_proj.weight", theirs + "in_proj.weight");
+  // [W,K] here, [W,1,K] there.
+  builder.SameWithAxis(ours + "conv.weight", theirs + "conv1d.weight");
+  builder.Same(ours + "conv.bias", theirs + "conv1d.bias");
+  builder.Same(ours + "dt_bias", theirs + "dt_bias");
+  builder.Same(ours + "a_log", theirs + "A_log");
+  builder.Same(ours + "d", theirs + "D");
+  builder.Same(ours + "norm.weight", theirs + "norm.weight");
+  builder.Same(ours + "out_proj.weight", theirs + "out_proj.weight");
+}
+
+// The rows of grouped queries, keys and values are one matrix here and three there.
+inline void AddQueriesKeysValues(LayoutBuilder& builder, const std::string& ours,
+                                 const std::string& theirs, int64_t query_rows, int64_t key_rows) {
+  builder.Slices(ours, {{theirs + "q_proj.weight", false, 0, query_rows, 0},
+                        {theirs + "k_proj.weight", false, query_rows, key_rows, 0},
+                        {theirs + "v_proj.weight", false, query_rows + key_rows, key_rows, 0}});
+}
 
 // Reads keys of config.json and remembers the first problem.
 class ConfigReader {

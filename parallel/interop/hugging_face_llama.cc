@@ -26,10 +26,7 @@ HuggingFaceLayout Layout(const Model& model) {
     const std::string attention = theirs + "self_attn.";
     builder.Same(ours + "norm1.weight", theirs + "input_layernorm.weight");
     // Rotary positions pair the same rows of a head there and here, so rows keep their order.
-    builder.Slices(ours + "attention.qkv.weight",
-                   {{attention + "q_proj.weight", false, 0, query_rows, 0},
-                    {attention + "k_proj.weight", false, query_rows, key_rows, 0},
-                    {attention + "v_proj.weight", false, query_rows + key_rows, key_rows, 0}});
+    AddQueriesKeysValues(builder, ours + "attention.qkv.weight", attention, query_rows, key_rows);
     builder.Same(ours + "attention.output.weight", attention + "o_proj.weight");
     builder.Same(ours + "norm2.weight", theirs + "post_attention_layernorm.weight");
     builder.Slices(ours + "mlp.up.weight", {{theirs + "mlp.gate_proj.weight", false, 0, ffn, 0},

@@ -19,22 +19,27 @@ HuggingFaceLayout Layout(const Model& model) {
   for (int64_t i = 0; i < Required(description.sizes, "layers"); ++i) {
     const std::string ours = absl::StrCat("blocks.", i, ".");
     const std::string theirs = absl::StrCat("backbone.layers.", i, ".");
-    const std::string mamba = ours + "mamba.", mixer = theirs + "mixer.";
     builder.Same(ours + "norm.weight", theirs + "norm.weight");
-    // The rows of z, x, B, C and dt have the same order there.
-    builder.Same(mamba + "in_proj.weight", mixer + "in_proj.weight");
-    // [W,K] here, [W,1,K] there.
-    builder.SameWithAxis(mamba + "conv.weight", mixer + "conv1d.weight");
-    builder.Same(mamba + "conv.bias", mixer + "conv1d.bias");
-    builder.Same(mamba + "dt_bias", mixer + "dt_bias");
-    builder.Same(mamba + "a_log", mixer + "A_log");
-    builder.Same(mamba + "d", mixer + "D");
-    builder.Same(mamba + "norm.weight", mixer + "norm.weight");
-    builder.Same(mamba + "out_proj.weight", mixer + "out_proj.weight");
+    AddMamba2(builder, ours + "mamba.", theirs + "mixer.");
   }
   builder.Same("norm.weight", "backbone.norm_f.weight");
   if (!Required(description.flags, "tied")) builder.Same("head.weight", "lm_head.weight");
   return builder.Finish();
+}
+
+// The lower limit of `time_step_limit`, of which the upper one must be infinite.
+double StepMin(ConfigReader& reader) {
+  if (!reader.Given("time_step_limit")) return 0;
+  const Json& limit = reader.config()["time_step_limit"];
+  // Infinity is no JSON; files have it as the number, or as a text.
+  const bool open =
+      limit.is_array() && limit.size() == 2 && limit[0].is_number() &&
+      limit[0].get<double>() >= 0 &&
+      (limit[1] == "Infinity" || (limit[1].is_number() && std::isinf(limit[1].get<double>())) ||
+       (limit[1].is_object() && limit[1].contains("__float__")));
+  if (open) return limit[0].get<double>();
+  reader.Refuse("time_step_limit", "only steps without an upper limit, [N, Infinity], are there");
+  return 0;
 }
 
 absl::StatusOr<ModelDescription> Description(const Json& config) {
@@ -59,16 +64,8 @@ absl::StatusOr<ModelDescription> Description(const Json& config) {
   reader.Must("hidden_act", "silu");
   reader.Must("use_bias", false);
   reader.Must("use_conv_bias", true);
-  if (reader.Given("time_step_limit")) {
-    const Json& limit = config["time_step_limit"];
-    // Infinity is no JSON; files have it as the number, or as a text.
-    const bool none =
-        limit.is_array() && limit.size() == 2 && limit[0].is_number() &&
-        limit[0].get<double>() == 0 &&
-        (limit[1] == "Infinity" || (limit[1].is_number() && std::isinf(limit[1].get<double>())) ||
-         (limit[1].is_object() && limit[1].contains("__float__")));
-    if (!none)
-      reader.Refuse("time_step_limit", "only steps without limit, [0, Infinity], are there");
+  if (const double step_min = StepMin(reader); step_min > 0) {
+    description.numbers["step_min"] = step_min;
   }
   if (reader.Given("expand") && config["expand"].is_number() &&
       config["expand"].get<double>() * static_cast<double>(hidden) !=
@@ -85,24 +82,30 @@ Json Config(const ModelDescription& description) {
   const int64_t inner = size("heads") * size("head_width");
   Json expand = static_cast<double>(inner) / static_cast<double>(size("hidden"));
   if (inner % size("hidden") == 0) expand = inner / size("hidden");
-  return {{"model_type", "mamba2"},
-          {"architectures", {"Mamba2ForCausalLM"}},
-          {"num_hidden_layers", size("layers")},
-          {"hidden_size", size("hidden")},
-          {"num_heads", size("heads")},
-          {"head_dim", size("head_width")},
-          {"n_groups", size("groups")},
-          {"state_size", size("state")},
-          {"conv_kernel", size("taps")},
-          {"expand", expand},
-          {"vocab_size", size("vocab")},
-          {"max_position_embeddings", size("sequence_length")},
-          {"layer_norm_epsilon", Required(description.numbers, "norm_epsilon")},
-          {"hidden_act", "silu"},
-          {"use_bias", false},
-          {"use_conv_bias", true},
-          {"residual_in_fp32", true},
-          {"tie_word_embeddings", Required(description.flags, "tied")}};
+  Json config = {{"model_type", "mamba2"},
+                 {"architectures", {"Mamba2ForCausalLM"}},
+                 {"num_hidden_layers", size("layers")},
+                 {"hidden_size", size("hidden")},
+                 {"num_heads", size("heads")},
+                 {"head_dim", size("head_width")},
+                 {"n_groups", size("groups")},
+                 {"state_size", size("state")},
+                 {"conv_kernel", size("taps")},
+                 {"expand", expand},
+                 {"vocab_size", size("vocab")},
+                 {"max_position_embeddings", size("sequence_length")},
+                 {"layer_norm_epsilon", Required(description.numbers, "norm_epsilon")},
+                 {"hidden_act", "silu"},
+                 {"use_bias", false},
+                 {"use_conv_bias", true},
+                 {"residual_in_fp32", true},
+                 {"tie_word_embeddings", Required(description.flags, "tied")}};
+  // Absent: no limits. The infinite one has the form that transformers 5 gives it.
+  if (const auto step_min = description.numbers.find("step_min");
+      step_min != description.numbers.end()) {
+    config["time_step_limit"] = {step_min->second, {{"__float__", "Infinity"}}};
+  }
+  return config;
 }
 
 }  // namespace

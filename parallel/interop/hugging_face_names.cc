@@ -15,8 +15,8 @@ namespace {
 
 using kernels::DType;
 
-constexpr std::array<const HuggingFaceFamily*, 3> kFamilies = {
-    &kGpt2HuggingFace, &kLlamaHuggingFace, &kMamba2HuggingFace};
+constexpr std::array<const HuggingFaceFamily*, 4> kFamilies = {
+    &kGpt2HuggingFace, &kLlamaHuggingFace, &kMamba2HuggingFace, &kNemotronHHuggingFace};
 
 absl::StatusOr<const HuggingFaceFamily*> FamilyOf(const std::string& name) {
   for (const HuggingFaceFamily* family : kFamilies) {
@@ -24,6 +24,12 @@ absl::StatusOr<const HuggingFaceFamily*> FamilyOf(const std::string& name) {
   }
   return absl::UnimplementedError(
       absl::StrCat("models of family '", name, "' have no counterpart at Hugging Face here"));
+}
+
+absl::StatusOr<const HuggingFaceFamily*> CounterpartOf(const ModelDescription& description) {
+  ASSIGN_OR_RETURN(const HuggingFaceFamily* family, FamilyOf(description.family));
+  if (family->counterpart != nullptr) RETURN_IF_ERROR(family->counterpart(description));
+  return family;
 }
 
 const char* TorchName(DType dtype) {
@@ -58,7 +64,7 @@ bool IsTiedHead(const ModelDescription& description, absl::string_view name) {
 }
 
 absl::StatusOr<HuggingFaceLayout> LayoutForHuggingFace(const Model& model) {
-  ASSIGN_OR_RETURN(const HuggingFaceFamily* family, FamilyOf(model.description().family));
+  ASSIGN_OR_RETURN(const HuggingFaceFamily* family, CounterpartOf(model.description()));
   return family->layout(model);
 }
 
@@ -92,7 +98,7 @@ absl::StatusOr<ModelDescription> DescriptionFromConfig(absl::string_view config_
 }
 
 absl::StatusOr<std::string> ConfigForHuggingFace(const ModelDescription& description, DType dtype) {
-  ASSIGN_OR_RETURN(const HuggingFaceFamily* family, FamilyOf(description.family));
+  ASSIGN_OR_RETURN(const HuggingFaceFamily* family, CounterpartOf(description));
   Json config = family->config(description);
   config["torch_dtype"] = TorchName(dtype);  // before transformers 5
   config["dtype"] = TorchName(dtype);

@@ -1,6 +1,6 @@
 // Maps the parameters of Muster's models to the tensors and config.json of a Hugging Face model
-// folder, as the documentation and checkpoints of transformers' GPT2LMHeadModel and
-// LlamaForCausalLM define them. Pure: no files.
+// folder, as the documentation and checkpoints of transformers' GPT2LMHeadModel,
+// LlamaForCausalLM, Mamba2ForCausalLM and NemotronHForCausalLM define them. Pure: no files.
 #ifndef MUSTER_PARALLEL_INTEROP_HUGGING_FACE_NAMES_H_
 #define MUSTER_PARALLEL_INTEROP_HUGGING_FACE_NAMES_H_
 
@@ -44,7 +44,7 @@ struct HuggingFaceLayout {
   std::vector<HuggingFaceTensor> tensors;        // theirs, in order of first use
 };
 
-// Requires: a description that MakeModel accepts. kUnimplemented for a family that has no
+// Requires: a description that MakeModel accepts. kUnimplemented for a model that has no
 // counterpart there.
 absl::StatusOr<HuggingFaceLayout> LayoutForHuggingFace(const Model& model);
 

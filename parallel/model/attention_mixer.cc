@@ -3,9 +3,12 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "kernels/arena.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_decode.h"
+#include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/linear.h"
@@ -28,11 +31,14 @@ class AttentionMixer : public Mixer {
         context_head_groups_(parallel.context_head_groups),
         deterministic_(parallel.deterministic),
         qkv_(registry,
-             {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.stddev, spec.bias},
+             {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.head_width,
+              spec.stddev, spec.bias},
              shard) {
-    output_ = AddRowParallel(
-        registry, {spec.name + ".output", spec.hidden, spec.hidden, spec.output_stddev, spec.bias},
-        {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
+    output_ =
+        AddRowParallel(registry,
+                       {spec.name + ".output", spec.hidden, spec.heads * spec.head_width,
+                        spec.output_stddev, spec.bias},
+                       {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
   }
 
   std::unique_ptr<Saved> MakeSaved() const override { return std::make_unique<AttentionSaved>(); }
@@ -57,8 +63,9 @@ class AttentionMixer : public Mixer {
   void TakeScratch(Arena& arena, const BatchShape& shape, Tensor d_input,
                    Saved& base) const override {
     AttentionSaved& saved = Of(base);
-    // The heads' outputs are no wider than the hidden state.
-    saved.d_attention = Tensor(d_input.data(), d_input.dtype(), {shape.tokens(), Width()});
+    saved.d_attention = Width() <= d_input.dim(1)
+                            ? Tensor(d_input.data(), d_input.dtype(), {shape.tokens(), Width()})
+                            : arena.Take("scratch", shape.activation, {shape.tokens(), Width()});
     saved.d_qkv = qkv_.Take(arena, "scratch", shape.activation, shape.tokens());
     saved.d_shared = qkv_.TakeScratch(arena, shape.activation, shape.tokens());
     if (context_size_ == 1) {
@@ -94,6 +101,58 @@ class AttentionMixer : public Mixer {
   bool exchanges() const override { return context_size_ > 1; }
   Tensor Output(const Saved& base) const override { return Of(base).attention; }
   const Linear& output() const override { return output_; }
+
+  absl::StatusOr<std::unique_ptr<MixerState>> TakeState(Arena& arena,
+                                                        const DecodeShape& shape) const override {
+    if (context_size_ > 1) {
+      return absl::UnimplementedError(absl::StrCat("attention keeps no tokens of a sequence that ",
+                                                   context_size_,
+                                                   " ranks share (context parallelism)"));
+    }
+    auto state = std::make_unique<AttentionState>();
+    for (Tensor* cache : {&state->k, &state->v}) {
+      *cache = arena.Take("state", shape.activation,
+                          {shape.batch, shape.context, qkv_.kv_heads(), qkv_.depth()});
+    }
+    state->partial = arena.Take(
+        "state", DType::kF32,
+        {kernels::AttentionDecodePartials(shape.batch, qkv_.heads(), shape.context, qkv_.depth())});
+    return state;
+  }
+  // Several tokens attend to each other like a whole sequence, and to the tokens before them in a
+  // second call, whose result is merged with the first.
+  void MixOnward(const Pass& pass, const Flow& flow, Saved& base,
+                 MixerState& base_state) const override {
+    const AttentionSaved& saved = Of(base);
+    const auto& state = static_cast<const AttentionState&>(base_state);
+    const BatchShape& shape = flow.shape;
+    const int64_t before = flow.first_position, count = shape.sequence;
+    CHECK_LE(before + count, state.k.dim(1)) << "tokens of a text";
+    if (rotary_) CHECK(saved.turned);
+    const Tensor k = qkv_.Keys(saved.qkv, shape), v = qkv_.Values(saved.qkv, shape);
+    kernels::CopyStrided(pass.stream, k, Tokens(state.k, before, count));
+    kernels::CopyStrided(pass.stream, v, Tokens(state.v, before, count));
+    const kernels::AttentionArgs own = Attention(flow, saved, {0, shape.batch});
+    if (count == 1) {
+      kernels::AttentionDecode(pass.stream, {.q = own.q,
+                                             .k = Tokens(state.k, 0, before + 1),
+                                             .v = Tokens(state.v, 0, before + 1),
+                                             .out = own.out,
+                                             .partial = state.partial});
+      return;
+    }
+    kernels::AttentionForward(pass.stream, own);
+    if (before == 0) return;
+    kernels::AttentionArgs rest = own;
+    rest.k = Tokens(state.k, 0, before);
+    rest.v = Tokens(state.v, 0, before);
+    rest.out = Heads(saved.d_attention, shape);
+    rest.lse = saved.delta;
+    rest.causal = false;
+    kernels::AttentionForward(pass.stream, rest);
+    kernels::AttentionMerge(pass.stream, {own.out, own.lse, rest.out, rest.lse});
+  }
+  bool keeps_tokens() const override { return true; }
 
   void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
                       int64_t first) const override {
@@ -137,6 +196,16 @@ class AttentionMixer : public Mixer {
   }
 
  private:
+  struct AttentionState : MixerState {
+    Tensor k, v;     // [B,context,G,D]; keys with their rotary positions applied
+    Tensor partial;  // scratch of AttentionDecode
+  };
+  // Positions [begin, begin + count) of a cache.
+  static Tensor Tokens(const Tensor& cache, int64_t begin, int64_t count) {
+    auto* data = static_cast<char*>(cache.data()) + begin * cache.stride(1) * SizeOf(cache.dtype());
+    return Tensor(data, cache.dtype(), {cache.dim(0), count, cache.dim(2), cache.dim(3)},
+                  {cache.stride(0), cache.stride(1), cache.stride(2), 1});
+  }
   struct AttentionSaved : Saved {
     QkvProjection::Output qkv;
     bool turned = false;  // the projection has applied rotary positions

@@ -17,8 +17,9 @@ namespace muster::parallel {
 struct AttentionSpec {
   std::string name;  // of the parameters: NAME.qkv and NAME.output
   int64_t hidden = 0;
-  int64_t heads = 0;     // of the whole model; divides hidden
-  int64_t kv_heads = 0;  // divides heads
+  int64_t heads = 0;       // of the whole model
+  int64_t kv_heads = 0;    // divides heads
+  int64_t head_width = 0;  // D
   bool rotary = false;
   bool bias = true;
   float stddev = 0;

@@ -9,6 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/attention/rotary.h"
+#include "parallel/model/language_model.h"
 #include "parallel/model/model.h"
 
 namespace muster::parallel {
@@ -38,6 +40,21 @@ class DescriptionReader {
     left_.flags.erase(found);
     return value;
   }
+  std::string Text(const char* name) {
+    const auto found = left_.texts.find(name);
+    if (found == left_.texts.end()) {
+      Refuse(absl::StrCat("text '", name, "' is missing"));
+      return "";
+    }
+    std::string value = found->second;
+    left_.texts.erase(found);
+    return value;
+  }
+  // The sizes PREFIXheads, PREFIXhead_width, PREFIXgroups, PREFIXstate and PREFIXtaps, within what
+  // the kernels take, and the number PREFIXstep_min, 0 if it is missing.
+  LanguageModelConfig::Mamba2 Mamba2(const std::string& prefix);
+  // Those of DescribeRopeScaling; without them, no scaling.
+  kernels::RotaryScaling RopeScaling();
   void Require(bool good, const std::string& why) {
     if (!good) Refuse(why);
   }
@@ -49,6 +66,7 @@ class DescriptionReader {
       Refuse(absl::StrCat("unknown number '", name, "'"));
     }
     for (const auto& [name, value] : left_.flags) Refuse(absl::StrCat("unknown flag '", name, "'"));
+    for (const auto& [name, value] : left_.texts) Refuse(absl::StrCat("unknown text '", name, "'"));
     return status_;
   }
 
@@ -75,6 +93,9 @@ class DescriptionReader {
   ModelDescription left_;
   absl::Status status_;
 };
+
+// Adds the sizes and numbers of rotary scaling, if there is any.
+void DescribeRopeScaling(const kernels::RotaryScaling& scaling, ModelDescription& description);
 
 }  // namespace muster::parallel
 

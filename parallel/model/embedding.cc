@@ -98,7 +98,9 @@ class EmbeddingBlock : public Block {
     kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
                               flow.shape.sequence, out);
     // Grouping happens in forward, because the end of backward waits for this block's gradients.
-    kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
+    if (pass.head == HeadMode::kLossAndGradient) {
+      kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
+    }
     const int slices = shard_.slices(flow.shape);
     for (int slice = 0; slice < slices; ++slice) {
       const Tensor rows = shard_.ReduceRows(pass, SliceOf(out, slices, slice));
@@ -108,6 +110,12 @@ class EmbeddingBlock : public Block {
     }
     flow.residual = saved.out;
   }
+
+  absl::StatusOr<std::unique_ptr<BlockState>> TakeState(
+      Arena& /*arena*/, const DecodeShape& /*shape*/) const override {
+    return std::make_unique<BlockState>();
+  }
+  bool limits_text() const override { return position_.has_value(); }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
     const InSlices begun = std::exchange(flow.d_whole, {});
@@ -156,8 +164,9 @@ class EmbeddingBlock : public Block {
     Ready(pass, token_);
   }
   Tensor Positions(const ParameterViews& views, const Flow& flow) const {
-    return position_.has_value() ? views[*position_].Rows(0, flow.shape.sequence * context_size_)
-                                 : Tensor();
+    return position_.has_value()
+               ? views[*position_].Rows(flow.first_position, flow.shape.sequence * context_size_)
+               : Tensor();
   }
   // The position rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
   Tensor Chunk(const Pass& pass, const Tensor& positions, const Flow& flow, int chunk) const {

@@ -21,7 +21,6 @@ struct Gpt2Config {
 
 LanguageModelConfig ConfigOf(const Gpt2Config& config);
 ModelDescription Describe(const Gpt2Config& config);
-int64_t ParameterCount(const Gpt2Config& config);
 
 // Requires: as MakeLanguageModel.
 std::unique_ptr<Model> MakeGpt2(const Gpt2Config& config, const ModelParallel& parallel = {});

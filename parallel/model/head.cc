@@ -66,8 +66,16 @@ class HeadBlock : public Block {
     const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
       CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
-      flow.logits =
-          Logits(pass, saved, flow.logits_begin, std::min(chunk, tokens - flow.logits_begin));
+      if (flow.logits_step == 1) {
+        flow.logits =
+            Logits(pass, saved, flow.logits_begin, std::min(chunk, tokens - flow.logits_begin));
+        return;
+      }
+      int64_t count = 0;
+      for (int64_t at = flow.logits_begin; at < tokens && count < chunk; at += flow.logits_step) {
+        Logits(pass, saved, at, 1, count++);
+      }
+      flow.logits = saved.logits.Rows(0, count);
       return;
     }
     flow.losses = saved.losses;
@@ -76,6 +84,11 @@ class HeadBlock : public Block {
     for (int64_t begin = 0; begin < tokens; begin += chunk) {
       Loss(pass, flow, saved, begin, std::min(chunk, tokens - begin));
     }
+  }
+
+  absl::StatusOr<std::unique_ptr<BlockState>> TakeState(
+      Arena& /*arena*/, const DecodeShape& /*shape*/) const override {
+    return std::make_unique<BlockState>();
   }
 
   void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
@@ -107,11 +120,13 @@ class HeadBlock : public Block {
     Tensor logits, stats;
   };
 
-  Tensor Logits(const Pass& pass, const HeadSaved& saved, int64_t begin, int64_t count) const {
+  // Of `count` tokens, into rows of saved.logits from `to` on.
+  Tensor Logits(const Pass& pass, const HeadSaved& saved, int64_t begin, int64_t count,
+                int64_t to = 0) const {
     kernels::LinearForwardArgs args;
     args.x = saved.y.Rows(begin, count);
     args.w = pass.weights[table_];
-    args.y = saved.logits.Rows(0, count);
+    args.y = saved.logits.Rows(to, count);
     kernels::LinearForward(pass.stream, args);
     return args.y;
   }

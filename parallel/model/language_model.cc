@@ -13,8 +13,8 @@
 #include "parallel/model/attention_mixer.h"
 #include "parallel/model/dropout.h"
 #include "parallel/model/embedding.h"
-#include "parallel/model/family.h"
 #include "parallel/model/head.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/model/mamba2_mixer.h"
 #include "parallel/model/mixer.h"
 #include "parallel/model/mlp_mixer.h"
@@ -26,12 +26,6 @@ namespace muster::parallel {
 namespace {
 
 using Layers = std::vector<LayerKind>;
-
-int64_t LayersOf(const LanguageModelConfig& config) {
-  int64_t layers = 0;
-  for (const Layers& block : config.blocks) layers += static_cast<int64_t>(block.size());
-  return layers;
-}
 
 // Makes the layers of one model.
 class LayerMaker {
@@ -82,6 +76,7 @@ class LayerMaker {
                                    .hidden = config_.hidden,
                                    .heads = config_.heads,
                                    .kv_heads = config_.kv_heads,
+                                   .head_width = HeadWidth(config_),
                                    .rotary = config_.position == PositionKind::kRotary,
                                    .bias = config_.bias,
                                    .stddev = kInitialStddev,
@@ -106,6 +101,7 @@ class LayerMaker {
                                 .groups = config_.mamba2.groups,
                                 .state = config_.mamba2.state,
                                 .taps = config_.mamba2.taps,
+                                .step_min = static_cast<float>(config_.mamba2.step_min),
                                 .norm_epsilon = config_.norm.epsilon,
                                 .stddev = kInitialStddev,
                                 .output_stddev = residual_stddev_},
@@ -123,52 +119,6 @@ class LayerMaker {
   int inner_sums_ = 0;
 };
 
-// Sizes of one layer in the whole model.
-struct LayerSize {
-  int64_t weights = 0;     // of its GEMMs
-  int64_t parameters = 0;  // beside these and the norm
-  int64_t last = 0;        // weights of its last GEMM, which recompute leaves out
-  int64_t other = 0;       // FLOPs per token beside those of weights, forward
-  int64_t activation = 0;  // elements per token that are cheap to recompute, beside the norm's
-};
-
-LayerSize AttentionSize(const LanguageModelConfig& config) {
-  const int64_t c = config.hidden, qkv = (config.heads + 2 * config.kv_heads) * (c / config.heads);
-  // The causal half of q k^T and p v.
-  return {qkv * c + c * c, config.bias ? qkv + c : 0, c * c, 2 * config.sequence_length * c};
-}
-
-LayerSize MlpSize(const LanguageModelConfig& config) {
-  const int64_t c = config.hidden;
-  const int64_t up = config.mlp == MlpKind::kSwiglu ? 2 * config.ffn : config.ffn;
-  return {up * c + config.ffn * c, config.bias ? up + c : 0, config.ffn * c, 0, config.ffn};
-}
-
-LayerSize Mamba2Size(const LanguageModelConfig& config) {
-  const auto& mamba = config.mamba2;
-  const int64_t inner = mamba.heads * mamba.head_width, group = mamba.groups * mamba.state;
-  const int64_t conv = inner + 2 * group, in = inner + conv + mamba.heads;
-  // Per token with chunks of Q positions: the causal halves of C B^T (per group) and of that with
-  // x, the state's update and what is read from it.
-  constexpr int64_t kChunk = 128;
-  const int64_t scan = kChunk * group + kChunk * inner + 4 * inner * mamba.state;
-  return {(in + inner) * config.hidden, conv * (mamba.taps + 1) + 3 * mamba.heads + inner,
-          inner * config.hidden, scan, conv + inner};
-}
-
-LayerSize SizeOfLayer(const LanguageModelConfig& config, LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kAttention:
-      return AttentionSize(config);
-    case LayerKind::kMlp:
-      return MlpSize(config);
-    case LayerKind::kMamba2:
-      return Mamba2Size(config);
-  }
-  CHECK(false) << "layer " << static_cast<int>(kind);
-  return {};
-}
-
 // What each of the rank's `blocks` blocks recomputes. With recompute_blocks, kSelective
 // saves as many bytes as these blocks would, in as many blocks as that takes, and drops activations
 // first: they are recomputed with their gradient at almost no cost, while norms cost a pass each.
@@ -185,7 +135,7 @@ std::vector<Recomputed> RecomputedBy(const ModelParallel& parallel,
     int64_t activation = 0, norms = 0;  // of all blocks of the model
     for (const Layers& block : config.blocks) {
       for (const LayerKind kind : block) {
-        activation += SizeOfLayer(config, kind).activation;
+        activation += SizeOf(config, kind).activation;
         norms += config.hidden * (shard.sequence ? 1 : shard.size);
       }
     }
@@ -203,38 +153,6 @@ std::vector<Recomputed> RecomputedBy(const ModelParallel& parallel,
 
 }  // namespace
 
-int64_t ParameterCount(const LanguageModelConfig& config) {
-  const int64_t c = config.hidden;
-  const int64_t norm = config.norm.kind == NormKind::kLayer ? 2 * c : c;
-  const int64_t positions = config.position == PositionKind::kLearned ? config.sequence_length : 0;
-  int64_t count = norm + ((config.tied ? 1 : 2) * config.vocab + positions) * c;
-  for (const Layers& block : config.blocks) {
-    for (const LayerKind kind : block) {
-      const LayerSize size = SizeOfLayer(config, kind);
-      count += size.weights + size.parameters + norm;
-    }
-  }
-  return count;
-}
-
-Model::FlopsPerToken CountFlops(const LanguageModelConfig& config, int64_t recomputed) {
-  const auto blocks = static_cast<int64_t>(config.blocks.size());
-  Model::FlopsPerToken flops;
-  flops.model = 6 * config.vocab * config.hidden;
-  int64_t again = 0;  // recomputing every block
-  for (const Layers& block : config.blocks) {
-    for (size_t i = 0; i < block.size(); ++i) {
-      const LayerSize size = SizeOfLayer(config, block[i]);
-      flops.model += 6 * size.weights + 3 * size.other;
-      // A block's last GEMM is not recomputed.
-      again += 2 * (size.weights - (i + 1 == block.size() ? size.last : 0)) + size.other;
-    }
-  }
-  // Blocks that recompute are counted like the average one.
-  flops.hardware = flops.model + recomputed * again / blocks;
-  return flops;
-}
-
 std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
                                          const ModelDescription& description,
                                          const ModelParallel& parallel) {
@@ -242,9 +160,9 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
         config.sequence_length > 0);
   const auto layers = static_cast<int64_t>(config.blocks.size());
   const bool rotary = config.position == PositionKind::kRotary;
-  const int64_t depth = config.heads > 0 ? config.hidden / config.heads : 0;
-  CHECK(!rotary || (depth > 0 && depth % 2 == 0));
-  const SplitSizes sizes = FamilyOf(description).split(description);
+  const AttentionSizes attention = AttentionOf(config);
+  CHECK(!rotary || attention.depth % 2 == 0);
+  const SplitSizes sizes = SplitOf(config);
   CHECK_OK(CheckTensorParallel(parallel, sizes));
   CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
   const TensorShard tensor = TensorShard::Make(parallel, sizes);
@@ -254,6 +172,7 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   if (parts.empty()) parts.push_back({});
   const int head = static_cast<int>(layers) + 1;
   std::optional<ParameterId> token;
+  Model::Shape shape;
   int64_t own_blocks = 0;  // between embedding and head, on this rank
   for (const BlockRange& part : parts) {
     const int end = part.end < 0 ? head + 1 : part.end;
@@ -285,10 +204,11 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
       } else if (i < head) {
         // The first block of a stage has none behind it.
         const Recomputed behind =
-            i > part.begin + 1 && next > 0 ? recomputed[next - 1] : Recomputed{};
+            i > std::max(part.begin, 1) && next > 0 ? recomputed[next - 1] : Recomputed{};
         const Recomputed& own = recomputed[next++];
         if (own.gemms) ++recomputed_whole;
         blocks.push_back(layer_maker.Make(i - 1, own, behind));
+        shape.exchanges.push_back(ExchangesOf(config, config.blocks[i - 1], tensor.size));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);
@@ -300,14 +220,14 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   if (static_cast<int>(blocks.size()) == head + 1 && tensor.size == 1) {
     CHECK_EQ(registry->elements(), ParameterCount(config));
   }
-  Model::Shape shape;
   shape.hidden = config.hidden;
   shape.vocab = config.vocab;
   shape.vocab_storage = tensor.vocab_storage;
   shape.sequence_max = config.sequence_length;
   shape.context_size = parallel.context_size;
-  if (rotary) {
-    shape.rotary_width = depth;
+  shape.attention = attention;
+  if (rotary && attention.heads > 0) {
+    shape.rotary_width = attention.depth;
     shape.rope_theta = config.rope_theta;
     shape.rope_scaling = config.rope_scaling;
   }

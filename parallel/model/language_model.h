@@ -5,11 +5,12 @@
 //   embedding.token.weight [V,C], embedding.position.weight? [S,C],
 //   blocks.I.: those of its layers, norm.{weight,bias?} [C], head.weight? [V,C].
 // A layer is a norm and a mixer. The norm is NORM.{weight,bias?} [C], where NORM is "norm", or
-// "norm1" and "norm2" in blocks of two layers. Of the mixers (heads H of width D = C/H, key/value
+// "norm1" and "norm2" in blocks of two layers. Of the mixers (heads H of width D, key/value
 // heads G, MLP width F):
 //   attention.qkv.{weight [(H+2G)D,C], bias?}: the rows of all query heads, then of the key heads,
-//   then of the value heads; attention.output.{weight [C,C], bias?} mlp.up.{weight [F,C] (GELU) or
-//   [2F,C] (SwiGLU: gate, then up), bias?}, mlp.down.{weight [C,F], bias?} mamba.*: mamba2_mixer.h
+//   then of the value heads; attention.output.{weight [C,HD], bias?} mlp.up.{weight [F,C] (GELU,
+//   ReLU2) or [2F,C] (SwiGLU: gate, then up), bias?}, mlp.down.{weight [C,F], bias?} mamba.*:
+//   mamba2_mixer.h
 // Initial values: weights normal(0, 0.02), those that write to the residual stream normal(0, 0.02 /
 // sqrt(layers of all blocks)), biases 0, norm weights 1. Weight decay on the matrices of GEMMs and
 // on tables.
@@ -40,13 +41,15 @@ struct LanguageModelConfig {
   // Attention.
   int64_t heads = 0;
   int64_t kv_heads = 0;
-  int64_t ffn = 0;  // of the MLP
+  int64_t head_width = 0;  // 0: hidden / heads
+  int64_t ffn = 0;         // of the MLP
   struct Mamba2 {
     int64_t heads = 0;
     int64_t head_width = 0;
     int64_t groups = 1;
     int64_t state = 0;
     int64_t taps = 4;
+    double step_min = 0;  // of the steps of the scan
   } mamba2;
   int64_t vocab = 0;
   int64_t sequence_length = 0;
@@ -59,17 +62,16 @@ struct LanguageModelConfig {
   bool tied = true;  // the head's matrix is the token table
 };
 
-// Trainable parameters without padding, of the whole model.
-int64_t ParameterCount(const LanguageModelConfig& config);
-// `recomputed`: the number of blocks whose backward recomputes everything.
-Model::FlopsPerToken CountFlops(const LanguageModelConfig& config, int64_t recomputed);
+// The width of an attention head. Requires: heads > 0.
+inline int64_t HeadWidth(const LanguageModelConfig& config) {
+  return config.head_width > 0 ? config.head_width : config.hidden / config.heads;
+}
 
 // Builds the blocks and shards that `parallel` names (tensor_parallel.h). Requires:
-// CheckTensorParallel, every size of the layers there are > 0, hidden % heads == 0, heads %
-// kv_heads
-// == 0, an even head width with kRotary, mamba2.heads % groups == 0, and ranges within the blocks
-// and the two at the ends (the job spec has been validated). A head without the embedding that it
-// is tied to holds a duplicate of the token table.
+// CheckTensorParallel, every size of the layers there are > 0, hidden % heads == 0 or a head_width,
+// heads % kv_heads == 0, an even head width with kRotary, mamba2.heads % groups == 0, and ranges
+// within the blocks and the two at the ends (the job spec has been validated). A head without the
+// embedding that it is tied to holds a duplicate of the token table.
 std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
                                          const ModelDescription& description,
                                          const ModelParallel& parallel = {});

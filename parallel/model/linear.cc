@@ -73,18 +73,15 @@ Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span 
   return linear;
 }
 
-void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y, Tensor pre) {
-  kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, y);
-  args.epilogue = pre.empty() ? kernels::Epilogue::kNone : kernels::Epilogue::kGelu;
-  args.pre = pre;
-  kernels::LinearForward(pass.stream, args);
+void LinearForward(const Pass& pass, const Linear& linear, Tensor x, Tensor y) {
+  kernels::LinearForward(pass.stream, ForwardArgs(pass, linear, x, y));
 }
 
-void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, Tensor x, Tensor packed,
-                                Tensor y) {
+void LinearForwardThrough(const Pass& pass, const Linear& linear, kernels::Epilogue activation,
+                          Tensor x, Tensor pre, Tensor y) {
   kernels::LinearForwardArgs args = ForwardArgs(pass, linear, x, y);
-  args.epilogue = kernels::Epilogue::kSwiglu;
-  args.pre = packed;
+  args.epilogue = activation;
+  args.pre = pre;
   kernels::LinearForward(pass.stream, args);
 }
 
@@ -104,23 +101,27 @@ void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, Tensor x
   kernels::LinearForward(pass.stream, args);
 }
 
-void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx, Tensor pre) {
-  kernels::LinearBackwardArgs args;
-  args.dy = dy;
-  args.w = pass.weights[linear.weight];
-  args.dx = dx;
-  args.pre = pre;
-  kernels::LinearBackward(pass.stream, args);
+void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx) {
+  kernels::LinearBackward(pass.stream, {.dy = dy, .w = pass.weights[linear.weight], .dx = dx});
 }
 
-void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, Tensor dy, Tensor x,
-                                    Tensor dx, Tensor pre, const Linear& front, bool recompute) {
+void LinearBackwardInputThrough(const Pass& pass, const Linear& linear,
+                                kernels::Epilogue activation, Tensor dy, Tensor dx, Tensor pre) {
+  kernels::LinearBackward(
+      pass.stream,
+      {.dy = dy, .w = pass.weights[linear.weight], .dx = dx, .pre = pre, .activation = activation});
+}
+
+void LinearBackwardInputThrough(const Pass& pass, const Linear& linear,
+                                kernels::Epilogue activation, Tensor dy, Tensor x, Tensor dx,
+                                Tensor pre, const Linear& front, bool recompute) {
   kernels::LinearBackwardArgs args;
   args.dy = dy;
   args.x = x;
   args.w = pass.weights[linear.weight];
   args.dx = dx;
   args.pre = pre;
+  args.activation = activation;
   args.recompute_x = recompute;
   if (front.bias.has_value()) args.pre_dbias = (*pass.gradients)[*front.bias];
   args.accumulate = !pass.overwrite_gradients;

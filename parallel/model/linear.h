@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm/linear.h"
 #include "kernels/tensor.h"
 #include "parallel/model/model.h"
 #include "parallel/model/parameters.h"
@@ -45,12 +46,11 @@ inline Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& s
 Linear AddRowParallel(ParameterRegistry& registry, const LinearSpec& spec, Span columns,
                       const TensorShard& shard);
 
-// y = x W^T + bias. With `pre`, y is the GELU of that, which is kept in `pre`.
-void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y,
-                   kernels::Tensor pre = kernels::Tensor());
-// y = silu(gate) * up, where packed = [gate, up] = x W^T + bias is written too.
-void LinearForwardThroughSwiglu(const Pass& pass, const Linear& linear, kernels::Tensor x,
-                                kernels::Tensor packed, kernels::Tensor y);
+// y = x W^T + bias.
+void LinearForward(const Pass& pass, const Linear& linear, kernels::Tensor x, kernels::Tensor y);
+// y is GELU, squared ReLU or SwiGLU (kernels::Epilogue) of x W^T + bias, which is written to `pre`.
+void LinearForwardThrough(const Pass& pass, const Linear& linear, kernels::Epilogue activation,
+                          kernels::Tensor x, kernels::Tensor pre, kernels::Tensor y);
 // sum = residual + x W^T + bias. No tensor aliases another.
 void LinearForwardAdding(const Pass& pass, const Linear& linear, kernels::Tensor x,
                          kernels::Tensor residual, kernels::Tensor sum);
@@ -58,14 +58,19 @@ void LinearForwardAdding(const Pass& pass, const Linear& linear, kernels::Tensor
 // (kernels::Rotary).
 void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, kernels::Tensor x,
                                 kernels::Tensor y, kernels::Tensor rotary, int64_t heads);
-// Backward in two calls. This one computes the gradient of the input, times gelu'(pre) with `pre`.
+// Backward in two calls. This one computes the gradient of the input.
 void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
-                         kernels::Tensor dx, kernels::Tensor pre = kernels::Tensor());
-// The same where `pre` is the output of `front`, whose bias gradient it completes. With
-// `recompute`, x = gelu(pre) was not kept and is written.
-void LinearBackwardInputThroughGelu(const Pass& pass, const Linear& linear, kernels::Tensor dy,
-                                    kernels::Tensor x, kernels::Tensor dx, kernels::Tensor pre,
-                                    const Linear& front, bool recompute);
+                         kernels::Tensor dx);
+// The gradient of `pre`, where x = activation(pre) for GELU or squared ReLU.
+void LinearBackwardInputThrough(const Pass& pass, const Linear& linear,
+                                kernels::Epilogue activation, kernels::Tensor dy,
+                                kernels::Tensor dx, kernels::Tensor pre);
+// The same where `pre` is the output of `front`, whose bias gradient it completes; squared ReLU
+// requires that it has none. With `recompute`, x was not kept and is written.
+void LinearBackwardInputThrough(const Pass& pass, const Linear& linear,
+                                kernels::Epilogue activation, kernels::Tensor dy, kernels::Tensor x,
+                                kernels::Tensor dx, kernels::Tensor pre, const Linear& front,
+                                bool recompute);
 // The gradient of the input, where x = silu(gate) * up of packed = [gate, up]: the gradient of
 // packed overwrites packed. With `x`, x was not kept and is written. `scratch` has x's shape, and
 // may be x.

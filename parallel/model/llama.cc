@@ -1,13 +1,11 @@
 #include "parallel/model/llama.h"
 
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "parallel/model/description_reader.h"
 #include "parallel/model/family.h"
-#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
 
@@ -31,7 +29,6 @@ LanguageModelConfig ConfigOf(const LlamaConfig& config) {
 }
 
 ModelDescription Describe(const LlamaConfig& config) {
-  const kernels::RotaryScaling& scaling = config.rope_scaling;
   ModelDescription description;
   description.family = "llama";
   description.sizes = {{"layers", config.layers},
@@ -43,14 +40,7 @@ ModelDescription Describe(const LlamaConfig& config) {
                        {"sequence_length", config.sequence_length}};
   description.numbers = {{"norm_epsilon", config.norm_epsilon}, {"rope_theta", config.rope_theta}};
   description.flags = {{"tied", config.tied}};
-  if (scaling.factor != 1) {
-    description.sizes["rope_original_context"] = scaling.original_context;
-    description.numbers["rope_factor"] = static_cast<double>(scaling.factor);
-    description.numbers["rope_low_frequency_factor"] =
-        static_cast<double>(scaling.low_frequency_factor);
-    description.numbers["rope_high_frequency_factor"] =
-        static_cast<double>(scaling.high_frequency_factor);
-  }
+  DescribeRopeScaling(config.rope_scaling, description);
   return description;
 }
 
@@ -60,31 +50,7 @@ std::unique_ptr<Model> MakeLlama(const LlamaConfig& config, const ModelParallel&
 
 namespace {
 
-AttentionSizes Attention(const ModelDescription& model) {
-  const int64_t heads = SizeOf(model, "heads");
-  return {heads, SizeOf(model, "kv_heads"), SizeOf(model, "hidden") / heads};
-}
-
-SplitSizes Split(const ModelDescription& model) {
-  return {.heads = SizeOf(model, "heads"),
-          .kv_heads = SizeOf(model, "kv_heads"),
-          .ffn = SizeOf(model, "ffn"),
-          .vocab = SizeOf(model, "vocab")};
-}
-
-std::vector<double> BlockCosts(const ModelDescription& model) {
-  const AttentionSizes sizes = Attention(model);
-  const auto c = static_cast<double>(SizeOf(model, "hidden"));
-  const auto key_width = static_cast<double>(sizes.depth * sizes.kv_heads);
-  const auto ffn = static_cast<double>(SizeOf(model, "ffn"));
-  // q k^T and p v, half of each.
-  const double attention = static_cast<double>(SizeOf(model, "sequence_length")) * c;
-  const double block = 2 * c * c + 2 * c * key_width + 3 * c * ffn + attention;
-  return std::vector<double>(SizeOf(model, "layers"), block);
-}
-
-absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& description,
-                                                       const ModelParallel& parallel) {
+absl::StatusOr<LanguageModelConfig> FromDescription(const ModelDescription& description) {
   DescriptionReader reader(description);
   LlamaConfig config;
   config.layers = reader.Size("layers");
@@ -97,12 +63,7 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
   config.tied = reader.Flag("tied");
   config.norm_epsilon = reader.Number("norm_epsilon");
   config.rope_theta = reader.Number("rope_theta");
-  kernels::RotaryScaling& scaling = config.rope_scaling;
-  scaling.factor = static_cast<float>(reader.Number("rope_factor", 1));
-  scaling.low_frequency_factor = static_cast<float>(reader.Number("rope_low_frequency_factor", 1));
-  scaling.high_frequency_factor =
-      static_cast<float>(reader.Number("rope_high_frequency_factor", 4));
-  scaling.original_context = reader.Size("rope_original_context", 8192);
+  config.rope_scaling = reader.RopeScaling();
   reader.Require(
       config.hidden % config.heads == 0,
       absl::StrCat("heads (", config.heads, ") does not divide hidden (", config.hidden, ")"));
@@ -113,27 +74,12 @@ absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& d
       config.hidden / config.heads % 2 == 0,
       absl::StrCat("the width of a head (hidden / heads = ", config.hidden / config.heads,
                    ") is odd; rotary positions need pairs"));
-  reader.Require(
-      scaling.factor >= 1 && scaling.high_frequency_factor > scaling.low_frequency_factor,
-      "rope_factor is below 1, or rope_high_frequency_factor not above the low one");
   RETURN_IF_ERROR(reader.Finish());
-  RETURN_IF_ERROR(CheckStages(parallel, config.layers));
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, Split(description)));
-  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, Split(description)));
-  return MakeLlama(config, parallel);
+  return ConfigOf(config);
 }
 
 }  // namespace
 
-const ModelFamily kLlamaFamily = {
-    .name = "llama",
-    .make = FromDescription,
-    .attention = Attention,
-    .split = Split,
-    .block_costs = BlockCosts,
-    .pairs_per_block = 2,
-    .sums_per_token = NoSums,
-    .learned_positions = false,
-};
+const ModelFamily kLlamaFamily = {.name = "llama", .config = FromDescription};
 
 }  // namespace muster::parallel

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/family.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/model/model.h"
 #include "parallel/model/tensor_parallel.h"
 
@@ -48,41 +49,17 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
       "1f1b");
 }
 
-}  // namespace
-
-absl::Span<const ModelFamily* const> Families() {
-  static constexpr std::array<const ModelFamily*, 3> kFamilies = {&kGpt2Family, &kLlamaFamily,
-                                                                  &kMamba2Family};
-  return kFamilies;
-}
-
-const ModelFamily* FindFamily(absl::string_view name) {
-  for (const ModelFamily* family : Families()) {
-    if (family->name == name) return family;
-  }
-  return nullptr;
-}
-
-const ModelFamily& FamilyOf(const ModelDescription& description) {
-  const ModelFamily* family = FindFamily(description.family);
-  CHECK(family != nullptr) << description.family;
-  return *family;
-}
-
-int64_t SizeOf(const ModelDescription& description, const std::string& name) {
-  const auto found = description.sizes.find(name);
-  CHECK(found != description.sizes.end()) << description.family << " has no size " << name;
-  return found->second;
-}
-
-absl::Status CheckStages(const ModelParallel& parallel, int64_t layers) {
-  RETURN_IF_ERROR(CheckParts(parallel, layers + 2));
-  return CheckSplit(parallel);
-}
-
+// Whether the context ranks can share the heads of every tensor rank, so that all ranks refuse
+// alike. Requires: CheckTensorParallel().
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence,
                           const SplitSizes& sizes) {
   if (parallel.context_size == 1) return absl::OkStatus();
+  if (sizes.ssm_heads > 0) {
+    return absl::UnimplementedError(absl::StrCat(
+        "context parallelism over ", parallel.context_size,
+        " ranks: Mamba-2 layers do not pass states between ranks; use data, tensor, pipeline or "
+        "ZeRO parallelism"));
+  }
   // Checks the longest sequence; shorter ones are checked where they are known.
   const int64_t chunks = 2 * parallel.context_size;
   ModelParallel place = parallel;
@@ -101,6 +78,35 @@ absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence,
   return absl::OkStatus();
 }
 
+}  // namespace
+
+absl::Span<const ModelFamily* const> Families() {
+  static constexpr std::array<const ModelFamily*, 4> kFamilies = {&kGpt2Family, &kLlamaFamily,
+                                                                  &kMamba2Family, &kHybridFamily};
+  return kFamilies;
+}
+
+const ModelFamily* FindFamily(absl::string_view name) {
+  for (const ModelFamily* family : Families()) {
+    if (family->name == name) return family;
+  }
+  return nullptr;
+}
+
+LanguageModelConfig ConfigOf(const ModelDescription& description) {
+  const ModelFamily* family = FindFamily(description.family);
+  CHECK(family != nullptr) << description.family;
+  auto config = family->config(description);
+  CHECK_OK(config);
+  return *std::move(config);
+}
+
+int64_t SizeOf(const ModelDescription& description, const std::string& name) {
+  const auto found = description.sizes.find(name);
+  CHECK(found != description.sizes.end()) << description.family << " has no size " << name;
+  return found->second;
+}
+
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
                                                  const ModelParallel& parallel) {
   if (!(parallel.dropout >= 0 && parallel.dropout < 1)) {
@@ -108,7 +114,13 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& descrip
         absl::StrCat("dropout ", parallel.dropout, " is not a probability from 0 to less than 1"));
   }
   if (const ModelFamily* family = FindFamily(description.family); family != nullptr) {
-    return family->make(description, parallel);
+    ASSIGN_OR_RETURN(const LanguageModelConfig config, family->config(description));
+    const SplitSizes sizes = SplitOf(config);
+    RETURN_IF_ERROR(CheckParts(parallel, static_cast<int64_t>(config.blocks.size()) + 2));
+    RETURN_IF_ERROR(CheckSplit(parallel));
+    RETURN_IF_ERROR(CheckTensorParallel(parallel, sizes));
+    RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, sizes));
+    return MakeLanguageModel(config, description, parallel);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown model family '", description.family, "'; known: ",

@@ -1,28 +1,18 @@
 #include "parallel/model/mamba2.h"
 
-#include <string>
-#include <vector>
+#include <memory>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "parallel/model/description_reader.h"
 #include "parallel/model/family.h"
-#include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
-namespace {
-
-// The limits of the CUDA kernels (kernels/ssm/ssm.h).
-constexpr int64_t kWidthMax = 256;
-constexpr int64_t kNormGroupMax = 16384;
-
-}  // namespace
-
 LanguageModelConfig ConfigOf(const Mamba2Config& config) {
   LanguageModelConfig model;
   model.blocks.assign(config.layers, {LayerKind::kMamba2});
   model.hidden = config.hidden;
-  model.mamba2 = {config.heads, config.head_width, config.groups, config.state, config.taps};
+  model.mamba2 = {config.heads, config.head_width, config.groups,
+                  config.state, config.taps,       config.step_min};
   model.vocab = config.vocab;
   model.sequence_length = config.sequence_length;
   model.norm = {NormKind::kRms, static_cast<float>(config.norm_epsilon)};
@@ -45,6 +35,7 @@ ModelDescription Describe(const Mamba2Config& config) {
                        {"vocab", config.vocab},
                        {"sequence_length", config.sequence_length}};
   description.numbers = {{"norm_epsilon", config.norm_epsilon}};
+  if (config.step_min > 0) description.numbers["step_min"] = config.step_min;
   description.flags = {{"tied", config.tied}};
   return description;
 }
@@ -55,84 +46,28 @@ std::unique_ptr<Model> MakeMamba2(const Mamba2Config& config, const ModelParalle
 
 namespace {
 
-AttentionSizes Attention(const ModelDescription& /*model*/) { return {}; }
-
-SplitSizes Split(const ModelDescription& model) {
-  return {.ssm_heads = SizeOf(model, "heads"),
-          .ssm_groups = SizeOf(model, "groups"),
-          .vocab = SizeOf(model, "vocab")};
-}
-
-// The norm in front of the output projection is over the columns of a group.
-int64_t SumsPerToken(const ModelDescription& model, int ranks) {
-  const int64_t groups = SizeOf(model, "groups");
-  return groups < ranks ? groups : 0;
-}
-
-std::vector<double> BlockCosts(const ModelDescription& model) {
-  const auto size = [&](const char* name) { return static_cast<double>(SizeOf(model, name)); };
-  const double inner = size("heads") * size("head_width"), state = size("groups") * size("state");
-  const double weights = size("hidden") * (3 * inner + 2 * state + size("heads"));
-  // The state's update and what is read from it.
-  const double scan = 2 * inner * size("state");
-  return std::vector<double>(SizeOf(model, "layers"), weights + scan);
-}
-
-absl::Status CheckParallel(const ModelParallel& parallel) {
-  if (parallel.context_size > 1) {
-    return absl::UnimplementedError(absl::StrCat(
-        "context parallelism over ", parallel.context_size,
-        " ranks: models of family mamba2 do not pass states between ranks; use data, tensor, "
-        "pipeline or ZeRO parallelism"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<Model>> FromDescription(const ModelDescription& description,
-                                                       const ModelParallel& parallel) {
+absl::StatusOr<LanguageModelConfig> FromDescription(const ModelDescription& description) {
   DescriptionReader reader(description);
   Mamba2Config config;
   config.layers = reader.Size("layers");
   config.hidden = reader.Size("hidden");
-  config.heads = reader.Size("heads");
-  config.head_width = reader.Size("head_width");
-  config.groups = reader.Size("groups");
-  config.state = reader.Size("state");
-  config.taps = reader.Size("taps");
+  const LanguageModelConfig::Mamba2 sizes = reader.Mamba2(/*prefix=*/"");
+  config.heads = sizes.heads;
+  config.head_width = sizes.head_width;
+  config.groups = sizes.groups;
+  config.state = sizes.state;
+  config.taps = sizes.taps;
+  config.step_min = sizes.step_min;
   config.vocab = reader.Size("vocab");
   config.sequence_length = reader.Size("sequence_length");
   config.norm_epsilon = reader.Number("norm_epsilon");
   config.tied = reader.Flag("tied");
-  reader.Require(config.head_width <= kWidthMax && config.state <= kWidthMax,
-                 absl::StrCat("head_width (", config.head_width, ") and state (", config.state,
-                              ") are at most ", kWidthMax));
-  reader.Require(config.taps >= 2 && config.taps <= 4,
-                 absl::StrCat("taps of the convolution are 2, 3 or 4, not ", config.taps));
-  reader.Require(
-      config.heads % config.groups == 0,
-      absl::StrCat("groups (", config.groups, ") does not divide heads (", config.heads, ")"));
-  reader.Require(
-      config.heads / config.groups * config.head_width <= kNormGroupMax,
-      absl::StrCat("a group has ", config.heads / config.groups, " heads of width ",
-                   config.head_width, "; together they are at most ", kNormGroupMax, " wide"));
   RETURN_IF_ERROR(reader.Finish());
-  RETURN_IF_ERROR(CheckStages(parallel, config.layers));
-  RETURN_IF_ERROR(CheckParallel(parallel));
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, Split(description)));
-  return MakeMamba2(config, parallel);
+  return ConfigOf(config);
 }
 
 }  // namespace
 
-const ModelFamily kMamba2Family = {
-    .name = "mamba2",
-    .make = FromDescription,
-    .attention = Attention,
-    .split = Split,
-    .block_costs = BlockCosts,
-    .pairs_per_block = 1,
-    .sums_per_token = SumsPerToken,
-    .learned_positions = false,
-};
+const ModelFamily kMamba2Family = {.name = "mamba2", .config = FromDescription};
 
 }  // namespace muster::parallel

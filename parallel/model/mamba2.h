@@ -18,7 +18,8 @@ struct Mamba2Config {
   int64_t head_width = 64;
   int64_t groups = 1;
   int64_t state = 128;
-  int64_t taps = 4;  // of the convolution
+  int64_t taps = 4;     // of the convolution
+  double step_min = 0;  // of the steps of the scan
   int64_t vocab = 0;
   int64_t sequence_length = 0;  // of training; the model itself has no longest context
   bool tied = true;
@@ -27,7 +28,7 @@ struct Mamba2Config {
 
 LanguageModelConfig ConfigOf(const Mamba2Config& config);
 // Sizes "layers", "hidden", "heads", "head_width", "groups", "state", "taps", "vocab" and
-// "sequence_length", the number "norm_epsilon" and the flag "tied".
+// "sequence_length", the number "norm_epsilon", "step_min" unless 0, and the flag "tied".
 ModelDescription Describe(const Mamba2Config& config);
 
 // Requires: as MakeLanguageModel.

@@ -1,6 +1,8 @@
 #include "parallel/model/mamba2_mixer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -146,16 +148,53 @@ class Mamba2Mixer : public Mixer {
       kernels::CausalConvForward(pass.stream, ConvolutionOf(pass, rows, part));
     }
     kernels::SsdForward(pass.stream, Scan(pass, rows));
-    const kernels::GatedRmsNormArgs norm = GatedNorm(pass, rows);
-    if (shares_) {
-      if (spec_.groups > 1) kernels::Zero(pass.stream, rows.sums);
-      kernels::GatedRmsNormSums(pass.stream, norm);
-      shard_.SumInPlace(pass, rows.sums);
-    }
-    kernels::GatedRmsNormForward(pass.stream, norm);
+    GateAndNorm(pass, rows);
   }
   Tensor Output(const Saved& base) const override { return Of(base).out; }
   const Linear& output() const override { return out_proj_; }
+
+  absl::StatusOr<std::unique_ptr<MixerState>> TakeState(Arena& arena,
+                                                        const DecodeShape& shape) const override {
+    auto state = std::make_unique<MambaState>();
+    for (int i = 0; i < 2; ++i) {
+      state->tail[i] = arena.Take("state", shape.activation, {shape.batch, spec_.taps - 1, Conv()});
+      state->scan[i] =
+          arena.Take("state", DType::kF32, {shape.batch, heads_, spec_.head_width, spec_.state});
+    }
+    return state;
+  }
+  void MixOnward(const Pass& pass, const Flow& flow, Saved& base,
+                 MixerState& base_state) const override {
+    const Rows rows = RowsOf(flow, Of(base), {0, flow.shape.batch});
+    auto& state = static_cast<MambaState&>(base_state);
+    const bool first = flow.first_position == 0;
+    const Tensor &tail = state.tail[state.now], &next_tail = state.tail[1 - state.now];
+    const int64_t halo = spec_.taps - 1, fresh = std::min(halo, rows.sequence);
+    // In front of a text there are zeros.
+    if (first && fresh < halo) kernels::Zero(pass.stream, next_tail);
+    for (const Convolution& part : convolutions_) {
+      kernels::CausalConvArgs args = ConvolutionOf(pass, rows, part);
+      const auto columns = [&](const Tensor& of, int64_t begin, int64_t count) {
+        return Positions(of, begin, count, part.first, part.columns);
+      };
+      if (!first) args.halo = columns(tail, 0, halo);
+      kernels::CausalConvForward(pass.stream, args);
+      // The next tail: the last inputs, behind what is left of this one.
+      if (!first && fresh < halo) {
+        kernels::CopyStrided(pass.stream, columns(tail, fresh, halo - fresh),
+                             columns(next_tail, 0, halo - fresh));
+      }
+      kernels::CopyStrided(pass.stream,
+                           Positions(args.x, rows.sequence - fresh, fresh, 0, part.columns),
+                           columns(next_tail, halo - fresh, fresh));
+    }
+    kernels::SsdArgs scan = Scan(pass, rows);
+    if (!first) scan.initial_state = state.scan[state.now];
+    scan.final_state = state.scan[1 - state.now];
+    kernels::SsdForward(pass.stream, scan);
+    state.now = 1 - state.now;
+    GateAndNorm(pass, rows);
+  }
 
   void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
                       int64_t first) const override {
@@ -227,6 +266,18 @@ class Mamba2Mixer : public Mixer {
     // Scratch.
     Tensor d_out, d_conv, d_packed, d_pairs, d_shared;
   };
+  // Every call reads one of each pair and writes the other.
+  struct MambaState : MixerState {
+    Tensor tail[2];  // [B,K-1,E + 2GN]: the convolution's last inputs, x | B | C
+    Tensor scan[2];  // [B,H,P,N] fp32
+    int now = 0;     // which of them holds the state
+  };
+  // Some columns of positions [begin, begin + count) of [B,S,...].
+  static Tensor Positions(const Tensor& of, int64_t begin, int64_t count, int64_t first,
+                          int64_t columns) {
+    return Tensor(At(of, begin * of.stride(1) + first), of.dtype(), {of.dim(0), count, columns},
+                  {of.stride(0), of.stride(1), 1});
+  }
   static MambaSaved& Of(Saved& saved) { return static_cast<MambaSaved&>(saved); }
   static const MambaSaved& Of(const Saved& saved) { return static_cast<const MambaSaved&>(saved); }
 
@@ -351,6 +402,7 @@ class Mamba2Mixer : public Mixer {
     args.a_log = Weight(pass, a_log_);
     args.d = Weight(pass, d_);
     args.documents = rows.documents;
+    args.step_min = spec_.step_min;
     args.chunk = kChunk;
     args.y = Columns(rows, rows.y, 0, heads_, spec_.head_width);
     args.states = rows.states;
@@ -370,6 +422,16 @@ class Mamba2Mixer : public Mixer {
     }
     args.epsilon = spec_.norm_epsilon;
     return args;
+  }
+
+  void GateAndNorm(const Pass& pass, const Rows& rows) const {
+    const kernels::GatedRmsNormArgs norm = GatedNorm(pass, rows);
+    if (shares_) {
+      if (spec_.groups > 1) kernels::Zero(pass.stream, rows.sums);
+      kernels::GatedRmsNormSums(pass.stream, norm);
+      shard_.SumInPlace(pass, rows.sums);
+    }
+    kernels::GatedRmsNormForward(pass.stream, norm);
   }
 
   // From d_out to d_packed; adds the gradients of scan_parameters_ to `gradients`.

@@ -39,6 +39,7 @@ struct Mamba2Spec {
   int64_t groups = 1;      // G, divides H
   int64_t state = 0;       // N
   int64_t taps = 4;        // K, 2 to 4
+  float step_min = 0;      // of the steps of the scan (kernels/ssm/ssm.h)
   float norm_epsilon = 1e-5f;
   float stddev = 0;
   float output_stddev = 0;

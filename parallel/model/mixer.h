@@ -16,8 +16,11 @@
 #include <functional>
 #include <memory>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/arena.h"
 #include "kernels/tensor.h"
+#include "parallel/model/decode.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/model.h"
 #include "parallel/model/tensor_parallel.h"
@@ -76,7 +79,19 @@ class Mixer {
   // Whether Mix takes all samples in one call, because it exchanges them with other ranks.
   virtual bool exchanges() const { return false; }
   virtual kernels::Tensor Output(const Saved& saved) const = 0;  // [T,W]
-  virtual const Linear& output() const = 0;                      // row-parallel, [C,W]
+
+  // Decoding (decode.h). Takes memory for what lasts from token to token. kUnimplemented says why
+  // this mixer cannot go on with a text.
+  virtual absl::StatusOr<std::unique_ptr<MixerState>> TakeState(kernels::Arena& arena,
+                                                                const DecodeShape& shape) const;
+  // Instead of Mix, of all samples, whose tokens follow flow.first_position others. May use memory
+  // of TakeScratch. Requires: TakeState succeeds.
+  virtual void MixOnward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+                         MixerState& /*state*/) const {}
+  // Whether the state grows with the text.
+  virtual bool keeps_tokens() const { return false; }
+
+  virtual const Linear& output() const = 0;  // row-parallel, [C,W]
 
   // Backward, in this order. `dy`: rows [first, ...) of the gradient of the branch [T,C]; they may
   // come in slices of whole samples.
@@ -111,6 +126,11 @@ class Mixer {
   virtual void KeepGradients(const Pass& pass, Saved& saved) const = 0;
   virtual void SplitInputWeights(const Pass& pass, Saved& saved, kernels::Tensor x) const = 0;
 };
+
+inline absl::StatusOr<std::unique_ptr<MixerState>> Mixer::TakeState(kernels::Arena&,
+                                                                    const DecodeShape&) const {
+  return absl::UnimplementedError("it keeps nothing of the tokens so far");
+}
 
 }  // namespace muster::parallel
 

@@ -3,7 +3,9 @@
 #include <memory>
 #include <vector>
 
+#include "base/check.h"
 #include "kernels/arena.h"
+#include "kernels/gemm/linear.h"
 #include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
 #include "parallel/model/linear.h"
@@ -14,14 +16,28 @@ namespace {
 using kernels::Arena;
 using kernels::Tensor;
 
+kernels::Epilogue EpilogueOf(MlpKind kind) {
+  switch (kind) {
+    case MlpKind::kGelu:
+      return kernels::Epilogue::kGelu;
+    case MlpKind::kRelu2:
+      return kernels::Epilogue::kRelu2;
+    case MlpKind::kSwiglu:
+      return kernels::Epilogue::kSwiglu;
+  }
+  return kernels::Epilogue::kNone;
+}
+
 class MlpMixer : public Mixer {
  public:
   MlpMixer(ParameterRegistry& registry, const MlpSpec& spec, const TensorShard& shard,
            const Recomputed& recomputed)
       : ffn_(shard.ffn.size()),
+        activation_(EpilogueOf(spec.kind)),
         swiglu_(spec.kind == MlpKind::kSwiglu),
         recomputes_gemms_(recomputed.gemms),
         recomputes_activation_(recomputed.activation) {
+    CHECK(spec.kind != MlpKind::kRelu2 || !spec.bias) << spec.name;
     std::vector<Span> rows = {shard.ffn};
     if (swiglu_) rows.push_back({spec.ffn + shard.ffn.begin, spec.ffn + shard.ffn.end});
     up_ = AddColumnParallel(
@@ -59,15 +75,15 @@ class MlpMixer : public Mixer {
       LinearForward(pass, up_, x, pre);
       return;
     }
-    const Tensor y = saved.up.Rows(first, x.dim(0));
-    if (swiglu_) {
-      LinearForwardThroughSwiglu(pass, up_, x, pre, y);
-    } else {
-      LinearForward(pass, up_, x, y, pre);
-    }
+    LinearForwardThrough(pass, up_, activation_, x, pre, saved.up.Rows(first, x.dim(0)));
   }
   Tensor Output(const Saved& base) const override { return Of(base).up; }
   const Linear& output() const override { return down_; }
+  // It treats every token alone.
+  absl::StatusOr<std::unique_ptr<MixerState>> TakeState(
+      Arena& /*arena*/, const DecodeShape& /*shape*/) const override {
+    return std::make_unique<MixerState>();
+  }
 
   void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
                       int64_t first) const override {
@@ -82,8 +98,8 @@ class MlpMixer : public Mixer {
                    const BesideMix& /*beside*/) const override {
     if (swiglu_) return;
     const MlpSaved& saved = Of(base);
-    LinearBackwardInputThroughGelu(pass, down_, dy, saved.up, saved.d_up, saved.pre, up_,
-                                   recomputes_activation_ && !recomputes_gemms_);
+    LinearBackwardInputThrough(pass, down_, activation_, dy, saved.up, saved.d_up, saved.pre, up_,
+                               recomputes_activation_ && !recomputes_gemms_);
   }
   void InputBackward(const Pass& pass, Saved& base, int64_t first, Tensor dx) const override {
     LinearBackwardInput(pass, up_, InputGradient(Of(base)).Rows(first, dx.dim(0)), dx);
@@ -92,7 +108,7 @@ class MlpMixer : public Mixer {
     LinearBackwardWeights(pass, up_, InputGradient(Of(base)), x, /*bias_is_complete=*/!swiglu_);
   }
   bool by_rows() const override { return swiglu_; }
-  // With GELU the gradient of up's output lies in scratch memory.
+  // Without a gate the gradient of up's output lies in scratch memory.
   bool input_weights_may_wait() const override { return swiglu_; }
 
   void SplitOutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
@@ -103,7 +119,7 @@ class MlpMixer : public Mixer {
     if (swiglu_) {
       LinearBackwardInputThroughSwiglu(pass, down_, dy, /*x=*/Tensor(), d_up, pre);
     } else {
-      LinearBackwardInput(pass, down_, dy, d_up, pre);
+      LinearBackwardInputThrough(pass, down_, activation_, dy, d_up, pre);
     }
   }
   void SplitMixBackward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
@@ -133,6 +149,7 @@ class MlpMixer : public Mixer {
   }
 
   int64_t ffn_;  // of this rank
+  kernels::Epilogue activation_;
   bool swiglu_, recomputes_gemms_, recomputes_activation_;
   Linear up_, down_;
 };

@@ -71,27 +71,28 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     return workspace;
   }
   ActivationSlots& slots = workspace.slots;
+  for (int i = range.begin; i < range.end; ++i) {
+    if (!blocks_[i]->offloads()) continue;
+    kernels::Arena size;
+    blocks_[i]->TakeSaved(size, shape);
+    if (slots.count == 0) slots.first = i;
+    CHECK_EQ(i, slots.first + slots.count) << "blocks that offload follow each other";
+    ++slots.count;
+    slots.bytes = std::max(slots.bytes, size.Mark());
+  }
   int64_t base = 0;  // offset of the slots
   for (int i = range.begin; i < range.end; ++i) {
-    if (!blocks_[i]->offloads()) {
+    if (!slots.Covers(i)) {
       workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
       continue;
     }
-    if (slots.count == 0) {
-      slots.first = i;
-      base = arena.Mark();
-    }
-    CHECK_EQ(i, slots.first + slots.count) << "blocks that offload follow each other";
+    const int index = i - slots.first;
+    if (index == 0) base = arena.Mark();
     arena.ReleaseTo(base);
-    if (const int slot = slots.count % ActivationSlots::kSlots; slot > 0) {
+    if (const int slot = index % ActivationSlots::kSlots; slot > 0) {
       arena.Take("activations", DType::kU8, {slot * slots.bytes});
     }
-    const int64_t begin = arena.Mark();
     workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
-    const int64_t bytes = arena.Mark() - begin;
-    CHECK(slots.count == 0 || bytes == slots.bytes) << blocks_[i]->name();
-    slots.bytes = bytes;
-    ++slots.count;
     // The next block takes memory behind the slots, unless it offloads too.
     arena.ReleaseTo(base);
     slots.slots = arena.Take("activations", DType::kU8,
@@ -159,15 +160,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
   CHECK(shape_.tensor_size == 1 ||
         (pass.tensor != nullptr && pass.tensor->size() == shape_.tensor_size))
       << "the model was cut for a tensor-parallel group of " << shape_.tensor_size;
-  if (shape_.rotary_width > 0) {
-    // Written in every pass, which costs little, so that it always fits the positions at hand.
-    kernels::RotaryTableArgs args;
-    args.table = workspace.flow.rotary;
-    args.positions = workspace.flow.positions;
-    args.theta = static_cast<float>(shape_.rope_theta);
-    args.scaling = shape_.rope_scaling;
-    kernels::RotaryTable(pass.stream, args);
-  }
+  WriteRotaryTable(pass, workspace.flow);
   for (int i = range.begin; i < range.end; ++i) {
     const bool gradients =
         pass.head == HeadMode::kLossAndGradient && blocks_[i]->AddsGradientsInForward();
@@ -193,6 +186,18 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     }
     if (pass.gate != nullptr) pass.gate->Release(i, work);
   }
+}
+
+// Written in every pass, which costs little, so that it always fits the positions at hand.
+void Model::WriteRotaryTable(const Pass& pass, const Flow& flow) const {
+  if (shape_.rotary_width == 0) return;
+  kernels::RotaryTableArgs args;
+  args.table = flow.rotary;
+  args.positions = flow.positions;
+  args.first_position = flow.first_position;
+  args.theta = static_cast<float>(shape_.rope_theta);
+  args.scaling = shape_.rope_scaling;
+  kernels::RotaryTable(pass.stream, args);
 }
 
 template <typename Run>

@@ -39,6 +39,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/activation_offload.h"
+#include "parallel/model/decode.h"
 #include "parallel/model/gradient_squares.h"
 #include "parallel/model/parameters.h"
 #include "parallel/model/tensor_stream.h"
@@ -47,10 +48,28 @@ namespace muster::parallel {
 
 // A model as plain names and numbers: what a checkpoint keeps so that it can be rebuilt from it.
 struct ModelDescription {
-  std::string family;                     // "gpt2", "llama"
-  std::map<std::string, int64_t> sizes;   // "layers", "hidden", ...; > 0
-  std::map<std::string, double> numbers;  // "norm_epsilon", "rope_theta", ...; finite
-  std::map<std::string, bool> flags;      // "tied"
+  std::string family;                        // "gpt2", "llama", ...
+  std::map<std::string, int64_t> sizes;      // "layers", "hidden", ...; > 0
+  std::map<std::string, double> numbers;     // "norm_epsilon", "rope_theta", ...; finite
+  std::map<std::string, bool> flags;         // "tied"
+  std::map<std::string, std::string> texts;  // "pattern"
+};
+
+// Attention of a model, the same in all its blocks that have it. heads is 0 in a model without.
+struct AttentionSizes {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t depth = 0;  // width of a head
+};
+
+// What one block exchanges with other ranks, beside gradients and parameters.
+struct BlockExchanges {
+  // Its layers, each with a column-parallel and a row-parallel GEMM (tensor_parallel.h).
+  int layers = 0;
+  int attentions = 0;  // layers that exchange keys and values with context ranks
+  // Numbers per token that the block sums over its tensor group, once forward and once backward,
+  // beside hidden states.
+  int64_t sums_per_token = 0;
 };
 
 // Blocks [begin, end), numbered embedding, transformer blocks, head; end < 0: to the last one.
@@ -159,6 +178,8 @@ struct Flow {
   // [S,D] fp32. Row s belongs to position s, or to positions[s] where they are given ([S] i32).
   kernels::Tensor rotary;
   kernels::Tensor positions;
+  // Decoding: the tokens of every text in front of this pass's. Positions are counted from there.
+  int64_t first_position = 0;
   // With separate documents: the position at which the document of each token begins, of whole
   // sequences; [B, S x context_size] i32.
   kernels::Tensor documents;
@@ -195,8 +216,9 @@ struct Flow {
   bool more_behind = false;
   InSlices d_whole;
   // kLogits: Forward leaves the logits of the tokens from logits_begin on, as many as the head
-  // computes at once, [tokens,V]. They last until the next pass.
+  // computes at once, [tokens,V]: every logits_step-th one. They last until the next pass.
   int64_t logits_begin = 0;
+  int64_t logits_step = 1;
   kernels::Tensor logits;
   kernels::Tensor losses;  // [T] fp32, 0 where masked
 };
@@ -287,11 +309,21 @@ class Block {
   virtual std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena,
                                            const BatchShape& shape) const = 0;
   // Whether what TakeSaved takes may be offloaded between Forward and Backward: the next block
-  // reads it, but none behind that. All such blocks of a model take as much.
+  // reads it, but none behind that.
   virtual bool offloads() const { return false; }
   // Takes memory that is used inside one call of Backward only; `saved` keeps views of it.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
   virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+
+  // Decoding (decode.h). Takes memory for what lasts from token to token. kUnimplemented names the
+  // block and says why it cannot go on with a text.
+  virtual absl::StatusOr<std::unique_ptr<BlockState>> TakeState(kernels::Arena& arena,
+                                                                const DecodeShape& shape) const;
+  // Forward of the tokens behind flow.first_position others, which updates the state.
+  virtual void Decode(const Pass& pass, Flow& flow, Saved& saved, BlockState& state) const;
+  // Whether texts can be no longer than DecodeShape::context.
+  virtual bool limits_text() const { return false; }
+
   // Begins Forward with half-batch 0 or 1, in this order, whose rows of flow.residual and of
   // flow.branch or flow.second_branch are complete at the current end of pass.tensor_stream.
   virtual void BeginForward(const Pass&, Flow&, Saved&, int /*half*/) const {}
@@ -343,7 +375,10 @@ class Model {
     int64_t vocab_storage = 0;  // rows of the table and columns of the logits on this rank
     int64_t sequence_max = 0;   // longest context
     int context_size = 1;       // ranks that share a sequence
-    int64_t rotary_width = 0;   // width of a head with rotary positions, else 0
+    AttentionSizes attention;
+    // Of this rank's blocks between embedding and head.
+    std::vector<BlockExchanges> exchanges;
+    int64_t rotary_width = 0;  // width of a head with rotary positions, else 0
     double rope_theta = 0;
     kernels::RotaryScaling rope_scaling;
     int tensor_size = 1;
@@ -363,8 +398,8 @@ class Model {
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds
   // count two.
   struct FlopsPerToken {
-    // 6 per weight of a GEMM (forward, both gradients), plus the causal half of attention:
-    // 6 x layers x sequence x hidden.
+    // 6 per weight of a GEMM (forward, both gradients), plus the causal half of attention, 6 x
+    // sequence x heads x their width in each layer that has it, and the scan of Mamba-2.
     int64_t model = 0;
     // The same with what recomputation repeats. Excludes what attention's kernels repeat
     // internally.
@@ -423,7 +458,25 @@ class Model {
   void BackwardInput(const Pass& pass, Workspace& workspace, BlockRange range) const;
   void BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const;
 
+  // Decoding: going on with texts from a state (decode.h). Requires: this rank has all blocks.
+  // kUnimplemented names the block, or the layout of the model, that cannot do it.
+  absl::Status CheckDecode() const;
+  // Whether texts can be no longer than Shape::sequence_max: the model has a table of positions, or
+  // keeps every token. Without, memory and time of a token do not depend on the text's length.
+  bool limits_text() const;
+  // Memory that lasts ("state"). Requires: CheckDecode; shape.context <= sequence_max where the
+  // model limits texts.
+  DecodeState TakeDecodeState(kernels::Arena& arena, const DecodeShape& shape) const;
+  // Memory of passes over shape.sequence tokens of each text: less than TakeWorkspace, since there
+  // is no backward. Several may share memory, because none lasts.
+  Workspace TakeDecodeWorkspace(kernels::Arena& arena, const BatchShape& shape) const;
+  // Goes on with every text by the tokens in workspace.flow and leaves the logits of the last token
+  // of each in workspace.flow.logits, [batch,V]. Requires: HeadMode::kLogits, a workspace of as
+  // many texts with head_tokens = batch, and that the texts stay within the state's context.
+  void Decode(const Pass& pass, Workspace& workspace, DecodeState& state) const;
+
  private:
+  void WriteRotaryTable(const Pass& pass, const Flow& flow) const;
   void TakeSharing(kernels::Arena& arena, const GradientOverlay& overlay, BlockRange range,
                    Workspace& workspace) const;
   template <typename Run>

@@ -15,9 +15,9 @@ QkvProjection::QkvProjection(ParameterRegistry& registry, const Spec& spec,
     : hidden_(spec.hidden),
       heads_(shard.heads.size()),
       kv_heads_(shard.kv_heads.size()),
-      depth_(spec.hidden / spec.heads),
+      depth_(spec.head_width),
       shares_(shard.shares_kv) {
-  const int64_t keys = spec.hidden, values = keys + spec.kv_heads * depth_;
+  const int64_t keys = spec.heads * depth_, values = keys + spec.kv_heads * depth_;
   const LinearSpec whole = {spec.name, values + spec.kv_heads * depth_, spec.hidden, spec.stddev,
                             spec.bias};
   const Span q = {shard.heads.begin * depth_, shard.heads.end * depth_};

@@ -28,6 +28,7 @@ class QkvProjection {
     int64_t hidden = 0;
     int64_t heads = 0;  // of the whole model, like kv_heads
     int64_t kv_heads = 0;
+    int64_t head_width = 0;
     float stddev = 0;
     bool bias = true;
   };

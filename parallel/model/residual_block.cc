@@ -1,5 +1,6 @@
 #include "parallel/model/residual_block.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -9,7 +10,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "kernels/arena.h"
 #include "kernels/device/device.h"
 #include "kernels/memory/memory.h"
@@ -35,6 +38,10 @@ struct ResidualSaved : BlockSaved {
   std::vector<LayerSaved> layers;
   Tensor x0;  // input of the first norm: its x, or in a stage's first block the residual stream
   Tensor d_small;  // [T,C] scratch: the gradient of a norm's output, of all rows
+};
+
+struct ResidualState : BlockState {
+  std::vector<std::unique_ptr<MixerState>> layers;
 };
 
 // Whether two all-gathers can be under way at once.
@@ -66,6 +73,14 @@ class ResidualBlock : public Block {
   void Forward(const Pass& pass, Flow& flow, Saved& base) const override;
   std::vector<ParameterId> BeginsWith() const override;
   void BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const override;
+
+  absl::StatusOr<std::unique_ptr<BlockState>> TakeState(Arena& arena,
+                                                        const DecodeShape& shape) const override;
+  void Decode(const Pass& pass, Flow& flow, Saved& base, BlockState& state) const override;
+  bool limits_text() const override {
+    return std::any_of(layers_.begin(), layers_.end(),
+                       [](const ResidualLayer& layer) { return layer.mixer->keeps_tokens(); });
+  }
 
   // Every collective starts as soon as its input is complete and is awaited where its result is
   // used. Weight gradients, which nothing waits for, compute in between: that of a layer's output
@@ -99,6 +114,8 @@ class ResidualBlock : public Block {
                        ResidualSaved& saved) const;
   void TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                  ResidualSaved& saved) const;
+  void TakeNormOutput(Arena& arena, const char* category, const BatchShape& shape,
+                      LayerSaved& layer) const;
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       ResidualSaved& saved) const;
 
@@ -195,17 +212,24 @@ void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const Ba
   }
   for (int i = 0; i < count(); ++i) {
     saved.layers[i].norm.TakeStatistics(arena, category, layers_[i].norm, rows);
+    // BeginForward writes to the first norm's memory while the block in front computes the other
+    // half-batch, so all blocks have it in the same place.
+    if (i == 0 && recomputed_.gemms) TakeNormOutput(arena, category, shape, saved.layers[0]);
   }
   for (int i = 0; i < count(); ++i) {
     layers_[i].mixer->TakeOutputs(arena, category, shape, *saved.layers[i].mixer);
   }
 }
-// Outputs of norms.
+// Outputs of norms, but for that which TakeGemmOutputs has taken.
 void ResidualBlock::TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                               ResidualSaved& saved) const {
-  for (LayerSaved& layer : saved.layers) {
-    layer.norm.TakeOutput(arena, category, shape.activation, shard_.rows(shape), spec_.hidden);
+  for (int i = recomputed_.gemms ? 1 : 0; i < count(); ++i) {
+    TakeNormOutput(arena, category, shape, saved.layers[i]);
   }
+}
+void ResidualBlock::TakeNormOutput(Arena& arena, const char* category, const BatchShape& shape,
+                                   LayerSaved& layer) const {
+  layer.norm.TakeOutput(arena, category, shape.activation, shard_.rows(shape), spec_.hidden);
 }
 void ResidualBlock::TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                                    ResidualSaved& saved) const {
@@ -269,6 +293,34 @@ void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, con
       [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
   layer.dropout.Apply(pass, flow, rows, rows, shard_.FirstToken(flow.shape, 0));
   flow.branch = rows;
+}
+
+// -------------------------------------------------------------------------------------- decoding
+
+absl::StatusOr<std::unique_ptr<BlockState>> ResidualBlock::TakeState(
+    Arena& arena, const DecodeShape& shape) const {
+  auto state = std::make_unique<ResidualState>();
+  for (int i = 0; i < count(); ++i) {
+    absl::StatusOr<std::unique_ptr<MixerState>> layer = layers_[i].mixer->TakeState(arena, shape);
+    if (!layer.ok()) {
+      return Annotate(layer.status(), absl::StrCat(name(), ", layer ", i + 1));
+    }
+    state->layers.push_back(*std::move(layer));
+  }
+  return state;
+}
+
+void ResidualBlock::Decode(const Pass& pass, Flow& flow, Saved& base, BlockState& state) const {
+  ResidualSaved& saved = Of(base);
+  for (int i = 0; i < count(); ++i) {
+    const Mixer& mixer = *layers_[i].mixer;
+    LayerSaved& own = saved.layers[i];
+    NormForward(pass, layers_[i].norm, flow, own.norm);
+    mixer.Project(pass, flow, *own.mixer, own.norm.y, 0, Purpose::kOutput);
+    mixer.MixOnward(pass, flow, *own.mixer, *static_cast<ResidualState&>(state).layers[i]);
+    RowForward(pass, layers_[i], mixer.Output(*own.mixer), flow,
+               is_last(i) ? flow.next_sum : saved.layers[i + 1].norm.x);
+  }
 }
 
 // ------------------------------------------------------------------------ forward in half-batches

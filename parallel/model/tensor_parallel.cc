@@ -1,5 +1,6 @@
 #include "parallel/model/tensor_parallel.h"
 #include "parallel/model/family.h"
+#include "parallel/model/language_model_sizes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -169,7 +170,7 @@ HeadShare ShareOf(int64_t heads, int64_t groups, const ModelParallel& parallel) 
 }  // namespace
 
 TensorShard TensorShard::Of(const ModelDescription& model, const ModelParallel& parallel) {
-  return Make(parallel, FamilyOf(model).split(model));
+  return Make(parallel, SplitOf(ConfigOf(model)));
 }
 
 TensorShard TensorShard::Make(const ModelParallel& parallel, const SplitSizes& sizes) {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/model/family.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/pipeline/partition.h"
 
 namespace muster::parallel {
@@ -17,10 +18,10 @@ absl::StatusOr<std::vector<double>> BlockCosts(const ModelDescription& descripti
     return absl::UnimplementedError(absl::StrCat("the cost of a block of model family '",
                                                  description.family, "' is not known"));
   }
+  ASSIGN_OR_RETURN(const LanguageModelConfig config, family->config(description));
   std::vector<double> costs = {0};
-  for (const double block : family->block_costs(description)) costs.push_back(block);
-  costs.push_back(static_cast<double>(SizeOf(description, "hidden")) *
-                  static_cast<double>(SizeOf(description, "vocab")));
+  for (const double block : parallel::BlockCosts(config)) costs.push_back(block);
+  costs.push_back(static_cast<double>(config.hidden) * static_cast<double>(config.vocab));
   return costs;
 }
 

@@ -12,6 +12,7 @@ constexpr char kFamilyKey[] = "model.family";
 // Prefixes of the names of sizes, numbers and flags.
 constexpr absl::string_view kPrefix = "model.";
 constexpr absl::string_view kFlagPrefix = "model.flag.";
+constexpr absl::string_view kTextPrefix = "model.text.";
 }  // namespace
 
 std::string StateName(int state, const std::string& parameter) {
@@ -42,6 +43,9 @@ Box OfRank(Box box, int64_t rank) {
 
 void WriteDescription(const ModelDescription& description, CheckpointState& state) {
   state.texts[kFamilyKey] = description.family;
+  for (const auto& [name, value] : description.texts) {
+    state.texts[absl::StrCat(kTextPrefix, name)] = value;
+  }
   for (const auto& [name, value] : description.sizes) {
     state.integers[absl::StrCat(kPrefix, name)] = value;
   }
@@ -57,6 +61,11 @@ ModelDescription ReadDescription(const CheckpointState& state) {
   ModelDescription description;
   if (const auto family = state.texts.find(kFamilyKey); family != state.texts.end()) {
     description.family = family->second;
+  }
+  for (const auto& [name, value] : state.texts) {
+    if (absl::StartsWith(name, kTextPrefix)) {
+      description.texts[name.substr(kTextPrefix.size())] = value;
+    }
   }
   for (const auto& [name, value] : state.integers) {
     if (absl::StartsWith(name, kFlagPrefix)) {

@@ -28,6 +28,10 @@ std::string ResidualName(int state, const std::string& parameter);
 std::vector<int64_t> PerRank(std::vector<int64_t> shape, int64_t ranks);
 Box OfRank(Box box, int64_t rank);
 
+// Of CheckpointState.files: the file of the tokenizer that the data was made with, unchanged. None
+// of models that were trained on bytes.
+inline constexpr char kTokenizerFile[] = "tokenizer";
+
 // Keys of CheckpointState.integers.
 inline constexpr char kSeedKey[] = "seed";
 // Updates of the optimizer: the step minus the updates that fp16 skipped.

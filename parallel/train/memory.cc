@@ -290,8 +290,7 @@ std::string MemoryUse::HostText() const { return ToText(host); }
 int64_t AttentionBytes(const TrainerPlace& place) {
   const Model::Shape& shape = place.model.shape();
   if (ComputeDtype(place.options.precision) == DType::kF32 || shape.documents) return 0;
-  const ModelDescription& model = place.model.description();
-  const AttentionSizes attention = FamilyOf(model).attention(model);
+  const AttentionSizes& attention = shape.attention;
   if (attention.heads == 0) return 0;
   const int64_t tensor = place.mesh.degree(Axis::kTensor);
   int64_t heads = (attention.heads + tensor - 1) / tensor;

@@ -4,6 +4,7 @@
 #define MUSTER_PARALLEL_TRAIN_OPTIONS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,8 @@ struct TrainerOptions {
   int64_t checkpoint_every = 0;    // steps; > 0 with a root
   int checkpoint_keep = 2;         // committed checkpoints that are not removed
   bool checkpoint_on_stop = true;  // saves when asked to stop
+  // Written beside the shards of every checkpoint (CheckpointState::files).
+  std::map<std::string, std::string> checkpoint_files;
   // By rank, the lowest rank that writes into the same directory (SaveCheckpoint); empty: all ranks
   // share one directory.
   std::vector<int> checkpoint_groups;

@@ -160,6 +160,7 @@ CheckpointState StateSaver::Describe(const TrainingPosition& position,
     state.integers[kHysteresisKey] = optimizer.hysteresis;
   }
   WriteDescription(inputs_.model.description(), state);
+  state.files = inputs_.options.checkpoint_files;
   return state;
 }
 

@@ -11,6 +11,7 @@
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/family.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/model/tensor_parallel.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/pipeline/schedule.h"
@@ -117,28 +118,33 @@ class Formulas {
         tokens_(BatchShapeOf(place).tokens()),
         hidden_(place.model.shape().hidden),
         micro_batches_(MicroBatches(place)) {
-    const auto head = static_cast<int>(SizeOf(place.model.description(), "layers")) + 1;
+    const LanguageModelConfig config = ConfigOf(place.model.description());
+    const auto head = static_cast<int>(config.blocks.size()) + 1;
     std::vector<BlockRange> ranges = part.parts;
     if (ranges.empty()) ranges.push_back({0, head + 1});
     for (const BlockRange& range : ranges) {
       const int end = range.end < 0 ? head + 1 : range.end;
-      blocks_ += end - range.begin;
+      for (int i = std::max(range.begin, 1); i < std::min(end, head); ++i) {
+        blocks_.push_back({ExchangesOf(config, config.blocks[i - 1], static_cast<int>(tensor_))});
+      }
       has_embedding_ = has_embedding_ || range.begin == 0;
       has_head_ = has_head_ || end == head + 1;
     }
     parts_ = static_cast<int64_t>(ranges.size());
-    blocks_ -= has_embedding_ + has_head_;
-    if (part.recompute == Recompute::kFull) {
-      recomputed_ =
-          part.recompute_blocks > 0 ? std::min<int64_t>(part.recompute_blocks, blocks_) : blocks_;
+    const auto blocks = static_cast<int>(blocks_.size());
+    const int recomputed = part.recompute_blocks > 0 ? part.recompute_blocks : blocks;
+    for (int i = 0; part.recompute == Recompute::kFull && i < std::min(recomputed, blocks); ++i) {
+      blocks_[i].recomputed = true;
     }
   }
 
   StepVolume Step() const {
     StepVolume volume;
     volume.pipeline = Pipeline();
-    volume.context =
-        micro_batches_ * (recomputed_ * Attention(2) + (blocks_ - recomputed_) * Attention(1));
+    for (const OwnBlock& block : blocks_) {
+      volume.context +=
+          micro_batches_ * block.exchanges.attentions * Attention(block.recomputed ? 2 : 1);
+    }
     volume.tensor = micro_batches_ * HiddenStates();
     for (int i = 0; i < static_cast<int>(layout_.buckets().size()); ++i) {
       const FlatLayout::Bucket& bucket = layout_.buckets()[i];
@@ -173,11 +179,10 @@ class Formulas {
     return micro_batches_ * messages * width_ * rows * hidden_ + SharedTableBytes(place_, layout_);
   }
 
-  // Attention of one block, `forwards` times forward and once backward (context_attention.h).
+  // Attention of one layer, `forwards` times forward and once backward (context_attention.h).
   int64_t Attention(int64_t forwards) const {
     if (context_ == 1) return 0;
-    const ModelDescription& model = place_.model.description();
-    const int64_t depth = FamilyOf(model).attention(model).depth;
+    const int64_t depth = place_.model.shape().attention.depth;
     const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
     const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
     if (part_.context_method == ContextMethod::kAllToAll) {
@@ -198,24 +203,26 @@ class Formulas {
     // the gradient of the input. With sequence parallelism, inputs are gathered and outputs
     // scattered in both directions, and backward gathers the input of each pair once more. A
     // backward in two calls also gathers the gradients once more.
-    const int64_t pairs = FamilyOf(place_.model.description()).pairs_per_block;
-    int64_t per_block = pairs * (rows ? 2 + 3 : 1 + 1);
-    if (rows && part_.split_backward) per_block += pairs;
+    //
     // Recomputation repeats forward without its last collective. Where gathers overlap, the input
-    // of the second pair stays gathered until backward needs it.
+    // of the last pair stays gathered until backward needs it.
     const bool stays = part_.tensor_overlap != TensorOverlap::kNone;
-    const int64_t once_more = rows ? 2 * pairs - 1 - (stays ? 1 : 0) : pairs - 1;
     // The embedding's output and, with sequence parallelism, its gradient; the gradient of the
     // head's input and, with sequence parallelism, that input.
-    const int64_t collectives = blocks_ * per_block + recomputed_ * once_more +
-                                has_embedding_ * (rows ? 2 : 1) + has_head_ * (rows ? 2 : 1);
+    int64_t collectives = has_embedding_ * (rows ? 2 : 1) + has_head_ * (rows ? 2 : 1);
+    int64_t sums = 0;  // bytes
+    for (const OwnBlock& block : blocks_) {
+      const int64_t pairs = block.exchanges.layers;
+      collectives += pairs * (rows ? 2 + 3 : 1 + 1);
+      if (rows && part_.split_backward) collectives += pairs;
+      if (block.recomputed) collectives += rows ? 2 * pairs - 1 - (stays ? 1 : 0) : pairs - 1;
+      sums +=
+          (block.recomputed ? 3 : 2) *
+          AllReduced(kFloat * tokens_ * block.exchanges.sums_per_token, tensor_, part_.tensor_rank);
+    }
     // For the loss of a vocabulary that is cut over ranks: three numbers per token and rank.
     const int64_t statistics = has_head_ * Moved(kFloat * tensor_ * tokens_ * 3, tensor_);
     const int64_t states = width_ * tokens_ * hidden_;
-    const int64_t numbers =
-        FamilyOf(place_.model.description()).sums_per_token(place_.model.description(), tensor_);
-    const int64_t sums = (2 * blocks_ + recomputed_) *
-                         AllReduced(kFloat * tokens_ * numbers, tensor_, part_.tensor_rank);
     return sums +
            collectives *
                (rows ? Moved(states, tensor_) : AllReduced(states, tensor_, part_.tensor_rank)) +
@@ -297,8 +304,12 @@ class Formulas {
   const FlatLayout layout_;
   const int64_t width_;  // bytes of an activation
   const int64_t tensor_, context_, tokens_, hidden_, micro_batches_;
-  int64_t parts_ = 0, blocks_ = 0;
-  int64_t recomputed_ = 0;  // blocks that recompute all of forward in backward
+  struct OwnBlock {
+    BlockExchanges exchanges;
+    bool recomputed = false;  // repeats all of forward in backward
+  };
+  int64_t parts_ = 0;
+  std::vector<OwnBlock> blocks_;  // of this rank, between embedding and head
   bool has_embedding_ = false, has_head_ = false;
 };
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "google/protobuf/util/time_util.h"
+#include "parallel/plan/pattern.h"
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 
@@ -66,24 +68,59 @@ void DefaultMamba2(v1::ModelSpec& model) {
   if (mamba.groups() == 0) mamba.set_groups(1);
   if (mamba.state() == 0) mamba.set_state(kMambaState);
   if (mamba.taps() == 0) mamba.set_taps(kMambaTaps);
-  if (!model.has_tied()) model.set_tied(true);
-  if (!model.has_norm_epsilon()) model.set_norm_epsilon(kNormEpsilon);
+}
+
+void DefaultHybrid(v1::ModelSpec& model) {
+  const auto has = [&](char letter) { return absl::StrContains(model.pattern(), letter); };
+  if (const auto blocks = parallel::BlocksOfPattern(model.pattern());
+      blocks.ok() && model.layers() == 0) {
+    model.set_layers(static_cast<int32_t>(blocks->size()));
+  }
+  if (has(parallel::kMambaLetter)) DefaultMamba2(model);
+  if (has(parallel::kAttentionLetter)) {
+    if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
+    if (model.head_width() == 0 && model.heads() > 0 && model.hidden() % model.heads() == 0) {
+      model.set_head_width(model.hidden() / model.heads());
+    }
+    if (model.positions() == v1::POSITIONS_UNSPECIFIED) model.set_positions(v1::POSITIONS_NONE);
+    if (model.positions() == v1::POSITIONS_ROTARY && !model.has_rope_theta()) {
+      model.set_rope_theta(kRopeTheta);
+    }
+  }
+  if (has(parallel::kMlpLetter) && model.mlp() == v1::MLP_KIND_UNSPECIFIED) {
+    model.set_mlp(v1::MLP_KIND_RELU2);
+  }
 }
 
 void DefaultModel(v1::ModelSpec& model) {
   if (const v1::ModelSpec* preset = FindPreset(model.preset()); preset != nullptr) {
-    // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field.
+    // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field. A
+    // pattern takes along only what its layers need.
     v1::ModelSpec whole = *preset;
+    const auto lacks = [&](char letter) {
+      return !model.pattern().empty() && !absl::StrContains(model.pattern(), letter);
+    };
+    if (lacks(parallel::kMambaLetter)) whole.clear_mamba();
+    if (lacks(parallel::kMlpLetter)) whole.clear_ffn();
+    if (lacks(parallel::kAttentionLetter)) {
+      whole.clear_heads();
+      whole.clear_kv_heads();
+    }
     if (model.has_rope_scaling()) whole.clear_rope_scaling();
     whole.MergeFrom(model);
     model = whole;
   }
   if (model.family() == v1::MODEL_FAMILY_MAMBA2) DefaultMamba2(model);
-  if (model.family() != v1::MODEL_FAMILY_LLAMA) return;
-  if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
-  if (!model.has_tied()) model.set_tied(false);
+  if (model.family() == v1::MODEL_FAMILY_HYBRID) DefaultHybrid(model);
+  if (model.family() == v1::MODEL_FAMILY_LLAMA) {
+    if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
+    if (!model.has_rope_theta()) model.set_rope_theta(kRopeTheta);
+  }
+  if (model.family() == v1::MODEL_FAMILY_UNSPECIFIED || model.family() == v1::MODEL_FAMILY_GPT2) {
+    return;
+  }
+  if (!model.has_tied()) model.set_tied(model.family() == v1::MODEL_FAMILY_MAMBA2);
   if (!model.has_norm_epsilon()) model.set_norm_epsilon(kNormEpsilon);
-  if (!model.has_rope_theta()) model.set_rope_theta(kRopeTheta);
 }
 
 void DefaultTraining(v1::TrainingSpec& training) {

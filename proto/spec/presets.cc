@@ -60,6 +60,28 @@ v1::ModelSpec Mamba2(int32_t layers, int32_t hidden) {
   return model;
 }
 
+// As Nemotron-H (arXiv 2504.03624): squared ReLU, no positions, eight groups.
+v1::ModelSpec Hybrid(const std::string& pattern, int32_t hidden, int32_t heads, int32_t kv_heads,
+                     int32_t ffn, int32_t vocab, int32_t sequence) {
+  v1::ModelSpec model;
+  model.set_family(v1::MODEL_FAMILY_HYBRID);
+  model.set_pattern(pattern);
+  model.set_hidden(hidden);
+  model.set_heads(heads);
+  model.set_kv_heads(kv_heads);
+  model.set_ffn(ffn);
+  model.set_vocab(vocab);
+  model.set_sequence_length(sequence);
+  model.set_norm_epsilon(1e-5);
+  v1::MambaSpec& mamba = *model.mutable_mamba();
+  mamba.set_head_width(64);
+  mamba.set_heads(2 * hidden / 64);
+  mamba.set_groups(8);
+  mamba.set_state(128);
+  mamba.set_taps(4);
+  return model;
+}
+
 const std::vector<std::pair<std::string, v1::ModelSpec>>& Presets() {
   static const auto& presets = *new std::vector<std::pair<std::string, v1::ModelSpec>>{
       {"gpt2-124m", Gpt2(12, 768, 12)},
@@ -75,6 +97,9 @@ const std::vector<std::pair<std::string, v1::ModelSpec>>& Presets() {
       {"mamba2-780m", Mamba2(48, 1536)},
       {"mamba2-1.3b", Mamba2(48, 2048)},
       {"mamba2-2.7b", Mamba2(64, 2560)},
+      {"hybrid-1b", Hybrid("M-M-M-M*-M-M-M-M*-M-M-M-M-M-", 2048, 32, 8, 8192, 50257, 4096)},
+      {"hybrid-8b", Hybrid("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", 4096, 32, 8,
+                           21504, 131072, 8192)},
   };
   return presets;
 }

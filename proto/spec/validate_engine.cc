@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "parallel/plan/pattern.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
 #include "proto/spec/names.h"
@@ -28,19 +30,16 @@ bool MultiplyOverflows(int64_t a, int64_t b, int64_t* product) {
   return __builtin_mul_overflow(a, b, product);
 }
 
-// `divides`: heads and hidden have no problem.
-void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
+// `heads`: the number of heads has no problem.
+void CheckKeyHeads(const v1::ModelSpec& model, bool heads, Checker& check) {
   const bool kv_heads = check.InRange("engine.model.kv_heads", model.kv_heads(), 1);
-  if (divides && kv_heads && model.heads() % model.kv_heads() != 0) {
+  if (heads && kv_heads && model.heads() % model.kv_heads() != 0) {
     check.Add("engine.model.kv_heads", model.kv_heads(), " does not divide heads (", model.heads(),
               ")");
   }
-  if (divides && model.hidden() / model.heads() % 2 != 0) {
-    check.Add("engine.model.heads", model.heads(), " heads of hidden ", model.hidden(), " are ",
-              model.hidden() / model.heads(), " wide each; rotary positions need an even width");
-  }
-  check.InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
-  check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
+}
+
+void CheckRope(const v1::ModelSpec& model, Checker& check) {
   check.Positive("engine.model.rope_theta", model.rope_theta());
   if (!model.has_rope_scaling()) return;
   const v1::RopeScalingSpec& scaling = model.rope_scaling();
@@ -55,6 +54,18 @@ void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
               " is not above low_frequency_factor (", scaling.low_frequency_factor(), ")");
   }
   check.InRange(path + "original_context", scaling.original_context(), 1);
+}
+
+// `divides`: heads and hidden have no problem.
+void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
+  CheckKeyHeads(model, divides, check);
+  if (divides && model.hidden() / model.heads() % 2 != 0) {
+    check.Add("engine.model.heads", model.heads(), " heads of hidden ", model.hidden(), " are ",
+              model.hidden() / model.heads(), " wide each; rotary positions need an even width");
+  }
+  check.InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
+  check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
+  CheckRope(model, check);
 }
 
 // The limits of the scan's kernels (kernels/ssm/ssm.h).
@@ -84,11 +95,73 @@ void CheckMamba2(const v1::EngineSpec& engine, Checker& check) {
   }
   check.InRange(path + "state", mamba.state(), 1, kMambaWidthMax);
   check.InRange(path + "taps", mamba.taps(), 2, 4);
-  check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
+  if (check.Finite(path + "step_min", mamba.step_min()) && mamba.step_min() < 0) {
+    check.Add(path + "step_min", mamba.step_min(), " is below 0");
+  }
   if (const int32_t ranks = engine.parallel().context(); ranks > 1) {
     check.Add("engine.parallel.context", ranks,
-              " ranks: models of family mamba2 do not pass states between ranks; use 1");
+              " ranks: Mamba-2 layers do not pass states between ranks; use 1");
   }
+}
+
+constexpr int32_t kHeadWidthMax = 1 << 16;
+
+void CheckHybridAttention(const v1::ModelSpec& model, Checker& check) {
+  const bool heads = check.InRange("engine.model.heads", model.heads(), 1);
+  CheckKeyHeads(model, heads, check);
+  if (model.head_width() == 0 && heads && model.hidden() > 0) {
+    check.Add("engine.model.head_width", "required, as heads (", model.heads(),
+              ") does not divide hidden (", model.hidden(), ")");
+  } else if (heads) {
+    check.InRange("engine.model.head_width", model.head_width(), 1, kHeadWidthMax);
+  }
+  if (model.positions() != v1::POSITIONS_ROTARY) {
+    for (const auto& [field, given] : {std::pair("rope_theta", model.has_rope_theta()),
+                                       std::pair("rope_scaling", model.has_rope_scaling())}) {
+      if (given) check.Add(absl::StrCat("engine.model.", field), "needs positions: rotary");
+    }
+    return;
+  }
+  if (model.head_width() % 2 != 0) {
+    check.Add("engine.model.head_width", model.head_width(),
+              " is odd; rotary positions need an even width");
+  }
+  CheckRope(model, check);
+}
+
+// Fields of layers that the pattern lacks, and what those that it has need.
+void CheckHybrid(const v1::EngineSpec& engine, Checker& check) {
+  const v1::ModelSpec& model = engine.model();
+  const auto blocks = parallel::BlocksOfPattern(model.pattern());
+  if (!blocks.ok()) {
+    check.Add("engine.model.pattern", blocks.status().message());
+    return;
+  }
+  if (model.layers() != static_cast<int64_t>(blocks->size())) {
+    check.Add("engine.model.layers", model.layers(), ", but the pattern has ", blocks->size(),
+              " blocks; leave it out");
+  }
+  const auto has = [&](char letter) { return absl::StrContains(model.pattern(), letter); };
+  const bool attention = has(parallel::kAttentionLetter), mlp = has(parallel::kMlpLetter);
+  const bool mamba = has(parallel::kMambaLetter);
+  const auto needs = [&](const char* field, bool given, bool there, const char* what) {
+    if (!given || there) return;
+    check.Add(absl::StrCat("engine.model.", field), "is for ", what, ", which the pattern ",
+              Quoted(model.pattern()), " lacks");
+  };
+  const char* const layers = "attention layers (*)";
+  needs("heads", model.heads() != 0, attention, layers);
+  needs("kv_heads", model.kv_heads() != 0, attention, layers);
+  needs("head_width", model.head_width() != 0, attention, layers);
+  needs("positions", model.positions() != v1::POSITIONS_UNSPECIFIED, attention, layers);
+  needs("rope_theta", model.has_rope_theta(), attention, layers);
+  needs("rope_scaling", model.has_rope_scaling(), attention, layers);
+  needs("ffn", model.ffn() != 0, mlp, "MLP layers (-)");
+  needs("mlp", model.mlp() != v1::MLP_KIND_UNSPECIFIED, mlp, "MLP layers (-)");
+  needs("mamba", model.has_mamba(), mamba, "Mamba-2 layers (M)");
+  if (mamba) CheckMamba2(engine, check);
+  if (mlp) check.InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
+  if (attention) CheckHybridAttention(model, check);
 }
 
 // Reports fields that are given but belong to other families.
@@ -101,16 +174,20 @@ void CheckForeignFields(const v1::ModelSpec& model, Checker& check) {
     check.Add(absl::StrCat("engine.model.", field), "is for family ", absl::StrJoin(names, " and "),
               ", not ", EnumName(model.family()));
   };
-  const Families llama = {v1::MODEL_FAMILY_LLAMA};
-  const Families not_gpt2 = {v1::MODEL_FAMILY_LLAMA, v1::MODEL_FAMILY_MAMBA2};
-  only("heads", model.heads() != 0, {v1::MODEL_FAMILY_GPT2, v1::MODEL_FAMILY_LLAMA});
-  only("kv_heads", model.kv_heads() != 0, llama);
-  only("ffn", model.ffn() != 0, llama);
-  only("tied", model.has_tied(), not_gpt2);
-  only("norm_epsilon", model.has_norm_epsilon(), not_gpt2);
-  only("rope_theta", model.has_rope_theta(), llama);
-  only("rope_scaling", model.has_rope_scaling(), llama);
-  only("mamba", model.has_mamba(), {v1::MODEL_FAMILY_MAMBA2});
+  const v1::ModelFamily gpt2 = v1::MODEL_FAMILY_GPT2, llama = v1::MODEL_FAMILY_LLAMA,
+                        mamba2 = v1::MODEL_FAMILY_MAMBA2, hybrid = v1::MODEL_FAMILY_HYBRID;
+  only("heads", model.heads() != 0, {gpt2, llama, hybrid});
+  only("kv_heads", model.kv_heads() != 0, {llama, hybrid});
+  only("ffn", model.ffn() != 0, {llama, hybrid});
+  only("tied", model.has_tied(), {llama, mamba2, hybrid});
+  only("norm_epsilon", model.has_norm_epsilon(), {llama, mamba2, hybrid});
+  only("rope_theta", model.has_rope_theta(), {llama, hybrid});
+  only("rope_scaling", model.has_rope_scaling(), {llama, hybrid});
+  only("mamba", model.has_mamba(), {mamba2, hybrid});
+  only("pattern", !model.pattern().empty(), {hybrid});
+  only("head_width", model.head_width() != 0, {hybrid});
+  only("mlp", model.mlp() != v1::MLP_KIND_UNSPECIFIED, {hybrid});
+  only("positions", model.positions() != v1::POSITIONS_UNSPECIFIED, {hybrid});
 }
 
 void CheckModel(const v1::EngineSpec& engine, Checker& check) {
@@ -125,12 +202,21 @@ void CheckModel(const v1::EngineSpec& engine, Checker& check) {
     check.Add("engine.model.family", "required; one of ",
               absl::StrJoin(EnumNames(*v1::ModelFamily_descriptor()), ", "));
   }
-  check.InRange("engine.model.layers", model.layers(), 1, kLayersMax);
+  if (model.family() != v1::MODEL_FAMILY_HYBRID || model.layers() != 0) {
+    check.InRange("engine.model.layers", model.layers(), 1, kLayersMax);
+  }
   const bool hidden = check.InRange("engine.model.hidden", model.hidden(), 1, kHiddenMax);
   check.InRange("engine.model.vocab", model.vocab(), 1);
   check.InRange("engine.model.sequence_length", model.sequence_length(), 1);
   if (v1::ModelFamily_IsValid(model.family()) && model.family() != v1::MODEL_FAMILY_UNSPECIFIED) {
     CheckForeignFields(model, check);
+  }
+  if (model.family() == v1::MODEL_FAMILY_MAMBA2 || model.family() == v1::MODEL_FAMILY_HYBRID) {
+    check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
+  }
+  if (model.family() == v1::MODEL_FAMILY_HYBRID) {
+    CheckHybrid(engine, check);
+    return;
   }
   if (model.family() == v1::MODEL_FAMILY_MAMBA2) {
     CheckMamba2(engine, check);
@@ -396,6 +482,13 @@ void CheckEngine(const v1::JobSpec& spec, Checker& check) {
   if (engine.data().train().empty())
     check.Add("engine.data.train", "required: at least one data set");
   CheckSources("engine.data.validation", engine.data().validation(), spec, check);
+  const std::string& tokenizer = engine.data().tokenizer();
+  const bool digest = tokenizer.size() == 64 &&
+                      tokenizer.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!tokenizer.empty() && tokenizer != "bytes" && !digest) {
+    check.Add("engine.data.tokenizer", Quoted(tokenizer),
+              " is neither bytes nor a SHA-256 in 64 lower-case hexadecimal digits");
+  }
   CheckParallel(spec, check);
   if (engine.has_training()) {
     CheckTraining(spec, check);

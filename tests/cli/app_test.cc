@@ -525,6 +525,27 @@ TEST_F(App, DataTrainTokenizer_WritesAFileThatTokenizeAndInspectUse) {
   EXPECT_THAT(err_.str(), HasSubstr(out + ".dataset.json names"));
 }
 
+TEST_F(App, Submit_OfAVocabularyBelowTheIdsOfTheData_IsRefusedWithTheNumberThatFits) {
+  std::ofstream(directory_ + "/text") << "a zebra\n";
+  EXPECT_EQ(RunApp({"data", "tokenize", "--input", directory_ + "/text", "--output",
+                    directory_ + "/data/x"}),
+            0)
+      << err_.str();
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--set", "engine.model.vocab=100"}), 1);
+  EXPECT_THAT(err_.str(),
+              AllOf(HasSubstr("engine.model.vocab: 100"), HasSubstr("engine.data.train[0].path"),
+                    HasSubstr("at least 123"), HasSubstr("256 holds all")));
+  const std::string digest(64, 'a');
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--set", "engine.data.tokenizer=" + digest}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("was made with the tokenizer bytes"), HasSubstr(digest)));
+  EXPECT_TRUE(service_.submitted.empty());
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--set", "engine.data.tokenizer=words"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("'words' is neither bytes nor a SHA-256"));
+  EXPECT_EQ(RunApp({"submit", SpecFile(), "--set", "engine.data.tokenizer=bytes"}), 0)
+      << err_.str();
+  EXPECT_EQ(service_.submitted.size(), 1u);
+}
+
 TEST_F(App, DataTokenize_OfBadInput_SaysWhatIsWrongAndLeavesNoDataset) {
   const std::string text = directory_ + "/text", empty = directory_ + "/empty";
   const std::string out = directory_ + "/set";

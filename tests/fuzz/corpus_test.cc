@@ -75,6 +75,9 @@ TEST(FuzzCorpus, FramesOfACoordinator_BreakNoInvariantOfTheDaemon) {
 
 TEST(FuzzCorpus, TokenizerJson_IsRefusedOrEncodes) { RunAll("tokenizer_json", TokenizerJson); }
 TEST(FuzzCorpus, TiktokenRanks_AreRefusedOrEncode) { RunAll("tiktoken_ranks", TiktokenRanks); }
+TEST(FuzzCorpus, SentencePieceModel_IsRefusedOrEncodes) {
+  RunAll("sentence_piece_model", SentencePieceModel);
+}
 TEST(FuzzCorpus, JsonLine_IsReadAsAParserOfAllJsonReadsIt) { RunAll("json_line", JsonLine); }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_decode.h"
 #include "kernels/attention/attention_workspace.h"
 #include "kernels/attention/head_width.h"
 #include "tests/gpu/support.h"
@@ -381,6 +382,68 @@ TEST(AttentionWorkspace, OfKnownShapes_IsWhatCudnnAsksForOrThatOfSlices) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionGpuTest, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "Own" : "Chosen"; });
+
+class AttentionDecodeGpuTest : public GpuTest {};
+
+// Keys of one block and of many, the last one with few; groups; widths with and without pairs; rows
+// of a cache that has room for more.
+TEST_F(AttentionDecodeGpuTest, AttentionDecode_CachesOfAnyLength_MatchesTheHost) {
+  struct Case {
+    int64_t batch, keys, heads, key_heads, width;
+  };
+  for (const DType dtype : FloatTypes()) {
+    for (const Case& c : std::vector<Case>{{1, 1, 1, 1, 64},
+                                           {2, 3, 4, 2, 8},
+                                           {3, 255, 6, 2, 64},
+                                           {1, 256, 12, 12, 64},
+                                           {2, 257, 8, 1, 128},
+                                           {1, 700, 3, 3, 13},
+                                           {1, 1000, 4, 2, 80},
+                                           {2, 511, 2, 1, 255},
+                                           {1, 5000, 32, 8, 128},
+                                           {4, 2048, 2, 2, 256},
+                                           {1, 40001, 4, 4, 64}}) {
+      const std::string what = absl::StrCat(Name(dtype), " B=", c.batch, " keys=", c.keys,
+                                            " H=", c.heads, " G=", c.key_heads, " D=", c.width);
+      const int64_t capacity = c.keys + 5, row = c.key_heads * c.width;
+      const int64_t packed = (c.heads + 2 * c.key_heads) * c.width;
+      Both q = Input(dtype, {c.batch, packed});
+      Both k = Input(dtype, {c.batch, capacity, c.key_heads, c.width});
+      Both v = Input(dtype, {c.batch, capacity, c.key_heads, c.width});
+      Both out = Output(dtype, {c.batch, 1, c.heads, c.width});
+      Both partial =
+          Output(DType::kF32, {AttentionDecodePartials(c.batch, c.heads, c.keys, c.width)});
+      const auto args = [&](bool gpu) {
+        const auto view = [&](Both& both, std::initializer_list<int64_t> shape,
+                              std::initializer_list<int64_t> strides) {
+          return gpu ? both.Gpu(0, shape, strides) : both.Cpu(0, shape, strides);
+        };
+        const auto cache = [&](Both& both) {
+          return view(both, {c.batch, c.keys, c.key_heads, c.width},
+                      {capacity * row, row, c.width, 1});
+        };
+        return AttentionDecodeArgs{
+            .q = view(q, {c.batch, 1, c.heads, c.width}, {packed, packed, c.width, 1}),
+            .k = cache(k),
+            .v = cache(v),
+            .out = gpu ? out.gpu() : out.cpu(),
+            .partial = gpu ? partial.gpu() : partial.cpu()};
+      };
+      const auto run = [&] {
+        out.Poison();
+        out.Upload(*stream_);
+        AttentionDecode(*stream_, args(/*gpu=*/true));
+        EXPECT_OK(stream_->Synchronize()) << what;
+        return out.Download(*stream_);
+      };
+      const std::vector<float> once = run(), again = run();
+      EXPECT_EQ(std::memcmp(once.data(), again.data(), again.size() * sizeof(float)), 0) << what;
+      AttentionDecode(*cpu_stream_, args(/*gpu=*/false));
+      ASSERT_OK(cpu_stream_->Synchronize());
+      ExpectClose("out " + what, out, 1e-5);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace muster::kernels

@@ -87,6 +87,27 @@ ModelDescription Mamba2() {
           .flags = {{"tied", true}}};
 }
 
+// Squared ReLU, no positions, heads wider together than the hidden state.
+ModelDescription Hybrid() {
+  return {.family = "hybrid",
+          .sizes = {{"layers", 3},
+                    {"hidden", 256},
+                    {"heads", 6},
+                    {"kv_heads", 2},
+                    {"head_width", 64},
+                    {"ffn", 512},
+                    {"mamba_heads", 8},
+                    {"mamba_head_width", 64},
+                    {"mamba_groups", 2},
+                    {"mamba_state", 64},
+                    {"mamba_taps", 4},
+                    {"vocab", kVocab},
+                    {"sequence_length", kSequence}},
+          .numbers = {{"norm_epsilon", 1e-5}},
+          .flags = {{"tied", false}, {"rotary", false}},
+          .texts = {{"pattern", "M-*M-"}, {"mlp", "relu2"}}};
+}
+
 // The parameter says whether to run on a GPU.
 class StepsTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -207,7 +228,7 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
 }
 
 TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) {
-  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2(), Hybrid()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
       const std::vector<float> once = Train(description, recompute, 3, /*record=*/false);
@@ -223,7 +244,7 @@ TEST_P(StepsTest, ThreeSteps_TwiceAndRecorded_LeaveTheSameBitsInEveryParameter) 
 }
 
 TEST_P(StepsTest, NormInGemms_IsTheSameButForRoundingAndRepeatsItsBits) {
-  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2(), Hybrid()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
       norm_with_products_ = false;
@@ -285,7 +306,7 @@ TEST_P(StepsTest, NormInGemms_ReadsWhatTheyDoNotLeave) {
 }
 
 TEST_P(StepsTest, DocumentsThatChangeFromStepToStep_AreReadByRecordedStepsToo) {
-  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2(), Hybrid()}) {
     SCOPED_TRACE(description.family);
     const auto train = [&](bool record, bool documents) {
       return Train(description, Recompute::kNone, 4, record, documents);
@@ -299,7 +320,7 @@ TEST_P(StepsTest, DocumentsThatChangeFromStepToStep_AreReadByRecordedStepsToo) {
 }
 
 TEST_P(StepsTest, Dropout_DrawsAnewInEveryStepRecordedOnesToo) {
-  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2()}) {
+  for (const ModelDescription& description : {Gpt2(), Llama(), Mamba2(), Hybrid()}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
       SCOPED_TRACE(absl::StrCat(description.family, " ", static_cast<int>(recompute)));
       const auto train = [&](bool record, double dropout, int32_t samples) {

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compares `muster data tokenize` with the libraries whose files it reads, and times both.
+"""Compares the ids of `muster data tokenize` with those of the libraries whose files it reads.
 
-    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install numpy tokenizers tiktoken
+    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers tiktoken sentencepiece protobuf
     /tmp/venv/bin/python tests/interop/tokenizer_peer.py --bin build/bin --strings 100000 --text FILE...
 
 For every form of tokenizer in tests/parallel/tokenizers it trains a tokenizer on the text, encodes random strings as
 JSON lines and the whole text as one document, and compares all ids. The data sets are read as Megatron-LM reads
-them. One run is killed with SIGKILL again and again and must give the same bytes. With --time it prints MB/s of
-Muster, of tokenizers in batches and of tiktoken in batches, on one core and on all, medians of three runs.
+them. One run is killed with SIGKILL again and again and must give the same bytes. Models of SentencePiece are compared
+on the strings and on all lines of the text, with the library of PyPI, and where `spm_encode` of Debian is installed
+with that on the whole text.
 """
 
 import argparse
@@ -15,41 +16,17 @@ import json
 import os
 import random
 import signal
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
-import numpy
-import tiktoken
+import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parallel", "tokenizers"))
 import make_fixtures  # noqa: E402
-
-DTYPES = {1: numpy.uint8, 2: numpy.int8, 3: numpy.int16, 4: numpy.int32, 5: numpy.int64, 8: numpy.uint16}
-
-
-def read_dataset(prefix):
-    """The documents of PREFIX, through the index as Megatron-LM's IndexedDataset goes through it."""
-    with open(prefix + ".idx", "rb") as file:
-        assert file.read(9) == b"MMIDIDX\x00\x00"
-        assert int.from_bytes(file.read(8), "little") == 1
-        dtype = DTYPES[file.read(1)[0]]
-        sequences = int.from_bytes(file.read(8), "little")
-        bounds = int.from_bytes(file.read(8), "little")
-        offset = file.tell()
-    index = numpy.memmap(prefix + ".idx", mode="r")
-    lengths = numpy.frombuffer(index, dtype=numpy.int32, count=sequences, offset=offset)
-    pointers = numpy.frombuffer(index, dtype=numpy.int64, count=sequences, offset=offset + lengths.nbytes)
-    documents = numpy.frombuffer(index, dtype=numpy.int64, count=bounds,
-                                 offset=offset + lengths.nbytes + pointers.nbytes)
-    tokens = numpy.memmap(prefix + ".bin", mode="r")
-    for first, last in zip(documents[:-1], documents[1:]):
-        parts = [numpy.frombuffer(tokens, dtype=dtype, count=lengths[i], offset=pointers[i]) for i in range(first, last)]
-        yield numpy.concatenate(parts).tolist()
-
+from indexed_dataset import documents_of  # noqa: E402
 
 def random_strings(seed, count):
     """Code points of all planes, white space, parts of words, and the texts of the fixtures."""
@@ -81,13 +58,15 @@ def muster_tokenize(arguments, tokenizer, source, output, *more):
 
 
 def compare(name, expected, found, show):
-    """Ends the program at the first document whose ids differ."""
+    """Ends the program at the first document whose ids differ. Documents without ids are in no data set."""
+    kept = [number for number, ids in enumerate(expected) if ids]
+    expected = [ids for ids in expected if ids]
     for number, (want, have) in enumerate(zip(expected, found)):
         if want == have:
             continue
         at = next((i for i, (a, b) in enumerate(zip(want, have)) if a != b), min(len(want), len(have)))
         sys.exit(f"{name}, document {number}: ids differ from {at} on: expected {want[at:at + 8]}, "
-                 f"found {have[at:at + 8]}: {show(number)}")
+                 f"found {have[at:at + 8]}: {show(kept[number])}")
     if len(expected) != len(found):
         sys.exit(f"{name}: expected {len(expected)} documents, found {len(found)}")
 
@@ -96,7 +75,7 @@ def forms(text, vocabulary):
     """(name, tokenizer) of every form, those of byte-level BPE trained on `text`."""
     lines = text.splitlines(keepends=True)
     for name, small in make_fixtures.all_tokenizers():
-        if name in ("llama2", "added"):
+        if name in ("llama2", "metaspace", "unigram", "added"):
             yield name, small
             continue
         large = Tokenizer(models.BPE())
@@ -132,44 +111,36 @@ def check_kills(arguments, tokenizer, source, folder):
     print(f"killed {kills} times: the same bytes")
 
 
-def median_speed(size, work):
-    times = []
-    for _ in range(3):
-        start = time.monotonic()
-        work()
-        times.append(time.monotonic() - start)
-    return size / 1e6 / statistics.median(times)
+def compare_sentence_piece(arguments, name, model, texts, text, folder):
+    """Strings, and the text by lines: a line is what the library is made for. `spm_encode` of Debian is the library that
+    Muster's sums of scores follow; that of PyPI breaks ties of unigram models in another way."""
+    path, source, output = (os.path.join(folder, each) for each in (name + ".model", "lines", "out"))
+    with open(path, "wb") as file:
+        file.write(model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    debian = shutil.which("spm_encode")
 
+    def check(documents, what):
+        with open(source, "w", encoding="ascii") as file:
+            file.writelines(json.dumps({"text": each}) + "\n" for each in documents)
+        muster_tokenize(arguments, path, source, output, "--field", "text")
+        found = list(documents_of(output))
+        if debian:
+            encoded = subprocess.run([debian, "--model=" + path, "--output_format=id"], check=True, capture_output=True,
+                                     input="".join(each + "\n" for each in documents).encode()).stdout
+            expected = [list(map(int, line.split())) for line in encoded.split(b"\n")[:-1]]
+        else:
+            expected = processor.encode(documents)
+        compare(f"{name}.model, {what}", expected, found, lambda number: repr(documents[number][:200]))
+        kept = [ids for ids in processor.encode(documents) if ids]
+        return sum(a != b for a, b in zip(kept, found))
 
-def show_times(arguments, path, tokenizer, source, folder):
-    """The text in documents of some 4 kB, which suits the batches of the libraries."""
-    with open(source, encoding="utf-8") as file:
-        text = file.read()
-    size = len(text.encode())
-    documents, start = [], 0
-    while start < len(text):
-        end = text.find("\n", start + 4096)
-        end = len(text) if end < 0 else end + 1
-        documents.append(text[start:end])
-        start = end
-    ranks = {bytes(make_fixtures.BYTE_OF[c] for c in token): rank
-             for token, rank in tokenizer.get_vocab(with_added_tokens=False).items()}
-    encoding = tiktoken.Encoding("peer", pat_str=arguments.pattern, mergeable_ranks=ranks, special_tokens={})
-    for threads in (1, os.cpu_count()):
-        os.environ["RAYON_NUM_THREADS"] = str(threads)
-        muster = median_speed(size, lambda: muster_tokenize(arguments, path, source, os.path.join(folder, "timed"),
-                                                            "--threads", str(threads)))
-        command = [sys.executable, "-c", "import sys,time\nfrom tokenizers import Tokenizer\n"
-                   "t=Tokenizer.from_file(sys.argv[1]); d=open(sys.argv[2]).read().split('\\0')\n"
-                   "s=time.monotonic(); t.encode_batch_fast(d); print(time.monotonic()-s)"]
-        batch = os.path.join(folder, "documents")
-        with open(batch, "w", encoding="utf-8") as file:
-            file.write("\0".join(documents))
-        seconds = [float(subprocess.check_output(command + [path, batch])) for _ in range(3)]
-        theirs = size / 1e6 / statistics.median(seconds)
-        ticks = median_speed(size, lambda: encoding.encode_ordinary_batch(documents, num_threads=threads))
-        print(f"{threads} threads: muster {muster:.1f} MB/s (from disk to disk), tokenizers {theirs:.1f}, tiktoken "
-              f"{ticks:.1f}; {muster / max(theirs, ticks):.1f}x the faster one")
+    strings = [each.replace("\n", " ") for each in texts]
+    lines = [line for line in text.split("\n") if line]
+    others = [check([each for each in strings if each], "strings"), check(lines, "lines"),
+              check([" ".join(lines).replace("\0", "")[:20_000_000]], "text")]
+    print(f"{name}.model: {len(strings)} strings, {len(lines)} lines and the text as one document have the ids of "
+          f"{'Debian' if debian else 'PyPI'}; {others} of them other ids in PyPI's version", flush=True)
 
 
 def main():
@@ -179,8 +150,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--text", nargs="+", required=True, help="files, read as UTF-8 with replacement")
     parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--forms", nargs="+", help="of these tokenizers only, as gpt2 and llama3; default all")
-    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--forms", nargs="+", help="of these tokenizers only, as gpt2 and t5.model; default all")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         raw, strings = os.path.join(folder, "raw"), os.path.join(folder, "strings")
@@ -194,6 +164,9 @@ def main():
         with open(strings, "w", encoding="ascii") as file:
             file.writelines(json.dumps({"text": each}) + "\n" for each in texts)
         output = os.path.join(folder, "out")
+        for name, model in make_fixtures.sentence_pieces():
+            if not arguments.forms or name + ".model" in arguments.forms:
+                compare_sentence_piece(arguments, name, model, texts, text, folder)
         for name, tokenizer in forms(text[:30_000_000], arguments.vocabulary):
             if arguments.forms and name not in arguments.forms:
                 continue
@@ -201,21 +174,14 @@ def main():
             tokenizer.save(path)
             muster_tokenize(arguments, path, strings, output, "--field", "text")
             expected = [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
-            compare(name, [ids for ids, each in zip(expected, texts) if each], list(read_dataset(output)),
+            compare(name, [ids for ids, each in zip(expected, texts) if each], list(documents_of(output)),
                     lambda number: repr([each for each in texts if each][number]))
             muster_tokenize(arguments, path, raw, output)
             whole = tokenizer.encode(text, add_special_tokens=False).ids
-            compare(name, [whole], list(read_dataset(output)), lambda number: "the text")
+            compare(name, [whole], list(documents_of(output)), lambda number: "the text")
             print(f"{name}: {len(texts)} strings and {len(text.encode()) / 1e6:.1f} MB have the same ids", flush=True)
             if name == "gpt2":
                 check_kills(arguments, path, raw, folder)
-            if arguments.time and name in ("gpt2", "llama3"):
-                arguments.pattern = make_fixtures.CL100K if name == "llama3" else (
-                    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-                valid = os.path.join(folder, "valid")
-                with open(valid, "w", encoding="utf-8", newline="") as file:
-                    file.write(text)
-                show_times(arguments, path, tokenizer, valid, folder)
 
 
 if __name__ == "__main__":

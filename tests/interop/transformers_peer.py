@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the folders under tests/interop/data with Hugging Face's transformers.
 
-  transformers_peer.py DIR     tiny random GPT-2, Llama and Mamba-2 folders below DIR, as save_pretrained
+  transformers_peer.py DIR     tiny random folders of each family below DIR, as save_pretrained
                                writes them, each with peer.json: tokens and the logits that
                                transformers computes for them in fp32
 
@@ -45,6 +45,13 @@ def make(directory):
     mamba2 = transformers.Mamba2Config(
         hidden_size=24, num_hidden_layers=2, expand=2, num_heads=6, head_dim=8, n_groups=1,
         state_size=5, vocab_size=61, chunk_size=4, tie_word_embeddings=True)
+    # Heads that are wider together than the hidden state, two groups, and steps that the limit cuts.
+    nemotron_h = transformers.NemotronHConfig(
+        hidden_size=24, layers_block_type=["linear_attention", "mlp", "full_attention",
+                                           "linear_attention", "mlp"],
+        num_attention_heads=6, num_key_value_heads=2, head_dim=8, intermediate_size=40,
+        mamba_num_heads=6, mamba_head_dim=8, n_groups=2, ssm_state_size=5, chunk_size=4,
+        time_step_min=0.5, vocab_size=61, max_position_embeddings=64, tie_word_embeddings=False)
     models = {
         "gpt2": transformers.GPT2LMHeadModel(gpt2),
         "llama": transformers.LlamaForCausalLM(
@@ -53,6 +60,7 @@ def make(directory):
             transformers.LlamaConfig(**llama, tie_word_embeddings=True, rope_theta=500000.0,
                                      rope_scaling=scaling)),
         "mamba2": transformers.Mamba2ForCausalLM(mamba2),
+        "nemotron-h": transformers.NemotronHForCausalLM(nemotron_h),
     }
     tokens = [int(t) for t in torch.randint(0, 61, (TOKENS,),
                                             generator=torch.Generator().manual_seed(7))]

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_decode.h"
 #include "kernels/attention/head_width.h"
 #include "kernels/device/device.h"
 #include "kernels/memory/memory.h"
@@ -337,6 +338,37 @@ TEST(Attention, MergeWithAnEmptySet_ChangesNothing) {
                                 View(out, {2, 3, 2, 4}), View(lse, {2, 2, 3})});
   EXPECT_EQ(empty, before);
   EXPECT_EQ(empty_lse, lse_before);
+}
+
+// The query of the last position sees all keys, so it is the last row of causal attention.
+TEST(AttentionDecode, ShapesAcrossGroupsAndWidths_MatchTheLastRowOfFloat64) {
+  for (const Shape& s : std::vector<Shape>{{1, 1, 1, 1, 1},
+                                           {2, 7, 3, 3, 5},
+                                           {3, 256, 4, 2, 8},
+                                           {1, 257, 4, 1, 64},
+                                           {2, 700, 6, 2, 13, true, 0.3},
+                                           {1, 40, 2, 2, 512}}) {
+    SCOPED_TRACE(::testing::Message() << "S " << s.sequence << " H " << s.heads);
+    Floats qkv = Random(s.tokens() * s.packed(), 1);
+    const Doubles whole = Reference(s, testing::Wide(qkv), nullptr);
+    const int64_t row = s.heads * s.width;
+    Floats out(s.batch * row);
+    Floats partial(AttentionDecodePartials(s.batch, s.heads, s.sequence, s.width));
+    Host host;
+    const Tensor q = Heads(qkv, s, 0, s.heads);
+    AttentionDecode(*host.stream, {.q = Keys(q, s.sequence - 1, 1),
+                                   .k = Heads(qkv, s, s.heads, s.key_heads),
+                                   .v = Heads(qkv, s, s.heads + s.key_heads, s.key_heads),
+                                   .out = View(out, {s.batch, 1, s.heads, s.width}),
+                                   .partial = View(partial, {static_cast<int64_t>(partial.size())}),
+                                   .scale = static_cast<float>(s.scale)});
+    Doubles expected;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      const auto last = whole.begin() + ((b + 1) * s.sequence - 1) * row;
+      expected.insert(expected.end(), last, last + row);
+    }
+    ExpectClose(out, expected, 1e-5, "out");
+  }
 }
 
 }  // namespace

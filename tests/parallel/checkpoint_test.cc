@@ -278,7 +278,9 @@ TEST(Checkpoint, Shard_IsReadByPythonsSafetensors) {
 TEST(Checkpoint, CutAtAnyWrite_NeverLeavesAManifestOverMissingData) {
   std::unique_ptr<MemoryFileSystem> whole = MemoryFileSystem::Make();
   CuttingFileSystem counting(*whole);
-  for (auto& result : SaveOn(2, counting, StateAt(100, 1))) ASSERT_OK(result);
+  CheckpointState state = StateAt(100, 1);
+  state.files = {{"tokenizer", "of this model"}};
+  for (auto& result : SaveOn(2, counting, state)) ASSERT_OK(result);
   const int64_t writes = counting.writes();
   ASSERT_GT(writes, 15);
   int complete = 0;
@@ -286,15 +288,19 @@ TEST(Checkpoint, CutAtAnyWrite_NeverLeavesAManifestOverMissingData) {
     std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
     for (auto& result : SaveOn(2, *files, StateAt(50, 1))) ASSERT_OK(result);
     CuttingFileSystem dying(*files, cut);
-    const auto results = SaveOn(2, dying, StateAt(100, 1));
+    const auto results = SaveOn(2, dying, state);
     files->Crash();
     ASSERT_OK_AND_ASSIGN(auto entries, ListCheckpoints(*files, "root", JobId("gpt-kjv-x7k2p")));
     ASSERT_FALSE(entries.empty());
     EXPECT_TRUE(entries[0].complete);
     for (const CheckpointEntry& entry : entries) {
       if (!entry.complete) continue;
-      EXPECT_THAT(CheckpointReader::Open(*files, entry.directory, Verify::kFull), IsOk())
-          << "cut at write " << cut;
+      const auto reader = CheckpointReader::Open(*files, entry.directory, Verify::kFull);
+      ASSERT_THAT(reader, IsOk()) << "cut at write " << cut;
+      ASSERT_OK_AND_ASSIGN(
+          const std::string tokenizer,
+          ReadCheckpointFile(*files, entry.directory, (*reader)->state(), "tokenizer"));
+      EXPECT_EQ(tokenizer, entry.id.step == 100 ? "of this model" : "") << "cut at write " << cut;
       complete += entry.id.step == 100;
     }
     if (results[0].ok()) {
@@ -302,6 +308,26 @@ TEST(Checkpoint, CutAtAnyWrite_NeverLeavesAManifestOverMissingData) {
     }
   }
   EXPECT_EQ(complete, 1);  // the last one, which was not cut
+}
+
+TEST(Checkpoint, FileBesideTheShards_IsCheckedWhenItIsRead) {
+  std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
+  CheckpointState state = StateAt(7, 1);
+  state.files = {{"tokenizer", "of this model"}};
+  const auto saved = SaveOn(2, *files, state);
+  ASSERT_OK(saved[0]);
+  const std::string& directory = saved[0]->directory;
+  ASSERT_OK_AND_ASSIGN(const auto reader,
+                       CheckpointReader::Open(*files, directory, Verify::kSizes));
+  const auto read = [&] {
+    return ReadCheckpointFile(*files, directory, reader->state(), "tokenizer");
+  };
+  EXPECT_EQ(*read(), "of this model");
+  ASSERT_OK(files->WriteAtomically(directory + "/tokenizer", "of another"));
+  EXPECT_THAT(read(), StatusIs(absl::StatusCode::kDataLoss,
+                               AllOf(HasSubstr(directory + "/tokenizer"), HasSubstr("CRC32C"))));
+  ASSERT_OK(files->RemoveFile(directory + "/tokenizer"));
+  EXPECT_THAT(read(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("is missing")));
 }
 
 TEST(Checkpoint, FailureOfOneRank_IsTheFailureOfAll) {

@@ -113,7 +113,8 @@ std::vector<std::vector<float>> Logits(const Model& model, Values& values,
 
 class Peer : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Families, Peer,
-                         ::testing::Values("gpt2", "llama", "llama-tied-scaled", "mamba2"));
+                         ::testing::Values("gpt2", "llama", "llama-tied-scaled", "mamba2",
+                                           "nemotron-h"));
 
 // transformers has written the folders and computed the logits.
 TEST_P(Peer, ImportedFolder_GivesTheLogitsOfTransformers) {

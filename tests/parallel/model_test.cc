@@ -23,6 +23,8 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/head.h"
+#include "parallel/model/hybrid.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/model/llama.h"
 #include "parallel/model/mamba2.h"
 #include "parallel/optim/flat_buffers.h"
@@ -153,9 +155,9 @@ class Bench {
 };
 
 TEST(Gpt2, ParameterCount_MatchesThePublishedSizeOfGpt2Small) {
-  EXPECT_EQ(ParameterCount(Gpt2Config{12, 768, 12, 50257, 1024}), 124'439'808);
+  EXPECT_EQ(ParameterCount(ConfigOf(Gpt2Config{12, 768, 12, 50257, 1024})), 124'439'808);
   const Gpt2Config config = {3, 32, 4, 100, 16};
-  EXPECT_EQ(MakeGpt2(config)->parameters().elements(), ParameterCount(config));
+  EXPECT_EQ(MakeGpt2(config)->parameters().elements(), ParameterCount(ConfigOf(config)));
 }
 
 // Grouped heads, an odd MLP width, stretched frequencies: nothing is a multiple of anything.
@@ -189,6 +191,23 @@ Mamba2Config TinyMamba2() {
   return config;
 }
 
+// Heads wider together than the hidden state, squared ReLU or SwiGLU with rotary positions.
+HybridConfig TinyHybrid(int64_t layers, bool llama) {
+  HybridConfig config;
+  for (int64_t i = 0; i < layers; ++i) config.pattern += i % 2 == 0 ? "*" : "M-";
+  config.hidden = 14;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_width = 6;
+  config.rotary = llama;
+  config.ffn = 11;
+  config.mlp = llama ? MlpKind::kSwiglu : MlpKind::kRelu2;
+  config.mamba = {.heads = 4, .head_width = 5, .groups = 2, .state = 3, .taps = 3};
+  config.vocab = 37;
+  config.sequence_length = 8;
+  return config;
+}
+
 class Families : public ::testing::TestWithParam<std::string> {
  protected:
   static std::unique_ptr<Model> Make(const ModelParallel& how = {}, int64_t layers = 2) {
@@ -202,6 +221,9 @@ class Families : public ::testing::TestWithParam<std::string> {
       config.layers = layers;
       return MakeMamba2(config, how);
     }
+    if (absl::StartsWith(GetParam(), "hybrid")) {
+      return MakeHybrid(TinyHybrid(layers, GetParam() == "hybrid_llama"), how);
+    }
     LlamaConfig config = TinyLlama(GetParam() == "llama_tied");
     config.layers = layers;
     return MakeLlama(config, how);
@@ -209,7 +231,8 @@ class Families : public ::testing::TestWithParam<std::string> {
   static void ExpectSlopes(Bench& bench);
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families,
-                         ::testing::Values("gpt2", "llama", "llama_tied", "mamba2"),
+                         ::testing::Values("gpt2", "llama", "llama_tied", "mamba2", "hybrid",
+                                           "hybrid_llama"),
                          [](const auto& info) { return info.param; });
 
 void Families::ExpectSlopes(Bench& bench) {
@@ -329,6 +352,7 @@ TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
                   0)
             << parameter.name;
       }
+      if (absl::StartsWith(GetParam(), "hybrid")) continue;  // its blocks keep different amounts
       const int64_t saved = kept(whole) - kept(some);
       EXPECT_GE(saved, std::min(of_all, blocks * of_one));
       EXPECT_LT(saved, std::min(of_all, blocks * of_one) + of_one);
@@ -350,6 +374,25 @@ TEST(Mamba2, ParameterCount_MatchesThePublishedSizes) {
   EXPECT_EQ(ParameterCount(ConfigOf(config)), 2'702'599'680);
   EXPECT_EQ(MakeMamba2(TinyMamba2())->parameters().elements(),
             ParameterCount(ConfigOf(TinyMamba2())));
+}
+
+TEST(Hybrid, ParameterCount_MatchesThePublishedSizeOfNemotronH) {
+  HybridConfig config;
+  config.pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-";
+  config.hidden = 4096;
+  config.heads = 32;
+  config.kv_heads = 8;
+  config.head_width = 128;
+  config.ffn = 21504;
+  config.mamba = {.heads = 128, .head_width = 64, .groups = 8, .state = 128, .taps = 4};
+  config.vocab = 131072;
+  config.sequence_length = 8192;
+  // nvidia/Nemotron-H-8B-Base-8K.
+  EXPECT_EQ(ParameterCount(ConfigOf(config)), 8'100'852'736);
+  for (const bool llama : {false, true}) {
+    const HybridConfig tiny = TinyHybrid(5, llama);
+    EXPECT_EQ(MakeHybrid(tiny)->parameters().elements(), ParameterCount(ConfigOf(tiny)));
+  }
 }
 
 TEST(Llama, ParameterCount_MatchesThePublishedSizes) {
@@ -477,7 +520,9 @@ TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool o
 }
 
 TEST_P(Families, ExchangesOfAttentionsBackward_HaveGradientsOfWeightsBesideThem) {
-  if (GetParam() == "mamba2") GTEST_SKIP() << "has no attention";
+  if (GetParam() == "mamba2" || absl::StartsWith(GetParam(), "hybrid")) {
+    GTEST_SKIP() << "not every block has attention and an MLP";
+  }
   for (const double dropout : {0.0, 0.3}) {
     std::vector<float> kept;  // gradients where nothing is computed again
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {

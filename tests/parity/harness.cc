@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <thread>
 #include <utility>
@@ -52,12 +53,15 @@ int Case::ranks() const {
 
 std::string Case::ToString() const {
   const PerAxis& degrees = layout.degrees;
-  const auto shared = model.sizes.find(model.family == "mamba2" ? "groups" : "kv_heads");
+  std::string name = model.family;
+  for (const char* size : {"groups", "kv_heads", "mamba_groups"}) {
+    const auto shared = model.sizes.find(size);
+    if (shared != model.sizes.end()) absl::StrAppend(&name, " ", size, " ", shared->second);
+  }
+  for (const auto& [key, text] : model.texts) absl::StrAppend(&name, " ", text);
   return absl::StrCat(
-      model.family,
-      shared == model.sizes.end() ? "" : absl::StrCat(" ", shared->first, " ", shared->second), " ",
-      degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(), " batch ",
-      layout.global_batch, "/", layout.micro_batch,
+      name, " ", degrees.ToString(), " zero ", layout.zero, "/", layout.EffectiveShards(),
+      " batch ", layout.global_batch, "/", layout.micro_batch,
       degrees[Axis::kPipeline] > 1
           ? absl::StrCat(" ", Name(schedule), " chunks ", layout.pipeline_chunks)
           : "",
@@ -406,6 +410,29 @@ ModelDescription SmallMamba2(int layers) {
                        {"sequence_length", Harness::kSequence}};
   description.numbers = {{"norm_epsilon", 1e-5}};
   description.flags = {{"tied", true}};
+  return description;
+}
+
+ModelDescription SmallHybrid(int layers, bool llama) {
+  constexpr std::array<const char*, 5> kBlocks = {"M-", "*-", "M", "*", "M-"};
+  std::string pattern;
+  for (int i = 0; i < layers; ++i) pattern += kBlocks[i % kBlocks.size()];
+  ModelDescription description;
+  description.family = "hybrid";
+  description.texts = {{"pattern", pattern}, {"mlp", llama ? "swiglu" : "relu2"}};
+  description.sizes = {{"layers", layers},         {"hidden", 48},
+                       {"mamba_heads", 6},         {"mamba_head_width", 10},
+                       {"mamba_groups", 2},        {"mamba_state", 12},
+                       {"mamba_taps", 4},          {"ffn", 84},
+                       {"vocab", Harness::kVocab}, {"sequence_length", Harness::kSequence}};
+  description.numbers = {{"norm_epsilon", 1e-5}, {"mamba_step_min", 0.002}};
+  description.flags = {{"tied", false}};
+  if (layers == 1) return description;
+  description.sizes["heads"] = 6;
+  description.sizes["kv_heads"] = 2;
+  description.sizes["head_width"] = 12;
+  description.flags["rotary"] = llama;
+  if (llama) description.numbers["rope_theta"] = 10000;
   return description;
 }
 

@@ -135,6 +135,9 @@ class Harness {
 ModelDescription SmallGpt2(int layers = 3);
 ModelDescription SmallLlama(int layers = 3);
 ModelDescription SmallMamba2(int layers = 3);
+// Blocks of one and of two layers, heads that are wider together than the hidden state. `llama`:
+// SwiGLU and rotary positions; else squared ReLU and none.
+ModelDescription SmallHybrid(int layers = 3, bool llama = false);
 
 // Data parallelism over `ranks`, 20 steps of 16 samples in micro-batches of two.
 Case Data(int ranks, int zero = 0, int shards = 0);

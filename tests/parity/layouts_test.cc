@@ -68,7 +68,7 @@ class TensorLog : public muster::testing::ForwardingCommunicator {
 };
 
 TEST_F(Layouts, EveryStageOfZero_HasTheGradientsAndWeightsOfOneRankToTheLastBit) {
-  for (const ModelDescription& model : {SmallGpt2(), SmallLlama(), SmallMamba2()}) {
+  for (const ModelDescription& model : {SmallGpt2(), SmallLlama(), SmallMamba2(), SmallHybrid(4)}) {
     Case alone = Data(1);
     alone.model = model;
     const Tensors gradients = harness_.FirstGradients(alone);
@@ -375,6 +375,55 @@ TEST_F(Layouts, StateSpaceHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
     // Saved by one layout, resumed by another.
     const RankResult whole = harness_.Train(alone)[0];
     Case first = runs[0], second = runs.back();
+    first.save_every = 100;
+    first.stop_after = 4;
+    second.restore = harness_.Train(first)[0].saved;
+    ASSERT_EQ(second.restore.size(), 1u);
+    const RankResult rest = harness_.Train(second)[0];
+    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
+    for (size_t i = 0; i < rest.losses.size(); ++i) {
+      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
+    }
+  }
+}
+
+// Blocks of one and of two layers, so that no two of a rank need the same memory or exchange as
+// much.
+TEST_F(Layouts, HybridStacks_TrainLikeOneRankAndResumeWithAnyRanks) {
+  for (const bool llama : {false, true}) {
+    const Case alone = Alone(SmallHybrid(5, llama), 2);
+    std::vector<Case> runs;
+    for (const int ranks : llama ? std::vector<int>{3} : std::vector<int>{2, 4}) {
+      Case run = alone;
+      run.layout.degrees = PerAxis(1, 1, 1, ranks);
+      run.layout.sequence_parallel = ranks != 3;
+      run.offload_activations = true;
+      runs.push_back(run);
+      run.tensor_weights = {5, 1, 2, 4};
+      run.tensor_weights.resize(static_cast<size_t>(ranks));
+      run.tensor_overlap = TensorOverlap::kHalves;
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        run.recompute = recompute;
+        run.offload_activations = recompute == Recompute::kSelective;
+        runs.push_back(run);
+        if (recompute != Recompute::kFull) continue;
+        run.recompute_blocks = 2;
+        runs.push_back(run);
+      }
+    }
+    Case pipeline = alone;
+    pipeline.layout.degrees = PerAxis(2, 1, 1, 2);
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble}) {
+      pipeline.schedule = schedule;
+      pipeline.layout.pipeline_chunks = schedule == PipelineSchedule::kInterleaved ? 2 : 1;
+      runs.push_back(pipeline);
+    }
+    ExpectLike(alone, runs);
+    // Saved by one layout, resumed by another.
+    const RankResult whole = harness_.Train(alone)[0];
+    Case first = runs[1], second = pipeline;
     first.save_every = 100;
     first.stop_after = 4;
     second.restore = harness_.Train(first)[0].saved;

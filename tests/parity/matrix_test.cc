@@ -35,6 +35,7 @@ constexpr double kFastLearningRate = 5e-3;
 ModelDescription Gpt2() { return SmallGpt2(5); }
 ModelDescription Llama() { return SmallLlama(5); }
 ModelDescription Mamba2() { return SmallMamba2(5); }
+ModelDescription Hybrid(bool llama) { return SmallHybrid(5, llama); }
 
 // Relative difference of the gradient norm at every step.
 std::vector<double> Apart(const RankResult& a, const RankResult& b) {
@@ -126,7 +127,7 @@ Case Draw(Rng& rng) {
   for (;;) {
     Case run;
     run.learning_rate = kLearningRate;
-    run.model = Pick(rng, {Gpt2(), Llama(), Mamba2()});
+    run.model = Pick(rng, {Gpt2(), Llama(), Mamba2(), Hybrid(false), Hybrid(true)});
     if (run.model.family == "llama") run.model.sizes["kv_heads"] = Pick(rng, {1, 2, 4});
     if (run.model.family == "mamba2") run.model.sizes["groups"] = Pick(rng, {1, 2, 3, 6});
     Layout& layout = run.layout;
@@ -203,7 +204,8 @@ bool SameOrder(const Case& run) {
 }
 
 bool TiedAcrossStages(const Case& run) {
-  return run.layout.degrees[Axis::kPipeline] > 1 && run.model.family != "llama";
+  const auto tied = run.model.flags.find("tied");
+  return run.layout.degrees[Axis::kPipeline] > 1 && (tied == run.model.flags.end() || tied->second);
 }
 
 // Whether all sums have the order of tensor parallelism alone. With GEMMs in chunks, a split
@@ -217,8 +219,11 @@ bool HasOrderOfTensorRanks(const Case& run) {
 
 // Whether tensor ranks share key/value heads, or groups of state-space heads.
 bool SharesKeys(const Case& run) {
-  const int64_t heads = Size(run.model, run.model.family == "mamba2" ? "groups" : "kv_heads");
-  return heads > 0 && heads < run.layout.degrees[Axis::kTensor];
+  for (const char* name : {"groups", "kv_heads", "mamba_groups"}) {
+    const int64_t heads = Size(run.model, name);
+    if (heads > 0 && heads < run.layout.degrees[Axis::kTensor]) return true;
+  }
+  return false;
 }
 
 // Describes a layout as one setting per axis.

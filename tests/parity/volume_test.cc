@@ -125,6 +125,22 @@ TEST_F(Volume, OfStateSpaceHeads_IsThatOfTheFormula) {
   }
 }
 
+// Blocks that exchange different amounts, and recompute some of them.
+TEST_F(Volume, OfHybridStacks_IsThatOfTheFormula) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    for (const int blocks : {0, 1, 3}) {
+      Case run = Split(SmallHybrid(5), PerAxis(1, 1, 1, 4));
+      run.recompute = recompute;
+      if (recompute != Recompute::kNone) run.recompute_blocks = blocks;
+      ExpectFormula(run);
+      run.layout.sequence_parallel = true;
+      ExpectFormula(run);
+      run.layout.degrees = PerAxis(2, 1, 1, 2);
+      ExpectFormula(run);
+    }
+  }
+}
+
 TEST_F(Volume, OfContextParallelism_IsThatOfTheFormula) {
   for (const ContextMethod method :
        {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
@@ -143,7 +159,8 @@ TEST_F(Volume, OfContextParallelism_IsThatOfTheFormula) {
 }
 
 TEST_F(Volume, OfPipelines_IsThatOfTheFormula) {
-  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4), SmallMamba2(4)}) {
+  for (const ModelDescription& model :
+       {SmallGpt2(4), SmallLlama(4), SmallMamba2(4), SmallHybrid(4)}) {
     for (const PipelineSchedule schedule :
          {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward,
           PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble}) {

@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "engine.data.train[0]: expected a mapping of fields, got 'a'"},
         BadLine{"engine:\n", "engine: expected a mapping of fields, got nothing; write {}"},
         BadLine{"engine: {model: {family: gtp2}}",
-                "expected one of gpt2, llama, mamba2, got 'gtp2'; did you mean 'gpt2'?"},
+                "expected one of gpt2, llama, mamba2, hybrid, got 'gtp2'; did you mean 'gpt2'?"},
         BadLine{"resources: {device: DEVICE_KIND_CPU}", "expected one of cpu, cuda, got"},
         BadLine{"resources: {device: unspecified}", "expected one of cpu, cuda"},
         BadLine{"resources: {device: 1}", "expected one of cpu, cuda, got '1'"},

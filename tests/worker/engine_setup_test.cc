@@ -27,17 +27,25 @@
 namespace muster::worker {
 namespace {
 
+v1::ModelSpec WithDefaults(const v1::ModelSpec& model) {
+  v1::JobSpec spec;
+  *spec.mutable_engine()->mutable_model() = model;
+  spec::ApplyDefaults(spec);
+  return spec.engine().model();
+}
+
 TEST(Presets, AreModelsOfThePublishedSizes) {
   const std::map<std::string, int64_t> published = {
-      {"gpt2-124m", 124'439'808},    {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
-      {"gpt2-1558m", 1'557'611'200}, {"llama-1b", 1'235'814'400},   {"llama-3b", 3'212'749'824},
-      {"llama-8b", 8'030'261'248},   {"llama-70b", 70'553'706'496}, {"mamba2-130m", 128'989'632},
-      {"mamba2-370m", 368'346'624},  {"mamba2-780m", 780'161'280},  {"mamba2-1.3b", 1'343'757'312},
-      {"mamba2-2.7b", 2'702'599'680}};
+      {"gpt2-124m", 124'439'808},     {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
+      {"gpt2-1558m", 1'557'611'200},  {"llama-1b", 1'235'814'400},   {"llama-3b", 3'212'749'824},
+      {"llama-8b", 8'030'261'248},    {"llama-70b", 70'553'706'496}, {"mamba2-130m", 128'989'632},
+      {"mamba2-370m", 368'346'624},   {"mamba2-780m", 780'161'280},  {"mamba2-1.3b", 1'343'757'312},
+      {"mamba2-2.7b", 2'702'599'680}, {"hybrid-1b", 1'046'931'904},  {"hybrid-8b", 8'100'852'736}};
   ASSERT_EQ(spec::PresetNames().size(), published.size());
   for (const auto& [name, parameters] : published) {
     ASSERT_NE(spec::FindPreset(name), nullptr) << name;
-    ASSERT_OK_AND_ASSIGN(const auto model, parallel::MakeModel(Describe(*spec::FindPreset(name))));
+    ASSERT_OK_AND_ASSIGN(const auto model,
+                         parallel::MakeModel(Describe(WithDefaults(*spec::FindPreset(name)))));
     EXPECT_EQ(model->parameters().elements(), parameters) << name;
   }
 }

@@ -28,8 +28,8 @@ double Arithmetic::Utilization(double flops_per_token, double tokens, double sec
 
 std::string Arithmetic::ToText() const {
   std::string text = absl::StrFormat(
-      "%.4g GFLOP per token: 6 per weight of a GEMM, 6 x layers x sequence x hidden of "
-      "attention (its causal half)",
+      "%.4g GFLOP per token: 6 per weight of a GEMM, 6 x sequence x width of every attention "
+      "(its causal half), the scans",
       model_flops * 1e-9);
   if (hardware_flops > model_flops) {
     absl::StrAppendFormat(&text, "; %.4g with what is recomputed", hardware_flops * 1e-9);

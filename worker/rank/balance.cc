@@ -1,12 +1,10 @@
 #include "worker/rank/balance.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -25,6 +23,7 @@
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
 #include "parallel/pipeline/partition.h"
+#include "parallel/plan/pattern.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/memory.h"
 #include "proto/spec/spec.h"
@@ -50,13 +49,12 @@ constexpr char kResultKey[] = "balance/result";
 
 std::string KeyOf(int rank) { return absl::StrCat("balance/rank-", rank); }
 
-// Times the layers of a model of one block: embedding, block, head.
+// Times the embedding, the blocks and the head of a model.
 class Stopwatch {
  public:
-  static constexpr int kLayers = 3;
-
-  Stopwatch(const parallel::Model& model, kernels::Device& device, Stream& stream)
-      : model_(model), device_(device), stream_(stream) {}
+  // `layers`: all of these.
+  Stopwatch(const parallel::Model& model, int layers, kernels::Device& device, Stream& stream)
+      : model_(model), layers_(layers), device_(device), stream_(stream), events_(2 * layers) {}
 
   absl::Status Prepare(const parallel::FlatLayout& layout,
                        const parallel::FlatBuffersOptions& storage,
@@ -78,23 +76,23 @@ class Stopwatch {
   }
 
   // Seconds of forward and backward of every layer.
-  absl::StatusOr<std::array<double, kLayers>> Run(parallel::Communicator& tensor,
-                                                  parallel::Communicator& context) {
+  absl::StatusOr<std::vector<double>> Run(parallel::Communicator& tensor,
+                                          parallel::Communicator& context) {
     parallel::Pass pass = {stream_, flat_->parameter_views()};
     pass.gradients = &flat_->gradient_views(0);
     pass.tensor = &tensor;
     pass.context = &context;
     workspace_.flow.branch = Tensor();
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int layer = 0; layer < layers_; ++layer) {
       Timed(layer, [&] { model_.Forward(pass, workspace_, {layer, layer + 1}); });
     }
-    for (int layer = kLayers; layer-- > 0;) {
-      Timed(kLayers + layer, [&] { model_.Backward(pass, workspace_, {layer, layer + 1}); });
+    for (int layer = layers_; layer-- > 0;) {
+      Timed(layers_ + layer, [&] { model_.Backward(pass, workspace_, {layer, layer + 1}); });
     }
     RETURN_IF_ERROR(stream_.Synchronize());
-    std::array<double, kLayers> seconds{};
+    std::vector<double> seconds(layers_);
     for (size_t i = 0; i < events_.size(); ++i) {
-      seconds[i % kLayers] += events_[i].second->SecondsSince(*events_[i].first);
+      seconds[i % layers_] += events_[i].second->SecondsSince(*events_[i].first);
     }
     return seconds;
   }
@@ -108,28 +106,44 @@ class Stopwatch {
   }
 
   const parallel::Model& model_;
+  const int layers_;
   kernels::Device& device_;
   Stream& stream_;
   std::unique_ptr<parallel::FlatBuffers> flat_;
   kernels::Arena arena_;
   parallel::Workspace workspace_;
   // Begin and end of forward of every layer, then of backward.
-  std::array<std::pair<std::unique_ptr<kernels::Event>, std::unique_ptr<kernels::Event>>,
-             2 * kLayers>
-      events_;
+  std::vector<std::pair<std::unique_ptr<kernels::Event>, std::unique_ptr<kernels::Event>>> events_;
 };
+
+// The kinds of blocks of a model whose blocks differ.
+std::vector<std::string> KindsOf(const v1::ModelSpec& model,
+                                 const std::vector<std::string>& blocks) {
+  if (model.family() != v1::MODEL_FAMILY_HYBRID) return {};
+  return parallel::KindsOfBlocks(blocks);
+}
+std::vector<std::string> BlocksOf(const v1::ModelSpec& model) {
+  const auto blocks = parallel::BlocksOfPattern(model.pattern());
+  return blocks.ok() ? *blocks : std::vector<std::string>();
+}
 
 // Mean seconds, over the ranks, of the embedding, every block and the head.
 std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::JobSpec& spec) {
-  const auto mean = [&](double RankMeasure::*seconds) {
+  const auto mean = [&](const auto& seconds) {
     double sum = 0;
-    for (const RankMeasure& rank : ranks) sum += rank.*seconds;
+    for (const RankMeasure& rank : ranks) sum += seconds(rank);
     return sum / static_cast<double>(ranks.size());
   };
-  std::vector<double> costs(static_cast<size_t>(spec.engine().model().layers()) + 2,
-                            mean(&RankMeasure::block));
-  costs.front() = mean(&RankMeasure::embedding);
-  costs.back() = mean(&RankMeasure::head);
+  const v1::ModelSpec& model = spec.engine().model();
+  std::vector<double> costs(static_cast<size_t>(model.layers()) + 2,
+                            mean([](const RankMeasure& rank) { return rank.block; }));
+  const std::vector<std::string> blocks = BlocksOf(model), kinds = KindsOf(model, blocks);
+  for (size_t i = 0; i < blocks.size() && !ranks.front().kinds.empty(); ++i) {
+    const size_t kind = std::find(kinds.begin(), kinds.end(), blocks[i]) - kinds.begin();
+    costs[i + 1] = mean([&](const RankMeasure& rank) { return rank.kinds[kind]; });
+  }
+  costs.front() = mean([](const RankMeasure& rank) { return rank.embedding; });
+  costs.back() = mean([](const RankMeasure& rank) { return rank.head; });
   return costs;
 }
 
@@ -208,11 +222,10 @@ class MemoryLimits {
     v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
     if (!stages_ || split.pipeline_chunks() != 1) return false;
     const std::vector<double> costs = LayerCosts(ranks_, spec);
-    const int last = static_cast<int>(costs.size());
-    std::map<std::tuple<int, int, bool, bool>, bool> known;  // transformer blocks are alike
+    std::map<StageBlocks, bool> known;
     const auto fits = [&](int stage, int begin, int end) {
       const auto [entry, added] =
-          known.try_emplace({stage, end - begin, begin == 0, end == last}, true);
+          known.try_emplace(StageBlocksOf(spec.engine().model(), stage, begin, end), true);
       for (auto at = available_.lower_bound({stage, 0});
            added && entry->second && at != available_.end() && at->first.first == stage; ++at) {
         const auto needed = RankBytes(spec, parallel::PerAxis(stage, 0, 0, at->first.second),
@@ -275,14 +288,22 @@ bool Shares(const v1::ParallelSpec& split) {
 }
 
 std::string ToText(const RankMeasure& rank) {
-  return absl::StrFormat("%d %d %.17g %.17g %.17g %.17g %d", rank.stage, rank.tensor, rank.share,
-                         rank.embedding, rank.block, rank.head, rank.memory_bytes);
+  std::string text =
+      absl::StrFormat("%d %d %.17g %.17g %.17g %.17g %d", rank.stage, rank.tensor, rank.share,
+                      rank.embedding, rank.block, rank.head, rank.memory_bytes);
+  for (const double seconds : rank.kinds) absl::StrAppendFormat(&text, " %.17g", seconds);
+  return text;
 }
 
-absl::StatusOr<RankMeasure> FromText(const std::string& text) {
+absl::StatusOr<RankMeasure> FromText(const std::string& text, size_t kinds) {
   const std::vector<std::string> parts = absl::StrSplit(text, ' ');
   RankMeasure rank;
-  if (parts.size() != 7 || !absl::SimpleAtoi(parts[0], &rank.stage) ||
+  rank.kinds.resize(kinds);
+  bool good = parts.size() == 7 + kinds;
+  for (size_t i = 0; good && i < kinds; ++i) {
+    good = absl::SimpleAtod(parts[7 + i], &rank.kinds[i]);
+  }
+  if (!good || !absl::SimpleAtoi(parts[0], &rank.stage) ||
       !absl::SimpleAtoi(parts[1], &rank.tensor) || !absl::SimpleAtod(parts[2], &rank.share) ||
       !absl::SimpleAtod(parts[3], &rank.embedding) || !absl::SimpleAtod(parts[4], &rank.block) ||
       !absl::SimpleAtod(parts[5], &rank.head) || !absl::SimpleAtoi(parts[6], &rank.memory_bytes)) {
@@ -296,7 +317,8 @@ std::string Summary(const std::vector<RankMeasure>& ranks, const v1::ParallelSpe
   const RankMeasure& first = ranks.front();
   std::string text = absl::StrFormat(
       "measured: embedding %.3f ms, block %.3f ms, head %.3f ms of a micro-batch on rank 0",
-      1e3 * first.embedding, 1e3 * first.block, 1e3 * first.head);
+      1e3 * first.embedding, 1e3 * first.block / std::max<double>(1, first.kinds.size()),
+      1e3 * first.head);
   if (!split.pipeline_blocks().empty()) {
     absl::StrAppend(&text, "; engine.parallel.pipeline_blocks=[",
                     absl::StrJoin(split.pipeline_blocks(), ","), "]");
@@ -323,7 +345,11 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   part.offload_activations = false;
   part.recompute_blocks = 0;
   parallel::ModelDescription description = Describe(spec.engine().model());
-  description.sizes["layers"] = 1;
+  const v1::ModelSpec& whole = spec.engine().model();
+  const std::vector<std::string> kinds = KindsOf(whole, BlocksOf(whole));
+  const int blocks = std::max(1, static_cast<int>(kinds.size()));
+  description.sizes["layers"] = blocks;
+  if (!kinds.empty()) description.texts["pattern"] = absl::StrJoin(kinds, "");
   ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));
   parallel::TrainerOptions options = OptionsOf(spec);
   options.zero = 0;
@@ -349,21 +375,22 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   measure.share = 0;
   for (parallel::ParameterId id = 0; id < model->parameters().size(); ++id) {
     const parallel::Parameter& parameter = model->parameters().at(id);
-    if (parameter.block == 1) measure.share += static_cast<double>(parameter.elements());
+    if (parameter.block >= 1 && parameter.block <= blocks)
+      measure.share += static_cast<double>(parameter.elements());
   }
-  Stopwatch watch(*model, device, *stream);
+  Stopwatch watch(*model, blocks + 2, device, *stream);
   RETURN_IF_ERROR(watch.Prepare(layout, storage, parallel::BatchShapeOf(place)));
-  std::array<double, Stopwatch::kLayers> fastest;
-  fastest.fill(std::numeric_limits<double>::infinity());
+  std::vector<double> fastest(blocks + 2, std::numeric_limits<double>::infinity());
   for (int run = 0; run <= kRuns; ++run) {
-    ASSIGN_OR_RETURN(const auto seconds, watch.Run(tensor, context));
+    ASSIGN_OR_RETURN(const std::vector<double> seconds, watch.Run(tensor, context));
     for (size_t i = 0; run > 0 && i < seconds.size(); ++i) {
       fastest[i] = std::min(fastest[i], seconds[i]);
     }
   }
-  measure.embedding = fastest[0];
-  measure.block = std::max(fastest[1], 1e-9);
-  measure.head = fastest[2];
+  measure.embedding = fastest.front();
+  measure.head = fastest.back();
+  for (int i = 0; i < blocks; ++i) measure.block += std::max(fastest[i + 1], 1e-9);
+  if (!kinds.empty()) measure.kinds.assign(fastest.begin() + 1, fastest.end() - 1);
   return measure;
 }
 
@@ -431,7 +458,7 @@ absl::StatusOr<v1::JobSpec> BalancedSpec(const v1::RankAssignment& assignment,
   for (int rank = 1; rank < assignment.world_size(); ++rank) {
     const auto text = store.Get(KeyOf(rank), kPatience);
     if (!text.ok()) return failed(Annotate(text.status(), absl::StrCat("rank ", rank)));
-    ASSIGN_OR_RETURN(ranks.emplace_back(), FromText(*text));
+    ASSIGN_OR_RETURN(ranks.emplace_back(), FromText(*text, own->kinds.size()));
   }
   const absl::StatusOr<std::string> given_up = Even(ranks, spec);
   if (!given_up.ok()) return parallel::Mark(given_up.status(), FailureDomain::kConfiguration);

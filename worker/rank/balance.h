@@ -20,9 +20,12 @@ namespace muster::worker {
 struct RankMeasure {
   int stage = 0;     // of the pipeline
   int tensor = 0;    // rank in the tensor group
-  double share = 1;  // number of elements of a transformer block that it holds
+  double share = 1;  // number of elements of a block that it holds
   // Seconds of forward and backward of that share.
   double embedding = 0, block = 0, head = 0;
+  // The same of every kind of block (KindsOfBlocks), where they differ; `block` is their sum, and
+  // `share` counts one of each.
+  std::vector<double> kinds;
   int64_t memory_bytes = 0;  // available (memory_check.h); 0: not known
 };
 

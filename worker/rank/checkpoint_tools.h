@@ -16,8 +16,10 @@ struct SampleArguments {
   parallel::SamplingOptions sampling;
   int threads = 1;
   bool json = false;  // one JSON object instead of the text
+  bool verbose = false;
 };
-// Prints the prompt and its continuation to stdout, each byte as it is sampled. kInvalidArgument:
+// Prints the prompt and its continuation to stdout, each token as it is sampled; at the end, with
+// `verbose` or where stderr is a terminal, how long it took to stderr. kInvalidArgument:
 // the model was not trained on bytes, the prompt is empty, or an option is out of range. kDataLoss,
 // kNotFound: the checkpoint is damaged or missing.
 absl::Status RunSample(const SampleArguments& arguments);

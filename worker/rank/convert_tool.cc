@@ -12,9 +12,9 @@
 #include "base/file_system.h"
 #include "base/status_macros.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/data/sentence_piece_model.h"
 #include "parallel/interop/hugging_face.h"
 #include "parallel/train/checkpoint_names.h"
-#include "worker/rank/tokenizer_of_checkpoint.h"
 
 namespace muster::worker {
 namespace {
@@ -32,6 +32,29 @@ struct Converted {
   int64_t bytes = 0;
 };
 
+// The file unchanged, under the name that AutoTokenizer of transformers looks for, with what it
+// asks for beside it.
+absl::Status ExportTokenizer(FileSystem& files, const std::string& tokenizer,
+                             const std::string& folder) {
+  const char* name = nullptr;
+  json config;
+  if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(tokenizer), "{")) {
+    name = "/tokenizer.json";
+    config["tokenizer_class"] = "PreTrainedTokenizerFast";
+  } else if (parallel::LooksLikeSentencePiece(tokenizer)) {
+    ASSIGN_OR_RETURN(const parallel::SentencePieceModel model,
+                     parallel::ParseSentencePieceModel(tokenizer));
+    const bool bpe = model.algorithm == parallel::SentencePieceModel::Algorithm::kBpe;
+    name = "/tokenizer.model";
+    config["tokenizer_class"] = bpe ? "LlamaTokenizer" : "T5Tokenizer";
+    if (!bpe) config["extra_ids"] = 0;
+  } else {
+    return absl::OkStatus();  // bytes, or a list of ranks, which transformers does not read alone
+  }
+  RETURN_IF_ERROR(files.WriteAtomically(folder + name, tokenizer));
+  return files.WriteAtomically(folder + "/tokenizer_config.json", config.dump(2) + "\n");
+}
+
 absl::StatusOr<Converted> Export(FileSystem& files, const ConvertArguments& arguments) {
   ASSIGN_OR_RETURN(auto reader,
                    CheckpointReader::Open(files, arguments.source, parallel::Verify::kSizes));
@@ -43,15 +66,10 @@ absl::StatusOr<Converted> Export(FileSystem& files, const ConvertArguments& argu
   };
   ASSIGN_OR_RETURN(const int64_t bytes, parallel::ExportToHuggingFace(
                                             files, *model, read, arguments.destination, options));
-  ASSIGN_OR_RETURN(const std::string tokenizer, TokenizerFileOf(files, arguments.source));
-  if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(tokenizer), "{")) {
-    RETURN_IF_ERROR(
-        files.WriteAtomically(absl::StrCat(arguments.destination, "/tokenizer.json"), tokenizer));
-    // What AutoTokenizer of transformers asks for beside it.
-    const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
-    RETURN_IF_ERROR(files.WriteAtomically(
-        absl::StrCat(arguments.destination, "/tokenizer_config.json"), config.dump(2) + "\n"));
-  }
+  ASSIGN_OR_RETURN(const std::string tokenizer,
+                   parallel::ReadCheckpointFile(files, arguments.source, reader->state(),
+                                                parallel::kTokenizerFile));
+  RETURN_IF_ERROR(ExportTokenizer(files, tokenizer, arguments.destination));
   return Converted{"huggingface", arguments.destination, model->description().family,
                    model->parameters().elements(), bytes};
 }
@@ -63,6 +81,14 @@ absl::StatusOr<Converted> Import(FileSystem& files, const ConvertArguments& argu
   state.id = {JobId("imported"), 0, Epoch(0)};
   state.texts["source"] = arguments.source;
   parallel::WriteDescription(model.description(), state);
+  for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
+    std::string& file = state.files[parallel::kTokenizerFile];
+    const std::string path = absl::StrCat(arguments.source, name);
+    if (file.empty() && files.Exists(path)) {
+      ASSIGN_OR_RETURN(file, files.Read(path));
+    }
+  }
+  if (state.files[parallel::kTokenizerFile].empty()) state.files.clear();
   std::vector<parallel::SaveChunk> chunks;
   for (parallel::ParameterId id = 0; id < model.parameters().size(); ++id) {
     const parallel::Parameter& parameter = model.parameters().at(id);
@@ -78,12 +104,6 @@ absl::StatusOr<Converted> Import(FileSystem& files, const ConvertArguments& argu
   ASSIGN_OR_RETURN(const parallel::SaveResult saved,
                    parallel::SaveCheckpoint(files, arguments.destination, state, /*rank=*/0, chunks,
                                             parallel::GatherAlone()));
-  const std::string tokenizer = absl::StrCat(arguments.source, "/tokenizer.json");
-  if (files.Exists(tokenizer)) {
-    ASSIGN_OR_RETURN(const std::string file, files.Read(tokenizer));
-    RETURN_IF_ERROR(files.WriteAtomically(
-        absl::StrCat(ParentDirectory(saved.directory), "/", kTokenizerFile), file));
-  }
   return Converted{"checkpoint", saved.directory, model.description().family,
                    model.parameters().elements(), saved.bytes};
 }

@@ -9,11 +9,11 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "parallel/data/dataset_description.h"
+#include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/engine_spec.h"
 #include "worker/rank/memory_check.h"
-#include "worker/rank/tokenizer_of_checkpoint.h"
 
 namespace muster::worker {
 namespace {
@@ -26,23 +26,24 @@ absl::Status Misconfigured(const std::string& message) {
 }
 
 // Refuses a data set with ids that the model has no row for, or of another tokenizer than the data
-// sets before. Nothing is known of data sets without a description, nor where the files under its
-// prefix were replaced by others. `field` names the data set in errors.
+// sets before or `wanted`. Nothing is known of data sets without a description, nor where the files
+// under its prefix were replaced by others. `field` names the data set in errors.
 absl::Status CheckTokens(FileSystem& files, const parallel::IndexedDataset& dataset,
-                         const std::string& field, int64_t vocab, EngineSetup& setup) {
+                         const std::string& field, int64_t vocab, const std::string& wanted,
+                         EngineSetup& setup) {
   auto description = parallel::ReadDescription(files, dataset.prefix());
   if (!description.ok()) return Mark(description.status(), FailureDomain::kData);
   if (!description->has_value() || (*description)->tokens != dataset.tokens() ||
       (*description)->documents != dataset.documents()) {
-    return absl::OkStatus();
+    if (wanted.empty()) return absl::OkStatus();
+    return Misconfigured(absl::StrFormat(
+        "%s (%s) does not say with which tokenizer it was made, but engine.data.tokenizer asks for "
+        "%s",
+        field, dataset.prefix(), wanted));
   }
   const parallel::DatasetDescription& found = **description;
-  if (found.largest_id >= vocab) {
-    return Misconfigured(absl::StrFormat(
-        "engine.model.vocab: %d, but the ids of %s (%s) go up to %d: it must be at least %d, and "
-        "%d holds all tokens of its tokenizer %s",
-        vocab, field, dataset.prefix(), found.largest_id, found.largest_id + 1, found.vocabulary,
-        found.tokenizer));
+  if (absl::Status use = CheckUse(found, field, dataset.prefix(), vocab, wanted); !use.ok()) {
+    return Mark(std::move(use), FailureDomain::kConfiguration);
   }
   auto file = parallel::ReadDatasetTokenizer(files, dataset.prefix(), found);
   if (!file.ok()) return Mark(Annotate(file.status(), field), FailureDomain::kData);
@@ -71,7 +72,8 @@ absl::StatusOr<std::vector<parallel::SampleSource>> OpenSources(
                   FailureDomain::kData);
     }
     RETURN_IF_ERROR(CheckTokens(files, **dataset, absl::StrFormat("%s[%d].path", field, i),
-                                spec.engine().model().vocab(), setup));
+                                spec.engine().model().vocab(), spec.engine().data().tokenizer(),
+                                setup));
     sources.push_back({dataset->get(), list[i].weight()});
     setup.datasets.push_back(*std::move(dataset));
   }
@@ -114,24 +116,6 @@ absl::Status CheckCheckpointPath(const v1::RankAssignment& assignment, FileSyste
   if (status.ok()) status = files.RemoveFile(probe);
   return Mark(Annotate(status, absl::StrCat("checkpoint.path: ", root, " is not writable")),
               FailureDomain::kStorage);
-}
-
-// Leaves the tokenizer of the data beside the checkpoints of the job. Ranks that share the
-// directory write the same bytes, each under a name of its own first.
-absl::Status KeepTokenizer(const v1::RankAssignment& assignment, FileSystem& files,
-                           const std::optional<DataTokenizer>& tokenizer) {
-  if (!tokenizer.has_value() || tokenizer->file.empty()) return absl::OkStatus();
-  const std::string path =
-      absl::StrCat(ResolvePath(assignment.spec(), assignment.spec().checkpoint().path()), "/",
-                   assignment.job_id(), "/", kTokenizerFile);
-  if (files.Exists(path)) {
-    const absl::StatusOr<std::string> kept = files.Read(path);
-    if (kept.ok() && *kept == tokenizer->file) return absl::OkStatus();
-  }
-  const std::string own = absl::StrCat(path, ".rank-", assignment.rank());
-  absl::Status status = files.WriteAtomically(own, tokenizer->file);
-  if (status.ok()) status = files.Rename(own, path);
-  return Mark(Annotate(status, "checkpoint.path"), FailureDomain::kStorage);
 }
 
 }  // namespace
@@ -191,12 +175,14 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   RETURN_IF_ERROR(OpenData(files, assignment.spec(), setup));
   if (assignment.spec().has_checkpoint()) {
     RETURN_IF_ERROR(CheckCheckpointPath(assignment, files));
-    RETURN_IF_ERROR(KeepTokenizer(assignment, files, setup.tokenizer));
   }
   setup.options = OptionsOf(assignment.spec());
   setup.options.job = JobId(assignment.job_id());
   setup.options.epoch = Epoch(assignment.epoch());
   setup.options.host_threads = std::max(1, assignment.threads());
+  if (setup.tokenizer.has_value() && !setup.tokenizer->file.empty()) {
+    setup.options.checkpoint_files[parallel::kTokenizerFile] = setup.tokenizer->file;
+  }
   setup.memory = parallel::PredictMemory(
       {.options = setup.options,
        .model = *setup.model,

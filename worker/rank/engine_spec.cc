@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/attention/head_width.h"
+#include "kernels/attention/rotary.h"
+#include "parallel/model/hybrid.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
@@ -142,6 +144,7 @@ absl::Status Misconfigured(const std::string& message) {
 }
 
 int HeadWidth(const v1::ModelSpec& model) {
+  if (model.head_width() > 0) return model.head_width();
   return std::max(1, model.hidden() / std::max(1, model.heads()));
 }
 
@@ -168,8 +171,45 @@ absl::Status CheckHeadWidth(const v1::JobSpec& spec) {
   if (model.heads() == 0) return absl::OkStatus();  // no attention
   const auto path = AttentionPathOf(spec);
   if (path.ok()) return absl::OkStatus();
-  return Misconfigured(absl::StrCat("engine.model.heads: with ", model.heads(), " heads of hidden ",
-                                    model.hidden(), ", ", path.status().message()));
+  return Misconfigured(model.head_width() > 0
+                           ? absl::StrCat("engine.model.head_width: ", path.status().message())
+                           : absl::StrCat("engine.model.heads: with ", model.heads(),
+                                          " heads of hidden ", model.hidden(), ", ",
+                                          path.status().message()));
+}
+
+kernels::RotaryScaling ScalingOf(const v1::ModelSpec& spec) {
+  kernels::RotaryScaling scaling;
+  if (!spec.has_rope_scaling()) return scaling;
+  const v1::RopeScalingSpec& given = spec.rope_scaling();
+  scaling.original_context = given.original_context();
+  scaling.factor = static_cast<float>(given.factor());
+  scaling.low_frequency_factor = static_cast<float>(given.low_frequency_factor());
+  scaling.high_frequency_factor = static_cast<float>(given.high_frequency_factor());
+  return scaling;
+}
+
+parallel::ModelDescription DescribeHybrid(const v1::ModelSpec& spec) {
+  parallel::HybridConfig config;
+  config.pattern = spec.pattern();
+  config.hidden = spec.hidden();
+  config.heads = spec.heads();
+  config.kv_heads = spec.kv_heads();
+  config.head_width = spec.head_width();
+  config.rotary = spec.positions() == v1::POSITIONS_ROTARY;
+  config.rope_theta = spec.rope_theta();
+  config.rope_scaling = ScalingOf(spec);
+  config.ffn = spec.ffn();
+  config.mlp =
+      spec.mlp() == v1::MLP_KIND_SWIGLU ? parallel::MlpKind::kSwiglu : parallel::MlpKind::kRelu2;
+  const v1::MambaSpec& mamba = spec.mamba();
+  config.mamba = {mamba.heads(), mamba.head_width(), mamba.groups(),
+                  mamba.state(), mamba.taps(),       mamba.step_min()};
+  config.vocab = spec.vocab();
+  config.sequence_length = spec.sequence_length();
+  config.tied = spec.tied();
+  config.norm_epsilon = spec.norm_epsilon();
+  return parallel::Describe(config);
 }
 
 }  // namespace
@@ -191,6 +231,7 @@ parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
                        {"hidden", spec.hidden()},
                        {"vocab", spec.vocab()},
                        {"sequence_length", spec.sequence_length()}};
+  if (spec.family() == v1::MODEL_FAMILY_HYBRID) return DescribeHybrid(spec);
   if (spec.family() == v1::MODEL_FAMILY_MAMBA2) {
     const v1::MambaSpec& mamba = spec.mamba();
     description.sizes["heads"] = mamba.heads();
@@ -198,6 +239,7 @@ parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
     description.sizes["groups"] = mamba.groups();
     description.sizes["state"] = mamba.state();
     description.sizes["taps"] = mamba.taps();
+    if (mamba.step_min() > 0) description.numbers["step_min"] = mamba.step_min();
     description.flags["tied"] = spec.tied();
     description.numbers["norm_epsilon"] = spec.norm_epsilon();
     return description;

@@ -65,8 +65,14 @@ std::string TextOf(const std::map<std::string, Value>& values, const std::string
 }
 
 // Equal up to rounding: numbers have been written as decimal text.
-bool Equal(double a, double b) {
-  return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
+template <typename Value>
+bool Equal(const Value& a, const Value& b) {
+  if constexpr (std::is_arithmetic_v<Value>) {
+    const auto x = static_cast<double>(a), y = static_cast<double>(b);
+    return std::abs(x - y) <= 1e-6 * std::max(std::abs(x), std::abs(y));
+  } else {
+    return a == b;
+  }
 }
 
 template <typename Value>
@@ -79,10 +85,7 @@ void Compare(const std::map<std::string, Value>& wanted, const std::map<std::str
   for (const std::string& name : names) {
     if (name == kSequenceLength) continue;
     const auto a = wanted.find(name), b = there.find(name);
-    if (a != wanted.end() && b != there.end() &&
-        Equal(static_cast<double>(a->second), static_cast<double>(b->second))) {
-      continue;
-    }
+    if (a != wanted.end() && b != there.end() && Equal(a->second, b->second)) continue;
     differences.push_back(absl::StrFormat("%s is %s in the spec and %s there", name,
                                           TextOf(wanted, name), TextOf(there, name)));
   }
@@ -97,10 +100,11 @@ absl::Status SameModel(const ModelDescription& wanted, const ModelDescription& t
     Compare(wanted.sizes, there.sizes, differences);
     Compare(wanted.numbers, there.numbers, differences);
     Compare(wanted.flags, there.flags, differences);
+    Compare(wanted.texts, there.texts, differences);
     const auto longer = wanted.sizes.find(kSequenceLength), has = there.sizes.find(kSequenceLength);
-    const parallel::ModelFamily* family = parallel::FindFamily(wanted.family);
-    if (family != nullptr && family->learned_positions && longer != wanted.sizes.end() &&
-        has != there.sizes.end() && longer->second > has->second) {
+    const bool learned = parallel::ConfigOf(wanted).position == parallel::PositionKind::kLearned;
+    if (learned && longer != wanted.sizes.end() && has != there.sizes.end() &&
+        longer->second > has->second) {
       differences.push_back(absl::StrFormat(
           "sequence_length is %d in the spec, and there are learned positions for %d there",
           longer->second, has->second));

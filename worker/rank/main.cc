@@ -63,6 +63,8 @@ void DeclareSample(CLI::App& app, Flags& flags) {
   sample.add_option("--threads", sampling.threads, "CPU threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  sample.add_flag("-v,--verbose", sampling.verbose,
+                  "say on stderr how long it took, also where that is no terminal");
   AddOutput(sample, sampling.json);
 }
 

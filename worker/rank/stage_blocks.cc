@@ -35,6 +35,11 @@ void SetPipelineBlocks(const std::vector<int>& boundaries, v1::ParallelSpec& spl
   }
 }
 
+StageBlocks StageBlocksOf(const v1::ModelSpec& model, int stage, int begin, int end) {
+  const bool alike = model.family() != v1::MODEL_FAMILY_HYBRID;
+  return {stage, end - begin, alike ? std::min(begin, 1) : begin, end == model.layers() + 2};
+}
+
 BlockMover::BlockMover(const v1::JobSpec& spec)
     : spec_(spec), stages_(spec.engine().parallel().pipeline()) {}
 
@@ -42,10 +47,9 @@ std::optional<SpecChange> BlockMover::Within(int64_t bytes) {
   if (stages_ == 1 || spec_.engine().parallel().pipeline_chunks() != 1) return std::nullopt;
   const auto costs = parallel::BlockCosts(Describe(spec_.engine().model()));
   if (!costs.ok()) return std::nullopt;
-  const int last = static_cast<int>(costs->size());
   const auto moved = parallel::PartitionLayersWithin(
       *costs, stages_,
-      [&](int stage, int begin, int end) { return StageBytes(stage, begin, end, last) <= bytes; });
+      [&](int stage, int begin, int end) { return StageBytes(stage, begin, end) <= bytes; });
   if (!moved.ok()) return std::nullopt;
   std::vector<int> before = {0};
   for (int stage = 0; stage < stages_; ++stage) {
@@ -62,10 +66,10 @@ std::optional<SpecChange> BlockMover::Within(int64_t bytes) {
   return change;
 }
 
-// NeededBytes of the largest tensor rank of `stage`, were it to hold blocks [begin, end) of `last`.
-int64_t BlockMover::StageBytes(int stage, int begin, int end, int last) {
+// NeededBytes of the largest tensor rank of `stage`, were it to hold blocks [begin, end).
+int64_t BlockMover::StageBytes(int stage, int begin, int end) {
   const auto [entry, added] =
-      known_.try_emplace({stage, end - begin, begin == 0, end == last}, kTooMuch);
+      known_.try_emplace(StageBlocksOf(spec_.engine().model(), stage, begin, end), kTooMuch);
   if (added) {
     // Of equal shares the first one is no smaller than the others.
     const auto& shares = spec_.engine().parallel().tensor_shares();

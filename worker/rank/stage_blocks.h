@@ -19,6 +19,11 @@ namespace muster::worker {
 // and the head as layers, into pipeline_blocks, which does not.
 void SetPipelineBlocks(const std::vector<int>& boundaries, v1::ParallelSpec& split);
 
+// A stage and what blocks it would hold: their number and, where the model's blocks are alike,
+// whether they include the embedding and the head; else the first one.
+using StageBlocks = std::tuple<int, int, int, bool>;
+StageBlocks StageBlocksOf(const v1::ModelSpec& model, int stage, int begin, int end);
+
 // Remembers what stages need, so that asking for several limits costs little more than for one.
 // Single-threaded. `spec` must outlive it, has its defaults and is valid.
 class BlockMover {
@@ -32,13 +37,12 @@ class BlockMover {
 
  private:
   static constexpr int64_t kTooMuch = std::numeric_limits<int64_t>::max();
-  int64_t StageBytes(int stage, int begin, int end, int last);
+  int64_t StageBytes(int stage, int begin, int end);
 
   const v1::JobSpec& spec_;
   const int stages_;
-  // By stage, number of blocks, and whether they include the embedding and the head: transformer
-  // blocks are alike.
-  std::map<std::tuple<int, int, bool, bool>, int64_t> known_;
+  // By stage and the kinds of blocks that it would hold.
+  std::map<StageBlocks, int64_t> known_;
 };
 
 }  // namespace muster::worker

@@ -23,6 +23,8 @@ void DaemonFrames(const std::string& bytes);
 void TokenizerJson(const std::string& bytes);
 // The same for a tiktoken file.
 void TiktokenRanks(const std::string& bytes);
+// The same for a SentencePiece model.
+void SentencePieceModel(const std::string& bytes);
 // A line of JSON, whose field is read as a parser of all JSON reads it.
 void JsonLine(const std::string& bytes);
 

@@ -51,6 +51,10 @@ void TiktokenRanks(const std::string& bytes) {
   TryAll(parallel::ParseRanks(bytes, "ranks", parallel::SplitPattern::kCl100kRanks), bytes);
 }
 
+void SentencePieceModel(const std::string& bytes) {
+  TryAll(parallel::ParseSentencePiece(bytes, "tokenizer.model"), bytes);
+}
+
 void JsonLine(const std::string& bytes) {
   using Json = nlohmann::json;
   std::string text;

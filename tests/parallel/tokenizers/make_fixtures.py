@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tokenizer files beside it, and cases.json: texts with the ids of the reference libraries.
 
-    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers tiktoken
+    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers tiktoken sentencepiece protobuf
     /tmp/venv/bin/python tests/parallel/tokenizers/make_fixtures.py
 
 tests/parallel/tokenizer_file_test.cc compares Muster's ids with these. The tokenizers are small: a few hundred
@@ -9,11 +9,15 @@ tokens trained on the sentences below, in the forms of those that are published.
 """
 
 import base64
+import io
 import json
 import os
 import random
+import tempfile
 
+import sentencepiece
 import tiktoken
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -107,6 +111,24 @@ def all_tokenizers():
     llama2.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     yield "llama2", llama2
 
+    # Mistral's form: nothing is split, and only a document gets a space in front.
+    text = json.loads(llama2.to_str())
+    text.update(normalizer=None, post_processor=None,
+                pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False},
+                decoder={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False})
+    yield "metaspace", Tokenizer.from_str(json.dumps(text))
+
+    # T5's and XLM-R's form.
+    unigram = Tokenizer(models.Unigram())
+    unigram.normalizer = normalizers.Sequence([normalizers.Precompiled(character_map()),
+                                               normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(False, True)])
+    unigram.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    unigram.decoder = decoders.Metaspace()
+    unigram.train_from_iterator(SENTENCES * 3, trainers.UnigramTrainer(
+        vocab_size=400, show_progress=False, unk_token="<unk>", special_tokens=["<pad>", "</s>", "<unk>"]))
+    unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    yield "unigram", unigram
+
     added = trained(None, 300)
     added.normalizer = normalizers.NFKC()
     added.add_tokens([AddedToken("WORD", single_word=True, normalized=False),
@@ -117,6 +139,45 @@ def all_tokenizers():
     yield "added", added
 
 
+# Some of what SentencePiece's normalization "nmt_nfkc" replaces, whose table has 240 kB.
+RULES = [(0xff21, "A"), (0xff42, "b"), (0x3000, " "), (0x9, " "), (0xa, " "), (0xa0, " "), (0xfb01, "fi"), (0x200b, ""),
+         (0x1, ""), (0xbd, "1\u20442"), (0xa8, " \u0308")]
+PAIRS = [("e\u0301", "é"), ("A\u030a", "Å"), ("\u1100\u1161", "\uac00"), ("\u0958", "\u0915\u093c")]
+
+
+def sentence_piece(kind, **options):
+    """The bytes of a model trained on the sentences."""
+    model = io.BytesIO()
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as rules:
+        for source, target in [(chr(code), text) for code, text in RULES] + PAIRS:
+            rules.write(" ".join(f"{ord(c):X}" for c in source) + "\t" + " ".join(f"{ord(c):X}" for c in target) + "\n")
+        rules.flush()
+        if "normalization_rule_name" not in options:
+            options["normalization_rule_tsv"] = rules.name
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(SENTENCES * 3), model_writer=model, model_type=kind, hard_vocab_limit=False,
+            minloglevel=2, num_threads=1, **options)
+    trained_model = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    trained_model.normalizer_spec.ClearField("normalization_rule_tsv")  # the path of this run
+    return trained_model.SerializeToString(deterministic=True)
+
+
+def sentence_pieces():
+    """(name, bytes) of models: Llama 2's form, T5's, one with symbols of the user, and one that keeps spaces."""
+    yield "llama2", sentence_piece("bpe", vocab_size=500, byte_fallback=True, normalization_rule_name="identity",
+                                   remove_extra_whitespaces=False, split_digits=True)
+    yield "t5", sentence_piece("unigram", vocab_size=300, user_defined_symbols=["<sep>", "ab"])
+    yield "bpe", sentence_piece("bpe", vocab_size=300, user_defined_symbols=["<sep>", "ab", "tabs"])
+    yield "bytes", sentence_piece("unigram", vocab_size=520, byte_fallback=True, add_dummy_prefix=False,
+                                  remove_extra_whitespaces=False)
+
+
+def character_map():
+    """The table of such a model: normalizer_spec.precompiled_charsmap."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(sentence_piece("unigram", vocab_size=300))
+    return model.normalizer_spec.precompiled_charsmap
+
+
 TEXTS = SENTENCES + [
     "", " ", "  ", "\n", "\r\n\r\n x", "a  b   c    d", "   \n\n  \n x \n", "trailing   ", "trailing \n  ", "\t\n\u3000x\u00a0\u00a0y",
     "I'M he'Ll 'tis x'ſ can't CAN'T 'S", "12345 6 1234567890 ٣٤٥ ½²Ⅷ", "HelloWorldHTTPServer2 fooBar ÀÉî ǅungla",
@@ -125,6 +186,8 @@ TEXTS = SENTENCES + [
     "<s>hello</s> <unk>▁ ▁▁x ▁", "WORD WORDS xWORD WORD.WORD_ WORD-\u200dWORD ²WORD ⓐWORD",
     "x  <left>  y <left><left>", "x  <right>  y <right><right> z <right> <left> w", "ﬁ x fi x  Z ZZ Z", "é" * 40, "ab" * 50, " " * 70 + "x",
     "\u1c89\u1c8a\u0897 \U0002ebf0\U0002ebf1 \U0001ccf0\U0001ccf1", "\u0345\u2028\u2029\u0085x",
+    "Ａｂ ｃ\u200b d\u3000\u3000e", "<sep>x <sep> ab<sep>tabs  ▁▁x xab", "foo ▁ bar▁baz▁", "\u0600 x \u0301 y",
+    "☃☃ ☃\U0001f3f3☃", "½ ﬁ ﬁne A\u030a\u0301", "ab", "▁", "x\u00a0 y \u00a8 z", "<0x41> <pad></s><unk>",
     "\u4eca\u0327\u1ac8\u0341\u0301 q\u0898\u0334\u0345 \u32ff\ua7f2 \U00011935\U00011930 \u1112\u1161\u11ab\uac00\u11a8 a\u0301\u0327",
 ]
 
@@ -166,6 +229,13 @@ def main():
                 for text in texts:
                     cases.append({"tokenizer": "small.tiktoken", "pattern": pattern, "text": text,
                                   "ids": encoding.encode_ordinary(text)})
+    for name, model in sentence_pieces():
+        with open(os.path.join(HERE, name + ".model"), "wb") as file:
+            file.write(model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        for text in texts:
+            ids = processor.encode(text)
+            cases.append({"tokenizer": name + ".model", "text": text, "ids": ids, "decoded": processor.decode(ids)})
     with open(os.path.join(HERE, "cases.json"), "w", encoding="ascii") as file:
         file.write("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]\n")
 

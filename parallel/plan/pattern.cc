@@ -1,0 +1,44 @@
+#include "parallel/plan/pattern.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace muster::parallel {
+
+absl::StatusOr<std::vector<std::string>> BlocksOfPattern(absl::string_view pattern) {
+  if (pattern.empty()) {
+    return absl::InvalidArgumentError(
+        "names no layers; write a letter for each: M is Mamba-2, * attention, - an MLP");
+  }
+  if (static_cast<int64_t>(pattern.size()) > kPatternMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("has ", pattern.size(), " letters; at most ", kPatternMax));
+  }
+  std::vector<std::string> blocks;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char letter = pattern[i];
+    if (letter != kMambaLetter && letter != kAttentionLetter && letter != kMlpLetter) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("has '", absl::CHexEscape(pattern.substr(i, 1)), "' at position ", i + 1,
+                       "; M is Mamba-2, * attention, - an MLP"));
+    }
+    const bool joins = letter == kMlpLetter && !blocks.empty() && blocks.back().size() == 1 &&
+                       blocks.back()[0] != kMlpLetter;
+    if (!joins) blocks.emplace_back();
+    blocks.back() += letter;
+  }
+  return blocks;
+}
+
+std::vector<std::string> KindsOfBlocks(const std::vector<std::string>& blocks) {
+  std::vector<std::string> kinds;
+  // An MLP on its own comes first, and nothing follows what it would join.
+  for (const char* kind : {"-", "M-", "*-", "M", "*"}) {
+    if (std::count(blocks.begin(), blocks.end(), kind) > 0) kinds.emplace_back(kind);
+  }
+  return kinds;
+}
+
+}  // namespace muster::parallel
