@@ -4,6 +4,8 @@
 #ifndef MUSTER_BASE_METRICS_H_
 #define MUSTER_BASE_METRICS_H_
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,11 +61,22 @@ class Registry {
 // Discards every value, for tests and simulation.
 std::unique_ptr<Registry> DiscardRegistry();
 
-// A Prometheus registry with its HTTP endpoint at /metrics.
+// What an HTTP page answers.
+struct PageReply {
+  int status = 200;
+  std::string body;
+  std::string content_type = "text/plain; charset=utf-8";
+};
+// By path, such as "/livez". Called on the server's threads, one at a time: they must not block.
+using Pages = std::map<std::string, std::function<PageReply()>>;
+
+// A Prometheus registry with its HTTP endpoint at /metrics, and other pages beside it.
 class PrometheusServer {
  public:
   virtual ~PrometheusServer() = default;
   virtual Registry& registry() = 0;
+  // Replaces the pages beside /metrics. Returns when none of those before is being answered.
+  virtual void SetPages(Pages pages) = 0;
   // HOST:PORT with the port that was bound.
   virtual std::string address() const = 0;
   // `address` is HOST:PORT, port 0 = the system picks. kInvalidArgument or kUnavailable (in use).

@@ -136,6 +136,9 @@ class Server : public PrometheusServer {
       response.set_content(prometheus::TextSerializer().Serialize(known_->Collect()),
                            "text/plain; version=0.0.4; charset=utf-8");
     });
+    server_.Get("/.*", [this](const httplib::Request& request, httplib::Response& response) {
+      Answer(request.path, response);
+    });
   }
   ~Server() override {
     if (!thread_.joinable()) return;
@@ -166,11 +169,32 @@ class Server : public PrometheusServer {
     return absl::OkStatus();
   }
   Registry& registry() override { return registry_; }
+  void SetPages(Pages pages) override {
+    MutexLock lock(&pages_mutex_);
+    pages_ = std::move(pages);
+  }
   std::string address() const override { return address_; }
 
  private:
+  void Answer(const std::string& path, httplib::Response& response) {
+    MutexLock lock(&pages_mutex_);
+    const auto page = pages_.find(path);
+    if (page == pages_.end()) {
+      std::string known = "/metrics";
+      for (const auto& [other, unused] : pages_) absl::StrAppend(&known, " ", other);
+      response.status = 404;
+      response.set_content(absl::StrCat("no such page; there are ", known, "\n"), "text/plain");
+      return;
+    }
+    const PageReply reply = page->second();
+    response.status = reply.status;
+    response.set_content(reply.body, reply.content_type);
+  }
+
   std::shared_ptr<prometheus::Registry> known_;
   PrometheusRegistry registry_;
+  Mutex pages_mutex_;
+  Pages pages_ ABSL_GUARDED_BY(pages_mutex_);
   httplib::Server server_;
   std::string address_;
   std::atomic<bool> ended_ = false;

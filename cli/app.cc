@@ -14,6 +14,7 @@
 #include "cli/data.h"
 #include "cli/debug.h"
 #include "cli/describe.h"
+#include "cli/doctor.h"
 #include "cli/events.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
@@ -193,6 +194,11 @@ class Application {
     logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
         ->check(CLI::NonNegativeNumber)
         ->type_name("BYTES");
+    logs->add_flag("--all-ranks", logs_.all_ranks,
+                   "Every rank, one after the other; each line begins with its rank");
+    logs->add_option("--grep", logs_.grep,
+                     "Only lines that match this regular expression (POSIX extended)")
+        ->type_name("REGEX");
     CLI::App* debug = Add(app_, "debug", "What the collectives of a running job wait for", [this] {
       debug_.job = job_;
       debug_.timeout = absl::Seconds(debug_timeout_);
@@ -441,6 +447,14 @@ class Application {
   }
 
   void DeclareRest() {
+    Add(app_, "doctor",
+        "Whether this machine can run a worker or coordinator: driver, libraries, limits, disk, "
+        "network. Exit 1 when a check fails",
+        [this] { return Doctor(); })
+        ->add_option("--state-dir", doctor_directory_,
+                     "Directory whose disk is tried: that of the daemon or coordinator "
+                     "[default: the current one]")
+        ->type_name("DIR");
     Add(app_, "version", "Versions of this program and of the coordinator",
         [this] { return Version(); });
     CLI::App* completion = AddGroup(app_, "completion", "Shell completion");
@@ -482,6 +496,25 @@ class Application {
         const Endpoint endpoint,
         FindCoordinator(coordinator_, surroundings_.environment("MUSTER_COORDINATOR"), Home()));
     return action(*CoordinatorClient::Connect(endpoint));
+  }
+
+  absl::Status Doctor() {
+    MachineFacts facts = GatherFacts(doctor_directory_.empty() ? surroundings_.working_directory
+                                                               : doctor_directory_);
+    facts.version = surroundings_.version;
+    const std::string named = surroundings_.environment("MUSTER_COORDINATOR");
+    if (!coordinator_.empty() || !named.empty()) {
+      facts.coordinator_address = coordinator_.empty() ? named : coordinator_;
+      absl::StatusOr<std::string>& answer =
+          facts.coordinator.emplace(absl::UnknownError("was not asked"));
+      const absl::Status found = WithClient([&](CoordinatorClient& client) -> absl::Status {
+        ASSIGN_OR_RETURN(const v1::GetVersionResponse version, client.GetVersion(kVersionTimeout));
+        answer = version.version();
+        return absl::OkStatus();
+      });
+      if (!found.ok()) answer = found;
+    }
+    return Report(Examine(facts), format(), terminal_);
   }
 
   absl::Status Version() {
@@ -526,6 +559,7 @@ class Application {
   std::string home_;
   std::string job_;
   std::string worker_;
+  std::string doctor_directory_;
   StateOptions state_;
   std::string prefix_;
   std::string inspect_tokenizer_ = "auto";

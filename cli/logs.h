@@ -17,6 +17,8 @@ struct LogsOptions {
   uint64_t epoch = 0;      // of the attempt; 0 = the newest
   bool follow = false;     // wait for more, through restarts of job and coordinator
   int64_t tail_bytes = 0;  // only the last ones; 0 = all
+  bool all_ranks = false;  // one rank after the other, each line with its rank; not with `follow`
+  std::string grep;        // only lines that match this POSIX extended expression; "" = all
 };
 absl::Status Logs(CoordinatorClient& client, const LogsOptions& options, Format format,
                   Terminal& terminal);

@@ -65,6 +65,7 @@ constexpr size_t kWriteBytesMax = 32 << 20;  // of the outputs that share one sy
 
 // ---- metrics
 constexpr absl::Duration kWorkerSampleInterval = absl::Seconds(1);
+constexpr absl::Duration kDiskSampleInterval = absl::Seconds(15);
 constexpr absl::Duration kEndedJobSeriesKept = absl::Minutes(5);
 
 }  // namespace muster::coordinator

@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -24,14 +25,17 @@
 #include "base/metrics.h"
 #include "base/mutex.h"
 #include "base/network.h"
+#include "base/probes.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
 #include "coordinator/rpc/server.h"
+#include "coordinator/sampler.h"
 #include "coordinator/shell.h"
 #include "coordinator/state_tools.h"
 #include "coordinator/store/store.h"
+#include "coordinator/targets.h"
 
 namespace muster::coordinator {
 namespace {
@@ -113,20 +117,25 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   Rng rng(SystemSeed());
 
   const absl::Duration start = clock.Monotonic();
-  ASSIGN_OR_RETURN(const std::unique_ptr<Store> store,
-                   OpenRocksDbStore(StateDirectoryOf(flags.data_dir), flags.cluster_id,
-                                    "muster-" + rng.Letters(8)));
+  Probes probes(clock);
   ASSIGN_OR_RETURN(const std::unique_ptr<metrics::PrometheusServer> prometheus,
                    metrics::PrometheusServer::Start(flags.metrics));
   Metrics metrics(prometheus->registry());
+  metrics.Version(MUSTER_VERSION);
+  // Before the store is read, which may take long, so that /startupz answers meanwhile.
+  prometheus->SetPages(probes.Pages());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Store> store,
+                   OpenRocksDbStore(StateDirectoryOf(flags.data_dir), flags.cluster_id,
+                                    "muster-" + rng.Letters(8)));
 
-  ASSIGN_OR_RETURN(const std::unique_ptr<Shell> shell,
-                   Shell::Start(
-                       {*store, clock, log, metrics},
-                       [&](absl::Time now, CoreOutput* output) {
-                         return Core::Recover(flags.core, *store, rng, now, output);
-                       },
-                       [&stop](const absl::Status&) { stop.Fail(); }));
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<Shell> shell,
+      Shell::Start(
+          {.store = *store, .clock = clock, .log = log, .metrics = metrics, .probes = &probes},
+          [&](absl::Time now, CoreOutput* output) {
+            return Core::Recover(flags.core, *store, rng, now, output);
+          },
+          [&stop](const absl::Status&) { stop.Fail(); }));
 
   const std::string address_file = flags.data_dir + "/address";
   const std::string backups = std::filesystem::absolute(flags.data_dir).string() + "/backups";
@@ -141,6 +150,17 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   const std::string address = Advertised(server->address(), outside);
   const std::string metrics_address = Advertised(prometheus->address(), outside);
   RETURN_IF_ERROR(files->WriteAtomically(address_file, address + "\n"));
+  const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir);
+  metrics::Pages pages = probes.Pages();
+  pages["/targets"] = [&shell, &metrics_address] {
+    return metrics::PageReply{
+        .body = TargetsJson(shell->published(), shell->cluster_id(), metrics_address),
+        .content_type = "application/json"};
+  };
+  prometheus->SetPages(std::move(pages));
+  const absl::Cleanup remove_pages = [&prometheus] { prometheus->SetPages({}); };
+  probes.Started();
+  probes.Ready();
   std::cout << "{\"address\":" << Quoted(address) << ",\"metrics\":" << Quoted(metrics_address)
             << ",\"cluster_id\":" << Quoted(shell->cluster_id()) << ",\"pid\":" << getpid() << "}"
             << std::endl;
@@ -153,6 +173,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                        {"start_seconds", absl::ToDoubleSeconds(clock.Monotonic() - start)}});
 
   const bool asked = stop.Wait();
+  probes.NotReady("the coordinator is stopping");
   log.Info("stopping", {{"reason", asked ? "signal" : "the store failed"}});
   server->Stop(kStopGrace);
   log.Info("stopped");
@@ -200,7 +221,9 @@ int Main(int argc, char** argv) {
       "one JSON line with its addresses once it serves; logs go to stderr as JSON lines.");
   app.add_option("--listen", flags.listen, "HOST:PORT for gRPC; port 0 lets the system pick")
       ->capture_default_str();
-  app.add_option("--metrics", flags.metrics, "HOST:PORT for Prometheus metrics at /metrics")
+  app.add_option("--metrics", flags.metrics,
+                 "HOST:PORT for HTTP: Prometheus metrics at /metrics, its service discovery at "
+                 "/targets, and /livez, /readyz, /startupz")
       ->capture_default_str();
   app.add_option("--data-dir", flags.data_dir,
                  "Directory of the durable state and of the file `address`; made when missing")

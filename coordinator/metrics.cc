@@ -1,5 +1,8 @@
 #include "coordinator/metrics.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 
@@ -11,6 +14,8 @@ using metrics::Kind;
 
 const std::vector<double> kWaitBuckets = {0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400};
 const std::vector<double> kRecoveryBuckets = {0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300};
+const std::vector<double> kRpcBuckets = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+                                         0.1,    0.25,  0.5,    1,     2.5,  10,    60};
 const std::vector<double> kDiskBuckets = {0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5};
 
 const Family kJobs = {Kind::kGauge, "muster_coordinator_jobs", "Jobs by state", {"state"}};
@@ -48,6 +53,42 @@ const Family kSlotsFree = {Kind::kGauge,
                            "muster_coordinator_slots_free",
                            "Slots that a new rank could get now (on ready workers)",
                            {}};
+const Family kDevices = {Kind::kGauge,
+                         "muster_coordinator_devices",
+                         "Devices of workers that are not forgotten, by kind (cpu, cuda) and by "
+                         "the state of device and worker (usable, unusable, unreachable, lost)",
+                         {"device", "state"}};
+const Family kSlotsWanted = {
+    Kind::kGauge,
+    "muster_coordinator_slots_wanted",
+    "Ranks of all jobs that are not finished, whole gangs, by the kind of device that they want",
+    {"device"}};
+const Family kSlotsAllocated = {Kind::kGauge,
+                                "muster_coordinator_slots_allocated",
+                                "Devices that attempts hold, by kind",
+                                {"device"}};
+const Family kQueueOldest = {
+    Kind::kGauge,
+    "muster_coordinator_queue_oldest_seconds",
+    "How long the job that has waited longest for devices has waited; 0 when none waits",
+    {}};
+const Family kQueueSmallest = {
+    Kind::kGauge,
+    "muster_coordinator_queue_smallest_gang_slots",
+    "Devices that the smallest job that waits wants, by kind; 0 when none waits",
+    {"device"}};
+const Family kSlotSeconds = {
+    Kind::kCounter,
+    "muster_coordinator_slot_seconds_total",
+    "Time in which attempts held devices, times the devices, by what their job did (starting, "
+    "training, evaluating, saving, recovering, stopping); sampled every second",
+    {"activity"}};
+const Family kLostSlotSeconds = {
+    Kind::kCounter,
+    "muster_coordinator_lost_slot_seconds_total",
+    "Of the slot seconds of training, those of steps behind the last committed checkpoint when an "
+    "attempt ended early: they are trained once more",
+    {}};
 const Family kWorkers = {Kind::kGauge, "muster_coordinator_workers", "Workers by state", {"state"}};
 const Family kSessions = {
     Kind::kGauge, "muster_coordinator_sessions", "Open streams of daemons", {}};
@@ -95,66 +136,153 @@ const Family kRpcs = {Kind::kCounter,
                       "Calls that ended, by method and status code",
                       {"method", "code"}};
 
+const Family kRpcSeconds = {Kind::kHistogram,
+                            "muster_coordinator_rpc_duration_seconds",
+                            "Time of a call with a single reply, by method",
+                            {"method"},
+                            kRpcBuckets};
+const Family kLoopDelay = {Kind::kHistogram,
+                           "muster_coordinator_loop_delay_seconds",
+                           "How late the event loop ran work that was due, measured once a second",
+                           {},
+                           kRpcBuckets};
+const Family kStateBytes = {
+    Kind::kGauge, "muster_coordinator_state_bytes", "Bytes of the files of the durable state", {}};
+const Family kStateDiskFree = {
+    Kind::kGauge,
+    "muster_coordinator_state_disk_free_bytes",
+    "Bytes that are free for the coordinator on the file system of --data-dir",
+    {}};
+const Family kStateDisk = {Kind::kGauge,
+                           "muster_coordinator_state_disk_bytes",
+                           "Size of the file system of --data-dir in bytes",
+                           {}};
+const Family kBuildInfo = {
+    Kind::kGauge, "muster_coordinator_build_info", "1, with the version", {"version"}};
+
 // One series per live job, removed some minutes after the job has ended.
-const Family kJobStep = {Kind::kGauge, "muster_job_step", "Last optimizer step finished", {"job"}};
-const Family kJobSteps = {Kind::kGauge, "muster_job_steps", "Optimizer steps to do", {"job"}};
+const Family kJobStep = {
+    Kind::kGauge, "muster_job_step", "Last optimizer step finished", {"job_name"}};
+const Family kJobSteps = {Kind::kGauge, "muster_job_steps", "Optimizer steps to do", {"job_name"}};
 const Family kJobTrainLoss = {Kind::kGauge,
                               "muster_job_train_loss",
                               "Training loss of the last reported step, nats per token",
-                              {"job"}};
+                              {"job_name"}};
 const Family kJobValidationLoss = {Kind::kGauge,
                                    "muster_job_validation_loss",
                                    "Loss of the last evaluation, nats per token",
-                                   {"job"}};
+                                   {"job_name"}};
 const Family kJobTokensPerSecond = {
-    Kind::kGauge, "muster_job_tokens_per_second", "Training throughput of all ranks", {"job"}};
+    Kind::kGauge, "muster_job_tokens_per_second", "Training throughput of all ranks", {"job_name"}};
 const Family kJobMfu = {Kind::kGauge,
                         "muster_job_model_flops_utilization",
                         "Arithmetic of the model as a share of what its devices could do at best, "
                         "0 to 1; 0 where that is not known",
-                        {"job"}};
-const Family kJobStepSeconds = {
-    Kind::kGauge, "muster_job_step_seconds", "Median time of a step over the last report", {"job"}};
+                        {"job_name"}};
+const Family kJobStepSeconds = {Kind::kGauge,
+                                "muster_job_step_seconds",
+                                "Median time of a step over the last report",
+                                {"job_name"}};
 const Family kJobCommittedStep = {Kind::kGauge,
                                   "muster_job_last_committed_step",
                                   "Step of the newest committed checkpoint",
-                                  {"job"}};
+                                  {"job_name"}};
 const Family kJobAttempts = {
-    Kind::kGauge, "muster_job_attempts", "Attempts started so far", {"job"}};
+    Kind::kGauge, "muster_job_attempts", "Attempts started so far", {"job_name"}};
+
+const Family kJobState = {Kind::kGauge,
+                          "muster_job_state",
+                          "State as its number in proto/muster/v1/job.proto: 1 pending, 2 queued, "
+                          "3 placing, 4 starting, 5 running, 6 recovering, 7 preempting, "
+                          "8 resizing, 9 held, 10 stopping, 11 succeeded, 12 failed, 13 cancelled",
+                          {"job_name"}};
+const Family kJobRanks = {Kind::kGauge, "muster_job_ranks", "Ranks of one attempt", {"job_name"}};
+const Family kJobStarted = {Kind::kGauge,
+                            "muster_job_started_timestamp_seconds",
+                            "When the first attempt began to train, in Unix time; 0 before that",
+                            {"job_name"}};
+const Family kJobCheckpointEvery = {Kind::kGauge,
+                                    "muster_job_checkpoint_every_steps",
+                                    "Steps between checkpoints that the spec asks for",
+                                    {"job_name"}};
+const Family kJobCheckpointTime = {
+    Kind::kGauge,
+    "muster_job_last_checkpoint_timestamp_seconds",
+    "When the newest checkpoint was committed, in Unix time; 0 before the first",
+    {"job_name"}};
+const Family kJobAttemptsEnded = {
+    Kind::kGauge,
+    "muster_job_attempts_ended",
+    "Ended attempts by cause, of the 256 newest; survives restarts of the coordinator",
+    {"job_name", "cause"}};
+
+// Those with the label job_name alone.
+std::vector<const Family*> JobFamilies() {
+  return {&kJobState,           &kJobRanks,           &kJobStep,
+          &kJobSteps,           &kJobStarted,         &kJobTrainLoss,
+          &kJobValidationLoss,  &kJobTokensPerSecond, &kJobMfu,
+          &kJobStepSeconds,     &kJobCommittedStep,   &kJobCheckpointTime,
+          &kJobCheckpointEvery, &kJobAttempts};
+}
+
+// Every activity of kSlotSeconds.
+constexpr absl::string_view kActivities[] = {"starting", "training",   "evaluating",
+                                             "saving",   "recovering", "stopping"};
+
+// States of kDevices.
+constexpr absl::string_view kDeviceStates[] = {"usable", "unusable", "unreachable", "lost"};
+constexpr v1::DeviceKind kDeviceKinds[] = {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA};
+
+absl::string_view StateOf(const v1::Worker& worker, const v1::Device& device) {
+  if (worker.state() == v1::WORKER_STATE_LOST) return "lost";
+  if (worker.state() == v1::WORKER_STATE_UNREACHABLE) return "unreachable";
+  return device.unusable().empty() ? "usable" : "unusable";
+}
+
+double UnixSeconds(const google::protobuf::Timestamp& time) {
+  return static_cast<double>(time.seconds()) + static_cast<double>(time.nanos()) * 1e-9;
+}
 
 }  // namespace
 
 std::vector<const Family*> Metrics::Catalogue() {
-  return {&kJobs,
-          &kQueueWait,
-          &kAttemptsEnded,
-          &kFailureDetection,
-          &kJobRecovery,
-          &kPlacement,
-          &kSlots,
-          &kSlotsFree,
-          &kWorkers,
-          &kSessions,
-          &kWatchers,
-          &kEventSequence,
-          &kCheckpointsCommitted,
-          &kCheckpointsRefused,
-          &kCheckpointSave,
-          &kStoreWrite,
-          &kStoreBatches,
-          &kStoreBytes,
-          &kLeaderTerm,
-          &kRecovery,
-          &kRpcs,
-          &kJobStep,
-          &kJobSteps,
-          &kJobTrainLoss,
-          &kJobValidationLoss,
-          &kJobTokensPerSecond,
-          &kJobMfu,
-          &kJobStepSeconds,
-          &kJobCommittedStep,
-          &kJobAttempts};
+  std::vector<const Family*> all = {&kJobs,
+                                    &kQueueWait,
+                                    &kQueueOldest,
+                                    &kAttemptsEnded,
+                                    &kFailureDetection,
+                                    &kJobRecovery,
+                                    &kPlacement,
+                                    &kSlots,
+                                    &kSlotsFree,
+                                    &kSlotsWanted,
+                                    &kSlotsAllocated,
+                                    &kQueueSmallest,
+                                    &kDevices,
+                                    &kSlotSeconds,
+                                    &kLostSlotSeconds,
+                                    &kWorkers,
+                                    &kSessions,
+                                    &kWatchers,
+                                    &kEventSequence,
+                                    &kCheckpointsCommitted,
+                                    &kCheckpointsRefused,
+                                    &kCheckpointSave,
+                                    &kStoreWrite,
+                                    &kStoreBatches,
+                                    &kStoreBytes,
+                                    &kStateBytes,
+                                    &kStateDiskFree,
+                                    &kStateDisk,
+                                    &kLoopDelay,
+                                    &kLeaderTerm,
+                                    &kRecovery,
+                                    &kRpcs,
+                                    &kRpcSeconds,
+                                    &kBuildInfo};
+  for (const Family* family : JobFamilies()) all.push_back(family);
+  all.push_back(&kJobAttemptsEnded);
+  return all;
 }
 
 Metrics::Metrics(metrics::Registry& registry) : registry_(registry) {
@@ -172,9 +300,14 @@ Metrics::Metrics(metrics::Registry& registry) : registry_(registry) {
   registry_.GetCounter(kCheckpointsCommitted);
   registry_.GetCounter(kCheckpointsRefused);
   registry_.GetCounter(kStoreBytes);
-  for (const Family* family : Catalogue()) {
-    if (family->kind == Kind::kHistogram) registry_.GetHistogram(*family);
+  registry_.GetCounter(kLostSlotSeconds);
+  for (const absl::string_view activity : kActivities) {
+    registry_.GetCounter(kSlotSeconds, {std::string(activity)});
   }
+  for (const Family* family : Catalogue()) {
+    if (family->kind == Kind::kHistogram && family->labels.empty()) registry_.GetHistogram(*family);
+  }
+  Queue({});
   Workers({});
   Sessions(0);
   Watchers(0);
@@ -213,6 +346,8 @@ void Metrics::SetJobSeries(const v1::Job& job) {
   // Before its first attempt a job has no values, and thousands of jobs may wait.
   if (job.attempts() == 0) return;
   const std::vector<std::string> labels = {job.name()};
+  registry_.GetGauge(kJobState, labels).Set(job.state());
+  registry_.GetGauge(kJobStarted, labels).Set(UnixSeconds(job.started()));
   registry_.GetGauge(kJobStep, labels).Set(static_cast<double>(job.step()));
   registry_.GetGauge(kJobSteps, labels).Set(static_cast<double>(job.steps()));
   registry_.GetGauge(kJobTrainLoss, labels).Set(job.train_loss());
@@ -224,11 +359,62 @@ void Metrics::SetJobSeries(const v1::Job& job) {
   registry_.GetGauge(kJobAttempts, labels).Set(job.attempts());
 }
 
+void Metrics::JobPartsPublished(const JobView& before, const JobView& after) {
+  const v1::Job& state = *after[JobPart::kState];
+  const v1::Job* state_before = before[JobPart::kState].get();
+  const bool ended_before = state_before == nullptr || IsFinal(state_before->state());
+  if (state.attempts() == 0 || (IsFinal(state.state()) && ended_before)) return;
+  const std::string& name = state.name();
+  const v1::Job* spec = after[JobPart::kSpec].get();
+  const int ranks = spec == nullptr ? 0 : spec->spec().resources().ranks();
+  // Once for each job: reports of progress come often.
+  const bool begins = state_before == nullptr || state_before->attempts() == 0;
+  if (spec != nullptr && begins) {
+    registry_.GetGauge(kJobRanks, {name}).Set(ranks);
+    registry_.GetGauge(kJobCheckpointEvery, {name})
+        .Set(static_cast<double>(spec->spec().checkpoint().every_steps()));
+  }
+  const v1::Job* history = after[JobPart::kHistory].get();
+  if (history == nullptr || history == before[JobPart::kHistory].get()) return;
+  double newest = 0;
+  for (const v1::CheckpointRecord& record : history->checkpoints()) {
+    newest = std::max(newest, UnixSeconds(record.committed()));
+  }
+  registry_.GetGauge(kJobCheckpointTime, {name}).Set(newest);
+  std::map<int, int> ended;
+  for (const v1::AttemptEnd& end : history->causes()) ++ended[end.cause()];
+  for (int cause = v1::CAUSE_COMPLETED; cause <= v1::Cause_MAX; ++cause) {
+    if (!v1::Cause_IsValid(cause)) continue;
+    const std::vector<std::string> labels = {name, spec::EnumName(static_cast<v1::Cause>(cause))};
+    if (ended[cause] > 0) {
+      registry_.GetGauge(kJobAttemptsEnded, labels).Set(ended[cause]);
+    } else {
+      registry_.Remove(kJobAttemptsEnded, labels);  // of an earlier job of this name
+    }
+  }
+  CountLostWork(before[JobPart::kHistory].get(), *history, state, ranks);
+}
+
+void Metrics::CountLostWork(const v1::Job* history_before, const v1::Job& history,
+                            const v1::Job& state, int ranks) {
+  // Of the ends that a start of the coordinator reads from its store, an earlier one has counted
+  // them; what a job that is final has trained is not trained again.
+  if (history_before == nullptr || IsFinal(state.state()) || history.causes().empty()) return;
+  const v1::AttemptEnd& end = history.causes(history.causes_size() - 1);
+  if (!history_before->causes().empty() &&
+      history_before->causes(history_before->causes_size() - 1).epoch() >= end.epoch()) {
+    return;
+  }
+  const auto steps = std::max<int64_t>(0, end.step() - state.last_committed_step());
+  registry_.GetCounter(kLostSlotSeconds)
+      .Increment(static_cast<double>(steps) * state.step_seconds() * ranks);
+}
+
 void Metrics::ForgetJob(const std::string& name) {
-  for (const Family* family :
-       {&kJobStep, &kJobSteps, &kJobTrainLoss, &kJobValidationLoss, &kJobTokensPerSecond, &kJobMfu,
-        &kJobStepSeconds, &kJobCommittedStep, &kJobAttempts}) {
-    registry_.Remove(*family, {name});
+  for (const Family* family : JobFamilies()) registry_.Remove(*family, {name});
+  for (int cause = v1::CAUSE_COMPLETED; cause <= v1::Cause_MAX; ++cause) {
+    if (!v1::Cause_IsValid(cause)) continue;
+    registry_.Remove(kJobAttemptsEnded, {name, spec::EnumName(static_cast<v1::Cause>(cause))});
   }
 }
 
@@ -253,7 +439,11 @@ void Metrics::Workers(const std::vector<v1::Worker>& workers) {
   std::map<v1::WorkerState, int64_t> by_state;
   int64_t slots = 0;
   int64_t free = 0;
+  std::map<std::pair<v1::DeviceKind, absl::string_view>, int64_t> devices;
   for (const v1::Worker& worker : workers) {
+    for (const v1::Device& device : worker.devices()) {
+      ++devices[{device.kind(), StateOf(worker, device)}];
+    }
     ++by_state[worker.state()];
     if (worker.state() != v1::WORKER_STATE_LOST) slots += worker.slots();
     if (worker.state() == v1::WORKER_STATE_READY) free += worker.slots_free();
@@ -261,6 +451,12 @@ void Metrics::Workers(const std::vector<v1::Worker>& workers) {
   for (int state = v1::WORKER_STATE_READY; state <= v1::WorkerState_MAX; ++state) {
     const auto known = static_cast<v1::WorkerState>(state);
     registry_.GetGauge(kWorkers, {spec::EnumName(known)}).Set(static_cast<double>(by_state[known]));
+  }
+  for (const v1::DeviceKind kind : kDeviceKinds) {
+    for (const absl::string_view state : kDeviceStates) {
+      registry_.GetGauge(kDevices, {spec::EnumName(kind), std::string(state)})
+          .Set(static_cast<double>(devices[{kind, state}]));
+    }
   }
   registry_.GetGauge(kSlots).Set(static_cast<double>(slots));
   registry_.GetGauge(kSlotsFree).Set(static_cast<double>(free));
@@ -293,6 +489,41 @@ void Metrics::Observe(const Measured& measured) {
       break;
   }
   registry_.GetHistogram(*family).Observe(measured.seconds);
+}
+
+void Metrics::Queue(const QueueSample& sample) {
+  for (const v1::DeviceKind kind : kDeviceKinds) {
+    const auto count = [kind](const std::map<v1::DeviceKind, int64_t>& by_kind) {
+      const auto found = by_kind.find(kind);
+      return found == by_kind.end() ? 0.0 : static_cast<double>(found->second);
+    };
+    registry_.GetGauge(kSlotsWanted, {spec::EnumName(kind)}).Set(count(sample.wanted));
+    registry_.GetGauge(kSlotsAllocated, {spec::EnumName(kind)}).Set(count(sample.allocated));
+    registry_.GetGauge(kQueueSmallest, {spec::EnumName(kind)}).Set(count(sample.smallest_waiting));
+  }
+  registry_.GetGauge(kQueueOldest).Set(absl::ToDoubleSeconds(sample.oldest_wait));
+}
+
+void Metrics::SlotSeconds(absl::string_view activity, double seconds) {
+  registry_.GetCounter(kSlotSeconds, {std::string(activity)}).Increment(seconds);
+}
+
+void Metrics::StateDisk(int64_t state_bytes, int64_t free_bytes, int64_t total_bytes) {
+  registry_.GetGauge(kStateBytes).Set(static_cast<double>(state_bytes));
+  registry_.GetGauge(kStateDiskFree).Set(static_cast<double>(free_bytes));
+  registry_.GetGauge(kStateDisk).Set(static_cast<double>(total_bytes));
+}
+
+void Metrics::LoopDelay(absl::Duration delay) {
+  registry_.GetHistogram(kLoopDelay).Observe(absl::ToDoubleSeconds(delay));
+}
+
+void Metrics::Version(const std::string& version) {
+  registry_.GetGauge(kBuildInfo, {version}).Set(1);
+}
+
+void Metrics::RpcTook(absl::string_view method, absl::Duration took) {
+  registry_.GetHistogram(kRpcSeconds, {std::string(method)}).Observe(absl::ToDoubleSeconds(took));
 }
 
 void Metrics::RpcDone(absl::string_view method, absl::string_view code) {

@@ -15,9 +15,17 @@
 #include "base/metrics.h"
 #include "base/mutex.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/job_view.h"
 #include "muster/v1/job.pb.h"
 
 namespace muster::coordinator {
+
+// What the jobs that are not finished want and hold, by kind of device.
+struct QueueSample {
+  std::map<v1::DeviceKind, int64_t> wanted, allocated;
+  std::map<v1::DeviceKind, int64_t> smallest_waiting;  // ranks; none where no job waits
+  absl::Duration oldest_wait = absl::ZeroDuration();
+};
 
 // Thread-safe. Everything that it is told is durable already.
 class Metrics {
@@ -33,6 +41,8 @@ class Metrics {
   void Wrote(size_t batches, size_t bytes, absl::Duration took);
   // A published job changed from `before` (null when it is new) to `after` (null when removed).
   void JobPublished(const v1::Job* before, const v1::Job* after);
+  // The same change with all parts; those of a new job are null in `before`.
+  void JobPartsPublished(const JobView& before, const JobView& after);
   // Removes the series of a job that ended some time ago.
   void ForgetJob(const std::string& name);
   void EventPublished(const v1::Event& event);
@@ -40,10 +50,20 @@ class Metrics {
   void Sessions(size_t open);
   void Watchers(size_t open);
   void Observe(const Measured& measured);
+  void Queue(const QueueSample& sample);
+  // `activity` is one of those that kSlotSeconds lists.
+  void SlotSeconds(absl::string_view activity, double seconds);
+  void StateDisk(int64_t state_bytes, int64_t free_bytes, int64_t total_bytes);
+  void LoopDelay(absl::Duration delay);
+  void Version(const std::string& version);
+  void RpcTook(absl::string_view method, absl::Duration took);
   void RpcDone(absl::string_view method, absl::string_view code);
 
  private:
   void SetJobSeries(const v1::Job& job);
+  // Null: the job was not known before.
+  void CountLostWork(const v1::Job* history_before, const v1::Job& history, const v1::Job& state,
+                     int ranks);
 
   metrics::Registry& registry_;
   Mutex mutex_;

@@ -5,28 +5,32 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
+#include "proto/job_state.h"
 #include "proto/spec/names.h"
 
 namespace muster::coordinator {
 
 v1::JobState PublishedState::PublishJob(const JobChanged& change) {
-  std::shared_ptr<const v1::Job> before, after;
+  JobView before, after;
   {
     MutexLock lock(&mutex_);
     const auto [row, inserted] =
         by_id_.try_emplace(change.job.value(), Stored{change.submit_sequence, {}});
-    before = row->second.view[JobPart::kState];
+    before = row->second.view;
     row->second.view.Update(change.changed);
-    after = row->second.view[JobPart::kState];
+    after = row->second.view;
     if (inserted) {
+      const std::string& name = after[JobPart::kState]->name();
       id_by_sequence_[change.submit_sequence] = change.job.value();
-      sequences_by_name_[after->name()].insert(change.submit_sequence);
-      names_by_length_[after->name().size()].insert(after->name());
+      sequences_by_name_[name].insert(change.submit_sequence);
+      names_by_length_[name.size()].insert(name);
     }
     MarkChanged(change.job.value());
   }
-  metrics_.JobPublished(before.get(), after.get());
-  return before == nullptr ? v1::JOB_STATE_UNSPECIFIED : before->state();
+  const v1::Job* state_before = before[JobPart::kState].get();
+  metrics_.JobPublished(state_before, after[JobPart::kState].get());
+  metrics_.JobPartsPublished(before, after);
+  return state_before == nullptr ? v1::JOB_STATE_UNSPECIFIED : state_before->state();
 }
 
 void PublishedState::RemoveJob(const std::string& id) {
@@ -130,6 +134,26 @@ std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t li
     rows.push_back({job.submit_sequence, std::make_shared<const v1::Job>(job.view.Merge())});
   }
   return rows;
+}
+
+std::vector<JobView> PublishedState::UnfinishedJobs() const {
+  std::vector<JobView> jobs;
+  MutexLock lock(&mutex_);
+  for (const auto& [unused, stored] : by_id_) {
+    if (!IsFinal(stored.view[JobPart::kState]->state())) jobs.push_back(stored.view);
+  }
+  return jobs;
+}
+
+void PublishedState::SetWorkers(std::vector<v1::Worker> workers) {
+  auto now = std::make_shared<const std::vector<v1::Worker>>(std::move(workers));
+  MutexLock lock(&mutex_);
+  workers_.swap(now);
+}
+
+std::shared_ptr<const std::vector<v1::Worker>> PublishedState::workers() const {
+  MutexLock lock(&mutex_);
+  return workers_;
 }
 
 uint64_t PublishedState::last_event() const {

@@ -45,6 +45,7 @@ class PublishedState {
   v1::JobState PublishJob(const JobChanged& change);
   void RemoveJob(const std::string& id);
   void PublishEvent(const v1::Event& event);
+  void SetWorkers(std::vector<v1::Worker> workers);
   // Events up to `sequence` are durable; a lower number than before changes nothing.
   void SetLastEvent(uint64_t sequence);
 
@@ -59,6 +60,10 @@ class PublishedState {
   absl::Status NotFound(const std::string& name_or_id) const;
   // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
   std::vector<Row> List(uint64_t before, size_t limit) const;
+  // Every job that is not finished, in no particular order.
+  std::vector<JobView> UnfinishedJobs() const;
+  // As of the last second or two.
+  std::shared_ptr<const std::vector<v1::Worker>> workers() const;
   uint64_t last_event() const;
 
   // ---- for watchers
@@ -89,6 +94,8 @@ class PublishedState {
   std::map<uint64_t, std::string> id_by_sequence_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::set<uint64_t>> sequences_by_name_ ABSL_GUARDED_BY(mutex_);
   std::map<size_t, std::set<std::string>> names_by_length_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const std::vector<v1::Worker>> workers_ ABSL_GUARDED_BY(mutex_) =
+      std::make_shared<const std::vector<v1::Worker>>();
   uint64_t last_event_ ABSL_GUARDED_BY(mutex_) = 0;
   // By job id; "" holds the watchers of events.
   std::map<std::string, std::vector<std::weak_ptr<Watcher>>> watchers_ ABSL_GUARDED_BY(mutex_);

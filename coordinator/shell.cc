@@ -1,5 +1,6 @@
 #include "coordinator/shell.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -80,7 +81,7 @@ absl::Status Shell::Recover(Recovery recover) {
   log_relay_ = std::make_unique<LogRelay>(*core_, *sessions_, calls_, *loop_);
   loop_->Post([this, recovered = std::move(output)]() mutable {
     Enqueue({.output = std::move(recovered)});
-    SampleWorkers();
+    Sample(parts_.clock.Monotonic());
   });
   return absl::OkStatus();
 }
@@ -233,9 +234,15 @@ void Shell::OnTimer(uint64_t generation) {
   Handle(TimerFired{});
 }
 
-void Shell::SampleWorkers() {
-  parts_.metrics.Workers(core_->ListWorkers());
-  loop_->PostAfter(kWorkerSampleInterval, [this] { SampleWorkers(); });
+void Shell::Sample(absl::Duration due) {
+  const absl::Duration now = parts_.clock.Monotonic();
+  parts_.metrics.LoopDelay(std::max(absl::ZeroDuration(), now - due));
+  if (parts_.probes != nullptr) parts_.probes->Turned();
+  std::vector<v1::Worker> workers = core_->ListWorkers();
+  parts_.metrics.Workers(workers);
+  published_->SetWorkers(std::move(workers));
+  const absl::Duration next = now + kWorkerSampleInterval;
+  loop_->PostAfter(kWorkerSampleInterval, [this, next] { Sample(next); });
 }
 
 // ---- on the writer thread -----------------------------------------------------------------------

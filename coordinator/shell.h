@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/mutex.h"
+#include "base/probes.h"
 #include "coordinator/core/core.h"
 #include "coordinator/limits.h"
 #include "coordinator/log_relay.h"
@@ -51,6 +52,7 @@ class Shell {
     Metrics& metrics;
     // How long a job that has ended keeps its series, so that its last values are scraped.
     absl::Duration ended_job_series_kept = kEndedJobSeriesKept;
+    Probes* probes = nullptr;  // told that the loop turns; may be null
   };
 
   // Runs `recover` and makes its output durable before it returns. `on_failure` is called on the
@@ -121,7 +123,8 @@ class Shell {
   void Enqueue(PendingOutput pending);
   void ArmTimer(absl::Time at);
   void OnTimer(uint64_t generation);
-  void SampleWorkers();
+  // Once a second, this one due at `due` of the monotonic clock.
+  void Sample(absl::Duration due);
 
   // ---- on the writer thread
   void Release(PendingOutput& pending);

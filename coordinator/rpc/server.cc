@@ -4,10 +4,16 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/server_interceptor.h>
 
+#include <algorithm>
 #include <chrono>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -22,6 +28,42 @@ namespace muster::coordinator {
 namespace {
 
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+// Measures one call with a single reply, from its arrival until its status is sent.
+class CallTimer : public grpc::experimental::Interceptor {
+ public:
+  CallTimer(Metrics& metrics, std::string method)
+      : metrics_(metrics), method_(std::move(method)), start_(absl::Now()) {}
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::PRE_SEND_STATUS)) {
+      // A step of the clock is no time of the call.
+      metrics_.RpcTook(method_, std::max(absl::ZeroDuration(), absl::Now() - start_));
+    }
+    methods->Proceed();
+  }
+
+ private:
+  Metrics& metrics_;
+  const std::string method_;
+  const absl::Time start_;
+};
+
+class CallTimers : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit CallTimers(Metrics& metrics) : metrics_(metrics) {}
+  // Null, so that streams are not intercepted at all.
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    if (info->type() != grpc::experimental::ServerRpcInfo::Type::UNARY) return nullptr;
+    const std::string method = info->method();  // "/muster.v1.JobService/Submit"
+    if (!absl::StartsWith(method, "/muster.")) return nullptr;
+    return new CallTimer(metrics_, method.substr(method.rfind('/') + 1));
+  }
+
+ private:
+  Metrics& metrics_;
+};
 
 class GrpcServer : public RpcServer {
  public:
@@ -49,6 +91,9 @@ class GrpcServer : public RpcServer {
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> timers;
+    timers.push_back(std::make_unique<CallTimers>(shell_.metrics()));
+    builder.experimental().SetInterceptorCreators(std::move(timers));
     builder.RegisterService(job_service_.get());
     builder.RegisterService(worker_service_.get());
     builder.RegisterService(admin_service_.get());

@@ -51,6 +51,26 @@ TEST(PrometheusServer, TextThatIsNoAddress_IsInvalid) {
   }
 }
 
+TEST(PrometheusServer, Pages_AreServedUntilTheyAreReplaced) {
+  const auto server = PrometheusServer::Start("127.0.0.1:0");
+  ASSERT_OK(server);
+  (*server)->SetPages({{"/one", [] { return PageReply{.status = 503, .body = "no"}; }}});
+  const HostPort at = *ParseHostPort((*server)->address());
+  httplib::Client client(at.host, std::stoi(at.port));
+  auto response = client.Get("/one");
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->status, 503);
+  EXPECT_EQ(response->body, "no");
+  (*server)->SetPages({{"/two", [] { return PageReply{.body = "[]"}; }}});
+  response = client.Get("/one");
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->status, 404);
+  EXPECT_THAT(response->body, HasSubstr("/two"));
+  response = client.Get("/metrics");
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->status, 200);
+}
+
 TEST(PrometheusServer, StoppedRightAfterItsStart_Ends) {
   for (int round = 0; round < 200; ++round) ASSERT_OK(PrometheusServer::Start("127.0.0.1:0"));
 }

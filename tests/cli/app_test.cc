@@ -86,11 +86,12 @@ class FakeService : public v1::JobService::Service {
     MutexLock lock(&mutex);
     v1::LogChunk chunk;
     chunk.set_epoch(1);
+    chunk.set_rank(request->rank());
     chunk.set_data("abc");
     writer->Write(chunk);
     if (request->follow() && ++log_streams == 1) return {grpc::StatusCode::UNAVAILABLE, "x"};
     chunk.set_offset(3);
-    chunk.set_data("def\n");
+    chunk.set_data(log_end);
     writer->Write(chunk);
     return grpc::Status::OK;
   }
@@ -101,6 +102,7 @@ class FakeService : public v1::JobService::Service {
   std::vector<v1::Event> events;
   int submit_failures = 0;
   int log_streams = 0;
+  std::string log_end = "def\n";  // behind "abc"
   std::vector<v1::SubmitRequest> submitted;
   std::vector<std::string> watched;
 };
@@ -234,6 +236,35 @@ TEST_F(App, Follow_WithoutACoordinator_FailsAtOnce) {
 TEST_F(App, Logs_FollowedAcrossABrokenStream_RepeatNothing) {
   EXPECT_EQ(RunApp({"logs", "gpt", "-f"}), 0) << err_.str();
   EXPECT_EQ(out_.str(), "abcdef\n");
+}
+
+TEST_F(App, LogsOfAllRanks_AreLinesWithTheirRank) {
+  service_.job.mutable_spec()->mutable_resources()->set_ranks(2);
+  service_.log_end = "def\nsecond\nno end";
+  EXPECT_EQ(RunApp({"logs", "gpt", "--all-ranks"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(),
+            "[rank 0] abcdef\n[rank 0] second\n[rank 0] no end\n"
+            "[rank 1] abcdef\n[rank 1] second\n[rank 1] no end\n");
+}
+
+TEST_F(App, LogsWithGrep_AreTheLinesThatMatch) {
+  service_.log_end = "def\nsecond\nno end";
+  EXPECT_EQ(RunApp({"logs", "gpt", "--grep", "^(a.*f|no end)$"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(), "abcdef\nno end\n");
+}
+
+TEST_F(App, LogsWithGrep_HaveTheOffsetOfEachLineAsJson) {
+  service_.log_end = "def\nsecond\nno end";
+  EXPECT_EQ(RunApp({"logs", "gpt", "--grep", "e", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(),
+            "{\"epoch\":1,\"rank\":0,\"offset\":0,\"text\":\"abcdef\"}\n"
+            "{\"epoch\":1,\"rank\":0,\"offset\":7,\"text\":\"second\"}\n"
+            "{\"epoch\":1,\"rank\":0,\"offset\":14,\"text\":\"no end\"}\n");
+}
+
+TEST_F(App, LogsWithAWrongExpression_SayWhatIsWrong) {
+  EXPECT_EQ(RunApp({"logs", "gpt", "--grep", "(a"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("--grep '(a': Unmatched"));
 }
 
 TEST_F(App, GetJobs_ReadsEveryPage) {

@@ -389,7 +389,7 @@ TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterTheConfiguredTime) {
   spec.set_name("other");
   shell.Submit(spec, "", [&](absl::StatusOr<JobReply>) { published.Notify(); });
   published.WaitForNotification();
-  EXPECT_EQ(registry.CountOf("gpt"), 9u);
+  EXPECT_EQ(registry.CountOf("gpt"), 11u);
   v1::FromWorker end;
   end.mutable_notice();
   deliver(end);

@@ -7,8 +7,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -374,6 +376,74 @@ TEST(ProcTest, OpenProcess_WithAnotherStartTime_FindsNothing) {
   ASSERT_TRUE(self.has_value());
   EXPECT_TRUE(OpenProcess(::getpid(), self->start_time).valid());
   EXPECT_FALSE(OpenProcess(::getpid(), self->start_time + 1).valid());
+}
+
+// `muster-worker supervise`, whose child has no coordinator, and what the two print.
+class Supervised {
+ public:
+  explicit Supervised(const std::vector<std::string>& flags) {
+    int out[2];
+    EXPECT_EQ(::pipe2(out, O_CLOEXEC), 0);
+    std::vector<std::string> words = {MUSTER_WORKER_BINARY, "supervise"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(out[1], STDOUT_FILENO);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    ::close(out[1]);
+    out_ = ::fdopen(out[0], "r");
+  }
+  ~Supervised() {
+    ::kill(pid_, SIGKILL);
+    ::fclose(out_);
+  }
+  // The pid in the line that a daemon prints once it serves.
+  pid_t NextDaemon() {
+    char line[4096] = "";
+    if (::fgets(line, sizeof(line), out_) == nullptr) return -1;
+    const std::string text = line;
+    const size_t at = text.find("\"pid\":");
+    return at == std::string::npos ? -1 : std::atoi(text.c_str() + at + 6);
+  }
+  int Wait() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    return status;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+  FILE* out_;
+};
+
+TEST_F(ProcessTest, Supervisor_StartsADaemonThatWasKilledAgain_AndEndsWithIt) {
+  Supervised supervised({"--coordinator", "127.0.0.1:1", "--state-dir", directory_ + "/state",
+                         "--gpus", "none", "--name", "w"});
+  const pid_t first = supervised.NextDaemon();
+  ASSERT_GT(first, 0);
+  EXPECT_NE(first, supervised.pid());
+  ASSERT_EQ(::kill(first, SIGKILL), 0);
+  const pid_t second = supervised.NextDaemon();
+  ASSERT_GT(second, 0);
+  EXPECT_NE(second, first);
+  ASSERT_EQ(::kill(supervised.pid(), SIGTERM), 0);
+  const int status = supervised.Wait();
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_FALSE(ReadProcessStat(second).has_value());
+}
+
+TEST_F(ProcessTest, SupervisorOfWrongUsage_EndsWithIt) {
+  Supervised supervised({"--no-such-flag"});
+  const int status = supervised.Wait();
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 2);
 }
 
 }  // namespace

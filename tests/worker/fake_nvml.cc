@@ -127,6 +127,34 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(NvmlDevice device, unsigned int, NvmlPci
   Address((Index(device) + 1) % Setting("gpus", 2), pci);
   return 0;
 }
+int nvmlDeviceGetPowerUsage(NvmlDevice, unsigned int* milliwatts) {
+  *milliwatts = 650'000;
+  return 0;
+}
+int nvmlDeviceGetEnforcedPowerLimit(NvmlDevice, unsigned int* milliwatts) {
+  *milliwatts = 700'000;
+  return 0;
+}
+int nvmlDeviceGetTotalEnergyConsumption(NvmlDevice, unsigned long long* millijoules) {
+  *millijoules = 5'000'000;
+  return 0;
+}
+int nvmlDeviceGetTemperature(NvmlDevice, int, unsigned int* celsius) {
+  *celsius = 61;
+  return 0;
+}
+int nvmlDeviceGetClockInfo(NvmlDevice, int clock, unsigned int* megahertz) {
+  *megahertz = clock == muster::worker::kNvmlClockSm ? 1755 : 2619;
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(NvmlDevice, muster::worker::NvmlUtilization* load) {
+  *load = {97, 40};
+  return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(NvmlDevice device, unsigned long long* reasons) {
+  *reasons = Index(device) == 0 ? 0x44 : 0;
+  return 0;
+}
 int nvmlEventSetCreate(NvmlEventSet* set) {
   *set = reinterpret_cast<NvmlEventSet>(static_cast<intptr_t>(1));
   in_set = false;

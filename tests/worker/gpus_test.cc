@@ -7,9 +7,19 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "base/mutex.h"
+#include "worker/daemon/gpu_sampler.h"
 #include "worker/daemon/gpu_watch.h"
 
 namespace muster::worker {
@@ -167,6 +177,100 @@ TEST(ExplainXid, ErrorOfTheGpu_SaysWhatToDo) {
   EXPECT_TRUE(LosesGpu(79));
   for (const uint64_t xid : {13, 31, 43, 45, 63, 94}) EXPECT_FALSE(LosesGpu(xid)) << xid;
   EXPECT_THAT(ExplainXid(4711), HasSubstr("look it up"));
+}
+
+// Keeps the values of gauges and counters, by name and labels.
+class RecordingRegistry : public metrics::Registry {
+ public:
+  metrics::Counter& GetCounter(const metrics::Family& family,
+                               const std::vector<std::string>& labels) override {
+    return At(family, labels);
+  }
+  metrics::Gauge& GetGauge(const metrics::Family& family,
+                           const std::vector<std::string>& labels) override {
+    return At(family, labels);
+  }
+  metrics::Histogram& GetHistogram(const metrics::Family& family,
+                                   const std::vector<std::string>& labels) override {
+    return At(family, labels);
+  }
+  void Remove(const metrics::Family&, const std::vector<std::string>&) override {}
+
+  // The first value of the series, once it has one.
+  double Await(const std::string& key) {
+    MutexLock lock(&mutex_);
+    const auto there = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return values_.contains(key); };
+    mutex_.Await(Condition(&there));
+    return values_[key];
+  }
+
+ private:
+  struct Cell : metrics::Counter, metrics::Gauge, metrics::Histogram {
+    Cell(RecordingRegistry& in, std::string as) : registry(in), key(std::move(as)) {}
+    void Increment(double by) override {
+      MutexLock lock(&registry.mutex_);
+      registry.values_[key] += by;
+    }
+    void Set(double to) override {
+      MutexLock lock(&registry.mutex_);
+      registry.values_[key] = to;
+    }
+    void Observe(double) override {}
+    RecordingRegistry& registry;
+    const std::string key;
+  };
+  Cell& At(const metrics::Family& family, const std::vector<std::string>& labels) {
+    const std::string key =
+        absl::StrCat(std::string(family.name), "{", absl::StrJoin(labels, ","), "}");
+    MutexLock lock(&mutex_);
+    auto& cell = cells_[key];
+    if (cell == nullptr) cell = std::make_unique<Cell>(*this, key);
+    return *cell;
+  }
+
+  Mutex mutex_;
+  std::map<std::string, double> values_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<Cell>> cells_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(Gpus, Sampler_TellsWhatTheLibraryTells) {
+  ::setenv("FAKE_NVML", "gpus=2 pending=1", 1);
+  RecordingRegistry registry;
+  const RealClock clock;
+  const auto sampler = GpuSampler::Start(FAKE_NVML_LIBRARY, clock, registry);
+  ASSERT_NE(sampler, nullptr);
+  // The last series of the last GPU: those before it are there too.
+  EXPECT_EQ(registry.Await("muster_worker_gpu_remapped_rows{GPU-10000000-aaaa,failed}"), 0);
+  const std::string gpu = "{GPU-10000000-aaaa}";
+  EXPECT_EQ(registry.Await("muster_worker_gpu_info{GPU-10000000-aaaa,cuda:1,NVIDIA Fake}"), 1);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_up" + gpu), 1);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_power_watts" + gpu), 650);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_power_limit_watts" + gpu), 700);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_temperature_celsius" + gpu), 61);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_sm_clock_hertz" + gpu), 1755e6);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_memory_clock_hertz" + gpu), 2619e6);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_memory_used_bytes" + gpu), double{1ull << 30});
+  EXPECT_EQ(registry.Await("muster_worker_gpu_memory_bytes" + gpu), double{80ull << 30});
+  EXPECT_EQ(registry.Await("muster_worker_gpu_busy_ratio" + gpu), 0.97);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_remapped_rows{GPU-10000000-aaaa,pending}"), 1);
+  EXPECT_EQ(
+      registry.Await("muster_worker_gpu_throttled_seconds_total{GPU-10000000-aaaa,power_cap}"), 0);
+}
+
+TEST_F(Gpus, SamplerOfALostGpu_SaysSo) {
+  ::setenv("FAKE_NVML", "gpus=2 lost=0", 1);
+  RecordingRegistry registry;
+  const RealClock clock;
+  const auto sampler = GpuSampler::Start(FAKE_NVML_LIBRARY, clock, registry);
+  ASSERT_NE(sampler, nullptr);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_up{GPU-10000000-aaaa}"), 1);
+  EXPECT_EQ(registry.Await("muster_worker_gpu_up{GPU-00000000-aaaa}"), 0);
+}
+
+TEST_F(Gpus, SamplerWithoutADriver_IsNone) {
+  RecordingRegistry registry;
+  const RealClock clock;
+  EXPECT_EQ(GpuSampler::Start("libmuster-absent.so.1", clock, registry), nullptr);
 }
 
 }  // namespace

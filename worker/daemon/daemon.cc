@@ -24,7 +24,8 @@
 namespace muster::worker {
 namespace {
 
-constexpr absl::Duration kMeasureLogsEvery = absl::Seconds(10);
+constexpr absl::Duration kProbesEvery = absl::Seconds(1);
+constexpr absl::Duration kMeasureDiskEvery = absl::Seconds(10);
 // From SIGKILL until a daemon that ends its ranks no longer waits for them.
 constexpr absl::Duration kKillPatience = absl::Seconds(5);
 
@@ -42,13 +43,13 @@ uint64_t SystemSeed() {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, const Clock& clock,
                                                       metrics::Registry& metrics,
-                                                      std::shared_ptr<Logger> log) {
+                                                      std::shared_ptr<Logger> log, Probes* probes) {
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(std::unique_ptr<StateDirectory> state,
                    StateDirectory::Open(options.state_directory));
   ASSIGN_OR_RETURN(const auto records, state->ReadRecords());
   std::unique_ptr<Daemon> daemon(
-      new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state)));
+      new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state), probes));
   DaemonOutput recovered;
   ASSIGN_OR_RETURN(daemon->core_, DaemonCore::Recover(daemon->Config(/*upgraded=*/!records.empty()),
                                                       records, daemon->Now(), &recovered));
@@ -59,7 +60,21 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   return daemon;
 }
 
+// Counters exist from the start: rates and alerts need a first sample.
+void Daemon::StartCounters() {
+  for (const metrics::Family* family :
+       {&kRankStarts, &kReattached, &kRefusals, &kSessions, &kDials}) {
+    metrics_.GetCounter(*family);
+  }
+  for (int cause = v1::CAUSE_COMPLETED; cause <= v1::Cause_MAX; ++cause) {
+    if (!v1::Cause_IsValid(cause)) continue;
+    metrics_.GetCounter(
+        kRankExits, {LowerName(v1::Cause_Name(static_cast<v1::Cause>(cause)), sizeof("CAUSE"))});
+  }
+}
+
 absl::Status Daemon::StartServices(DaemonOutput recovered) {
+  StartCounters();
   loop_ = std::make_unique<ThreadLoop>(clock_);
   OutputQueue::Parts outputs;
   outputs.write = [this](const std::vector<DaemonRecord>& records) { return Write(records); };
@@ -74,10 +89,12 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   loop_->Post([this, recovered = std::move(recovered)]() mutable {
     outputs_->Add(std::move(recovered));
     UpdateGauges();
-    MeasureLogs();
+    MeasureDisk();
+    TellProbes();
     host_->Prune(core_->HeldDirectories());
   });
   if (device_errors_.has_gpus()) {
+    gpu_sampler_ = GpuSampler::Start(options_.gpus->library, clock_, metrics_);
     gpu_watch_ = GpuWatch::Start(options_.gpus->library, [this](GpuError error) {
       loop_->Post([this, error = std::move(error)] { OnGpuError(error); });
     });
@@ -105,11 +122,12 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
 }
 
 Daemon::Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
-               std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state)
+               std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state, Probes* probes)
     : options_(std::move(options)),
       clock_(clock),
       metrics_(metrics),
       log_(std::move(log)),
+      probes_(probes),
       state_(std::move(state)),
       device_errors_(options_.name) {}
 
@@ -150,6 +168,10 @@ DaemonCoreConfig Daemon::Config(bool upgraded) {
                                  {"usable", device.unusable().empty()}});
       *config.hello.add_devices() = device;
       device_errors_.AddGpu(device);
+      // From the start, so that a rate sees the first error.
+      for (const uint64_t xid : KnownXids()) {
+        metrics_.GetCounter(kGpuErrors, {device.uuid(), absl::StrCat(xid)});
+      }
     }
     ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
   }
@@ -331,7 +353,19 @@ void Daemon::UpdateGauges() {
   }
 }
 
-void Daemon::MeasureLogs() {
+void Daemon::TellProbes() {
+  if (probes_ == nullptr) return;
+  probes_->Turned();
+  if (core_->Summary().session_welcomed) {
+    probes_->Ready();
+  } else {
+    probes_->NotReady(
+        absl::StrCat("no session with the coordinator ", options_.coordinator, "; ranks train on"));
+  }
+  loop_->PostAfter(kProbesEvery, [this] { TellProbes(); });
+}
+
+void Daemon::MeasureDisk() {
   namespace fs = std::filesystem;
   int64_t bytes = 0;
   std::error_code error;
@@ -344,7 +378,13 @@ void Daemon::MeasureLogs() {
     }
   }
   metrics_.GetGauge(kLogBytes).Set(static_cast<double>(bytes));
-  loop_->PostAfter(kMeasureLogsEvery, [this] { MeasureLogs(); });
+  std::error_code unknown;
+  const fs::space_info disk = fs::space(state_->path(), unknown);
+  if (!unknown) {
+    metrics_.GetGauge(kStateDiskFree).Set(static_cast<double>(disk.available));
+    metrics_.GetGauge(kStateDisk).Set(static_cast<double>(disk.capacity));
+  }
+  loop_->PostAfter(kMeasureDiskEvery, [this] { MeasureDisk(); });
 }
 
 }  // namespace muster::worker

@@ -22,9 +22,11 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/metrics.h"
+#include "base/probes.h"
 #include "worker/daemon/core/daemon_core.h"
 #include "worker/daemon/daemon_options.h"
 #include "worker/daemon/device_errors.h"
+#include "worker/daemon/gpu_sampler.h"
 #include "worker/daemon/gpu_watch.h"
 #include "worker/daemon/log_requests.h"
 #include "worker/daemon/output_queue.h"
@@ -37,11 +39,13 @@ namespace muster::worker {
 
 class Daemon {
  public:
+  // `probes`, when there are some, outlive the daemon, whose start and sessions they are told.
   // kInvalidArgument, or what StateDirectory::Open and RankServer::Start return; kDataLoss for
   // records that cannot be read.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(DaemonOptions options, const Clock& clock,
                                                        metrics::Registry& metrics,
-                                                       std::shared_ptr<Logger> log);
+                                                       std::shared_ptr<Logger> log,
+                                                       Probes* probes = nullptr);
   // Stops; ranks train on and are found again by the next daemon on the state directory.
   ~Daemon();
 
@@ -53,9 +57,10 @@ class Daemon {
 
  private:
   Daemon(DaemonOptions options, const Clock& clock, metrics::Registry& metrics,
-         std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state);
+         std::shared_ptr<Logger> log, std::unique_ptr<StateDirectory> state, Probes* probes);
   // Starts the loop and everything that posts to it, and carries out what the core asked for first.
   absl::Status StartServices(DaemonOutput recovered);
+  void StartCounters();
   // What the core is told. Looks for devices.
   // `upgraded`: the state directory has records.
   DaemonCoreConfig Config(bool upgraded);
@@ -80,12 +85,15 @@ class Daemon {
   void Carry(ArmTimer action);
   void OnMessage(SessionId session, v1::FromCoordinator message);
   void UpdateGauges();
-  void MeasureLogs();
+  // Every second.
+  void TellProbes();
+  void MeasureDisk();
 
   const DaemonOptions options_;
   const Clock& clock_;
   metrics::Registry& metrics_;
   const std::shared_ptr<Logger> log_;
+  Probes* const probes_;  // may be null
   // Destroyed from the last up: first what posts events, then the loop, then what events use. Those
   // marked * are used on the loop only, once it runs.
   std::unique_ptr<StateDirectory> state_;
@@ -100,6 +108,7 @@ class Daemon {
   std::unique_ptr<ThreadLoop> loop_;
   std::unique_ptr<OutputQueue> outputs_;  // *
   std::unique_ptr<GpuWatch> gpu_watch_;
+  std::unique_ptr<GpuSampler> gpu_sampler_;
   std::unique_ptr<ProcessHost> host_;
   std::unique_ptr<RankServer> server_;
   std::unique_ptr<SessionClient> session_;

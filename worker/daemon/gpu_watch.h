@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "worker/daemon/nvml.h"
 
@@ -26,6 +27,9 @@ struct GpuError {
 
 // What an Xid means and what to do about it; for an unknown one, where it is documented.
 std::string ExplainXid(uint64_t xid);
+
+// Those that ExplainXid explains.
+std::vector<uint64_t> KnownXids();
 
 // Whether a GPU cannot be used after this Xid until it is reset.
 bool LosesGpu(uint64_t xid);

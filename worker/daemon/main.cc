@@ -1,5 +1,6 @@
 // muster-worker: the daemon of one machine. Builds the objects, prints where it is, waits for a
-// signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead.
+// signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead, as
+// `muster-worker supervise ...` it is pid 1 of a container (supervise.h).
 #include <signal.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -21,10 +23,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/probes.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/supervise.h"
 
 namespace muster::worker {
 namespace {
@@ -69,7 +73,8 @@ void Declare(CLI::App& app, Flags& flags) {
                  "Ranks share memory and GPU links only with ranks of the same id "
                  "[default: the machine's boot id]");
   app.add_option("--metrics", flags.metrics,
-                 "HOST:PORT to serve Prometheus metrics on; port 0 = the system picks")
+                 "HOST:PORT for HTTP: Prometheus metrics at /metrics, and /livez, /readyz, "
+                 "/startupz; port 0 = the system picks")
       ->capture_default_str();
   app.add_option("--rank-binary", flags.daemon.rank_binary,
                  "Rank program [default: muster-rank beside this program]");
@@ -134,6 +139,10 @@ int Serve(Flags& flags, const std::string& self) {
       metrics::PrometheusServer::Start(flags.metrics);
   if (!metrics.ok()) return Complain(std::string(metrics.status().message()));
   flags.daemon.metrics_address = (*metrics)->address();
+  (*metrics)->registry().GetGauge(kBuildInfo, {MUSTER_VERSION}).Set(1);
+  Probes probes(clock);
+  (*metrics)->SetPages(probes.Pages());
+  const absl::Cleanup remove_pages = [&metrics] { (*metrics)->SetPages({}); };
   bool fatal = false;
   // Wakes the wait below; written before the signal, read after it.
   flags.daemon.on_fatal = [&fatal](const absl::Status&) {
@@ -141,9 +150,10 @@ int Serve(Flags& flags, const std::string& self) {
     ::kill(::getpid(), SIGTERM);
   };
   absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-      Daemon::Start(flags.daemon, clock, (*metrics)->registry(), log);
+      Daemon::Start(flags.daemon, clock, (*metrics)->registry(), log, &probes);
   if (!daemon.ok()) return Complain(std::string(daemon.status().message()));
 
+  probes.Started();
   nlohmann::ordered_json line;
   line["name"] = flags.daemon.name;
   line["pid"] = ::getpid();
@@ -170,6 +180,13 @@ int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "shim") return RunShim(ParseShimArguments(arguments));
 
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (error) return Complain("cannot read /proc/self/exe: " + error.message());
+  if (!arguments.empty() && arguments[0] == "supervise") {
+    return Supervise(self, {arguments.begin() + 1, arguments.end()});
+  }
+
   // Blocked before any thread starts, so that only the wait in Serve takes them.
   sigset_t stop;
   sigemptyset(&stop);
@@ -179,7 +196,10 @@ int Main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
 
   Flags flags;
-  CLI::App app("The Muster worker daemon: runs the ranks that the coordinator gives this machine.");
+  CLI::App app(
+      "The Muster worker daemon: runs the ranks that the coordinator gives this machine. As "
+      "`muster-worker supervise FLAGS` it is pid 1 of a container, which starts a daemon that "
+      "ended by itself again while its ranks train on.");
   Declare(app, flags);
   try {
     app.parse(argc, argv);
@@ -190,9 +210,6 @@ int Main(int argc, char** argv) {
     std::cout << metrics::DescribeFamilies(WorkerFamilies());
     return 0;
   }
-  std::error_code error;
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
-  if (error) return Complain("cannot read /proc/self/exe: " + error.message());
   return Serve(flags, self);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/metrics.h"
+#include "worker/daemon/gpu_sampler.h"
 
 namespace muster::worker {
 
@@ -68,6 +69,17 @@ inline const metrics::Family kLogBytes = {
     "muster_worker_rank_log_bytes",
     "Bytes of rank logs on disk, of current and ended attempts.",
     {}};
+inline const metrics::Family kStateDiskFree = {
+    metrics::Kind::kGauge,
+    "muster_worker_state_disk_free_bytes",
+    "Bytes that are free for the daemon on the file system of --state-dir.",
+    {}};
+inline const metrics::Family kStateDisk = {metrics::Kind::kGauge,
+                                           "muster_worker_state_disk_bytes",
+                                           "Size of the file system of --state-dir in bytes.",
+                                           {}};
+inline const metrics::Family kBuildInfo = {
+    metrics::Kind::kGauge, "muster_worker_build_info", "1, with the version.", {"version"}};
 inline const metrics::Family kPersistSeconds = {
     metrics::Kind::kHistogram,
     "muster_worker_persist_seconds",
@@ -77,10 +89,13 @@ inline const metrics::Family kPersistSeconds = {
 
 // The catalogue behind --describe-metrics and docs/metrics.md.
 inline std::vector<const metrics::Family*> WorkerFamilies() {
-  return {&kSlots,          &kSlotsUsed,       &kAttempts,  &kRanks,
-          &kRankStarts,     &kRankExits,       &kGpuErrors, &kReattached,
-          &kRefusals,       &kSessionUp,       &kSessions,  &kDials,
-          &kCommitsPending, &kKeyValuePending, &kLogBytes,  &kPersistSeconds};
+  std::vector<const metrics::Family*> all = {
+      &kSlots,          &kSlotsUsed,     &kAttempts,       &kRanks,           &kRankStarts,
+      &kRankExits,      &kGpuErrors,     &kReattached,     &kRefusals,        &kSessionUp,
+      &kSessions,       &kDials,         &kCommitsPending, &kKeyValuePending, &kLogBytes,
+      &kPersistSeconds, &kStateDiskFree, &kStateDisk,      &kBuildInfo};
+  for (const metrics::Family* family : GpuFamilies()) all.push_back(family);
+  return all;
 }
 
 }  // namespace muster::worker

@@ -33,6 +33,14 @@ absl::StatusOr<Nvml> Nvml::Load(const std::string& library) {
   (void)loaded.Resolve("nvmlDeviceGetNvLinkRemoteDeviceType", nvml.DeviceGetNvLinkRemoteDeviceType);
   (void)loaded.Resolve("nvmlDeviceGetNvLinkRemotePciInfo_v2", nvml.DeviceGetNvLinkRemotePciInfo);
   (void)loaded.Resolve("nvmlDeviceGetP2PStatus", nvml.DeviceGetP2PStatus);
+  (void)loaded.Resolve("nvmlDeviceGetPowerUsage", nvml.DeviceGetPowerUsage);
+  (void)loaded.Resolve("nvmlDeviceGetEnforcedPowerLimit", nvml.DeviceGetEnforcedPowerLimit);
+  (void)loaded.Resolve("nvmlDeviceGetTotalEnergyConsumption", nvml.DeviceGetTotalEnergyConsumption);
+  (void)loaded.Resolve("nvmlDeviceGetTemperature", nvml.DeviceGetTemperature);
+  (void)loaded.Resolve("nvmlDeviceGetClockInfo", nvml.DeviceGetClockInfo);
+  (void)loaded.Resolve("nvmlDeviceGetUtilizationRates", nvml.DeviceGetUtilizationRates);
+  (void)loaded.Resolve("nvmlDeviceGetCurrentClocksThrottleReasons",
+                       nvml.DeviceGetCurrentClocksThrottleReasons);
   const bool events = loaded.Resolve("nvmlEventSetCreate", nvml.EventSetCreate).ok() &&
                       loaded.Resolve("nvmlEventSetFree", nvml.EventSetFree).ok() &&
                       loaded.Resolve("nvmlDeviceRegisterEvents", nvml.DeviceRegisterEvents).ok() &&

@@ -18,6 +18,10 @@ struct NvmlMemory {
   unsigned long long total, free, used;  // bytes
 };
 
+struct NvmlUtilization {
+  unsigned int gpu, memory;  // percent of the time in which a kernel ran, or memory was accessed
+};
+
 struct NvmlPciInfo {
   char legacy_bus_id[16];
   unsigned int domain, bus, device;
@@ -37,6 +41,10 @@ inline constexpr int kNvmlErrorTimeout = 10;
 inline constexpr int kNvmlErrorGpuIsLost = 15;
 inline constexpr int kNvmlUncorrectedEcc = 1;
 inline constexpr int kNvmlVolatileEcc = 0;  // since the driver was loaded
+inline constexpr int kNvmlCorrectedEcc = 0;
+inline constexpr int kNvmlSensorGpu = 0;
+inline constexpr int kNvmlClockSm = 1;
+inline constexpr int kNvmlClockMemory = 2;
 inline constexpr int kNvmlP2pNvlink = 2;
 inline constexpr int kNvmlP2pOk = 0;
 inline constexpr int kNvmlRemoteIsSwitch = 2;
@@ -68,6 +76,13 @@ struct Nvml {
   int (*DeviceGetNvLinkRemoteDeviceType)(NvmlDevice, unsigned int, int*) = nullptr;
   int (*DeviceGetNvLinkRemotePciInfo)(NvmlDevice, unsigned int, NvmlPciInfo*) = nullptr;
   int (*DeviceGetP2PStatus)(NvmlDevice, NvmlDevice, int, int*) = nullptr;
+  int (*DeviceGetPowerUsage)(NvmlDevice, unsigned int* milliwatts) = nullptr;
+  int (*DeviceGetEnforcedPowerLimit)(NvmlDevice, unsigned int* milliwatts) = nullptr;
+  int (*DeviceGetTotalEnergyConsumption)(NvmlDevice, unsigned long long* millijoules) = nullptr;
+  int (*DeviceGetTemperature)(NvmlDevice, int sensor, unsigned int* celsius) = nullptr;
+  int (*DeviceGetClockInfo)(NvmlDevice, int clock, unsigned int* megahertz) = nullptr;
+  int (*DeviceGetUtilizationRates)(NvmlDevice, NvmlUtilization*) = nullptr;
+  int (*DeviceGetCurrentClocksThrottleReasons)(NvmlDevice, unsigned long long*) = nullptr;
   // All four or none.
   int (*EventSetCreate)(NvmlEventSet*) = nullptr;
   int (*EventSetFree)(NvmlEventSet) = nullptr;

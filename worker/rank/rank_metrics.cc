@@ -1,5 +1,8 @@
 #include "worker/rank/rank_metrics.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "absl/strings/str_cat.h"
 
 namespace muster::worker {
@@ -73,6 +76,10 @@ struct Families {
              "The same with what recomputation repeats.", Labels()};
   Family checkpoint_bytes{Kind::kGauge, "muster_rank_checkpoint_bytes",
                           "Size of the last checkpoint written; rank 0 only.", Labels()};
+  Family checkpoint_disk_free{Kind::kGauge, "muster_rank_checkpoint_disk_free_bytes",
+                              "Bytes that were free where the last checkpoint was written, after "
+                              "it; rank 0 only.",
+                              Labels()};
   Family device_bytes{Kind::kGauge, "muster_rank_device_memory_bytes",
                       "Memory of its device that the engine has taken.", Labels()};
   Family host_bytes{
@@ -124,6 +131,7 @@ std::vector<const Family*> RankMetricsCatalogue() {
           &f.residual_norm,
           &f.checkpoint_seconds,
           &f.checkpoint_bytes,
+          &f.checkpoint_disk_free,
           &f.device_bytes,
           &f.host_bytes,
           &f.restore_seconds,
@@ -212,7 +220,13 @@ void RankMetrics::Evaluation(const parallel::EvaluationReport& report) {
 
 void RankMetrics::Saved(const parallel::SavedCheckpoint& saved) {
   checkpoint_seconds_.Observe(saved.seconds);
-  if (saved.result.bytes > 0) checkpoint_bytes_.Set(static_cast<double>(saved.result.bytes));
+  if (saved.result.bytes <= 0) return;
+  checkpoint_bytes_.Set(static_cast<double>(saved.result.bytes));
+  std::error_code unknown;
+  const std::filesystem::space_info disk = std::filesystem::space(saved.result.directory, unknown);
+  if (unknown) return;
+  registry_.GetGauge(All().checkpoint_disk_free, Values(job_name_, rank_))
+      .Set(static_cast<double>(disk.available));
 }
 
 void RankMetrics::Restored(double seconds) { restore_seconds_.Set(seconds); }

@@ -1,0 +1,231 @@
+"""The chart over a matrix of values: linted, rendered twice the same, checked against the schemas of every Kubernetes
+version that it promises, and held to rules of its own (pod security, selectors, ports, network). Runs under the Python
+of ./dev test --deploy; without it skipped (77)."""
+
+import itertools
+import json
+import os
+import pathlib
+import re
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".cache/deploy-python/bin/python"
+if __name__ == "__main__" and "--bin" in sys.argv and not os.environ.get("MUSTER_CHART_TEST"):
+    if not os.access(PYTHON, os.X_OK):
+        print("SKIPPED: ./dev test --deploy fetches Helm's library", file=sys.stderr)
+        sys.exit(77)
+    os.environ["MUSTER_CHART_TEST"] = "1"
+    os.execv(PYTHON, [str(PYTHON), "-B", __file__])
+
+sys.path.insert(0, str(ROOT / "tests/deploy"))
+import chart  # noqa: E402
+import helm_python  # noqa: E402
+import kubernetes_validate  # noqa: E402
+
+VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
+GPU = {"kind": "DaemonSet", "slots": 0, "gpus": 8, "nodeSelector": {"nvidia.com/gpu.present": "true"},
+       "sharedMemory": "64Gi", "resources": {"requests": {"cpu": "64"}, "limits": {"memory": "1Ti"}}}
+MATRIX = {
+    "defaults": {},
+    "minimum": {"workers": {"cpu": None}, "networkPolicy": {"enabled": False}, "test": {"enabled": False}},
+    "gpus": {"workers": {"cpu": None, "gpu": GPU}},
+    "rdma on the host's network": {"workers": {"cpu": None, "gpu": {
+        **GPU, "hostNetwork": True, "interface": "ib0", "env": {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"},
+        "rdma": {"enabled": True, "resources": {"rdma/hca_shared_devices_a": "1"}},
+        "state": {"type": "hostPath"}, "runtimeClassName": "nvidia"}}},
+    "several groups": {"workers": {"cpu": {"replicas": 0, "state": {"type": "claim"}}, "gpu": GPU,
+                                   "big": {"slots": 0, "gpus": 4, "replicas": 3}}},
+    "monitoring": {"monitoring": {"scrape": {"enabled": True, "labels": {"release": "prometheus"}},
+                                  "rules": {"enabled": True, "labels": {"release": "prometheus"},
+                                            "runbookUrl": "https://runbooks.example.org/"},
+                                  "dashboards": {"enabled": True}}},
+    "everything": {
+        "image": {"repository": "registry.example.org/ml/muster", "tag": "1.2.3", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "pull"}], "clusterId": "prod", "commonLabels": {"team": "ml"},
+        "commonAnnotations": {"owner": "ml"},
+        "coordinator": {"image": {"digest": "sha256:" + "0" * 64}, "extraArgs": ["--lost-after", "60s"],
+                        "storage": {"accessMode": "ReadWriteOncePod", "storageClass": "fast", "size": "20Gi"},
+                        "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}, "priorityClassName": "high",
+                        "nodeSelector": {"pool": "system"}, "tolerations": [{"operator": "Exists"}],
+                        "patch": {"statefulSet": {"spec": {"template": {"spec": {"hostname": "head"}}}}}},
+        "storage": {"volumes": {"data": {"mountPath": "/data", "existingClaim": "data", "readOnly": True},
+                                "scratch": {"mountPath": "/scratch", "hostPath": "/mnt/nvme"}}},
+        "workers": {"cpu": {"patch": {"workload": {"metadata": {"annotations": {"x": "y"}}}},
+                            "topologySpreadConstraints": [
+                                {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone",
+                                 "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}]}},
+        "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}]}},
+    "claim of the user": {"coordinator": {"storage": {"existingClaim": "old"}}},
+}
+# Objects of the Prometheus operator have no schema here: their required parts.
+OPERATOR = {"ScrapeConfig": ["httpSDConfigs"], "PrometheusRule": ["groups"]}
+
+
+def pod_templates(objects):
+    for item in objects:
+        if item["kind"] in ("StatefulSet", "DaemonSet"):
+            yield item, item["spec"]["template"]
+        elif item["kind"] == "Pod":
+            yield item, item
+
+
+class Chart(unittest.TestCase):
+    def each(self):
+        for name, values in MATRIX.items():
+            yield name, values, chart.render(values)
+
+    def test_lint_has_nothing_to_say(self):
+        for name, values in MATRIX.items():
+            report = helm_python.lint(chart.CHART, values, strict=True, namespace="muster")
+            found = [m for m in report["messages"] if m["severity"] >= 2]
+            self.assertEqual((found, report["errors"]), ([], []), name)
+
+    def test_rendering_is_the_same_twice_and_for_upgrades(self):
+        for name, values, objects in self.each():
+            self.assertEqual(json.dumps(objects), json.dumps(chart.render(values)))
+            self.assertEqual(objects, chart.render(values, upgrade=True))
+
+    def test_objects_are_valid_in_every_version(self):
+        for name, _, objects in self.each():
+            for item, version in itertools.product(objects, VERSIONS):
+                if item["kind"] in OPERATOR:
+                    for key in OPERATOR[item["kind"]]:
+                        self.assertTrue(item["spec"][key])
+                else:
+                    kubernetes_validate.validate(item, version, strict=True)
+
+    def test_coordinator_and_cpu_workers_are_restricted(self):
+        for name, values, objects in self.each():
+            for item, template in pod_templates(objects):
+                spec = template["spec"]
+                rdma = any("IPC_LOCK" in c["securityContext"]["capabilities"].get("add", []) for c in spec["containers"])
+                self.assertEqual(rdma, name.startswith("rdma") and item["kind"] == "DaemonSet")
+                self.assertIs(spec["automountServiceAccountToken"], False)
+                self.assertIs(spec["enableServiceLinks"], False)
+                security = spec["securityContext"]
+                self.assertEqual(security["seccompProfile"], {"type": "RuntimeDefault"})
+                if not rdma:
+                    self.assertIs(security["runAsNonRoot"], True)
+                    self.assertGreater(security["runAsUser"], 0)
+                    self.assertNotIn("hostNetwork", spec)
+                for container in spec["containers"]:
+                    own = container["securityContext"]
+                    self.assertIs(own["allowPrivilegeEscalation"], False)
+                    self.assertIs(own["readOnlyRootFilesystem"], True)
+                    self.assertEqual(own["capabilities"]["drop"], ["ALL"])
+                    self.assertTrue(container["resources"]["requests"] and container["resources"]["limits"])
+                    self.assertRegex(container["image"], r"^[\w./-]+(:(?!latest)[\w.-]+|@sha256:[0-9a-f]{64})$")
+                volumes = {volume["name"] for volume in spec.get("volumes", [])} | {
+                    claim["metadata"]["name"] for claim in item["spec"].get("volumeClaimTemplates", [])}
+                for container in spec["containers"]:
+                    mounted = [mount["name"] for mount in container.get("volumeMounts", [])]
+                    self.assertLessEqual(set(mounted), volumes)
+                    self.assertFalse(any("subPath" in mount for mount in container.get("volumeMounts", [])))
+
+    def test_selectors_match_and_hold_nothing_that_changes(self):
+        for _, _, objects in self.each():
+            for item in objects:
+                if item["kind"] not in ("StatefulSet", "DaemonSet"):
+                    continue
+                selector = item["spec"]["selector"]["matchLabels"]
+                self.assertLessEqual(selector.items(), item["spec"]["template"]["metadata"]["labels"].items())
+                fixed = [selector] + [c["metadata"]["labels"] for c in item["spec"].get("volumeClaimTemplates", [])]
+                for labels in fixed:
+                    self.assertFalse(any("version" in key or "chart" in key for key in labels), labels)
+            names = [(item["kind"], item["metadata"]["name"]) for item in objects]
+            self.assertEqual(len(names), len(set(names)))
+
+    def test_named_ports_exist(self):
+        for _, _, objects in self.each():
+            pods = [(template["metadata"].get("labels", {}), template["spec"]) for _, template in pod_templates(objects)]
+            for item in objects:
+                if item["kind"] == "Service":
+                    chosen = [spec for labels, spec in pods if item["spec"]["selector"].items() <= labels.items()]
+                    self.assertTrue(chosen, item["metadata"]["name"])
+                    wanted = {port["targetPort"] for port in item["spec"]["ports"]}
+                    have = {port["name"] for spec in chosen for c in spec["containers"] for port in c["ports"]}
+                    self.assertLessEqual(wanted, have)
+
+    def test_networks_let_through_what_has_to_pass_and_nothing_else(self):
+        objects = chart.render({})
+        policies = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
+        pods = {template["metadata"]["labels"]["app.kubernetes.io/component"]: template["metadata"]["labels"]
+                for _, template in pod_templates(objects)}
+        pods["client"] = {"muster.dev/client": "true"}
+        pods["other"] = {"app": "other"}
+
+        def chooses(peer, pod):
+            return "namespaceSelector" not in peer and peer["podSelector"]["matchLabels"].items() <= pods[pod].items()
+
+        def allowed(source, target, port):
+            def side(pod, direction, key, other):
+                rules = [p for p in policies if p["podSelector"]["matchLabels"].items() <= pods[pod].items()
+                         and direction in p["policyTypes"]]
+                return not rules or any(
+                    any(chooses(peer, other) for peer in rule.get(key, []))
+                    and ("ports" not in rule or any(q["port"] == port for q in rule["ports"]))
+                    for p in rules for rule in p[direction.lower()])
+            return side(source, "Egress", "to", target) and side(target, "Ingress", "from", source)
+        for source, target, port in (("worker", "coordinator", "grpc"), ("client", "coordinator", "grpc"),
+                                     ("test", "coordinator", "grpc"), ("worker", "worker", 20000)):
+            self.assertTrue(allowed(source, target, port), f"{source} must reach {target}")
+        for source, target, port in (("other", "coordinator", "grpc"), ("other", "worker", 20000),
+                                     ("client", "worker", 20000), ("coordinator", "worker", 20000),
+                                     ("client", "coordinator", "metrics")):
+            self.assertFalse(allowed(source, target, port), f"{source} must not reach {target}")
+        egress = next(p for p in policies if p["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "worker")
+        dns = [q for rule in egress["egress"] for q in rule.get("ports", []) if q["port"] == 53]
+        self.assertEqual({q["protocol"] for q in dns}, {"UDP", "TCP"})
+
+    def test_gpu_workers_ask_for_gpus_and_one_node_each(self):
+        workload = next(item for item in chart.render(MATRIX["gpus"]) if item["kind"] == "DaemonSet")
+        spec = workload["spec"]["template"]["spec"]
+        container = spec["containers"][0]
+        self.assertEqual(container["resources"]["limits"]["nvidia.com/gpu"], 8)
+        self.assertIn("--slots=0", container["args"])
+        self.assertIn("--gpus=all", container["args"])
+        self.assertIn("worker-cuda", container["image"])
+        self.assertIn({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, spec["tolerations"])
+        self.assertTrue(spec["affinity"]["podAntiAffinity"])
+
+    def test_false_and_zero_of_a_group_win_over_the_defaults(self):
+        values = {"workerDefaults": {"hostNetwork": True}, "workers": {"cpu": {"hostNetwork": False, "replicas": 0}}}
+        workload = next(item for item in chart.render(values) if item["metadata"]["name"] == "muster-worker-cpu"
+                        and item["kind"] == "StatefulSet")
+        self.assertEqual(workload["spec"]["replicas"], 0)
+        self.assertNotIn("hostNetwork", workload["spec"]["template"]["spec"])
+
+    def test_patches_have_the_last_word(self):
+        objects = chart.render(MATRIX["everything"])
+        coordinator = next(item for item in objects if item["kind"] == "StatefulSet" and "coordinator" in
+                           item["metadata"]["name"])
+        self.assertEqual(coordinator["spec"]["template"]["spec"]["hostname"], "head")
+
+    def test_values_that_would_become_something_else_are_refused_by_name(self):
+        for values, named in (({"clusterId": "a b"}, "clusterId"), ({"coordinator": {"extraArgs": ["a b"]}}, "extraArgs"),
+                              ({"workers": {"cpu": {"env": {"A-B": "x"}}}}, "A-B"), ({"wrong": 1}, "wrong"),
+                              ({"workers": {"cpu": {"rankPorts": "any; rm"}}}, "rankPorts"),
+                              ({"image": {"tag": "$(id)"}}, "tag"), ({"workers": {"cpu": {"replicas": "2"}}}, "replicas"),
+                              ({"workers": {"cpu": {"slots": 0}}}, "slots and gpus"),
+                              ({"workers": {"cpu": {"kind": "DaemonSet", "state": {"type": "claim"}}}}, "state.type")):
+            with self.assertRaises(helm_python.HelmError) as caught:
+                chart.render(values)
+            self.assertIn(named, str(caught.exception))
+
+    def test_rules_of_the_chart_are_those_of_deploy_prometheus(self):
+        rules = next(item for item in chart.render(MATRIX["monitoring"]) if item["kind"] == "PrometheusRule")
+        text = json.dumps(rules)
+        for name in re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yml").read_text()):
+            self.assertIn(f'"alert": "{name}"', text)
+            self.assertIn(f"https://runbooks.example.org/{name}.md", text)
+
+    def test_plain_manifest_is_that_of_the_chart(self):
+        written = (ROOT / "deploy/kubernetes/muster.yaml").read_text()
+        self.assertEqual(written, chart.plain(), "run ./dev manifest")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)
