@@ -15,6 +15,7 @@
 #include "cli/debug.h"
 #include "cli/describe.h"
 #include "cli/events.h"
+#include "cli/explain.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/logs.h"
@@ -141,9 +142,13 @@ class Application {
         Add(app_, "plan", "Memory and work of every rank of a spec, before it runs", [this] {
           plan_.working_directory = surroundings_.working_directory;
           plan_.rank_binary = surroundings_.binaries + "/muster-rank";
-          return Plan(plan_, format(), terminal_);
+          if (!plan_on_cluster_) return Plan(plan_, nullptr, format(), terminal_);
+          return WithClient(
+              [this](auto& client) { return Plan(plan_, &client, format(), terminal_); });
         });
     TakesSpec(plan, plan_.file, plan_.overrides);
+    plan->add_flag("--cluster", plan_on_cluster_,
+                   "Also whether it would start now, and where; if not, why, and when it would");
     plan->add_option("--device-memory", plan_.device_memory,
                      "Of each rank's device, e.g. 141GiB: whether it fits, or what would")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
@@ -174,6 +179,11 @@ class Application {
     TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
       return WithClient([this](auto& client) { return Cancel(client, job_, format(), terminal_); });
     }));
+    TakesJob(
+        Add(app_, "explain", "Why a job waits, what would let it start, and when it will", [this] {
+          return WithClient(
+              [this](auto& client) { return Explain(client, job_, format(), terminal_); });
+        }));
     TakesJob(Add(app_, "checkpoints", "A job's committed checkpoints, oldest first", [this] {
       return WithClient(
           [this](auto& client) { return Checkpoints(client, job_, format(), terminal_); });
@@ -529,6 +539,7 @@ class Application {
   bool purge_ = false;
   SubmitOptions submit_;
   PlanOptions plan_;
+  bool plan_on_cluster_ = false;
   LogsOptions logs_;
   DebugOptions debug_;
   double debug_timeout_ = 5;

@@ -74,6 +74,10 @@ class GrpcClient : public CoordinatorClient {
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
   }
 
+  absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) override {
+    return Call<v1::ExplainResponse>(&v1::JobService::Stub::Explain, request, kCallTimeout);
+  }
+
   absl::StatusOr<std::vector<v1::Worker>> ListWorkers() override {
     return Pages<v1::Worker, v1::ListWorkersResponse>(
         &v1::JobService::Stub::ListWorkers, v1::ListWorkersRequest(),

@@ -164,6 +164,20 @@ void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {
   });
 }
 
+void Shell::Explain(ExplainQuery about, Done<Explained> done) {
+  if (const auto* name = std::get_if<std::string>(&about); name && !published_->Has(*name)) {
+    return done(published_->NotFound(*name));
+  }
+  const auto call = calls_.Add<Explained>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, call = *call, about = std::move(about)] {
+    // Answered once what it rests on is durable.
+    Enqueue({.then = [this, call, explained = core_->Explain(about, Now())]() mutable {
+      calls_.Answer<Explained>(call, std::move(explained));
+    }});
+  });
+}
+
 // ---- sessions -----------------------------------------------------------------------------------
 
 absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello hello,

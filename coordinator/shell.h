@@ -68,6 +68,8 @@ class Shell {
   void Cancel(std::string job, Done<JobReply> done);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
+  // Why a job waits, or what would become of a spec. kNotFound as Cancel.
+  void Explain(ExplainQuery about, Done<Explained> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
   void RemoveWorker(std::string worker, Done<JobReply> done);
   // Writes the durable state to `directory`, which must not exist, on a thread of its own.

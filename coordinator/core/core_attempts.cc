@@ -110,10 +110,11 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
                                                                     : row.address());
     placement.set_host(row.host());
-    workers_.Hold(placement, job.id(), job.name(), job.epoch());
+    workers_.Hold(placement, job.id(), job.epoch());
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
+  running_.emplace(job.id(), AsRunning(job));
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());
   job.symptom_at.reset();
@@ -357,8 +358,8 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
                                       : v1::JOB_STATE_QUEUED);
       job.failed_at = turn.now();
       Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
-      job.waiting =
-          "its last attempt is being ended; it waits for the proof that its devices are free";
+      job.waiting.Clear();
+      job.waiting.set_code(v1::WAIT_CODE_RELEASING);
   }
   std::vector<int32_t> all(static_cast<size_t>(job.gang.size()));
   std::iota(all.begin(), all.end(), 0);
@@ -447,6 +448,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Log(std::move(row));
   const v1::JobState after = job.state.after_release();
   job.state.set_attempt_live(false);
+  running_.erase(job.id());
   job.state.clear_after_release();
   job.attempt.clear_restore();
   job.attempt.mutable_ranks()->Add(job.gang.ranks().begin(), job.gang.ranks().end());

@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Recover(const CoreConfig& config, St
   auto core = std::make_unique<CoreImpl>(config, rng);
   RETURN_IF_ERROR(Migrate(store));
   RETURN_IF_ERROR(core->Load(store, now));
-  *output = core->Start(now);
+  *output = core->BeginTerm(now);
   return core;
 }
 
@@ -66,8 +66,9 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
         return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
                                                 placement.worker(), ", which has no row"));
       }
-      workers_.Hold(placement, job.id(), job.name(), job.epoch());
+      workers_.Hold(placement, job.id(), job.epoch());
     }
+    running_.emplace(job.id(), AsRunning(job));
   }
   return absl::OkStatus();
 }
@@ -84,7 +85,7 @@ absl::Status CoreImpl::LoadKeyValue(Store& store) {
   return row_status;
 }
 
-CoreOutput CoreImpl::Start(absl::Time now) {
+CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   Turn turn(now, log_);
   ++leader_term_;
   last_turn_ = now;
@@ -314,6 +315,8 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   const v1::AttemptState state = job.attempt_state();
   claim(waiting_.Contains(entry.id()) == (entry.live() && !attempt),
         "must wait if and only if it is live without an attempt");
+  claim(running_.contains(entry.id()) == attempt,
+        "must be running if and only if it has an attempt");
   switch (job.state()) {
     case v1::JOB_STATE_QUEUED:
       claim(!attempt, "queued with a live attempt");

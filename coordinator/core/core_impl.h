@@ -32,7 +32,7 @@ class CoreImpl : public Core {
   CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {}
 
   absl::Status Load(Store& store, absl::Time now);
-  CoreOutput Start(absl::Time now);
+  CoreOutput BeginTerm(absl::Time now);
 
   CoreOutput Handle(const CoreEvent& event, absl::Time now) override;
   uint64_t leader_term() const override { return leader_term_; }
@@ -43,6 +43,7 @@ class CoreImpl : public Core {
   uint64_t last_event_sequence() const override { return log_.last_sequence(); }
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
+  absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
   std::vector<std::string> CheckInvariants() const override;
 
  private:
@@ -69,8 +70,11 @@ class CoreImpl : public Core {
   // Adds the job to waiting_, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
   static WaitingJob AsWaiting(const JobEntry& job);
-  static void Explain(JobEntry& job, const std::string& text, Turn& turn);
+  static RunningJob AsRunning(const JobEntry& job);
+  static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
+  Snapshot Cluster() { return {workers_.slots(), running_}; }
   void Schedule(Turn& turn);
+  void CarryOut(const Start& start, Turn& turn);
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
   // ---- core_attempts.cc
@@ -148,7 +152,8 @@ class CoreImpl : public Core {
   JobTable jobs_;
   WorkerTable workers_;
   const SchedulePolicy policy_;
-  WaitingQueue waiting_;  // every live job without an attempt
+  WaitingQueue waiting_;                 // every live job without an attempt
+  std::map<JobId, RunningJob> running_;  // every job with an attempt
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later

@@ -38,7 +38,7 @@ struct JobEntry {
   // ---- not durable: daemons report it again after a restart of the coordinator
   Gang gang;                             // of the newest attempt
   std::string phase;                     // of rank 0
-  std::string waiting;                   // Job.waiting
+  v1::WaitReason waiting;                // Job.waiting
   std::optional<absl::Time> symptom_at;  // of the first exit whose cause is a symptom (IsSymptom)
   absl::Time attempt_since;              // when the attempt was allocated, or recovered
   absl::Time progress_at;                // when the progress timeout last began anew

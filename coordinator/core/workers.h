@@ -21,7 +21,6 @@ namespace muster::coordinator {
 // is lost.
 struct SlotHolder {
   JobId job;
-  std::string job_name;
   Epoch epoch;
   int32_t rank = 0;
 };
@@ -82,8 +81,7 @@ class WorkerTable {
   // To be called after a change of row.devices() or of what Ready() looks at.
   void Refresh(const WorkerEntry& worker);
 
-  void Hold(const v1::Placement& placement, const JobId& job, const std::string& job_name,
-            Epoch epoch);
+  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch);
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;

@@ -419,10 +419,14 @@ class Queueing(Scene):
         self.submit("high", steps=5, priority=90)
         self.submit("huge", steps=5, ranks=64, priority=1, edits=[("global_batch: 16",
                                                                    "global_batch: 256")])
-        waiting = self.cluster.wait_for("huge", "an explanation", lambda j: j["waiting"])
-        self.assertIn("64", waiting["waiting"])
-        self.assertIn("2", self.cluster.wait_for("low", "an explanation",
-                                                 lambda j: j["waiting"])["waiting"])
+        waiting = self.cluster.wait_for("huge", "an explanation", lambda j: j.get("waiting"))
+        self.assertEqual(waiting["waiting"]["code"], "WAIT_CODE_CLUSTER_TOO_SMALL")
+        self.assertEqual(waiting["waiting"]["change"]["slotsAdded"], 62)
+        low = self.cluster.wait_for("low", "an explanation", lambda j: j.get("waiting"))["waiting"]
+        self.assertEqual(low["blocker"]["jobName"], "high")
+        explained = self.cluster.json("explain", "high")["waiting"]
+        self.assertEqual(explained["change"]["jobsEnd"][0]["jobName"], "holder")
+        self.assertIn("estimatedStart", explained)
         self.cluster.run("cancel", "holder")
         high = self.cluster.finish("high")
         low = self.cluster.finish("low")
@@ -577,8 +581,8 @@ class BrokenGpu(Scene):
         if gpu["unusable"]:
             self.assertIn("without CUDA", gpu["unusable"])
             self.submit("broken", ranks=1, edits=edits)
-            waiting = self.cluster.wait_for("broken", "the job to wait", lambda job: job["waiting"])
-            self.assertIn("cuda", waiting["waiting"])
+            waiting = self.cluster.wait_for("broken", "the job to wait", lambda job: job.get("waiting"))
+            self.assertEqual(waiting["waiting"]["device"], "DEVICE_KIND_CUDA")
             self.cluster.run("cancel", "broken")
             self.cluster.finish("broken")
         else:

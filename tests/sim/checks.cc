@@ -197,7 +197,7 @@ void World::CheckJob(const v1::Job& job) {
       }
       break;
     case v1::JOB_STATE_QUEUED:
-      if (job.waiting().empty()) violate("waits without saying why");
+      if (!job.has_waiting()) violate("waits without saying why");
       break;
     default:
       break;
