@@ -25,6 +25,7 @@
 #include "worker/daemon/core/daemon_core.h"
 #include "worker/daemon/daemon_options.h"
 #include "worker/daemon/device_errors.h"
+#include "worker/daemon/gpu_memory.h"
 #include "worker/daemon/gpu_watch.h"
 #include "worker/daemon/log_requests.h"
 #include "worker/daemon/output_queue.h"
@@ -100,6 +101,7 @@ class Daemon {
   std::unique_ptr<ThreadLoop> loop_;
   std::unique_ptr<OutputQueue> outputs_;  // *
   std::unique_ptr<GpuWatch> gpu_watch_;
+  std::unique_ptr<GpuMemory> gpu_memory_;  // used on the host's thread
   std::unique_ptr<ProcessHost> host_;
   std::unique_ptr<RankServer> server_;
   std::unique_ptr<SessionClient> session_;
