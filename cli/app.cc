@@ -428,6 +428,13 @@ class Application {
     Add(*admin, "backup", "Write a copy of the coordinator's state on its host", [this] {
       return WithClient([this](auto& client) { return Backup(client, format(), terminal_); });
     });
+    Add(*admin, "snapshot", "Write the state, its log and the events to one file",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return Snapshot(client, snapshot_, format(), terminal_); });
+        })
+        ->add_option("FILE", snapshot_, "The file to write")
+        ->required();
     Add(*admin, "verify", "Read a backup on this machine through, and say what it holds",
         [this] {
           state_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
@@ -447,6 +454,16 @@ class Application {
   }
 
   void DeclareRest() {
+    CLI::App* replay =
+        Add(app_, "replay", "Fold the log of a snapshot again, and compare with its state", [this] {
+          replay_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
+          return ReplayState(replay_, format(), terminal_);
+        });
+    replay->add_option("FILE", replay_.file, "Of `muster admin snapshot`, or a backup")->required();
+    replay->add_option("--from", replay_.from, "An earlier one, to begin with its state")
+        ->type_name("FILE");
+    replay->add_option("--until", replay_.until, "Show the jobs as of this entry of the log")
+        ->type_name("ENTRY");
     Add(app_, "version", "Versions of this program and of the coordinator",
         [this] { return Version(); });
     CLI::App* completion = AddGroup(app_, "completion", "Shell completion");
@@ -533,6 +550,8 @@ class Application {
   std::string job_;
   std::string worker_;
   StateOptions state_;
+  std::string snapshot_;
+  ReplayOptions replay_;
   std::string prefix_;
   std::string inspect_tokenizer_ = "auto";
   bool follow_ = false;

@@ -110,6 +110,12 @@ class GrpcClient : public CoordinatorClient {
                                          kBackupTimeout);
   }
 
+  absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) override {
+    RETURN_IF_ERROR(Stub().status());
+    return StreamOn<v1::SnapshotChunk>(*admin_, &v1::AdminService::Stub::Snapshot,
+                                       v1::SnapshotRequest(), each);
+  }
+
   absl::Status WatchJob(const std::string& name,
                         const std::function<bool(const v1::Job&)>& each) override {
     v1::GetJobRequest request;
@@ -253,8 +259,14 @@ class GrpcClient : public CoordinatorClient {
   absl::Status Stream(Method method, const Request& request,
                       const std::function<bool(const Item&)>& each) {
     ASSIGN_OR_RETURN(v1::JobService::Stub * stub, Stub());
+    return StreamOn<Item>(*stub, method, request, each);
+  }
+
+  template <typename Item, typename Service, typename Method, typename Request>
+  absl::Status StreamOn(Service& stub, Method method, const Request& request,
+                        const std::function<bool(const Item&)>& each) {
     grpc::ClientContext context;
-    const auto reader = (stub->*method)(&context, request);
+    const auto reader = (stub.*method)(&context, request);
     Item item;
     while (reader->Read(&item)) {
       if (each(item)) continue;

@@ -46,6 +46,8 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
   virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
+  // Calls `each` for every chunk, on this thread, until it returns false or the stream ends.
+  virtual absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) = 0;
 
   // Streams: call `each` for every item, on this thread, until it returns false or the stream ends.
   // kUnavailable: the stream broke; the next call reads the address again.

@@ -121,25 +121,28 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done) {
+void Shell::Submit(v1::JobSpec spec, std::string request_id, std::string actor,
+                   Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id)}] {
-    Handle(event);
-  });
+  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id),
+                                         std::move(actor)}] { Handle(event); });
 }
 
-void Shell::Cancel(std::string job, Done<JobReply> done) {
+void Shell::Cancel(std::string job, std::string actor, Done<JobReply> done) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
+  loop_->Post(
+      [this, event = CancelEvent{call->id, std::move(job), std::move(actor)}] { Handle(event); });
 }
 
-void Shell::RemoveWorker(std::string worker, Done<JobReply> done) {
+void Shell::RemoveWorker(std::string worker, std::string actor, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker)}] { Handle(event); });
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker), std::move(actor)}] {
+    Handle(event);
+  });
 }
 
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {

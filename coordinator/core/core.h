@@ -48,14 +48,17 @@ struct CoreConfig {
 };
 
 // ---- events -------------------------------------------------------------------------------------
+// `actor` of calls: their caller, as Event.actor.
 struct SubmitEvent {
   CallId call;
   v1::JobSpec spec;  // valid and with defaults (proto/spec); the core does not check it again
   std::string request_id;
+  std::string actor = "client";
 };
 struct CancelEvent {
   CallId call;
   std::string job;  // name or id
+  std::string actor = "client";
 };
 struct SessionOpened {  // Hello
   SessionId session;
@@ -74,6 +77,7 @@ struct SessionClosed {
 struct RemoveWorkerEvent {
   CallId call;
   std::string worker;
+  std::string actor = "client";
 };
 struct TimerFired {};
 using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,

@@ -101,8 +101,7 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
     if (!job.has_attempt()) {
       job.state.set_message(why);
-      if (!horizon_.Excludes(AsWaiting(job))) turn.Reschedule();
-      waiting_.Remove(job.id());
+      if (scheduling_.Remove(job.id())) turn.Reschedule();
       Transition(job, JobEvent::kCancelIdle, why, turn);
     } else if (job.up()) {
       Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
@@ -140,6 +139,8 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
 
 namespace {
 
+constexpr double kEstimateSecondsMax = 10 * 365 * 86'400.0;  // longer: nobody knows
+
 // The distance between neighbouring ranks of a tensor group in the numbering of ranks.
 int32_t TensorStride(const v1::ParallelSpec& parallel) {
   int32_t stride = 1;
@@ -163,9 +164,13 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
 
 // How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
 absl::Duration RestOf(const JobEntry& job) {
-  if (job.progress.step_seconds() <= 0 || job.steps() <= 0) return absl::InfiniteDuration();
-  const int64_t left = std::max<int64_t>(0, job.steps() - job.progress.step());
-  return absl::Seconds(job.progress.step_seconds()) * left;
+  const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
+  const double seconds = left * job.progress.step_seconds();
+  // Daemons report any number.
+  if (job.progress.step_seconds() > 0 && seconds < kEstimateSecondsMax) {
+    return absl::Seconds(seconds);
+  }
+  return absl::InfiniteDuration();
 }
 
 }  // namespace
@@ -189,9 +194,8 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   WaitingJob waiting = AsWaiting(job);
-  Explain(job, BehindMany(waiting, policy_), turn);
-  if (!horizon_.Excludes(waiting) || job.state.has_not_before()) turn.Reschedule();
-  waiting_.Add(std::move(waiting));
+  Explain(job, scheduling_.BeforePlan(waiting), turn);
+  if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
 }
 
 RunningJob CoreImpl::AsRunning(const JobEntry& job) {
@@ -205,20 +209,20 @@ void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
 }
 
 void CoreImpl::CarryOut(const Start& start, Turn& turn) {
-  waiting_.Remove(start.job);
+  scheduling_.Remove(start.job);
   Allocate(*jobs_.Find(start.job), start.placements, turn);
 }
 
 absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {
   Explained out;
-  WaitingQueue queue = waiting_;
+  std::optional<WaitingJob> added;
   JobId id;
   if (const auto* name = std::get_if<std::string>(&about)) {
     ASSIGN_OR_RETURN(const JobEntry* job, jobs_.Resolve(*name));
     out.job = job->View();
     if (out.job.has_waiting()) out.waiting = out.job.waiting();
     id = job->id();
-    if (!queue.Contains(id)) return out;
+    if (!scheduling_.Waits(id)) return out;
   } else {
     JobEntry entry;
     entry.fixed.set_name(std::get<v1::JobSpec>(about).name());
@@ -229,14 +233,14 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     out.job.set_steps(entry.steps());
     *out.job.mutable_spec() = entry.spec();
     id = entry.id();
-    queue.Add(AsWaiting(entry));
+    added = AsWaiting(entry);
   }
-  for (auto& [running, job] : running_) {
+  for (auto& [running, job] : scheduling_.running()) {
     const JobEntry& entry = *jobs_.Find(running);
     const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
     job.ends_at = trains ? now + RestOf(entry) : absl::InfiniteFuture();
   }
-  Forecast forecast = muster::coordinator::Explain(Cluster(), queue, policy_, now, id);
+  Forecast forecast = scheduling_.Explain(id, std::move(added), now);
   if (!forecast.start.has_value()) {
     out.waiting = std::move(forecast.reason);
   } else if (std::holds_alternative<v1::JobSpec>(about)) {
@@ -250,28 +254,19 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
 }
 
 void CoreImpl::Schedule(Turn& turn) {
-  for (const JobId& id : waiting_.TakeRetries(turn.now())) {
+  for (const JobId& id : scheduling_.TakeRetries(turn.now())) {
     JobEntry& job = *jobs_.Find(id);
     if (job.state.state() != v1::JOB_STATE_RECOVERING) continue;
     Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
   }
-  muster::coordinator::Schedule schedule = Plan(Cluster(), waiting_, policy_, turn.now());
-  horizon_ = std::move(schedule.horizon);
-  for (const Decision& decision : schedule.decisions) {
+  muster::coordinator::Schedule plan = scheduling_.MakePlan(turn.now());
+  for (const Decision& decision : plan.decisions) {
     std::visit([&](const auto& decided) { CarryOut(decided, turn); }, decision);
   }
-  std::set<JobId> explained;
-  for (Explanation& explanation : schedule.explanations) {
+  for (Explanation& explanation : plan.explanations) {
     Explain(*jobs_.Find(explanation.job), std::move(explanation.reason), turn);
-    explained.insert(explanation.job);
   }
-  // Jobs that the plan before this one explained and that are beyond the horizon of this one.
-  for (const JobId& id : explained_) {
-    if (explained.contains(id) || !waiting_.Contains(id)) continue;
-    Explain(*jobs_.Find(id), BehindMany(*waiting_.Find(id), policy_), turn);
-  }
-  explained_ = std::move(explained);
-  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, schedule.wake_at);
+  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, plan.wake_at);
 }
 
 }  // namespace muster::coordinator

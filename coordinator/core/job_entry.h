@@ -62,7 +62,7 @@ struct JobEntry {
   bool live() const { return !IsFinal(state.state()); }
   bool has_attempt() const { return state.attempt_live(); }
   // Its attempt is live and was not stopped.
-  bool up() const { return has_attempt() && IsUp(state.attempt_state()); }
+  bool up() const { return has_attempt() && PropertiesOf(state.attempt_state()).up; }
   int64_t steps() const { return spec().engine().training().steps(); }
   ProgressView progress_view() {
     return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};

@@ -31,6 +31,11 @@ WorkerEntry* WorkerTable::FindSession(SessionId session) {
   return it == sessions_.end() ? nullptr : Find(it->second);
 }
 
+const WorkerEntry* WorkerTable::FindSession(SessionId session) const {
+  const auto it = sessions_.find(session);
+  return it == sessions_.end() ? nullptr : Find(it->second);
+}
+
 absl::StatusOr<WorkerEntry*> WorkerTable::Add(const WorkerId& id, Batch& batch) {
   if (WorkerEntry* known = Find(id); known != nullptr) return known;
   if (entries_.size() >= kWorkersMax) {

@@ -65,6 +65,7 @@ class WorkerTable {
   WorkerEntry* Find(const WorkerId& id);
   const WorkerEntry* Find(const WorkerId& id) const;
   WorkerEntry* FindSession(SessionId session);
+  const WorkerEntry* FindSession(SessionId session) const;
   // Adds the entry when it is new, in place of the worker that was lost longest ago when the table
   // is full. kResourceExhausted: there are kWorkersMax that are not lost.
   absl::StatusOr<WorkerEntry*> Add(const WorkerId& id, Batch& batch);

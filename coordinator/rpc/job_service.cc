@@ -68,7 +68,7 @@ class JobService : public v1::JobService::CallbackService {
     absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
     if (!slot.ok()) return Finish(reactor, "Submit", slot.status());
     shell_.Submit(
-        std::move(spec), request->request_id(),
+        std::move(spec), request->request_id(), ActorOf(context->peer()),
         [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
           if (reply.ok()) {
             *response->mutable_job() = std::move(reply->job);
@@ -105,11 +105,12 @@ class JobService : public v1::JobService::CallbackService {
     }
     absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
     if (!slot.ok()) return Finish(reactor, "CancelJob", slot.status());
-    shell_.Cancel(request->name(), [this, reactor, response,
-                                    slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
-      if (reply.ok()) *response = std::move(reply->job);
-      Finish(reactor, "CancelJob", reply.status());
-    });
+    shell_.Cancel(
+        request->name(), ActorOf(context->peer()),
+        [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) *response = std::move(reply->job);
+          Finish(reactor, "CancelJob", reply.status());
+        });
     return reactor;
   }
 

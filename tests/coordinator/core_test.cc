@@ -50,8 +50,7 @@ TEST(AttemptMachine, EveryStateAndEvent_OnlyMoveForwardAndStopFromEveryLiveState
       EXPECT_GT(to, from);
       ++legal;
     }
-    EXPECT_EQ(Next(from, AttemptEvent::kStop) == v1::ATTEMPT_STATE_STOPPING,
-              IsUp(from) || from == v1::ATTEMPT_STATE_QUIESCING);
+    EXPECT_EQ(Next(from, AttemptEvent::kStop) == v1::ATTEMPT_STATE_STOPPING, PropertiesOf(from).up);
   }
   EXPECT_EQ(legal, kAttemptTransitions.size());
 }
@@ -187,6 +186,17 @@ TEST_F(CoreTest, Explain_OfASpec_ChangesNothing) {
   EXPECT_EQ(waits->waiting->code(), v1::WAIT_CODE_SLOTS_TAKEN);
   EXPECT_EQ(waits->waiting->ahead(), 0);
   EXPECT_THAT(core_->CheckInvariants(), IsEmpty());
+}
+
+TEST_F(CoreTest, ClockSetBack_DoesNotProlongABackOff) {
+  const v1::Job job = Train();
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED, {{0, v1::CAUSE_CRASH}, {1, v1::CAUSE_CRASH}}));
+  ASSERT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  now_ -= absl::Hours(2);
+  Restart();
+  Wait(absl::Seconds(61));  // the longest back-off of the spec is 60 s
+  Hello(2);
+  EXPECT_EQ(Job().epoch(), 2u);
 }
 
 TEST_F(CoreTest, Placement_IsMeasuredFromAllocationUntilEveryDaemonHasAccepted) {

@@ -327,6 +327,11 @@ class Failures(Scene):
         self.assertEqual((job["trainLoss"], job["validationLoss"]), self.calm)
         self.assertGreater(job["epoch"], 10000)
         self.assertIn("state_restored", {event["kind"] for event in self.cluster.json("events")})
+        snapshot = self.directory / "snapshot"
+        self.cluster.run("admin", "snapshot", snapshot)
+        replayed = self.cluster.json("replay", snapshot)
+        self.assertEqual(replayed["differences"], [])
+        self.assertEqual([job["name"] for job in replayed["jobs"]], ["tiny"])
 
     def test_removed_worker_gives_its_job_up_at_once_and_joins_again(self):
         self.disturbed()
@@ -424,9 +429,10 @@ class Queueing(Scene):
         self.assertEqual(waiting["waiting"]["change"]["slotsAdded"], 62)
         low = self.cluster.wait_for("low", "an explanation", lambda j: j.get("waiting"))["waiting"]
         self.assertEqual(low["blocker"]["jobName"], "high")
-        explained = self.cluster.json("explain", "high")["waiting"]
+        explained = self.cluster.poll("an estimate, once a step was timed",
+                                      lambda: self.cluster.json("explain", "high")["waiting"],
+                                      lambda reason: "estimatedStart" in reason, 30)
         self.assertEqual(explained["change"]["jobsEnd"][0]["jobName"], "holder")
-        self.assertIn("estimatedStart", explained)
         self.cluster.run("cancel", "holder")
         high = self.cluster.finish("high")
         low = self.cluster.finish("low")

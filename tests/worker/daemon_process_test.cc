@@ -297,26 +297,31 @@ TEST_F(ProcessTest, Orphans_InSessionsOfTheirOwn_AreGoneOnceReleaseIsProven) {
 // The rank has handed its socket to a process that it did not start.
 TEST_F(ProcessTest, PortHeldByAStranger_IsClosedOnceReleaseIsProven) {
   const std::string take = directory_ + "/take.py", give = directory_ + "/give.py";
-  std::ofstream(take) << "import socket, time\n"
+  const std::string ready = Fifo("ready");
+  std::ofstream(take) << "import signal, socket\n"
                          "s = socket.socket(socket.AF_UNIX)\n"
                          "s.bind('"
                       << directory_
                       << "/socket')\n"
                          "s.listen()\n"
+                         "open('"
+                      << ready
+                      << "', 'w').write('listens\\n')\n"
                          "kept = socket.recv_fds(s.accept()[0], 1, 1)\n"
-                         "time.sleep(1000)\n";
-  std::ofstream(give) << "import socket, time\n"
+                         "signal.pause()\n";
+  std::ofstream(give) << "import signal, socket\n"
                          "s = socket.create_server(('127.0.0.1', 0))\n"
                          "u = socket.socket(socket.AF_UNIX)\n"
-                         "while u.connect_ex('"
+                         "u.connect('"
                       << directory_
-                      << "/socket'): time.sleep(0.01)\n"
+                      << "/socket')\n"
                          "socket.send_fds(u, [b'x'], [s.fileno()])\n"
-                         "time.sleep(1000)\n";
+                         "signal.pause()\n";
   pid_t stranger = 0;
   std::string python = "python3", script = take;
   char* const arguments[] = {python.data(), script.data(), nullptr};
   ASSERT_EQ(::posix_spawnp(&stranger, "python3", nullptr, nullptr, arguments, environ), 0);
+  EXPECT_EQ(ReadLine(ready), "listens");
   const int64_t pid = StartScript("exec python3 " + give);
   // The daemon has recorded the socket, and the stranger holds it.
   std::optional<v1::HeldByRank> held;
