@@ -1,12 +1,18 @@
 #include "cli/admin.h"
 
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "cli/process.h"
+#include "proto/spec/names.h"
 
 namespace muster::cli {
 namespace {
@@ -54,6 +60,76 @@ absl::Status Backup(CoordinatorClient& client, Format format, Terminal& terminal
                  << "\n";
   }
   return absl::OkStatus();
+}
+
+absl::Status Snapshot(CoordinatorClient& client, const std::string& path, Format format,
+                      Terminal& terminal) {
+  const std::string partial = path + ".partial";
+  int64_t bytes = 0;
+  absl::Status status;
+  {
+    std::ofstream file(partial, std::ios::binary);
+    status = client.Snapshot([&](const v1::SnapshotChunk& chunk) {
+      bytes += static_cast<int64_t>(chunk.data().size());
+      file << chunk.data();
+      return file.good();
+    });
+    file.close();
+    if (status.ok() && !file) status = absl::UnavailableError(partial + ": cannot be written");
+  }
+  std::error_code error;
+  if (status.ok()) {
+    std::filesystem::rename(partial, path, error);
+    if (error) status = absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
+  }
+  if (!status.ok()) {
+    std::filesystem::remove(partial, error);
+    return status;
+  }
+  if (format != Format::kTable) {
+    Print(Json{{"path", path}, {"bytes", bytes}}, format, terminal.out);
+  } else {
+    terminal.out << path << ", " << Bytes(bytes) << "; see it with: muster replay " << path << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState(const ReplayOptions& options, Format format, Terminal& terminal) {
+  std::vector<std::string> command = {options.coordinator_binary, "replay", options.file};
+  if (!options.from.empty()) command.push_back("--from=" + options.from);
+  if (options.until > 0) command.push_back(absl::StrCat("--until=", options.until));
+  ASSIGN_OR_RETURN(const Json report, RunStateTool(command));
+  const Json& differences = report["differences"];
+  if (format != Format::kTable) {
+    Print(report, format, terminal.out);
+  } else {
+    std::vector<std::vector<std::string>> rows = {
+        {"JOB", "STATE", "EPOCH", "ATTEMPTS", "FAILURES", "COMMITTED"}};
+    for (const Json& job : report["jobs"]) {
+      v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
+      v1::JobState_Parse(job.value("state", ""), &state);
+      const auto number = [&job](const char* key) {
+        return absl::StrCat(job.value(key, int64_t{0}));
+      };
+      rows.push_back({job.value("id", ""), Coloured(spec::EnumName(state), terminal),
+                      number("epoch"), number("attempts"), number("failures"),
+                      number("lastCommittedStep")});
+    }
+    if (rows.size() > 1) terminal.out << Table(rows) << "\n";
+    terminal.out << absl::StrFormat(
+        "cluster %s, %d entries of the log replayed, %d to %d", report.value("clusterId", ""),
+        report.value("entries", int64_t{0}), report.value("firstEntry", int64_t{0}),
+        report.value("lastEntry", int64_t{0}));
+    if (options.until == 0 && differences.empty()) {
+      terminal.out << ": equal to the stored state, byte by byte";
+    }
+    terminal.out << "\n";
+  }
+  if (differences.empty()) return absl::OkStatus();
+  std::vector<std::string> named;
+  for (const Json& difference : differences) named.push_back(difference.get<std::string>());
+  return absl::DataLossError(
+      absl::StrCat("the stored state is not what its log says: ", absl::StrJoin(named, "; ")));
 }
 
 absl::Status VerifyState(const StateOptions& options, Format format, Terminal& terminal) {

@@ -23,6 +23,19 @@ struct StateOptions {
 absl::Status VerifyState(const StateOptions& options, Format format, Terminal& terminal);
 absl::Status RestoreState(const StateOptions& options, Format format, Terminal& terminal);
 
+// Writes the durable state with its log and the events to one file.
+absl::Status Snapshot(CoordinatorClient& client, const std::string& path, Format format,
+                      Terminal& terminal);
+
+struct ReplayOptions {
+  std::string file;    // of Snapshot, or a backup on this machine
+  std::string from;    // an earlier one to begin with; empty = from nothing
+  uint64_t until = 0;  // the last entry of the log; 0 = all
+  std::string coordinator_binary;
+};
+// Folds the log and prints the jobs that it makes. kDataLoss: the stored state is another one.
+absl::Status ReplayState(const ReplayOptions& options, Format format, Terminal& terminal);
+
 }  // namespace muster::cli
 
 #endif  // MUSTER_CLI_ADMIN_H_

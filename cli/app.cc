@@ -16,6 +16,7 @@
 #include "cli/describe.h"
 #include "cli/doctor.h"
 #include "cli/events.h"
+#include "cli/explain.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/logs.h"
@@ -142,9 +143,13 @@ class Application {
         Add(app_, "plan", "Memory and work of every rank of a spec, before it runs", [this] {
           plan_.working_directory = surroundings_.working_directory;
           plan_.rank_binary = surroundings_.binaries + "/muster-rank";
-          return Plan(plan_, format(), terminal_);
+          if (!plan_on_cluster_) return Plan(plan_, nullptr, format(), terminal_);
+          return WithClient(
+              [this](auto& client) { return Plan(plan_, &client, format(), terminal_); });
         });
     TakesSpec(plan, plan_.file, plan_.overrides);
+    plan->add_flag("--cluster", plan_on_cluster_,
+                   "Also whether it would start now, and where; if not, why, and when it would");
     plan->add_option("--device-memory", plan_.device_memory,
                      "Of each rank's device, e.g. 141GiB: whether it fits, or what would")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
@@ -175,6 +180,11 @@ class Application {
     TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
       return WithClient([this](auto& client) { return Cancel(client, job_, format(), terminal_); });
     }));
+    TakesJob(
+        Add(app_, "explain", "Why a job waits, what would let it start, and when it will", [this] {
+          return WithClient(
+              [this](auto& client) { return Explain(client, job_, format(), terminal_); });
+        }));
     TakesJob(Add(app_, "checkpoints", "A job's committed checkpoints, oldest first", [this] {
       return WithClient(
           [this](auto& client) { return Checkpoints(client, job_, format(), terminal_); });
@@ -428,6 +438,13 @@ class Application {
     Add(*admin, "backup", "Write a copy of the coordinator's state on its host", [this] {
       return WithClient([this](auto& client) { return Backup(client, format(), terminal_); });
     });
+    Add(*admin, "snapshot", "Write the state, its log and the events to one file",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return Snapshot(client, snapshot_, format(), terminal_); });
+        })
+        ->add_option("FILE", snapshot_, "The file to write")
+        ->required();
     Add(*admin, "verify", "Read a backup on this machine through, and say what it holds",
         [this] {
           state_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
@@ -455,6 +472,16 @@ class Application {
                      "Directory whose disk is tried: that of the daemon or coordinator "
                      "[default: the current one]")
         ->type_name("DIR");
+    CLI::App* replay =
+        Add(app_, "replay", "Fold the log of a snapshot again, and compare with its state", [this] {
+          replay_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
+          return ReplayState(replay_, format(), terminal_);
+        });
+    replay->add_option("FILE", replay_.file, "Of `muster admin snapshot`, or a backup")->required();
+    replay->add_option("--from", replay_.from, "An earlier one, to begin with its state")
+        ->type_name("FILE");
+    replay->add_option("--until", replay_.until, "Show the jobs as of this entry of the log")
+        ->type_name("ENTRY");
     Add(app_, "version", "Versions of this program and of the coordinator",
         [this] { return Version(); });
     CLI::App* completion = AddGroup(app_, "completion", "Shell completion");
@@ -561,12 +588,15 @@ class Application {
   std::string worker_;
   std::string doctor_directory_;
   StateOptions state_;
+  std::string snapshot_;
+  ReplayOptions replay_;
   std::string prefix_;
   std::string inspect_tokenizer_ = "auto";
   bool follow_ = false;
   bool purge_ = false;
   SubmitOptions submit_;
   PlanOptions plan_;
+  bool plan_on_cluster_ = false;
   LogsOptions logs_;
   DebugOptions debug_;
   double debug_timeout_ = 5;

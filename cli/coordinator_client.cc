@@ -74,6 +74,10 @@ class GrpcClient : public CoordinatorClient {
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
   }
 
+  absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) override {
+    return Call<v1::ExplainResponse>(&v1::JobService::Stub::Explain, request, kCallTimeout);
+  }
+
   absl::StatusOr<std::vector<v1::Worker>> ListWorkers() override {
     return Pages<v1::Worker, v1::ListWorkersResponse>(
         &v1::JobService::Stub::ListWorkers, v1::ListWorkersRequest(),
@@ -104,6 +108,12 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<v1::BackupResponse> Backup() override {
     return CallAdmin<v1::BackupResponse>(&v1::AdminService::Stub::Backup, v1::BackupRequest(),
                                          kBackupTimeout);
+  }
+
+  absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) override {
+    RETURN_IF_ERROR(Stub().status());
+    return StreamOn<v1::SnapshotChunk>(*admin_, &v1::AdminService::Stub::Snapshot,
+                                       v1::SnapshotRequest(), each);
   }
 
   absl::Status WatchJob(const std::string& name,
@@ -249,8 +259,14 @@ class GrpcClient : public CoordinatorClient {
   absl::Status Stream(Method method, const Request& request,
                       const std::function<bool(const Item&)>& each) {
     ASSIGN_OR_RETURN(v1::JobService::Stub * stub, Stub());
+    return StreamOn<Item>(*stub, method, request, each);
+  }
+
+  template <typename Item, typename Service, typename Method, typename Request>
+  absl::Status StreamOn(Service& stub, Method method, const Request& request,
+                        const std::function<bool(const Item&)>& each) {
     grpc::ClientContext context;
-    const auto reader = (stub->*method)(&context, request);
+    const auto reader = (stub.*method)(&context, request);
     Item item;
     while (reader->Read(&item)) {
       if (each(item)) continue;

@@ -40,11 +40,14 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
   virtual absl::StatusOr<std::vector<v1::Job>> ListJobs() = 0;
   virtual absl::StatusOr<v1::Job> CancelJob(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
   virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
+  // Calls `each` for every chunk, on this thread, until it returns false or the stream ends.
+  virtual absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) = 0;
 
   // Streams: call `each` for every item, on this thread, until it returns false or the stream ends.
   // kUnavailable: the stream broke; the next call reads the address again.

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "cli/checkpoints.h"
 #include "cli/events.h"
+#include "cli/explain.h"
 #include "cli/places.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
@@ -132,7 +133,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
   if (!IsFinal(job.state()) && !job.phase().empty()) {
     rows.insert(rows.begin() + 3, {"phase:", job.phase()});
   }
-  if (!job.waiting().empty()) rows.push_back({"waiting:", job.waiting()});
+  if (job.has_waiting()) rows.push_back({"waiting:", WaitText(job.waiting())});
   if (!job.message().empty()) rows.push_back({"message:", job.message()});
   return rows;
 }

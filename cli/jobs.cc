@@ -7,6 +7,7 @@
 #include "base/file_system.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "cli/explain.h"
 #include "cli/reconnect.h"
 #include "cli/spec_file.h"
 #include "cli/watch.h"
@@ -99,7 +100,7 @@ absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format f
     return absl::OkStatus();
   }
   terminal.out << Table({kJobHeading, JobRow(job, absl::Now(), terminal)});
-  if (!job.waiting().empty()) terminal.out << "waiting: " << job.waiting() << "\n";
+  if (job.has_waiting()) terminal.out << "waiting: " << WaitText(job.waiting()) << "\n";
   if (!job.message().empty()) terminal.out << "message: " << job.message() << "\n";
   return absl::OkStatus();
 }

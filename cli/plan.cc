@@ -15,7 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "cli/explain.h"
 #include "cli/process.h"
 #include "cli/spec_file.h"
 
@@ -178,18 +180,27 @@ void WriteRanks(const Json& plan, Terminal& terminal) {
 
 }  // namespace
 
-absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal) {
+absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format format,
+                  Terminal& terminal) {
   ASSIGN_OR_RETURN(const v1::JobSpec spec,
                    LoadSpec(options.file, options.overrides, options.working_directory));
+  v1::ExplainResponse outlook;
+  if (client != nullptr) {
+    v1::ExplainRequest request;
+    *request.mutable_spec() = spec;
+    ASSIGN_OR_RETURN(outlook, client->Explain(request));
+    outlook.clear_job();
+  }
   ASSIGN_OR_RETURN(const TemporaryFile file, TemporaryFile::With(spec.SerializeAsString()));
   ASSIGN_OR_RETURN(const std::string text,
                    RunAndCapture({options.rank_binary, "plan", "--spec=" + file.path(),
                                   absl::StrCat("--device-memory=", options.device_memory)}));
-  const Json plan = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json plan = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!plan.is_object() || !plan.contains("ranks") || plan["ranks"].empty()) {
     return absl::InternalError("muster-rank plan printed no plan: " + text.substr(0, 200));
   }
   if (format != Format::kTable) {
+    if (client != nullptr) plan["cluster"] = ToJson(outlook);
     Print(plan, format, terminal.out);
     return absl::OkStatus();
   }
@@ -216,6 +227,10 @@ absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal)
                                         Bytes(Integer(plan, "deviceMemoryBytes")),
                                         " for each rank. ", plan.value("advice", ""), "."))
                  << "\n";
+  }
+  if (client != nullptr) {
+    terminal.out << "\n";
+    WriteOutlook(outlook, absl::Now(), terminal);
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cli/coordinator_client.h"
 #include "cli/output.h"
 
 namespace muster::cli {
@@ -19,8 +20,9 @@ struct PlanOptions {
   std::string rank_binary;     // muster-rank
 };
 // Prints the memory and work of every rank of a spec. Runs `muster-rank plan`, which has the
-// engine; needs no cluster, data or device.
-absl::Status Plan(const PlanOptions& options, Format format, Terminal& terminal);
+// engine; needs no data or device. With `client` also whether it would start on that cluster now.
+absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format format,
+                  Terminal& terminal);
 
 }  // namespace muster::cli
 

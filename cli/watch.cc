@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "cli/explain.h"
 #include "cli/reconnect.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
@@ -105,7 +106,7 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
   if (!IsFinal(job.state()) && !job.phase().empty() && job.phase() != "training") {
     absl::StrAppend(&tail, "  ", job.phase());
   }
-  if (!job.waiting().empty()) absl::StrAppend(&tail, "  ", job.waiting());
+  if (job.has_waiting()) absl::StrAppend(&tail, "  ", WaitText(job.waiting()));
   const int bar_width = columns - static_cast<int>(head.size() + count.size() + tail.size()) - 2;
   std::string line = head + count;
   if (bar_width >= kBarWidthMin) line += Bar(fraction, std::min(bar_width, kBarWidthMax));

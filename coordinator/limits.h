@@ -55,7 +55,8 @@ constexpr absl::Duration kLogReplyTimeout = absl::Seconds(10);
 constexpr absl::Duration kLogFollowInterval = absl::Milliseconds(200);
 constexpr absl::Duration kLogRetryInterval = absl::Seconds(1);
 
-// ---- backups
+// ---- backups and snapshots
+constexpr int64_t kSnapshotChunkBytes = 256 << 10;
 constexpr int64_t kBackupsMax = 100;  // more: RESOURCE_EXHAUSTED
 
 // ---- writer

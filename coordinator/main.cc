@@ -211,8 +211,38 @@ int RunTool(const std::function<absl::StatusOr<StoreContents>()>& tool) {
   return 0;
 }
 
+// The report as one JSON line; 1 when the state differs.
+int RunReplay(const ReplayOptions& options) {
+  const absl::StatusOr<ReplayReport> report = ReplayState(options);
+  if (!report.ok()) {
+    std::cerr << report.status().message() << "\n";
+    return 1;
+  }
+  const Replayed& replayed = report->replayed;
+  std::cout << "{\"clusterId\":" << Quoted(report->cluster_id)
+            << ",\"entries\":" << replayed.entries << ",\"firstEntry\":" << replayed.first_index
+            << ",\"lastEntry\":" << replayed.last_index << ",\"differences\":[";
+  const char* comma = "";
+  for (const std::string& difference : replayed.differences) {
+    std::cout << std::exchange(comma, ",") << Quoted(difference);
+  }
+  std::cout << "],\"jobs\":[";
+  comma = "";
+  for (const v1::Job& job : report->jobs) {
+    std::cout << std::exchange(comma, ",") << "{\"id\":" << Quoted(job.id())
+              << ",\"name\":" << Quoted(job.name())
+              << ",\"state\":" << Quoted(v1::JobState_Name(job.state()))
+              << ",\"epoch\":" << job.epoch() << ",\"attempts\":" << job.attempts()
+              << ",\"failures\":" << job.failures()
+              << ",\"lastCommittedStep\":" << job.last_committed_step() << "}";
+  }
+  std::cout << "]}" << std::endl;
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   Flags flags;
+  ReplayOptions replay_options;
   std::string backup;
   std::string level = "info";
   bool describe_metrics = false;
@@ -252,6 +282,11 @@ int Main(int argc, char** argv) {
       app.add_subcommand("restore", "Make a new --data-dir from a backup, ready to be served");
   restore->add_option("BACKUP", backup, "Directory of the backup")->required();
   restore->fallthrough();
+  CLI::App* replay = app.add_subcommand(
+      "replay", "Fold the log of a snapshot or backup, and compare with its state");
+  replay->add_option("FILE", replay_options.path, "A snapshot's file, or a backup")->required();
+  replay->add_option("--from", replay_options.from, "An earlier one to begin with");
+  replay->add_option("--until", replay_options.until, "The last entry of the log to fold");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -261,6 +296,7 @@ int Main(int argc, char** argv) {
     std::cout << metrics::DescribeFamilies(Metrics::Catalogue());
     return 0;
   }
+  if (replay->parsed()) return RunReplay(replay_options);
   if (verify->parsed()) return RunTool([&backup] { return VerifyBackup(backup); });
   const absl::StatusOr<LogLevel> parsed = ParseLogLevel(level);
   if (!parsed.ok() || flags.data_dir.empty()) {

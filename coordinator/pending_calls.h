@@ -68,7 +68,7 @@ class PendingCalls {
 
  private:
   using AnyDone = std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
-                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>>;
+                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>>;
 
   std::optional<CallId> Keep(AnyDone done);
   std::optional<AnyDone> Take(CallId id);

@@ -122,25 +122,28 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done) {
+void Shell::Submit(v1::JobSpec spec, std::string request_id, std::string actor,
+                   Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id)}] {
-    Handle(event);
-  });
+  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id),
+                                         std::move(actor)}] { Handle(event); });
 }
 
-void Shell::Cancel(std::string job, Done<JobReply> done) {
+void Shell::Cancel(std::string job, std::string actor, Done<JobReply> done) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = CancelEvent{call->id, std::move(job)}] { Handle(event); });
+  loop_->Post(
+      [this, event = CancelEvent{call->id, std::move(job), std::move(actor)}] { Handle(event); });
 }
 
-void Shell::RemoveWorker(std::string worker, Done<JobReply> done) {
+void Shell::RemoveWorker(std::string worker, std::string actor, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker)}] { Handle(event); });
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker), std::move(actor)}] {
+    Handle(event);
+  });
 }
 
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
@@ -161,6 +164,20 @@ void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {
   loop_->Post([this, call = *call] {
     Enqueue({.then = [this, call, workers = core_->ListWorkers()]() mutable {
       calls_.Answer<std::vector<v1::Worker>>(call, std::move(workers));
+    }});
+  });
+}
+
+void Shell::Explain(ExplainQuery about, Done<Explained> done) {
+  if (const auto* name = std::get_if<std::string>(&about); name && !published_->Has(*name)) {
+    return done(published_->NotFound(*name));
+  }
+  const auto call = calls_.Add<Explained>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, call = *call, about = std::move(about)] {
+    // Answered once what it rests on is durable.
+    Enqueue({.then = [this, call, explained = core_->Explain(about, Now())]() mutable {
+      calls_.Answer<Explained>(call, std::move(explained));
     }});
   });
 }

@@ -64,14 +64,16 @@ class Shell {
 
   // ---- for users. Each `done` is called exactly once, on the writer thread, the loop or the
   // caller's thread. kUnavailable: draining, or the store failed. kResourceExhausted: too many
-  // calls wait.
-  void Submit(v1::JobSpec spec, std::string request_id, Done<JobReply> done);
+  // calls wait. `actor`: the caller, as Event.actor.
+  void Submit(v1::JobSpec spec, std::string request_id, std::string actor, Done<JobReply> done);
   // kNotFound names the nearest job name.
-  void Cancel(std::string job, Done<JobReply> done);
+  void Cancel(std::string job, std::string actor, Done<JobReply> done);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
+  // Why a job waits, or what would become of a spec. kNotFound as Cancel.
+  void Explain(ExplainQuery about, Done<Explained> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
-  void RemoveWorker(std::string worker, Done<JobReply> done);
+  void RemoveWorker(std::string worker, std::string actor, Done<JobReply> done);
   // Writes the durable state to `directory`, which must not exist, on a thread of its own.
   void Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done);
   // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,

@@ -2,12 +2,16 @@
 #ifndef MUSTER_COORDINATOR_STATE_TOOLS_H_
 #define MUSTER_COORDINATOR_STATE_TOOLS_H_
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/core/restore.h"
+#include "coordinator/core/state_log.h"
+#include "muster/v1/job.pb.h"
 
 namespace muster::coordinator {
 
@@ -23,6 +27,22 @@ absl::StatusOr<StoreContents> VerifyBackup(const std::string& directory);
 // kUnavailable: I/O error. After an error `data_dir` has no state.
 absl::StatusOr<StoreContents> RestoreBackup(const std::string& directory,
                                             const std::string& data_dir, absl::Time now);
+
+// A snapshot's file, or a backup, to replay.
+struct ReplayOptions {
+  std::string path;
+  std::string from;    // an earlier one, whose state the fold begins with; empty: from nothing
+  uint64_t until = 0;  // the last entry to fold; 0 = all
+};
+struct ReplayReport {
+  std::string cluster_id;
+  Replayed replayed;
+  std::vector<v1::Job> jobs;  // as of the last entry, by submission: id, name, state, message,
+                              // epoch, attempts, failures, last committed step
+};
+// Folds the log of changes and compares the result with the stored rows. kNotFound, kDataLoss,
+// kFailedPrecondition (another schema) name the file.
+absl::StatusOr<ReplayReport> ReplayState(const ReplayOptions& options);
 
 }  // namespace muster::coordinator
 

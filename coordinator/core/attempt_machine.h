@@ -6,31 +6,27 @@
 #include <cstddef>
 
 #include "muster/v1/job.pb.h"
+#include "muster/v1/session.pb.h"
 
 namespace muster::coordinator {
 
 //   ALLOCATED --kAllPrepared--> PREPARED --kStart--> BOOTSTRAPPING --kAllTraining--> TRAINING
-//       |                          |                      |                           |  |
-//       |                          |                      |                   kQuiesce|  |
-//       |                          |                      |                           v  |
-//       |                          |                      |                   QUIESCING  |
-//       |  kStop                   | kStop                | kStop          kStop  |      | kStop
-//       +--------------------------+----------------------+-----------------------+------+
+//       |                          |                      |                            |
+//       | kStop                    | kStop                | kStop                      | kStop
+//       +--------------------------+----------------------+----------------------------+
 //                                                         v
 //                                                     STOPPING --kAllReleased--> RELEASED
 //
-// The phase that daemons are asked for is PREPARED in ALLOCATED; RUNNING in PREPARED, BOOTSTRAPPING
-// and TRAINING; STOPPED in QUIESCING and STOPPING. RELEASED means that every daemon has proven its
-// devices free or is lost; the devices of a lost one are not used until it returns and proves it.
+// RELEASED means that every daemon has proven its devices free or is lost; the devices of a lost
+// one are not used until it returns and proves it.
 enum class AttemptEvent {
   kAllPrepared,
   kStart,
   kAllTraining,
-  kQuiesce,
   kStop,
   kAllReleased,
 };
-constexpr size_t kAttemptEventCount = 6;
+constexpr size_t kAttemptEventCount = 5;
 constexpr size_t kAttemptStateCount = v1::AttemptState_ARRAYSIZE;
 
 struct AttemptTransition {
@@ -50,10 +46,7 @@ constexpr std::array kAttemptTransitions = {
                       v1::ATTEMPT_STATE_TRAINING},
     AttemptTransition{v1::ATTEMPT_STATE_BOOTSTRAPPING, AttemptEvent::kStop,
                       v1::ATTEMPT_STATE_STOPPING},
-    AttemptTransition{v1::ATTEMPT_STATE_TRAINING, AttemptEvent::kQuiesce,
-                      v1::ATTEMPT_STATE_QUIESCING},
     AttemptTransition{v1::ATTEMPT_STATE_TRAINING, AttemptEvent::kStop, v1::ATTEMPT_STATE_STOPPING},
-    AttemptTransition{v1::ATTEMPT_STATE_QUIESCING, AttemptEvent::kStop, v1::ATTEMPT_STATE_STOPPING},
     AttemptTransition{v1::ATTEMPT_STATE_STOPPING, AttemptEvent::kAllReleased,
                       v1::ATTEMPT_STATE_RELEASED},
 };
@@ -66,9 +59,41 @@ constexpr v1::AttemptState Next(v1::AttemptState state, AttemptEvent event) {
   return v1::ATTEMPT_STATE_UNSPECIFIED;
 }
 
-// True until a stop is decided: until then the attempt's keys, ranks and progress count.
-constexpr bool IsUp(v1::AttemptState state) {
-  return state >= v1::ATTEMPT_STATE_ALLOCATED && state <= v1::ATTEMPT_STATE_TRAINING;
+// What holds while an attempt is in a state.
+struct AttemptProperties {
+  v1::AttemptState state;
+  bool up;                 // no stop was decided: its keys, ranks and progress count
+  bool trained;            // all of its ranks were training at some time
+  v1::DesiredPhase asked;  // of its daemons
+};
+
+constexpr std::array kAttemptProperties = {
+    AttemptProperties{v1::ATTEMPT_STATE_ALLOCATED, true, false, v1::DESIRED_PHASE_PREPARED},
+    AttemptProperties{v1::ATTEMPT_STATE_PREPARED, true, false, v1::DESIRED_PHASE_RUNNING},
+    AttemptProperties{v1::ATTEMPT_STATE_BOOTSTRAPPING, true, false, v1::DESIRED_PHASE_RUNNING},
+    AttemptProperties{v1::ATTEMPT_STATE_TRAINING, true, true, v1::DESIRED_PHASE_RUNNING},
+    // Whether it trained is known when it is stopped, not afterwards.
+    AttemptProperties{v1::ATTEMPT_STATE_STOPPING, false, false, v1::DESIRED_PHASE_STOPPED},
+    AttemptProperties{v1::ATTEMPT_STATE_RELEASED, false, false, v1::DESIRED_PHASE_STOPPED},
+};
+
+// Of a job that has no attempt yet: those of RELEASED.
+constexpr AttemptProperties PropertiesOf(v1::AttemptState state) {
+  for (const AttemptProperties& row : kAttemptProperties) {
+    if (row.state == state) return row;
+  }
+  return kAttemptProperties.back();
+}
+
+// The process of the rank has ended, or it never runs.
+constexpr bool HasEnded(v1::RankState state) {
+  return state == v1::RANK_STATE_EXITED || state == v1::RANK_STATE_RELEASED ||
+         state == v1::RANK_STATE_LOST;
+}
+
+// The rank is accounted for: nothing waits for it any more.
+constexpr bool IsGone(v1::RankState state) {
+  return state == v1::RANK_STATE_RELEASED || state == v1::RANK_STATE_LOST;
 }
 
 }  // namespace muster::coordinator

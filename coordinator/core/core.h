@@ -48,14 +48,17 @@ struct CoreConfig {
 };
 
 // ---- events -------------------------------------------------------------------------------------
+// `actor` of calls: their caller, as Event.actor.
 struct SubmitEvent {
   CallId call;
   v1::JobSpec spec;  // valid and with defaults (proto/spec); the core does not check it again
   std::string request_id;
+  std::string actor = "client";
 };
 struct CancelEvent {
   CallId call;
   std::string job;  // name or id
+  std::string actor = "client";
 };
 struct SessionOpened {  // Hello
   SessionId session;
@@ -74,6 +77,7 @@ struct SessionClosed {
 struct RemoveWorkerEvent {
   CallId call;
   std::string worker;
+  std::string actor = "client";
 };
 struct TimerFired {};
 using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
@@ -127,6 +131,15 @@ struct CoreOutput {
   std::vector<CoreAction> actions;
 };
 
+// ---- questions --------------------------------------------------------------------------------
+// A job's name or id, or a spec, valid and with defaults, that is not submitted.
+using ExplainQuery = std::variant<std::string, v1::JobSpec>;
+struct Explained {
+  v1::Job job;  // of a spec: name, steps and spec
+  std::optional<v1::WaitReason> waiting;
+  std::vector<v1::Placement> placements;  // of a spec that would start at once
+};
+
 // Thread: one. Bound: limits.h.
 class Core {
  public:
@@ -154,6 +167,8 @@ class Core {
   // (rank).
   virtual absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const = 0;
   virtual std::optional<SessionId> SessionOf(const WorkerId& worker) const = 0;
+  // Why a job waits, or what would become of a spec; changes nothing. kNotFound.
+  virtual absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) = 0;
   // For the simulator: the invariants that do not hold; empty when all do.
   virtual std::vector<std::string> CheckInvariants() const = 0;
 };

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -110,10 +109,11 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
                                                                     : row.address());
     placement.set_host(row.host());
-    workers_.Hold(placement, job.id(), job.name(), job.epoch());
+    workers_.Hold(placement, job.id(), job.epoch());
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
+  scheduling_.AddRunning(job.id(), AsRunning(job));
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());
   job.symptom_at.reset();
@@ -140,10 +140,10 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
     return;
   }
   const v1::RankState before = job.gang.state(rank);
-  if (observed.state() >= v1::RANK_STATE_EXITED && observed.has_exit()) {
+  if (HasEnded(observed.state()) && observed.has_exit()) {
     v1::RankExit exit = observed.exit();
     exit.set_message(Bounded(exit.message()));
-    if (job.gang.AddExit(rank, std::move(exit)) && before < v1::RANK_STATE_EXITED) {
+    if (job.gang.AddExit(rank, std::move(exit)) && !HasEnded(before)) {
       v1::Event row = About(job, v1::EVENT_KIND_RANK_EXITED);
       row.set_rank(rank);
       row.set_worker(worker);
@@ -156,7 +156,7 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
   // States of a rank only grow within an epoch, so a report that comes late changes nothing.
   if (observed.state() <= before) return;
   job.gang.SetState(rank, observed.state());
-  if (observed.state() >= v1::RANK_STATE_EXITED) {
+  if (HasEnded(observed.state())) {
     turn.Persist(job.id());
   } else {
     turn.Progressed(job.id());
@@ -180,7 +180,6 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
 void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
   if (!job.has_attempt()) return;
   if (job.up()) CheckExits(job, turn);
-  if (!job.has_attempt()) return;
   switch (job.state.attempt_state()) {
     case v1::ATTEMPT_STATE_ALLOCATED:
       if (!job.gang.AllAtLeast(v1::RANK_STATE_PREPARED)) break;
@@ -207,7 +206,7 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       CheckExits(job, turn);  // all ranks of a short job may have finished by now
       break;
     case v1::ATTEMPT_STATE_STOPPING:
-      FreeReleased(job, job.gang.On(worker), turn);
+      turn.FreeSlots(job.id(), worker);
       break;
     default:
       break;
@@ -261,13 +260,13 @@ bool CoreImpl::AnyWorkerAway(const JobEntry& job) const {
 }
 
 void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
-  if (!job.has_attempt() || !job.up()) {
+  if (!job.up()) {
     deadlines_.Clear(AttemptDeadline(job));
     return;
   }
   if (job.symptom_at.has_value()) {
     CheckExits(job, turn);
-    if (!job.has_attempt() || !job.up()) return;
+    if (!job.up()) return;
   }
   const bool allocated = job.state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED;
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
@@ -323,7 +322,7 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
 
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   v1::StateRow& state = job.state;
-  const bool trained = state.attempt_state() >= v1::ATTEMPT_STATE_TRAINING;
+  const bool trained = PropertiesOf(state.attempt_state()).trained;
   state.set_stop_cause(reason.cause);
   std::string message = reason.message;
   state.clear_between();
@@ -357,28 +356,35 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
                                       : v1::JOB_STATE_QUEUED);
       job.failed_at = turn.now();
       Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
-      job.waiting =
-          "its last attempt is being ended; it waits for the proof that its devices are free";
+      job.waiting.Clear();
+      job.waiting.set_code(v1::WAIT_CODE_RELEASING);
   }
-  std::vector<int32_t> all(static_cast<size_t>(job.gang.size()));
-  std::iota(all.begin(), all.end(), 0);
-  FreeReleased(job, all, turn);
+  FreeAllSlots(job, turn);
 }
 
 void CoreImpl::TellWorkers(const JobEntry& job, Turn& turn) {
   for (const auto& [worker, ranks] : job.gang.by_worker()) turn.DesiredChanged(WorkerId(worker));
 }
 
-void CoreImpl::FreeReleased(JobEntry& job, const std::vector<int32_t>& ranks, Turn& turn) {
-  for (const int32_t rank : ranks) {
-    if (job.gang.state(rank) < v1::RANK_STATE_RELEASED) continue;
-    const v1::Placement& placement = job.attempt.placements(rank);
-    if (!workers_.Holds(placement, job.id(), job.epoch())) continue;
-    workers_.Free(placement, job.id(), job.epoch());
-    turn.DesiredChanged(WorkerId(placement.worker()));
-    turn.Reschedule();
+void CoreImpl::FreeAllSlots(const JobEntry& job, Turn& turn) {
+  for (const auto& [worker, ranks] : job.gang.by_worker()) turn.FreeSlots(job.id(), worker);
+}
+
+void CoreImpl::EndReleasedAttempts(Turn& turn) {
+  std::set<JobId> ended;
+  for (const auto& [id, worker] : turn.TakeReleased()) {
+    JobEntry& job = *jobs_.Find(id);
+    if (!job.has_attempt() || job.up()) continue;
+    for (const int32_t rank : job.gang.On(worker)) {
+      const v1::Placement& placement = job.attempt.placements(rank);
+      if (!IsGone(job.gang.state(rank)) || !workers_.Holds(placement, id, job.epoch())) continue;
+      workers_.Free(placement, id, job.epoch());
+      turn.DesiredChanged(WorkerId(worker));
+      turn.Reschedule();
+    }
+    if (job.gang.AllAtLeast(v1::RANK_STATE_RELEASED)) ended.insert(id);
   }
-  if (job.gang.AllAtLeast(v1::RANK_STATE_RELEASED)) Release(job, turn);
+  for (const JobId& id : ended) Release(*jobs_.Find(id), turn);
 }
 
 v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
@@ -447,6 +453,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Log(std::move(row));
   const v1::JobState after = job.state.after_release();
   job.state.set_attempt_live(false);
+  scheduling_.RemoveRunning(job.id());
   job.state.clear_after_release();
   job.attempt.clear_restore();
   job.attempt.mutable_ranks()->Add(job.gang.ranks().begin(), job.gang.ranks().end());

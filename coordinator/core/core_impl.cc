@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Recover(const CoreConfig& config, St
   auto core = std::make_unique<CoreImpl>(config, rng);
   RETURN_IF_ERROR(Migrate(store));
   RETURN_IF_ERROR(core->Load(store, now));
-  *output = core->Start(now);
+  *output = core->BeginTerm(now);
   return core;
 }
 
@@ -41,6 +41,12 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
     ASSIGN_OR_RETURN(const uint64_t sequence, schema::DecodeU64(*last));
     log_.Recover(sequence);
   }
+  ASSIGN_OR_RETURN(const std::optional<std::string> entry,
+                   store.Get(Table::kMeta, schema::kLastLogEntry));
+  if (entry.has_value()) {
+    ASSIGN_OR_RETURN(const uint64_t index, schema::DecodeU64(*entry));
+    state_log_.Recover(index);
+  }
   absl::Status row_status;
   RETURN_IF_ERROR(
       store.Scan(Table::kWorkers, "", "", [&](const std::string& key, const std::string& value) {
@@ -58,16 +64,22 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
   using Jobs = std::map<uint64_t, JobEntry>;
   ASSIGN_OR_RETURN(Jobs jobs, LoadJobs(store, now));
   for (auto& [sequence, loaded] : jobs) {
+    // The clock may have been set back since the back-off was decided.
+    const absl::Time latest = now + FromProto(loaded.spec().restart().backoff().max());
+    if (loaded.state.has_not_before() && FromProto(loaded.state.not_before()) > latest) {
+      *loaded.state.mutable_not_before() = ToProto(latest);
+    }
     JobEntry& job = jobs_.Add(std::move(loaded));
     if (!job.has_attempt()) continue;
     for (const v1::Placement& placement : job.attempt.placements()) {
-      if (job.gang.state(placement.rank()) >= v1::RANK_STATE_RELEASED && !job.up()) continue;
+      if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
       if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
         return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
                                                 placement.worker(), ", which has no row"));
       }
-      workers_.Hold(placement, job.id(), job.name(), job.epoch());
+      workers_.Hold(placement, job.id(), job.epoch());
     }
+    scheduling_.AddRunning(job.id(), AsRunning(job));
   }
   return absl::OkStatus();
 }
@@ -84,9 +96,9 @@ absl::Status CoreImpl::LoadKeyValue(Store& store) {
   return row_status;
 }
 
-CoreOutput CoreImpl::Start(absl::Time now) {
-  Turn turn(now, log_);
-  ++leader_term_;
+CoreOutput CoreImpl::BeginTerm(absl::Time now) {
+  Turn turn(now, "coordinator", log_, state_log_);
+  state_log_.set_term(++leader_term_);
   last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
   v1::Event event;
@@ -114,12 +126,32 @@ CoreOutput CoreImpl::Start(absl::Time now) {
 }
 
 CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
-  Turn turn(now, log_);
+  Turn turn(now, ActorOf(event), log_, state_log_);
   ForgivePause(turn);
   if (MostAreSilent()) most_silent_at_ = now;
   std::visit([&](const auto& e) { On(e, turn); }, event);
   CompleteTurn(turn);
   return turn.Finish();
+}
+
+std::string CoreImpl::ActorOf(const CoreEvent& event) const {
+  struct Visitor {
+    const WorkerTable& workers;
+    std::string operator()(const SubmitEvent& e) const { return e.actor; }
+    std::string operator()(const CancelEvent& e) const { return e.actor; }
+    std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
+    std::string operator()(const TimerFired&) const { return "coordinator"; }
+    std::string operator()(const SessionOpened& e) const {
+      return absl::StrCat("worker ", e.hello.worker().substr(0, kWorkerNameBytesMax));
+    }
+    std::string operator()(const SessionMessage& e) const { return OfSession(e.session); }
+    std::string operator()(const SessionClosed& e) const { return OfSession(e.session); }
+    std::string OfSession(SessionId session) const {
+      const WorkerEntry* worker = workers.FindSession(session);
+      return worker == nullptr ? "coordinator" : absl::StrCat("worker ", worker->row.name());
+    }
+  };
+  return std::visit(Visitor{workers_}, event);
 }
 
 void CoreImpl::ForgivePause(Turn& turn) {
@@ -183,6 +215,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
         break;
     }
   }
+  EndReleasedAttempts(turn);
   while (turn.TakeReschedule()) Schedule(turn);
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
@@ -312,8 +345,10 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   };
   const bool attempt = entry.has_attempt();
   const v1::AttemptState state = job.attempt_state();
-  claim(waiting_.Contains(entry.id()) == (entry.live() && !attempt),
+  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt),
         "must wait if and only if it is live without an attempt");
+  claim(scheduling_.Runs(entry.id()) == attempt,
+        "must be running if and only if it has an attempt");
   switch (job.state()) {
     case v1::JOB_STATE_QUEUED:
       claim(!attempt, "queued with a live attempt");
@@ -351,7 +386,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   claim(entry.gang.size() == live.placements_size(), "rank map and placements differ");
   for (int rank = 0; rank < live.placements_size(); ++rank) {
     claim(live.placements(rank).rank() == rank, "ranks are not dense");
-    const bool gone = entry.gang.state(rank) >= v1::RANK_STATE_RELEASED;
+    const bool gone = IsGone(entry.gang.state(rank));
     const bool held = workers_.Holds(live.placements(rank), entry.id(), Epoch(live.epoch()));
     claim(held == (entry.up() || !gone),
           absl::StrCat(
@@ -364,7 +399,7 @@ std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
-  if (waiting_.size() > jobs_.live_count()) broken.push_back("a job waits that is not live");
+  if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holder] : worker.held) {
       const JobEntry* job = jobs_.Find(holder.job);

@@ -1,7 +1,7 @@
 // The core: its state and its methods. Private to coordinator/core.
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
-// core_jobs.cc        submit, cancel, schedule, job transitions
+// core_jobs.cc        submit, cancel, schedule, explain, job transitions
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
 // core_checkpoints.cc commits and notices about checkpoints
@@ -21,9 +21,9 @@
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
+#include "coordinator/core/scheduling.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
-#include "coordinator/scheduler/scheduler.h"
 
 namespace muster::coordinator {
 
@@ -32,7 +32,7 @@ class CoreImpl : public Core {
   CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {}
 
   absl::Status Load(Store& store, absl::Time now);
-  CoreOutput Start(absl::Time now);
+  CoreOutput BeginTerm(absl::Time now);
 
   CoreOutput Handle(const CoreEvent& event, absl::Time now) override;
   uint64_t leader_term() const override { return leader_term_; }
@@ -43,10 +43,12 @@ class CoreImpl : public Core {
   uint64_t last_event_sequence() const override { return log_.last_sequence(); }
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
+  absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
   std::vector<std::string> CheckInvariants() const override;
 
  private:
   // ---- core_impl.cc
+  std::string ActorOf(const CoreEvent& event) const;
   absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
@@ -66,11 +68,13 @@ class CoreImpl : public Core {
   void On(const TimerFired& event, Turn& turn) {}
   JobId NewJobId(const std::string& name);
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
-  // Adds the job to waiting_, where it stays until an attempt of it is allocated.
+  // Adds the job to those that wait, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
   static WaitingJob AsWaiting(const JobEntry& job);
-  static void Explain(JobEntry& job, const std::string& text, Turn& turn);
+  static RunningJob AsRunning(const JobEntry& job);
+  static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
+  void CarryOut(const Start& start, Turn& turn);
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
   // ---- core_attempts.cc
@@ -93,9 +97,11 @@ class CoreImpl : public Core {
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   // Tells every worker of the attempt what is desired now.
   static void TellWorkers(const JobEntry& job, Turn& turn);
-  // Frees the slots of those of `ranks` that are gone, and ends the attempt when all of its ranks
-  // are.
-  void FreeReleased(JobEntry& job, const std::vector<int32_t>& ranks, Turn& turn);
+  // Every rank of the attempt may be accounted for.
+  static void FreeAllSlots(const JobEntry& job, Turn& turn);
+  // Frees the slots of ranks that are accounted for, and ends the attempts that have no others. No
+  // other method does either, so that an attempt never ends while one looks at it.
+  void EndReleasedAttempts(Turn& turn);
   static void AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
   static void KeepPast(JobEntry& job, Turn& turn);
   void Release(JobEntry& job, Turn& turn);
@@ -145,14 +151,11 @@ class CoreImpl : public Core {
   std::string cluster_id_;
   uint64_t leader_term_ = 0;
   EventLog log_;
+  StateLog state_log_;
   JobTable jobs_;
   WorkerTable workers_;
-  const SchedulePolicy policy_;
-  WaitingQueue waiting_;  // every live job without an attempt
-  // Of the newest plan; valid until slots, workers or the jobs within it change.
-  PlanningHorizon horizon_;
+  Scheduling scheduling_{workers_.slots()};
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
-  std::set<JobId> explained_;    // jobs that the newest plan explained one by one
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction

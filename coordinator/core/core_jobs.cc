@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "proto/job_state.h"
@@ -100,8 +101,7 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
     if (!job.has_attempt()) {
       job.state.set_message(why);
-      if (!horizon_.Excludes(AsWaiting(job))) turn.Reschedule();
-      waiting_.Remove(job.id());
+      if (scheduling_.Remove(job.id())) turn.Reschedule();
       Transition(job, JobEvent::kCancelIdle, why, turn);
     } else if (job.up()) {
       Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
@@ -123,7 +123,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
       << "job " << job.id() << ": no transition from " << spec::EnumName(from) << " by event "
       << static_cast<int>(event);
   job.state.set_state(to);
-  if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.clear();
+  if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.Clear();
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
   row.set_from(spec::EnumName(from));
@@ -138,6 +138,8 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
 }
 
 namespace {
+
+constexpr double kEstimateSecondsMax = 10 * 365 * 86'400.0;  // longer: nobody knows
 
 // The distance between neighbouring ranks of a tensor group in the numbering of ranks.
 int32_t TensorStride(const v1::ParallelSpec& parallel) {
@@ -160,6 +162,17 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
   return 1;  // no order: the tensor axis comes first
 }
 
+// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
+absl::Duration RestOf(const JobEntry& job) {
+  const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
+  const double seconds = left * job.progress.step_seconds();
+  // Daemons report any number.
+  if (job.progress.step_seconds() > 0 && seconds < kEstimateSecondsMax) {
+    return absl::Seconds(seconds);
+  }
+  return absl::InfiniteDuration();
+}
+
 }  // namespace
 
 WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
@@ -175,47 +188,85 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   waiting.group = std::max(1, spec.engine().parallel().tensor());
   waiting.stride = TensorStride(spec.engine().parallel());
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
+  waiting.runtime = RestOf(job);
   return waiting;
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   WaitingJob waiting = AsWaiting(job);
-  Explain(job, BehindText(waiting.queue, policy_), turn);
-  if (!horizon_.Excludes(waiting) || job.state.has_not_before()) turn.Reschedule();
-  waiting_.Add(std::move(waiting));
+  Explain(job, scheduling_.BeforePlan(waiting), turn);
+  if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
 }
 
-void CoreImpl::Explain(JobEntry& job, const std::string& text, Turn& turn) {
-  if (job.waiting == text) return;
-  job.waiting = text;
+RunningJob CoreImpl::AsRunning(const JobEntry& job) {
+  return {job.name(), job.spec().queue(), job.spec().priority()};
+}
+
+void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
+  if (job.waiting.SerializeAsString() == reason.SerializeAsString()) return;
+  job.waiting = std::move(reason);
   turn.Changed(job.id());
 }
 
+void CoreImpl::CarryOut(const Start& start, Turn& turn) {
+  scheduling_.Remove(start.job);
+  Allocate(*jobs_.Find(start.job), start.placements, turn);
+}
+
+absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {
+  Explained out;
+  std::optional<WaitingJob> added;
+  JobId id;
+  if (const auto* name = std::get_if<std::string>(&about)) {
+    ASSIGN_OR_RETURN(const JobEntry* job, jobs_.Resolve(*name));
+    out.job = job->View();
+    if (out.job.has_waiting()) out.waiting = out.job.waiting();
+    id = job->id();
+    if (!scheduling_.Waits(id)) return out;
+  } else {
+    JobEntry entry;
+    entry.fixed.set_name(std::get<v1::JobSpec>(about).name());
+    entry.fixed.set_id("(the spec)");  // no job has such an id
+    *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    entry.fixed.set_submit_sequence(jobs_.NextSequence());
+    out.job.set_name(entry.name());
+    out.job.set_steps(entry.steps());
+    *out.job.mutable_spec() = entry.spec();
+    id = entry.id();
+    added = AsWaiting(entry);
+  }
+  for (auto& [running, job] : scheduling_.running()) {
+    const JobEntry& entry = *jobs_.Find(running);
+    const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
+    job.ends_at = trains ? now + RestOf(entry) : absl::InfiniteFuture();
+  }
+  Forecast forecast = scheduling_.Explain(id, std::move(added), now);
+  if (!forecast.start.has_value()) {
+    out.waiting = std::move(forecast.reason);
+  } else if (std::holds_alternative<v1::JobSpec>(about)) {
+    out.waiting.reset();
+    out.placements = std::move(forecast.start->placements);
+    for (v1::Placement& placement : out.placements) {
+      placement.set_host(workers_.Find(WorkerId(placement.worker()))->row.host());
+    }
+  }
+  return out;
+}
+
 void CoreImpl::Schedule(Turn& turn) {
-  for (const JobId& id : waiting_.TakeRetries(turn.now())) {
+  for (const JobId& id : scheduling_.TakeRetries(turn.now())) {
     JobEntry& job = *jobs_.Find(id);
     if (job.state.state() != v1::JOB_STATE_RECOVERING) continue;
     Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
   }
-  muster::coordinator::Schedule schedule = Plan(workers_.slots(), waiting_, policy_, turn.now());
-  horizon_ = std::move(schedule.horizon);
-  for (const Decision& decision : schedule.decisions) {
-    waiting_.Remove(decision.job);
-    Allocate(*jobs_.Find(decision.job), decision.placements, turn);
+  muster::coordinator::Schedule plan = scheduling_.MakePlan(turn.now());
+  for (const Decision& decision : plan.decisions) {
+    std::visit([&](const auto& decided) { CarryOut(decided, turn); }, decision);
   }
-  std::set<JobId> explained;
-  for (const Explanation& explanation : schedule.explanations) {
-    Explain(*jobs_.Find(explanation.job), explanation.text, turn);
-    explained.insert(explanation.job);
+  for (Explanation& explanation : plan.explanations) {
+    Explain(*jobs_.Find(explanation.job), std::move(explanation.reason), turn);
   }
-  // Jobs that the plan before this one explained and that are beyond the horizon of this one.
-  for (const JobId& id : explained_) {
-    if (explained.contains(id) || !waiting_.Contains(id)) continue;
-    JobEntry& job = *jobs_.Find(id);
-    Explain(job, BehindText(job.spec().queue(), policy_), turn);
-  }
-  explained_ = std::move(explained);
-  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, schedule.wake_at);
+  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, plan.wake_at);
 }
 
 }  // namespace muster::coordinator

@@ -35,9 +35,8 @@ bool ExplainedByLoss(const v1::StateRow& state, const std::string& worker) {
 }
 
 bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
-  return std::any_of(
-      attempt.ranks().begin(), attempt.ranks().end(),
-      [](const v1::ObservedRank& rank) { return rank.state() < v1::RANK_STATE_RELEASED; });
+  return std::any_of(attempt.ranks().begin(), attempt.ranks().end(),
+                     [](const v1::ObservedRank& rank) { return !IsGone(rank.state()); });
 }
 
 }  // namespace
@@ -366,6 +365,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
   } else {
     const std::string why = absl::StrCat("worker ", event.worker, " was removed by an operator");
     if (worker->row.state() != v1::WORKER_STATE_LOST) Lose(*worker, why, turn);
+    EndReleasedAttempts(turn);  // nothing may be held by a worker that is forgotten
     turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
     deadlines_.Clear(WorkerDeadline(*worker));
     workers_.Remove(WorkerId(event.worker), turn.batch());
@@ -400,7 +400,7 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& rea
     job.state.set_stop_rank(ranks.front());
     job.state.clear_between();
   }
-  FreeReleased(job, ranks, turn);
+  turn.FreeSlots(job.id(), worker.row.name());
 }
 
 // ---- observed -----------------------------------------------------------------------------------
@@ -431,7 +431,6 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     Advance(*job, name, turn);
   }
   for (const JobId& id : absent) {
-    // Still there: advancing the jobs above released no slot of this one.
     ApplyAbsent(worker, *jobs_.Find(id), observed.applied_revision(), hello, turn);
   }
   if (stale != worker.stale_attempts) {
@@ -466,7 +465,7 @@ void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied,
   const v1::AttemptState state = job.state.attempt_state();
   const auto listed = worker.listed.find(job.id());
   const bool current = listed != worker.listed.end() && listed->second.epoch == job.epoch();
-  const bool stopping = !IsUp(state);
+  const bool stopping = !PropertiesOf(state).up;
   // A Hello lists everything, and nothing older can follow it: the daemon can get an attempt that
   // it does not hold now only from a Desired of this session.
   const bool proven = hello ? stopping || state != v1::ATTEMPT_STATE_ALLOCATED
@@ -487,7 +486,7 @@ void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied,
   }
   turn.Persist(job.id());
   if (stopping) {
-    FreeReleased(job, ranks, turn);
+    turn.FreeSlots(job.id(), worker.row.name());
   } else {
     Stop(job,
          {v1::CAUSE_WORKER_LOST,
@@ -514,23 +513,6 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std:
 
 // ---- desired ------------------------------------------------------------------------------------
 
-namespace {
-
-v1::DesiredPhase PhaseOf(v1::AttemptState state) {
-  switch (state) {
-    case v1::ATTEMPT_STATE_ALLOCATED:
-      return v1::DESIRED_PHASE_PREPARED;
-    case v1::ATTEMPT_STATE_PREPARED:
-    case v1::ATTEMPT_STATE_BOOTSTRAPPING:
-    case v1::ATTEMPT_STATE_TRAINING:
-      return v1::DESIRED_PHASE_RUNNING;
-    default:
-      return v1::DESIRED_PHASE_STOPPED;
-  }
-}
-
-}  // namespace
-
 absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
   switch (job.state.stop_cause()) {
     case v1::CAUSE_UNSPECIFIED:
@@ -549,7 +531,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
   out.set_job_name(job.name());
   out.set_epoch(job.epoch().value());
   out.set_stop_grace_ms(absl::ToInt64Milliseconds(StopGraceOf(job)));
-  out.set_phase(PhaseOf(job.state.attempt_state()));
+  out.set_phase(PropertiesOf(job.state.attempt_state()).asked);
   if (worker.takes_spec_once) {
     *out.mutable_spec() = job.spec();
     *out.mutable_restore() = job.attempt.restore();
@@ -583,7 +565,7 @@ void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
   bool changed = worker.desired_revision == 0;
   for (const JobId& id : worker.Jobs()) {
     const JobEntry& job = *jobs_.Find(id);
-    const v1::DesiredPhase phase = PhaseOf(job.state.attempt_state());
+    const v1::DesiredPhase phase = PropertiesOf(job.state.attempt_state()).asked;
     WorkerEntry::Listed entry{job.epoch(), phase, StopGraceOf(job), revision, 0};
     const auto known = worker.listed.find(id);
     if (known != worker.listed.end() && known->second.epoch == entry.epoch) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "coordinator/core/attempt_machine.h"
 #include "coordinator/core/turn.h"
 
 namespace muster::coordinator {
@@ -150,7 +151,7 @@ void Gang::ForgivePause(absl::Duration away, absl::Time now) {
 std::vector<v1::RankRun> Gang::Gone() const {
   std::vector<v1::RankRun> runs;
   for (const v1::RankStatus& rank : ranks_) {
-    if (rank.state() < v1::RANK_STATE_EXITED) continue;
+    if (!HasEnded(rank.state())) continue;
     if (!runs.empty() && runs.back().state() == rank.state() &&
         runs.back().first() + runs.back().count() == rank.rank()) {
       runs.back().set_count(runs.back().count() + 1);

@@ -27,7 +27,7 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_validation_loss(progress.validation_loss());
   job.set_tokens_per_second(progress.tokens_per_second());
   job.set_last_committed_step(state.last_committed_step());
-  job.set_waiting(entry.waiting);
+  if (entry.waiting.code() != v1::WAIT_CODE_UNSPECIFIED) *job.mutable_waiting() = entry.waiting;
   job.set_message(state.message());
   job.set_attempt_state(state.attempt_state());
   if (state.has_started()) *job.mutable_started() = state.started();

@@ -38,7 +38,7 @@ struct JobEntry {
   // ---- not durable: daemons report it again after a restart of the coordinator
   Gang gang;                             // of the newest attempt
   std::string phase;                     // of rank 0
-  std::string waiting;                   // Job.waiting
+  v1::WaitReason waiting;                // Job.waiting
   std::optional<absl::Time> symptom_at;  // of the first exit whose cause is a symptom (IsSymptom)
   absl::Time attempt_since;              // when the attempt was allocated, or recovered
   absl::Time progress_at;                // when the progress timeout last began anew
@@ -62,7 +62,7 @@ struct JobEntry {
   bool live() const { return !IsFinal(state.state()); }
   bool has_attempt() const { return state.attempt_live(); }
   // Its attempt is live and was not stopped.
-  bool up() const { return has_attempt() && IsUp(state.attempt_state()); }
+  bool up() const { return has_attempt() && PropertiesOf(state.attempt_state()).up; }
   int64_t steps() const { return spec().engine().training().steps(); }
   ProgressView progress_view() {
     return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};

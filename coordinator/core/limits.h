@@ -41,6 +41,7 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 
 // ---- events: the log keeps this many rows
 constexpr uint64_t kEventsMax = 1'000'000;
+constexpr uint64_t kLogEntriesMax = 1'000'000;  // of the log of changes (state_log.h), too
 
 // ---- time
 // While a worker or an attempt is watched, the core asks for a turn at least this often. When more

@@ -9,11 +9,13 @@
 #include "base/status_macros.h"
 #include "coordinator/core/job_entry.h"
 #include "coordinator/core/schema.h"
+#include "coordinator/core/state_log.h"
 
 namespace muster::coordinator {
 namespace {
 
 constexpr size_t kJobsPerWrite = 256;
+constexpr size_t kRowsPerEntry = 1000;
 
 v1::AttemptRow ToStored(const v1::Attempt& old) {
   v1::AttemptRow attempt;
@@ -120,6 +122,29 @@ void PutAll(const v1::JobRecord& record, Batch& batch) {
   batch.Delete(Table::kJobs, id.value());
 }
 
+// The log of a store that had none begins with its rows.
+absl::Status BeginLog(Store& store) {
+  Batch none;
+  RETURN_IF_ERROR(store.Scan(Table::kLog, "", "", [&](const std::string& key, const std::string&) {
+    none.Delete(Table::kLog, key);
+    return true;
+  }));
+  none.Put(Table::kMeta, schema::kLastLogEntry, schema::EncodeU64(0));
+  RETURN_IF_ERROR(store.Write({none}));
+  ASSIGN_OR_RETURN(const auto logged, ReadLogged(store));
+  StateLog log;
+  Batch rows;
+  const auto write = [&]() -> absl::Status {
+    log.Append(absl::UnixEpoch(), "coordinator", 0, rows);
+    return store.Write({std::exchange(rows, Batch())});
+  };
+  for (const auto& [row, value] : logged.first) {
+    rows.Put(row.first, row.second, value);
+    if (rows.changes.size() == kRowsPerEntry) RETURN_IF_ERROR(write());
+  }
+  return rows.empty() ? absl::OkStatus() : write();
+}
+
 }  // namespace
 
 absl::Status Migrate(Store& store) {
@@ -150,6 +175,7 @@ absl::Status Migrate(Store& store) {
     RETURN_IF_ERROR(status);
     if (!batches.empty()) RETURN_IF_ERROR(store.Write(batches));
   }
+  RETURN_IF_ERROR(BeginLog(store));
   Batch version_row;
   version_row.Put(Table::kMeta, kMetaSchemaVersion, absl::StrCat(kSchemaVersion));
   return store.Write({version_row});

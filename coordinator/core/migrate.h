@@ -11,7 +11,8 @@ namespace muster::coordinator {
 // coordinator that ends in between goes on at its next start. kDataLoss names the row that cannot
 // be read.
 //
-// Schema 1 kept a job, its attempts and its checkpoints in one row (JobRecord).
+// Schema 1 kept a job, its attempts and its checkpoints in one row (JobRecord); 1 and 2 had no log
+// of changes (state_log.h).
 absl::Status Migrate(Store& store);
 
 }  // namespace muster::coordinator

@@ -6,6 +6,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/migrate.h"
 #include "coordinator/core/schema.h"
+#include "coordinator/core/state_log.h"
 #include "muster/v1/job.pb.h"
 #include "proto/job_state.h"
 #include "proto/time.h"
@@ -73,6 +74,9 @@ absl::StatusOr<StoreContents> Verify(Store& store) {
       store, Table::kWorkers, [&](const std::string&, const v1::Worker&) { ++contents.workers; }));
   RETURN_IF_ERROR(ForEach<v1::Event>(
       store, Table::kEvents, [&](const std::string&, const v1::Event&) { ++contents.events; }));
+  RETURN_IF_ERROR(ForEach<v1::LogEntry>(
+      store, Table::kLog,
+      [&](const std::string&, const v1::LogEntry&) { ++contents.log_entries; }));
   const auto readable = [](const std::string&, const std::string&) { return true; };
   RETURN_IF_ERROR(store.Scan(Table::kKeyValue, "", "", readable));
   RETURN_IF_ERROR(store.Scan(Table::kRequests, "", "", readable));
@@ -83,6 +87,7 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
   RETURN_IF_ERROR(Migrate(store));
   ASSIGN_OR_RETURN(const uint64_t term, MetaNumber(store, schema::kLeaderTerm));
   ASSIGN_OR_RETURN(const uint64_t last_event, MetaNumber(store, schema::kLastEvent));
+  ASSIGN_OR_RETURN(const uint64_t last_entry, MetaNumber(store, schema::kLastLogEntry));
   Batch batch;
   batch.Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(term + kTermLeap));
   batch.Put(Table::kMeta, schema::kLastEvent, schema::EncodeU64(last_event + kEventLeap));
@@ -91,6 +96,7 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
   *event.mutable_time() = ToProto(now);
   event.set_kind(v1::EVENT_KIND_STATE_RESTORED);
   event.set_rank(-1);
+  event.set_actor("coordinator");
   event.set_message(absl::StrCat("restored from a backup, whose last event is ", last_event,
                                  "; jobs that were accepted and checkpoints that were committed "
                                  "after it are not known"));
@@ -104,6 +110,10 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
         }
         batch.Put(Table::kStates, key, schema::Serialize(state));
       }));
+  StateLog log;
+  log.Recover(last_entry + kEventLeap);
+  log.set_term(term + kTermLeap);
+  log.Append(now, "coordinator", event.sequence(), batch, /*restored=*/true);
   return store.Write({batch});
 }
 

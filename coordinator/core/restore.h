@@ -21,6 +21,7 @@ struct StoreContents {
   int64_t live_jobs = 0;
   int64_t workers = 0;
   int64_t events = 0;
+  int64_t log_entries = 0;
 };
 
 // Reads every row, its checksums included. kDataLoss names the first row that cannot be read.

@@ -2,7 +2,7 @@
 // Values are serialized messages of job.proto and stored.proto, except where a line says otherwise.
 //
 //   kMeta      "cluster_id", "schema_version"   written by the store when it is created
-//              "leader_term", "last_event"      u64 big endian
+//              "leader_term", "last_event", "last_log_entry"    u64 big endian
 //   kSpecs       JOB_ID                            SpecRow
 //   kStates      JOB_ID                            StateRow
 //   kProgress    JOB_ID                            ProgressRow
@@ -12,6 +12,7 @@
 //   kCurves      JOB_ID 0x00 u64 step              LossPoint
 //   kEvents      u64 sequence                      Event
 //   kWorkers     NAME                              Worker
+//   kLog         u64 index                         LogEntry
 //   kKeyValue    JOB_ID 0x00 u64 epoch KEY         bytes
 //   kRequests    REQUEST_ID                        JOB_ID
 //   kJobs        JOB_ID                            JobRecord, of schema 1 alone (migrate.h)
@@ -34,6 +35,7 @@ namespace muster::coordinator::schema {
 
 constexpr char kLeaderTerm[] = "leader_term";
 constexpr char kLastEvent[] = "last_event";
+constexpr char kLastLogEntry[] = "last_log_entry";
 
 std::string EncodeU64(uint64_t value);
 // kDataLoss unless `bytes` is 8 long.

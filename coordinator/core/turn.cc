@@ -17,6 +17,7 @@ void Turn::Log(v1::Event event) {
   const uint64_t sequence = ++log_.last_;
   event.set_sequence(sequence);
   *event.mutable_time() = ToProto(now_);
+  event.set_actor(actor_);
   batch().Put(Table::kEvents, schema::EventKey(sequence), schema::Serialize(event));
   if (sequence > kEventsMax) {
     batch().Delete(Table::kEvents, schema::EventKey(sequence - kEventsMax));
@@ -29,6 +30,7 @@ CoreOutput Turn::Finish() {
   if (logged_) {
     batch().Put(Table::kMeta, schema::kLastEvent, schema::EncodeU64(log_.last_));
   }
+  state_log_.Append(now_, actor_, log_.last_, output_.batch);
   return std::move(output_);
 }
 

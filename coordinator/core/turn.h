@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/state_log.h"
 
 namespace muster::coordinator {
 
@@ -29,7 +30,9 @@ class EventLog {
 
 class Turn {
  public:
-  Turn(absl::Time now, EventLog& log) : now_(now), log_(log) {}
+  // `actor`: Event.actor.
+  Turn(absl::Time now, std::string actor, EventLog& log, StateLog& state_log)
+      : now_(now), actor_(std::move(actor)), log_(log), state_log_(state_log) {}
 
   absl::Time now() const { return now_; }
   Batch& batch() { return output_.batch; }
@@ -45,6 +48,9 @@ class Turn {
   void Changed(const JobId& job) { changed_.insert(job); }
   // The attempts that this worker should hold, or their phases, may have changed.
   void DesiredChanged(const WorkerId& worker) { desired_changed_.insert(worker); }
+  // Ranks of a job's attempt on this worker are accounted for, or the attempt was stopped: the turn
+  // frees their slots, and ends the attempt when no rank is left.
+  void FreeSlots(const JobId& job, const std::string& worker) { released_.emplace(job, worker); }
   // Slots, workers or the queue changed: the turn ends with a new plan.
   void Reschedule() { reschedule_ = true; }
 
@@ -52,19 +58,24 @@ class Turn {
   const std::set<JobId>& progressed() const { return progressed_; }
   const std::set<JobId>& changed() const { return changed_; }
   const std::set<WorkerId>& desired_changed() const { return desired_changed_; }
+  // What FreeSlots() was called for since the last call.
+  std::set<std::pair<JobId, std::string>> TakeReleased() { return std::exchange(released_, {}); }
   // True once per Reschedule().
   bool TakeReschedule() { return std::exchange(reschedule_, false); }
-  // Adds the sequence of the last event to the batch. Ends the turn.
+  // Adds the sequence of the last event and the entry of the log of changes. Ends the turn.
   CoreOutput Finish();
 
  private:
   const absl::Time now_;
+  const std::string actor_;
   EventLog& log_;
+  StateLog& state_log_;
   CoreOutput output_;
   std::set<JobId> persist_;
   std::set<JobId> progressed_;
   std::set<JobId> changed_;
   std::set<WorkerId> desired_changed_;
+  std::set<std::pair<JobId, std::string>> released_;
   bool reschedule_ = false;
   bool logged_ = false;
 };

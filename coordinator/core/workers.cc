@@ -31,6 +31,11 @@ WorkerEntry* WorkerTable::FindSession(SessionId session) {
   return it == sessions_.end() ? nullptr : Find(it->second);
 }
 
+const WorkerEntry* WorkerTable::FindSession(SessionId session) const {
+  const auto it = sessions_.find(session);
+  return it == sessions_.end() ? nullptr : Find(it->second);
+}
+
 absl::StatusOr<WorkerEntry*> WorkerTable::Add(const WorkerId& id, Batch& batch) {
   if (WorkerEntry* known = Find(id); known != nullptr) return known;
   if (entries_.size() >= kWorkersMax) {
@@ -95,16 +100,14 @@ void WorkerTable::CloseSession(WorkerEntry& worker) {
   Refresh(worker);
 }
 
-void WorkerTable::Hold(const v1::Placement& placement, const JobId& job,
-                       const std::string& job_name, Epoch epoch) {
+void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch epoch) {
   WorkerEntry* worker = Find(WorkerId(placement.worker()));
   CHECK(worker != nullptr) << "placement on unknown worker " << placement.worker();
   const bool added =
-      worker->held.emplace(placement.device(), SlotHolder{job, job_name, epoch, placement.rank()})
-          .second;
+      worker->held.emplace(placement.device(), SlotHolder{job, epoch, placement.rank()}).second;
   CHECK(added) << placement.worker() << " " << placement.device()
                << " is held twice; second: " << job;
-  slots_.SetHolder(worker->id(), placement.device(), job_name);
+  slots_.SetHolder(worker->id(), placement.device(), job);
 }
 
 void WorkerTable::Free(const v1::Placement& placement, const JobId& job, Epoch epoch) {
@@ -133,18 +136,18 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) {
   out.id = worker.id();
   out.ready = worker.Ready();
   if (!out.ready) {
-    out.unready_reason = !worker.stale_attempts.empty()
-                             ? absl::StrCat("still ends ", *worker.stale_attempts.begin())
-                         : worker.session.has_value() ? "is not heard"
-                                                      : "is not connected";
+    out.away = !worker.stale_attempts.empty() ? v1::AWAY_REASON_ENDS_ATTEMPT
+               : worker.session.has_value()   ? v1::AWAY_REASON_NOT_HEARD
+                                              : v1::AWAY_REASON_NOT_CONNECTED;
+    if (!worker.stale_attempts.empty()) out.ends_attempt = *worker.stale_attempts.begin();
   }
   for (const v1::Device& device : worker.row.devices()) {
     SlotView slot;
     slot.device = device.name();
     slot.kind = device.kind();
     const auto holder = worker.held.find(device.name());
-    slot.free = holder == worker.held.end() && device.unusable().empty();
-    if (holder != worker.held.end()) slot.held_by = holder->second.job_name;
+    slot.usable = device.unusable().empty();
+    if (holder != worker.held.end()) slot.held_by = holder->second.job;
     out.slots.push_back(std::move(slot));
   }
   return out;

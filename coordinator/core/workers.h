@@ -21,7 +21,6 @@ namespace muster::coordinator {
 // is lost.
 struct SlotHolder {
   JobId job;
-  std::string job_name;
   Epoch epoch;
   int32_t rank = 0;
 };
@@ -66,6 +65,7 @@ class WorkerTable {
   WorkerEntry* Find(const WorkerId& id);
   const WorkerEntry* Find(const WorkerId& id) const;
   WorkerEntry* FindSession(SessionId session);
+  const WorkerEntry* FindSession(SessionId session) const;
   // Adds the entry when it is new, in place of the worker that was lost longest ago when the table
   // is full. kResourceExhausted: there are kWorkersMax that are not lost.
   absl::StatusOr<WorkerEntry*> Add(const WorkerId& id, Batch& batch);
@@ -82,8 +82,7 @@ class WorkerTable {
   // To be called after a change of row.devices() or of what Ready() looks at.
   void Refresh(const WorkerEntry& worker);
 
-  void Hold(const v1::Placement& placement, const JobId& job, const std::string& job_name,
-            Epoch epoch);
+  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch);
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;

@@ -8,7 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/requests.h"
+#include "coordinator/rpc/slots.h"
 #include "coordinator/rpc/status.h"
+#include "coordinator/rpc/streams.h"
 #include "coordinator/shell.h"
 #include "muster/v1/admin_service.grpc.pb.h"
 
@@ -30,7 +33,21 @@ int64_t BytesBelow(const std::string& directory) {
 
 class AdminService : public v1::AdminService::CallbackService {
  public:
-  AdminService(Shell& shell, std::string backups) : shell_(shell), backups_(std::move(backups)) {}
+  AdminService(Shell& shell, Slots& slots, std::string backups)
+      : shell_(shell),
+        slots_(slots),
+        backups_(std::move(backups)),
+        snapshots_((fs::path(backups_).parent_path() / "snapshots").string()) {
+    // What a coordinator left that ended while one was read.
+    std::error_code error;
+    if (!backups_.empty()) fs::remove_all(snapshots_, error);
+  }
+
+  grpc::ServerWriteReactor<v1::SnapshotChunk>* Snapshot(grpc::CallbackServerContext* context,
+                                                        const v1::SnapshotRequest*) override {
+    return StartSnapshotStream(shell_, snapshots_,
+                               slots_.Take(SlotKind::kFollower, context->peer()));
+  }
 
   grpc::ServerUnaryReactor* RemoveWorker(grpc::CallbackServerContext* context,
                                          const v1::RemoveWorkerRequest* request,
@@ -41,9 +58,10 @@ class AdminService : public v1::AdminService::CallbackService {
                     absl::InvalidArgumentError(
                         absl::StrCat("name: 1 to ", kNameBytesMax, " bytes are required")));
     }
-    shell_.RemoveWorker(request->name(), [this, reactor](const absl::StatusOr<JobReply>& reply) {
-      Finish(reactor, "RemoveWorker", reply.status());
-    });
+    shell_.RemoveWorker(request->name(), ActorOf(context->peer()),
+                        [this, reactor](const absl::StatusOr<JobReply>& reply) {
+                          Finish(reactor, "RemoveWorker", reply.status());
+                        });
     return reactor;
   }
 
@@ -83,13 +101,16 @@ class AdminService : public v1::AdminService::CallbackService {
   }
 
   Shell& shell_;
+  Slots& slots_;
   const std::string backups_;
+  const std::string snapshots_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, const std::string& backups) {
-  return std::make_unique<AdminService>(shell, backups);
+std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, Slots& slots,
+                                                const std::string& backups) {
+  return std::make_unique<AdminService>(shell, slots, backups);
 }
 
 }  // namespace muster::coordinator

@@ -12,9 +12,12 @@ class Service;
 namespace muster::coordinator {
 
 class Shell;
+class Slots;
 
-// `shell` outlives the service. Backups are written below `backups`, an absolute path.
-std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, const std::string& backups);
+// `shell` and `slots` outlive the service. Backups are written below `backups`, an absolute path;
+// beside it is a directory for snapshots that are being read.
+std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, Slots& slots,
+                                                const std::string& backups);
 
 }  // namespace muster::coordinator
 

@@ -68,7 +68,7 @@ class JobService : public v1::JobService::CallbackService {
     absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
     if (!slot.ok()) return Finish(reactor, "Submit", slot.status());
     shell_.Submit(
-        std::move(spec), request->request_id(),
+        std::move(spec), request->request_id(), ActorOf(context->peer()),
         [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
           if (reply.ok()) {
             *response->mutable_job() = std::move(reply->job);
@@ -105,10 +105,33 @@ class JobService : public v1::JobService::CallbackService {
     }
     absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
     if (!slot.ok()) return Finish(reactor, "CancelJob", slot.status());
-    shell_.Cancel(request->name(), [this, reactor, response,
-                                    slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
-      if (reply.ok()) *response = std::move(reply->job);
-      Finish(reactor, "CancelJob", reply.status());
+    shell_.Cancel(
+        request->name(), ActorOf(context->peer()),
+        [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) *response = std::move(reply->job);
+          Finish(reactor, "CancelJob", reply.status());
+        });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context,
+                                    const v1::ExplainRequest* request,
+                                    v1::ExplainResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    absl::StatusOr<ExplainQuery> about = QueryOf(*request);
+    if (!about.ok()) return Finish(reactor, "Explain", about.status());
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    if (!slot.ok()) return Finish(reactor, "Explain", slot.status());
+    shell_.Explain(*std::move(about), [this, reactor, response, slot = std::move(slot)](
+                                          absl::StatusOr<Explained> explained) {
+      if (explained.ok()) {
+        *response->mutable_job() = std::move(explained->job);
+        if (explained->waiting.has_value()) *response->mutable_waiting() = *explained->waiting;
+        for (v1::Placement& placement : explained->placements) {
+          *response->add_placements() = std::move(placement);
+        }
+      }
+      Finish(reactor, "Explain", explained.status());
     });
     return reactor;
   }
@@ -177,6 +200,23 @@ class JobService : public v1::JobService::CallbackService {
                                                      " are possible"));
     }
     return spec::Validate(spec);
+  }
+
+  static absl::StatusOr<ExplainQuery> QueryOf(const v1::ExplainRequest& request) {
+    switch (request.about_case()) {
+      case v1::ExplainRequest::kName:
+        RETURN_IF_ERROR(CheckJobName(request.name()));
+        return ExplainQuery(request.name());
+      case v1::ExplainRequest::kSpec: {
+        v1::JobSpec spec = request.spec();
+        spec::ApplyDefaults(spec);
+        RETURN_IF_ERROR(spec::Validate(spec));
+        return ExplainQuery(std::move(spec));
+      }
+      case v1::ExplainRequest::ABOUT_NOT_SET:
+        break;
+    }
+    return absl::InvalidArgumentError("name or spec: one of them is required");
   }
 
   absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {

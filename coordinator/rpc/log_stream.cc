@@ -32,8 +32,8 @@ class LogStream : public PullStream<v1::LogChunk> {
           "epoch: ", epoch_, " of job ", id_, " is not there yet; the newest is ", job->epoch()));
     }
     if (job->epoch() == 0 && !request_.follow()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("job ", id_, " has not started: ", job->waiting()));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job ", id_, " has not started; `muster explain ", job->name(), "` says why it waits"));
     }
     if (epoch_ == 0) epoch_ = job->epoch();
     offset_ = -request_.tail_bytes();

@@ -30,6 +30,11 @@ inline absl::Status CheckRank(const v1::Job& job, int32_t rank) {
       absl::StrCat("rank: ", rank, " is not in 0 to ", ranks - 1, ", the ranks of job ", job.id()));
 }
 
+// Event.actor of a caller: its address without the port.
+inline std::string ActorOf(const std::string& peer) {
+  return absl::StrCat("client ", peer.substr(0, peer.rfind(':')));
+}
+
 // True when `event` is about this job, given by name or id; an empty `job` stands for every event.
 inline bool IsAbout(const v1::Event& event, const std::string& job) {
   return job.empty() || event.job_id() == job || event.job_name() == job;

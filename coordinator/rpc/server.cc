@@ -73,7 +73,7 @@ class GrpcServer : public RpcServer {
         slots_(options.slots),
         job_service_(MakeJobService(shell, slots_, options.version)),
         worker_service_(MakeWorkerService(shell, slots_, options.hello_timeout)),
-        admin_service_(MakeAdminService(shell, options.backups)) {}
+        admin_service_(MakeAdminService(shell, slots_, options.backups)) {}
 
   // False when the address cannot be bound.
   bool Bind(const std::string& address) {

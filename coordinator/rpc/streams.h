@@ -9,6 +9,7 @@
 
 #include "coordinator/rpc/slots.h"
 #include "coordinator/shell.h"
+#include "muster/v1/admin_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 
 namespace muster::coordinator {
@@ -27,6 +28,10 @@ grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
 grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(Shell& shell,
                                                                const v1::GetProfileRequest& request,
                                                                absl::StatusOr<Slots::Slot> slot);
+// `directory`: where a copy of the state may lie for as long as it is read.
+grpc::ServerWriteReactor<v1::SnapshotChunk>* StartSnapshotStream(Shell& shell,
+                                                                 const std::string& directory,
+                                                                 absl::StatusOr<Slots::Slot> slot);
 
 }  // namespace muster::coordinator
 

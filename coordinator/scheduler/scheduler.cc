@@ -1,20 +1,16 @@
 #include "coordinator/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 namespace {
 
-constexpr size_t kWorkersNamedMax = 8;  // in one explanation
-
-std::string Count(int64_t n, absl::string_view noun) {
-  return absl::StrCat(n, " ", noun, n == 1 ? "" : "s");
-}
+constexpr int kWorkersNamedMax = 8;  // in one explanation
 
 // The number of whole groups of `group` slots that all workers together have.
 int64_t GroupsIn(const SlotIndex::Kind& slots, int group) {
@@ -96,11 +92,36 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex::Kind& slots, int group, int
   return chosen;
 }
 
+// What the job asks for.
+v1::WaitReason ReasonOf(const WaitingJob& job, v1::WaitCode code) {
+  v1::WaitReason reason;
+  reason.set_code(code);
+  reason.set_queue(job.queue);
+  reason.set_ranks(job.ranks);
+  reason.set_device(job.device);
+  reason.set_group(job.group);
+  return reason;
+}
+
+// Which jobs a plan looks at behind those that do not fit, and which it explains.
+struct Scope {
+  int behind = 0;  // SchedulePolicy::explained_behind
+  bool explains = true;
+  const JobId* only = nullptr;  // the plan ends at this job and explains no other
+};
+
 class Planner {
  public:
-  Planner(SlotIndex& slots, const SchedulePolicy& policy, absl::Time now)
-      : index_(slots), trial_(slots), policy_(policy), now_(now) {}
+  Planner(SlotIndex::Trial& trial, const Snapshot& cluster, const SchedulePolicy& policy,
+          absl::Time now, Scope scope)
+      : index_(trial.index()),
+        trial_(trial),
+        running_(cluster.running),
+        policy_(policy),
+        now_(now),
+        scope_(scope) {}
 
+  // The slots of those that start stay taken in the trial.
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
     // For every queue and shape the first job that was not looked at, all merged into one order.
@@ -113,11 +134,12 @@ class Planner {
     while (!heads.empty()) {
       Cursor cursor = heads.extract(heads.begin()).mapped();
       const WaitingJob& job = cursor.next->second;
-      if (cursor.queue->behind >= policy_.explained_behind) continue;
+      if (cursor.queue->blocker != nullptr && cursor.queue->behind >= scope_.behind) continue;
       Consider(job, cursor);
-      if (cursor.queue->behind >= policy_.explained_behind) {
+      if (scope_.only != nullptr && job.id == *scope_.only) break;
+      if (cursor.queue->blocker != nullptr && cursor.queue->behind >= scope_.behind) {
         schedule_.horizon.queues.emplace(job.queue, job.order());
-      } else if (cursor.behind >= policy_.explained_behind) {
+      } else if (cursor.misfit && cursor.behind >= scope_.behind) {
         schedule_.horizon.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
       } else if (++cursor.next != cursor.end) {
         const QueueOrder order = cursor.next->first;
@@ -139,16 +161,12 @@ class Planner {
     bool misfit = false;  // one did not fit, so that none behind it does
     int behind = 0;       // jobs looked at behind that one
   };
+
   void Consider(const WaitingJob& job, Cursor& cursor) {
     const WaitingJob* blocker = cursor.queue->blocker;
     if (blocker != nullptr) ++cursor.queue->behind;
     if (cursor.misfit) ++cursor.behind;
-    if (job.not_before > now_) {
-      Explain(job, absl::StrCat(
-                       "backs off after a failure; tries again at ",
-                       absl::FormatTime("%H:%M:%E1S UTC", job.not_before, absl::UTCTimeZone())));
-      return;
-    }
+    if (job.not_before > now_) return Explain(job, [&] { return BackOff(job); });
     const SlotIndex::Kind& slots = index_.Of(job.device);
     const int group = UnitOf(job, slots);
     const int units = job.ranks / group;
@@ -156,26 +174,15 @@ class Planner {
     // holds back none.
     if (slots.total < job.ranks || GroupsIn(slots, group) < units) {
       cursor.misfit = true;
-      Explain(job, WhyNot(job, slots));
-      return;
+      return Explain(job, [&] { return NeverFits(job, slots, group); });
     }
-    if (blocker != nullptr) {
-      Explain(job, absl::StrCat("waits behind job ", blocker->name, " (priority ",
-                                blocker->priority, ", needs ",
-                                Count(blocker->ranks, spec::EnumName(blocker->device) + " slot"),
-                                ") in queue ", job.queue,
-                                "; starts before it with a priority above ", blocker->priority));
-      return;
-    }
+    if (blocker != nullptr) return Explain(job, [&] { return Behind(job, *blocker); });
     std::vector<WorkerId> workers;
     if (slots.free >= job.ranks) workers = ChooseWorkers(slots, group, units);
-    if (!workers.empty()) {
-      Place(job, workers, group);
-      return;
-    }
+    if (!workers.empty()) return Place(job, workers, group);
     cursor.misfit = true;
     if (policy_.strict_fifo) cursor.queue->blocker = &job;
-    Explain(job, WhyNot(job, slots));
+    Explain(job, [&] { return NotNow(job, slots, group); });
   }
 
   // How many slots of one worker are taken at a time: a tensor group, unless no worker is as large.
@@ -185,9 +192,9 @@ class Planner {
   }
 
   void Place(const WaitingJob& job, const std::vector<WorkerId>& workers, int group) {
-    Decision decision;
-    decision.job = job.id;
-    decision.placements.resize(static_cast<size_t>(job.ranks));
+    Start start;
+    start.job = job.id;
+    start.placements.resize(static_cast<size_t>(job.ranks));
     std::vector<int32_t> order = RanksByGroup(job);
     // Groups cannot be kept whole: ranks take slots in the order of their numbers.
     if (group == 1) std::sort(order.begin(), order.end());
@@ -195,9 +202,9 @@ class Planner {
     for (const WorkerId& id : workers) {
       const int whole = FreeSlots(*index_.Find(id), job.device) / group * group;
       const int here = std::min(whole, static_cast<int>(order.size() - next));
-      for (std::string& device : trial_.Take(id, job.device, here, job.name)) {
+      for (std::string& device : trial_.Take(id, job.device, here, job.id)) {
         const int32_t rank = order[next++];
-        v1::Placement& placement = decision.placements[static_cast<size_t>(rank)];
+        v1::Placement& placement = start.placements[static_cast<size_t>(rank)];
         placement.set_rank(rank);
         placement.set_worker(id.value());
         placement.set_device(std::move(device));
@@ -205,135 +212,217 @@ class Planner {
     }
     CHECK_EQ(next, order.size()) << job.id;
     largest_holders_.erase(job.device);
-    schedule_.decisions.push_back(std::move(decision));
+    placed_names_.emplace(job.id, job.name);
+    schedule_.decisions.emplace_back(std::move(start));
   }
 
-  void Explain(const WaitingJob& job, std::string text) {
-    schedule_.explanations.push_back({job.id, std::move(text)});
+  // ---- reasons
+
+  template <typename Reason>
+  void Explain(const WaitingJob& job, Reason reason) {
+    if (!scope_.explains || (scope_.only != nullptr && job.id != *scope_.only)) return;
+    schedule_.explanations.push_back({job.id, reason()});
   }
 
-  std::string WhyNot(const WaitingJob& job, const SlotIndex::Kind& slots) {
-    const std::string kind = spec::EnumName(job.device);
-    const int64_t total = slots.total, free = slots.free;
-    if (index_.empty()) {
-      return absl::StrCat("needs ", Count(job.ranks, kind + " slot"),
-                          ", but no worker has joined; start muster-worker");
-    }
-    if (total < job.ranks) {
-      return absl::StrCat("no worker set could ever hold ", Count(job.ranks, kind + " slot"),
-                          ": the cluster has ", total, "; add ", Count(job.ranks - total, "slot"),
-                          total > 0
-                              ? absl::StrCat(" or lower resources.ranks to ", total)
-                              : absl::StrCat(" of kind ", kind, " or change resources.device"),
-                          job.device == v1::DEVICE_KIND_CUDA
-                              ? ". `muster get workers` and the logs of daemons say why a GPU is "
-                                "not offered"
-                              : "");
-    }
-    const int group = UnitOf(job, slots);
-    if (group > 1) {
-      const int64_t units = job.ranks / group;
-      const std::string groups = absl::StrCat(units, " tensor group", units == 1 ? "" : "s", " of ",
-                                              Count(group, kind + " slot"), ", each on one worker");
-      if (const int64_t capacity = GroupsIn(slots, group); capacity < units) {
-        return absl::StrCat("no worker set could ever hold ", groups, ": the cluster can hold ",
-                            capacity, "; add workers with ", group,
-                            " slots or lower engine.parallel.tensor");
+  static v1::WaitReason BackOff(const WaitingJob& job) {
+    v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_BACK_OFF);
+    *reason.mutable_until() = ToProto(job.not_before);
+    return reason;
+  }
+
+  static v1::WaitReason Behind(const WaitingJob& job, const WaitingJob& blocker) {
+    v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_BEHIND);
+    v1::WaitingJobRef& front = *reason.mutable_blocker();
+    front.set_job_id(blocker.id.value());
+    front.set_job_name(blocker.name);
+    front.set_priority(blocker.priority);
+    front.set_ranks(blocker.ranks);
+    front.set_device(blocker.device);
+    reason.mutable_change()->set_priority_above(blocker.priority);
+    return reason;
+  }
+
+  static v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code,
+                                  const SlotIndex::Kind& slots, int group) {
+    v1::WaitReason reason = ReasonOf(job, code);
+    reason.set_slots_total(slots.total);
+    reason.set_slots_free(slots.free);
+    reason.set_group(group);
+    reason.set_groups_total(GroupsIn(slots, group));
+    return reason;
+  }
+
+  v1::WaitReason NeverFits(const WaitingJob& job, const SlotIndex::Kind& slots, int group) const {
+    if (index_.empty()) return WithSlots(job, v1::WAIT_CODE_NO_WORKERS, slots, group);
+    if (slots.total < job.ranks) {
+      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_CLUSTER_TOO_SMALL, slots, group);
+      reason.mutable_change()->set_slots_added(job.ranks - slots.total);
+      if (slots.total > 0) {
+        reason.mutable_change()->set_ranks_at_most(static_cast<int32_t>(slots.total));
       }
-      if (free >= job.ranks) {
-        std::map<WorkerId, int> by_id;
-        for (const auto& [here, workers] : slots.workers_by_free) {
-          size_t named = 0;
-          for (auto id = workers.begin(); id != workers.end() && named < kWorkersNamedMax;
-               ++named) {
-            by_id.emplace(*id++, here);
-          }
-        }
-        std::vector<std::string> by_worker;
-        for (const auto& [id, here] : by_id) {
-          by_worker.push_back(absl::StrCat(id.value(), " ", here));
-          if (by_worker.size() == kWorkersNamedMax) break;
-        }
-        return absl::StrCat("needs ", groups, "; free are ", absl::StrJoin(by_worker, ", "),
-                            "; starts when jobs on one of them end");
+      return reason;
+    }
+    v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_GROUPS_TOO_LARGE, slots, group);
+    reason.mutable_change()->set_worker_with_slots(group);
+    reason.mutable_change()->set_tensor_lowered(true);
+    return reason;
+  }
+
+  v1::WaitReason NotNow(const WaitingJob& job, const SlotIndex::Kind& slots, int group) {
+    if (slots.free < job.ranks) {
+      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
+      *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
+      return reason;
+    }
+    v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
+    std::map<WorkerId, int> named;
+    for (auto alike = slots.workers_by_free.rbegin(); alike != slots.workers_by_free.rend();
+         ++alike) {
+      for (auto id = alike->second.begin();
+           id != alike->second.end() && named.size() < kWorkersNamedMax; ++id) {
+        named.emplace(*id, alike->first);
       }
     }
-    const std::string numbers = absl::StrCat("needs ", Count(job.ranks, kind + " slot"), ", ", free,
-                                             free == 1 ? " is" : " are", " free of ", total);
-    return absl::StrCat(numbers, "; ", CheapestChange(job.ranks - free, job.device));
+    for (const auto& [id, free] : named) {
+      v1::WorkerSlots& worker = *reason.add_free();
+      worker.set_worker(id.value());
+      worker.set_slots(free);
+    }
+    return reason;
   }
 
   // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
   // of the largest ones. Workers that are away are named last, since nobody knows when they return.
-  std::string CheapestChange(int64_t missing, v1::DeviceKind kind) {
+  v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
     const SlotIndex::Kind& all = index_.Of(kind);
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     if (first) {
-      for (const auto& [name, slots] : all.held) cached->second.emplace_back(-slots, name);
+      for (const auto& [job, slots] : all.held) cached->second.emplace_back(-slots, job);
       std::sort(cached->second.begin(), cached->second.end());
     }
-    std::vector<std::pair<int64_t, std::string>> jobs = cached->second;
-    std::vector<std::string> ending;
+    std::vector<std::pair<int64_t, JobId>> jobs = cached->second;
+    v1::StartChange change;
     while (missing > 0 && !jobs.empty()) {
       auto take = jobs.begin();
       for (auto it = jobs.begin(); it != jobs.end(); ++it) {
         if (-it->first >= missing) take = it;
       }
-      ending.push_back(absl::StrCat("job ", take->second, " (", Count(-take->first, "slot"), ")"));
+      v1::JobSlots& ends = *change.add_jobs_end();
+      ends.set_job_id(take->second.value());
+      ends.set_job_name(NameOf(take->second));
+      ends.set_slots(-take->first);
       missing += take->first;
       jobs.erase(take);
     }
-    std::string text;
-    if (!ending.empty()) {
-      text = absl::StrCat("starts when ", absl::StrJoin(ending, " and "),
-                          ending.size() == 1 ? " ends" : " end");
+    if (missing > 0 && all.away_slots > 0) AddAway(kind, change);
+    if (change.jobs_end().empty() && change.workers_return().empty()) {
+      change.set_slots_released(true);
     }
-    if (missing > 0 && all.away_slots > 0) {
-      absl::StrAppend(&text, text.empty() ? "starts when " : " and when ",
-                      "workers that are away return: ", AwayText(kind));
-    }
-    if (text.empty()) text = "starts when the slots of ended attempts are released";
-    return text;
+    return change;
   }
 
-  std::string AwayText(v1::DeviceKind kind) const {
-    std::vector<std::string> named;
+  std::string NameOf(const JobId& job) const {
+    if (const auto running = running_.find(job); running != running_.end()) {
+      return running->second.name;
+    }
+    const auto placed = placed_names_.find(job);
+    return placed == placed_names_.end() ? job.value() : placed->second;
+  }
+
+  void AddAway(v1::DeviceKind kind, v1::StartChange& change) const {
     const std::set<WorkerId>& away = index_.Of(kind).away;
-    for (auto id = away.begin(); id != away.end() && named.size() < kWorkersNamedMax; ++id) {
+    for (auto id = away.begin();
+         id != away.end() && change.workers_return_size() < kWorkersNamedMax; ++id) {
       const WorkerView& worker = *index_.Find(*id);
-      const auto slots = std::count_if(worker.slots.begin(), worker.slots.end(),
-                                       [kind](const SlotView& slot) { return slot.kind == kind; });
-      named.push_back(
-          absl::StrCat(id->value(), " (", Count(slots, "slot"), ") ", worker.unready_reason));
+      v1::AwayWorker& named = *change.add_workers_return();
+      named.set_worker(id->value());
+      named.set_slots(TotalSlots(worker, kind));
+      named.set_reason(worker.away);
+      named.set_ends_attempt(worker.ends_attempt);
     }
-    if (away.size() > named.size()) {
-      named.push_back(absl::StrCat("and ", away.size() - named.size(), " more"));
-    }
-    return absl::StrJoin(named, ", ");
+    change.set_workers_return_unnamed(static_cast<int64_t>(away.size()) -
+                                      change.workers_return_size());
   }
 
-  SlotIndex& index_;
-  SlotIndex::Trial trial_;  // the slots that the decisions so far take
+  const SlotIndex& index_;
+  SlotIndex::Trial& trial_;
+  const std::map<JobId, RunningJob>& running_;
   const SchedulePolicy& policy_;
   const absl::Time now_;
-  // By kind: the jobs that hold slots, most slots first (counted negative), then by name.
-  std::map<v1::DeviceKind, std::vector<std::pair<int64_t, std::string>>> largest_holders_;
+  const Scope scope_;
+  // By kind: the jobs that hold slots, most slots first (counted negative).
+  std::map<v1::DeviceKind, std::vector<std::pair<int64_t, JobId>>> largest_holders_;
+  std::map<JobId, std::string> placed_names_;  // of the jobs that this plan starts
   std::map<std::string, QueueState> queues_;
   Schedule schedule_;
 };
 
-}  // namespace
-
-Schedule Plan(SlotIndex& slots, const WaitingQueue& queue, const SchedulePolicy& policy,
-              absl::Time now) {
-  return Planner(slots, policy, now).Run(queue);
+// When `job` starts if nothing but ends of running jobs and of back-offs happens; InfiniteFuture
+// when that is not known.
+absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const SchedulePolicy& policy,
+                         absl::Time now, const JobId& job) {
+  SlotIndex::Trial trial(cluster.slots);
+  std::multimap<absl::Time, JobId> ends;
+  for (const auto& [id, running] : cluster.running) {
+    if (running.ends_at != absl::InfiniteFuture()) {
+      ends.emplace(std::max(now, running.ends_at), id);
+    }
+  }
+  for (int step = 0; step < kForecastStepsMax; ++step) {
+    const Schedule next =
+        Planner(trial, cluster, policy, now, {.behind = 0, .explains = false}).Run(queue);
+    for (const Decision& decision : next.decisions) {
+      const JobId& started = std::get<Start>(decision).job;
+      if (started == job) return now;
+      if (const absl::Duration runtime = queue.Find(started)->runtime;
+          runtime != absl::InfiniteDuration()) {
+        ends.emplace(now + runtime, started);
+      }
+      queue.Remove(started);
+    }
+    now = std::min(next.wake_at, ends.empty() ? absl::InfiniteFuture() : ends.begin()->first);
+    if (now == absl::InfiniteFuture()) break;
+    while (!ends.empty() && ends.begin()->first <= now) {
+      trial.Release(ends.begin()->second);
+      ends.erase(ends.begin());
+    }
+  }
+  return absl::InfiniteFuture();
 }
 
-Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
+}  // namespace
+
+Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now) {
-  SlotIndex slots;
-  for (const WorkerView& worker : cluster.workers) slots.Put(worker);
-  return Plan(slots, queue, policy, now);
+  SlotIndex::Trial trial(cluster.slots);
+  return Planner(trial, cluster, policy, now, {.behind = policy.explained_behind}).Run(queue);
+}
+
+Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
+                 absl::Time now, const JobId& job) {
+  const WaitingJob* waiting = queue.Find(job);
+  CHECK(waiting != nullptr) << job << " does not wait";
+  Forecast forecast;
+  {
+    SlotIndex::Trial trial(cluster.slots);
+    Schedule plan = Planner(trial, cluster, policy, now,
+                            {.behind = std::numeric_limits<int>::max(), .only = &job})
+                        .Run(queue);
+    for (Decision& decision : plan.decisions) {
+      if (Start& start = std::get<Start>(decision); start.job == job) {
+        forecast.start = std::move(start);
+        return forecast;
+      }
+    }
+    CHECK_EQ(plan.explanations.size(), 1u) << job;
+    forecast.reason = std::move(plan.explanations[0].reason);
+  }
+  forecast.reason.set_ahead(queue.CountBefore(*waiting));
+  const absl::Time start = EstimateStart(cluster, queue, policy, now, job);
+  if (start != absl::InfiniteFuture()) {
+    *forecast.reason.mutable_estimated_start() = ToProto(start);
+  }
+  return forecast;
 }
 
 bool PlanningHorizon::Excludes(const WaitingJob& job) const {
@@ -343,9 +432,10 @@ bool PlanningHorizon::Excludes(const WaitingJob& job) const {
   return shape != shapes.end() && shape->second < job.order();
 }
 
-std::string BehindText(const std::string& queue, const SchedulePolicy& policy) {
-  return absl::StrCat("more than ", policy.explained_behind, " jobs go before it in queue ", queue,
-                      "; a higher priority moves it up");
+v1::WaitReason BehindMany(const WaitingJob& job, const SchedulePolicy& policy) {
+  v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_BEHIND_MANY);
+  reason.set_behind_more_than(policy.explained_behind);
+  return reason;
 }
 
 }  // namespace muster::coordinator

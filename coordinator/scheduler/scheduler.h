@@ -4,22 +4,20 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "coordinator/scheduler/slot_index.h"
 #include "coordinator/scheduler/waiting_queue.h"
-#include "muster/v1/job.pb.h"
-#include "muster/v1/stored.pb.h"
+#include "muster/v1/schedule.pb.h"
 
 namespace muster::coordinator {
 
-struct ClusterView {
-  std::vector<WorkerView> workers;  // ordered by id
-};
 struct SchedulePolicy {
   // True: a job that does not fit holds back all jobs behind it in its queue, so that large gangs
   // do not starve. A job that backs off, or that would not fit on the whole cluster if it were
@@ -30,16 +28,31 @@ struct SchedulePolicy {
   int explained_behind = 32;
 };
 
-struct Decision {
+// A job that holds slots.
+struct RunningJob {
+  std::string name;
+  std::string queue;
+  int32_t priority = 0;
+  absl::Time ends_at = absl::InfiniteFuture();  // at its measured pace; InfiniteFuture: not known
+};
+// What a plan is about. A plan changes `slots` while it is made and leaves them as they were.
+struct Snapshot {
+  SlotIndex& slots;
+  const std::map<JobId, RunningJob>& running;  // every job that holds a slot
+};
+
+// The job starts.
+struct Start {
   JobId job;
   std::vector<v1::Placement> placements;  // of ranks 0 to ranks - 1, in this order
 };
+using Decision = std::variant<Start>;
 struct Explanation {
   JobId job;
-  std::string text;  // why it waits, with numbers, and the cheapest change that would start it
+  v1::WaitReason reason;
 };
 // How far back in the queues a plan looked. A job beyond this can join or leave without changing
-// the plan; BehindText() says why it waits.
+// the plan; BehindMany() says why it waits.
 struct PlanningHorizon {
   // By queue that is held back: the last job that the plan looked at.
   std::map<std::string, QueueOrder> queues;
@@ -62,17 +75,31 @@ struct Schedule {
 // the slots left over stay together). Slots are taken by whole tensor groups (WaitingJob::group),
 // which span workers only if no worker of the cluster is as large as one. Ranks take slots worker
 // by worker in order of id, then in device order, tensor group by tensor group. Pure: equal inputs
-// give equal outputs; `slots` is as before when it returns. Thread: any. O(queues x shapes + jobs
-// looked at + jobs placed x (workers taken x different numbers of free slots + slots taken)), where
-// the jobs looked at are those that start or back off, and for each queue and shape those that do
-// not fit with `explained_behind` jobs behind each.
-Schedule Plan(SlotIndex& slots, const WaitingQueue& queue, const SchedulePolicy& policy,
-              absl::Time now);
-Schedule Plan(const ClusterView& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
+// give equal outputs. Thread: any. O(queues x shapes + jobs looked at + jobs placed x (workers
+// taken x different numbers of free slots + slots taken)), where the jobs looked at are those that
+// start or back off, and for each queue and shape those that do not fit with `explained_behind`
+// jobs behind each.
+Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 
 // Why a job beyond the horizon waits.
-std::string BehindText(const std::string& queue, const SchedulePolicy& policy);
+v1::WaitReason BehindMany(const WaitingJob& job, const SchedulePolicy& policy);
+
+// What becomes of one job.
+struct Forecast {
+  std::optional<Start> start;  // the plan of now starts it
+  // Else why not, with the fields that Explain alone sets.
+  v1::WaitReason reason;
+};
+// The plan of now, looked at as far as this job, and then played ahead: running jobs end when they
+// are expected to, the slots go to the jobs that are next, until this one starts. Pure. O(jobs
+// before it + kForecastStepsMax x (queues x shapes + slots released and taken)).
+// Requires: the job is in the queue.
+Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
+                 absl::Time now, const JobId& job);
+// So many ends of jobs and back-offs are played ahead; a job that has not started by then has no
+// estimate.
+constexpr int kForecastStepsMax = 1024;
 
 }  // namespace muster::coordinator
 

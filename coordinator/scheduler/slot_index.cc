@@ -8,16 +8,30 @@ int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
   if (!worker.ready) return 0;
   return static_cast<int>(
       std::count_if(worker.slots.begin(), worker.slots.end(),
-                    [kind](const SlotView& slot) { return slot.free && slot.kind == kind; }));
+                    [kind](const SlotView& slot) { return slot.free() && slot.kind == kind; }));
+}
+
+int TotalSlots(const WorkerView& worker, v1::DeviceKind kind) {
+  return static_cast<int>(
+      std::count_if(worker.slots.begin(), worker.slots.end(),
+                    [kind](const SlotView& slot) { return slot.kind == kind; }));
 }
 
 void SlotIndex::Count(const WorkerView& worker, int sign) {
   std::map<v1::DeviceKind, int> slots;
+  std::set<JobId> holders;
   for (const SlotView& slot : worker.slots) {
     ++slots[slot.kind];
-    if (!worker.ready || slot.free || slot.held_by.empty()) continue;
+    if (!slot.held()) continue;
+    holders.insert(slot.held_by);
+    if (!worker.ready) continue;
     auto& held = kinds_[slot.kind].held;
     if ((held[slot.held_by] += sign) == 0) held.erase(slot.held_by);
+  }
+  for (const JobId& holder : holders) {
+    std::set<WorkerId>& workers = workers_of_[holder];
+    sign > 0 ? void(workers.insert(worker.id)) : void(workers.erase(worker.id));
+    if (workers.empty()) workers_of_.erase(holder);
   }
   for (const auto& [of, count] : slots) {
     Kind& kind = kinds_[of];
@@ -64,19 +78,10 @@ const WorkerView* SlotIndex::Find(const WorkerId& id) const {
   return found == workers_.end() ? nullptr : &found->second;
 }
 
-void SlotIndex::SetReady(const WorkerId& id, bool ready, const std::string& unready_reason) {
-  Update(id, [&](WorkerView& worker) {
-    worker.ready = ready;
-    worker.unready_reason = ready ? "" : unready_reason;
-  });
-}
-
-void SlotIndex::SetHolder(const WorkerId& id, const std::string& device, const std::string& job) {
+void SlotIndex::SetHolder(const WorkerId& id, const std::string& device, const JobId& job) {
   Update(id, [&](WorkerView& worker) {
     for (SlotView& slot : worker.slots) {
-      if (slot.device != device) continue;
-      slot.free = job.empty();
-      slot.held_by = job;
+      if (slot.device == device) slot.held_by = job;
     }
   });
 }
@@ -87,25 +92,46 @@ const SlotIndex::Kind& SlotIndex::Of(v1::DeviceKind kind) const {
   return found == kinds_.end() ? *none : found->second;
 }
 
+const std::set<WorkerId>& SlotIndex::WorkersOf(const JobId& job) const {
+  static const auto* const none = new std::set<WorkerId>();
+  const auto found = workers_of_.find(job);
+  return found == workers_of_.end() ? *none : found->second;
+}
+
 std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, v1::DeviceKind kind, int count,
-                                                const std::string& job) {
+                                                const JobId& job) {
   std::vector<std::string> devices;
   index_.Update(id, [&](WorkerView& worker) {
     for (SlotView& slot : worker.slots) {
       if (static_cast<int>(devices.size()) == count) break;
-      if (!slot.free || slot.kind != kind) continue;
-      slot.free = false;
+      if (!slot.free() || slot.kind != kind) continue;
       slot.held_by = job;
       devices.push_back(slot.device);
     }
   });
-  for (const std::string& device : devices) taken_.emplace_back(id, device);
+  for (const std::string& device : devices) before_.emplace_back(id, device, JobId());
   return devices;
 }
 
+void SlotIndex::Trial::Release(const JobId& job) {
+  const std::set<WorkerId> workers = index_.WorkersOf(job);
+  for (const WorkerId& id : workers) {
+    index_.Update(id, [&](WorkerView& worker) {
+      for (SlotView& slot : worker.slots) {
+        if (slot.held_by != job) continue;
+        slot.held_by = JobId();
+        before_.emplace_back(id, slot.device, job);
+      }
+    });
+  }
+}
+
 void SlotIndex::Trial::Rollback() {
-  for (const auto& [worker, device] : taken_) index_.SetHolder(worker, device, "");
-  taken_.clear();
+  for (auto change = before_.rbegin(); change != before_.rend(); ++change) {
+    const auto& [worker, device, holder] = *change;
+    index_.SetHolder(worker, device, holder);
+  }
+  before_.clear();
 }
 
 }  // namespace muster::coordinator

@@ -3,31 +3,33 @@
 #define MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <set>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "base/ids.h"
-#include "muster/v1/job.pb.h"
+#include "muster/v1/schedule.pb.h"
 
 namespace muster::coordinator {
 
 struct SlotView {
   std::string device;  // "cpu:0"
   v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
-  bool free = false;
-  std::string held_by = {};  // name of the job that holds it, for explanations
+  bool usable = true;
+  JobId held_by = {};  // empty: by none
 
+  bool held() const { return !held_by.value().empty(); }
+  bool free() const { return usable && !held(); }
   friend bool operator==(const SlotView&, const SlotView&) = default;
 };
 struct WorkerView {
   WorkerId id;
-  bool ready = false;               // only ready workers get new ranks
-  std::string unready_reason = {};  // "is not connected", for explanations
-  std::vector<SlotView> slots;      // in device order
+  bool ready = false;                                 // only ready workers get new ranks
+  v1::AwayReason away = v1::AWAY_REASON_UNSPECIFIED;  // why it is not ready
+  std::string ends_attempt = {};                      // AwayWorker.ends_attempt
+  std::vector<SlotView> slots;                        // in device order
 
   friend bool operator==(const WorkerView&, const WorkerView&) = default;
 };
@@ -43,8 +45,8 @@ class SlotIndex {
     std::map<int, int> workers_by_total;
     // Ready workers by how many free slots of this kind they have, without those that have none.
     std::map<int, std::set<WorkerId>> workers_by_free;
-    std::map<std::string, int64_t> held;  // slots on ready workers, by name of the job
-    std::set<WorkerId> away;              // workers that are not ready
+    std::map<JobId, int64_t> held;  // slots on ready workers, by the job that holds them
+    std::set<WorkerId> away;        // workers that are not ready
     int64_t away_slots = 0;
 
     friend bool operator==(const Kind&, const Kind&) = default;
@@ -55,36 +57,40 @@ class SlotIndex {
   void Remove(const WorkerId& id);
   // Null when the worker is unknown.
   const WorkerView* Find(const WorkerId& id) const;
-  void SetReady(const WorkerId& id, bool ready, const std::string& unready_reason);
-  // Marks a slot as held by the job of this name; with an empty name, as free. Does nothing when
-  // the worker or the device is unknown.
-  void SetHolder(const WorkerId& id, const std::string& device, const std::string& job);
+  // Marks a slot as held by this job; with an empty id, by none. Does nothing when the worker or
+  // the device is unknown.
+  void SetHolder(const WorkerId& id, const std::string& device, const JobId& job);
 
   bool empty() const { return workers_.empty(); }
   const std::map<WorkerId, WorkerView>& workers() const { return workers_; }
   // Empty sums for a kind that no worker has.
   const Kind& Of(v1::DeviceKind kind) const;
+  // The workers on which the job holds slots.
+  const std::set<WorkerId>& WorkersOf(const JobId& job) const;
 
-  // Slots that are taken for a while: all are given back at once.
+  // Changes that hold for a while: all are taken back at once, when it is destroyed at the latest.
   class Trial {
    public:
     explicit Trial(SlotIndex& index) : index_(index) {}
     ~Trial() { Rollback(); }
     Trial(const Trial&) = delete;
     Trial& operator=(const Trial&) = delete;
+    const SlotIndex& index() const { return index_; }
     // Takes up to `count` free slots of this kind on a worker, in device order; returns their
     // devices.
     std::vector<std::string> Take(const WorkerId& id, v1::DeviceKind kind, int count,
-                                  const std::string& job);
+                                  const JobId& job);
+    // Frees every slot that the job holds.
+    void Release(const JobId& job);
     void Rollback();
 
    private:
     SlotIndex& index_;
-    std::vector<std::pair<WorkerId, std::string>> taken_;
+    std::vector<std::tuple<WorkerId, std::string, JobId>> before_;  // who held what was changed
   };
 
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {
-    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_;
+    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && a.workers_of_ == b.workers_of_;
   }
 
  private:
@@ -94,11 +100,14 @@ class SlotIndex {
   void Update(const WorkerId& id, Change change);
 
   std::map<WorkerId, WorkerView> workers_;
-  std::map<v1::DeviceKind, Kind> kinds_;  // those that a worker has
+  std::map<v1::DeviceKind, Kind> kinds_;            // those that a worker has
+  std::map<JobId, std::set<WorkerId>> workers_of_;  // those that hold a slot
 };
 
 // Slots of one kind that new ranks can take; 0 on a worker that is not ready.
 int FreeSlots(const WorkerView& worker, v1::DeviceKind kind);
+// Slots of one kind that it has.
+int TotalSlots(const WorkerView& worker, v1::DeviceKind kind);
 
 }  // namespace muster::coordinator
 

@@ -3,6 +3,7 @@
 #define MUSTER_COORDINATOR_SCHEDULER_WAITING_QUEUE_H_
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -51,6 +52,8 @@ struct WaitingJob {
   int32_t group = 1;
   int32_t stride = 1;
   absl::Time not_before = absl::InfinitePast();  // end of its back-off
+  // How long it trains once it has started; InfiniteDuration: not known.
+  absl::Duration runtime = absl::InfiniteDuration();
 
   QueueOrder order() const { return {priority, submit_sequence}; }
   GangShape shape() const { return {device, ranks, group}; }
@@ -82,6 +85,23 @@ class WaitingQueue {
     where_.erase(where);
   }
   bool Contains(const JobId& id) const { return where_.contains(id); }
+  // Null when the job does not wait.
+  const WaitingJob* Find(const JobId& id) const {
+    const auto where = where_.find(id);
+    if (where == where_.end()) return nullptr;
+    const Place& place = where->second;
+    return &queues_.find(place.queue)->second.find(place.shape)->second.find(place.order)->second;
+  }
+  // The jobs of the same queue that go before it. O(those).
+  int64_t CountBefore(const WaitingJob& job) const {
+    const auto queue = queues_.find(job.queue);
+    if (queue == queues_.end()) return 0;
+    int64_t before = 0;
+    for (const auto& [shape, jobs] : queue->second) {
+      before += std::distance(jobs.begin(), jobs.lower_bound(job.order()));
+    }
+    return before;
+  }
   size_t size() const { return where_.size(); }
   // By queue name, then by shape; only queues and shapes with jobs.
   const std::map<std::string, Queue>& queues() const { return queues_; }

@@ -30,10 +30,19 @@ const char* Name(Table table) {
       return "checkpoints";
     case Table::kCurves:
       return "loss_points";
+    case Table::kLog:
+      return "log";
     case Table::kTableCount:
       break;
   }
   return "unknown";
+}
+
+std::optional<Table> TableNamed(const std::string& name) {
+  for (size_t i = 0; i < static_cast<size_t>(Table::kTableCount); ++i) {
+    if (name == Name(static_cast<Table>(i))) return static_cast<Table>(i);
+  }
+  return std::nullopt;
 }
 
 }  // namespace muster::coordinator

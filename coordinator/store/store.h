@@ -30,9 +30,12 @@ enum class Table : uint8_t {
   kEnds,         // (job, epoch) -> AttemptEnd
   kCheckpoints,  // (job, epoch, step) -> CheckpointRecord
   kCurves,       // (job, step) -> LossPoint
+  kLog,          // index (big endian) -> LogEntry
   kTableCount,
 };
 const char* Name(Table table);
+// No value: no table has this name.
+std::optional<Table> TableNamed(const std::string& name);
 
 // One atomic change. Later entries win over earlier ones for the same key.
 struct Batch {
@@ -73,7 +76,7 @@ class Store {
 };
 
 // The identity of a store: these rows of kMeta, as text, are written before any other row.
-constexpr uint32_t kSchemaVersion = 2;
+constexpr uint32_t kSchemaVersion = 3;
 constexpr char kMetaSchemaVersion[] = "schema_version";
 constexpr char kMetaClusterId[] = "cluster_id";
 

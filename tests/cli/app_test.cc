@@ -67,6 +67,18 @@ class FakeService : public v1::JobService::Service {
     for (const v1::Event& event : events) *reply->add_events() = event;
     return grpc::Status::OK;
   }
+  grpc::Status Explain(grpc::ServerContext*, const v1::ExplainRequest* request,
+                       v1::ExplainResponse* reply) override {
+    MutexLock lock(&mutex);
+    explained.push_back(*request);
+    if (request->has_spec()) {
+      reply->add_placements()->set_worker("w7");
+      return grpc::Status::OK;
+    }
+    *reply->mutable_job() = job;
+    if (job.has_waiting()) *reply->mutable_waiting() = job.waiting();
+    return grpc::Status::OK;
+  }
   // The first stream breaks after one update; the next one reaches the end.
   grpc::Status WatchJob(grpc::ServerContext*, const v1::GetJobRequest* request,
                         grpc::ServerWriter<v1::Job>* writer) override {
@@ -105,6 +117,7 @@ class FakeService : public v1::JobService::Service {
   std::string log_end = "def\n";  // behind "abc"
   std::vector<v1::SubmitRequest> submitted;
   std::vector<std::string> watched;
+  std::vector<v1::ExplainRequest> explained;
 };
 
 constexpr char kSpec[] = R"(
@@ -412,9 +425,42 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
                       "would fit.")));
   ASSERT_EQ(RunApp({"plan", SpecFile(), "-o", "json"}), 0) << err_.str();
   EXPECT_EQ(Json::parse(out_.str())["ranks"][1]["blocks"], 15);
+  EXPECT_FALSE(Json::parse(out_.str()).contains("cluster"));
+  EXPECT_TRUE(service_.explained.empty()) << "only --cluster asks the coordinator";
+  ASSERT_EQ(RunApp({"plan", SpecFile(), "--cluster", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["cluster"]["placements"][0]["worker"], "w7");
+  ASSERT_EQ(service_.explained.size(), 1u);
+  EXPECT_EQ(service_.explained[0].spec().resources().ranks(), 2);
+  ASSERT_EQ(RunApp({"plan", SpecFile(), "--cluster"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("it would start at once.\nWORKER  RANKS"));
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--device-memory", "much"}), 2);
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--set", "engine.model.heads=3"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("engine.model.heads: 3 does not divide hidden (8)"));
+}
+
+TEST_F(App, Explain_SaysWhyWhatWouldChangeItAndWhen) {
+  service_.job.set_state(v1::JOB_STATE_QUEUED);
+  v1::WaitReason& reason = *service_.job.mutable_waiting();
+  reason.set_code(v1::WAIT_CODE_SLOTS_TAKEN);
+  reason.set_queue("default");
+  reason.set_ranks(2);
+  reason.set_device(v1::DEVICE_KIND_CPU);
+  reason.set_slots_total(2);
+  reason.set_ahead(1);
+  reason.mutable_change()->add_jobs_end()->set_job_name("other");
+  ASSERT_EQ(RunApp({"explain", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("gpt (gpt-abcde)"), HasSubstr("queued"),
+                    HasSubstr("needs 2 cpu slots, 0 are free of 2"),
+                    HasSubstr("starts when job other (0 slots) ends"),
+                    HasSubstr("default, behind 1 other job\n"), HasSubstr("not known")));
+  ASSERT_EQ(RunApp({"explain", "gpt", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["waiting"]["code"], "WAIT_CODE_SLOTS_TAKEN");
+  service_.job.set_state(v1::JOB_STATE_RUNNING);
+  service_.job.clear_waiting();
+  service_.job.add_ranks()->set_worker("w1");
+  ASSERT_EQ(RunApp({"explain", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("it waits for nothing: attempt 0, step 10/10, ranks on w1"));
 }
 
 TEST_F(App, CheckpointsStoredPerHost_NameTheHostsThatHaveTheParts) {

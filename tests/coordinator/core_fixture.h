@@ -148,6 +148,7 @@ class CoreTest : public ::testing::Test {
     Send(std::move(message));
   }
   v1::Job Job() const { return core_->GetJob("job").value(); }
+  v1::WaitReason WaitOf(const std::string& job) const { return core_->GetJob(job)->waiting(); }
   // Brings a job to RUNNING.
   v1::Job Train(int ranks = 2) {
     Hello();

@@ -9,6 +9,7 @@
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/schema.h"
 #include "proto/job_state.h"
+#include "proto/time.h"
 #include "tests/coordinator/core_fixture.h"
 
 namespace muster::coordinator {
@@ -49,8 +50,7 @@ TEST(AttemptMachine, EveryStateAndEvent_OnlyMoveForwardAndStopFromEveryLiveState
       EXPECT_GT(to, from);
       ++legal;
     }
-    EXPECT_EQ(Next(from, AttemptEvent::kStop) == v1::ATTEMPT_STATE_STOPPING,
-              IsUp(from) || from == v1::ATTEMPT_STATE_QUIESCING);
+    EXPECT_EQ(Next(from, AttemptEvent::kStop) == v1::ATTEMPT_STATE_STOPPING, PropertiesOf(from).up);
   }
   EXPECT_EQ(legal, kAttemptTransitions.size());
 }
@@ -106,16 +106,17 @@ TEST_F(CoreTest, Submit_ToAFullCluster_ChangesNoOtherJob) {
     for (const CoreAction& action : output.actions) {
       if (const auto* reply = std::get_if<ReplyAction>(&action)) {
         ASSERT_OK(reply->status);
-        EXPECT_FALSE(reply->job.waiting().empty());
+        EXPECT_TRUE(reply->job.has_waiting());
       }
       changed += std::holds_alternative<JobChanged>(action) ? 1 : 0;
     }
   }
   EXPECT_EQ(changed, 2 * 1000);
   EXPECT_THAT(core_->CheckInvariants(), IsEmpty());
-  EXPECT_THAT(core_->GetJob("waiting-0")->waiting(), HasSubstr("2 cpu slots, 0 are free of 2"));
-  EXPECT_THAT(core_->GetJob("waiting-1")->waiting(), HasSubstr("waits behind job waiting-0"));
-  EXPECT_THAT(core_->GetJob("waiting-999")->waiting(), HasSubstr("more than 32 jobs go before it"));
+  EXPECT_EQ(WaitOf("waiting-0").code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(WaitOf("waiting-0").slots_total(), 2);
+  EXPECT_EQ(WaitOf("waiting-1").blocker().job_name(), "waiting-0");
+  EXPECT_EQ(WaitOf("waiting-999").behind_more_than(), 32);
 }
 
 TEST_F(CoreTest, HeadOfALongQueueStarts_OnlyJobsNearTheFrontChange) {
@@ -128,7 +129,7 @@ TEST_F(CoreTest, HeadOfALongQueueStarts_OnlyJobsNearTheFrontChange) {
   const std::map<int, v1::Cause> done = {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}};
   Observe(Ranks(job, v1::RANK_STATE_RELEASED, done));
   EXPECT_EQ(core_->GetJob("waiting-0")->state(), v1::JOB_STATE_PLACING);
-  EXPECT_THAT(core_->GetJob("waiting-1")->waiting(), HasSubstr("needs 2 cpu slots"));
+  EXPECT_EQ(WaitOf("waiting-1").code(), v1::WAIT_CODE_SLOTS_TAKEN);
   EXPECT_LE(Actions<JobChanged>().size(), 40u);
   // A job far back leaves: no other job changes.
   Handle(CancelEvent{CallId(2), "waiting-500"});
@@ -138,12 +139,64 @@ TEST_F(CoreTest, HeadOfALongQueueStarts_OnlyJobsNearTheFrontChange) {
   urgent.set_name("urgent");
   urgent.set_priority(99);
   Handle(SubmitEvent{CallId(3), urgent, ""});
-  EXPECT_THAT(core_->GetJob("urgent")->waiting(), HasSubstr("needs 2 cpu slots"));
-  EXPECT_THAT(core_->GetJob("waiting-32")->waiting(), HasSubstr("waits behind job urgent"));
-  EXPECT_THAT(core_->GetJob("waiting-33")->waiting(), HasSubstr("more than 32 jobs"));
+  EXPECT_EQ(WaitOf("urgent").code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(WaitOf("waiting-32").blocker().job_name(), "urgent");
+  EXPECT_EQ(WaitOf("waiting-33").code(), v1::WAIT_CODE_BEHIND_MANY);
   Restart();
-  EXPECT_THAT(core_->GetJob("waiting-32")->waiting(), HasSubstr("waits behind job urgent"));
-  EXPECT_THAT(core_->GetJob("waiting-999")->waiting(), HasSubstr("more than 32 jobs"));
+  EXPECT_EQ(WaitOf("waiting-32").blocker().job_name(), "urgent");
+  EXPECT_EQ(WaitOf("waiting-999").code(), v1::WAIT_CODE_BEHIND_MANY);
+}
+
+TEST_F(CoreTest, Explain_PlaysTheRunningJobAhead) {
+  const v1::Job job = Train();
+  v1::Observed observed = Ranks(job, v1::RANK_STATE_TRAINING);
+  for (v1::ObservedRank& rank : *observed.mutable_attempts(0)->mutable_ranks()) {
+    rank.mutable_progress()->set_step(40);
+    rank.mutable_progress()->set_step_seconds(2);
+  }
+  now_ += absl::Seconds(2);
+  Observe(observed);
+  v1::JobSpec spec = Spec();
+  spec.set_name("next");
+  Handle(SubmitEvent{CallId(1), spec, ""});
+  const absl::StatusOr<Explained> waits = core_->Explain("next", now_);
+  ASSERT_OK(waits.status());
+  ASSERT_TRUE(waits->waiting.has_value());
+  EXPECT_EQ(waits->waiting->code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(waits->waiting->change().jobs_end(0).job_name(), "job");
+  EXPECT_EQ(FromProto(waits->waiting->estimated_start()), now_ + absl::Seconds(120))
+      << "60 steps of 2 s";
+  const absl::StatusOr<Explained> runs = core_->Explain("job", now_);
+  ASSERT_OK(runs.status());
+  EXPECT_FALSE(runs->waiting.has_value());
+  EXPECT_THAT(core_->Explain("nobody", now_).status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(CoreTest, Explain_OfASpec_ChangesNothing) {
+  Hello();
+  const absl::StatusOr<Explained> fits = core_->Explain(Spec(), now_);
+  ASSERT_OK(fits.status());
+  ASSERT_EQ(fits->placements.size(), 2u);
+  EXPECT_EQ(fits->placements[1].worker(), "w");
+  EXPECT_THAT(core_->CheckInvariants(), IsEmpty());
+  Train();
+  const absl::StatusOr<Explained> waits = core_->Explain(Spec(), now_);
+  ASSERT_OK(waits.status());
+  EXPECT_TRUE(waits->placements.empty());
+  EXPECT_EQ(waits->waiting->code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(waits->waiting->ahead(), 0);
+  EXPECT_THAT(core_->CheckInvariants(), IsEmpty());
+}
+
+TEST_F(CoreTest, ClockSetBack_DoesNotProlongABackOff) {
+  const v1::Job job = Train();
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED, {{0, v1::CAUSE_CRASH}, {1, v1::CAUSE_CRASH}}));
+  ASSERT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  now_ -= absl::Hours(2);
+  Restart();
+  Wait(absl::Seconds(61));  // the longest back-off of the spec is 60 s
+  Hello(2);
+  EXPECT_EQ(Job().epoch(), 2u);
 }
 
 TEST_F(CoreTest, Placement_IsMeasuredFromAllocationUntilEveryDaemonHasAccepted) {

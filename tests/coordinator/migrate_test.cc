@@ -9,6 +9,7 @@
 
 #include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
+#include "coordinator/core/state_log.h"
 #include "tests/coordinator/core_fixture.h"
 
 namespace muster::coordinator {
@@ -78,6 +79,8 @@ TEST_F(MigrateTest, StoreOfSchema1_HasTheSameJobs) {
   ASSERT_OK(store->Scan(Table::kJobs, "", "",
                         [&](const std::string&, const std::string&) { return ++old_rows > 0; }));
   EXPECT_EQ(old_rows, 0);
+  ASSERT_OK_AND_ASSIGN(const Replayed replayed, Replay(*store, nullptr, 0));
+  EXPECT_THAT(replayed.differences, ::testing::IsEmpty()) << "the log begins with the rows";
 }
 
 TEST_F(MigrateTest, BackupOfSchema1_IsVerifiedAndRestored) {

@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <fstream>
 
 #include "coordinator/state_tools.h"
 #include "muster/v1/admin_service.grpc.pb.h"
@@ -70,6 +71,53 @@ TEST_F(AdminTest, Backup_IsRestoredToANewDirectoryAndNeverOverAState) {
               StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_FALSE(fs::exists(StateDirectoryOf(broken)));
   EXPECT_THAT(VerifyBackup(directory_ + "/none").status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(AdminTest, Snapshot_IsOneFileThatReplays) {
+  v1::SubmitResponse submitted;
+  ASSERT_TRUE(Submit(testing::SmallJobSpec("kept"), "k", &submitted).ok());
+  const auto workers = v1::WorkerService::NewStub(coordinator_->Channel());
+  grpc::ClientContext session;
+  const auto stream = workers->Session(&session);
+  v1::FromWorker hello;
+  hello.set_incarnation(1);
+  hello.mutable_hello()->set_worker("w");
+  hello.mutable_hello()->set_identity("a secret of its daemon");
+  v1::FromCoordinator welcome;
+  ASSERT_TRUE(stream->Write(hello) && stream->Read(&welcome));
+  const std::string path = directory_ + "/snapshot";
+  const auto fetch = [&](const std::string& to) {
+    const auto context = Context();
+    v1::SnapshotChunk chunk;
+    std::ofstream file(to, std::ios::binary);
+    const auto reader = admin_->Snapshot(context.get(), v1::SnapshotRequest());
+    while (reader->Read(&chunk)) file << chunk.data();
+    EXPECT_TRUE(reader->Finish().ok());
+  };
+  fetch(path);
+  absl::StatusOr<ReplayReport> report = ReplayState({.path = path});
+  ASSERT_OK(report.status());
+  EXPECT_EQ(report->cluster_id, "test-cluster");
+  EXPECT_THAT(report->replayed.differences, ::testing::IsEmpty());
+  EXPECT_TRUE(report->replayed.rows.contains({Table::kWorkers, "w"}));
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(bytes, ::testing::Not(HasSubstr("a secret of its daemon")));
+  ASSERT_EQ(report->jobs.size(), 1u);
+  EXPECT_EQ(report->jobs[0].name(), "kept");
+  EXPECT_EQ(report->jobs[0].state(), v1::JOB_STATE_QUEUED);
+  ASSERT_TRUE(Submit(testing::SmallJobSpec("second"), "s", &submitted).ok());
+  fetch(path + "-2");
+  report = ReplayState({.path = path + "-2", .from = path});
+  ASSERT_OK(report.status());
+  EXPECT_GE(report->replayed.entries, 1);
+  EXPECT_EQ(report->jobs.size(), 2u);
+  fs::resize_file(path, fs::file_size(path) - 1);
+  EXPECT_EQ(ReplayState({.path = path}).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ReplayState({.path = path + "-3"}).status().code(), absl::StatusCode::kNotFound);
+  session.TryCancel();
+  coordinator_->Stop();
+  EXPECT_TRUE(fs::is_empty(directory_ + "/snapshots")) << "copies that were read are gone";
 }
 
 }  // namespace

@@ -213,5 +213,28 @@ TEST_F(RpcTest, EventPages_CoverTheLogOnce) {
   EXPECT_GT(next, 5u);
 }
 
+TEST_F(RpcTest, Explain_AnswersForANameOrASpecAndChangesNothing) {
+  MustSubmit("first");
+  v1::ExplainRequest request;
+  v1::ExplainResponse response;
+  const auto explain = [&] { return stub_->Explain(Context().get(), request, &response); };
+  EXPECT_EQ(explain().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request.set_name("frist");
+  EXPECT_EQ(explain().error_code(), grpc::StatusCode::NOT_FOUND);
+  request.set_name("first");
+  ASSERT_TRUE(explain().ok());
+  EXPECT_EQ(response.job().name(), "first");
+  EXPECT_EQ(response.waiting().code(), v1::WAIT_CODE_NO_WORKERS);
+  *request.mutable_spec() = testing::SmallJobSpec("second");
+  ASSERT_TRUE(explain().ok());
+  EXPECT_EQ(response.job().name(), "second");
+  EXPECT_TRUE(response.has_waiting());
+  request.mutable_spec()->mutable_resources()->set_ranks(-1);
+  EXPECT_EQ(explain().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::ListJobsResponse jobs;
+  ASSERT_TRUE(stub_->ListJobs(Context().get(), {}, &jobs).ok());
+  EXPECT_EQ(jobs.jobs_size(), 1);
+}
+
 }  // namespace
 }  // namespace muster::coordinator

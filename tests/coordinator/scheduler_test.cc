@@ -1,6 +1,5 @@
 #include "coordinator/scheduler/scheduler.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,12 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
+#include "proto/time.h"
 #include "tests/support/seed.h"
 
 namespace muster::coordinator {
 namespace {
-
-using ::testing::HasSubstr;
 
 WorkerView MakeWorker(int index, int slots, int busy = 0) {
   WorkerView worker;
@@ -22,8 +20,7 @@ WorkerView MakeWorker(int index, int slots, int busy = 0) {
   for (int i = 0; i < slots; ++i) {
     SlotView slot;
     slot.device = absl::StrCat("cpu:", i);
-    slot.free = i >= busy;
-    if (!slot.free) slot.held_by = "holder";
+    if (i < busy) slot.held_by = JobId("holder");
     worker.slots.push_back(slot);
   }
   return worker;
@@ -40,15 +37,40 @@ WaitingJob MakeJob(int index, int ranks, int priority = 50) {
   return job;
 }
 
-Schedule PlanNow(const ClusterView& cluster, const std::vector<WaitingJob>& jobs) {
+struct ClusterView {
+  std::vector<WorkerView> workers;
+};
+
+// The slots of a cluster, and the jobs that hold some.
+struct State {
+  explicit State(const ClusterView& cluster = {}) {
+    for (const WorkerView& worker : cluster.workers) slots.Put(worker);
+    running[JobId("holder")].name = "the-holder";
+  }
+  Snapshot snapshot() { return {slots, running}; }
+
+  SlotIndex slots;
+  std::map<JobId, RunningJob> running;
+};
+
+WaitingQueue QueueOf(const std::vector<WaitingJob>& jobs) {
   WaitingQueue queue;
   for (const WaitingJob& job : jobs) queue.Add(job);
-  return Plan(cluster, queue, SchedulePolicy(), absl::UnixEpoch());
+  return queue;
 }
 
-std::set<std::string> WorkersOf(const Decision& decision) {
+Schedule PlanNow(const ClusterView& cluster, const std::vector<WaitingJob>& jobs) {
+  State state(cluster);
+  return Plan(state.snapshot(), QueueOf(jobs), SchedulePolicy(), absl::UnixEpoch());
+}
+
+const Start& StartOf(const Schedule& plan, size_t index = 0) {
+  return std::get<Start>(plan.decisions[index]);
+}
+
+std::set<std::string> WorkersOf(const Start& start) {
   std::set<std::string> out;
-  for (const v1::Placement& placement : decision.placements) out.insert(placement.worker());
+  for (const v1::Placement& placement : start.placements) out.insert(placement.worker());
   return out;
 }
 
@@ -56,7 +78,7 @@ TEST(Scheduler, GangThatFitsOneWorker_TakesTheTightestOne) {
   const Schedule plan =
       PlanNow({{MakeWorker(0, 8), MakeWorker(1, 3), MakeWorker(2, 4)}}, {MakeJob(0, 3)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(WorkersOf(plan.decisions[0]), std::set<std::string>{"w1"});
+  EXPECT_EQ(WorkersOf(StartOf(plan)), std::set<std::string>{"w1"});
 }
 
 WaitingJob MakeTensorJob(int index, int ranks, int group, int stride = 1) {
@@ -66,9 +88,9 @@ WaitingJob MakeTensorJob(int index, int ranks, int group, int stride = 1) {
   return job;
 }
 
-std::string WorkersByRank(const Decision& decision) {
+std::string WorkersByRank(const Start& start) {
   std::string text;
-  for (const v1::Placement& placement : decision.placements) {
+  for (const v1::Placement& placement : start.placements) {
     absl::StrAppend(&text, text.empty() ? "" : " ", placement.worker());
   }
   return text;
@@ -77,7 +99,7 @@ std::string WorkersByRank(const Decision& decision) {
 TEST(Scheduler, TensorGroups_StayOnOneWorker) {
   const Schedule plan = PlanNow({{MakeWorker(0, 6), MakeWorker(1, 6)}}, {MakeTensorJob(0, 8, 4)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w0 w0 w0 w1 w1 w1 w1");
+  EXPECT_EQ(WorkersByRank(StartOf(plan)), "w0 w0 w0 w0 w1 w1 w1 w1");
 }
 
 TEST(Scheduler, TensorGroupsOfRanksThatAreNotNeighbours_StayOnOneWorker) {
@@ -85,28 +107,35 @@ TEST(Scheduler, TensorGroupsOfRanksThatAreNotNeighbours_StayOnOneWorker) {
   const Schedule plan =
       PlanNow({{MakeWorker(0, 3), MakeWorker(1, 3)}}, {MakeTensorJob(0, 4, 2, /*stride=*/2)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w1 w0 w1");
+  EXPECT_EQ(WorkersByRank(StartOf(plan)), "w0 w1 w0 w1");
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(plan.decisions[0].placements[static_cast<size_t>(rank)].rank(), rank);
+    EXPECT_EQ(StartOf(plan).placements[static_cast<size_t>(rank)].rank(), rank);
   }
 }
 
 TEST(Scheduler, TensorGroupLargerThanEveryWorker_SpansWorkers) {
   const Schedule plan = PlanNow({{MakeWorker(0, 1), MakeWorker(1, 1)}}, {MakeTensorJob(0, 2, 2)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(WorkersByRank(plan.decisions[0]), "w0 w1");
+  EXPECT_EQ(WorkersByRank(StartOf(plan)), "w0 w1");
 }
 
 TEST(Scheduler, TensorGroupsThatDoNotFit_WaitAndSayWhy) {
   const Schedule waits = PlanNow({{MakeWorker(0, 4, 1), MakeWorker(1, 4, 1), MakeWorker(2, 4, 2)}},
                                  {MakeTensorJob(0, 8, 4)});
   ASSERT_TRUE(waits.decisions.empty());
-  EXPECT_THAT(waits.explanations[0].text,
-              HasSubstr("needs 2 tensor groups of 4 cpu slots, each on one worker; free are w0 3, "
-                        "w1 3, w2 2"));
+  const v1::WaitReason& reason = waits.explanations[0].reason;
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_SCATTERED);
+  EXPECT_EQ(reason.group(), 4);
+  std::string free;
+  for (const v1::WorkerSlots& worker : reason.free()) {
+    absl::StrAppend(&free, worker.worker(), " ", worker.slots(), " ");
+  }
+  EXPECT_EQ(free, "w0 3 w1 3 w2 2 ");
   const Schedule never =
       PlanNow({{MakeWorker(0, 6), MakeWorker(1, 3)}}, {MakeTensorJob(0, 8, 4), MakeJob(1, 1)});
-  EXPECT_THAT(never.explanations[0].text, HasSubstr("the cluster can hold 1"));
+  EXPECT_EQ(never.explanations[0].reason.code(), v1::WAIT_CODE_GROUPS_TOO_LARGE);
+  EXPECT_EQ(never.explanations[0].reason.groups_total(), 1);
+  EXPECT_EQ(never.explanations[0].reason.change().worker_with_slots(), 4);
   EXPECT_EQ(never.decisions.size(), 1u) << "a job that can never start holds back none";
 }
 
@@ -114,7 +143,7 @@ TEST(Scheduler, SlotsOfDifferentWorkers_HoldAGangTogether) {
   const Schedule plan =
       PlanNow({{MakeWorker(0, 4), MakeWorker(1, 6), MakeWorker(2, 8)}}, {MakeJob(0, 12)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(WorkersOf(plan.decisions[0]), (std::set<std::string>{"w0", "w2"}));
+  EXPECT_EQ(WorkersOf(StartOf(plan)), (std::set<std::string>{"w0", "w2"}));
 }
 
 // On random small clusters a gang starts exactly when enough whole groups fit on workers.
@@ -135,18 +164,18 @@ TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
     const int unit = group <= largest ? group : 1;
     int capacity = 0;
     for (const WorkerView& worker : cluster.workers) {
-      capacity += static_cast<int>(std::count_if(worker.slots.begin(), worker.slots.end(),
-                                                 [](const SlotView& slot) { return slot.free; })) /
-                  unit;
+      capacity +=
+          static_cast<int>(std::count_if(worker.slots.begin(), worker.slots.end(),
+                                         [](const SlotView& slot) { return slot.free(); })) /
+          unit;
     }
     const Schedule plan = PlanNow(cluster, {MakeTensorJob(0, group * groups, group, stride)});
     ASSERT_EQ(plan.decisions.size() == 1, capacity >= group * groups / unit) << "round " << round;
     if (plan.decisions.empty() || unit == 1) continue;
-    for (const v1::Placement& placement : plan.decisions[0].placements) {
+    for (const v1::Placement& placement : StartOf(plan).placements) {
       const int rank = placement.rank();
       const int first = rank / (stride * group) * (stride * group) + rank % stride;
-      EXPECT_EQ(placement.worker(),
-                plan.decisions[0].placements[static_cast<size_t>(first)].worker())
+      EXPECT_EQ(placement.worker(), StartOf(plan).placements[static_cast<size_t>(first)].worker())
           << "round " << round << ", rank " << rank;
     }
   }
@@ -155,41 +184,60 @@ TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
 TEST(Scheduler, HigherPriority_GoesFirstEvenIfSubmittedLater) {
   const Schedule plan = PlanNow({{MakeWorker(0, 2)}}, {MakeJob(0, 2, 10), MakeJob(1, 2, 90)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(plan.decisions[0].job, JobId("job-1"));
+  EXPECT_EQ(StartOf(plan).job, JobId("job-1"));
 }
 
 TEST(Scheduler, JobThatDoesNotFit_HoldsBackJobsBehindIt) {
   const Schedule plan = PlanNow({{MakeWorker(0, 4, 2)}}, {MakeJob(0, 4), MakeJob(1, 1)});
   EXPECT_TRUE(plan.decisions.empty());
   ASSERT_EQ(plan.explanations.size(), 2u);
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("needs 4 cpu slots, 2 are free of 4"));
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("job holder (2 slots) ends"));
-  EXPECT_THAT(plan.explanations[1].text, HasSubstr("waits behind job job-0"));
+  const v1::WaitReason& front = plan.explanations[0].reason;
+  EXPECT_EQ(front.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(front.ranks(), 4);
+  EXPECT_EQ(front.slots_free(), 2);
+  EXPECT_EQ(front.slots_total(), 4);
+  ASSERT_EQ(front.change().jobs_end_size(), 1);
+  EXPECT_EQ(front.change().jobs_end(0).job_id(), "holder");
+  EXPECT_EQ(front.change().jobs_end(0).job_name(), "the-holder");
+  EXPECT_EQ(front.change().jobs_end(0).slots(), 2);
+  const v1::WaitReason& second = plan.explanations[1].reason;
+  EXPECT_EQ(second.code(), v1::WAIT_CODE_BEHIND);
+  EXPECT_EQ(second.blocker().job_name(), "job-0");
+  EXPECT_EQ(second.change().priority_above(), 50);
 }
 
 TEST(Scheduler, MoreRanksThanTheClusterHas_SaysWhatToAdd) {
   const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {MakeJob(0, 64)});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_THAT(plan.explanations[0].text,
-              HasSubstr("could ever hold 64 cpu slots: the cluster has 4; add 60 slots"));
+  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  EXPECT_EQ(plan.explanations[0].reason.slots_total(), 4);
+  EXPECT_EQ(plan.explanations[0].reason.change().slots_added(), 60);
+  EXPECT_EQ(plan.explanations[0].reason.change().ranks_at_most(), 4);
 }
 
-TEST(Scheduler, GpusThatNoWorkerOffers_SaysWhereToLook) {
+TEST(Scheduler, GpusThatNoWorkerOffers_HaveToBeAdded) {
   WaitingJob job = MakeJob(0, 2);
   job.device = v1::DEVICE_KIND_CUDA;
   const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {job});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("add 2 slots of kind cuda"));
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("`muster get workers`"));
+  const v1::WaitReason& reason = plan.explanations[0].reason;
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  EXPECT_EQ(reason.device(), v1::DEVICE_KIND_CUDA);
+  EXPECT_EQ(reason.change().slots_added(), 2);
+  EXPECT_EQ(reason.change().ranks_at_most(), 0) << "no number of ranks would do";
 }
 
 TEST(Scheduler, WorkerThatIsAway_GetsNothingAndIsNamed) {
   WorkerView away = MakeWorker(1, 2);
   away.ready = false;
-  away.unready_reason = "is not heard";
+  away.away = v1::AWAY_REASON_NOT_HEARD;
   const Schedule plan = PlanNow({{MakeWorker(0, 1), away}}, {MakeJob(0, 2)});
   EXPECT_TRUE(plan.decisions.empty());
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("w1 (2 slots) is not heard"));
+  ASSERT_EQ(plan.explanations[0].reason.change().workers_return_size(), 1);
+  const v1::AwayWorker& named = plan.explanations[0].reason.change().workers_return(0);
+  EXPECT_EQ(named.worker(), "w1");
+  EXPECT_EQ(named.slots(), 2);
+  EXPECT_EQ(named.reason(), v1::AWAY_REASON_NOT_HEARD);
 }
 
 TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNone) {
@@ -197,9 +245,10 @@ TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNone) {
   backing_off.not_before = absl::UnixEpoch() + absl::Seconds(7);
   const Schedule plan = PlanNow({{MakeWorker(0, 1)}}, {backing_off, MakeJob(1, 1)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(plan.decisions[0].job, JobId("job-1"));
+  EXPECT_EQ(StartOf(plan).job, JobId("job-1"));
   EXPECT_EQ(plan.wake_at, backing_off.not_before);
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("tries again at 00:00:07.0 UTC"));
+  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_BACK_OFF);
+  EXPECT_EQ(plan.explanations[0].reason.until().seconds(), 7);
 }
 
 TEST(Scheduler, JobsBeyondTheHorizon_AreNotLookedAt) {
@@ -210,7 +259,7 @@ TEST(Scheduler, JobsBeyondTheHorizon_AreNotLookedAt) {
   jobs.push_back(other_queue);
   const Schedule plan = PlanNow({{MakeWorker(0, 4, 2)}}, jobs);
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(plan.decisions[0].job, other_queue.id);
+  EXPECT_EQ(StartOf(plan).job, other_queue.id);
   const size_t behind = static_cast<size_t>(SchedulePolicy().explained_behind);
   EXPECT_EQ(plan.explanations.size(), 1 + behind);
   EXPECT_FALSE(plan.horizon.Excludes(jobs[behind]));
@@ -224,7 +273,7 @@ TEST(Scheduler, ManyJobsLargerThanTheCluster_AreNotLookedAtAndHoldBackNone) {
   jobs.push_back(MakeJob(10'000, 2));
   const Schedule plan = PlanNow({{MakeWorker(0, 2)}}, jobs);
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(plan.decisions[0].job, jobs.back().id);
+  EXPECT_EQ(StartOf(plan).job, jobs.back().id);
   const size_t behind = static_cast<size_t>(SchedulePolicy().explained_behind);
   EXPECT_EQ(plan.explanations.size(), 1 + behind);
   EXPECT_TRUE(plan.horizon.Excludes(jobs[behind + 1]));
@@ -265,9 +314,9 @@ TEST(Scheduler, JobLargerThanTheCluster_SaysSoAndHoldsBackNone) {
   cluster.workers.push_back(MakeWorker(0, 2, 0));
   const Schedule plan = PlanNow(cluster, {MakeJob(0, 64, 90), MakeJob(1, 2, 10)});
   ASSERT_EQ(plan.decisions.size(), 1u);
-  EXPECT_EQ(plan.decisions[0].job, MakeJob(1, 2, 10).id);
+  EXPECT_EQ(StartOf(plan).job, MakeJob(1, 2, 10).id);
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("could ever hold 64 cpu slots"));
+  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
 }
 
 TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
@@ -301,7 +350,7 @@ TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
       for (const WorkerView& worker : cluster.workers) {
         int count = 0;
         for (const SlotView& slot : worker.slots) {
-          count += worker.ready && slot.free &&
+          count += worker.ready && slot.free() &&
                    taken.count(absl::StrCat(worker.id.value(), slot.device)) == 0;
         }
         free.push_back(count);
@@ -310,7 +359,7 @@ TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
       if (TotalSlots(cluster) < job.ranks) continue;  // waits for more machines, holds back none
       if (fewest < 0) break;                          // strict order: nothing behind it may start
       ASSERT_LT(at, plan.decisions.size()) << "round " << round << " " << job.id;
-      const Decision& decision = plan.decisions[at++];
+      const Start& decision = StartOf(plan, at++);
       ASSERT_EQ(decision.job, job.id) << "round " << round;
       ASSERT_EQ(static_cast<int>(decision.placements.size()), job.ranks);
       EXPECT_EQ(static_cast<int>(WorkersOf(decision).size()), fewest) << "round " << round;
@@ -344,12 +393,10 @@ TEST(SlotIndex, ChangesOneByOne_LeadToTheSameSums) {
       workers.erase(known);
     } else if (what < 3) {
       known->second.ready = !known->second.ready;
-      known->second.unready_reason = known->second.ready ? "" : "is away";
-      index.SetReady(id, known->second.ready, "is away");
+      index.Put(known->second);
     } else {
       SlotView& slot = known->second.slots[rng.Below(known->second.slots.size())];
-      slot.held_by = slot.free ? absl::StrCat("job-", rng.Below(3)) : "";
-      slot.free = slot.held_by.empty();
+      slot.held_by = slot.held() ? JobId() : JobId(absl::StrCat("job-", rng.Below(3)));
       index.SetHolder(id, slot.device, slot.held_by);
     }
     SlotIndex fresh;
@@ -359,16 +406,131 @@ TEST(SlotIndex, ChangesOneByOne_LeadToTheSameSums) {
 }
 
 TEST(SlotIndex, PlanLeavesItAsItWas) {
-  SlotIndex index;
-  for (int i = 0; i < 4; ++i) index.Put(MakeWorker(i, 8, /*busy=*/i));
-  const SlotIndex before = index;
-  WaitingQueue queue;
-  for (int i = 0; i < 5; ++i) queue.Add(MakeJob(i, 6));
-  const Schedule first = Plan(index, queue, SchedulePolicy(), absl::UnixEpoch());
+  State state;
+  for (int i = 0; i < 4; ++i) state.slots.Put(MakeWorker(i, 8, /*busy=*/i));
+  const SlotIndex before = state.slots;
+  std::vector<WaitingJob> jobs;
+  for (int i = 0; i < 5; ++i) jobs.push_back(MakeJob(i, 6));
+  const WaitingQueue queue = QueueOf(jobs);
+  const Schedule first = Plan(state.snapshot(), queue, SchedulePolicy(), absl::UnixEpoch());
   EXPECT_EQ(first.decisions.size(), 4u);
-  EXPECT_EQ(index, before);
-  const Schedule again = Plan(index, queue, SchedulePolicy(), absl::UnixEpoch());
+  EXPECT_EQ(state.slots, before);
+  state.running[JobId("holder")].ends_at = absl::UnixEpoch() + absl::Hours(1);
+  Explain(state.snapshot(), queue, SchedulePolicy(), absl::UnixEpoch(), jobs[4].id);
+  EXPECT_EQ(state.slots, before);
+  const Schedule again = Plan(state.snapshot(), queue, SchedulePolicy(), absl::UnixEpoch());
   EXPECT_EQ(again.decisions.size(), first.decisions.size());
+}
+
+TEST(Scheduler, ExplainedJobThatFits_Starts) {
+  State state({{MakeWorker(0, 4)}});
+  const Forecast forecast = Explain(state.snapshot(), QueueOf({MakeJob(0, 2), MakeJob(1, 2)}),
+                                    SchedulePolicy(), absl::UnixEpoch(), JobId("job-1"));
+  ASSERT_TRUE(forecast.start.has_value());
+  EXPECT_EQ(forecast.start->placements.size(), 2u);
+}
+
+TEST(Scheduler, JobBeyondTheHorizon_IsExplainedWhenAsked) {
+  State state({{MakeWorker(0, 4, /*busy=*/2)}});
+  std::vector<WaitingJob> jobs;
+  for (int i = 0; i < 500; ++i) jobs.push_back(MakeJob(i, 4));
+  const Forecast forecast =
+      Explain(state.snapshot(), QueueOf(jobs), SchedulePolicy(), absl::UnixEpoch(), jobs[400].id);
+  EXPECT_EQ(forecast.reason.code(), v1::WAIT_CODE_BEHIND);
+  EXPECT_EQ(forecast.reason.ahead(), 400);
+  EXPECT_FALSE(forecast.reason.has_estimated_start()) << "no end of the holder is known";
+}
+
+TEST(Scheduler, EstimatedStart_IsWhenTheJobsInFrontHaveRun) {
+  State state({{MakeWorker(0, 4, /*busy=*/4)}});
+  state.running[JobId("holder")].ends_at = absl::UnixEpoch() + absl::Seconds(100);
+  WaitingJob front = MakeJob(0, 4);
+  front.runtime = absl::Seconds(30);
+  const WaitingQueue queue = QueueOf({front, MakeJob(1, 1), MakeJob(2, 4)});
+  const auto estimate = [&](int job) {
+    const v1::WaitReason reason = Explain(state.snapshot(), queue, SchedulePolicy(),
+                                          absl::UnixEpoch(), JobId(absl::StrCat("job-", job)))
+                                      .reason;
+    return reason.has_estimated_start() ? reason.estimated_start().seconds() : -1;
+  };
+  EXPECT_EQ(estimate(0), 100);
+  EXPECT_EQ(estimate(1), 130);
+  EXPECT_EQ(estimate(2), -1) << "nobody knows when job-1 ends";
+}
+
+// On random clusters the estimate is when plans, made one after the other as jobs end, start it.
+TEST(Scheduler, EstimatedStart_IsWhenPlansStartIt) {
+  Rng rng(testing::TestSeed());
+  int estimated = 0;
+  for (int round = 0; round < 300; ++round) {
+    State state;
+    absl::Time now = absl::UnixEpoch();
+    std::map<JobId, absl::Time> ends;
+    const int workers = 1 + static_cast<int>(rng.Below(4));
+    for (int i = 0; i < workers; ++i) {
+      WorkerView worker = MakeWorker(i, 1 + static_cast<int>(rng.Below(6)));
+      for (SlotView& slot : worker.slots) {
+        if (rng.Below(3) == 0) continue;
+        slot.held_by = JobId(absl::StrCat("running-", rng.Below(5)));
+        if (!ends.contains(slot.held_by)) {
+          ends[slot.held_by] = now + absl::Seconds(1 + static_cast<int>(rng.Below(1000)));
+        }
+      }
+      state.slots.Put(worker);
+    }
+    for (const auto& [job, end] : ends) state.running[job].ends_at = end;
+    std::vector<WaitingJob> jobs;
+    for (int i = 0; i < 6; ++i) {
+      jobs.push_back(
+          MakeJob(i, 1 + static_cast<int>(rng.Below(8)), static_cast<int>(rng.Below(3))));
+      jobs.back().queue = rng.Below(2) == 0 ? "a" : "b";
+      jobs.back().runtime = absl::Seconds(1 + static_cast<int>(rng.Below(1000)));
+      if (rng.Below(5) == 0) {
+        jobs.back().not_before = now + absl::Seconds(1 + static_cast<int>(rng.Below(1000)));
+      }
+    }
+    WaitingQueue queue = QueueOf(jobs);
+    const WaitingJob target = jobs[rng.Below(jobs.size())];
+    const Forecast forecast = Explain(state.snapshot(), queue, SchedulePolicy(), now, target.id);
+    absl::Time started = absl::InfiniteFuture();
+    while (now != absl::InfiniteFuture() && started == absl::InfiniteFuture()) {
+      const Schedule plan = Plan(state.snapshot(), queue, SchedulePolicy(), now);
+      for (size_t i = 0; i < plan.decisions.size(); ++i) {
+        const Start& start = StartOf(plan, i);
+        if (start.job == target.id) started = now;
+        for (const v1::Placement& placement : start.placements) {
+          state.slots.SetHolder(WorkerId(placement.worker()), placement.device(), start.job);
+        }
+        ends[start.job] = now + queue.Find(start.job)->runtime;
+        queue.Remove(start.job);
+      }
+      now = plan.wake_at;
+      for (const auto& [job, end] : ends) now = std::min(now, end);
+      for (auto end = ends.begin(); end != ends.end();) {
+        if (end->second > now) {
+          ++end;
+          continue;
+        }
+        const std::set<WorkerId> held = state.slots.WorkersOf(end->first);
+        for (const WorkerId& id : held) {
+          const WorkerView worker = *state.slots.Find(id);
+          for (const SlotView& slot : worker.slots) {
+            if (slot.held_by == end->first) state.slots.SetHolder(id, slot.device, JobId());
+          }
+        }
+        end = ends.erase(end);
+      }
+    }
+    if (forecast.start.has_value()) {
+      EXPECT_EQ(started, absl::UnixEpoch()) << "round " << round;
+    } else if (forecast.reason.has_estimated_start()) {
+      EXPECT_EQ(started, FromProto(forecast.reason.estimated_start())) << "round " << round;
+      ++estimated;
+    } else {
+      EXPECT_EQ(started, absl::InfiniteFuture()) << "round " << round;
+    }
+  }
+  EXPECT_GT(estimated, 50);
 }
 
 TEST(Scheduler, ManyWorkersThatAreAway_AreNotAllNamed) {
@@ -376,11 +538,12 @@ TEST(Scheduler, ManyWorkersThatAreAway_AreNotAllNamed) {
   for (int i = 0; i < 20; ++i) {
     cluster.workers.push_back(MakeWorker(i + 10, 1));
     cluster.workers.back().ready = false;
-    cluster.workers.back().unready_reason = "is not connected";
   }
   const Schedule plan = PlanNow(cluster, {MakeJob(0, 2)});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_THAT(plan.explanations[0].text, HasSubstr("w17 (1 slot) is not connected, and 12 more"));
+  EXPECT_EQ(plan.explanations[0].reason.change().workers_return_size(), 8);
+  EXPECT_EQ(plan.explanations[0].reason.change().workers_return(7).worker(), "w17");
+  EXPECT_EQ(plan.explanations[0].reason.change().workers_return_unnamed(), 12);
 }
 
 }  // namespace

@@ -65,6 +65,9 @@ class ScriptedCore : public Core {
     return absl::NotFoundError("no logs");
   }
   std::optional<SessionId> SessionOf(const WorkerId&) const override { return std::nullopt; }
+  absl::StatusOr<Explained> Explain(const ExplainQuery&, absl::Time) override {
+    return absl::NotFoundError("nothing waits");
+  }
   std::vector<std::string> CheckInvariants() const override { return {}; }
 
  private:

@@ -125,7 +125,7 @@ class ShellTest : public ::testing::Test {
     auto call = std::make_shared<Call>();
     v1::JobSpec spec;
     spec.set_name(name);
-    shell_->Submit(std::move(spec), "", [call](absl::StatusOr<JobReply> reply) {
+    shell_->Submit(std::move(spec), "", "client", [call](absl::StatusOr<JobReply> reply) {
       call->reply = std::move(reply);
       call->done.Notify();
     });
@@ -204,7 +204,7 @@ TEST_F(ShellTest, UnknownName_IsAnsweredWhileTheLoopIsBusy) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("did you mean 'llama'")));
   Notification cancelled;
   absl::Status answer;
-  shell_->Cancel("lama", [&](absl::StatusOr<JobReply> reply) {
+  shell_->Cancel("lama", "client", [&](absl::StatusOr<JobReply> reply) {
     answer = reply.status();
     cancelled.Notify();
   });
@@ -371,7 +371,7 @@ TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterTheConfiguredTime) {
   Notification submitted;
   v1::JobSpec spec;
   spec.set_name("gpt");
-  shell.Submit(spec, "", [&](absl::StatusOr<JobReply>) { submitted.Notify(); });
+  shell.Submit(spec, "", "client", [&](absl::StatusOr<JobReply>) { submitted.Notify(); });
   submitted.WaitForNotification();
   ASSERT_OK_AND_ASSIGN(
       const SessionId session,
@@ -387,7 +387,7 @@ TEST(Shell, JobThatHasEnded_LosesItsSeriesAfterTheConfiguredTime) {
   // When a later submission is answered, everything before it is published.
   Notification published;
   spec.set_name("other");
-  shell.Submit(spec, "", [&](absl::StatusOr<JobReply>) { published.Notify(); });
+  shell.Submit(spec, "", "client", [&](absl::StatusOr<JobReply>) { published.Notify(); });
   published.WaitForNotification();
   EXPECT_EQ(registry.CountOf("gpt"), 11u);
   v1::FromWorker end;

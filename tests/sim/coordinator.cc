@@ -32,9 +32,13 @@ void World::StartCoordinator() {
   unsynced_.clear();
   core_timer_ = absl::InfiniteFuture();
   ReadEventsBack();
+  if (faults_on_ && options_.faults != Faults::kNone && rng_.Chance(0.3)) {
+    core_skew_ = absl::Seconds(static_cast<int64_t>(rng_.Below(7200)) - 3600);
+    Count("clock step");
+  }
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> core =
-      Core::Recover(Config(), *store_, Rng(rng_.Next()), queue_.now(), &output);
+      Core::Recover(Config(), *store_, Rng(rng_.Next()), CoreNow(), &output);
   if (!core.ok()) return Violate(absl::StrCat("recovery failed: ", core.status().ToString()));
   core_ = *std::move(core);
   Trace(absl::StrCat("coordinator starts, term ", core_->leader_term()));
@@ -102,7 +106,7 @@ void World::RestoreBackup() {
   Count("backup restored");
   Backup backup = std::move(*std::exchange(backup_, std::nullopt));
   store_ = std::move(backup.store);
-  CHECK_OK(coordinator::MarkRestored(*store_, queue_.now()));
+  CHECK_OK(coordinator::MarkRestored(*store_, CoreNow()));
   committed_ = std::move(backup.committed);
   epochs_ = std::move(backup.epochs);
   final_states_ = std::move(backup.final_states);
@@ -136,7 +140,7 @@ void World::ResumeCoordinator() {
   Trace(absl::StrCat("coordinator goes on, ", arrived_.size(), " events wait"));
   paused_ = false;
   if (std::exchange(synced_, false)) SyncDone();
-  const bool due = core_timer_ <= queue_.now();
+  const bool due = core_timer_ <= CoreNow();
   const bool timer_first = rng_.Chance(0.5);
   const uint64_t generation = coordinator_generation_;
   if (due) core_timer_ = absl::InfiniteFuture();
@@ -156,7 +160,7 @@ void World::Feed(CoreEvent event) {
     arrived_.push_back(std::move(event));
     return;
   }
-  CarryOut(core_->Handle(event, queue_.now()));
+  CarryOut(core_->Handle(event, CoreNow()));
 }
 
 // Like the shell's writer thread: outputs queue up while a sync runs. The next sync takes them all,
@@ -166,7 +170,9 @@ void World::CarryOut(CoreOutput output) {
   if (syncing_) return;
   syncing_ = true;
   const uint64_t generation = coordinator_generation_;
-  queue_.After(absl::Microseconds(100 + rng_.Below(4000)), [this, generation] {
+  absl::Duration takes = absl::Microseconds(100 + rng_.Below(4000));
+  if (queue_.now() < slow_disk_until_) takes += absl::Milliseconds(rng_.Below(2500));
+  queue_.After(takes, [this, generation] {
     if (generation == coordinator_generation_) SyncDone();
   });
 }
@@ -215,7 +221,7 @@ void World::Release(const coordinator::CoreAction& action) {
     core_timer_ = timer->at;
     if (timer->at == absl::InfiniteFuture()) return;
     const uint64_t generation = coordinator_generation_;
-    queue_.At(timer->at, [this, generation, at = timer->at] {
+    queue_.At(timer->at - core_skew_, [this, generation, at = timer->at] {
       if (generation != coordinator_generation_ || core_timer_ != at || paused_) return;
       core_timer_ = absl::InfiniteFuture();
       Feed(coordinator::TimerFired{});

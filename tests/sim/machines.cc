@@ -14,7 +14,12 @@ void World::StartDaemon(Machine& machine) {
   machine.connection.reset();
   machine.calls.clear();
   worker::DaemonCoreConfig config;
-  config.new_identity = "identity of " + machine.name;
+  machine.older = Disturbed() && rng_.Chance(0.2);
+  if (machine.older) Count("older daemon");
+  if (Disturbed()) {
+    machine.skew = absl::Seconds(static_cast<int64_t>(rng_.Below(1200)) - 600);
+  }
+  config.new_identity = absl::StrCat("identity ", machine.disks, " of ", machine.name);
   config.hello.set_worker(machine.name);
   config.hello.set_host(machine.name);
   config.hello.set_boot_id("boot-" + machine.name);
@@ -29,7 +34,7 @@ void World::StartDaemon(Machine& machine) {
   config.attempts_directory = "attempts";
   DaemonOutput output;
   absl::StatusOr<std::unique_ptr<DaemonCore>> daemon =
-      DaemonCore::Recover(config, machine.disk, queue_.now(), &output);
+      DaemonCore::Recover(config, machine.disk, queue_.now() + machine.skew, &output);
   if (!daemon.ok()) {
     return Violate(absl::StrCat(machine.name, " recovery failed: ", daemon.status().ToString()));
   }
@@ -83,6 +88,13 @@ void World::KillHost(Machine& machine) {
   }
   if (machine.daemon != nullptr) KillDaemon(machine);
   ++machine.generation;
+  if (rng_.Chance(0.2)) {
+    Trace(absl::StrCat(machine.name, " has lost its disk"));
+    Count("disk lost");
+    ++machine.disks;
+    machine.disk.clear();
+    machine.processes.clear();
+  }
   queue_.After(absl::Milliseconds(1000 + rng_.Below(rng_.Chance(0.3) ? 40000 : 8000)),
                [this, name = machine.name] {
                  machines_[name].up = true;
@@ -92,7 +104,7 @@ void World::KillHost(Machine& machine) {
 
 void World::Feed(Machine& machine, worker::DaemonEvent event) {
   if (machine.daemon == nullptr) return;
-  CarryOut(machine, machine.daemon->Handle(event, queue_.now()));
+  CarryOut(machine, machine.daemon->Handle(event, queue_.now() + machine.skew));
 }
 
 void World::CarryOut(Machine& machine, DaemonOutput output) {
@@ -246,7 +258,7 @@ void World::Do(Machine& machine, const worker::ArmTimer& action) {
   machine.timer = action.at;
   if (action.at == absl::InfiniteFuture()) return;
   const uint64_t generation = machine.generation;
-  queue_.At(action.at, [this, name = machine.name, generation, at = action.at] {
+  queue_.At(action.at - machine.skew, [this, name = machine.name, generation, at = action.at] {
     Machine& m = machines_[name];
     if (m.generation != generation || m.timer != at) return;
     m.timer = absl::InfiniteFuture();

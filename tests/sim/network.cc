@@ -35,7 +35,8 @@ void World::Dial(Machine& machine) {
 void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
   if (!connection.worker_open) return;
   const Machine& machine = machines_[connection.worker];
-  if (machine.partitioned) return;  // the message is lost
+  if (machine.mute) return;  // the message is lost
+  if (message.has_hello() && machine.older) message.mutable_hello()->set_protocol_version(0);
   absl::Time at = queue_.now() + Delay();
   const bool odd = Disturbed() && !message.has_hello();
   if (odd && rng_.Chance(0.02)) {
@@ -52,7 +53,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
       if (found == connections_.end()) return;
       Connection& link = found->second;
       if (link.coordinator_generation != coordinator_generation_ || !link.coordinator_open ||
-          core_ == nullptr || machines_[link.worker].partitioned) {
+          core_ == nullptr || machines_[link.worker].mute) {
         return;
       }
       const coordinator::SessionId session(id);
@@ -67,7 +68,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
 }
 
 void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
-  if (machines_[connection.worker].partitioned) return;
+  if (machines_[connection.worker].deaf) return;
   absl::Time at = queue_.now() + Delay();
   const bool odd = Disturbed() && !message.has_welcome();
   if (odd && rng_.Chance(0.02)) {
@@ -82,7 +83,7 @@ void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
       auto found = connections_.find(id);
       if (found == connections_.end() || !found->second.worker_open) return;
       Machine& machine = machines_[found->second.worker];
-      if (machine.generation != found->second.daemon_generation || machine.partitioned) return;
+      if (machine.generation != found->second.daemon_generation || machine.deaf) return;
       Feed(machine, worker::CoordinatorMessage{worker::SessionId(id), message});
     });
   }

@@ -19,7 +19,7 @@ constexpr absl::Duration kFinishWithin = absl::Seconds(240);
 
 World::World(const Options& options) : options_(options), rng_(options.seed) {
   store_ = coordinator::MemoryStore::Make("simulated");
-  const int workers = 2 + static_cast<int>(rng_.Below(2));
+  const int workers = static_cast<int>(options.large ? 20 + rng_.Below(31) : 2 + rng_.Below(2));
   for (int i = 1; i <= workers; ++i) {
     Machine& machine = machines_[absl::StrCat("w", i)];
     machine.name = absl::StrCat("w", i);
@@ -37,7 +37,9 @@ void World::Submit(int number) {
   v1::TrainingSpec* training = spec.mutable_engine()->mutable_training();
   training->set_steps(5 + static_cast<int64_t>(rng_.Below(60)));
   submission.feasible = !rng_.Chance(0.1);
-  const int ranks = submission.feasible ? 1 + static_cast<int>(rng_.Below(slots)) : slots + 1;
+  const int ranks = submission.feasible
+                        ? 1 + static_cast<int>(rng_.Below(options_.large ? 16 : slots))
+                        : slots + 1;
   training->set_global_batch(ranks);
   spec.mutable_resources()->set_ranks(ranks);
   if (rng_.Chance(0.9)) {
@@ -77,7 +79,7 @@ void World::TryCancel(const std::string& id) {
 }
 
 void World::ScheduleFault() {
-  queue_.After(absl::Milliseconds(rng_.Below(6000)), [this] {
+  queue_.After(absl::Milliseconds(rng_.Below(options_.large ? 600 : 6000)), [this] {
     if (!faults_on_) return;
     InjectFault();
     ScheduleFault();
@@ -94,7 +96,7 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  uint64_t kind = rng_.Below(11);
+  uint64_t kind = rng_.Below(13);
   if (options_.faults == Faults::kServices) kind %= 2;
   if (options_.faults == Faults::kReachability) kind = 9 + kind % 2;
   if (options_.faults == Faults::kRestore) {
@@ -150,6 +152,16 @@ void World::InjectFault() {
       Count("partition");
       return CutOff(machine, absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 30000 : 4000)));
     }
+    case 11:
+      Trace("the coordinator's disk is slow");
+      Count("slow disk");
+      slow_disk_until_ = queue_.now() + absl::Milliseconds(rng_.Below(10000));
+      return;
+    case 12:
+      if (machine.partitioned) return;
+      Count("cut in one direction");
+      return CutOff(machine, absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 30000 : 4000)),
+                    rng_.Chance(0.5) ? Cut::kSent : Cut::kReceived);
     case 9:
       return PauseCoordinator(absl::Milliseconds(rng_.Below(rng_.Chance(0.3) ? 45000 : 5000)));
     case 10: {
@@ -166,14 +178,16 @@ void World::InjectFault() {
   }
 }
 
-void World::CutOff(Machine& machine, absl::Duration time) {
+void World::CutOff(Machine& machine, absl::Duration time, Cut cut) {
   Trace(absl::StrCat(machine.name, " is cut off for ", absl::FormatDuration(time)));
   machine.partitioned = true;
+  machine.mute = cut != Cut::kReceived;
+  machine.deaf = cut != Cut::kSent;
   if (machine.connection.has_value() && rng_.Chance(0.5)) Break(*machine.connection);
   queue_.After(time, [this, name = machine.name] {
     Machine& m = machines_[name];
     if (!m.partitioned) return;
-    m.partitioned = false;
+    m.partitioned = m.mute = m.deaf = false;
     Trace(absl::StrCat(name, " is reachable again"));
     // The stream does not survive; the messages on it are lost.
     if (m.connection.has_value()) Break(*m.connection);
@@ -190,6 +204,7 @@ void World::Heal() {
   faults_on_ = false;
   store_->FailWrites(false);
   crash_in_write_ = false;
+  slow_disk_until_ = absl::InfinitePast();
 }
 
 bool World::Finished() const {
@@ -210,7 +225,7 @@ bool World::Finished() const {
 Result World::Play() {
   StartCoordinator();
   for (auto& [name, machine] : machines_) StartDaemon(machine);
-  const int jobs = 2 + static_cast<int>(rng_.Below(4));
+  const int jobs = static_cast<int>(options_.large ? 50 + rng_.Below(151) : 2 + rng_.Below(4));
   for (int i = 0; i < jobs; ++i) {
     queue_.After(absl::Milliseconds(rng_.Below(20000)), [this, i] { Submit(i); });
   }
@@ -221,7 +236,7 @@ Result World::Play() {
     CheckAll();
   }
   Heal();
-  const absl::Time deadline = quiet + kFinishWithin;
+  const absl::Time deadline = quiet + (options_.large ? 10 : 1) * kFinishWithin;
   while (result_.violation.empty() && !Finished() && queue_.Step(deadline)) {
     ++result_.events;
     CheckAll();

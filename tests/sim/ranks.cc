@@ -118,6 +118,11 @@ void World::TryStep(const JobEpoch& gang) {
 
 void World::FinishStep(const JobEpoch& gang, int64_t step) {
   const std::vector<Process*> ranks = Gang(gang);
+  // A rank is gone with the disk of its machine.
+  if (ranks.empty() ||
+      static_cast<int>(ranks.size()) != ranks.front()->assignment.world_size()) {
+    return;
+  }
   for (const Process* process : ranks) {
     // A rank died during the step: the others wait in a collective.
     if (!process->alive || process->step != step - 1) return;

@@ -1,6 +1,7 @@
 // sim_test                      runs the tests: the fixed seeds and checks of the simulator itself
 // sim_test --sim N [--first S]  N seeds from S; prints each failing seed
 // sim_test --sim 1 --first S --trace   one seed, event by event
+// --large: clusters of 20 to 50 workers; --reachability, --restore: only those faults
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ struct Outcome {
 };
 
 // Runs seeds, which are independent, on all cores.
-Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll) {
+Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll, bool large = false) {
   const int threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<Outcome> parts(threads);
   std::vector<std::thread> running;
@@ -33,6 +34,7 @@ Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll) {
         Options options;
         options.seed = first + static_cast<uint64_t>(i);
         options.faults = faults;
+        options.large = large;
         const Result result = Simulate(options);
         if (!result.violation.empty()) {
           parts[t].failed.emplace_back(options.seed, result.violation);
@@ -89,6 +91,11 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "partition",
                            "coordinator pause",
                            "all cut off",
+                           "cut in one direction",
+                           "slow disk",
+                           "disk lost",
+                           "older daemon",
+                           "clock step",
                            "broken session",
                            "reordered",
                            "duplicated",
@@ -106,6 +113,13 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "JOB_STATE_CANCELLED"}) {
     EXPECT_GT(outcome.counts.count(what), 0u) << what << " never happened";
   }
+}
+
+TEST(Simulation, LargeClusters_KeepEveryInvariantAndEndEveryJob) {
+  const int64_t seeds = std::max<int64_t>(2, FixedSeeds() / 250);
+  const Outcome outcome = RunSeeds(1, seeds, Faults::kAll, /*large=*/true);
+  Print(outcome, seeds);
+  EXPECT_TRUE(outcome.failed.empty());
 }
 
 TEST(Simulation, SameSeedTwice_GivesTheSameTrace) {
@@ -204,11 +218,14 @@ int main(int argc, char** argv) {
   int64_t seeds = 0;
   uint64_t first = 1;
   bool trace = false;
+  bool large = false;
   muster::sim::Faults faults = muster::sim::Faults::kAll;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
       trace = true;
+    } else if (flag == "--large") {
+      large = true;
     } else if (flag == "--reachability") {
       faults = muster::sim::Faults::kReachability;
     } else if (flag == "--restore") {
@@ -218,9 +235,10 @@ int main(int argc, char** argv) {
     } else if (flag == "--first" && i + 1 < argc) {
       first = std::strtoull(argv[++i], nullptr, 10);
     } else {
-      std::fprintf(
-          stderr, "usage: %s [--sim SEEDS [--first SEED] [--trace]] [--reachability | --restore]\n",
-          argv[0]);
+      std::fprintf(stderr,
+                   "usage: %s [--sim SEEDS [--first SEED] [--trace]] [--large] [--reachability | "
+                   "--restore]\n",
+                   argv[0]);
       return 2;
     }
   }
@@ -230,11 +248,12 @@ int main(int argc, char** argv) {
     options.seed = first;
     options.trace = true;
     options.faults = faults;
+    options.large = large;
     const muster::sim::Result result = muster::sim::Simulate(options);
     std::printf("%s\n", result.violation.empty() ? "sound" : result.violation.c_str());
     return result.violation.empty() ? 0 : 1;
   }
-  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds, faults);
+  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds, faults, large);
   muster::sim::Print(outcome, seeds);
   return outcome.failed.empty() ? 0 : 1;
 }

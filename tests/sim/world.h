@@ -5,8 +5,10 @@
 //
 // The faults are those that the design promises to survive: crashes of any process at any time
 // (also between a write and its sync), hosts that go down, networks that break, delay, repeat and
-// reorder messages, links between ranks that break during bootstrap or training, disks that refuse
-// writes. A sync that returned is durable.
+// reorder messages, or carry them in one direction alone, links between ranks that break during
+// bootstrap or training, disks that refuse writes or are slow, hosts that come back with an empty
+// disk, daemons of an older version, and clocks that differ and step. A sync that returned is
+// durable.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -47,6 +49,9 @@ struct Options {
   uint64_t seed = 1;
   bool trace = false;  // print each event
   Faults faults = Faults::kAll;
+  // 20 to 50 workers and 50 to 200 jobs instead of a few. What is checked after every event
+  // otherwise is then checked after some.
+  bool large = false;
 };
 
 struct Result {
@@ -87,7 +92,12 @@ struct Machine {
   std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
   std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
   bool up = true;                                // the host
-  bool partitioned = false;                      // from the coordinator
+  bool partitioned = false;                      // from the coordinator, in one direction at least
+  bool mute = false;                             // what it sends is lost
+  bool deaf = false;                             // what it would receive is lost
+  bool older = false;                            // its daemon is of the version before
+  int disks = 1;                                 // it has had so many
+  absl::Duration skew;                           // of its clock
   uint64_t generation = 0;                       // of the daemon process
   std::optional<uint64_t> connection;
   absl::Time timer = absl::InfiniteFuture();
@@ -184,8 +194,9 @@ class World {
   void TryCancel(const std::string& id);
   void ScheduleFault();
   void InjectFault();
-  // The machine and the coordinator do not reach each other for `time`.
-  void CutOff(Machine& machine, absl::Duration time);
+  // What the machine sends, what it would receive, or both is lost for `time`.
+  enum class Cut { kBoth, kSent, kReceived };
+  void CutOff(Machine& machine, absl::Duration time, Cut cut = Cut::kBoth);
   void Heal();
   // True when every job has ended and no process or fault is left.
   bool Finished() const;
@@ -223,12 +234,16 @@ class World {
     std::map<std::string, v1::JobState> final_states;
   };
   std::optional<Backup> backup_;
-  std::unique_ptr<coordinator::Core> core_;  // null: the coordinator is dead
+  // The clock of the coordinator's process. It runs evenly; the wall clock steps between processes.
+  absl::Time CoreNow() const { return queue_.now() + core_skew_; }
+  absl::Duration core_skew_;
+  absl::Time slow_disk_until_ = absl::InfinitePast();  // of the coordinator
+  std::unique_ptr<coordinator::Core> core_;            // null: the coordinator is dead
   uint64_t coordinator_generation_ = 0;
   std::deque<coordinator::CoreOutput> unsynced_;
   bool syncing_ = false;
   bool crash_in_write_ = false;  // the coordinator dies while it writes its next outputs
-  absl::Time core_timer_ = absl::InfiniteFuture();
+  absl::Time core_timer_ = absl::InfiniteFuture();  // by CoreNow()
   bool paused_ = false;
   std::deque<coordinator::CoreEvent> arrived_;  // during the pause
   bool synced_ = false;                         // a sync ended during the pause

@@ -5,16 +5,19 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -30,6 +33,7 @@
 #include "worker/daemon/process_host.h"
 #include "worker/daemon/run_files.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/sockets.h"
 
 namespace muster::worker {
 namespace {
@@ -38,6 +42,7 @@ using ::muster::testing::IsOk;
 using ::muster::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 const RankKey kRank{{JobId("job-a"), Epoch(2)}, 0};
@@ -111,6 +116,11 @@ class ProcessTest : public ::testing::Test {
     options.worker = "w0";
     options.log = log_;
     options.command = [this](const v1::RankAssignment&) { return command_; };
+    options.device_bytes = [this](const std::string& device) -> std::optional<int64_t> {
+      if (device != "cuda:1") return std::nullopt;
+      return device_bytes_.load();
+    };
+    options.device_patience = device_patience_;
     host_ = ProcessHost::Start(options, clock_, Logger::Discard(),
                                [this](DaemonEvent event) { events_.Add(std::move(event)); });
   }
@@ -153,6 +163,8 @@ class ProcessTest : public ::testing::Test {
   RealClock clock_;
   std::string directory_;
   LogLimits log_;
+  std::atomic<int64_t> device_bytes_ = 1 << 30;
+  absl::Duration device_patience_ = absl::Hours(1);
   std::vector<std::string> command_;
   Events events_;
   std::unique_ptr<ProcessHost> host_;
@@ -281,6 +293,93 @@ TEST_F(ProcessTest, Orphans_InSessionsOfTheirOwn_AreGoneOnceReleaseIsProven) {
   const std::optional<ProcessStat> stat = ReadProcessStat(orphan);
   EXPECT_TRUE(!stat.has_value() || stat->state == 'Z');
   EXPECT_THAT(FindProcesses(0, kRunDirectoryVariable, RunDirectory()), ElementsAre());
+}
+
+// The rank has handed its socket to a process that it did not start.
+TEST_F(ProcessTest, PortHeldByAStranger_IsClosedOnceReleaseIsProven) {
+  const std::string take = directory_ + "/take.py", give = directory_ + "/give.py";
+  const std::string ready = Fifo("ready");
+  std::ofstream(take) << "import signal, socket\n"
+                         "s = socket.socket(socket.AF_UNIX)\n"
+                         "s.bind('"
+                      << directory_
+                      << "/socket')\n"
+                         "s.listen()\n"
+                         "open('"
+                      << ready
+                      << "', 'w').write('listens\\n')\n"
+                         "kept = socket.recv_fds(s.accept()[0], 1, 1)\n"
+                         "signal.pause()\n";
+  std::ofstream(give) << "import signal, socket\n"
+                         "s = socket.create_server(('127.0.0.1', 0))\n"
+                         "u = socket.socket(socket.AF_UNIX)\n"
+                         "u.connect('"
+                      << directory_
+                      << "/socket')\n"
+                         "socket.send_fds(u, [b'x'], [s.fileno()])\n"
+                         "signal.pause()\n";
+  pid_t stranger = 0;
+  std::string python = "python3", script = take;
+  char* const arguments[] = {python.data(), script.data(), nullptr};
+  ASSERT_EQ(::posix_spawnp(&stranger, "python3", nullptr, nullptr, arguments, environ), 0);
+  EXPECT_EQ(ReadLine(ready), "listens");
+  const int64_t pid = StartScript("exec python3 " + give);
+  // The daemon has recorded the socket, and the stranger holds it.
+  std::optional<v1::HeldByRank> held;
+  uint64_t inode = 0;
+  const absl::Duration start = clock_.Monotonic();
+  while (clock_.Monotonic() - start < kPatience) {
+    held = ReadHeld(RunDirectory());
+    if (held.has_value() && held->listening_ports_size() == 1) {
+      inode = held->listening_ports().begin()->first;
+      if (HoldersOf({inode}).size() == 2) break;
+    }
+    ::poll(nullptr, 0, 5);
+  }
+  ASSERT_NE(inode, 0u);
+  EXPECT_EQ(AllListeningSockets()[inode], held->listening_ports().begin()->second);
+  ASSERT_EQ(::kill(static_cast<pid_t>(pid), SIGKILL), 0);
+  events_.Next<RankExited>();
+  EXPECT_THAT(HoldersOf({inode}), ElementsAre(stranger)) << "the port is still open";
+  NewHost();  // a daemon that was started meanwhile proves it too
+  host_->Carry(VerifyRelease{kRank});
+  events_.Next<ReleaseProven>();
+  EXPECT_FALSE(AllListeningSockets().contains(inode));
+  int status = 0;
+  ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+TEST_F(ProcessTest, DeviceMemory_HoldsBackTheReleaseUntilItIsBack) {
+  v1::RankAssignment assignment = Assignment();
+  assignment.set_device("cuda:1");
+  Script("exit 0");
+  host_->Carry(StartRank{kRank, assignment});
+  events_.NextExit();
+  device_bytes_ = int64_t{3} << 30;
+  host_->Carry(VerifyRelease{kRank});
+  // Another rank's device is not concerned; its answer shows that the first check has been made.
+  const RankKey other = {{JobId("job-b"), Epoch(1)}, 0};
+  host_->Carry(VerifyRelease{other});
+  EXPECT_EQ(events_.Next<ReleaseProven>().rank, other);
+  device_bytes_ = (int64_t{1} << 30) + (100 << 20);
+  EXPECT_EQ(events_.Next<ReleaseProven>().rank, kRank);
+}
+
+TEST_F(ProcessTest, DeviceMemoryThatDoesNotComeBack_MakesTheDeviceUnusable) {
+  device_patience_ = absl::Milliseconds(20);
+  NewHost();
+  v1::RankAssignment assignment = Assignment();
+  assignment.set_device("cuda:1");
+  Script("exit 0");
+  host_->Carry(StartRank{kRank, assignment});
+  events_.NextExit();
+  device_bytes_ = int64_t{3} << 30;
+  host_->Carry(VerifyRelease{kRank});
+  const DeviceFailed failed = events_.Next<DeviceFailed>();
+  EXPECT_EQ(failed.device, "cuda:1");
+  EXPECT_THAT(failed.why, HasSubstr("2048 MiB more than before"));
+  EXPECT_EQ(events_.Next<ReleaseProven>().rank, kRank);
 }
 
 TEST_F(ProcessTest, Shim_Killed_RankAndOrphansEndToo) {

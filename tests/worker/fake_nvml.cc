@@ -9,6 +9,7 @@
 //   switches (1)   1: they lead to switches, 0: to the next GPU
 //   pending (-1)   index of a GPU with a row to be replaced
 //   ecc (0)        errors of GPU 0
+//   used (1024)    MiB in use of every GPU
 //
 // FAKE_NVML_XID names a file. "INDEX XID" in it is an error of that GPU; with "INDEX lost" the GPU
 // is off the bus from then on, without an error. The file is removed when the next error is waited
@@ -93,7 +94,8 @@ int nvmlDeviceGetName(NvmlDevice, char* text, unsigned int length) {
   return 0;
 }
 int nvmlDeviceGetMemoryInfo(NvmlDevice device, NvmlMemory* memory) {
-  *memory = {80ull << 30, 79ull << 30, 1ull << 30};
+  const unsigned long long used = static_cast<unsigned long long>(Setting("used", 1024)) << 20;
+  *memory = {80ull << 30, (80ull << 30) - used, used};
   return Lost(device);
 }
 int nvmlDeviceGetPciInfo_v3(NvmlDevice device, NvmlPciInfo* pci) {

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
+#include "worker/daemon/gpu_memory.h"
 #include "worker/daemon/gpu_sampler.h"
 #include "worker/daemon/gpu_watch.h"
 
@@ -72,6 +73,17 @@ TEST_F(Gpus, FourBehindSwitches_AreDescribedWithAllLinksToEachOther) {
   EXPECT_EQ(second.unusable(), "");
   ASSERT_EQ(second.nvlinks().size(), 3u);
   for (const char* peer : {"cuda:0", "cuda:2", "cuda:3"}) EXPECT_EQ(second.nvlinks().at(peer), 18);
+}
+
+TEST_F(Gpus, UsedMemory_IsToldByTheNameOfTheDevice) {
+  const GpuReport report = Discover("gpus=2 used=700");
+  const std::unique_ptr<GpuMemory> memory = GpuMemory::Open(options_.library, report.devices);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(memory->UsedBytes("cuda:1"), int64_t{700} << 20);
+  EXPECT_EQ(memory->UsedBytes("cuda:2"), std::nullopt);
+  ::setenv("FAKE_NVML", "gpus=2 lost=1", 1);
+  EXPECT_EQ(memory->UsedBytes("cuda:1"), std::nullopt) << "it does not answer";
+  EXPECT_EQ(GpuMemory::Open("/nonexistent/library.so", report.devices), nullptr);
 }
 
 TEST_F(Gpus, DirectLinks_CountForTheirPeerAlone) {

@@ -276,8 +276,8 @@ TEST_F(RankProcess, TwoRanks_TrainCommitEvaluateAndReportCompletion) {
   const std::string first = *files_->Read(directory_ + "/first");
   EXPECT_EQ(first.size(), 3u + 30 + 1);
   Spawn(9,
-        {"sample", "--checkpoint", commits[2].path(), "--prompt", "abc", "--tokens", "30",
-         "--seed", "4", "--verbose"},
+        {"sample", "--checkpoint", commits[2].path(), "--prompt", "abc", "--tokens", "30", "--seed",
+         "4", "--verbose"},
         directory_ + "/spoken");
   EXPECT_EQ(Wait(9), 0);
   EXPECT_THAT(*files_->Read(directory_ + "/spoken"),

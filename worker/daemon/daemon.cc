@@ -83,9 +83,15 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   };
   outputs.failed = [this](const absl::Status& status) { OnWriteFailed(status); };
   outputs_ = std::make_unique<OutputQueue>(*loop_, std::move(outputs));
-  host_ = ProcessHost::Start({state_->attempts(), options_.shim_binary, options_.rank_binary,
-                              options_.rank_command, options_.log, options_.name},
-                             clock_, log_, [this](DaemonEvent event) { Post(std::move(event)); });
+  ProcessHostOptions host = {state_->attempts(),    options_.shim_binary, options_.rank_binary,
+                             options_.rank_command, options_.log,         options_.name};
+  if (gpu_memory_ != nullptr) {
+    host.device_bytes = [this](const std::string& device) {
+      return gpu_memory_->UsedBytes(device);
+    };
+  }
+  host_ = ProcessHost::Start(std::move(host), clock_, log_,
+                             [this](DaemonEvent event) { Post(std::move(event)); });
   loop_->Post([this, recovered = std::move(recovered)]() mutable {
     outputs_->Add(std::move(recovered));
     UpdateGauges();
@@ -140,6 +146,7 @@ Daemon::~Daemon() {
   server_.reset();
   gpu_watch_.reset();
   host_.reset();
+  gpu_memory_.reset();
 }
 
 DaemonCoreConfig Daemon::Config(bool upgraded) {
@@ -172,6 +179,9 @@ DaemonCoreConfig Daemon::Config(bool upgraded) {
       for (const uint64_t xid : KnownXids()) {
         metrics_.GetCounter(kGpuErrors, {device.uuid(), absl::StrCat(xid)});
       }
+    }
+    if (!report.devices.empty()) {
+      gpu_memory_ = GpuMemory::Open(options_.gpus->library, report.devices);
     }
     ranks_max = std::max(ranks_max, static_cast<int>(report.devices.size()));
   }

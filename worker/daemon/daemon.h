@@ -26,6 +26,7 @@
 #include "worker/daemon/core/daemon_core.h"
 #include "worker/daemon/daemon_options.h"
 #include "worker/daemon/device_errors.h"
+#include "worker/daemon/gpu_memory.h"
 #include "worker/daemon/gpu_sampler.h"
 #include "worker/daemon/gpu_watch.h"
 #include "worker/daemon/log_requests.h"
@@ -108,6 +109,7 @@ class Daemon {
   std::unique_ptr<ThreadLoop> loop_;
   std::unique_ptr<OutputQueue> outputs_;  // *
   std::unique_ptr<GpuWatch> gpu_watch_;
+  std::unique_ptr<GpuMemory> gpu_memory_;  // used on the host's thread
   std::unique_ptr<GpuSampler> gpu_sampler_;
   std::unique_ptr<ProcessHost> host_;
   std::unique_ptr<RankServer> server_;

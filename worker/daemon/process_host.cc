@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <system_error>
 #include <utility>
@@ -29,6 +30,7 @@
 #include "worker/daemon/rank_end.h"
 #include "worker/daemon/run_files.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/sockets.h"
 #include "worker/daemon/spawn_shim.h"
 
 namespace muster::worker {
@@ -38,6 +40,13 @@ namespace {
 // process about to be gone.
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
 constexpr absl::Duration kReleaseRetryMax = absl::Milliseconds(200);
+// A device's memory is back when no more than this is in use above what was before: contexts of
+// other programs come and go.
+constexpr int64_t kDeviceBytesSlack = 512 << 20;
+// When the sockets of a rank are looked at after it was found running; from then on at the last
+// interval.
+constexpr absl::Duration kLooks[] = {absl::Milliseconds(100), absl::Seconds(1), absl::Seconds(5),
+                                     absl::Seconds(30)};
 
 // The last line of a text file; empty when there is none.
 std::string LastLine(const std::string& path) {
@@ -72,7 +81,8 @@ class Host : public ProcessHost {
     thread_.Post([this, action = std::move(action)] { Signal(action.rank, action.kill); });
   }
   void Carry(VerifyRelease action) override {
-    thread_.Post([this, action = std::move(action)] { Release(action.rank, kRetry); });
+    thread_.Post(
+        [this, action = std::move(action)] { Release(action.rank, kRetry, absl::ZeroDuration()); });
   }
   void Prune(std::set<std::string> held) override {
     thread_.Post([this, held = std::move(held)] { PruneNow(held); });
@@ -88,6 +98,7 @@ class Host : public ProcessHost {
     UniqueFd rank;
     pid_t rank_pid = 0;
     std::string boot_id;
+    v1::HeldByRank held;
   };
 
   // A shim that this daemon started, and so has to reap.
@@ -109,7 +120,13 @@ class Host : public ProcessHost {
   void AwaitEnd(const RankKey& key);
   void ReportEnd(const RankKey& key, const std::string& boot_id, pid_t rank_pid);
   void Signal(const RankKey& key, bool kill);
-  void Release(const RankKey& key, absl::Duration retry);
+  // Records the sockets on which the rank listens, again and again while it runs.
+  void LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look);
+  void Release(const RankKey& key, absl::Duration retry, absl::Duration waited);
+  // Kills the processes that hold a socket of the rank; true when there is none.
+  bool SocketsClosed(const v1::HeldByRank& held);
+  // True when the memory of the rank's device is back, or will not come back.
+  bool DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited);
   void PruneNow(const std::set<std::string>& held);
 
   const ProcessHostOptions options_;
@@ -165,6 +182,13 @@ absl::Status Host::Launch(const StartRank& action) {
   RETURN_IF_ERROR(files->MakeDirectory(run_directory));
   const std::string assignment_path = run_directory + kAssignmentFile;
   RETURN_IF_ERROR(files->WriteAtomically(assignment_path, action.assignment.SerializeAsString()));
+  v1::HeldByRank held;
+  if (options_.device_bytes) {
+    if (const auto bytes = options_.device_bytes(action.assignment.device()); bytes.has_value()) {
+      held.set_device_bytes_before(*bytes);
+    }
+  }
+  RETURN_IF_ERROR(files->WriteAtomically(run_directory + kHeldFile, held.SerializeAsString()));
   ShimOptions shim;
   shim.run_directory = run_directory;
   shim.working_directory = action.assignment.spec().working_directory();
@@ -255,7 +279,32 @@ void Host::Attach(const RankKey& key) {
     thread_.Unwatch(processes_[key].watch);
     AwaitEnd(key);
   });
+  process.held = ReadHeld(run_directory).value_or(v1::HeldByRank());
+  thread_.After(kLooks[0], [this, key, rank_pid] { LookAtSockets(key, rank_pid, 0); });
   post_(RankStarted{key, rank_pid, ReadCommitRequests(run_directory)});
+}
+
+void Host::LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look) {
+  const auto found = processes_.find(key);
+  if (found == processes_.end() || found->second.rank_pid != rank_pid ||
+      HasEnded(found->second.rank)) {
+    return;
+  }
+  v1::HeldByRank& held = found->second.held;
+  bool changed = false;
+  for (const auto& [inode, port] : ListeningSocketsOf(rank_pid)) {
+    changed |= held.mutable_listening_ports()->insert({inode, port}).second;
+  }
+  if (changed) {
+    const absl::Status written =
+        PosixFileSystem()->WriteAtomically(RunDirectory(key) + kHeldFile, held.SerializeAsString());
+    if (!written.ok()) {
+      log_->Warning("cannot record what a rank holds",
+                    {{"rank", ToString(key)}, {"status", written.ToString()}});
+    }
+  }
+  look = std::min(look + 1, std::size(kLooks) - 1);
+  thread_.After(kLooks[look], [this, key, rank_pid, look] { LookAtSockets(key, rank_pid, look); });
 }
 
 // The rank has ended; waits until its shim has written how, or is gone too.
@@ -290,7 +339,39 @@ void Host::Signal(const RankKey& key, bool kill) {
   ::kill(-found->second.rank_pid, kill ? SIGKILL : SIGTERM);
 }
 
-void Host::Release(const RankKey& key, absl::Duration retry) {
+bool Host::SocketsClosed(const v1::HeldByRank& held) {
+  if (held.listening_ports().empty()) return true;
+  const ListeningSockets open = AllListeningSockets();
+  std::set<uint64_t> left;
+  for (const auto& [inode, port] : held.listening_ports()) {
+    if (open.contains(inode)) left.insert(inode);
+  }
+  if (left.empty()) return true;
+  // Only a process that the rank has started, or was given its descriptor, can hold it.
+  for (const pid_t pid : HoldersOf(left)) {
+    if (pid != ::getpid()) ::kill(pid, SIGKILL);
+  }
+  return false;
+}
+
+bool Host::DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited) {
+  if (!held.has_device_bytes_before() || !options_.device_bytes) return true;
+  const std::optional<v1::RankAssignment> assignment = ReadAssignment(RunDirectory(key));
+  if (!assignment.has_value()) return true;
+  const std::optional<int64_t> used = options_.device_bytes(assignment->device());
+  if (!used.has_value() || *used <= held.device_bytes_before() + kDeviceBytesSlack) return true;
+  if (waited < options_.device_patience) return false;
+  post_(DeviceFailed{
+      assignment->device(),
+      absl::StrCat(ToString(key), " has ended, but ", (*used - held.device_bytes_before()) >> 20,
+                   " MiB more than before it are still in use after ",
+                   absl::FormatDuration(options_.device_patience),
+                   "; `nvidia-smi` shows by whom. Free them, reset the GPU if nobody holds them, "
+                   "then restart the daemon")});
+  return true;
+}
+
+void Host::Release(const RankKey& key, absl::Duration retry, absl::Duration waited) {
   const std::string run_directory = RunDirectory(key);
   const std::optional<v1::ShimRecord> record = ReadShimRecord(run_directory);
   bool clean = true;
@@ -310,10 +391,17 @@ void Host::Release(const RankKey& key, absl::Duration retry) {
     ::kill(pid, SIGKILL);
   }
   if (clean) {
-    post_(ReleaseProven{key});
-    return;
+    const v1::HeldByRank held = ReadHeld(run_directory).value_or(v1::HeldByRank());
+    // Another boot has other sockets under the same numbers.
+    const bool this_boot = record.has_value() && record->boot_id() == BootId();
+    if ((!this_boot || SocketsClosed(held)) && DeviceBack(key, held, waited)) {
+      post_(ReleaseProven{key});
+      return;
+    }
   }
-  thread_.After(retry, [this, key, retry] { Release(key, std::min(retry * 2, kReleaseRetryMax)); });
+  thread_.After(retry, [this, key, retry, waited] {
+    Release(key, std::min(retry * 2, kReleaseRetryMax), waited + retry);
+  });
 }
 
 void Host::PruneNow(const std::set<std::string>& held) {

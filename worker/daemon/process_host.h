@@ -4,8 +4,10 @@
 #ifndef MUSTER_WORKER_DAEMON_PROCESS_HOST_H_
 #define MUSTER_WORKER_DAEMON_PROCESS_HOST_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,6 +28,11 @@ struct ProcessHostOptions {
   std::function<std::vector<std::string>(const v1::RankAssignment&)> command;
   LogLimits log;
   std::string worker;  // for messages
+  // The bytes in use of a device ("cuda:0"), by whomever; no value where that is not known. Called
+  // on the host's thread.
+  std::function<std::optional<int64_t>(const std::string& device)> device_bytes;
+  // For so long the driver may take to give a device's memory back once the rank has ended.
+  absl::Duration device_patience = absl::Seconds(50);
 };
 
 // Owns one thread. Methods may be called from any thread and return at once, but for EndAll;
@@ -34,7 +41,8 @@ struct ProcessHostOptions {
 class ProcessHost {
  public:
   virtual ~ProcessHost() = default;
-  // `post` gets AttemptPrepared, RankStarted, RankNotStarted, RankExited and ReleaseProven.
+  // `post` gets AttemptPrepared, RankStarted, RankNotStarted, RankExited, ReleaseProven and, when
+  // the memory of a rank's device does not come back, DeviceFailed.
   static std::unique_ptr<ProcessHost> Start(ProcessHostOptions options, const Clock& clock,
                                             std::shared_ptr<Logger> log,
                                             std::function<void(DaemonEvent)> post);

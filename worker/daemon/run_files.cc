@@ -29,6 +29,14 @@ std::optional<Message> ReadJson(const std::string& path) {
 }
 
 template <typename Message>
+std::optional<Message> ReadBytes(const std::string& path) {
+  const absl::StatusOr<std::string> bytes = PosixFileSystem()->Read(path);
+  Message message;
+  if (!bytes.ok() || !message.ParseFromString(*bytes)) return std::nullopt;
+  return message;
+}
+
+template <typename Message>
 absl::Status WriteJson(const std::string& path, const Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
@@ -48,10 +56,13 @@ std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory) {
   return ReadJson<v1::ShimExit>(run_directory + kShimExitFile);
 }
 std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory) {
-  const absl::StatusOr<std::string> bytes = PosixFileSystem()->Read(run_directory + kRankExitFile);
-  v1::RankExitReport report;
-  if (!bytes.ok() || !report.ParseFromString(*bytes)) return std::nullopt;
-  return report;
+  return ReadBytes<v1::RankExitReport>(run_directory + kRankExitFile);
+}
+std::optional<v1::RankAssignment> ReadAssignment(const std::string& run_directory) {
+  return ReadBytes<v1::RankAssignment>(run_directory + kAssignmentFile);
+}
+std::optional<v1::HeldByRank> ReadHeld(const std::string& run_directory) {
+  return ReadBytes<v1::HeldByRank>(run_directory + kHeldFile);
 }
 
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory) {

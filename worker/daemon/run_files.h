@@ -17,6 +17,8 @@ namespace muster::worker {
 std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);
 std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory);
 std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory);
+std::optional<v1::RankAssignment> ReadAssignment(const std::string& run_directory);
+std::optional<v1::HeldByRank> ReadHeld(const std::string& run_directory);
 // The commit requests that the rank left, by step; those that cannot be parsed are skipped.
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory);
 

@@ -17,6 +17,9 @@ constexpr char kAssignmentFile[] = "/assignment.pb";
 // Written by the daemon for the rank: a v1::ProfileSteps, the newest request to record steps.
 constexpr char kProfileRequestFile[] = "/profile.pb";
 
+// Written by the daemon for later daemons: a v1::HeldByRank.
+constexpr char kHeldFile[] = "/held.pb";
+
 // Written by the shim for the daemon: a v1::ShimRecord and a v1::ShimExit, in JSON.
 constexpr char kShimFile[] = "/shim.json";
 constexpr char kShimExitFile[] = "/exit.json";

@@ -64,7 +64,9 @@ struct RankExited {  // after RankStarted, or instead of it when the rank had en
   std::optional<v1::RankProgress> progress;        // from the rank's own exit report
   std::vector<v1::CheckpointRecord> commits = {};  // as in RankStarted
 };
-struct ReleaseProven {  // answer to VerifyRelease: no process of the rank is left
+// Answer to VerifyRelease: no process of the rank is left, nobody holds a socket on which it
+// listened, and the memory of its device is back, or the device is reported by DeviceFailed.
+struct ReleaseProven {
   RankKey rank;
 };
 using RankRequest = std::variant<v1::ReportRequest, v1::PutRequest, v1::GetRequest,

@@ -1,0 +1,233 @@
+#include "cli/explain.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "parallel/mesh/mesh.h"
+#include "proto/job_state.h"
+#include "proto/spec/names.h"
+#include "proto/time.h"
+
+namespace muster::cli {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string Count(int64_t n, absl::string_view noun) {
+  return absl::StrCat(n, " ", noun, n == 1 ? "" : "s");
+}
+
+std::string Slots(int64_t n, v1::DeviceKind kind) {
+  return Count(n, spec::EnumName(kind) + " slot");
+}
+
+// "2 tensor groups of 4 cpu slots, each on one worker".
+std::string Groups(const v1::WaitReason& reason) {
+  return absl::StrCat(Count(reason.ranks() / std::max(1, reason.group()), "tensor group"), " of ",
+                      Slots(reason.group(), reason.device()), ", each on one worker");
+}
+
+std::string AwayText(const v1::StartChange& change) {
+  std::vector<std::string> named;
+  for (const v1::AwayWorker& worker : change.workers_return()) {
+    std::string why = "is away";
+    if (worker.reason() == v1::AWAY_REASON_NOT_CONNECTED) why = "is not connected";
+    if (worker.reason() == v1::AWAY_REASON_NOT_HEARD) why = "is not heard";
+    if (worker.reason() == v1::AWAY_REASON_ENDS_ATTEMPT)
+      why = "still ends " + worker.ends_attempt();
+    named.push_back(absl::StrCat(worker.worker(), " (", Count(worker.slots(), "slot"), ") ", why));
+  }
+  if (change.workers_return_unnamed() > 0) {
+    named.push_back(absl::StrCat("and ", change.workers_return_unnamed(), " more"));
+  }
+  return absl::StrJoin(named, ", ");
+}
+
+// "2026-11-24 10:05:03, in 12m0s".
+std::string WhenText(const google::protobuf::Timestamp& time, absl::Time now) {
+  const absl::Duration in = std::max(absl::ZeroDuration(), FromProto(time) - now);
+  return absl::StrCat(LocalTime(time), ", in ", ShortDuration(in));
+}
+
+// Why a job waits, as rows of name and value.
+Rows ReasonRows(const v1::WaitReason& reason, absl::Time now) {
+  Rows rows = {{"waits:", WhyText(reason)}};
+  const std::string change = ChangeText(reason);
+  if (!change.empty()) rows.push_back({"change:", change});
+  if (!reason.queue().empty()) {
+    rows.push_back(
+        {"queue:", absl::StrCat(reason.queue(), ", behind ", Count(reason.ahead(), "other job"))});
+  }
+  rows.push_back({"estimate:", reason.has_estimated_start()
+                                   ? WhenText(reason.estimated_start(), now)
+                                   : "not known"});
+  return rows;
+}
+
+// One row per worker, in order of its lowest rank.
+Rows WorkerRows(const v1::ExplainResponse& outlook) {
+  std::map<std::string, std::pair<std::vector<int>, std::vector<std::string>>> by_worker;
+  std::vector<std::string> order;
+  for (const v1::Placement& placement : outlook.placements()) {
+    auto& [ranks, devices] = by_worker[placement.worker()];
+    if (ranks.empty()) order.push_back(placement.worker());
+    ranks.push_back(placement.rank());
+    devices.push_back(placement.device());
+  }
+  Rows rows = {{"WORKER", "RANKS", "DEVICES"}};
+  for (const std::string& worker : order) {
+    const auto& [ranks, devices] = by_worker[worker];
+    rows.push_back({worker, parallel::RanksText(ranks), absl::StrJoin(devices, " ")});
+  }
+  return rows;
+}
+
+// Of a job that does not wait.
+std::string StateText(const v1::Job& job) {
+  if (IsFinal(job.state())) {
+    return job.message().empty() ? "it has ended" : absl::StrCat("it has ended: ", job.message());
+  }
+  std::vector<std::string> workers;
+  for (const v1::RankStatus& rank : job.ranks()) {
+    if (std::count(workers.begin(), workers.end(), rank.worker()) == 0) {
+      workers.push_back(rank.worker());
+    }
+  }
+  return absl::StrCat("it waits for nothing: attempt ", job.attempts(), ", step ", StepText(job),
+                      ", ranks on ", absl::StrJoin(workers, ", "));
+}
+
+}  // namespace
+
+std::string WhyText(const v1::WaitReason& reason) {
+  const std::string wanted = Slots(reason.ranks(), reason.device());
+  switch (reason.code()) {
+    case v1::WAIT_CODE_NO_WORKERS:
+      return absl::StrCat("needs ", wanted, ", but no worker has joined; start muster-worker");
+    case v1::WAIT_CODE_CLUSTER_TOO_SMALL:
+      return absl::StrCat("no worker set could ever hold ", wanted, ": the cluster has ",
+                          reason.slots_total());
+    case v1::WAIT_CODE_GROUPS_TOO_LARGE:
+      return absl::StrCat("no worker set could ever hold ", Groups(reason),
+                          ": the cluster can hold ", reason.groups_total());
+    case v1::WAIT_CODE_SLOTS_TAKEN:
+      return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
+                          reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
+                          " free of ", reason.slots_total());
+    case v1::WAIT_CODE_SLOTS_SCATTERED: {
+      std::vector<std::string> free;
+      for (const v1::WorkerSlots& worker : reason.free()) {
+        free.push_back(absl::StrCat(worker.worker(), " ", worker.slots()));
+      }
+      return absl::StrCat("needs ", Groups(reason), "; free are ", absl::StrJoin(free, ", "));
+    }
+    case v1::WAIT_CODE_BEHIND:
+      return absl::StrCat("waits behind job ", reason.blocker().job_name(), " (priority ",
+                          reason.blocker().priority(), ", needs ",
+                          Slots(reason.blocker().ranks(), reason.blocker().device()), ") in queue ",
+                          reason.queue());
+    case v1::WAIT_CODE_BEHIND_MANY:
+      return absl::StrCat("more than ", reason.behind_more_than(), " jobs go before it in queue ",
+                          reason.queue());
+    case v1::WAIT_CODE_BACK_OFF:
+      return absl::StrCat(
+          "backs off after a failure; tries again at ",
+          absl::FormatTime("%H:%M:%E1S UTC", FromProto(reason.until()), absl::UTCTimeZone()));
+    case v1::WAIT_CODE_RELEASING:
+      return "its last attempt is being ended; it waits for the proof that its devices are free";
+    default:
+      return absl::StrCat("waits for a reason that this program does not know (",
+                          static_cast<int>(reason.code()), "); is it older than the coordinator?");
+  }
+}
+
+std::string ChangeText(const v1::WaitReason& reason) {
+  const v1::StartChange& change = reason.change();
+  switch (reason.code()) {
+    case v1::WAIT_CODE_CLUSTER_TOO_SMALL: {
+      std::string text = absl::StrCat("add ", Count(change.slots_added(), "slot"));
+      if (change.ranks_at_most() > 0) {
+        absl::StrAppend(&text, " or lower resources.ranks to ", change.ranks_at_most());
+      } else {
+        absl::StrAppend(&text, " of kind ", spec::EnumName(reason.device()),
+                        " or change resources.device");
+      }
+      if (reason.device() == v1::DEVICE_KIND_CUDA) {
+        absl::StrAppend(&text,
+                        ". `muster get workers` and the logs of daemons say why a GPU is "
+                        "not offered");
+      }
+      return text;
+    }
+    case v1::WAIT_CODE_GROUPS_TOO_LARGE:
+      return absl::StrCat("add workers with ", Count(change.worker_with_slots(), "slot"),
+                          " or lower engine.parallel.tensor");
+    case v1::WAIT_CODE_SLOTS_TAKEN: {
+      std::vector<std::string> jobs;
+      for (const v1::JobSlots& job : change.jobs_end()) {
+        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", Count(job.slots(), "slot"), ")"));
+      }
+      std::string text;
+      if (!jobs.empty()) {
+        text = absl::StrCat("starts when ", absl::StrJoin(jobs, " and "),
+                            jobs.size() == 1 ? " ends" : " end");
+      }
+      if (!change.workers_return().empty()) {
+        absl::StrAppend(&text, text.empty() ? "starts when " : " and when ",
+                        "workers that are away return: ", AwayText(change));
+      }
+      if (change.slots_released()) text = "starts when the slots of ended attempts are released";
+      return text;
+    }
+    case v1::WAIT_CODE_SLOTS_SCATTERED:
+      return "starts when jobs on one of them end";
+    case v1::WAIT_CODE_BEHIND:
+      return absl::StrCat("starts before it with a priority above ", change.priority_above());
+    case v1::WAIT_CODE_BEHIND_MANY:
+      return "a higher priority moves it up";
+    default:
+      return "";
+  }
+}
+
+std::string WaitText(const v1::WaitReason& reason) {
+  const std::string change = ChangeText(reason);
+  return absl::StrCat(WhyText(reason), change.empty() ? "" : "; ", change);
+}
+
+absl::Status Explain(CoordinatorClient& client, const std::string& job, Format format,
+                     Terminal& terminal) {
+  v1::ExplainRequest request;
+  request.set_name(job);
+  ASSIGN_OR_RETURN(const v1::ExplainResponse explained, client.Explain(request));
+  if (format != Format::kTable) {
+    Print(ToJson(explained), format, terminal.out);
+    return absl::OkStatus();
+  }
+  Rows rows = {{"job:", absl::StrCat(explained.job().name(), " (", explained.job().id(), ")")},
+               {"state:", Coloured(spec::EnumName(explained.job().state()), terminal)}};
+  if (explained.has_waiting()) {
+    const Rows reason = ReasonRows(explained.waiting(), absl::Now());
+    rows.insert(rows.end(), reason.begin(), reason.end());
+  } else {
+    rows.push_back({"waits:", StateText(explained.job())});
+  }
+  terminal.out << Table(rows);
+  return absl::OkStatus();
+}
+
+void WriteOutlook(const v1::ExplainResponse& outlook, absl::Time now, Terminal& terminal) {
+  if (outlook.has_waiting()) {
+    terminal.out << "Submitted now, it would wait.\n" << Table(ReasonRows(outlook.waiting(), now));
+    return;
+  }
+  terminal.out << "Submitted now, it would start at once.\n" << Table(WorkerRows(outlook));
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,31 @@
+// `muster explain`, `muster plan --cluster`, and why a job waits in words.
+#ifndef MUSTER_CLI_EXPLAIN_H_
+#define MUSTER_CLI_EXPLAIN_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "cli/coordinator_client.h"
+#include "cli/output.h"
+#include "muster/v1/schedule.pb.h"
+
+namespace muster::cli {
+
+// "needs 4 cpu slots, 2 are free of 8".
+std::string WhyText(const v1::WaitReason& reason);
+// "starts when job gpt (2 slots) ends"; empty when nothing is known that would let it start.
+std::string ChangeText(const v1::WaitReason& reason);
+// Both, in one line.
+std::string WaitText(const v1::WaitReason& reason);
+
+// Prints what keeps a job from starting, what would let it start, and when that is expected.
+absl::Status Explain(CoordinatorClient& client, const std::string& job, Format format,
+                     Terminal& terminal);
+
+// Prints whether a spec would start now, and where, or why not.
+void WriteOutlook(const v1::ExplainResponse& outlook, absl::Time now, Terminal& terminal);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_EXPLAIN_H_

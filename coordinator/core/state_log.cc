@@ -1,0 +1,172 @@
+#include "coordinator/core/state_log.h"
+
+#include <optional>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/limits.h"
+#include "coordinator/core/schema.h"
+#include "proto/time.h"
+
+namespace muster::coordinator {
+namespace {
+
+// "states 'gpt-abcde'".
+std::string RowName(const std::pair<Table, std::string>& row) {
+  return absl::StrCat(Name(row.first), " '", absl::CHexEscape(row.second), "'");
+}
+
+void Compare(const LoggedRows& folded, const LoggedRows& stored,
+             std::vector<std::string>& differences) {
+  const auto differs = [&differences](const auto& row, const char* how) {
+    if (differences.size() < kDifferencesMax) {
+      differences.push_back(absl::StrCat(RowName(row.first), " ", how));
+    }
+  };
+  for (const auto& row : folded) {
+    const auto twin = stored.find(row.first);
+    if (twin == stored.end()) {
+      differs(row, "is not stored");
+    } else if (twin->second != row.second) {
+      differs(row, "is stored otherwise");
+    }
+  }
+  for (const auto& row : stored) {
+    if (!folded.contains(row.first)) differs(row, "is stored, and not in the log");
+  }
+}
+
+}  // namespace
+
+bool IsLogged(Table table) {
+  switch (table) {
+    case Table::kSpecs:
+    case Table::kStates:
+    case Table::kAttempts:
+    case Table::kEnds:
+    case Table::kCheckpoints:
+    case Table::kWorkers:
+    case Table::kRequests:
+    case Table::kKeyValue:
+      return true;
+    case Table::kMeta:
+    case Table::kJobs:
+    case Table::kEvents:
+    case Table::kProgress:
+    case Table::kCurves:
+    case Table::kLog:
+    case Table::kTableCount:
+      return false;
+  }
+  return false;
+}
+
+void StateLog::Append(absl::Time now, const std::string& actor, uint64_t last_event, Batch& batch,
+                      bool restored) {
+  std::map<std::pair<Table, std::string>, const Batch::Change*> changes;
+  for (const Batch::Change& change : batch.changes) {
+    if (IsLogged(change.table)) changes[{change.table, change.key}] = &change;
+  }
+  if (changes.empty() && !restored) return;
+  v1::LogEntry entry;
+  entry.set_index(++last_);
+  entry.set_term(term_);
+  *entry.mutable_time() = ToProto(now);
+  entry.set_actor(actor);
+  entry.set_last_event(last_event);
+  entry.set_restored(restored);
+  for (const auto& [row, change] : changes) {
+    v1::RowChange& changed = *entry.add_changes();
+    changed.set_table(Name(row.first));
+    changed.set_key(row.second);
+    if (change->value.has_value()) changed.set_value(*change->value);
+  }
+  batch.Put(Table::kLog, schema::EncodeU64(last_), schema::Serialize(entry));
+  if (last_ > kLogEntriesMax) {
+    batch.Delete(Table::kLog, schema::EncodeU64(last_ - kLogEntriesMax));
+  }
+  batch.Put(Table::kMeta, schema::kLastLogEntry, schema::EncodeU64(last_));
+}
+
+absl::Status Fold(const v1::LogEntry& entry, uint64_t& index, LoggedRows& rows) {
+  if (entry.index() != index + 1 && !entry.restored()) {
+    return absl::DataLossError(
+        absl::StrCat("entry ", entry.index(), " of the state's log does not follow ", index));
+  }
+  for (const v1::RowChange& change : entry.changes()) {
+    const std::optional<Table> table = TableNamed(change.table());
+    if (!table.has_value() || !IsLogged(*table)) {
+      return absl::DataLossError(absl::StrCat("entry ", entry.index(), " of the state's log names ",
+                                              "the unknown table '", change.table(), "'"));
+    }
+    if (change.has_value()) {
+      rows[{*table, change.key()}] = change.value();
+    } else {
+      rows.erase({*table, change.key()});
+    }
+  }
+  index = entry.index();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::pair<LoggedRows, uint64_t>> ReadLogged(Store& store) {
+  LoggedRows rows;
+  for (size_t i = 0; i < static_cast<size_t>(Table::kTableCount); ++i) {
+    const Table table = static_cast<Table>(i);
+    if (!IsLogged(table)) continue;
+    RETURN_IF_ERROR(
+        store.Scan(table, "", "", [&](const std::string& key, const std::string& value) {
+          rows[{table, key}] = value;
+          return true;
+        }));
+  }
+  uint64_t last = 0;
+  ASSIGN_OR_RETURN(const auto stored, store.Get(Table::kMeta, schema::kLastLogEntry));
+  if (stored.has_value()) {
+    ASSIGN_OR_RETURN(last, schema::DecodeU64(*stored));
+  }
+  return std::make_pair(std::move(rows), last);
+}
+
+absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until) {
+  Replayed out;
+  uint64_t index = 0;
+  if (base != nullptr) {
+    ASSIGN_OR_RETURN(std::tie(out.rows, index), ReadLogged(*base));
+  }
+  absl::Status status;
+  bool early = false;
+  const uint64_t first = index + 1;
+  RETURN_IF_ERROR(store.Scan(
+      Table::kLog, schema::EncodeU64(first), "",
+      [&](const std::string& key, const std::string& value) {
+        v1::LogEntry entry;
+        status = schema::Parse(Table::kLog, key, value, entry);
+        if (!status.ok()) return false;
+        early = until != 0 && entry.index() > until;
+        if (early) return false;
+        if (out.entries == 0 && entry.index() != first && !entry.restored()) {
+          status = absl::OutOfRangeError(absl::StrCat(
+              "the log begins with entry ", entry.index(), "; those from ", first,
+              " on are not kept any more: replay from a snapshot that has them in its state"));
+          return false;
+        }
+        status = Fold(entry, index, out.rows);
+        if (out.entries++ == 0) out.first_index = entry.index();
+        out.last_index = entry.index();
+        return status.ok();
+      }));
+  RETURN_IF_ERROR(status);
+  if (early) return out;
+  ASSIGN_OR_RETURN(const auto stored, ReadLogged(store));
+  if (out.entries == 0) out.last_index = index;
+  if (stored.second != index) {
+    return absl::DataLossError(
+        absl::StrCat("the log ends with entry ", index, ", the state with ", stored.second));
+  }
+  Compare(out.rows, stored.first, out.differences);
+  return out;
+}
+
+}  // namespace muster::coordinator

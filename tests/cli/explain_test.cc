@@ -1,0 +1,132 @@
+#include "cli/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "muster/v1/job_service.pb.h"
+
+namespace muster::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::WaitReason Reason(v1::WaitCode code) {
+  v1::WaitReason reason;
+  reason.set_code(code);
+  reason.set_queue("default");
+  reason.set_ranks(4);
+  reason.set_device(v1::DEVICE_KIND_CPU);
+  reason.set_group(1);
+  reason.set_slots_free(2);
+  reason.set_slots_total(8);
+  return reason;
+}
+
+TEST(WaitText, SlotsTaken_NamesTheJobsAndWorkersToWaitFor) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_SLOTS_TAKEN);
+  v1::JobSlots& job = *reason.mutable_change()->add_jobs_end();
+  job.set_job_name("gpt");
+  job.set_slots(1);
+  EXPECT_EQ(WaitText(reason),
+            "needs 4 cpu slots, 2 are free of 8; starts when job gpt (1 slot) ends");
+  *reason.mutable_change()->add_jobs_end() = job;
+  v1::AwayWorker& away = *reason.mutable_change()->add_workers_return();
+  away.set_worker("w1");
+  away.set_slots(2);
+  away.set_reason(v1::AWAY_REASON_ENDS_ATTEMPT);
+  away.set_ends_attempt("job llama-abcde epoch 3");
+  reason.mutable_change()->set_workers_return_unnamed(5);
+  EXPECT_EQ(ChangeText(reason),
+            "starts when job gpt (1 slot) and job gpt (1 slot) end and when workers that are away "
+            "return: w1 (2 slots) still ends job llama-abcde epoch 3, and 5 more");
+  reason.clear_change();
+  reason.mutable_change()->set_slots_released(true);
+  EXPECT_EQ(ChangeText(reason), "starts when the slots of ended attempts are released");
+}
+
+TEST(WaitText, ClusterTooSmall_SaysWhatToAddOrLower) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  reason.mutable_change()->set_slots_added(60);
+  reason.mutable_change()->set_ranks_at_most(4);
+  EXPECT_EQ(WaitText(reason),
+            "no worker set could ever hold 4 cpu slots: the cluster has 8; add 60 slots or lower "
+            "resources.ranks to 4");
+  reason.set_device(v1::DEVICE_KIND_CUDA);
+  reason.mutable_change()->clear_ranks_at_most();
+  EXPECT_THAT(ChangeText(reason), HasSubstr("add 60 slots of kind cuda"));
+  EXPECT_THAT(ChangeText(reason), HasSubstr("`muster get workers`"));
+}
+
+TEST(WaitText, TensorGroups_AreCounted) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_SLOTS_SCATTERED);
+  reason.set_group(2);
+  for (const char* name : {"w0", "w1"}) {
+    reason.add_free()->set_worker(name);
+    reason.mutable_free()->rbegin()->set_slots(1);
+  }
+  EXPECT_EQ(WhyText(reason),
+            "needs 2 tensor groups of 2 cpu slots, each on one worker; free are w0 1, w1 1");
+  reason.set_code(v1::WAIT_CODE_GROUPS_TOO_LARGE);
+  reason.set_groups_total(1);
+  reason.mutable_change()->set_worker_with_slots(2);
+  EXPECT_EQ(WaitText(reason),
+            "no worker set could ever hold 2 tensor groups of 2 cpu slots, each on one worker: the "
+            "cluster can hold 1; add workers with 2 slots or lower engine.parallel.tensor");
+}
+
+TEST(WaitText, JobsInFront_AreNamedOrCounted) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_BEHIND);
+  reason.mutable_blocker()->set_job_name("big");
+  reason.mutable_blocker()->set_priority(50);
+  reason.mutable_blocker()->set_ranks(64);
+  reason.mutable_blocker()->set_device(v1::DEVICE_KIND_CPU);
+  reason.mutable_change()->set_priority_above(50);
+  EXPECT_EQ(
+      WaitText(reason),
+      "waits behind job big (priority 50, needs 64 cpu slots) in queue default; starts before "
+      "it with a priority above 50");
+  reason = Reason(v1::WAIT_CODE_BEHIND_MANY);
+  reason.set_behind_more_than(32);
+  EXPECT_THAT(WaitText(reason), HasSubstr("more than 32 jobs go before it in queue default"));
+}
+
+TEST(WaitText, OfEveryCode_SaysSomething) {
+  for (int code = 1; code < v1::WaitCode_ARRAYSIZE; ++code) {
+    EXPECT_EQ(WhyText(Reason(static_cast<v1::WaitCode>(code))).find("does not know"),
+              std::string::npos)
+        << v1::WaitCode_Name(static_cast<v1::WaitCode>(code));
+  }
+  EXPECT_THAT(WhyText(Reason(static_cast<v1::WaitCode>(99))),
+              HasSubstr("is it older than the coordinator?"));
+}
+
+TEST(Outlook, OfASpecThatStarts_ListsWorkersByTheirLowestRank) {
+  v1::ExplainResponse outlook;
+  const char* const workers[] = {"b", "a", "b"};
+  for (int rank = 0; rank < 3; ++rank) {
+    v1::Placement& placement = *outlook.add_placements();
+    placement.set_rank(rank);
+    placement.set_worker(workers[rank]);
+    placement.set_device(rank == 2 ? "cpu:1" : "cpu:0");
+  }
+  std::ostringstream out, err;
+  Terminal terminal{.out = out, .err = err};
+  WriteOutlook(outlook, absl::UnixEpoch(), terminal);
+  EXPECT_EQ(out.str(),
+            "Submitted now, it would start at once.\n"
+            "WORKER  RANKS  DEVICES\n"
+            "b       0, 2   cpu:0 cpu:1\n"
+            "a       1      cpu:0\n");
+  outlook.Clear();
+  *outlook.mutable_waiting() = Reason(v1::WAIT_CODE_SLOTS_TAKEN);
+  outlook.mutable_waiting()->mutable_estimated_start()->set_seconds(90);
+  out.str("");
+  WriteOutlook(outlook, absl::UnixEpoch(), terminal);
+  EXPECT_THAT(out.str(), HasSubstr("Submitted now, it would wait.\n"));
+  EXPECT_THAT(out.str(), HasSubstr(", in 1m30s\n"));
+}
+
+}  // namespace
+}  // namespace muster::cli
