@@ -119,8 +119,7 @@ void World::TryStep(const JobEpoch& gang) {
 void World::FinishStep(const JobEpoch& gang, int64_t step) {
   const std::vector<Process*> ranks = Gang(gang);
   // A rank is gone with the disk of its machine.
-  if (ranks.empty() ||
-      static_cast<int>(ranks.size()) != ranks.front()->assignment.world_size()) {
+  if (ranks.empty() || static_cast<int>(ranks.size()) != ranks.front()->assignment.world_size()) {
     return;
   }
   for (const Process* process : ranks) {
