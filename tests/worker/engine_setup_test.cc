@@ -370,6 +370,44 @@ TEST(Balance, StageWithLittleMemory_GetsFewerBlocks) {
   EXPECT_THAT(given_up, ::testing::HasSubstr("by time alone stage 0, tensor rank 0 would need"));
 }
 
+v1::JobSpec HybridJob(const std::string& pattern) {
+  v1::JobSpec spec = SmallJob(0);
+  v1::ModelSpec& model = *spec.mutable_engine()->mutable_model();
+  model.set_family(v1::MODEL_FAMILY_HYBRID);
+  model.set_pattern(pattern);
+  model.mutable_mamba()->set_head_width(16);
+  return spec;
+}
+
+// Three blocks of a millisecond and three of three, in either order.
+TEST(Balance, StagesOfBlocksThatDiffer_FollowTheTimeOfEachKind) {
+  // The kinds are "M-", then "*-".
+  const std::vector<RankMeasure> ranks = {
+      {.embedding = 1e-6, .block = 4e-3, .head = 1e-6, .kinds = {1e-3, 3e-3}}};
+  v1::JobSpec spec = Split(HybridJob("M-M-M-*-*-*-"), 2, 1, 1);
+  ASSERT_OK(Even(ranks, spec));
+  EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(4, 2));
+  spec = Split(HybridJob("*-*-*-M-M-M-"), 2, 1, 1);
+  ASSERT_OK(Even(ranks, spec));
+  EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(2, 4));
+}
+
+// One of each kind is timed, in whatever order the pattern has them.
+TEST(Balance, RankOfAHybrid_TimesEveryKindOfBlock) {
+  const v1::JobSpec spec = Split(HybridJob("MM-*--*-M"), 2, 1, 2);
+  const auto device = kernels::MakeCpuDevice(1);
+  ASSERT_OK_AND_ASSIGN(const RankMeasure rank,
+                       MeasureRank(spec, parallel::PerAxis(1, 0, 0, 1), *device));
+  ASSERT_EQ(rank.kinds.size(), 4u);  // "-", "M-", "*-" and "M"
+  double sum = 0;
+  for (const double seconds : rank.kinds) {
+    EXPECT_GT(seconds, 0);
+    sum += seconds;
+  }
+  EXPECT_NEAR(rank.block, sum, 1e-8);
+  EXPECT_GT(rank.share, 0);
+}
+
 TEST(Balance, RanksOfEveryLayout_CanBeMeasured) {
   for (const bool documents : {false, true}) {
     v1::JobSpec spec = Split(SmallJob(4), 2, 2, 2);
