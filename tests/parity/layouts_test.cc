@@ -29,6 +29,20 @@ class Layouts : public ::testing::Test {
     }
   }
 
+  // What `first` has saved after four steps, resumed by `second`, goes on like `alone`.
+  void ExpectResumes(const Case& alone, Case first, Case second) {
+    const RankResult whole = harness_.Train(alone)[0];
+    first.save_every = 100;
+    first.stop_after = 4;
+    second.restore = harness_.Train(first)[0].saved;
+    ASSERT_EQ(second.restore.size(), 1u);
+    const RankResult rest = harness_.Train(second)[0];
+    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
+    for (size_t i = 0; i < rest.losses.size(); ++i) {
+      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
+    }
+  }
+
   Harness harness_;
 };
 
@@ -372,18 +386,7 @@ TEST_F(Layouts, StateSpaceHeads_TrainLikeOneRankAndResumeWithAnyRanks) {
       runs.push_back(run);
     }
     ExpectLike(alone, runs);
-    // Saved by one layout, resumed by another.
-    const RankResult whole = harness_.Train(alone)[0];
-    Case first = runs[0], second = runs.back();
-    first.save_every = 100;
-    first.stop_after = 4;
-    second.restore = harness_.Train(first)[0].saved;
-    ASSERT_EQ(second.restore.size(), 1u);
-    const RankResult rest = harness_.Train(second)[0];
-    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
-    for (size_t i = 0; i < rest.losses.size(); ++i) {
-      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
-    }
+    ExpectResumes(alone, runs[0], runs.back());
   }
 }
 
@@ -429,18 +432,7 @@ TEST_F(Layouts, HybridStacks_TrainLikeOneRankAndResumeWithAnyRanks) {
       runs.push_back(context);
     }
     ExpectLike(alone, runs);
-    // Saved by one layout, resumed by another.
-    const RankResult whole = harness_.Train(alone)[0];
-    Case first = runs[1], second = pipeline;
-    first.save_every = 100;
-    first.stop_after = 4;
-    second.restore = harness_.Train(first)[0].saved;
-    ASSERT_EQ(second.restore.size(), 1u);
-    const RankResult rest = harness_.Train(second)[0];
-    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
-    for (size_t i = 0; i < rest.losses.size(); ++i) {
-      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
-    }
+    ExpectResumes(alone, runs[1], pipeline);
   }
 }
 
@@ -484,18 +476,7 @@ TEST_F(Layouts, StatesPassedBetweenContextRanks_TrainLikeOneRankAndResumeOnOne) 
       runs.push_back(run);
     }
     ExpectLike(alone, runs);
-    // Saved by one layout, resumed on one rank.
-    const RankResult whole = harness_.Train(alone)[0];
-    Case first = runs.back(), second = alone;
-    first.save_every = 100;
-    first.stop_after = 4;
-    second.restore = harness_.Train(first)[0].saved;
-    ASSERT_EQ(second.restore.size(), 1u);
-    const RankResult rest = harness_.Train(second)[0];
-    ASSERT_EQ(rest.losses.size() + 4, whole.losses.size());
-    for (size_t i = 0; i < rest.losses.size(); ++i) {
-      EXPECT_NEAR(rest.losses[i], whole.losses[i + 4], 1e-5 * whole.losses[i + 4]);
-    }
+    ExpectResumes(alone, runs.back(), alone);
   }
 }
 
