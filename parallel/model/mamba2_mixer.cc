@@ -25,8 +25,7 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
-// Positions between two stored states. With 128 the fused Hopper kernels run (docs/benchmarks).
-constexpr int64_t kChunk = 128;
+constexpr int64_t kChunk = kMamba2Chunk;
 
 Parameter FullPrecision(const std::string& name, std::vector<int64_t> shape,
                         Initializer initializer, double low = 0, double high = 0) {
@@ -51,6 +50,7 @@ class Mamba2Mixer : public Mixer {
         width_(heads_ * spec.head_width),
         groups_(shard.ssm_groups.size()),
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
+        recomputes_scan_(recomputed.mixing && !recomputed.gemms),
         split_(parallel.split_backward),
         context_size_(parallel.context_size) {
     const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
@@ -107,13 +107,10 @@ class Mamba2Mixer : public Mixer {
   void TakeOutputs(Arena& arena, const char* category, const BatchShape& shape,
                    Saved& base) const override {
     MambaSaved& saved = Of(base);
-    const int64_t t = shape.tokens(), segments = Segments();
-    const int64_t chunks = (shape.sequence / segments + kChunk - 1) / kChunk;
+    const int64_t t = shape.tokens();
     saved.packed = arena.Take(category, shape.activation, {t, Packed()});
     if (shares_) saved.pairs = arena.Take(category, shape.activation, {t, 2 * held_});
-    saved.y = arena.Take(category, shape.activation, {t, width_});
-    saved.states = arena.Take(category, shape.activation,
-                              {segments * shape.batch, chunks, heads_, StateSize()});
+    if (context_size_ > 1) TakeScanned(arena, category, shape, saved);
     saved.rstd = arena.Take(category, DType::kF32, {t, groups_});
     if (shares_) saved.sums = arena.Take(category, DType::kF32, {t, spec_.groups});
     for (size_t i = 0; split_ && i < scan_parameters_.size(); ++i) {
@@ -123,6 +120,11 @@ class Mamba2Mixer : public Mixer {
       saved.gradients.push_back(of.size() > 1 ? gradient.Reshape({of[0], columns}) : gradient);
     }
     if (context_size_ > 1) PassingOf(shape).TakeSaved(arena, category, saved.passed);
+  }
+  // With context parallelism the ranks would have to pass states once more.
+  void TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
+                 Saved& base) const override {
+    if (context_size_ == 1) TakeScanned(arena, category, shape, Of(base));
   }
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       Saved& base) const override {
@@ -305,6 +307,14 @@ class Mamba2Mixer : public Mixer {
                           int64_t columns) {
     return Tensor(At(of, begin * of.stride(1) + first), of.dtype(), {of.dim(0), count, columns},
                   {of.stride(0), of.stride(1), 1});
+  }
+  void TakeScanned(Arena& arena, const char* category, const BatchShape& shape,
+                   MambaSaved& saved) const {
+    const int64_t segments = Segments();
+    const int64_t chunks = (shape.sequence / segments + kChunk - 1) / kChunk;
+    saved.y = arena.Take(category, shape.activation, {shape.tokens(), width_});
+    saved.states = arena.Take(category, shape.activation,
+                              {segments * shape.batch, chunks, heads_, StateSize()});
   }
   static MambaSaved& Of(Saved& saved) { return static_cast<MambaSaved&>(saved); }
   static const MambaSaved& Of(const Saved& saved) { return static_cast<const MambaSaved&>(saved); }
@@ -538,6 +548,7 @@ class Mamba2Mixer : public Mixer {
       for (const Convolution& part : convolutions_) {
         kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, part));
       }
+      if (recomputes_scan_ && context_size_ == 1) kernels::SsdForward(stream, Scan(pass, rows));
       // The sums of forward are still there.
       kernels::GatedRmsNormForward(stream, GatedNorm(pass, rows));
     }
@@ -598,7 +609,7 @@ class Mamba2Mixer : public Mixer {
   int64_t heads_, width_;  // H and E
   int64_t groups_;         // with heads of this rank
   int64_t held_ = 0;       // columns of B
-  bool recomputes_activation_;
+  bool recomputes_activation_, recomputes_scan_;
   bool split_;
   int context_size_;
   Linear in_proj_, in_pairs_, out_proj_;

@@ -31,7 +31,8 @@ namespace muster::parallel {
 struct Recomputed {
   bool norms = false;       // the outputs of its norms
   bool activation = false;  // what mixers compute cheaply from other activations
-  bool gemms = false;       // all the rest; with both of the others
+  bool mixing = false;      // what mixers compute from these without a GEMM; with `activation`
+  bool gemms = false;       // all the rest; with all of the others
 };
 
 // What a mixer keeps of one micro-batch, and its views of the scratch memory of backward.
@@ -59,10 +60,13 @@ class Mixer {
   virtual ~Mixer() = default;
 
   // Takes memory of `category`: in MakeSaved's object first what only GEMMs can recompute, then
-  // what is cheap to recompute from that. Both are called, with a category each.
+  // what else costs time to recompute (Recomputed::mixing), then what is cheap to recompute from
+  // that. All are called, with a category each.
   virtual std::unique_ptr<Saved> MakeSaved() const = 0;
   virtual void TakeOutputs(kernels::Arena& arena, const char* category, const BatchShape& shape,
                            Saved& saved) const = 0;
+  virtual void TakeMixed(kernels::Arena& /*arena*/, const char* /*category*/,
+                         const BatchShape& /*shape*/, Saved& /*saved*/) const {}
   virtual void TakeActivation(kernels::Arena& arena, const char* category, const BatchShape& shape,
                               Saved& saved) const = 0;
   // Takes memory that is used within one call of the block's backward. `d_input` [T,C] is where

@@ -93,7 +93,8 @@ struct BlockRange {
 // the same: in fp32 bit for bit.
 enum class Recompute : uint8_t {
   kNone,
-  // The outputs of norms and of the MLP's activation, which need no GEMM.
+  // What needs no GEMM: the outputs of norms, of the MLP's activation, and of scans where these
+  // exchange nothing.
   kSelective,
   // Everything but the block's input: one more forward pass without its last GEMM.
   kFull,
@@ -136,9 +137,11 @@ struct ModelParallel {
   std::vector<double> tensor_weights;
   // Applies to the first recompute_blocks transformer blocks of the rank, or to all with 0.
   // kSelective saves as much memory as these would, but drops activations first, in more blocks,
-  // because they cost least to recompute.
+  // because they cost least to recompute, then norms, then scans.
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;
+  // Of the blocks behind these, where they recompute kFull: kNone or kSelective.
+  Recompute recompute_rest = Recompute::kNone;
   // Backward runs in two calls, Model::BackwardInput and BackwardWeights (zero-bubble pipelines).
   // Excludes recompute: the second call needs the activations that recompute drops.
   bool split_backward = false;

@@ -112,6 +112,8 @@ class ResidualBlock : public Block {
 
   void TakeGemmOutputs(Arena& arena, const char* category, const BatchShape& shape,
                        ResidualSaved& saved) const;
+  void TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
+                 ResidualSaved& saved) const;
   void TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                  ResidualSaved& saved) const;
   void TakeNormOutput(Arena& arena, const char* category, const BatchShape& shape,
@@ -178,6 +180,7 @@ std::unique_ptr<BlockSaved> ResidualBlock::TakeSaved(Arena& arena, const BatchSh
   }
   saved->layers[0].norm.TakeInput(arena, kKept, shape.activation, shard_.rows(shape), spec_.hidden);
   if (!recomputed_.gemms) TakeGemmOutputs(arena, kKept, shape, *saved);
+  if (!recomputed_.mixing) TakeMixed(arena, kKept, shape, *saved);
   if (!recomputed_.norms) TakeNorms(arena, kKept, shape, *saved);
   if (!recomputed_.activation) TakeActivation(arena, kKept, shape, *saved);
   for (int i = 0; spec_.split_backward && i < count(); ++i) {
@@ -189,6 +192,7 @@ std::unique_ptr<BlockSaved> ResidualBlock::TakeSaved(Arena& arena, const BatchSh
 void ResidualBlock::TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const {
   ResidualSaved& saved = Of(base);
   if (recomputed_.gemms) TakeGemmOutputs(arena, kScratch, shape, saved);
+  if (recomputed_.mixing) TakeMixed(arena, kScratch, shape, saved);
   if (recomputed_.norms) TakeNorms(arena, kScratch, shape, saved);
   if (recomputed_.activation) TakeActivation(arena, kScratch, shape, saved);
   saved.d_small = arena.Take(kScratch, shape.activation, {shape.tokens(), spec_.hidden});
@@ -200,7 +204,7 @@ void ResidualBlock::TakeScratch(Arena& arena, const BatchShape& shape, Saved& ba
   }
 }
 
-// Outputs of GEMMs and of mixers, and what recompute gets only by running these again.
+// Outputs of GEMMs, and what recompute gets only by running these again.
 void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const BatchShape& shape,
                                     ResidualSaved& saved) const {
   const int64_t rows = shard_.rows(shape);
@@ -218,6 +222,12 @@ void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const Ba
   }
   for (int i = 0; i < count(); ++i) {
     layers_[i].mixer->TakeOutputs(arena, category, shape, *saved.layers[i].mixer);
+  }
+}
+void ResidualBlock::TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
+                              ResidualSaved& saved) const {
+  for (int i = 0; i < count(); ++i) {
+    layers_[i].mixer->TakeMixed(arena, category, shape, *saved.layers[i].mixer);
   }
 }
 // Outputs of norms, but for that which TakeGemmOutputs has taken.

@@ -354,6 +354,17 @@ TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
                   0)
             << parameter.name;
       }
+      if (recompute == Recompute::kFull && blocks < 4) {
+        Bench both(Make({.recompute = recompute,
+                         .recompute_blocks = blocks,
+                         .recompute_rest = Recompute::kSelective},
+                        4),
+                   shape);
+        both.Shake();
+        both.Gradients(nullptr, /*overwrite=*/true);
+        EXPECT_EQ(both.Norm(), whole.Norm());
+        EXPECT_LT(kept(both), kept(some));
+      }
       if (absl::StartsWith(GetParam(), "hybrid")) continue;  // its blocks keep different amounts
       const int64_t saved = kept(whole) - kept(some);
       EXPECT_GE(saved, std::min(of_all, blocks * of_one));
