@@ -75,10 +75,10 @@ class Mixer {
                            Saved& saved) const = 0;
 
   // `x`: rows [first, first + x.dim(0)) of the norm's output.
-  virtual void Project(const Pass& pass, const Flow& flow, Saved& saved, kernels::Tensor x,
+  virtual void Project(const Pass& pass, const ModelBatch& batch, Saved& saved, kernels::Tensor x,
                        int64_t first, Purpose purpose) const = 0;
   // All rows of `samples` have been projected.
-  virtual void Mix(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  virtual void Mix(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                    Span /*samples*/) const {}
   // Whether Mix takes all samples in one call, because it exchanges them with other ranks.
   virtual bool exchanges() const { return false; }
@@ -88,9 +88,9 @@ class Mixer {
   // this mixer cannot go on with a text.
   virtual absl::StatusOr<std::unique_ptr<MixerState>> TakeState(kernels::Arena& arena,
                                                                 const DecodeShape& shape) const;
-  // Instead of Mix, of all samples, whose tokens follow flow.first_position others. May use memory
+  // Instead of Mix, of all samples, whose tokens follow batch.first_position others. May use memory
   // of TakeScratch. Requires: TakeState succeeds.
-  virtual void MixOnward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  virtual void MixOnward(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                          MixerState& /*state*/) const {}
   // Whether the state grows with the text.
   virtual bool keeps_tokens() const { return false; }
@@ -99,10 +99,10 @@ class Mixer {
 
   // Backward, in this order. `dy`: rows [first, ...) of the gradient of the branch [T,C]; they may
   // come in slices of whole samples.
-  virtual void OutputBackward(const Pass& pass, const Flow& flow, Saved& saved, kernels::Tensor dy,
-                              int64_t first) const = 0;
+  virtual void OutputBackward(const Pass& pass, const ModelBatch& batch, Saved& saved,
+                              kernels::Tensor dy, int64_t first) const = 0;
   // After all rows; `dy` are all of them.
-  virtual void MixBackward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  virtual void MixBackward(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                            kernels::Tensor /*dy*/, const BesideMix& /*beside*/) const {}
   // Writes rows [first, first + dx.dim(0)) of the gradient of Project's input.
   virtual void InputBackward(const Pass& pass, Saved& saved, int64_t first,
@@ -119,13 +119,13 @@ class Mixer {
   // Backward in two calls (Block::BackwardInput): OutputBackward, MixBackward and InputBackward
   // without adding to gradients of parameters, then KeepGradients, which leaves what InputWeights
   // of the second call needs in memory of TakeOutputs and TakeActivation. The mixer's output stays.
-  virtual void SplitOutputBackward(const Pass& pass, const Flow& flow, Saved& saved,
+  virtual void SplitOutputBackward(const Pass& pass, const ModelBatch& batch, Saved& saved,
                                    kernels::Tensor dy, int64_t first) const {
-    OutputBackward(pass, flow, saved, dy, first);
+    OutputBackward(pass, batch, saved, dy, first);
   }
-  virtual void SplitMixBackward(const Pass& pass, const Flow& flow, Saved& saved,
+  virtual void SplitMixBackward(const Pass& pass, const ModelBatch& batch, Saved& saved,
                                 kernels::Tensor dy) const {
-    MixBackward(pass, flow, saved, dy, {});
+    MixBackward(pass, batch, saved, dy, {});
   }
   virtual void KeepGradients(const Pass& pass, Saved& saved) const = 0;
   virtual void SplitInputWeights(const Pass& pass, Saved& saved, kernels::Tensor x) const = 0;

@@ -191,7 +191,7 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
   std::mt19937 random(11), borders(12);
   for (int step = 0; step < steps; ++step) {
     std::vector<int32_t> tokens(shape.tokens());
-    for (const Tensor& to : {workspace.flow.tokens, workspace.flow.targets}) {
+    for (const Tensor& to : {workspace.batch.tokens, workspace.batch.targets}) {
       for (int32_t& token : tokens) token = static_cast<int32_t>(random() % kVocab);
       upload(tokens.data(), to);
     }
@@ -201,11 +201,11 @@ std::vector<float> StepsTest::Train(const ModelDescription& description, Recompu
         const int32_t position = i % kSequence;
         begins[i] = position == 0 || borders() % 20 == 0 ? position : begins[i - 1];
       }
-      upload(begins.data(), workspace.flow.documents);
+      upload(begins.data(), workspace.batch.documents);
     }
     if (dropout > 0) {
       int32_t words[] = {step * samples, 0};
-      upload(words, workspace.flow.sample);
+      upload(words, workspace.batch.sample);
     }
     if (record) {
       replay.Run({}, enqueue);

@@ -69,13 +69,13 @@ class Bench {
     Rng rng(testing::TestSeed());
     const int64_t vocab = model_->shape().vocab;
     for (int64_t i = 0; i < shape.tokens(); ++i) {
-      workspace_.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(vocab));
-      workspace_.flow.targets.as<int32_t>()[i] =
+      workspace_.batch.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(vocab));
+      workspace_.batch.targets.as<int32_t>()[i] =
           i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(vocab));
     }
     if (!model_->shape().dropout) return;
-    workspace_.flow.sample.as<int32_t>()[0] = 40;
-    workspace_.flow.sample.as<int32_t>()[1] = 0;
+    workspace_.batch.sample.as<int32_t>()[0] = 40;
+    workspace_.batch.sample.as<int32_t>()[1] = 0;
   }
 
   // Weights large enough that every part of the model matters to the loss.
@@ -94,17 +94,17 @@ class Bench {
     pass.dropout_seed = dropout_seed;
     model_->Forward(pass, workspace_);
     double sum = 0;
-    for (int64_t i = 0; i < workspace_.flow.shape.tokens(); ++i) {
-      sum += workspace_.flow.losses.f32()[i];
+    for (int64_t i = 0; i < workspace_.batch.shape.tokens(); ++i) {
+      sum += workspace_.forward.losses.f32()[i];
     }
     return sum;
   }
 
   kernels::Tensor Logits(int64_t begin) {
     Pass pass = {*stream_, flat_->parameter_views(), HeadMode::kLogits};
-    workspace_.flow.logits_begin = begin;
+    workspace_.batch.logits_begin = begin;
     model_->Forward(pass, workspace_);
-    return workspace_.flow.logits;
+    return workspace_.forward.logits;
   }
 
   void Gradients(GradientListener* listener = nullptr, bool overwrite = false) {
@@ -293,9 +293,9 @@ TEST_P(Families, GradientsWithDropout_AreTheSlopeOfTheLossInEveryParameter) {
     EXPECT_NE(bench.Loss(), whole.Loss());
     EXPECT_NE(bench.Loss(), bench.Loss(Bench::kDropoutSeed + 1));
     EXPECT_EQ(bench.Loss(std::nullopt), whole.Loss());
-    bench.workspace().flow.sample.as<int32_t>()[0] += 2;
+    bench.workspace().batch.sample.as<int32_t>()[0] += 2;
     const double other = bench.Loss();
-    bench.workspace().flow.sample.as<int32_t>()[0] -= 2;
+    bench.workspace().batch.sample.as<int32_t>()[0] -= 2;
     EXPECT_NE(bench.Loss(), other);
   }
 }
@@ -436,7 +436,7 @@ TEST(Llama, ShiftedPositions_GiveTheSameLogits) {
   const kernels::Tensor logits = bench.Logits(0);
   const std::vector<float> before(logits.f32(), logits.f32() + logits.elements());
   std::vector<int32_t> positions = {100, 101, 102, 103, 104, 105, 106, 107};
-  bench.workspace().flow.positions = {positions.data(), kernels::DType::kI32, {8}};
+  bench.workspace().batch.positions = {positions.data(), kernels::DType::kI32, {8}};
   const kernels::Tensor shifted = bench.Logits(0);
   bool moved = false;
   for (int64_t i = 0; i < shifted.elements(); ++i) {
@@ -515,7 +515,7 @@ TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool o
       BackwardLog log(std::move(groups[rank]));
       Bench bench(make(), {2, 4});
       std::vector<int32_t> positions = ContextPositions(8, rank, 2);
-      bench.workspace().flow.positions =
+      bench.workspace().batch.positions =
           kernels::Tensor(positions.data(), kernels::DType::kI32, {4});
       bench.Shake();
       std::unique_ptr<ContextOverlap> overlap;
@@ -665,17 +665,17 @@ TEST(Gpt2, Forward_IsCausal) {
   Bench bench(kTiny);
   bench.Shake();
   bench.Loss();
-  const std::vector<float> before(bench.workspace().flow.losses.f32(),
-                                  bench.workspace().flow.losses.f32() + 16);
+  const std::vector<float> before(bench.workspace().forward.losses.f32(),
+                                  bench.workspace().forward.losses.f32() + 16);
   // The last token of the first sample is seen by no other position.
-  int32_t& last = bench.workspace().flow.tokens.as<int32_t>()[7];
+  int32_t& last = bench.workspace().batch.tokens.as<int32_t>()[7];
   last = (last + 1) % 37;
   bench.Loss();
   for (int64_t i = 0; i < 16; ++i) {
     if (i == 7) {
-      EXPECT_NE(bench.workspace().flow.losses.f32()[i], before[i]);
+      EXPECT_NE(bench.workspace().forward.losses.f32()[i], before[i]);
     } else {
-      EXPECT_EQ(bench.workspace().flow.losses.f32()[i], before[i]) << i;
+      EXPECT_EQ(bench.workspace().forward.losses.f32()[i], before[i]) << i;
     }
   }
 }
