@@ -37,7 +37,7 @@ MODELS = {
     "gpt2": "heads: {heads}",
     "mamba2": "mamba: {{head_width: 64, state: 64}}",
     "hybrid": "pattern: M-M-*-M-, heads: {heads}, kv_heads: 2, ffn: 768, mlp: relu2, positions: none, "
-              "mamba: {{head_width: 64, groups: 2, state: 64}}",
+              "mamba: {{head_width: 64, groups: 2, state: 64, step_min: 0.001}}",
 }
 SPEC = """\
 name: {name}
@@ -72,7 +72,7 @@ def config_of(family):
     return transformers.NemotronHConfig(
         layers_block_type=["mamba", "mlp", "mamba", "mlp", "attention", "mlp", "mamba", "mlp"], num_attention_heads=HEADS,
         num_key_value_heads=2, head_dim=HIDDEN // HEADS, intermediate_size=768, mlp_hidden_act="relu2", mamba_num_heads=8,
-        mamba_head_dim=64, ssm_state_size=64, n_groups=2, chunk_size=64, use_mamba_kernels=False, **common)
+        mamba_head_dim=64, ssm_state_size=64, n_groups=2, chunk_size=64, **common)
 
 
 def decays(name, parameter):
