@@ -237,8 +237,8 @@ class Bench:
             nonlocal sent
             while sent < self.arguments.memory_bytes:
                 with open(source, "rb") as file:
-                    while piece := file.read(1 << 20):
-                        sent += pipe.write(piece)
+                    while chunk := file.read(1 << 20):
+                        sent += pipe.write(chunk)
 
         seconds, memory = measured([self.muster, "data", "tokenize", "--input", "-", "--output", self.path("large"), "--tokenizer",
                                     tokenizer, "--documents", "line"], feed)
