@@ -333,7 +333,7 @@ TEST(DrawingWeights, ManyElements_TakeTheThreadsOfTheRankAndNoMore) {
     const double share =
         (ProcessorSeconds(RUSAGE_THREAD) - thread) / (ProcessorSeconds(RUSAGE_SELF) - process);
     if (threads == 1) {
-      EXPECT_GT(share, 0.9);
+      EXPECT_GT(share, 0.7);  // two threads would do half each
       expected = values;
     } else {
       EXPECT_LT(share, 0.6);
