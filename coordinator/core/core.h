@@ -17,7 +17,9 @@
 #include "base/ids.h"
 #include "base/rng.h"
 #include "coordinator/core/job_view.h"
+#include "coordinator/scheduler/topology.h"
 #include "coordinator/store/store.h"
+#include "muster/v1/fleet.pb.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/session.pb.h"
 #include "muster/v1/spec.pb.h"
@@ -45,6 +47,7 @@ struct CoreConfig {
   // No rank of a training attempt finished a step or changed its phase for this long: HANG. Also
   // bounds bootstrapping.
   absl::Duration progress_timeout = absl::Minutes(10);
+  TopologyRules topology;
 };
 
 // ---- events -------------------------------------------------------------------------------------
@@ -79,9 +82,17 @@ struct RemoveWorkerEvent {
   std::string worker;
   std::string actor = "client";
 };
+// What an operator asks of workers. The reply has them as they are then.
+struct FleetEvent {
+  using Request = std::variant<v1::CordonRequest, v1::UncordonRequest, v1::DrainRequest,
+                               v1::ReserveRequest, v1::UnreserveRequest>;
+  CallId call;
+  Request request;
+  std::string actor = "client";
+};
 struct TimerFired {};
 using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
-                               SessionClosed, RemoveWorkerEvent, TimerFired>;
+                               SessionClosed, RemoveWorkerEvent, FleetEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
@@ -89,6 +100,7 @@ struct ReplyAction {
   absl::Status status;
   v1::Job job;
   bool existed = false;
+  std::vector<v1::Worker> workers = {};  // of a FleetEvent
 };
 struct SendAction {
   SessionId session;

@@ -9,6 +9,7 @@
 #include "coordinator/core/hang.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "coordinator/scheduler/placement.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 
@@ -113,6 +114,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
+  *attempt.mutable_cost() = CostOf(workers_.slots(), AsWaiting(job), placements);
   scheduling_.AddRunning(job.id(), AsRunning(job));
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());

@@ -111,6 +111,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
     deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
   }
+  RecoverFleet(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     if (job.has_attempt()) {
@@ -140,6 +141,7 @@ std::string CoreImpl::ActorOf(const CoreEvent& event) const {
     std::string operator()(const SubmitEvent& e) const { return e.actor; }
     std::string operator()(const CancelEvent& e) const { return e.actor; }
     std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
+    std::string operator()(const FleetEvent& e) const { return e.actor; }
     std::string operator()(const TimerFired&) const { return "coordinator"; }
     std::string operator()(const SessionOpened& e) const {
       return absl::StrCat("worker ", e.hello.worker().substr(0, kWorkerNameBytesMax));
@@ -213,9 +215,26 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       case DeadlineKey::Kind::kPublish:
         for (const JobId& id : std::exchange(unpublished_, {})) turn.Progressed(id);
         break;
+      case DeadlineKey::Kind::kDrain:
+        if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
+          CheckDrain(*worker, turn);
+        }
+        break;
+      case DeadlineKey::Kind::kReservations:
+        CheckReservations(turn);
+        break;
     }
   }
   EndReleasedAttempts(turn);
+  const std::set<WorkerId> draining = draining_;
+  for (const WorkerId& id : draining) {
+    WorkerEntry* worker = workers_.Find(id);
+    if (worker == nullptr) {
+      draining_.erase(id);
+    } else if (worker->held.empty()) {
+      CheckDrain(*worker, turn);
+    }
+  }
   while (turn.TakeReschedule()) Schedule(turn);
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
@@ -289,24 +308,33 @@ std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* ne
 
 std::vector<v1::Worker> CoreImpl::ListWorkers() const {
   std::vector<v1::Worker> out;
-  for (const auto& [id, worker] : workers_.entries()) {
-    v1::Worker row = worker.row;
-    row.clear_identity();
-    *row.mutable_last_heard() = ToProto(worker.last_heard);
-    row.set_slots(row.devices_size());
-    int free = 0;
-    for (const v1::Device& device : row.devices()) {
-      if (worker.Ready() && device.unusable().empty() && worker.held.count(device.name()) == 0) {
-        ++free;
-      }
-    }
-    row.set_slots_free(free);
-    std::set<std::string> names;
-    for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
-    for (const std::string& name : names) row.add_jobs(name);
-    out.push_back(std::move(row));
-  }
+  for (const auto& [id, worker] : workers_.entries()) out.push_back(ViewOf(worker));
   return out;
+}
+
+v1::Worker CoreImpl::ViewOf(const WorkerEntry& worker) const {
+  v1::Worker row = worker.row;
+  row.clear_identity();
+  *row.mutable_last_heard() = ToProto(worker.last_heard);
+  row.set_slots(row.devices_size());
+  int free = 0;
+  for (const v1::Device& device : row.devices()) {
+    if (worker.Ready() && device.unusable().empty() && worker.held.count(device.name()) == 0) {
+      ++free;
+    }
+  }
+  row.set_slots_free(free);
+  std::set<std::string> names;
+  for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
+  for (const std::string& name : names) row.add_jobs(name);
+  const DomainPath path = workers_.topology().PathOf(worker.row);
+  for (size_t depth = kDomainLevels.size(); depth-- > 0;) {
+    if (path.names[depth].empty()) continue;
+    v1::TopologyDomain& domain = *row.add_domains();
+    domain.set_level(kDomainLevels[depth]);
+    domain.set_name(path.names[depth]);
+  }
+  return row;
 }
 
 absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int rank) const {

@@ -5,6 +5,7 @@
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
 // core_checkpoints.cc commits and notices about checkpoints
+// core_fleet.cc       what operators ask of workers: cordon, drain, reserve
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 
@@ -29,7 +30,9 @@ namespace muster::coordinator {
 
 class CoreImpl : public Core {
  public:
-  CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {}
+  CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {
+    workers_.SetTopology(config_.topology);
+  }
 
   absl::Status Load(Store& store, absl::Time now);
   CoreOutput BeginTerm(absl::Time now);
@@ -70,7 +73,7 @@ class CoreImpl : public Core {
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
   // Adds the job to those that wait, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
-  static WaitingJob AsWaiting(const JobEntry& job);
+  WaitingJob AsWaiting(const JobEntry& job) const;
   static RunningJob AsRunning(const JobEntry& job);
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
@@ -139,6 +142,30 @@ class CoreImpl : public Core {
   absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const std::string& job_id,
                                    uint64_t epoch);
 
+  // ---- core_fleet.cc
+  void On(const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::CordonRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::UncordonRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::ReserveRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::UnreserveRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status CheckWorkers(const std::vector<std::string>& names) const;
+  // After a recovery: what is drained or reserved, with its deadlines.
+  void RecoverFleet(Turn& turn);
+  // Stops attempts that have ranks on a worker that is drained, where they need not or may not
+  // train on, and notes that none is left.
+  void CheckDrain(WorkerEntry& worker, Turn& turn);
+  // The job has committed a checkpoint.
+  void MoveIfDrained(JobEntry& job, Turn& turn);
+  void CheckReservations(Turn& turn);
+  // Removes a reservation from the workers that have it; returns their names.
+  std::vector<std::string> EndReservation(const std::string& name, const std::string& why,
+                                          Turn& turn);
+  // Looks at reservations again, and what jobs that wait may take.
+  void ReservationsChanged(Turn& turn);
+  std::vector<std::string> ReservationsFor(const v1::JobSpec& spec) const;
+  v1::Worker ViewOf(const WorkerEntry& worker) const;
+
   // ---- core_checkpoints.cc
   void Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
   absl::Status Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
@@ -155,6 +182,8 @@ class CoreImpl : public Core {
   JobTable jobs_;
   WorkerTable workers_;
   Scheduling scheduling_{workers_.slots()};
+  std::set<WorkerId> draining_;                          // and not drained yet
+  std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   KeyValue values_;
   Deadlines deadlines_;

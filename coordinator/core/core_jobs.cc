@@ -5,6 +5,8 @@
 #include "base/status_macros.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/traffic.h"
+#include "coordinator/scheduler/placement.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
@@ -175,7 +177,7 @@ absl::Duration RestOf(const JobEntry& job) {
 
 }  // namespace
 
-WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
+WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   const v1::JobSpec& spec = job.spec();
   WaitingJob waiting;
   waiting.id = job.id();
@@ -187,6 +189,10 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   waiting.device = spec.resources().device();
   waiting.group = std::max(1, spec.engine().parallel().tensor());
   waiting.stride = TensorStride(spec.engine().parallel());
+  waiting.placement = {spec.placement().required(), spec.placement().preferred(),
+                       spec.placement().spread(), spec.placement().segment()};
+  AddTraffic(spec, waiting);
+  waiting.reservations = ReservationsFor(spec);
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
   waiting.runtime = RestOf(job);
   return waiting;
@@ -246,6 +252,9 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
   } else if (std::holds_alternative<v1::JobSpec>(about)) {
     out.waiting.reset();
     out.placements = std::move(forecast.start->placements);
+    JobEntry entry;
+    *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    *out.job.mutable_placement_cost() = CostOf(workers_.slots(), AsWaiting(entry), out.placements);
     for (v1::Placement& placement : out.placements) {
       placement.set_host(workers_.Find(WorkerId(placement.worker()))->row.host());
     }

@@ -83,6 +83,17 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
     return absl::InvalidArgumentError(absl::StrCat(who, "an identity of ", hello.identity().size(),
                                                    " bytes; at most ", kWorkerNameBytesMax));
   }
+  if (hello.labels_size() > kWorkerLabelsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, hello.labels_size(), " labels; at most ", kWorkerLabelsMax));
+  }
+  for (const auto& [label, value] : hello.labels()) {
+    if (label.empty() || label.size() > kWorkerNameBytesMax || value.size() > kWorkerNameBytesMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(who, "label ", spec::Quoted(label), " with a value of ", value.size(),
+                       " bytes; names take 1-", kWorkerNameBytesMax, ", values at most as many"));
+    }
+  }
   if (hello.leader_term() > leader_term_) {
     return absl::FailedPreconditionError(absl::StrCat(
         who, "it has obeyed leader term ", hello.leader_term(), " of cluster ", cluster_id_,
@@ -158,6 +169,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   row.set_host_id(hello.host_id());
   row.set_incarnation(event.incarnation.value());
   *row.mutable_devices() = hello.devices();
+  *row.mutable_labels() = hello.labels();
   workers_.Refresh(worker);
   row.set_slots(hello.devices_size());
   worker.last_heard = turn.now();
@@ -369,6 +381,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
     turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
     deadlines_.Clear(WorkerDeadline(*worker));
     workers_.Remove(WorkerId(event.worker), turn.batch());
+    ReservationsChanged(turn);
   }
   turn.Act(std::move(reply));
 }
@@ -519,6 +532,7 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
     case v1::CAUSE_CANCELLED:
     case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
+    case v1::CAUSE_MAINTENANCE:
       return config_.stop_grace;
     default:
       return std::min(config_.stop_grace, kFailedStopGrace);

@@ -46,6 +46,7 @@ void AddSpec(const JobEntry& entry, v1::Job& job) {
 
 void AddRanks(const JobEntry& entry, v1::Job& job) {
   for (const v1::RankStatus& rank : entry.gang.ranks()) *job.add_ranks() = rank;
+  if (entry.attempt.has_cost()) *job.mutable_placement_cost() = entry.attempt.cost();
 }
 
 void AddCurve(const JobEntry& entry, v1::Job& job) {

@@ -31,6 +31,14 @@ constexpr int kRestartsInARowMax = 1000;  // attempts in a row without a newly c
 constexpr size_t kWorkersMax = 16'384;       // more: the stream is closed, RESOURCE_EXHAUSTED
 constexpr int kDevicesPerWorkerMax = 1024;   // more: the stream is closed, INVALID_ARGUMENT
 constexpr size_t kWorkerNameBytesMax = 253;  // a DNS name
+constexpr int kWorkerLabelsMax = 64;         // more: the stream is closed, INVALID_ARGUMENT
+
+// ---- requests of operators; more: INVALID_ARGUMENT
+constexpr size_t kCordonReasonBytesMax = 1024;
+constexpr int kReservationsMax = 256;  // of the cluster, by name
+constexpr absl::Duration kDrainTimeoutMax = absl::Hours(30 * 24);
+constexpr absl::Duration kDrainTimeout = absl::Minutes(30);  // without one in the request
+constexpr absl::Duration kReservationMax = absl::Hours(366 * 24);
 
 // ---- bootstrap keys; more: RESOURCE_EXHAUSTED
 constexpr size_t kKeyBytesMax = 1024;

@@ -10,6 +10,11 @@
 
 namespace muster::coordinator {
 
+bool Covers(const v1::Reservation& reservation, const std::string& device) {
+  return reservation.devices().empty() ||
+         std::count(reservation.devices().begin(), reservation.devices().end(), device) > 0;
+}
+
 std::set<JobId> WorkerEntry::Jobs() const {
   std::set<JobId> jobs;
   for (const auto& [device, holder] : held) jobs.insert(holder.job);
@@ -131,18 +136,55 @@ void WorkerTable::Persist(const WorkerEntry& worker, Turn& turn) {
   turn.batch().Put(Table::kWorkers, row.name(), schema::Serialize(row));
 }
 
-WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) {
+namespace {
+
+// Numbers for devices such that those with the same one are close to each other.
+std::map<std::string, int> LinkGroups(const v1::Worker& row) {
+  std::map<std::string, int> groups;
+  int next = 0;
+  for (const v1::Device& device : row.devices()) {
+    if (device.nvlinks().empty() || groups.contains(device.name())) continue;
+    std::vector<const v1::Device*> linked = {&device};
+    groups[device.name()] = ++next;
+    while (!linked.empty()) {
+      const v1::Device& one = *linked.back();
+      linked.pop_back();
+      for (const v1::Device& other : row.devices()) {
+        if (one.nvlinks().count(other.name()) + other.nvlinks().count(one.name()) == 0) continue;
+        if (groups.emplace(other.name(), next).second) linked.push_back(&other);
+      }
+    }
+  }
+  for (const v1::Device& device : row.devices()) {
+    groups.emplace(device.name(), -1 - std::max(0, device.numa_node()));
+  }
+  return groups;
+}
+
+}  // namespace
+
+WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
   WorkerView out;
+  out.path = topology_.PathOf(worker.row);
   out.id = worker.id();
   out.ready = worker.Ready();
   if (!out.ready) {
     out.away = !worker.stale_attempts.empty() ? v1::AWAY_REASON_ENDS_ATTEMPT
                : worker.session.has_value()   ? v1::AWAY_REASON_NOT_HEARD
                                               : v1::AWAY_REASON_NOT_CONNECTED;
+    if (worker.stale_attempts.empty() && worker.row.has_cordon() && worker.session.has_value() &&
+        worker.row.state() == v1::WORKER_STATE_READY) {
+      out.away = worker.row.cordon().drain() ? v1::AWAY_REASON_DRAINED : v1::AWAY_REASON_CORDONED;
+    }
     if (!worker.stale_attempts.empty()) out.ends_attempt = *worker.stale_attempts.begin();
   }
+  const std::map<std::string, int> links = LinkGroups(worker.row);
   for (const v1::Device& device : worker.row.devices()) {
     SlotView slot;
+    slot.link_group = links.at(device.name());
+    for (const v1::Reservation& reservation : worker.row.reservations()) {
+      if (Covers(reservation, device.name())) slot.reserved = reservation.name();
+    }
     slot.device = device.name();
     slot.kind = device.kind();
     const auto holder = worker.held.find(device.name());

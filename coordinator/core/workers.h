@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/core/core.h"
@@ -53,11 +54,15 @@ struct WorkerEntry {
 
   WorkerId id() const { return WorkerId(row.name()); }
   bool Ready() const {
-    return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty();
+    return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty() &&
+           !row.has_cordon();
   }
   // The jobs that hold a slot here.
   std::set<JobId> Jobs() const;
 };
+
+// Whether the reservation, which is one of a worker, keeps this device of it.
+bool Covers(const v1::Reservation& reservation, const std::string& device);
 
 // Ordered by name. Bound: kWorkersMax.
 class WorkerTable {
@@ -79,7 +84,10 @@ class WorkerTable {
   void OpenSession(WorkerEntry& worker, SessionId session);
   void CloseSession(WorkerEntry& worker);
 
-  // To be called after a change of row.devices() or of what Ready() looks at.
+  // To be called before any worker is there.
+  void SetTopology(TopologyRules topology) { topology_ = std::move(topology); }
+  const TopologyRules& topology() const { return topology_; }
+  // To be called after a change of devices, labels or reservations, or of what Ready() looks at.
   void Refresh(const WorkerEntry& worker);
 
   void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch);
@@ -96,8 +104,9 @@ class WorkerTable {
   const std::map<WorkerId, WorkerEntry>& entries() const { return entries_; }
 
  private:
-  static WorkerView ViewOf(const WorkerEntry& worker);
+  WorkerView ViewOf(const WorkerEntry& worker) const;
 
+  TopologyRules topology_;
   std::map<WorkerId, WorkerEntry> entries_;
   SlotIndex slots_;
   std::map<SessionId, WorkerId> sessions_;

@@ -92,7 +92,7 @@ class Planner {
     const int group = UnitOf(job, slots);
     // A job that would not fit on the whole cluster if it were idle waits for more machines. It
     // holds back none.
-    if (!CouldFit(job, slots)) {
+    if (!CouldFit(job, index_)) {
       cursor.misfit = true;
       return Explain(job, [&] { return NeverFits(job, slots, group); });
     }
@@ -144,6 +144,31 @@ class Planner {
     reason.set_slots_free(slots.free);
     reason.set_group(group);
     reason.set_groups_total(GroupsIn(slots, group));
+    reason.set_slots_reserved(slots.reserved);
+    return reason;
+  }
+
+  v1::WaitReason OutsideDomains(const WaitingJob& job, v1::WaitCode code,
+                                const SlotIndex::Kind& slots, int group,
+                                const DomainShortage& shortage) const {
+    v1::WaitReason reason = WithSlots(job, code, slots, group);
+    reason.set_level(shortage.level);
+    reason.set_segment(shortage.segment);
+    reason.set_domain(shortage.domain);
+    reason.set_domain_slots(shortage.slots);
+    for (const auto& [id, held] : shortage.jobs) {
+      v1::JobSlots& ends = *reason.mutable_change()->add_jobs_end();
+      ends.set_job_id(id.value());
+      ends.set_job_name(NameOf(id));
+      ends.set_slots(held);
+    }
+    if (shortage.level_at_least != v1::TOPOLOGY_LEVEL_UNSPECIFIED &&
+        job.placement.required != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+      reason.mutable_change()->set_level_at_least(shortage.level_at_least);
+    }
+    if (code == v1::WAIT_CODE_DOMAINS_TOO_SMALL && shortage.slots > 0) {
+      reason.mutable_change()->set_ranks_at_most(static_cast<int32_t>(shortage.slots));
+    }
     return reason;
   }
 
@@ -157,6 +182,9 @@ class Planner {
       }
       return reason;
     }
+    if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/true)) {
+      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_TOO_SMALL, slots, group, *shortage);
+    }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_GROUPS_TOO_LARGE, slots, group);
     reason.mutable_change()->set_worker_with_slots(group);
     reason.mutable_change()->set_tensor_lowered(true);
@@ -168,6 +196,9 @@ class Planner {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
       *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
       return reason;
+    }
+    if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
+      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
     std::map<WorkerId, int> named;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -112,6 +113,35 @@ void CheckResources(const v1::ResourceSpec& resources, Checker& check) {
                     static_cast<int64_t>(resources.threads_per_rank()));
 }
 
+void CheckPlacement(const v1::JobSpec& spec, Checker& check) {
+  const v1::PlacementSpec& placement = spec.placement();
+  const auto name = [](v1::TopologyLevel level) { return EnumName(level); };
+  const v1::TopologyLevel within = std::max(placement.required(), placement.preferred());
+  if (placement.required() != 0 && placement.preferred() != 0) {
+    check.Add("placement.preferred", "cannot be given together with required; keep one of both");
+  }
+  const int64_t tensor = std::max(1, spec.engine().parallel().tensor());
+  const int64_t ranks = spec.resources().ranks();
+  const int64_t segment = placement.segment();
+  if (segment != 0 && (segment < 0 || ranks % segment != 0 || segment % tensor != 0)) {
+    check.Add("placement.segment", segment, " is not a divisor of resources.ranks (", ranks,
+              ") and a multiple of engine.parallel.tensor (", tensor, ")");
+  } else if (segment != 0 && within == 0) {
+    check.Add("placement.segment", "needs required or preferred: the level that holds a segment");
+  }
+  if (placement.spread() == 0) return;
+  if (placement.spread() == v1::TOPOLOGY_LEVEL_CLUSTER) {
+    check.Add("placement.spread", "there is one cluster; choose host, nvlink_domain, rack, block ",
+              "or zone");
+  } else if (segment != 0 && placement.spread() != within) {
+    check.Add("placement.spread", "with a segment it is the level that holds one, ", name(within),
+              ", not ", name(placement.spread()));
+  } else if (segment == 0 && within != 0 && placement.spread() >= within) {
+    check.Add("placement.spread", name(placement.spread()), " is not narrower than ", name(within),
+              ", in one of which the gang is to be");
+  }
+}
+
 void CheckCheckpoint(const v1::JobSpec& spec, Checker& check) {
   check.Path("checkpoint.path", spec.checkpoint().path(), spec);
   check.InRange("checkpoint.every_steps", spec.checkpoint().every_steps(), 1);
@@ -195,6 +225,7 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
     check.Add("engine", "required: says what to train");
   }
   CheckResources(spec.resources(), check);
+  CheckPlacement(spec, check);
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);
   // Lists and texts are bounded one by one; only data sources can be many and long at once.
