@@ -23,6 +23,7 @@
 #include "muster/v1/job.pb.h"
 #include "muster/v1/session.pb.h"
 #include "muster/v1/spec.pb.h"
+#include "muster/v1/stored.pb.h"
 
 namespace muster::coordinator {
 
@@ -135,8 +136,12 @@ struct Measured {
   enum class What { kQueueWait, kDetectFailure, kRecover, kCheckpointSave, kPlacement } what;
   double seconds;
 };
+// What the devices that no attempt holds are used for changed.
+struct FleetUsageChanged {
+  v1::Usage usage;
+};
 using CoreAction = std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged,
-                                JobForgotten, EventAppended, Measured>;
+                                JobForgotten, EventAppended, Measured, FleetUsageChanged>;
 
 struct CoreOutput {
   Batch batch;
@@ -150,6 +155,12 @@ struct Explained {
   v1::Job job;  // of a spec: name, steps and spec
   std::optional<v1::WaitReason> waiting;
   std::vector<v1::Placement> placements;  // of a spec that would start at once
+};
+// Device time of the period that is not over, as rows like those of the store.
+struct OpenUsage {
+  uint64_t last_row = 0;  // key of the newest row in the store; time in later ones is in `rows` too
+  int64_t as_of_ms = 0;   // Unix time
+  std::vector<v1::UsageRow> rows;
 };
 
 // Thread: one. Bound: limits.h.
@@ -181,6 +192,7 @@ class Core {
   virtual std::optional<SessionId> SessionOf(const WorkerId& worker) const = 0;
   // Why a job waits, or what would become of a spec; changes nothing. kNotFound.
   virtual absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) = 0;
+  virtual OpenUsage Usage(absl::Time now) = 0;
   // For the simulator: the invariants that do not hold; empty when all do.
   virtual std::vector<std::string> CheckInvariants() const = 0;
 };

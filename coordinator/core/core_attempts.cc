@@ -174,6 +174,11 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
     job.progress_changed = true;
     turn.Progressed(job.id());
   }
+  // Reports that only say that nothing has changed may tell that the gang hangs.
+  if (report == Gang::Report::kSame && job.up() &&
+      job.account.use() != UseOf(job, turn.now())) {
+    turn.Progressed(job.id());
+  }
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
   }
@@ -381,6 +386,7 @@ void CoreImpl::EndReleasedAttempts(Turn& turn) {
       const v1::Placement& placement = job.attempt.placements(rank);
       if (!IsGone(job.gang.state(rank)) || !workers_.Holds(placement, id, job.epoch())) continue;
       workers_.Free(placement, id, job.epoch());
+      turn.Persist(id);
       turn.DesiredChanged(WorkerId(worker));
       turn.Reschedule();
     }
@@ -447,6 +453,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   const v1::AttemptEnd end = EndOf(job, turn);
   job.phase.clear();
   AddEnd(job, end, turn);
+  job.state.set_furthest_step(std::max(job.state.furthest_step(), end.step()));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_ENDED);
   row.set_cause(end.cause());
   row.set_rank(end.rank());

@@ -57,6 +57,7 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
       }));
   RETURN_IF_ERROR(row_status);
   RETURN_IF_ERROR(RecoverJobs(store, now));
+  RETURN_IF_ERROR(LoadLedger(store, now));
   return LoadKeyValue(store);
 }
 
@@ -96,8 +97,27 @@ absl::Status CoreImpl::LoadKeyValue(Store& store) {
   return row_status;
 }
 
+absl::Status CoreImpl::LoadLedger(Store& store, absl::Time now) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> stored,
+                   store.Get(Table::kUsage, schema::kFleetAccount));
+  v1::FleetAccount row;
+  if (stored.has_value()) {
+    RETURN_IF_ERROR(schema::Parse(Table::kUsage, schema::kFleetAccount, *stored, row));
+  }
+  ledger_.Recover(stored.has_value() ? &row : nullptr, now);
+  return absl::OkStatus();
+}
+
 CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   Turn turn(now, "coordinator", log_, state_log_);
+  ledger_.Advance(now);
+  for (auto& [id, job] : jobs_.entries()) {
+    if (job.state.has_account()) Settled(job);
+    if (job.account.has_period() || !job.account.devices().empty() || workers_.HeldBy(id) > 0) {
+      accounts_.insert(id);
+      turn.Progressed(id);
+    }
+  }
   state_log_.set_term(++leader_term_);
   last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
@@ -128,6 +148,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
 
 CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
+  ledger_.Advance(now);
   ForgivePause(turn);
   if (MostAreSilent()) most_silent_at_ = now;
   std::visit([&](const auto& e) { On(e, turn); }, event);
@@ -240,6 +261,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
   }
+  AccountForDevices(turn);
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
   ArmTimer(turn);
@@ -247,9 +269,11 @@ void CoreImpl::CompleteTurn(Turn& turn) {
 
 void CoreImpl::PersistJobs(Turn& turn) {
   std::set<JobId> changed = turn.changed();
+  bool accounts = false;
   for (const JobId& id : turn.persist()) {
     JobEntry* job = jobs_.Find(id);
     if (job == nullptr) continue;  // an old ended job, forgotten in this turn
+    accounts |= job->account_changed;
     job->PutState(turn.batch());
     job->PutProgress(turn.batch(), turn.now());
     changed.insert(id);
@@ -259,8 +283,16 @@ void CoreImpl::PersistJobs(Turn& turn) {
     if (job == nullptr) continue;
     if (turn.now() - job->progress_stored_at >= kProgressPersistInterval) {
       job->PutProgress(turn.batch(), turn.now());
+      if (job->account_changed) {
+        accounts = true;
+        job->PutState(turn.batch());
+      }
     }
     changed.insert(id);
+  }
+  if (accounts || (fleet_unsaved_ && !turn.batch().empty())) {
+    ledger_.Put(turn.batch());
+    fleet_unsaved_ = false;
   }
   for (const JobId& id : changed) {
     if (JobEntry* job = jobs_.Find(id); job != nullptr) Publish(*job, turn);
@@ -426,6 +458,8 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
 std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
+  CheckAccounts(broken);
+  if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {

@@ -4,6 +4,7 @@
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
+// core_usage.cc       what devices are used for
 // core_checkpoints.cc commits and notices about checkpoints
 // core_fleet.cc       what operators ask of workers: cordon, drain, reserve
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
@@ -22,6 +23,7 @@
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
+#include "coordinator/core/ledger.h"
 #include "coordinator/core/scheduling.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
@@ -47,6 +49,7 @@ class CoreImpl : public Core {
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
   absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
+  OpenUsage Usage(absl::Time now) override;
   std::vector<std::string> CheckInvariants() const override;
 
  private:
@@ -54,6 +57,7 @@ class CoreImpl : public Core {
   std::string ActorOf(const CoreEvent& event) const;
   absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
+  absl::Status LoadLedger(Store& store, absl::Time now);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
   // timer.
   void CompleteTurn(Turn& turn);
@@ -173,6 +177,16 @@ class CoreImpl : public Core {
   void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
   static void UpdateCommitted(JobEntry& job);
 
+  // ---- core_usage.cc
+  // What its devices are used for now. Requires: it holds some.
+  static Use UseOf(const JobEntry& job, absl::Time now);
+  void AccountFor(JobEntry& job, Turn& turn);
+  void Settled(JobEntry& job) const;
+  void CloseAccount(JobEntry& job, Turn& turn);
+  // Brings the accounts of the jobs that changed in this turn, and that of the fleet, up to date.
+  void AccountForDevices(Turn& turn);
+  void CheckAccounts(std::vector<std::string>& broken) const;
+
   const CoreConfig config_;
   Rng rng_;
   std::string cluster_id_;
@@ -185,12 +199,18 @@ class CoreImpl : public Core {
   std::set<WorkerId> draining_;                          // and not drained yet
   std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
+  Ledger ledger_;
+  std::set<JobId> accounts_;    // the jobs with time in the period that is not over, or with devices
+  bool fleet_unsaved_ = true;   // the fleet's account changed since it was last put into a batch
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
   absl::Time last_turn_;
   absl::Time most_silent_at_ = absl::InfinitePast();  // the newest turn with MostAreSilent()
 };
+
+// Who pays: the label "tenant"; empty where there is none.
+std::string TenantOf(const v1::JobSpec& spec);
 
 // True when the attempt has a rank on this worker.
 bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);

@@ -58,6 +58,10 @@ class Gang {
   enum class Report { kOlder, kSame, kChanged };
   Report Take(int rank, const v1::RankProgress& report, absl::Time now, const ProgressView& job);
   const std::vector<v1::RankProgress>& reports() const { return reports_; }
+  // The largest step that a rank has reported; 0 before the first.
+  int64_t step() const { return front_ < 0 ? 0 : reports_[static_cast<size_t>(front_)].step(); }
+  // Whether a rank has told what it does.
+  bool reported() const { return advanced_at_ != absl::InfinitePast(); }
   // By rank: when its report last changed at all.
   const std::vector<absl::Time>& answered() const { return answered_; }
   // When a rank last reported a step, or another phase; InfinitePast: none has.

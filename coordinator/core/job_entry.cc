@@ -37,6 +37,7 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_phase(entry.phase);
   job.set_model_flops_utilization(progress.model_flops_utilization());
   job.set_hardware_flops_utilization(progress.hardware_flops_utilization());
+  if (!entry.usage.times().empty()) *job.mutable_usage() = entry.usage;
 }
 
 void AddSpec(const JobEntry& entry, v1::Job& job) {
@@ -113,6 +114,10 @@ void JobEntry::PutState(Batch& batch) {
   state.clear_gone();
   if (has_attempt()) {
     for (v1::RankRun& run : gang.Gone()) *state.add_gone() = std::move(run);
+  }
+  account_changed = false;
+  if (account.clock_ms() > 0 || !account.devices().empty()) {
+    *state.mutable_account() = account.Stored();
   }
   batch.Put(Table::kStates, fixed.id(), schema::Serialize(state));
 }
@@ -202,6 +207,7 @@ absl::StatusOr<std::map<uint64_t, JobEntry>> LoadJobs(Store& store, absl::Time n
     job.queued_at = job.attempt_since = job.progress_at = job.progress_stored_at = now;
     job.gang = Gang(job.attempt, now);
     for (const v1::RankRun& run : job.state.gone()) job.gang.RecoverGone(run);
+    job.account = DeviceAccount(job.state.account());
     const uint64_t sequence = job.fixed.submit_sequence();
     if (job.state.state() == v1::JOB_STATE_UNSPECIFIED || by_sequence.contains(sequence)) {
       return absl::DataLossError(absl::StrCat("job ", id.value(),

@@ -51,6 +51,11 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 constexpr uint64_t kEventsMax = 1'000'000;
 constexpr uint64_t kLogEntriesMax = 1'000'000;  // of the log of changes (state_log.h), too
 
+// ---- device time: rows of past periods, one for each job that held devices and one for the others;
+// with 1,000 jobs at a time they reach back twelve weeks
+constexpr uint64_t kUsageRowsMax = 2'000'000;
+constexpr absl::Duration kUsagePeriod = absl::Hours(1);
+
 // ---- time
 // While a worker or an attempt is watched, the core asks for a turn at least this often. When more
 // than kPauseMin longer has gone by, the coordinator was stopped or starved: in that time it could
@@ -70,6 +75,10 @@ constexpr absl::Duration kProgressPersistInterval = absl::Seconds(1);
 // The ranks of a gang with more of them than this are published at most this often.
 constexpr int kPublishedAtOnceMax = 64;
 constexpr absl::Duration kPublishInterval = absl::Milliseconds(250);
+// A gang counts as hung, in the device time, when it has made no progress for so many steps' time,
+// and for at least kHungMin.
+constexpr int kHungSteps = 10;
+constexpr absl::Duration kHungMin = absl::Seconds(30);
 
 }  // namespace muster::coordinator
 

@@ -1,6 +1,7 @@
 #include "coordinator/core/workers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -72,6 +73,7 @@ void WorkerTable::Remove(const WorkerId& id, Batch& batch) {
   batch.Delete(Table::kWorkers, id.value());
   --by_state_[found->second.row.state()];
   entries_.erase(found);
+  untallied_.insert(id);
   slots_.Remove(id);
 }
 
@@ -113,12 +115,15 @@ void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch e
   CHECK(added) << placement.worker() << " " << placement.device()
                << " is held twice; second: " << job;
   slots_.SetHolder(worker->id(), placement.device(), job);
+  ++held_by_[job];
+  untallied_.insert(worker->id());
 }
 
 void WorkerTable::Free(const v1::Placement& placement, const JobId& job, Epoch epoch) {
   if (!Holds(placement, job, epoch)) return;
   WorkerEntry& worker = *Find(WorkerId(placement.worker()));
   worker.held.erase(placement.device());
+  if (const auto held = held_by_.find(job); --held->second == 0) held_by_.erase(held);
   Refresh(worker);
 }
 
@@ -195,7 +200,52 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
   return out;
 }
 
+void FleetTally::Add(const FleetTally& other, int sign) {
+  held += sign * other.held;
+  idle += sign * other.idle;
+  away += sign * other.away;
+  unusable += sign * other.unusable;
+}
+
+int64_t WorkerTable::HeldBy(const JobId& job) const {
+  const auto held = held_by_.find(job);
+  return held == held_by_.end() ? 0 : held->second;
+}
+
+// A device that a daemon has stopped to offer stays somebody's until it is released.
+FleetTally WorkerTable::TallyOf(const WorkerEntry& worker) {
+  FleetTally tally;
+  tally.held = static_cast<int64_t>(worker.held.size());
+  const bool ready = worker.Ready();
+  for (const v1::Device& device : worker.row.devices()) {
+    if (worker.held.contains(device.name())) continue;
+    ++(!ready ? tally.away : device.unusable().empty() ? tally.idle : tally.unusable);
+  }
+  return tally;
+}
+
+const FleetTally& WorkerTable::Tally() {
+  for (const WorkerId& id : std::exchange(untallied_, {})) {
+    const WorkerEntry* worker = Find(id);
+    tally_.Add(tallies_[id], -1);
+    if (worker == nullptr) {
+      tallies_.erase(id);
+      continue;
+    }
+    tallies_[id] = TallyOf(*worker);
+    tally_.Add(tallies_[id], 1);
+  }
+  return tally_;
+}
+
+bool WorkerTable::TallyIsRight() const {
+  FleetTally fresh;
+  for (const auto& [id, worker] : entries_) fresh.Add(TallyOf(worker), 1);
+  return fresh == tally_;
+}
+
 void WorkerTable::Refresh(const WorkerEntry& worker) {
+  untallied_.insert(worker.id());
   if (worker.row.state() == v1::WORKER_STATE_LOST) return slots_.Remove(worker.id());
   WorkerView now = ViewOf(worker);
   if (const WorkerView* known = slots_.Find(worker.id()); known != nullptr && *known == now) return;

@@ -63,6 +63,17 @@ struct WorkerEntry {
 
 // Whether the reservation, which is one of a worker, keeps this device of it.
 bool Covers(const v1::Reservation& reservation, const std::string& device);
+// Devices, by whether they are of use to anybody.
+struct FleetTally {
+  int64_t held = 0;
+  int64_t idle = 0;
+  int64_t away = 0;      // their worker is not ready
+  int64_t unusable = 0;  // on a ready worker
+
+  int64_t all() const { return held + idle + away + unusable; }
+  void Add(const FleetTally& other, int sign);
+  friend bool operator==(const FleetTally&, const FleetTally&) = default;
+};
 
 // Ordered by name. Bound: kWorkersMax.
 class WorkerTable {
@@ -95,6 +106,13 @@ class WorkerTable {
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
 
+  // The slots that the job holds.
+  int64_t HeldBy(const JobId& job) const;
+  // Of all workers, lost ones too. Costs O(devices) of the workers that changed since the last call.
+  const FleetTally& Tally();
+  // False: the tally, as of its last call, differs from what the entries say.
+  bool TallyIsRight() const;
+
   static void Persist(const WorkerEntry& worker, Turn& turn);
   // The slots of all workers that are not lost.
   SlotIndex& slots() { return slots_; }
@@ -105,11 +123,16 @@ class WorkerTable {
 
  private:
   WorkerView ViewOf(const WorkerEntry& worker) const;
+  static FleetTally TallyOf(const WorkerEntry& worker);
 
   TopologyRules topology_;
   std::map<WorkerId, WorkerEntry> entries_;
   SlotIndex slots_;
   std::map<SessionId, WorkerId> sessions_;
+  std::map<JobId, int64_t> held_by_;  // none of the numbers is 0
+  FleetTally tally_;
+  std::map<WorkerId, FleetTally> tallies_;  // what each worker has added to tally_
+  std::set<WorkerId> untallied_;            // workers that changed since
   std::array<int, v1::WorkerState_ARRAYSIZE> by_state_ = {};
 };
 

@@ -31,6 +31,7 @@ enum class Table : uint8_t {
   kCheckpoints,  // (job, epoch, step) -> CheckpointRecord
   kCurves,       // (job, step) -> LossPoint
   kLog,          // index (big endian) -> LogEntry
+  kUsage,        // "fleet" -> FleetAccount, sequence (big endian) -> UsageRow
   kTableCount,
 };
 const char* Name(Table table);

@@ -1,13 +1,17 @@
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "base/check.h"
+#include "coordinator/core/schema.h"
 #include "coordinator/core/state_log.h"
 #include "muster/v1/stored.pb.h"
 #include "proto/job_state.h"
+#include "proto/time.h"
 #include "tests/sim/world.h"
 
 namespace muster::sim {
@@ -15,6 +19,20 @@ namespace muster::sim {
 using coordinator::Core;
 using coordinator::CoreConfig;
 using coordinator::CoreOutput;
+
+namespace {
+
+double DeviceSecondsAt(absl::Time now, const v1::Usage& usage) {
+  const double since =
+      usage.has_as_of() ? std::max(0.0, absl::ToDoubleSeconds(now - FromProto(usage.as_of()))) : 0;
+  double sum = 0;
+  for (const v1::ClassTime& time : usage.times()) {
+    sum += time.device_seconds() + static_cast<double>(time.devices()) * since;
+  }
+  return sum;
+}
+
+}  // namespace
 
 void World::Violate(const std::string& what) {
   if (!result_.violation.empty()) return;
@@ -223,6 +241,7 @@ void World::CheckRecovery() {
   for (const std::string& difference : replayed->differences) {
     Violate(absl::StrCat("the state is not the fold of its log: ", difference));
   }
+  CheckLedger();
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> other =
       Core::Recover(CoreConfig(), *store_, Rng(1), CoreNow(), &output);
@@ -233,6 +252,11 @@ void World::CheckRecovery() {
     if (!twin.ok()) {
       Violate(absl::StrCat(job.id(), " is not durable"));
       continue;
+    }
+    if (const double mine = DeviceSecondsAt(CoreNow(), job.usage()),
+        theirs = DeviceSecondsAt(CoreNow(), twin->usage());
+        std::abs(mine - theirs) > 0.01) {
+      Violate(absl::StrCat(job.id(), ": ", mine, " device-seconds, after recovery ", theirs));
     }
     v1::Job mine = job;
     // Progress is persisted only about once a second, and the state of rank processes not at all.
@@ -245,6 +269,7 @@ void World::CheckRecovery() {
       both->clear_step_seconds();
       both->clear_consumed_tokens();
       both->clear_losses();
+      both->clear_usage();  // the time is compared above; which class it is of is told late
       both->clear_phase();
       both->clear_waiting();
       for (v1::RankStatus& rank : *both->mutable_ranks()) {
@@ -259,6 +284,117 @@ void World::CheckRecovery() {
     if (mine.SerializeAsString() != twin->SerializeAsString()) {
       Violate(absl::StrCat(job.id(), " differs after recovery:\n", mine.DebugString(),
                            "--- durable\n", twin->DebugString()));
+    }
+  }
+}
+
+namespace {
+
+struct Stored {
+  v1::FleetAccount fleet;
+  int64_t sum_ms = 0;
+  std::map<v1::UsageClass, int64_t> by_class;
+
+  void Add(const v1::UsageRow& row) {
+    for (const v1::AccountEntry& entry : row.entries()) {
+      sum_ms += entry.period_ms();
+      by_class[entry.usage_class()] += entry.period_ms();
+    }
+  }
+  // Time of the period that is not over.
+  void Add(const v1::Account& account) {
+    for (const v1::AccountEntry& entry : account.entries()) {
+      const int64_t ms = entry.period_ms() +
+                         entry.devices() * (fleet.clock_ms() - account.clock_ms());
+      sum_ms += ms;
+      by_class[entry.usage_class()] += ms;
+    }
+  }
+};
+
+// What the log alone tells: how many devices the workers had, and for how long by the clock of the
+// coordinators that wrote it.
+int64_t DeviceMsOf(coordinator::Store& store) {
+  std::map<std::string, int> devices;
+  int64_t all = 0, sum = 0, before = 0;
+  CHECK_OK(store.Scan(
+      coordinator::Table::kLog, "", "", [&](const std::string&, const std::string& value) {
+        v1::LogEntry entry;
+        CHECK(entry.ParseFromString(value));
+        for (const v1::RowChange& change : entry.changes()) {
+          v1::FleetAccount fleet;
+          if (change.table() != "usage" || change.key() != coordinator::schema::kFleetAccount) {
+            continue;
+          }
+          CHECK(fleet.ParseFromString(change.value()));
+          if (before != 0) sum += all * std::max<int64_t>(0, fleet.wall_ms() - before);
+          before = fleet.wall_ms();
+        }
+        for (const v1::RowChange& change : entry.changes()) {
+          if (change.table() != "workers") continue;
+          v1::Worker worker;
+          if (change.has_value()) CHECK(worker.ParseFromString(change.value()));
+          int& known = devices[change.key()];
+          all += worker.devices_size() - known;
+          known = worker.devices_size();
+        }
+        return true;
+      }));
+  return sum;
+}
+
+}  // namespace
+
+void World::CheckLedger() {
+  Stored stored;
+  const auto fleet =
+      store_->Get(coordinator::Table::kUsage, coordinator::schema::kFleetAccount).value();
+  if (!fleet.has_value() || !stored.fleet.ParseFromString(*fleet)) {
+    return Violate("the fleet has no account");
+  }
+  stored.Add(stored.fleet.account());
+  uint64_t rows = 0;
+  CHECK_OK(store_->Scan(coordinator::Table::kUsage, "", coordinator::schema::kFleetAccount,
+                        [&](const std::string&, const std::string& value) {
+                          v1::UsageRow row;
+                          CHECK(row.ParseFromString(value));
+                          stored.Add(row);
+                          ++rows;
+                          return true;
+                        }));
+  if (rows != stored.fleet.last_row()) {
+    Violate(absl::StrCat(rows, " rows of device time, the newest is ", stored.fleet.last_row()));
+  }
+  CHECK_OK(store_->Scan(coordinator::Table::kStates, "", "",
+                        [&](const std::string&, const std::string& value) {
+                          v1::StateRow state;
+                          CHECK(state.ParseFromString(value));
+                          stored.Add(state.account());
+                          return true;
+                        }));
+  if (stored.sum_ms != stored.fleet.device_ms()) {
+    Violate(absl::StrCat("the classes have ", stored.sum_ms, " device-milliseconds, the devices ",
+                         stored.fleet.device_ms()));
+  }
+  if (const int64_t logged = DeviceMsOf(*store_); logged != stored.fleet.device_ms()) {
+    Violate(absl::StrCat("the devices have ", stored.fleet.device_ms(),
+                         " device-milliseconds, the log ", logged));
+  }
+  for (const auto& [usage_class, ms] : stored.by_class) {
+    if (ms < 0) Violate(absl::StrCat(v1::UsageClass_Name(usage_class), ": ", ms, " ms"));
+    if (ms > 0) Count(v1::UsageClass_Name(usage_class));
+    if (ms > 0 && options_.faults == Faults::kNone &&
+        (usage_class == v1::USAGE_CLASS_REPLAYED || usage_class == v1::USAGE_CLASS_HUNG)) {
+      Violate(absl::StrCat(v1::UsageClass_Name(usage_class), " without a fault: ", ms, " ms"));
+    }
+  }
+  if (options_.faults == Faults::kNone) {
+    int64_t slots = 0;
+    for (const auto& [name, machine] : machines_) slots += machine.slots;
+    const int64_t wall = stored.fleet.wall_ms() - 1'000'000'000'000;
+    if (std::abs(stored.fleet.device_ms() - slots * wall) > slots * (wall / 1000 + 100)) {
+      Violate(absl::StrCat(stored.fleet.device_ms(), " device-milliseconds of ", slots,
+                           " slots in ", wall, " ms"));
     }
   }
 }
@@ -283,7 +419,8 @@ void World::CheckEnd() {
       Violate(absl::StrCat(submission.id, " was cancelled, though no user asked for it"));
     }
   }
-  if (!Finished()) Violate("the cluster did not finish all work");
+  if (!Finished()) return Violate("the cluster did not finish all work");
+  CheckLedger();
 }
 
 }  // namespace muster::sim

@@ -214,6 +214,8 @@ class World {
   void CheckBudget(const v1::Job& job);
   void CheckJob(const v1::Job& job);
   void CheckRecovery();
+  // The device time that is stored is that of all devices, to the millisecond.
+  void CheckLedger();
   void CheckEnd();
   void Violate(const std::string& what);
 
