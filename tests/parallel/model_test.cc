@@ -12,15 +12,19 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/rng.h"
+#include "base/status_macros.h"
 #include "kernels/device/device.h"
 #include "kernels/optimizer/reduce.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/model/description_reader.h"
+#include "parallel/model/family.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/head.h"
 #include "parallel/model/hybrid.h"
@@ -208,8 +212,33 @@ HybridConfig TinyHybrid(int64_t layers, bool llama) {
   return config;
 }
 
+// A family that exists only here: MLPs and attention in blocks of their own, MLPs first, with
+// GPT-2's norms, biases and positions. Everything but this function follows from the configuration.
+absl::StatusOr<LanguageModelConfig> ToyFromDescription(const ModelDescription& description) {
+  DescriptionReader reader(description);
+  LanguageModelConfig config;
+  const int64_t layers = reader.Size("layers");
+  for (int64_t i = 0; i < layers; ++i) {
+    config.blocks.push_back({i % 2 == 0 ? LayerKind::kMlp : LayerKind::kAttention});
+  }
+  config.hidden = reader.Size("hidden");
+  config.heads = config.kv_heads = reader.Size("heads");
+  config.ffn = reader.Size("ffn");
+  config.vocab = reader.Size("vocab");
+  config.sequence_length = reader.Size("sequence_length");
+  config.norm = {NormKind::kLayer, 1e-5f};
+  config.bias = true;
+  config.tied = true;
+  RETURN_IF_ERROR(reader.Finish());
+  return config;
+}
+constexpr ModelFamily kToyFamily = {.name = "toy", .config = ToyFromDescription};
+
 class Families : public ::testing::TestWithParam<std::string> {
  protected:
+  static bool BlocksDiffer() {
+    return absl::StartsWith(GetParam(), "hybrid") || GetParam() == "toy";
+  }
   static std::unique_ptr<Model> Make(const ModelParallel& how = {}, int64_t layers = 2) {
     if (GetParam() == "gpt2") {
       Gpt2Config config = kTiny;
@@ -224,6 +253,16 @@ class Families : public ::testing::TestWithParam<std::string> {
     if (absl::StartsWith(GetParam(), "hybrid")) {
       return MakeHybrid(TinyHybrid(layers, GetParam() == "hybrid_llama"), how);
     }
+    if (GetParam() == "toy") {
+      const ModelDescription description = {.family = "toy",
+                                            .sizes = {{"layers", layers},
+                                                      {"hidden", 12},
+                                                      {"heads", 2},
+                                                      {"ffn", 20},
+                                                      {"vocab", kTiny.vocab},
+                                                      {"sequence_length", kTiny.sequence_length}}};
+      return *MakeModel(kToyFamily, description, how);
+    }
     LlamaConfig config = TinyLlama(GetParam() == "llama_tied");
     config.layers = layers;
     return MakeLlama(config, how);
@@ -232,7 +271,7 @@ class Families : public ::testing::TestWithParam<std::string> {
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families,
                          ::testing::Values("gpt2", "llama", "llama_tied", "mamba2", "hybrid",
-                                           "hybrid_llama"),
+                                           "hybrid_llama", "toy"),
                          [](const auto& info) { return info.param; });
 
 void Families::ExpectSlopes(Bench& bench) {
@@ -323,7 +362,7 @@ TEST_P(Families, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
       const int64_t saved = apart.step_bytes() - shared.step_bytes();
       // The smaller of the two but for what one block needs of both and what is not in order.
       // Blocks that differ share less.
-      const int64_t share = absl::StartsWith(GetParam(), "hybrid") ? 25 : 20;
+      const int64_t share = BlocksDiffer() ? 25 : 20;
       EXPECT_GT(saved, recompute == Recompute::kFull ? 0 : apart.step_bytes() / share);
     }
   }
@@ -365,7 +404,7 @@ TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
         EXPECT_EQ(both.Norm(), whole.Norm());
         EXPECT_LT(kept(both), kept(some));
       }
-      if (absl::StartsWith(GetParam(), "hybrid")) continue;  // its blocks keep different amounts
+      if (BlocksDiffer()) continue;  // its blocks keep different amounts
       const int64_t saved = kept(whole) - kept(some);
       EXPECT_GE(saved, std::min(of_all, blocks * of_one));
       EXPECT_LT(saved, std::min(of_all, blocks * of_one) + of_one);
@@ -538,7 +577,7 @@ TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool o
 }
 
 TEST_P(Families, ExchangesOfAttentionsBackward_HaveGradientsOfWeightsBesideThem) {
-  if (GetParam() == "mamba2" || absl::StartsWith(GetParam(), "hybrid")) {
+  if (GetParam() == "mamba2" || BlocksDiffer()) {
     GTEST_SKIP() << "not every block has attention and an MLP";
   }
   for (const double dropout : {0.0, 0.3}) {
