@@ -36,6 +36,7 @@
 #include "coordinator/state_tools.h"
 #include "coordinator/store/store.h"
 #include "coordinator/targets.h"
+#include "proto/spec/topology_file.h"
 
 namespace muster::coordinator {
 namespace {
@@ -48,8 +49,20 @@ struct Flags {
   std::string metrics = "127.0.0.1:0";
   std::string data_dir;
   std::string cluster_id;
+  std::string topology_file;
   CoreConfig core;
 };
+
+// What the file says takes the place of what workers say of themselves.
+absl::Status ReadTopology(const std::string& path, TopologyRules& rules) {
+  ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(path));
+  ASSIGN_OR_RETURN(const spec::ClusterTopology topology, spec::ParseClusterTopology(text, path));
+  for (size_t depth = 0; depth < rules.labels.size(); ++depth) {
+    if (!topology.labels[depth].empty()) rules.labels[depth] = topology.labels[depth];
+  }
+  for (const auto& [worker, names] : topology.workers) rules.workers[worker] = {names};
+  return absl::OkStatus();
+}
 
 // Waits for SIGTERM, SIGINT or the failure of a part. Constructed before any thread starts, so that
 // the signals are blocked in every thread.
@@ -260,6 +273,10 @@ int Main(int argc, char** argv) {
       ->type_name("DIR");
   app.add_option("--cluster-id", flags.cluster_id,
                  "Refuse a data directory of another cluster; names a new one (default: random)");
+  app.add_option("--topology", flags.topology_file,
+                 "YAML file that says in which zone, block, rack and NVLink domain workers are, "
+                 "instead of their labels (docs/topology.md); read at the start")
+      ->type_name("FILE");
   app.add_option("--log-level", level, "debug, info, warning or error")->capture_default_str();
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
@@ -313,6 +330,13 @@ int Main(int argc, char** argv) {
   }
   if (restore->parsed()) {
     return RunTool([&] { return RestoreBackup(backup, flags.data_dir, absl::Now()); });
+  }
+  if (!flags.topology_file.empty()) {
+    if (const absl::Status read = ReadTopology(flags.topology_file, flags.core.topology);
+        !read.ok()) {
+      std::cerr << "muster-coordinator: --topology: " << read.message() << "\n";
+      return 2;
+    }
   }
   // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);

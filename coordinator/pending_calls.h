@@ -24,7 +24,8 @@ namespace muster::coordinator {
 // The answer to a call about one job.
 struct JobReply {
   v1::Job job;
-  bool existed = false;  // the request id had been accepted before
+  bool existed = false;                  // the request id had been accepted before
+  std::vector<v1::Worker> workers = {};  // of a call about workers
 };
 
 // What is called, once, with the answer to a call.

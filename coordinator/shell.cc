@@ -146,6 +146,14 @@ void Shell::RemoveWorker(std::string worker, std::string actor, Done<JobReply> d
   });
 }
 
+void Shell::ChangeFleet(FleetEvent::Request request, std::string actor, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = FleetEvent{call->id, std::move(request), std::move(actor)}] {
+    Handle(event);
+  });
+}
+
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
   backup_loop_->Post([this, directory = std::move(directory), done = std::move(done)]() mutable {
     done(parts_.store.Backup(directory));
@@ -300,7 +308,8 @@ void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
     const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed});
+      calls_.Answer<JobReply>(
+          call, JobReply{std::move(reply->job), reply->existed, std::move(reply->workers)});
     } else {
       calls_.Answer<JobReply>(call, reply->status);
     }

@@ -74,6 +74,8 @@ class Shell {
   void Explain(ExplainQuery about, Done<Explained> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
   void RemoveWorker(std::string worker, std::string actor, Done<JobReply> done);
+  // JobReply::workers are those of the request, as they are then. Errors: admin_service.proto.
+  void ChangeFleet(FleetEvent::Request request, std::string actor, Done<JobReply> done);
   // Writes the durable state to `directory`, which must not exist, on a thread of its own.
   void Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done);
   // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,

@@ -92,7 +92,49 @@ class AdminService : public v1::AdminService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* Cordon(grpc::CallbackServerContext* context,
+                                   const v1::CordonRequest* request,
+                                   v1::FleetResponse* response) override {
+    return ChangeFleet("Cordon", context, *request, response);
+  }
+  grpc::ServerUnaryReactor* Uncordon(grpc::CallbackServerContext* context,
+                                     const v1::UncordonRequest* request,
+                                     v1::FleetResponse* response) override {
+    return ChangeFleet("Uncordon", context, *request, response);
+  }
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
+                                  const v1::DrainRequest* request,
+                                  v1::FleetResponse* response) override {
+    return ChangeFleet("Drain", context, *request, response);
+  }
+  grpc::ServerUnaryReactor* Reserve(grpc::CallbackServerContext* context,
+                                    const v1::ReserveRequest* request,
+                                    v1::FleetResponse* response) override {
+    return ChangeFleet("Reserve", context, *request, response);
+  }
+  grpc::ServerUnaryReactor* Unreserve(grpc::CallbackServerContext* context,
+                                      const v1::UnreserveRequest* request,
+                                      v1::FleetResponse* response) override {
+    return ChangeFleet("Unreserve", context, *request, response);
+  }
+
  private:
+  // The core checks the request.
+  grpc::ServerUnaryReactor* ChangeFleet(const char* method, grpc::CallbackServerContext* context,
+                                        FleetEvent::Request request, v1::FleetResponse* response) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    shell_.ChangeFleet(std::move(request), ActorOf(context->peer()),
+                       [this, method, reactor, response](absl::StatusOr<JobReply> reply) {
+                         if (reply.ok()) {
+                           for (v1::Worker& worker : reply->workers) {
+                             *response->add_workers() = std::move(worker);
+                           }
+                         }
+                         Finish(reactor, method, reply.status());
+                       });
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor, const char* method,
                                    const absl::Status& status) {
     shell_.metrics().RpcDone(method, absl::StatusCodeToString(status.code()));

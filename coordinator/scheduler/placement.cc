@@ -1,6 +1,7 @@
 #include "coordinator/scheduler/placement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -242,9 +243,15 @@ struct Chunk {
   int64_t ranks;
 };
 
-// Which children take how much of `ranks`: as few as can hold them, one by one the least free one
-// with which the others still hold the rest.
-std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks) {
+// How a gang is cut over as few domains or workers as can hold it, and in which order they take it.
+enum class Cut {
+  kTightest,      // one by one the least free one with which the others hold the rest; by name
+  kLargestFirst,  // the same; the largest chunk first
+  kFreest,        // the freest ones, the least free one that holds the rest last
+};
+
+// Which children take how much of `ranks`.
+std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks, Cut cut) {
   std::map<int64_t, std::vector<int>> by_hold;  // in reverse order, to take from the back
   const std::vector<int>& children = tree[node].children;
   for (auto child = children.rbegin(); child != children.rend(); ++child) {
@@ -273,7 +280,9 @@ std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks) {
   std::vector<Chunk> chunks;
   missing = ranks;
   for (int64_t left = fewest; left > 0; --left) {
-    const auto best = by_hold.lower_bound(std::max<int64_t>(1, missing - others(left)));
+    const auto best = cut == Cut::kFreest && left > 1
+                          ? std::prev(by_hold.end())
+                          : by_hold.lower_bound(std::max<int64_t>(1, missing - others(left)));
     CHECK(best != by_hold.end()) << "the gang fits, yet nothing can be next";
     const int child = best->second.back();
     chunks.push_back({child, std::min(missing, best->first)});
@@ -284,23 +293,41 @@ std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks) {
   return chunks;
 }
 
-enum class ChunkOrder { kByName, kLargestFirst };
-
-void FillFewest(const Tree& tree, int node, int64_t ranks, ChunkOrder order,
-                std::vector<Chunk>& out) {
+void FillFewest(const Tree& tree, int node, int64_t ranks, Cut cut, std::vector<Chunk>& out) {
   if (tree[node].worker != nullptr) {
     out.push_back({node, ranks});
     return;
   }
-  std::vector<Chunk> chunks = Split(tree, node, ranks);
-  std::sort(chunks.begin(), chunks.end(), [&](const Chunk& a, const Chunk& b) {
-    if (order == ChunkOrder::kLargestFirst && a.ranks != b.ranks) return a.ranks > b.ranks;
-    const Node& one = tree[a.node];
-    const Node& other = tree[b.node];
-    if ((one.worker != nullptr) != (other.worker != nullptr)) return one.worker == nullptr;
-    return one.worker != nullptr ? *one.worker < *other.worker : *one.path < *other.path;
-  });
-  for (const Chunk& chunk : chunks) FillFewest(tree, chunk.node, chunk.ranks, order, out);
+  std::vector<Chunk> chunks = Split(tree, node, ranks, cut);
+  if (cut != Cut::kFreest)
+    std::sort(chunks.begin(), chunks.end(), [&](const Chunk& a, const Chunk& b) {
+      if (cut == Cut::kLargestFirst && a.ranks != b.ranks) return a.ranks > b.ranks;
+      const Node& one = tree[a.node];
+      const Node& other = tree[b.node];
+      if ((one.worker != nullptr) != (other.worker != nullptr)) return one.worker == nullptr;
+      return one.worker != nullptr ? *one.worker < *other.worker : *one.path < *other.path;
+    });
+  for (const Chunk& chunk : chunks) FillFewest(tree, chunk.node, chunk.ranks, cut, out);
+}
+
+// As few workers as possible of all domains, the freest ones, in the order of their domains.
+void FillWorkers(const Tree& tree, int64_t ranks, std::vector<Chunk>& out) {
+  std::vector<std::pair<int64_t, int>> workers;  // the freest first
+  for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
+    if (tree[node].worker != nullptr) workers.emplace_back(-tree[node].hold, node);
+  }
+  std::sort(workers.begin(), workers.end());
+  for (auto worker = workers.begin(); ranks > 0; ++worker) {
+    // The last one is the least free that holds the rest.
+    if (-worker->first >= ranks) {
+      worker = std::upper_bound(worker, workers.end(),
+                                std::make_pair(-ranks, std::numeric_limits<int>::max())) -
+               1;
+    }
+    out.push_back({worker->second, std::min(ranks, -worker->first)});
+    ranks -= out.back().ranks;
+  }
+  std::sort(out.begin(), out.end(), [](const Chunk& a, const Chunk& b) { return a.node < b.node; });
 }
 
 // One granule after the other goes to the domain at `depth` that has the fewest of them so far.
@@ -334,12 +361,12 @@ bool FillSpread(const Tree& tree, int depth, const Demand& demand, std::vector<C
     if (-left >= size) next.emplace(ranks, left, node);
   }
   for (const int node : domains) {
-    if (taken.contains(node)) FillFewest(tree, node, taken[node], ChunkOrder::kByName, out);
+    if (taken.contains(node)) FillFewest(tree, node, taken[node], Cut::kTightest, out);
   }
   return true;
 }
 
-// Places blocks of the mesh, the largest first, each whole in the fullest domain that holds it. A
+// Places blocks of the mesh, the largest first, each whole in the narrowest domain that holds it. A
 // block that fits nowhere is cut into those of the next axis.
 class BlockFill {
  public:
@@ -360,15 +387,26 @@ class BlockFill {
       for (int at = node; at >= 0; at = tree_[at].parent) tree_[at].hold -= size;
       return;
     }
-    int best = -1;
-    for (const int child : tree_[node].children) {
-      if (tree_[child].hold < size) continue;
-      if (best < 0 || tree_[child].hold < tree_[best].hold) best = child;
-    }
-    if (best >= 0) return Place(first, block, best);
+    const int best = Narrowest(node, size);
+    if (best != node) return Place(first, block, best);
     CHECK_GT(block, 0) << "a unit fits, yet no worker holds it";
     const int64_t part = sizes_[static_cast<size_t>(block) - 1];
     for (int64_t at = 0; at < size; at += part) Place(first + at, block - 1, node);
+  }
+
+  // The narrowest domain or worker below `node` that holds so many ranks, the fullest of several;
+  // else `node`.
+  int Narrowest(int node, int64_t size) const {
+    int best = node;
+    for (const int child : tree_[node].children) {
+      if (tree_[child].hold < size) continue;
+      const int below = Narrowest(child, size);
+      const bool better = best == node || (tree_[below].depth != tree_[best].depth
+                                               ? tree_[below].depth > tree_[best].depth
+                                               : tree_[below].hold < tree_[best].hold);
+      if (better) best = below;
+    }
+    return best;
   }
 
   Tree tree_;
@@ -393,6 +431,7 @@ constexpr int64_t kBlockStepsMax = 400'000;    // children looked at for blocks 
 constexpr int kExchangedMax = 48;              // units of a gang whose exchanges are tried
 constexpr size_t kExchangeWorkersMax = 64;
 constexpr int kExchangePassesMax = 8;
+constexpr size_t kFlatWorkersMax = 2048;  // domains and workers of which the freest are looked for
 
 double Distance(const Tree& tree, int a, int b) { return DistanceOf(tree.Common(a, b)); }
 
@@ -528,15 +567,22 @@ Way FillContainer(const Tree& tree, const Demand& demand, const GangLayout& layo
     ways.push_back(Expand(chunks));
   } else {
     chunks.clear();
-    FillFewest(tree, 0, demand.ranks, ChunkOrder::kByName, chunks);
+    FillFewest(tree, 0, demand.ranks, Cut::kTightest, chunks);
     ways.push_back(Expand(chunks));
     const bool one_worker = chunks.size() == 1;
     // Segments stay whole.
     if (!one_worker && demand.granules.size() == 1) {
-      chunks.clear();
-      FillFewest(tree, 0, demand.ranks, ChunkOrder::kLargestFirst, chunks);
-      ways.push_back(Expand(chunks));
+      for (const Cut cut : {Cut::kLargestFirst, Cut::kFreest}) {
+        chunks.clear();
+        FillFewest(tree, 0, demand.ranks, cut, chunks);
+        ways.push_back(Expand(chunks));
+      }
       const bool whole_groups = demand.granules.front().depth == kHostDepth;
+      if (whole_groups && tree.size() <= kFlatWorkersMax) {
+        chunks.clear();
+        FillWorkers(tree, demand.ranks, chunks);
+        ways.push_back(Expand(chunks));
+      }
       if (static_cast<int64_t>(tree.size()) * (demand.ranks / demand.unit()) <= kBlockStepsMax) {
         BlockFill blocks(tree, layout.Blocks(whole_groups ? demand.unit() : 1), demand.ranks);
         ways.push_back(blocks.Run());

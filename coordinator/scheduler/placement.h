@@ -34,9 +34,9 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 // its domains the one where communication costs least (PlacementCost), then the fullest, then the
 // first by name. Inside it, ranks of tensor groups, then of the axes in the order of the mesh, stay
 // as close together as free slots allow. For that some ways to cut the gang are tried: over as few
-// workers as possible, always the least free one with which the gang still fits (best fit, so that
-// what is left over stays together); by the blocks of the mesh; and, of small gangs, what exchanges
-// of groups improve.
+// domains and workers as possible, always the least free one with which the gang still fits (best
+// fit, so that what is left over stays together), or the freest; by the blocks of the mesh; and, of
+// small gangs, what exchanges of groups improve.
 //
 // Returns where ranks 0 to ranks - 1 are placed, in this order. O(domains x different numbers of
 // free slots + workers of the domain + ranks x axes) for each way that is tried.
