@@ -111,7 +111,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
       {"step:", StepText(job)},
       {"loss:", Loss(job.train_loss())},
       {"validation:", Loss(job.validation_loss())},
-      {"tokens/s:", ShortNumber(job.tokens_per_second())},
+      {"tokens/s:", job.tokens_per_second() > 0 ? ShortNumber(job.tokens_per_second()) : "-"},
       {"committed:", job.last_committed_step() == 0
                          ? "no checkpoint yet"
                          : absl::StrCat("step ", job.last_committed_step())},
@@ -141,11 +141,12 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
 Rows RankRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh) {
   Rows rows = {{"RANK", "PLACE", "HOST", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
   for (const v1::RankStatus& rank : job.ranks()) {
-    rows.push_back(
-        {absl::StrCat(rank.rank()), mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
-         rank.host().empty() ? "-" : rank.host(), rank.device(), absl::StrCat(rank.pid()),
-         spec::EnumName(rank.state()), absl::StrCat(rank.step()),
-         rank.metrics_address().empty() ? "-" : rank.metrics_address()});
+    rows.push_back({absl::StrCat(rank.rank()),
+                    mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
+                    rank.host().empty() ? "-" : rank.host(), rank.device(),
+                    absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
+                    job.steps() > 0 || rank.step() > 0 ? absl::StrCat(rank.step()) : "-",
+                    rank.metrics_address().empty() ? "-" : rank.metrics_address()});
   }
   return rows;
 }
@@ -166,7 +167,8 @@ Rows EndRows(const v1::Job& job) {
   Rows rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};
   for (const v1::AttemptEnd& end : job.causes()) {
     rows.push_back({absl::StrCat(end.epoch()), spec::EnumName(end.cause()),
-                    absl::StrCat(end.step()), end.counted() ? "yes" : "no", end.message()});
+                    job.steps() > 0 || end.step() > 0 ? absl::StrCat(end.step()) : "-",
+                    end.counted() ? "yes" : "no", end.message()});
   }
   return rows;
 }

@@ -32,7 +32,9 @@ std::vector<std::string> JobRow(const v1::Job& job, absl::Time now, const Termin
           StepText(job),
           Loss(job.train_loss()),
           Loss(job.validation_loss()),
-          job.state() == v1::JOB_STATE_RUNNING ? ShortNumber(job.tokens_per_second()) : "-",
+          job.state() == v1::JOB_STATE_RUNNING && job.tokens_per_second() > 0
+              ? ShortNumber(job.tokens_per_second())
+              : "-",
           absl::StrCat(job.attempts()),
           Age(job.submitted(), now)};
 }

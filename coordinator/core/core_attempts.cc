@@ -136,7 +136,11 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
                          Turn& turn) {
   const int rank = observed.rank();
   if (!job.gang.Has(rank) || job.gang.rank(rank).worker() != worker) return;
-  if (observed.pid() != 0) job.gang.SetPid(rank, observed.pid());
+  // Of a command, its own process and not the one that waits for it.
+  const int64_t command = observed.progress().command_pid();
+  if (const int64_t pid = command != 0 ? command : observed.pid(); pid != 0) {
+    job.gang.SetPid(rank, pid);
+  }
   if (observed.has_progress()) ApplyProgress(job, rank, observed.progress(), turn);
   if (observed.state() > v1::RANK_STATE_RELEASED || !v1::RankState_IsValid(observed.state())) {
     return;
@@ -202,8 +206,11 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
     case v1::ATTEMPT_STATE_BOOTSTRAPPING:
       if (!job.gang.AllAtLeast(v1::RANK_STATE_TRAINING)) break;
       if (!job.state.has_started()) *job.state.mutable_started() = ToProto(turn.now());
-      Transition(job, AttemptEvent::kAllTraining, "every rank has joined its communicators", turn);
-      Transition(job, JobEvent::kTraining, "training", turn);
+      Transition(job, AttemptEvent::kAllTraining,
+                 job.runs_command() ? "the command runs on every rank"
+                                    : "every rank has joined its communicators",
+                 turn);
+      Transition(job, JobEvent::kTraining, job.runs_command() ? "running" : "training", turn);
       if (job.failed_at.has_value()) {
         turn.Act(
             Measured{Measured::What::kRecover, absl::ToDoubleSeconds(turn.now() - *job.failed_at)});
@@ -278,9 +285,13 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   const bool allocated = job.state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED;
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
   absl::Time due = (allocated ? job.attempt_since : job.progress_at) + limit;
-  if (turn.now() >= due && AnyWorkerAway(job)) {
+  const bool silent_command = job.runs_command() &&
+                              job.state.attempt_state() == v1::ATTEMPT_STATE_TRAINING &&
+                              !job.gang.command_reports();
+  if (turn.now() >= due && (silent_command || AnyWorkerAway(job))) {
     // A worker that is away may have prepared its ranks, or they may make progress; it tells when
-    // it is back. When it is given up, so is the attempt.
+    // it is back. When it is given up, so is the attempt. A command that has never reported
+    // progress may make some.
     (allocated ? job.attempt_since : job.progress_at) = turn.now();
     due = turn.now() + limit;
   }
@@ -472,7 +483,9 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   if (end.counted()) job.state.set_failures(job.state.failures() + 1);
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
-      Transition(job, JobEvent::kCompleted, "trained all steps", turn);
+      Transition(job, JobEvent::kCompleted,
+                 job.runs_command() ? "every rank exited with status 0" : "trained all steps",
+                 turn);
       break;
     case v1::JOB_STATE_CANCELLED:
       job.state.set_message("cancelled by a user");

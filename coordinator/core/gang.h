@@ -66,6 +66,8 @@ class Gang {
   const std::vector<absl::Time>& answered() const { return answered_; }
   // When a rank last reported a step, or another phase; InfinitePast: none has.
   absl::Time advanced_at() const { return advanced_at_; }
+  // Of a command: a rank of it has reported progress.
+  bool command_reports() const { return command_reports_; }
   // The coordinator did not run for `away`.
   void ForgivePause(absl::Duration away, absl::Time now);
 
@@ -90,6 +92,7 @@ class Gang {
   absl::Time advanced_at_ = absl::InfinitePast();
   int front_ = -1;        // the first of the ranks at the largest step; -1: none has a step
   int with_points_ = -1;  // the first rank that reports points of the curve
+  bool command_reports_ = false;
   absl::Time median_at_ = absl::InfinitePast();
   bool changed_ = true;
 };

@@ -67,7 +67,11 @@ struct JobEntry {
   bool has_attempt() const { return state.attempt_live(); }
   // Its attempt is live and was not stopped.
   bool up() const { return has_attempt() && PropertiesOf(state.attempt_state()).up; }
-  int64_t steps() const { return spec().engine().training().steps(); }
+  bool runs_command() const { return spec().command_size() > 0; }
+  // Optimizer steps to do; of a command, as it has reported them, else 0.
+  int64_t steps() const {
+    return runs_command() ? progress.steps() : spec().engine().training().steps();
+  }
   ProgressView progress_view() {
     return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};
   }

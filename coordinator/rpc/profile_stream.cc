@@ -36,6 +36,10 @@ class ProfileStream : public PullStream<v1::ProfileChunk> {
       return absl::InvalidArgumentError(
           absl::StrCat("steps.first_step: ", asked.first_step(), " is below 1"));
     }
+    if (!job->spec().has_engine()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job ", id_, " runs a command of its own; profiles are recorded by the engine"));
+    }
     // Not first_step + steps, which could overflow.
     if (asked.first_step() > job->steps() - asked.steps() + 1) {
       return absl::FailedPreconditionError(absl::StrCat("job ", id_, " ends at step ", job->steps(),

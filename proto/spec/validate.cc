@@ -219,20 +219,30 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   Checker check;
   CheckKnown(spec, "", check);
   CheckHead(spec, check);
-  if (spec.has_engine()) {
+  if (spec.has_engine() && spec.command_size() > 0) {
+    check.Add("command", "only one of 'engine' and 'command' may be given");
+  } else if (spec.has_engine()) {
     CheckEngine(spec, check);
+  } else if (spec.command_size() > 0) {
+    CheckCommand(spec, check);
   } else {
-    check.Add("engine", "required: says what to train");
+    check.Add("engine", "required: says what to train; or give 'command', a program to run");
+  }
+  if (spec.command_size() == 0 && !spec.env().empty()) {
+    check.Add("env", "is for 'command', which is not given");
   }
   CheckResources(spec.resources(), check);
   CheckPlacement(spec, check);
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);
-  // Lists and texts are bounded one by one; only data sources can be many and long at once.
+  // Lists and texts are bounded one by one; only data sources, or the texts of a command, can be
+  // many and long at once.
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kSpecBytesMax) {
-    check.Add("engine.data", "the spec takes ", bytes,
+    const bool command = spec.command_size() > 0;
+    check.Add(command ? "command" : "engine.data", "the spec takes ", bytes,
               " bytes, and every host gets a copy; at most ", kSpecBytesMax,
-              ": blend fewer data sets, or give them shorter paths");
+              command ? ": put long texts into a file that the command reads"
+                      : ": blend fewer data sets, or give them shorter paths");
   }
   std::vector<Problem> problems = std::move(check.problems());
   if (problems.size() > kProblemsMax) problems.resize(kProblemsMax);

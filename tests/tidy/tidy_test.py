@@ -24,7 +24,10 @@ MAY_INCLUDE = {
     "coordinator": {"base", "proto", "coordinator", "parallel/mesh", "parallel/plan"},
     "worker/run_directory": {"worker/run_directory"},
     "worker/daemon/core": {"base", "proto", "worker/daemon/core"},
-    "worker/daemon": {"base", "proto", "worker/daemon", "worker/run_directory"},
+    # muster-worker is the rank of a command too.
+    "worker/daemon": {"base", "proto", "worker/daemon", "worker/command", "worker/run_directory"},
+    # worker/rank's client alone: it links nothing else of it.
+    "worker/command": {"base", "proto", "worker/command", "worker/rank", "worker/run_directory"},
     "worker/rank": {"base", "proto", "kernels", "parallel", "worker/rank", "worker/run_directory"},
     # docs/decisions/0001: the pure data library serves `muster data`.
     "cli": {"base", "proto", "cli", "parallel/mesh", "parallel/plan", "parallel/data"},

@@ -1,5 +1,6 @@
 // muster-worker: the daemon of one machine. Builds the objects, prints where it is, waits for a
 // signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead, as
+// `muster-worker command ...` (by a shim) it is a rank that runs a command (command_rank.h), as
 // `muster-worker supervise ...` it is pid 1 of a container (supervise.h).
 #include <signal.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/probes.h"
+#include "worker/command/command_rank.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
@@ -179,6 +181,7 @@ int Serve(Flags& flags, const std::string& self) {
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "shim") return RunShim(ParseShimArguments(arguments));
+  if (arguments.size() == 2 && arguments[0] == "command") return RunCommandRank(arguments[1]);
 
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();

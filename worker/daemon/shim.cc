@@ -197,8 +197,9 @@ void Shim::ReapChildren() {
     exit_->set_code(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
     exit_->set_signal(WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     exit_->set_error(exec_error_);
-    exit_->set_out_of_memory(exit_->signal() == SIGKILL &&
-                             OutOfMemoryKills() > oom_kills_at_start_);
+    // A shell whose command was killed exits with 128 and the number of the signal.
+    const bool killed = exit_->signal() == SIGKILL || exit_->code() == 128 + SIGKILL;
+    exit_->set_out_of_memory(killed && OutOfMemoryKills() > oom_kills_at_start_);
   }
 }
 
