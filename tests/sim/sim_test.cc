@@ -106,6 +106,8 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "ended between two",
                            "ended between the same two again",
                            "steps replayed",
+                           "stopped at a step boundary",
+                           "EVENT_KIND_SLOTS_KEPT",
                            "EVENT_KIND_WORKER_LOST",
                            "EVENT_KIND_CHECKPOINT_REFUSED",
                            "JOB_STATE_SUCCEEDED",
