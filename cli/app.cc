@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <tuple>
 
 #include "base/status_macros.h"
 #include "cli/admin.h"
@@ -80,6 +81,7 @@ class Application {
     DeclareSubmit();
     DeclarePlan();
     DeclareReads();
+    DeclareChanges();
     DeclareLogs();
     DeclareProfile();
     DeclareSample();
@@ -189,6 +191,32 @@ class Application {
       return WithClient(
           [this](auto& client) { return Checkpoints(client, job_, format(), terminal_); });
     }));
+  }
+
+  void DeclareChanges() {
+    using JobChange = CoordinatorClient::JobChange;
+    const std::vector<std::tuple<std::string, JobChange, std::string>> changes = {
+        {"preempt", JobChange::kPreempt,
+         "Stop a running job at the end of a step, with a checkpoint; it stays in its queue"},
+        {"suspend", JobChange::kSuspend, "The same, and hold it until `muster resume`"},
+        {"resume", JobChange::kResume, "Let a suspended or held job wait in its queue again"},
+        {"hold", JobChange::kHold, "Keep a job that waits from starting"},
+        {"release", JobChange::kRelease, "As resume"},
+        {"requeue", JobChange::kRequeue,
+         "Stop a running job now and put it back into its queue; or end a back-off"}};
+    for (const auto& [name, change, help] : changes) {
+      CLI::App* command = Add(app_, name, help, [this, change = change] {
+        v1::ChangeJobRequest request;
+        request.set_name(job_);
+        request.set_reason(reason_);
+        return WithClient([this, change, request](auto& client) {
+          return ChangeJob(client, change, request, format(), terminal_);
+        });
+      });
+      TakesJob(command);
+      command->add_option("--reason", reason_, "For people: it stands in the job's events")
+          ->type_name("TEXT");
+    }
   }
 
   void DeclareLogs() {
@@ -585,6 +613,7 @@ class Application {
   std::string format_text_ = "table";
   std::string home_;
   std::string job_;
+  std::string reason_;
   std::string worker_;
   std::string doctor_directory_;
   StateOptions state_;

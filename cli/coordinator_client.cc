@@ -68,6 +68,26 @@ class GrpcClient : public CoordinatorClient {
     return Call<v1::Job>(&v1::JobService::Stub::CancelJob, request, kCallTimeout);
   }
 
+  absl::StatusOr<v1::Job> ChangeJob(JobChange change,
+                                    const v1::ChangeJobRequest& request) override {
+    using Stub = v1::JobService::Stub;
+    switch (change) {
+      case JobChange::kPreempt:
+        return Call<v1::Job>(&Stub::PreemptJob, request, kCallTimeout);
+      case JobChange::kSuspend:
+        return Call<v1::Job>(&Stub::SuspendJob, request, kCallTimeout);
+      case JobChange::kResume:
+        return Call<v1::Job>(&Stub::ResumeJob, request, kCallTimeout);
+      case JobChange::kHold:
+        return Call<v1::Job>(&Stub::HoldJob, request, kCallTimeout);
+      case JobChange::kRelease:
+        return Call<v1::Job>(&Stub::ReleaseJob, request, kCallTimeout);
+      case JobChange::kRequeue:
+        return Call<v1::Job>(&Stub::RequeueJob, request, kCallTimeout);
+    }
+    return absl::InternalError("no such change of a job");
+  }
+
   absl::StatusOr<std::vector<v1::Job>> ListJobs() override {
     return Pages<v1::Job, v1::ListJobsResponse>(
         &v1::JobService::Stub::ListJobs, v1::ListJobsRequest(),

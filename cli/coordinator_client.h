@@ -40,6 +40,10 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
   virtual absl::StatusOr<std::vector<v1::Job>> ListJobs() = 0;
   virtual absl::StatusOr<v1::Job> CancelJob(const std::string& name) = 0;
+  // How a user changes when a job runs: an RPC each, of JobService.
+  enum class JobChange { kPreempt, kSuspend, kResume, kHold, kRelease, kRequeue };
+  virtual absl::StatusOr<v1::Job> ChangeJob(JobChange change,
+                                            const v1::ChangeJobRequest& request) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;

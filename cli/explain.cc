@@ -141,6 +141,17 @@ std::string WhyText(const v1::WaitReason& reason) {
           absl::FormatTime("%H:%M:%E1S UTC", FromProto(reason.until()), absl::UTCTimeZone()));
     case v1::WAIT_CODE_RELEASING:
       return "its last attempt is being ended; it waits for the proof that its devices are free";
+    case v1::WAIT_CODE_HELD:
+      return absl::StrCat("held by ", reason.held_by(), " since ", LocalTime(reason.held_since()));
+    case v1::WAIT_CODE_SLOTS_KEPT: {
+      std::vector<std::string> jobs;
+      for (const v1::JobSlots& job : reason.stopping()) {
+        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", Count(job.slots(), "slot"), ")"));
+      }
+      if (jobs.empty()) return absl::StrCat(wanted, " are kept for it; it starts with them");
+      return absl::StrCat(wanted, " are kept for it; it starts when ", absl::StrJoin(jobs, " and "),
+                          jobs.size() == 1 ? " has" : " have", " stopped");
+    }
     default:
       return absl::StrCat("waits for a reason that this program does not know (",
                           static_cast<int>(reason.code()), "); is it older than the coordinator?");
@@ -191,6 +202,8 @@ std::string ChangeText(const v1::WaitReason& reason) {
       return absl::StrCat("starts before it with a priority above ", change.priority_above());
     case v1::WAIT_CODE_BEHIND_MANY:
       return "a higher priority moves it up";
+    case v1::WAIT_CODE_HELD:
+      return "`muster release` lets it wait in its queue again";
     default:
       return "";
   }

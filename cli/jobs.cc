@@ -107,6 +107,19 @@ absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format f
   return absl::OkStatus();
 }
 
+absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
+                       const v1::ChangeJobRequest& request, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.ChangeJob(change, request));
+  if (format != Format::kTable) {
+    Print(ToJson(job), format, terminal.out);
+    return absl::OkStatus();
+  }
+  terminal.out << job.name() << " is " << spec::EnumName(job.state());
+  if (job.has_waiting()) terminal.out << ": " << WaitText(job.waiting());
+  terminal.out << "\n";
+  return absl::OkStatus();
+}
+
 absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal) {
   ASSIGN_OR_RETURN(const v1::Job job, client.CancelJob(name));

@@ -26,6 +26,9 @@ absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, For
 absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& terminal);
 absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
+// preempt, suspend, resume, hold, release and requeue.
+absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
+                       const v1::ChangeJobRequest& request, Format format, Terminal& terminal);
 absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
 

@@ -138,6 +138,15 @@ void Shell::Cancel(std::string job, std::string actor, Done<JobReply> done) {
       [this, event = CancelEvent{call->id, std::move(job), std::move(actor)}] { Handle(event); });
 }
 
+void Shell::ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason,
+                      std::string actor, Done<JobReply> done) {
+  if (!published_->Has(job)) return done(published_->NotFound(job));
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = ChangeJobEvent{call->id, std::move(job), change, std::move(reason),
+                                            std::move(actor)}] { Handle(event); });
+}
+
 void Shell::RemoveWorker(std::string worker, std::string actor, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;

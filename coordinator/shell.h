@@ -68,6 +68,9 @@ class Shell {
   void Submit(v1::JobSpec spec, std::string request_id, std::string actor, Done<JobReply> done);
   // kNotFound names the nearest job name.
   void Cancel(std::string job, std::string actor, Done<JobReply> done);
+  // kNotFound as Cancel; else as Core says.
+  void ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason,
+                 std::string actor, Done<JobReply> done);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
   // Why a job waits, or what would become of a spec. kNotFound as Cancel.

@@ -64,6 +64,21 @@ struct CancelEvent {
   std::string job;  // name or id
   std::string actor = "client";
 };
+// A user changes when a job runs.
+struct ChangeJobEvent {
+  enum class Change {
+    kPreempt,  // stop it at a step boundary; it stays in its queue
+    kSuspend,  // the same, but it is held; one that waits is held at once
+    kHold,     // one that waits does not start
+    kRelease,  // one that is held waits in its queue again
+    kRequeue,  // stop it now; it stays in its queue
+  };
+  CallId call;
+  std::string job;  // name or id
+  Change change = Change::kPreempt;
+  std::string reason;  // for people; may be empty
+  std::string actor = "client";
+};
 struct SessionOpened {  // Hello
   SessionId session;
   Incarnation incarnation;
@@ -92,8 +107,9 @@ struct FleetEvent {
   std::string actor = "client";
 };
 struct TimerFired {};
-using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
-                               SessionClosed, RemoveWorkerEvent, FleetEvent, TimerFired>;
+using CoreEvent = std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened,
+                               SessionMessage, SessionClosed, RemoveWorkerEvent, FleetEvent,
+                               TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {

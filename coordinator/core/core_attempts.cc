@@ -355,11 +355,19 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   }
   state.set_stop_message(Bounded(message));
   state.set_stop_rank(reason.rank);
+  scheduling_.ChangeRunning(job.id(), [](RunningJob& running) { running.stopping = true; });
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(), turn);
   deadlines_.Clear(AttemptDeadline(job));
   job.symptom_at.reset();
   TellWorkers(job, turn);
+  if (reason.yields) {
+    job.state.set_after_release(v1::JOB_STATE_QUEUED);
+    Transition(job, JobEvent::kPreempt, state.stop_message(), turn);
+    job.waiting.Clear();
+    job.waiting.set_code(v1::WAIT_CODE_RELEASING);
+    return FreeAllSlots(job, turn);
+  }
   switch (reason.cause) {
     case v1::CAUSE_COMPLETED:
       job.state.set_after_release(v1::JOB_STATE_SUCCEEDED);
@@ -481,6 +489,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Persist(job.id());
   turn.Reschedule();
   if (end.counted()) job.state.set_failures(job.state.failures() + 1);
+  if (job.state.state() == v1::JOB_STATE_PREEMPTING) return AfterYield(job, turn);
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
       Transition(job, JobEvent::kCompleted,
@@ -527,6 +536,7 @@ void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn
   }
   const absl::Duration wait = BackoffBefore(job.spec().restart().backoff(), end.cause(), in_a_row);
   *job.state.mutable_not_before() = ToProto(turn.now() + wait);
+  if (!job.state.held_by().empty()) return Hold(job, turn);
   Wait(job, turn);
 }
 

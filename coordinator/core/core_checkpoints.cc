@@ -99,6 +99,9 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   record.set_damaged(false);
   record.set_removed(false);
   *record.mutable_committed() = ToProto(turn.now());
+  scheduling_.ChangeRunning(job->id(), [&turn](RunningJob& running) {
+    running.saved_at = std::max(running.saved_at, turn.now());
+  });
   const double seconds = record.seconds();
   const std::string path = record.path();
   Put(*job, record, turn);

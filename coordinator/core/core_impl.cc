@@ -71,7 +71,10 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       *loaded.state.mutable_not_before() = ToProto(latest);
     }
     JobEntry& job = jobs_.Add(std::move(loaded));
-    if (!job.has_attempt()) continue;
+    if (!job.has_attempt()) {
+      RecoverKept(job);
+      continue;
+    }
     for (const v1::Placement& placement : job.attempt.placements()) {
       if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
       if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
@@ -136,6 +139,8 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     JobEntry& job = *jobs_.Find(id);
     if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+    } else if (job.state.state() == v1::JOB_STATE_HELD) {
+      job.waiting = HeldReason(job);
     } else {
       Wait(job, turn);
     }
@@ -161,6 +166,7 @@ std::string CoreImpl::ActorOf(const CoreEvent& event) const {
     const WorkerTable& workers;
     std::string operator()(const SubmitEvent& e) const { return e.actor; }
     std::string operator()(const CancelEvent& e) const { return e.actor; }
+    std::string operator()(const ChangeJobEvent& e) const { return e.actor; }
     std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
     std::string operator()(const FleetEvent& e) const { return e.actor; }
     std::string operator()(const TimerFired&) const { return "coordinator"; }
@@ -256,7 +262,10 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       CheckDrain(*worker, turn);
     }
   }
-  while (turn.TakeReschedule()) Schedule(turn);
+  while (turn.TakeReschedule()) {
+    Schedule(turn);
+    EndReleasedAttempts(turn);  // a job that is stopped for another one may have ranks that are gone
+  }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
@@ -405,8 +414,9 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   };
   const bool attempt = entry.has_attempt();
   const v1::AttemptState state = job.attempt_state();
-  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt),
-        "must wait if and only if it is live without an attempt");
+  claim(scheduling_.Waits(entry.id()) ==
+            (entry.live() && !attempt && job.state() != v1::JOB_STATE_HELD),
+        "must wait if and only if it is live without an attempt and not held");
   claim(scheduling_.Runs(entry.id()) == attempt,
         "must be running if and only if it has an attempt");
   switch (job.state()) {
@@ -427,6 +437,14 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
       break;
     case v1::JOB_STATE_RECOVERING:
       claim(!attempt || state == v1::ATTEMPT_STATE_STOPPING, "recovering with a live attempt");
+      break;
+    case v1::JOB_STATE_HELD:
+      claim(!attempt && !job.held_by().empty(), "held with a live attempt, or by nobody");
+      break;
+    case v1::JOB_STATE_PREEMPTING:
+      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING &&
+                job.stop_cause() != v1::CAUSE_UNSPECIFIED,
+            "preempting without an attempt that stops");
       break;
     case v1::JOB_STATE_STOPPING:
       claim(attempt && state == v1::ATTEMPT_STATE_STOPPING, "stopping without an attempt");
@@ -460,6 +478,7 @@ std::vector<std::string> CoreImpl::CheckInvariants() const {
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   CheckAccounts(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
+  CheckKept(broken);
   if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {

@@ -2,6 +2,7 @@
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
+// core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
 // core_usage.cc       what devices are used for
@@ -82,6 +83,29 @@ class CoreImpl : public Core {
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
+
+  // ---- core_preemption.cc
+  void On(const ChangeJobEvent& event, Turn& turn);
+  absl::Status Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
+  void CarryOut(const Preempt& preempt, Turn& turn);
+  void CarryOut(const GiveUpKept& give_up, Turn& turn);
+  // The slots that are kept for the job, if any, are free again.
+  void DropKept(JobEntry& job, Turn& turn);
+  // Takes over what is stored of slots kept for a job that waits; those on workers that are gone
+  // are given up by the next plan.
+  void RecoverKept(JobEntry& job);
+  // Asks the ranks to stop at the end of a step, with a checkpoint. Requires: the job is up.
+  void Yield(JobEntry& job, const std::string& why, Turn& turn);
+  // The attempt of a job that yielded is released.
+  void AfterYield(JobEntry& job, Turn& turn);
+  // Requires: it has no attempt and held_by is set.
+  void Hold(JobEntry& job, Turn& turn);
+  static v1::WaitReason HeldReason(const JobEntry& job);
+  absl::Status Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
+                       Turn& turn);
+  void Unhold(JobEntry& job, const std::string& why, Turn& turn);
+  absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
+  void CheckKept(std::vector<std::string>& broken) const;
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
   // ---- core_attempts.cc
@@ -100,6 +124,7 @@ class CoreImpl : public Core {
     std::string message;
     int32_t rank = -1;
     int32_t peer = -1;  // the rank that `rank` could not reach; -1 = that is not why
+    bool yields = false;  // not for a failure: the job goes back to its queue
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   // Tells every worker of the attempt what is desired now.

@@ -103,6 +103,7 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
     if (!job.has_attempt()) {
       job.state.set_message(why);
+      DropKept(job, turn);
       if (scheduling_.Remove(job.id())) turn.Reschedule();
       Transition(job, JobEvent::kCancelIdle, why, turn);
     } else if (job.up()) {
@@ -126,6 +127,8 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
       << static_cast<int>(event);
   job.state.set_state(to);
   if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.Clear();
+  if (IsFinal(to)) job.state.clear_held_by();
+  if (IsFinal(to)) job.state.clear_held_since();
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
   row.set_from(spec::EnumName(from));
@@ -205,7 +208,22 @@ void CoreImpl::Wait(JobEntry& job, Turn& turn) {
 }
 
 RunningJob CoreImpl::AsRunning(const JobEntry& job) {
-  return {job.name(), job.spec().queue(), job.spec().priority()};
+  const v1::JobSpec& spec = job.spec();
+  RunningJob running;
+  running.name = job.name();
+  running.queue = spec.queue();
+  running.priority = spec.priority();
+  running.device = spec.resources().device();
+  running.ranks = spec.resources().ranks();
+  running.stopping = job.has_attempt() && !job.up();
+  running.started_at = FromProto(job.attempt.started());
+  running.saved_at = running.started_at;
+  for (const v1::CheckpointRecord& record : job.checkpoints) {
+    if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
+    running.saved_at = std::max(running.saved_at, FromProto(record.committed()));
+  }
+  running.min_runtime = FromProto(spec.preemption().min_runtime());
+  return running;
 }
 
 void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
@@ -216,6 +234,7 @@ void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
 
 void CoreImpl::CarryOut(const Start& start, Turn& turn) {
   scheduling_.Remove(start.job);
+  DropKept(*jobs_.Find(start.job), turn);
   Allocate(*jobs_.Find(start.job), start.placements, turn);
 }
 
@@ -241,10 +260,14 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     id = entry.id();
     added = AsWaiting(entry);
   }
-  for (auto& [running, job] : scheduling_.running()) {
+  std::map<JobId, absl::Time> ends;
+  for (const auto& [running, job] : scheduling_.running().all()) {
     const JobEntry& entry = *jobs_.Find(running);
     const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
-    job.ends_at = trains ? now + RestOf(entry) : absl::InfiniteFuture();
+    ends.emplace(running, trains ? now + RestOf(entry) : absl::InfiniteFuture());
+  }
+  for (const auto& [running, end] : ends) {
+    scheduling_.ChangeRunning(running, [end = end](RunningJob& job) { job.ends_at = end; });
   }
   Forecast forecast = scheduling_.Explain(id, std::move(added), now);
   if (!forecast.start.has_value()) {
@@ -273,6 +296,8 @@ void CoreImpl::Schedule(Turn& turn) {
     std::visit([&](const auto& decided) { CarryOut(decided, turn); }, decision);
   }
   for (Explanation& explanation : plan.explanations) {
+    // One that this plan explained may have started by one of its later decisions.
+    if (!scheduling_.Waits(explanation.job)) continue;
     Explain(*jobs_.Find(explanation.job), std::move(explanation.reason), turn);
   }
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, plan.wake_at);

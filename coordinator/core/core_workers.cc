@@ -7,6 +7,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 namespace {
@@ -528,9 +529,15 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std:
 
 absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
   switch (job.state.stop_cause()) {
+    case v1::CAUSE_PREEMPTED:
+      // Its ranks were not asked to stop when one of them was ended by somebody else. A job of before
+      // there was such a field has none.
+      if (job.state.stop_rank() >= 0 || !job.spec().preemption().has_grace()) {
+        return config_.stop_grace;
+      }
+      return FromProto(job.spec().preemption().grace());
     case v1::CAUSE_UNSPECIFIED:
     case v1::CAUSE_CANCELLED:
-    case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
     case v1::CAUSE_MAINTENANCE:
       return config_.stop_grace;

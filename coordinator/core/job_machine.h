@@ -22,9 +22,12 @@ namespace muster::coordinator {
 //   CANCELLED <- STOPPING <--- kCancel --- PLACING, STARTING, RUNNING
 //      kReleased
 //
+//   PLACING, STARTING, RUNNING --- kPreempt ---> PREEMPTING --- kYielded ---> QUEUED
+//   QUEUED, RECOVERING, PREEMPTING --- kHold ---> HELD --- kUnhold ---> QUEUED
+//
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
-// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp, too, come after that proof.
-// PREEMPTING, RESIZING and HELD are reserved: no transition enters them.
+// is CANCELLED at once (kCancelIdle). kCompleted, kGivenUp, kYielded and kHold, too, come after that
+// proof. RESIZING is reserved: no transition enters it.
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated
@@ -37,8 +40,12 @@ enum class JobEvent {
   kCancel,         // cancelled with a live attempt
   kCancelIdle,     // cancelled without one
   kReleased,       // the attempt of a cancelled job is released
+  kPreempt,        // asked to stop for another job, or by a user
+  kYielded,        // released after that
+  kHold,           // without an attempt, and kept from getting one
+  kUnhold,         // that ends
 };
-constexpr size_t kJobEventCount = 11;
+constexpr size_t kJobEventCount = 15;
 constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
 
 struct JobTransition {
@@ -66,6 +73,17 @@ constexpr std::array kJobTransitions = {
     JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
     JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
     JobTransition{v1::JOB_STATE_STOPPING, JobEvent::kReleased, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_PLACING, JobEvent::kPreempt, v1::JOB_STATE_PREEMPTING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kPreempt, v1::JOB_STATE_PREEMPTING},
+    JobTransition{v1::JOB_STATE_RUNNING, JobEvent::kPreempt, v1::JOB_STATE_PREEMPTING},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kYielded, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kCompleted, v1::JOB_STATE_SUCCEEDED},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_HELD, JobEvent::kUnhold, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_HELD, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
 };
 
 // JOB_STATE_UNSPECIFIED: the event must not happen in this state.

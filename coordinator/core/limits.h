@@ -14,6 +14,7 @@ namespace muster::coordinator {
 constexpr size_t kLiveJobsMax = 10'000;       // more: Submit gets RESOURCE_EXHAUSTED
 constexpr size_t kEndedJobsMax = 10'000;      // more: the oldest ended job is forgotten
 constexpr size_t kRequestIdBytesMax = 128;    // more: INVALID_ARGUMENT
+constexpr size_t kReasonBytesMax = 1024;      // ChangeJobRequest.reason; more: INVALID_ARGUMENT
 constexpr int kAttemptEndsMax = 256;          // Job.causes; the oldest are dropped
 constexpr int kPastAttemptsMax = 16;          // placements kept to find logs of ended attempts
 constexpr int kCheckpointRecordsMax = 256;    // Job.checkpoints; removed and damaged ones go first

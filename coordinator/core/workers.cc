@@ -135,6 +135,22 @@ bool WorkerTable::Holds(const v1::Placement& placement, const JobId& job, Epoch 
          it->second.rank == placement.rank();
 }
 
+void WorkerTable::Keep(const WorkerId& id, const std::string& device, const JobId& job) {
+  WorkerEntry* worker = Find(id);
+  if (worker == nullptr) return;
+  worker->kept_for.insert_or_assign(device, job);
+  Refresh(*worker);
+}
+
+void WorkerTable::DropKept(const WorkerId& id, const std::string& device, const JobId& job) {
+  WorkerEntry* worker = Find(id);
+  if (worker == nullptr) return;
+  const auto kept = worker->kept_for.find(device);
+  if (kept == worker->kept_for.end() || kept->second != job) return;
+  worker->kept_for.erase(kept);
+  Refresh(*worker);
+}
+
 void WorkerTable::Persist(const WorkerEntry& worker, Turn& turn) {
   v1::Worker row = worker.row;
   *row.mutable_last_heard() = ToProto(worker.last_heard);
@@ -194,7 +210,12 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
     slot.kind = device.kind();
     const auto holder = worker.held.find(device.name());
     slot.usable = device.unusable().empty();
-    if (holder != worker.held.end()) slot.held_by = holder->second.job;
+    if (holder != worker.held.end()) {
+      slot.held_by = holder->second.job;
+    } else if (const auto kept = worker.kept_for.find(device.name());
+               kept != worker.kept_for.end()) {
+      slot.held_by = kept->second;
+    }
     out.slots.push_back(std::move(slot));
   }
   return out;

@@ -31,6 +31,8 @@ struct WorkerEntry {
   std::optional<SessionId> session;
   absl::Time last_heard;
   std::map<std::string, SlotHolder> held;  // by device
+  // By device: the job that waits and for which the slot is kept, held or not.
+  std::map<std::string, JobId> kept_for;
 
   // ---- of the current session
   uint64_t desired_revision = 0;  // of the newest Desired; 0: none was sent
@@ -105,6 +107,11 @@ class WorkerTable {
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
+  // Once it is not held any more, the slot counts as held by this job. Does nothing when the worker
+  // is unknown.
+  void Keep(const WorkerId& id, const std::string& device, const JobId& job);
+  // The slot is not kept any more, if it is for this job.
+  void DropKept(const WorkerId& id, const std::string& device, const JobId& job);
 
   // The slots that the job holds.
   int64_t HeldBy(const JobId& job) const;

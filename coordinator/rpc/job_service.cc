@@ -114,6 +114,37 @@ class JobService : public v1::JobService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* PreemptJob(grpc::CallbackServerContext* context,
+                                     const v1::ChangeJobRequest* request,
+                                     v1::Job* response) override {
+    return ChangeJob(context, "PreemptJob", ChangeJobEvent::Change::kPreempt, *request, response);
+  }
+  grpc::ServerUnaryReactor* SuspendJob(grpc::CallbackServerContext* context,
+                                     const v1::ChangeJobRequest* request,
+                                     v1::Job* response) override {
+    return ChangeJob(context, "SuspendJob", ChangeJobEvent::Change::kSuspend, *request, response);
+  }
+  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context,
+                                     const v1::ChangeJobRequest* request,
+                                     v1::Job* response) override {
+    return ChangeJob(context, "ResumeJob", ChangeJobEvent::Change::kRelease, *request, response);
+  }
+  grpc::ServerUnaryReactor* HoldJob(grpc::CallbackServerContext* context,
+                                     const v1::ChangeJobRequest* request,
+                                     v1::Job* response) override {
+    return ChangeJob(context, "HoldJob", ChangeJobEvent::Change::kHold, *request, response);
+  }
+  grpc::ServerUnaryReactor* ReleaseJob(grpc::CallbackServerContext* context,
+                                     const v1::ChangeJobRequest* request,
+                                     v1::Job* response) override {
+    return ChangeJob(context, "ReleaseJob", ChangeJobEvent::Change::kRelease, *request, response);
+  }
+  grpc::ServerUnaryReactor* RequeueJob(grpc::CallbackServerContext* context,
+                                     const v1::ChangeJobRequest* request,
+                                     v1::Job* response) override {
+    return ChangeJob(context, "RequeueJob", ChangeJobEvent::Change::kRequeue, *request, response);
+  }
+
   grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context,
                                     const v1::ExplainRequest* request,
                                     v1::ExplainResponse* response) override {
@@ -193,6 +224,24 @@ class JobService : public v1::JobService::CallbackService {
   }
 
  private:
+  grpc::ServerUnaryReactor* ChangeJob(grpc::CallbackServerContext* context, const char* method,
+                                      ChangeJobEvent::Change change,
+                                      const v1::ChangeJobRequest& request, v1::Job* response) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (const absl::Status named = CheckJobName(request.name()); !named.ok()) {
+      return Finish(reactor, method, named);
+    }
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    if (!slot.ok()) return Finish(reactor, method, slot.status());
+    shell_.ChangeJob(
+        request.name(), change, request.reason(), ActorOf(context->peer()),
+        [this, reactor, method, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) *response = std::move(reply->job);
+          Finish(reactor, method, reply.status());
+        });
+    return reactor;
+  }
+
   static absl::Status Check(const v1::SubmitRequest& request, const v1::JobSpec& spec) {
     if (request.request_id().size() > kRequestIdBytesMax) {
       return absl::InvalidArgumentError(absl::StrCat("request_id: ", request.request_id().size(),

@@ -70,6 +70,8 @@ void CheckKnown(const Message& message, const std::string& path, Checker& check)
   }
 }
 
+constexpr int32_t kPriorityMax = 1000;
+
 void CheckHead(const v1::JobSpec& spec, Checker& check) {
   if (spec.name().empty()) {
     check.Add("name", "required");
@@ -82,8 +84,8 @@ void CheckHead(const v1::JobSpec& spec, Checker& check) {
   if (spec.queue() != "default") {
     check.Add("queue", "there is no queue ", Quoted(spec.queue()), "; the only one is 'default'");
   }
-  if (spec.priority() < 0 || spec.priority() > 100) {
-    check.Add("priority", spec.priority(), " is out of range; 0 to 100");
+  if (spec.priority() < 0 || spec.priority() > kPriorityMax) {
+    check.Add("priority", spec.priority(), " is out of range; 0 to ", kPriorityMax);
   }
   if (!spec.working_directory().empty() &&
       check.PathText("working_directory", spec.working_directory()) &&
@@ -149,8 +151,8 @@ void CheckCheckpoint(const v1::JobSpec& spec, Checker& check) {
 }
 
 // True, with the duration in `duration`, when it is one from 0 to 24 hours.
-bool CheckBackoff(const std::string& path, const google::protobuf::Duration& proto,
-                  absl::Duration* duration, Checker& check) {
+bool CheckDuration(const std::string& path, const google::protobuf::Duration& proto,
+                   absl::Duration* duration, Checker& check) {
   constexpr int32_t kNanosMax = 999'999'999;
   *duration = FromProto(proto);
   const bool well_formed = proto.nanos() >= -kNanosMax && proto.nanos() <= kNanosMax &&
@@ -167,12 +169,21 @@ void CheckRestart(const v1::RestartSpec& restart, Checker& check) {
   check.NotNegative("restart.max_failures", static_cast<int64_t>(restart.max_failures()));
   absl::Duration initial, max;
   const bool initial_ok =
-      CheckBackoff("restart.backoff.initial", restart.backoff().initial(), &initial, check);
-  const bool max_ok = CheckBackoff("restart.backoff.max", restart.backoff().max(), &max, check);
+      CheckDuration("restart.backoff.initial", restart.backoff().initial(), &initial, check);
+  const bool max_ok = CheckDuration("restart.backoff.max", restart.backoff().max(), &max, check);
   if (initial_ok && max_ok && initial > max) {
     check.Add("restart.backoff.initial", absl::FormatDuration(initial), " is longer than max (",
               absl::FormatDuration(max), ")");
   }
+}
+
+void CheckPreemption(const v1::PreemptionSpec& preemption, Checker& check) {
+  absl::Duration grace, min_runtime;
+  if (CheckDuration("preemption.grace", preemption.grace(), &grace, check) &&
+      grace < absl::Seconds(1)) {
+    check.Add("preemption.grace", absl::FormatDuration(grace), " is out of range; 1s to 24h");
+  }
+  CheckDuration("preemption.min_runtime", preemption.min_runtime(), &min_runtime, check);
 }
 
 }  // namespace
@@ -235,6 +246,7 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   CheckPlacement(spec, check);
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);
+  CheckPreemption(spec.preemption(), check);
   // Lists and texts are bounded one by one; only data sources, or the texts of a command, can be
   // many and long at once.
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kSpecBytesMax) {

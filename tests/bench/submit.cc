@@ -70,7 +70,11 @@ std::vector<double> SubmitAll(const std::string& address, int jobs, int clients)
 // Milliseconds of one scheduling pass in which no job can start.
 double PlanMilliseconds(int jobs) {
   SlotIndex slots;
-  const std::map<JobId, RunningJob> running = {{JobId("holder"), {.name = "holder"}}};
+  RunningJobs running;
+  RunningJob holder;
+  holder.name = "holder";
+  running.Put(JobId("holder"), holder);
+  const KeptSlots kept;
   for (int i = 0; i < 128; ++i) {
     WorkerView worker{.id = WorkerId(absl::StrCat("worker-", i)), .ready = true};
     for (int slot = 0; slot < 8; ++slot) {
@@ -91,7 +95,7 @@ double PlanMilliseconds(int jobs) {
   std::vector<double> took;
   for (int i = 0; i < 101; ++i) {
     const double begin = Now();
-    CHECK(Plan({slots, running}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
+    CHECK(Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
     took.push_back(1e3 * (Now() - begin));
   }
   std::sort(took.begin(), took.end());

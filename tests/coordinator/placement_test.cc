@@ -382,13 +382,14 @@ TEST(Scheduler, GangThatFitsButNotInsideOneRack_SaysWhatWouldHelp) {
   SlotIndex slots;
   for (const char* name : {"a0", "a1"}) AddWorker(slots, name, 4, {"", "", "a", ""}, /*busy=*/1);
   for (const char* name : {"b0", "b1"}) AddWorker(slots, name, 4, {"", "", "b", ""}, /*busy=*/2);
-  std::map<JobId, RunningJob> running;
-  running[JobId("holder")].name = "the-holder";
+  RunningJobs running;
+  running.Put(JobId("holder"), {.name = "the-holder"});
+  const KeptSlots kept;
   WaitingQueue queue;
   WaitingJob job = Gang(8);
   job.placement.required = v1::TOPOLOGY_LEVEL_RACK;
   queue.Add(job);
-  const Schedule plan = Plan({slots, running}, queue, SchedulePolicy(), absl::UnixEpoch());
+  const Schedule plan = Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch());
   ASSERT_THAT(plan.explanations, SizeIs(1));
   const v1::WaitReason& reason = plan.explanations[0].reason;
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_DOMAINS_FULL);

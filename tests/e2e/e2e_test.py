@@ -418,7 +418,7 @@ class Queueing(Scene):
     slots = 2
 
     def test_waiting_jobs_say_why_and_start_by_priority(self):
-        self.submit("holder", steps=100 * STEPS)
+        self.submit("holder", steps=100 * STEPS, priority=90)
         self.training("holder", step=1)
         self.submit("low", steps=5, priority=10)
         self.submit("high", steps=5, priority=90)
@@ -440,6 +440,57 @@ class Queueing(Scene):
         self.assertEqual(self.cluster.job("huge")["state"], "queued")
         self.cluster.run("cancel", "huge")
         self.assertEqual(self.cluster.finish("huge")["state"], "cancelled")
+
+
+class Preemption(Scene):
+    workers = 1
+    slots = 2
+
+    def submit_victim(self, steps):
+        return self.submit("victim", steps=steps, edits=[
+            ("restart:", "preemption: {grace: 60s, min_runtime: 0s}\nrestart:")])
+
+    def assert_nothing_was_lost(self, job, end):
+        """What the attempt that ended so had trained was saved before it ended."""
+        self.assertEqual((end["cause"], end["counted"]), ("preempted", False), json.dumps(end))
+        saved = [e["step"] for e in self.events(job["name"])
+                 if e["kind"] == "checkpoint_committed" and e["epoch"] == end["epoch"]]
+        self.assertEqual(max(saved), end["step"])
+        self.assertEqual(job["failures"], 0)
+
+    def test_larger_priority_gets_the_devices_and_the_victim_resumes_with_the_same_bits(self):
+        self.submit("calm", steps=LONG)
+        calm = self.cluster.finish("calm")
+        self.submit_victim(LONG)
+        self.training("victim")
+        self.submit("urgent", steps=20, priority=900)
+        urgent = self.cluster.finish("urgent")
+        self.assertEqual((urgent["state"], urgent["attempts"]), ("succeeded", 1))
+        victim = self.cluster.finish("victim")
+        self.assertEqual((victim["state"], victim["attempts"]), ("succeeded", 2),
+                         json.dumps(victim, indent=1))
+        self.assert_nothing_was_lost(victim, victim["causes"][0])
+        self.assertEqual((victim["trainLoss"], victim["validationLoss"]),
+                         (calm["trainLoss"], calm["validationLoss"]))
+        self.assertEqual(victim["losses"], calm["losses"])
+        kept = [e for e in self.events("urgent") if e["kind"] == "slots_kept"]
+        self.assertIn("stopped for it: job victim (priority 50)", kept[0]["message"])
+
+    def test_suspended_job_goes_on_where_it_stopped_when_it_is_resumed(self):
+        self.submit_victim(LONG)
+        self.training("victim")
+        said = self.cluster.run("suspend", "victim", "--reason", "maintenance").stdout
+        self.assertIn("victim is preempting", said)
+        held = self.cluster.wait_for("victim", "it is held", lambda j: j["state"] == "held")
+        self.assertEqual(held["waiting"]["code"], "WAIT_CODE_HELD")
+        self.assert_nothing_was_lost(held, held["causes"][0])
+        self.assertIn("held by client", self.cluster.run("explain", "victim").stdout)
+        self.cluster.run("resume", "victim")
+        job = self.cluster.finish("victim")
+        self.assertEqual((job["state"], job["attempts"]), ("succeeded", 2))
+        refused = self.cluster.run("preempt", "victim", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("it has ended", refused.stderr)
 
 
 class BadInput(Scene):

@@ -118,6 +118,10 @@ void World::CheckReplay(const Process& process, int64_t replayed) {
   // Commits on a lost worker do not reach the coordinator.
   if (lost_.count(before) > 0 && options_.faults == Faults::kAll) return;
   if (options_.faults == Faults::kRestore) return;  // commits since the backup are forgotten
+  if (stopped_.count(before) > 0 && replayed > 0) {
+    Violate(absl::StrCat(ToString(process.key), " replays ", replayed,
+                         " steps of an attempt that had saved them before it stopped"));
+  }
   // The step that completes an interval is saved in the event that finishes it.
   if (replayed >= spec.checkpoint().every_steps()) {
     Violate(absl::StrCat(ToString(process.key), " replays ", replayed, " steps of at most ",
@@ -159,9 +163,9 @@ void World::CheckBudget(const v1::Job& job) {
     }
     // Causes outside the job, and causes that are not retried.
     static const std::set<v1::Cause> kNotCounted = {
-        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED, v1::CAUSE_LAUNCH,
-        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,   v1::CAUSE_USER_ERROR,
-        v1::CAUSE_DATA,        v1::CAUSE_NUMERIC,   v1::CAUSE_COORDINATOR};
+        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,  v1::CAUSE_LAUNCH,     v1::CAUSE_PREEMPTED,
+        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,    v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,
+        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
@@ -304,8 +308,8 @@ struct Stored {
   // Time of the period that is not over.
   void Add(const v1::Account& account) {
     for (const v1::AccountEntry& entry : account.entries()) {
-      const int64_t ms = entry.period_ms() +
-                         entry.devices() * (fleet.clock_ms() - account.clock_ms());
+      const int64_t ms =
+          entry.period_ms() + entry.devices() * (fleet.clock_ms() - account.clock_ms());
       sum_ms += ms;
       by_class[entry.usage_class()] += ms;
     }

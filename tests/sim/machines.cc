@@ -191,15 +191,12 @@ void World::Do(Machine& machine, const worker::SignalRank& action) {
     End(process, v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
     return;
   }
-  process.terminating = true;
-  // Most ranks end soon; some ignore the signal and must be killed.
+  // Most ranks heed the signal; some ignore it and must be killed.
   if (rng_.Chance(0.2)) return;
   queue_.After(absl::Milliseconds(rng_.Below(200)),
                [this, key = action.rank, generation = process.generation] {
                  Process* p = Find(key);
-                 if (p != nullptr && p->alive && p->generation == generation) {
-                   End(*p, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
-                 }
+                 if (p != nullptr && p->alive && p->generation == generation) AskToStop(*p);
                });
 }
 

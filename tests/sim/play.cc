@@ -49,6 +49,14 @@ void World::Submit(int number) {
   spec.mutable_restart()->set_max_failures(static_cast<int32_t>(rng_.Below(6)));
   spec.mutable_restart()->mutable_backoff()->mutable_initial()->set_nanos(200'000'000);
   spec.mutable_restart()->mutable_backoff()->mutable_max()->set_seconds(5);
+  spec.mutable_preemption()->mutable_grace()->set_seconds(1 + static_cast<int64_t>(rng_.Below(4)));
+  // Where only some faults happen, tests count the attempts that are repeated.
+  google::protobuf::Duration& min_runtime = *spec.mutable_preemption()->mutable_min_runtime();
+  if (options_.faults == Faults::kAll) {
+    min_runtime.set_nanos(static_cast<int32_t>(rng_.Below(900'000'000)));
+  } else {
+    min_runtime.set_seconds(86'400);
+  }
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   submission.poisoned = rng_.Chance(0.05);
   if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
@@ -76,6 +84,44 @@ void World::TryCancel(const std::string& id) {
   if (final_states_.count(id) > 0) return;
   if (core_ != nullptr) Feed(coordinator::CancelEvent{coordinator::CallId(next_id_++), id});
   queue_.After(absl::Seconds(2), [this, id] { TryCancel(id); });
+}
+
+// Users change when jobs run: all of them are let go when the faults are over.
+void World::ScheduleChange() {
+  queue_.After(absl::Milliseconds(rng_.Below(4000)), [this] {
+    if (!faults_on_) return;
+    ChangeSomeJob();
+    ScheduleChange();
+  });
+}
+
+void World::ChangeSomeJob() {
+  using Change = coordinator::ChangeJobEvent::Change;
+  std::vector<std::string> live;
+  for (const auto& [request, submission] : submissions_) {
+    if (!submission.id.empty() && final_states_.count(submission.id) == 0) {
+      live.push_back(submission.id);
+    }
+  }
+  if (live.empty() || core_ == nullptr) return;
+  coordinator::ChangeJobEvent event;
+  event.call = coordinator::CallId(next_id_++);
+  event.job = live[rng_.Below(live.size())];
+  event.change = std::vector<Change>{Change::kPreempt, Change::kSuspend, Change::kHold,
+                                     Change::kRelease, Change::kRequeue}[rng_.Below(5)];
+  Feed(event);
+}
+
+void World::TryRelease(const std::string& id) {
+  if (final_states_.count(id) > 0) return;
+  if (core_ != nullptr) {
+    coordinator::ChangeJobEvent event;
+    event.call = coordinator::CallId(next_id_++);
+    event.job = id;
+    event.change = coordinator::ChangeJobEvent::Change::kRelease;
+    Feed(event);
+  }
+  queue_.After(absl::Seconds(10), [this, id] { TryRelease(id); });
 }
 
 void World::ScheduleFault() {
@@ -205,6 +251,10 @@ void World::Heal() {
   store_->FailWrites(false);
   crash_in_write_ = false;
   slow_disk_until_ = absl::InfinitePast();
+  if (options_.faults != Faults::kAll) return;
+  for (const auto& [request, submission] : submissions_) {
+    if (!submission.id.empty()) TryRelease(submission.id);
+  }
 }
 
 bool World::Finished() const {
@@ -231,6 +281,7 @@ Result World::Play() {
   }
   const absl::Time quiet = queue_.now() + kFaultsFor;
   if (options_.faults != Faults::kNone) ScheduleFault();
+  if (options_.faults == Faults::kAll) ScheduleChange();
   while (result_.violation.empty() && queue_.Step(quiet)) {
     ++result_.events;
     CheckAll();

@@ -76,6 +76,7 @@ struct Process {
   int64_t pid = 0;
   bool alive = true;
   bool terminating = false;  // got SIGTERM: ends at the next step boundary
+  bool stopped = false;      // at a step boundary, together with its gang
   bool stray = false;        // a child that survived its rank until the release is verified
   v1::RankExit exit;
   v1::RankProgress progress;
@@ -176,6 +177,8 @@ class World {
   void TryStep(const JobEpoch& gang);
   void FinishStep(const JobEpoch& gang, int64_t step);
   void Finish(const JobEpoch& gang);
+  void StopAtBoundary(const JobEpoch& gang);
+  void AskToStop(Process& process);
   void Save(const JobEpoch& gang, int64_t step);
   void Report(Process& process);
   // Calls the daemon until it has answered OK, as DaemonClient does.
@@ -192,6 +195,9 @@ class World {
   void Submit(int number);
   void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
   void TryCancel(const std::string& id);
+  void ScheduleChange();
+  void ChangeSomeJob();
+  void TryRelease(const std::string& id);
   void ScheduleFault();
   void InjectFault();
   // What the machine sends, what it would receive, or both is lost for `time`.
@@ -272,6 +278,7 @@ class World {
   std::map<std::string, uint64_t> ended_epochs_;      // job id -> newest whose end was published
   std::map<std::string, uint64_t> epochs_;            // job id -> newest epoch seen by anybody
   std::map<JobEpoch, int64_t> restored_;              // step an attempt started from
+  std::set<JobEpoch> stopped_;                        // attempts that stopped at a step boundary
   std::set<JobEpoch> lost_;                           // attempts with a rank on a lost worker
   std::map<JobEpoch, int64_t> reached_;               // step an attempt got to
   std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
