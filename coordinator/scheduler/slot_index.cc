@@ -249,7 +249,7 @@ void SlotIndex::Trial::Open(const std::vector<std::string>& reservations) {
         for (SlotView& slot : worker.slots) {
           if (slot.reserved != name) continue;
           slot.reserved.clear();
-          opened_.emplace_back(id, slot.device, name);
+          opened_.push_back({id, slot.device, name});
         }
       });
     }
@@ -257,10 +257,10 @@ void SlotIndex::Trial::Open(const std::vector<std::string>& reservations) {
 }
 
 void SlotIndex::Trial::Close() {
-  for (const auto& [id, device, name] : std::exchange(opened_, {})) {
-    index_.Update(id, [&](WorkerView& worker) {
+  for (const Opened& opened : std::exchange(opened_, {})) {
+    index_.Update(opened.worker, [&opened](WorkerView& worker) {
       for (SlotView& slot : worker.slots) {
-        if (slot.device == device) slot.reserved = name;
+        if (slot.device == opened.device) slot.reserved = opened.reservation;
       }
     });
   }

@@ -126,7 +126,12 @@ class SlotIndex {
    private:
     SlotIndex& index_;
     std::vector<std::tuple<WorkerId, std::string, JobId>> before_;  // who held what was changed
-    std::vector<std::tuple<WorkerId, std::string, std::string>> opened_;  // whose reservation
+    struct Opened {
+      WorkerId worker;
+      std::string device;
+      std::string reservation;
+    };
+    std::vector<Opened> opened_;
   };
 
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {

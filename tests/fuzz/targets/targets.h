@@ -27,6 +27,9 @@ void TiktokenRanks(const std::string& bytes);
 void SentencePieceModel(const std::string& bytes);
 // A line of JSON, whose field is read as a parser of all JSON reads it.
 void JsonLine(const std::string& bytes);
+// A topology file, as the coordinator's and as a daemon's. Workers of one that is accepted are an
+// index of slots on which gangs are placed.
+void TopologyFile(const std::string& bytes);
 
 }  // namespace muster::fuzz
 
