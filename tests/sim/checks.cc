@@ -304,8 +304,8 @@ struct Stored {
   // Time of the period that is not over.
   void Add(const v1::Account& account) {
     for (const v1::AccountEntry& entry : account.entries()) {
-      const int64_t ms = entry.period_ms() +
-                         entry.devices() * (fleet.clock_ms() - account.clock_ms());
+      const int64_t ms =
+          entry.period_ms() + entry.devices() * (fleet.clock_ms() - account.clock_ms());
       sum_ms += ms;
       by_class[entry.usage_class()] += ms;
     }
