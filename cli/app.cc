@@ -23,7 +23,10 @@
 #include "cli/logs.h"
 #include "cli/plan.h"
 #include "cli/profile.h"
+#include "cli/rank_map.h"
 #include "cli/reconnect.h"
+#include "cli/top.h"
+#include "cli/usage.h"
 #include "cli/version.h"
 #include "cli/watch.h"
 #include "cli/workers.h"
@@ -82,6 +85,8 @@ class Application {
     DeclarePlan();
     DeclareReads();
     DeclareChanges();
+    DeclareTop();
+    DeclareUsage();
     DeclareLogs();
     DeclareProfile();
     DeclareSample();
@@ -219,6 +224,55 @@ class Application {
     }
   }
 
+  void DeclareTop() {
+    CLI::App* top = Add(app_, "top", "Workers, devices, queues and jobs, live; q ends it", [this] {
+      top_.interval = absl::Seconds(top_interval_);
+      return WithClient([this](auto& client) { return Top(client, top_, format(), terminal_); });
+    });
+    top->add_flag("--once", top_.once, "Print them once, also where this is no terminal");
+    top->add_option("--sort", top_.sort, "Order of the jobs")
+        ->check(CLI::IsMember(TopOrders()))
+        ->capture_default_str()
+        ->type_name("ORDER");
+    top->add_option("--interval", top_interval_, "Seconds between two looks [default: 1]")
+        ->check(CLI::Range(0.5, 3600.0))
+        ->type_name("SECONDS");
+  }
+
+  void DeclareUsage() {
+    CLI::App* usage =
+        Add(app_, "usage", "What devices were used for, in device-hours, and the goodput", [this] {
+          usage_.job = job_;
+          return WithClient(
+              [this](auto& client) { return Usage(client, usage_, format(), terminal_); });
+        });
+    TakesJob(usage, /*required=*/false);
+    usage
+        ->add_option("--by", usage_.by,
+                     "One line for each job, queue, tenant or cause; several "
+                     "with commas")
+        ->check(CLI::IsMember({"job", "queue", "tenant", "cause"}))
+        ->delimiter(',')
+        ->capture_default_str()
+        ->type_name("KEY");
+    usage
+        ->add_option("--since", usage_.since,
+                     "From then on: 90s, 10m, 36h, 7d ago, or a time [default: all that is known]")
+        ->type_name("TIME");
+    usage->add_option("--until", usage_.until, "Up to then [default: now]")->type_name("TIME");
+    usage->add_option("--queue", usage_.queue, "Only jobs of this queue");
+    usage->add_option("--tenant", usage_.tenant, "Only jobs with this label `tenant`");
+    CLI::App* diff =
+        Add(app_, "diff-rankmap", "Which ranks another attempt of a job has elsewhere", [this] {
+          return WithClient([this](auto& client) {
+            return DiffRankMap(client, job_, diff_from_, diff_to_, format(), terminal_);
+          });
+        });
+    TakesJob(diff);
+    diff->add_option("FROM", diff_from_, "Epoch [default: the one before TO]");
+    diff->add_option("TO", diff_to_, "Epoch [default: the newest]");
+  }
+
   void DeclareLogs() {
     CLI::App* logs = Add(app_, "logs", "Output of one rank", [this] {
       logs_.job = job_;
@@ -232,8 +286,12 @@ class Application {
     logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
         ->check(CLI::NonNegativeNumber)
         ->type_name("BYTES");
+    logs->add_option("--since", logs_.since,
+                     "Only what was written since: 90s, 10m, 36h ago, or a time")
+        ->excludes("--tail")
+        ->type_name("TIME");
     logs->add_flag("--all-ranks", logs_.all_ranks,
-                   "Every rank, one after the other; each line begins with its rank");
+                   "Every rank, in order of time; each line begins with its rank");
     logs->add_option("--grep", logs_.grep,
                      "Only lines that match this regular expression (POSIX extended)")
         ->type_name("REGEX");
@@ -626,6 +684,10 @@ class Application {
   SubmitOptions submit_;
   PlanOptions plan_;
   bool plan_on_cluster_ = false;
+  TopOptions top_;
+  double top_interval_ = 1;
+  UsageOptions usage_;
+  uint64_t diff_from_ = 0, diff_to_ = 0;
   LogsOptions logs_;
   DebugOptions debug_;
   double debug_timeout_ = 5;

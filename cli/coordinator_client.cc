@@ -94,6 +94,27 @@ class GrpcClient : public CoordinatorClient {
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
   }
 
+  absl::StatusOr<std::vector<v1::Job>> ListLiveJobs(size_t limit) override {
+    v1::ListJobsRequest request;
+    request.set_page_size(static_cast<int32_t>(std::min<size_t>(limit, kPageSize)));
+    request.set_summary(true);
+    request.set_live(true);
+    ASSIGN_OR_RETURN(
+        v1::ListJobsResponse page,
+        Call<v1::ListJobsResponse>(&v1::JobService::Stub::ListJobs, request, kCallTimeout));
+    return std::vector<v1::Job>(page.jobs().begin(), page.jobs().end());
+  }
+
+  absl::StatusOr<v1::GetUsageResponse> GetUsage(const v1::GetUsageRequest& request) override {
+    return Call<v1::GetUsageResponse>(&v1::JobService::Stub::GetUsage, request, kCallTimeout);
+  }
+
+  absl::StatusOr<v1::GetRankMapsResponse> GetRankMaps(const std::string& name) override {
+    v1::GetRankMapsRequest request;
+    request.set_name(name);
+    return Call<v1::GetRankMapsResponse>(&v1::JobService::Stub::GetRankMaps, request, kCallTimeout);
+  }
+
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) override {
     return Call<v1::ExplainResponse>(&v1::JobService::Stub::Explain, request, kCallTimeout);
   }
@@ -101,6 +122,14 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<std::vector<v1::Worker>> ListWorkers() override {
     return Pages<v1::Worker, v1::ListWorkersResponse>(
         &v1::JobService::Stub::ListWorkers, v1::ListWorkersRequest(),
+        [](v1::ListWorkersResponse& page) { return page.mutable_workers(); });
+  }
+
+  absl::StatusOr<std::vector<v1::Worker>> SampleWorkers() override {
+    v1::ListWorkersRequest request;
+    request.set_sampled(true);
+    return Pages<v1::Worker, v1::ListWorkersResponse>(
+        &v1::JobService::Stub::ListWorkers, std::move(request),
         [](v1::ListWorkersResponse& page) { return page.mutable_workers(); });
   }
 

@@ -39,6 +39,9 @@ class CoordinatorClient {
                                                     absl::Duration patience) = 0;
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
   virtual absl::StatusOr<std::vector<v1::Job>> ListJobs() = 0;
+  // Of jobs that have not ended, and without what grows with their ranks and steps; at most
+  // `limit`, the newest.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListLiveJobs(size_t limit) = 0;
   virtual absl::StatusOr<v1::Job> CancelJob(const std::string& name) = 0;
   // How a user changes when a job runs: an RPC each, of JobService.
   enum class JobChange { kPreempt, kSuspend, kResume, kHold, kRelease, kRequeue };
@@ -46,6 +49,10 @@ class CoordinatorClient {
                                             const v1::ChangeJobRequest& request) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
+  // As of the last second or two.
+  virtual absl::StatusOr<std::vector<v1::Worker>> SampleWorkers() = 0;
+  virtual absl::StatusOr<v1::GetUsageResponse> GetUsage(const v1::GetUsageRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetRankMapsResponse> GetRankMaps(const std::string& name) = 0;
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;

@@ -8,11 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "cli/checkpoints.h"
 #include "cli/events.h"
 #include "cli/explain.h"
 #include "cli/places.h"
+#include "cli/usage.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
@@ -126,6 +128,9 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
                 {"utilization:", absl::StrCat("MFU ", percent(job.model_flops_utilization()),
                                               ", HFU ", percent(job.hardware_flops_utilization()),
                                               " of the devices' arithmetic")});
+  }
+  if (const std::string goodput = GoodputText(job.usage(), absl::Now()); !goodput.empty()) {
+    rows.push_back({"goodput:", goodput});
   }
   if (mesh.has_value() && mesh->world_size() > 1) {
     rows.insert(rows.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});

@@ -25,6 +25,7 @@ constexpr int kPageSizeMax = 1000;
 constexpr size_t kPageBytesMax = 3 << 20;
 // Rows read for one page of a filtered listing.
 constexpr int kEventRowsPerPageMax = 50'000;
+constexpr int kUsageRowsPerReplyMax = 10'000;  // the others are added up
 
 // ---- streams
 // More than `all`, or than `peer` from one address without its port: RESOURCE_EXHAUSTED. Clusters
@@ -68,6 +69,8 @@ constexpr size_t kWriteBytesMax = 32 << 20;  // of the outputs that share one sy
 constexpr absl::Duration kWorkerSampleInterval = absl::Seconds(1);
 constexpr absl::Duration kDiskSampleInterval = absl::Seconds(15);
 constexpr absl::Duration kEndedJobSeriesKept = absl::Minutes(5);
+// Queues with series of their own; jobs of more queues are counted under "other".
+constexpr size_t kQueueSeriesMax = 64;
 
 }  // namespace muster::coordinator
 

@@ -46,6 +46,7 @@ class PublishedState {
   void RemoveJob(const std::string& id);
   void PublishEvent(const v1::Event& event);
   void SetWorkers(std::vector<v1::Worker> workers);
+  void SetFleetUsage(v1::Usage usage);
   // Events up to `sequence` are durable; a lower number than before changes nothing.
   void SetLastEvent(uint64_t sequence);
 
@@ -59,11 +60,15 @@ class PublishedState {
   // of similar length: those that come next to it in alphabetical order.
   absl::Status NotFound(const std::string& name_or_id) const;
   // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
-  std::vector<Row> List(uint64_t before, size_t limit) const;
+  // `summary`, `live`: as of ListJobsRequest.
+  std::vector<Row> List(uint64_t before, size_t limit, bool summary = false,
+                        bool live = false) const;
   // Every job that is not finished, in no particular order.
   std::vector<JobView> UnfinishedJobs() const;
   // As of the last second or two.
   std::shared_ptr<const std::vector<v1::Worker>> workers() const;
+  // What the devices that no attempt holds are used for.
+  v1::Usage fleet_usage() const;
   uint64_t last_event() const;
 
   // ---- for watchers
@@ -96,6 +101,7 @@ class PublishedState {
   std::map<size_t, std::set<std::string>> names_by_length_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const std::vector<v1::Worker>> workers_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const std::vector<v1::Worker>>();
+  v1::Usage fleet_usage_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_event_ ABSL_GUARDED_BY(mutex_) = 0;
   // By job id; "" holds the watchers of events.
   std::map<std::string, std::vector<std::weak_ptr<Watcher>>> watchers_ ABSL_GUARDED_BY(mutex_);

@@ -63,7 +63,8 @@ absl::Status Shell::Recover(Recovery recover) {
   Publish(output.actions);
   std::erase_if(output.actions, [](const CoreAction& action) {
     return std::holds_alternative<JobChanged>(action) ||
-           std::holds_alternative<EventAppended>(action);
+           std::holds_alternative<EventAppended>(action) ||
+           std::holds_alternative<FleetUsageChanged>(action);
   });
   published_->SetLastEvent(core_->last_event_sequence());
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
@@ -199,6 +200,19 @@ void Shell::Explain(ExplainQuery about, Done<Explained> done) {
   });
 }
 
+void Shell::Usage(Done<OpenUsage> done) {
+  const auto call = calls_.Add<OpenUsage>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, call = *call] {
+    // Its rows of the store are durable then.
+    Enqueue({.then = [this, call, open = core_->Usage(Now())]() mutable {
+      backup_loop_->Post([this, call, open = std::move(open)]() mutable {
+        calls_.Answer<OpenUsage>(call, std::move(open));
+      });
+    }});
+  });
+}
+
 // ---- sessions -----------------------------------------------------------------------------------
 
 absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello hello,
@@ -301,6 +315,8 @@ void Shell::Publish(const std::vector<CoreAction>& actions) {
       published_->RemoveJob(forgotten->job.value());
     } else if (const auto* appended = std::get_if<EventAppended>(&action)) {
       published_->PublishEvent(appended->event);
+    } else if (const auto* fleet = std::get_if<FleetUsageChanged>(&action)) {
+      published_->SetFleetUsage(fleet->usage);
     }
   }
 }
@@ -329,7 +345,7 @@ void Shell::Act(CoreAction& action) {
   } else if (const auto* measured = std::get_if<Measured>(&action)) {
     parts_.metrics.Observe(*measured);
   }
-  // Publish() has done JobChanged, JobForgotten and EventAppended, Enqueue() TimerAction.
+  // Publish() has done those that change the published state, Enqueue() TimerAction.
 }
 
 void Shell::Fail(const absl::Status& status) {

@@ -75,6 +75,9 @@ class Shell {
   void ListWorkers(Done<std::vector<v1::Worker>> done);
   // Why a job waits, or what would become of a spec. kNotFound as Cancel.
   void Explain(ExplainQuery about, Done<Explained> done);
+  // Device time of the period that is not over. Answered on a thread on which the store may be read
+  // for long.
+  void Usage(Done<OpenUsage> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
   void RemoveWorker(std::string worker, std::string actor, Done<JobReply> done);
   // JobReply::workers are those of the request, as they are then. Errors: admin_service.proto.
@@ -165,7 +168,7 @@ class Shell {
   PendingCalls calls_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<ThreadLoop> watch_loop_;
-  std::unique_ptr<ThreadLoop> backup_loop_;
+  std::unique_ptr<ThreadLoop> backup_loop_;  // for what reads or writes the store for long
   std::unique_ptr<PublishedState> published_;
   std::unique_ptr<Writer> writer_;
   std::unique_ptr<ThreadLoop> loop_;

@@ -179,8 +179,7 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
     turn.Progressed(job.id());
   }
   // Reports that only say that nothing has changed may tell that the gang hangs.
-  if (report == Gang::Report::kSame && job.up() &&
-      job.account.use() != UseOf(job, turn.now())) {
+  if (report == Gang::Report::kSame && job.up() && job.account.use() != UseOf(job, turn.now())) {
     turn.Progressed(job.id());
   }
   if (progress.validation_step() > 0) {

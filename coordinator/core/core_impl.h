@@ -225,8 +225,8 @@ class CoreImpl : public Core {
   std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   Ledger ledger_;
-  std::set<JobId> accounts_;    // the jobs with time in the period that is not over, or with devices
-  bool fleet_unsaved_ = true;   // the fleet's account changed since it was last put into a batch
+  std::set<JobId> accounts_;   // the jobs with time in the period that is not over, or with devices
+  bool fleet_unsaved_ = true;  // the fleet's account changed since it was last put into a batch
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction

@@ -19,9 +19,9 @@ bool Trains(v1::UsageClass usage_class) {
 
 // Phases before training, RankProgress.phase; some are followed by a share.
 bool Initializes(const std::string& phase) {
-  static constexpr absl::string_view kPhases[] = {"starting",  "balancing", "bootstrapping",
-                                                  "allocating", "verifying", "restoring",
-                                                  "loading",   "initializing", "measuring"};
+  static constexpr absl::string_view kPhases[] = {"starting",   "balancing",    "bootstrapping",
+                                                  "allocating", "verifying",    "restoring",
+                                                  "loading",    "initializing", "measuring"};
   for (const absl::string_view name : kPhases) {
     if (absl::StartsWith(phase, name)) return true;
   }
@@ -52,8 +52,7 @@ std::string TenantOf(const v1::JobSpec& spec) {
 }
 
 Use CoreImpl::UseOf(const JobEntry& job, absl::Time now) {
-  const v1::Cause before =
-      job.ends.empty() ? v1::CAUSE_UNSPECIFIED : job.ends.back().cause();
+  const v1::Cause before = job.ends.empty() ? v1::CAUSE_UNSPECIFIED : job.ends.back().cause();
   const Use known = job.account.use();
   switch (job.state.attempt_state()) {
     case v1::ATTEMPT_STATE_BOOTSTRAPPING:
@@ -91,16 +90,15 @@ void CoreImpl::AccountFor(JobEntry& job, Turn& turn) {
     const Use before = job.account.use();
     const bool hangs = job.state.attempt_state() == v1::ATTEMPT_STATE_STOPPING
                            ? job.state.stop_cause() == v1::CAUSE_HANG
-                           : held > 0 && devices.begin()->first.usage_class ==
-                                             v1::USAGE_CLASS_HUNG;
+                           : held > 0 && devices.begin()->first.usage_class == v1::USAGE_CLASS_HUNG;
     if (hangs && Trains(before.usage_class)) {
       // It has hung since its last sign of progress.
       const int64_t since = ledger_.ClockAt(job.progress_at);
-      job.account.Settle(since, ledger_.wall_ms() - (ledger_.clock_ms() - since));
+      job.account.AddTimeUntil(since, ledger_.wall_ms() - (ledger_.clock_ms() - since));
       job.account.SetDevices(
           {{Use{v1::USAGE_CLASS_HUNG, v1::CAUSE_HANG}, job.account.device_count()}});
     }
-    job.account.Settle(ledger_.clock_ms(), ledger_.wall_ms());
+    job.account.AddTimeUntil(ledger_.clock_ms(), ledger_.wall_ms());
     // Devices that pass from one account to another must do so in both, also on disk.
     const bool passed = held != job.account.device_count();
     job.account.SetDevices(std::move(devices));
@@ -161,7 +159,7 @@ OpenUsage CoreImpl::Usage(absl::Time now) {
   open.last_row = ledger_.last_row();
   open.as_of_ms = ledger_.wall_ms();
   const auto add = [&](DeviceAccount account, v1::UsageRow names) {
-    account.Settle(ledger_.clock_ms(), ledger_.wall_ms());
+    account.AddTimeUntil(ledger_.clock_ms(), ledger_.wall_ms());
     if (!account.has_period()) return;
     names.MergeFrom(account.TakePeriod(ledger_.wall_ms()));
     open.rows.push_back(std::move(names));
@@ -182,13 +180,12 @@ void CoreImpl::CheckAccounts(std::vector<std::string>& broken) const {
     ms += job.account.TotalMs(ledger_.clock_ms());
     if (job.account.device_count() != workers_.HeldBy(id)) {
       broken.push_back(absl::StrCat("job ", id.value(), ": ", job.account.device_count(),
-                                    " devices in its account, but it holds ",
-                                    workers_.HeldBy(id)));
+                                    " devices in its account, but it holds ", workers_.HeldBy(id)));
     }
   }
   if (devices != ledger_.devices()) {
-    broken.push_back(absl::StrCat("the accounts have ", devices, " devices, the workers ",
-                                  ledger_.devices()));
+    broken.push_back(
+        absl::StrCat("the accounts have ", devices, " devices, the workers ", ledger_.devices()));
   }
   if (ms != ledger_.DeviceMs()) {
     broken.push_back(absl::StrCat("the accounts have ", ms, " device-milliseconds, the clock ",

@@ -45,7 +45,7 @@ int64_t DeviceAccount::device_count() const {
   return count;
 }
 
-void DeviceAccount::Settle(int64_t clock_ms, int64_t wall_ms) {
+void DeviceAccount::AddTimeUntil(int64_t clock_ms, int64_t wall_ms) {
   const int64_t passed = std::max<int64_t>(0, clock_ms - clock_ms_);
   if (passed > 0) {
     for (const auto& [use, devices] : devices_) {
@@ -66,7 +66,7 @@ int64_t DeviceAccount::TotalMs(int64_t clock_ms) const {
 
 v1::Usage DeviceAccount::View(int64_t clock_ms, int64_t as_of_ms) const {
   DeviceAccount settled = *this;
-  settled.Settle(clock_ms, as_of_ms);
+  settled.AddTimeUntil(clock_ms, as_of_ms);
   v1::Usage usage;
   *usage.mutable_as_of() = ToProto(absl::FromUnixMillis(as_of_ms));
   double productive = 0, unused = 0, all = 0;

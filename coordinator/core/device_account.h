@@ -35,7 +35,7 @@ class DeviceAccount {
 
   // Adds the time up to `clock_ms`, which is `wall_ms` in Unix time. An earlier clock than before
   // adds nothing.
-  void Settle(int64_t clock_ms, int64_t wall_ms);
+  void AddTimeUntil(int64_t clock_ms, int64_t wall_ms);
   // From the time up to which it is settled on, the devices are used so.
   void SetDevices(Devices devices) { devices_ = std::move(devices); }
 

@@ -44,13 +44,13 @@ void Ledger::SetFleet(int64_t all, Devices unheld) {
   device_ms_ = DeviceMs();
   counted_ms_ = clock_ms_;
   devices_ = all;
-  fleet_.Settle(clock_ms_, wall_ms_);
+  fleet_.AddTimeUntil(clock_ms_, wall_ms_);
   fleet_.SetDevices(std::move(unheld));
   fleet_changed_ = true;
 }
 
 void Ledger::Close(DeviceAccount& account, v1::UsageRow names, Batch& batch) {
-  account.Settle(clock_ms_, wall_ms_);
+  account.AddTimeUntil(clock_ms_, wall_ms_);
   if (!account.has_period()) return;
   names.MergeFrom(account.TakePeriod(wall_ms_));
   batch.Put(Table::kUsage, schema::EncodeU64(++last_row_), schema::Serialize(names));

@@ -1,8 +1,8 @@
 // The clock of all accounts of device time, and the account of the devices that no attempt holds.
 //
 // Every device of a known worker is in one account at any time: that of the job whose attempt holds
-// it, or the fleet's. Both change in the same turn when it passes from one to the other, so that the
-// sum of all accounts is the number of devices times the time, to the millisecond. They are
+// it, or the fleet's. Both change in the same turn when it passes from one to the other, so that
+// the sum of all accounts is the number of devices times the time, to the millisecond. They are
 // settled only when something changes: time in which no coordinator ran counts as what the devices
 // were used for before.
 #ifndef MUSTER_COORDINATOR_CORE_LEDGER_H_

@@ -52,8 +52,8 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 constexpr uint64_t kEventsMax = 1'000'000;
 constexpr uint64_t kLogEntriesMax = 1'000'000;  // of the log of changes (state_log.h), too
 
-// ---- device time: rows of past periods, one for each job that held devices and one for the others;
-// with 1,000 jobs at a time they reach back twelve weeks
+// ---- device time: rows of past periods, one for each job that held devices and one for the
+// others; with 1,000 jobs at a time they reach back twelve weeks
 constexpr uint64_t kUsageRowsMax = 2'000'000;
 constexpr absl::Duration kUsagePeriod = absl::Hours(1);
 

@@ -115,7 +115,7 @@ class WorkerTable {
 
   // The slots that the job holds.
   int64_t HeldBy(const JobId& job) const;
-  // Of all workers, lost ones too. Costs O(devices) of the workers that changed since the last call.
+  // Of all workers, lost ones too. Costs O(devices) of workers that changed since the last call.
   const FleetTally& Tally();
   // False: the tally, as of its last call, differs from what the entries say.
   bool TallyIsRight() const;

@@ -13,6 +13,7 @@
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
+#include "coordinator/rpc/usage.h"
 #include "coordinator/shell.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "proto/spec/spec.h"
@@ -173,6 +174,10 @@ class JobService : public v1::JobService::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
     if (!slot.ok()) return Finish(reactor, "ListWorkers", slot.status());
+    if (request->sampled()) {
+      return Finish(reactor, "ListWorkers",
+                    PageOfWorkers(*request, *shell_.published().workers(), *response));
+    }
     shell_.ListWorkers([this, reactor, request, response,
                         slot = std::move(slot)](absl::StatusOr<std::vector<v1::Worker>> workers) {
       Finish(reactor, "ListWorkers",
@@ -213,6 +218,35 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerWriteReactor<v1::ProfileChunk>* GetProfile(
       grpc::CallbackServerContext* context, const v1::GetProfileRequest* request) override {
     return StartProfileStream(shell_, *request, slots_.Take(SlotKind::kFollower, context->peer()));
+  }
+
+  grpc::ServerUnaryReactor* GetUsage(grpc::CallbackServerContext* context,
+                                     const v1::GetUsageRequest* request,
+                                     v1::GetUsageResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    v1::GetUsageRequest asked = *request;
+    if (const absl::Status valid = CheckUsage(asked); !valid.ok()) {
+      return Finish(reactor, "GetUsage", valid);
+    }
+    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    if (!slot.ok()) return Finish(reactor, "GetUsage", slot.status());
+    shell_.Usage([this, reactor, response, asked = std::move(asked),
+                  slot = std::move(slot)](absl::StatusOr<OpenUsage> open) {
+      if (!open.ok()) {
+        Finish(reactor, "GetUsage", open.status());
+        return;
+      }
+      absl::StatusOr<v1::GetUsageResponse> usage = SumUsage(shell_.store(), *open, asked);
+      if (usage.ok()) *response = *std::move(usage);
+      Finish(reactor, "GetUsage", usage.status());
+    });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetRankMaps(grpc::CallbackServerContext* context,
+                                        const v1::GetRankMapsRequest* request,
+                                        v1::GetRankMapsResponse* response) override {
+    return Finish(context->DefaultReactor(), "GetRankMaps", RankMaps(request->name(), *response));
   }
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
@@ -271,8 +305,8 @@ class JobService : public v1::JobService::CallbackService {
   absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
-    const std::vector<PublishedState::Row> rows =
-        shell_.published().List(before, static_cast<size_t>(size) + 1);
+    const std::vector<PublishedState::Row> rows = shell_.published().List(
+        before, static_cast<size_t>(size) + 1, request.summary(), request.live());
     size_t bytes = 0;
     uint64_t last = 0;
     for (const PublishedState::Row& row : rows) {
@@ -307,6 +341,39 @@ class JobService : public v1::JobService::CallbackService {
       *response.add_workers() = std::move(worker);
     }
     return absl::OkStatus();
+  }
+
+  // The id takes the place of the job's name.
+  absl::Status CheckUsage(v1::GetUsageRequest& request) const {
+    RETURN_IF_ERROR(CheckUsageRequest(request));
+    if (request.job().empty()) return absl::OkStatus();
+    RETURN_IF_ERROR(CheckJobName(request.job()));
+    const auto job = shell_.published().Find(request.job());
+    if (job == nullptr) return shell_.published().NotFound(request.job());
+    request.set_job(job->id());
+    return absl::OkStatus();
+  }
+
+  absl::Status RankMaps(const std::string& name, v1::GetRankMapsResponse& response) {
+    RETURN_IF_ERROR(CheckJobName(name));
+    const auto job = shell_.published().Find(name);
+    if (job == nullptr) return shell_.published().NotFound(name);
+    response.set_job_id(job->id());
+    absl::Status bad;
+    RETURN_IF_ERROR(
+        shell_.store().Scan(Table::kAttempts, schema::Encode(schema::JobKey{JobId(job->id()), {0}}),
+                            schema::Encode(schema::JobKey{JobId(job->id()), {job->epoch() + 1}}),
+                            [&](const std::string& key, const std::string& value) {
+                              v1::AttemptRow attempt;
+                              bad = schema::Parse(Table::kAttempts, key, value, attempt);
+                              if (!bad.ok()) return false;
+                              v1::RankMap& map = *response.add_maps();
+                              map.set_epoch(attempt.epoch());
+                              *map.mutable_started() = attempt.started();
+                              *map.mutable_placements() = attempt.placements();
+                              return true;
+                            }));
+    return bad;
   }
 
   absl::Status PageOfEvents(const v1::ListEventsRequest& request,

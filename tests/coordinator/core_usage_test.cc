@@ -95,15 +95,15 @@ TEST_F(CoreUsageTest, FirstAttempt_GoesThroughTheClasses) {
   Pass(1);
   Report(10);
   Pass(7);
-  EXPECT_THAT(OfJob(), UnorderedElementsAre(Pair("held", 2), Pair("launching", 4),
-                                            Pair("initializing", 18), Pair("productive", 34),
-                                            Pair("checkpoint_stall", 2)));
+  EXPECT_THAT(OfJob(),
+              UnorderedElementsAre(Pair("held", 2), Pair("launching", 4), Pair("initializing", 18),
+                                   Pair("productive", 34), Pair("checkpoint_stall", 2)));
   EXPECT_DOUBLE_EQ(OfAll()["idle"], 6);
-  Observe(Ranks(Job(), v1::RANK_STATE_EXITED,
-                {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}}));
+  Observe(
+      Ranks(Job(), v1::RANK_STATE_EXITED, {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}}));
   Pass(1);
-  Observe(Ranks(Job(), v1::RANK_STATE_RELEASED,
-                {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}}));
+  Observe(
+      Ranks(Job(), v1::RANK_STATE_RELEASED, {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}}));
   EXPECT_EQ(Job().state(), v1::JOB_STATE_SUCCEEDED);
   EXPECT_DOUBLE_EQ(OfJob()["held completed"], 2);
   EXPECT_NEAR(Job().usage().goodput(), 34.0 / 62, 1e-9);
@@ -261,12 +261,12 @@ TEST_F(CoreUsageTest, ClockThatWasSetBack_StandsStill) {
 TEST(DeviceAccountTest, StoredAndReadBack_IsTheSame) {
   DeviceAccount account;
   account.SetDevices({{Use{v1::USAGE_CLASS_HELD, v1::CAUSE_CRASH}, 3}});
-  account.Settle(1000, 5000);
+  account.AddTimeUntil(1000, 5000);
   account.SetDevices({{Use{v1::USAGE_CLASS_PRODUCTIVE}, 3}});
   DeviceAccount read(account.Stored());
   EXPECT_EQ(read.TotalMs(1500), 4500);
   EXPECT_EQ(read.devices(), account.devices());
-  read.Settle(1500, 5500);
+  read.AddTimeUntil(1500, 5500);
   const v1::UsageRow row = read.TakePeriod(5500);
   EXPECT_EQ(row.begin_ms(), 4000);
   EXPECT_EQ(row.entries_size(), 2);

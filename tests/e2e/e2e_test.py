@@ -3,6 +3,7 @@
 Every test drives the CLI alone. Waiting is polling with a deadline; nothing sleeps for a fixed time.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -226,6 +227,66 @@ class Failures(Scene):
         self.assertEqual(job["causes"][0]["cause"], "crash")
         self.assertEqual(job["causes"][0]["rank"], 1)
         self.assertIn("9", job["causes"][0]["message"])
+
+    def test_device_time_adds_up_over_a_killed_rank_and_a_killed_coordinator(self):
+        slots = sum(worker["slots"] for worker in self.cluster.json("get", "workers"))
+        before = self.cluster.json("usage")
+        self.disturbed()
+        kill(self.training()["ranks"][1]["pid"])
+        self.cluster.wait_for("tiny", "the next attempt", lambda j: j["epoch"] == 2 and j["step"] > 0)
+        kill(self.cluster.status()["coordinator"]["pid"])
+        self.cluster.up()
+        self.assert_recovered(self.cluster.finish("tiny"), attempts=2)
+        after = self.cluster.json("usage")
+        passed = timestamp(after["until"]) - timestamp(before["until"])
+        spent = after["deviceSeconds"] - before["deviceSeconds"]
+        self.assertAlmostEqual(spent / (slots * passed), 1, delta=0.001)
+        mine = self.cluster.json("usage", "tiny", "--by", "cause")["rows"]
+        classes = {row["usageClass"] for row in mine}
+        self.assertIn("USAGE_CLASS_PRODUCTIVE", classes)
+        self.assertNotIn("USAGE_CLASS_IDLE", classes)
+        self.assertGreater(sum(row["deviceSeconds"] for row in mine if row["cause"] == "crash"), 0)
+        self.assertIn("(crash)", self.cluster.run("describe", "job", "tiny").stdout)
+        self.assertIn("PRODUCTIVE", self.cluster.run("usage", "tiny", "--by", "cause").stdout)
+        self.assertIn("worker-1", self.cluster.run("top", "--once").stdout)
+        moved = self.cluster.run("diff-rankmap", "tiny").stdout
+        self.assertIn("ranks moved between epoch 1 and 2", moved)
+
+    def test_top_gives_the_terminal_back_however_it_ends(self):
+        import pty
+        import termios
+
+        def top(end):
+            """What `muster top` wrote to a terminal until `end` made it end, its status, and how the terminal was
+            before and is after it."""
+            terminal, inside = pty.openpty()
+            before = termios.tcgetattr(inside)
+            process = subprocess.Popen([BIN / "muster", "top", "--interval", "0.5"], stdin=inside, stdout=inside,
+                                       stderr=inside, env=self.cluster.environment)
+            text = b""
+            while b"WORKER" not in text and b"QUEUE" not in text:
+                text += os.read(terminal, 65536)
+            self.assertNotEqual(termios.tcgetattr(inside)[3], before[3], "keys are read one by one")
+            end(process, terminal)
+            status = process.wait(20)
+            os.set_blocking(terminal, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    text += os.read(terminal, 65536)
+            after = termios.tcgetattr(inside)
+            os.close(terminal)
+            os.close(inside)
+            self.assertEqual(after, before)
+            self.assertIn(b"\x1b[?1049h", text)
+            self.assertTrue(text.endswith(b"\x1b[?25h\x1b[?1049l"), text[-80:])
+            return text, status
+
+        text, status = top(lambda process, terminal: os.write(terminal, b"wsrq"))
+        self.assertEqual(status, 0)
+        self.assertIn(b"sort: name, reversed", text)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            _, status = top(lambda process, terminal, number=number: process.send_signal(number))
+            self.assertEqual(status, -number)
 
     def exits(self):
         return [e for e in self.events("tiny") if e["kind"] == "rank_exited"]
