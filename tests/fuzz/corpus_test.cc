@@ -78,6 +78,7 @@ TEST(FuzzCorpus, TiktokenRanks_AreRefusedOrEncode) { RunAll("tiktoken_ranks", Ti
 TEST(FuzzCorpus, SentencePieceModel_IsRefusedOrEncodes) {
   RunAll("sentence_piece_model", SentencePieceModel);
 }
+TEST(FuzzCorpus, CallerText_IsRefusedOrRead) { RunAll("caller_text", CallerText); }
 TEST(FuzzCorpus, JsonLine_IsReadAsAParserOfAllJsonReadsIt) { RunAll("json_line", JsonLine); }
 
 }  // namespace

@@ -27,6 +27,9 @@ void TiktokenRanks(const std::string& bytes);
 void SentencePieceModel(const std::string& bytes);
 // A line of JSON, whose field is read as a parser of all JSON reads it.
 void JsonLine(const std::string& bytes);
+// What a caller shows and an operator writes: tokens, identity tokens, key sets, access files,
+// certificates, revocation lists.
+void CallerText(const std::string& bytes);
 
 }  // namespace muster::fuzz
 
