@@ -16,11 +16,13 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "coordinator/core/caller.h"
 #include "coordinator/core/job_view.h"
 #include "coordinator/store/store.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/session.pb.h"
 #include "muster/v1/spec.pb.h"
+#include "muster/v1/stored.pb.h"
 
 namespace muster::coordinator {
 
@@ -48,17 +50,17 @@ struct CoreConfig {
 };
 
 // ---- events -------------------------------------------------------------------------------------
-// `actor` of calls: their caller, as Event.actor.
+// A call with a `caller` leaves an entry in the audit log, durable before its reply.
 struct SubmitEvent {
   CallId call;
   v1::JobSpec spec;  // valid and with defaults (proto/spec); the core does not check it again
   std::string request_id;
-  std::string actor = "client";
+  Caller caller;
 };
 struct CancelEvent {
   CallId call;
   std::string job;  // name or id
-  std::string actor = "client";
+  Caller caller;
 };
 struct SessionOpened {  // Hello
   SessionId session;
@@ -77,11 +79,27 @@ struct SessionClosed {
 struct RemoveWorkerEvent {
   CallId call;
   std::string worker;
-  std::string actor = "client";
+  Caller caller;
+};
+// A bearer token; `created` and `created_by` are filled in.
+struct CreateTokenEvent {
+  CallId call;
+  v1::TokenRow row;
+  Caller caller;
+};
+struct RevokeTokenEvent {
+  CallId call;
+  std::string id;
+  Caller caller;
+};
+// A call that the core does not see otherwise, or that was refused.
+struct AuditEvent {
+  v1::AuditEntry entry;
 };
 struct TimerFired {};
-using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
-                               SessionClosed, RemoveWorkerEvent, TimerFired>;
+using CoreEvent =
+    std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage, SessionClosed,
+                 RemoveWorkerEvent, CreateTokenEvent, RevokeTokenEvent, AuditEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
@@ -117,14 +135,22 @@ struct JobForgotten {
 struct EventAppended {
   v1::Event event;
 };
+// A token was made or revoked; also every token at the start.
+struct TokenChanged {
+  v1::TokenRow row;
+};
+struct TokenForgotten {
+  std::string id;
+};
 // For metrics: one duration that the state alone does not tell. coordinator/metrics.cc says what
 // each measures.
 struct Measured {
   enum class What { kQueueWait, kDetectFailure, kRecover, kCheckpointSave, kPlacement } what;
   double seconds;
 };
-using CoreAction = std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged,
-                                JobForgotten, EventAppended, Measured>;
+using CoreAction =
+    std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged, JobForgotten,
+                 EventAppended, TokenChanged, TokenForgotten, Measured>;
 
 struct CoreOutput {
   Batch batch;

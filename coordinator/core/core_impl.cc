@@ -57,6 +57,7 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
       }));
   RETURN_IF_ERROR(row_status);
   RETURN_IF_ERROR(RecoverJobs(store, now));
+  RETURN_IF_ERROR(LoadAccess(store));
   return LoadKeyValue(store);
 }
 
@@ -120,6 +121,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     }
   }
   for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
+  for (const auto& [id, row] : tokens_) turn.Act(TokenChanged{row});
   turn.Reschedule();
   CompleteTurn(turn);
   return turn.Finish();
@@ -129,7 +131,12 @@ CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
   ForgivePause(turn);
   if (MostAreSilent()) most_silent_at_ = now;
-  std::visit([&](const auto& e) { On(e, turn); }, event);
+  std::visit(
+      [&](const auto& e) {
+        On(e, turn);
+        if constexpr (requires { e.caller; }) Audit(e.caller, e.call, turn);
+      },
+      event);
   CompleteTurn(turn);
   return turn.Finish();
 }
@@ -137,9 +144,12 @@ CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
 std::string CoreImpl::ActorOf(const CoreEvent& event) const {
   struct Visitor {
     const WorkerTable& workers;
-    std::string operator()(const SubmitEvent& e) const { return e.actor; }
-    std::string operator()(const CancelEvent& e) const { return e.actor; }
-    std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
+    std::string operator()(const SubmitEvent& e) const { return e.caller.actor; }
+    std::string operator()(const CancelEvent& e) const { return e.caller.actor; }
+    std::string operator()(const RemoveWorkerEvent& e) const { return e.caller.actor; }
+    std::string operator()(const CreateTokenEvent& e) const { return e.caller.actor; }
+    std::string operator()(const RevokeTokenEvent& e) const { return e.caller.actor; }
+    std::string operator()(const AuditEvent&) const { return "coordinator"; }
     std::string operator()(const TimerFired&) const { return "coordinator"; }
     std::string operator()(const SessionOpened& e) const {
       return absl::StrCat("worker ", e.hello.worker().substr(0, kWorkerNameBytesMax));

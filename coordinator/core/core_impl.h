@@ -5,6 +5,7 @@
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
 // core_checkpoints.cc commits and notices about checkpoints
+// core_access.cc      tokens, the audit log
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 
@@ -146,6 +147,17 @@ class CoreImpl : public Core {
   void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
   static void UpdateCommitted(JobEntry& job);
 
+  // ---- core_access.cc
+  absl::Status LoadAccess(Store& store);
+  void On(const CreateTokenEvent& event, Turn& turn);
+  void On(const RevokeTokenEvent& event, Turn& turn);
+  void On(const AuditEvent& event, Turn& turn);
+  void PutToken(const v1::TokenRow& row, Turn& turn);
+  void ForgetTokens(Turn& turn);
+  // The entry of a call that the turn answers.
+  void Audit(const Caller& caller, CallId call, Turn& turn);
+  void Append(v1::AuditEntry entry, Turn& turn);
+
   const CoreConfig config_;
   Rng rng_;
   std::string cluster_id_;
@@ -157,6 +169,8 @@ class CoreImpl : public Core {
   Scheduling scheduling_{workers_.slots()};
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   KeyValue values_;
+  std::map<std::string, v1::TokenRow> tokens_;  // by id
+  uint64_t last_audit_ = 0;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
   absl::Time last_turn_;

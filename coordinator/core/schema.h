@@ -36,6 +36,7 @@ namespace muster::coordinator::schema {
 constexpr char kLeaderTerm[] = "leader_term";
 constexpr char kLastEvent[] = "last_event";
 constexpr char kLastLogEntry[] = "last_log_entry";
+constexpr char kLastAudit[] = "last_audit";
 
 std::string EncodeU64(uint64_t value);
 // kDataLoss unless `bytes` is 8 long.

@@ -49,6 +49,7 @@ bool IsLogged(Table table) {
     case Table::kWorkers:
     case Table::kRequests:
     case Table::kKeyValue:
+    case Table::kTokens:
       return true;
     case Table::kMeta:
     case Table::kJobs:
@@ -56,6 +57,7 @@ bool IsLogged(Table table) {
     case Table::kProgress:
     case Table::kCurves:
     case Table::kLog:
+    case Table::kAudit:
     case Table::kTableCount:
       return false;
   }

@@ -31,6 +31,8 @@ enum class Table : uint8_t {
   kCheckpoints,  // (job, epoch, step) -> CheckpointRecord
   kCurves,       // (job, step) -> LossPoint
   kLog,          // index (big endian) -> LogEntry
+  kTokens,       // id -> TokenRow
+  kAudit,        // sequence (big endian) -> AuditEntry
   kTableCount,
 };
 const char* Name(Table table);
