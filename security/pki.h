@@ -1,7 +1,7 @@
 // A certificate authority in a directory, for clusters without their own: `muster admin pki`.
 //
 //   ca.crt              the authorities that are trusted: for --tls-ca everywhere
-//   ca.key              the key of the newest one: stays on the machine where certificates are issued
+//   ca.key              their keys, newest first: stay where certificates are issued
 //   ca.crl              what was revoked: for the coordinator's --tls-crl
 //   coordinator.crt .key, worker-NAME.crt .key, user-NAME.crt .key
 //
