@@ -6,7 +6,11 @@
 #include <memory>
 #include <tuple>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "base/file_system.h"
 #include "base/status_macros.h"
+#include "cli/access.h"
 #include "cli/admin.h"
 #include "cli/checkpoints.h"
 #include "cli/completion.h"
@@ -21,6 +25,7 @@
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/logs.h"
+#include "cli/pki.h"
 #include "cli/plan.h"
 #include "cli/profile.h"
 #include "cli/rank_map.h"
@@ -30,6 +35,7 @@
 #include "cli/version.h"
 #include "cli/watch.h"
 #include "cli/workers.h"
+#include "security/tls_files.h"
 
 namespace muster::cli {
 namespace {
@@ -81,6 +87,7 @@ class Application {
     app_.add_option("--coordinator", coordinator_,
                     "HOST:PORT, or file:PATH of a file that holds it [default: "
                     "$MUSTER_COORDINATOR, else the cluster of `muster local up`]");
+    DeclareTls();
     DeclareSubmit();
     DeclarePlan();
     DeclareReads();
@@ -95,6 +102,23 @@ class Application {
     DeclareLocal();
     DeclareAdmin();
     DeclareRest();
+  }
+
+  // What the coordinator is called with, for every command.
+  void DeclareTls() {
+    const auto file = [this](const char* name, std::string& target, const char* help) {
+      app_.add_option(name, target, help)->type_name("FILE");
+    };
+    file("--tls-ca", tls_.authorities,
+         "Authorities of the coordinator's certificate, PEM: turns TLS on [default: "
+         "$MUSTER_TLS_CA]");
+    file("--tls-cert", tls_.certificate, "Your certificate, PEM [default: $MUSTER_TLS_CERT]");
+    file("--tls-key", tls_.key, "Its private key, PEM [default: $MUSTER_TLS_KEY]");
+    app_.add_option("--tls-server-name", server_name_,
+                    "Name in the coordinator's certificate [default: $MUSTER_TLS_SERVER_NAME, else "
+                    "the host of --coordinator]");
+    file("--token-file", token_file_,
+         "File with your token [default: $MUSTER_TOKEN_FILE; $MUSTER_TOKEN is a token itself]");
   }
 
   // Adds a command that runs `action`. It has -o.
@@ -547,6 +571,90 @@ class Application {
     restore->add_option("--data-dir", state_.data_dir, "The new data directory")
         ->required()
         ->type_name("DIR");
+    DeclareTokens(*admin);
+    DeclarePki(*admin);
+    Add(app_, "audit", "Who changed what, and who was refused, oldest first",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return Audit(client, since_, format(), terminal_); });
+        })
+        ->add_option("--since", since_,
+                     "Only from so long ago (24h, 7d), or from a moment (2026-11-24T08:00:00Z)")
+        ->type_name("TIME");
+  }
+
+  void DeclareTokens(CLI::App& admin) {
+    CLI::App* token = AddGroup(admin, "token", "Bearer tokens of users (docs/security.md)");
+    CLI::App* create = Add(*token, "create", "Make a token and print it, this once", [this] {
+      return WithClient(
+          [this](auto& client) { return TokenCreate(client, token_, format(), terminal_); });
+    });
+    create->add_option("USER", token_.user, "Who calls with it")->required();
+    TakesRoles(create, token_.roles)->required();
+    create->add_option("--expires", token_.expires, "How long it is good, at most 365d")
+        ->capture_default_str()
+        ->type_name("TIME");
+    Add(*token, "list", "Tokens, without their secrets", [this] {
+      return WithClient([this](auto& client) { return TokenList(client, format(), terminal_); });
+    });
+    Add(*token, "revoke", "End a token now",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return TokenRevoke(client, token_, format(), terminal_); });
+        })
+        ->add_option("ID", token_.id, "The letters behind muster_; see `muster admin token list`")
+        ->required();
+  }
+
+  static CLI::Option* TakesRoles(CLI::App* command, std::vector<std::string>& roles) {
+    return command
+        ->add_option("--role", roles,
+                     "viewer, submitter, operator or admin; @QUEUE behind it for one queue; may be "
+                     "repeated")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false);
+  }
+
+  void DeclarePki(CLI::App& admin) {
+    CLI::App* pki = AddGroup(admin, "pki", "An authority in a directory, and its certificates");
+    CLI::App* init = Add(*pki, "init", "Make an authority and the coordinator's certificate",
+                         [this] { return PkiInit(pki_, format(), terminal_); });
+    init->add_option("--host", pki_.hosts,
+                     "DNS name or IP address by which the coordinator is called; may be repeated")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false)
+        ->required();
+    init->add_option("--cluster", pki_.cluster, "In the authority's name")->capture_default_str();
+    CLI::App* worker = Add(*pki, "issue-worker", "A worker's certificate, which names it",
+                           [this] { return PkiIssueWorker(pki_, format(), terminal_); });
+    worker->add_option("WORKER", pki_.name, "Its --name; '*' is good for every worker")->required();
+    CLI::App* user = Add(*pki, "issue-user", "A user's certificate, with their roles",
+                         [this] { return PkiIssueUser(pki_, format(), terminal_); });
+    user->add_option("USER", pki_.name, "Their name")->required();
+    TakesRoles(user, pki_.roles);
+    CLI::App* rotate = Add(*pki, "rotate", "Issue again what ends soon; replace the authority",
+                           [this] { return PkiRotate(pki_, format(), terminal_); });
+    rotate->add_option("--before", pki_.before, "What ends within this time")
+        ->capture_default_str()
+        ->type_name("TIME");
+    rotate->add_flag("--new-authority", pki_.new_authority,
+                     "Make another authority, trusted beside the others; issue nothing");
+    rotate->add_flag("--retire", pki_.retire, "Trust only the newest authority");
+    CLI::App* revoke = Add(*pki, "revoke", "Add a certificate to the revocation list",
+                           [this] { return PkiRevoke(pki_, format(), terminal_); });
+    revoke->add_option("CERTIFICATE", pki_.certificate, "Its file")->required()->type_name("FILE");
+    for (CLI::App* command : {init, worker, user, rotate, revoke}) {
+      command->add_option("--pki-dir", pki_.directory, "Directory of the authority")
+          ->default_val("pki")
+          ->type_name("DIR");
+    }
+    for (CLI::App* command : {init, worker, user}) {
+      command->add_option("--lifetime", pki_.lifetime, "How long the certificate is good")
+          ->capture_default_str()
+          ->type_name("TIME");
+    }
   }
 
   void DeclareRest() {
@@ -606,9 +714,34 @@ class Application {
 
   absl::Status WithClient(const std::function<absl::Status(CoordinatorClient&)>& action) {
     ASSIGN_OR_RETURN(
-        const Endpoint endpoint,
+        Endpoint endpoint,
         FindCoordinator(coordinator_, surroundings_.environment("MUSTER_COORDINATOR"), Home()));
+    RETURN_IF_ERROR(AddProof(endpoint));
     return action(*CoordinatorClient::Connect(endpoint));
+  }
+
+  // What the flags and the environment say of TLS and of the caller. The cluster of `muster local`
+  // needs none of it, and what is meant for another does not keep it from being called.
+  absl::Status AddProof(Endpoint& endpoint) {
+    const bool local =
+        endpoint.origin != "--coordinator" && endpoint.origin != "$MUSTER_COORDINATOR";
+    const auto pick = [this, local](const std::string& flag, const char* variable) {
+      return !flag.empty() || local ? flag : surroundings_.environment(variable);
+    };
+    endpoint.tls = {.certificate = pick(tls_.certificate, "MUSTER_TLS_CERT"),
+                    .key = pick(tls_.key, "MUSTER_TLS_KEY"),
+                    .authorities = pick(tls_.authorities, "MUSTER_TLS_CA")};
+    endpoint.server_name = pick(server_name_, "MUSTER_TLS_SERVER_NAME");
+    const std::string file = pick(token_file_, "MUSTER_TOKEN_FILE");
+    if (token_file_.empty()) endpoint.token = pick("", "MUSTER_TOKEN");
+    if (endpoint.token.empty() && !file.empty()) {
+      ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(file));
+      endpoint.token = std::string(absl::StripAsciiWhitespace(text));
+      if (endpoint.token.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat("the token file ", file, " is empty"));
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Doctor() {
@@ -668,6 +801,12 @@ class Application {
   std::function<absl::Status()> action_;
 
   std::string coordinator_;
+  security::TlsFiles tls_;
+  std::string server_name_;
+  std::string token_file_;
+  TokenOptions token_;
+  PkiOptions pki_;
+  std::string since_;
   std::string format_text_ = "table";
   std::string home_;
   std::string job_;

@@ -13,13 +13,17 @@
 #include "muster/v1/admin_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/rank.pb.h"
+#include "security/tls_files.h"
 
 namespace muster::cli {
 
 // Where the coordinator is, and where that is written.
 struct Endpoint {
-  std::string address;  // HOST:PORT, or file:PATH of a file that holds it
-  std::string origin;   // "--coordinator", "$MUSTER_COORDINATOR" or the file of `muster local`
+  std::string address;      // HOST:PORT, or file:PATH of a file that holds it
+  std::string origin;       // "--coordinator", "$MUSTER_COORDINATOR" or the file of `muster local`
+  security::TlsFiles tls;   // none: no TLS
+  std::string server_name;  // in the coordinator's certificate; empty: the host of the address
+  std::string token;        // empty: none. Sent over TLS, and to this machine without
 };
 
 // --coordinator, else $MUSTER_COORDINATOR, else the address that `muster local up` wrote below
@@ -57,6 +61,13 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
   virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
+  virtual absl::StatusOr<v1::CreateTokenResponse> CreateToken(
+      const v1::CreateTokenRequest& request) = 0;
+  virtual absl::StatusOr<v1::ListTokensResponse> ListTokens() = 0;
+  virtual absl::StatusOr<v1::Token> RevokeToken(const std::string& id) = 0;
+  // All pages.
+  virtual absl::StatusOr<std::vector<v1::AuditEntry>> ListAudit(
+      const v1::ListAuditRequest& request) = 0;
   // Calls `each` for every chunk, on this thread, until it returns false or the stream ends.
   virtual absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) = 0;
 

@@ -122,6 +122,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
       {"submitted:", LocalTime(job.submitted())},
       {"started:", LocalTime(job.started())},
       {"ended:", LocalTime(job.ended())}};
+  if (!job.owner().empty()) rows.push_back({"owner:", job.owner()});
   if (job.model_flops_utilization() > 0) {
     const auto percent = [](double share) { return absl::StrFormat("%.1f %%", 100 * share); };
     rows.insert(rows.begin() + 7,

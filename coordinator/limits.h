@@ -47,6 +47,21 @@ constexpr size_t kSessionsMax = kSessionSlots.all;
 // A daemon that leaves more unread has its stream closed; it reconnects and reconciles.
 constexpr size_t kSessionQueueBytesMax = 128 << 20;
 
+// ---- callers (rpc/gate.h)
+constexpr int kTokenRolesMax = 100;
+constexpr absl::Duration kTokenLifetimeMin = absl::Minutes(1);
+constexpr absl::Duration kTokenLifetimeMax = absl::Hours(24 * 365);
+constexpr absl::Duration kRecheckInterval = absl::Seconds(5);  // of those with an open stream
+constexpr int kStuckTicksMax = 12;  // of that interval: a reader that takes no message is dropped
+constexpr size_t kCertificatesKnownMax = 32'768;  // whose verification is remembered
+constexpr size_t kRateLimitedMax = 65'536;        // callers whose rate is known
+// Entries in the audit log for refused calls of one address and method; the others are counted.
+constexpr double kRefusalsAuditedPerSecond = 1;
+constexpr double kRefusalsAuditedAtOnce = 20;
+// What a connection may have open at a time, and what all requests together may take.
+constexpr int kStreamsPerConnectionMax = 16'384;
+constexpr size_t kRequestBytesMax = size_t{1} << 30;
+
 // ---- logs
 constexpr int64_t kLogChunkBytes = 256 << 10;
 constexpr int32_t kProfileStepsMax = 1000;

@@ -30,6 +30,7 @@
 #include "base/status_macros.h"
 #include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
+#include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/server.h"
 #include "coordinator/sampler.h"
 #include "coordinator/shell.h"
@@ -37,6 +38,7 @@
 #include "coordinator/store/store.h"
 #include "coordinator/targets.h"
 #include "proto/spec/topology_file.h"
+#include "security/tls_files.h"
 
 namespace muster::coordinator {
 namespace {
@@ -50,6 +52,9 @@ struct Flags {
   std::string data_dir;
   std::string cluster_id;
   std::string topology_file;
+  security::TlsFiles tls;
+  GateOptions gate;
+  bool insecure = false;
   CoreConfig core;
 };
 
@@ -62,6 +67,25 @@ absl::Status ReadTopology(const std::string& path, TopologyRules& rules) {
   }
   for (const auto& [worker, names] : topology.workers) rules.workers[worker] = {names};
   return absl::OkStatus();
+}
+
+// Off loopback everybody who reaches the port would be an operator and every worker.
+absl::Status CheckListen(const Flags& flags) {
+  if (flags.tls.any()) return security::CheckServerFiles(flags.tls, absl::Now());
+  if (!flags.gate.crl.empty() || !flags.gate.access.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-crl and --access need --tls-cert, --tls-key and --tls-ca beside them");
+  }
+  ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(flags.listen));
+  if (IsLoopbackAddress(address.host) || address.host == "localhost" || flags.insecure) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--listen ", flags.listen,
+      " is open to other machines, and without TLS anybody who reaches it may run jobs there: give "
+      "--tls-cert, --tls-key and --tls-ca (`muster admin pki init` makes them; docs/security.md), "
+      "or "
+      "--insecure where the network lets nobody else in"));
 }
 
 // Waits for SIGTERM, SIGINT or the failure of a part. Constructed before any thread starts, so that
@@ -156,7 +180,13 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                    RpcServer::Start(*shell, {.listen = flags.listen,
                                              .version = MUSTER_VERSION,
                                              .earlier_port = EarlierPort(*files, address_file),
-                                             .backups = backups}));
+                                             .backups = backups,
+                                             .tls = flags.tls,
+                                             .gate = flags.gate}));
+  if (!flags.tls.any() && flags.insecure) {
+    log.Warning("--insecure: anybody who reaches the port may run jobs",
+                {{"listen", flags.listen}});
+  }
   // Nobody can dial a wildcard: an address of this machine is told instead.
   std::string outside = OutsideAddress(NetworkView::OfThisMachine());
   if (outside.empty()) outside = "127.0.0.1";
@@ -183,6 +213,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                        {"cluster_id", shell->cluster_id()},
                        {"leader_term", shell->leader_term()},
                        {"version", MUSTER_VERSION},
+                       {"tls", flags.tls.any()},
                        {"start_seconds", absl::ToDoubleSeconds(clock.Monotonic() - start)}});
 
   const bool asked = stop.Wait();
@@ -277,6 +308,29 @@ int Main(int argc, char** argv) {
                  "YAML file that says in which zone, block, rack and NVLink domain workers are, "
                  "instead of their labels (docs/topology.md); read at the start")
       ->type_name("FILE");
+  app.add_option(
+         "--tls-cert", flags.tls.certificate,
+         "The coordinator's certificate, PEM; read again when it changes. With --tls-key and "
+         "--tls-ca every caller must prove who they are (docs/security.md)")
+      ->type_name("FILE");
+  app.add_option("--tls-key", flags.tls.key, "Its private key, PEM")->type_name("FILE");
+  app.add_option("--tls-ca", flags.tls.authorities,
+                 "Authorities that sign the certificates of workers and users, PEM; read again")
+      ->type_name("FILE");
+  app.add_option(
+         "--tls-crl", flags.gate.crl,
+         "What these authorities revoked, PEM; read again. A revoked certificate is refused "
+         "within ten seconds")
+      ->type_name("FILE");
+  app.add_option("--access", flags.gate.access,
+                 "YAML: roles of users and groups, and the issuer of identity tokens; read again")
+      ->type_name("FILE");
+  app.add_option("--calls-per-second", flags.gate.calls_per_second,
+                 "Calls of one user; more are refused. 0 = no limit. Counts with TLS alone")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--insecure", flags.insecure,
+               "Listen for other machines without TLS: anybody who reaches the port may run jobs");
   app.add_option("--log-level", level, "debug, info, warning or error")->capture_default_str();
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
@@ -330,6 +384,10 @@ int Main(int argc, char** argv) {
   }
   if (restore->parsed()) {
     return RunTool([&] { return RestoreBackup(backup, flags.data_dir, absl::Now()); });
+  }
+  if (const absl::Status safe = CheckListen(flags); !safe.ok()) {
+    std::cerr << "muster-coordinator: " << safe.message() << "\n";
+    return 2;
   }
   if (!flags.topology_file.empty()) {
     if (const absl::Status read = ReadTopology(flags.topology_file, flags.core.topology);

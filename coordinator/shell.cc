@@ -64,7 +64,8 @@ absl::Status Shell::Recover(Recovery recover) {
   std::erase_if(output.actions, [](const CoreAction& action) {
     return std::holds_alternative<JobChanged>(action) ||
            std::holds_alternative<EventAppended>(action) ||
-           std::holds_alternative<FleetUsageChanged>(action);
+           std::holds_alternative<FleetUsageChanged>(action) ||
+           std::holds_alternative<TokenChanged>(action);
   });
   published_->SetLastEvent(core_->last_event_sequence());
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
@@ -123,45 +124,64 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, std::string actor,
-                   Done<JobReply> done) {
+void Shell::Submit(v1::JobSpec spec, std::string request_id, Caller caller, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id),
-                                         std::move(actor)}] { Handle(event); });
+                                         std::move(caller)}] { Handle(event); });
 }
 
-void Shell::Cancel(std::string job, std::string actor, Done<JobReply> done) {
+void Shell::Cancel(std::string job, Caller caller, Done<JobReply> done) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post(
-      [this, event = CancelEvent{call->id, std::move(job), std::move(actor)}] { Handle(event); });
+      [this, event = CancelEvent{call->id, std::move(job), std::move(caller)}] { Handle(event); });
 }
 
 void Shell::ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason,
-                      std::string actor, Done<JobReply> done) {
+                      Caller caller, Done<JobReply> done) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = ChangeJobEvent{call->id, std::move(job), change, std::move(reason),
-                                            std::move(actor)}] { Handle(event); });
+                                            std::move(caller)}] { Handle(event); });
 }
 
-void Shell::RemoveWorker(std::string worker, std::string actor, Done<JobReply> done) {
+void Shell::RemoveWorker(std::string worker, Caller caller, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker), std::move(actor)}] {
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker), std::move(caller)}] {
     Handle(event);
   });
 }
 
-void Shell::ChangeFleet(FleetEvent::Request request, std::string actor, Done<JobReply> done) {
+void Shell::ChangeFleet(FleetEvent::Request request, Caller caller, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = FleetEvent{call->id, std::move(request), std::move(actor)}] {
+  loop_->Post([this, event = FleetEvent{call->id, std::move(request), std::move(caller)}] {
     Handle(event);
   });
+}
+
+void Shell::CreateToken(v1::TokenRow row, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = CreateTokenEvent{call->id, std::move(row), std::move(caller)}] {
+    Handle(event);
+  });
+}
+
+void Shell::RevokeToken(std::string id, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = RevokeTokenEvent{call->id, std::move(id), std::move(caller)}] {
+    Handle(event);
+  });
+}
+
+void Shell::Audit(v1::AuditEntry entry) {
+  loop_->Post([this, event = AuditEvent{std::move(entry)}] { Handle(event); });
 }
 
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
@@ -317,6 +337,10 @@ void Shell::Publish(const std::vector<CoreAction>& actions) {
       published_->PublishEvent(appended->event);
     } else if (const auto* fleet = std::get_if<FleetUsageChanged>(&action)) {
       published_->SetFleetUsage(fleet->usage);
+    } else if (const auto* token = std::get_if<TokenChanged>(&action)) {
+      tokens_.Put(token->row);
+    } else if (const auto* gone = std::get_if<TokenForgotten>(&action)) {
+      tokens_.Remove(gone->id);
     }
   }
 }
@@ -345,7 +369,7 @@ void Shell::Act(CoreAction& action) {
   } else if (const auto* measured = std::get_if<Measured>(&action)) {
     parts_.metrics.Observe(*measured);
   }
-  // Publish() has done those that change the published state, Enqueue() TimerAction.
+  // Publish() has done what is published, Enqueue() TimerAction.
 }
 
 void Shell::Fail(const absl::Status& status) {

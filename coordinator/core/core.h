@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "coordinator/core/caller.h"
 #include "coordinator/core/job_view.h"
 #include "coordinator/scheduler/topology.h"
 #include "coordinator/store/store.h"
@@ -52,17 +53,17 @@ struct CoreConfig {
 };
 
 // ---- events -------------------------------------------------------------------------------------
-// `actor` of calls: their caller, as Event.actor.
+// A call with a `caller` leaves an entry in the audit log, durable before its reply.
 struct SubmitEvent {
   CallId call;
   v1::JobSpec spec;  // valid and with defaults (proto/spec); the core does not check it again
   std::string request_id;
-  std::string actor = "client";
+  Caller caller;
 };
 struct CancelEvent {
   CallId call;
   std::string job;  // name or id
-  std::string actor = "client";
+  Caller caller;
 };
 // A user changes when a job runs.
 struct ChangeJobEvent {
@@ -77,7 +78,7 @@ struct ChangeJobEvent {
   std::string job;  // name or id
   Change change = Change::kPreempt;
   std::string reason;  // for people; may be empty
-  std::string actor = "client";
+  Caller caller;
 };
 struct SessionOpened {  // Hello
   SessionId session;
@@ -96,7 +97,22 @@ struct SessionClosed {
 struct RemoveWorkerEvent {
   CallId call;
   std::string worker;
-  std::string actor = "client";
+  Caller caller;
+};
+// A bearer token; `created` and `created_by` are filled in.
+struct CreateTokenEvent {
+  CallId call;
+  v1::TokenRow row;
+  Caller caller;
+};
+struct RevokeTokenEvent {
+  CallId call;
+  std::string id;
+  Caller caller;
+};
+// A call that the core does not see otherwise, or that was refused.
+struct AuditEvent {
+  v1::AuditEntry entry;
 };
 // What an operator asks of workers. The reply has them as they are then.
 struct FleetEvent {
@@ -104,12 +120,12 @@ struct FleetEvent {
                                v1::ReserveRequest, v1::UnreserveRequest>;
   CallId call;
   Request request;
-  std::string actor = "client";
+  Caller caller;
 };
 struct TimerFired {};
 using CoreEvent = std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened,
                                SessionMessage, SessionClosed, RemoveWorkerEvent, FleetEvent,
-                               TimerFired>;
+                               CreateTokenEvent, RevokeTokenEvent, AuditEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
@@ -146,6 +162,13 @@ struct JobForgotten {
 struct EventAppended {
   v1::Event event;
 };
+// A token was made or revoked; also every token at the start.
+struct TokenChanged {
+  v1::TokenRow row;
+};
+struct TokenForgotten {
+  std::string id;
+};
 // For metrics: one duration that the state alone does not tell. coordinator/metrics.cc says what
 // each measures.
 struct Measured {
@@ -156,8 +179,9 @@ struct Measured {
 struct FleetUsageChanged {
   v1::Usage usage;
 };
-using CoreAction = std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged,
-                                JobForgotten, EventAppended, Measured, FleetUsageChanged>;
+using CoreAction =
+    std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged, JobForgotten,
+                 EventAppended, TokenChanged, TokenForgotten, Measured, FleetUsageChanged>;
 
 struct CoreOutput {
   Batch batch;

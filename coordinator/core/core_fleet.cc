@@ -142,7 +142,7 @@ absl::Status CoreImpl::Carry(const v1::CordonRequest& request, const FleetEvent&
     if (worker.row.has_cordon()) continue;  // drained ones stay so
     v1::Cordon& cordon = *worker.row.mutable_cordon();
     *cordon.mutable_since() = ToProto(turn.now());
-    cordon.set_actor(event.actor);
+    cordon.set_actor(event.caller.actor);
     cordon.set_reason(request.reason());
     workers_.Refresh(worker);
     WorkerTable::Persist(worker, turn);
@@ -190,7 +190,7 @@ absl::Status CoreImpl::Carry(const v1::DrainRequest& request, const FleetEvent& 
     const bool again = cordon.drain();
     if (!again) {
       *cordon.mutable_since() = ToProto(turn.now());
-      cordon.set_actor(event.actor);
+      cordon.set_actor(event.caller.actor);
       cordon.set_reason(request.reason());
       cordon.set_drain(true);
     }

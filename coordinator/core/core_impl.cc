@@ -58,6 +58,7 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
   RETURN_IF_ERROR(row_status);
   RETURN_IF_ERROR(RecoverJobs(store, now));
   RETURN_IF_ERROR(LoadLedger(store, now));
+  RETURN_IF_ERROR(LoadAccess(store));
   return LoadKeyValue(store);
 }
 
@@ -146,6 +147,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     }
   }
   for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
+  for (const auto& [id, row] : tokens_) turn.Act(TokenChanged{row});
   turn.Reschedule();
   CompleteTurn(turn);
   return turn.Finish();
@@ -156,7 +158,12 @@ CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   ledger_.Advance(now);
   ForgivePause(turn);
   if (MostAreSilent()) most_silent_at_ = now;
-  std::visit([&](const auto& e) { On(e, turn); }, event);
+  std::visit(
+      [&](const auto& e) {
+        On(e, turn);
+        if constexpr (requires { e.caller; }) Audit(e.caller, e.call, turn);
+      },
+      event);
   CompleteTurn(turn);
   return turn.Finish();
 }
@@ -164,11 +171,14 @@ CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
 std::string CoreImpl::ActorOf(const CoreEvent& event) const {
   struct Visitor {
     const WorkerTable& workers;
-    std::string operator()(const SubmitEvent& e) const { return e.actor; }
-    std::string operator()(const CancelEvent& e) const { return e.actor; }
-    std::string operator()(const ChangeJobEvent& e) const { return e.actor; }
-    std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
-    std::string operator()(const FleetEvent& e) const { return e.actor; }
+    std::string operator()(const SubmitEvent& e) const { return e.caller.actor; }
+    std::string operator()(const CancelEvent& e) const { return e.caller.actor; }
+    std::string operator()(const ChangeJobEvent& e) const { return e.caller.actor; }
+    std::string operator()(const FleetEvent& e) const { return e.caller.actor; }
+    std::string operator()(const RemoveWorkerEvent& e) const { return e.caller.actor; }
+    std::string operator()(const CreateTokenEvent& e) const { return e.caller.actor; }
+    std::string operator()(const RevokeTokenEvent& e) const { return e.caller.actor; }
+    std::string operator()(const AuditEvent&) const { return "coordinator"; }
     std::string operator()(const TimerFired&) const { return "coordinator"; }
     std::string operator()(const SessionOpened& e) const {
       return absl::StrCat("worker ", e.hello.worker().substr(0, kWorkerNameBytesMax));
@@ -264,7 +274,8 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   }
   while (turn.TakeReschedule()) {
     Schedule(turn);
-    EndReleasedAttempts(turn);  // a job that is stopped for another one may have ranks that are gone
+    EndReleasedAttempts(
+        turn);  // a job that is stopped for another one may have ranks that are gone
   }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);

@@ -8,6 +8,7 @@
 // core_usage.cc       what devices are used for
 // core_checkpoints.cc commits and notices about checkpoints
 // core_fleet.cc       what operators ask of workers: cordon, drain, reserve
+// core_access.cc      tokens, the audit log
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 
@@ -123,7 +124,7 @@ class CoreImpl : public Core {
     v1::Cause cause;
     std::string message;
     int32_t rank = -1;
-    int32_t peer = -1;  // the rank that `rank` could not reach; -1 = that is not why
+    int32_t peer = -1;    // the rank that `rank` could not reach; -1 = that is not why
     bool yields = false;  // not for a failure: the job goes back to its queue
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
@@ -212,6 +213,17 @@ class CoreImpl : public Core {
   void AccountForDevices(Turn& turn);
   void CheckAccounts(std::vector<std::string>& broken) const;
 
+  // ---- core_access.cc
+  absl::Status LoadAccess(Store& store);
+  void On(const CreateTokenEvent& event, Turn& turn);
+  void On(const RevokeTokenEvent& event, Turn& turn);
+  void On(const AuditEvent& event, Turn& turn);
+  void PutToken(const v1::TokenRow& row, Turn& turn);
+  void ForgetTokens(Turn& turn);
+  // The entry of a call that the turn answers.
+  void Audit(const Caller& caller, CallId call, Turn& turn);
+  void Append(v1::AuditEntry entry, Turn& turn);
+
   const CoreConfig config_;
   Rng rng_;
   std::string cluster_id_;
@@ -228,6 +240,8 @@ class CoreImpl : public Core {
   std::set<JobId> accounts_;   // the jobs with time in the period that is not over, or with devices
   bool fleet_unsaved_ = true;  // the fleet's account changed since it was last put into a batch
   KeyValue values_;
+  std::map<std::string, v1::TokenRow> tokens_;  // by id
+  uint64_t last_audit_ = 0;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
   absl::Time last_turn_;

@@ -10,6 +10,7 @@
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
+#include "security/authorize.h"
 
 namespace muster::coordinator {
 
@@ -41,8 +42,13 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     return;
   }
   if (JobEntry* first = event.request_id.empty() ? nullptr : jobs_.FindRequest(event.request_id)) {
-    reply.job = first->View();
-    reply.existed = true;
+    if (first->fixed.owner() == event.caller.principal.Owner()) {
+      reply.job = first->View();
+      reply.existed = true;
+    } else {
+      reply.status = absl::AlreadyExistsError(
+          "request_id: another user has sent it; choose a new one for each submission");
+    }
     turn.Act(std::move(reply));
     return;
   }
@@ -68,6 +74,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   fresh.fixed.set_request_id(event.request_id);
   fresh.fixed.set_submit_sequence(jobs_.NextSequence());
   *fresh.fixed.mutable_submitted() = ToProto(turn.now());
+  fresh.fixed.set_owner(event.caller.principal.Owner());
   fresh.state.set_state(v1::JOB_STATE_PENDING);
   fresh.state.set_stop_rank(-1);
   fresh.queued_at = fresh.progress_stored_at = turn.now();
@@ -99,6 +106,12 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
     return;
   }
   JobEntry& job = *jobs_.Find((*found)->id());
+  reply.status =
+      security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
   const std::string why = "cancelled by a user";
   if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
     if (!job.has_attempt()) {

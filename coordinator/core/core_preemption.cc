@@ -10,13 +10,14 @@
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
+#include "security/authorize.h"
 
 namespace muster::coordinator {
 namespace {
 
 absl::Status WrongState(const JobEntry& job, absl::string_view why) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job ", job.fixed.id(), " is ", spec::EnumName(job.state.state()), why));
+  return absl::FailedPreconditionError(
+      absl::StrCat("job ", job.fixed.id(), " is ", spec::EnumName(job.state.state()), why));
 }
 
 }  // namespace
@@ -44,10 +45,9 @@ void CoreImpl::CarryOut(const Preempt& preempt, Turn& turn) {
     stopped.push_back(absl::StrCat("job ", job.name(), " (priority ", job.spec().priority(), ")"));
   }
   v1::Event row = About(winner, v1::EVENT_KIND_SLOTS_KEPT);
-  row.set_message(absl::StrCat(eviction.slots.size(), " slot(s) are kept for it (priority ",
-                               spec.priority(), ")",
-                               stopped.empty() ? "" : "; stopped for it: ",
-                               absl::StrJoin(stopped, ", ")));
+  row.set_message(
+      absl::StrCat(eviction.slots.size(), " slot(s) are kept for it (priority ", spec.priority(),
+                   ")", stopped.empty() ? "" : "; stopped for it: ", absl::StrJoin(stopped, ", ")));
   turn.Log(std::move(row));
   turn.Persist(winner.id());
   for (const JobId& id : eviction.stopped) {
@@ -112,7 +112,9 @@ void CoreImpl::On(const ChangeJobEvent& event, Turn& turn) {
     reply.status = found.status();
   } else {
     JobEntry& job = *jobs_.Find((*found)->id());
-    reply.status = Change(job, event, turn);
+    reply.status =
+        security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+    if (reply.status.ok()) reply.status = Change(job, event, turn);
     while (turn.TakeReschedule()) Schedule(turn);  // the reply says where it stands
     reply.job = job.View();
   }
@@ -122,12 +124,12 @@ void CoreImpl::On(const ChangeJobEvent& event, Turn& turn) {
 absl::Status CoreImpl::Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn) {
   using Change = ChangeJobEvent::Change;
   if (event.reason.size() > kReasonBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("reason: ", event.reason.size(),
-                                                   " bytes; at most ", kReasonBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("reason: ", event.reason.size(), " bytes; at most ", kReasonBytesMax));
   }
   if (!job.live()) return WrongState(job, ": it has ended");
-  const std::string why = absl::StrCat("by ", event.actor, event.reason.empty() ? "" : ": ",
-                                       event.reason);
+  const std::string why =
+      absl::StrCat("by ", event.caller.actor, event.reason.empty() ? "" : ": ", event.reason);
   switch (event.change) {
     case Change::kPreempt:
       if (job.state.state() == v1::JOB_STATE_PREEMPTING) return absl::OkStatus();
@@ -153,12 +155,13 @@ absl::Status CoreImpl::Change(JobEntry& job, const ChangeJobEvent& event, Turn& 
 
 absl::Status CoreImpl::Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
                                Turn& turn) {
-  if (job.state.state() == v1::JOB_STATE_STOPPING) return WrongState(job, ": it is being cancelled");
+  if (job.state.state() == v1::JOB_STATE_STOPPING)
+    return WrongState(job, ": it is being cancelled");
   if (job.has_attempt() && !job.up() && job.state.after_release() != v1::JOB_STATE_QUEUED) {
     return WrongState(job, ": it is about to end");
   }
   if (!job.state.held_by().empty()) return absl::OkStatus();
-  job.state.set_held_by(event.actor);
+  job.state.set_held_by(event.caller.actor);
   *job.state.mutable_held_since() = ToProto(turn.now());
   turn.Persist(job.id());
   if (job.up()) {

@@ -43,6 +43,7 @@ void AddState(const JobEntry& entry, v1::Job& job) {
 void AddSpec(const JobEntry& entry, v1::Job& job) {
   *job.mutable_spec() = entry.fixed.spec();
   *job.mutable_submitted() = entry.fixed.submitted();
+  job.set_owner(entry.fixed.owner());
 }
 
 void AddRanks(const JobEntry& entry, v1::Job& job) {

@@ -26,8 +26,8 @@ namespace muster::coordinator {
 //   QUEUED, RECOVERING, PREEMPTING --- kHold ---> HELD --- kUnhold ---> QUEUED
 //
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
-// is CANCELLED at once (kCancelIdle). kCompleted, kGivenUp, kYielded and kHold, too, come after that
-// proof. RESIZING is reserved: no transition enters it.
+// is CANCELLED at once (kCancelIdle). kCompleted, kGivenUp, kYielded and kHold, too, come after
+// that proof. RESIZING is reserved: no transition enters it.
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated

@@ -57,6 +57,11 @@ constexpr uint64_t kLogEntriesMax = 1'000'000;  // of the log of changes (state_
 constexpr uint64_t kUsageRowsMax = 2'000'000;
 constexpr absl::Duration kUsagePeriod = absl::Hours(1);
 
+// ---- access
+constexpr size_t kTokensMax = 10'000;  // more: CreateToken gets RESOURCE_EXHAUSTED
+constexpr absl::Duration kEndedTokensKept = absl::Hours(24 * 30);  // expired or revoked ones
+constexpr uint64_t kAuditEntriesMax = 1'000'000;                   // the oldest are dropped
+
 // ---- time
 // While a worker or an attempt is watched, the core asks for a turn at least this often. When more
 // than kPauseMin longer has gone by, the coordinator was stopped or starved: in that time it could

@@ -39,6 +39,7 @@ constexpr char kLeaderTerm[] = "leader_term";
 constexpr char kLastEvent[] = "last_event";
 constexpr char kLastLogEntry[] = "last_log_entry";
 constexpr char kFleetAccount[] = "fleet";  // sorts behind every sequence
+constexpr char kLastAudit[] = "last_audit";
 
 std::string EncodeU64(uint64_t value);
 // kDataLoss unless `bytes` is 8 long.

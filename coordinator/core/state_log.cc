@@ -50,6 +50,7 @@ bool IsLogged(Table table) {
     case Table::kRequests:
     case Table::kKeyValue:
     case Table::kUsage:
+    case Table::kTokens:
       return true;
     case Table::kMeta:
     case Table::kJobs:
@@ -57,6 +58,7 @@ bool IsLogged(Table table) {
     case Table::kProgress:
     case Table::kCurves:
     case Table::kLog:
+    case Table::kAudit:
     case Table::kTableCount:
       return false;
   }

@@ -17,8 +17,10 @@ namespace {
 // the log of the next attempt when that of an attempt is closed, and ends with the job.
 class LogStream : public PullStream<v1::LogChunk> {
  public:
-  LogStream(Shell& shell, const v1::GetLogsRequest& request, absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "GetLogs", std::move(slot)), request_(request), epoch_(request.epoch()) {}
+  LogStream(Shell& shell, const v1::GetLogsRequest& request, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "GetLogs", std::move(permit)),
+        request_(request),
+        epoch_(request.epoch()) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -149,8 +151,8 @@ class LogStream : public PullStream<v1::LogChunk> {
 
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
                                                        const v1::GetLogsRequest& request,
-                                                       absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<LogStream>(shell, request, std::move(slot));
+                                                       absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<LogStream>(shell, request, std::move(permit));
   stream->Begin(request.name());
   return stream.get();
 }

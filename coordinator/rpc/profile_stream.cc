@@ -18,9 +18,8 @@ namespace {
 // asks again until the rank has recorded them.
 class ProfileStream : public PullStream<v1::ProfileChunk> {
  public:
-  ProfileStream(Shell& shell, const v1::GetProfileRequest& request,
-                absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "GetProfile", std::move(slot)), request_(request) {}
+  ProfileStream(Shell& shell, const v1::GetProfileRequest& request, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "GetProfile", std::move(permit)), request_(request) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -138,8 +137,8 @@ class ProfileStream : public PullStream<v1::ProfileChunk> {
 
 grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(Shell& shell,
                                                                const v1::GetProfileRequest& request,
-                                                               absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<ProfileStream>(shell, request, std::move(slot));
+                                                               absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<ProfileStream>(shell, request, std::move(permit));
   stream->Begin(request.name());
   return stream.get();
 }

@@ -34,6 +34,10 @@ const char* Name(Table table) {
       return "log";
     case Table::kUsage:
       return "usage";
+    case Table::kTokens:
+      return "tokens";
+    case Table::kAudit:
+      return "audit";
     case Table::kTableCount:
       break;
   }

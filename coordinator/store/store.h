@@ -32,6 +32,8 @@ enum class Table : uint8_t {
   kCurves,       // (job, step) -> LossPoint
   kLog,          // index (big endian) -> LogEntry
   kUsage,        // "fleet" -> FleetAccount, sequence (big endian) -> UsageRow
+  kTokens,       // id -> TokenRow
+  kAudit,        // sequence (big endian) -> AuditEntry
   kTableCount,
 };
 const char* Name(Table table);

@@ -23,7 +23,7 @@ class PreemptionTest : public CoreTest {
     event.call = CallId(3);
     event.job = job;
     event.change = change;
-    event.actor = "client test";
+    event.caller = "client test";
     Handle(event);
     if (const auto desired = LastDesired()) revision_ = desired->revision();
     return Actions<ReplyAction>()[0];

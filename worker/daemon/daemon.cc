@@ -118,6 +118,9 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   events.down = [this](SessionId session, absl::Status) { Handle(SessionDown{session}); };
   SessionClientOptions session;
   session.coordinator = options_.coordinator;
+  session.tls = options_.tls;
+  session.server_name = options_.tls_server_name;
+  session.insecure = options_.insecure;
   session.locate = [choice = options_.address](const std::string& coordinator) {
     return FindAddress(NetworkView::OfThisMachine(), choice, coordinator);
   };

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "muster/v1/rank.pb.h"
+#include "security/tls_files.h"
 #include "worker/daemon/gpus.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/network.h"
@@ -19,6 +20,9 @@ namespace muster::worker {
 struct DaemonOptions {
   std::string name;         // 1-63 characters of [a-z0-9-.], unique in the cluster
   std::string coordinator;  // SessionClientOptions::coordinator
+  security::TlsFiles tls;   // SessionClientOptions::tls, and what follows
+  std::string tls_server_name;
+  bool insecure = false;
   std::string state_directory;
   int slots = 1;  // CPU slots
   // Where to look for GPUs; no value: none are offered.

@@ -20,11 +20,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/probes.h"
+#include "security/tls_files.h"
 #include "worker/command/command_rank.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/machine.h"
@@ -51,6 +53,24 @@ void Declare(CLI::App& app, Flags& flags) {
                  "Coordinator: HOST:PORT, or file:PATH of a file that holds it (read again before "
                  "each connection)")
       ->envname("MUSTER_COORDINATOR");
+  app.add_option("--tls-cert", flags.daemon.tls.certificate,
+                 "This worker's certificate, PEM, which names it; read again when it changes "
+                 "(docs/security.md)")
+      ->envname("MUSTER_TLS_CERT")
+      ->type_name("FILE");
+  app.add_option("--tls-key", flags.daemon.tls.key, "Its private key, PEM")
+      ->envname("MUSTER_TLS_KEY")
+      ->type_name("FILE");
+  app.add_option("--tls-ca", flags.daemon.tls.authorities,
+                 "Authorities that sign the coordinator's certificate, PEM; read again")
+      ->envname("MUSTER_TLS_CA")
+      ->type_name("FILE");
+  app.add_option("--tls-server-name", flags.daemon.tls_server_name,
+                 "Name in the coordinator's certificate [default: the host of --coordinator]")
+      ->envname("MUSTER_TLS_SERVER_NAME");
+  app.add_flag("--insecure", flags.daemon.insecure,
+               "Without TLS obey a coordinator on another machine, too: anybody on the way may run "
+               "programs here");
   app.add_option("--name", flags.daemon.name,
                  "Name of this worker, unique in the cluster and stable over restarts "
                  "[default: the host's name]");
@@ -128,6 +148,14 @@ int Serve(Flags& flags, const std::string& self) {
     flags.daemon.rank_binary = std::filesystem::path(self).parent_path() / "muster-rank";
   }
   flags.daemon.shim_binary = self;
+  if (flags.daemon.tls.any()) {
+    absl::Status files = security::CheckClientFiles(flags.daemon.tls, absl::Now());
+    if (files.ok() && flags.daemon.tls.certificate.empty()) {
+      files = absl::InvalidArgumentError(
+          "--tls-ca needs --tls-cert and --tls-key beside it: a worker's certificate names it");
+    }
+    if (!files.ok()) return Complain(std::string(files.message()));
+  }
   absl::StatusOr<std::optional<GpuOptions>> gpus = ParseGpus(flags.gpus);
   if (!gpus.ok()) return Complain(std::string(gpus.status().message()));
   flags.daemon.gpus = *std::move(gpus);
