@@ -1,5 +1,6 @@
 // A coordinator that asks who calls: good callers, and every kind of bad one.
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/generated_message_reflection.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "base/file_system.h"
 #include "coordinator/rpc/rate_limit.h"
 #include "muster/v1/admin_service.grpc.pb.h"
+#include "muster/v1/worker_service.pb.h"
 #include "security/authorize.h"
 #include "security/credentials.h"
 #include "security/pki.h"
@@ -105,13 +107,17 @@ class TlsTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return {response.entries().begin(), response.entries().end()};
   }
-  // The newest entry about this method. Entries of refused calls follow their replies soon.
-  v1::AuditEntry LastOf(const std::string& method, int code) {
+  // The newest entry about this method, with this message where one is given. Entries of refused
+  // calls follow their replies soon.
+  v1::AuditEntry LastOf(const std::string& method, int code, const std::string& message = "") {
     const absl::Time give_up = absl::Now() + absl::Seconds(30);
     while (absl::Now() < give_up) {
       const std::vector<v1::AuditEntry> entries = Audit();
       for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-        if (entry->method() == method && entry->status_code() == code) return *entry;
+        if (entry->method() == method && entry->status_code() == code &&
+            (message.empty() || entry->message() == message)) {
+          return *entry;
+        }
       }
     }
     ADD_FAILURE() << "no entry of " << method << " with code " << code;
@@ -121,9 +127,7 @@ class TlsTest : public ::testing::Test {
                const std::string& method = "JobService.ListJobs") {
     EXPECT_EQ(status.error_code(), code) << status.error_message();
     EXPECT_THAT(status.error_message(), HasSubstr(why));
-    const v1::AuditEntry entry = LastOf(method, code);
-    EXPECT_EQ(entry.message(), status.error_message());
-    EXPECT_THAT(entry.address(), HasSubstr("127.0.0.1"));
+    EXPECT_THAT(LastOf(method, code, status.error_message()).address(), HasSubstr("127.0.0.1"));
   }
 
   testing::TemporaryDirectory directory_;
@@ -167,6 +171,9 @@ TEST_F(TlsTest, EveryRpcAsksWhoCalls_AndWhetherTheyMay) {
   const auto nobody = Channel(""), guest = Channel("user-guest"), viewer = Channel("user-viewer");
   const auto worker = Channel("worker-w1");
   int methods = 0;
+  // The file has no messages, so that nothing else links its descriptors.
+  const google::protobuf::internal::AddDescriptorsRunner linked(
+      &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto);
   for (const char* service : {"JobService", "AdminService", "WorkerService"}) {
     const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
         absl::StrCat("muster.v1.", service));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/generated_message_reflection.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -23,6 +24,9 @@ using ::testing::HasSubstr;
 // The coordinator's services; RankService is that of a daemon, on a socket of its own.
 std::vector<const google::protobuf::MethodDescriptor*> Methods() {
   std::vector<const google::protobuf::MethodDescriptor*> out;
+  // The file has no messages, so that nothing else links its descriptors.
+  const google::protobuf::internal::AddDescriptorsRunner linked(
+      &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto);
   for (const auto* file :
        {v1::SubmitRequest::descriptor()->file(), v1::BackupRequest::descriptor()->file(),
         google::protobuf::DescriptorPool::generated_pool()->FindFileByName(
