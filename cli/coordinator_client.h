@@ -45,6 +45,11 @@ class CoordinatorClient {
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Cordon(const v1::CordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Reserve(const v1::ReserveRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Unreserve(const v1::UnreserveRequest& request) = 0;
   virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
   // Calls `each` for every chunk, on this thread, until it returns false or the stream ends.
   virtual absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) = 0;
