@@ -8,6 +8,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
 #include "cli/access.h"
@@ -22,6 +23,7 @@
 #include "cli/doctor.h"
 #include "cli/events.h"
 #include "cli/explain.h"
+#include "cli/fleet.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/logs.h"
@@ -100,6 +102,7 @@ class Application {
     DeclareConvert();
     DeclareData();
     DeclareLocal();
+    DeclareFleet();
     DeclareAdmin();
     DeclareRest();
   }
@@ -195,9 +198,16 @@ class Application {
     TakesJob(Add(*get, "job", "One job", [this] {
       return WithClient([this](auto& client) { return GetJob(client, job_, format(), terminal_); });
     }));
-    Add(*get, "workers", "All workers", [this] {
-      return WithClient([this](auto& client) { return GetWorkers(client, format(), terminal_); });
+    Add(*get, "reservations", "Devices that are reserved, and for whom", [this] {
+      return WithClient(
+          [this](auto& client) { return GetReservations(client, format(), terminal_); });
     });
+    for (CLI::App* parent : {get, &app_}) {
+      Add(*parent, "workers", "All workers", [this] {
+        return WithClient(
+            [this](auto& client) { return GetWorkers(client, tree_, format(), terminal_); });
+      })->add_flag("--tree", tree_, "As a tree of zones, blocks, racks and NVLink domains");
+    }
     CLI::App* describe = AddGroup(app_, "describe", "Everything about one job");
     TakesJob(Add(*describe, "job", "State, ranks, attempts, checkpoints, events and spec", [this] {
       return WithClient(
@@ -536,6 +546,52 @@ class Application {
     }
   }
 
+  void DeclareFleet() {
+    const auto takes_workers = [this](CLI::App* command) {
+      command->add_option("WORKER", fleet_.workers, "Names of workers")->required();
+    };
+    const auto takes_reason = [this](CLI::App* command) {
+      command->add_option("--reason", fleet_.reason, "Why, for people")->type_name("TEXT");
+    };
+    CLI::App* cordon = Add(app_, "cordon", "Keep new ranks away from workers", [this] {
+      return WithClient(
+          [this](auto& client) { return Cordon(client, fleet_, format(), terminal_); });
+    });
+    takes_workers(cordon);
+    takes_reason(cordon);
+    takes_workers(Add(app_, "uncordon", "Give workers ranks again; ends a drain too", [this] {
+      return WithClient(
+          [this](auto& client) { return Uncordon(client, fleet_, format(), terminal_); });
+    }));
+    CLI::App* drain = Add(
+        app_, "drain", "Cordon workers and move their jobs after their next checkpoint", [this] {
+          return WithClient(
+              [this](auto& client) { return Drain(client, fleet_, format(), terminal_); });
+        });
+    takes_workers(drain);
+    takes_reason(drain);
+    drain
+        ->add_option("--timeout", fleet_.timeout,
+                     "How long jobs may take to commit it, such as 10m; 0s stops them at once "
+                     "[default: 30m]")
+        ->type_name("TIME");
+    CLI::App* reserve =
+        Add(app_, "reserve", "Keep devices for the jobs of one queue or with one label", [this] {
+          return WithClient([this](auto& client) {
+            return Reserve(client, reserve_, absl::Now(), format(), terminal_);
+          });
+        });
+    reserve->add_option("NAME", reserve_.name, "Of the reservation")->required();
+    reserve->add_option("WORKER", reserve_.workers,
+                        "All devices of this worker; WORKER/DEVICE: one of them, w1/cuda:0");
+    reserve->add_option("--queue", reserve_.queue, "For jobs of this queue");
+    reserve->add_option("--label", reserve_.label, "For jobs with this label")
+        ->type_name("NAME=VALUE");
+    reserve->add_option("--owner", reserve_.owner, "Who asked for it, for people");
+    reserve->add_option("--for", reserve_.for_time, "How long, such as 2h")->type_name("TIME");
+    reserve->add_flag("--end", reserve_.end, "End the reservation of this name instead");
+  }
+
   void DeclareAdmin() {
     CLI::App* admin = AddGroup(app_, "admin", "For operators: workers, backups of the state");
     Add(*admin, "remove-worker", "Give a worker up at once and forget it",
@@ -812,6 +868,9 @@ class Application {
   std::string job_;
   std::string reason_;
   std::string worker_;
+  bool tree_ = false;
+  FleetOptions fleet_;
+  ReserveOptions reserve_;
   std::string doctor_directory_;
   StateOptions state_;
   std::string snapshot_;

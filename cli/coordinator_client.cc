@@ -156,6 +156,22 @@ class GrpcClient : public CoordinatorClient {
         .status();
   }
 
+  absl::StatusOr<v1::FleetResponse> Cordon(const v1::CordonRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Cordon, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Uncordon, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Drain, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Reserve(const v1::ReserveRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Reserve, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Unreserve(const v1::UnreserveRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Unreserve, request, kCallTimeout);
+  }
+
   absl::StatusOr<v1::BackupResponse> Backup() override {
     return CallAdmin<v1::BackupResponse>(&v1::AdminService::Stub::Backup, v1::BackupRequest(),
                                          kBackupTimeout);

@@ -60,6 +60,11 @@ class CoordinatorClient {
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Cordon(const v1::CordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Reserve(const v1::ReserveRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Unreserve(const v1::UnreserveRequest& request) = 0;
   virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
   virtual absl::StatusOr<v1::CreateTokenResponse> CreateToken(
       const v1::CreateTokenRequest& request) = 0;

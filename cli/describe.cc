@@ -185,6 +185,11 @@ void PrintRanks(const v1::Job& job, const std::optional<parallel::Mesh>& mesh, T
     return std::any_of(job.ranks().begin(), job.ranks().end(), predicate);
   };
   terminal.out << "\nhosts of attempt " << job.epoch() << "\n" << Indented(Table(HostRows(job)));
+  if (!job.placement_cost().axes().empty()) {
+    terminal.out << "\nplacement of attempt " << job.epoch() << ": "
+                 << CostText(job.placement_cost()) << "\n"
+                 << Indented(Table(CostRows(job.placement_cost())));
+  }
   terminal.out << "\nranks of attempt " << job.epoch() << "\n"
                << Indented(Table(RankRows(job, mesh)));
   if (any([](const v1::RankStatus& rank) { return rank.has_times(); })) {

@@ -42,7 +42,7 @@ domains:
 TEST(ClusterTopologyFile, Mistakes_NameTheFieldAndTheFix) {
   EXPECT_THAT(WhyNot("domains:\n  - {level: rack, name: a, in: b}\n"
                      "  - {level: rack, name: b, in: a}\n"),
-              AllOf(HasSubstr("t.yaml:2:31: domains[0].in: a cycle: a in b in a"),
+              AllOf(HasSubstr("t.yaml:2:32: domains[0].in: a cycle: a in b in a"),
                     HasSubstr("domains[1].in: a cycle: b in a in b")));
   EXPECT_THAT(WhyNot("domains: [{level: rack, name: a, in: a}]"), HasSubstr("a cycle: a in a"));
   EXPECT_THAT(WhyNot("domains:\n  - {level: rack, name: a, workers: [w]}\n"

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "coordinator/core/schema.h"
@@ -139,6 +140,32 @@ void World::CheckFencing(const v1::Event& event) {
   }
 }
 
+// A cordoned worker gets no ranks, and one that is drained has none.
+void World::CheckCordons(const v1::Event& event) {
+  switch (event.kind()) {
+    case v1::EVENT_KIND_WORKER_CORDONED:
+    case v1::EVENT_KIND_WORKER_DRAINING:
+      cordoned_.insert(event.worker());
+      return;
+    case v1::EVENT_KIND_WORKER_UNCORDONED:
+      cordoned_.erase(event.worker());
+      return;
+    default:
+      break;
+  }
+  if (event.kind() != v1::EVENT_KIND_ATTEMPT_STATE || !event.from().empty()) return;
+  // "2 rank(s) on w1, w2".
+  const std::string& message = event.message();
+  const size_t begin = message.find(" on ");
+  if (begin == std::string::npos) return Violate(absl::StrCat("no workers in: ", message));
+  for (const absl::string_view worker : absl::StrSplit(message.substr(begin + 4), ", ")) {
+    if (cordoned_.contains(std::string(worker))) {
+      Violate(absl::StrCat(event.job_id(), " epoch ", event.epoch(), " was placed on ", worker,
+                           ", which is cordoned"));
+    }
+  }
+}
+
 // Derives which attempts count as failures from the causes and checkpoints alone.
 void World::CheckBudget(const v1::Job& job) {
   std::vector<std::string> pair_before;
@@ -154,6 +181,7 @@ void World::CheckBudget(const v1::Job& job) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
                            v1::Cause_Name(end.cause()), " between ", absl::StrJoin(pair, ", ")));
     }
+    if (end.cause() == v1::CAUSE_MAINTENANCE) Count("ended for maintenance");
     int64_t before = 0, during = 0;
     for (const v1::CheckpointRecord& record : job.checkpoints()) {
       if (record.damaged()) return;  // then the committed step has gone back meanwhile
@@ -165,7 +193,7 @@ void World::CheckBudget(const v1::Job& job) {
     static const std::set<v1::Cause> kNotCounted = {
         v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,  v1::CAUSE_LAUNCH,     v1::CAUSE_PREEMPTED,
         v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,    v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,
-        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR};
+        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
@@ -285,7 +313,7 @@ void World::CheckRecovery() {
         rank.clear_memory();
       }
     }
-    if (mine.SerializeAsString() != twin->SerializeAsString()) {
+    if (coordinator::schema::Serialize(mine) != coordinator::schema::Serialize(*twin)) {
       Violate(absl::StrCat(job.id(), " differs after recovery:\n", mine.DebugString(),
                            "--- durable\n", twin->DebugString()));
     }

@@ -25,6 +25,7 @@ void World::StartDaemon(Machine& machine) {
   config.hello.set_boot_id("boot-" + machine.name);
   config.hello.set_address(absl::StrCat("10.0.0.", machine.name.substr(1)));
   config.hello.set_pid(1);
+  (*config.hello.mutable_labels())["rack"] = machine.rack;
   for (int slot = 0; slot < machine.slots; ++slot) {
     v1::Device* device = config.hello.add_devices();
     device->set_name(absl::StrCat("cpu:", slot));

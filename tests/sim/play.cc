@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "proto/spec/spec.h"
+#include "proto/time.h"
 #include "tests/sim/world.h"
 #include "tests/support/job_spec.h"
 
@@ -24,6 +25,7 @@ World::World(const Options& options) : options_(options), rng_(options.seed) {
     Machine& machine = machines_[absl::StrCat("w", i)];
     machine.name = absl::StrCat("w", i);
     machine.slots = 1 + static_cast<int>(rng_.Below(3));
+    machine.rack = absl::StrCat("r", (i - 1) / (options.large ? 8 : 2));
   }
 }
 
@@ -41,6 +43,19 @@ void World::Submit(int number) {
                         ? 1 + static_cast<int>(rng_.Below(options_.large ? 16 : slots))
                         : slots + 1;
   training->set_global_batch(ranks);
+  std::map<std::string, int> racks;
+  for (const auto& [name, machine] : machines_) racks[machine.rack] += machine.slots;
+  const bool fits_a_rack = std::any_of(racks.begin(), racks.end(),
+                                       [ranks](const auto& rack) { return rack.second >= ranks; });
+  v1::PlacementSpec& placement = *spec.mutable_placement();
+  if (fits_a_rack && rng_.Chance(0.2)) {
+    placement.set_required(v1::TOPOLOGY_LEVEL_RACK);
+  } else if (rng_.Chance(0.1)) {
+    placement.set_preferred(v1::TOPOLOGY_LEVEL_RACK);
+  } else if (rng_.Chance(0.1)) {
+    placement.set_spread(v1::TOPOLOGY_LEVEL_HOST);
+  }
+  if (rng_.Chance(0.3)) (*spec.mutable_labels())["team"] = "vision";
   spec.mutable_resources()->set_ranks(ranks);
   if (rng_.Chance(0.9)) {
     spec.mutable_checkpoint()->set_path("/checkpoints");
@@ -142,7 +157,8 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  uint64_t kind = rng_.Below(13);
+  uint64_t kind = rng_.Below(options_.faults == Faults::kAll ? 16 : 13);
+  if (kind >= 13) return DisturbFleet(machine, kind);
   if (options_.faults == Faults::kServices) kind %= 2;
   if (options_.faults == Faults::kReachability) kind = 9 + kind % 2;
   if (options_.faults == Faults::kRestore) {
@@ -224,6 +240,55 @@ void World::InjectFault() {
   }
 }
 
+void World::DisturbFleet(Machine& machine, uint64_t kind) {
+  const std::string name = machine.name;
+  if (kind == 13) {
+    Count("cordon");
+    v1::CordonRequest request;
+    request.add_workers(name);
+    AskFleet(request);
+  } else if (kind == 14) {
+    Count("drain");
+    v1::DrainRequest request;
+    request.add_workers(name);
+    request.mutable_timeout()->set_seconds(static_cast<int64_t>(rng_.Below(20)));
+    AskFleet(request);
+  } else {
+    Count("reservation");
+    v1::ReserveRequest request;
+    request.mutable_reservation()->set_name("r" + name);
+    request.mutable_reservation()->set_label("team=vision");
+    *request.mutable_reservation()->mutable_until() =
+        ToProto(CoreNow() + absl::Seconds(1 + static_cast<int64_t>(rng_.Below(20))));
+    v1::ReservedDevices& devices = *request.add_workers();
+    devices.set_worker(name);
+    if (rng_.Chance(0.5)) devices.add_devices("cpu:0");
+    AskFleet(request);
+  }
+  queue_.After(absl::Milliseconds(rng_.Below(25000)), [this, name] {
+    v1::UncordonRequest request;
+    request.add_workers(name);
+    AskFleet(request);
+  });
+}
+
+void World::AskFleet(coordinator::FleetEvent::Request request) {
+  if (core_ == nullptr) return;
+  Feed(coordinator::FleetEvent{coordinator::CallId(next_id_++), std::move(request)});
+}
+
+void World::OpenFleet() {
+  for (const auto& [name, machine] : machines_) {
+    v1::UncordonRequest uncordon;
+    uncordon.add_workers(name);
+    AskFleet(uncordon);
+    v1::UnreserveRequest unreserve;
+    unreserve.set_name("r" + name);
+    AskFleet(unreserve);
+  }
+  queue_.After(absl::Seconds(3), [this] { OpenFleet(); });
+}
+
 void World::CutOff(Machine& machine, absl::Duration time, Cut cut) {
   Trace(absl::StrCat(machine.name, " is cut off for ", absl::FormatDuration(time)));
   machine.partitioned = true;
@@ -251,6 +316,7 @@ void World::Heal() {
   store_->FailWrites(false);
   crash_in_write_ = false;
   slow_disk_until_ = absl::InfinitePast();
+  if (options_.faults == Faults::kAll) OpenFleet();
   if (options_.faults != Faults::kAll) return;
   for (const auto& [request, submission] : submissions_) {
     if (!submission.id.empty()) TryRelease(submission.id);

@@ -118,6 +118,11 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "EVENT_KIND_SLOTS_KEPT",
                            "EVENT_KIND_WORKER_LOST",
                            "EVENT_KIND_CHECKPOINT_REFUSED",
+                           "cordon",
+                           "drain",
+                           "reservation",
+                           "ended for maintenance",
+                           "EVENT_KIND_WORKER_DRAINED",
                            "JOB_STATE_SUCCEEDED",
                            "JOB_STATE_FAILED",
                            "JOB_STATE_CANCELLED"}) {

@@ -5,10 +5,10 @@
 //
 // The faults are those that the design promises to survive: crashes of any process at any time
 // (also between a write and its sync), hosts that go down, networks that break, delay, repeat and
-// reorder messages, or carry them in one direction alone, links between ranks that break during
-// bootstrap or training, disks that refuse writes or are slow, hosts that come back with an empty
-// disk, daemons of an older version, and clocks that differ and step. A sync that returned is
-// durable.
+// reorder messages, or carry them in one direction alone, operators that cordon, drain and reserve,
+// links between ranks that break during bootstrap or training, disks that refuse writes or are
+// slow, hosts that come back with an empty disk, daemons of an older version, and clocks that
+// differ and step. A sync that returned is durable.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -89,6 +89,7 @@ struct Process {
 struct Machine {
   std::string name;
   int slots = 0;
+  std::string rack;
   std::map<std::string, std::string> disk;       // the daemon's records
   std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
   std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
@@ -198,6 +199,11 @@ class World {
   void ScheduleChange();
   void ChangeSomeJob();
   void TryRelease(const std::string& id);
+  // What operators do: some worker is cordoned, drained or reserved for a while.
+  void DisturbFleet(Machine& machine, uint64_t kind);
+  void AskFleet(coordinator::FleetEvent::Request request);
+  // Asks again and again that every worker gets ranks of every job.
+  void OpenFleet();
   void ScheduleFault();
   void InjectFault();
   // What the machine sends, what it would receive, or both is lost for `time`.
@@ -217,6 +223,7 @@ class World {
   void CheckDesired(const std::string& worker, const v1::Desired& desired);
   void CheckReplay(const Process& process, int64_t replayed);
   void CheckFencing(const v1::Event& event);
+  void CheckCordons(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
   void CheckJob(const v1::Job& job);
   void CheckRecovery();
@@ -284,6 +291,7 @@ class World {
   std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
   std::map<std::string, v1::JobState> final_states_;  // job id -> as first acknowledged
   std::set<JobEpoch> allocated_;                      // every attempt that ever was
+  std::set<std::string> cordoned_;                    // workers, by the events
   uint64_t last_event_ = 0;
   bool faults_on_ = true;
   uint64_t hash_ = 14695981039346656037ull;  // FNV-1a

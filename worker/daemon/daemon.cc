@@ -51,8 +51,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   std::unique_ptr<Daemon> daemon(
       new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state), probes));
   DaemonOutput recovered;
-  ASSIGN_OR_RETURN(daemon->core_, DaemonCore::Recover(daemon->Config(/*upgraded=*/!records.empty()),
-                                                      records, daemon->Now(), &recovered));
+  DaemonCoreConfig config = daemon->Config(/*upgraded=*/!records.empty());
+  const DaemonOptions& own = daemon->options_;
+  RETURN_IF_ERROR(
+      spec::ApplyTopology(own.topology, own.topology_file, *config.hello.mutable_devices()));
+  ASSIGN_OR_RETURN(daemon->core_, DaemonCore::Recover(config, records, daemon->Now(), &recovered));
   RETURN_IF_ERROR(CheckPortRange(daemon->options_.rank_ports, daemon->devices_));
   daemon->log_requests_ = std::make_unique<LogRequests>(daemon->state_->attempts(),
                                                         daemon->options_.name, *daemon->core_);
@@ -161,6 +164,9 @@ DaemonCoreConfig Daemon::Config(bool upgraded) {
   config.hello.set_host_id(options_.host_id.empty() ? BootId() : options_.host_id);
   config.hello.set_version(options_.version);
   config.hello.set_metrics_address(options_.metrics_address);
+  for (const auto* labels : {&options_.topology.labels, &options_.labels}) {
+    for (const auto& [name, value] : *labels) (*config.hello.mutable_labels())[name] = value;
+  }
   for (v1::Device& device : CpuSlots(options_.slots)) {
     *config.hello.add_devices() = std::move(device);
   }

@@ -3,6 +3,7 @@
 #define MUSTER_WORKER_DAEMON_DAEMON_OPTIONS_H_
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "muster/v1/rank.pb.h"
+#include "proto/spec/topology_file.h"
 #include "security/tls_files.h"
 #include "worker/daemon/gpus.h"
 #include "worker/daemon/log_files.h"
@@ -30,8 +32,11 @@ struct DaemonOptions {
   std::string version;
   std::string metrics_address;  // told to the coordinator
   AddressChoice address;
-  std::string rank_ports;  // "20000-20999"; empty = any
-  std::string host_id;     // v1::Hello.host_id; empty = the machine's boot id
+  std::string rank_ports;                     // "20000-20999"; empty = any
+  std::string host_id;                        // v1::Hello.host_id; empty = the machine's boot id
+  std::map<std::string, std::string> labels;  // v1::Hello.labels, before those of the file
+  std::string topology_file;                  // where `topology` was read, for messages
+  spec::MachineTopology topology = {};        // of the file; its labels give way to `labels`
   std::string shim_binary;
   std::string rank_binary;
   // ProcessHostOptions::command.

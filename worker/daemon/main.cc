@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/probes.h"
@@ -41,6 +42,7 @@ struct Flags {
   DaemonOptions daemon;
   std::string metrics = "127.0.0.1:0";
   std::string gpus = "all";
+  std::vector<std::string> labels;
   std::string log_level = "info";
   double stop_grace_s = 10;
   bool stop_ranks_on_exit = false;
@@ -94,6 +96,16 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--host-id", flags.daemon.host_id,
                  "Ranks share memory and GPU links only with ranks of the same id "
                  "[default: the machine's boot id]");
+  app.add_option("--label", flags.labels,
+                 "NAME=VALUE: a label of this worker; may be repeated. zone, block, rack and "
+                 "nvlink-domain say where it is, so that gangs are placed close together")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+  app.add_option("--topology", flags.daemon.topology_file,
+                 "YAML file with labels and with the links of this machine's devices, where the "
+                 "driver does not tell them (docs/topology.md)")
+      ->type_name("FILE");
   app.add_option("--metrics", flags.metrics,
                  "HOST:PORT for HTTP: Prometheus metrics at /metrics, and /livez, /readyz, "
                  "/startupz; port 0 = the system picks")
@@ -159,6 +171,20 @@ int Serve(Flags& flags, const std::string& self) {
   absl::StatusOr<std::optional<GpuOptions>> gpus = ParseGpus(flags.gpus);
   if (!gpus.ok()) return Complain(std::string(gpus.status().message()));
   flags.daemon.gpus = *std::move(gpus);
+  for (const std::string& label : flags.labels) {
+    const size_t cut = label.find('=');
+    if (cut == 0 || cut == std::string::npos) {
+      return Complain("--label: '" + label + "' is not NAME=VALUE");
+    }
+    flags.daemon.labels[label.substr(0, cut)] = label.substr(cut + 1);
+  }
+  if (const std::string& path = flags.daemon.topology_file; !path.empty()) {
+    const absl::StatusOr<std::string> text = PosixFileSystem()->Read(path);
+    if (!text.ok()) return Complain("--topology: " + std::string(text.status().message()));
+    absl::StatusOr<spec::MachineTopology> topology = spec::ParseMachineTopology(*text, path);
+    if (!topology.ok()) return Complain("--topology: " + std::string(topology.status().message()));
+    flags.daemon.topology = *std::move(topology);
+  }
   flags.daemon.version = MUSTER_VERSION;
   flags.daemon.stop_grace = absl::Seconds(flags.stop_grace_s);
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
