@@ -128,6 +128,15 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
   Transition(job, JobEvent::kPlaced, why, turn);
   deadlines_.Set(AttemptDeadline(job), turn.now() + kPrepareTimeout);
+  const auto older = std::find_if(entries.begin(), entries.end(),
+                                  [](const auto* worker) { return !worker->runs_commands; });
+  if (job.runs_command() && older != entries.end()) {
+    Stop(job,
+         {v1::CAUSE_LAUNCH,
+          absl::StrCat("the daemon of worker ", (*older)->row.name(), " is of version ",
+                       (*older)->row.version(), ", which cannot run commands; upgrade it")},
+         turn);
+  }
 }
 
 void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& observed,

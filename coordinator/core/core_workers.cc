@@ -147,6 +147,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   workers_.SetState(worker, v1::WORKER_STATE_READY);
   worker.kept = false;
   worker.takes_spec_once = hello.protocol_version() >= 1;
+  worker.runs_commands = hello.protocol_version() >= 2;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
