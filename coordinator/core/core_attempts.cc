@@ -19,6 +19,10 @@ DeadlineKey AttemptDeadline(const JobEntry& job) {
   return {DeadlineKey::Kind::kAttempt, job.fixed.id()};
 }
 
+DeadlineKey TimeLimit(const JobEntry& job) {
+  return {DeadlineKey::Kind::kTimeLimit, job.fixed.id()};
+}
+
 // True when ranks on these workers may talk over loopback: all workers are on the coordinator's
 // machine.
 bool ShareLoopback(const std::vector<const WorkerEntry*>& workers) {
@@ -202,6 +206,7 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
+      StartClock(job, turn);
       TellWorkers(job, turn);
       CheckDeadlines(job, turn);
       break;
@@ -340,6 +345,32 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   Stop(job, {v1::CAUSE_HANG, why, verdict.rank}, turn);
 }
 
+void CoreImpl::StartClock(JobEntry& job, Turn& turn) {
+  *job.state.mutable_running_since() = ToProto(turn.now());
+  if (job.spec().has_time_limit()) CheckTimeLimit(job, turn);
+}
+
+void CoreImpl::StopClock(JobEntry& job, Turn& turn) {
+  if (!job.state.has_running_since()) return;
+  // The clock may have been set back.
+  const absl::Duration ran =
+      std::max(absl::ZeroDuration(), turn.now() - FromProto(job.state.running_since()));
+  *job.state.mutable_ran() = ToProto(FromProto(job.state.ran()) + ran);
+  job.state.clear_running_since();
+  deadlines_.Clear(TimeLimit(job));
+}
+
+void CoreImpl::CheckTimeLimit(JobEntry& job, Turn& turn) {
+  if (!job.up() || !job.spec().has_time_limit() || !job.state.has_running_since()) return;
+  const absl::Duration limit = FromProto(job.spec().time_limit());
+  const absl::Time due = FromProto(job.state.running_since()) + limit - FromProto(job.state.ran());
+  if (turn.now() < due) return deadlines_.Set(TimeLimit(job), due);
+  Stop(job,
+       {v1::CAUSE_TIME_LIMIT,
+        absl::StrCat("it has run for its time_limit, ", absl::FormatDuration(limit))},
+       turn);
+}
+
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   v1::StateRow& state = job.state;
   const bool trained = PropertiesOf(state.attempt_state()).trained;
@@ -357,6 +388,7 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   }
   state.set_stop_message(Bounded(message));
   state.set_stop_rank(reason.rank);
+  StopClock(job, turn);
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(), turn);
   deadlines_.Clear(AttemptDeadline(job));

@@ -115,6 +115,13 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     JobEntry& job = *jobs_.Find(id);
     if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+      // A state of a version that did not count has no beginning.
+      if (job.up() && job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED &&
+          !job.state.has_running_since()) {
+        *job.state.mutable_running_since() = ToProto(now);
+        turn.Persist(id);
+      }
+      deadlines_.Set({DeadlineKey::Kind::kTimeLimit, id.value()}, now);
     } else {
       Wait(job, turn);
     }
@@ -207,6 +214,9 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       case DeadlineKey::Kind::kAttempt:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckDeadlines(*job, turn);
         break;
+      case DeadlineKey::Kind::kTimeLimit:
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
+        break;
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();
         break;
@@ -216,6 +226,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     }
   }
   EndReleasedAttempts(turn);
+  ResolveDependents(turn);
   while (turn.TakeReschedule()) Schedule(turn);
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
@@ -345,8 +356,16 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   };
   const bool attempt = entry.has_attempt();
   const v1::AttemptState state = job.attempt_state();
-  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt),
-        "must wait if and only if it is live without an attempt");
+  const bool depends = !job.after().empty();
+  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt && !depends),
+        "must wait if and only if it is live without an attempt, and no dependency is left");
+  claim(!depends || job.state() == v1::JOB_STATE_QUEUED, "has dependencies and is not queued");
+  for (const v1::Dependency& dependency : job.after()) {
+    const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
+    claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
+  }
+  claim(job.has_running_since() == (entry.up() && state != v1::ATTEMPT_STATE_ALLOCATED),
+        "its running time must count if and only if its ranks may run");
   claim(scheduling_.Runs(entry.id()) == attempt,
         "must be running if and only if it has an attempt");
   switch (job.state()) {

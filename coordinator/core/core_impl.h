@@ -2,6 +2,7 @@
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
+// core_dependencies.cc  jobs that wait for the ends of others
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
 // core_checkpoints.cc commits and notices about checkpoints
@@ -77,6 +78,18 @@ class CoreImpl : public Core {
   void CarryOut(const Start& start, Turn& turn);
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
+  // ---- core_dependencies.cc
+  // JobSpec.after with names looked up, without what holds already. kNotFound, kFailedPrecondition:
+  // an entry names no job, or one that has ended otherwise.
+  absl::StatusOr<std::vector<v1::Dependency>> DependenciesOf(const v1::JobSpec& spec) const;
+  static v1::WaitReason WaitFor(const v1::JobSpec& spec,
+                                const google::protobuf::RepeatedPtrField<v1::Dependency>& after);
+  // Lets the job wait for the ends in StateRow.after.
+  void AwaitDependencies(JobEntry& job, Turn& turn);
+  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
+  void ResolveDependents(Turn& turn);
+  void DependencyEnded(JobEntry& job, const JobId& id, const JobEntry* ended, Turn& turn);
+
   // ---- core_attempts.cc
   void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
   void Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn);
@@ -88,6 +101,11 @@ class CoreImpl : public Core {
   void Advance(JobEntry& job, const std::string& worker, Turn& turn);
   void CheckExits(JobEntry& job, Turn& turn);
   void CheckDeadlines(JobEntry& job, Turn& turn);
+  // Running time begins to count, and stops.
+  void StartClock(JobEntry& job, Turn& turn);
+  void StopClock(JobEntry& job, Turn& turn);
+  // Stops a job that has run for its time_limit.
+  void CheckTimeLimit(JobEntry& job, Turn& turn);
   struct StopReason {
     v1::Cause cause;
     std::string message;
@@ -155,6 +173,8 @@ class CoreImpl : public Core {
   JobTable jobs_;
   WorkerTable workers_;
   Scheduling scheduling_{workers_.slots()};
+  std::map<JobId, std::set<JobId>> dependents_;  // by job: those that wait for its end
+  std::vector<JobId> ended_;     // in this turn; their dependents have not been looked at
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   KeyValue values_;
   Deadlines deadlines_;

@@ -520,6 +520,7 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
     case v1::CAUSE_CANCELLED:
     case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
+    case v1::CAUSE_TIME_LIMIT:
       return config_.stop_grace;
     default:
       return std::min(config_.stop_grace, kFailedStopGrace);

@@ -14,8 +14,8 @@
 namespace muster::coordinator {
 
 struct DeadlineKey {
-  enum class Kind { kWorker, kAttempt, kSchedule, kPublish } kind;
-  std::string id;  // worker name or job id; empty for the last two
+  enum class Kind { kWorker, kAttempt, kTimeLimit, kSchedule, kPublish } kind;
+  std::string id;  // worker name or job id; empty for kSchedule and kPublish
 
   friend auto operator<=>(const DeadlineKey&, const DeadlineKey&) = default;
 };

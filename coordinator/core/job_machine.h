@@ -23,8 +23,9 @@ namespace muster::coordinator {
 //      kReleased
 //
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
-// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp, too, come after that proof.
-// PREEMPTING, RESIZING and HELD are reserved: no transition enters them.
+// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp, too, come after that proof. A job
+// whose dependencies cannot hold any more goes from QUEUED to FAILED (kCannotStart). PREEMPTING,
+// RESIZING and HELD are reserved: no transition enters them.
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated
@@ -33,12 +34,13 @@ enum class JobEvent {
   kAttemptFailed,  // an attempt ends early and is being released
   kRetry,          // released and the back-off is over
   kGivenUp,        // released, not to be retried
+  kCannotStart,    // a job that it was to follow has ended in another way
   kCompleted,      // released after all ranks had finished
   kCancel,         // cancelled with a live attempt
   kCancelIdle,     // cancelled without one
   kReleased,       // the attempt of a cancelled job is released
 };
-constexpr size_t kJobEventCount = 11;
+constexpr size_t kJobEventCount = 12;
 constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
 
 struct JobTransition {
@@ -52,6 +54,7 @@ constexpr std::array kJobTransitions = {
     JobTransition{v1::JOB_STATE_PENDING, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
     JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kPlaced, v1::JOB_STATE_PLACING},
     JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kCannotStart, v1::JOB_STATE_FAILED},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kLaunched, v1::JOB_STATE_STARTING},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
