@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "cli/checkpoints.h"
 #include "cli/events.h"
@@ -18,6 +19,7 @@
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
+#include "proto/time.h"
 
 namespace muster::cli {
 namespace {
@@ -103,6 +105,20 @@ Rows HostRows(const v1::Job& job) {
   return rows;
 }
 
+// "12m3s of 2h": the running time of all attempts, and its limit. Empty of one that has never run.
+std::string RanText(const v1::Job& job, absl::Time now) {
+  if (!job.has_ran() && !job.has_running_since()) return "";
+  absl::Duration ran = FromProto(job.ran());
+  if (job.has_running_since()) {
+    ran += std::max(absl::ZeroDuration(), now - FromProto(job.running_since()));
+  }
+  std::string text = ShortDuration(ran);
+  if (job.spec().has_time_limit()) {
+    absl::StrAppend(&text, " of ", ShortDuration(FromProto(job.spec().time_limit())));
+  }
+  return text;
+}
+
 // Name and value of everything that is one number or text.
 Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
                  const Terminal& terminal) {
@@ -139,6 +155,10 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
   if (!IsFinal(job.state()) && !job.phase().empty()) {
     rows.insert(rows.begin() + 3, {"phase:", job.phase()});
   }
+  if (const std::string ran = RanText(job, absl::Now()); !ran.empty()) {
+    rows.push_back({"ran:", ran});
+  }
+  if (!job.spec().notes().empty()) rows.push_back({"notes:", job.spec().notes()});
   if (job.has_waiting()) rows.push_back({"waiting:", WaitText(job.waiting())});
   if (!job.message().empty()) rows.push_back({"message:", job.message()});
   return rows;

@@ -224,6 +224,14 @@ std::string WhyText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_DOMAINS_TOO_SMALL:
       return absl::StrCat("needs ", InsideText(reason),
                           ", which the cluster never has: ", LargestText(reason));
+    case v1::WAIT_CODE_AFTER: {
+      std::vector<std::string> jobs;
+      for (const v1::Dependency& job : reason.after()) {
+        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", job.job_id(), ") has ",
+                                    spec::EnumName(job.condition())));
+      }
+      return absl::StrCat("starts after ", absl::StrJoin(jobs, " and "));
+    }
     default:
       return absl::StrCat("waits for a reason that this program does not know (",
                           static_cast<int>(reason.code()), "); is it older than the coordinator?");

@@ -13,6 +13,7 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
     case v1::CAUSE_USER_ERROR:
     case v1::CAUSE_DATA:
     case v1::CAUSE_NUMERIC:
+    case v1::CAUSE_TIME_LIMIT:
       return Budget::kNotRetried;
     case v1::CAUSE_STORAGE:
     case v1::CAUSE_OUT_OF_MEMORY:

@@ -20,6 +20,10 @@ DeadlineKey AttemptDeadline(const JobEntry& job) {
   return {DeadlineKey::Kind::kAttempt, job.fixed.id()};
 }
 
+DeadlineKey TimeLimit(const JobEntry& job) {
+  return {DeadlineKey::Kind::kTimeLimit, job.fixed.id()};
+}
+
 // True when ranks on these workers may talk over loopback: all workers are on the coordinator's
 // machine.
 bool ShareLoopback(const std::vector<const WorkerEntry*>& workers) {
@@ -130,6 +134,15 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
   Transition(job, JobEvent::kPlaced, why, turn);
   deadlines_.Set(AttemptDeadline(job), turn.now() + kPrepareTimeout);
+  const auto older = std::find_if(entries.begin(), entries.end(),
+                                  [](const auto* worker) { return !worker->runs_commands; });
+  if (job.runs_command() && older != entries.end()) {
+    Stop(job,
+         {v1::CAUSE_LAUNCH,
+          absl::StrCat("the daemon of worker ", (*older)->row.name(), " is of version ",
+                       (*older)->row.version(), ", which cannot run commands; upgrade it")},
+         turn);
+  }
 }
 
 void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& observed,
@@ -199,6 +212,7 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
+      StartClock(job, turn);
       TellWorkers(job, turn);
       CheckDeadlines(job, turn);
       break;
@@ -337,6 +351,32 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   Stop(job, {v1::CAUSE_HANG, why, verdict.rank}, turn);
 }
 
+void CoreImpl::StartClock(JobEntry& job, Turn& turn) {
+  *job.state.mutable_running_since() = ToProto(turn.now());
+  if (job.spec().has_time_limit()) CheckTimeLimit(job, turn);
+}
+
+void CoreImpl::StopClock(JobEntry& job, Turn& turn) {
+  if (!job.state.has_running_since()) return;
+  // The clock may have been set back.
+  const absl::Duration ran =
+      std::max(absl::ZeroDuration(), turn.now() - FromProto(job.state.running_since()));
+  *job.state.mutable_ran() = ToProto(FromProto(job.state.ran()) + ran);
+  job.state.clear_running_since();
+  deadlines_.Clear(TimeLimit(job));
+}
+
+void CoreImpl::CheckTimeLimit(JobEntry& job, Turn& turn) {
+  if (!job.up() || !job.spec().has_time_limit() || !job.state.has_running_since()) return;
+  const absl::Duration limit = FromProto(job.spec().time_limit());
+  const absl::Time due = FromProto(job.state.running_since()) + limit - FromProto(job.state.ran());
+  if (turn.now() < due) return deadlines_.Set(TimeLimit(job), due);
+  Stop(job,
+       {v1::CAUSE_TIME_LIMIT,
+        absl::StrCat("it has run for its time_limit, ", absl::FormatDuration(limit))},
+       turn);
+}
+
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   v1::StateRow& state = job.state;
   const bool trained = PropertiesOf(state.attempt_state()).trained;
@@ -355,6 +395,7 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   state.set_stop_message(Bounded(message));
   state.set_stop_rank(reason.rank);
   scheduling_.ChangeRunning(job.id(), [](RunningJob& running) { running.stopping = true; });
+  StopClock(job, turn);
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(), turn);
   deadlines_.Clear(AttemptDeadline(job));

@@ -140,7 +140,15 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     JobEntry& job = *jobs_.Find(id);
     if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+      // A state of a version that did not count has no beginning.
+      if (job.up() && job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED &&
+          !job.state.has_running_since()) {
+        *job.state.mutable_running_since() = ToProto(now);
+        turn.Persist(id);
+      }
+      deadlines_.Set({DeadlineKey::Kind::kTimeLimit, id.value()}, now);
     } else if (job.state.state() == v1::JOB_STATE_HELD) {
+      if (!job.state.after().empty()) AwaitDependencies(job, turn);
       job.waiting = HeldReason(job);
     } else {
       Wait(job, turn);
@@ -246,6 +254,9 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       case DeadlineKey::Kind::kAttempt:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckDeadlines(*job, turn);
         break;
+      case DeadlineKey::Kind::kTimeLimit:
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
+        break;
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();
         break;
@@ -263,6 +274,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     }
   }
   EndReleasedAttempts(turn);
+  ResolveDependents(turn);
   const std::set<WorkerId> draining = draining_;
   for (const WorkerId& id : draining) {
     WorkerEntry* worker = workers_.Find(id);
@@ -425,9 +437,17 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   };
   const bool attempt = entry.has_attempt();
   const v1::AttemptState state = job.attempt_state();
-  claim(scheduling_.Waits(entry.id()) ==
-            (entry.live() && !attempt && job.state() != v1::JOB_STATE_HELD),
-        "must wait if and only if it is live without an attempt and not held");
+  const bool depends = !job.after().empty();
+  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD),
+        "must wait if and only if it is live without an attempt, not held, and no dependency is left");
+  claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
+        "has dependencies and is neither queued nor held");
+  for (const v1::Dependency& dependency : job.after()) {
+    const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
+    claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
+  }
+  claim(job.has_running_since() == (entry.up() && state != v1::ATTEMPT_STATE_ALLOCATED),
+        "its running time must count if and only if its ranks may run");
   claim(scheduling_.Runs(entry.id()) == attempt,
         "must be running if and only if it has an attempt");
   switch (job.state()) {

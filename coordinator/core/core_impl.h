@@ -3,6 +3,7 @@
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
 // core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
+// core_dependencies.cc  jobs that wait for the ends of others
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
 // core_usage.cc       what devices are used for
@@ -109,6 +110,18 @@ class CoreImpl : public Core {
   void CheckKept(std::vector<std::string>& broken) const;
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
+  // ---- core_dependencies.cc
+  // JobSpec.after with names looked up, without what holds already. kNotFound, kFailedPrecondition:
+  // an entry names no job, or one that has ended otherwise.
+  absl::StatusOr<std::vector<v1::Dependency>> DependenciesOf(const v1::JobSpec& spec) const;
+  static v1::WaitReason WaitFor(const v1::JobSpec& spec,
+                                const google::protobuf::RepeatedPtrField<v1::Dependency>& after);
+  // Lets the job wait for the ends in StateRow.after.
+  void AwaitDependencies(JobEntry& job, Turn& turn);
+  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
+  void ResolveDependents(Turn& turn);
+  void DependencyEnded(JobEntry& job, const JobId& id, const JobEntry* ended, Turn& turn);
+
   // ---- core_attempts.cc
   void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
   void Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn);
@@ -120,6 +133,11 @@ class CoreImpl : public Core {
   void Advance(JobEntry& job, const std::string& worker, Turn& turn);
   void CheckExits(JobEntry& job, Turn& turn);
   void CheckDeadlines(JobEntry& job, Turn& turn);
+  // Running time begins to count, and stops.
+  void StartClock(JobEntry& job, Turn& turn);
+  void StopClock(JobEntry& job, Turn& turn);
+  // Stops a job that has run for its time_limit.
+  void CheckTimeLimit(JobEntry& job, Turn& turn);
   struct StopReason {
     v1::Cause cause;
     std::string message;
@@ -235,6 +253,8 @@ class CoreImpl : public Core {
   Scheduling scheduling_{workers_.slots()};
   std::set<WorkerId> draining_;                          // and not drained yet
   std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
+  std::map<JobId, std::set<JobId>> dependents_;  // by job: those that wait for its end
+  std::vector<JobId> ended_;     // in this turn; their dependents have not been looked at
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   Ledger ledger_;
   std::set<JobId> accounts_;   // the jobs with time in the period that is not over, or with devices

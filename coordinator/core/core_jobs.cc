@@ -67,6 +67,12 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
+  const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec);
+  if (!after.ok()) {
+    reply.status = after.status();
+    turn.Act(std::move(reply));
+    return;
+  }
   JobEntry fresh;
   fresh.fixed.set_id(NewJobId(event.spec.name()).value());
   fresh.fixed.set_name(event.spec.name());
@@ -77,6 +83,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   fresh.fixed.set_owner(event.caller.principal.Owner());
   fresh.state.set_state(v1::JOB_STATE_PENDING);
   fresh.state.set_stop_rank(-1);
+  fresh.state.mutable_after()->Add(after->begin(), after->end());
   fresh.queued_at = fresh.progress_stored_at = turn.now();
   JobEntry& entry = jobs_.Add(std::move(fresh));
   entry.PutSpec(turn.batch());
@@ -152,6 +159,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   if (IsFinal(to)) {
     *job.state.mutable_ended() = ToProto(turn.now());
     jobs_.Ended(job);
+    ended_.push_back(job.id());
   }
 }
 
@@ -178,6 +186,16 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
     }
   }
   return 1;  // no order: the tensor axis comes first
+}
+
+// What is left of its time_limit when it runs next, or runs on at `now`.
+absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
+  if (!job.spec().has_time_limit()) return absl::InfiniteDuration();
+  absl::Duration ran = FromProto(job.state.ran());
+  if (job.state.has_running_since()) {
+    ran += std::max(absl::ZeroDuration(), now - FromProto(job.state.running_since()));
+  }
+  return std::max(absl::ZeroDuration(), FromProto(job.spec().time_limit()) - ran);
 }
 
 // How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
@@ -210,11 +228,12 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   AddTraffic(spec, waiting);
   waiting.reservations = ReservationsFor(spec);
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
-  waiting.runtime = RestOf(job);
+  waiting.runtime = std::min(RestOf(job), LimitOf(job, absl::InfinitePast()));
   return waiting;
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
+  if (!job.state.after().empty()) return AwaitDependencies(job, turn);
   WaitingJob waiting = AsWaiting(job);
   Explain(job, scheduling_.BeforePlan(waiting), turn);
   if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
@@ -270,6 +289,12 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());
     *out.job.mutable_spec() = entry.spec();
+    ASSIGN_OR_RETURN(const std::vector<v1::Dependency> after, DependenciesOf(entry.spec()));
+    if (!after.empty()) {
+      entry.state.mutable_after()->Add(after.begin(), after.end());
+      out.waiting = WaitFor(entry.spec(), entry.state.after());
+      return out;
+    }
     id = entry.id();
     added = AsWaiting(entry);
   }
@@ -277,7 +302,7 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
   for (const auto& [running, job] : scheduling_.running().all()) {
     const JobEntry& entry = *jobs_.Find(running);
     const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
-    ends.emplace(running, trains ? now + RestOf(entry) : absl::InfiniteFuture());
+    ends.emplace(running, trains ? now + std::min(RestOf(entry), LimitOf(entry, now)) : absl::InfiniteFuture());
   }
   for (const auto& [running, end] : ends) {
     scheduling_.ChangeRunning(running, [end = end](RunningJob& job) { job.ends_at = end; });

@@ -195,6 +195,9 @@ absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn
     Stop(job, {.cause = v1::CAUSE_CANCELLED, .message = why, .yields = true}, turn);
     return absl::OkStatus();
   }
+  if (!job.state.after().empty() && job.state.state() == v1::JOB_STATE_QUEUED) {
+    return absl::OkStatus();
+  }
   if (job.has_attempt() || !scheduling_.Waits(job.id())) {
     return WrongState(job, job.state.state() == v1::JOB_STATE_HELD
                                ? absl::StrCat(": `muster release ", job.name(), "` ends that")

@@ -159,6 +159,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   workers_.SetState(worker, v1::WORKER_STATE_READY);
   worker.kept = false;
   worker.takes_spec_once = hello.protocol_version() >= 1;
+  worker.runs_commands = hello.protocol_version() >= 2;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
@@ -540,6 +541,7 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
     case v1::CAUSE_CANCELLED:
     case v1::CAUSE_RESIZED:
     case v1::CAUSE_MAINTENANCE:
+    case v1::CAUSE_TIME_LIMIT:
       return config_.stop_grace;
     default:
       return std::min(config_.stop_grace, kFailedStopGrace);

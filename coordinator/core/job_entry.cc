@@ -38,6 +38,8 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_model_flops_utilization(progress.model_flops_utilization());
   job.set_hardware_flops_utilization(progress.hardware_flops_utilization());
   if (!entry.usage.times().empty()) *job.mutable_usage() = entry.usage;
+  if (state.has_ran()) *job.mutable_ran() = state.ran();
+  if (state.has_running_since()) *job.mutable_running_since() = state.running_since();
 }
 
 void AddSpec(const JobEntry& entry, v1::Job& job) {

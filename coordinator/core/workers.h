@@ -47,6 +47,7 @@ struct WorkerEntry {
   };
   std::map<JobId, Listed> listed;  // the attempts of the newest Desired
   bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
+  bool runs_commands = false;      // the same: JobSpec.command
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were

@@ -11,6 +11,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
+#include "proto/spec/dependencies.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
@@ -25,7 +26,17 @@ constexpr size_t kNameLengthMax = 63;
 constexpr int64_t kRanksMax = 65536;
 constexpr int kLabelsMax = 32;
 constexpr size_t kLabelBytesMax = 63;
+constexpr int kAfterMax = 16;
+constexpr size_t kNotesBytesMax = 4 << 10;
+constexpr absl::Duration kTimeLimitMax = absl::Hours(24 * 3650);
 constexpr size_t kProblemsMax = 100;
+
+bool IsWellFormed(const google::protobuf::Duration& proto) {
+  constexpr int32_t kNanosMax = 999'999'999;
+  return proto.nanos() >= -kNanosMax && proto.nanos() <= kNanosMax &&
+         (proto.seconds() >= 0 || proto.nanos() <= 0) &&
+         (proto.seconds() <= 0 || proto.nanos() >= 0);
+}
 
 bool IsName(const std::string& name) {
   if (name.empty() || name.size() > kNameLengthMax) return false;
@@ -109,6 +120,27 @@ void CheckHead(const v1::JobSpec& spec, Checker& check) {
   }
 }
 
+void CheckAfter(const v1::JobSpec& spec, Checker& check) {
+  if (spec.after_size() > kAfterMax) {
+    check.Add("after", spec.after_size(), " jobs; at most ", kAfterMax);
+    return;
+  }
+  for (int i = 0; i < spec.after_size(); ++i) {
+    if (ParseDependency(spec.after(i)).has_value()) continue;
+    check.Add(absl::StrCat("after[", i, "]"), Quoted(spec.after(i)),
+              " is not NAME:succeeded, NAME:failed or NAME:ended, with the name or id of a job");
+  }
+}
+
+void CheckTimeLimit(const v1::JobSpec& spec, Checker& check) {
+  if (!spec.has_time_limit()) return;
+  const absl::Duration limit = FromProto(spec.time_limit());
+  if (IsWellFormed(spec.time_limit()) && limit >= absl::Seconds(1) && limit <= kTimeLimitMax)
+    return;
+  check.Add("time_limit", absl::FormatDuration(limit), " is out of range; 1s to ",
+            absl::FormatDuration(kTimeLimitMax));
+}
+
 void CheckResources(const v1::ResourceSpec& resources, Checker& check) {
   check.InRange("resources.ranks", resources.ranks(), 1, kRanksMax);
   check.NotNegative("resources.threads_per_rank",
@@ -153,12 +185,8 @@ void CheckCheckpoint(const v1::JobSpec& spec, Checker& check) {
 // True, with the duration in `duration`, when it is one from 0 to 24 hours.
 bool CheckDuration(const std::string& path, const google::protobuf::Duration& proto,
                    absl::Duration* duration, Checker& check) {
-  constexpr int32_t kNanosMax = 999'999'999;
   *duration = FromProto(proto);
-  const bool well_formed = proto.nanos() >= -kNanosMax && proto.nanos() <= kNanosMax &&
-                           (proto.seconds() >= 0 || proto.nanos() <= 0) &&
-                           (proto.seconds() <= 0 || proto.nanos() >= 0);
-  if (well_formed && *duration >= absl::ZeroDuration() && *duration <= absl::Hours(24)) {
+  if (IsWellFormed(proto) && *duration >= absl::ZeroDuration() && *duration <= absl::Hours(24)) {
     return true;
   }
   check.Add(path, absl::FormatDuration(*duration), " is out of range; 0s to 24h");
@@ -247,6 +275,11 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);
   CheckPreemption(spec.preemption(), check);
+  CheckTimeLimit(spec, check);
+  CheckAfter(spec, check);
+  if (spec.notes().size() > kNotesBytesMax) {
+    check.Add("notes", "is ", spec.notes().size(), " bytes long; at most ", kNotesBytesMax);
+  }
   // Lists and texts are bounded one by one; only data sources, or the texts of a command, can be
   // many and long at once.
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kSpecBytesMax) {

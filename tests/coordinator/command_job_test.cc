@@ -18,13 +18,23 @@ class CommandJobTest : public CoreTest {
     spec.add_command("train");
     return spec;
   }
+  // Opens a session of a daemon that runs commands.
+  void HelloOfToday(uint64_t incarnation = 1) {
+    SessionOpened hello = HelloOf("w", 2);
+    hello.hello.set_protocol_version(2);
+    hello.incarnation = Incarnation(incarnation);
+    session_ = hello.session;
+    incarnation_ = incarnation;
+    Handle(hello);
+    if (const auto desired = LastDesired()) revision_ = desired->revision();
+  }
   void SubmitCommand(int ranks = 2) {
     Handle(SubmitEvent{CallId(1), CommandSpec(ranks), "r"});
     ASSERT_OK(Actions<ReplyAction>()[0].status);
   }
   // Brings it to RUNNING. Its command reports nothing yet.
   v1::Job RunCommand() {
-    Hello();
+    HelloOfToday();
     SubmitCommand();
     Observe(Ranks(Job(), v1::RANK_STATE_PREPARED));
     Observe(Ranks(Job(), v1::RANK_STATE_TRAINING));
@@ -98,7 +108,7 @@ TEST_F(CommandJobTest, SilentAfterAReport_IsAHang) {
 }
 
 TEST_F(CommandJobTest, DoesNotBegin_IsAHang) {
-  Hello();
+  HelloOfToday();
   SubmitCommand();
   const v1::Job job = Job();
   Observe(Ranks(job, v1::RANK_STATE_PREPARED));
@@ -131,11 +141,21 @@ TEST_F(CommandJobTest, CommittedCheckpoint_RefundsAFailureAndIsGivenBack) {
     job = Job();
     Observe(Ranks(job, v1::RANK_STATE_PREPARED));
     ASSERT_TRUE(LastDesired().has_value());
-    const v1::RankAssignment rank = LastDesired()->attempts(0).ranks(1);
-    EXPECT_EQ(rank.restore(0).step(), 10 * i);
-    EXPECT_EQ(rank.attempt(), i + 1);
+    const v1::DesiredAttempt attempt = LastDesired()->attempts(0);
+    EXPECT_EQ(attempt.restore(0).step(), 10 * i);
+    EXPECT_EQ(attempt.ranks(1).attempt(), i + 1);
     Observe(Ranks(job, v1::RANK_STATE_TRAINING));
   }
+}
+
+TEST_F(CommandJobTest, DaemonThatIsTooOld_IsNamed) {
+  Hello();
+  SubmitCommand();
+  Observe(Ranks(Job(), v1::RANK_STATE_RELEASED));
+  ASSERT_EQ(Job().causes_size(), 1);
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_LAUNCH);
+  EXPECT_NE(Job().causes(0).message().find("worker w is of version"), std::string::npos);
+  EXPECT_FALSE(Job().causes(0).counted());
 }
 
 // Workers are numbered in order of their lowest ranks, whatever their names.
@@ -143,6 +163,7 @@ TEST_F(CommandJobTest, Assignment_SaysWhereTheWorkerComesAmongThoseOfTheAttempt)
   std::map<SessionId, std::string> workers;
   for (const char* worker : {"b", "a", "c"}) {
     SessionOpened hello = HelloOf(worker, 2);
+    hello.hello.set_protocol_version(2);
     workers[hello.session] = worker;
     Handle(hello);
   }

@@ -193,7 +193,8 @@ void World::CheckBudget(const v1::Job& job) {
     static const std::set<v1::Cause> kNotCounted = {
         v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,  v1::CAUSE_LAUNCH,     v1::CAUSE_PREEMPTED,
         v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,    v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,
-        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE};
+        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE,
+        v1::CAUSE_TIME_LIMIT};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
@@ -236,6 +237,13 @@ void World::CheckJob(const v1::Job& job) {
     violate(absl::StrCat(job.failures(), " failures, but ", counted, " causes count"));
   }
   CheckBudget(job);
+  for (const std::string& after : job.spec().after()) {
+    const std::string other = after.substr(0, after.find(':'));
+    const absl::StatusOr<v1::Job> dependency = core_->GetJob(other);
+    if (job.attempts() > 0 && (!dependency.ok() || !IsFinal(dependency->state()))) {
+      violate(absl::StrCat("started before job ", other, " had ended"));
+    }
+  }
   const bool poisoned = job.spec().labels().count("poisoned") > 0;
   switch (job.state()) {
     case v1::JOB_STATE_SUCCEEDED:
@@ -244,7 +252,13 @@ void World::CheckJob(const v1::Job& job) {
       }
       break;
     case v1::JOB_STATE_FAILED:
-      if (job.failures() <= job.spec().restart().max_failures() && !poisoned) {
+      if (!job.causes().empty() && job.causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT) {
+        Count("ran for its time limit");
+        if (!job.spec().has_time_limit() ||
+            FromProto(job.ran()) < FromProto(job.spec().time_limit())) {
+          violate("failed for its time limit, which it has not reached");
+        }
+      } else if (job.failures() <= job.spec().restart().max_failures() && !poisoned) {
         violate(absl::StrCat("failed with ", job.failures(), " of ",
                              job.spec().restart().max_failures(), " failures: ", job.message()));
       }

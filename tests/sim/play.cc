@@ -75,12 +75,28 @@ void World::Submit(int number) {
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   submission.poisoned = rng_.Chance(0.05);
   if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
+  AddBounds(number, spec);
   spec::ApplyDefaults(spec);
   CHECK_OK(spec::Validate(spec));
   submission.request_id = absl::StrCat("request-", number);
   const std::string id = submission.request_id;
   submissions_[id] = submission;
   TrySubmit(id, spec);
+}
+
+// Some jobs may run for a while only, and some wait for the end of another one. A restored backup
+// may have forgotten that one.
+void World::AddBounds(int number, v1::JobSpec& spec) {
+  Rng rng(options_.seed * 1000 + static_cast<uint64_t>(number));
+  if (rng.Chance(0.15)) spec.mutable_time_limit()->set_seconds(2 + static_cast<int>(rng.Below(20)));
+  if (options_.faults == Faults::kRestore || !rng.Chance(0.25)) return;
+  std::vector<std::string> known;
+  for (const auto& [request, other] : submissions_) {
+    if (!other.id.empty()) known.push_back(other.id);
+  }
+  if (known.empty()) return;
+  spec.add_after(absl::StrCat(known[rng.Below(known.size())], ":ended"));
+  Count("waits for the end of another job");
 }
 
 // Submits again and again with the same request id until a reply arrives; replies can get lost.

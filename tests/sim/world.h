@@ -194,6 +194,7 @@ class World {
 
   // ---- users and faults (play.cc)
   void Submit(int number);
+  void AddBounds(int number, v1::JobSpec& spec);
   void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
   void TryCancel(const std::string& id);
   void ScheduleChange();
