@@ -438,8 +438,10 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   const bool attempt = entry.has_attempt();
   const v1::AttemptState state = job.attempt_state();
   const bool depends = !job.after().empty();
-  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD),
-        "must wait if and only if it is live without an attempt, not held, and no dependency is left");
+  claim(scheduling_.Waits(entry.id()) ==
+            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD),
+        "must wait if and only if it is live without an attempt, not held, and no dependency is "
+        "left");
   claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
         "has dependencies and is neither queued nor held");
   for (const v1::Dependency& dependency : job.after()) {

@@ -253,7 +253,7 @@ class CoreImpl : public Core {
   Scheduling scheduling_{workers_.slots()};
   std::set<WorkerId> draining_;                          // and not drained yet
   std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
-  std::map<JobId, std::set<JobId>> dependents_;  // by job: those that wait for its end
+  std::map<JobId, std::set<JobId>> dependents_;          // by job: those that wait for its end
   std::vector<JobId> ended_;     // in this turn; their dependents have not been looked at
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   Ledger ledger_;

@@ -302,7 +302,8 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
   for (const auto& [running, job] : scheduling_.running().all()) {
     const JobEntry& entry = *jobs_.Find(running);
     const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
-    ends.emplace(running, trains ? now + std::min(RestOf(entry), LimitOf(entry, now)) : absl::InfiniteFuture());
+    ends.emplace(running, trains ? now + std::min(RestOf(entry), LimitOf(entry, now))
+                                 : absl::InfiniteFuture());
   }
   for (const auto& [running, end] : ends) {
     scheduling_.ChangeRunning(running, [end = end](RunningJob& job) { job.ends_at = end; });

@@ -14,7 +14,15 @@
 namespace muster::coordinator {
 
 struct DeadlineKey {
-  enum class Kind { kWorker, kAttempt, kTimeLimit, kSchedule, kPublish, kDrain, kReservations } kind;
+  enum class Kind {
+    kWorker,
+    kAttempt,
+    kTimeLimit,
+    kSchedule,
+    kPublish,
+    kDrain,
+    kReservations
+  } kind;
   std::string id;  // name of a worker or id of a job; empty where there is one of a kind
 
   friend auto operator<=>(const DeadlineKey&, const DeadlineKey&) = default;

@@ -191,10 +191,9 @@ void World::CheckBudget(const v1::Job& job) {
     }
     // Causes outside the job, and causes that are not retried.
     static const std::set<v1::Cause> kNotCounted = {
-        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,  v1::CAUSE_LAUNCH,     v1::CAUSE_PREEMPTED,
-        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,    v1::CAUSE_USER_ERROR, v1::CAUSE_DATA,
-        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE,
-        v1::CAUSE_TIME_LIMIT};
+        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,   v1::CAUSE_LAUNCH,      v1::CAUSE_PREEMPTED,
+        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,     v1::CAUSE_USER_ERROR,  v1::CAUSE_DATA,
+        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE, v1::CAUSE_TIME_LIMIT};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
