@@ -444,6 +444,36 @@ TEST_F(App, GetWorkers_SaysWhyAGpuGetsNoRank) {
                     ::testing::Not(HasSubstr("GPU-0"))));
 }
 
+TEST_F(App, WorkersAsATree_HaveTheirDomains) {
+  const auto add = [this](const std::string& name, const std::string& rack, int free) {
+    v1::Worker worker;
+    worker.set_name(name);
+    worker.set_state(v1::WORKER_STATE_READY);
+    worker.set_slots(2);
+    worker.set_slots_free(free);
+    if (!rack.empty()) {
+      worker.add_domains()->set_level(v1::TOPOLOGY_LEVEL_RACK);
+      worker.mutable_domains(0)->set_name(rack);
+      worker.add_domains()->set_level(v1::TOPOLOGY_LEVEL_ZONE);
+      worker.mutable_domains(1)->set_name("a");
+    }
+    service_.workers.push_back(worker);
+  };
+  add("w1", "r1", 1);
+  add("w2", "r1", 2);
+  add("w3", "", 0);
+  service_.workers[1].mutable_cordon()->set_drain(true);
+  service_.workers[1].mutable_cordon()->set_drained(true);
+  EXPECT_EQ(RunApp({"workers", "--tree"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(),
+            "cluster  3 of 6 slots free, 3 workers\n"
+            "|-- zone a  3 of 4 slots free, 2 workers\n"
+            "|   `-- rack r1  3 of 4 slots free, 2 workers\n"
+            "|       |-- w1  1 of 2 slots free, ready\n"
+            "|       `-- w2  2 of 2 slots free, ready, drained\n"
+            "`-- w3  0 of 2 slots free, ready\n");
+}
+
 TEST_F(App, EventsOfAnAttemptThatEndedBetweenTwoWorkers_NameThem) {
   v1::Event event;
   event.set_sequence(7);
