@@ -68,9 +68,11 @@ class GrpcClient : public CoordinatorClient {
     return Call<v1::Job>(&v1::JobService::Stub::CancelJob, request, kCallTimeout);
   }
 
-  absl::StatusOr<std::vector<v1::Job>> ListJobs() override {
+  absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) override {
+    v1::ListJobsRequest request;
+    request.set_label_selector(label_selector);
     return Pages<v1::Job, v1::ListJobsResponse>(
-        &v1::JobService::Stub::ListJobs, v1::ListJobsRequest(),
+        &v1::JobService::Stub::ListJobs, std::move(request),
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
   }
 

@@ -38,7 +38,8 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
                                                     absl::Duration patience) = 0;
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
-  virtual absl::StatusOr<std::vector<v1::Job>> ListJobs() = 0;
+  // Those whose labels match ListJobsRequest.label_selector.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) = 0;
   virtual absl::StatusOr<v1::Job> CancelJob(const std::string& name) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;

@@ -118,14 +118,17 @@ std::vector<std::string> PublishedState::SimilarNames(const std::string& name) c
   return similar;
 }
 
-std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t limit) const {
+std::vector<PublishedState::Row> PublishedState::List(
+    uint64_t before, size_t limit, absl::FunctionRef<bool(const v1::JobSpec&)> wanted) const {
   std::vector<Stored> found;
   {
     MutexLock lock(&mutex_);
     auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
     while (next != id_by_sequence_.begin() && found.size() < limit) {
       --next;
-      found.push_back(by_id_.find(next->second)->second);
+      const Stored& stored = by_id_.find(next->second)->second;
+      const auto& spec = stored.view[JobPart::kSpec];
+      if (spec != nullptr && wanted(spec->spec())) found.push_back(stored);
     }
   }
   std::vector<Row> rows;

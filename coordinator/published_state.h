@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "base/loop.h"
 #include "base/mutex.h"
@@ -58,8 +59,13 @@ class PublishedState {
   // kNotFound for a job that Find does not know, with the nearest of at most kNearestNamesMax names
   // of similar length: those that come next to it in alphabetical order.
   absl::Status NotFound(const std::string& name_or_id) const;
-  // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
-  std::vector<Row> List(uint64_t before, size_t limit) const;
+  // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all) and of which
+  // `wanted` is true, newest first. `wanted` is called under the lock.
+  std::vector<Row> List(uint64_t before, size_t limit,
+                        absl::FunctionRef<bool(const v1::JobSpec&)> wanted) const;
+  std::vector<Row> List(uint64_t before, size_t limit) const {
+    return List(before, limit, [](const v1::JobSpec&) { return true; });
+  }
   // Every job that is not finished, in no particular order.
   std::vector<JobView> UnfinishedJobs() const;
   // As of the last second or two.

@@ -10,6 +10,7 @@
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/collectives_call.h"
+#include "coordinator/rpc/label_selector.h"
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
@@ -222,8 +223,10 @@ class JobService : public v1::JobService::CallbackService {
   absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
-    const std::vector<PublishedState::Row> rows =
-        shell_.published().List(before, static_cast<size_t>(size) + 1);
+    ASSIGN_OR_RETURN(const LabelSelector selector, LabelSelector::Parse(request.label_selector()));
+    const std::vector<PublishedState::Row> rows = shell_.published().List(
+        before, static_cast<size_t>(size) + 1,
+        [&selector](const v1::JobSpec& spec) { return selector.Matches(spec.labels()); });
     size_t bytes = 0;
     uint64_t last = 0;
     for (const PublishedState::Row& row : rows) {
