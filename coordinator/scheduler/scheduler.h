@@ -70,15 +70,10 @@ struct Schedule {
 };
 
 // Places jobs in order of (priority descending, submit_sequence), each as a whole gang or not at
-// all. A gang takes the fewest workers that can hold it. They are chosen one by one: always the one
-// with the fewest free slots with which the gang still fits on that many workers (best fit, so that
-// the slots left over stay together). Slots are taken by whole tensor groups (WaitingJob::group),
-// which span workers only if no worker of the cluster is as large as one. Ranks take slots worker
-// by worker in order of id, then in device order, tensor group by tensor group. Pure: equal inputs
-// give equal outputs. Thread: any. O(queues x shapes + jobs looked at + jobs placed x (workers
-// taken x different numbers of free slots + slots taken)), where the jobs looked at are those that
-// start or back off, and for each queue and shape those that do not fit with `explained_behind`
-// jobs behind each.
+// all (PlaceGang). Pure: equal inputs give equal outputs. Thread: any. O(queues x shapes + jobs
+// looked at + jobs placed x (workers taken x different numbers of free slots + slots taken)), where
+// the jobs looked at are those that start or back off, and for each queue and shape those that do
+// not fit with `explained_behind` jobs behind each.
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 

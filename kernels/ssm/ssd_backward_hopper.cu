@@ -162,7 +162,8 @@ template <int P, int N>
 absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdProblem<T> p = DescribeSsd<T>(args);
   const int64_t chunks = p.samples * p.chunks, state_rows = chunks * p.heads * P;
-  const int shares = Shares(stream.cuda_device(), chunks * p.groups, p.heads / p.groups, 3.0);
+  const int shares =
+      Shares(stream.cuda_device(), chunks * p.groups, p.heads / p.groups, kSsdBackwardFixedHeads);
   const int64_t score_rows = shares * chunks * p.groups * kChunk;
   const int64_t sum_bytes = shares * p.samples * p.positions * p.groups * N * 4;
   Parts parts;
@@ -228,7 +229,7 @@ absl::Status BackwardOf(CudaStream& stream, const SsdBackwardArgs& args, SsdPart
 bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdArgs& forward = args.forward;
   const int64_t p = forward.x.dim(3), n = forward.b.dim(3);
-  if (!((p == 64 && (n == 64 || n == 128)) || (p == 128 && n == 64)) ||
+  if (!SsdIsFused(p, n) ||
       !ssd::Serves(stream.cuda_device(), forward,
                    {&forward.x, &forward.b, &forward.c, &args.dy, &args.dx, &args.db, &args.dc})) {
     return false;

@@ -11,6 +11,7 @@
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/device/cuda_status.h"
 #include "kernels/ssm/ssd_states_hopper.cuh"
+#include "kernels/ssm/ssd_workspace.h"
 
 namespace muster::kernels::cuda::ssd {
 
@@ -54,22 +55,9 @@ inline bool Serves(const CudaDevice& device, const SsdArgs& args,
          std::all_of(mapped.begin(), mapped.end(), [](const Tensor* t) { return IsMapped(*t); });
 }
 
-// How many blocks share the heads of a group in a chunk, so that blocks fill the device: the number
-// with the shortest time, where a block takes as long for its start and end as for `fixed` heads.
 inline int Shares(const CudaDevice& device, int64_t chunks_of_groups, int64_t heads_of_group,
                   double fixed) {
-  const int64_t processors = device.multiprocessors();
-  int best = 1;
-  double best_time = std::numeric_limits<double>::infinity();
-  for (int64_t shares = 1; shares <= heads_of_group; ++shares) {
-    const auto rounds = static_cast<double>(CeilDiv(chunks_of_groups * shares, processors));
-    const double time = rounds * (static_cast<double>(CeilDiv(heads_of_group, shares)) + fixed);
-    if (time < best_time) {
-      best_time = time;
-      best = static_cast<int>(shares);
-    }
-  }
-  return best;
+  return SsdShares(device.multiprocessors(), chunks_of_groups, heads_of_group, fixed);
 }
 
 template <typename Kernel, typename... Arguments>

@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Make(kernels::Device& device,
 // Passes of fewer tokens take less, so they fit.
 Workspace& Decoder::WorkspaceOf(int64_t sequence) {
   Workspace& workspace = sequence == 1 ? of_one_ : of_several_;
-  if (workspace.saved.empty() || workspace.flow.shape.sequence != sequence) {
+  if (workspace.saved.empty() || workspace.batch.shape.sequence != sequence) {
     arena_.ReleaseTo(passes_);
     workspace = model_.TakeDecodeWorkspace(arena_, ShapeOf(options_, sequence));
   }
@@ -76,10 +76,10 @@ absl::StatusOr<Tensor> Decoder::Append(absl::Span<const int32_t> tokens) {
       uploads_.insert(uploads_.end(), first, first + n);
     }
     kernels::Copy(stream_, Tensor(uploads_.data(), DType::kI32, {options_.batch * n}),
-                  workspace.flow.tokens);
+                  workspace.batch.tokens);
     const Pass pass = {stream_, weights_, HeadMode::kLogits};
     model_.Decode(pass, workspace, state_);
-    logits = workspace.flow.logits;
+    logits = workspace.forward.logits;
   }
   return logits;
 }

@@ -77,25 +77,25 @@ class AttentionMixer : public Mixer {
 
   // Rotary positions are applied to whole sequences in the GEMM's epilogue, to parts of sequences
   // once all rows have arrived.
-  void Project(const Pass& pass, const Flow& flow, Saved& base, Tensor x, int64_t first,
+  void Project(const Pass& pass, const ModelBatch& batch, Saved& base, Tensor x, int64_t first,
                Purpose /*purpose*/) const override {
     AttentionSaved& saved = Of(base);
     const int64_t rows = x.dim(0);
-    const bool whole = rotary_ && rows % flow.shape.sequence == 0;
+    const bool whole = rotary_ && rows % batch.shape.sequence == 0;
     saved.turned = whole;
-    qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), whole ? flow.rotary : Tensor());
+    qkv_.Forward(pass, x, saved.qkv.Rows(first, rows), whole ? batch.rotary : Tensor());
   }
-  void Mix(const Pass& pass, const Flow& flow, Saved& base, Span samples) const override {
+  void Mix(const Pass& pass, const ModelBatch& batch, Saved& base, Span samples) const override {
     AttentionSaved& saved = Of(base);
     if (rotary_ && !saved.turned) {
-      CHECK_EQ(samples.size(), flow.shape.batch);
-      qkv_.Rotate(pass, flow, saved.qkv, /*inverse=*/false);
+      CHECK_EQ(samples.size(), batch.shape.batch);
+      qkv_.Rotate(pass, batch, saved.qkv, /*inverse=*/false);
     }
     if (context_size_ == 1) {
-      kernels::AttentionForward(pass.stream, Attention(flow, saved, samples));
+      kernels::AttentionForward(pass.stream, Attention(batch, saved, samples));
     } else {
       saved.context->Forward({pass.stream, *pass.context, pass.context_overlap},
-                             ContextInputs(flow, saved), *saved.context_saved);
+                             ContextInputs(batch, saved), *saved.context_saved);
     }
   }
   bool exchanges() const override { return context_size_ > 1; }
@@ -121,18 +121,18 @@ class AttentionMixer : public Mixer {
   }
   // Several tokens attend to each other like a whole sequence, and to the tokens before them in a
   // second call, whose result is merged with the first.
-  void MixOnward(const Pass& pass, const Flow& flow, Saved& base,
+  void MixOnward(const Pass& pass, const ModelBatch& batch, Saved& base,
                  MixerState& base_state) const override {
     const AttentionSaved& saved = Of(base);
     const auto& state = static_cast<const AttentionState&>(base_state);
-    const BatchShape& shape = flow.shape;
-    const int64_t before = flow.first_position, count = shape.sequence;
+    const BatchShape& shape = batch.shape;
+    const int64_t before = batch.first_position, count = shape.sequence;
     CHECK_LE(before + count, state.k.dim(1)) << "tokens of a text";
     if (rotary_) CHECK(saved.turned);
     const Tensor k = qkv_.Keys(saved.qkv, shape), v = qkv_.Values(saved.qkv, shape);
     kernels::CopyStrided(pass.stream, k, Tokens(state.k, before, count));
     kernels::CopyStrided(pass.stream, v, Tokens(state.v, before, count));
-    const kernels::AttentionArgs own = Attention(flow, saved, {0, shape.batch});
+    const kernels::AttentionArgs own = Attention(batch, saved, {0, shape.batch});
     if (count == 1) {
       kernels::AttentionDecode(pass.stream, {.q = own.q,
                                              .k = Tokens(state.k, 0, before + 1),
@@ -154,19 +154,19 @@ class AttentionMixer : public Mixer {
   }
   bool keeps_tokens() const override { return true; }
 
-  void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
+  void OutputBackward(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor dy,
                       int64_t first) const override {
     LinearBackwardInput(pass, output_, dy, Of(base).d_attention.Rows(first, dy.dim(0)));
   }
-  void MixBackward(const Pass& pass, const Flow& flow, Saved& base, Tensor /*dy*/,
+  void MixBackward(const Pass& pass, const ModelBatch& batch, Saved& base, Tensor /*dy*/,
                    const BesideMix& beside) const override {
     const AttentionSaved& saved = Of(base);
     kernels::AttentionBackwardArgs args;
-    args.forward = Attention(flow, saved, {0, flow.shape.batch});
-    args.dout = Heads(saved.d_attention, flow.shape);
-    args.dq = qkv_.Queries(saved.d_qkv, flow.shape);
-    args.dk = qkv_.Keys(saved.d_qkv, flow.shape);
-    args.dv = qkv_.Values(saved.d_qkv, flow.shape);
+    args.forward = Attention(batch, saved, {0, batch.shape.batch});
+    args.dout = Heads(saved.d_attention, batch.shape);
+    args.dq = qkv_.Queries(saved.d_qkv, batch.shape);
+    args.dk = qkv_.Keys(saved.d_qkv, batch.shape);
+    args.dv = qkv_.Values(saved.d_qkv, batch.shape);
     args.delta = saved.delta;
     args.deterministic = deterministic_;
     if (context_size_ == 1) {
@@ -174,9 +174,10 @@ class AttentionMixer : public Mixer {
     } else {
       saved.context->Backward(
           {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last},
-          ContextInputs(flow, saved), {args.dout, args.dq, args.dk, args.dv}, *saved.context_saved);
+          ContextInputs(batch, saved), {args.dout, args.dq, args.dk, args.dv},
+          *saved.context_saved);
     }
-    if (rotary_) qkv_.Rotate(pass, flow, saved.d_qkv, /*inverse=*/true);
+    if (rotary_) qkv_.Rotate(pass, batch, saved.d_qkv, /*inverse=*/true);
   }
   void InputBackward(const Pass& pass, Saved& base, int64_t first, Tensor dx) const override {
     const AttentionSaved& saved = Of(base);
@@ -228,14 +229,15 @@ class AttentionMixer : public Mixer {
   Tensor Heads(Tensor output, const BatchShape& shape) const {
     return output.Reshape({shape.batch, shape.sequence, qkv_.heads(), qkv_.depth()});
   }
-  ContextAttention::Inputs ContextInputs(const Flow& flow, const AttentionSaved& saved) const {
-    const BatchShape& shape = flow.shape;
+  ContextAttention::Inputs ContextInputs(const ModelBatch& batch,
+                                         const AttentionSaved& saved) const {
+    const BatchShape& shape = batch.shape;
     return {qkv_.Queries(saved.qkv, shape), qkv_.Keys(saved.qkv, shape),
-            qkv_.Values(saved.qkv, shape), Heads(saved.attention, shape), flow.documents};
+            qkv_.Values(saved.qkv, shape), Heads(saved.attention, shape), batch.documents};
   }
-  kernels::AttentionArgs Attention(const Flow& flow, const AttentionSaved& saved,
+  kernels::AttentionArgs Attention(const ModelBatch& batch, const AttentionSaved& saved,
                                    Span samples) const {
-    BatchShape shape = flow.shape;
+    BatchShape shape = batch.shape;
     shape.batch = samples.size();
     const int64_t first = samples.begin * shape.sequence;
     const QkvProjection::Output qkv = saved.qkv.Rows(first, shape.tokens());
@@ -245,8 +247,8 @@ class AttentionMixer : public Mixer {
     args.v = qkv_.Values(qkv, shape);
     args.out = Heads(saved.attention.Rows(first, shape.tokens()), shape);
     if (!saved.lse.empty()) args.lse = saved.lse.Rows(samples.begin, shape.batch);
-    if (!flow.documents.empty()) {
-      args.documents = flow.documents.Rows(samples.begin, shape.batch);
+    if (!batch.documents.empty()) {
+      args.documents = batch.documents.Rows(samples.begin, shape.batch);
     }
     return args;
   }

@@ -22,8 +22,9 @@ absl::StatusOr<std::unique_ptr<BlockState>> Block::TakeState(kernels::Arena&,
   return absl::UnimplementedError(absl::StrCat(name(), ": it keeps nothing of the tokens so far"));
 }
 
-void Block::Decode(const Pass& pass, Flow& flow, Saved& saved, BlockState&) const {
-  Forward(pass, flow, saved);
+void Block::Decode(const Pass& pass, const ModelBatch& batch, ForwardState& state, Saved& saved,
+                   BlockState&) const {
+  Forward(pass, batch, state, saved);
 }
 
 absl::Status Model::CheckDecode() const {
@@ -65,11 +66,11 @@ Workspace Model::TakeDecodeWorkspace(kernels::Arena& arena, const BatchShape& sh
   // of them are in use.
   constexpr int kSlots = 3;
   Workspace workspace;
-  Flow& flow = workspace.flow;
-  flow.shape = shape;
-  flow.tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
+  ModelBatch& batch = workspace.batch;
+  batch.shape = shape;
+  batch.tokens = arena.Take("inputs", DType::kI32, {shape.tokens()});
   if (shape_.rotary_width > 0) {
-    flow.rotary = arena.Take("inputs", DType::kF32, {shape.sequence, shape_.rotary_width});
+    batch.rotary = arena.Take("inputs", DType::kF32, {shape.sequence, shape_.rotary_width});
   }
   int64_t bytes = 0;  // of a slot
   for (const auto& block : blocks_) {
@@ -91,21 +92,22 @@ Workspace Model::TakeDecodeWorkspace(kernels::Arena& arena, const BatchShape& sh
 
 void Model::Decode(const Pass& pass, Workspace& workspace, DecodeState& state) const {
   const kernels::Range decode(pass.stream, "decode", pass.trace);
-  Flow& flow = workspace.flow;
-  const int64_t count = flow.shape.sequence;
+  ModelBatch& batch = workspace.batch;
+  const int64_t count = batch.shape.sequence;
   CHECK(pass.head == HeadMode::kLogits);
   CHECK_EQ(state.blocks.size(), blocks_.size());
   CHECK_EQ(workspace.saved.size(), blocks_.size());
-  flow.branch = kernels::Tensor();
-  flow.first_position = state.length;
-  flow.logits_begin = count - 1;
-  flow.logits_step = count;
-  WriteRotaryTable(pass, flow);
+  workspace.forward.branch = kernels::Tensor();
+  batch.first_position = state.length;
+  batch.logits_begin = count - 1;
+  batch.logits_step = count;
+  WriteRotaryTable(pass, batch);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
-    flow.next_sum = i + 1 < blocks_.size() ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1])
-                                           : kernels::Tensor();
-    blocks_[i]->Decode(pass, flow, *workspace.saved[i], *state.blocks[i]);
+    workspace.forward.next_sum = i + 1 < blocks_.size()
+                                     ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1])
+                                     : kernels::Tensor();
+    blocks_[i]->Decode(pass, batch, workspace.forward, *workspace.saved[i], *state.blocks[i]);
   }
   state.length += count;
 }

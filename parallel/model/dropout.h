@@ -21,8 +21,8 @@ struct Dropout {
 
   bool Drops(const Pass& pass) const { return probability > 0 && pass.dropout_seed.has_value(); }
   // out = x with dropout, or a gradient with the same mask. x has the tokens [first, first +
-  // x.dim(0)) of `flow`; `out` may be x. Does nothing unless Drops(pass).
-  void Apply(const Pass& pass, const Flow& flow, const kernels::Tensor& x,
+  // x.dim(0)) of `batch`; `out` may be x. Does nothing unless Drops(pass).
+  void Apply(const Pass& pass, const ModelBatch& batch, const kernels::Tensor& x,
              const kernels::Tensor& out, int64_t first) const;
 };
 

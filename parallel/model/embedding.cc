@@ -77,38 +77,39 @@ class EmbeddingBlock : public Block {
     saved.d_positions = arena.Take("scratch", DType::kF32, {shape.sequence, hidden_});
   }
 
-  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
+  void Forward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+               Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
-    Tensor tokens = flow.tokens, out = saved.out, positions = Positions(pass.weights, flow);
+    Tensor tokens = batch.tokens, out = saved.out, positions = Positions(pass.weights, batch);
     if (!saved.positions.empty()) {
       for (const int chunk : {0, 1}) {
-        kernels::Copy(pass.stream, Chunk(pass, positions, flow, chunk),
+        kernels::Copy(pass.stream, Chunk(pass, positions, batch, chunk),
                       Half(saved.positions, chunk));
       }
       positions = saved.positions;
     }
     if (shard_.size > 1) {
       tokens = saved.tokens;
-      kernels::ShardTokens(pass.stream, flow.tokens, shard_.vocab.begin, shard_.vocab.size(),
+      kernels::ShardTokens(pass.stream, batch.tokens, shard_.vocab.begin, shard_.vocab.size(),
                            tokens);
       // Vectors are summed over the ranks, so only one rank adds the positions.
       if (shard_.rank != 0) positions = Tensor();
     }
-    if (shard_.sequence) out = flow.branch_storage;
+    if (shard_.sequence) out = batch.branch_storage;
     kernels::EmbeddingForward(pass.stream, tokens, pass.weights[token_], positions,
-                              flow.shape.sequence, out);
+                              batch.shape.sequence, out);
     // Grouping happens in forward, because the end of backward waits for this block's gradients.
     if (pass.head == HeadMode::kLossAndGradient) {
       kernels::GroupTokens(pass.stream, tokens, pass.weights[token_].dim(0), saved.groups);
     }
-    const int slices = shard_.slices(flow.shape);
+    const int slices = shard_.slices(batch.shape);
     for (int slice = 0; slice < slices; ++slice) {
       const Tensor rows = shard_.ReduceRows(pass, SliceOf(out, slices, slice));
       const Tensor own = SliceOf(saved.out, slices, slice);
       if (shard_.sequence) kernels::Copy(pass.stream, rows, own);
-      dropout_.Apply(pass, flow, own, own, shard_.FirstToken(flow.shape, slice));
+      dropout_.Apply(pass, batch, own, own, shard_.FirstToken(batch.shape, slice));
     }
-    flow.residual = saved.out;
+    state.residual = saved.out;
   }
 
   absl::StatusOr<std::unique_ptr<BlockState>> TakeState(
@@ -117,20 +118,23 @@ class EmbeddingBlock : public Block {
   }
   bool limits_text() const override { return position_.has_value(); }
 
-  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
-    const InSlices begun = std::exchange(flow.d_whole, {});
-    Gradients(pass, flow, static_cast<EmbeddingSaved&>(base),
-              begun.empty() ? shard_.GatherRows(pass, flow.d_hidden, flow.branch_storage,
-                                                shard_.slices(flow.shape))
+  void Backward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                Saved& base) const override {
+    const InSlices begun = std::exchange(state.d_whole, {});
+    Gradients(pass, batch, static_cast<EmbeddingSaved&>(base),
+              begun.empty() ? shard_.GatherRows(pass, state.d_hidden, batch.branch_storage,
+                                                shard_.slices(batch.shape))
                             : TensorShard::Await(pass, begun));
   }
   // There is no block in front that would need a gradient.
-  void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override {
-    kernels::Copy(pass.stream, flow.d_hidden, static_cast<EmbeddingSaved&>(base).out);
+  void BackwardInput(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                     Saved& base) const override {
+    kernels::Copy(pass.stream, state.d_hidden, static_cast<EmbeddingSaved&>(base).out);
   }
-  void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override {
+  void BackwardWeights(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                       Saved& base) const override {
     auto& saved = static_cast<EmbeddingSaved&>(base);
-    Gradients(pass, flow, saved, shard_.GatherRows(pass, saved.out, flow.branch_storage));
+    Gradients(pass, batch, saved, shard_.GatherRows(pass, saved.out, batch.branch_storage));
   }
 
  private:
@@ -142,9 +146,9 @@ class EmbeddingBlock : public Block {
   };
 
   // `d_out`: all rows of the gradient, to which dropout is applied in place.
-  void Gradients(const Pass& pass, const Flow& flow, const EmbeddingSaved& saved,
+  void Gradients(const Pass& pass, const ModelBatch& batch, const EmbeddingSaved& saved,
                  const Tensor& d_out) const {
-    const Tensor positions = Positions(*pass.gradients, flow);
+    const Tensor positions = Positions(*pass.gradients, batch);
     const bool spread = !saved.d_positions.empty();
     // What follows does not write rows of tokens and positions that do not occur.
     if (pass.overwrite_gradients) {
@@ -152,25 +156,26 @@ class EmbeddingBlock : public Block {
       if (position_.has_value()) kernels::Zero(pass.stream, (*pass.gradients)[*position_]);
     }
     if (spread) kernels::Zero(pass.stream, saved.d_positions);
-    dropout_.Apply(pass, flow, d_out, d_out, 0);
-    kernels::EmbeddingBackward(pass.stream, saved.groups, d_out, flow.shape.sequence,
+    dropout_.Apply(pass, batch, d_out, d_out, 0);
+    kernels::EmbeddingBackward(pass.stream, saved.groups, d_out, batch.shape.sequence,
                                (*pass.gradients)[token_], spread ? saved.d_positions : positions);
     for (int chunk = 0; spread && chunk < 2; ++chunk) {
       kernels::Axpy(pass.stream, 1.0f, Half(saved.d_positions, chunk),
-                    Chunk(pass, positions, flow, chunk));
+                    Chunk(pass, positions, batch, chunk));
     }
     if (position_.has_value()) Ready(pass, *position_);
     // The head has added its gradient of the table before, so it is complete now.
     Ready(pass, token_);
   }
-  Tensor Positions(const ParameterViews& views, const Flow& flow) const {
+  Tensor Positions(const ParameterViews& views, const ModelBatch& batch) const {
     return position_.has_value()
-               ? views[*position_].Rows(flow.first_position, flow.shape.sequence * context_size_)
+               ? views[*position_].Rows(batch.first_position, batch.shape.sequence * context_size_)
                : Tensor();
   }
   // The position rows of this rank's first (0) or second (1) chunk of a sequence, and their place.
-  Tensor Chunk(const Pass& pass, const Tensor& positions, const Flow& flow, int chunk) const {
-    const int64_t rows = flow.shape.sequence / 2, rank = pass.context->rank();
+  Tensor Chunk(const Pass& pass, const Tensor& positions, const ModelBatch& batch,
+               int chunk) const {
+    const int64_t rows = batch.shape.sequence / 2, rank = pass.context->rank();
     return positions.Rows((chunk == 0 ? rank : 2 * context_size_ - 1 - rank) * rows, rows);
   }
   static Tensor Half(const Tensor& x, int chunk) {

@@ -5,6 +5,7 @@
 #define MUSTER_PARALLEL_MODEL_FAMILY_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,6 +30,11 @@ absl::Span<const ModelFamily* const> Families();
 const ModelFamily* FindFamily(absl::string_view name);
 // Requires: a description that MakeModel takes.
 LanguageModelConfig ConfigOf(const ModelDescription& description);
+
+// MakeModel of a description of this family, which need not be one of Families().
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelFamily& family,
+                                                 const ModelDescription& description,
+                                                 const ModelParallel& parallel = {});
 
 // A size of a description that MakeModel takes.
 int64_t SizeOf(const ModelDescription& description, const std::string& name);

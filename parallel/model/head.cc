@@ -56,33 +56,34 @@ class HeadBlock : public Block {
   Tensor SumStorage(const Saved& base) const override {
     return static_cast<const HeadSaved&>(base).norm.x;
   }
-  void Forward(const Pass& pass, Flow& flow, Saved& base) const override {
+  void Forward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+               Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
-    NormForward(pass, norm_, flow, saved.norm);
-    saved.x = flow.residual;
+    NormForward(pass, norm_, state, saved.norm);
+    saved.x = state.residual;
     saved.y = shard_.GatherRows(pass, saved.norm.y,
-                                flow.gathered.empty() ? saved.gathered : flow.gathered,
-                                shard_.slices(flow.shape));
-    const int64_t tokens = flow.shape.tokens(), chunk = saved.logits.dim(0);
+                                batch.gathered.empty() ? saved.gathered : batch.gathered,
+                                shard_.slices(batch.shape));
+    const int64_t tokens = batch.shape.tokens(), chunk = saved.logits.dim(0);
     if (pass.head == HeadMode::kLogits) {
-      CHECK(flow.logits_begin >= 0 && flow.logits_begin < tokens);
-      if (flow.logits_step == 1) {
-        flow.logits =
-            Logits(pass, saved, flow.logits_begin, std::min(chunk, tokens - flow.logits_begin));
+      CHECK(batch.logits_begin >= 0 && batch.logits_begin < tokens);
+      if (batch.logits_step == 1) {
+        state.logits =
+            Logits(pass, saved, batch.logits_begin, std::min(chunk, tokens - batch.logits_begin));
         return;
       }
       int64_t count = 0;
-      for (int64_t at = flow.logits_begin; at < tokens && count < chunk; at += flow.logits_step) {
+      for (int64_t at = batch.logits_begin; at < tokens && count < chunk; at += batch.logits_step) {
         Logits(pass, saved, at, 1, count++);
       }
-      flow.logits = saved.logits.Rows(0, count);
+      state.logits = saved.logits.Rows(0, count);
       return;
     }
-    flow.losses = saved.losses;
+    state.losses = saved.losses;
     CHECK(pass.head == HeadMode::kLoss || pass.gradients != nullptr)
         << "the head adds to the table's gradient in Forward";
     for (int64_t begin = 0; begin < tokens; begin += chunk) {
-      Loss(pass, flow, saved, begin, std::min(chunk, tokens - begin));
+      Loss(pass, batch, saved, begin, std::min(chunk, tokens - begin));
     }
   }
 
@@ -91,21 +92,22 @@ class HeadBlock : public Block {
     return std::make_unique<BlockState>();
   }
 
-  void Backward(const Pass& pass, Flow& flow, Saved& base) const override {
+  void Backward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                Saved& base) const override {
     auto& saved = static_cast<HeadSaved&>(base);
     if (!shared_) Ready(pass, table_);
-    kernels::Zero(pass.stream, flow.d_hidden);
-    const int slices = shard_.slices(flow.shape);
+    kernels::Zero(pass.stream, state.d_hidden);
+    const int slices = shard_.slices(batch.shape);
     if (slices == 1) {
-      const Tensor dy = shard_.ReduceRows(pass, flow.branch_storage);
-      NormBackward(pass, norm_, dy, saved.x, saved.norm, flow);
+      const Tensor dy = shard_.ReduceRows(pass, batch.branch_storage);
+      NormBackward(pass, norm_, dy, saved.x, saved.norm, state);
       return;
     }
     std::array<Started, 2> dy;
     for (int slice = 0; slice < slices; ++slice) {
-      dy[slice] = shard_.StartReduceRows(pass, SliceOf(flow.branch_storage, slices, slice));
+      dy[slice] = shard_.StartReduceRows(pass, SliceOf(batch.branch_storage, slices, slice));
     }
-    NormBackwardInSlices(pass, norm_, dy, saved.x, saved.norm, flow.d_hidden, [](int) {});
+    NormBackwardInSlices(pass, norm_, dy, saved.x, saved.norm, state.d_hidden, [](int) {});
   }
 
  private:
@@ -114,8 +116,8 @@ class HeadBlock : public Block {
     Tensor x;  // input of the norm: norm.x, or what the pipeline stage in front has sent
     Tensor losses;
     // Scratch: the normed input of all tokens, with sequence parallelism (memory of its own where
-    // the flow has none); the logits of one slice of the tokens; and what the tensor ranks exchange
-    // about theirs.
+    // the batch has none); the logits of one slice of the tokens; and what the tensor ranks
+    // exchange about theirs.
     Tensor y, gathered;
     Tensor logits, stats;
   };
@@ -132,16 +134,16 @@ class HeadBlock : public Block {
   }
 
   // The loss of a slice of the tokens and, with gradients, all that is derived from their logits.
-  void Loss(const Pass& pass, const Flow& flow, const HeadSaved& saved, int64_t begin,
+  void Loss(const Pass& pass, const ModelBatch& batch, const HeadSaved& saved, int64_t begin,
             int64_t count) const {
     const Tensor logits = Logits(pass, saved, begin, count);
     if (shard_.size > 1) {
-      SharedLoss(pass, flow, saved, logits, begin);
+      SharedLoss(pass, batch, saved, logits, begin);
     } else {
       kernels::CrossEntropyArgs loss;
       loss.logits = logits;
       loss.vocab = shard_.vocab.size();
-      FillLoss(pass, flow, saved, begin, loss);
+      FillLoss(pass, batch, saved, begin, loss);
       kernels::CrossEntropy(pass.stream, loss);
     }
     if (pass.head != HeadMode::kLossAndGradient) return;
@@ -150,17 +152,17 @@ class HeadBlock : public Block {
     args.x = saved.y.Rows(begin, count);
     args.w = pass.weights[table_];
     // The norm has read the last branch, so its storage keeps the gradient for Backward.
-    args.dx = flow.branch_storage.Rows(begin, count);
+    args.dx = batch.branch_storage.Rows(begin, count);
     args.dw = (*pass.gradients)[table_];
     args.accumulate = !pass.overwrite_gradients || begin > 0;
     kernels::LinearBackward(pass.stream, args);
   }
 
   template <typename Args>
-  void FillLoss(const Pass& pass, const Flow& flow, const HeadSaved& saved, int64_t begin,
+  void FillLoss(const Pass& pass, const ModelBatch& batch, const HeadSaved& saved, int64_t begin,
                 Args& loss) const {
     const int64_t count = loss.logits.dim(0);
-    loss.targets = flow.targets.Rows(begin, count);
+    loss.targets = batch.targets.Rows(begin, count);
     loss.losses = saved.losses.Rows(begin, count);
     loss.scale = pass.loss_scale;
     loss.loss_scale = pass.dynamic_loss_scale;
@@ -168,13 +170,13 @@ class HeadBlock : public Block {
   }
 
   // The loss over a vocabulary of which this rank has the logits of its shard.
-  void SharedLoss(const Pass& pass, const Flow& flow, const HeadSaved& saved, Tensor logits,
+  void SharedLoss(const Pass& pass, const ModelBatch& batch, const HeadSaved& saved, Tensor logits,
                   int64_t begin) const {
     const int64_t count = logits.dim(0);
     const Tensor all = saved.stats.Rows(0, shard_.size * count);
     kernels::CrossEntropyStatsArgs own;
     own.logits = logits;
-    own.targets = flow.targets.Rows(begin, count);
+    own.targets = batch.targets.Rows(begin, count);
     own.first = shard_.vocab.begin;
     own.vocab = shard_.vocab.size();
     own.stats = all.Rows(shard_.rank * count, count);
@@ -185,7 +187,7 @@ class HeadBlock : public Block {
     loss.first = own.first;
     loss.vocab = own.vocab;
     loss.stats = all.Reshape({shard_.size, count, 3});
-    FillLoss(pass, flow, saved, begin, loss);
+    FillLoss(pass, batch, saved, begin, loss);
     kernels::CrossEntropyMerge(pass.stream, loss);
   }
 

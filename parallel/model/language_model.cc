@@ -129,24 +129,36 @@ std::vector<Recomputed> RecomputedBy(const ModelParallel& parallel,
   const int64_t wanted =
       parallel.recompute_blocks > 0 ? std::min<int64_t>(parallel.recompute_blocks, blocks) : blocks;
   if (parallel.recompute == Recompute::kFull) {
-    std::fill_n(recomputed.begin(), wanted, Recomputed{true, true, true});
+    std::fill_n(recomputed.begin(), wanted, Recomputed{true, true, true, true});
+    if (parallel.recompute_rest == Recompute::kSelective) {
+      std::fill(recomputed.begin() + wanted, recomputed.end(), Recomputed{true, true, true, false});
+    }
   } else if (parallel.recompute == Recompute::kSelective) {
     // Elements per token, on all ranks together; then of the average block.
-    int64_t activation = 0, norms = 0;  // of all blocks of the model
+    int64_t activation = 0, norms = 0, mixing = 0;  // of all blocks of the model
     for (const Layers& block : config.blocks) {
       for (const LayerKind kind : block) {
-        activation += SizeOf(config, kind).activation;
+        const LayerSize size = SizeOf(config, kind);
+        activation += size.activation;
         norms += config.hidden * (shard.sequence ? 1 : shard.size);
+        // Context ranks would have to exchange again (Mixer::TakeMixed).
+        if (parallel.context_size == 1) mixing += size.mixing;
       }
     }
-    activation = std::max<int64_t>(1, activation / static_cast<int64_t>(config.blocks.size()));
-    norms /= static_cast<int64_t>(config.blocks.size());
-    const int64_t values = wanted * (activation + norms);
-    const int64_t activations = std::min(blocks, (values + activation - 1) / activation);
-    const int64_t rest = std::max<int64_t>(0, values - activations * activation);
-    const int64_t with_norms = std::min(blocks, (rest + norms - 1) / norms);
-    for (int64_t i = 0; i < activations; ++i) recomputed[i].activation = true;
-    for (int64_t i = 0; i < with_norms; ++i) recomputed[i].norms = true;
+    const auto of_a_block = [&](int64_t values) {
+      return std::max<int64_t>(1, values / static_cast<int64_t>(config.blocks.size()));
+    };
+    int64_t values = wanted * (of_a_block(activation) + of_a_block(norms) +
+                               (mixing > 0 ? of_a_block(mixing) : 0));
+    const auto drop = [&](int64_t elements, bool Recomputed::*what) {
+      const int64_t each = of_a_block(elements);
+      const int64_t count = std::min(blocks, (std::max<int64_t>(0, values) + each - 1) / each);
+      for (int64_t i = 0; i < count; ++i) recomputed[i].*what = true;
+      values -= count * each;
+    };
+    drop(activation, &Recomputed::activation);
+    drop(norms, &Recomputed::norms);
+    if (mixing > 0) drop(mixing, &Recomputed::mixing);
   }
   return recomputed;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "parallel/model/mamba2_mixer.h"
 
 namespace muster::parallel {
 namespace {
@@ -30,10 +31,18 @@ LayerSize Mamba2Size(const LanguageModelConfig& config) {
   const int64_t conv = inner + 2 * group, in = inner + conv + mamba.heads;
   // Per token with chunks of Q positions: the causal halves of C B^T (per group) and of that with
   // x, the state's update and what is read from it.
-  constexpr int64_t kChunk = 128;
+  constexpr int64_t kChunk = kMamba2Chunk;
   const int64_t scan = kChunk * group + kChunk * inner + 4 * inner * mamba.state;
-  return {(in + inner) * config.hidden, conv * (mamba.taps + 1) + 3 * mamba.heads + inner,
-          inner * config.hidden, scan, conv + inner};
+  // y, and a state in front of every chunk.
+  const int64_t tokens = std::max<int64_t>(1, config.sequence_length);
+  const int64_t chunks = (tokens + kChunk - 1) / kChunk;
+  const int64_t mixing = inner + (inner * mamba.state * chunks + tokens - 1) / tokens;
+  return {(in + inner) * config.hidden,
+          conv * (mamba.taps + 1) + 3 * mamba.heads + inner,
+          inner * config.hidden,
+          scan,
+          conv + inner,
+          mixing};
 }
 
 bool Has(const LanguageModelConfig& config, LayerKind kind) {

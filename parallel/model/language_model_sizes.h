@@ -19,6 +19,7 @@ struct LayerSize {
   int64_t last = 0;        // weights of its last GEMM, which recompute leaves out
   int64_t other = 0;       // FLOPs per token beside those of weights, forward
   int64_t activation = 0;  // elements per token that are cheap to recompute, beside the norm's
+  int64_t mixing = 0;      // elements per token that only running the mixer again recomputes
 };
 LayerSize SizeOf(const LanguageModelConfig& config, LayerKind kind);
 

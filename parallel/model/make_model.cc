@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -101,26 +102,31 @@ int64_t SizeOf(const ModelDescription& description, const std::string& name) {
   return found->second;
 }
 
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelFamily& family,
+                                                 const ModelDescription& description,
                                                  const ModelParallel& parallel) {
   if (!(parallel.dropout >= 0 && parallel.dropout < 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("dropout ", parallel.dropout, " is not a probability from 0 to less than 1"));
   }
-  if (const ModelFamily* family = FindFamily(description.family); family != nullptr) {
-    ASSIGN_OR_RETURN(const LanguageModelConfig config, family->config(description));
-    const SplitSizes sizes = SplitOf(config);
-    RETURN_IF_ERROR(CheckParts(parallel, static_cast<int64_t>(config.blocks.size()) + 2));
-    RETURN_IF_ERROR(CheckSplit(parallel));
-    RETURN_IF_ERROR(CheckTensorParallel(parallel, sizes));
-    RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, sizes));
-    return MakeLanguageModel(config, description, parallel);
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown model family '", description.family, "'; known: ",
-                   absl::StrJoin(Families(), ", ", [](std::string* out, const ModelFamily* family) {
-                     absl::StrAppend(out, family->name);
-                   })));
+  ASSIGN_OR_RETURN(const LanguageModelConfig config, family.config(description));
+  const SplitSizes sizes = SplitOf(config);
+  RETURN_IF_ERROR(CheckParts(parallel, static_cast<int64_t>(config.blocks.size()) + 2));
+  RETURN_IF_ERROR(CheckSplit(parallel));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, sizes));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, sizes));
+  return MakeLanguageModel(config, description, parallel);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
+                                                 const ModelParallel& parallel) {
+  const ModelFamily* family = FindFamily(description.family);
+  if (family != nullptr) return MakeModel(*family, description, parallel);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown model family '", description.family,
+      "'; known: ", absl::StrJoin(Families(), ", ", [](std::string* out, const ModelFamily* known) {
+        absl::StrAppend(out, known->name);
+      })));
 }
 
 }  // namespace muster::parallel

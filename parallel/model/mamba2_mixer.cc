@@ -25,8 +25,7 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
-// Positions between two stored states. With 128 the fused Hopper kernels run (docs/benchmarks).
-constexpr int64_t kChunk = 128;
+constexpr int64_t kChunk = kMamba2Chunk;
 
 Parameter FullPrecision(const std::string& name, std::vector<int64_t> shape,
                         Initializer initializer, double low = 0, double high = 0) {
@@ -51,6 +50,7 @@ class Mamba2Mixer : public Mixer {
         width_(heads_ * spec.head_width),
         groups_(shard.ssm_groups.size()),
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
+        recomputes_scan_(recomputed.mixing && !recomputed.gemms),
         split_(parallel.split_backward),
         context_size_(parallel.context_size) {
     const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
@@ -107,13 +107,10 @@ class Mamba2Mixer : public Mixer {
   void TakeOutputs(Arena& arena, const char* category, const BatchShape& shape,
                    Saved& base) const override {
     MambaSaved& saved = Of(base);
-    const int64_t t = shape.tokens(), segments = Segments();
-    const int64_t chunks = (shape.sequence / segments + kChunk - 1) / kChunk;
+    const int64_t t = shape.tokens();
     saved.packed = arena.Take(category, shape.activation, {t, Packed()});
     if (shares_) saved.pairs = arena.Take(category, shape.activation, {t, 2 * held_});
-    saved.y = arena.Take(category, shape.activation, {t, width_});
-    saved.states = arena.Take(category, shape.activation,
-                              {segments * shape.batch, chunks, heads_, StateSize()});
+    if (context_size_ > 1) TakeScanned(arena, category, shape, saved);
     saved.rstd = arena.Take(category, DType::kF32, {t, groups_});
     if (shares_) saved.sums = arena.Take(category, DType::kF32, {t, spec_.groups});
     for (size_t i = 0; split_ && i < scan_parameters_.size(); ++i) {
@@ -123,6 +120,11 @@ class Mamba2Mixer : public Mixer {
       saved.gradients.push_back(of.size() > 1 ? gradient.Reshape({of[0], columns}) : gradient);
     }
     if (context_size_ > 1) PassingOf(shape).TakeSaved(arena, category, saved.passed);
+  }
+  // With context parallelism the ranks would have to pass states once more.
+  void TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
+                 Saved& base) const override {
+    if (context_size_ == 1) TakeScanned(arena, category, shape, Of(base));
   }
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       Saved& base) const override {
@@ -149,25 +151,25 @@ class Mamba2Mixer : public Mixer {
     PassingOf(shape).TakeScratch(arena, saved.passed);
   }
 
-  void Project(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor x, int64_t first,
+  void Project(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor x, int64_t first,
                Purpose /*purpose*/) const override {
     const MambaSaved& saved = Of(base);
     LinearForward(pass, in_proj_, x, saved.packed.Rows(first, x.dim(0)));
     if (shares_) LinearForward(pass, in_pairs_, x, saved.pairs.Rows(first, x.dim(0)));
   }
-  void Mix(const Pass& pass, const Flow& flow, Saved& base, Span samples) const override {
+  void Mix(const Pass& pass, const ModelBatch& batch, Saved& base, Span samples) const override {
     const MambaSaved& saved = Of(base);
-    const Rows rows = RowsOf(flow, saved, samples);
+    const Rows rows = RowsOf(batch, saved, samples);
     if (context_size_ > 1) {
-      CutDocuments(pass, flow, saved);
-      PassingOf(flow.shape)
+      CutDocuments(pass, batch, saved);
+      PassingOf(batch.shape)
           .PassInputs(CallOf(pass), Inputs(rows, rows.packed, rows.pairs), saved.passed);
     }
     for (const Convolution& part : convolutions_) {
       kernels::CausalConvForward(pass.stream, ConvolutionOf(pass, rows, part));
     }
     if (context_size_ > 1) {
-      ScanSegments(pass, flow, saved, rows);
+      ScanSegments(pass, batch, saved, rows);
     } else {
       kernels::SsdForward(pass.stream, Scan(pass, rows));
     }
@@ -187,11 +189,11 @@ class Mamba2Mixer : public Mixer {
     }
     return state;
   }
-  void MixOnward(const Pass& pass, const Flow& flow, Saved& base,
+  void MixOnward(const Pass& pass, const ModelBatch& batch, Saved& base,
                  MixerState& base_state) const override {
-    const Rows rows = RowsOf(flow, Of(base), {0, flow.shape.batch});
+    const Rows rows = RowsOf(batch, Of(base), {0, batch.shape.batch});
     auto& state = static_cast<MambaState&>(base_state);
-    const bool first = flow.first_position == 0;
+    const bool first = batch.first_position == 0;
     const Tensor &tail = state.tail[state.now], &next_tail = state.tail[1 - state.now];
     const int64_t halo = spec_.taps - 1, fresh = std::min(halo, rows.sequence);
     // In front of a text there are zeros.
@@ -220,18 +222,18 @@ class Mamba2Mixer : public Mixer {
     GateAndNorm(pass, rows);
   }
 
-  void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
+  void OutputBackward(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor dy,
                       int64_t first) const override {
     LinearBackwardInput(pass, out_proj_, dy, Of(base).d_out.Rows(first, dy.dim(0)));
   }
-  void MixBackward(const Pass& pass, const Flow& flow, Saved& base, Tensor /*dy*/,
+  void MixBackward(const Pass& pass, const ModelBatch& batch, Saved& base, Tensor /*dy*/,
                    const BesideMix& beside) const override {
     std::vector<Tensor> gradients;
     for (const ParameterId id : scan_parameters_) {
       gradients.push_back((*pass.gradients)[id]);
       if (pass.overwrite_gradients) kernels::Zero(pass.stream, gradients.back());
     }
-    MixBackwardInto(pass, flow, Of(base), gradients, beside);
+    MixBackwardInto(pass, batch, Of(base), gradients, beside);
     for (const ParameterId id : scan_parameters_) Ready(pass, id);
   }
   void InputBackward(const Pass& pass, Saved& base, int64_t first, Tensor dx) const override {
@@ -249,11 +251,11 @@ class Mamba2Mixer : public Mixer {
     LinearBackwardWeights(pass, in_proj_, saved.d_packed, x);
   }
 
-  void SplitMixBackward(const Pass& pass, const Flow& flow, Saved& base,
+  void SplitMixBackward(const Pass& pass, const ModelBatch& batch, Saved& base,
                         Tensor /*dy*/) const override {
     MambaSaved& saved = Of(base);
     for (const Tensor& gradient : saved.gradients) kernels::Zero(pass.stream, gradient);
-    MixBackwardInto(pass, flow, saved, saved.gradients, {});
+    MixBackwardInto(pass, batch, saved, saved.gradients, {});
   }
   void KeepGradients(const Pass& pass, Saved& base) const override {
     const MambaSaved& saved = Of(base);
@@ -306,6 +308,14 @@ class Mamba2Mixer : public Mixer {
     return Tensor(At(of, begin * of.stride(1) + first), of.dtype(), {of.dim(0), count, columns},
                   {of.stride(0), of.stride(1), 1});
   }
+  void TakeScanned(Arena& arena, const char* category, const BatchShape& shape,
+                   MambaSaved& saved) const {
+    const int64_t segments = Segments();
+    const int64_t chunks = (shape.sequence / segments + kChunk - 1) / kChunk;
+    saved.y = arena.Take(category, shape.activation, {shape.tokens(), width_});
+    saved.states = arena.Take(category, shape.activation,
+                              {segments * shape.batch, chunks, heads_, StateSize()});
+  }
   static MambaSaved& Of(Saved& saved) { return static_cast<MambaSaved&>(saved); }
   static const MambaSaved& Of(const Saved& saved) { return static_cast<const MambaSaved&>(saved); }
 
@@ -315,10 +325,10 @@ class Mamba2Mixer : public Mixer {
     int64_t batch = 0, sequence = 0;
     Tensor packed, pairs, halo, conv, y, states, rstd, sums, out, documents;
   };
-  Rows RowsOf(const Flow& flow, const MambaSaved& saved, Span samples) const {
-    const int64_t sequence = flow.shape.sequence;
+  Rows RowsOf(const ModelBatch& batch, const MambaSaved& saved, Span samples) const {
+    const int64_t sequence = batch.shape.sequence;
     const int64_t first = samples.begin * sequence, count = samples.size() * sequence;
-    CHECK(context_size_ == 1 || samples.size() == flow.shape.batch);
+    CHECK(context_size_ == 1 || samples.size() == batch.shape.batch);
     Rows rows;
     rows.batch = samples.size() * Segments();
     rows.sequence = sequence / Segments();
@@ -334,9 +344,9 @@ class Mamba2Mixer : public Mixer {
     rows.out = saved.out.Rows(first, count);
     if (context_size_ > 1) {
       rows.halo = saved.passed.halo;
-      if (!flow.documents.empty()) rows.documents = saved.documents;
-    } else if (!flow.documents.empty()) {
-      rows.documents = flow.documents.Rows(samples.begin, samples.size());
+      if (!batch.documents.empty()) rows.documents = saved.documents;
+    } else if (!batch.documents.empty()) {
+      rows.documents = batch.documents.Rows(samples.begin, samples.size());
     }
     return rows;
   }
@@ -486,9 +496,10 @@ class Mamba2Mixer : public Mixer {
     return {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last};
   }
   // Other layers use the same memory.
-  static void CutDocuments(const Pass& pass, const Flow& flow, const MambaSaved& saved) {
-    if (flow.documents.empty()) return;
-    kernels::SegmentDocuments(pass.stream, {flow.documents, pass.context->rank(), saved.documents});
+  static void CutDocuments(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved) {
+    if (batch.documents.empty()) return;
+    kernels::SegmentDocuments(pass.stream,
+                              {batch.documents, pass.context->rank(), saved.documents});
   }
   // The convolution's inputs, or the gradients of these.
   std::vector<StatePassing::Channels> Inputs(const Rows& rows, const Tensor& packed,
@@ -504,9 +515,9 @@ class Mamba2Mixer : public Mixer {
     return Tensor(At(halo, part.first), halo.dtype(), {halo.dim(0), halo.dim(1), part.columns},
                   {halo.stride(0), halo.stride(1), 1});
   }
-  void ScanSegments(const Pass& pass, const Flow& flow, const MambaSaved& saved,
+  void ScanSegments(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved,
                     const Rows& rows) const {
-    const StatePassing passing = PassingOf(flow.shape);
+    const StatePassing passing = PassingOf(batch.shape);
     const StatePassing::Call call = CallOf(pass);
     kernels::SsdArgs scan = Scan(pass, rows);
     scan.initial_state = saved.passed.ends;
@@ -529,15 +540,16 @@ class Mamba2Mixer : public Mixer {
   }
 
   // From d_out to d_packed; adds the gradients of scan_parameters_ to `gradients`.
-  void MixBackwardInto(const Pass& pass, const Flow& flow, const MambaSaved& saved,
+  void MixBackwardInto(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved,
                        const std::vector<Tensor>& gradients, const BesideMix& beside) const {
-    const Rows rows = RowsOf(flow, saved, {0, flow.shape.batch});
+    const Rows rows = RowsOf(batch, saved, {0, batch.shape.batch});
     kernels::Stream& stream = pass.stream;
-    if (context_size_ > 1) CutDocuments(pass, flow, saved);
+    if (context_size_ > 1) CutDocuments(pass, batch, saved);
     if (recomputes_activation_) {
       for (const Convolution& part : convolutions_) {
         kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, part));
       }
+      if (recomputes_scan_ && context_size_ == 1) kernels::SsdForward(stream, Scan(pass, rows));
       // The sums of forward are still there.
       kernels::GatedRmsNormForward(stream, GatedNorm(pass, rows));
     }
@@ -567,7 +579,7 @@ class Mamba2Mixer : public Mixer {
     scan.d_dt_bias = gradients[dt_bias_];
     scan.d_a_log = gradients[a_log_];
     scan.dd = gradients[d_];
-    const StatePassing passing = PassingOf(flow.shape);
+    const StatePassing passing = PassingOf(batch.shape);
     std::optional<StatePassing::Call> call;
     if (context_size_ > 1) {
       call.emplace(CallOf(pass, beside));
@@ -598,7 +610,7 @@ class Mamba2Mixer : public Mixer {
   int64_t heads_, width_;  // H and E
   int64_t groups_;         // with heads of this rank
   int64_t held_ = 0;       // columns of B
-  bool recomputes_activation_;
+  bool recomputes_activation_, recomputes_scan_;
   bool split_;
   int context_size_;
   Linear in_proj_, in_pairs_, out_proj_;

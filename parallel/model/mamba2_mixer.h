@@ -18,9 +18,9 @@
 // Context parallel: the two chunks of a rank are segments of a scan (state_passing.h), whatever the
 // method that attention layers exchange by. Documents count positions within a segment.
 //
-// Kept for backward per token: the projection's output (2E + 2GN + H), y (E), the states in front
-// of chunks (E N / chunk), and what is cheap to recompute: the convolution's output (W) and the
-// norm's (E).
+// Kept for backward per token: the projection's output (2E + 2GN + H); what another scan
+// recomputes: y (E) and the states in front of chunks (E N / chunk); and what is cheap to
+// recompute: the convolution's output (W) and the norm's (E).
 #ifndef MUSTER_PARALLEL_MODEL_MAMBA2_MIXER_H_
 #define MUSTER_PARALLEL_MODEL_MAMBA2_MIXER_H_
 
@@ -33,6 +33,9 @@
 #include "parallel/model/tensor_parallel.h"
 
 namespace muster::parallel {
+
+// Positions between two stored states. With 128 the fused Hopper kernels run (docs/benchmarks).
+constexpr int64_t kMamba2Chunk = 128;
 
 struct Mamba2Spec {
   std::string name;

@@ -31,7 +31,8 @@ namespace muster::parallel {
 struct Recomputed {
   bool norms = false;       // the outputs of its norms
   bool activation = false;  // what mixers compute cheaply from other activations
-  bool gemms = false;       // all the rest; with both of the others
+  bool mixing = false;      // what mixers compute from these without a GEMM; with `activation`
+  bool gemms = false;       // all the rest; with all of the others
 };
 
 // What a mixer keeps of one micro-batch, and its views of the scratch memory of backward.
@@ -59,10 +60,13 @@ class Mixer {
   virtual ~Mixer() = default;
 
   // Takes memory of `category`: in MakeSaved's object first what only GEMMs can recompute, then
-  // what is cheap to recompute from that. Both are called, with a category each.
+  // what else costs time to recompute (Recomputed::mixing), then what is cheap to recompute from
+  // that. All are called, with a category each.
   virtual std::unique_ptr<Saved> MakeSaved() const = 0;
   virtual void TakeOutputs(kernels::Arena& arena, const char* category, const BatchShape& shape,
                            Saved& saved) const = 0;
+  virtual void TakeMixed(kernels::Arena& /*arena*/, const char* /*category*/,
+                         const BatchShape& /*shape*/, Saved& /*saved*/) const {}
   virtual void TakeActivation(kernels::Arena& arena, const char* category, const BatchShape& shape,
                               Saved& saved) const = 0;
   // Takes memory that is used within one call of the block's backward. `d_input` [T,C] is where
@@ -71,10 +75,10 @@ class Mixer {
                            Saved& saved) const = 0;
 
   // `x`: rows [first, first + x.dim(0)) of the norm's output.
-  virtual void Project(const Pass& pass, const Flow& flow, Saved& saved, kernels::Tensor x,
+  virtual void Project(const Pass& pass, const ModelBatch& batch, Saved& saved, kernels::Tensor x,
                        int64_t first, Purpose purpose) const = 0;
   // All rows of `samples` have been projected.
-  virtual void Mix(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  virtual void Mix(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                    Span /*samples*/) const {}
   // Whether Mix takes all samples in one call, because it exchanges them with other ranks.
   virtual bool exchanges() const { return false; }
@@ -84,9 +88,9 @@ class Mixer {
   // this mixer cannot go on with a text.
   virtual absl::StatusOr<std::unique_ptr<MixerState>> TakeState(kernels::Arena& arena,
                                                                 const DecodeShape& shape) const;
-  // Instead of Mix, of all samples, whose tokens follow flow.first_position others. May use memory
+  // Instead of Mix, of all samples, whose tokens follow batch.first_position others. May use memory
   // of TakeScratch. Requires: TakeState succeeds.
-  virtual void MixOnward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  virtual void MixOnward(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                          MixerState& /*state*/) const {}
   // Whether the state grows with the text.
   virtual bool keeps_tokens() const { return false; }
@@ -95,10 +99,10 @@ class Mixer {
 
   // Backward, in this order. `dy`: rows [first, ...) of the gradient of the branch [T,C]; they may
   // come in slices of whole samples.
-  virtual void OutputBackward(const Pass& pass, const Flow& flow, Saved& saved, kernels::Tensor dy,
-                              int64_t first) const = 0;
+  virtual void OutputBackward(const Pass& pass, const ModelBatch& batch, Saved& saved,
+                              kernels::Tensor dy, int64_t first) const = 0;
   // After all rows; `dy` are all of them.
-  virtual void MixBackward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  virtual void MixBackward(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                            kernels::Tensor /*dy*/, const BesideMix& /*beside*/) const {}
   // Writes rows [first, first + dx.dim(0)) of the gradient of Project's input.
   virtual void InputBackward(const Pass& pass, Saved& saved, int64_t first,
@@ -115,13 +119,13 @@ class Mixer {
   // Backward in two calls (Block::BackwardInput): OutputBackward, MixBackward and InputBackward
   // without adding to gradients of parameters, then KeepGradients, which leaves what InputWeights
   // of the second call needs in memory of TakeOutputs and TakeActivation. The mixer's output stays.
-  virtual void SplitOutputBackward(const Pass& pass, const Flow& flow, Saved& saved,
+  virtual void SplitOutputBackward(const Pass& pass, const ModelBatch& batch, Saved& saved,
                                    kernels::Tensor dy, int64_t first) const {
-    OutputBackward(pass, flow, saved, dy, first);
+    OutputBackward(pass, batch, saved, dy, first);
   }
-  virtual void SplitMixBackward(const Pass& pass, const Flow& flow, Saved& saved,
+  virtual void SplitMixBackward(const Pass& pass, const ModelBatch& batch, Saved& saved,
                                 kernels::Tensor dy) const {
-    MixBackward(pass, flow, saved, dy, {});
+    MixBackward(pass, batch, saved, dy, {});
   }
   virtual void KeepGradients(const Pass& pass, Saved& saved) const = 0;
   virtual void SplitInputWeights(const Pass& pass, Saved& saved, kernels::Tensor x) const = 0;

@@ -67,7 +67,7 @@ class MlpMixer : public Mixer {
     if (RecomputesSwiglu()) saved.up = saved.d_up;
   }
 
-  void Project(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor x, int64_t first,
+  void Project(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor x, int64_t first,
                Purpose purpose) const override {
     const MlpSaved& saved = Of(base);
     const Tensor pre = saved.pre.Rows(first, x.dim(0));
@@ -85,7 +85,7 @@ class MlpMixer : public Mixer {
     return std::make_unique<MixerState>();
   }
 
-  void OutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
+  void OutputBackward(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor dy,
                       int64_t first) const override {
     if (!swiglu_) return;  // the gradient of up's bias is the sum over all rows at once
     const MlpSaved& saved = Of(base);
@@ -94,7 +94,7 @@ class MlpMixer : public Mixer {
                                      RecomputesSwiglu() ? saved.up.Rows(first, rows) : Tensor(),
                                      saved.d_up.Rows(first, rows), saved.pre.Rows(first, rows));
   }
-  void MixBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
+  void MixBackward(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor dy,
                    const BesideMix& /*beside*/) const override {
     if (swiglu_) return;
     const MlpSaved& saved = Of(base);
@@ -111,7 +111,7 @@ class MlpMixer : public Mixer {
   // Without a gate the gradient of up's output lies in scratch memory.
   bool input_weights_may_wait() const override { return swiglu_; }
 
-  void SplitOutputBackward(const Pass& pass, const Flow& /*flow*/, Saved& base, Tensor dy,
+  void SplitOutputBackward(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor dy,
                            int64_t first) const override {
     const MlpSaved& saved = Of(base);
     const int64_t rows = dy.dim(0);
@@ -122,7 +122,7 @@ class MlpMixer : public Mixer {
       LinearBackwardInputThrough(pass, down_, activation_, dy, d_up, pre);
     }
   }
-  void SplitMixBackward(const Pass& /*pass*/, const Flow& /*flow*/, Saved& /*saved*/,
+  void SplitMixBackward(const Pass& /*pass*/, const ModelBatch& /*batch*/, Saved& /*saved*/,
                         Tensor /*dy*/) const override {}
   void KeepGradients(const Pass& pass, Saved& base) const override {
     if (!swiglu_) kernels::Copy(pass.stream, Of(base).d_up, Of(base).pre);

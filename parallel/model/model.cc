@@ -10,11 +10,11 @@ namespace muster::parallel {
 
 using kernels::DType;
 
-void Block::BackwardInput(const Pass&, Flow&, Saved&) const {
+void Block::BackwardInput(const Pass&, const ModelBatch&, BackwardState&, Saved&) const {
   CHECK(false) << "the backward of block " << name() << " cannot be split";
 }
 
-void Block::BackwardWeights(const Pass&, Flow&, Saved&) const {
+void Block::BackwardWeights(const Pass&, const ModelBatch&, BackwardState&, Saved&) const {
   CHECK(false) << "the backward of block " << name() << " cannot be split";
 }
 
@@ -40,7 +40,7 @@ Workspace Model::TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
                                const GradientOverlay* overlay) const {
   const BlockRange all = {0, static_cast<int>(blocks_.size())};
   Workspace workspace = TakeSaved(arena, shape, all, overlay);
-  workspace.flow.d_hidden =
+  workspace.backward.d_hidden =
       arena.Take("scratch", shape.activation, {HiddenRows(shape), shape_.hidden});
   TakeScratch(arena, workspace);
   return workspace;
@@ -54,18 +54,18 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
   const int64_t tokens = shape.tokens();
   Workspace workspace;
   workspace.first_block = range.begin;
-  workspace.flow.shape = shape;
-  workspace.flow.tokens = arena.Take("inputs", DType::kI32, {tokens});
-  workspace.flow.targets = arena.Take("inputs", DType::kI32, {tokens});
+  workspace.batch.shape = shape;
+  workspace.batch.tokens = arena.Take("inputs", DType::kI32, {tokens});
+  workspace.batch.targets = arena.Take("inputs", DType::kI32, {tokens});
   if (shape_.rotary_width > 0) {
-    workspace.flow.rotary =
+    workspace.batch.rotary =
         arena.Take("inputs", DType::kF32, {shape.sequence, shape_.rotary_width});
   }
   if (shape_.documents) {
-    workspace.flow.documents =
+    workspace.batch.documents =
         arena.Take("inputs", DType::kI32, {shape.batch, shape.sequence * shape_.context_size});
   }
-  if (shape_.dropout) workspace.flow.sample = arena.Take("inputs", DType::kI32, {2});
+  if (shape_.dropout) workspace.batch.sample = arena.Take("inputs", DType::kI32, {2});
   if (overlay != nullptr) {
     TakeSharing(arena, *overlay, range, workspace);
     return workspace;
@@ -106,7 +106,7 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
 void Model::TakeSharing(kernels::Arena& arena, const GradientOverlay& overlay, BlockRange range,
                         Workspace& workspace) const {
   CHECK_EQ(static_cast<int>(overlay.ends.size()), range.end - range.begin);
-  const BatchShape& shape = workspace.flow.shape;
+  const BatchShape& shape = workspace.batch.shape;
   kernels::Arena sizes;
   int64_t apart = 0;
   for (int i = range.end; i-- > range.begin;) {
@@ -127,27 +127,27 @@ void Model::TakeSharing(kernels::Arena& arena, const GradientOverlay& overlay, B
 }
 
 void Model::TakeScratch(kernels::Arena& arena, Workspace& workspace) const {
-  Flow& flow = workspace.flow;
-  flow.branch_storage =
-      arena.Take("scratch", flow.shape.activation, {flow.shape.tokens(), shape_.hidden});
+  ModelBatch& batch = workspace.batch;
+  batch.branch_storage =
+      arena.Take("scratch", batch.shape.activation, {batch.shape.tokens(), shape_.hidden});
   if (shape_.sequence_parallel && shape_.tensor_overlap != TensorOverlap::kNone) {
-    flow.gathered =
-        arena.Take("scratch", flow.shape.activation, {flow.shape.tokens(), shape_.hidden});
+    batch.gathered =
+        arena.Take("scratch", batch.shape.activation, {batch.shape.tokens(), shape_.hidden});
   }
   if (shape_.sums_hidden_gradient) {
-    flow.d_hidden_sums = arena.Take("scratch", DType::kF32, {shape_.hidden});
+    workspace.backward.d_hidden_sums = arena.Take("scratch", DType::kF32, {shape_.hidden});
   }
   const int64_t mark = arena.Mark();
   for (size_t i = 0; i < workspace.saved.size(); ++i) {
     arena.ReleaseTo(mark);
-    blocks_[workspace.first_block + i]->TakeScratch(arena, flow.shape, *workspace.saved[i]);
+    blocks_[workspace.first_block + i]->TakeScratch(arena, batch.shape, *workspace.saved[i]);
   }
 }
 
 void Model::Forward(const Pass& pass, Workspace& workspace) const {
   const int blocks = static_cast<int>(blocks_.size());
-  workspace.flow.branch = kernels::Tensor();
-  workspace.flow.second_branch = kernels::Tensor();
+  workspace.forward.branch = kernels::Tensor();
+  workspace.forward.second_branch = kernels::Tensor();
   Forward(pass, workspace, {0, blocks});
 }
 
@@ -160,7 +160,7 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
   CHECK(shape_.tensor_size == 1 ||
         (pass.tensor != nullptr && pass.tensor->size() == shape_.tensor_size))
       << "the model was cut for a tensor-parallel group of " << shape_.tensor_size;
-  WriteRotaryTable(pass, workspace.flow);
+  WriteRotaryTable(pass, workspace.batch);
   for (int i = range.begin; i < range.end; ++i) {
     const bool gradients =
         pass.head == HeadMode::kLossAndGradient && blocks_[i]->AddsGradientsInForward();
@@ -171,16 +171,17 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     if (offloads) workspace.offload->BeforeForward(pass.stream, i);
     // With offloaded activations, the memory of the next block may not be free yet.
     const bool followed = i + 1 < range.end && workspace.slots.copied() == 0;
-    workspace.flow.next_sum =
+    workspace.forward.next_sum =
         followed ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1 - workspace.first_block])
                  : kernels::Tensor();
     const std::vector<ParameterId> begins =
         followed ? blocks_[i + 1]->BeginsWith() : std::vector<ParameterId>();
     const bool ahead = !begins.empty() && (pass.gate == nullptr || pass.gate->AcquireEarly(begins));
-    workspace.flow.next = ahead ? blocks_[i + 1].get() : nullptr;
-    workspace.flow.next_saved =
+    workspace.forward.next = ahead ? blocks_[i + 1].get() : nullptr;
+    workspace.forward.next_saved =
         ahead ? workspace.saved[i + 1 - workspace.first_block].get() : nullptr;
-    blocks_[i]->Forward(pass, workspace.flow, *workspace.saved[i - workspace.first_block]);
+    blocks_[i]->Forward(pass, workspace.batch, workspace.forward,
+                        *workspace.saved[i - workspace.first_block]);
     if (offloads && pass.head == HeadMode::kLossAndGradient) {
       workspace.offload->AfterForward(pass.stream, i);
     }
@@ -189,12 +190,12 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
 }
 
 // Written in every pass, which costs little, so that it always fits the positions at hand.
-void Model::WriteRotaryTable(const Pass& pass, const Flow& flow) const {
+void Model::WriteRotaryTable(const Pass& pass, const ModelBatch& batch) const {
   if (shape_.rotary_width == 0) return;
   kernels::RotaryTableArgs args;
-  args.table = flow.rotary;
-  args.positions = flow.positions;
-  args.first_position = flow.first_position;
+  args.table = batch.rotary;
+  args.positions = batch.positions;
+  args.first_position = batch.first_position;
   args.theta = static_cast<float>(shape_.rope_theta);
   args.scaling = shape_.rope_scaling;
   kernels::RotaryTable(pass.stream, args);
@@ -210,7 +211,7 @@ void Model::BackwardThrough(const Pass& pass, Workspace& workspace, BlockRange r
         blocks_[i]->AddsGradientsInForward() ? BlockWork::kBackwardInput : work;
     if (pass.gate != nullptr) pass.gate->Acquire(i, of_block);
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
-    workspace.flow.more_behind = i > range.begin;
+    workspace.backward.more_behind = i > range.begin;
     run(i, *workspace.saved[i - workspace.first_block]);
     if (pass.gate != nullptr) pass.gate->Release(i, of_block);
   }
@@ -223,23 +224,24 @@ void Model::Backward(const Pass& pass, Workspace& workspace, BlockRange range) c
   BackwardThrough(pass, workspace, range, BlockWork::kBackward, [&](int i, Block::Saved& saved) {
     const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
     if (offloads) workspace.offload->BeforeBackward(pass.stream, i);
-    blocks_[i]->Backward(pass, workspace.flow, saved);
+    blocks_[i]->Backward(pass, workspace.batch, workspace.backward, saved);
     if (offloads) workspace.offload->AfterBackward(pass.stream, i);
   });
 }
 
 void Model::BackwardInput(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(shape_.split_backward);
-  BackwardThrough(
-      pass, workspace, range, BlockWork::kBackwardInput,
-      [&](int i, Block::Saved& saved) { blocks_[i]->BackwardInput(pass, workspace.flow, saved); });
+  BackwardThrough(pass, workspace, range, BlockWork::kBackwardInput,
+                  [&](int i, Block::Saved& saved) {
+                    blocks_[i]->BackwardInput(pass, workspace.batch, workspace.backward, saved);
+                  });
 }
 
 void Model::BackwardWeights(const Pass& pass, Workspace& workspace, BlockRange range) const {
   CHECK(shape_.split_backward && pass.gradients != nullptr);
   BackwardThrough(pass, workspace, range, BlockWork::kBackwardWeights,
                   [&](int i, Block::Saved& saved) {
-                    blocks_[i]->BackwardWeights(pass, workspace.flow, saved);
+                    blocks_[i]->BackwardWeights(pass, workspace.batch, workspace.backward, saved);
                   });
 }
 

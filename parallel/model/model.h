@@ -93,7 +93,8 @@ struct BlockRange {
 // the same: in fp32 bit for bit.
 enum class Recompute : uint8_t {
   kNone,
-  // The outputs of norms and of the MLP's activation, which need no GEMM.
+  // What needs no GEMM: the outputs of norms, of the MLP's activation, and of scans where these
+  // exchange nothing.
   kSelective,
   // Everything but the block's input: one more forward pass without its last GEMM.
   kFull,
@@ -136,9 +137,11 @@ struct ModelParallel {
   std::vector<double> tensor_weights;
   // Applies to the first recompute_blocks transformer blocks of the rank, or to all with 0.
   // kSelective saves as much memory as these would, but drops activations first, in more blocks,
-  // because they cost least to recompute.
+  // because they cost least to recompute, then norms, then scans.
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;
+  // Of the blocks behind these, where they recompute kFull: kNone or kSelective.
+  Recompute recompute_rest = Recompute::kNone;
   // Backward runs in two calls, Model::BackwardInput and BackwardWeights (zero-bubble pipelines).
   // Excludes recompute: the second call needs the activations that recompute drops.
   bool split_backward = false;
@@ -147,7 +150,7 @@ struct ModelParallel {
   int context_size = 1;
   ContextMethod context_method = ContextMethod::kRing;
   int context_head_groups = 0;  // ContextShape::head_groups
-  // Attention stays within documents (Flow::documents).
+  // Attention stays within documents (ModelBatch::documents).
   bool documents = false;
   // What transformer blocks keep is in host memory until their backward (activation_offload.h).
   // Excludes split_backward, which leaves gradients in the same memory.
@@ -178,10 +181,10 @@ struct BlockSaved {
   virtual ~BlockSaved() = default;
 };
 
-// What the blocks pass on to each other in one pass. Shapes: T = tokens, C = hidden width, V =
-// stored rows of this rank's shard of the vocabulary, R = this rank's rows of the hidden states: T,
-// or T / tensor_size with sequence parallelism.
-struct Flow {
+// What a pass is about: the tokens of a micro-batch, and memory that its blocks share. Shapes: T =
+// tokens, C = hidden width, V = stored rows of this rank's shard of the vocabulary, R = this rank's
+// rows of the hidden states: T, or T / tensor_size with sequence parallelism.
+struct ModelBatch {
   BatchShape shape;
   kernels::Tensor tokens;   // [T] i32
   kernels::Tensor targets;  // [T] i32, < 0 = masked
@@ -197,41 +200,50 @@ struct Flow {
   // With dropout: the number of the micro-batch's first sample in the order of training; the other
   // samples follow (kernels::DropoutArgs); [2] i32.
   kernels::Tensor sample;
-  kernels::Tensor residual;  // [R,C]
-  kernels::Tensor branch;    // [R,C], empty in front of the first block
-  // With half-batches (TensorOverlap::kHalves): the branch of the second one, where `branch` is
-  // that of the first, [R/2,C] each. Otherwise empty.
-  kernels::Tensor second_branch;
-  // Forward of half-batches: the next block, which begins with a half-batch as soon as this block
-  // is done with it; null where it has to wait. `begun` is what the next block has begun.
-  const Block* next = nullptr;
-  BlockSaved* next_saved = nullptr;
-  InSlices begun;
-  // Forward: where the next block keeps residual + branch, [R,C]. A block may write the sum there;
-  // it then becomes the residual, and there is no branch. Empty where no block follows on this
-  // rank.
-  kernels::Tensor next_sum;
+  // kLogits: Forward leaves the logits of the tokens from logits_begin on, as many as the head
+  // computes at once: every logits_step-th one.
+  int64_t logits_begin = 0;
+  int64_t logits_step = 1;
+
   // [T,C] scratch that blocks write their branch to. From the head's Forward to its Backward it
   // holds the gradient of the final norm's output.
   kernels::Tensor branch_storage;
   // [T,C] scratch for all rows of a hidden state's gradient while branch_storage holds all rows of
   // a layer's input. Empty in models that do not gather both at the same time.
   kernels::Tensor gathered;
+};
+
+// What each block hands to the next one in Forward.
+struct ForwardState {
+  kernels::Tensor residual;  // [R,C]
+  kernels::Tensor branch;    // [R,C], empty in front of the first block
+  // With half-batches (TensorOverlap::kHalves): the branch of the second one, where `branch` is
+  // that of the first, [R/2,C] each. Otherwise empty.
+  kernels::Tensor second_branch;
+  // Where the next block keeps residual + branch, [R,C]. A block may write the sum there; it then
+  // becomes the residual, and there is no branch. Empty where no block follows on this rank.
+  kernels::Tensor next_sum;
+  // Half-batches: the next block, which begins with a half-batch as soon as this block is done with
+  // it; null where it has to wait. `begun` is what the next block has begun.
+  const Block* next = nullptr;
+  BlockSaved* next_saved = nullptr;
+  InSlices begun;
+  // What the head leaves.
+  kernels::Tensor logits;  // kLogits: [tokens,V], until the next pass
+  kernels::Tensor losses;  // [T] fp32, 0 where masked
+};
+
+// What each block hands to the one in front of it in Backward.
+struct BackwardState {
   kernels::Tensor d_hidden;  // [R,C] gradient of residual and of branch
   // [C] fp32: the column sums of d_hidden, valid while d_hidden_summed. They are the gradient of
   // the bias of the layer that was last added to the residual stream. Empty in models without them.
   kernels::Tensor d_hidden_sums;
   bool d_hidden_summed = false;
-  // Backward: whether another block follows on this rank, and all rows of d_hidden where the block
-  // before has begun to gather them.
+  // Whether another block follows on this rank, and all rows of d_hidden where the block before has
+  // begun to gather them.
   bool more_behind = false;
   InSlices d_whole;
-  // kLogits: Forward leaves the logits of the tokens from logits_begin on, as many as the head
-  // computes at once, [tokens,V]: every logits_step-th one. They last until the next pass.
-  int64_t logits_begin = 0;
-  int64_t logits_step = 1;
-  kernels::Tensor logits;
-  kernels::Tensor losses;  // [T] fp32, 0 where masked
 };
 
 enum class HeadMode {
@@ -324,40 +336,46 @@ class Block {
   virtual bool offloads() const { return false; }
   // Takes memory that is used inside one call of Backward only; `saved` keeps views of it.
   virtual void TakeScratch(kernels::Arena& arena, const BatchShape& shape, Saved& saved) const = 0;
-  virtual void Forward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+  virtual void Forward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                       Saved& saved) const = 0;
 
   // Decoding (decode.h). Takes memory for what lasts from token to token. kUnimplemented names the
   // block and says why it cannot go on with a text.
   virtual absl::StatusOr<std::unique_ptr<BlockState>> TakeState(kernels::Arena& arena,
                                                                 const DecodeShape& shape) const;
-  // Forward of the tokens behind flow.first_position others, which updates the state.
-  virtual void Decode(const Pass& pass, Flow& flow, Saved& saved, BlockState& state) const;
+  // Forward of the tokens behind batch.first_position others, which updates the state.
+  virtual void Decode(const Pass& pass, const ModelBatch& batch, ForwardState& state, Saved& saved,
+                      BlockState& text) const;
   // Whether texts can be no longer than DecodeShape::context.
   virtual bool limits_text() const { return false; }
 
-  // Begins Forward with half-batch 0 or 1, in this order, whose rows of flow.residual and of
-  // flow.branch or flow.second_branch are complete at the current end of pass.tensor_stream.
-  virtual void BeginForward(const Pass&, Flow&, Saved&, int /*half*/) const {}
+  // Begins Forward with half-batch 0 or 1, in this order, whose rows of the residual and of
+  // the branch or second_branch are complete at the current end of pass.tensor_stream.
+  virtual void BeginForward(const Pass&, const ModelBatch&, ForwardState&, Saved&,
+                            int /*half*/) const {}
   // The parameters that BeginForward reads; none for a block without half-batches.
   virtual std::vector<ParameterId> BeginsWith() const { return {}; }
-  // Where the block keeps residual + branch (Flow::next_sum); empty where it does not.
+  // Where the block keeps residual + branch (ForwardState::next_sum); empty where it does not.
   virtual kernels::Tensor SumStorage(const Saved&) const { return {}; }
   // Whether Forward adds gradients already (HeadMode::kLossAndGradient); Backward follows at once.
   virtual bool AddsGradientsInForward() const { return false; }
-  // Reads and updates flow.d_hidden (the head writes it first).
-  virtual void Backward(const Pass& pass, Flow& flow, Saved& saved) const = 0;
+  // Reads and updates state.d_hidden (the head writes it first).
+  virtual void Backward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                        Saved& saved) const = 0;
   // Backward in two calls, which together add the same bits to the same gradients. BackwardInput
   // touches no gradient of a parameter (pass.gradients may be null) and leaves what BackwardWeights
   // needs in `saved`, in the place of activations that are not needed any more; others may use the
   // scratch memory between the two. Requires Model::Shape::split_backward, and a block other than
   // the head, whose gradients come with its Forward.
-  virtual void BackwardInput(const Pass& pass, Flow& flow, Saved& saved) const;
-  virtual void BackwardWeights(const Pass& pass, Flow& flow, Saved& saved) const;
+  virtual void BackwardInput(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                             Saved& saved) const;
+  virtual void BackwardWeights(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                               Saved& saved) const;
 };
 
 // Memory that activations and gradients share: a block's activations are in use until its backward,
 // and its gradients and those of the blocks in front of it are written only then. Requires
-// Pass::overwrite_gradients, that flow.losses are not read after Backward has begun, and that
+// Pass::overwrite_gradients, that the losses are not read after Backward has begun, and that
 // gradients are not read after the next Forward has begun.
 struct GradientOverlay {
   int64_t bytes = 0;
@@ -368,7 +386,9 @@ struct GradientOverlay {
 
 // The memory of one micro-batch. Views of an arena; move-only.
 struct Workspace {
-  Flow flow;
+  ModelBatch batch;
+  ForwardState forward;
+  BackwardState backward;
   kernels::Tensor gradients;                         // the shared memory, u8 [bytes]; or empty
   std::vector<std::unique_ptr<Block::Saved>> saved;  // per block
   int first_block = 0;                               // the block of saved[0]
@@ -400,11 +420,11 @@ class Model {
     // The key/value head that this rank shares with others of the tensor group: ranks with the same
     // number hold the same TensorSharing::kShared parameters. -1: none is shared.
     int kv_group = -1;
-    bool documents = false;                               // Flow::documents is read
+    bool documents = false;                               // ModelBatch::documents is read
     ContextMethod context_method = ContextMethod::kRing;  // with context_size > 1
     bool deterministic = true;                            // of attention's backward
-    bool dropout = false;                                 // Flow::sample is read in training
-    bool sums_hidden_gradient = false;                    // Flow::d_hidden_sums exists
+    bool dropout = false;                                 // ModelBatch::sample is read in training
+    bool sums_hidden_gradient = false;                    // BackwardState::d_hidden_sums exists
   };
 
   // Of the whole model, forward and backward, for sequences of sequence_max tokens. Multiply-adds
@@ -447,17 +467,17 @@ class Model {
   Workspace TakeWorkspace(kernels::Arena& arena, const BatchShape& shape,
                           const GradientOverlay* overlay = nullptr) const;
 
-  // Tokens (and targets) are in workspace.flow.
+  // Tokens (and targets) are in workspace.batch.
   void Forward(const Pass& pass, Workspace& workspace) const;
   // Requires: the last Forward with this workspace was kLossAndGradient, with the
   // same pass.gradients, to which this adds.
   void Backward(const Pass& pass, Workspace& workspace) const;
 
-  // The same for one range of this rank's blocks. The caller sets flow.residual unless the range
-  // begins with the embedding; the hidden state is flow.residual + flow.branch afterwards. The
-  // caller provides flow.d_hidden, and fills it unless the range ends with the head; it holds the
-  // gradient of the range's input afterwards. Workspaces in flight may share their scratch memory,
-  // as long as the head's Backward directly follows its Forward.
+  // The same for one range of this rank's blocks. The caller sets forward.residual unless the range
+  // begins with the embedding; the hidden state is residual + branch afterwards. The
+  // caller provides backward.d_hidden, and fills it unless the range ends with the head; it holds
+  // the gradient of the range's input afterwards. Workspaces in flight may share their scratch
+  // memory, as long as the head's Backward directly follows its Forward.
   Workspace TakeSaved(kernels::Arena& arena, const BatchShape& shape, BlockRange range,
                       const GradientOverlay* overlay = nullptr) const;
   void TakeScratch(kernels::Arena& arena, Workspace& workspace) const;
@@ -482,13 +502,13 @@ class Model {
   // Memory of passes over shape.sequence tokens of each text: less than TakeWorkspace, since there
   // is no backward. Several may share memory, because none lasts.
   Workspace TakeDecodeWorkspace(kernels::Arena& arena, const BatchShape& shape) const;
-  // Goes on with every text by the tokens in workspace.flow and leaves the logits of the last token
-  // of each in workspace.flow.logits, [batch,V]. Requires: HeadMode::kLogits, a workspace of as
-  // many texts with head_tokens = batch, and that the texts stay within the state's context.
+  // Goes on with every text by the tokens in workspace.batch and leaves the logits of the last
+  // token of each in workspace.forward.logits, [batch,V]. Requires: HeadMode::kLogits, a workspace
+  // of as many texts with head_tokens = batch, and that the texts stay within the state's context.
   void Decode(const Pass& pass, Workspace& workspace, DecodeState& state) const;
 
  private:
-  void WriteRotaryTable(const Pass& pass, const Flow& flow) const;
+  void WriteRotaryTable(const Pass& pass, const ModelBatch& batch) const;
   void TakeSharing(kernels::Arena& arena, const GradientOverlay& overlay, BlockRange range,
                    Workspace& workspace) const;
   template <typename Run>

@@ -157,28 +157,28 @@ void NormForward(const Pass& pass, const Norm& norm, Tensor residual, Tensor bra
   }
 }
 
-void NormForward(const Pass& pass, const Norm& norm, Flow& flow, const NormSaved& saved) {
-  if (flow.second_branch.empty()) {
-    NormForward(pass, norm, flow.residual, flow.branch, saved);
+void NormForward(const Pass& pass, const Norm& norm, ForwardState& state, const NormSaved& saved) {
+  if (state.second_branch.empty()) {
+    NormForward(pass, norm, state.residual, state.branch, saved);
   } else {
     for (const int half : {0, 1}) {
-      NormForward(pass, norm, SliceOf(flow.residual, 2, half),
-                  half == 0 ? flow.branch : flow.second_branch, saved.Slice(2, half));
+      NormForward(pass, norm, SliceOf(state.residual, 2, half),
+                  half == 0 ? state.branch : state.second_branch, saved.Slice(2, half));
     }
   }
-  if (!flow.branch.empty()) flow.residual = saved.x;
-  flow.branch = Tensor();
-  flow.second_branch = Tensor();
+  if (!state.branch.empty()) state.residual = saved.x;
+  state.branch = Tensor();
+  state.second_branch = Tensor();
 }
 
 void NormBackward(const Pass& pass, const Norm& norm, Tensor dy, Tensor x, const NormSaved& saved,
-                  Flow& flow, Tensor d_bias) {
-  const bool to_flow = d_bias.empty() && !flow.d_hidden_sums.empty();
-  const HiddenSums sums = to_flow ? HiddenSums{flow.d_hidden_sums}
-                                  : HiddenSums{d_bias, /*accumulate=*/!pass.overwrite_gradients};
-  Backward(pass, norm, dy, x, saved, flow.d_hidden, Views(pass, norm), !pass.overwrite_gradients,
+                  BackwardState& state, Tensor d_bias) {
+  const bool to_state = d_bias.empty() && !state.d_hidden_sums.empty();
+  const HiddenSums sums = to_state ? HiddenSums{state.d_hidden_sums}
+                                   : HiddenSums{d_bias, /*accumulate=*/!pass.overwrite_gradients};
+  Backward(pass, norm, dy, x, saved, state.d_hidden, Views(pass, norm), !pass.overwrite_gradients,
            sums);
-  flow.d_hidden_summed = to_flow;
+  state.d_hidden_summed = to_state;
   Complete(pass, norm);
 }
 

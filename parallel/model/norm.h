@@ -64,17 +64,17 @@ struct NormGradients {
 
 // x = residual + branch becomes the residual stream, and y is its norm. Handles all rows, with
 // half-batches or without.
-void NormForward(const Pass& pass, const Norm& norm, Flow& flow, const NormSaved& saved);
+void NormForward(const Pass& pass, const Norm& norm, ForwardState& state, const NormSaved& saved);
 // The same for some rows. Without a branch the norm's input is the residual stream, and x is not
 // written.
 void NormForward(const Pass& pass, const Norm& norm, kernels::Tensor residual,
                  kernels::Tensor branch, const NormSaved& saved);
 // d_hidden += the gradient through the norm, whose input was `x`. `d_bias` [width] fp32, unless
 // empty, is the gradient of the bias of the layer that was added to the residual stream in front of
-// the norm; it is added to like the norm's own. Flow::d_hidden_sums is written where d_bias is
-// empty and the flow has it.
+// the norm; it is added to like the norm's own. BackwardState::d_hidden_sums is written where
+// d_bias is empty and the state has it.
 void NormBackward(const Pass& pass, const Norm& norm, kernels::Tensor dy, kernels::Tensor x,
-                  const NormSaved& saved, Flow& flow, kernels::Tensor d_bias = {});
+                  const NormSaved& saved, BackwardState& state, kernels::Tensor d_bias = {});
 // The same for two half-batches, each when its dy has arrived; `behind` is called after each.
 void NormBackwardInSlices(const Pass& pass, const Norm& norm, const std::array<Started, 2>& dy,
                           kernels::Tensor x, const NormSaved& saved, kernels::Tensor d_hidden,

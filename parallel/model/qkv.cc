@@ -70,16 +70,16 @@ Tensor QkvProjection::Values(const Output& output, const BatchShape& shape) cons
                  : Heads(output.packed, shape, heads_ + kv_heads_, kv_heads_);
 }
 
-void QkvProjection::Rotate(const Pass& pass, const Flow& flow, const Output& output,
+void QkvProjection::Rotate(const Pass& pass, const ModelBatch& batch, const Output& output,
                            bool inverse) const {
   if (shares_) {
-    kernels::Rotary(pass.stream, Queries(output, flow.shape), flow.rotary, inverse);
-    kernels::Rotary(pass.stream, Keys(output, flow.shape), flow.rotary, inverse);
+    kernels::Rotary(pass.stream, Queries(output, batch.shape), batch.rotary, inverse);
+    kernels::Rotary(pass.stream, Keys(output, batch.shape), batch.rotary, inverse);
     return;
   }
   // Queries and keys are adjacent, so one call handles both.
-  kernels::Rotary(pass.stream, Heads(output.packed, flow.shape, 0, heads_ + kv_heads_), flow.rotary,
-                  inverse);
+  kernels::Rotary(pass.stream, Heads(output.packed, batch.shape, 0, heads_ + kv_heads_),
+                  batch.rotary, inverse);
 }
 
 void QkvProjection::Forward(const Pass& pass, Tensor x, const Output& output, Tensor rotary) const {

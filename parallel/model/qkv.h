@@ -56,7 +56,7 @@ class QkvProjection {
   kernels::Tensor Keys(const Output& output, const BatchShape& shape) const;
   kernels::Tensor Values(const Output& output, const BatchShape& shape) const;
   // Applies rotary positions to queries and keys in place (kernels::Rotary).
-  void Rotate(const Pass& pass, const Flow& flow, const Output& output, bool inverse) const;
+  void Rotate(const Pass& pass, const ModelBatch& batch, const Output& output, bool inverse) const;
 
   // As those of a linear layer (linear.h). With `rotary`, a table of angles, x is whole sequences
   // and rotary positions are applied to queries and keys.

@@ -45,12 +45,12 @@ struct ResidualState : BlockState {
 };
 
 // Whether two all-gathers can be under way at once.
-bool HasSecondGatherBuffer(const Flow& flow) { return !flow.gathered.empty(); }
-const Tensor& GradientStorage(const Flow& flow) {
-  return HasSecondGatherBuffer(flow) ? flow.gathered : flow.branch_storage;
+bool HasSecondGatherBuffer(const ModelBatch& batch) { return !batch.gathered.empty(); }
+const Tensor& GradientStorage(const ModelBatch& batch) {
+  return HasSecondGatherBuffer(batch) ? batch.gathered : batch.branch_storage;
 }
 // Whether the backward of norms computes the gradients of the biases in front of them.
-bool SumsHiddenGradient(const Flow& flow) { return !flow.d_hidden_sums.empty(); }
+bool SumsHiddenGradient(const BackwardState& state) { return !state.d_hidden_sums.empty(); }
 
 class ResidualBlock : public Block {
  public:
@@ -70,13 +70,16 @@ class ResidualBlock : public Block {
   void TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const override;
   Tensor SumStorage(const Saved& base) const override { return Of(base).layers[0].norm.x; }
 
-  void Forward(const Pass& pass, Flow& flow, Saved& base) const override;
+  void Forward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+               Saved& base) const override;
   std::vector<ParameterId> BeginsWith() const override;
-  void BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const override;
+  void BeginForward(const Pass& pass, const ModelBatch& batch, ForwardState& state, Saved& base,
+                    int half) const override;
 
   absl::StatusOr<std::unique_ptr<BlockState>> TakeState(Arena& arena,
                                                         const DecodeShape& shape) const override;
-  void Decode(const Pass& pass, Flow& flow, Saved& base, BlockState& state) const override;
+  void Decode(const Pass& pass, const ModelBatch& batch, ForwardState& state, Saved& base,
+              BlockState& text) const override;
   bool limits_text() const override {
     return std::any_of(layers_.begin(), layers_.end(),
                        [](const ResidualLayer& layer) { return layer.mixer->keeps_tokens(); });
@@ -90,12 +93,15 @@ class ResidualBlock : public Block {
   // group, the weight gradients of the output of a mixer that exchanges and, where memory allows,
   // of the input of the layer behind it overlap with the exchanges. With half-batches each slice is
   // sent as soon as it is complete; weight gradients wait for both.
-  void Backward(const Pass& pass, Flow& flow, Saved& base) const override;
+  void Backward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                Saved& base) const override;
 
   // Leaves the gradients of the branches for BackwardWeights in the place of the norms' inputs;
   // mixers keep those of their inputs. Outputs of norms and mixers stay.
-  void BackwardInput(const Pass& pass, Flow& flow, Saved& base) const override;
-  void BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const override;
+  void BackwardInput(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                     Saved& base) const override;
+  void BackwardWeights(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                       Saved& base) const override;
 
  private:
   static ResidualSaved& Of(Saved& saved) { return static_cast<ResidualSaved&>(saved); }
@@ -108,10 +114,12 @@ class ResidualBlock : public Block {
   static Tensor Input(const ResidualSaved& saved, int layer) {
     return layer == 0 ? saved.x0 : saved.layers[layer].norm.x;
   }
-  static Span AllSamples(const Flow& flow) { return {0, flow.shape.batch}; }
+  static Span AllSamples(const ModelBatch& batch) { return {0, batch.shape.batch}; }
 
   void TakeGemmOutputs(Arena& arena, const char* category, const BatchShape& shape,
                        ResidualSaved& saved) const;
+  void TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
+                 ResidualSaved& saved) const;
   void TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                  ResidualSaved& saved) const;
   void TakeNormOutput(Arena& arena, const char* category, const BatchShape& shape,
@@ -120,47 +128,55 @@ class ResidualBlock : public Block {
                       ResidualSaved& saved) const;
 
   // Forward.
-  void LayerForward(const Pass& pass, Flow& flow, ResidualSaved& saved, int layer,
-                    const Tensor& next_sum) const;
-  void MixerForward(const Pass& pass, const Flow& flow, ResidualSaved& saved, int layer,
+  void LayerForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                    ResidualSaved& saved, int layer, const Tensor& next_sum) const;
+  void MixerForward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved, int layer,
                     Purpose purpose, absl::FunctionRef<void()> begun) const;
-  void RowForward(const Pass& pass, const ResidualLayer& layer, const Tensor& x, Flow& flow,
-                  const Tensor& next_sum) const;
+  void RowForward(const Pass& pass, const ResidualLayer& layer, const Tensor& x,
+                  const ModelBatch& batch, ForwardState& state, const Tensor& next_sum) const;
   // Forward in half-batches.
-  void ForwardInHalfBatches(const Pass& pass, Flow& flow, ResidualSaved& saved) const;
-  Started& GatheringOf(Flow& flow, const NormSaved& norm, int half) const;
-  InSlices Begin(const Pass& pass, Flow& flow, ResidualSaved& saved) const;
-  void MixHalf(const Pass& pass, const Flow& flow, ResidualSaved& saved, int layer,
+  void ForwardInHalfBatches(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                            ResidualSaved& saved) const;
+  Started& GatheringOf(const ModelBatch& batch, ForwardState& state, const NormSaved& norm,
+                       int half) const;
+  InSlices Begin(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                 ResidualSaved& saved) const;
+  void MixHalf(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved, int layer,
                const InSlices& y, int half, Purpose purpose) const;
-  InSlices InnerLayersInHalfBatches(const Pass& pass, const Flow& flow, ResidualSaved& saved,
+  InSlices InnerLayersInHalfBatches(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved,
                                     InSlices y) const;
   Collective ClosingCollective() const {
     return shard_.sequence ? Collective::kReduceScatter : Collective::kAllReduce;
   }
-  Tensor ReduceRowsWithDropout(const Pass& pass, const Flow& flow, const Tensor& partial,
+  Tensor ReduceRowsWithDropout(const Pass& pass, const ModelBatch& batch, const Tensor& partial,
                                const Dropout& dropout, int slice, bool gather_follows) const;
 
   // Backward.
-  void RecomputeForward(const Pass& pass, const Flow& flow, ResidualSaved& saved, InSlices& d_out,
-                        InSlices& y) const;
-  void LayerBackward(const Pass& pass, Flow& flow, ResidualSaved& saved, int layer, InSlices& d_out,
-                     InSlices y, std::function<void()>& waiting) const;
-  Tensor MixerBackward(const Pass& pass, const Flow& flow, ResidualSaved& saved, int layer,
+  void RecomputeForward(const Pass& pass, const ModelBatch& batch, const BackwardState& state,
+                        ResidualSaved& saved, InSlices& d_out, InSlices& y) const;
+  void LayerBackward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                     ResidualSaved& saved, int layer, InSlices& d_out, InSlices y,
+                     std::function<void()>& waiting) const;
+  Tensor MixerBackward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved, int layer,
                        const InSlices& d_out, const std::function<void(Tensor dy)>& output_weights,
                        const std::function<void()>& waiting, std::array<Started, 2>& d_y) const;
-  Tensor Dropped(const Pass& pass, const Flow& flow, const InSlices& d_out, const Dropout& dropout,
+  Tensor Dropped(const Pass& pass, const ModelBatch& batch, const InSlices& d_out,
+                 const Dropout& dropout,
                  absl::FunctionRef<void(Tensor dy, int64_t first)> use) const;
-  void NormBackwardOf(const Pass& pass, Flow& flow, const ResidualSaved& saved, int layer,
-                      const std::array<Started, 2>& d_y, bool gathers, InSlices& d_out) const;
+  void NormBackwardOf(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                      const ResidualSaved& saved, int layer, const std::array<Started, 2>& d_y,
+                      bool gathers, InSlices& d_out) const;
   InSlices NormBackwardGathering(const Pass& pass, const Norm& norm,
                                  const std::array<Started, 2>& dy, const Tensor& x,
-                                 const NormSaved& saved, const Flow& flow) const;
-  InSlices StartGradient(const Pass& pass, const Flow& flow) const;
-  InSlices StartInput(const Pass& pass, const Flow& flow, const NormSaved& norm) const;
+                                 const NormSaved& saved, const ModelBatch& batch,
+                                 const BackwardState& state) const;
+  InSlices StartGradient(const Pass& pass, const ModelBatch& batch,
+                         const BackwardState& state) const;
+  InSlices StartInput(const Pass& pass, const ModelBatch& batch, const NormSaved& norm) const;
   bool LeavesForExchanges(int layer) const;
-  void GatherRowsKeeping(const Pass& pass, const Flow& flow, const Dropout& dropout,
-                         TensorShard::WithRows gemm) const;
-  Tensor KeptGradient(const Flow& flow) const;
+  void GatherRowsKeeping(const Pass& pass, const ModelBatch& batch, const BackwardState& state,
+                         const Dropout& dropout, TensorShard::WithRows gemm) const;
+  Tensor KeptGradient(const ModelBatch& batch) const;
 
   ResidualBlockSpec spec_;
   TensorShard shard_;
@@ -178,6 +194,7 @@ std::unique_ptr<BlockSaved> ResidualBlock::TakeSaved(Arena& arena, const BatchSh
   }
   saved->layers[0].norm.TakeInput(arena, kKept, shape.activation, shard_.rows(shape), spec_.hidden);
   if (!recomputed_.gemms) TakeGemmOutputs(arena, kKept, shape, *saved);
+  if (!recomputed_.mixing) TakeMixed(arena, kKept, shape, *saved);
   if (!recomputed_.norms) TakeNorms(arena, kKept, shape, *saved);
   if (!recomputed_.activation) TakeActivation(arena, kKept, shape, *saved);
   for (int i = 0; spec_.split_backward && i < count(); ++i) {
@@ -189,6 +206,7 @@ std::unique_ptr<BlockSaved> ResidualBlock::TakeSaved(Arena& arena, const BatchSh
 void ResidualBlock::TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const {
   ResidualSaved& saved = Of(base);
   if (recomputed_.gemms) TakeGemmOutputs(arena, kScratch, shape, saved);
+  if (recomputed_.mixing) TakeMixed(arena, kScratch, shape, saved);
   if (recomputed_.norms) TakeNorms(arena, kScratch, shape, saved);
   if (recomputed_.activation) TakeActivation(arena, kScratch, shape, saved);
   saved.d_small = arena.Take(kScratch, shape.activation, {shape.tokens(), spec_.hidden});
@@ -200,7 +218,7 @@ void ResidualBlock::TakeScratch(Arena& arena, const BatchShape& shape, Saved& ba
   }
 }
 
-// Outputs of GEMMs and of mixers, and what recompute gets only by running these again.
+// Outputs of GEMMs, and what recompute gets only by running these again.
 void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const BatchShape& shape,
                                     ResidualSaved& saved) const {
   const int64_t rows = shard_.rows(shape);
@@ -218,6 +236,12 @@ void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const Ba
   }
   for (int i = 0; i < count(); ++i) {
     layers_[i].mixer->TakeOutputs(arena, category, shape, *saved.layers[i].mixer);
+  }
+}
+void ResidualBlock::TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
+                              ResidualSaved& saved) const {
+  for (int i = 0; i < count(); ++i) {
+    layers_[i].mixer->TakeMixed(arena, category, shape, *saved.layers[i].mixer);
   }
 }
 // Outputs of norms, but for that which TakeGemmOutputs has taken.
@@ -240,29 +264,32 @@ void ResidualBlock::TakeActivation(Arena& arena, const char* category, const Bat
 
 // --------------------------------------------------------------------------------------- forward
 
-void ResidualBlock::Forward(const Pass& pass, Flow& flow, Saved& base) const {
+void ResidualBlock::Forward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                            Saved& base) const {
   ResidualSaved& saved = Of(base);
-  if (shard_.slices(flow.shape) > 1) {
-    ForwardInHalfBatches(pass, flow, saved);
+  if (shard_.slices(batch.shape) > 1) {
+    ForwardInHalfBatches(pass, batch, state, saved);
     return;
   }
   for (int i = 0; i < count(); ++i) {
-    LayerForward(pass, flow, saved, i, is_last(i) ? flow.next_sum : saved.layers[i + 1].norm.x);
+    LayerForward(pass, batch, state, saved, i,
+                 is_last(i) ? state.next_sum : saved.layers[i + 1].norm.x);
   }
 }
 
-void ResidualBlock::LayerForward(const Pass& pass, Flow& flow, ResidualSaved& saved, int layer,
-                                 const Tensor& next_sum) const {
+void ResidualBlock::LayerForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                                 ResidualSaved& saved, int layer, const Tensor& next_sum) const {
   LayerSaved& own = saved.layers[layer];
-  NormForward(pass, layers_[layer].norm, flow, own.norm);
-  if (layer == 0) saved.x0 = flow.residual;
-  MixerForward(pass, flow, saved, layer, Purpose::kOutput, [] {});
-  RowForward(pass, layers_[layer], layers_[layer].mixer->Output(*own.mixer), flow, next_sum);
+  NormForward(pass, layers_[layer].norm, state, own.norm);
+  if (layer == 0) saved.x0 = state.residual;
+  MixerForward(pass, batch, saved, layer, Purpose::kOutput, [] {});
+  RowForward(pass, layers_[layer], layers_[layer].mixer->Output(*own.mixer), batch, state,
+             next_sum);
 }
 
 // From the norm's output to the mixer's. The norm has read the branch, so its storage takes the
 // gathered rows, which stay there for Purpose::kBackward. `begun` is called before the first GEMM.
-void ResidualBlock::MixerForward(const Pass& pass, const Flow& flow, ResidualSaved& saved,
+void ResidualBlock::MixerForward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved,
                                  int layer, Purpose purpose,
                                  absl::FunctionRef<void()> begun) const {
   const Mixer& mixer = *layers_[layer].mixer;
@@ -270,29 +297,30 @@ void ResidualBlock::MixerForward(const Pass& pass, const Flow& flow, ResidualSav
   bool waiting = true;
   const auto gemm = [&](Tensor x, int64_t first) {
     if (std::exchange(waiting, false)) begun();
-    mixer.Project(pass, flow, *own.mixer, x, first, purpose);
+    mixer.Project(pass, batch, *own.mixer, x, first, purpose);
   };
-  shard_.GatherRowsThrough(pass, own.norm.y, flow.branch_storage, gemm,
+  shard_.GatherRowsThrough(pass, own.norm.y, batch.branch_storage, gemm,
                            /*keeps_all=*/purpose == Purpose::kBackward);
-  mixer.Mix(pass, flow, *own.mixer, AllSamples(flow));
+  mixer.Mix(pass, batch, *own.mixer, AllSamples(batch));
 }
 
 // The row-parallel GEMM of a layer: this rank's rows of the sum, with dropout, become the branch.
 // With one tensor rank, no dropout and a next norm that keeps its input in `next_sum`, the GEMM
 // adds the residual stream itself.
 void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, const Tensor& x,
-                               Flow& flow, const Tensor& next_sum) const {
+                               const ModelBatch& batch, ForwardState& state,
+                               const Tensor& next_sum) const {
   const Linear& linear = layer.mixer->output();
   if (shard_.size == 1 && !next_sum.empty() && !layer.dropout.Drops(pass)) {
-    LinearForwardAdding(pass, linear, x, flow.residual, next_sum);
-    flow.residual = next_sum;
+    LinearForwardAdding(pass, linear, x, state.residual, next_sum);
+    state.residual = next_sum;
     return;
   }
   const Tensor rows = shard_.ReduceRowsThrough(
-      pass, flow.branch_storage, flow.gathered,
+      pass, batch.branch_storage, batch.gathered,
       [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
-  layer.dropout.Apply(pass, flow, rows, rows, shard_.FirstToken(flow.shape, 0));
-  flow.branch = rows;
+  layer.dropout.Apply(pass, batch, rows, rows, shard_.FirstToken(batch.shape, 0));
+  state.branch = rows;
 }
 
 // -------------------------------------------------------------------------------------- decoding
@@ -310,16 +338,17 @@ absl::StatusOr<std::unique_ptr<BlockState>> ResidualBlock::TakeState(
   return state;
 }
 
-void ResidualBlock::Decode(const Pass& pass, Flow& flow, Saved& base, BlockState& state) const {
+void ResidualBlock::Decode(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                           Saved& base, BlockState& text) const {
   ResidualSaved& saved = Of(base);
   for (int i = 0; i < count(); ++i) {
     const Mixer& mixer = *layers_[i].mixer;
     LayerSaved& own = saved.layers[i];
-    NormForward(pass, layers_[i].norm, flow, own.norm);
-    mixer.Project(pass, flow, *own.mixer, own.norm.y, 0, Purpose::kOutput);
-    mixer.MixOnward(pass, flow, *own.mixer, *static_cast<ResidualState&>(state).layers[i]);
-    RowForward(pass, layers_[i], mixer.Output(*own.mixer), flow,
-               is_last(i) ? flow.next_sum : saved.layers[i + 1].norm.x);
+    NormForward(pass, layers_[i].norm, state, own.norm);
+    mixer.Project(pass, batch, *own.mixer, own.norm.y, 0, Purpose::kOutput);
+    mixer.MixOnward(pass, batch, *own.mixer, *static_cast<ResidualState&>(text).layers[i]);
+    RowForward(pass, layers_[i], mixer.Output(*own.mixer), batch, state,
+               is_last(i) ? state.next_sum : saved.layers[i + 1].norm.x);
   }
 }
 
@@ -334,16 +363,17 @@ std::vector<ParameterId> ResidualBlock::BeginsWith() const {
 }
 
 // Norm and all-gather, while the compute stream goes on with the other half-batch.
-void ResidualBlock::BeginForward(const Pass& pass, Flow& flow, Saved& base, int half) const {
+void ResidualBlock::BeginForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                                 Saved& base, int half) const {
   const NormSaved& all = Of(base).layers[0].norm;
-  const Tensor residual = SliceOf(flow.residual, 2, half);
-  const Tensor branch = half == 0 ? flow.branch : flow.second_branch;
+  const Tensor residual = SliceOf(state.residual, 2, half);
+  const Tensor branch = half == 0 ? state.branch : state.second_branch;
   const NormSaved norm = all.Slice(2, half);
-  Started& begun = GatheringOf(flow, all, half);
+  Started& begun = GatheringOf(batch, state, all, half);
   begun.done = shard_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
     NormForward(on, layers_[0].norm, residual, branch, norm);
     begun.input_ready = TensorShard::InputReady(on);
-    shard_.GatherRows(on, norm.y, SliceOf(flow.branch_storage, 2, half));
+    shard_.GatherRows(on, norm.y, SliceOf(batch.branch_storage, 2, half));
   });
 }
 
@@ -351,32 +381,33 @@ void ResidualBlock::BeginForward(const Pass& pass, Flow& flow, Saved& base, int 
 // other's branch, the norm behind it and the all-gather of its output. The next block begins with a
 // half-batch right behind this block's end. The reduce-scatter and the norm run between the two
 // GEMMs of the other half-batch, the all-gather during the second.
-void ResidualBlock::ForwardInHalfBatches(const Pass& pass, Flow& flow, ResidualSaved& saved) const {
-  const InSlices begun = Begin(pass, flow, saved);
-  saved.x0 = flow.branch.empty() ? flow.residual : saved.layers[0].norm.x;
-  flow.branch = flow.second_branch = Tensor();
-  const InSlices y = InnerLayersInHalfBatches(pass, flow, saved, begun);
+void ResidualBlock::ForwardInHalfBatches(const Pass& pass, const ModelBatch& batch,
+                                         ForwardState& state, ResidualSaved& saved) const {
+  const InSlices begun = Begin(pass, batch, state, saved);
+  saved.x0 = state.branch.empty() ? state.residual : saved.layers[0].norm.x;
+  state.branch = state.second_branch = Tensor();
+  const InSlices y = InnerLayersInHalfBatches(pass, batch, saved, begun);
   const int last = count() - 1;
   const Mixer& mixer = *layers_[last].mixer;
-  flow.residual = Input(saved, last);
+  state.residual = Input(saved, last);
   std::array<kernels::Event*, 2> left;
-  const bool ahead = flow.next != nullptr;
+  const bool ahead = state.next != nullptr;
   for (const int half : {0, 1}) {
-    MixHalf(pass, flow, saved, last, y, half, Purpose::kOutput);
+    MixHalf(pass, batch, saved, last, y, half, Purpose::kOutput);
     if (half == 0) {
       TensorShard::AwaitInput(pass, y.slices[1]);
     } else if (ahead) {
-      TensorShard::AwaitInput(pass, flow.begun.slices[0]);
+      TensorShard::AwaitInput(pass, state.begun.slices[0]);
     }
-    const Tensor output = SliceOf(flow.branch_storage, 2, half);
+    const Tensor output = SliceOf(batch.branch_storage, 2, half);
     LinearForward(pass, mixer.output(), SliceOf(mixer.Output(*saved.layers[last].mixer), 2, half),
                   output);
-    Tensor& branch = half == 0 ? flow.branch : flow.second_branch;
+    Tensor& branch = half == 0 ? state.branch : state.second_branch;
     left[half] = shard_.Start(pass, ClosingCollective(), [&](const Pass& on) {
-      branch = ReduceRowsWithDropout(on, flow, output, layers_[last].dropout, half,
+      branch = ReduceRowsWithDropout(on, batch, output, layers_[last].dropout, half,
                                      /*gather_follows=*/ahead);
     });
-    if (ahead) flow.next->BeginForward(pass, flow, *flow.next_saved, half);
+    if (ahead) state.next->BeginForward(pass, batch, state, *state.next_saved, half);
   }
   // Without a next block, the caller reads both half-batches on the compute stream.
   for (const int half : {0, 1}) {
@@ -385,62 +416,64 @@ void ResidualBlock::ForwardInHalfBatches(const Pass& pass, Flow& flow, ResidualS
 }
 
 // Where BeginForward leaves the state of a half-batch for Forward.
-Started& ResidualBlock::GatheringOf(Flow& flow, const NormSaved& norm, int half) const {
-  InSlices& begun = flow.begun;
-  begun.all = shard_.sequence ? flow.branch_storage : norm.y;
+Started& ResidualBlock::GatheringOf(const ModelBatch& batch, ForwardState& state,
+                                    const NormSaved& norm, int half) const {
+  InSlices& begun = state.begun;
+  begun.all = shard_.sequence ? batch.branch_storage : norm.y;
   begun.count = half + 1;
   begun.slices[half].tensor = SliceOf(begun.all, 2, half);
   return begun.slices[half];
 }
 
-InSlices ResidualBlock::Begin(const Pass& pass, Flow& flow, ResidualSaved& saved) const {
+InSlices ResidualBlock::Begin(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                              ResidualSaved& saved) const {
   for (const int half : {0, 1}) {
-    if (flow.begun.count == half) BeginForward(pass, flow, saved, half);
+    if (state.begun.count == half) BeginForward(pass, batch, state, saved, half);
   }
-  return std::exchange(flow.begun, {});
+  return std::exchange(state.begun, {});
 }
 
 // From the norm's output `y` to the mixer's output, of one half-batch. A mixer that exchanges
 // computes both when asked for the first.
-void ResidualBlock::MixHalf(const Pass& pass, const Flow& flow, ResidualSaved& saved, int layer,
-                            const InSlices& y, int half, Purpose purpose) const {
+void ResidualBlock::MixHalf(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved,
+                            int layer, const InSlices& y, int half, Purpose purpose) const {
   const Mixer& mixer = *layers_[layer].mixer;
   MixerSaved& own = *saved.layers[layer].mixer;
   const auto project = [&](int of) {
     const Tensor x = shard_.Await(pass, y.slices[of]);
-    mixer.Project(pass, flow, own, x, of * x.dim(0), purpose);
+    mixer.Project(pass, batch, own, x, of * x.dim(0), purpose);
   };
   if (!mixer.exchanges()) {
-    const int64_t samples = flow.shape.batch / 2;
+    const int64_t samples = batch.shape.batch / 2;
     project(half);
-    mixer.Mix(pass, flow, own, {half * samples, (half + 1) * samples});
+    mixer.Mix(pass, batch, own, {half * samples, (half + 1) * samples});
   } else if (half == 0) {
     project(0);
     project(1);
-    mixer.Mix(pass, flow, own, AllSamples(flow));
+    mixer.Mix(pass, batch, own, AllSamples(batch));
   }
 }
 
 // From all rows of the first norm's output (`y`) to all rows of the last one's.
-InSlices ResidualBlock::InnerLayersInHalfBatches(const Pass& pass, const Flow& flow,
+InSlices ResidualBlock::InnerLayersInHalfBatches(const Pass& pass, const ModelBatch& batch,
                                                  ResidualSaved& saved, InSlices y) const {
   for (int i = 0; !is_last(i); ++i) {
     const ResidualLayer& layer = layers_[i];
     const ResidualLayer& next = layers_[i + 1];
     const NormSaved& next_norm = saved.layers[i + 1].norm;
-    InSlices next_y = {.all = shard_.sequence ? flow.branch_storage : next_norm.y, .count = 2};
+    InSlices next_y = {.all = shard_.sequence ? batch.branch_storage : next_norm.y, .count = 2};
     for (const int half : {0, 1}) {
-      MixHalf(pass, flow, saved, i, y, half, Purpose::kOutput);
+      MixHalf(pass, batch, saved, i, y, half, Purpose::kOutput);
       // So that the all-gather of the other half-batch overlaps with this GEMM.
       TensorShard::AwaitInput(pass, half == 0 ? y.slices[1] : next_y.slices[0]);
-      const Tensor output = SliceOf(flow.branch_storage, 2, half);
+      const Tensor output = SliceOf(batch.branch_storage, 2, half);
       LinearForward(pass, layer.mixer->output(),
                     SliceOf(layer.mixer->Output(*saved.layers[i].mixer), 2, half), output);
       const NormSaved norm = next_norm.Slice(2, half);
       Started& entering = next_y.slices[half];
       entering.tensor = SliceOf(next_y.all, 2, half);
       entering.done = shard_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
-        const Tensor branch = ReduceRowsWithDropout(on, flow, output, layer.dropout, half,
+        const Tensor branch = ReduceRowsWithDropout(on, batch, output, layer.dropout, half,
                                                     /*gather_follows=*/true);
         NormForward(on, next.norm, SliceOf(Input(saved, i), 2, half), branch, norm);
         entering.input_ready = TensorShard::InputReady(on);
@@ -453,35 +486,36 @@ InSlices ResidualBlock::InnerLayersInHalfBatches(const Pass& pass, const Flow& f
 }
 
 // This rank's rows of the sum of a slice, with dropout applied.
-Tensor ResidualBlock::ReduceRowsWithDropout(const Pass& pass, const Flow& flow,
+Tensor ResidualBlock::ReduceRowsWithDropout(const Pass& pass, const ModelBatch& batch,
                                             const Tensor& partial, const Dropout& dropout,
                                             int slice, bool gather_follows) const {
   const Tensor rows = shard_.ReduceRows(pass, partial, gather_follows);
-  dropout.Apply(pass, flow, rows, rows, shard_.FirstToken(flow.shape, slice));
+  dropout.Apply(pass, batch, rows, rows, shard_.FirstToken(batch.shape, slice));
   return rows;
 }
 
 // -------------------------------------------------------------------------------------- backward
 
-void ResidualBlock::Backward(const Pass& pass, Flow& flow, Saved& base) const {
+void ResidualBlock::Backward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                             Saved& base) const {
   ResidualSaved& saved = Of(base);
-  InSlices d_out = std::exchange(flow.d_whole, {}), y;
-  if (recomputed_.norms) RecomputeForward(pass, flow, saved, d_out, y);
-  if (d_out.empty()) d_out = StartGradient(pass, flow);
+  InSlices d_out = std::exchange(state.d_whole, {}), y;
+  if (recomputed_.norms) RecomputeForward(pass, batch, state, saved, d_out, y);
+  if (d_out.empty()) d_out = StartGradient(pass, batch, state);
   std::function<void()> waiting;
   for (int i = count(); i-- > 0;) {
-    LayerBackward(pass, flow, saved, i, d_out, std::exchange(y, {}), waiting);
+    LayerBackward(pass, batch, state, saved, i, d_out, std::exchange(y, {}), waiting);
   }
 }
 
 // Recomputes what was not kept, except the activation of a mixer that keeps its GEMM outputs, which
 // is recomputed together with its gradient. Where everything is recomputed and all-gathers overlap,
 // it also starts the all-gather of d_hidden, and leaves all rows of the last norm's output in `y`.
-void ResidualBlock::RecomputeForward(const Pass& pass, const Flow& flow, ResidualSaved& saved,
+void ResidualBlock::RecomputeForward(const Pass& pass, const ModelBatch& batch,
+                                     const BackwardState& state, ResidualSaved& saved,
                                      InSlices& d_out, InSlices& y) const {
-  Flow recomputing = flow;
+  ForwardState recomputing;
   recomputing.residual = saved.x0;
-  recomputing.branch = recomputing.second_branch = Tensor();
   const int last = count() - 1;
   if (!recomputed_.gemms) {
     for (int i = 0; i <= last; ++i) {
@@ -490,60 +524,60 @@ void ResidualBlock::RecomputeForward(const Pass& pass, const Flow& flow, Residua
     }
     return;
   }
-  if (shard_.slices(flow.shape) > 1) {
+  if (shard_.slices(batch.shape) > 1) {
     NormForward(pass, layers_[0].norm, recomputing, saved.layers[0].norm);
     y = InnerLayersInHalfBatches(
-        pass, flow, saved,
-        shard_.StartGatherRows(pass, saved.layers[0].norm.y, flow.branch_storage, 2));
-    if (HasSecondGatherBuffer(flow)) d_out = StartGradient(pass, flow);
+        pass, batch, saved,
+        shard_.StartGatherRows(pass, saved.layers[0].norm.y, batch.branch_storage, 2));
+    if (HasSecondGatherBuffer(batch)) d_out = StartGradient(pass, batch, state);
     for (const int half : {0, 1}) {
-      MixHalf(pass, flow, saved, last, y, half, Purpose::kBackward);
+      MixHalf(pass, batch, saved, last, y, half, Purpose::kBackward);
     }
     for (const int half : {0, 1}) y.slices[half].done = nullptr;
-    if (!HasSecondGatherBuffer(flow)) y = {};
+    if (!HasSecondGatherBuffer(batch)) y = {};
     return;
   }
   for (int i = 0; i < last; ++i) {
-    LayerForward(pass, recomputing, saved, i, saved.layers[i + 1].norm.x);
+    LayerForward(pass, batch, recomputing, saved, i, saved.layers[i + 1].norm.x);
   }
   NormForward(pass, layers_[last].norm, recomputing, saved.layers[last].norm);
-  MixerForward(pass, flow, saved, last, Purpose::kBackward, [&] {
-    if (!HasSecondGatherBuffer(flow)) return;
-    d_out = StartGradient(pass, flow);
-    y = {flow.branch_storage, {Started{flow.branch_storage}}, 1};
+  MixerForward(pass, batch, saved, last, Purpose::kBackward, [&] {
+    if (!HasSecondGatherBuffer(batch)) return;
+    d_out = StartGradient(pass, batch, state);
+    y = {batch.branch_storage, {Started{batch.branch_storage}}, 1};
   });
 }
 
-// From all rows of the gradient of the layer's branch (`d_out`) to flow.d_hidden, the gradient of
+// From all rows of the gradient of the layer's branch (`d_out`) to state.d_hidden, the gradient of
 // its norm's input; `d_out` becomes all rows of that where the layer is not the block's first. `y`:
 // all rows of the norm's output, if they are there. `waiting`: the weight gradient that the layer
 // behind has left to overlap with exchanges; the layer leaves its own there.
-void ResidualBlock::LayerBackward(const Pass& pass, Flow& flow, ResidualSaved& saved, int layer,
-                                  InSlices& d_out, InSlices y,
+void ResidualBlock::LayerBackward(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                                  ResidualSaved& saved, int layer, InSlices& d_out, InSlices y,
                                   std::function<void()>& waiting) const {
   const Mixer& mixer = *layers_[layer].mixer;
   LayerSaved& own = saved.layers[layer];
-  const bool inner = layer > 0, beside = HasSecondGatherBuffer(flow);
+  const bool inner = layer > 0, beside = HasSecondGatherBuffer(batch);
   // Whether the layer in front awaits the all-gather that starts here. The next block awaits it
   // too, unless it needs the memory before.
-  const bool ahead = beside && (inner || (flow.more_behind && gathers_ahead_));
-  if (beside && y.empty()) y = StartInput(pass, flow, own.norm);
+  const bool ahead = beside && (inner || (state.more_behind && gathers_ahead_));
+  if (beside && y.empty()) y = StartInput(pass, batch, own.norm);
 
   // The norm behind has summed the bias's gradient: in the block behind for all of d_hidden, within
   // the block directly.
-  const bool summed = is_last(layer) && std::exchange(flow.d_hidden_summed, false);
-  const bool complete = is_last(layer) ? summed : SumsHiddenGradient(flow);
+  const bool summed = is_last(layer) && std::exchange(state.d_hidden_summed, false);
+  const bool complete = is_last(layer) ? summed : SumsHiddenGradient(state);
   const auto output_weights = [&](const Tensor& dy) {
-    if (summed) LinearBackwardBias(pass, mixer.output(), flow.d_hidden_sums);
+    if (summed) LinearBackwardBias(pass, mixer.output(), state.d_hidden_sums);
     LinearBackwardWeights(pass, mixer.output(), dy, mixer.Output(*own.mixer), complete);
   };
   std::array<Started, 2> d_y;
-  const Tensor dy = MixerBackward(pass, flow, saved, layer, d_out, output_weights,
+  const Tensor dy = MixerBackward(pass, batch, saved, layer, d_out, output_weights,
                                   std::exchange(waiting, nullptr), d_y);
   if (!LeavesForExchanges(layer)) output_weights(dy);
 
-  const auto input_weights = [this, &pass, &flow, &mixer, &own](InSlices gathered) {
-    if (gathered.empty()) gathered = StartInput(pass, flow, own.norm);
+  const auto input_weights = [this, &pass, &batch, &mixer, &own](InSlices gathered) {
+    if (gathered.empty()) gathered = StartInput(pass, batch, own.norm);
     mixer.InputWeights(pass, *own.mixer, shard_.Await(pass, gathered));
   };
   // An input that has to be gathered would overwrite the rows of d_hidden.
@@ -553,13 +587,13 @@ void ResidualBlock::LayerBackward(const Pass& pass, Flow& flow, ResidualSaved& s
   } else if (!ahead) {
     input_weights(y);
   }
-  NormBackwardOf(pass, flow, saved, layer, d_y, /*gathers=*/inner || ahead, d_out);
+  NormBackwardOf(pass, batch, state, saved, layer, d_y, /*gathers=*/inner || ahead, d_out);
   if (ahead) input_weights(y);
 }
 
 // From `d_out` to the gradient of the norm's output, whose reduce-scatter starts slice by slice
 // from saved.d_small. Returns all rows of the gradient of the branch, with dropout.
-Tensor ResidualBlock::MixerBackward(const Pass& pass, const Flow& flow, ResidualSaved& saved,
+Tensor ResidualBlock::MixerBackward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved,
                                     int layer, const InSlices& d_out,
                                     const std::function<void(Tensor dy)>& output_weights,
                                     const std::function<void()>& waiting,
@@ -575,8 +609,8 @@ Tensor ResidualBlock::MixerBackward(const Pass& pass, const Flow& flow, Residual
     d_y[first / rows] = shard_.StartReduceRows(pass, dx, gather_follows);
   };
   const Tensor all =
-      Dropped(pass, flow, d_out, layers_[layer].dropout, [&](Tensor dy, int64_t first) {
-        mixer.OutputBackward(pass, flow, own, dy, first);
+      Dropped(pass, batch, d_out, layers_[layer].dropout, [&](Tensor dy, int64_t first) {
+        mixer.OutputBackward(pass, batch, own, dy, first);
         if (mixer.by_rows()) leave(first, dy.dim(0));
       });
   if (mixer.by_rows()) return all;
@@ -586,7 +620,7 @@ Tensor ResidualBlock::MixerBackward(const Pass& pass, const Flow& flow, Residual
     // The last exchange is the larger one.
     work.last = waiting;
   }
-  mixer.MixBackward(pass, flow, own, all, work);
+  mixer.MixBackward(pass, batch, own, all, work);
   const int64_t rows = saved.d_small.dim(0) / d_out.count;
   for (int slice = 0; slice < d_out.count; ++slice) leave(slice * rows, rows);
   return all;
@@ -596,71 +630,74 @@ Tensor ResidualBlock::MixerBackward(const Pass& pass, const Flow& flow, Residual
 // `use` gets each slice and its first row. Gathered rows are changed in place. d_hidden itself is
 // also the gradient of the residual stream, so the branch's storage takes the result then. Returns
 // all rows.
-Tensor ResidualBlock::Dropped(const Pass& pass, const Flow& flow, const InSlices& d_out,
+Tensor ResidualBlock::Dropped(const Pass& pass, const ModelBatch& batch, const InSlices& d_out,
                               const Dropout& dropout,
                               absl::FunctionRef<void(Tensor dy, int64_t first)> use) const {
-  const Tensor& all = dropout.Drops(pass) && !shard_.sequence ? flow.branch_storage : d_out.all;
+  const Tensor& all = dropout.Drops(pass) && !shard_.sequence ? batch.branch_storage : d_out.all;
   for (int slice = 0; slice < d_out.count; ++slice) {
     const Tensor arrived = shard_.Await(pass, d_out.slices[slice]);
     const Tensor dy = SliceOf(all, d_out.count, slice);
     const int64_t first = slice * dy.dim(0);
-    dropout.Apply(pass, flow, arrived, dy, first);
+    dropout.Apply(pass, batch, arrived, dy, first);
     use(dy, first);
   }
   return all;
 }
 
 // d_hidden += the gradient through a layer's norm. With `gathers` its all-gather starts: into
-// `d_out`, or into flow.d_whole from the block's first layer.
-void ResidualBlock::NormBackwardOf(const Pass& pass, Flow& flow, const ResidualSaved& saved,
-                                   int layer, const std::array<Started, 2>& d_y, bool gathers,
+// `d_out`, or into state.d_whole from the block's first layer.
+void ResidualBlock::NormBackwardOf(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                                   const ResidualSaved& saved, int layer,
+                                   const std::array<Started, 2>& d_y, bool gathers,
                                    InSlices& d_out) const {
   const Norm& norm = layers_[layer].norm;
   const NormSaved& own = saved.layers[layer].norm;
   const Tensor x = Input(saved, layer);
-  InSlices& gathered = layer > 0 ? d_out : flow.d_whole;
+  InSlices& gathered = layer > 0 ? d_out : state.d_whole;
   if (d_out.count > 1) {
     if (gathers) {
-      gathered = NormBackwardGathering(pass, norm, d_y, x, own, flow);
+      gathered = NormBackwardGathering(pass, norm, d_y, x, own, batch, state);
     } else {
-      NormBackwardInSlices(pass, norm, d_y, x, own, flow.d_hidden, [](int) {});
+      NormBackwardInSlices(pass, norm, d_y, x, own, state.d_hidden, [](int) {});
     }
     return;
   }
   Tensor d_bias;
-  if (layer > 0 && SumsHiddenGradient(flow)) {
+  if (layer > 0 && SumsHiddenGradient(state)) {
     const ParameterId bias = *layers_[layer - 1].mixer->output().bias;
     d_bias = (*pass.gradients)[bias];
-    NormBackward(pass, norm, shard_.Await(pass, d_y[0]), x, own, flow, d_bias);
+    NormBackward(pass, norm, shard_.Await(pass, d_y[0]), x, own, state, d_bias);
     Ready(pass, bias);
   } else {
-    NormBackward(pass, norm, shard_.Await(pass, d_y[0]), x, own, flow);
+    NormBackward(pass, norm, shard_.Await(pass, d_y[0]), x, own, state);
   }
-  if (gathers) gathered = StartGradient(pass, flow);
+  if (gathers) gathered = StartGradient(pass, batch, state);
 }
 
 // NormBackwardInSlices, which starts the all-gather of d_hidden of each slice as it completes.
 InSlices ResidualBlock::NormBackwardGathering(const Pass& pass, const Norm& norm,
                                               const std::array<Started, 2>& dy, const Tensor& x,
-                                              const NormSaved& saved, const Flow& flow) const {
-  const Tensor& storage = GradientStorage(flow);
-  InSlices d_hidden = {.all = shard_.sequence ? storage : flow.d_hidden, .count = 2};
-  NormBackwardInSlices(pass, norm, dy, x, saved, flow.d_hidden, [&](int slice) {
+                                              const NormSaved& saved, const ModelBatch& batch,
+                                              const BackwardState& state) const {
+  const Tensor& storage = GradientStorage(batch);
+  InSlices d_hidden = {.all = shard_.sequence ? storage : state.d_hidden, .count = 2};
+  NormBackwardInSlices(pass, norm, dy, x, saved, state.d_hidden, [&](int slice) {
     d_hidden.slices[slice] =
-        shard_.StartGatherRows(pass, SliceOf(flow.d_hidden, 2, slice), SliceOf(storage, 2, slice));
+        shard_.StartGatherRows(pass, SliceOf(state.d_hidden, 2, slice), SliceOf(storage, 2, slice));
   });
   return d_hidden;
 }
 
-// Starts the all-gather of flow.d_hidden.
-InSlices ResidualBlock::StartGradient(const Pass& pass, const Flow& flow) const {
-  return shard_.StartGatherRows(pass, flow.d_hidden, GradientStorage(flow),
-                                shard_.slices(flow.shape));
+// Starts the all-gather of state.d_hidden.
+InSlices ResidualBlock::StartGradient(const Pass& pass, const ModelBatch& batch,
+                                      const BackwardState& state) const {
+  return shard_.StartGatherRows(pass, state.d_hidden, GradientStorage(batch),
+                                shard_.slices(batch.shape));
 }
 // Starts the all-gather of a norm's output.
-InSlices ResidualBlock::StartInput(const Pass& pass, const Flow& flow,
+InSlices ResidualBlock::StartInput(const Pass& pass, const ModelBatch& batch,
                                    const NormSaved& norm) const {
-  return shard_.StartGatherRows(pass, norm.y, flow.branch_storage, shard_.slices(flow.shape));
+  return shard_.StartGatherRows(pass, norm.y, batch.branch_storage, shard_.slices(batch.shape));
 }
 
 // Whether weight gradients overlap with the exchanges of a layer's mixer. Where collectives of the
@@ -671,26 +708,28 @@ bool ResidualBlock::LeavesForExchanges(int layer) const {
 
 // -------------------------------------------------------------------------- backward in two calls
 
-void ResidualBlock::BackwardInput(const Pass& pass, Flow& flow, Saved& base) const {
+void ResidualBlock::BackwardInput(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                                  Saved& base) const {
   ResidualSaved& saved = Of(base);
   for (int i = count(); i-- > 0;) {
     const ResidualLayer& layer = layers_[i];
     const Mixer& mixer = *layer.mixer;
     LayerSaved& own = saved.layers[i];
-    GatherRowsKeeping(pass, flow, layer.dropout, [&](Tensor dy, int64_t first) {
-      mixer.SplitOutputBackward(pass, flow, *own.mixer, dy, first);
+    GatherRowsKeeping(pass, batch, state, layer.dropout, [&](Tensor dy, int64_t first) {
+      mixer.SplitOutputBackward(pass, batch, *own.mixer, dy, first);
     });
-    mixer.SplitMixBackward(pass, flow, *own.mixer, flow.branch_storage);
+    mixer.SplitMixBackward(pass, batch, *own.mixer, batch.branch_storage);
     const Tensor d_y = shard_.ReduceRowsThrough(
-        pass, saved.d_small, flow.gathered,
+        pass, saved.d_small, batch.gathered,
         [&](int64_t first, Tensor dx) { mixer.InputBackward(pass, *own.mixer, first, dx); });
     mixer.KeepGradients(pass, *own.mixer);
-    NormBackwardInput(pass, layer.norm, d_y, Input(saved, i), own.norm, flow.d_hidden, own.d_norm);
-    kernels::Copy(pass.stream, KeptGradient(flow), own.norm.x);
+    NormBackwardInput(pass, layer.norm, d_y, Input(saved, i), own.norm, state.d_hidden, own.d_norm);
+    kernels::Copy(pass.stream, KeptGradient(batch), own.norm.x);
   }
 }
 
-void ResidualBlock::BackwardWeights(const Pass& pass, Flow& flow, Saved& base) const {
+void ResidualBlock::BackwardWeights(const Pass& pass, const ModelBatch& batch, BackwardState& state,
+                                    Saved& base) const {
   ResidualSaved& saved = Of(base);
   // Each all-gather overlaps with the GEMM before it.
   std::vector<Tensor> rows;
@@ -698,10 +737,10 @@ void ResidualBlock::BackwardWeights(const Pass& pass, Flow& flow, Saved& base) c
     rows.push_back(saved.layers[i].norm.x);
     rows.push_back(saved.layers[i].norm.y);
   }
-  const bool beside = HasSecondGatherBuffer(flow);
+  const bool beside = HasSecondGatherBuffer(batch);
   size_t next = 0;
   const auto start = [&] {
-    const Tensor storage = beside && next % 2 == 0 ? flow.gathered : flow.branch_storage;
+    const Tensor storage = beside && next % 2 == 0 ? batch.gathered : batch.branch_storage;
     return shard_.StartGatherRows(pass, rows[next++], storage);
   };
   Started begun = beside ? start() : Started();
@@ -719,24 +758,26 @@ void ResidualBlock::BackwardWeights(const Pass& pass, Flow& flow, Saved& base) c
   }
 }
 
-// Calls `gemm` with all rows of flow.d_hidden with dropout, and keeps this rank's rows of them in
+// Calls `gemm` with all rows of state.d_hidden with dropout, and keeps this rank's rows of them in
 // the branch's storage, because d_hidden changes.
-void ResidualBlock::GatherRowsKeeping(const Pass& pass, const Flow& flow, const Dropout& dropout,
+void ResidualBlock::GatherRowsKeeping(const Pass& pass, const ModelBatch& batch,
+                                      const BackwardState& state, const Dropout& dropout,
                                       TensorShard::WithRows gemm) const {
   if (!dropout.Drops(pass)) {
-    if (!shard_.sequence) kernels::Copy(pass.stream, flow.d_hidden, flow.branch_storage);
-    shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage, gemm);
+    if (!shard_.sequence) kernels::Copy(pass.stream, state.d_hidden, batch.branch_storage);
+    shard_.GatherRowsThrough(pass, state.d_hidden, batch.branch_storage, gemm);
     return;
   }
-  shard_.GatherRowsThrough(pass, flow.d_hidden, flow.branch_storage, [&](Tensor dy, int64_t first) {
-    const Tensor rows = flow.branch_storage.Rows(first, dy.dim(0));
-    dropout.Apply(pass, flow, dy, rows, first);
-    gemm(rows, first);
-  });
+  shard_.GatherRowsThrough(pass, state.d_hidden, batch.branch_storage,
+                           [&](Tensor dy, int64_t first) {
+                             const Tensor rows = batch.branch_storage.Rows(first, dy.dim(0));
+                             dropout.Apply(pass, batch, dy, rows, first);
+                             gemm(rows, first);
+                           });
 }
-Tensor ResidualBlock::KeptGradient(const Flow& flow) const {
-  const int64_t rows = shard_.rows(flow.shape);
-  return flow.branch_storage.Rows(shard_.sequence ? shard_.rank * rows : 0, rows);
+Tensor ResidualBlock::KeptGradient(const ModelBatch& batch) const {
+  const int64_t rows = shard_.rows(batch.shape);
+  return batch.branch_storage.Rows(shard_.sequence ? shard_.rank * rows : 0, rows);
 }
 
 }  // namespace

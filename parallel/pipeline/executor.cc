@@ -165,7 +165,7 @@ Tensor PipelineExecutor::TakeMemory(kernels::Arena& arena, const BatchShape& sha
 
 void PipelineExecutor::SetPositions(const Tensor& positions) {
   for (std::vector<Workspace>& of_chunk : workspaces_) {
-    for (Workspace& workspace : of_chunk) workspace.flow.positions = positions;
+    for (Workspace& workspace : of_chunk) workspace.batch.positions = positions;
   }
 }
 
@@ -184,35 +184,35 @@ void PipelineExecutor::Await(Buffer& buffer) {
 }
 
 // The output of a virtual stage: residual + branch.
-void PipelineExecutor::Add(const Flow& flow, Buffer& to) {
+void PipelineExecutor::Add(const ForwardState& state, Buffer& to) {
   Await(to);
-  if (flow.branch.empty()) {
-    kernels::Copy(compute_, flow.residual, to.tensor);
+  if (state.branch.empty()) {
+    kernels::Copy(compute_, state.residual, to.tensor);
     return;
   }
-  if (flow.second_branch.empty()) {
-    kernels::Add(compute_, flow.residual, flow.branch, to.tensor);
+  if (state.second_branch.empty()) {
+    kernels::Add(compute_, state.residual, state.branch, to.tensor);
     return;
   }
   for (const int half : {0, 1}) {
-    kernels::Add(compute_, SliceOf(flow.residual, 2, half),
-                 half == 0 ? flow.branch : flow.second_branch, SliceOf(to.tensor, 2, half));
+    kernels::Add(compute_, SliceOf(state.residual, 2, half),
+                 half == 0 ? state.branch : state.second_branch, SliceOf(to.tensor, 2, half));
   }
 }
 
 absl::Status PipelineExecutor::Load(const BufferedAction& step, MicroBatchClient& client) {
   const int chunk = step.action.chunk;
-  Flow& flow = workspaces_[chunk][step.workspace].flow;
+  ModelBatch& batch = workspaces_[chunk][step.workspace].batch;
   if (!model_.shape().documents && !model_.shape().dropout) {
     if (!IsFirstPart(chunk) && !IsLastPart(chunk)) return absl::OkStatus();
-    return client.Load(step.action.micro_batch, flow);
+    return client.Load(step.action.micro_batch, batch);
   }
-  if (chunk == 0) return client.Load(step.action.micro_batch, flow);
-  const Flow& loaded = workspaces_[0][step.loaded].flow;
-  flow.tokens = loaded.tokens;
-  flow.targets = loaded.targets;
-  flow.documents = loaded.documents;
-  flow.sample = loaded.sample;
+  if (chunk == 0) return client.Load(step.action.micro_batch, batch);
+  const ModelBatch& loaded = workspaces_[0][step.loaded].batch;
+  batch.tokens = loaded.tokens;
+  batch.targets = loaded.targets;
+  batch.documents = loaded.documents;
+  batch.sample = loaded.sample;
   return absl::OkStatus();
 }
 
@@ -220,24 +220,24 @@ absl::Status PipelineExecutor::Forward(const BufferedAction& step, const Pass& p
                                        MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
-  Flow& flow = workspace.flow;
+  ForwardState& state = workspace.forward;
   RETURN_IF_ERROR(Load(step, client));
   if (!IsFirstPart(chunk)) {
     Await(inputs_[step.input]);
-    flow.residual = inputs_[step.input].tensor;
+    state.residual = inputs_[step.input].tensor;
   }
-  flow.branch = Tensor();
-  flow.second_branch = Tensor();
+  state.branch = Tensor();
+  state.second_branch = Tensor();
   if (!step.head_in_forward) {
     model_.Forward(pass, workspace, Trunk(chunk));
-    Add(flow, outputs_[step.output]);
+    Add(state, outputs_[step.output]);
     return absl::OkStatus();
   }
   head_gradients_ = &client.BeginGradients(HeadGroup(chunk), micro_batch);
   Pass with_gradients = pass;
   with_gradients.gradients = head_gradients_;
   ModelForward(with_gradients, chunk, step.workspace);
-  client.OnLosses(micro_batch, flow);
+  client.OnLosses(micro_batch, state.losses);
   return absl::OkStatus();
 }
 
@@ -255,25 +255,27 @@ bool PipelineExecutor::Replayed(const Pass& pass, bool backward, Workspace& work
                                     address(&pass.weights),
                                     address(pass.gradients),
                                     address(pass.dynamic_loss_scale),
-                                    address(workspace.flow.d_hidden.data()),
+                                    address(workspace.backward.d_hidden.data()),
                                     scale,
                                     pass.overwrite_gradients,
                                     pass.dropout_seed.has_value(),
                                     pass.dropout_seed.value_or(0)};
   Pass quiet = pass;
   quiet.listener = nullptr;
-  const Flow before = workspace.flow;
+  const States before = {workspace.forward, workspace.backward};
   const bool called = replay_->Run(key, [&] {
-    workspace.flow = before;
+    workspace.forward = before.forward;
+    workspace.backward = before.backward;
     work(quiet);
   });
   if (called) {
-    replayed_[key] = workspace.flow;
+    replayed_[key] = {workspace.forward, workspace.backward};
     return true;
   }
   const auto after = replayed_.find(key);
   CHECK(after != replayed_.end());
-  workspace.flow = after->second;
+  workspace.forward = after->second.forward;
+  workspace.backward = after->second.backward;
   return false;
 }
 
@@ -299,11 +301,11 @@ absl::Status PipelineExecutor::Backward(const BufferedAction& step, const Pass& 
                                         MicroBatchClient& client) {
   const int chunk = step.action.chunk, micro_batch = step.action.micro_batch;
   Workspace& workspace = workspaces_[chunk][step.workspace];
-  Flow& flow = workspace.flow;
+  BackwardState& state = workspace.backward;
   Buffer& gradient = gradients_[step.gradient];
   Await(gradient);
-  flow.d_hidden = gradient.tensor;
-  flow.d_hidden_summed = false;
+  state.d_hidden = gradient.tensor;
+  state.d_hidden_summed = false;
   Pass with_gradients = pass;
   with_gradients.gradients =
       step.head_in_forward ? head_gradients_ : &client.BeginGradients(chunk, micro_batch);
@@ -318,12 +320,12 @@ void PipelineExecutor::Head(const BufferedAction& step, const Pass& with_gradien
   const int chunk = step.action.chunk;
   Workspace& workspace = workspaces_[chunk][step.workspace];
   // The head computes gradients in its Forward, in scratch memory that the next forward uses.
-  workspace.flow.residual = outputs_[step.output].tensor;
-  workspace.flow.branch = Tensor();
-  workspace.flow.second_branch = Tensor();
+  workspace.forward.residual = outputs_[step.output].tensor;
+  workspace.forward.branch = Tensor();
+  workspace.forward.second_branch = Tensor();
   const BlockRange& part = model_.parts()[chunk];
   model_.Forward(with_gradients, workspace, {part.end - 1, part.end});
-  client.OnLosses(step.action.micro_batch, workspace.flow);
+  client.OnLosses(step.action.micro_batch, workspace.forward.losses);
 }
 
 // The head's gradients are computed at once, because their operands are scratch of its Forward.
@@ -333,8 +335,8 @@ void PipelineExecutor::BackwardInput(const BufferedAction& step, const Pass& pas
   Workspace& workspace = workspaces_[chunk][step.workspace];
   Buffer& gradient = gradients_[step.gradient];
   Await(gradient);
-  workspace.flow.d_hidden = gradient.tensor;
-  workspace.flow.d_hidden_summed = false;
+  workspace.backward.d_hidden = gradient.tensor;
+  workspace.backward.d_hidden_summed = false;
   if (IsLastPart(chunk)) {
     const int group = HeadGroup(chunk);
     Pass with_gradients = pass;
@@ -444,24 +446,24 @@ absl::Status PipelineExecutor::RunForward(const Pass& pass, int micro_batches,
   for (int i = 0; i < micro_batches; ++i) {
     for (int chunk = 0; chunk < plan_.shape.chunks; ++chunk) {
       Workspace& workspace = workspaces_[chunk].front();
-      Flow& flow = workspace.flow;
-      RETURN_IF_ERROR(client.Load(i, flow));
+      ForwardState& state = workspace.forward;
+      RETURN_IF_ERROR(client.Load(i, workspace.batch));
       if (!IsFirstPart(chunk)) {
-        flow.residual = inputs_.front().tensor;
+        state.residual = inputs_.front().tensor;
         if (stages == 1) {
-          kernels::Copy(compute_, output, flow.residual);
+          kernels::Copy(compute_, output, state.residual);
         } else {
-          group_.Receive(compute_, flow.residual, before);
+          group_.Receive(compute_, state.residual, before);
         }
       }
-      flow.branch = Tensor();
-      flow.second_branch = Tensor();
+      state.branch = Tensor();
+      state.second_branch = Tensor();
       model_.Forward(pass, workspace, model_.parts()[chunk]);
       if (IsLastPart(chunk)) {
-        client.OnLosses(i, flow);
+        client.OnLosses(i, state.losses);
         continue;
       }
-      Add(flow, outputs_.front());
+      Add(state, outputs_.front());
       output = outputs_.front().tensor;
       if (stages > 1) group_.Send(compute_, output, after);
     }

@@ -36,13 +36,13 @@ namespace muster::parallel {
 class MicroBatchClient {
  public:
   virtual ~MicroBatchClient() = default;
-  // Fills flow.tokens (first virtual stage) and flow.targets (last one) with micro-batch
+  // Fills batch.tokens (first virtual stage) and batch.targets (last one) with micro-batch
   // `micro_batch` on the pass's stream. Each virtual stage asks in order, so a rank with both ends
   // may ask twice. With separate documents or dropout, the first virtual stage of every rank asks
-  // once, and flow.documents and flow.sample are to be filled too.
-  virtual absl::Status Load(int micro_batch, Flow& flow) = 0;
-  // On the last virtual stage: flow.losses has been computed.
-  virtual void OnLosses(int micro_batch, const Flow& flow) = 0;
+  // once, and batch.documents and batch.sample are to be filled too.
+  virtual absl::Status Load(int micro_batch, const ModelBatch& batch) = 0;
+  // On the last virtual stage: the losses of all tokens (ForwardState::losses).
+  virtual void OnLosses(int micro_batch, const kernels::Tensor& losses) = 0;
   // Called before and after the work that adds gradients of one micro-batch for one group
   // (GradientGroups), in the order of the micro-batches within each group. Begin returns the
   // gradients to add to.
@@ -95,7 +95,7 @@ class PipelineExecutor {
                             const GradientOverlay* overlay = nullptr);
 
   // Sets the positions of the tokens of every sequence where these are not 0, 1, 2 ...
-  // (Flow::positions). To be called after TakeMemory.
+  // (ModelBatch::positions). To be called after TakeMemory.
   void SetPositions(const kernels::Tensor& positions);
 
   // Enqueues one step. `pass` has the compute stream, weights, loss scale and so on; its head mode
@@ -151,7 +151,7 @@ class PipelineExecutor {
                 absl::FunctionRef<void(const Pass& pass)> work);
   size_t Exchange(size_t begin);
   void Await(Buffer& buffer);
-  void Add(const Flow& flow, Buffer& to);
+  void Add(const ForwardState& state, Buffer& to);
   BlockRange Trunk(int chunk) const;
   // The gradient group of the head.
   int HeadGroup(int chunk) const { return split_ ? chunk + 1 : chunk; }
@@ -174,7 +174,12 @@ class PipelineExecutor {
   ExposureMeter* meter_ = nullptr;
   const ParameterViews* head_gradients_ = nullptr;  // from the head's forward to its backward
   std::unique_ptr<kernels::Replay> replay_;         // null: no recordings
-  std::map<kernels::Replay::Key, Flow> replayed_;   // the flow after each recording
+  // What a workspace holds after each recording.
+  struct States {
+    ForwardState forward;
+    BackwardState backward;
+  };
+  std::map<kernels::Replay::Key, States> replayed_;
 };
 
 }  // namespace muster::parallel

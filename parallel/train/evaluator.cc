@@ -48,18 +48,18 @@ class Evaluator::Client : public MicroBatchClient {
   Client(Evaluator& evaluator, Batch& batch, const Tensor& loss)
       : evaluator_(evaluator), batch_(batch), loss_(loss) {}
 
-  absl::Status Load(int, Flow& flow) override {
-    evaluator_.runner_.CopyTokens(Batch::AsTensor(batch_.tokens), flow.tokens);
-    evaluator_.runner_.CopyTokens(Batch::AsTensor(batch_.targets), flow.targets);
-    if (!flow.documents.empty()) {
+  absl::Status Load(int, const ModelBatch& batch) override {
+    evaluator_.runner_.CopyTokens(Batch::AsTensor(batch_.tokens), batch.tokens);
+    evaluator_.runner_.CopyTokens(Batch::AsTensor(batch_.targets), batch.targets);
+    if (!batch.documents.empty()) {
       kernels::Copy(evaluator_.memory_.compute(), Batch::AsTensor(batch_.documents),
-                    flow.documents);
+                    batch.documents);
     }
     return absl::OkStatus();
   }
-  void OnLosses(int, const Flow& flow) override {
+  void OnLosses(int, const kernels::Tensor& losses) override {
     if (loss_.empty()) return;
-    kernels::Sum(evaluator_.memory_.compute(), flow.losses, loss_, /*accumulate=*/false);
+    kernels::Sum(evaluator_.memory_.compute(), losses, loss_, /*accumulate=*/false);
   }
   const ParameterViews& BeginGradients(int, int) override {
     CHECK(false) << "an evaluation has no gradients";

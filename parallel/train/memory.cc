@@ -12,8 +12,10 @@
 #include "kernels/attention/attention_workspace.h"
 #include "kernels/optimizer/optimizer.h"
 #include "kernels/optimizer/step_math.h"
+#include "kernels/ssm/ssd_workspace.h"
 #include "parallel/comm/mesh_groups.h"
 #include "parallel/model/family.h"
+#include "parallel/model/mamba2_mixer.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
 #include "parallel/optim/optimizer.h"
@@ -324,6 +326,26 @@ int64_t AttentionBytes(const TrainerPlace& place) {
                                           keys, attention.depth, shape.deterministic);
 }
 
+int64_t ScanBytes(const TrainerPlace& place) {
+  const Model::Shape& shape = place.model.shape();
+  if (shape.scan.heads == 0) return 0;
+  const BatchShape batch = BatchShapeOf(place);
+  const int64_t tensor = place.mesh.degree(Axis::kTensor);
+  const bool passes = place.mesh.degree(Axis::kContext) > 1;
+  const int64_t segments = passes ? 2 : 1;
+  kernels::SsdShape scan;
+  scan.samples = batch.batch * segments;
+  scan.positions = batch.sequence / segments;
+  scan.heads = (shape.scan.heads + tensor - 1) / tensor;
+  scan.groups = std::max<int64_t>(1, shape.scan.groups / tensor);
+  scan.width = shape.scan.head_width;
+  scan.columns = shape.scan.state;
+  scan.chunk = kMamba2Chunk;
+  scan.bf16 = ComputeDtype(place.options.precision) == DType::kBF16;
+  scan.states_given = passes;
+  return kernels::SsdWorkspaceBytes(scan);
+}
+
 // Measured on four H200s (docs/benchmarks/method.md) with NCCL 2.28: a communicator takes
 // 0.77 GiB when it is made and up to 0.2 GiB more with its first collectives. The first send or
 // receive allocates buffers for 32 channels to that peer: 4 MiB per channel at the sender and 5.2
@@ -393,6 +415,9 @@ MemoryUse PredictMemory(const TrainerPlace& place, DeviceKind device) {
                 {"step", numbers + Optimizer::kBytes + squares + PositionBytes(place) +
                              (compressed ? kFloat : 0)},
                 {"attention", device == DeviceKind::kCuda ? AttentionBytes(place) : 0},
+                {"scan", device == DeviceKind::kCuda
+                             ? std::max<int64_t>(0, ScanBytes(place) - AttentionBytes(place))
+                             : 0},
                 {"libraries", LibraryBytes(place, device)}};
   int64_t planned = 0;
   for (const auto& [category, bytes] : arena.peak_by_category()) planned += bytes;

@@ -108,6 +108,7 @@ struct MemoryUse {
   //                  micro-batches in flight; stages: what a pipeline receives and sends
   //   step           losses, norms and other numbers of a step
   //   attention      CUDA only: the workspace of its backward, AttentionBytes
+  //   scan           CUDA only: what the backward of scans takes beyond that, ScanBytes
   //   libraries      CUDA only, an allowance and not a prediction: see LibraryBytes
   std::vector<Category> device;
   // Host memory (pinned on CUDA): batches read ahead, numbers of steps, offloaded optimizer state
@@ -129,6 +130,9 @@ constexpr int64_t kCudaContextBytes = int64_t{512} << 20;
 // The workspace of cuDNN's attention backward, for the order of additions and the context
 // parallelism of the model. 0 in fp32 and with documents, where our own kernels run.
 int64_t AttentionBytes(const TrainerPlace& place);
+// The workspace of the backward of state-space scans; 0 in models without. Ops take turns in the
+// same memory.
+int64_t ScanBytes(const TrainerPlace& place);
 // The library bytes of NCCL: its communicators, the world's included, and its buffers between ranks
 // that send to each other (with copy engines, the ranks of a context group do not). 0 with one
 // rank. Proportional to `thread_blocks`, where 0 means NCCL's 32.

@@ -27,15 +27,15 @@ class TrainingStep::Client : public MicroBatchClient, public GradientListener {
   Client(TrainingStep& step, Flight& flight)
       : step_(step), inputs_(step.inputs_), memory_(step.memory_), flight_(flight) {}
 
-  absl::Status Load(int micro_batch, Flow& flow) override {
+  absl::Status Load(int micro_batch, const ModelBatch& to) override {
     kernels::Stream& compute = memory_.compute();
     const kernels::Range waiting(compute, "wait for data", step_.trace_);
     absl::StatusOr<MicroBatch> batch = step_.loader_->Next();
     if (!batch.ok()) return Mark(batch.status(), FailureDomain::kData);
-    step_.runner_.CopyTokens(batch->tokens, flow.tokens);
-    step_.runner_.CopyTokens(batch->targets, flow.targets);
-    if (!flow.documents.empty()) kernels::Copy(compute, batch->documents, flow.documents);
-    if (!flow.sample.empty()) kernels::Copy(compute, batch->sample, flow.sample);
+    step_.runner_.CopyTokens(batch->tokens, to.tokens);
+    step_.runner_.CopyTokens(batch->targets, to.targets);
+    if (!to.documents.empty()) kernels::Copy(compute, batch->documents, to.documents);
+    if (!to.sample.empty()) kernels::Copy(compute, batch->sample, to.sample);
     // The ranks of a context group have losses of their own, but count the same tokens.
     if (inputs_.reports_loss() && inputs_.context_rank() == 0) {
       kernels::Copy(compute, batch->unmasked,
@@ -44,9 +44,9 @@ class TrainingStep::Client : public MicroBatchClient, public GradientListener {
     step_.loader_->Release(*batch, compute);
     return absl::OkStatus();
   }
-  void OnLosses(int micro_batch, const Flow& flow) override {
+  void OnLosses(int micro_batch, const kernels::Tensor& losses) override {
     if (!inputs_.reports_loss()) return;
-    kernels::Sum(memory_.compute(), flow.losses, memory_.values(Slot(micro_batch), 1),
+    kernels::Sum(memory_.compute(), losses, memory_.values(Slot(micro_batch), 1),
                  /*accumulate=*/false);
   }
   const ParameterViews& BeginGradients(int group, int) override {

@@ -126,6 +126,9 @@ void DefaultModel(v1::ModelSpec& model) {
 void DefaultTraining(v1::TrainingSpec& training) {
   if (training.precision() == v1::PRECISION_UNSPECIFIED) training.set_precision(v1::PRECISION_FP32);
   if (training.recompute() == v1::RECOMPUTE_UNSPECIFIED) training.set_recompute(v1::RECOMPUTE_NONE);
+  if (training.recompute_rest() == v1::RECOMPUTE_UNSPECIFIED) {
+    training.set_recompute_rest(v1::RECOMPUTE_NONE);
+  }
   if (training.gradient_reduction() == v1::GRADIENT_REDUCTION_UNSPECIFIED) {
     training.set_gradient_reduction(v1::GRADIENT_REDUCTION_FP32);
   }

@@ -342,6 +342,18 @@ void CheckPrecision(const v1::JobSpec& spec, Checker& check) {
   check.InRange(path + ".hysteresis", training.loss_scale().hysteresis(), 1);
 }
 
+void CheckRecomputeRest(const v1::TrainingSpec& training, Checker& check) {
+  if (training.recompute_rest() == v1::RECOMPUTE_NONE) return;
+  const std::string path = "engine.training.recompute_rest";
+  if (training.recompute_rest() == v1::RECOMPUTE_FULL) {
+    check.Add(path, "full is what the first recompute_blocks do; use selective or none");
+  } else if (training.recompute() != v1::RECOMPUTE_FULL || training.recompute_blocks() == 0) {
+    check.Add(path,
+              "is of the blocks behind the first recompute_blocks, which recompute full; set "
+              "recompute: full and recompute_blocks, or use none");
+  }
+}
+
 void CheckRecomputeBlocks(const v1::JobSpec& spec, Checker& check) {
   const std::string path = "engine.training.recompute_blocks";
   const int64_t blocks = spec.engine().training().recompute_blocks();
@@ -452,6 +464,7 @@ void CheckTraining(const v1::JobSpec& spec, Checker& check) {
   }
   if (training.has_gradient_compression()) CheckCompression(spec, check);
   CheckRecomputeBlocks(spec, check);
+  CheckRecomputeRest(spec.engine().training(), check);
   if (training.optimizer().has_adamw()) {
     CheckAdamW(training.optimizer().adamw(), check);
     CheckSchedule(training, check);

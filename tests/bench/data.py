@@ -75,15 +75,30 @@ def peer(name, model, source, pattern, threads, runs):
     return json.loads(output)
 
 
-def measured(command, **options):
-    """Seconds, and the largest memory in MB, of a program."""
-    start = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, **options)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {process.returncode}")
-    return time.monotonic() - start, usage.ru_maxrss / 1024
+# Starts a program from a small process, since the largest memory that Linux accounts to a program includes that of the process
+# that started it.
+STARTER = """
+import os, sys, time
+start = time.monotonic()
+process = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                                                                              (os.POSIX_SPAWN_DUP2, 1, 2)])
+_, status, usage = os.wait4(process, 0)
+print(os.waitstatus_to_exitcode(status), time.monotonic() - start, usage.ru_maxrss / 1024)
+"""
+
+
+def measured(command, feed=None):
+    """Seconds, and the largest memory in MB, of a program; `feed` writes to its standard input."""
+    starter = subprocess.Popen([sys.executable, "-S", "-c", STARTER, *command], stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, text=True)
+    if feed:
+        feed(starter.stdin.buffer)
+        starter.stdin.close()
+    code, seconds, memory = starter.stdout.read().split()
+    starter.wait()
+    if code != "0":
+        sys.exit(f"{' '.join(command)} ended with {code}")
+    return float(seconds), float(memory)
 
 
 class Bench:
@@ -99,7 +114,7 @@ class Bench:
 
     def tokenize(self, tokenizer, source, threads, *more):
         return measured([self.muster, "data", "tokenize", "--input", source, "--output", self.path("out"), "--tokenizer", tokenizer,
-                         "--bos", "none", "--eos", "none", "--threads", str(threads), *more], stderr=subprocess.DEVNULL)
+                         "--bos", "none", "--eos", "none", "--threads", str(threads), *more])
 
     def row(self, name, size, seconds):
         speeds = sorted(size / 1e6 / each for each in seconds)
@@ -150,7 +165,7 @@ class Bench:
         for form in PATTERNS:
             tokenizer = self.path(f"{form}.json")
             measured([self.muster, "data", "train-tokenizer", "--input", source, "--output", tokenizer, "--vocabulary", "32000",
-                      "--pattern", form, "--min-frequency", "1"], stderr=subprocess.DEVNULL)
+                      "--pattern", form, "--min-frequency", "1"])
             self.compare(f"{form} form", tokenizer, lines, documents, ["tokenizers", "tiktoken"], PATTERNS[form])
 
     def sentencepiece(self):
@@ -204,7 +219,7 @@ class Bench:
                   "t.save(sys.argv[2])")
         print(f"train-tokenizer, 32768 tokens, {size / 1e6:.0f} MB, {os.cpu_count()} threads")
         ours = measured([self.muster, "data", "train-tokenizer", "--input", source, "--output", self.path("ours.json"), "--vocabulary",
-                         "32768"], stderr=subprocess.DEVNULL)
+                         "32768"])
         peers = measured([sys.executable, "-c", theirs, source, self.path("theirs.json")])
         for name, (seconds, memory) in (("muster", ours), ("tokenizers", peers)):
             print(f"  {name:14} {seconds:8.1f} s, {memory:8.0f} MB")
@@ -213,25 +228,21 @@ class Bench:
     def memory(self):
         """The text again and again through a pipe: where it comes from makes no difference to what is held."""
         source = self.tree(self.arguments.train_bytes)
-        with open(source, "rb") as file:
-            text = file.read()
         tokenizer = self.path("ours.json")
         if not os.path.exists(tokenizer):
-            measured([self.muster, "data", "train-tokenizer", "--input", source, "--output", tokenizer], stderr=subprocess.DEVNULL)
-        start = time.monotonic()
-        process = subprocess.Popen([self.muster, "data", "tokenize", "--input", "-", "--output", self.path("large"), "--tokenizer",
-                                    tokenizer, "--documents", "line"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
+            measured([self.muster, "data", "train-tokenizer", "--input", source, "--output", tokenizer])
         sent = 0
-        while sent < self.arguments.memory_bytes:
-            process.stdin.write(text)
-            sent += len(text)
-        process.stdin.close()
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.monotonic() - start
-        if os.waitstatus_to_exitcode(status) != 0:
-            sys.exit("muster data tokenize failed")
-        print(f"data tokenize, {sent / 1e9:.1f} GB, documents of a line: largest memory {usage.ru_maxrss / 1024:.0f} MB, "
+
+        def feed(pipe):
+            nonlocal sent
+            while sent < self.arguments.memory_bytes:
+                with open(source, "rb") as file:
+                    while piece := file.read(1 << 20):
+                        sent += pipe.write(piece)
+
+        seconds, memory = measured([self.muster, "data", "tokenize", "--input", "-", "--output", self.path("large"), "--tokenizer",
+                                    tokenizer, "--documents", "line"], feed)
+        print(f"data tokenize, {sent / 1e9:.1f} GB, documents of a line: largest memory {memory:.0f} MB, "
               f"{sent / 1e6 / seconds:.0f} MB/s", flush=True)
         for suffix in (".bin", ".idx"):
             os.remove(self.path("large") + suffix)

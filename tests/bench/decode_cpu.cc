@@ -96,7 +96,7 @@ class Run {
     model_->TakeWorkspace(arena_, shape_);
     CHECK_OK(arena_.Commit(*device_));
     workspace_ = model_->TakeWorkspace(arena_, shape_);
-    std::copy(tokens_.begin(), tokens_.end(), workspace_.flow.tokens.as<int32_t>());
+    std::copy(tokens_.begin(), tokens_.end(), workspace_.batch.tokens.as<int32_t>());
     auto decoder = Decoder::Make(*device_, *stream_, *model_, weights_.views(),
                                  {.batch = 1, .context = window(), .tokens_per_pass = window()});
     CHECK_OK(decoder);
@@ -109,7 +109,7 @@ class Run {
   // A pass over the whole window, of which the last token counts.
   double Whole() {
     const double begin = Now();
-    workspace_.flow.logits_begin = window() - 1;
+    workspace_.batch.logits_begin = window() - 1;
     model_->Forward({*stream_, weights_.views(), HeadMode::kLogits}, workspace_);
     CHECK_OK(stream_->Synchronize());
     return Now() - begin;
@@ -126,7 +126,7 @@ class Run {
   // The largest difference of the logits behind a whole window, relative to the largest logit.
   double Difference() {
     Whole();
-    const float* expected = workspace_.flow.logits.f32();
+    const float* expected = workspace_.forward.logits.f32();
     decoder_->Restart();
     const absl::Span<const int32_t> all = tokens_;
     Append(all.first(window() / 2));

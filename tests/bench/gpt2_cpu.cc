@@ -75,8 +75,8 @@ class Step {
     std::mt19937 generator(1);
     std::uniform_int_distribution<int32_t> token(0, 50256);
     for (int64_t t = 0; t < shape_.tokens(); ++t) {
-      workspace_.flow.tokens.as<int32_t>()[t] = token(generator);
-      workspace_.flow.targets.as<int32_t>()[t] = token(generator);
+      workspace_.batch.tokens.as<int32_t>()[t] = token(generator);
+      workspace_.batch.targets.as<int32_t>()[t] = token(generator);
     }
   }
 
@@ -98,7 +98,7 @@ class Step {
     model_->Backward(pass, workspace_);
     const Tensor squares(&squares_, DType::kF32, {1}), norm(&norm_, DType::kF32, {1}),
         loss(&loss_, DType::kF32, {1});
-    kernels::Sum(*stream_, workspace_.flow.losses, loss, false);
+    kernels::Sum(*stream_, workspace_.forward.losses, loss, false);
     kernels::SumSquares(*stream_, buffers_->all_gradients(0), squares, false);
     kernels::ClipCoefficient(*stream_, squares, 1.0f, norm, &scalars_);
     kernels::AdamW(*stream_, {.parameter = buffers_->all_masters(),

@@ -162,9 +162,9 @@ class DecodeTest : public ::testing::TestWithParam<bool> {
     model.TakeWorkspace(arena, shape);
     CHECK_OK(arena.Commit(device));
     Workspace workspace = model.TakeWorkspace(arena, shape);
-    kernels::Copy(stream, Tensor(tokens.data(), DType::kI32, {count}), workspace.flow.tokens);
+    kernels::Copy(stream, Tensor(tokens.data(), DType::kI32, {count}), workspace.batch.tokens);
     model.Forward({stream, weights, HeadMode::kLogits}, workspace);
-    return Download(device, stream, workspace.flow.logits);
+    return Download(device, stream, workspace.forward.logits);
   }
 
   std::unique_ptr<kernels::Device> device_;

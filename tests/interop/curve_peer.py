@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The loss curve of a small GPT-2 on real text: Muster as a user runs it, and PyTorch.
+"""The loss curve of a small model on real text: Muster as a user runs it, and PyTorch.
 
-  curve_peer.py run --bin BIN --text kjv.txt --work DIR [--device cuda] [--against CURVES.json ...]
+  curve_peer.py run --bin BIN --text kjv.txt --work DIR [--family gpt2|mamba2|hybrid] [--device cuda]
+                    [--against CURVES.json ...]
   curve_peer.py plot CURVES.json ... OUT.svg
 
 `run` makes the initial weights (a Hugging Face folder), trains from them through coordinator, daemon
@@ -32,10 +33,16 @@ LAYERS, HIDDEN, HEADS, VOCAB, SEQUENCE = 4, 256, 4, 256, 128
 # With a higher learning rate single batches make the loss jump, and what follows is chance in every
 # precision.
 BATCH, SEED, WARMUP, LR, MIN_LR = 16, 11, 100, 5e-4, 5e-5
+MODELS = {
+    "gpt2": "heads: {heads}",
+    "mamba2": "mamba: {{head_width: 64, state: 64}}",
+    "hybrid": "pattern: M-M-*-M-, heads: {heads}, kv_heads: 2, ffn: 768, mlp: relu2, positions: none, "
+              "mamba: {{head_width: 64, groups: 2, state: 64, step_min: 0.001}}",
+}
 SPEC = """\
 name: {name}
 engine:
-  model: {{family: gpt2, layers: {layers}, hidden: {hidden}, heads: {heads}, vocab: {vocab},
+  model: {{family: {family}, {layers}hidden: {hidden}, {model}, vocab: {vocab},
           sequence_length: {sequence}, initialize_from: initial}}
   data: {{train: [{{path: data/text.train}}]}}
   training:
@@ -51,17 +58,36 @@ restart: {{max_failures: 0}}
 """
 
 
-def make_initial(folder):
+def config_of(family):
+    import transformers
+    if family == "gpt2":
+        return transformers.GPT2Config(n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, vocab_size=VOCAB,
+                                       n_positions=SEQUENCE, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                                       bos_token_id=0, eos_token_id=0)
+    common = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    if family == "mamba2":
+        return transformers.Mamba2Config(num_hidden_layers=LAYERS, num_heads=8, head_dim=64, state_size=64, n_groups=1,
+                                         expand=2, chunk_size=64, residual_in_fp32=False, tie_word_embeddings=True,
+                                         **common)
+    return transformers.NemotronHConfig(
+        layers_block_type=["mamba", "mlp", "mamba", "mlp", "attention", "mlp", "mamba", "mlp"], num_attention_heads=HEADS,
+        num_key_value_heads=2, head_dim=HIDDEN // HEADS, intermediate_size=768, mlp_hidden_act="relu2", mamba_num_heads=8,
+        mamba_head_dim=64, ssm_state_size=64, n_groups=2, chunk_size=64, **common)
+
+
+def decays(name, parameter):
+    return parameter.dim() > 1 and "conv1d" not in name
+
+
+def make_initial(folder, family):
     import torch
     import transformers
-    config = transformers.GPT2Config(n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, vocab_size=VOCAB,
-                                     n_positions=SEQUENCE, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-                                     bos_token_id=0, eos_token_id=0)
-    model = transformers.GPT2LMHeadModel(config)
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config_of(family))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if decays(name, parameter):
                 # Not representable in bf16. The first updates are smaller than half of bf16's spacing:
                 # from representable weights, no 16-bit copy would change until they add up, and a
                 # curve in bf16 would lag behind. From these, some copies change with every update.
@@ -72,7 +98,8 @@ def make_initial(folder):
 def train_muster(cluster, name, options):
     spec = cluster.cwd / f"{name}.yaml"
     spec.write_text(SPEC.format(
-        name=name, layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, sequence=SEQUENCE,
+        name=name, family=options.family, layers="" if options.family == "hybrid" else f"layers: {LAYERS}, ",
+        hidden=HIDDEN, model=MODELS[options.family].format(heads=HEADS), vocab=VOCAB, sequence=SEQUENCE,
         steps=options.steps, batch=BATCH, seed=SEED, lr=LR, min_lr=MIN_LR, warmup=WARMUP,
         precision="bf16" if options.device == "cuda" else "fp32", device=options.device))
     started = time.monotonic()
@@ -100,8 +127,8 @@ def train_torch(work, options):
     tokens, targets = raw.long().view(2, options.steps, BATCH, SEQUENCE).to(options.device)
     model = transformers.AutoModelForCausalLM.from_pretrained(work / "initial", dtype=torch.float32)
     model = model.to(options.device).train()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
+    matrices = [p for name, p in model.named_parameters() if decays(name, p)]
+    others = [p for name, p in model.named_parameters() if not decays(name, p)]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},
                                    {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95), eps=1e-8)
     curve = {}
@@ -146,9 +173,10 @@ def run(options):
     work = options.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
     (work / "data").mkdir(parents=True)
-    make_initial(work / "initial")
+    make_initial(work / "initial", options.family)
     precision = "bf16" if options.device == "cuda" else "fp32"
-    names = [f"muster-{options.device}-{precision}", f"muster-{options.device}-{precision}-again"]
+    family = "" if options.family == "gpt2" else f"{options.family}-"
+    names = [f"{family}muster-{options.device}-{precision}", f"{family}muster-{options.device}-{precision}-again"]
     curves = {}
     with Cluster(options.bin, work / "home", cwd=work, workers=1, slots=1) as cluster:
         cluster.run("data", "tokenize", "--input", options.text.resolve(), "--output", work / "data" / "text",
@@ -160,7 +188,7 @@ def run(options):
                         work / "batches", "--sequence", str(SEQUENCE), "--vocab", str(VOCAB),
                         "--batch", str(BATCH), "--steps", str(options.steps), "--seed", str(SEED)],
                        check=True)
-        curves[f"pytorch-{options.device}-{precision}"] = train_torch(work, options)
+        curves[f"{family}pytorch-{options.device}-{precision}"] = train_torch(work, options)
     equal = options.runs < 2 or curves[names[0]] == curves[names[1]]
     if options.runs > 1:
         print(f"the same spec twice: losses {'equal to the last bit' if equal else 'DIFFER'}")
@@ -184,7 +212,7 @@ def plot(files):
     for name, curve in sorted(curves.items()):
         axes.plot(list(curve), list(curve.values()), next(styles), label=name, linewidth=1.2)
     axes.set(xlabel="step", ylabel="training loss, nats per byte",
-             title=f"GPT-2, {LAYERS} layers of {HIDDEN}, King James Bible")
+             title=f"{LAYERS} blocks of {HIDDEN}, King James Bible")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()
@@ -199,6 +227,7 @@ def main():
     runner.add_argument("--bin", required=True, type=pathlib.Path)
     runner.add_argument("--text", required=True, type=pathlib.Path)
     runner.add_argument("--work", required=True, type=pathlib.Path)
+    runner.add_argument("--family", choices=tuple(MODELS), default="gpt2")
     runner.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     runner.add_argument("--steps", type=int, default=300)
     runner.add_argument("--runs", type=int, default=2)

@@ -77,12 +77,12 @@ class Model {
 
   // Returns logits [tokens, vocabulary], row-major.
   absl::StatusOr<std::vector<float>> Logits(std::vector<int32_t>& tokens) {
-    kernels::Copy(*stream_, Whole(tokens), workspace_.flow.tokens);
+    kernels::Copy(*stream_, Whole(tokens), workspace_.batch.tokens);
     model().Forward({.stream = *stream_,
                      .weights = buffers_->parameter_views(),
                      .head = parallel::HeadMode::kLogits},
                     workspace_);
-    const Tensor& logits = workspace_.flow.logits;
+    const Tensor& logits = workspace_.forward.logits;
     ASSIGN_OR_RETURN(const std::vector<float> all, Download(logits));
     const int64_t width = logits.dim(1), vocab = model().shape().vocab;
     std::vector<float> out;
@@ -98,8 +98,8 @@ class Model {
     const auto unmasked =
         std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; });
     if (unmasked == 0) return absl::InvalidArgumentError("every target is masked");
-    kernels::Copy(*stream_, Whole(tokens), workspace_.flow.tokens);
-    kernels::Copy(*stream_, Whole(targets), workspace_.flow.targets);
+    kernels::Copy(*stream_, Whole(tokens), workspace_.batch.tokens);
+    kernels::Copy(*stream_, Whole(targets), workspace_.batch.targets);
     kernels::Zero(*stream_, buffers_->all_gradients(0));
     const parallel::Pass pass = {.stream = *stream_,
                                  .weights = buffers_->parameter_views(),
@@ -107,7 +107,7 @@ class Model {
                                  .gradients = &buffers_->gradient_views(0)};
     model().Forward(pass, workspace_);
     model().Backward(pass, workspace_);
-    ASSIGN_OR_RETURN(const std::vector<float> losses, Download(workspace_.flow.losses));
+    ASSIGN_OR_RETURN(const std::vector<float> losses, Download(workspace_.forward.losses));
     ASSIGN_OR_RETURN(gradients_, Download(buffers_->all_gradients(0)));
     return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(unmasked);
   }

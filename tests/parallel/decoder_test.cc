@@ -111,10 +111,10 @@ class Stack {
                      Saved& saved) const override {
       mlp_->TakeScratch(arena, shape, d_input, saved);
     }
-    void Project(const Pass&, const Flow&, Saved&, Tensor, int64_t, Purpose) const override {}
+    void Project(const Pass&, const ModelBatch&, Saved&, Tensor, int64_t, Purpose) const override {}
     Tensor Output(const Saved& saved) const override { return mlp_->Output(saved); }
     const Linear& output() const override { return mlp_->output(); }
-    void OutputBackward(const Pass&, const Flow&, Saved&, Tensor, int64_t) const override {}
+    void OutputBackward(const Pass&, const ModelBatch&, Saved&, Tensor, int64_t) const override {}
     void InputBackward(const Pass&, Saved&, int64_t, Tensor) const override {}
     void InputWeights(const Pass&, Saved&, Tensor) const override {}
     void KeepGradients(const Pass&, Saved&) const override {}
@@ -262,9 +262,9 @@ class Bench {
     model->TakeWorkspace(arena, shape);
     CHECK_OK(arena.Commit(*device_));
     Workspace workspace = model->TakeWorkspace(arena, shape);
-    std::copy(texts.begin(), texts.end(), workspace.flow.tokens.as<int32_t>());
+    std::copy(texts.begin(), texts.end(), workspace.batch.tokens.as<int32_t>());
     model->Forward({*stream_, weights_.views(), HeadMode::kLogits}, workspace);
-    return RowsOf(workspace.flow.logits);
+    return RowsOf(workspace.forward.logits);
   }
 
   std::unique_ptr<Decoder> MakeDecoder(int64_t per_pass = kWindow, int64_t context = kWindow) {

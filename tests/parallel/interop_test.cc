@@ -97,11 +97,11 @@ std::vector<std::vector<float>> Logits(const Model& model, Values& values,
   model.TakeWorkspace(arena, shape);
   EXPECT_THAT(arena.Commit(*device), IsOk());
   Workspace workspace = model.TakeWorkspace(arena, shape);
-  std::copy(tokens.begin(), tokens.end(), workspace.flow.tokens.as<int32_t>());
+  std::copy(tokens.begin(), tokens.end(), workspace.batch.tokens.as<int32_t>());
   model.Forward({*stream, weights, HeadMode::kLogits}, workspace);
   EXPECT_THAT(stream->Synchronize(), IsOk());
   std::vector<std::vector<float>> logits;
-  const Tensor& out = workspace.flow.logits;
+  const Tensor& out = workspace.forward.logits;
   EXPECT_EQ(out.dim(0), shape.sequence);
   const int64_t width = out.dim(1);
   const float* data = out.f32();

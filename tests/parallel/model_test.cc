@@ -12,15 +12,19 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/rng.h"
+#include "base/status_macros.h"
 #include "kernels/device/device.h"
 #include "kernels/optimizer/reduce.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/model/description_reader.h"
+#include "parallel/model/family.h"
 #include "parallel/model/gpt2.h"
 #include "parallel/model/head.h"
 #include "parallel/model/hybrid.h"
@@ -69,13 +73,13 @@ class Bench {
     Rng rng(testing::TestSeed());
     const int64_t vocab = model_->shape().vocab;
     for (int64_t i = 0; i < shape.tokens(); ++i) {
-      workspace_.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(vocab));
-      workspace_.flow.targets.as<int32_t>()[i] =
+      workspace_.batch.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(vocab));
+      workspace_.batch.targets.as<int32_t>()[i] =
           i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(vocab));
     }
     if (!model_->shape().dropout) return;
-    workspace_.flow.sample.as<int32_t>()[0] = 40;
-    workspace_.flow.sample.as<int32_t>()[1] = 0;
+    workspace_.batch.sample.as<int32_t>()[0] = 40;
+    workspace_.batch.sample.as<int32_t>()[1] = 0;
   }
 
   // Weights large enough that every part of the model matters to the loss.
@@ -94,17 +98,17 @@ class Bench {
     pass.dropout_seed = dropout_seed;
     model_->Forward(pass, workspace_);
     double sum = 0;
-    for (int64_t i = 0; i < workspace_.flow.shape.tokens(); ++i) {
-      sum += workspace_.flow.losses.f32()[i];
+    for (int64_t i = 0; i < workspace_.batch.shape.tokens(); ++i) {
+      sum += workspace_.forward.losses.f32()[i];
     }
     return sum;
   }
 
   kernels::Tensor Logits(int64_t begin) {
     Pass pass = {*stream_, flat_->parameter_views(), HeadMode::kLogits};
-    workspace_.flow.logits_begin = begin;
+    workspace_.batch.logits_begin = begin;
     model_->Forward(pass, workspace_);
-    return workspace_.flow.logits;
+    return workspace_.forward.logits;
   }
 
   void Gradients(GradientListener* listener = nullptr, bool overwrite = false) {
@@ -208,8 +212,33 @@ HybridConfig TinyHybrid(int64_t layers, bool llama) {
   return config;
 }
 
+// A family that exists only here: MLPs and attention in blocks of their own, MLPs first, with
+// GPT-2's norms, biases and positions. Everything but this function follows from the configuration.
+absl::StatusOr<LanguageModelConfig> ToyFromDescription(const ModelDescription& description) {
+  DescriptionReader reader(description);
+  LanguageModelConfig config;
+  const int64_t layers = reader.Size("layers");
+  for (int64_t i = 0; i < layers; ++i) {
+    config.blocks.push_back({i % 2 == 0 ? LayerKind::kMlp : LayerKind::kAttention});
+  }
+  config.hidden = reader.Size("hidden");
+  config.heads = config.kv_heads = reader.Size("heads");
+  config.ffn = reader.Size("ffn");
+  config.vocab = reader.Size("vocab");
+  config.sequence_length = reader.Size("sequence_length");
+  config.norm = {NormKind::kLayer, 1e-5f};
+  config.bias = true;
+  config.tied = true;
+  RETURN_IF_ERROR(reader.Finish());
+  return config;
+}
+constexpr ModelFamily kToyFamily = {.name = "toy", .config = ToyFromDescription};
+
 class Families : public ::testing::TestWithParam<std::string> {
  protected:
+  static bool BlocksDiffer() {
+    return absl::StartsWith(GetParam(), "hybrid") || GetParam() == "toy";
+  }
   static std::unique_ptr<Model> Make(const ModelParallel& how = {}, int64_t layers = 2) {
     if (GetParam() == "gpt2") {
       Gpt2Config config = kTiny;
@@ -224,6 +253,16 @@ class Families : public ::testing::TestWithParam<std::string> {
     if (absl::StartsWith(GetParam(), "hybrid")) {
       return MakeHybrid(TinyHybrid(layers, GetParam() == "hybrid_llama"), how);
     }
+    if (GetParam() == "toy") {
+      const ModelDescription description = {.family = "toy",
+                                            .sizes = {{"layers", layers},
+                                                      {"hidden", 12},
+                                                      {"heads", 2},
+                                                      {"ffn", 20},
+                                                      {"vocab", kTiny.vocab},
+                                                      {"sequence_length", kTiny.sequence_length}}};
+      return *MakeModel(kToyFamily, description, how);
+    }
     LlamaConfig config = TinyLlama(GetParam() == "llama_tied");
     config.layers = layers;
     return MakeLlama(config, how);
@@ -232,7 +271,7 @@ class Families : public ::testing::TestWithParam<std::string> {
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families,
                          ::testing::Values("gpt2", "llama", "llama_tied", "mamba2", "hybrid",
-                                           "hybrid_llama"),
+                                           "hybrid_llama", "toy"),
                          [](const auto& info) { return info.param; });
 
 void Families::ExpectSlopes(Bench& bench) {
@@ -293,9 +332,9 @@ TEST_P(Families, GradientsWithDropout_AreTheSlopeOfTheLossInEveryParameter) {
     EXPECT_NE(bench.Loss(), whole.Loss());
     EXPECT_NE(bench.Loss(), bench.Loss(Bench::kDropoutSeed + 1));
     EXPECT_EQ(bench.Loss(std::nullopt), whole.Loss());
-    bench.workspace().flow.sample.as<int32_t>()[0] += 2;
+    bench.workspace().batch.sample.as<int32_t>()[0] += 2;
     const double other = bench.Loss();
-    bench.workspace().flow.sample.as<int32_t>()[0] -= 2;
+    bench.workspace().batch.sample.as<int32_t>()[0] -= 2;
     EXPECT_NE(bench.Loss(), other);
   }
 }
@@ -323,7 +362,7 @@ TEST_P(Families, GradientsInTheRoomOfActivations_AreTheSameInLessMemory) {
       const int64_t saved = apart.step_bytes() - shared.step_bytes();
       // The smaller of the two but for what one block needs of both and what is not in order.
       // Blocks that differ share less.
-      const int64_t share = absl::StartsWith(GetParam(), "hybrid") ? 25 : 20;
+      const int64_t share = BlocksDiffer() ? 25 : 20;
       EXPECT_GT(saved, recompute == Recompute::kFull ? 0 : apart.step_bytes() / share);
     }
   }
@@ -354,7 +393,18 @@ TEST_P(Families, RecomputeOfSomeBlocks_GivesUpTheirMemoryAndKeepsEveryBit) {
                   0)
             << parameter.name;
       }
-      if (absl::StartsWith(GetParam(), "hybrid")) continue;  // its blocks keep different amounts
+      if (recompute == Recompute::kFull && blocks < 4) {
+        Bench both(Make({.recompute = recompute,
+                         .recompute_blocks = blocks,
+                         .recompute_rest = Recompute::kSelective},
+                        4),
+                   shape);
+        both.Shake();
+        both.Gradients(nullptr, /*overwrite=*/true);
+        EXPECT_EQ(both.Norm(), whole.Norm());
+        EXPECT_LT(kept(both), kept(some));
+      }
+      if (BlocksDiffer()) continue;  // its blocks keep different amounts
       const int64_t saved = kept(whole) - kept(some);
       EXPECT_GE(saved, std::min(of_all, blocks * of_one));
       EXPECT_LT(saved, std::min(of_all, blocks * of_one) + of_one);
@@ -425,7 +475,7 @@ TEST(Llama, ShiftedPositions_GiveTheSameLogits) {
   const kernels::Tensor logits = bench.Logits(0);
   const std::vector<float> before(logits.f32(), logits.f32() + logits.elements());
   std::vector<int32_t> positions = {100, 101, 102, 103, 104, 105, 106, 107};
-  bench.workspace().flow.positions = {positions.data(), kernels::DType::kI32, {8}};
+  bench.workspace().batch.positions = {positions.data(), kernels::DType::kI32, {8}};
   const kernels::Tensor shifted = bench.Logits(0);
   bool moved = false;
   for (int64_t i = 0; i < shifted.elements(); ++i) {
@@ -504,7 +554,7 @@ TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool o
       BackwardLog log(std::move(groups[rank]));
       Bench bench(make(), {2, 4});
       std::vector<int32_t> positions = ContextPositions(8, rank, 2);
-      bench.workspace().flow.positions =
+      bench.workspace().batch.positions =
           kernels::Tensor(positions.data(), kernels::DType::kI32, {4});
       bench.Shake();
       std::unique_ptr<ContextOverlap> overlap;
@@ -527,7 +577,7 @@ TwoRanks RunTwoRanks(const std::function<std::unique_ptr<Model>()>& make, bool o
 }
 
 TEST_P(Families, ExchangesOfAttentionsBackward_HaveGradientsOfWeightsBesideThem) {
-  if (GetParam() == "mamba2" || absl::StartsWith(GetParam(), "hybrid")) {
+  if (GetParam() == "mamba2" || BlocksDiffer()) {
     GTEST_SKIP() << "not every block has attention and an MLP";
   }
   for (const double dropout : {0.0, 0.3}) {
@@ -654,17 +704,17 @@ TEST(Gpt2, Forward_IsCausal) {
   Bench bench(kTiny);
   bench.Shake();
   bench.Loss();
-  const std::vector<float> before(bench.workspace().flow.losses.f32(),
-                                  bench.workspace().flow.losses.f32() + 16);
+  const std::vector<float> before(bench.workspace().forward.losses.f32(),
+                                  bench.workspace().forward.losses.f32() + 16);
   // The last token of the first sample is seen by no other position.
-  int32_t& last = bench.workspace().flow.tokens.as<int32_t>()[7];
+  int32_t& last = bench.workspace().batch.tokens.as<int32_t>()[7];
   last = (last + 1) % 37;
   bench.Loss();
   for (int64_t i = 0; i < 16; ++i) {
     if (i == 7) {
-      EXPECT_NE(bench.workspace().flow.losses.f32()[i], before[i]);
+      EXPECT_NE(bench.workspace().forward.losses.f32()[i], before[i]);
     } else {
-      EXPECT_EQ(bench.workspace().flow.losses.f32()[i], before[i]) << i;
+      EXPECT_EQ(bench.workspace().forward.losses.f32()[i], before[i]) << i;
     }
   }
 }

@@ -58,18 +58,18 @@ class Client : public MicroBatchClient {
   Client(const ParameterRegistry& registry, std::map<int, std::vector<float>>& losses, int groups)
       : registry_(registry), losses_(losses), next_(groups, 0), open_(groups, false) {}
 
-  absl::Status Load(int micro_batch, Flow& flow) override {
+  absl::Status Load(int micro_batch, const ModelBatch& batch) override {
     Rng rng(testing::TestSeed() + static_cast<uint64_t>(micro_batch));
-    for (int64_t i = 0; i < flow.shape.tokens(); ++i) {
-      flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kConfig.vocab));
-      flow.targets.as<int32_t>()[i] =
+    for (int64_t i = 0; i < batch.shape.tokens(); ++i) {
+      batch.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kConfig.vocab));
+      batch.targets.as<int32_t>()[i] =
           i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(kConfig.vocab));
     }
     return absl::OkStatus();
   }
-  void OnLosses(int micro_batch, const Flow& flow) override {
-    const float* losses = flow.losses.f32();
-    losses_[micro_batch].assign(losses, losses + flow.shape.tokens());
+  void OnLosses(int micro_batch, const kernels::Tensor& computed) override {
+    const float* losses = computed.f32();
+    losses_[micro_batch].assign(losses, losses + computed.dim(0));
   }
   const ParameterViews& BeginGradients(int group, int micro_batch) override {
     EXPECT_EQ(micro_batch, next_[group]);

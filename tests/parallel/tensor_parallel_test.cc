@@ -122,8 +122,8 @@ Found RunRank(const ModelDescription& description, const Layout& layout, Communi
   Workspace workspace = model->TakeWorkspace(arena, kBatch);
   Rng rng(testing::TestSeed());
   for (int64_t i = 0; i < kBatch.tokens(); ++i) {
-    workspace.flow.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kVocab));
-    workspace.flow.targets.as<int32_t>()[i] =
+    workspace.batch.tokens.as<int32_t>()[i] = static_cast<int32_t>(rng.Below(kVocab));
+    workspace.batch.targets.as<int32_t>()[i] =
         i % 5 == 4 ? -1 : static_cast<int32_t>(rng.Below(kVocab));
   }
   Pass pass = {*stream, weights.views()};
@@ -137,7 +137,7 @@ Found RunRank(const ModelDescription& description, const Layout& layout, Communi
   found.bytes = group.bytes_sent() - before;
   found.elements = registry.elements();
   found.memory = arena.bytes_by_category();
-  const float* losses = workspace.flow.losses.f32();
+  const float* losses = workspace.forward.losses.f32();
   found.losses.assign(losses, losses + kBatch.tokens());
   for (ParameterId id = 0; id < registry.size(); ++id) {
     const Parameter& parameter = registry.at(id);

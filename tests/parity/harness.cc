@@ -72,6 +72,7 @@ std::string Case::ToString() const {
           ? ""
           : (recompute == Recompute::kFull ? " recompute" : " recompute-selective"),
       recompute_blocks > 0 ? absl::StrCat(" of ", recompute_blocks, " blocks") : "",
+      recompute_rest == Recompute::kSelective ? " the rest selective" : "",
       pipeline_blocks.empty() ? "" : absl::StrCat(" blocks ", absl::StrJoin(pipeline_blocks, ",")),
       order == MeshOptions().order
           ? ""
@@ -109,6 +110,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
   part.tensor_overlap = run.tensor_overlap;
   part.recompute = run.recompute;
   part.recompute_blocks = run.recompute_blocks;
+  part.recompute_rest = run.recompute_rest;
   part.split_backward =
       run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;
   part.context_size = degrees[Axis::kContext];

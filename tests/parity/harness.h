@@ -40,6 +40,7 @@ struct Case {
   int context_head_groups = 2;  // of kAllToAll, where the heads divide into so many
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;  // recomputes so many first blocks of a rank; 0: all
+  Recompute recompute_rest = Recompute::kNone;
   bool offload_activations = false;
   double offload_optimizer = 0;  // share of the state
   bool documents = false;        // attention stays within documents

@@ -176,6 +176,9 @@ Case Draw(Rng& rng) {
     run.offload_activations = rng.Chance(0.3);
     if (run.recompute != Recompute::kNone && rng.Chance(0.4)) {
       run.recompute_blocks = 1 + static_cast<int>(rng.Below(3));
+      if (run.recompute == Recompute::kFull && rng.Chance(0.5)) {
+        run.recompute_rest = Recompute::kSelective;
+      }
     }
     run.offload_optimizer = Pick(rng, {0.0, 0.0, 0.5, 1.0});
     run.any_order = rng.Chance(0.3);

@@ -152,6 +152,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine.parallel.offload={optimizer: 1.5}",
             "engine.parallel.offload.optimizer: 1.5 is out of range; 0 to 1"},
         Bad{"engine.training.recompute_blocks=-1", "recompute_blocks: -1 is negative"},
+        Bad{"engine.training.recompute_rest=selective", "set recompute: full and recompute_blocks"},
+        Bad{"engine.training.recompute_rest=full", "use selective or none"},
         Bad{"engine.training.recompute_blocks=2",
             "2 blocks are to recompute, but recompute is none"},
         Bad{"engine.training.verify_every=-1", "engine.training.verify_every: -1"},

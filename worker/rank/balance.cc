@@ -65,7 +65,7 @@ class Stopwatch {
     RETURN_IF_ERROR(arena_.Commit(device_));
     workspace_ = model_.TakeWorkspace(arena_, shape);
     for (const Tensor& input :
-         {workspace_.flow.tokens, workspace_.flow.targets, workspace_.flow.documents}) {
+         {workspace_.batch.tokens, workspace_.batch.targets, workspace_.batch.documents}) {
       if (!input.empty()) kernels::Zero(stream_, input);
     }
     for (auto& [begin, end] : events_) {
@@ -82,7 +82,7 @@ class Stopwatch {
     pass.gradients = &flat_->gradient_views(0);
     pass.tensor = &tensor;
     pass.context = &context;
-    workspace_.flow.branch = Tensor();
+    workspace_.forward.branch = Tensor();
     for (int layer = 0; layer < layers_; ++layer) {
       Timed(layer, [&] { model_.Forward(pass, workspace_, {layer, layer + 1}); });
     }

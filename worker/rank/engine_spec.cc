@@ -313,6 +313,9 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
     part.recompute = parallel::Recompute::kFull;
   }
   part.recompute_blocks = engine.training().recompute_blocks();
+  if (engine.training().recompute_rest() == v1::RECOMPUTE_SELECTIVE) {
+    part.recompute_rest = parallel::Recompute::kSelective;
+  }
   part.deterministic = !engine.training().any_order();
   part.dropout = engine.training().dropout();
   return part;

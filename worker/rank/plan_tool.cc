@@ -94,6 +94,8 @@ ordered_json With(const v1::EngineSpec& engine) {
   add(training.recompute() != v1::RECOMPUTE_NONE, "recompute ",
       spec::EnumName(training.recompute()));
   add(training.recompute_blocks() > 0, "recompute_blocks ", training.recompute_blocks());
+  add(training.recompute_rest() == v1::RECOMPUTE_SELECTIVE, "recompute_rest ",
+      spec::EnumName(training.recompute_rest()));
   add(split.offload().optimizer() > 0, "offload.optimizer ", split.offload().optimizer());
   add(split.offload().activations(), "offload.activations");
   return with;
