@@ -192,9 +192,13 @@ class Application {
 
   void DeclareReads() {
     CLI::App* get = AddGroup(app_, "get", "List jobs or workers, or show one job");
-    Add(*get, "jobs", "All jobs, newest first", [this] {
-      return WithClient([this](auto& client) { return GetJobs(client, format(), terminal_); });
+    CLI::App* jobs = Add(*get, "jobs", "All jobs, newest first", [this] {
+      return WithClient(
+          [this](auto& client) { return GetJobs(client, labels_, format(), terminal_); });
     });
+    jobs->add_option("-l,--labels", labels_,
+                     "Only jobs with labels that match all of these: NAME=VALUE, NAME!=VALUE, NAME "
+                     "or !NAME, separated by commas");
     TakesJob(Add(*get, "job", "One job", [this] {
       return WithClient([this](auto& client) { return GetJob(client, job_, format(), terminal_); });
     }));
@@ -838,7 +842,7 @@ class Application {
       const absl::Status status = WithClient([&](CoordinatorClient& client) -> absl::Status {
         // Asked first, with a short time limit: a dead coordinator must not block the shell.
         RETURN_IF_ERROR(client.GetVersion(kVersionTimeout).status());
-        ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
+        ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs(/*label_selector=*/""));
         for (const v1::Job& job : jobs) names.push_back(job.name());
         return absl::OkStatus();
       });
@@ -867,6 +871,7 @@ class Application {
   std::string home_;
   std::string job_;
   std::string reason_;
+  std::string labels_;
   std::string worker_;
   bool tree_ = false;
   FleetOptions fleet_;

@@ -90,9 +90,11 @@ class GrpcClient : public CoordinatorClient {
     return absl::InternalError("no such change of a job");
   }
 
-  absl::StatusOr<std::vector<v1::Job>> ListJobs() override {
+  absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) override {
+    v1::ListJobsRequest request;
+    request.set_label_selector(label_selector);
     return Pages<v1::Job, v1::ListJobsResponse>(
-        &v1::JobService::Stub::ListJobs, v1::ListJobsRequest(),
+        &v1::JobService::Stub::ListJobs, std::move(request),
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
   }
 

@@ -42,7 +42,8 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
                                                     absl::Duration patience) = 0;
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
-  virtual absl::StatusOr<std::vector<v1::Job>> ListJobs() = 0;
+  // Those whose labels match ListJobsRequest.label_selector.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) = 0;
   // Of jobs that have not ended, and without what grows with their ranks and steps; at most
   // `limit`, the newest.
   virtual absl::StatusOr<std::vector<v1::Job>> ListLiveJobs(size_t limit) = 0;

@@ -75,8 +75,9 @@ absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, For
   return absl::OkStatus();
 }
 
-absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& terminal) {
-  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
+absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Format format,
+                     Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs(labels));
   if (format != Format::kTable) {
     Json list = Json::array();
     for (const v1::Job& job : jobs) list.push_back(ToJson(job));
@@ -84,7 +85,9 @@ absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& termina
     return absl::OkStatus();
   }
   if (jobs.empty()) {
-    terminal.out << "no jobs; `muster submit FILE` makes one\n";
+    terminal.out << (labels.empty() ? "no jobs; `muster submit FILE` makes one"
+                                    : "no job has labels that match " + labels)
+                 << "\n";
     return absl::OkStatus();
   }
   std::vector<std::vector<std::string>> rows = {kJobHeading};

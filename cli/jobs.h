@@ -23,7 +23,8 @@ struct SubmitOptions {
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal);
 
-absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& terminal);
+absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Format format,
+                     Terminal& terminal);
 absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
 // preempt, suspend, resume, hold, release and requeue.

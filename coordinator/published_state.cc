@@ -137,16 +137,19 @@ v1::Job SummaryOf(const JobView& view) {
 
 }  // namespace
 
-std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t limit, bool summary,
-                                                      bool live) const {
+std::vector<PublishedState::Row> PublishedState::List(
+    uint64_t before, size_t limit, absl::FunctionRef<bool(const v1::JobSpec&)> wanted, bool summary,
+    bool live) const {
   std::vector<Stored> found;
   {
     MutexLock lock(&mutex_);
     auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
     while (next != id_by_sequence_.begin() && found.size() < limit) {
       --next;
-      const Stored& job = by_id_.find(next->second)->second;
-      if (!live || !IsFinal(job.view[JobPart::kState]->state())) found.push_back(job);
+      const Stored& stored = by_id_.find(next->second)->second;
+      const auto& spec = stored.view[JobPart::kSpec];
+      if (spec == nullptr || !wanted(spec->spec())) continue;
+      if (!live || !IsFinal(stored.view[JobPart::kState]->state())) found.push_back(stored);
     }
   }
   std::vector<Row> rows;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "base/loop.h"
 #include "base/mutex.h"
@@ -59,10 +60,15 @@ class PublishedState {
   // kNotFound for a job that Find does not know, with the nearest of at most kNearestNamesMax names
   // of similar length: those that come next to it in alphabetical order.
   absl::Status NotFound(const std::string& name_or_id) const;
-  // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
-  // `summary`, `live`: as of ListJobsRequest.
-  std::vector<Row> List(uint64_t before, size_t limit, bool summary = false,
+  // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all) and of which
+  // `wanted` is true, newest first. `wanted` is called under the lock. `summary`, `live`: as of
+  // ListJobsRequest.
+  std::vector<Row> List(uint64_t before, size_t limit,
+                        absl::FunctionRef<bool(const v1::JobSpec&)> wanted, bool summary = false,
                         bool live = false) const;
+  std::vector<Row> List(uint64_t before, size_t limit) const {
+    return List(before, limit, [](const v1::JobSpec&) { return true; });
+  }
   // Every job that is not finished, in no particular order.
   std::vector<JobView> UnfinishedJobs() const;
   // As of the last second or two.

@@ -11,6 +11,7 @@
 #include "coordinator/limits.h"
 #include "coordinator/rpc/collectives_call.h"
 #include "coordinator/rpc/gate.h"
+#include "coordinator/rpc/label_selector.h"
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
@@ -343,8 +344,11 @@ class JobService : public v1::JobService::CallbackService {
   absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
+    ASSIGN_OR_RETURN(const LabelSelector selector, LabelSelector::Parse(request.label_selector()));
     const std::vector<PublishedState::Row> rows = shell_.published().List(
-        before, static_cast<size_t>(size) + 1, request.summary(), request.live());
+        before, static_cast<size_t>(size) + 1,
+        [&selector](const v1::JobSpec& spec) { return selector.Matches(spec.labels()); },
+        request.summary(), request.live());
     size_t bytes = 0;
     uint64_t last = 0;
     for (const PublishedState::Row& row : rows) {

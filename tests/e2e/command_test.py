@@ -122,6 +122,37 @@ class Shell(Scene):
         self.assertTrue(marker.exists())
         self.assertFalse([process for process in [pid, *children] if alive(process)])
 
+    def test_jobs_that_depend_on_others_start_in_order_or_fail_with_the_reason(self):
+        order = self.directory / "order"
+        go = self.directory / "go"
+        wait = f"while ! test -e {go}; do sleep 0.05; done; echo first >>{order}"
+        self.submit("first", ["sh", "-c", wait], labels={"stage": "prepare"})
+        self.submit("second", ["sh", "-c", f"echo second >>{order}"], after=["first:succeeded"],
+                    labels={"stage": "train"}, notes="made by a test")
+        self.submit("never", ["true"], after=["first:failed"])
+        waiting = self.cluster.job("second")
+        self.assertEqual(waiting["state"], "queued")
+        self.assertIn("starts after job first (first-", self.cluster.run("get", "job", "second").stdout)
+        self.assertIn("starts after job first (first-", self.cluster.run("explain", "second").stdout)
+        self.assertIn("made by a test", self.cluster.run("describe", "job", "second").stdout)
+        for selector, names in [("stage=train", ["second"]), ("stage", ["second", "first"]),
+                                ("!stage", ["never"])]:
+            listed = self.cluster.json("get", "jobs", "-l", selector)
+            self.assertEqual([job["name"] for job in listed], names)
+        go.touch()
+        self.finish("second", "succeeded")
+        self.assertEqual(order.read_text(), "first\nsecond\n")
+        self.assertIn("which has succeeded", self.finish("never", "failed")["message"])
+        refused = self.cluster.run("submit", self.directory / "never.json", check=False)
+        self.assertIn("after[0]: it was to start after first", refused.stderr)
+
+    def test_time_limit_stops_a_job(self):
+        self.submit("slow", ["sleep", "1000"], time_limit="2s")
+        job = self.finish("slow", "failed")
+        self.assertEqual([end["cause"] for end in job["causes"]], ["time_limit"])
+        self.assertIn("it has run for its time_limit, 2s", job["message"])
+        self.assertRegex(self.cluster.run("describe", "job", "slow").stdout, r"ran: +2s of 2s")
+
     def test_spec_problems_name_line_and_field(self):
         (self.directory / "bad.yaml").write_text(
             "name: bad\ncommand: python3 train.py\nenv: {RANK: 3, lr: 1e-3}\nresources: {ranks: 1}\n")
