@@ -217,7 +217,8 @@ class Planner {
     if (TryPreempt(job)) return;
     cursor.misfit = true;
     if (policy_.strict_fifo) cursor.queue->blocker = &job;
-    Explain(job, [&] { return NotNow(job, slots, group); });
+    // Not `slots`: what was tried meanwhile may have moved them.
+    Explain(job, [&] { return NotNow(job, index_.Of(job.device), group); });
   }
 
   void Place(const WaitingJob& job, std::vector<v1::Placement> placements) {
