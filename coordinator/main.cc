@@ -399,7 +399,7 @@ int Main(int argc, char** argv) {
   // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   StopSignal stop;
-  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed);
+  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed, {.component = "coordinator"});
   const absl::Status status = Run(flags, *log, stop);
   if (status.ok()) return 0;
   log->Error("muster-coordinator ends with an error", {{"status", status.ToString()}});

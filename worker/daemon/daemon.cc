@@ -269,26 +269,35 @@ void Daemon::CountAndLog(const DaemonEvent& event) {
     if (!found_again) device_errors_.Clear(core_->DeviceOf(started->rank));
     metrics_.GetCounter(found_again ? kReattached : kRankStarts).Increment();
     log_->Info(found_again ? "found a rank again" : "started a rank",
-               {{"rank", ToString(started->rank)}, {"pid", started->pid}});
+               {{"job", started->rank.attempt.job.value()},
+                {"epoch", started->rank.attempt.epoch.value()},
+                {"rank", started->rank.rank},
+                {"pid", started->pid}});
   } else if (const auto* exited = std::get_if<RankExited>(&event)) {
     attaching_.erase(exited->rank);
     const std::optional<v1::RankExit> exit = core_->ExitOf(exited->rank);
     if (!exit.has_value()) return;
     const std::string cause = LowerName(v1::Cause_Name(exit->cause()), sizeof("CAUSE"));
     metrics_.GetCounter(kRankExits, {cause}).Increment();
-    log_->Info("a rank ended",
-               {{"rank", ToString(exited->rank)}, {"cause", cause}, {"why", exit->message()}});
+    log_->Info("a rank ended", {{"job", exited->rank.attempt.job.value()},
+                                {"epoch", exited->rank.attempt.epoch.value()},
+                                {"rank", exited->rank.rank},
+                                {"cause", cause},
+                                {"why", exit->message()}});
   } else if (const auto* prepared = std::get_if<AttemptPrepared>(&event)) {
     if (prepared->status.ok()) return;
     metrics_.GetCounter(kRefusals).Increment();
-    log_->Warning("refused an attempt",
-                  {{"attempt", ToString(prepared->attempt)}, {"why", prepared->status.ToString()}});
+    log_->Warning("refused an attempt", {{"job", prepared->attempt.job.value()},
+                                         {"epoch", prepared->attempt.epoch.value()},
+                                         {"why", prepared->status.ToString()}});
   } else if (const auto* not_started = std::get_if<RankNotStarted>(&event)) {
     attaching_.erase(not_started->rank);
     if (not_started->why.ok()) return;
     metrics_.GetCounter(kRefusals).Increment();
-    log_->Warning("could not start a rank",
-                  {{"rank", ToString(not_started->rank)}, {"why", not_started->why.ToString()}});
+    log_->Warning("could not start a rank", {{"job", not_started->rank.attempt.job.value()},
+                                             {"epoch", not_started->rank.attempt.epoch.value()},
+                                             {"rank", not_started->rank.rank},
+                                             {"why", not_started->why.ToString()}});
   }
 }
 

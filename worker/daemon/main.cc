@@ -189,7 +189,8 @@ int Serve(Flags& flags, const std::string& self) {
   flags.daemon.stop_grace = absl::Seconds(flags.stop_grace_s);
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.ok()) return Complain(std::string(level.status().message()));
-  const std::shared_ptr<Logger> log = Logger::ToStderr(*level);
+  const std::shared_ptr<Logger> log =
+      Logger::ToStderr(*level, {.component = "worker", .worker = flags.daemon.name});
   const RealClock clock;
   absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> metrics =
       metrics::PrometheusServer::Start(flags.metrics);

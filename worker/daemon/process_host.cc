@@ -306,8 +306,10 @@ void Host::LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look) {
     const absl::Status written =
         PosixFileSystem()->WriteAtomically(RunDirectory(key) + kHeldFile, held.SerializeAsString());
     if (!written.ok()) {
-      log_->Warning("cannot record what a rank holds",
-                    {{"rank", ToString(key)}, {"status", written.ToString()}});
+      log_->Warning("cannot record what a rank holds", {{"job", key.attempt.job.value()},
+                                                        {"epoch", key.attempt.epoch.value()},
+                                                        {"rank", key.rank},
+                                                        {"status", written.ToString()}});
     }
   }
   look = std::min(look + 1, std::size(kLooks) - 1);

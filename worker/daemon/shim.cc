@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "base/proc.h"
 #include "base/status_macros.h"
 #include "muster/v1/daemon_state.pb.h"
@@ -176,7 +177,7 @@ void Shim::CopyOutput() {
     const ssize_t got = ::read(output_.read.get(), buffer, sizeof(buffer));
     if (got > 0) {
       // A full disk must not stop the rank: what cannot be written is dropped.
-      (void)log_->Append(absl::string_view(buffer, static_cast<size_t>(got))).ok();
+      (void)log_->Append(absl::string_view(buffer, static_cast<size_t>(got)), absl::Now()).ok();
     } else if (got == 0) {
       output_.read.Reset();
     } else if (errno != EINTR) {
