@@ -119,9 +119,8 @@ class Search {
           continue;
         }
         const absl::Duration lost = std::max(absl::ZeroDuration(), search_.now - running.saved_at);
-        candidates_.push_back({id, false,
-                               absl::ToDoubleSeconds(lost + kRestartCost) * running.ranks,
-                               priority});
+        candidates_.push_back(
+            {id, false, absl::ToDoubleSeconds(lost + kRestartCost) * running.ranks, priority});
       }
     }
     return slots;

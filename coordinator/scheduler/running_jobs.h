@@ -23,8 +23,8 @@ struct RunningJob {
   int32_t priority = 0;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   int32_t ranks = 0;
-  absl::Time ends_at = absl::InfiniteFuture();  // at its measured pace; InfiniteFuture: not known
-  bool stopping = false;                        // its attempt is being ended
+  absl::Time ends_at = absl::InfiniteFuture();   // at its measured pace; InfiniteFuture: not known
+  bool stopping = false;                         // its attempt is being ended
   absl::Time started_at = absl::InfinitePast();  // when it got its devices
   // What it has done since then is lost with the attempt: its newest checkpoint, else its start.
   absl::Time saved_at = absl::InfinitePast();

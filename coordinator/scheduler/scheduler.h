@@ -78,11 +78,12 @@ struct Schedule {
 };
 
 // Places jobs in order of (priority descending, submit_sequence), each as a whole gang or not at
-// all (PlaceGang); those for which slots are kept come first. For the first job of a queue that does
-// not fit, jobs of its queue with a smaller priority are stopped (ChooseVictims). Pure: equal inputs give equal outputs. Thread: any. O(queues x shapes + jobs
-// looked at + jobs placed x (workers taken x different numbers of free slots + slots taken)), where
-// the jobs looked at are those that start or back off, and for each queue and shape those that do
-// not fit with `explained_behind` jobs behind each.
+// all (PlaceGang); those for which slots are kept come first. For the first job of a queue that
+// does not fit, jobs of its queue with a smaller priority are stopped (ChooseVictims). Pure: equal
+// inputs give equal outputs. Thread: any. O(queues x shapes + jobs looked at + jobs placed x
+// (workers taken x different numbers of free slots + slots taken)), where the jobs looked at are
+// those that start or back off, and for each queue and shape those that do not fit with
+// `explained_behind` jobs behind each.
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 

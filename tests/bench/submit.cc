@@ -121,7 +121,8 @@ double PlanMilliseconds(int jobs) {
   std::vector<double> took;
   for (int i = 0; i < 101; ++i) {
     const double begin = Now();
-    CHECK(Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
+    CHECK(
+        Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
     took.push_back(1e3 * (Now() - begin));
   }
   std::sort(took.begin(), took.end());

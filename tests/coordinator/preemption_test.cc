@@ -242,8 +242,8 @@ bool FitsWithout(SlotIndex index, const std::vector<JobId>& gone, const WaitingJ
   return PlaceGang(trial, job).has_value();
 }
 
-// On random clusters: nobody of an equal or larger priority is stopped, nobody in vain, and jobs are
-// stopped exactly when that lets the gang start.
+// On random clusters: nobody of an equal or larger priority is stopped, nobody in vain, and jobs
+// are stopped exactly when that lets the gang start.
 TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
   Rng rng(testing::TestSeed());
   int preempted = 0, several = 0;
