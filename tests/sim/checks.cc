@@ -459,7 +459,14 @@ void World::CheckEnd() {
       continue;
     }
     Count(v1::JobState_Name(ended->second));
-    if (ended->second == v1::JOB_STATE_FAILED && !submission.poisoned) Count("sound job failed");
+    if (ended->second == v1::JOB_STATE_FAILED && !submission.poisoned) {
+      const absl::StatusOr<v1::Job> job = core_ == nullptr
+                                              ? absl::UnavailableError("no coordinator")
+                                              : core_->GetJob(submission.id);
+      const bool limited = job.ok() && !job->causes().empty() &&
+                           job->causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT;
+      Count(limited ? "time limit reached" : "sound job failed");
+    }
     if (ended->second == v1::JOB_STATE_CANCELLED && !submission.cancel) {
       Violate(absl::StrCat(submission.id, " was cancelled, though no user asked for it"));
     }

@@ -115,6 +115,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "USAGE_CLASS_AWAY",
                            "USAGE_CLASS_REPLAYED",
                            "stopped at a step boundary",
+                           "time limit reached",
                            "EVENT_KIND_SLOTS_KEPT",
                            "EVENT_KIND_WORKER_LOST",
                            "EVENT_KIND_CHECKPOINT_REFUSED",
