@@ -175,7 +175,7 @@ std::string GoodputText(const v1::Usage& usage, absl::Time now) {
   std::sort(rest.begin(), rest.end());
   std::string text =
       absl::StrCat(Percent(GoodputAt(usage, now)), " of ",
-                   absl::StrFormat(all < 36'000 ? "%.3f" : "%.1f", all / 3600), " device-hours");
+                   absl::StrFormat("%.*f", all < 36'000 ? 3 : 1, all / 3600), " device-hours");
   const char* separator = "; ";
   for (const auto& [minus_seconds, what] : rest) {
     absl::StrAppend(&text, separator, Percent(-minus_seconds / all), " ", what);

@@ -148,7 +148,7 @@ std::vector<PublishedState::Row> PublishedState::List(
       --next;
       const Stored& stored = by_id_.find(next->second)->second;
       const auto& spec = stored.view[JobPart::kSpec];
-      if (spec == nullptr || !wanted(spec->spec())) continue;
+      if (!wanted(spec == nullptr ? v1::JobSpec::default_instance() : spec->spec())) continue;
       if (!live || !IsFinal(stored.view[JobPart::kState]->state())) found.push_back(stored);
     }
   }

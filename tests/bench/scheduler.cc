@@ -329,7 +329,8 @@ void LongQueue(int workers, int jobs, int queues) {
   AddFleet(index, workers);
   Rng rng(4);
   WaitingQueue waiting;
-  std::map<JobId, RunningJob> running;
+  RunningJobs running;
+  const KeptSlots kept;
   const SchedulePolicy policy;
   for (int i = 0; i < jobs; ++i) {
     WaitingJob job = MeshOf(RanksOf(rng), i);
@@ -344,12 +345,12 @@ void LongQueue(int workers, int jobs, int queues) {
   std::vector<double> used_while_full;
   while (waiting.size() > 0) {
     const double begin = ThreadSeconds();
-    const Schedule plan = Plan({index, running}, waiting, policy, absl::UnixEpoch());
+    const Schedule plan = Plan({index, running, kept}, waiting, policy, absl::UnixEpoch());
     for (const Decision& decision : plan.decisions) {
       const Start& start = std::get<Start>(decision);
       Take(index, start.job, start.placements);
       waiting.Remove(start.job);
-      running[start.job].name = start.job.value();
+      running.Put(start.job, {.name = start.job.value()});
       order.push_back(start.job);
       ++decisions;
     }
@@ -364,7 +365,7 @@ void LongQueue(int workers, int jobs, int queues) {
     for (size_t ends = std::max<size_t>(1, order.size() / 20); ends > 0 && !order.empty(); --ends) {
       const size_t at = rng.Below(order.size());
       Release(index, order[at]);
-      running.erase(order[at]);
+      running.Remove(order[at]);
       order.erase(order.begin() + static_cast<int64_t>(at));
     }
   }

@@ -171,9 +171,10 @@ TEST_F(TlsTest, EveryRpcAsksWhoCalls_AndWhetherTheyMay) {
   const auto nobody = Channel(""), guest = Channel("user-guest"), viewer = Channel("user-viewer");
   const auto worker = Channel("worker-w1");
   int methods = 0;
-  // The file has no messages, so that nothing else links its descriptors.
-  const google::protobuf::internal::AddDescriptorsRunner linked(
-      &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto);
+  // These files have no messages, so that nothing else links their descriptors.
+  const google::protobuf::internal::AddDescriptorsRunner of_workers(
+      &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto),
+      of_operators(&descriptor_table_muster_2fv1_2fadmin_5fservice_2eproto);
   for (const char* service : {"JobService", "AdminService", "WorkerService"}) {
     const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
         absl::StrCat("muster.v1.", service));

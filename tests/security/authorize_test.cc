@@ -24,13 +24,15 @@ using ::testing::HasSubstr;
 // The coordinator's services; RankService is that of a daemon, on a socket of its own.
 std::vector<const google::protobuf::MethodDescriptor*> Methods() {
   std::vector<const google::protobuf::MethodDescriptor*> out;
-  // The file has no messages, so that nothing else links its descriptors.
-  const google::protobuf::internal::AddDescriptorsRunner linked(
-      &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto);
-  for (const auto* file :
-       {v1::SubmitRequest::descriptor()->file(), v1::BackupRequest::descriptor()->file(),
-        google::protobuf::DescriptorPool::generated_pool()->FindFileByName(
-            "muster/v1/worker_service.proto")}) {
+  // These files have no messages, so that nothing else links their descriptors.
+  const google::protobuf::internal::AddDescriptorsRunner of_workers(
+      &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto),
+      of_operators(&descriptor_table_muster_2fv1_2fadmin_5fservice_2eproto);
+  for (const auto* file : {v1::SubmitRequest::descriptor()->file(),
+                           google::protobuf::DescriptorPool::generated_pool()->FindFileByName(
+                               "muster/v1/admin_service.proto"),
+                           google::protobuf::DescriptorPool::generated_pool()->FindFileByName(
+                               "muster/v1/worker_service.proto")}) {
     for (int i = 0; i < file->service_count(); ++i) {
       for (int k = 0; k < file->service(i)->method_count(); ++k) {
         out.push_back(file->service(i)->method(k));
