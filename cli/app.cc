@@ -23,6 +23,7 @@
 #include "cli/logs.h"
 #include "cli/plan.h"
 #include "cli/profile.h"
+#include "cli/queues.h"
 #include "cli/reconnect.h"
 #include "cli/version.h"
 #include "cli/watch.h"
@@ -168,6 +169,9 @@ class Application {
     }));
     Add(*get, "workers", "All workers", [this] {
       return WithClient([this](auto& client) { return GetWorkers(client, format(), terminal_); });
+    });
+    Add(app_, "queue", "The queues: what each uses, is guaranteed, borrows and waits for", [this] {
+      return WithClient([this](auto& client) { return Queues(client, format(), terminal_); });
     });
     CLI::App* describe = AddGroup(app_, "describe", "Everything about one job");
     TakesJob(Add(*describe, "job", "State, ranks, attempts, checkpoints, events and spec", [this] {
@@ -463,6 +467,19 @@ class Application {
         })
         ->add_option("WORKER", worker_, "Name of the worker")
         ->required();
+    CLI::App* queues = AddGroup(*admin, "queues", "Define the queues of the cluster");
+    Add(*queues, "apply", "Define the queues, in place of those that there are (docs/queues.md)",
+        [this] {
+          return WithClient([this](auto& client) {
+            return ApplyQueues(client, queues_file_, format(), terminal_);
+          });
+        })
+        ->add_option("FILE", queues_file_, "YAML or JSON")
+        ->required();
+    Add(*queues, "get", "The queues as they were last defined, as YAML for apply", [this] {
+      return WithClient(
+          [this](auto& client) { return GetQueuePolicy(client, format(), terminal_); });
+    });
     Add(*admin, "backup", "Write a copy of the coordinator's state on its host", [this] {
       return WithClient([this](auto& client) { return Backup(client, format(), terminal_); });
     });
@@ -614,6 +631,7 @@ class Application {
   std::string home_;
   std::string job_;
   std::string reason_;
+  std::string queues_file_;
   std::string worker_;
   std::string doctor_directory_;
   StateOptions state_;

@@ -44,6 +44,9 @@ class CoordinatorClient {
   enum class JobChange { kPreempt, kSuspend, kResume, kHold, kRelease, kRequeue };
   virtual absl::StatusOr<v1::Job> ChangeJob(JobChange change,
                                             const v1::ChangeJobRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetQueuesResponse> GetQueues() = 0;
+  virtual absl::StatusOr<v1::QueuePolicy> GetQueuePolicy() = 0;
+  virtual absl::Status ApplyQueues(const v1::QueuePolicy& policy) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;

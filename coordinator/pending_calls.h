@@ -68,7 +68,8 @@ class PendingCalls {
 
  private:
   using AnyDone = std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
-                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>>;
+                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>,
+                               Done<std::vector<v1::QueueStatus>>, Done<v1::QueuePolicy>>;
 
   std::optional<CallId> Keep(AnyDone done);
   std::optional<AnyDone> Take(CallId id);

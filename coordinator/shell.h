@@ -75,6 +75,11 @@ class Shell {
   void ListWorkers(Done<std::vector<v1::Worker>> done);
   // Why a job waits, or what would become of a spec. kNotFound as Cancel.
   void Explain(ExplainQuery about, Done<Explained> done);
+  // The queues as they are used now, and as they were last defined.
+  void GetQueues(Done<std::vector<v1::QueueStatus>> done);
+  void GetQueuePolicy(Done<v1::QueuePolicy> done);
+  // kInvalidArgument: one line per broken rule.
+  void ApplyQueues(v1::QueuePolicy policy, std::string actor, Done<JobReply> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
   void RemoveWorker(std::string worker, std::string actor, Done<JobReply> done);
   // Writes the durable state to `directory`, which must not exist, on a thread of its own.

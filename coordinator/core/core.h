@@ -20,6 +20,7 @@
 #include "coordinator/store/store.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/session.pb.h"
+#include "muster/v1/queue.pb.h"
 #include "muster/v1/spec.pb.h"
 
 namespace muster::coordinator {
@@ -94,8 +95,14 @@ struct RemoveWorkerEvent {
   std::string worker;
   std::string actor = "client";
 };
+// An operator defines the queues anew.
+struct ApplyQueuesEvent {
+  CallId call;
+  v1::QueuePolicy policy;
+  std::string actor = "client";
+};
 struct TimerFired {};
-using CoreEvent = std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened, SessionMessage,
+using CoreEvent = std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, ApplyQueuesEvent, SessionOpened, SessionMessage,
                                SessionClosed, RemoveWorkerEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
@@ -184,6 +191,9 @@ class Core {
   virtual std::optional<SessionId> SessionOf(const WorkerId& worker) const = 0;
   // Why a job waits, or what would become of a spec; changes nothing. kNotFound.
   virtual absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) = 0;
+  // The queues as they are used at this time, and as they were last defined.
+  virtual std::vector<v1::QueueStatus> GetQueues(absl::Time now) = 0;
+  virtual const v1::QueuePolicy& queue_policy() const = 0;
   // For the simulator: the invariants that do not hold; empty when all do.
   virtual std::vector<std::string> CheckInvariants() const = 0;
 };

@@ -113,7 +113,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
-  scheduling_.AddRunning(job.id(), AsRunning(job));
+  scheduling_.AddRunning(job.id(), AsRunning(job), turn.now());
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());
   job.symptom_at.reset();
@@ -171,6 +171,7 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   if (report == Gang::Report::kChanged) {
     job.progress_changed = true;
     turn.Progressed(job.id());
+    ExpectEnd(job, turn.now());
   }
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
@@ -461,7 +462,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Log(std::move(row));
   const v1::JobState after = job.state.after_release();
   job.state.set_attempt_live(false);
-  scheduling_.RemoveRunning(job.id());
+  scheduling_.RemoveRunning(job.id(), turn.now());
   job.state.clear_after_release();
   job.attempt.clear_restore();
   job.attempt.mutable_ranks()->Add(job.gang.ranks().begin(), job.gang.ranks().end());

@@ -56,6 +56,7 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
         return row_status.ok();
       }));
   RETURN_IF_ERROR(row_status);
+  RETURN_IF_ERROR(LoadQueues(store, now));
   RETURN_IF_ERROR(RecoverJobs(store, now));
   return LoadKeyValue(store);
 }
@@ -82,7 +83,7 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       }
       workers_.Hold(placement, job.id(), job.epoch());
     }
-    scheduling_.AddRunning(job.id(), AsRunning(job));
+    scheduling_.AddRunning(job.id(), AsRunning(job), now);
   }
   return absl::OkStatus();
 }
@@ -146,6 +147,7 @@ std::string CoreImpl::ActorOf(const CoreEvent& event) const {
     std::string operator()(const CancelEvent& e) const { return e.actor; }
     std::string operator()(const ChangeJobEvent& e) const { return e.actor; }
     std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
+    std::string operator()(const ApplyQueuesEvent& e) const { return e.actor; }
     std::string operator()(const TimerFired&) const { return "coordinator"; }
     std::string operator()(const SessionOpened& e) const {
       return absl::StrCat("worker ", e.hello.worker().substr(0, kWorkerNameBytesMax));
@@ -232,6 +234,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   }
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
+  PersistQueueUsage(turn);
   ArmTimer(turn);
 }
 
@@ -417,6 +420,7 @@ std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   CheckKept(broken);
+  for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);
   if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {

@@ -2,6 +2,7 @@
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
+// core_queues.cc      the queues, and what they use
 // core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
@@ -45,6 +46,10 @@ class CoreImpl : public Core {
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
   absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
+  std::vector<v1::QueueStatus> GetQueues(absl::Time now) override {
+    return scheduling_.Queues(now);
+  }
+  const v1::QueuePolicy& queue_policy() const override { return queue_policy_; }
   std::vector<std::string> CheckInvariants() const override;
 
  private:
@@ -76,6 +81,17 @@ class CoreImpl : public Core {
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
+
+  // When the job is expected to end, as far as that has changed since it was last said.
+  void ExpectEnd(const JobEntry& job, absl::Time now);
+  // How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
+  static absl::Duration RestOf(const JobEntry& job);
+
+  // ---- core_queues.cc
+  void On(const ApplyQueuesEvent& event, Turn& turn);
+  absl::Status LoadQueues(Store& store, absl::Time now);
+  // With a turn that stores something anyway, at most once a minute.
+  void PersistQueueUsage(Turn& turn);
 
   // ---- core_preemption.cc
   void On(const ChangeJobEvent& event, Turn& turn);
@@ -181,6 +197,8 @@ class CoreImpl : public Core {
   WorkerTable workers_;
   Scheduling scheduling_{workers_.slots()};
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
+  v1::QueuePolicy queue_policy_;
+  absl::Time usage_stored_at_ = absl::InfinitePast();
   KeyValue values_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction

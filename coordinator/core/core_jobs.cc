@@ -59,6 +59,13 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
+  const v1::ResourceSpec& resources = event.spec.resources();
+  reply.status =
+      scheduling_.tree().CheckJob(event.spec.queue(), resources.device(), resources.ranks());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
   JobEntry fresh;
   fresh.fixed.set_id(NewJobId(event.spec.name()).value());
   fresh.fixed.set_name(event.spec.name());
@@ -165,8 +172,16 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
   return 1;  // no order: the tensor axis comes first
 }
 
-// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
-absl::Duration RestOf(const JobEntry& job) {
+constexpr char kTenantLabel[] = "tenant";
+
+std::string TenantOf(const v1::JobSpec& spec) {
+  const auto label = spec.labels().find(kTenantLabel);
+  return label == spec.labels().end() ? "" : label->second;
+}
+
+}  // namespace
+
+absl::Duration CoreImpl::RestOf(const JobEntry& job) {
   const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
   const double seconds = left * job.progress.step_seconds();
   // Daemons report any number.
@@ -176,7 +191,16 @@ absl::Duration RestOf(const JobEntry& job) {
   return absl::InfiniteDuration();
 }
 
-}  // namespace
+void CoreImpl::ExpectEnd(const JobEntry& job, absl::Time now) {
+  if (!job.up() || job.state.state() != v1::JOB_STATE_RUNNING) return;
+  const RunningJob* running = scheduling_.running().Find(job.id());
+  const absl::Duration rest = RestOf(job);
+  if (running == nullptr || rest == absl::InfiniteDuration()) return;
+  // Reports come several times a second and differ a little.
+  const absl::Duration moved = absl::AbsDuration(running->ends_at - (now + rest));
+  if (moved < std::max(absl::Seconds(1), rest / 20)) return;
+  scheduling_.ChangeRunning(job.id(), [&](RunningJob& changed) { changed.ends_at = now + rest; });
+}
 
 WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   const v1::JobSpec& spec = job.spec();
@@ -192,6 +216,8 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   waiting.stride = TensorStride(spec.engine().parallel());
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
   waiting.runtime = RestOf(job);
+  waiting.tenant = TenantOf(spec);
+  waiting.queued_at = job.queued_at;
   return waiting;
 }
 
@@ -216,6 +242,7 @@ RunningJob CoreImpl::AsRunning(const JobEntry& job) {
     if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
     running.saved_at = std::max(running.saved_at, FromProto(record.committed()));
   }
+  running.tenant = TenantOf(spec);
   running.min_runtime = FromProto(spec.preemption().min_runtime());
   return running;
 }
@@ -247,6 +274,10 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     entry.fixed.set_name(std::get<v1::JobSpec>(about).name());
     entry.fixed.set_id("(the spec)");  // no job has such an id
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    entry.queued_at = now;
+    const v1::ResourceSpec& resources = entry.spec().resources();
+    RETURN_IF_ERROR(scheduling_.tree().CheckJob(entry.spec().queue(), resources.device(),
+                                                resources.ranks()));
     entry.fixed.set_submit_sequence(jobs_.NextSequence());
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());

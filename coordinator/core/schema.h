@@ -14,6 +14,7 @@
 //   kWorkers     NAME                              Worker
 //   kLog         u64 index                         LogEntry
 //   kKeyValue    JOB_ID 0x00 u64 epoch KEY         bytes
+//   kQueues      "policy"                          QueuePolicy
 //   kRequests    REQUEST_ID                        JOB_ID
 //   kJobs        JOB_ID                            JobRecord, of schema 1 alone (migrate.h)
 #ifndef MUSTER_COORDINATOR_CORE_SCHEMA_H_
@@ -36,6 +37,10 @@ namespace muster::coordinator::schema {
 constexpr char kLeaderTerm[] = "leader_term";
 constexpr char kLastEvent[] = "last_event";
 constexpr char kLastLogEntry[] = "last_log_entry";
+// Before the name of a queue: its QueueUsage.
+constexpr char kQueueUsagePrefix[] = "queue_usage/";
+// Of kQueues.
+constexpr char kQueuePolicy[] = "policy";
 
 std::string EncodeU64(uint64_t value);
 // kDataLoss unless `bytes` is 8 long.

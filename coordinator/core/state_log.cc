@@ -49,6 +49,7 @@ bool IsLogged(Table table) {
     case Table::kWorkers:
     case Table::kRequests:
     case Table::kKeyValue:
+    case Table::kQueues:
       return true;
     case Table::kMeta:
     case Table::kJobs:

@@ -28,11 +28,12 @@ struct QueueOrder {
   }
 };
 
-// What a gang needs. Of jobs of one shape either all fit at a time or none does.
+// What a gang needs, and whose limits it counts against. Of jobs of one shape in a queue either all fit at a time or none does.
 struct GangShape {
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   int32_t ranks = 0;
   int32_t group = 1;  // WaitingJob::group
+  std::string tenant = {};
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -54,9 +55,11 @@ struct WaitingJob {
   absl::Time not_before = absl::InfinitePast();  // end of its back-off
   // How long it trains once it has started; InfiniteDuration: not known.
   absl::Duration runtime = absl::InfiniteDuration();
+  std::string tenant = {};                         // label `tenant`
+  absl::Time queued_at = absl::InfiniteFuture();  // since when it waits
 
   QueueOrder order() const { return {priority, submit_sequence}; }
-  GangShape shape() const { return {device, ranks, group}; }
+  GangShape shape() const { return {device, ranks, group, tenant}; }
 };
 
 // Value type. Thread: one at a time. Adding and removing take O(log jobs).

@@ -32,6 +32,8 @@ const char* Name(Table table) {
       return "loss_points";
     case Table::kLog:
       return "log";
+    case Table::kQueues:
+      return "queues";
     case Table::kTableCount:
       break;
   }

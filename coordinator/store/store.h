@@ -31,6 +31,7 @@ enum class Table : uint8_t {
   kCheckpoints,  // (job, epoch, step) -> CheckpointRecord
   kCurves,       // (job, step) -> LossPoint
   kLog,          // index (big endian) -> LogEntry
+  kQueues,       // "policy" -> QueuePolicy
   kTableCount,
 };
 const char* Name(Table table);

@@ -106,6 +106,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "ended between two",
                            "ended between the same two again",
                            "steps replayed",
+                           "queues defined",
                            "stopped at a step boundary",
                            "EVENT_KIND_SLOTS_KEPT",
                            "EVENT_KIND_WORKER_LOST",

@@ -28,6 +28,12 @@ void SentencePieceModel(const std::string& bytes);
 // A line of JSON, whose field is read as a parser of all JSON reads it.
 void JsonLine(const std::string& bytes);
 
+// Queues as YAML text, through the parser and into a tree. What is accepted survives a round through
+// QueuesToYaml.
+void QueuePolicyYaml(const std::string& bytes);
+// A serialised QueuePolicy, into a tree.
+void QueuePolicyProto(const std::string& bytes);
+
 }  // namespace muster::fuzz
 
 #endif  // MUSTER_TESTS_FUZZ_TARGETS_TARGETS_H_
