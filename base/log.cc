@@ -44,7 +44,8 @@ const char* Name(LogLevel level) {
 
 class SpdlogLogger : public Logger {
  public:
-  SpdlogLogger(spdlog::sink_ptr sink, LogLevel level) : logger_("muster", std::move(sink)) {
+  SpdlogLogger(spdlog::sink_ptr sink, LogLevel level, LogOrigin origin)
+      : origin_(std::move(origin)), logger_("muster", std::move(sink)) {
     logger_.set_level(ToSpdlog(level));
     logger_.set_pattern("%v");
     logger_.flush_on(spdlog::level::debug);
@@ -55,16 +56,27 @@ class SpdlogLogger : public Logger {
     nlohmann::ordered_json line;
     line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
     line["level"] = Name(level);
-    line["message"] = std::string(message);
+    line["component"] = origin_.component;
+    if (!origin_.job.empty()) line["job"] = origin_.job;
+    if (origin_.epoch > 0) line["epoch"] = origin_.epoch;
+    if (origin_.rank >= 0) line["rank"] = origin_.rank;
+    if (!origin_.worker.empty()) line["worker"] = origin_.worker;
+    nlohmann::ordered_json others;
     for (const LogField& field : fields) {
-      std::visit([&](const auto& value) { line[std::string(field.key)] = value; }, field.value);
+      const bool named = field.key == "job" || field.key == "epoch" || field.key == "rank" ||
+                         field.key == "worker";
+      nlohmann::ordered_json& object = named ? line : others;
+      std::visit([&](const auto& value) { object[std::string(field.key)] = value; }, field.value);
     }
+    line["message"] = std::string(message);
+    if (!others.empty()) line["fields"] = std::move(others);
     // Replaces bytes that are not UTF-8, for example of a user's path, instead of throwing.
     logger_.log(ToSpdlog(level),
                 line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
 
  private:
+  const LogOrigin origin_;
   spdlog::logger logger_;
 };
 
@@ -75,8 +87,9 @@ class DiscardLogger : public Logger {
 
 }  // namespace
 
-std::shared_ptr<Logger> Logger::ToStderr(LogLevel level) {
-  return std::make_shared<SpdlogLogger>(std::make_shared<spdlog::sinks::stderr_sink_mt>(), level);
+std::shared_ptr<Logger> Logger::ToStderr(LogLevel level, LogOrigin origin) {
+  return std::make_shared<SpdlogLogger>(std::make_shared<spdlog::sinks::stderr_sink_mt>(), level,
+                                        std::move(origin));
 }
 
 std::shared_ptr<Logger> Logger::Discard() { return std::make_shared<DiscardLogger>(); }

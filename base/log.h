@@ -29,13 +29,24 @@ struct LogField {
   LogField(absl::string_view k, double v) : key(k), value(v) {}
 };
 
-// Thread-safe. Each call writes one line: {"time":..., "level":..., "message":..., fields...}.
+// Who writes: on every line. What is empty, 0 for `epoch` and -1 for `rank`, is left out.
+struct LogOrigin {
+  std::string component;  // "coordinator", "worker", "rank"
+  std::string worker;
+  std::string job;  // its id
+  uint64_t epoch = 0;
+  int32_t rank = -1;
+};
+
+// Thread-safe. Each call writes one line of JSON (docs/logs.md): time, level, component, then job,
+// epoch, rank and worker, of the fields where they are among these, else of the origin; message,
+// and the other fields as an object "fields".
 class Logger {
  public:
   using Fields = std::initializer_list<LogField>;
 
   // Writes lines at or above `level` to stderr.
-  static std::shared_ptr<Logger> ToStderr(LogLevel level);
+  static std::shared_ptr<Logger> ToStderr(LogLevel level, LogOrigin origin);
   // Writes nothing.
   static std::shared_ptr<Logger> Discard();
 

@@ -4,8 +4,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <tuple>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/file_system.h"
 #include "base/status_macros.h"
+#include "cli/access.h"
 #include "cli/admin.h"
 #include "cli/checkpoints.h"
 #include "cli/completion.h"
@@ -17,15 +23,21 @@
 #include "cli/doctor.h"
 #include "cli/events.h"
 #include "cli/explain.h"
+#include "cli/fleet.h"
 #include "cli/jobs.h"
 #include "cli/local.h"
 #include "cli/logs.h"
+#include "cli/pki.h"
 #include "cli/plan.h"
 #include "cli/profile.h"
+#include "cli/rank_map.h"
 #include "cli/reconnect.h"
+#include "cli/top.h"
+#include "cli/usage.h"
 #include "cli/version.h"
 #include "cli/watch.h"
 #include "cli/workers.h"
+#include "security/tls_files.h"
 
 namespace muster::cli {
 namespace {
@@ -77,17 +89,39 @@ class Application {
     app_.add_option("--coordinator", coordinator_,
                     "HOST:PORT, or file:PATH of a file that holds it [default: "
                     "$MUSTER_COORDINATOR, else the cluster of `muster local up`]");
+    DeclareTls();
     DeclareSubmit();
     DeclarePlan();
     DeclareReads();
+    DeclareChanges();
+    DeclareTop();
+    DeclareUsage();
     DeclareLogs();
     DeclareProfile();
     DeclareSample();
     DeclareConvert();
     DeclareData();
     DeclareLocal();
+    DeclareFleet();
     DeclareAdmin();
     DeclareRest();
+  }
+
+  // What the coordinator is called with, for every command.
+  void DeclareTls() {
+    const auto file = [this](const char* name, std::string& target, const char* help) {
+      app_.add_option(name, target, help)->type_name("FILE");
+    };
+    file("--tls-ca", tls_.authorities,
+         "Authorities of the coordinator's certificate, PEM: turns TLS on [default: "
+         "$MUSTER_TLS_CA]");
+    file("--tls-cert", tls_.certificate, "Your certificate, PEM [default: $MUSTER_TLS_CERT]");
+    file("--tls-key", tls_.key, "Its private key, PEM [default: $MUSTER_TLS_KEY]");
+    app_.add_option("--tls-server-name", server_name_,
+                    "Name in the coordinator's certificate [default: $MUSTER_TLS_SERVER_NAME, else "
+                    "the host of --coordinator]");
+    file("--token-file", token_file_,
+         "File with your token [default: $MUSTER_TOKEN_FILE; $MUSTER_TOKEN is a token itself]");
   }
 
   // Adds a command that runs `action`. It has -o.
@@ -158,15 +192,26 @@ class Application {
 
   void DeclareReads() {
     CLI::App* get = AddGroup(app_, "get", "List jobs or workers, or show one job");
-    Add(*get, "jobs", "All jobs, newest first", [this] {
-      return WithClient([this](auto& client) { return GetJobs(client, format(), terminal_); });
+    CLI::App* jobs = Add(*get, "jobs", "All jobs, newest first", [this] {
+      return WithClient(
+          [this](auto& client) { return GetJobs(client, labels_, format(), terminal_); });
     });
+    jobs->add_option("-l,--labels", labels_,
+                     "Only jobs with labels that match all of these: NAME=VALUE, NAME!=VALUE, NAME "
+                     "or !NAME, separated by commas");
     TakesJob(Add(*get, "job", "One job", [this] {
       return WithClient([this](auto& client) { return GetJob(client, job_, format(), terminal_); });
     }));
-    Add(*get, "workers", "All workers", [this] {
-      return WithClient([this](auto& client) { return GetWorkers(client, format(), terminal_); });
+    Add(*get, "reservations", "Devices that are reserved, and for whom", [this] {
+      return WithClient(
+          [this](auto& client) { return GetReservations(client, format(), terminal_); });
     });
+    for (CLI::App* parent : {get, &app_}) {
+      Add(*parent, "workers", "All workers", [this] {
+        return WithClient(
+            [this](auto& client) { return GetWorkers(client, tree_, format(), terminal_); });
+      })->add_flag("--tree", tree_, "As a tree of zones, blocks, racks and NVLink domains");
+    }
     CLI::App* describe = AddGroup(app_, "describe", "Everything about one job");
     TakesJob(Add(*describe, "job", "State, ranks, attempts, checkpoints, events and spec", [this] {
       return WithClient(
@@ -191,6 +236,81 @@ class Application {
     }));
   }
 
+  void DeclareChanges() {
+    using JobChange = CoordinatorClient::JobChange;
+    const std::vector<std::tuple<std::string, JobChange, std::string>> changes = {
+        {"preempt", JobChange::kPreempt,
+         "Stop a running job at the end of a step, with a checkpoint; it stays in its queue"},
+        {"suspend", JobChange::kSuspend, "The same, and hold it until `muster resume`"},
+        {"resume", JobChange::kResume, "Let a suspended or held job wait in its queue again"},
+        {"hold", JobChange::kHold, "Keep a job that waits from starting"},
+        {"release", JobChange::kRelease, "As resume"},
+        {"requeue", JobChange::kRequeue,
+         "Stop a running job now and put it back into its queue; or end a back-off"}};
+    for (const auto& [name, change, help] : changes) {
+      CLI::App* command = Add(app_, name, help, [this, change = change] {
+        v1::ChangeJobRequest request;
+        request.set_name(job_);
+        request.set_reason(reason_);
+        return WithClient([this, change, request](auto& client) {
+          return ChangeJob(client, change, request, format(), terminal_);
+        });
+      });
+      TakesJob(command);
+      command->add_option("--reason", reason_, "For people: it stands in the job's events")
+          ->type_name("TEXT");
+    }
+  }
+
+  void DeclareTop() {
+    CLI::App* top = Add(app_, "top", "Workers, devices, queues and jobs, live; q ends it", [this] {
+      top_.interval = absl::Seconds(top_interval_);
+      return WithClient([this](auto& client) { return Top(client, top_, format(), terminal_); });
+    });
+    top->add_flag("--once", top_.once, "Print them once, also where this is no terminal");
+    top->add_option("--sort", top_.sort, "Order of the jobs")
+        ->check(CLI::IsMember(TopOrders()))
+        ->capture_default_str()
+        ->type_name("ORDER");
+    top->add_option("--interval", top_interval_, "Seconds between two looks [default: 1]")
+        ->check(CLI::Range(0.5, 3600.0))
+        ->type_name("SECONDS");
+  }
+
+  void DeclareUsage() {
+    CLI::App* usage =
+        Add(app_, "usage", "What devices were used for, in device-hours, and the goodput", [this] {
+          usage_.job = job_;
+          return WithClient(
+              [this](auto& client) { return Usage(client, usage_, format(), terminal_); });
+        });
+    TakesJob(usage, /*required=*/false);
+    usage
+        ->add_option("--by", usage_.by,
+                     "One line for each job, queue, tenant or cause; several "
+                     "with commas")
+        ->check(CLI::IsMember({"job", "queue", "tenant", "cause"}))
+        ->delimiter(',')
+        ->capture_default_str()
+        ->type_name("KEY");
+    usage
+        ->add_option("--since", usage_.since,
+                     "From then on: 90s, 10m, 36h, 7d ago, or a time [default: all that is known]")
+        ->type_name("TIME");
+    usage->add_option("--until", usage_.until, "Up to then [default: now]")->type_name("TIME");
+    usage->add_option("--queue", usage_.queue, "Only jobs of this queue");
+    usage->add_option("--tenant", usage_.tenant, "Only jobs with this label `tenant`");
+    CLI::App* diff =
+        Add(app_, "diff-rankmap", "Which ranks another attempt of a job has elsewhere", [this] {
+          return WithClient([this](auto& client) {
+            return DiffRankMap(client, job_, diff_from_, diff_to_, format(), terminal_);
+          });
+        });
+    TakesJob(diff);
+    diff->add_option("FROM", diff_from_, "Epoch [default: the one before TO]");
+    diff->add_option("TO", diff_to_, "Epoch [default: the newest]");
+  }
+
   void DeclareLogs() {
     CLI::App* logs = Add(app_, "logs", "Output of one rank", [this] {
       logs_.job = job_;
@@ -204,8 +324,12 @@ class Application {
     logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
         ->check(CLI::NonNegativeNumber)
         ->type_name("BYTES");
+    logs->add_option("--since", logs_.since,
+                     "Only what was written since: 90s, 10m, 36h ago, or a time")
+        ->excludes("--tail")
+        ->type_name("TIME");
     logs->add_flag("--all-ranks", logs_.all_ranks,
-                   "Every rank, one after the other; each line begins with its rank");
+                   "Every rank, in order of time; each line begins with its rank");
     logs->add_option("--grep", logs_.grep,
                      "Only lines that match this regular expression (POSIX extended)")
         ->type_name("REGEX");
@@ -426,6 +550,52 @@ class Application {
     }
   }
 
+  void DeclareFleet() {
+    const auto takes_workers = [this](CLI::App* command) {
+      command->add_option("WORKER", fleet_.workers, "Names of workers")->required();
+    };
+    const auto takes_reason = [this](CLI::App* command) {
+      command->add_option("--reason", fleet_.reason, "Why, for people")->type_name("TEXT");
+    };
+    CLI::App* cordon = Add(app_, "cordon", "Keep new ranks away from workers", [this] {
+      return WithClient(
+          [this](auto& client) { return Cordon(client, fleet_, format(), terminal_); });
+    });
+    takes_workers(cordon);
+    takes_reason(cordon);
+    takes_workers(Add(app_, "uncordon", "Give workers ranks again; ends a drain too", [this] {
+      return WithClient(
+          [this](auto& client) { return Uncordon(client, fleet_, format(), terminal_); });
+    }));
+    CLI::App* drain = Add(
+        app_, "drain", "Cordon workers and move their jobs after their next checkpoint", [this] {
+          return WithClient(
+              [this](auto& client) { return Drain(client, fleet_, format(), terminal_); });
+        });
+    takes_workers(drain);
+    takes_reason(drain);
+    drain
+        ->add_option("--timeout", fleet_.timeout,
+                     "How long jobs may take to commit it, such as 10m; 0s stops them at once "
+                     "[default: 30m]")
+        ->type_name("TIME");
+    CLI::App* reserve =
+        Add(app_, "reserve", "Keep devices for the jobs of one queue or with one label", [this] {
+          return WithClient([this](auto& client) {
+            return Reserve(client, reserve_, absl::Now(), format(), terminal_);
+          });
+        });
+    reserve->add_option("NAME", reserve_.name, "Of the reservation")->required();
+    reserve->add_option("WORKER", reserve_.workers,
+                        "All devices of this worker; WORKER/DEVICE: one of them, w1/cuda:0");
+    reserve->add_option("--queue", reserve_.queue, "For jobs of this queue");
+    reserve->add_option("--label", reserve_.label, "For jobs with this label")
+        ->type_name("NAME=VALUE");
+    reserve->add_option("--owner", reserve_.owner, "Who asked for it, for people");
+    reserve->add_option("--for", reserve_.for_time, "How long, such as 2h")->type_name("TIME");
+    reserve->add_flag("--end", reserve_.end, "End the reservation of this name instead");
+  }
+
   void DeclareAdmin() {
     CLI::App* admin = AddGroup(app_, "admin", "For operators: workers, backups of the state");
     Add(*admin, "remove-worker", "Give a worker up at once and forget it",
@@ -461,6 +631,90 @@ class Application {
     restore->add_option("--data-dir", state_.data_dir, "The new data directory")
         ->required()
         ->type_name("DIR");
+    DeclareTokens(*admin);
+    DeclarePki(*admin);
+    Add(app_, "audit", "Who changed what, and who was refused, oldest first",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return Audit(client, since_, format(), terminal_); });
+        })
+        ->add_option("--since", since_,
+                     "Only from so long ago (24h, 7d), or from a moment (2026-11-24T08:00:00Z)")
+        ->type_name("TIME");
+  }
+
+  void DeclareTokens(CLI::App& admin) {
+    CLI::App* token = AddGroup(admin, "token", "Bearer tokens of users (docs/security.md)");
+    CLI::App* create = Add(*token, "create", "Make a token and print it, this once", [this] {
+      return WithClient(
+          [this](auto& client) { return TokenCreate(client, token_, format(), terminal_); });
+    });
+    create->add_option("USER", token_.user, "Who calls with it")->required();
+    TakesRoles(create, token_.roles)->required();
+    create->add_option("--expires", token_.expires, "How long it is good, at most 365d")
+        ->capture_default_str()
+        ->type_name("TIME");
+    Add(*token, "list", "Tokens, without their secrets", [this] {
+      return WithClient([this](auto& client) { return TokenList(client, format(), terminal_); });
+    });
+    Add(*token, "revoke", "End a token now",
+        [this] {
+          return WithClient(
+              [this](auto& client) { return TokenRevoke(client, token_, format(), terminal_); });
+        })
+        ->add_option("ID", token_.id, "The letters behind muster_; see `muster admin token list`")
+        ->required();
+  }
+
+  static CLI::Option* TakesRoles(CLI::App* command, std::vector<std::string>& roles) {
+    return command
+        ->add_option("--role", roles,
+                     "viewer, submitter, operator or admin; @QUEUE behind it for one queue; may be "
+                     "repeated")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false);
+  }
+
+  void DeclarePki(CLI::App& admin) {
+    CLI::App* pki = AddGroup(admin, "pki", "An authority in a directory, and its certificates");
+    CLI::App* init = Add(*pki, "init", "Make an authority and the coordinator's certificate",
+                         [this] { return PkiInit(pki_, format(), terminal_); });
+    init->add_option("--host", pki_.hosts,
+                     "DNS name or IP address by which the coordinator is called; may be repeated")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false)
+        ->required();
+    init->add_option("--cluster", pki_.cluster, "In the authority's name")->capture_default_str();
+    CLI::App* worker = Add(*pki, "issue-worker", "A worker's certificate, which names it",
+                           [this] { return PkiIssueWorker(pki_, format(), terminal_); });
+    worker->add_option("WORKER", pki_.name, "Its --name; '*' is good for every worker")->required();
+    CLI::App* user = Add(*pki, "issue-user", "A user's certificate, with their roles",
+                         [this] { return PkiIssueUser(pki_, format(), terminal_); });
+    user->add_option("USER", pki_.name, "Their name")->required();
+    TakesRoles(user, pki_.roles);
+    CLI::App* rotate = Add(*pki, "rotate", "Issue again what ends soon; replace the authority",
+                           [this] { return PkiRotate(pki_, format(), terminal_); });
+    rotate->add_option("--before", pki_.before, "What ends within this time")
+        ->capture_default_str()
+        ->type_name("TIME");
+    rotate->add_flag("--new-authority", pki_.new_authority,
+                     "Make another authority, trusted beside the others; issue nothing");
+    rotate->add_flag("--retire", pki_.retire, "Trust only the newest authority");
+    CLI::App* revoke = Add(*pki, "revoke", "Add a certificate to the revocation list",
+                           [this] { return PkiRevoke(pki_, format(), terminal_); });
+    revoke->add_option("CERTIFICATE", pki_.certificate, "Its file")->required()->type_name("FILE");
+    for (CLI::App* command : {init, worker, user, rotate, revoke}) {
+      command->add_option("--pki-dir", pki_.directory, "Directory of the authority")
+          ->default_val("pki")
+          ->type_name("DIR");
+    }
+    for (CLI::App* command : {init, worker, user}) {
+      command->add_option("--lifetime", pki_.lifetime, "How long the certificate is good")
+          ->capture_default_str()
+          ->type_name("TIME");
+    }
   }
 
   void DeclareRest() {
@@ -520,9 +774,34 @@ class Application {
 
   absl::Status WithClient(const std::function<absl::Status(CoordinatorClient&)>& action) {
     ASSIGN_OR_RETURN(
-        const Endpoint endpoint,
+        Endpoint endpoint,
         FindCoordinator(coordinator_, surroundings_.environment("MUSTER_COORDINATOR"), Home()));
+    RETURN_IF_ERROR(AddProof(endpoint));
     return action(*CoordinatorClient::Connect(endpoint));
+  }
+
+  // What the flags and the environment say of TLS and of the caller. The cluster of `muster local`
+  // needs none of it, and what is meant for another does not keep it from being called.
+  absl::Status AddProof(Endpoint& endpoint) {
+    const bool local =
+        endpoint.origin != "--coordinator" && endpoint.origin != "$MUSTER_COORDINATOR";
+    const auto pick = [this, local](const std::string& flag, const char* variable) {
+      return !flag.empty() || local ? flag : surroundings_.environment(variable);
+    };
+    endpoint.tls = {.certificate = pick(tls_.certificate, "MUSTER_TLS_CERT"),
+                    .key = pick(tls_.key, "MUSTER_TLS_KEY"),
+                    .authorities = pick(tls_.authorities, "MUSTER_TLS_CA")};
+    endpoint.server_name = pick(server_name_, "MUSTER_TLS_SERVER_NAME");
+    const std::string file = pick(token_file_, "MUSTER_TOKEN_FILE");
+    if (token_file_.empty()) endpoint.token = pick("", "MUSTER_TOKEN");
+    if (endpoint.token.empty() && !file.empty()) {
+      ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(file));
+      endpoint.token = std::string(absl::StripAsciiWhitespace(text));
+      if (endpoint.token.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat("the token file ", file, " is empty"));
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Doctor() {
@@ -563,7 +842,7 @@ class Application {
       const absl::Status status = WithClient([&](CoordinatorClient& client) -> absl::Status {
         // Asked first, with a short time limit: a dead coordinator must not block the shell.
         RETURN_IF_ERROR(client.GetVersion(kVersionTimeout).status());
-        ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
+        ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs(/*label_selector=*/""));
         for (const v1::Job& job : jobs) names.push_back(job.name());
         return absl::OkStatus();
       });
@@ -582,10 +861,21 @@ class Application {
   std::function<absl::Status()> action_;
 
   std::string coordinator_;
+  security::TlsFiles tls_;
+  std::string server_name_;
+  std::string token_file_;
+  TokenOptions token_;
+  PkiOptions pki_;
+  std::string since_;
   std::string format_text_ = "table";
   std::string home_;
   std::string job_;
+  std::string reason_;
+  std::string labels_;
   std::string worker_;
+  bool tree_ = false;
+  FleetOptions fleet_;
+  ReserveOptions reserve_;
   std::string doctor_directory_;
   StateOptions state_;
   std::string snapshot_;
@@ -597,6 +887,10 @@ class Application {
   SubmitOptions submit_;
   PlanOptions plan_;
   bool plan_on_cluster_ = false;
+  TopOptions top_;
+  double top_interval_ = 1;
+  UsageOptions usage_;
+  uint64_t diff_from_ = 0, diff_to_ = 0;
   LogsOptions logs_;
   DebugOptions debug_;
   double debug_timeout_ = 5;

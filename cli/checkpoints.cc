@@ -42,7 +42,7 @@ std::vector<std::vector<std::string>> CheckpointRows(const v1::Job& job, bool wi
   for (const v1::CheckpointRecord& record : job.checkpoints()) {
     if (record.removed() && !with_removed) continue;
     rows.push_back({absl::StrCat(record.step()), absl::StrCat(record.epoch()),
-                    Bytes(record.bytes()),
+                    record.bytes() > 0 ? Bytes(record.bytes()) : "-",
                     record.damaged()   ? "damaged"
                     : record.removed() ? "removed"
                                        : "committed",
@@ -59,7 +59,11 @@ absl::Status Checkpoints(CoordinatorClient& client, const std::string& name, For
     for (const v1::CheckpointRecord& record : job.checkpoints()) list.push_back(ToJson(record));
     Print(list, format, terminal.out);
   } else if (job.checkpoints().empty()) {
-    terminal.out << job.name() << " has no checkpoint yet\n";
+    terminal.out << job.name() << " has no checkpoint yet"
+                 << (job.spec().command_size() > 0
+                         ? "; its command reports them in $MUSTER_PROGRESS_FILE (docs/commands.md)"
+                         : "")
+                 << "\n";
   } else {
     terminal.out << Table(CheckpointRows(job, /*with_removed=*/true));
     const std::string parts = PartsText(job, *job.checkpoints().rbegin());
@@ -73,6 +77,12 @@ absl::Status Checkpoints(CoordinatorClient& client, const std::string& name, For
 absl::Status Sample(CoordinatorClient& client, const SampleOptions& options, Format format,
                     Terminal& terminal) {
   ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(options.job));
+  if (job.spec().command_size() > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(job.name(),
+                     " runs a command of its own; only models of the engine can be "
+                     "sampled"));
+  }
   const v1::CheckpointRecord* chosen = nullptr;
   for (const v1::CheckpointRecord& record : job.checkpoints()) {
     if (record.damaged() || record.removed()) continue;

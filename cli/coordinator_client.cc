@@ -12,9 +12,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/network.h"
 #include "base/status_macros.h"
 #include "muster/v1/admin_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "security/credentials.h"
 
 namespace muster::cli {
 namespace {
@@ -68,10 +70,53 @@ class GrpcClient : public CoordinatorClient {
     return Call<v1::Job>(&v1::JobService::Stub::CancelJob, request, kCallTimeout);
   }
 
-  absl::StatusOr<std::vector<v1::Job>> ListJobs() override {
+  absl::StatusOr<v1::Job> ChangeJob(JobChange change,
+                                    const v1::ChangeJobRequest& request) override {
+    using Stub = v1::JobService::Stub;
+    switch (change) {
+      case JobChange::kPreempt:
+        return Call<v1::Job>(&Stub::PreemptJob, request, kCallTimeout);
+      case JobChange::kSuspend:
+        return Call<v1::Job>(&Stub::SuspendJob, request, kCallTimeout);
+      case JobChange::kResume:
+        return Call<v1::Job>(&Stub::ResumeJob, request, kCallTimeout);
+      case JobChange::kHold:
+        return Call<v1::Job>(&Stub::HoldJob, request, kCallTimeout);
+      case JobChange::kRelease:
+        return Call<v1::Job>(&Stub::ReleaseJob, request, kCallTimeout);
+      case JobChange::kRequeue:
+        return Call<v1::Job>(&Stub::RequeueJob, request, kCallTimeout);
+    }
+    return absl::InternalError("no such change of a job");
+  }
+
+  absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) override {
+    v1::ListJobsRequest request;
+    request.set_label_selector(label_selector);
     return Pages<v1::Job, v1::ListJobsResponse>(
-        &v1::JobService::Stub::ListJobs, v1::ListJobsRequest(),
+        &v1::JobService::Stub::ListJobs, std::move(request),
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
+  }
+
+  absl::StatusOr<std::vector<v1::Job>> ListLiveJobs(size_t limit) override {
+    v1::ListJobsRequest request;
+    request.set_page_size(static_cast<int32_t>(std::min<size_t>(limit, kPageSize)));
+    request.set_summary(true);
+    request.set_live(true);
+    ASSIGN_OR_RETURN(
+        v1::ListJobsResponse page,
+        Call<v1::ListJobsResponse>(&v1::JobService::Stub::ListJobs, request, kCallTimeout));
+    return std::vector<v1::Job>(page.jobs().begin(), page.jobs().end());
+  }
+
+  absl::StatusOr<v1::GetUsageResponse> GetUsage(const v1::GetUsageRequest& request) override {
+    return Call<v1::GetUsageResponse>(&v1::JobService::Stub::GetUsage, request, kCallTimeout);
+  }
+
+  absl::StatusOr<v1::GetRankMapsResponse> GetRankMaps(const std::string& name) override {
+    v1::GetRankMapsRequest request;
+    request.set_name(name);
+    return Call<v1::GetRankMapsResponse>(&v1::JobService::Stub::GetRankMaps, request, kCallTimeout);
   }
 
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) override {
@@ -81,6 +126,14 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<std::vector<v1::Worker>> ListWorkers() override {
     return Pages<v1::Worker, v1::ListWorkersResponse>(
         &v1::JobService::Stub::ListWorkers, v1::ListWorkersRequest(),
+        [](v1::ListWorkersResponse& page) { return page.mutable_workers(); });
+  }
+
+  absl::StatusOr<std::vector<v1::Worker>> SampleWorkers() override {
+    v1::ListWorkersRequest request;
+    request.set_sampled(true);
+    return Pages<v1::Worker, v1::ListWorkersResponse>(
+        &v1::JobService::Stub::ListWorkers, std::move(request),
         [](v1::ListWorkersResponse& page) { return page.mutable_workers(); });
   }
 
@@ -105,9 +158,54 @@ class GrpcClient : public CoordinatorClient {
         .status();
   }
 
+  absl::StatusOr<v1::FleetResponse> Cordon(const v1::CordonRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Cordon, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Uncordon, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Drain, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Reserve(const v1::ReserveRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Reserve, request, kCallTimeout);
+  }
+  absl::StatusOr<v1::FleetResponse> Unreserve(const v1::UnreserveRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Unreserve, request, kCallTimeout);
+  }
+
   absl::StatusOr<v1::BackupResponse> Backup() override {
     return CallAdmin<v1::BackupResponse>(&v1::AdminService::Stub::Backup, v1::BackupRequest(),
                                          kBackupTimeout);
+  }
+
+  absl::StatusOr<v1::CreateTokenResponse> CreateToken(
+      const v1::CreateTokenRequest& request) override {
+    return CallAdmin<v1::CreateTokenResponse>(&v1::AdminService::Stub::CreateToken, request,
+                                              kCallTimeout);
+  }
+  absl::StatusOr<v1::ListTokensResponse> ListTokens() override {
+    return CallAdmin<v1::ListTokensResponse>(&v1::AdminService::Stub::ListTokens,
+                                             v1::ListTokensRequest(), kCallTimeout);
+  }
+  absl::StatusOr<v1::Token> RevokeToken(const std::string& id) override {
+    v1::RevokeTokenRequest request;
+    request.set_id(id);
+    return CallAdmin<v1::Token>(&v1::AdminService::Stub::RevokeToken, request, kCallTimeout);
+  }
+  absl::StatusOr<std::vector<v1::AuditEntry>> ListAudit(
+      const v1::ListAuditRequest& request) override {
+    std::vector<v1::AuditEntry> all;
+    v1::ListAuditRequest next = request;
+    next.set_page_size(kPageSize);
+    do {
+      ASSIGN_OR_RETURN(
+          v1::ListAuditResponse page,
+          CallAdmin<v1::ListAuditResponse>(&v1::AdminService::Stub::ListAudit, next, kCallTimeout));
+      for (v1::AuditEntry& entry : *page.mutable_entries()) all.push_back(std::move(entry));
+      next.set_page_token(page.next_page_token());
+    } while (!next.page_token().empty());
+    return all;
   }
 
   absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) override {
@@ -168,10 +266,11 @@ class GrpcClient : public CoordinatorClient {
 
  private:
   // Thread: any.
-  static absl::StatusOr<v1::CollectiveRecord> CollectivesOf(
-      v1::JobService::Stub& stub, const v1::GetCollectivesRequest& request,
-      absl::Duration timeout) {
+  absl::StatusOr<v1::CollectiveRecord> CollectivesOf(v1::JobService::Stub& stub,
+                                                     const v1::GetCollectivesRequest& request,
+                                                     absl::Duration timeout) const {
     grpc::ClientContext context;
+    Authorize(context);
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     v1::GetCollectivesResponse response;
     const grpc::Status status = stub.GetCollectives(&context, request, &response);
@@ -187,7 +286,11 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<v1::JobService::Stub*> Stub() {
     if (stub_ != nullptr) return stub_.get();
     ASSIGN_OR_RETURN(address_, Resolve(endpoint_));
+    RETURN_IF_ERROR(CheckLink());
     grpc::ChannelArguments arguments;
+    if (!endpoint_.server_name.empty()) {
+      arguments.SetString(GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, endpoint_.server_name);
+    }
     // Coordinators are dialled directly, not through a proxy for the web.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(-1);
@@ -197,10 +300,31 @@ class GrpcClient : public CoordinatorClient {
     // Without it a new channel to the same address inherits the back-off of the one before.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto channel =
-        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
+        grpc::CreateCustomChannel(address_,
+                                  endpoint_.tls.any() ? security::ChannelCredentials(endpoint_.tls)
+                                                      : grpc::InsecureChannelCredentials(),
+                                  arguments);
     stub_ = v1::JobService::NewStub(channel);
     admin_ = v1::AdminService::NewStub(channel);
     return stub_.get();
+  }
+
+  // A token is not told to a network that can read along.
+  absl::Status CheckLink() const {
+    if (endpoint_.tls.any()) return security::CheckClientFiles(endpoint_.tls, absl::Now());
+    const absl::StatusOr<HostPort> parsed = ParseHostPort(address_);
+    const bool here =
+        parsed.ok() && (IsLoopbackAddress(parsed->host) || parsed->host == "localhost");
+    if (endpoint_.token.empty() || here) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a token is not sent to ", address_,
+        " without TLS: give --tls-ca, the authority of the coordinator's certificate"));
+  }
+
+  void Authorize(grpc::ClientContext& context) const {
+    if (!endpoint_.token.empty()) {
+      context.AddMetadata("authorization", absl::StrCat("Bearer ", endpoint_.token));
+    }
   }
 
   absl::Status AsStatus(const grpc::Status& status) {
@@ -214,9 +338,12 @@ class GrpcClient : public CoordinatorClient {
     }
     if (code != absl::StatusCode::kUnavailable) return {code, status.error_message()};
     stub_.reset();
-    return absl::UnavailableError(absl::StrCat("no answer from the coordinator at ", address_,
-                                               " (from ", endpoint_.origin,
-                                               "): ", status.error_message()));
+    return absl::UnavailableError(absl::StrCat(
+        "no answer from the coordinator at ", address_, " (from ", endpoint_.origin,
+        "): ", status.error_message(),
+        endpoint_.tls.any() ? "; it must speak TLS, with a certificate of --tls-ca for this host"
+                            : "; where it speaks TLS, give --tls-ca and --tls-cert, --tls-key or a "
+                              "token"));
   }
 
   template <typename Response, typename Method, typename Request>
@@ -236,6 +363,7 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<Response> CallOn(Service& stub, Method method, const Request& request,
                                   absl::Duration timeout) {
     grpc::ClientContext context;
+    Authorize(context);
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     Response response;
     const absl::Status status = AsStatus((stub.*method)(&context, request, &response));
@@ -266,6 +394,7 @@ class GrpcClient : public CoordinatorClient {
   absl::Status StreamOn(Service& stub, Method method, const Request& request,
                         const std::function<bool(const Item&)>& each) {
     grpc::ClientContext context;
+    Authorize(context);
     const auto reader = (stub.*method)(&context, request);
     Item item;
     while (reader->Read(&item)) {
@@ -287,10 +416,10 @@ class GrpcClient : public CoordinatorClient {
 
 absl::StatusOr<Endpoint> FindCoordinator(const std::string& flag, const std::string& environment,
                                          const std::string& home) {
-  if (!flag.empty()) return Endpoint{flag, "--coordinator"};
-  if (!environment.empty()) return Endpoint{environment, "$MUSTER_COORDINATOR"};
+  if (!flag.empty()) return Endpoint{flag, "--coordinator", {}, "", ""};
+  if (!environment.empty()) return Endpoint{environment, "$MUSTER_COORDINATOR", {}, "", ""};
   const std::string path = home + "/local/coordinator/address";
-  if (std::ifstream(path).good()) return Endpoint{"file:" + path, path};
+  if (std::ifstream(path).good()) return Endpoint{"file:" + path, path, {}, "", ""};
   return absl::UnavailableError(
       absl::StrCat("no coordinator: --coordinator and $MUSTER_COORDINATOR are not set and ", path,
                    " does not exist; `muster local up` starts a cluster on this machine"));

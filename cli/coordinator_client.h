@@ -13,13 +13,17 @@
 #include "muster/v1/admin_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/rank.pb.h"
+#include "security/tls_files.h"
 
 namespace muster::cli {
 
 // Where the coordinator is, and where that is written.
 struct Endpoint {
-  std::string address;  // HOST:PORT, or file:PATH of a file that holds it
-  std::string origin;   // "--coordinator", "$MUSTER_COORDINATOR" or the file of `muster local`
+  std::string address;      // HOST:PORT, or file:PATH of a file that holds it
+  std::string origin;       // "--coordinator", "$MUSTER_COORDINATOR" or the file of `muster local`
+  security::TlsFiles tls;   // none: no TLS
+  std::string server_name;  // in the coordinator's certificate; empty: the host of the address
+  std::string token;        // empty: none. Sent over TLS, and to this machine without
 };
 
 // --coordinator, else $MUSTER_COORDINATOR, else the address that `muster local up` wrote below
@@ -38,14 +42,38 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
                                                     absl::Duration patience) = 0;
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
-  virtual absl::StatusOr<std::vector<v1::Job>> ListJobs() = 0;
+  // Those whose labels match ListJobsRequest.label_selector.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) = 0;
+  // Of jobs that have not ended, and without what grows with their ranks and steps; at most
+  // `limit`, the newest.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListLiveJobs(size_t limit) = 0;
   virtual absl::StatusOr<v1::Job> CancelJob(const std::string& name) = 0;
+  // How a user changes when a job runs: an RPC each, of JobService.
+  enum class JobChange { kPreempt, kSuspend, kResume, kHold, kRelease, kRequeue };
+  virtual absl::StatusOr<v1::Job> ChangeJob(JobChange change,
+                                            const v1::ChangeJobRequest& request) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
+  // As of the last second or two.
+  virtual absl::StatusOr<std::vector<v1::Worker>> SampleWorkers() = 0;
+  virtual absl::StatusOr<v1::GetUsageResponse> GetUsage(const v1::GetUsageRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetRankMapsResponse> GetRankMaps(const std::string& name) = 0;
   virtual absl::StatusOr<std::vector<v1::Event>> ListEvents(const std::string& job) = 0;
   virtual absl::StatusOr<v1::GetVersionResponse> GetVersion(absl::Duration timeout) = 0;
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Cordon(const v1::CordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Reserve(const v1::ReserveRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Unreserve(const v1::UnreserveRequest& request) = 0;
   virtual absl::StatusOr<v1::BackupResponse> Backup() = 0;
+  virtual absl::StatusOr<v1::CreateTokenResponse> CreateToken(
+      const v1::CreateTokenRequest& request) = 0;
+  virtual absl::StatusOr<v1::ListTokensResponse> ListTokens() = 0;
+  virtual absl::StatusOr<v1::Token> RevokeToken(const std::string& id) = 0;
+  // All pages.
+  virtual absl::StatusOr<std::vector<v1::AuditEntry>> ListAudit(
+      const v1::ListAuditRequest& request) = 0;
   // Calls `each` for every chunk, on this thread, until it returns false or the stream ends.
   virtual absl::Status Snapshot(const std::function<bool(const v1::SnapshotChunk&)>& each) = 0;
 

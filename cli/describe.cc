@@ -8,14 +8,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "cli/checkpoints.h"
 #include "cli/events.h"
 #include "cli/explain.h"
 #include "cli/places.h"
+#include "cli/usage.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
+#include "proto/time.h"
 
 namespace muster::cli {
 namespace {
@@ -101,6 +105,20 @@ Rows HostRows(const v1::Job& job) {
   return rows;
 }
 
+// "12m3s of 2h": the running time of all attempts, and its limit. Empty of one that has never run.
+std::string RanText(const v1::Job& job, absl::Time now) {
+  if (!job.has_ran() && !job.has_running_since()) return "";
+  absl::Duration ran = FromProto(job.ran());
+  if (job.has_running_since()) {
+    ran += std::max(absl::ZeroDuration(), now - FromProto(job.running_since()));
+  }
+  std::string text = ShortDuration(ran);
+  if (job.spec().has_time_limit()) {
+    absl::StrAppend(&text, " of ", ShortDuration(FromProto(job.spec().time_limit())));
+  }
+  return text;
+}
+
 // Name and value of everything that is one number or text.
 Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
                  const Terminal& terminal) {
@@ -111,7 +129,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
       {"step:", StepText(job)},
       {"loss:", Loss(job.train_loss())},
       {"validation:", Loss(job.validation_loss())},
-      {"tokens/s:", ShortNumber(job.tokens_per_second())},
+      {"tokens/s:", job.tokens_per_second() > 0 ? ShortNumber(job.tokens_per_second()) : "-"},
       {"committed:", job.last_committed_step() == 0
                          ? "no checkpoint yet"
                          : absl::StrCat("step ", job.last_committed_step())},
@@ -120,6 +138,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
       {"submitted:", LocalTime(job.submitted())},
       {"started:", LocalTime(job.started())},
       {"ended:", LocalTime(job.ended())}};
+  if (!job.owner().empty()) rows.push_back({"owner:", job.owner()});
   if (job.model_flops_utilization() > 0) {
     const auto percent = [](double share) { return absl::StrFormat("%.1f %%", 100 * share); };
     rows.insert(rows.begin() + 7,
@@ -127,12 +146,19 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
                                               ", HFU ", percent(job.hardware_flops_utilization()),
                                               " of the devices' arithmetic")});
   }
+  if (const std::string goodput = GoodputText(job.usage(), absl::Now()); !goodput.empty()) {
+    rows.push_back({"goodput:", goodput});
+  }
   if (mesh.has_value() && mesh->world_size() > 1) {
     rows.insert(rows.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});
   }
   if (!IsFinal(job.state()) && !job.phase().empty()) {
     rows.insert(rows.begin() + 3, {"phase:", job.phase()});
   }
+  if (const std::string ran = RanText(job, absl::Now()); !ran.empty()) {
+    rows.push_back({"ran:", ran});
+  }
+  if (!job.spec().notes().empty()) rows.push_back({"notes:", job.spec().notes()});
   if (job.has_waiting()) rows.push_back({"waiting:", WaitText(job.waiting())});
   if (!job.message().empty()) rows.push_back({"message:", job.message()});
   return rows;
@@ -141,11 +167,12 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
 Rows RankRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh) {
   Rows rows = {{"RANK", "PLACE", "HOST", "DEVICE", "PID", "STATE", "STEP", "METRICS"}};
   for (const v1::RankStatus& rank : job.ranks()) {
-    rows.push_back(
-        {absl::StrCat(rank.rank()), mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
-         rank.host().empty() ? "-" : rank.host(), rank.device(), absl::StrCat(rank.pid()),
-         spec::EnumName(rank.state()), absl::StrCat(rank.step()),
-         rank.metrics_address().empty() ? "-" : rank.metrics_address()});
+    rows.push_back({absl::StrCat(rank.rank()),
+                    mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
+                    rank.host().empty() ? "-" : rank.host(), rank.device(),
+                    absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
+                    job.steps() > 0 || rank.step() > 0 ? absl::StrCat(rank.step()) : "-",
+                    rank.metrics_address().empty() ? "-" : rank.metrics_address()});
   }
   return rows;
 }
@@ -166,7 +193,8 @@ Rows EndRows(const v1::Job& job) {
   Rows rows = {{"EPOCH", "CAUSE", "STEP", "COUNTED", "WHY"}};
   for (const v1::AttemptEnd& end : job.causes()) {
     rows.push_back({absl::StrCat(end.epoch()), spec::EnumName(end.cause()),
-                    absl::StrCat(end.step()), end.counted() ? "yes" : "no", end.message()});
+                    job.steps() > 0 || end.step() > 0 ? absl::StrCat(end.step()) : "-",
+                    end.counted() ? "yes" : "no", end.message()});
   }
   return rows;
 }
@@ -177,6 +205,11 @@ void PrintRanks(const v1::Job& job, const std::optional<parallel::Mesh>& mesh, T
     return std::any_of(job.ranks().begin(), job.ranks().end(), predicate);
   };
   terminal.out << "\nhosts of attempt " << job.epoch() << "\n" << Indented(Table(HostRows(job)));
+  if (!job.placement_cost().axes().empty()) {
+    terminal.out << "\nplacement of attempt " << job.epoch() << ": "
+                 << CostText(job.placement_cost()) << "\n"
+                 << Indented(Table(CostRows(job.placement_cost())));
+  }
   terminal.out << "\nranks of attempt " << job.epoch() << "\n"
                << Indented(Table(RankRows(job, mesh)));
   if (any([](const v1::RankStatus& rank) { return rank.has_times(); })) {

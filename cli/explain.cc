@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "parallel/mesh/mesh.h"
@@ -33,6 +35,12 @@ std::string Groups(const v1::WaitReason& reason) {
                       Slots(reason.group(), reason.device()), ", each on one worker");
 }
 
+std::string ReservedText(const v1::WaitReason& reason) {
+  return reason.slots_reserved() == 0
+             ? ""
+             : absl::StrCat("; ", reason.slots_reserved(), " more are reserved for other jobs");
+}
+
 std::string AwayText(const v1::StartChange& change) {
   std::vector<std::string> named;
   for (const v1::AwayWorker& worker : change.workers_return()) {
@@ -41,6 +49,8 @@ std::string AwayText(const v1::StartChange& change) {
     if (worker.reason() == v1::AWAY_REASON_NOT_HEARD) why = "is not heard";
     if (worker.reason() == v1::AWAY_REASON_ENDS_ATTEMPT)
       why = "still ends " + worker.ends_attempt();
+    if (worker.reason() == v1::AWAY_REASON_CORDONED) why = "is cordoned";
+    if (worker.reason() == v1::AWAY_REASON_DRAINED) why = "is drained";
     named.push_back(absl::StrCat(worker.worker(), " (", Count(worker.slots(), "slot"), ") ", why));
   }
   if (change.workers_return_unnamed() > 0) {
@@ -53,6 +63,37 @@ std::string AwayText(const v1::StartChange& change) {
 std::string WhenText(const google::protobuf::Timestamp& time, absl::Time now) {
   const absl::Duration in = std::max(absl::ZeroDuration(), FromProto(time) - now);
   return absl::StrCat(LocalTime(time), ", in ", ShortDuration(in));
+}
+
+std::string LevelText(v1::TopologyLevel level) {
+  return absl::StrReplaceAll(spec::EnumName(level), {{"_", " "}});
+}
+
+// "12 ranks inside one rack"; "segments of 8 ranks, each inside one rack".
+std::string InsideText(const v1::WaitReason& reason) {
+  const std::string level = LevelText(reason.level());
+  return reason.segment() == reason.ranks()
+             ? absl::StrCat(Slots(reason.ranks(), reason.device()), " inside one ", level)
+             : absl::StrCat(Count(reason.ranks() / std::max(1, reason.segment()), "run"), " of ",
+                            Slots(reason.segment(), reason.device()), ", each inside one ", level);
+}
+
+std::string LargestText(const v1::WaitReason& reason) {
+  if (reason.domain().empty()) {
+    return reason.level() == v1::TOPOLOGY_LEVEL_HOST
+               ? absl::StrCat("the largest worker holds ", reason.domain_slots())
+               : absl::StrCat("no worker says in which ", LevelText(reason.level()), " it is");
+  }
+  return absl::StrCat(LevelText(reason.level()), " ", reason.domain(), " holds most, ",
+                      reason.domain_slots());
+}
+
+std::string JobsEndText(const v1::StartChange& change) {
+  std::vector<std::string> jobs;
+  for (const v1::JobSlots& job : change.jobs_end()) {
+    jobs.push_back(absl::StrCat("job ", job.job_name(), " (", Count(job.slots(), "slot"), ")"));
+  }
+  return absl::StrCat(absl::StrJoin(jobs, " and "), jobs.size() == 1 ? " ends" : " end");
 }
 
 // Why a job waits, as rows of name and value.
@@ -105,6 +146,31 @@ std::string StateText(const v1::Job& job) {
 
 }  // namespace
 
+std::string CostText(const v1::PlacementCost& cost) {
+  const std::string where = cost.level() == v1::TOPOLOGY_LEVEL_HOST
+                                ? absl::StrCat("worker ", cost.domain())
+                            : cost.level() == v1::TOPOLOGY_LEVEL_CLUSTER
+                                ? std::string("no domain narrower than the cluster")
+                                : absl::StrCat(LevelText(cost.level()), " ", cost.domain());
+  return absl::StrCat("all ranks in ", where, "; cost ", ShortNumber(cost.total()),
+                      cost.traffic_known() ? " (bytes a rank sends in a step x distance)"
+                                           : " (weights of axes x distance: traffic not known)");
+}
+
+Rows CostRows(const v1::PlacementCost& cost) {
+  Rows rows = {
+      {"AXIS", "RANKS", cost.traffic_known() ? "BYTES" : "WEIGHT", "DISTANCE", "FARTHEST", "COST"}};
+  for (const v1::AxisCost& axis : cost.axes()) {
+    rows.push_back({spec::EnumName(axis.axis()), absl::StrCat(axis.degree()),
+                    ShortNumber(axis.bytes()), absl::StrFormat("%.2f", axis.distance()),
+                    axis.farthest() == v1::TOPOLOGY_LEVEL_HOST
+                        ? "one worker"
+                        : absl::StrCat("across a ", LevelText(axis.farthest())),
+                    ShortNumber(axis.cost())});
+  }
+  return rows;
+}
+
 std::string WhyText(const v1::WaitReason& reason) {
   const std::string wanted = Slots(reason.ranks(), reason.device());
   switch (reason.code()) {
@@ -119,7 +185,7 @@ std::string WhyText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_SLOTS_TAKEN:
       return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
                           reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
-                          " free of ", reason.slots_total());
+                          " free of ", reason.slots_total(), ReservedText(reason));
     case v1::WAIT_CODE_SLOTS_SCATTERED: {
       std::vector<std::string> free;
       for (const v1::WorkerSlots& worker : reason.free()) {
@@ -141,6 +207,31 @@ std::string WhyText(const v1::WaitReason& reason) {
           absl::FormatTime("%H:%M:%E1S UTC", FromProto(reason.until()), absl::UTCTimeZone()));
     case v1::WAIT_CODE_RELEASING:
       return "its last attempt is being ended; it waits for the proof that its devices are free";
+    case v1::WAIT_CODE_HELD:
+      return absl::StrCat("held by ", reason.held_by(), " since ", LocalTime(reason.held_since()));
+    case v1::WAIT_CODE_SLOTS_KEPT: {
+      std::vector<std::string> jobs;
+      for (const v1::JobSlots& job : reason.stopping()) {
+        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", Count(job.slots(), "slot"), ")"));
+      }
+      if (jobs.empty()) return absl::StrCat(wanted, " are kept for it; it starts with them");
+      return absl::StrCat(wanted, " are kept for it; it starts when ", absl::StrJoin(jobs, " and "),
+                          jobs.size() == 1 ? " has" : " have", " stopped");
+    }
+    case v1::WAIT_CODE_DOMAINS_FULL:
+      return absl::StrCat("needs ", InsideText(reason), "; ", reason.slots_free(),
+                          " are free in all, but ", LargestText(reason), ReservedText(reason));
+    case v1::WAIT_CODE_DOMAINS_TOO_SMALL:
+      return absl::StrCat("needs ", InsideText(reason),
+                          ", which the cluster never has: ", LargestText(reason));
+    case v1::WAIT_CODE_AFTER: {
+      std::vector<std::string> jobs;
+      for (const v1::Dependency& job : reason.after()) {
+        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", job.job_id(), ") has ",
+                                    spec::EnumName(job.condition())));
+      }
+      return absl::StrCat("starts after ", absl::StrJoin(jobs, " and "));
+    }
     default:
       return absl::StrCat("waits for a reason that this program does not know (",
                           static_cast<int>(reason.code()), "); is it older than the coordinator?");
@@ -169,15 +260,8 @@ std::string ChangeText(const v1::WaitReason& reason) {
       return absl::StrCat("add workers with ", Count(change.worker_with_slots(), "slot"),
                           " or lower engine.parallel.tensor");
     case v1::WAIT_CODE_SLOTS_TAKEN: {
-      std::vector<std::string> jobs;
-      for (const v1::JobSlots& job : change.jobs_end()) {
-        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", Count(job.slots(), "slot"), ")"));
-      }
       std::string text;
-      if (!jobs.empty()) {
-        text = absl::StrCat("starts when ", absl::StrJoin(jobs, " and "),
-                            jobs.size() == 1 ? " ends" : " end");
-      }
+      if (!change.jobs_end().empty()) text = absl::StrCat("starts when ", JobsEndText(change));
       if (!change.workers_return().empty()) {
         absl::StrAppend(&text, text.empty() ? "starts when " : " and when ",
                         "workers that are away return: ", AwayText(change));
@@ -185,12 +269,29 @@ std::string ChangeText(const v1::WaitReason& reason) {
       if (change.slots_released()) text = "starts when the slots of ended attempts are released";
       return text;
     }
+    case v1::WAIT_CODE_DOMAINS_FULL:
+    case v1::WAIT_CODE_DOMAINS_TOO_SMALL: {
+      std::vector<std::string> ways;
+      if (!change.jobs_end().empty()) {
+        ways.push_back(absl::StrCat("starts when ", JobsEndText(change)));
+      }
+      if (change.level_at_least() != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+        ways.push_back(
+            absl::StrCat("with placement.required: ", spec::EnumName(change.level_at_least())));
+      }
+      if (change.ranks_at_most() > 0) {
+        ways.push_back(absl::StrCat("with at most ", Count(change.ranks_at_most(), "rank")));
+      }
+      return ways.empty() ? "add workers to one of these domains" : absl::StrJoin(ways, ", or ");
+    }
     case v1::WAIT_CODE_SLOTS_SCATTERED:
       return "starts when jobs on one of them end";
     case v1::WAIT_CODE_BEHIND:
       return absl::StrCat("starts before it with a priority above ", change.priority_above());
     case v1::WAIT_CODE_BEHIND_MANY:
       return "a higher priority moves it up";
+    case v1::WAIT_CODE_HELD:
+      return "`muster release` lets it wait in its queue again";
     default:
       return "";
   }
@@ -217,6 +318,9 @@ absl::Status Explain(CoordinatorClient& client, const std::string& job, Format f
     rows.insert(rows.end(), reason.begin(), reason.end());
   } else {
     rows.push_back({"waits:", StateText(explained.job())});
+    if (explained.job().has_placement_cost()) {
+      rows.push_back({"placement:", CostText(explained.job().placement_cost())});
+    }
   }
   terminal.out << Table(rows);
   return absl::OkStatus();
@@ -228,6 +332,11 @@ void WriteOutlook(const v1::ExplainResponse& outlook, absl::Time now, Terminal& 
     return;
   }
   terminal.out << "Submitted now, it would start at once.\n" << Table(WorkerRows(outlook));
+  if (outlook.job().has_placement_cost()) {
+    terminal.out << "\n"
+                 << CostText(outlook.job().placement_cost()) << "\n"
+                 << Table(CostRows(outlook.job().placement_cost()));
+  }
 }
 
 }  // namespace muster::cli

@@ -3,6 +3,7 @@
 #define MUSTER_CLI_EXPLAIN_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -18,6 +19,11 @@ std::string WhyText(const v1::WaitReason& reason);
 std::string ChangeText(const v1::WaitReason& reason);
 // Both, in one line.
 std::string WaitText(const v1::WaitReason& reason);
+
+// "all ranks in rack r7; cost 12.3G (bytes a rank sends in a step x distance)", and a table with a
+// row for every axis.
+std::string CostText(const v1::PlacementCost& cost);
+std::vector<std::vector<std::string>> CostRows(const v1::PlacementCost& cost);
 
 // Prints what keeps a job from starting, what would let it start, and when that is expected.
 absl::Status Explain(CoordinatorClient& client, const std::string& job, Format format,

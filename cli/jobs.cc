@@ -32,7 +32,9 @@ std::vector<std::string> JobRow(const v1::Job& job, absl::Time now, const Termin
           StepText(job),
           Loss(job.train_loss()),
           Loss(job.validation_loss()),
-          job.state() == v1::JOB_STATE_RUNNING ? ShortNumber(job.tokens_per_second()) : "-",
+          job.state() == v1::JOB_STATE_RUNNING && job.tokens_per_second() > 0
+              ? ShortNumber(job.tokens_per_second())
+              : "-",
           absl::StrCat(job.attempts()),
           Age(job.submitted(), now)};
 }
@@ -73,8 +75,9 @@ absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, For
   return absl::OkStatus();
 }
 
-absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& terminal) {
-  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs());
+absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Format format,
+                     Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs(labels));
   if (format != Format::kTable) {
     Json list = Json::array();
     for (const v1::Job& job : jobs) list.push_back(ToJson(job));
@@ -82,7 +85,9 @@ absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& termina
     return absl::OkStatus();
   }
   if (jobs.empty()) {
-    terminal.out << "no jobs; `muster submit FILE` makes one\n";
+    terminal.out << (labels.empty() ? "no jobs; `muster submit FILE` makes one"
+                                    : "no job has labels that match " + labels)
+                 << "\n";
     return absl::OkStatus();
   }
   std::vector<std::vector<std::string>> rows = {kJobHeading};
@@ -102,6 +107,19 @@ absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format f
   terminal.out << Table({kJobHeading, JobRow(job, absl::Now(), terminal)});
   if (job.has_waiting()) terminal.out << "waiting: " << WaitText(job.waiting()) << "\n";
   if (!job.message().empty()) terminal.out << "message: " << job.message() << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
+                       const v1::ChangeJobRequest& request, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::Job job, client.ChangeJob(change, request));
+  if (format != Format::kTable) {
+    Print(ToJson(job), format, terminal.out);
+    return absl::OkStatus();
+  }
+  terminal.out << job.name() << " is " << spec::EnumName(job.state());
+  if (job.has_waiting()) terminal.out << ": " << WaitText(job.waiting());
+  terminal.out << "\n";
   return absl::OkStatus();
 }
 

@@ -23,9 +23,13 @@ struct SubmitOptions {
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal);
 
-absl::Status GetJobs(CoordinatorClient& client, Format format, Terminal& terminal);
+absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Format format,
+                     Terminal& terminal);
 absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
+// preempt, suspend, resume, hold, release and requeue.
+absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
+                       const v1::ChangeJobRequest& request, Format format, Terminal& terminal);
 absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
 

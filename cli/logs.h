@@ -17,8 +17,10 @@ struct LogsOptions {
   uint64_t epoch = 0;      // of the attempt; 0 = the newest
   bool follow = false;     // wait for more, through restarts of job and coordinator
   int64_t tail_bytes = 0;  // only the last ones; 0 = all
-  bool all_ranks = false;  // one rank after the other, each line with its rank; not with `follow`
-  std::string grep;        // only lines that match this POSIX extended expression; "" = all
+  std::string since;       // as ParseSince() takes it; "" = all; not with tail_bytes
+  // Lines of all ranks in order of time, each with its rank; not with `follow`.
+  bool all_ranks = false;
+  std::string grep;  // only lines that match this POSIX extended expression; "" = all
 };
 absl::Status Logs(CoordinatorClient& client, const LogsOptions& options, Format format,
                   Terminal& terminal);

@@ -249,7 +249,10 @@ std::string Bytes(int64_t bytes) {
   return "";
 }
 
-std::string StepText(const v1::Job& job) { return absl::StrCat(job.step(), "/", job.steps()); }
+std::string StepText(const v1::Job& job) {
+  if (job.steps() > 0) return absl::StrCat(job.step(), "/", job.steps());
+  return job.step() > 0 ? absl::StrCat(job.step()) : "-";
+}
 
 std::string Loss(double loss) { return loss == 0 ? "-" : absl::StrFormat("%.4f", loss); }
 

@@ -53,7 +53,7 @@ std::string LocalTime(const google::protobuf::Timestamp& time);
 std::string ShortNumber(double value);
 // "1.9 MiB".
 std::string Bytes(int64_t bytes);
-// "120/600", steps done and to do.
+// "120/600", steps done and to do; "120" or "-" of a command that has not said how many.
 std::string StepText(const v1::Job& job);
 // Four decimals; "-" for 0, which stands for not measured yet.
 std::string Loss(double loss);

@@ -178,6 +178,22 @@ void WriteRanks(const Json& plan, Terminal& terminal) {
   terminal.out << Table(rows);
 }
 
+// Nothing is known of what a command computes; where it would run is.
+absl::Status PlanCommand(const v1::ExplainResponse& outlook, bool with_cluster, Format format,
+                         Terminal& terminal) {
+  if (!with_cluster) {
+    return absl::FailedPreconditionError(
+        "the spec has a command of its own, whose memory and arithmetic are not known; `muster "
+        "plan FILE --cluster` says whether, where and when it would start");
+  }
+  if (format != Format::kTable) {
+    Print(Json{{"cluster", ToJson(outlook)}}, format, terminal.out);
+  } else {
+    WriteOutlook(outlook, absl::Now(), terminal);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format format,
@@ -191,6 +207,7 @@ absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format 
     ASSIGN_OR_RETURN(outlook, client->Explain(request));
     outlook.clear_job();
   }
+  if (spec.command_size() > 0) return PlanCommand(outlook, client != nullptr, format, terminal);
   ASSIGN_OR_RETURN(const TemporaryFile file, TemporaryFile::With(spec.SerializeAsString()));
   ASSIGN_OR_RETURN(const std::string text,
                    RunAndCapture({options.rank_binary, "plan", "--spec=" + file.path(),

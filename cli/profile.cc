@@ -22,6 +22,10 @@ constexpr double kNoticeSeconds = 1.5;
 constexpr int kAttempts = 3;
 
 absl::StatusOr<v1::ProfileSteps> Choose(const v1::Job& job, int32_t steps, double notice) {
+  if (job.spec().command_size() > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", job.name(), " runs a command of its own; profiles are recorded by the engine"));
+  }
   if (job.state() != v1::JOB_STATE_RUNNING) {
     return absl::FailedPreconditionError(absl::StrCat("job ", job.name(), " is ",
                                                       spec::EnumName(job.state()),

@@ -1,9 +1,12 @@
 #include "cli/watch.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cli/explain.h"
 #include "cli/reconnect.h"
@@ -86,8 +89,10 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
   const double fraction =
       job.steps() > 0 ? std::clamp(static_cast<double>(job.step()) / job.steps(), 0.0, 1.0) : 0;
   const std::string head = absl::StrCat(job.name(), "  ", spec::EnumName(job.state()), "  ");
-  const std::string count = StepText(job) + " ";
-  std::string tail = absl::StrFormat(" %3.0f%%", 100 * fraction);
+  // A command need not say how many steps it takes, nor that it takes any.
+  const bool bounded = job.steps() > 0;
+  const std::string count = bounded || job.step() > 0 ? StepText(job) + " " : "";
+  std::string tail = bounded ? absl::StrFormat(" %3.0f%%", 100 * fraction) : "";
   if (job.train_loss() != 0) absl::StrAppend(&tail, "  loss ", Loss(job.train_loss()));
   if (job.validation_loss() != 0) absl::StrAppend(&tail, "  val ", Loss(job.validation_loss()));
   if (job.tokens_per_second() > 0 && !IsFinal(job.state())) {
@@ -99,21 +104,44 @@ std::string ProgressLine(const v1::Job& job, absl::Time now, int columns) {
   if (job.started().seconds() != 0) {
     absl::StrAppend(&tail, "  ", ShortDuration(Elapsed(job, now)));
   }
-  if (job.state() == v1::JOB_STATE_RUNNING && job.step_seconds() > 0) {
+  if (job.state() == v1::JOB_STATE_RUNNING && job.step_seconds() > 0 && bounded) {
     const double left = job.step_seconds() * static_cast<double>(job.steps() - job.step());
     absl::StrAppend(&tail, "  ETA ", ShortDuration(absl::Seconds(left)));
   }
-  if (!IsFinal(job.state()) && !job.phase().empty() && job.phase() != "training") {
+  if (!IsFinal(job.state()) && !job.phase().empty() && job.phase() != "training" &&
+      job.phase() != spec::EnumName(job.state())) {
     absl::StrAppend(&tail, "  ", job.phase());
   }
   if (job.has_waiting()) absl::StrAppend(&tail, "  ", WaitText(job.waiting()));
   const int bar_width = columns - static_cast<int>(head.size() + count.size() + tail.size()) - 2;
   std::string line = head + count;
-  if (bar_width >= kBarWidthMin) line += Bar(fraction, std::min(bar_width, kBarWidthMax));
+  if (bounded && bar_width >= kBarWidthMin)
+    line += Bar(fraction, std::min(bar_width, kBarWidthMax));
   line += tail;
   if (static_cast<int>(line.size()) > columns) line.resize(std::max(columns, 0));
   return line;
 }
+
+namespace {
+
+// ": 600 steps in 1m14s, loss 1.5048, ...", without what a command has not reported.
+std::string SuccessText(const v1::Job& job) {
+  const bool command = job.spec().command_size() > 0;
+  std::vector<std::string> parts;
+  const std::string took = ShortDuration(Elapsed(job, absl::Now()));
+  const int64_t steps = command ? job.step() : job.steps();
+  parts.push_back(steps > 0 ? absl::StrCat(steps, " steps in ", took) : absl::StrCat("in ", took));
+  if (!command || job.train_loss() != 0) {
+    parts.push_back(absl::StrCat("loss ", Loss(job.train_loss())));
+  }
+  if (!command || job.validation_loss() != 0) {
+    parts.push_back(absl::StrCat("validation loss ", Loss(job.validation_loss())));
+  }
+  parts.push_back(absl::StrCat(job.attempts(), job.attempts() == 1 ? " attempt" : " attempts"));
+  return absl::StrCat(": ", absl::StrJoin(parts, ", "));
+}
+
+}  // namespace
 
 std::string FailureText(const v1::Job& job) {
   std::string text = absl::StrCat(job.name(), " ", spec::EnumName(job.state()));
@@ -121,8 +149,10 @@ std::string FailureText(const v1::Job& job) {
   if (job.state() == v1::JOB_STATE_FAILED && !job.causes().empty()) {
     const v1::AttemptEnd& last = *job.causes().rbegin();
     if (job.message().find(last.message()) == std::string::npos || last.message().empty()) {
-      absl::StrAppend(&text, "\n  attempt ", last.epoch(), " ended at step ", last.step(), " (",
-                      spec::EnumName(last.cause()), "): ", last.message());
+      absl::StrAppend(
+          &text, "\n  attempt ", last.epoch(), " ended",
+          last.step() > 0 || job.steps() > 0 ? absl::StrCat(" at step ", last.step()) : "", " (",
+          spec::EnumName(last.cause()), "): ", last.message());
     }
     absl::StrAppend(&text, "\n  more: muster describe job ", job.name(), "; muster logs ",
                     job.name(), " --rank ", std::max(last.rank(), 0));
@@ -159,11 +189,7 @@ absl::Status Watch(CoordinatorClient& client, const std::string& name, Format fo
   view.End();
   if (last.state() != v1::JOB_STATE_SUCCEEDED) return absl::AbortedError(FailureText(last));
   if (format == Format::kTable) {
-    terminal.out << last.name() << " succeeded: " << last.steps() << " steps in "
-                 << ShortDuration(Elapsed(last, absl::Now())) << ", loss "
-                 << Loss(last.train_loss()) << ", validation loss " << Loss(last.validation_loss())
-                 << ", " << last.attempts() << (last.attempts() == 1 ? " attempt" : " attempts")
-                 << std::endl;
+    terminal.out << last.name() << " succeeded" << SuccessText(last) << std::endl;
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "proto/spec/names.h"
@@ -49,9 +50,92 @@ std::string AddressOf(const v1::Worker& worker) {
              : absl::StrCat(worker.address(), " (", worker.outside_address(), ")");
 }
 
+// "zone a, rack r7", the broadest first; "-" when nothing says it.
+std::string DomainsOf(const v1::Worker& worker) {
+  std::vector<std::string> parts;
+  for (auto domain = worker.domains().rbegin(); domain != worker.domains().rend(); ++domain) {
+    parts.push_back(absl::StrCat(absl::StrReplaceAll(spec::EnumName(domain->level()), {{"_", " "}}),
+                                 " ", domain->name()));
+  }
+  return parts.empty() ? "-" : absl::StrJoin(parts, ", ");
+}
+
+// A domain with what is inside; workers are leaves.
+struct Branch {
+  std::map<std::string, Branch> below;  // by kind and name, "rack r7"
+  std::vector<const v1::Worker*> workers;
+  int64_t slots = 0;
+  int64_t free = 0;
+  int64_t count = 0;
+};
+
+void WriteBranch(const Branch& branch, const std::string& indent, Terminal& terminal) {
+  const size_t total = branch.below.size() + branch.workers.size();
+  size_t at = 0;
+  const auto fork = [&] { return ++at == total ? "`-- " : "|-- "; };
+  for (const auto& [name, below] : branch.below) {
+    const char* mark = fork();
+    terminal.out << indent << mark << name << "  " << below.free << " of " << below.slots
+                 << " slots free, " << below.count
+                 << (below.count == 1 ? " worker\n" : " workers\n");
+    WriteBranch(below, indent + (at == total ? "    " : "|   "), terminal);
+  }
+  for (const v1::Worker* worker : branch.workers) {
+    const std::string gpus = GpusOf(*worker);
+    terminal.out << indent << fork() << worker->name() << "  " << worker->slots_free() << " of "
+                 << worker->slots() << " slots free, " << spec::EnumName(worker->state())
+                 << (gpus == "-" ? "" : ", ") << (gpus == "-" ? "" : gpus);
+    if (const std::string scheduling = SchedulingText(*worker); scheduling != "schedulable") {
+      terminal.out << ", " << scheduling;
+    }
+    if (!worker->jobs().empty()) terminal.out << ": " << absl::StrJoin(worker->jobs(), ", ");
+    terminal.out << "\n";
+  }
+}
+
+void WriteTree(const std::vector<v1::Worker>& workers, Terminal& terminal) {
+  Branch root;
+  for (const v1::Worker& worker : workers) {
+    Branch* at = &root;
+    const auto add = [&] {
+      at->slots += worker.slots();
+      at->free += worker.slots_free();
+      ++at->count;
+    };
+    add();
+    for (auto domain = worker.domains().rbegin(); domain != worker.domains().rend(); ++domain) {
+      at = &at->below[absl::StrCat(
+          absl::StrReplaceAll(spec::EnumName(domain->level()), {{"_", " "}}), " ", domain->name())];
+      add();
+    }
+    at->workers.push_back(&worker);
+  }
+  terminal.out << "cluster  " << root.free << " of " << root.slots << " slots free, " << root.count
+               << (root.count == 1 ? " worker\n" : " workers\n");
+  WriteBranch(root, "", terminal);
+}
+
 }  // namespace
 
-absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& terminal) {
+std::string SchedulingText(const v1::Worker& worker) {
+  std::string text = "schedulable";
+  if (worker.has_cordon()) {
+    const v1::Cordon& cordon = worker.cordon();
+    text = cordon.drained() ? "drained"
+           : cordon.drain() ? absl::StrCat("draining until ", LocalTime(cordon.until()))
+                            : "cordoned";
+  }
+  for (const v1::Reservation& reservation : worker.reservations()) {
+    absl::StrAppend(&text, ", ",
+                    reservation.devices().empty()
+                        ? ""
+                        : absl::StrCat(reservation.devices_size(), " device(s) "),
+                    "reserved by ", reservation.name());
+  }
+  return text;
+}
+
+absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Terminal& terminal) {
   ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
   if (format != Format::kTable) {
     Json list = Json::array();
@@ -63,9 +147,23 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
     terminal.out << "no workers; start muster-worker on a machine, or `muster local up`\n";
     return absl::OkStatus();
   }
+  if (tree) {
+    WriteTree(workers, terminal);
+    return absl::OkStatus();
+  }
   std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "HOST", "SLOTS", "FREE", "GPUS",
                                                  "JOBS", "LAST HEARD", "ADDRESS", "METRICS",
                                                  "VERSION"}};
+  // Columns that say something about a worker at least.
+  const auto any = [&workers](auto says) {
+    return std::any_of(workers.begin(), workers.end(), says);
+  };
+  const bool domains = any([](const v1::Worker& worker) { return !worker.domains().empty(); });
+  const bool scheduling = any([](const v1::Worker& worker) {
+    return worker.has_cordon() || !worker.reservations().empty();
+  });
+  if (domains) rows[0].push_back("DOMAINS");
+  if (scheduling) rows[0].push_back("SCHEDULING");
   for (const v1::Worker& worker : workers) {
     rows.push_back({worker.name(), Coloured(spec::EnumName(worker.state()), terminal),
                     worker.host(), absl::StrCat(worker.slots()), absl::StrCat(worker.slots_free()),
@@ -73,6 +171,8 @@ absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& term
                     Age(worker.last_heard(), absl::Now()), AddressOf(worker),
                     worker.metrics_address().empty() ? "-" : worker.metrics_address(),
                     worker.version()});
+    if (domains) rows.back().push_back(DomainsOf(worker));
+    if (scheduling) rows.back().push_back(SchedulingText(worker));
   }
   terminal.out << Table(rows);
   const char* separator = "\n";

@@ -2,13 +2,19 @@
 #ifndef MUSTER_CLI_WORKERS_H_
 #define MUSTER_CLI_WORKERS_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "cli/coordinator_client.h"
 #include "cli/output.h"
 
 namespace muster::cli {
 
-absl::Status GetWorkers(CoordinatorClient& client, Format format, Terminal& terminal);
+// `tree`: as a tree of the topology's domains, with what is free in each.
+absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Terminal& terminal);
+
+// "schedulable", "cordoned", "draining until 12:05:00", "drained"; with reservations behind it.
+std::string SchedulingText(const v1::Worker& worker);
 
 }  // namespace muster::cli
 

@@ -25,6 +25,7 @@ constexpr int kPageSizeMax = 1000;
 constexpr size_t kPageBytesMax = 3 << 20;
 // Rows read for one page of a filtered listing.
 constexpr int kEventRowsPerPageMax = 50'000;
+constexpr int kUsageRowsPerReplyMax = 10'000;  // the others are added up
 
 // ---- streams
 // More than `all`, or than `peer` from one address without its port: RESOURCE_EXHAUSTED. Clusters
@@ -45,6 +46,21 @@ constexpr size_t kEventsReadAtOnce = 256;
 constexpr size_t kSessionsMax = kSessionSlots.all;
 // A daemon that leaves more unread has its stream closed; it reconnects and reconciles.
 constexpr size_t kSessionQueueBytesMax = 128 << 20;
+
+// ---- callers (rpc/gate.h)
+constexpr int kTokenRolesMax = 100;
+constexpr absl::Duration kTokenLifetimeMin = absl::Minutes(1);
+constexpr absl::Duration kTokenLifetimeMax = absl::Hours(24 * 365);
+constexpr absl::Duration kRecheckInterval = absl::Seconds(5);  // of those with an open stream
+constexpr int kStuckTicksMax = 12;  // of that interval: a reader that takes no message is dropped
+constexpr size_t kCertificatesKnownMax = 32'768;  // whose verification is remembered
+constexpr size_t kRateLimitedMax = 65'536;        // callers whose rate is known
+// Entries in the audit log for refused calls of one address and method; the others are counted.
+constexpr double kRefusalsAuditedPerSecond = 1;
+constexpr double kRefusalsAuditedAtOnce = 20;
+// What a connection may have open at a time, and what all requests together may take.
+constexpr int kStreamsPerConnectionMax = 16'384;
+constexpr size_t kRequestBytesMax = size_t{1} << 30;
 
 // ---- logs
 constexpr int64_t kLogChunkBytes = 256 << 10;
@@ -68,6 +84,8 @@ constexpr size_t kWriteBytesMax = 32 << 20;  // of the outputs that share one sy
 constexpr absl::Duration kWorkerSampleInterval = absl::Seconds(1);
 constexpr absl::Duration kDiskSampleInterval = absl::Seconds(15);
 constexpr absl::Duration kEndedJobSeriesKept = absl::Minutes(5);
+// Queues with series of their own; jobs of more queues are counted under "other".
+constexpr size_t kQueueSeriesMax = 64;
 
 }  // namespace muster::coordinator
 

@@ -30,12 +30,15 @@
 #include "base/status_macros.h"
 #include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
+#include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/server.h"
 #include "coordinator/sampler.h"
 #include "coordinator/shell.h"
 #include "coordinator/state_tools.h"
 #include "coordinator/store/store.h"
 #include "coordinator/targets.h"
+#include "proto/spec/topology_file.h"
+#include "security/tls_files.h"
 
 namespace muster::coordinator {
 namespace {
@@ -48,8 +51,42 @@ struct Flags {
   std::string metrics = "127.0.0.1:0";
   std::string data_dir;
   std::string cluster_id;
+  std::string topology_file;
+  security::TlsFiles tls;
+  GateOptions gate;
+  bool insecure = false;
   CoreConfig core;
 };
+
+// What the file says takes the place of what workers say of themselves.
+absl::Status ReadTopology(const std::string& path, TopologyRules& rules) {
+  ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(path));
+  ASSIGN_OR_RETURN(const spec::ClusterTopology topology, spec::ParseClusterTopology(text, path));
+  for (size_t depth = 0; depth < rules.labels.size(); ++depth) {
+    if (!topology.labels[depth].empty()) rules.labels[depth] = topology.labels[depth];
+  }
+  for (const auto& [worker, names] : topology.workers) rules.workers[worker] = {names};
+  return absl::OkStatus();
+}
+
+// Off loopback everybody who reaches the port would be an operator and every worker.
+absl::Status CheckListen(const Flags& flags) {
+  if (flags.tls.any()) return security::CheckServerFiles(flags.tls, absl::Now());
+  if (!flags.gate.crl.empty() || !flags.gate.access.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-crl and --access need --tls-cert, --tls-key and --tls-ca beside them");
+  }
+  ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(flags.listen));
+  if (IsLoopbackAddress(address.host) || address.host == "localhost" || flags.insecure) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--listen ", flags.listen,
+      " is open to other machines, and without TLS anybody who reaches it may run jobs there: give "
+      "--tls-cert, --tls-key and --tls-ca (`muster admin pki init` makes them; docs/security.md), "
+      "or "
+      "--insecure where the network lets nobody else in"));
+}
 
 // Waits for SIGTERM, SIGINT or the failure of a part. Constructed before any thread starts, so that
 // the signals are blocked in every thread.
@@ -143,7 +180,13 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                    RpcServer::Start(*shell, {.listen = flags.listen,
                                              .version = MUSTER_VERSION,
                                              .earlier_port = EarlierPort(*files, address_file),
-                                             .backups = backups}));
+                                             .backups = backups,
+                                             .tls = flags.tls,
+                                             .gate = flags.gate}));
+  if (!flags.tls.any() && flags.insecure) {
+    log.Warning("--insecure: anybody who reaches the port may run jobs",
+                {{"listen", flags.listen}});
+  }
   // Nobody can dial a wildcard: an address of this machine is told instead.
   std::string outside = OutsideAddress(NetworkView::OfThisMachine());
   if (outside.empty()) outside = "127.0.0.1";
@@ -170,6 +213,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                        {"cluster_id", shell->cluster_id()},
                        {"leader_term", shell->leader_term()},
                        {"version", MUSTER_VERSION},
+                       {"tls", flags.tls.any()},
                        {"start_seconds", absl::ToDoubleSeconds(clock.Monotonic() - start)}});
 
   const bool asked = stop.Wait();
@@ -260,6 +304,33 @@ int Main(int argc, char** argv) {
       ->type_name("DIR");
   app.add_option("--cluster-id", flags.cluster_id,
                  "Refuse a data directory of another cluster; names a new one (default: random)");
+  app.add_option("--topology", flags.topology_file,
+                 "YAML file that says in which zone, block, rack and NVLink domain workers are, "
+                 "instead of their labels (docs/topology.md); read at the start")
+      ->type_name("FILE");
+  app.add_option(
+         "--tls-cert", flags.tls.certificate,
+         "The coordinator's certificate, PEM; read again when it changes. With --tls-key and "
+         "--tls-ca every caller must prove who they are (docs/security.md)")
+      ->type_name("FILE");
+  app.add_option("--tls-key", flags.tls.key, "Its private key, PEM")->type_name("FILE");
+  app.add_option("--tls-ca", flags.tls.authorities,
+                 "Authorities that sign the certificates of workers and users, PEM; read again")
+      ->type_name("FILE");
+  app.add_option(
+         "--tls-crl", flags.gate.crl,
+         "What these authorities revoked, PEM; read again. A revoked certificate is refused "
+         "within ten seconds")
+      ->type_name("FILE");
+  app.add_option("--access", flags.gate.access,
+                 "YAML: roles of users and groups, and the issuer of identity tokens; read again")
+      ->type_name("FILE");
+  app.add_option("--calls-per-second", flags.gate.calls_per_second,
+                 "Calls of one user; more are refused. 0 = no limit. Counts with TLS alone")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--insecure", flags.insecure,
+               "Listen for other machines without TLS: anybody who reaches the port may run jobs");
   app.add_option("--log-level", level, "debug, info, warning or error")->capture_default_str();
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
@@ -314,10 +385,21 @@ int Main(int argc, char** argv) {
   if (restore->parsed()) {
     return RunTool([&] { return RestoreBackup(backup, flags.data_dir, absl::Now()); });
   }
+  if (const absl::Status safe = CheckListen(flags); !safe.ok()) {
+    std::cerr << "muster-coordinator: " << safe.message() << "\n";
+    return 2;
+  }
+  if (!flags.topology_file.empty()) {
+    if (const absl::Status read = ReadTopology(flags.topology_file, flags.core.topology);
+        !read.ok()) {
+      std::cerr << "muster-coordinator: --topology: " << read.message() << "\n";
+      return 2;
+    }
+  }
   // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   StopSignal stop;
-  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed);
+  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed, {.component = "coordinator"});
   const absl::Status status = Run(flags, *log, stop);
   if (status.ok()) return 0;
   log->Error("muster-coordinator ends with an error", {{"status", status.ToString()}});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "coordinator/limits.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 
@@ -77,18 +78,15 @@ const Family kQueueSmallest = {
     "muster_coordinator_queue_smallest_gang_slots",
     "Devices that the smallest job that waits wants, by kind; 0 when none waits",
     {"device"}};
-const Family kSlotSeconds = {
+const Family kDeviceSeconds = {
     Kind::kCounter,
-    "muster_coordinator_slot_seconds_total",
-    "Time in which attempts held devices, times the devices, by what their job did (starting, "
-    "training, evaluating, saving, recovering, stopping); sampled every second",
-    {"activity"}};
-const Family kLostSlotSeconds = {
-    Kind::kCounter,
-    "muster_coordinator_lost_slot_seconds_total",
-    "Of the slot seconds of training, those of steps behind the last committed checkpoint when an "
-    "attempt ended early: they are trained once more",
-    {}};
+    "muster_device_seconds_total",
+    "Time of devices by what they were used for (idle, held, launching, initializing, productive, "
+    "checkpoint_stall, replayed, hung, preempted, spare, away) and by the queue of the job, empty "
+    "for devices that no attempt holds; every device is in one class at any time. At most 64 "
+    "queues, more are \"other\". Counts from the start of the coordinator; `muster usage` from "
+    "that of the cluster",
+    {"class", "queue"}};
 const Family kWorkers = {Kind::kGauge, "muster_coordinator_workers", "Workers by state", {"state"}};
 const Family kSessions = {
     Kind::kGauge, "muster_coordinator_sessions", "Open streams of daemons", {}};
@@ -225,10 +223,6 @@ std::vector<const Family*> JobFamilies() {
           &kJobCheckpointEvery, &kJobAttempts};
 }
 
-// Every activity of kSlotSeconds.
-constexpr absl::string_view kActivities[] = {"starting", "training",   "evaluating",
-                                             "saving",   "recovering", "stopping"};
-
 // States of kDevices.
 constexpr absl::string_view kDeviceStates[] = {"usable", "unusable", "unreachable", "lost"};
 constexpr v1::DeviceKind kDeviceKinds[] = {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA};
@@ -259,8 +253,7 @@ std::vector<const Family*> Metrics::Catalogue() {
                                     &kSlotsAllocated,
                                     &kQueueSmallest,
                                     &kDevices,
-                                    &kSlotSeconds,
-                                    &kLostSlotSeconds,
+                                    &kDeviceSeconds,
                                     &kWorkers,
                                     &kSessions,
                                     &kWatchers,
@@ -300,9 +293,8 @@ Metrics::Metrics(metrics::Registry& registry) : registry_(registry) {
   registry_.GetCounter(kCheckpointsCommitted);
   registry_.GetCounter(kCheckpointsRefused);
   registry_.GetCounter(kStoreBytes);
-  registry_.GetCounter(kLostSlotSeconds);
-  for (const absl::string_view activity : kActivities) {
-    registry_.GetCounter(kSlotSeconds, {std::string(activity)});
+  for (const v1::UsageClass unheld : {v1::USAGE_CLASS_IDLE, v1::USAGE_CLASS_AWAY}) {
+    registry_.GetCounter(kDeviceSeconds, {spec::EnumName(unheld), ""});
   }
   for (const Family* family : Catalogue()) {
     if (family->kind == Kind::kHistogram && family->labels.empty()) registry_.GetHistogram(*family);
@@ -392,22 +384,6 @@ void Metrics::JobPartsPublished(const JobView& before, const JobView& after) {
       registry_.Remove(kJobAttemptsEnded, labels);  // of an earlier job of this name
     }
   }
-  CountLostWork(before[JobPart::kHistory].get(), *history, state, ranks);
-}
-
-void Metrics::CountLostWork(const v1::Job* history_before, const v1::Job& history,
-                            const v1::Job& state, int ranks) {
-  // Of the ends that a start of the coordinator reads from its store, an earlier one has counted
-  // them; what a job that is final has trained is not trained again.
-  if (history_before == nullptr || IsFinal(state.state()) || history.causes().empty()) return;
-  const v1::AttemptEnd& end = history.causes(history.causes_size() - 1);
-  if (!history_before->causes().empty() &&
-      history_before->causes(history_before->causes_size() - 1).epoch() >= end.epoch()) {
-    return;
-  }
-  const auto steps = std::max<int64_t>(0, end.step() - state.last_committed_step());
-  registry_.GetCounter(kLostSlotSeconds)
-      .Increment(static_cast<double>(steps) * state.step_seconds() * ranks);
 }
 
 void Metrics::ForgetJob(const std::string& name) {
@@ -504,8 +480,22 @@ void Metrics::Queue(const QueueSample& sample) {
   registry_.GetGauge(kQueueOldest).Set(absl::ToDoubleSeconds(sample.oldest_wait));
 }
 
-void Metrics::SlotSeconds(absl::string_view activity, double seconds) {
-  registry_.GetCounter(kSlotSeconds, {std::string(activity)}).Increment(seconds);
+void Metrics::DeviceSeconds(v1::UsageClass usage_class, const std::string& queue, double seconds) {
+  std::string label = queue;
+  bool first = false;
+  if (!queue.empty()) {
+    MutexLock lock(&mutex_);
+    if (!queues_.contains(label) && queues_.size() >= kQueueSeriesMax) label = "other";
+    first = queues_.insert(label).second;
+  }
+  if (first) {
+    // A rate needs a first sample, of what has not happened yet too.
+    for (int of_job = v1::USAGE_CLASS_HELD; of_job <= v1::USAGE_CLASS_PREEMPTED; ++of_job) {
+      registry_.GetCounter(kDeviceSeconds,
+                           {spec::EnumName(static_cast<v1::UsageClass>(of_job)), label});
+    }
+  }
+  registry_.GetCounter(kDeviceSeconds, {spec::EnumName(usage_class), label}).Increment(seconds);
 }
 
 void Metrics::StateDisk(int64_t state_bytes, int64_t free_bytes, int64_t total_bytes) {

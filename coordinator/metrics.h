@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,8 +52,8 @@ class Metrics {
   void Watchers(size_t open);
   void Observe(const Measured& measured);
   void Queue(const QueueSample& sample);
-  // `activity` is one of those that kSlotSeconds lists.
-  void SlotSeconds(absl::string_view activity, double seconds);
+  // Empty `queue`: of devices that no attempt holds.
+  void DeviceSeconds(v1::UsageClass usage_class, const std::string& queue, double seconds);
   void StateDisk(int64_t state_bytes, int64_t free_bytes, int64_t total_bytes);
   void LoopDelay(absl::Duration delay);
   void Version(const std::string& version);
@@ -61,13 +62,11 @@ class Metrics {
 
  private:
   void SetJobSeries(const v1::Job& job);
-  // Null: the job was not known before.
-  void CountLostWork(const v1::Job* history_before, const v1::Job& history, const v1::Job& state,
-                     int ranks);
 
   metrics::Registry& registry_;
   Mutex mutex_;
   std::map<v1::JobState, int64_t> jobs_by_state_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> queues_ ABSL_GUARDED_BY(mutex_);  // with series of kDeviceSeconds
 };
 
 }  // namespace muster::coordinator

@@ -24,7 +24,8 @@ namespace muster::coordinator {
 // The answer to a call about one job.
 struct JobReply {
   v1::Job job;
-  bool existed = false;  // the request id had been accepted before
+  bool existed = false;                  // the request id had been accepted before
+  std::vector<v1::Worker> workers = {};  // of a call about workers
 };
 
 // What is called, once, with the answer to a call.
@@ -68,7 +69,8 @@ class PendingCalls {
 
  private:
   using AnyDone = std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
-                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>>;
+                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>,
+                               Done<OpenUsage>>;
 
   std::optional<CallId> Keep(AnyDone done);
   std::optional<AnyDone> Take(CallId id);

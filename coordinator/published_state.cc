@@ -118,20 +118,45 @@ std::vector<std::string> PublishedState::SimilarNames(const std::string& name) c
   return similar;
 }
 
-std::vector<PublishedState::Row> PublishedState::List(uint64_t before, size_t limit) const {
+namespace {
+
+// Of a spec, what lists show.
+v1::Job SummaryOf(const JobView& view) {
+  v1::Job job = *view[JobPart::kState];
+  if (view[JobPart::kSpec] == nullptr) return job;
+  *job.mutable_submitted() = view[JobPart::kSpec]->submitted();
+  const v1::JobSpec& all = view[JobPart::kSpec]->spec();
+  v1::JobSpec& spec = *job.mutable_spec();
+  spec.set_name(all.name());
+  spec.set_queue(all.queue());
+  spec.set_priority(all.priority());
+  *spec.mutable_labels() = all.labels();
+  *spec.mutable_resources() = all.resources();
+  return job;
+}
+
+}  // namespace
+
+std::vector<PublishedState::Row> PublishedState::List(
+    uint64_t before, size_t limit, absl::FunctionRef<bool(const v1::JobSpec&)> wanted, bool summary,
+    bool live) const {
   std::vector<Stored> found;
   {
     MutexLock lock(&mutex_);
     auto next = before == 0 ? id_by_sequence_.end() : id_by_sequence_.lower_bound(before);
     while (next != id_by_sequence_.begin() && found.size() < limit) {
       --next;
-      found.push_back(by_id_.find(next->second)->second);
+      const Stored& stored = by_id_.find(next->second)->second;
+      const auto& spec = stored.view[JobPart::kSpec];
+      if (!wanted(spec == nullptr ? v1::JobSpec::default_instance() : spec->spec())) continue;
+      if (!live || !IsFinal(stored.view[JobPart::kState]->state())) found.push_back(stored);
     }
   }
   std::vector<Row> rows;
   rows.reserve(found.size());
   for (const Stored& job : found) {
-    rows.push_back({job.submit_sequence, std::make_shared<const v1::Job>(job.view.Merge())});
+    rows.push_back({job.submit_sequence, std::make_shared<const v1::Job>(
+                                             summary ? SummaryOf(job.view) : job.view.Merge())});
   }
   return rows;
 }
@@ -154,6 +179,16 @@ void PublishedState::SetWorkers(std::vector<v1::Worker> workers) {
 std::shared_ptr<const std::vector<v1::Worker>> PublishedState::workers() const {
   MutexLock lock(&mutex_);
   return workers_;
+}
+
+void PublishedState::SetFleetUsage(v1::Usage usage) {
+  MutexLock lock(&mutex_);
+  fleet_usage_ = std::move(usage);
+}
+
+v1::Usage PublishedState::fleet_usage() const {
+  MutexLock lock(&mutex_);
+  return fleet_usage_;
 }
 
 uint64_t PublishedState::last_event() const {

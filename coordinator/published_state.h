@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "base/loop.h"
 #include "base/mutex.h"
@@ -46,6 +47,7 @@ class PublishedState {
   void RemoveJob(const std::string& id);
   void PublishEvent(const v1::Event& event);
   void SetWorkers(std::vector<v1::Worker> workers);
+  void SetFleetUsage(v1::Usage usage);
   // Events up to `sequence` are durable; a lower number than before changes nothing.
   void SetLastEvent(uint64_t sequence);
 
@@ -58,12 +60,21 @@ class PublishedState {
   // kNotFound for a job that Find does not know, with the nearest of at most kNearestNamesMax names
   // of similar length: those that come next to it in alphabetical order.
   absl::Status NotFound(const std::string& name_or_id) const;
-  // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all), newest first.
-  std::vector<Row> List(uint64_t before, size_t limit) const;
+  // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all) and of which
+  // `wanted` is true, newest first. `wanted` is called under the lock. `summary`, `live`: as of
+  // ListJobsRequest.
+  std::vector<Row> List(uint64_t before, size_t limit,
+                        absl::FunctionRef<bool(const v1::JobSpec&)> wanted, bool summary = false,
+                        bool live = false) const;
+  std::vector<Row> List(uint64_t before, size_t limit) const {
+    return List(before, limit, [](const v1::JobSpec&) { return true; });
+  }
   // Every job that is not finished, in no particular order.
   std::vector<JobView> UnfinishedJobs() const;
   // As of the last second or two.
   std::shared_ptr<const std::vector<v1::Worker>> workers() const;
+  // What the devices that no attempt holds are used for.
+  v1::Usage fleet_usage() const;
   uint64_t last_event() const;
 
   // ---- for watchers
@@ -96,6 +107,7 @@ class PublishedState {
   std::map<size_t, std::set<std::string>> names_by_length_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const std::vector<v1::Worker>> workers_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const std::vector<v1::Worker>>();
+  v1::Usage fleet_usage_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_event_ ABSL_GUARDED_BY(mutex_) = 0;
   // By job id; "" holds the watchers of events.
   std::map<std::string, std::vector<std::weak_ptr<Watcher>>> watchers_ ABSL_GUARDED_BY(mutex_);

@@ -7,7 +7,6 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "coordinator/limits.h"
 #include "proto/time.h"
 
@@ -30,36 +29,51 @@ bool HoldsDevices(const v1::Job& state) {
 
 }  // namespace
 
-std::string ActivityOf(const JobView& job) {
-  const v1::Job& state = *job[JobPart::kState];
-  if (!HoldsDevices(state)) return "";
-  switch (state.state()) {
-    case v1::JOB_STATE_RECOVERING:
-      return "recovering";
-    case v1::JOB_STATE_STOPPING:
-      return "stopping";
-    case v1::JOB_STATE_RUNNING:
-      if (absl::StartsWith(state.phase(), "sav")) return "saving";
-      if (absl::StartsWith(state.phase(), "evaluat")) return "evaluating";
-      if (state.phase().empty() || absl::StartsWith(state.phase(), "train")) return "training";
-      return "starting";
-    default:
-      return "starting";
+void DeviceTimeCounter::Add(const std::string& job_id, const std::string& queue,
+                            const v1::Usage& usage, absl::Time now, bool begins, Growth& growth) {
+  const auto [entry, added] = jobs_.try_emplace(job_id);
+  Counted& counted = entry->second;
+  counted.seen = true;
+  const double since = std::max(0.0, absl::ToDoubleSeconds(now - FromProto(usage.as_of())));
+  std::map<v1::UsageClass, double> seconds;
+  for (const v1::ClassTime& time : usage.times()) {
+    seconds[time.usage_class()] +=
+        time.device_seconds() + static_cast<double>(time.devices()) * since;
+  }
+  for (const auto& [usage_class, spent] : seconds) {
+    double& before = counted.seconds[usage_class];
+    if (added && begins) before = spent;
+    if (spent <= before) continue;
+    growth[{queue, usage_class}] += spent - before;
+    before = spent;
+  }
+}
+
+void DeviceTimeCounter::Forget(const std::function<void(const std::string&)>& last) {
+  std::vector<std::string> gone;
+  for (auto& [id, counted] : jobs_) {
+    if (!std::exchange(counted.seen, false)) gone.push_back(id);
+  }
+  for (const std::string& id : gone) {
+    last(id);
+    jobs_.erase(id);
   }
 }
 
 Sampler::Sampler(const Parts& parts, std::string data_dir)
-    : parts_(parts), data_dir_(std::move(data_dir)), loop_(parts.clock) {
-  loop_.Post([this] { SampleJobs(parts_.clock.Monotonic()); });
+    : parts_(parts),
+      data_dir_(std::move(data_dir)),
+      wall_ahead_(parts.clock.Now() - (absl::UnixEpoch() + parts.clock.Monotonic())),
+      loop_(parts.clock) {
+  loop_.Post([this] { SampleJobs(); });
   if (!data_dir_.empty()) loop_.Post([this] { SampleDisk(); });
 }
 
-void Sampler::SampleJobs(absl::Duration before) {
-  const absl::Duration now = parts_.clock.Monotonic();
+void Sampler::SampleJobs() {
   const absl::Time wall = parts_.clock.Now();
   QueueSample sample;
-  std::map<std::string, double> seconds;
-  for (const JobView& job : parts_.published.UnfinishedJobs()) {
+  const std::vector<JobView> jobs = parts_.published.UnfinishedJobs();
+  for (const JobView& job : jobs) {
     const v1::Job* spec = job[JobPart::kSpec].get();
     if (spec == nullptr) continue;
     const v1::ResourceSpec& resources = spec->spec().resources();
@@ -72,14 +86,32 @@ void Sampler::SampleJobs(absl::Duration before) {
       int64_t& smallest = sample.smallest_waiting[resources.device()];
       if (smallest == 0 || resources.ranks() < smallest) smallest = resources.ranks();
     }
-    const std::string activity = ActivityOf(job);
-    if (activity.empty()) continue;
-    sample.allocated[resources.device()] += resources.ranks();
-    seconds[activity] += resources.ranks() * absl::ToDoubleSeconds(now - before);
+    if (HoldsDevices(state)) sample.allocated[resources.device()] += resources.ranks();
   }
   parts_.metrics.Queue(sample);
-  for (const auto& [activity, spent] : seconds) parts_.metrics.SlotSeconds(activity, spent);
-  loop_.PostAfter(kWorkerSampleInterval, [this, now] { SampleJobs(now); });
+  CountDeviceTime(jobs, absl::UnixEpoch() + parts_.clock.Monotonic() + wall_ahead_);
+  loop_.PostAfter(kWorkerSampleInterval, [this] { SampleJobs(); });
+}
+
+void Sampler::CountDeviceTime(const std::vector<JobView>& jobs, absl::Time now) {
+  DeviceTimeCounter::Growth growth;
+  device_time_.Add("", "", parts_.published.fleet_usage(), now, first_sample_, growth);
+  for (const JobView& job : jobs) {
+    const v1::Job& state = *job[JobPart::kState];
+    if (!state.has_usage()) continue;
+    device_time_.Add(state.id(), job[JobPart::kSpec]->spec().queue(), state.usage(), now,
+                     first_sample_, growth);
+  }
+  device_time_.Forget([&](const std::string& id) {
+    // It has ended since.
+    const std::shared_ptr<const v1::Job> job = parts_.published.Find(id);
+    if (job == nullptr) return;
+    device_time_.Add(id, job->spec().queue(), job->usage(), now, first_sample_, growth);
+  });
+  for (const auto& [key, seconds] : growth) {
+    parts_.metrics.DeviceSeconds(key.second, key.first, seconds);
+  }
+  first_sample_ = false;
 }
 
 void Sampler::SampleDisk() {

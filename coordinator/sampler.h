@@ -1,9 +1,13 @@
 // Measures once a second what no single event tells: what the queue wants and for how long it has
-// waited, what the devices that attempts hold are used for, and how full the disk is.
+// waited, how the time of devices grows, and how full the disk is.
 #ifndef MUSTER_COORDINATOR_SAMPLER_H_
 #define MUSTER_COORDINATOR_SAMPLER_H_
 
+#include <functional>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -14,9 +18,26 @@
 
 namespace muster::coordinator {
 
-// What an attempt that holds devices uses them for, one of the activities of
-// muster_coordinator_slot_seconds_total; empty when the job holds none. `job` has a state part.
-std::string ActivityOf(const JobView& job);
+// How much the device time of each class has grown since it was last asked about. Thread: one.
+class DeviceTimeCounter {
+ public:
+  // By queue and class, in seconds. `usage` is Job.usage; time that has gone by since is added, up
+  // to `now`. Never negative: what turns out to be of another class is taken from later growth.
+  // `begins`: what was spent before does not count.
+  using Growth = std::map<std::pair<std::string, v1::UsageClass>, double>;
+  void Add(const std::string& job_id, const std::string& queue, const v1::Usage& usage,
+           absl::Time now, bool begins, Growth& growth);
+  // Forgets the jobs for which Add() was not called since the last call, after `last` was called
+  // with each of their ids.
+  void Forget(const std::function<void(const std::string&)>& last);
+
+ private:
+  struct Counted {
+    std::map<v1::UsageClass, double> seconds;
+    bool seen = true;
+  };
+  std::map<std::string, Counted> jobs_;  // by id; "" is the fleet
+};
 
 // Samples on a thread of its own from the constructor to the destructor.
 class Sampler {
@@ -31,11 +52,16 @@ class Sampler {
   ~Sampler() { loop_.Stop(); }
 
  private:
-  void SampleJobs(absl::Duration before);
+  void SampleJobs();
+  void CountDeviceTime(const std::vector<JobView>& jobs, absl::Time now);
   void SampleDisk();
 
   const Parts parts_;
   const std::string data_dir_;
+  DeviceTimeCounter device_time_;
+  bool first_sample_ = true;
+  // The time of usage follows the wall clock at the start and then never jumps, as the shell's.
+  const absl::Duration wall_ahead_;  // of the monotonic clock
   ThreadLoop loop_;
 };
 

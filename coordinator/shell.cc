@@ -63,7 +63,9 @@ absl::Status Shell::Recover(Recovery recover) {
   Publish(output.actions);
   std::erase_if(output.actions, [](const CoreAction& action) {
     return std::holds_alternative<JobChanged>(action) ||
-           std::holds_alternative<EventAppended>(action);
+           std::holds_alternative<EventAppended>(action) ||
+           std::holds_alternative<FleetUsageChanged>(action) ||
+           std::holds_alternative<TokenChanged>(action);
   });
   published_->SetLastEvent(core_->last_event_sequence());
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
@@ -122,28 +124,64 @@ absl::Time Shell::Now() const {
 
 // ---- calls --------------------------------------------------------------------------------------
 
-void Shell::Submit(v1::JobSpec spec, std::string request_id, std::string actor,
-                   Done<JobReply> done) {
+void Shell::Submit(v1::JobSpec spec, std::string request_id, Caller caller, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id),
-                                         std::move(actor)}] { Handle(event); });
+                                         std::move(caller)}] { Handle(event); });
 }
 
-void Shell::Cancel(std::string job, std::string actor, Done<JobReply> done) {
+void Shell::Cancel(std::string job, Caller caller, Done<JobReply> done) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post(
-      [this, event = CancelEvent{call->id, std::move(job), std::move(actor)}] { Handle(event); });
+      [this, event = CancelEvent{call->id, std::move(job), std::move(caller)}] { Handle(event); });
 }
 
-void Shell::RemoveWorker(std::string worker, std::string actor, Done<JobReply> done) {
+void Shell::ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason,
+                      Caller caller, Done<JobReply> done) {
+  if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker), std::move(actor)}] {
+  loop_->Post([this, event = ChangeJobEvent{call->id, std::move(job), change, std::move(reason),
+                                            std::move(caller)}] { Handle(event); });
+}
+
+void Shell::RemoveWorker(std::string worker, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = RemoveWorkerEvent{call->id, std::move(worker), std::move(caller)}] {
     Handle(event);
   });
+}
+
+void Shell::ChangeFleet(FleetEvent::Request request, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = FleetEvent{call->id, std::move(request), std::move(caller)}] {
+    Handle(event);
+  });
+}
+
+void Shell::CreateToken(v1::TokenRow row, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = CreateTokenEvent{call->id, std::move(row), std::move(caller)}] {
+    Handle(event);
+  });
+}
+
+void Shell::RevokeToken(std::string id, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = RevokeTokenEvent{call->id, std::move(id), std::move(caller)}] {
+    Handle(event);
+  });
+}
+
+void Shell::Audit(v1::AuditEntry entry) {
+  loop_->Post([this, event = AuditEvent{std::move(entry)}] { Handle(event); });
 }
 
 void Shell::Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done) {
@@ -178,6 +216,19 @@ void Shell::Explain(ExplainQuery about, Done<Explained> done) {
     // Answered once what it rests on is durable.
     Enqueue({.then = [this, call, explained = core_->Explain(about, Now())]() mutable {
       calls_.Answer<Explained>(call, std::move(explained));
+    }});
+  });
+}
+
+void Shell::Usage(Done<OpenUsage> done) {
+  const auto call = calls_.Add<OpenUsage>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, call = *call] {
+    // Its rows of the store are durable then.
+    Enqueue({.then = [this, call, open = core_->Usage(Now())]() mutable {
+      backup_loop_->Post([this, call, open = std::move(open)]() mutable {
+        calls_.Answer<OpenUsage>(call, std::move(open));
+      });
     }});
   });
 }
@@ -284,6 +335,12 @@ void Shell::Publish(const std::vector<CoreAction>& actions) {
       published_->RemoveJob(forgotten->job.value());
     } else if (const auto* appended = std::get_if<EventAppended>(&action)) {
       published_->PublishEvent(appended->event);
+    } else if (const auto* fleet = std::get_if<FleetUsageChanged>(&action)) {
+      published_->SetFleetUsage(fleet->usage);
+    } else if (const auto* token = std::get_if<TokenChanged>(&action)) {
+      tokens_.Put(token->row);
+    } else if (const auto* gone = std::get_if<TokenForgotten>(&action)) {
+      tokens_.Remove(gone->id);
     }
   }
 }
@@ -300,7 +357,8 @@ void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
     const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed});
+      calls_.Answer<JobReply>(
+          call, JobReply{std::move(reply->job), reply->existed, std::move(reply->workers)});
     } else {
       calls_.Answer<JobReply>(call, reply->status);
     }
@@ -311,7 +369,7 @@ void Shell::Act(CoreAction& action) {
   } else if (const auto* measured = std::get_if<Measured>(&action)) {
     parts_.metrics.Observe(*measured);
   }
-  // Publish() has done JobChanged, JobForgotten and EventAppended, Enqueue() TimerAction.
+  // Publish() has done what is published, Enqueue() TimerAction.
 }
 
 void Shell::Fail(const absl::Status& status) {

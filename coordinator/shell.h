@@ -34,6 +34,7 @@
 #include "coordinator/metrics.h"
 #include "coordinator/pending_calls.h"
 #include "coordinator/published_state.h"
+#include "coordinator/published_tokens.h"
 #include "coordinator/sessions.h"
 #include "coordinator/store/store.h"
 #include "coordinator/writer.h"
@@ -64,16 +65,29 @@ class Shell {
 
   // ---- for users. Each `done` is called exactly once, on the writer thread, the loop or the
   // caller's thread. kUnavailable: draining, or the store failed. kResourceExhausted: too many
-  // calls wait. `actor`: the caller, as Event.actor.
-  void Submit(v1::JobSpec spec, std::string request_id, std::string actor, Done<JobReply> done);
+  // calls wait.
+  void Submit(v1::JobSpec spec, std::string request_id, Caller caller, Done<JobReply> done);
   // kNotFound names the nearest job name.
-  void Cancel(std::string job, std::string actor, Done<JobReply> done);
+  void Cancel(std::string job, Caller caller, Done<JobReply> done);
+  // kNotFound as Cancel; else as Core says.
+  void ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason, Caller caller,
+                 Done<JobReply> done);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
   // Why a job waits, or what would become of a spec. kNotFound as Cancel.
   void Explain(ExplainQuery about, Done<Explained> done);
+  // Device time of the period that is not over. Answered on a thread on which the store may be read
+  // for long.
+  void Usage(Done<OpenUsage> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
-  void RemoveWorker(std::string worker, std::string actor, Done<JobReply> done);
+  void RemoveWorker(std::string worker, Caller caller, Done<JobReply> done);
+  void CreateToken(v1::TokenRow row, Caller caller, Done<JobReply> done);
+  // kNotFound. No token() gives it back when `done` is called.
+  void RevokeToken(std::string id, Caller caller, Done<JobReply> done);
+  // Adds an entry to the audit log, soon; its number and time are filled in.
+  void Audit(v1::AuditEntry entry);
+  // JobReply::workers are those of the request, as they are then. Errors: admin_service.proto.
+  void ChangeFleet(FleetEvent::Request request, Caller caller, Done<JobReply> done);
   // Writes the durable state to `directory`, which must not exist, on a thread of its own.
   void Backup(std::string directory, absl::AnyInvocable<void(absl::Status)> done);
   // Asks the worker that holds the rank's log; LogRelay::Ask has the errors. Request is LogRequest,
@@ -90,10 +104,14 @@ class Shell {
   // not there. kNotFound as above.
   absl::StatusOr<std::shared_ptr<const v1::Job>> GetJob(const std::string& name_or_id);
   PublishedState& published() { return *published_; }
+  // Tokens as of the last synced write.
+  const PublishedTokens& tokens() const { return tokens_; }
   Store& store() { return parts_.store; }
   // The loop on which watchers run. Lives until the shell is destroyed.
   Loop& watch_loop() { return *watch_loop_; }
   Metrics& metrics() { return parts_.metrics; }
+  Logger& log() { return parts_.log; }
+  const Clock& clock() const { return parts_.clock; }
   const std::string& cluster_id() const { return cluster_id_; }
   uint64_t leader_term() const { return leader_term_; }
 
@@ -157,10 +175,11 @@ class Shell {
 
   absl::AnyInvocable<void(const absl::Status&)> on_failure_;  // used on the writer thread only
 
+  PublishedTokens tokens_;
   PendingCalls calls_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<ThreadLoop> watch_loop_;
-  std::unique_ptr<ThreadLoop> backup_loop_;
+  std::unique_ptr<ThreadLoop> backup_loop_;  // for what reads or writes the store for long
   std::unique_ptr<PublishedState> published_;
   std::unique_ptr<Writer> writer_;
   std::unique_ptr<ThreadLoop> loop_;

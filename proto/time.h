@@ -27,6 +27,14 @@ inline google::protobuf::Timestamp ToProto(absl::Time time) {
   return out;
 }
 
+// Requires: `duration` is finite.
+inline google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration out;
+  out.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
+  out.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
+  return out;
+}
+
 }  // namespace muster
 
 #endif  // MUSTER_PROTO_TIME_H_

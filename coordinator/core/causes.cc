@@ -13,6 +13,7 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
     case v1::CAUSE_USER_ERROR:
     case v1::CAUSE_DATA:
     case v1::CAUSE_NUMERIC:
+    case v1::CAUSE_TIME_LIMIT:
       return Budget::kNotRetried;
     case v1::CAUSE_STORAGE:
     case v1::CAUSE_OUT_OF_MEMORY:
@@ -21,6 +22,7 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
     case v1::CAUSE_NETWORK:
     case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
+    case v1::CAUSE_MAINTENANCE:
     case v1::CAUSE_LAUNCH:
     case v1::CAUSE_COORDINATOR:
     case v1::CAUSE_CANCELLED:
@@ -32,7 +34,10 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
 }
 
 absl::Duration BackoffBefore(const v1::BackoffSpec& spec, v1::Cause cause, int restarts_in_a_row) {
-  if (cause == v1::CAUSE_PREEMPTED || cause == v1::CAUSE_RESIZED) return absl::ZeroDuration();
+  if (cause == v1::CAUSE_PREEMPTED || cause == v1::CAUSE_RESIZED ||
+      cause == v1::CAUSE_MAINTENANCE) {
+    return absl::ZeroDuration();
+  }
   const absl::Duration limit = FromProto(spec.max());
   absl::Duration wait = FromProto(spec.initial());
   for (int i = 1; i < restarts_in_a_row && wait < limit && wait > absl::ZeroDuration(); ++i) {

@@ -24,8 +24,8 @@ Budget BudgetOf(v1::Cause cause, bool trained);
 // True of causes that only tell that some other rank vanished.
 inline bool IsSymptom(v1::Cause cause) { return cause == v1::CAUSE_COMMUNICATION; }
 
-// initial x 2^(restarts_in_a_row - 1), at most max; 0 after a preemption or resize. Requires:
-// restarts_in_a_row >= 1.
+// initial x 2^(restarts_in_a_row - 1), at most max; 0 after a preemption, a resize or for
+// maintenance. Requires: restarts_in_a_row >= 1.
 absl::Duration BackoffBefore(const v1::BackoffSpec& spec, v1::Cause cause, int restarts_in_a_row);
 
 // As words for a message: "out of memory", "worker lost".

@@ -16,11 +16,15 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "coordinator/core/caller.h"
 #include "coordinator/core/job_view.h"
+#include "coordinator/scheduler/topology.h"
 #include "coordinator/store/store.h"
+#include "muster/v1/fleet.pb.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/session.pb.h"
 #include "muster/v1/spec.pb.h"
+#include "muster/v1/stored.pb.h"
 
 namespace muster::coordinator {
 
@@ -45,20 +49,36 @@ struct CoreConfig {
   // No rank of a training attempt finished a step or changed its phase for this long: HANG. Also
   // bounds bootstrapping.
   absl::Duration progress_timeout = absl::Minutes(10);
+  TopologyRules topology;
 };
 
 // ---- events -------------------------------------------------------------------------------------
-// `actor` of calls: their caller, as Event.actor.
+// A call with a `caller` leaves an entry in the audit log, durable before its reply.
 struct SubmitEvent {
   CallId call;
   v1::JobSpec spec;  // valid and with defaults (proto/spec); the core does not check it again
   std::string request_id;
-  std::string actor = "client";
+  Caller caller;
 };
 struct CancelEvent {
   CallId call;
   std::string job;  // name or id
-  std::string actor = "client";
+  Caller caller;
+};
+// A user changes when a job runs.
+struct ChangeJobEvent {
+  enum class Change {
+    kPreempt,  // stop it at a step boundary; it stays in its queue
+    kSuspend,  // the same, but it is held; one that waits is held at once
+    kHold,     // one that waits does not start
+    kRelease,  // one that is held waits in its queue again
+    kRequeue,  // stop it now; it stays in its queue
+  };
+  CallId call;
+  std::string job;  // name or id
+  Change change = Change::kPreempt;
+  std::string reason;  // for people; may be empty
+  Caller caller;
 };
 struct SessionOpened {  // Hello
   SessionId session;
@@ -77,11 +97,35 @@ struct SessionClosed {
 struct RemoveWorkerEvent {
   CallId call;
   std::string worker;
-  std::string actor = "client";
+  Caller caller;
+};
+// A bearer token; `created` and `created_by` are filled in.
+struct CreateTokenEvent {
+  CallId call;
+  v1::TokenRow row;
+  Caller caller;
+};
+struct RevokeTokenEvent {
+  CallId call;
+  std::string id;
+  Caller caller;
+};
+// A call that the core does not see otherwise, or that was refused.
+struct AuditEvent {
+  v1::AuditEntry entry;
+};
+// What an operator asks of workers. The reply has them as they are then.
+struct FleetEvent {
+  using Request = std::variant<v1::CordonRequest, v1::UncordonRequest, v1::DrainRequest,
+                               v1::ReserveRequest, v1::UnreserveRequest>;
+  CallId call;
+  Request request;
+  Caller caller;
 };
 struct TimerFired {};
-using CoreEvent = std::variant<SubmitEvent, CancelEvent, SessionOpened, SessionMessage,
-                               SessionClosed, RemoveWorkerEvent, TimerFired>;
+using CoreEvent = std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened,
+                               SessionMessage, SessionClosed, RemoveWorkerEvent, FleetEvent,
+                               CreateTokenEvent, RevokeTokenEvent, AuditEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
@@ -89,6 +133,7 @@ struct ReplyAction {
   absl::Status status;
   v1::Job job;
   bool existed = false;
+  std::vector<v1::Worker> workers = {};  // of a FleetEvent
 };
 struct SendAction {
   SessionId session;
@@ -117,14 +162,26 @@ struct JobForgotten {
 struct EventAppended {
   v1::Event event;
 };
+// A token was made or revoked; also every token at the start.
+struct TokenChanged {
+  v1::TokenRow row;
+};
+struct TokenForgotten {
+  std::string id;
+};
 // For metrics: one duration that the state alone does not tell. coordinator/metrics.cc says what
 // each measures.
 struct Measured {
   enum class What { kQueueWait, kDetectFailure, kRecover, kCheckpointSave, kPlacement } what;
   double seconds;
 };
-using CoreAction = std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged,
-                                JobForgotten, EventAppended, Measured>;
+// What the devices that no attempt holds are used for changed.
+struct FleetUsageChanged {
+  v1::Usage usage;
+};
+using CoreAction =
+    std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged, JobForgotten,
+                 EventAppended, TokenChanged, TokenForgotten, Measured, FleetUsageChanged>;
 
 struct CoreOutput {
   Batch batch;
@@ -138,6 +195,12 @@ struct Explained {
   v1::Job job;  // of a spec: name, steps and spec
   std::optional<v1::WaitReason> waiting;
   std::vector<v1::Placement> placements;  // of a spec that would start at once
+};
+// Device time of the period that is not over, as rows like those of the store.
+struct OpenUsage {
+  uint64_t last_row = 0;  // key of the newest row in the store; time in later ones is in `rows` too
+  int64_t as_of_ms = 0;   // Unix time
+  std::vector<v1::UsageRow> rows;
 };
 
 // Thread: one. Bound: limits.h.
@@ -169,6 +232,7 @@ class Core {
   virtual std::optional<SessionId> SessionOf(const WorkerId& worker) const = 0;
   // Why a job waits, or what would become of a spec; changes nothing. kNotFound.
   virtual absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) = 0;
+  virtual OpenUsage Usage(absl::Time now) = 0;
   // For the simulator: the invariants that do not hold; empty when all do.
   virtual std::vector<std::string> CheckInvariants() const = 0;
 };

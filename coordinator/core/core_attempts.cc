@@ -9,6 +9,7 @@
 #include "coordinator/core/hang.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "coordinator/scheduler/placement.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 
@@ -17,6 +18,10 @@ namespace {
 
 DeadlineKey AttemptDeadline(const JobEntry& job) {
   return {DeadlineKey::Kind::kAttempt, job.fixed.id()};
+}
+
+DeadlineKey TimeLimit(const JobEntry& job) {
+  return {DeadlineKey::Kind::kTimeLimit, job.fixed.id()};
 }
 
 // True when ranks on these workers may talk over loopback: all workers are on the coordinator's
@@ -113,6 +118,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
+  *attempt.mutable_cost() = CostOf(workers_.slots(), AsWaiting(job), placements);
   scheduling_.AddRunning(job.id(), AsRunning(job));
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());
@@ -128,13 +134,26 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
   Transition(job, JobEvent::kPlaced, why, turn);
   deadlines_.Set(AttemptDeadline(job), turn.now() + kPrepareTimeout);
+  const auto older = std::find_if(entries.begin(), entries.end(),
+                                  [](const auto* worker) { return !worker->runs_commands; });
+  if (job.runs_command() && older != entries.end()) {
+    Stop(job,
+         {v1::CAUSE_LAUNCH,
+          absl::StrCat("the daemon of worker ", (*older)->row.name(), " is of version ",
+                       (*older)->row.version(), ", which cannot run commands; upgrade it")},
+         turn);
+  }
 }
 
 void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& observed,
                          Turn& turn) {
   const int rank = observed.rank();
   if (!job.gang.Has(rank) || job.gang.rank(rank).worker() != worker) return;
-  if (observed.pid() != 0) job.gang.SetPid(rank, observed.pid());
+  // Of a command, its own process and not the one that waits for it.
+  const int64_t command = observed.progress().command_pid();
+  if (const int64_t pid = command != 0 ? command : observed.pid(); pid != 0) {
+    job.gang.SetPid(rank, pid);
+  }
   if (observed.has_progress()) ApplyProgress(job, rank, observed.progress(), turn);
   if (observed.state() > v1::RANK_STATE_RELEASED || !v1::RankState_IsValid(observed.state())) {
     return;
@@ -172,6 +191,10 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
     job.progress_changed = true;
     turn.Progressed(job.id());
   }
+  // Reports that only say that nothing has changed may tell that the gang hangs.
+  if (report == Gang::Report::kSame && job.up() && job.account.use() != UseOf(job, turn.now())) {
+    turn.Progressed(job.id());
+  }
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
   }
@@ -189,14 +212,18 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
+      StartClock(job, turn);
       TellWorkers(job, turn);
       CheckDeadlines(job, turn);
       break;
     case v1::ATTEMPT_STATE_BOOTSTRAPPING:
       if (!job.gang.AllAtLeast(v1::RANK_STATE_TRAINING)) break;
       if (!job.state.has_started()) *job.state.mutable_started() = ToProto(turn.now());
-      Transition(job, AttemptEvent::kAllTraining, "every rank has joined its communicators", turn);
-      Transition(job, JobEvent::kTraining, "training", turn);
+      Transition(job, AttemptEvent::kAllTraining,
+                 job.runs_command() ? "the command runs on every rank"
+                                    : "every rank has joined its communicators",
+                 turn);
+      Transition(job, JobEvent::kTraining, job.runs_command() ? "running" : "training", turn);
       if (job.failed_at.has_value()) {
         turn.Act(
             Measured{Measured::What::kRecover, absl::ToDoubleSeconds(turn.now() - *job.failed_at)});
@@ -271,9 +298,13 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   const bool allocated = job.state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED;
   const absl::Duration limit = allocated ? kPrepareTimeout : config_.progress_timeout;
   absl::Time due = (allocated ? job.attempt_since : job.progress_at) + limit;
-  if (turn.now() >= due && AnyWorkerAway(job)) {
+  const bool silent_command = job.runs_command() &&
+                              job.state.attempt_state() == v1::ATTEMPT_STATE_TRAINING &&
+                              !job.gang.command_reports();
+  if (turn.now() >= due && (silent_command || AnyWorkerAway(job))) {
     // A worker that is away may have prepared its ranks, or they may make progress; it tells when
-    // it is back. When it is given up, so is the attempt.
+    // it is back. When it is given up, so is the attempt. A command that has never reported
+    // progress may make some.
     (allocated ? job.attempt_since : job.progress_at) = turn.now();
     due = turn.now() + limit;
   }
@@ -320,6 +351,32 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   Stop(job, {v1::CAUSE_HANG, why, verdict.rank}, turn);
 }
 
+void CoreImpl::StartClock(JobEntry& job, Turn& turn) {
+  *job.state.mutable_running_since() = ToProto(turn.now());
+  if (job.spec().has_time_limit()) CheckTimeLimit(job, turn);
+}
+
+void CoreImpl::StopClock(JobEntry& job, Turn& turn) {
+  if (!job.state.has_running_since()) return;
+  // The clock may have been set back.
+  const absl::Duration ran =
+      std::max(absl::ZeroDuration(), turn.now() - FromProto(job.state.running_since()));
+  *job.state.mutable_ran() = ToProto(FromProto(job.state.ran()) + ran);
+  job.state.clear_running_since();
+  deadlines_.Clear(TimeLimit(job));
+}
+
+void CoreImpl::CheckTimeLimit(JobEntry& job, Turn& turn) {
+  if (!job.up() || !job.spec().has_time_limit() || !job.state.has_running_since()) return;
+  const absl::Duration limit = FromProto(job.spec().time_limit());
+  const absl::Time due = FromProto(job.state.running_since()) + limit - FromProto(job.state.ran());
+  if (turn.now() < due) return deadlines_.Set(TimeLimit(job), due);
+  Stop(job,
+       {v1::CAUSE_TIME_LIMIT,
+        absl::StrCat("it has run for its time_limit, ", absl::FormatDuration(limit))},
+       turn);
+}
+
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   v1::StateRow& state = job.state;
   const bool trained = PropertiesOf(state.attempt_state()).trained;
@@ -337,11 +394,20 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   }
   state.set_stop_message(Bounded(message));
   state.set_stop_rank(reason.rank);
+  scheduling_.ChangeRunning(job.id(), [](RunningJob& running) { running.stopping = true; });
+  StopClock(job, turn);
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(), turn);
   deadlines_.Clear(AttemptDeadline(job));
   job.symptom_at.reset();
   TellWorkers(job, turn);
+  if (reason.yields) {
+    job.state.set_after_release(v1::JOB_STATE_QUEUED);
+    Transition(job, JobEvent::kPreempt, state.stop_message(), turn);
+    job.waiting.Clear();
+    job.waiting.set_code(v1::WAIT_CODE_RELEASING);
+    return FreeAllSlots(job, turn);
+  }
   switch (reason.cause) {
     case v1::CAUSE_COMPLETED:
       job.state.set_after_release(v1::JOB_STATE_SUCCEEDED);
@@ -379,6 +445,7 @@ void CoreImpl::EndReleasedAttempts(Turn& turn) {
       const v1::Placement& placement = job.attempt.placements(rank);
       if (!IsGone(job.gang.state(rank)) || !workers_.Holds(placement, id, job.epoch())) continue;
       workers_.Free(placement, id, job.epoch());
+      turn.Persist(id);
       turn.DesiredChanged(WorkerId(worker));
       turn.Reschedule();
     }
@@ -445,6 +512,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   const v1::AttemptEnd end = EndOf(job, turn);
   job.phase.clear();
   AddEnd(job, end, turn);
+  job.state.set_furthest_step(std::max(job.state.furthest_step(), end.step()));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_ENDED);
   row.set_cause(end.cause());
   row.set_rank(end.rank());
@@ -461,9 +529,12 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Persist(job.id());
   turn.Reschedule();
   if (end.counted()) job.state.set_failures(job.state.failures() + 1);
+  if (job.state.state() == v1::JOB_STATE_PREEMPTING) return AfterYield(job, turn);
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
-      Transition(job, JobEvent::kCompleted, "trained all steps", turn);
+      Transition(job, JobEvent::kCompleted,
+                 job.runs_command() ? "every rank exited with status 0" : "trained all steps",
+                 turn);
       break;
     case v1::JOB_STATE_CANCELLED:
       job.state.set_message("cancelled by a user");
@@ -505,6 +576,7 @@ void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn
   }
   const absl::Duration wait = BackoffBefore(job.spec().restart().backoff(), end.cause(), in_a_row);
   *job.state.mutable_not_before() = ToProto(turn.now() + wait);
+  if (!job.state.held_by().empty()) return Hold(job, turn);
   Wait(job, turn);
 }
 

@@ -99,6 +99,9 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   record.set_damaged(false);
   record.set_removed(false);
   *record.mutable_committed() = ToProto(turn.now());
+  scheduling_.ChangeRunning(job->id(), [&turn](RunningJob& running) {
+    running.saved_at = std::max(running.saved_at, turn.now());
+  });
   const double seconds = record.seconds();
   const std::string path = record.path();
   Put(*job, record, turn);
@@ -121,6 +124,8 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
 }
 
 void CoreImpl::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn) {
+  const JobEntry* before = jobs_.Find(JobId(commit.job_id()));
+  const int64_t committed = before == nullptr ? 0 : before->state.last_committed_step();
   const absl::Status status = Accept(worker, commit, turn);
   SendAction send;
   send.session = *worker.session;
@@ -131,6 +136,8 @@ void CoreImpl::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& com
   verdict.set_status_code(static_cast<int32_t>(status.code()));
   verdict.set_status_message(std::string(status.message()));
   turn.Act(std::move(send));
+  JobEntry* job = jobs_.Find(JobId(commit.job_id()));
+  if (job != nullptr && job->state.last_committed_step() > committed) MoveIfDrained(*job, turn);
 }
 
 void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn) {

@@ -57,6 +57,8 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
       }));
   RETURN_IF_ERROR(row_status);
   RETURN_IF_ERROR(RecoverJobs(store, now));
+  RETURN_IF_ERROR(LoadLedger(store, now));
+  RETURN_IF_ERROR(LoadAccess(store));
   return LoadKeyValue(store);
 }
 
@@ -70,7 +72,10 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       *loaded.state.mutable_not_before() = ToProto(latest);
     }
     JobEntry& job = jobs_.Add(std::move(loaded));
-    if (!job.has_attempt()) continue;
+    if (!job.has_attempt()) {
+      RecoverKept(job);
+      continue;
+    }
     for (const v1::Placement& placement : job.attempt.placements()) {
       if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
       if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
@@ -96,8 +101,27 @@ absl::Status CoreImpl::LoadKeyValue(Store& store) {
   return row_status;
 }
 
+absl::Status CoreImpl::LoadLedger(Store& store, absl::Time now) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> stored,
+                   store.Get(Table::kUsage, schema::kFleetAccount));
+  v1::FleetAccount row;
+  if (stored.has_value()) {
+    RETURN_IF_ERROR(schema::Parse(Table::kUsage, schema::kFleetAccount, *stored, row));
+  }
+  ledger_.Recover(stored.has_value() ? &row : nullptr, now);
+  return absl::OkStatus();
+}
+
 CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   Turn turn(now, "coordinator", log_, state_log_);
+  ledger_.Advance(now);
+  for (auto& [id, job] : jobs_.entries()) {
+    if (job.state.has_account()) Settled(job);
+    if (job.account.has_period() || !job.account.devices().empty() || workers_.HeldBy(id) > 0) {
+      accounts_.insert(id);
+      turn.Progressed(id);
+    }
+  }
   state_log_.set_term(++leader_term_);
   last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
@@ -111,15 +135,27 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
     deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
   }
+  RecoverFleet(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
+      // A state of a version that did not count has no beginning.
+      if (job.up() && job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED &&
+          !job.state.has_running_since()) {
+        *job.state.mutable_running_since() = ToProto(now);
+        turn.Persist(id);
+      }
+      deadlines_.Set({DeadlineKey::Kind::kTimeLimit, id.value()}, now);
+    } else if (job.state.state() == v1::JOB_STATE_HELD) {
+      if (!job.state.after().empty()) AwaitDependencies(job, turn);
+      job.waiting = HeldReason(job);
     } else {
       Wait(job, turn);
     }
   }
   for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
+  for (const auto& [id, row] : tokens_) turn.Act(TokenChanged{row});
   turn.Reschedule();
   CompleteTurn(turn);
   return turn.Finish();
@@ -127,9 +163,15 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
 
 CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
+  ledger_.Advance(now);
   ForgivePause(turn);
   if (MostAreSilent()) most_silent_at_ = now;
-  std::visit([&](const auto& e) { On(e, turn); }, event);
+  std::visit(
+      [&](const auto& e) {
+        On(e, turn);
+        if constexpr (requires { e.caller; }) Audit(e.caller, e.call, turn);
+      },
+      event);
   CompleteTurn(turn);
   return turn.Finish();
 }
@@ -137,9 +179,14 @@ CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
 std::string CoreImpl::ActorOf(const CoreEvent& event) const {
   struct Visitor {
     const WorkerTable& workers;
-    std::string operator()(const SubmitEvent& e) const { return e.actor; }
-    std::string operator()(const CancelEvent& e) const { return e.actor; }
-    std::string operator()(const RemoveWorkerEvent& e) const { return e.actor; }
+    std::string operator()(const SubmitEvent& e) const { return e.caller.actor; }
+    std::string operator()(const CancelEvent& e) const { return e.caller.actor; }
+    std::string operator()(const ChangeJobEvent& e) const { return e.caller.actor; }
+    std::string operator()(const FleetEvent& e) const { return e.caller.actor; }
+    std::string operator()(const RemoveWorkerEvent& e) const { return e.caller.actor; }
+    std::string operator()(const CreateTokenEvent& e) const { return e.caller.actor; }
+    std::string operator()(const RevokeTokenEvent& e) const { return e.caller.actor; }
+    std::string operator()(const AuditEvent&) const { return "coordinator"; }
     std::string operator()(const TimerFired&) const { return "coordinator"; }
     std::string operator()(const SessionOpened& e) const {
       return absl::StrCat("worker ", e.hello.worker().substr(0, kWorkerNameBytesMax));
@@ -207,20 +254,46 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       case DeadlineKey::Kind::kAttempt:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckDeadlines(*job, turn);
         break;
+      case DeadlineKey::Kind::kTimeLimit:
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
+        break;
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();
         break;
       case DeadlineKey::Kind::kPublish:
         for (const JobId& id : std::exchange(unpublished_, {})) turn.Progressed(id);
         break;
+      case DeadlineKey::Kind::kDrain:
+        if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
+          CheckDrain(*worker, turn);
+        }
+        break;
+      case DeadlineKey::Kind::kReservations:
+        CheckReservations(turn);
+        break;
     }
   }
   EndReleasedAttempts(turn);
-  while (turn.TakeReschedule()) Schedule(turn);
+  ResolveDependents(turn);
+  const std::set<WorkerId> draining = draining_;
+  for (const WorkerId& id : draining) {
+    WorkerEntry* worker = workers_.Find(id);
+    if (worker == nullptr) {
+      draining_.erase(id);
+    } else if (worker->held.empty()) {
+      CheckDrain(*worker, turn);
+    }
+  }
+  while (turn.TakeReschedule()) {
+    Schedule(turn);
+    EndReleasedAttempts(
+        turn);  // a job that is stopped for another one may have ranks that are gone
+  }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
   }
+  AccountForDevices(turn);
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
   ArmTimer(turn);
@@ -228,9 +301,11 @@ void CoreImpl::CompleteTurn(Turn& turn) {
 
 void CoreImpl::PersistJobs(Turn& turn) {
   std::set<JobId> changed = turn.changed();
+  bool accounts = false;
   for (const JobId& id : turn.persist()) {
     JobEntry* job = jobs_.Find(id);
     if (job == nullptr) continue;  // an old ended job, forgotten in this turn
+    accounts |= job->account_changed;
     job->PutState(turn.batch());
     job->PutProgress(turn.batch(), turn.now());
     changed.insert(id);
@@ -240,8 +315,16 @@ void CoreImpl::PersistJobs(Turn& turn) {
     if (job == nullptr) continue;
     if (turn.now() - job->progress_stored_at >= kProgressPersistInterval) {
       job->PutProgress(turn.batch(), turn.now());
+      if (job->account_changed) {
+        accounts = true;
+        job->PutState(turn.batch());
+      }
     }
     changed.insert(id);
+  }
+  if (accounts || (fleet_unsaved_ && !turn.batch().empty())) {
+    ledger_.Put(turn.batch());
+    fleet_unsaved_ = false;
   }
   for (const JobId& id : changed) {
     if (JobEntry* job = jobs_.Find(id); job != nullptr) Publish(*job, turn);
@@ -289,24 +372,33 @@ std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* ne
 
 std::vector<v1::Worker> CoreImpl::ListWorkers() const {
   std::vector<v1::Worker> out;
-  for (const auto& [id, worker] : workers_.entries()) {
-    v1::Worker row = worker.row;
-    row.clear_identity();
-    *row.mutable_last_heard() = ToProto(worker.last_heard);
-    row.set_slots(row.devices_size());
-    int free = 0;
-    for (const v1::Device& device : row.devices()) {
-      if (worker.Ready() && device.unusable().empty() && worker.held.count(device.name()) == 0) {
-        ++free;
-      }
-    }
-    row.set_slots_free(free);
-    std::set<std::string> names;
-    for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
-    for (const std::string& name : names) row.add_jobs(name);
-    out.push_back(std::move(row));
-  }
+  for (const auto& [id, worker] : workers_.entries()) out.push_back(ViewOf(worker));
   return out;
+}
+
+v1::Worker CoreImpl::ViewOf(const WorkerEntry& worker) const {
+  v1::Worker row = worker.row;
+  row.clear_identity();
+  *row.mutable_last_heard() = ToProto(worker.last_heard);
+  row.set_slots(row.devices_size());
+  int free = 0;
+  for (const v1::Device& device : row.devices()) {
+    if (worker.Ready() && device.unusable().empty() && worker.held.count(device.name()) == 0) {
+      ++free;
+    }
+  }
+  row.set_slots_free(free);
+  std::set<std::string> names;
+  for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
+  for (const std::string& name : names) row.add_jobs(name);
+  const DomainPath path = workers_.topology().PathOf(worker.row);
+  for (size_t depth = kDomainLevels.size(); depth-- > 0;) {
+    if (path.names[depth].empty()) continue;
+    v1::TopologyDomain& domain = *row.add_domains();
+    domain.set_level(kDomainLevels[depth]);
+    domain.set_name(path.names[depth]);
+  }
+  return row;
 }
 
 absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int rank) const {
@@ -345,8 +437,19 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   };
   const bool attempt = entry.has_attempt();
   const v1::AttemptState state = job.attempt_state();
-  claim(scheduling_.Waits(entry.id()) == (entry.live() && !attempt),
-        "must wait if and only if it is live without an attempt");
+  const bool depends = !job.after().empty();
+  claim(scheduling_.Waits(entry.id()) ==
+            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD),
+        "must wait if and only if it is live without an attempt, not held, and no dependency is "
+        "left");
+  claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
+        "has dependencies and is neither queued nor held");
+  for (const v1::Dependency& dependency : job.after()) {
+    const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
+    claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
+  }
+  claim(job.has_running_since() == (entry.up() && state != v1::ATTEMPT_STATE_ALLOCATED),
+        "its running time must count if and only if its ranks may run");
   claim(scheduling_.Runs(entry.id()) == attempt,
         "must be running if and only if it has an attempt");
   switch (job.state()) {
@@ -367,6 +470,14 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
       break;
     case v1::JOB_STATE_RECOVERING:
       claim(!attempt || state == v1::ATTEMPT_STATE_STOPPING, "recovering with a live attempt");
+      break;
+    case v1::JOB_STATE_HELD:
+      claim(!attempt && !job.held_by().empty(), "held with a live attempt, or by nobody");
+      break;
+    case v1::JOB_STATE_PREEMPTING:
+      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING &&
+                job.stop_cause() != v1::CAUSE_UNSPECIFIED,
+            "preempting without an attempt that stops");
       break;
     case v1::JOB_STATE_STOPPING:
       claim(attempt && state == v1::ATTEMPT_STATE_STOPPING, "stopping without an attempt");
@@ -398,6 +509,9 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
 std::vector<std::string> CoreImpl::CheckInvariants() const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
+  CheckAccounts(broken);
+  if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
+  CheckKept(broken);
   if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {

@@ -2,9 +2,14 @@
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
+// core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
+// core_dependencies.cc  jobs that wait for the ends of others
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
+// core_usage.cc       what devices are used for
 // core_checkpoints.cc commits and notices about checkpoints
+// core_fleet.cc       what operators ask of workers: cordon, drain, reserve
+// core_access.cc      tokens, the audit log
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 
@@ -21,6 +26,7 @@
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
+#include "coordinator/core/ledger.h"
 #include "coordinator/core/scheduling.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
@@ -29,7 +35,9 @@ namespace muster::coordinator {
 
 class CoreImpl : public Core {
  public:
-  CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {}
+  CoreImpl(const CoreConfig& config, Rng rng) : config_(config), rng_(rng) {
+    workers_.SetTopology(config_.topology);
+  }
 
   absl::Status Load(Store& store, absl::Time now);
   CoreOutput BeginTerm(absl::Time now);
@@ -44,6 +52,7 @@ class CoreImpl : public Core {
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
   absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
+  OpenUsage Usage(absl::Time now) override;
   std::vector<std::string> CheckInvariants() const override;
 
  private:
@@ -51,6 +60,7 @@ class CoreImpl : public Core {
   std::string ActorOf(const CoreEvent& event) const;
   absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
+  absl::Status LoadLedger(Store& store, absl::Time now);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
   // timer.
   void CompleteTurn(Turn& turn);
@@ -70,12 +80,47 @@ class CoreImpl : public Core {
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
   // Adds the job to those that wait, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
-  static WaitingJob AsWaiting(const JobEntry& job);
+  WaitingJob AsWaiting(const JobEntry& job) const;
   static RunningJob AsRunning(const JobEntry& job);
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
+
+  // ---- core_preemption.cc
+  void On(const ChangeJobEvent& event, Turn& turn);
+  absl::Status Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
+  void CarryOut(const Preempt& preempt, Turn& turn);
+  void CarryOut(const GiveUpKept& give_up, Turn& turn);
+  // The slots that are kept for the job, if any, are free again.
+  void DropKept(JobEntry& job, Turn& turn);
+  // Takes over what is stored of slots kept for a job that waits; those on workers that are gone
+  // are given up by the next plan.
+  void RecoverKept(JobEntry& job);
+  // Asks the ranks to stop at the end of a step, with a checkpoint. Requires: the job is up.
+  void Yield(JobEntry& job, const std::string& why, Turn& turn);
+  // The attempt of a job that yielded is released.
+  void AfterYield(JobEntry& job, Turn& turn);
+  // Requires: it has no attempt and held_by is set.
+  void Hold(JobEntry& job, Turn& turn);
+  static v1::WaitReason HeldReason(const JobEntry& job);
+  absl::Status Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
+                       Turn& turn);
+  void Unhold(JobEntry& job, const std::string& why, Turn& turn);
+  absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
+  void CheckKept(std::vector<std::string>& broken) const;
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
+
+  // ---- core_dependencies.cc
+  // JobSpec.after with names looked up, without what holds already. kNotFound, kFailedPrecondition:
+  // an entry names no job, or one that has ended otherwise.
+  absl::StatusOr<std::vector<v1::Dependency>> DependenciesOf(const v1::JobSpec& spec) const;
+  static v1::WaitReason WaitFor(const v1::JobSpec& spec,
+                                const google::protobuf::RepeatedPtrField<v1::Dependency>& after);
+  // Lets the job wait for the ends in StateRow.after.
+  void AwaitDependencies(JobEntry& job, Turn& turn);
+  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
+  void ResolveDependents(Turn& turn);
+  void DependencyEnded(JobEntry& job, const JobId& id, const JobEntry* ended, Turn& turn);
 
   // ---- core_attempts.cc
   void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
@@ -88,11 +133,17 @@ class CoreImpl : public Core {
   void Advance(JobEntry& job, const std::string& worker, Turn& turn);
   void CheckExits(JobEntry& job, Turn& turn);
   void CheckDeadlines(JobEntry& job, Turn& turn);
+  // Running time begins to count, and stops.
+  void StartClock(JobEntry& job, Turn& turn);
+  void StopClock(JobEntry& job, Turn& turn);
+  // Stops a job that has run for its time_limit.
+  void CheckTimeLimit(JobEntry& job, Turn& turn);
   struct StopReason {
     v1::Cause cause;
     std::string message;
     int32_t rank = -1;
-    int32_t peer = -1;  // the rank that `rank` could not reach; -1 = that is not why
+    int32_t peer = -1;    // the rank that `rank` could not reach; -1 = that is not why
+    bool yields = false;  // not for a failure: the job goes back to its queue
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   // Tells every worker of the attempt what is desired now.
@@ -139,12 +190,57 @@ class CoreImpl : public Core {
   absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const std::string& job_id,
                                    uint64_t epoch);
 
+  // ---- core_fleet.cc
+  void On(const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::CordonRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::UncordonRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::ReserveRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::UnreserveRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status CheckWorkers(const std::vector<std::string>& names) const;
+  // After a recovery: what is drained or reserved, with its deadlines.
+  void RecoverFleet(Turn& turn);
+  // Stops attempts that have ranks on a worker that is drained, where they need not or may not
+  // train on, and notes that none is left.
+  void CheckDrain(WorkerEntry& worker, Turn& turn);
+  // The job has committed a checkpoint.
+  void MoveIfDrained(JobEntry& job, Turn& turn);
+  void CheckReservations(Turn& turn);
+  // Removes a reservation from the workers that have it; returns their names.
+  std::vector<std::string> EndReservation(const std::string& name, const std::string& why,
+                                          Turn& turn);
+  // Looks at reservations again, and what jobs that wait may take.
+  void ReservationsChanged(Turn& turn);
+  std::vector<std::string> ReservationsFor(const v1::JobSpec& spec) const;
+  v1::Worker ViewOf(const WorkerEntry& worker) const;
+
   // ---- core_checkpoints.cc
   void Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
   absl::Status Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
   void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
   void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
   static void UpdateCommitted(JobEntry& job);
+
+  // ---- core_usage.cc
+  // What its devices are used for now. Requires: it holds some.
+  static Use UseOf(const JobEntry& job, absl::Time now);
+  void AccountFor(JobEntry& job, Turn& turn);
+  void Settled(JobEntry& job) const;
+  void CloseAccount(JobEntry& job, Turn& turn);
+  // Brings the accounts of the jobs that changed in this turn, and that of the fleet, up to date.
+  void AccountForDevices(Turn& turn);
+  void CheckAccounts(std::vector<std::string>& broken) const;
+
+  // ---- core_access.cc
+  absl::Status LoadAccess(Store& store);
+  void On(const CreateTokenEvent& event, Turn& turn);
+  void On(const RevokeTokenEvent& event, Turn& turn);
+  void On(const AuditEvent& event, Turn& turn);
+  void PutToken(const v1::TokenRow& row, Turn& turn);
+  void ForgetTokens(Turn& turn);
+  // The entry of a call that the turn answers.
+  void Audit(const Caller& caller, CallId call, Turn& turn);
+  void Append(v1::AuditEntry entry, Turn& turn);
 
   const CoreConfig config_;
   Rng rng_;
@@ -155,13 +251,25 @@ class CoreImpl : public Core {
   JobTable jobs_;
   WorkerTable workers_;
   Scheduling scheduling_{workers_.slots()};
+  std::set<WorkerId> draining_;                          // and not drained yet
+  std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
+  std::map<JobId, std::set<JobId>> dependents_;          // by job: those that wait for its end
+  std::vector<JobId> ended_;     // in this turn; their dependents have not been looked at
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
+  Ledger ledger_;
+  std::set<JobId> accounts_;   // the jobs with time in the period that is not over, or with devices
+  bool fleet_unsaved_ = true;  // the fleet's account changed since it was last put into a batch
   KeyValue values_;
+  std::map<std::string, v1::TokenRow> tokens_;  // by id
+  uint64_t last_audit_ = 0;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
   absl::Time last_turn_;
   absl::Time most_silent_at_ = absl::InfinitePast();  // the newest turn with MostAreSilent()
 };
+
+// Who pays: the label "tenant"; empty where there is none.
+std::string TenantOf(const v1::JobSpec& spec);
 
 // True when the attempt has a rank on this worker.
 bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);

@@ -5,9 +5,12 @@
 #include "base/status_macros.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/traffic.h"
+#include "coordinator/scheduler/placement.h"
 #include "proto/job_state.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
+#include "security/authorize.h"
 
 namespace muster::coordinator {
 
@@ -39,8 +42,13 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     return;
   }
   if (JobEntry* first = event.request_id.empty() ? nullptr : jobs_.FindRequest(event.request_id)) {
-    reply.job = first->View();
-    reply.existed = true;
+    if (first->fixed.owner() == event.caller.principal.Owner()) {
+      reply.job = first->View();
+      reply.existed = true;
+    } else {
+      reply.status = absl::AlreadyExistsError(
+          "request_id: another user has sent it; choose a new one for each submission");
+    }
     turn.Act(std::move(reply));
     return;
   }
@@ -59,6 +67,12 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
+  const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec);
+  if (!after.ok()) {
+    reply.status = after.status();
+    turn.Act(std::move(reply));
+    return;
+  }
   JobEntry fresh;
   fresh.fixed.set_id(NewJobId(event.spec.name()).value());
   fresh.fixed.set_name(event.spec.name());
@@ -66,8 +80,10 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   fresh.fixed.set_request_id(event.request_id);
   fresh.fixed.set_submit_sequence(jobs_.NextSequence());
   *fresh.fixed.mutable_submitted() = ToProto(turn.now());
+  fresh.fixed.set_owner(event.caller.principal.Owner());
   fresh.state.set_state(v1::JOB_STATE_PENDING);
   fresh.state.set_stop_rank(-1);
+  fresh.state.mutable_after()->Add(after->begin(), after->end());
   fresh.queued_at = fresh.progress_stored_at = turn.now();
   JobEntry& entry = jobs_.Add(std::move(fresh));
   entry.PutSpec(turn.batch());
@@ -97,10 +113,17 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
     return;
   }
   JobEntry& job = *jobs_.Find((*found)->id());
+  reply.status =
+      security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
   const std::string why = "cancelled by a user";
   if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
     if (!job.has_attempt()) {
       job.state.set_message(why);
+      DropKept(job, turn);
       if (scheduling_.Remove(job.id())) turn.Reschedule();
       Transition(job, JobEvent::kCancelIdle, why, turn);
     } else if (job.up()) {
@@ -124,6 +147,8 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
       << static_cast<int>(event);
   job.state.set_state(to);
   if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.Clear();
+  if (IsFinal(to)) job.state.clear_held_by();
+  if (IsFinal(to)) job.state.clear_held_since();
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
   row.set_from(spec::EnumName(from));
@@ -134,6 +159,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   if (IsFinal(to)) {
     *job.state.mutable_ended() = ToProto(turn.now());
     jobs_.Ended(job);
+    ended_.push_back(job.id());
   }
 }
 
@@ -162,6 +188,16 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
   return 1;  // no order: the tensor axis comes first
 }
 
+// What is left of its time_limit when it runs next, or runs on at `now`.
+absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
+  if (!job.spec().has_time_limit()) return absl::InfiniteDuration();
+  absl::Duration ran = FromProto(job.state.ran());
+  if (job.state.has_running_since()) {
+    ran += std::max(absl::ZeroDuration(), now - FromProto(job.state.running_since()));
+  }
+  return std::max(absl::ZeroDuration(), FromProto(job.spec().time_limit()) - ran);
+}
+
 // How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
 absl::Duration RestOf(const JobEntry& job) {
   const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
@@ -175,7 +211,7 @@ absl::Duration RestOf(const JobEntry& job) {
 
 }  // namespace
 
-WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
+WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   const v1::JobSpec& spec = job.spec();
   WaitingJob waiting;
   waiting.id = job.id();
@@ -187,19 +223,39 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) {
   waiting.device = spec.resources().device();
   waiting.group = std::max(1, spec.engine().parallel().tensor());
   waiting.stride = TensorStride(spec.engine().parallel());
+  waiting.placement = {spec.placement().required(), spec.placement().preferred(),
+                       spec.placement().spread(), spec.placement().segment()};
+  AddTraffic(spec, waiting);
+  waiting.reservations = ReservationsFor(spec);
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
-  waiting.runtime = RestOf(job);
+  waiting.runtime = std::min(RestOf(job), LimitOf(job, absl::InfinitePast()));
   return waiting;
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
+  if (!job.state.after().empty()) return AwaitDependencies(job, turn);
   WaitingJob waiting = AsWaiting(job);
   Explain(job, scheduling_.BeforePlan(waiting), turn);
   if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
 }
 
 RunningJob CoreImpl::AsRunning(const JobEntry& job) {
-  return {job.name(), job.spec().queue(), job.spec().priority()};
+  const v1::JobSpec& spec = job.spec();
+  RunningJob running;
+  running.name = job.name();
+  running.queue = spec.queue();
+  running.priority = spec.priority();
+  running.device = spec.resources().device();
+  running.ranks = spec.resources().ranks();
+  running.stopping = job.has_attempt() && !job.up();
+  running.started_at = FromProto(job.attempt.started());
+  running.saved_at = running.started_at;
+  for (const v1::CheckpointRecord& record : job.checkpoints) {
+    if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
+    running.saved_at = std::max(running.saved_at, FromProto(record.committed()));
+  }
+  running.min_runtime = FromProto(spec.preemption().min_runtime());
+  return running;
 }
 
 void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
@@ -210,6 +266,7 @@ void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
 
 void CoreImpl::CarryOut(const Start& start, Turn& turn) {
   scheduling_.Remove(start.job);
+  DropKept(*jobs_.Find(start.job), turn);
   Allocate(*jobs_.Find(start.job), start.placements, turn);
 }
 
@@ -232,13 +289,24 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());
     *out.job.mutable_spec() = entry.spec();
+    ASSIGN_OR_RETURN(const std::vector<v1::Dependency> after, DependenciesOf(entry.spec()));
+    if (!after.empty()) {
+      entry.state.mutable_after()->Add(after.begin(), after.end());
+      out.waiting = WaitFor(entry.spec(), entry.state.after());
+      return out;
+    }
     id = entry.id();
     added = AsWaiting(entry);
   }
-  for (auto& [running, job] : scheduling_.running()) {
+  std::map<JobId, absl::Time> ends;
+  for (const auto& [running, job] : scheduling_.running().all()) {
     const JobEntry& entry = *jobs_.Find(running);
     const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
-    job.ends_at = trains ? now + RestOf(entry) : absl::InfiniteFuture();
+    ends.emplace(running, trains ? now + std::min(RestOf(entry), LimitOf(entry, now))
+                                 : absl::InfiniteFuture());
+  }
+  for (const auto& [running, end] : ends) {
+    scheduling_.ChangeRunning(running, [end = end](RunningJob& job) { job.ends_at = end; });
   }
   Forecast forecast = scheduling_.Explain(id, std::move(added), now);
   if (!forecast.start.has_value()) {
@@ -246,6 +314,9 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
   } else if (std::holds_alternative<v1::JobSpec>(about)) {
     out.waiting.reset();
     out.placements = std::move(forecast.start->placements);
+    JobEntry entry;
+    *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    *out.job.mutable_placement_cost() = CostOf(workers_.slots(), AsWaiting(entry), out.placements);
     for (v1::Placement& placement : out.placements) {
       placement.set_host(workers_.Find(WorkerId(placement.worker()))->row.host());
     }
@@ -264,6 +335,8 @@ void CoreImpl::Schedule(Turn& turn) {
     std::visit([&](const auto& decided) { CarryOut(decided, turn); }, decision);
   }
   for (Explanation& explanation : plan.explanations) {
+    // One that this plan explained may have started by one of its later decisions.
+    if (!scheduling_.Waits(explanation.job)) continue;
     Explain(*jobs_.Find(explanation.job), std::move(explanation.reason), turn);
   }
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, plan.wake_at);

@@ -7,6 +7,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 namespace {
@@ -83,6 +84,17 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
     return absl::InvalidArgumentError(absl::StrCat(who, "an identity of ", hello.identity().size(),
                                                    " bytes; at most ", kWorkerNameBytesMax));
   }
+  if (hello.labels_size() > kWorkerLabelsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, hello.labels_size(), " labels; at most ", kWorkerLabelsMax));
+  }
+  for (const auto& [label, value] : hello.labels()) {
+    if (label.empty() || label.size() > kWorkerNameBytesMax || value.size() > kWorkerNameBytesMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(who, "label ", spec::Quoted(label), " with a value of ", value.size(),
+                       " bytes; names take 1-", kWorkerNameBytesMax, ", values at most as many"));
+    }
+  }
   if (hello.leader_term() > leader_term_) {
     return absl::FailedPreconditionError(absl::StrCat(
         who, "it has obeyed leader term ", hello.leader_term(), " of cluster ", cluster_id_,
@@ -147,6 +159,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   workers_.SetState(worker, v1::WORKER_STATE_READY);
   worker.kept = false;
   worker.takes_spec_once = hello.protocol_version() >= 1;
+  worker.runs_commands = hello.protocol_version() >= 2;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
@@ -158,6 +171,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   row.set_host_id(hello.host_id());
   row.set_incarnation(event.incarnation.value());
   *row.mutable_devices() = hello.devices();
+  *row.mutable_labels() = hello.labels();
   workers_.Refresh(worker);
   row.set_slots(hello.devices_size());
   worker.last_heard = turn.now();
@@ -369,6 +383,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
     turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
     deadlines_.Clear(WorkerDeadline(*worker));
     workers_.Remove(WorkerId(event.worker), turn.batch());
+    ReservationsChanged(turn);
   }
   turn.Act(std::move(reply));
 }
@@ -515,10 +530,18 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std:
 
 absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
   switch (job.state.stop_cause()) {
+    case v1::CAUSE_PREEMPTED:
+      // Its ranks were not asked to stop when one of them was ended by somebody else. A job of
+      // before there was such a field has none.
+      if (job.state.stop_rank() >= 0 || !job.spec().preemption().has_grace()) {
+        return config_.stop_grace;
+      }
+      return FromProto(job.spec().preemption().grace());
     case v1::CAUSE_UNSPECIFIED:
     case v1::CAUSE_CANCELLED:
-    case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
+    case v1::CAUSE_MAINTENANCE:
+    case v1::CAUSE_TIME_LIMIT:
       return config_.stop_grace;
     default:
       return std::min(config_.stop_grace, kFailedStopGrace);
@@ -537,6 +560,13 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     *out.mutable_restore() = job.attempt.restore();
   }
   const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
+  const bool gpus = job.spec().resources().device() == v1::DEVICE_KIND_CUDA;
+  int32_t group_rank = 0;
+  if (job.runs_command() && !ranks.empty()) {
+    for (const auto& [other, there] : job.gang.by_worker()) {
+      group_rank += there.front() < ranks.front() ? 1 : 0;
+    }
+  }
   int32_t local_rank = 0;
   for (const int32_t number : ranks) {
     const v1::Placement& placement = job.attempt.placements(number);
@@ -551,6 +581,14 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     rank.set_device(placement.device());
     rank.set_address(placement.address());
     rank.set_threads(job.spec().resources().threads_per_rank());
+    if (job.runs_command()) {
+      rank.set_group_rank(group_rank);
+      rank.set_group_world_size(static_cast<int32_t>(job.gang.by_worker().size()));
+      rank.set_attempt(job.state.attempts());
+      for (size_t i = 0; gpus && i < ranks.size(); ++i) {
+        rank.add_local_devices(job.attempt.placements(ranks[i]).device());
+      }
+    }
     if (worker.takes_spec_once) continue;
     *rank.mutable_spec() = job.spec();
     *rank.mutable_restore() = job.attempt.restore();

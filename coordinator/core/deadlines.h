@@ -14,8 +14,16 @@
 namespace muster::coordinator {
 
 struct DeadlineKey {
-  enum class Kind { kWorker, kAttempt, kSchedule, kPublish } kind;
-  std::string id;  // worker name or job id; empty for the last two
+  enum class Kind {
+    kWorker,
+    kAttempt,
+    kTimeLimit,
+    kSchedule,
+    kPublish,
+    kDrain,
+    kReservations
+  } kind;
+  std::string id;  // name of a worker or id of a job; empty where there is one of a kind
 
   friend auto operator<=>(const DeadlineKey&, const DeadlineKey&) = default;
 };

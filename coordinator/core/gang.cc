@@ -93,6 +93,7 @@ Gang::Report Gang::Take(int rank, const v1::RankProgress& report, absl::Time now
     answered_[static_cast<size_t>(rank)] = now;
   }
   known = report;
+  command_reports_ |= report.reports();
   v1::RankStatus& status = ranks_[static_cast<size_t>(rank)];
   status.set_step(report.step());
   status.set_metrics_address(Bounded(report.metrics_address()));
@@ -139,7 +140,10 @@ bool Gang::FoldFront(const ProgressView& job) {
   stored.set_tokens_per_second(front.tokens_per_second());
   stored.set_model_flops_utilization(front.model_flops_utilization());
   stored.set_hardware_flops_utilization(front.hardware_flops_utilization());
-  stored.set_consumed_tokens(front.consumed_samples() * job.sequence_length);
+  stored.set_consumed_tokens(front.consumed_tokens() > 0
+                                 ? front.consumed_tokens()
+                                 : front.consumed_samples() * job.sequence_length);
+  stored.set_steps(front.steps());
   return changed;
 }
 

@@ -58,10 +58,16 @@ class Gang {
   enum class Report { kOlder, kSame, kChanged };
   Report Take(int rank, const v1::RankProgress& report, absl::Time now, const ProgressView& job);
   const std::vector<v1::RankProgress>& reports() const { return reports_; }
+  // The largest step that a rank has reported; 0 before the first.
+  int64_t step() const { return front_ < 0 ? 0 : reports_[static_cast<size_t>(front_)].step(); }
+  // Whether a rank has told what it does.
+  bool reported() const { return advanced_at_ != absl::InfinitePast(); }
   // By rank: when its report last changed at all.
   const std::vector<absl::Time>& answered() const { return answered_; }
   // When a rank last reported a step, or another phase; InfinitePast: none has.
   absl::Time advanced_at() const { return advanced_at_; }
+  // Of a command: a rank of it has reported progress.
+  bool command_reports() const { return command_reports_; }
   // The coordinator did not run for `away`.
   void ForgivePause(absl::Duration away, absl::Time now);
 
@@ -86,6 +92,7 @@ class Gang {
   absl::Time advanced_at_ = absl::InfinitePast();
   int front_ = -1;        // the first of the ranks at the largest step; -1: none has a step
   int with_points_ = -1;  // the first rank that reports points of the curve
+  bool command_reports_ = false;
   absl::Time median_at_ = absl::InfinitePast();
   bool changed_ = true;
 };

@@ -37,15 +37,20 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_phase(entry.phase);
   job.set_model_flops_utilization(progress.model_flops_utilization());
   job.set_hardware_flops_utilization(progress.hardware_flops_utilization());
+  if (!entry.usage.times().empty()) *job.mutable_usage() = entry.usage;
+  if (state.has_ran()) *job.mutable_ran() = state.ran();
+  if (state.has_running_since()) *job.mutable_running_since() = state.running_since();
 }
 
 void AddSpec(const JobEntry& entry, v1::Job& job) {
   *job.mutable_spec() = entry.fixed.spec();
   *job.mutable_submitted() = entry.fixed.submitted();
+  job.set_owner(entry.fixed.owner());
 }
 
 void AddRanks(const JobEntry& entry, v1::Job& job) {
   for (const v1::RankStatus& rank : entry.gang.ranks()) *job.add_ranks() = rank;
+  if (entry.attempt.has_cost()) *job.mutable_placement_cost() = entry.attempt.cost();
 }
 
 void AddCurve(const JobEntry& entry, v1::Job& job) {
@@ -112,6 +117,10 @@ void JobEntry::PutState(Batch& batch) {
   state.clear_gone();
   if (has_attempt()) {
     for (v1::RankRun& run : gang.Gone()) *state.add_gone() = std::move(run);
+  }
+  account_changed = false;
+  if (account.clock_ms() > 0 || !account.devices().empty()) {
+    *state.mutable_account() = account.Stored();
   }
   batch.Put(Table::kStates, fixed.id(), schema::Serialize(state));
 }
@@ -201,6 +210,7 @@ absl::StatusOr<std::map<uint64_t, JobEntry>> LoadJobs(Store& store, absl::Time n
     job.queued_at = job.attempt_since = job.progress_at = job.progress_stored_at = now;
     job.gang = Gang(job.attempt, now);
     for (const v1::RankRun& run : job.state.gone()) job.gang.RecoverGone(run);
+    job.account = DeviceAccount(job.state.account());
     const uint64_t sequence = job.fixed.submit_sequence();
     if (job.state.state() == v1::JOB_STATE_UNSPECIFIED || by_sequence.contains(sequence)) {
       return absl::DataLossError(absl::StrCat("job ", id.value(),

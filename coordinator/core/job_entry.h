@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/device_account.h"
 #include "coordinator/core/gang.h"
 #include "coordinator/core/job_view.h"
 #include "coordinator/core/loss_curve.h"
@@ -34,6 +35,7 @@ struct JobEntry {
   std::vector<v1::CheckpointRecord> checkpoints;  // by epoch, then step
   v1::AttemptRow attempt;                         // the newest; epoch 0 before the first
   std::deque<v1::AttemptRow> past_attempts;       // before it, oldest first; kPastAttemptsMax
+  DeviceAccount account;                          // of the devices that its attempts have taken
 
   // ---- not durable: daemons report it again after a restart of the coordinator
   Gang gang;                             // of the newest attempt
@@ -54,6 +56,8 @@ struct JobEntry {
   bool progress_changed = false;
   bool spec_published = false;
   bool history_changed = true;
+  bool account_changed = false;
+  v1::Usage usage;  // Job.usage, as of the last change of `account`
 
   JobId id() const { return JobId(fixed.id()); }
   const std::string& name() const { return fixed.name(); }
@@ -63,7 +67,11 @@ struct JobEntry {
   bool has_attempt() const { return state.attempt_live(); }
   // Its attempt is live and was not stopped.
   bool up() const { return has_attempt() && PropertiesOf(state.attempt_state()).up; }
-  int64_t steps() const { return spec().engine().training().steps(); }
+  bool runs_command() const { return spec().command_size() > 0; }
+  // Optimizer steps to do; of a command, as it has reported them, else 0.
+  int64_t steps() const {
+    return runs_command() ? progress.steps() : spec().engine().training().steps();
+  }
   ProgressView progress_view() {
     return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};
   }

@@ -22,9 +22,13 @@ namespace muster::coordinator {
 //   CANCELLED <- STOPPING <--- kCancel --- PLACING, STARTING, RUNNING
 //      kReleased
 //
+//   PLACING, STARTING, RUNNING --- kPreempt ---> PREEMPTING --- kYielded ---> QUEUED
+//   QUEUED, RECOVERING, PREEMPTING --- kHold ---> HELD --- kUnhold ---> QUEUED
+//
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
-// is CANCELLED at once (kCancelIdle). kCompleted and kGivenUp, too, come after that proof.
-// PREEMPTING, RESIZING and HELD are reserved: no transition enters them.
+// is CANCELLED at once (kCancelIdle). kCompleted, kGivenUp, kYielded and kHold, too, come after
+// that proof. A job whose dependencies cannot hold any more goes from QUEUED or HELD to FAILED
+// (kCannotStart). RESIZING is reserved: no transition enters it.
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated
@@ -33,12 +37,17 @@ enum class JobEvent {
   kAttemptFailed,  // an attempt ends early and is being released
   kRetry,          // released and the back-off is over
   kGivenUp,        // released, not to be retried
+  kCannotStart,    // a job that it was to follow has ended in another way
   kCompleted,      // released after all ranks had finished
   kCancel,         // cancelled with a live attempt
   kCancelIdle,     // cancelled without one
   kReleased,       // the attempt of a cancelled job is released
+  kPreempt,        // asked to stop for another job, or by a user
+  kYielded,        // released after that
+  kHold,           // without an attempt, and kept from getting one
+  kUnhold,         // that ends
 };
-constexpr size_t kJobEventCount = 11;
+constexpr size_t kJobEventCount = 16;
 constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
 
 struct JobTransition {
@@ -52,6 +61,7 @@ constexpr std::array kJobTransitions = {
     JobTransition{v1::JOB_STATE_PENDING, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
     JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kPlaced, v1::JOB_STATE_PLACING},
     JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kCannotStart, v1::JOB_STATE_FAILED},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kLaunched, v1::JOB_STATE_STARTING},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
@@ -66,6 +76,18 @@ constexpr std::array kJobTransitions = {
     JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
     JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
     JobTransition{v1::JOB_STATE_STOPPING, JobEvent::kReleased, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_PLACING, JobEvent::kPreempt, v1::JOB_STATE_PREEMPTING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kPreempt, v1::JOB_STATE_PREEMPTING},
+    JobTransition{v1::JOB_STATE_RUNNING, JobEvent::kPreempt, v1::JOB_STATE_PREEMPTING},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kYielded, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kCompleted, v1::JOB_STATE_SUCCEEDED},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_HELD, JobEvent::kUnhold, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_HELD, JobEvent::kCancelIdle, v1::JOB_STATE_CANCELLED},
+    JobTransition{v1::JOB_STATE_HELD, JobEvent::kCannotStart, v1::JOB_STATE_FAILED},
 };
 
 // JOB_STATE_UNSPECIFIED: the event must not happen in this state.

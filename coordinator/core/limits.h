@@ -14,6 +14,7 @@ namespace muster::coordinator {
 constexpr size_t kLiveJobsMax = 10'000;       // more: Submit gets RESOURCE_EXHAUSTED
 constexpr size_t kEndedJobsMax = 10'000;      // more: the oldest ended job is forgotten
 constexpr size_t kRequestIdBytesMax = 128;    // more: INVALID_ARGUMENT
+constexpr size_t kReasonBytesMax = 1024;      // ChangeJobRequest.reason; more: INVALID_ARGUMENT
 constexpr int kAttemptEndsMax = 256;          // Job.causes; the oldest are dropped
 constexpr int kPastAttemptsMax = 16;          // placements kept to find logs of ended attempts
 constexpr int kCheckpointRecordsMax = 256;    // Job.checkpoints; removed and damaged ones go first
@@ -31,6 +32,14 @@ constexpr int kRestartsInARowMax = 1000;  // attempts in a row without a newly c
 constexpr size_t kWorkersMax = 16'384;       // more: the stream is closed, RESOURCE_EXHAUSTED
 constexpr int kDevicesPerWorkerMax = 1024;   // more: the stream is closed, INVALID_ARGUMENT
 constexpr size_t kWorkerNameBytesMax = 253;  // a DNS name
+constexpr int kWorkerLabelsMax = 64;         // more: the stream is closed, INVALID_ARGUMENT
+
+// ---- requests of operators; more: INVALID_ARGUMENT
+constexpr size_t kCordonReasonBytesMax = 1024;
+constexpr int kReservationsMax = 256;  // of the cluster, by name
+constexpr absl::Duration kDrainTimeoutMax = absl::Hours(30 * 24);
+constexpr absl::Duration kDrainTimeout = absl::Minutes(30);  // without one in the request
+constexpr absl::Duration kReservationMax = absl::Hours(366 * 24);
 
 // ---- bootstrap keys; more: RESOURCE_EXHAUSTED
 constexpr size_t kKeyBytesMax = 1024;
@@ -42,6 +51,16 @@ constexpr size_t kWaitersPerEpochMax = 1 << 17;
 // ---- events: the log keeps this many rows
 constexpr uint64_t kEventsMax = 1'000'000;
 constexpr uint64_t kLogEntriesMax = 1'000'000;  // of the log of changes (state_log.h), too
+
+// ---- device time: rows of past periods, one for each job that held devices and one for the
+// others; with 1,000 jobs at a time they reach back twelve weeks
+constexpr uint64_t kUsageRowsMax = 2'000'000;
+constexpr absl::Duration kUsagePeriod = absl::Hours(1);
+
+// ---- access
+constexpr size_t kTokensMax = 10'000;  // more: CreateToken gets RESOURCE_EXHAUSTED
+constexpr absl::Duration kEndedTokensKept = absl::Hours(24 * 30);  // expired or revoked ones
+constexpr uint64_t kAuditEntriesMax = 1'000'000;                   // the oldest are dropped
 
 // ---- time
 // While a worker or an attempt is watched, the core asks for a turn at least this often. When more
@@ -62,6 +81,10 @@ constexpr absl::Duration kProgressPersistInterval = absl::Seconds(1);
 // The ranks of a gang with more of them than this are published at most this often.
 constexpr int kPublishedAtOnceMax = 64;
 constexpr absl::Duration kPublishInterval = absl::Milliseconds(250);
+// A gang counts as hung, in the device time, when it has made no progress for so many steps' time,
+// and for at least kHungMin.
+constexpr int kHungSteps = 10;
+constexpr absl::Duration kHungMin = absl::Seconds(30);
 
 }  // namespace muster::coordinator
 

@@ -77,6 +77,10 @@ absl::StatusOr<StoreContents> Verify(Store& store) {
   RETURN_IF_ERROR(ForEach<v1::LogEntry>(
       store, Table::kLog,
       [&](const std::string&, const v1::LogEntry&) { ++contents.log_entries; }));
+  RETURN_IF_ERROR(
+      ForEach<v1::TokenRow>(store, Table::kTokens, [](const std::string&, const v1::TokenRow&) {}));
+  RETURN_IF_ERROR(ForEach<v1::AuditEntry>(store, Table::kAudit,
+                                          [](const std::string&, const v1::AuditEntry&) {}));
   const auto readable = [](const std::string&, const std::string&) { return true; };
   RETURN_IF_ERROR(store.Scan(Table::kKeyValue, "", "", readable));
   RETURN_IF_ERROR(store.Scan(Table::kRequests, "", "", readable));
@@ -110,6 +114,15 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
         }
         batch.Put(Table::kStates, key, schema::Serialize(state));
       }));
+  // One may have been revoked after the backup.
+  RETURN_IF_ERROR(
+      ForEach<v1::TokenRow>(store, Table::kTokens, [&](const std::string& key, v1::TokenRow& row) {
+        if (row.token().has_revoked()) return;
+        *row.mutable_token()->mutable_revoked() = ToProto(now);
+        batch.Put(Table::kTokens, key, schema::Serialize(row));
+      }));
+  ASSIGN_OR_RETURN(const uint64_t last_audit, MetaNumber(store, schema::kLastAudit));
+  batch.Put(Table::kMeta, schema::kLastAudit, schema::EncodeU64(last_audit + kEventLeap));
   StateLog log;
   log.Recover(last_entry + kEventLeap);
   log.set_term(term + kTermLeap);

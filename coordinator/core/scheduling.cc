@@ -25,7 +25,9 @@ Schedule Scheduling::MakePlan(absl::Time now) {
   std::set<JobId> explained;
   for (const Explanation& explanation : plan.explanations) explained.insert(explanation.job);
   std::set<JobId> started;
-  for (const Decision& decision : plan.decisions) started.insert(std::get<Start>(decision).job);
+  for (const Decision& decision : plan.decisions) {
+    if (const Start* start = std::get_if<Start>(&decision)) started.insert(start->job);
+  }
   for (const JobId& id : explained_) {
     const WaitingJob* job = waiting_.Find(id);
     if (job == nullptr || explained.contains(id) || started.contains(id)) continue;

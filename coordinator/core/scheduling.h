@@ -32,11 +32,24 @@ class Scheduling {
   std::vector<JobId> TakeRetries(absl::Time now) { return waiting_.TakeRetries(now); }
 
   // ---- jobs that hold slots: every job with an attempt
-  void AddRunning(const JobId& id, RunningJob job) { running_.emplace(id, std::move(job)); }
-  void RemoveRunning(const JobId& id) { running_.erase(id); }
-  bool Runs(const JobId& id) const { return running_.contains(id); }
-  // For changes of when they are expected to end.
-  std::map<JobId, RunningJob>& running() { return running_; }
+  void AddRunning(const JobId& id, RunningJob job) { running_.Put(id, std::move(job)); }
+  void RemoveRunning(const JobId& id) { running_.Remove(id); }
+  bool Runs(const JobId& id) const { return running_.Contains(id); }
+  const RunningJobs& running() const { return running_; }
+  // Does nothing when the job holds no slot.
+  template <typename Change>
+  void ChangeRunning(const JobId& id, Change change) {
+    const RunningJob* known = running_.Find(id);
+    if (known == nullptr) return;
+    RunningJob job = *known;
+    change(job);
+    if (!(job == *known)) running_.Put(id, std::move(job));
+  }
+
+  // ---- slots that are kept for jobs that wait
+  void Keep(const JobId& id, Kept kept) { kept_.insert_or_assign(id, std::move(kept)); }
+  void DropKept(const JobId& id) { kept_.erase(id); }
+  const KeptSlots& kept() const { return kept_; }
 
   // ---- plans
   // Jobs that the plan before this one explained one by one and this one does not look at are
@@ -46,12 +59,13 @@ class Scheduling {
   Forecast Explain(const JobId& id, std::optional<WaitingJob> added, absl::Time now);
 
  private:
-  Snapshot Cluster() { return {slots_, running_}; }
+  Snapshot Cluster() { return {slots_, running_, kept_}; }
 
   SlotIndex& slots_;
   const SchedulePolicy policy_;
   WaitingQueue waiting_;
-  std::map<JobId, RunningJob> running_;
+  RunningJobs running_;
+  KeptSlots kept_;
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;
   std::set<JobId> explained_;  // jobs that the newest plan explained one by one

@@ -14,6 +14,8 @@
 //   kWorkers     NAME                              Worker
 //   kLog         u64 index                         LogEntry
 //   kKeyValue    JOB_ID 0x00 u64 epoch KEY         bytes
+//   kUsage       "fleet"                           FleetAccount
+//                u64 sequence                      UsageRow
 //   kRequests    REQUEST_ID                        JOB_ID
 //   kJobs        JOB_ID                            JobRecord, of schema 1 alone (migrate.h)
 #ifndef MUSTER_COORDINATOR_CORE_SCHEMA_H_
@@ -36,6 +38,8 @@ namespace muster::coordinator::schema {
 constexpr char kLeaderTerm[] = "leader_term";
 constexpr char kLastEvent[] = "last_event";
 constexpr char kLastLogEntry[] = "last_log_entry";
+constexpr char kFleetAccount[] = "fleet";  // sorts behind every sequence
+constexpr char kLastAudit[] = "last_audit";
 
 std::string EncodeU64(uint64_t value);
 // kDataLoss unless `bytes` is 8 long.

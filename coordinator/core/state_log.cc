@@ -49,6 +49,8 @@ bool IsLogged(Table table) {
     case Table::kWorkers:
     case Table::kRequests:
     case Table::kKeyValue:
+    case Table::kUsage:
+    case Table::kTokens:
       return true;
     case Table::kMeta:
     case Table::kJobs:
@@ -56,6 +58,7 @@ bool IsLogged(Table table) {
     case Table::kProgress:
     case Table::kCurves:
     case Table::kLog:
+    case Table::kAudit:
     case Table::kTableCount:
       return false;
   }

@@ -1,8 +1,8 @@
-// The log of all changes to what is stored of jobs and workers: the state is the fold of its
-// entries, in order of index. It serves replay, and followers of the coordinator.
+// The log of all changes to what is stored of jobs, workers and tokens: the state is the fold of
+// its entries, in order of index. It serves replay, and followers of the coordinator.
 //
-// Not in it: progress and points of loss curves, which ranks report again and again; the event log,
-// which tells the same story to people; the numbers in kMeta.
+// Not in it: progress and points of loss curves, which ranks report again and again; the event
+// log and the audit log, which tell people what happened; the numbers in kMeta.
 #ifndef MUSTER_COORDINATOR_CORE_STATE_LOG_H_
 #define MUSTER_COORDINATOR_CORE_STATE_LOG_H_
 

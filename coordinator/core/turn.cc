@@ -13,6 +13,14 @@ std::string Bounded(absl::string_view text) {
   return std::string(text.substr(0, size));
 }
 
+const ReplyAction* Turn::ReplyTo(CallId call) const {
+  for (const CoreAction& action : output_.actions) {
+    const auto* reply = std::get_if<ReplyAction>(&action);
+    if (reply != nullptr && reply->call == call) return reply;
+  }
+  return nullptr;
+}
+
 void Turn::Log(v1::Event event) {
   const uint64_t sequence = ++log_.last_;
   event.set_sequence(sequence);

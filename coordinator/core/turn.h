@@ -37,6 +37,8 @@ class Turn {
   absl::Time now() const { return now_; }
   Batch& batch() { return output_.batch; }
   void Act(CoreAction action) { output_.actions.push_back(std::move(action)); }
+  // What this turn answers a call; null when it does not.
+  const ReplyAction* ReplyTo(CallId call) const;
   // Gives the event its sequence and time and appends it to the log.
   void Log(v1::Event event);
   // The row of this job changed and becomes durable with this turn. Watchers are told.

@@ -1,6 +1,7 @@
 #include "coordinator/core/workers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -9,6 +10,11 @@
 #include "proto/time.h"
 
 namespace muster::coordinator {
+
+bool Covers(const v1::Reservation& reservation, const std::string& device) {
+  return reservation.devices().empty() ||
+         std::count(reservation.devices().begin(), reservation.devices().end(), device) > 0;
+}
 
 std::set<JobId> WorkerEntry::Jobs() const {
   std::set<JobId> jobs;
@@ -67,6 +73,7 @@ void WorkerTable::Remove(const WorkerId& id, Batch& batch) {
   batch.Delete(Table::kWorkers, id.value());
   --by_state_[found->second.row.state()];
   entries_.erase(found);
+  untallied_.insert(id);
   slots_.Remove(id);
 }
 
@@ -108,12 +115,15 @@ void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch e
   CHECK(added) << placement.worker() << " " << placement.device()
                << " is held twice; second: " << job;
   slots_.SetHolder(worker->id(), placement.device(), job);
+  ++held_by_[job];
+  untallied_.insert(worker->id());
 }
 
 void WorkerTable::Free(const v1::Placement& placement, const JobId& job, Epoch epoch) {
   if (!Holds(placement, job, epoch)) return;
   WorkerEntry& worker = *Find(WorkerId(placement.worker()));
   worker.held.erase(placement.device());
+  if (const auto held = held_by_.find(job); --held->second == 0) held_by_.erase(held);
   Refresh(worker);
 }
 
@@ -125,35 +135,138 @@ bool WorkerTable::Holds(const v1::Placement& placement, const JobId& job, Epoch 
          it->second.rank == placement.rank();
 }
 
+void WorkerTable::Keep(const WorkerId& id, const std::string& device, const JobId& job) {
+  WorkerEntry* worker = Find(id);
+  if (worker == nullptr) return;
+  worker->kept_for.insert_or_assign(device, job);
+  Refresh(*worker);
+}
+
+void WorkerTable::DropKept(const WorkerId& id, const std::string& device, const JobId& job) {
+  WorkerEntry* worker = Find(id);
+  if (worker == nullptr) return;
+  const auto kept = worker->kept_for.find(device);
+  if (kept == worker->kept_for.end() || kept->second != job) return;
+  worker->kept_for.erase(kept);
+  Refresh(*worker);
+}
+
 void WorkerTable::Persist(const WorkerEntry& worker, Turn& turn) {
   v1::Worker row = worker.row;
   *row.mutable_last_heard() = ToProto(worker.last_heard);
   turn.batch().Put(Table::kWorkers, row.name(), schema::Serialize(row));
 }
 
-WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) {
+namespace {
+
+// Numbers for devices such that those with the same one are close to each other.
+std::map<std::string, int> LinkGroups(const v1::Worker& row) {
+  std::map<std::string, int> groups;
+  int next = 0;
+  for (const v1::Device& device : row.devices()) {
+    if (device.nvlinks().empty() || groups.contains(device.name())) continue;
+    std::vector<const v1::Device*> linked = {&device};
+    groups[device.name()] = ++next;
+    while (!linked.empty()) {
+      const v1::Device& one = *linked.back();
+      linked.pop_back();
+      for (const v1::Device& other : row.devices()) {
+        if (one.nvlinks().count(other.name()) + other.nvlinks().count(one.name()) == 0) continue;
+        if (groups.emplace(other.name(), next).second) linked.push_back(&other);
+      }
+    }
+  }
+  for (const v1::Device& device : row.devices()) {
+    groups.emplace(device.name(), -1 - std::max(0, device.numa_node()));
+  }
+  return groups;
+}
+
+}  // namespace
+
+WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
   WorkerView out;
+  out.path = topology_.PathOf(worker.row);
   out.id = worker.id();
   out.ready = worker.Ready();
   if (!out.ready) {
     out.away = !worker.stale_attempts.empty() ? v1::AWAY_REASON_ENDS_ATTEMPT
                : worker.session.has_value()   ? v1::AWAY_REASON_NOT_HEARD
                                               : v1::AWAY_REASON_NOT_CONNECTED;
+    if (worker.stale_attempts.empty() && worker.row.has_cordon() && worker.session.has_value() &&
+        worker.row.state() == v1::WORKER_STATE_READY) {
+      out.away = worker.row.cordon().drain() ? v1::AWAY_REASON_DRAINED : v1::AWAY_REASON_CORDONED;
+    }
     if (!worker.stale_attempts.empty()) out.ends_attempt = *worker.stale_attempts.begin();
   }
+  const std::map<std::string, int> links = LinkGroups(worker.row);
   for (const v1::Device& device : worker.row.devices()) {
     SlotView slot;
+    slot.link_group = links.at(device.name());
+    for (const v1::Reservation& reservation : worker.row.reservations()) {
+      if (Covers(reservation, device.name())) slot.reserved = reservation.name();
+    }
     slot.device = device.name();
     slot.kind = device.kind();
     const auto holder = worker.held.find(device.name());
     slot.usable = device.unusable().empty();
-    if (holder != worker.held.end()) slot.held_by = holder->second.job;
+    if (holder != worker.held.end()) {
+      slot.held_by = holder->second.job;
+    } else if (const auto kept = worker.kept_for.find(device.name());
+               kept != worker.kept_for.end()) {
+      slot.held_by = kept->second;
+    }
     out.slots.push_back(std::move(slot));
   }
   return out;
 }
 
+void FleetTally::Add(const FleetTally& other, int sign) {
+  held += sign * other.held;
+  idle += sign * other.idle;
+  away += sign * other.away;
+  unusable += sign * other.unusable;
+}
+
+int64_t WorkerTable::HeldBy(const JobId& job) const {
+  const auto held = held_by_.find(job);
+  return held == held_by_.end() ? 0 : held->second;
+}
+
+// A device that a daemon has stopped to offer stays somebody's until it is released.
+FleetTally WorkerTable::TallyOf(const WorkerEntry& worker) {
+  FleetTally tally;
+  tally.held = static_cast<int64_t>(worker.held.size());
+  const bool ready = worker.Ready();
+  for (const v1::Device& device : worker.row.devices()) {
+    if (worker.held.contains(device.name())) continue;
+    ++(!ready ? tally.away : device.unusable().empty() ? tally.idle : tally.unusable);
+  }
+  return tally;
+}
+
+const FleetTally& WorkerTable::Tally() {
+  for (const WorkerId& id : std::exchange(untallied_, {})) {
+    const WorkerEntry* worker = Find(id);
+    tally_.Add(tallies_[id], -1);
+    if (worker == nullptr) {
+      tallies_.erase(id);
+      continue;
+    }
+    tallies_[id] = TallyOf(*worker);
+    tally_.Add(tallies_[id], 1);
+  }
+  return tally_;
+}
+
+bool WorkerTable::TallyIsRight() const {
+  FleetTally fresh;
+  for (const auto& [id, worker] : entries_) fresh.Add(TallyOf(worker), 1);
+  return fresh == tally_;
+}
+
 void WorkerTable::Refresh(const WorkerEntry& worker) {
+  untallied_.insert(worker.id());
   if (worker.row.state() == v1::WORKER_STATE_LOST) return slots_.Remove(worker.id());
   WorkerView now = ViewOf(worker);
   if (const WorkerView* known = slots_.Find(worker.id()); known != nullptr && *known == now) return;

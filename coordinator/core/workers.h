@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/core/core.h"
@@ -30,6 +31,8 @@ struct WorkerEntry {
   std::optional<SessionId> session;
   absl::Time last_heard;
   std::map<std::string, SlotHolder> held;  // by device
+  // By device: the job that waits and for which the slot is kept, held or not.
+  std::map<std::string, JobId> kept_for;
 
   // ---- of the current session
   uint64_t desired_revision = 0;  // of the newest Desired; 0: none was sent
@@ -44,6 +47,7 @@ struct WorkerEntry {
   };
   std::map<JobId, Listed> listed;  // the attempts of the newest Desired
   bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
+  bool runs_commands = false;      // the same: JobSpec.command
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were
@@ -53,10 +57,25 @@ struct WorkerEntry {
 
   WorkerId id() const { return WorkerId(row.name()); }
   bool Ready() const {
-    return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty();
+    return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty() &&
+           !row.has_cordon();
   }
   // The jobs that hold a slot here.
   std::set<JobId> Jobs() const;
+};
+
+// Whether the reservation, which is one of a worker, keeps this device of it.
+bool Covers(const v1::Reservation& reservation, const std::string& device);
+// Devices, by whether they are of use to anybody.
+struct FleetTally {
+  int64_t held = 0;
+  int64_t idle = 0;
+  int64_t away = 0;      // their worker is not ready
+  int64_t unusable = 0;  // on a ready worker
+
+  int64_t all() const { return held + idle + away + unusable; }
+  void Add(const FleetTally& other, int sign);
+  friend bool operator==(const FleetTally&, const FleetTally&) = default;
 };
 
 // Ordered by name. Bound: kWorkersMax.
@@ -79,13 +98,28 @@ class WorkerTable {
   void OpenSession(WorkerEntry& worker, SessionId session);
   void CloseSession(WorkerEntry& worker);
 
-  // To be called after a change of row.devices() or of what Ready() looks at.
+  // To be called before any worker is there.
+  void SetTopology(TopologyRules topology) { topology_ = std::move(topology); }
+  const TopologyRules& topology() const { return topology_; }
+  // To be called after a change of devices, labels or reservations, or of what Ready() looks at.
   void Refresh(const WorkerEntry& worker);
 
   void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch);
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
+  // Once it is not held any more, the slot counts as held by this job. Does nothing when the worker
+  // is unknown.
+  void Keep(const WorkerId& id, const std::string& device, const JobId& job);
+  // The slot is not kept any more, if it is for this job.
+  void DropKept(const WorkerId& id, const std::string& device, const JobId& job);
+
+  // The slots that the job holds.
+  int64_t HeldBy(const JobId& job) const;
+  // Of all workers, lost ones too. Costs O(devices) of workers that changed since the last call.
+  const FleetTally& Tally();
+  // False: the tally, as of its last call, differs from what the entries say.
+  bool TallyIsRight() const;
 
   static void Persist(const WorkerEntry& worker, Turn& turn);
   // The slots of all workers that are not lost.
@@ -96,11 +130,17 @@ class WorkerTable {
   const std::map<WorkerId, WorkerEntry>& entries() const { return entries_; }
 
  private:
-  static WorkerView ViewOf(const WorkerEntry& worker);
+  WorkerView ViewOf(const WorkerEntry& worker) const;
+  static FleetTally TallyOf(const WorkerEntry& worker);
 
+  TopologyRules topology_;
   std::map<WorkerId, WorkerEntry> entries_;
   SlotIndex slots_;
   std::map<SessionId, WorkerId> sessions_;
+  std::map<JobId, int64_t> held_by_;  // none of the numbers is 0
+  FleetTally tally_;
+  std::map<WorkerId, FleetTally> tallies_;  // what each worker has added to tally_
+  std::set<WorkerId> untallied_;            // workers that changed since
   std::array<int, v1::WorkerState_ARRAYSIZE> by_state_ = {};
 };
 

@@ -11,12 +11,12 @@ class Service;
 
 namespace muster::coordinator {
 
+class Gate;
 class Shell;
-class Slots;
 
-// `shell` and `slots` outlive the service. Backups are written below `backups`, an absolute path;
+// `shell` and `gate` outlive the service. Backups are written below `backups`, an absolute path;
 // beside it is a directory for snapshots that are being read.
-std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, Slots& slots,
+std::unique_ptr<grpc::Service> MakeAdminService(Shell& shell, Gate& gate,
                                                 const std::string& backups);
 
 }  // namespace muster::coordinator

@@ -30,13 +30,13 @@ class CollectivesCall : public grpc::ServerUnaryReactor,
                         public std::enable_shared_from_this<CollectivesCall> {
  public:
   CollectivesCall(Shell& shell, const v1::GetCollectivesRequest& request,
-                  v1::GetCollectivesResponse& response, absl::StatusOr<Slots::Slot> slot)
-      : shell_(shell), rank_(request.rank()), response_(response), slot_(std::move(slot)) {}
+                  v1::GetCollectivesResponse& response, absl::StatusOr<Permit> permit)
+      : shell_(shell), rank_(request.rank()), response_(response), permit_(std::move(permit)) {}
 
   void Begin(const std::string& job) {
     self_ = shared_from_this();
-    if (!slot_.ok()) {
-      return Post([](CollectivesCall& call) { call.End(call.slot_.status()); });
+    if (!permit_.ok()) {
+      return Post([](CollectivesCall& call) { call.End(call.permit_.status()); });
     }
     if (const absl::Status named = CheckJobName(job); !named.ok()) {
       return Post([named](CollectivesCall& call) { call.End(named); });
@@ -122,7 +122,7 @@ class CollectivesCall : public grpc::ServerUnaryReactor,
   Shell& shell_;
   const int32_t rank_;
   v1::GetCollectivesResponse& response_;  // gRPC's, until OnDone
-  const absl::StatusOr<Slots::Slot> slot_;
+  const absl::StatusOr<Permit> permit_;
   std::shared_ptr<CollectivesCall> self_;  // until OnDone
   v1::CollectivesRequest ask_;
   bool finished_ = false;
@@ -133,8 +133,8 @@ class CollectivesCall : public grpc::ServerUnaryReactor,
 grpc::ServerUnaryReactor* StartCollectivesCall(Shell& shell,
                                                const v1::GetCollectivesRequest& request,
                                                v1::GetCollectivesResponse& response,
-                                               absl::StatusOr<Slots::Slot> slot) {
-  const auto call = std::make_shared<CollectivesCall>(shell, request, response, std::move(slot));
+                                               absl::StatusOr<Permit> permit) {
+  const auto call = std::make_shared<CollectivesCall>(shell, request, response, std::move(permit));
   call->Begin(request.name());
   return call.get();
 }

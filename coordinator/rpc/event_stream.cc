@@ -14,8 +14,8 @@ namespace {
 
 class EventStream : public PullStream<v1::Event> {
  public:
-  EventStream(Shell& shell, const v1::WatchEventsRequest& request, absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "WatchEvents", std::move(slot)),
+  EventStream(Shell& shell, const v1::WatchEventsRequest& request, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "WatchEvents", std::move(permit)),
         job_(request.job()),
         cursor_(request.after_sequence()) {}
 
@@ -80,8 +80,8 @@ class EventStream : public PullStream<v1::Event> {
 
 grpc::ServerWriteReactor<v1::Event>* StartEventStream(Shell& shell,
                                                       const v1::WatchEventsRequest& request,
-                                                      absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<EventStream>(shell, request, std::move(slot));
+                                                      absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<EventStream>(shell, request, std::move(permit));
   stream->Begin(request.job());
   return stream.get();
 }

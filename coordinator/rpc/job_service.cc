@@ -10,9 +10,12 @@
 #include "coordinator/core/schema.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/collectives_call.h"
+#include "coordinator/rpc/gate.h"
+#include "coordinator/rpc/label_selector.h"
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
+#include "coordinator/rpc/usage.h"
 #include "coordinator/shell.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "proto/spec/spec.h"
@@ -20,35 +23,10 @@
 namespace muster::coordinator {
 namespace {
 
-absl::StatusOr<int> PageSize(int asked) {
-  if (asked < 0 || asked > kPageSizeMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page_size: ", asked, " is not in 0 to ", kPageSizeMax));
-  }
-  return asked == 0 ? kPageSizeDefault : asked;
-}
-
-// A page token is "<kind><position>". The kind says which listing it is of, so that a token of
-// another listing is refused.
-absl::Status TokenError() {
-  return absl::InvalidArgumentError(
-      "page_token: not from a page of this listing; start again without one");
-}
-
-// 0 when there is no token.
-absl::StatusOr<uint64_t> Position(const std::string& token, char kind) {
-  uint64_t position = 0;
-  if (token.empty()) return position;
-  if (token[0] != kind || !absl::SimpleAtoi(token.substr(1), &position) || position == 0) {
-    return TokenError();
-  }
-  return position;
-}
-
 class JobService : public v1::JobService::CallbackService {
  public:
-  JobService(Shell& shell, Slots& slots, std::string version)
-      : shell_(shell), slots_(slots), version_(std::move(version)) {}
+  JobService(Shell& shell, Gate& gate, std::string version)
+      : shell_(shell), gate_(gate), version_(std::move(version)) {}
 
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
                                    const v1::SubmitRequest* request,
@@ -56,7 +34,11 @@ class JobService : public v1::JobService::CallbackService {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     v1::JobSpec spec = request->spec();
     spec::ApplyDefaults(spec);
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.Submit", spec.name(), spec.queue());
+    if (!caller.ok()) return Finish(reactor, "Submit", caller.status());
     if (const absl::Status valid = Check(*request, spec); !valid.ok()) {
+      if (!request->validate_only()) gate_.Audit(*caller, valid);
       return Finish(reactor, "Submit", valid);
     }
     if (request->validate_only()) {
@@ -65,10 +47,10 @@ class JobService : public v1::JobService::CallbackService {
       *response->mutable_job()->mutable_spec() = std::move(spec);
       return Finish(reactor, "Submit", absl::OkStatus());
     }
-    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "Submit", slot.status());
     shell_.Submit(
-        std::move(spec), request->request_id(), ActorOf(context->peer()),
+        std::move(spec), request->request_id(), *caller,
         [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
           if (reply.ok()) {
             *response->mutable_job() = std::move(reply->job);
@@ -82,6 +64,9 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
                                    const v1::GetJobRequest* request, v1::Job* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.GetJob", request->name());
+    if (!caller.ok()) return Finish(reactor, "GetJob", caller.status());
     if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
       return Finish(reactor, "GetJob", named);
     }
@@ -93,20 +78,29 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
                                      const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* response) override {
-    return Finish(context->DefaultReactor(), "ListJobs", PageOfJobs(*request, *response));
+    const absl::Status may = gate_.Admit(*context, "JobService.ListJobs").status();
+    return Finish(context->DefaultReactor(), "ListJobs",
+                  may.ok() ? PageOfJobs(*request, *response) : may);
   }
 
   grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context,
                                       const v1::CancelJobRequest* request,
                                       v1::Job* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    if (const absl::Status named = CheckJobName(request->name()); !named.ok()) {
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.CancelJob", request->name());
+    if (!caller.ok()) return Finish(reactor, "CancelJob", caller.status());
+    absl::Status named = CheckJobName(request->name());
+    if (named.ok()) named = shell_.GetJob(request->name()).status();
+    if (!named.ok()) {
+      gate_.Audit(*caller, named);
       return Finish(reactor, "CancelJob", named);
     }
-    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "CancelJob", slot.status());
+    // The core knows whose job it is, and decides.
     shell_.Cancel(
-        request->name(), ActorOf(context->peer()),
+        request->name(), *caller,
         [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
           if (reply.ok()) *response = std::move(reply->job);
           Finish(reactor, "CancelJob", reply.status());
@@ -114,13 +108,53 @@ class JobService : public v1::JobService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* PreemptJob(grpc::CallbackServerContext* context,
+                                       const v1::ChangeJobRequest* request,
+                                       v1::Job* response) override {
+    return ChangeJob(context, "JobService.PreemptJob", ChangeJobEvent::Change::kPreempt, *request,
+                     response);
+  }
+  grpc::ServerUnaryReactor* SuspendJob(grpc::CallbackServerContext* context,
+                                       const v1::ChangeJobRequest* request,
+                                       v1::Job* response) override {
+    return ChangeJob(context, "JobService.SuspendJob", ChangeJobEvent::Change::kSuspend, *request,
+                     response);
+  }
+  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context,
+                                      const v1::ChangeJobRequest* request,
+                                      v1::Job* response) override {
+    return ChangeJob(context, "JobService.ResumeJob", ChangeJobEvent::Change::kRelease, *request,
+                     response);
+  }
+  grpc::ServerUnaryReactor* HoldJob(grpc::CallbackServerContext* context,
+                                    const v1::ChangeJobRequest* request,
+                                    v1::Job* response) override {
+    return ChangeJob(context, "JobService.HoldJob", ChangeJobEvent::Change::kHold, *request,
+                     response);
+  }
+  grpc::ServerUnaryReactor* ReleaseJob(grpc::CallbackServerContext* context,
+                                       const v1::ChangeJobRequest* request,
+                                       v1::Job* response) override {
+    return ChangeJob(context, "JobService.ReleaseJob", ChangeJobEvent::Change::kRelease, *request,
+                     response);
+  }
+  grpc::ServerUnaryReactor* RequeueJob(grpc::CallbackServerContext* context,
+                                       const v1::ChangeJobRequest* request,
+                                       v1::Job* response) override {
+    return ChangeJob(context, "JobService.RequeueJob", ChangeJobEvent::Change::kRequeue, *request,
+                     response);
+  }
+
   grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context,
                                     const v1::ExplainRequest* request,
                                     v1::ExplainResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.Explain", request->name());
+    if (!caller.ok()) return Finish(reactor, "Explain", caller.status());
     absl::StatusOr<ExplainQuery> about = QueryOf(*request);
     if (!about.ok()) return Finish(reactor, "Explain", about.status());
-    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "Explain", slot.status());
     shell_.Explain(*std::move(about), [this, reactor, response, slot = std::move(slot)](
                                           absl::StatusOr<Explained> explained) {
@@ -140,8 +174,14 @@ class JobService : public v1::JobService::CallbackService {
                                         const v1::ListWorkersRequest* request,
                                         v1::ListWorkersResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kCall, context->peer());
+    const absl::StatusOr<Admitted> caller = gate_.Admit(*context, "JobService.ListWorkers");
+    if (!caller.ok()) return Finish(reactor, "ListWorkers", caller.status());
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "ListWorkers", slot.status());
+    if (request->sampled()) {
+      return Finish(reactor, "ListWorkers",
+                    PageOfWorkers(*request, *shell_.published().workers(), *response));
+    }
     shell_.ListWorkers([this, reactor, request, response,
                         slot = std::move(slot)](absl::StatusOr<std::vector<v1::Worker>> workers) {
       Finish(reactor, "ListWorkers",
@@ -154,45 +194,127 @@ class JobService : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* ListEvents(grpc::CallbackServerContext* context,
                                        const v1::ListEventsRequest* request,
                                        v1::ListEventsResponse* response) override {
-    return Finish(context->DefaultReactor(), "ListEvents", PageOfEvents(*request, *response));
+    const absl::Status may =
+        gate_.Admit(*context, "JobService.ListEvents", request->job()).status();
+    return Finish(context->DefaultReactor(), "ListEvents",
+                  may.ok() ? PageOfEvents(*request, *response) : may);
   }
 
   grpc::ServerWriteReactor<v1::Event>* WatchEvents(grpc::CallbackServerContext* context,
                                                    const v1::WatchEventsRequest* request) override {
-    return StartEventStream(shell_, *request, slots_.Take(SlotKind::kWatcher, context->peer()));
+    return StartEventStream(
+        shell_, *request,
+        gate_.Open(*context, "JobService.WatchEvents", SlotKind::kWatcher, request->job()));
   }
 
   grpc::ServerWriteReactor<v1::Job>* WatchJob(grpc::CallbackServerContext* context,
                                               const v1::GetJobRequest* request) override {
-    return StartJobStream(shell_, *request, slots_.Take(SlotKind::kWatcher, context->peer()));
+    return StartJobStream(
+        shell_, *request,
+        gate_.Open(*context, "JobService.WatchJob", SlotKind::kWatcher, request->name()));
   }
 
   grpc::ServerWriteReactor<v1::LogChunk>* GetLogs(grpc::CallbackServerContext* context,
                                                   const v1::GetLogsRequest* request) override {
-    return StartLogStream(shell_, *request, slots_.Take(SlotKind::kFollower, context->peer()));
+    return StartLogStream(
+        shell_, *request,
+        gate_.Open(*context, "JobService.GetLogs", SlotKind::kFollower, request->name()));
   }
 
   grpc::ServerUnaryReactor* GetCollectives(grpc::CallbackServerContext* context,
                                            const v1::GetCollectivesRequest* request,
                                            v1::GetCollectivesResponse* response) override {
-    return StartCollectivesCall(shell_, *request, *response,
-                                slots_.Take(SlotKind::kFollower, context->peer()));
+    return StartCollectivesCall(
+        shell_, *request, *response,
+        gate_.Open(*context, "JobService.GetCollectives", SlotKind::kFollower, request->name()));
   }
 
   grpc::ServerWriteReactor<v1::ProfileChunk>* GetProfile(
       grpc::CallbackServerContext* context, const v1::GetProfileRequest* request) override {
-    return StartProfileStream(shell_, *request, slots_.Take(SlotKind::kFollower, context->peer()));
+    return StartProfileStream(
+        shell_, *request,
+        gate_.Open(*context, "JobService.GetProfile", SlotKind::kFollower, request->name()));
+  }
+
+  grpc::ServerUnaryReactor* GetUsage(grpc::CallbackServerContext* context,
+                                     const v1::GetUsageRequest* request,
+                                     v1::GetUsageResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.GetUsage", request->job().substr(0, kNameBytesMax));
+    if (!caller.ok()) return Finish(reactor, "GetUsage", caller.status());
+    v1::GetUsageRequest asked = *request;
+    if (const absl::Status valid = CheckUsage(asked); !valid.ok()) {
+      return Finish(reactor, "GetUsage", valid);
+    }
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
+    if (!slot.ok()) return Finish(reactor, "GetUsage", slot.status());
+    shell_.Usage([this, reactor, response, asked = std::move(asked),
+                  slot = std::move(slot)](absl::StatusOr<OpenUsage> open) {
+      if (!open.ok()) {
+        Finish(reactor, "GetUsage", open.status());
+        return;
+      }
+      absl::StatusOr<v1::GetUsageResponse> usage = SumUsage(shell_.store(), *open, asked);
+      if (usage.ok()) *response = *std::move(usage);
+      Finish(reactor, "GetUsage", usage.status());
+    });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetRankMaps(grpc::CallbackServerContext* context,
+                                        const v1::GetRankMapsRequest* request,
+                                        v1::GetRankMapsResponse* response) override {
+    const absl::Status may =
+        gate_.Admit(*context, "JobService.GetRankMaps", request->name().substr(0, kNameBytesMax))
+            .status();
+    return Finish(context->DefaultReactor(), "GetRankMaps",
+                  may.ok() ? RankMaps(request->name(), *response) : may);
   }
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,
                                        const v1::GetVersionRequest*,
                                        v1::GetVersionResponse* response) override {
-    response->set_version(version_);
-    response->set_cluster_id(shell_.cluster_id());
-    return Finish(context->DefaultReactor(), "GetVersion", absl::OkStatus());
+    const absl::StatusOr<Admitted> caller = gate_.Admit(*context, "JobService.GetVersion");
+    if (caller.ok()) {
+      response->set_version(version_);
+      response->set_cluster_id(shell_.cluster_id());
+      if (gate_.asks()) response->set_caller(caller->principal.ToString());
+      for (const security::Grant& grant : caller->principal.grants) {
+        response->add_roles(security::ToString(grant));
+      }
+    }
+    return Finish(context->DefaultReactor(), "GetVersion", caller.status());
   }
 
  private:
+  // `rule`: the RPC's, "JobService.PreemptJob".
+  grpc::ServerUnaryReactor* ChangeJob(grpc::CallbackServerContext* context, const char* rule,
+                                      ChangeJobEvent::Change change,
+                                      const v1::ChangeJobRequest& request, v1::Job* response) {
+    const char* const method = rule + sizeof("JobService.") - 1;
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, rule, request.name().substr(0, kNameBytesMax));
+    if (!caller.ok()) return Finish(reactor, method, caller.status());
+    absl::Status named = CheckJobName(request.name());
+    if (named.ok()) named = shell_.GetJob(request.name()).status();
+    if (!named.ok()) {
+      gate_.Audit(*caller, named);
+      return Finish(reactor, method, named);
+    }
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
+    if (!slot.ok()) return Finish(reactor, method, slot.status());
+    // The core knows whose job it is, and decides.
+    shell_.ChangeJob(
+        request.name(), change, request.reason(), *caller,
+        [this, reactor, method, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) *response = std::move(reply->job);
+          Finish(reactor, method, reply.status());
+        });
+    return reactor;
+  }
+
   static absl::Status Check(const v1::SubmitRequest& request, const v1::JobSpec& spec) {
     if (request.request_id().size() > kRequestIdBytesMax) {
       return absl::InvalidArgumentError(absl::StrCat("request_id: ", request.request_id().size(),
@@ -222,8 +344,11 @@ class JobService : public v1::JobService::CallbackService {
   absl::Status PageOfJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse& response) {
     ASSIGN_OR_RETURN(const int size, PageSize(request.page_size()));
     ASSIGN_OR_RETURN(const uint64_t before, Position(request.page_token(), 'j'));
-    const std::vector<PublishedState::Row> rows =
-        shell_.published().List(before, static_cast<size_t>(size) + 1);
+    ASSIGN_OR_RETURN(const LabelSelector selector, LabelSelector::Parse(request.label_selector()));
+    const std::vector<PublishedState::Row> rows = shell_.published().List(
+        before, static_cast<size_t>(size) + 1,
+        [&selector](const v1::JobSpec& spec) { return selector.Matches(spec.labels()); },
+        request.summary(), request.live());
     size_t bytes = 0;
     uint64_t last = 0;
     for (const PublishedState::Row& row : rows) {
@@ -258,6 +383,39 @@ class JobService : public v1::JobService::CallbackService {
       *response.add_workers() = std::move(worker);
     }
     return absl::OkStatus();
+  }
+
+  // The id takes the place of the job's name.
+  absl::Status CheckUsage(v1::GetUsageRequest& request) const {
+    RETURN_IF_ERROR(CheckUsageRequest(request));
+    if (request.job().empty()) return absl::OkStatus();
+    RETURN_IF_ERROR(CheckJobName(request.job()));
+    const auto job = shell_.published().Find(request.job());
+    if (job == nullptr) return shell_.published().NotFound(request.job());
+    request.set_job(job->id());
+    return absl::OkStatus();
+  }
+
+  absl::Status RankMaps(const std::string& name, v1::GetRankMapsResponse& response) {
+    RETURN_IF_ERROR(CheckJobName(name));
+    const auto job = shell_.published().Find(name);
+    if (job == nullptr) return shell_.published().NotFound(name);
+    response.set_job_id(job->id());
+    absl::Status bad;
+    RETURN_IF_ERROR(
+        shell_.store().Scan(Table::kAttempts, schema::Encode(schema::JobKey{JobId(job->id()), {0}}),
+                            schema::Encode(schema::JobKey{JobId(job->id()), {job->epoch() + 1}}),
+                            [&](const std::string& key, const std::string& value) {
+                              v1::AttemptRow attempt;
+                              bad = schema::Parse(Table::kAttempts, key, value, attempt);
+                              if (!bad.ok()) return false;
+                              v1::RankMap& map = *response.add_maps();
+                              map.set_epoch(attempt.epoch());
+                              *map.mutable_started() = attempt.started();
+                              *map.mutable_placements() = attempt.placements();
+                              return true;
+                            }));
+    return bad;
   }
 
   absl::Status PageOfEvents(const v1::ListEventsRequest& request,
@@ -298,15 +456,15 @@ class JobService : public v1::JobService::CallbackService {
   }
 
   Shell& shell_;
-  Slots& slots_;
+  Gate& gate_;
   const std::string version_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, Slots& slots,
+std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, Gate& gate,
                                               const std::string& version) {
-  return std::make_unique<JobService>(shell, slots, version);
+  return std::make_unique<JobService>(shell, gate, version);
 }
 
 }  // namespace muster::coordinator

@@ -11,12 +11,11 @@ class Service;
 
 namespace muster::coordinator {
 
+class Gate;
 class Shell;
-class Slots;
 
-// `shell` and `slots` outlive the server that serves this. `version` is what GetVersion returns.
-std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, Slots& slots,
-                                              const std::string& version);
+// `shell` and `gate` outlive the server that serves this. `version` is what GetVersion returns.
+std::unique_ptr<grpc::Service> MakeJobService(Shell& shell, Gate& gate, const std::string& version);
 
 }  // namespace muster::coordinator
 

@@ -13,8 +13,8 @@ namespace {
 
 class JobStream : public PullStream<v1::Job> {
  public:
-  JobStream(Shell& shell, absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "WatchJob", std::move(slot)) {}
+  JobStream(Shell& shell, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "WatchJob", std::move(permit)) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -53,8 +53,8 @@ class JobStream : public PullStream<v1::Job> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::Job>* StartJobStream(Shell& shell, const v1::GetJobRequest& request,
-                                                  absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<JobStream>(shell, std::move(slot));
+                                                  absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<JobStream>(shell, std::move(permit));
   stream->Begin(request.name());
   return stream.get();
 }

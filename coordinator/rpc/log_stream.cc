@@ -17,8 +17,10 @@ namespace {
 // the log of the next attempt when that of an attempt is closed, and ends with the job.
 class LogStream : public PullStream<v1::LogChunk> {
  public:
-  LogStream(Shell& shell, const v1::GetLogsRequest& request, absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "GetLogs", std::move(slot)), request_(request), epoch_(request.epoch()) {}
+  LogStream(Shell& shell, const v1::GetLogsRequest& request, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "GetLogs", std::move(permit)),
+        request_(request),
+        epoch_(request.epoch()) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -35,8 +37,12 @@ class LogStream : public PullStream<v1::LogChunk> {
       return absl::FailedPreconditionError(absl::StrCat(
           "job ", id_, " has not started; `muster explain ", job->name(), "` says why it waits"));
     }
+    if (request_.has_since() && request_.tail_bytes() > 0) {
+      return absl::InvalidArgumentError("since: not with tail_bytes");
+    }
     if (epoch_ == 0) epoch_ = job->epoch();
     offset_ = -request_.tail_bytes();
+    by_time_ = request_.has_since();
     return absl::OkStatus();
   }
 
@@ -45,6 +51,7 @@ class LogStream : public PullStream<v1::LogChunk> {
     if (reply_.has_value()) {
       const absl::StatusOr<v1::LogReply> reply = *std::exchange(reply_, std::nullopt);
       if (!reply.ok()) return AfterError(reply.status(), status);
+      by_time_ = false;  // from here on the offset tells
       at_end_ = reply->end();
       closed_ = reply->closed() && reply->end();
       offset_ = reply->offset() + static_cast<int64_t>(reply->data().size());
@@ -53,6 +60,7 @@ class LogStream : public PullStream<v1::LogChunk> {
         message->set_rank(request_.rank());
         message->set_offset(reply->offset());
         message->set_data(reply->data());
+        *message->mutable_marks() = reply->marks();
         return Step::kSend;
       }
     }
@@ -70,6 +78,7 @@ class LogStream : public PullStream<v1::LogChunk> {
     if (job->epoch() > epoch_) {
       epoch_ = job->epoch();
       offset_ = 0;
+      by_time_ = false;
       closed_ = false;
       return Ask();
     }
@@ -106,7 +115,11 @@ class LogStream : public PullStream<v1::LogChunk> {
     ask.set_job_id(id_);
     ask.set_epoch(epoch_);
     ask.set_rank(request_.rank());
-    ask.set_offset(offset_);
+    if (by_time_) {
+      *ask.mutable_since() = request_.since();
+    } else {
+      ask.set_offset(offset_);
+    }
     ask.set_length_max(kLogChunkBytes);
     shell().AskRank<v1::LogRequest, v1::LogReply>(
         std::move(ask), [self = shared_from_this()](absl::StatusOr<v1::LogReply> reply) {
@@ -138,6 +151,7 @@ class LogStream : public PullStream<v1::LogChunk> {
   std::string id_;
   uint64_t epoch_;        // of the attempt whose log is read; 0 = none has started
   int64_t offset_ = 0;    // of the next byte to ask for
+  bool by_time_ = false;  // instead, the first byte that is as young as was asked for
   bool asking_ = false;   // a worker was asked and has not answered
   bool pausing_ = false;  // until the next question to the worker
   bool at_end_ = false;   // the last answer reached the end that the log had then
@@ -149,8 +163,8 @@ class LogStream : public PullStream<v1::LogChunk> {
 
 grpc::ServerWriteReactor<v1::LogChunk>* StartLogStream(Shell& shell,
                                                        const v1::GetLogsRequest& request,
-                                                       absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<LogStream>(shell, request, std::move(slot));
+                                                       absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<LogStream>(shell, request, std::move(permit));
   stream->Begin(request.name());
   return stream.get();
 }

@@ -18,9 +18,8 @@ namespace {
 // asks again until the rank has recorded them.
 class ProfileStream : public PullStream<v1::ProfileChunk> {
  public:
-  ProfileStream(Shell& shell, const v1::GetProfileRequest& request,
-                absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "GetProfile", std::move(slot)), request_(request) {}
+  ProfileStream(Shell& shell, const v1::GetProfileRequest& request, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "GetProfile", std::move(permit)), request_(request) {}
 
  private:
   absl::Status OnOpen(const std::shared_ptr<const v1::Job>& job) override {
@@ -35,6 +34,10 @@ class ProfileStream : public PullStream<v1::ProfileChunk> {
     if (asked.first_step() < 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("steps.first_step: ", asked.first_step(), " is below 1"));
+    }
+    if (!job->spec().has_engine()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job ", id_, " runs a command of its own; profiles are recorded by the engine"));
     }
     // Not first_step + steps, which could overflow.
     if (asked.first_step() > job->steps() - asked.steps() + 1) {
@@ -134,8 +137,8 @@ class ProfileStream : public PullStream<v1::ProfileChunk> {
 
 grpc::ServerWriteReactor<v1::ProfileChunk>* StartProfileStream(Shell& shell,
                                                                const v1::GetProfileRequest& request,
-                                                               absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<ProfileStream>(shell, request, std::move(slot));
+                                                               absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<ProfileStream>(shell, request, std::move(permit));
   stream->Begin(request.name());
   return stream.get();
 }

@@ -4,6 +4,7 @@
 
 #include <grpcpp/support/server_callback.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/requests.h"
-#include "coordinator/rpc/slots.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/shell.h"
 
@@ -32,16 +33,16 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
                    public Watcher,
                    public std::enable_shared_from_this<PullStream<Message>> {
  public:
-  // `slot`: what the stream holds, or why it has none and is refused.
-  PullStream(Shell& shell, const char* method, absl::StatusOr<Slots::Slot> slot)
-      : shell_(shell), method_(method), slot_(std::move(slot)) {}
+  // `permit`: what the stream holds, or why it has none and is refused.
+  PullStream(Shell& shell, const char* method, absl::StatusOr<Permit> permit)
+      : shell_(shell), method_(method), permit_(std::move(permit)) {}
 
   // Finds `job`, watches it and starts to send. With WatchesEvents() an empty `job` stands for the
   // whole cluster.
   void Begin(const std::string& job) {
     self_ = this->shared_from_this();
-    if (!slot_.ok()) {
-      Post([](PullStream& stream) { stream.End(stream.slot_.status()); });
+    if (!permit_.ok()) {
+      Post([](PullStream& stream) { stream.End(stream.permit_.status()); });
     } else if (job.empty() && WatchesEvents()) {
       Post([](PullStream& stream) { stream.Open(nullptr); });
     } else if (const absl::Status named = CheckJobName(job); !named.ok()) {
@@ -106,12 +107,14 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
   void Pump() {
     if (!open_ || writing_ || finished_) return;
     if (cancelled_) return End(absl::CancelledError("the client went away"));
+    if (!refused_.ok()) return End(refused_);
     if (shell_.draining())
       return End(absl::UnavailableError("the coordinator is stopping; resume"));
     absl::Status status;
     switch (Next(&message_, &status)) {
       case Step::kSend:
         writing_ = true;
+        ++writes_;
         this->StartWrite(&message_);
         break;
       case Step::kWait:
@@ -132,6 +135,28 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
     if (const absl::Status opened = OnOpen(job); !opened.ok()) return End(opened);
     open_ = true;
     Pump();
+    LookAfterReader(0);
+  }
+  // From time to time: whether the caller still may read, and still reads. `writes`: those begun
+  // when the stream was last looked at, while one was in flight.
+  void LookAfterReader(uint64_t writes) {
+    shell_.watch_loop().PostAfter(kRecheckInterval, [weak = this->weak_from_this(), writes] {
+      const auto self = weak.lock();
+      if (self == nullptr || self->finished_) return;
+      if (self->permit_->recheck) {
+        const absl::Status may = self->permit_->recheck();
+        if (!may.ok()) self->refused_ = may;
+      }
+      const bool stuck = self->writing_ && self->writes_ == writes;
+      self->ticks_stuck_ = stuck ? self->ticks_stuck_ + 1 : 0;
+      // Nothing can be finished while a message waits for the reader.
+      if (self->writing_ && (!self->refused_.ok() || self->ticks_stuck_ >= kStuckTicksMax)) {
+        self->shell_.metrics().RpcDone(self->method_, "SLOW_READER");
+        return self->permit_->cancel();
+      }
+      self->Pump();
+      self->LookAfterReader(self->writes_);
+    });
   }
   void End(const absl::Status& status) {
     if (std::exchange(finished_, true)) return;
@@ -141,10 +166,13 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
 
   Shell& shell_;
   const char* const method_;
-  const absl::StatusOr<Slots::Slot> slot_;
+  const absl::StatusOr<Permit> permit_;
   std::shared_ptr<PullStream> self_;  // until OnDone
   std::string watch_key_;
   Message message_;
+  absl::Status refused_;  // why the caller may not read any more
+  uint64_t writes_ = 0;
+  int ticks_stuck_ = 0;  // times in a row that the reader was seen not to have read
   bool open_ = false;
   bool writing_ = false;
   bool cancelled_ = false;

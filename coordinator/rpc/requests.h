@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/limits.h"
 #include "muster/v1/job.pb.h"
@@ -30,9 +32,29 @@ inline absl::Status CheckRank(const v1::Job& job, int32_t rank) {
       absl::StrCat("rank: ", rank, " is not in 0 to ", ranks - 1, ", the ranks of job ", job.id()));
 }
 
-// Event.actor of a caller: its address without the port.
-inline std::string ActorOf(const std::string& peer) {
-  return absl::StrCat("client ", peer.substr(0, peer.rfind(':')));
+inline absl::StatusOr<int> PageSize(int asked) {
+  if (asked < 0 || asked > kPageSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_size: ", asked, " is not in 0 to ", kPageSizeMax));
+  }
+  return asked == 0 ? kPageSizeDefault : asked;
+}
+
+// A page token is "<kind><position>". The kind says which listing it is of, so that a token of
+// another listing is refused.
+inline absl::Status TokenError() {
+  return absl::InvalidArgumentError(
+      "page_token: not from a page of this listing; start again without one");
+}
+
+// 0 when there is no token.
+inline absl::StatusOr<uint64_t> Position(const std::string& token, char kind) {
+  uint64_t position = 0;
+  if (token.empty()) return position;
+  if (token[0] != kind || !absl::SimpleAtoi(token.substr(1), &position) || position == 0) {
+    return TokenError();
+  }
+  return position;
 }
 
 // True when `event` is about this job, given by name or id; an empty `job` stands for every event.

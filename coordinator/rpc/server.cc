@@ -23,6 +23,7 @@
 #include "coordinator/rpc/job_service.h"
 #include "coordinator/rpc/worker_service.h"
 #include "coordinator/shell.h"
+#include "security/credentials.h"
 
 namespace muster::coordinator {
 namespace {
@@ -70,15 +71,30 @@ class GrpcServer : public RpcServer {
   GrpcServer(Shell& shell, const Options& options)
       : shell_(shell),
         keepalive_ms_(static_cast<int>(absl::ToInt64Milliseconds(options.keepalive))),
-        slots_(options.slots),
-        job_service_(MakeJobService(shell, slots_, options.version)),
-        worker_service_(MakeWorkerService(shell, slots_, options.hello_timeout)),
-        admin_service_(MakeAdminService(shell, slots_, options.backups)) {}
+        tls_(options.tls),
+        slots_(options.slots) {}
+
+  // Reads what callers are checked with.
+  absl::Status Prepare(const Options& options) {
+    GateOptions gate = options.gate;
+    gate.tls = tls_.any();
+    gate.ca = tls_.authorities;
+    ASSIGN_OR_RETURN(gate_, Gate::Make(shell_, slots_, gate));
+    job_service_ = MakeJobService(shell_, *gate_, options.version);
+    worker_service_ = MakeWorkerService(shell_, *gate_, options.hello_timeout);
+    admin_service_ = MakeAdminService(shell_, *gate_, options.backups);
+    return absl::OkStatus();
+  }
 
   // False when the address cannot be bound.
   bool Bind(const std::string& address) {
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kReceiveBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+    // Requests are read before it is known who sends them.
+    grpc::ResourceQuota quota("requests");
+    quota.Resize(kRequestBytesMax);
+    builder.SetResourceQuota(quota);
     // Two coordinators must never share a port.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms_);
@@ -98,7 +114,9 @@ class GrpcServer : public RpcServer {
     builder.RegisterService(worker_service_.get());
     builder.RegisterService(admin_service_.get());
     int port = 0;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(
+        address, tls_.any() ? security::ServerCredentials(tls_) : grpc::InsecureServerCredentials(),
+        &port);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) return false;
     address_ = absl::StrCat(HostOf(address), ":", port);
@@ -121,10 +139,12 @@ class GrpcServer : public RpcServer {
  private:
   Shell& shell_;
   const int keepalive_ms_;
+  const security::TlsFiles tls_;
   Slots slots_;
-  const std::unique_ptr<grpc::Service> job_service_;
-  const std::unique_ptr<grpc::Service> worker_service_;
-  const std::unique_ptr<grpc::Service> admin_service_;
+  std::unique_ptr<Gate> gate_;
+  std::unique_ptr<grpc::Service> job_service_;
+  std::unique_ptr<grpc::Service> worker_service_;
+  std::unique_ptr<grpc::Service> admin_service_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };
@@ -149,11 +169,13 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(Shell& shell, const 
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (port == 0 && options.earlier_port != 0) {
     auto server = std::make_unique<GrpcServer>(shell, options);
+    RETURN_IF_ERROR(server->Prepare(options));
     if (server->Bind(absl::StrCat(HostOf(options.listen), ":", options.earlier_port))) {
       return std::unique_ptr<RpcServer>(std::move(server));
     }
   }
   auto server = std::make_unique<GrpcServer>(shell, options);
+  RETURN_IF_ERROR(server->Prepare(options));
   if (!server->Bind(options.listen)) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", options.listen,

@@ -8,7 +8,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/slots.h"
+#include "security/tls_files.h"
 
 namespace muster::coordinator {
 
@@ -29,11 +31,15 @@ class RpcServer {
     absl::Duration keepalive = absl::Seconds(5);
     // A daemon's stream that has no Hello by then is closed.
     absl::Duration hello_timeout = kHelloTimeout;
+    // Empty: callers are not asked who they are. Requires: passed security::CheckServerFiles.
+    security::TlsFiles tls;
+    GateOptions gate;  // `tls` and `ca` are set from the files above
     // How many calls and streams are served at a time.
     Slots::Bounds slots = Slots::kDefaultBounds;
   };
-  // `shell` outlives the server. kInvalidArgument: not HOST:PORT. kUnavailable: the address cannot
-  // be bound, e.g. because another process has it.
+  // `shell` outlives the server. kInvalidArgument: not HOST:PORT, or a file that callers are
+  // checked with cannot be read. kUnavailable: the address cannot be bound, e.g. because another
+  // process has it.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(Shell& shell, const Options& options);
   virtual ~RpcServer() = default;
 

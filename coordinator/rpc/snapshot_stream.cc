@@ -23,8 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a row tells without its secrets: the identities by which daemons own their names, and the
-// values of bootstrap keys. Rows and the log leave out the same, so that they still agree.
+// What a row tells without its secrets: the identities by which daemons own their names, the values
+// of bootstrap keys, and the hashes of tokens. Rows and the log leave out the same, so that they
+// still agree.
 std::string Redacted(Table table, const std::string& value) {
   switch (table) {
     case Table::kKeyValue:
@@ -34,6 +35,12 @@ std::string Redacted(Table table, const std::string& value) {
       if (!worker.ParseFromString(value)) return value;
       worker.clear_identity();
       return schema::Serialize(worker);
+    }
+    case Table::kTokens: {
+      v1::TokenRow row;
+      if (!row.ParseFromString(value)) return value;
+      row.clear_secret_hash();
+      return schema::Serialize(row);
     }
     case Table::kLog: {
       v1::LogEntry entry;
@@ -53,8 +60,8 @@ std::string Redacted(Table table, const std::string& value) {
 // Copies the state to a directory of its own, which costs links, and reads the copy row by row.
 class SnapshotStream : public PullStream<v1::SnapshotChunk> {
  public:
-  SnapshotStream(Shell& shell, const std::string& directory, absl::StatusOr<Slots::Slot> slot)
-      : PullStream(shell, "Snapshot", std::move(slot)),
+  SnapshotStream(Shell& shell, const std::string& directory, absl::StatusOr<Permit> permit)
+      : PullStream(shell, "Snapshot", std::move(permit)),
         path_(absl::StrCat(directory, "/", absl::ToUnixNanos(absl::Now()))) {}
   ~SnapshotStream() override {
     copy_.reset();
@@ -123,8 +130,8 @@ class SnapshotStream : public PullStream<v1::SnapshotChunk> {
 
 grpc::ServerWriteReactor<v1::SnapshotChunk>* StartSnapshotStream(Shell& shell,
                                                                  const std::string& directory,
-                                                                 absl::StatusOr<Slots::Slot> slot) {
-  const auto stream = std::make_shared<SnapshotStream>(shell, directory, std::move(slot));
+                                                                 absl::StatusOr<Permit> permit) {
+  const auto stream = std::make_shared<SnapshotStream>(shell, directory, std::move(permit));
   stream->Begin("");
   return stream.get();
 }

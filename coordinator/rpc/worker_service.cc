@@ -9,10 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "coordinator/limits.h"
-#include "coordinator/rpc/slots.h"
+#include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/shell.h"
 #include "muster/v1/worker_service.grpc.pb.h"
+#include "security/authorize.h"
 
 namespace muster::coordinator {
 namespace {
@@ -24,12 +25,15 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
                 public SessionStream,
                 public std::enable_shared_from_this<Session> {
  public:
-  Session(Shell& shell, Slots& slots, const std::string& peer)
-      : shell_(shell), slots_(slots), peer_(peer) {}
+  Session(Shell& shell, Gate& gate) : shell_(shell), gate_(gate) {}
 
-  void Begin(absl::Duration hello_timeout) {
+  void Begin(const grpc::CallbackServerContext& context, absl::Duration hello_timeout) {
     self_ = shared_from_this();
-    absl::StatusOr<Slots::Slot> opening = slots_.Take(SlotKind::kOpening, peer_);
+    absl::StatusOr<Admitted> caller = gate_.Admit(context, "WorkerService.Session");
+    if (!caller.ok()) return Close(caller.status());
+    caller_ = *std::move(caller);
+    checked_ = shell_.clock().Monotonic();
+    absl::StatusOr<Slots::Slot> opening = gate_.TakeSlot(SlotKind::kOpening, caller_);
     if (!opening.ok()) return Close(opening.status());
     slot_ = *std::move(opening);
     StartRead(&read_);
@@ -71,6 +75,14 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
       return Close(absl::AbortedError(absl::StrCat("incarnation ", read_.incarnation(),
                                                    " on the stream of incarnation ",
                                                    incarnation_.value(), " of worker ", worker_)));
+    }
+    // A daemon whose certificate has ended or was revoked dials again, with its newest.
+    if (const absl::Duration now = shell_.clock().Monotonic(); now - checked_ > kRecheckInterval) {
+      checked_ = now;
+      if (const absl::Status may = gate_.Recheck(caller_); !may.ok()) {
+        gate_.Audit(caller_, may);
+        return Close(may);
+      }
     }
     shell_.Deliver(*session_, std::move(read_), [self = shared_from_this()] { self->ReadOn(); });
   }
@@ -131,7 +143,12 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
       return Close(absl::InvalidArgumentError(
           absl::StrCat("hello.worker: ", worker_.size(), " bytes, must be 1 to ", kNameBytesMax)));
     }
-    absl::StatusOr<Slots::Slot> slot = slots_.Take(SlotKind::kSession, peer_);
+    if (const absl::Status may = security::AuthorizeHello(caller_.principal, worker_); !may.ok()) {
+      caller_.target = worker_;
+      gate_.Audit(caller_, may);
+      return Close(may);
+    }
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kSession, caller_);
     if (!slot.ok()) return Close(slot.status());
     slot_ = *std::move(slot);
     incarnation_ = Incarnation(read_.incarnation());
@@ -185,12 +202,13 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
   }
 
   Shell& shell_;
-  Slots& slots_;
-  const std::string peer_;
+  Gate& gate_;
   std::shared_ptr<Session> self_;  // until OnDone
 
   // Used by the one read under way and what follows it, never by two threads at a time.
   v1::FromWorker read_;
+  Admitted caller_;
+  absl::Duration checked_;  // when the caller was last, on the monotonic clock
   Slots::Slot slot_;
   std::string worker_;
   Incarnation incarnation_;
@@ -209,27 +227,27 @@ class Session : public grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinat
 
 class WorkerService : public v1::WorkerService::CallbackService {
  public:
-  WorkerService(Shell& shell, Slots& slots, absl::Duration hello_timeout)
-      : shell_(shell), slots_(slots), hello_timeout_(hello_timeout) {}
+  WorkerService(Shell& shell, Gate& gate, absl::Duration hello_timeout)
+      : shell_(shell), gate_(gate), hello_timeout_(hello_timeout) {}
 
   grpc::ServerBidiReactor<v1::FromWorker, v1::FromCoordinator>* Session(
       grpc::CallbackServerContext* context) override {
-    const auto session = std::make_shared<coordinator::Session>(shell_, slots_, context->peer());
-    session->Begin(hello_timeout_);
+    const auto session = std::make_shared<coordinator::Session>(shell_, gate_);
+    session->Begin(*context, hello_timeout_);
     return session.get();
   }
 
  private:
   Shell& shell_;
-  Slots& slots_;
+  Gate& gate_;
   const absl::Duration hello_timeout_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell, Slots& slots,
+std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell, Gate& gate,
                                                  absl::Duration hello_timeout) {
-  return std::make_unique<WorkerService>(shell, slots, hello_timeout);
+  return std::make_unique<WorkerService>(shell, gate, hello_timeout);
 }
 
 }  // namespace muster::coordinator

@@ -12,12 +12,12 @@ class Service;
 
 namespace muster::coordinator {
 
+class Gate;
 class Shell;
-class Slots;
 
-// `shell` and `slots` outlive the server that serves this. A stream without a Hello is closed after
+// `shell` and `gate` outlive the server that serves this. A stream without a Hello is closed after
 // `hello_timeout`.
-std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell, Slots& slots,
+std::unique_ptr<grpc::Service> MakeWorkerService(Shell& shell, Gate& gate,
                                                  absl::Duration hello_timeout);
 
 }  // namespace muster::coordinator

@@ -1,84 +1,690 @@
 #include "coordinator/scheduler/placement.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "base/check.h"
+#include "coordinator/scheduler/gang_layout.h"
 
 namespace muster::coordinator {
 namespace {
 
-// The ranks of a job in the order in which they take slots: group by group, the groups in order of
-// their lowest ranks.
-std::vector<int32_t> RanksByGroup(const WaitingJob& job) {
-  std::vector<int32_t> ranks;
-  for (int32_t group = 0; group < job.ranks / job.group; ++group) {
-    const int32_t first = group / job.stride * (job.stride * job.group) + group % job.stride;
-    for (int32_t i = 0; i < job.group; ++i) ranks.push_back(first + i * job.stride);
-  }
-  return ranks;
+// Domains by depth: the index in kDomainLevels, kHostDepth for a worker, -1 for the cluster.
+constexpr int kHostDepth = static_cast<int>(kDomainLevels.size());
+constexpr int kClusterDepth = -1;
+
+int Depth(v1::TopologyLevel level) {
+  return level == v1::TOPOLOGY_LEVEL_CLUSTER ? kClusterDepth : static_cast<int>(DepthOf(level));
+}
+v1::TopologyLevel LevelAt(int depth) {
+  return depth == kClusterDepth ? v1::TOPOLOGY_LEVEL_CLUSTER
+         : depth == kHostDepth  ? v1::TOPOLOGY_LEVEL_HOST
+                                : kDomainLevels[static_cast<size_t>(depth)];
 }
 
-// The workers to take, ascending; empty when the gang does not fit. `units` is the gang's size in
-// groups of `group` slots.
-std::vector<WorkerId> ChooseWorkers(const SlotIndex::Kind& slots, int group, int units) {
-  // Workers with equally many free groups, by id; those of one number of free slots are in order.
-  using Range = std::pair<std::set<WorkerId>::const_iterator, std::set<WorkerId>::const_iterator>;
-  struct Alike {
-    std::vector<Range> ranges;
-    int64_t count = 0;
-  };
-  std::map<int, Alike> by_free;
-  for (const auto& [free, workers] : slots.workers_by_free) {
-    if (free < group) continue;
-    Alike& alike = by_free[free / group];
-    alike.ranges.emplace_back(workers.begin(), workers.end());
-    alike.count += static_cast<int64_t>(workers.size());
+// Runs of `size` ranks are each in one domain at least as deep as `depth`.
+struct Granule {
+  int depth = kHostDepth;
+  int64_t size = 1;
+};
+
+// What a job asks of the topology.
+struct Demand {
+  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  int64_t ranks = 0;
+  std::vector<Granule> granules;  // each size is a multiple of the one before
+  int start = kHostDepth;         // the narrowest domains that are looked at
+  int limit = kClusterDepth;      // the broadest ones that may hold the gang
+  int64_t unit() const { return granules.front().size; }
+};
+
+// Cuts `slots` of a domain at `depth`, whose parent is at `parent`, down to whole granules.
+int64_t WholeGranules(const Demand& demand, int64_t slots, int depth, int parent) {
+  for (const Granule& granule : demand.granules) {
+    if (granule.depth <= depth && granule.depth > parent) slots -= slots % granule.size;
   }
-  // What the `count` freest workers hold, and how much the least free of them does.
-  const auto freest = [&by_free](int64_t count) {
+  return slots;
+}
+
+const std::map<int, int>& Workers(const SlotIndex::Domain& domain, v1::DeviceKind kind, bool ever) {
+  static const auto* const none = new std::map<int, int>();
+  const auto slots = domain.slots.find(kind);
+  if (slots == domain.slots.end()) return *none;
+  return ever ? slots->second.workers_by_total : slots->second.workers_by_free;
+}
+
+// How many ranks a domain holds with its free slots, or with all of them.
+int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ever) {
+  const SlotIndex::Domain& domain = index.domain(number);
+  const int depth = Depth(domain.level);
+  const bool cut_inside =
+      std::any_of(demand.granules.begin(), demand.granules.end(), [depth](const Granule& granule) {
+        return granule.depth > depth && granule.depth < kHostDepth;
+      });
+  int64_t sum = 0;
+  if (!cut_inside) {
+    for (const auto& [slots, workers] : Workers(domain, demand.device, ever)) {
+      sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
+    }
+    return sum;
+  }
+  std::map<int, int> direct = Workers(domain, demand.device, ever);
+  for (const int child : domain.children) {
+    sum += WholeGranules(demand, HoldIn(index, child, demand, ever),
+                         Depth(index.domain(child).level), depth);
+    for (const auto& [slots, workers] : Workers(index.domain(child), demand.device, ever)) {
+      direct[slots] -= workers;
+    }
+  }
+  for (const auto& [slots, workers] : direct) {
+    sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
+  }
+  return sum;
+}
+
+// `strict`: with what the job prefers as if it required it.
+Demand DemandOf(const WaitingJob& job, const SlotIndex& index, bool strict) {
+  Demand demand;
+  demand.device = job.device;
+  demand.ranks = job.ranks;
+  const SlotIndex::Kind& slots = index.Of(job.device);
+  Granule unit{kHostDepth, UnitOf(job, slots)};
+  if (unit.size == 1 && job.group > 1 && job.ranks % job.group == 0) {
+    for (const auto& [path, number] : index.domains_of(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN)) {
+      int64_t total = 0;
+      for (const auto& [size, workers] : Workers(index.domain(number), job.device, /*ever=*/true)) {
+        total += int64_t{size} * workers;
+      }
+      if (total >= job.group) unit = {Depth(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN), job.group};
+    }
+  }
+  demand.granules.push_back(unit);
+  const PlacementRule& rule = job.placement;
+  const bool segments = rule.segment > 0 && rule.segment < job.ranks;
+  if (rule.required != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+    if (segments) {
+      demand.granules.push_back({Depth(rule.required), rule.segment});
+    } else {
+      demand.limit = Depth(rule.required);
+    }
+  }
+  if (rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+    if (segments && strict) demand.granules.push_back({Depth(rule.preferred), rule.segment});
+    if (!segments) demand.start = Depth(rule.preferred);
+  }
+  return demand;
+}
+
+// Where the gang goes as a whole, and what it may take there.
+struct Container {
+  int domain = -1;  // -1: one worker
+  WorkerId worker;
+  int64_t hold = 0;
+};
+
+// The domains of one level that hold the gang, fullest first.
+std::vector<Container> ContainersAt(const SlotIndex& index, const Demand& demand, int depth) {
+  std::vector<Container> out;
+  const SlotIndex::Kind& slots = index.Of(demand.device);
+  if (depth == kHostDepth) {
+    const auto fullest = slots.workers_by_free.lower_bound(static_cast<int>(demand.ranks));
+    if (demand.granules.front().depth == kHostDepth && fullest != slots.workers_by_free.end()) {
+      out.push_back({-1, *fullest->second.begin(), fullest->first});
+    }
+    return out;
+  }
+  for (const auto& [path, number] : index.domains_of(LevelAt(depth))) {
+    const int64_t hold = HoldIn(index, number, demand, /*ever=*/false);
+    if (hold >= demand.ranks) out.push_back({number, WorkerId(), hold});
+  }
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Container& a, const Container& b) { return a.hold < b.hold; });
+  return out;
+}
+
+// The depths in the order in which they are looked at: from the one that is preferred outwards. A
+// worker or domain that is in no domain of the level that is preferred is one of its own.
+std::vector<int> DepthsToTry(const Demand& demand, int spread) {
+  std::vector<int> depths;
+  const int start = spread >= 0 ? std::min(demand.start, spread - 1) : demand.start;
+  depths.push_back(start);
+  if (spread < 0) {
+    for (int depth = kHostDepth; depth > start; --depth) depths.push_back(depth);
+  }
+  for (int depth = start - 1; depth >= kClusterDepth; --depth) depths.push_back(depth);
+  depths.erase(
+      std::remove_if(depths.begin(), depths.end(), [&](int depth) { return depth < demand.limit; }),
+      depths.end());
+  return depths;
+}
+
+// ---- the domains and workers inside a container -------------------------------------------------
+
+struct Node {
+  int depth = kHostDepth;
+  int parent = -1;
+  int64_t hold = 0;  // whole granules that are left
+  std::vector<int> children;
+  const WorkerId* worker = nullptr;
+  const DomainPath* path = nullptr;
+};
+
+class Tree {
+ public:
+  Tree(const SlotIndex& index, const Container& container, const Demand& demand)
+      : index_(index), demand_(demand) {
+    if (container.domain < 0) {
+      nodes_.push_back({kHostDepth,
+                        -1,
+                        container.hold,
+                        {},
+                        &container.worker,
+                        &index.Find(container.worker)->path});
+    } else {
+      Add(container.domain, -1);
+    }
+  }
+  size_t size() const { return nodes_.size(); }
+  const Node& operator[](int node) const { return nodes_[static_cast<size_t>(node)]; }
+  Node& operator[](int node) { return nodes_[static_cast<size_t>(node)]; }
+
+  v1::TopologyLevel Common(int a, int b) const {
+    return a == b ? v1::TOPOLOGY_LEVEL_HOST : CommonLevel(*(*this)[a].path, *(*this)[b].path);
+  }
+
+ private:
+  // Returns the domain's node; -1 when it holds nothing.
+  int Add(int number, int parent) {
+    const SlotIndex::Domain& domain = index_.domain(number);
+    const int depth = Depth(domain.level);
+    const int node = static_cast<int>(nodes_.size());
+    nodes_.push_back({depth, parent, 0, {}, nullptr, &domain.path});
+    // Numbers of domains depend on the order in which workers joined.
+    std::vector<std::pair<const DomainPath*, int>> children;
+    for (const int child : domain.children)
+      children.emplace_back(&index_.domain(child).path, child);
+    std::sort(children.begin(), children.end(),
+              [](const auto& a, const auto& b) { return *a.first < *b.first; });
     int64_t sum = 0;
-    int least = 0;
-    for (auto at = by_free.rbegin(); at != by_free.rend() && count > 0; ++at) {
-      const int64_t here = std::min(count, at->second.count);
-      if (here == 0) continue;
+    for (const auto& [path, child] : children) {
+      if (Workers(index_.domain(child), demand_.device, /*ever=*/false).empty()) continue;
+      const int added = Add(child, node);
+      sum += (*this)[added].hold;
+      (*this)[node].children.push_back(added);
+    }
+    if (const auto slots = domain.slots.find(demand_.device); slots != domain.slots.end()) {
+      for (const auto& [free, workers] : slots->second.direct) {
+        const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
+        if (hold == 0) continue;
+        for (const WorkerId& id : workers) {
+          (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
+          nodes_.push_back({kHostDepth, node, hold, {}, &id, &index_.Find(id)->path});
+          sum += hold;
+        }
+      }
+    }
+    (*this)[node].hold =
+        parent < 0 ? sum : WholeGranules(demand_, sum, depth, (*this)[parent].depth);
+    return node;
+  }
+
+  const SlotIndex& index_;
+  const Demand& demand_;
+  std::vector<Node> nodes_;
+};
+
+// Positions 0, 1, ... of the gang go to workers in this order.
+struct Chunk {
+  int node;
+  int64_t ranks;
+};
+
+// How a gang is cut over as few domains or workers as can hold it, and in which order they take it.
+enum class Cut {
+  kTightest,      // one by one the least free one with which the others hold the rest; by name
+  kLargestFirst,  // the same; the largest chunk first
+  kFreest,        // the freest ones, the least free one that holds the rest last
+};
+
+// Which children take how much of `ranks`.
+std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks, Cut cut) {
+  std::map<int64_t, std::vector<int>> by_hold;  // in reverse order, to take from the back
+  const std::vector<int>& children = tree[node].children;
+  for (auto child = children.rbegin(); child != children.rend(); ++child) {
+    if (tree[*child].hold > 0) by_hold[tree[*child].hold].push_back(*child);
+  }
+  // What the `count` freest hold, without the least free of them.
+  const auto others = [&by_hold](int64_t count) {
+    int64_t sum = 0, least = 0;
+    for (auto at = by_hold.rbegin(); at != by_hold.rend() && count > 0; ++at) {
+      const int64_t here = std::min<int64_t>(count, static_cast<int64_t>(at->second.size()));
       sum += here * at->first;
       count -= here;
       least = at->first;
     }
-    return std::make_pair(sum, least);
+    return sum - least;
   };
-  // The fewest workers that can hold the gang: as many of the freest ones as it takes.
   int64_t fewest = 0;
-  int64_t missing = units;
-  for (auto at = by_free.rbegin(); at != by_free.rend() && missing > 0; ++at) {
-    const int64_t here = std::min(at->second.count, (missing + at->first - 1) / at->first);
+  int64_t missing = ranks;
+  for (auto at = by_hold.rbegin(); at != by_hold.rend() && missing > 0; ++at) {
+    const int64_t here = std::min<int64_t>(static_cast<int64_t>(at->second.size()),
+                                           (missing + at->first - 1) / at->first);
     fewest += here;
     missing -= here * at->first;
   }
-  if (missing > 0) return {};
-  std::vector<WorkerId> chosen;
-  missing = units;
+  CHECK_LE(missing, 0) << "the children hold less than their domain";
+  std::vector<Chunk> chunks;
+  missing = ranks;
   for (int64_t left = fewest; left > 0; --left) {
-    // The least free worker with which the `left` - 1 freest of the others hold what is missing.
-    const auto [sum, least] = freest(left);
-    auto best = by_free.lower_bound(static_cast<int>(std::max<int64_t>(0, missing - sum + least)));
-    while (best != by_free.end() && best->second.count == 0) ++best;
-    CHECK(best != by_free.end()) << "the gang fits, yet no worker can be next";
-    // Of equally free workers the one with the lowest id.
-    Range* lowest = nullptr;
-    for (Range& range : best->second.ranges) {
-      if (range.first == range.second) continue;
-      if (lowest == nullptr || *range.first < *lowest->first) lowest = &range;
-    }
-    chosen.push_back(*lowest->first++);
-    --best->second.count;
-    missing -= best->first;
+    const auto best = cut == Cut::kFreest && left > 1
+                          ? std::prev(by_hold.end())
+                          : by_hold.lower_bound(std::max<int64_t>(1, missing - others(left)));
+    CHECK(best != by_hold.end()) << "the gang fits, yet nothing can be next";
+    const int child = best->second.back();
+    chunks.push_back({child, std::min(missing, best->first)});
+    missing -= chunks.back().ranks;
+    best->second.pop_back();
+    if (best->second.empty()) by_hold.erase(best);
   }
-  std::sort(chosen.begin(), chosen.end());
-  return chosen;
+  return chunks;
+}
+
+void FillFewest(const Tree& tree, int node, int64_t ranks, Cut cut, std::vector<Chunk>& out) {
+  if (tree[node].worker != nullptr) {
+    out.push_back({node, ranks});
+    return;
+  }
+  std::vector<Chunk> chunks = Split(tree, node, ranks, cut);
+  if (cut != Cut::kFreest)
+    std::sort(chunks.begin(), chunks.end(), [&](const Chunk& a, const Chunk& b) {
+      if (cut == Cut::kLargestFirst && a.ranks != b.ranks) return a.ranks > b.ranks;
+      const Node& one = tree[a.node];
+      const Node& other = tree[b.node];
+      if ((one.worker != nullptr) != (other.worker != nullptr)) return one.worker == nullptr;
+      return one.worker != nullptr ? *one.worker < *other.worker : *one.path < *other.path;
+    });
+  for (const Chunk& chunk : chunks) FillFewest(tree, chunk.node, chunk.ranks, cut, out);
+}
+
+// As few workers as possible of all domains, the freest ones, in the order of their domains.
+void FillWorkers(const Tree& tree, int64_t ranks, std::vector<Chunk>& out) {
+  std::vector<std::pair<int64_t, int>> workers;  // the freest first
+  for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
+    if (tree[node].worker != nullptr) workers.emplace_back(-tree[node].hold, node);
+  }
+  std::sort(workers.begin(), workers.end());
+  for (auto worker = workers.begin(); ranks > 0; ++worker) {
+    // The last one is the least free that holds the rest.
+    if (-worker->first >= ranks) {
+      worker = std::upper_bound(worker, workers.end(),
+                                std::make_pair(-ranks, std::numeric_limits<int>::max())) -
+               1;
+    }
+    out.push_back({worker->second, std::min(ranks, -worker->first)});
+    ranks -= out.back().ranks;
+  }
+  std::sort(out.begin(), out.end(), [](const Chunk& a, const Chunk& b) { return a.node < b.node; });
+}
+
+// One granule after the other goes to the domain at `depth` that has the fewest of them so far.
+// False: the granules do not fit that way.
+bool FillSpread(const Tree& tree, int depth, const Demand& demand, std::vector<Chunk>& out) {
+  std::vector<int> domains;  // at `depth`, or deeper where there is none
+  std::vector<int> todo = {0};
+  while (!todo.empty()) {
+    const int node = todo.back();
+    todo.pop_back();
+    if (tree[node].depth >= depth) {
+      domains.push_back(node);
+      continue;
+    }
+    todo.insert(todo.end(), tree[node].children.rbegin(), tree[node].children.rend());
+  }
+  const int64_t size = demand.granules.back().size;
+  // By ranks so far, then slots that are left, most first, then name.
+  std::set<std::tuple<int64_t, int64_t, int>> next;
+  for (const int node : domains) {
+    if (tree[node].hold >= size) next.emplace(0, -tree[node].hold, node);
+  }
+  std::map<int, int64_t> taken;
+  for (int64_t placed = 0; placed < demand.ranks; placed += size) {
+    if (next.empty()) return false;
+    auto [ranks, left, node] = *next.begin();
+    next.erase(next.begin());
+    taken[node] += size;
+    ranks += size;
+    left += size;
+    if (-left >= size) next.emplace(ranks, left, node);
+  }
+  for (const int node : domains) {
+    if (taken.contains(node)) FillFewest(tree, node, taken[node], Cut::kTightest, out);
+  }
+  return true;
+}
+
+// Places blocks of the mesh, the largest first, each whole in the narrowest domain that holds it. A
+// block that fits nowhere is cut into those of the next axis.
+class BlockFill {
+ public:
+  // `sizes`: of blocks, ascending; the first is the unit, the last the gang.
+  BlockFill(Tree tree, std::vector<int64_t> sizes, int64_t ranks)
+      : tree_(std::move(tree)), sizes_(std::move(sizes)), leaves_(static_cast<size_t>(ranks)) {}
+
+  std::vector<int> Run() {
+    Place(0, static_cast<int>(sizes_.size()) - 1, 0);
+    return std::move(leaves_);
+  }
+
+ private:
+  void Place(int64_t first, int block, int node) {
+    const int64_t size = sizes_[static_cast<size_t>(block)];
+    if (tree_[node].worker != nullptr) {
+      std::fill_n(leaves_.begin() + first, size, node);
+      for (int at = node; at >= 0; at = tree_[at].parent) tree_[at].hold -= size;
+      return;
+    }
+    const int best = Narrowest(node, size);
+    if (best != node) return Place(first, block, best);
+    CHECK_GT(block, 0) << "a unit fits, yet no worker holds it";
+    const int64_t part = sizes_[static_cast<size_t>(block) - 1];
+    for (int64_t at = 0; at < size; at += part) Place(first + at, block - 1, node);
+  }
+
+  // The narrowest domain or worker below `node` that holds so many ranks, the fullest of several;
+  // else `node`.
+  int Narrowest(int node, int64_t size) const {
+    int best = node;
+    for (const int child : tree_[node].children) {
+      if (tree_[child].hold < size) continue;
+      const int below = Narrowest(child, size);
+      const bool better = best == node || (tree_[below].depth != tree_[best].depth
+                                               ? tree_[below].depth > tree_[best].depth
+                                               : tree_[below].hold < tree_[best].hold);
+      if (better) best = below;
+    }
+    return best;
+  }
+
+  Tree tree_;
+  const std::vector<int64_t> sizes_;
+  std::vector<int> leaves_;
+};
+
+std::vector<int> Expand(const std::vector<Chunk>& chunks) {
+  std::vector<int> leaves;
+  for (const Chunk& chunk : chunks) {
+    leaves.insert(leaves.end(), static_cast<size_t>(chunk.ranks), chunk.node);
+  }
+  return leaves;
+}
+
+// ---- cost ---------------------------------------------------------------------------------------
+
+// Bounds of the work of one placement.
+constexpr size_t kContainersMax = 8;           // that are compared
+constexpr int64_t kRanksComparedMax = 16'384;  // ranks of the gang x containers
+constexpr int64_t kBlockStepsMax = 400'000;    // children looked at for blocks of the mesh
+constexpr int kExchangedMax = 48;              // units of a gang whose exchanges are tried
+constexpr size_t kExchangeWorkersMax = 64;
+constexpr int kExchangePassesMax = 8;
+constexpr size_t kFlatWorkersMax = 2048;  // domains and workers of which the freest are looked for
+
+double Distance(const Tree& tree, int a, int b) { return DistanceOf(tree.Common(a, b)); }
+
+// The distances between the workers that a way uses.
+class Distances {
+ public:
+  explicit Distances(const Tree& tree) : tree_(tree) {}
+  double operator()(int a, int b) {
+    if (a == b) return DistanceOf(v1::TOPOLOGY_LEVEL_HOST);
+    if (a == last_a_ && b == last_b_) return last_;
+    last_a_ = a;
+    last_b_ = b;
+    return last_ = Distance(tree_, a, b);
+  }
+
+ private:
+  const Tree& tree_;
+  int last_a_ = -1, last_b_ = -1;
+  double last_ = 0;
+};
+
+double TotalCost(const GangLayout& layout, const Tree& tree, const std::vector<int>& leaves) {
+  Distances distances(tree);
+  double total = 0;
+  for (const AxisTraffic& axis : layout.axes()) {
+    double hops = 0;
+    layout.EachHop(axis, [&](int32_t from, int32_t to) {
+      hops += distances(leaves[static_cast<size_t>(from)], leaves[static_cast<size_t>(to)]);
+    });
+    total += axis.bytes * hops;
+  }
+  return total / static_cast<double>(leaves.size());
+}
+
+// Exchanges of two units, and moves of one to free slots, as long as they lower the cost.
+class Exchange {
+ public:
+  Exchange(const GangLayout& layout, const Tree& tree, int64_t unit) : unit_(unit) {
+    for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
+      if (tree[node].worker != nullptr) workers_.push_back(node);
+    }
+    if (!possible()) return;
+    for (const int worker : workers_) {
+      left_.push_back(tree[worker].hold / unit);
+      for (const int other : workers_) distance_.push_back(Distance(tree, worker, other));
+    }
+    for (const AxisTraffic& axis : layout.axes()) {
+      layout.EachHop(axis, [&](int32_t from, int32_t to) {
+        const auto a = static_cast<size_t>(from / unit), b = static_cast<size_t>(to / unit);
+        if (a == b) return;
+        peers_.resize(std::max(peers_.size(), std::max(a, b) + 1));
+        peers_[a][b] += axis.bytes;
+        peers_[b][a] += axis.bytes;
+      });
+    }
+  }
+  bool possible() const { return workers_.size() <= kExchangeWorkersMax; }
+
+  std::vector<int> Improve(std::vector<int> leaves) const {
+    std::vector<int64_t> left = left_;
+    std::vector<size_t> at;  // by unit: which of workers_
+    for (size_t position = 0; position < leaves.size(); position += static_cast<size_t>(unit_)) {
+      const auto worker = std::find(workers_.begin(), workers_.end(), leaves[position]);
+      at.push_back(static_cast<size_t>(worker - workers_.begin()));
+      --left[at.back()];
+    }
+    for (int pass = 0, changed = 1; changed != 0 && pass < kExchangePassesMax; ++pass) {
+      changed = 0;
+      for (size_t u = 0; u < peers_.size(); ++u) {
+        changed |= Move(u, at, left) ? 1 : 0;
+        for (size_t v = u + 1; v < peers_.size(); ++v) changed |= Swap(u, v, at) ? 1 : 0;
+      }
+    }
+    for (size_t u = 0; u < at.size(); ++u) {
+      std::fill_n(leaves.begin() + static_cast<int64_t>(u) * unit_, unit_, workers_[at[u]]);
+    }
+    return leaves;
+  }
+
+ private:
+  static constexpr size_t kNone = std::numeric_limits<size_t>::max();
+  static bool Better(double then, double now) { return then < now * (1 - 1e-9); }
+
+  double CostAt(size_t unit, size_t worker, const std::vector<size_t>& at, size_t except) const {
+    double sum = 0;
+    for (const auto& [peer, bytes] : peers_[unit]) {
+      if (peer != except) sum += bytes * distance_[worker * workers_.size() + at[peer]];
+    }
+    return sum;
+  }
+  bool Move(size_t u, std::vector<size_t>& at, std::vector<int64_t>& left) const {
+    bool moved = false;
+    double now = CostAt(u, at[u], at, kNone);
+    for (size_t worker = 0; worker < workers_.size(); ++worker) {
+      if (left[worker] <= 0 || worker == at[u]) continue;
+      const double then = CostAt(u, worker, at, kNone);
+      if (!Better(then, now)) continue;
+      ++left[at[u]];
+      --left[worker];
+      at[u] = worker;
+      now = then;
+      moved = true;
+    }
+    return moved;
+  }
+  bool Swap(size_t u, size_t v, std::vector<size_t>& at) const {
+    if (at[u] == at[v]) return false;
+    const double now = CostAt(u, at[u], at, v) + CostAt(v, at[v], at, u);
+    const double then = CostAt(u, at[v], at, v) + CostAt(v, at[u], at, u);
+    if (!Better(then, now)) return false;
+    std::swap(at[u], at[v]);
+    return true;
+  }
+
+  const int64_t unit_;
+  std::vector<int> workers_;
+  std::vector<int64_t> left_;                    // by worker: units that it holds
+  std::vector<double> distance_;                 // between two workers
+  std::vector<std::map<size_t, double>> peers_;  // by unit: what it sends to and gets from others
+};
+
+// ---- the choice ---------------------------------------------------------------------------------
+
+struct Way {
+  std::vector<int> leaves;  // by position: nodes of the container's tree
+  double cost = 0;
+};
+
+Way FillContainer(const Tree& tree, const Demand& demand, const GangLayout& layout, int spread) {
+  std::vector<std::vector<int>> ways;
+  std::vector<Chunk> chunks;
+  if (spread >= 0 && FillSpread(tree, spread, demand, chunks)) {
+    ways.push_back(Expand(chunks));
+  } else {
+    chunks.clear();
+    FillFewest(tree, 0, demand.ranks, Cut::kTightest, chunks);
+    ways.push_back(Expand(chunks));
+    const bool one_worker = chunks.size() == 1;
+    // Segments stay whole.
+    if (!one_worker && demand.granules.size() == 1) {
+      for (const Cut cut : {Cut::kLargestFirst, Cut::kFreest}) {
+        chunks.clear();
+        FillFewest(tree, 0, demand.ranks, cut, chunks);
+        ways.push_back(Expand(chunks));
+      }
+      const bool whole_groups = demand.granules.front().depth == kHostDepth;
+      if (whole_groups && tree.size() <= kFlatWorkersMax) {
+        chunks.clear();
+        FillWorkers(tree, demand.ranks, chunks);
+        ways.push_back(Expand(chunks));
+      }
+      if (static_cast<int64_t>(tree.size()) * (demand.ranks / demand.unit()) <= kBlockStepsMax) {
+        BlockFill blocks(tree, layout.Blocks(whole_groups ? demand.unit() : 1), demand.ranks);
+        ways.push_back(blocks.Run());
+      }
+      if (whole_groups && demand.ranks / demand.unit() <= kExchangedMax) {
+        const Exchange exchange(layout, tree, demand.unit());
+        for (size_t way = 0, cut = ways.size(); exchange.possible() && way < cut; ++way) {
+          ways.push_back(exchange.Improve(ways[way]));
+        }
+      }
+    }
+  }
+  Way best;
+  for (std::vector<int>& leaves : ways) {
+    const double cost = TotalCost(layout, tree, leaves);
+    if (best.leaves.empty() || cost < best.cost * (1 - 1e-9)) best = {std::move(leaves), cost};
+  }
+  return best;
+}
+
+// Where positions 0, 1, ... of the gang go; empty when it does not fit.
+std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
+                                    const Demand& demand, const GangLayout& layout, int spread) {
+  for (const int depth : DepthsToTry(demand, spread)) {
+    const std::vector<Container> containers = ContainersAt(index, demand, depth);
+    if (containers.empty()) continue;
+    // Where the level is preferred, what is inside does not matter: the fullest one is taken.
+    const bool indifferent =
+        depth == demand.start && job.placement.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED;
+    size_t compared = indifferent ? 1 : std::min(kContainersMax, containers.size());
+    compared = std::min<size_t>(
+        compared, static_cast<size_t>(std::max<int64_t>(1, kRanksComparedMax / demand.ranks)));
+    Way best;
+    std::optional<Tree> best_tree;
+    for (size_t i = 0; i < compared; ++i) {
+      Tree tree(index, containers[i], demand);
+      Way way = FillContainer(tree, demand, layout, spread);
+      if (!best.leaves.empty() && way.cost >= best.cost * (1 - 1e-9)) continue;
+      best = std::move(way);
+      best_tree.emplace(std::move(tree));
+    }
+    std::vector<WorkerId> workers;
+    workers.reserve(best.leaves.size());
+    for (const int leaf : best.leaves) workers.push_back(*(*best_tree)[leaf].worker);
+    return workers;
+  }
+  return {};
+}
+
+std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
+                                    const Demand& strict, const GangLayout& layout) {
+  const PlacementRule& rule = job.placement;
+  const int spread = rule.spread == v1::TOPOLOGY_LEVEL_UNSPECIFIED ? -1 : Depth(rule.spread);
+  std::vector<WorkerId> workers = ChooseWorkers(index, job, strict, layout, spread);
+  if (workers.empty() && spread >= 0) workers = ChooseWorkers(index, job, strict, layout, -1);
+  if (workers.empty() && rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED && rule.segment > 0) {
+    workers = ChooseWorkers(index, job, DemandOf(job, index, /*strict=*/false), layout, -1);
+  }
+  return workers;
+}
+
+// The fewest slots of jobs in the domain that holds most, whose end would make it hold the gang or
+// segment if they were in whole groups: of the smallest job that suffices, else of the largest.
+void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortage& shortage) {
+  const size_t depth = DepthOf(shortage.level);
+  std::map<JobId, int64_t> held;
+  for (const auto& [id, worker] : index.workers()) {
+    if (!worker.ready || worker.path.names[depth] != shortage.domain) continue;
+    for (const SlotView& slot : worker.slots) {
+      if (slot.held() && slot.kind == job.device) ++held[slot.held_by];
+    }
+  }
+  for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
+    auto take = held.begin();
+    for (auto at = held.begin(); at != held.end(); ++at) {
+      const bool suffices = at->second >= missing;
+      const bool so_far = take->second >= missing;
+      if (suffices ? !so_far || at->second < take->second : !so_far && at->second > take->second) {
+        take = at;
+      }
+    }
+    shortage.jobs.emplace_back(take->first, take->second);
+    missing -= take->second;
+    held.erase(take);
+  }
+}
+
+bool Holds(const SlotIndex& index, const Demand& demand, bool ever) {
+  for (int depth = kHostDepth; depth >= std::max(kClusterDepth, demand.limit); --depth) {
+    if (depth == kHostDepth) {
+      const SlotIndex::Kind& slots = index.Of(demand.device);
+      const int most =
+          ever ? (slots.workers_by_total.empty() ? 0 : slots.workers_by_total.rbegin()->first)
+               : (slots.workers_by_free.empty() ? 0 : slots.workers_by_free.rbegin()->first);
+      if (demand.granules.front().depth == kHostDepth && most >= demand.ranks) return true;
+      continue;
+    }
+    for (const auto& [path, number] : index.domains_of(LevelAt(depth))) {
+      if (HoldIn(index, number, demand, ever) >= demand.ranks) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -96,37 +702,151 @@ int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots) {
   return job.group <= largest && job.ranks % job.group == 0 ? job.group : 1;
 }
 
-bool CouldFit(const WaitingJob& job, const SlotIndex::Kind& slots) {
-  const int group = UnitOf(job, slots);
-  return slots.total >= job.ranks && GroupsIn(slots, group) >= job.ranks / group;
+bool CouldFit(const WaitingJob& job, const SlotIndex& index) {
+  if (index.Of(job.device).total < job.ranks) return false;
+  return Holds(index, DemandOf(job, index, /*strict=*/false), /*ever=*/true);
 }
 
 std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
                                                     const WaitingJob& job) {
   const SlotIndex& index = trial.index();
-  const SlotIndex::Kind& slots = index.Of(job.device);
-  if (slots.free < job.ranks) return std::nullopt;
-  const int group = UnitOf(job, slots);
-  const std::vector<WorkerId> workers = ChooseWorkers(slots, group, job.ranks / group);
-  if (workers.empty()) return std::nullopt;
-  std::vector<v1::Placement> placements(static_cast<size_t>(job.ranks));
-  std::vector<int32_t> order = RanksByGroup(job);
-  // Groups cannot be kept whole: ranks take slots in the order of their numbers.
-  if (group == 1) std::sort(order.begin(), order.end());
-  size_t next = 0;
-  for (const WorkerId& id : workers) {
-    const int whole = FreeSlots(*index.Find(id), job.device) / group * group;
-    const int here = std::min(whole, static_cast<int>(order.size() - next));
-    for (std::string& device : trial.Take(id, job.device, here, job.id)) {
-      const int32_t rank = order[next++];
-      v1::Placement& placement = placements[static_cast<size_t>(rank)];
-      placement.set_rank(rank);
-      placement.set_worker(id.value());
-      placement.set_device(std::move(device));
+  if (!job.reservations.empty()) trial.Open(job.reservations);
+  std::vector<WorkerId> workers;
+  const Demand demand = DemandOf(job, index, /*strict=*/true);
+  const int unit =
+      demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
+  // Where groups cannot be kept whole, ranks take slots in the order of their numbers.
+  const GangLayout layout(job, /*by_group=*/demand.unit() > 1);
+  if (index.Of(job.device).free >= job.ranks) workers = ChooseWorkers(index, job, demand, layout);
+  std::optional<std::vector<v1::Placement>> placements;
+  if (!workers.empty()) {
+    CHECK_EQ(workers.size(), static_cast<size_t>(job.ranks)) << job.id;
+    placements.emplace(workers.size());
+    std::map<WorkerId, std::vector<int32_t>> ranks;  // in the order of positions
+    for (size_t position = 0; position < workers.size(); ++position) {
+      ranks[workers[position]].push_back(layout.RankAt(static_cast<int32_t>(position)));
+    }
+    for (const auto& [id, here] : ranks) {
+      std::vector<std::string> devices =
+          trial.Take(id, job.device, static_cast<int>(here.size()), job.id, unit);
+      CHECK_EQ(devices.size(), here.size()) << job.id << " on " << id;
+      for (size_t i = 0; i < here.size(); ++i) {
+        v1::Placement& placement = (*placements)[static_cast<size_t>(here[i])];
+        placement.set_rank(here[i]);
+        placement.set_worker(id.value());
+        placement.set_device(std::move(devices[i]));
+      }
     }
   }
-  CHECK_EQ(next, order.size()) << job.id;
+  if (!job.reservations.empty()) trial.Close();
   return placements;
+}
+
+v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,
+                         const std::vector<v1::Placement>& placements) {
+  v1::PlacementCost cost;
+  cost.set_traffic_known(job.traffic_known);
+  // Narrow levels have small numbers.
+  v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_HOST;
+  static const auto* const nowhere = new DomainPath();
+  std::vector<const DomainPath*> paths;
+  for (const v1::Placement& placement : placements) {
+    const WorkerView* worker = index.Find(WorkerId(placement.worker()));
+    paths.push_back(worker == nullptr ? nowhere : &worker->path);
+  }
+  const auto between = [&](size_t a, size_t b) {
+    return placements[a].worker() == placements[b].worker() ? v1::TOPOLOGY_LEVEL_HOST
+                                                            : CommonLevel(*paths[a], *paths[b]);
+  };
+  for (size_t rank = 1; rank < placements.size(); ++rank) level = std::max(level, between(0, rank));
+  cost.set_level(level);
+  if (!placements.empty()) {
+    cost.set_domain(level == v1::TOPOLOGY_LEVEL_HOST      ? placements[0].worker()
+                    : level == v1::TOPOLOGY_LEVEL_CLUSTER ? "cluster"
+                                                          : paths[0]->name(level));
+  }
+  const GangLayout layout(job, /*by_group=*/false);
+  for (const AxisTraffic& traffic : layout.axes()) {
+    if (traffic.degree <= 1) continue;
+    double hops = 0;
+    v1::TopologyLevel farthest = v1::TOPOLOGY_LEVEL_HOST;
+    layout.EachHop(traffic, [&](int32_t from, int32_t to) {
+      const v1::TopologyLevel hop = between(static_cast<size_t>(from), static_cast<size_t>(to));
+      farthest = std::max(farthest, hop);
+      hops += DistanceOf(hop);
+    });
+    v1::AxisCost& axis = *cost.add_axes();
+    axis.set_axis(traffic.axis);
+    axis.set_degree(traffic.degree);
+    axis.set_bytes(traffic.bytes);
+    axis.set_distance(hops / static_cast<double>(placements.size()));
+    axis.set_farthest(farthest);
+    axis.set_cost(axis.bytes() * axis.distance());
+    cost.set_total(cost.total() + axis.cost());
+  }
+  return cost;
+}
+
+std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const SlotIndex& index,
+                                                 bool ever) {
+  const Demand demand = DemandOf(job, index, /*strict=*/false);
+  DomainShortage shortage;
+  if (demand.limit > kClusterDepth) {
+    shortage.level = LevelAt(demand.limit);
+    shortage.segment = job.ranks;
+  } else {
+    const auto bound =
+        std::find_if(demand.granules.rbegin(), demand.granules.rend(),
+                     [](const Granule& granule) { return granule.depth < kHostDepth; });
+    if (bound == demand.granules.rend()) {
+      if (job.placement.required != v1::TOPOLOGY_LEVEL_HOST || demand.granules.size() < 2) {
+        return std::nullopt;
+      }
+      shortage.level = v1::TOPOLOGY_LEVEL_HOST;
+      shortage.segment = job.placement.segment;
+    } else {
+      shortage.level = LevelAt(bound->depth);
+      shortage.segment = static_cast<int32_t>(bound->size);
+    }
+  }
+  if (Holds(index, demand, ever)) return std::nullopt;
+  // Without the rule it fits; else its domains are not why it waits.
+  WaitingJob free_job = job;
+  free_job.placement = {};
+  if (!Holds(index, DemandOf(free_job, index, /*strict=*/false), ever) &&
+      job.placement.required != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+    return std::nullopt;
+  }
+  const int depth = Depth(shortage.level);
+  Demand inside = demand;
+  inside.granules.resize(1);
+  if (depth == kHostDepth) {
+    const SlotIndex::Kind& slots = index.Of(job.device);
+    if (ever && !slots.workers_by_total.empty()) {
+      shortage.slots = slots.workers_by_total.rbegin()->first;
+    } else if (!ever && !slots.workers_by_free.empty()) {
+      shortage.slots = slots.workers_by_free.rbegin()->first;
+      shortage.domain = slots.workers_by_free.rbegin()->second.begin()->value();
+    }
+    shortage.slots -= shortage.slots % demand.unit();
+  } else {
+    for (const auto& [path, number] : index.domains_of(shortage.level)) {
+      const int64_t hold = HoldIn(index, number, inside, ever);
+      if (shortage.domain.empty() || hold > shortage.slots) {
+        shortage.slots = hold;
+        shortage.domain = index.domain(number).name();
+      }
+    }
+  }
+  if (!ever && depth < kHostDepth) AddJobsThatEnd(index, job, shortage);
+  for (int wider = depth - 1; wider >= kClusterDepth; --wider) {
+    WaitingJob other = job;
+    other.placement.required = LevelAt(wider);
+    if (!Holds(index, DemandOf(other, index, /*strict=*/false), ever)) continue;
+    shortage.level_at_least = LevelAt(wider);
+    break;
+  }
+  return shortage;
 }
 
 }  // namespace muster::coordinator

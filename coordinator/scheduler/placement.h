@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/scheduler/slot_index.h"
@@ -18,17 +20,46 @@ int64_t GroupsIn(const SlotIndex::Kind& slots, int group);
 // How many slots of one worker a job takes at a time: a tensor group, unless no worker is as large.
 int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots);
 
-// Whether the job would fit if every slot were free. `slots` are those of its kind.
-bool CouldFit(const WaitingJob& job, const SlotIndex::Kind& slots);
+// Whether the job would fit if every slot were free, within the domains that it requires.
+bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 
-// Takes free slots for the whole gang, or none. A gang takes the fewest workers that can hold it.
-// They are chosen one by one: always the one with the fewest free slots with which the gang still
-// fits on that many workers (best fit, so that the slots left over stay together). Slots are taken
-// by whole tensor groups (WaitingJob::group), which span workers only if no worker of the cluster
-// is as large as one. Ranks take slots worker by worker in order of id, then in device order,
-// tensor group by tensor group. Returns where ranks 0 to ranks - 1 are placed, in this order. Pure.
-// O(workers taken x different numbers of free slots + slots taken).
+// Takes free slots for the whole gang, or none: it takes them exactly when there are any that keep
+// the rules. Pure.
+//
+// Rules: a tensor group (WaitingJob::group) is on one worker, or in one NVLink domain where no
+// worker is as large, or anywhere where no domain is; what PlacementRule requires is in one domain
+// of that level.
+//
+// Choice: the narrowest level of which a domain holds the gang, no narrower than `preferred`. Of
+// its domains the one where communication costs least (PlacementCost), then the fullest, then the
+// first by name. Inside it, ranks of tensor groups, then of the axes in the order of the mesh, stay
+// as close together as free slots allow. For that some ways to cut the gang are tried: over as few
+// domains and workers as possible, always the least free one with which the gang still fits (best
+// fit, so that what is left over stays together), or the freest; by the blocks of the mesh; and, of
+// small gangs, what exchanges of groups improve.
+//
+// Returns where ranks 0 to ranks - 1 are placed, in this order. O(domains x different numbers of
+// free slots + workers of the domain + ranks x axes) for each way that is tried.
 std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job);
+
+// What the communication of the job costs where its ranks are placed, by rank.
+v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,
+                         const std::vector<v1::Placement>& placements);
+
+// Where a gang would be that fits the free slots (or, with `ever`, all slots) but not the domains
+// that it requires. No value: its domains are not what keeps it from starting.
+struct DomainShortage {
+  v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_UNSPECIFIED;  // that it requires
+  int32_t segment = 0;                                       // ranks that must be in one domain
+  std::string domain;                                        // the one that holds most
+  int64_t slots = 0;                                         // ranks of the job that it holds
+  // Jobs in that domain whose end makes room in it, with their slots there.
+  std::vector<std::pair<JobId, int64_t>> jobs;
+  // The narrowest level of which a domain would hold it.
+  v1::TopologyLevel level_at_least = v1::TOPOLOGY_LEVEL_UNSPECIFIED;
+};
+std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const SlotIndex& index,
+                                                 bool ever);
 
 }  // namespace muster::coordinator
 

@@ -28,23 +28,71 @@ v1::WaitReason ReasonOf(const WaitingJob& job, v1::WaitCode code) {
 struct Scope {
   int behind = 0;  // SchedulePolicy::explained_behind
   bool explains = true;
+  bool preempts = true;
   const JobId* only = nullptr;  // the plan ends at this job and explains no other
 };
 
+// What a plan tries on the index of slots; all is as before when it is destroyed.
+struct Attempted {
+  explicit Attempted(SlotIndex& slots) : index(slots), trial(slots) {}
+  ~Attempted() {
+    trial.Rollback();  // what it took may have been given away before
+    for (auto change = given.rbegin(); change != given.rend(); ++change) {
+      index.SetHolder(change->first.worker, change->first.device, change->second);
+    }
+  }
+  Attempted(const Attempted&) = delete;
+  Attempted& operator=(const Attempted&) = delete;
+
+  // Gives a slot that is free or kept for a job that waits to another one; empty: to none.
+  void Give(const Slot& slot, const JobId& before, const JobId& holder) {
+    given.emplace_back(slot, before);
+    index.SetHolder(slot.worker, slot.device, holder);
+  }
+
+  SlotIndex& index;
+  SlotIndex::Trial trial;
+  std::vector<std::pair<Slot, JobId>> given;  // with who held it before
+};
+
+// The slots that a job holds.
+std::vector<Slot> SlotsOf(const SlotIndex& index, const JobId& job) {
+  std::vector<Slot> slots;
+  for (const WorkerId& id : index.WorkersOf(job)) {
+    for (const SlotView& slot : index.Find(id)->slots) {
+      if (slot.held_by == job) slots.push_back({id, slot.device});
+    }
+  }
+  return slots;
+}
+
+// Null when there is no such slot.
+const SlotView* FindSlot(const SlotIndex& index, const Slot& slot) {
+  const WorkerView* worker = index.Find(slot.worker);
+  if (worker == nullptr) return nullptr;
+  for (const SlotView& view : worker->slots) {
+    if (view.device == slot.device) return &view;
+  }
+  return nullptr;
+}
+
 class Planner {
  public:
-  Planner(SlotIndex::Trial& trial, const Snapshot& cluster, const SchedulePolicy& policy,
+  Planner(Attempted& attempted, const Snapshot& cluster, const SchedulePolicy& policy,
           absl::Time now, Scope scope)
-      : index_(trial.index()),
-        trial_(trial),
+      : attempted_(attempted),
+        index_(attempted.index),
+        trial_(attempted.trial),
         running_(cluster.running),
         policy_(policy),
         now_(now),
-        scope_(scope) {}
+        scope_(scope),
+        kept_(cluster.kept) {}
 
   // The slots of those that start stay taken in the trial.
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
+    StartKept(queue);
     // For every queue and shape the first job that was not looked at, all merged into one order.
     std::map<QueueOrder, Cursor> heads;
     for (const auto& [name, shapes] : queue.queues()) {
@@ -56,7 +104,7 @@ class Planner {
       Cursor cursor = heads.extract(heads.begin()).mapped();
       const WaitingJob& job = cursor.next->second;
       if (cursor.queue->blocker != nullptr && cursor.queue->behind >= scope_.behind) continue;
-      Consider(job, cursor);
+      if (!settled_.contains(job.id)) Consider(job, cursor);
       if (scope_.only != nullptr && job.id == *scope_.only) break;
       if (cursor.queue->blocker != nullptr && cursor.queue->behind >= scope_.behind) {
         schedule_.horizon.queues.emplace(job.queue, job.order());
@@ -83,6 +131,72 @@ class Planner {
     int behind = 0;       // jobs looked at behind that one
   };
 
+  EvictionSearch evictions() const { return {attempted_.index, running_, kept_, stopped_, now_}; }
+
+  // The jobs for which slots are kept start, go on waiting for them, or give them up.
+  void StartKept(const WaitingQueue& queue) {
+    std::map<QueueOrder, const WaitingJob*> jobs;
+    for (const auto& [id, kept] : kept_) {
+      const WaitingJob* job = queue.Find(id);
+      if (job != nullptr) jobs.emplace(job->order(), job);
+    }
+    for (const auto& [order, job] : jobs) {
+      if (auto placements = TryPlace(*job); placements.has_value()) {
+        settled_.insert(job->id);
+        kept_.erase(job->id);
+        Place(*job, *std::move(placements));
+      } else if (StillKept(evictions(), job->id, kept_.find(job->id)->second)) {
+        settled_.insert(job->id);
+        Explain(*job, [&] { return KeptFor(*job); });
+      } else {
+        GiveUp(job->id);
+        schedule_.decisions.emplace_back(GiveUpKept{job->id});
+      }
+    }
+  }
+
+  // Slots that are kept for the job are free again.
+  void GiveUp(const JobId& job) {
+    for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+    kept_.erase(job);
+  }
+
+  // The slots that are kept for the job count as free.
+  std::optional<std::vector<v1::Placement>> TryPlace(const WaitingJob& job) {
+    if (index_.WorkersOf(job.id).empty()) return PlaceGang(trial_, job);
+    const std::vector<Slot> own = SlotsOf(index_, job.id);
+    trial_.Release(job.id);
+    auto placements = PlaceGang(trial_, job);
+    if (!placements.has_value()) {
+      for (const Slot& slot : own) attempted_.index.SetHolder(slot.worker, slot.device, job.id);
+    }
+    return placements;
+  }
+
+  // Stops running jobs so that this one can start; false when that does not help.
+  bool TryPreempt(const WaitingJob& job) {
+    if (!scope_.preempts) return false;
+    std::optional<Eviction> eviction = ChooseVictims(evictions(), job, schedule_.wake_at);
+    if (!eviction.has_value()) return false;
+    for (const JobId& id : eviction->outbid) {
+      GiveUp(id);
+      settled_.erase(id);
+    }
+    stopped_.insert(eviction->stopped.begin(), eviction->stopped.end());
+    Kept& kept = kept_[job.id];
+    kept = {job.queue, job.priority, job.device, {}};
+    for (const Slot& slot : eviction->slots) {
+      kept.slots.insert(slot);
+      const SlotView* view = FindSlot(index_, slot);
+      if (view != nullptr && !view->held()) attempted_.Give(slot, JobId(), job.id);
+    }
+    settled_.insert(job.id);
+    largest_holders_.erase(job.device);
+    Explain(job, [&] { return KeptFor(job); });
+    schedule_.decisions.emplace_back(Preempt{job.id, *std::move(eviction)});
+    return true;
+  }
+
   void Consider(const WaitingJob& job, Cursor& cursor) {
     const WaitingJob* blocker = cursor.queue->blocker;
     if (blocker != nullptr) ++cursor.queue->behind;
@@ -92,17 +206,19 @@ class Planner {
     const int group = UnitOf(job, slots);
     // A job that would not fit on the whole cluster if it were idle waits for more machines. It
     // holds back none.
-    if (!CouldFit(job, slots)) {
+    if (!CouldFit(job, index_)) {
       cursor.misfit = true;
       return Explain(job, [&] { return NeverFits(job, slots, group); });
     }
     if (blocker != nullptr) return Explain(job, [&] { return Behind(job, *blocker); });
-    if (auto placements = PlaceGang(trial_, job); placements.has_value()) {
+    if (auto placements = TryPlace(job); placements.has_value()) {
       return Place(job, *std::move(placements));
     }
+    if (TryPreempt(job)) return;
     cursor.misfit = true;
     if (policy_.strict_fifo) cursor.queue->blocker = &job;
-    Explain(job, [&] { return NotNow(job, slots, group); });
+    // Not `slots`: what was tried meanwhile may have moved them.
+    Explain(job, [&] { return NotNow(job, index_.Of(job.device), group); });
   }
 
   void Place(const WaitingJob& job, std::vector<v1::Placement> placements) {
@@ -117,6 +233,23 @@ class Planner {
   void Explain(const WaitingJob& job, Reason reason) {
     if (!scope_.explains || (scope_.only != nullptr && job.id != *scope_.only)) return;
     schedule_.explanations.push_back({job.id, reason()});
+  }
+
+  // Which jobs are to leave slots to it.
+  v1::WaitReason KeptFor(const WaitingJob& job) const {
+    v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_SLOTS_KEPT);
+    std::map<JobId, int64_t> stopping;
+    for (const Slot& slot : kept_.find(job.id)->second.slots) {
+      const SlotView* view = FindSlot(index_, slot);
+      if (view != nullptr && view->held() && view->held_by != job.id) ++stopping[view->held_by];
+    }
+    for (const auto& [id, slots] : stopping) {
+      v1::JobSlots& holder = *reason.add_stopping();
+      holder.set_job_id(id.value());
+      holder.set_job_name(NameOf(id));
+      holder.set_slots(slots);
+    }
+    return reason;
   }
 
   static v1::WaitReason BackOff(const WaitingJob& job) {
@@ -144,6 +277,31 @@ class Planner {
     reason.set_slots_free(slots.free);
     reason.set_group(group);
     reason.set_groups_total(GroupsIn(slots, group));
+    reason.set_slots_reserved(slots.reserved);
+    return reason;
+  }
+
+  v1::WaitReason OutsideDomains(const WaitingJob& job, v1::WaitCode code,
+                                const SlotIndex::Kind& slots, int group,
+                                const DomainShortage& shortage) const {
+    v1::WaitReason reason = WithSlots(job, code, slots, group);
+    reason.set_level(shortage.level);
+    reason.set_segment(shortage.segment);
+    reason.set_domain(shortage.domain);
+    reason.set_domain_slots(shortage.slots);
+    for (const auto& [id, held] : shortage.jobs) {
+      v1::JobSlots& ends = *reason.mutable_change()->add_jobs_end();
+      ends.set_job_id(id.value());
+      ends.set_job_name(NameOf(id));
+      ends.set_slots(held);
+    }
+    if (shortage.level_at_least != v1::TOPOLOGY_LEVEL_UNSPECIFIED &&
+        job.placement.required != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+      reason.mutable_change()->set_level_at_least(shortage.level_at_least);
+    }
+    if (code == v1::WAIT_CODE_DOMAINS_TOO_SMALL && shortage.slots > 0) {
+      reason.mutable_change()->set_ranks_at_most(static_cast<int32_t>(shortage.slots));
+    }
     return reason;
   }
 
@@ -157,6 +315,9 @@ class Planner {
       }
       return reason;
     }
+    if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/true)) {
+      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_TOO_SMALL, slots, group, *shortage);
+    }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_GROUPS_TOO_LARGE, slots, group);
     reason.mutable_change()->set_worker_with_slots(group);
     reason.mutable_change()->set_tensor_lowered(true);
@@ -168,6 +329,9 @@ class Planner {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
       *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
       return reason;
+    }
+    if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
+      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
     std::map<WorkerId, int> named;
@@ -192,7 +356,9 @@ class Planner {
     const SlotIndex::Kind& all = index_.Of(kind);
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     if (first) {
-      for (const auto& [job, slots] : all.held) cached->second.emplace_back(-slots, job);
+      for (const auto& [job, slots] : all.held) {
+        if (!kept_.contains(job)) cached->second.emplace_back(-slots, job);
+      }
       std::sort(cached->second.begin(), cached->second.end());
     }
     std::vector<std::pair<int64_t, JobId>> jobs = cached->second;
@@ -217,9 +383,7 @@ class Planner {
   }
 
   std::string NameOf(const JobId& job) const {
-    if (const auto running = running_.find(job); running != running_.end()) {
-      return running->second.name;
-    }
+    if (const RunningJob* running = running_.Find(job); running != nullptr) return running->name;
     const auto placed = placed_names_.find(job);
     return placed == placed_names_.end() ? job.value() : placed->second;
   }
@@ -239,9 +403,10 @@ class Planner {
                                       change.workers_return_size());
   }
 
+  Attempted& attempted_;
   const SlotIndex& index_;
   SlotIndex::Trial& trial_;
-  const std::map<JobId, RunningJob>& running_;
+  const RunningJobs& running_;
   const SchedulePolicy& policy_;
   const absl::Time now_;
   const Scope scope_;
@@ -249,6 +414,9 @@ class Planner {
   std::map<v1::DeviceKind, std::vector<std::pair<int64_t, JobId>>> largest_holders_;
   std::map<JobId, std::string> placed_names_;  // of the jobs that this plan starts
   std::map<std::string, QueueState> queues_;
+  KeptSlots kept_;
+  std::set<JobId> stopped_;  // jobs that this plan stops
+  std::set<JobId> settled_;  // jobs for which slots are kept, or that had some and start
   Schedule schedule_;
 };
 
@@ -256,29 +424,39 @@ class Planner {
 // when that is not known.
 absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const SchedulePolicy& policy,
                          absl::Time now, const JobId& job) {
-  SlotIndex::Trial trial(cluster.slots);
+  Attempted attempted(cluster.slots);
   std::multimap<absl::Time, JobId> ends;
-  for (const auto& [id, running] : cluster.running) {
-    if (running.ends_at != absl::InfiniteFuture()) {
-      ends.emplace(std::max(now, running.ends_at), id);
-    }
+  for (const auto& [id, running] : cluster.running.all()) {
+    const absl::Time end = running.stopping ? now + kStopExpected : running.ends_at;
+    if (end != absl::InfiniteFuture()) ends.emplace(std::max(now, end), id);
   }
+  const auto end_at = [&ends](const JobId& id, absl::Time at) {
+    std::erase_if(ends, [&id](const auto& end) { return end.second == id; });
+    ends.emplace(at, id);
+  };
   for (int step = 0; step < kForecastStepsMax; ++step) {
-    const Schedule next =
-        Planner(trial, cluster, policy, now, {.behind = 0, .explains = false}).Run(queue);
+    // Who is stopped later depends on more than is known here.
+    const Schedule next = Planner(attempted, cluster, policy, now,
+                                  {.behind = 0, .explains = false, .preempts = step == 0})
+                              .Run(queue);
     for (const Decision& decision : next.decisions) {
-      const JobId& started = std::get<Start>(decision).job;
-      if (started == job) return now;
-      if (const absl::Duration runtime = queue.Find(started)->runtime;
-          runtime != absl::InfiniteDuration()) {
-        ends.emplace(now + runtime, started);
+      if (const auto* preempt = std::get_if<Preempt>(&decision)) {
+        if (preempt->job == job) return now + kStopExpected;
+        for (const JobId& id : preempt->eviction.stopped) end_at(id, now + kStopExpected);
       }
-      queue.Remove(started);
+      const auto* start = std::get_if<Start>(&decision);
+      if (start == nullptr) continue;
+      if (start->job == job) return now;
+      if (const absl::Duration runtime = queue.Find(start->job)->runtime;
+          runtime != absl::InfiniteDuration()) {
+        ends.emplace(now + runtime, start->job);
+      }
+      queue.Remove(start->job);
     }
     now = std::min(next.wake_at, ends.empty() ? absl::InfiniteFuture() : ends.begin()->first);
     if (now == absl::InfiniteFuture()) break;
     while (!ends.empty() && ends.begin()->first <= now) {
-      trial.Release(ends.begin()->second);
+      attempted.trial.Release(ends.begin()->second);
       ends.erase(ends.begin());
     }
   }
@@ -289,8 +467,8 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
 
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now) {
-  SlotIndex::Trial trial(cluster.slots);
-  return Planner(trial, cluster, policy, now, {.behind = policy.explained_behind}).Run(queue);
+  Attempted attempted(cluster.slots);
+  return Planner(attempted, cluster, policy, now, {.behind = policy.explained_behind}).Run(queue);
 }
 
 Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
@@ -299,18 +477,18 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
   CHECK(waiting != nullptr) << job << " does not wait";
   Forecast forecast;
   {
-    SlotIndex::Trial trial(cluster.slots);
-    Schedule plan = Planner(trial, cluster, policy, now,
+    Attempted attempted(cluster.slots);
+    Schedule plan = Planner(attempted, cluster, policy, now,
                             {.behind = std::numeric_limits<int>::max(), .only = &job})
                         .Run(queue);
     for (Decision& decision : plan.decisions) {
-      if (Start& start = std::get<Start>(decision); start.job == job) {
-        forecast.start = std::move(start);
-        return forecast;
-      }
+      Start* start = std::get_if<Start>(&decision);
+      if (start == nullptr || start->job != job) continue;
+      forecast.start = std::move(*start);
+      return forecast;
     }
-    CHECK_EQ(plan.explanations.size(), 1u) << job;
-    forecast.reason = std::move(plan.explanations[0].reason);
+    CHECK(!plan.explanations.empty()) << job;
+    forecast.reason = std::move(plan.explanations.back().reason);
   }
   forecast.reason.set_ahead(queue.CountBefore(*waiting));
   const absl::Time start = EstimateStart(cluster, queue, policy, now, job);

@@ -12,6 +12,8 @@
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "coordinator/scheduler/preemption.h"
+#include "coordinator/scheduler/running_jobs.h"
 #include "coordinator/scheduler/slot_index.h"
 #include "coordinator/scheduler/waiting_queue.h"
 #include "muster/v1/schedule.pb.h"
@@ -28,17 +30,11 @@ struct SchedulePolicy {
   int explained_behind = 32;
 };
 
-// A job that holds slots.
-struct RunningJob {
-  std::string name;
-  std::string queue;
-  int32_t priority = 0;
-  absl::Time ends_at = absl::InfiniteFuture();  // at its measured pace; InfiniteFuture: not known
-};
 // What a plan is about. A plan changes `slots` while it is made and leaves them as they were.
 struct Snapshot {
   SlotIndex& slots;
-  const std::map<JobId, RunningJob>& running;  // every job that holds a slot
+  const RunningJobs& running;  // every job that holds a slot
+  const KeptSlots& kept;       // of jobs in the queue
 };
 
 // The job starts.
@@ -46,7 +42,17 @@ struct Start {
   JobId job;
   std::vector<v1::Placement> placements;  // of ranks 0 to ranks - 1, in this order
 };
-using Decision = std::variant<Start>;
+// Running jobs are stopped, and the slots are kept for the job until it starts: one that waits, was
+// looked at and does not fit.
+struct Preempt {
+  JobId job;
+  Eviction eviction;
+};
+// The slots kept for the job are given up, since one of them is gone.
+struct GiveUpKept {
+  JobId job;
+};
+using Decision = std::variant<Start, Preempt, GiveUpKept>;
 struct Explanation {
   JobId job;
   v1::WaitReason reason;
@@ -66,14 +72,18 @@ struct Schedule {
   std::vector<Decision> decisions;        // in the order to carry out
   std::vector<Explanation> explanations;  // one per job that was looked at and still waits
   PlanningHorizon horizon;
-  absl::Time wake_at = absl::InfiniteFuture();  // end of the back-off that ends first
+  // The end of the back-off that ends first, or of the min_runtime of a job that may be stopped
+  // then.
+  absl::Time wake_at = absl::InfiniteFuture();
 };
 
 // Places jobs in order of (priority descending, submit_sequence), each as a whole gang or not at
-// all (PlaceGang). Pure: equal inputs give equal outputs. Thread: any. O(queues x shapes + jobs
-// looked at + jobs placed x (workers taken x different numbers of free slots + slots taken)), where
-// the jobs looked at are those that start or back off, and for each queue and shape those that do
-// not fit with `explained_behind` jobs behind each.
+// all (PlaceGang); those for which slots are kept come first. For the first job of a queue that
+// does not fit, jobs of its queue with a smaller priority are stopped (ChooseVictims). Pure: equal
+// inputs give equal outputs. Thread: any. O(queues x shapes + jobs looked at + jobs placed x
+// (workers taken x different numbers of free slots + slots taken)), where the jobs looked at are
+// those that start or back off, and for each queue and shape those that do not fit with
+// `explained_behind` jobs behind each.
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 
@@ -87,11 +97,12 @@ struct Forecast {
   v1::WaitReason reason;
 };
 // The plan of now, looked at as far as this job, and then played ahead: running jobs end when they
-// are expected to, the slots go to the jobs that are next, until this one starts. Pure. O(jobs
-// before it + kForecastStepsMax x (queues x shapes + slots released and taken)).
-// Requires: the job is in the queue.
+// are expected to, those that are being stopped within kStopExpected, the slots go to the jobs that
+// are next, until this one starts. Pure. O(jobs before it + kForecastStepsMax x (queues x shapes +
+// slots released and taken)). Requires: the job is in the queue.
 Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
                  absl::Time now, const JobId& job);
+constexpr absl::Duration kStopExpected = absl::Seconds(10);
 // So many ends of jobs and back-offs are played ahead; a job that has not started by then has no
 // estimate.
 constexpr int kForecastStepsMax = 1024;

@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 #define MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "coordinator/scheduler/topology.h"
 #include "muster/v1/schedule.pb.h"
 
 namespace muster::coordinator {
@@ -19,9 +21,13 @@ struct SlotView {
   v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
   bool usable = true;
   JobId held_by = {};  // empty: by none
+  // Devices of one worker with the same number are closer to each other than to the others: NVLink
+  // connects them or, without NVLink, they are on one NUMA node.
+  int link_group = 0;
+  std::string reserved = {};  // the reservation whose jobs alone get it; empty = all do
 
   bool held() const { return !held_by.value().empty(); }
-  bool free() const { return usable && !held(); }
+  bool free() const { return usable && !held() && reserved.empty(); }
   friend bool operator==(const SlotView&, const SlotView&) = default;
 };
 struct WorkerView {
@@ -30,6 +36,7 @@ struct WorkerView {
   v1::AwayReason away = v1::AWAY_REASON_UNSPECIFIED;  // why it is not ready
   std::string ends_attempt = {};                      // AwayWorker.ends_attempt
   std::vector<SlotView> slots;                        // in device order
+  DomainPath path = {};
 
   friend bool operator==(const WorkerView&, const WorkerView&) = default;
 };
@@ -48,8 +55,30 @@ class SlotIndex {
     std::map<JobId, int64_t> held;  // slots on ready workers, by the job that holds them
     std::set<WorkerId> away;        // workers that are not ready
     int64_t away_slots = 0;
+    int64_t reserved = 0;  // on ready workers: would be free if they were not reserved
 
     friend bool operator==(const Kind&, const Kind&) = default;
+  };
+
+  // A domain that has workers. The cluster is one too.
+  struct Domain {
+    v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_CLUSTER;
+    DomainPath path;  // down to this domain
+    int parent = -1;  // the narrowest domain around it; -1: this is the cluster
+    std::set<int> children;
+    int workers = 0;  // in it and in domains below
+    // Slots of one kind. The numbers count domains below too.
+    struct Slots {
+      std::map<int, int> workers_by_total;  // as of Kind
+      std::map<int, int> workers_by_free;
+      // Ready workers that are in no domain below this one, by free slots.
+      std::map<int, std::set<WorkerId>> direct;
+
+      friend bool operator==(const Slots&, const Slots&) = default;
+    };
+    std::map<v1::DeviceKind, Slots> slots;  // those that a worker has
+
+    const std::string& name() const;
   };
 
   // Adds or replaces a worker.
@@ -65,6 +94,13 @@ class SlotIndex {
   const std::map<WorkerId, WorkerView>& workers() const { return workers_; }
   // Empty sums for a kind that no worker has.
   const Kind& Of(v1::DeviceKind kind) const;
+  // The domain with this number: of Domain::children, of domains_of(), or kCluster.
+  const Domain& domain(int number) const { return domains_[static_cast<size_t>(number)]; }
+  static constexpr int kCluster = 0;
+  // The domains of a level, by path.
+  const std::map<DomainPath, int>& domains_of(v1::TopologyLevel level) const {
+    return numbers_[static_cast<size_t>(level)];
+  }
   // The workers on which the job holds slots.
   const std::set<WorkerId>& WorkersOf(const JobId& job) const;
 
@@ -76,10 +112,13 @@ class SlotIndex {
     Trial(const Trial&) = delete;
     Trial& operator=(const Trial&) = delete;
     const SlotIndex& index() const { return index_; }
-    // Takes up to `count` free slots of this kind on a worker, in device order; returns their
-    // devices.
+    // Takes up to `count` free slots of this kind on a worker, `group` at a time: each from the
+    // fullest group of linked devices that has as many free, in device order. Returns the devices.
     std::vector<std::string> Take(const WorkerId& id, v1::DeviceKind kind, int count,
-                                  const JobId& job);
+                                  const JobId& job, int group = 1);
+    // Until Close() the slots that these reservations keep are as free as others.
+    void Open(const std::vector<std::string>& reservations);
+    void Close();
     // Frees every slot that the job holds.
     void Release(const JobId& job);
     void Rollback();
@@ -87,21 +126,44 @@ class SlotIndex {
    private:
     SlotIndex& index_;
     std::vector<std::tuple<WorkerId, std::string, JobId>> before_;  // who held what was changed
+    struct Opened {
+      WorkerId worker;
+      std::string device;
+      std::string reservation;
+    };
+    std::vector<Opened> opened_;
   };
 
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {
-    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && a.workers_of_ == b.workers_of_;
+    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && a.workers_of_ == b.workers_of_ &&
+           a.reserved_on_ == b.reserved_on_ && SameDomains(a, b);
   }
 
  private:
+  static bool SameDomains(const SlotIndex& a, const SlotIndex& b);
+  // The narrowest domain that has the worker, which is made when it is the first one there.
+  int Enter(const WorkerView& worker);
+  void Leave(int domain);
   // Adds what a worker contributes to the sums, or takes it away.
-  void Count(const WorkerView& worker, int sign);
+  void Count(const WorkerView& worker, int domain, int sign);
+  void CountInDomains(const WorkerView& worker, int domain, v1::DeviceKind kind, int total,
+                      int free, int sign);
   template <typename Change>
   void Update(const WorkerId& id, Change change);
+  static std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> Numbers() {
+    std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> out;
+    out[v1::TOPOLOGY_LEVEL_CLUSTER].emplace(DomainPath(), kCluster);
+    return out;
+  }
 
   std::map<WorkerId, WorkerView> workers_;
-  std::map<v1::DeviceKind, Kind> kinds_;            // those that a worker has
-  std::map<JobId, std::set<WorkerId>> workers_of_;  // those that hold a slot
+  std::map<WorkerId, int> home_;  // by worker: the narrowest domain that has it
+  std::vector<Domain> domains_ = std::vector<Domain>(1);  // the first is the cluster
+  std::vector<int> unused_;                               // numbers of domains that are gone
+  std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> numbers_ = Numbers();
+  std::map<std::string, std::set<WorkerId>> reserved_on_;  // by reservation
+  std::map<v1::DeviceKind, Kind> kinds_;                   // those that a worker has
+  std::map<JobId, std::set<WorkerId>> workers_of_;         // those that hold a slot
 };
 
 // Slots of one kind that new ranks can take; 0 on a worker that is not ready.

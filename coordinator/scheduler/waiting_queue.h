@@ -28,11 +28,31 @@ struct QueueOrder {
   }
 };
 
+// JobSpec.placement.
+struct PlacementRule {
+  v1::TopologyLevel required = v1::TOPOLOGY_LEVEL_UNSPECIFIED;
+  v1::TopologyLevel preferred = v1::TOPOLOGY_LEVEL_UNSPECIFIED;
+  v1::TopologyLevel spread = v1::TOPOLOGY_LEVEL_UNSPECIFIED;
+  int32_t segment = 0;
+
+  friend auto operator<=>(const PlacementRule&, const PlacementRule&) = default;
+};
+
+// The groups of ranks along an axis of the mesh, and what they send.
+struct AxisTraffic {
+  v1::MeshAxis axis = v1::MESH_AXIS_DATA;
+  int32_t degree = 1;  // ranks of a group
+  int32_t stride = 1;  // between neighbouring ranks of a group
+  double bytes = 0;    // that a rank sends in a step, or a weight that stands for them
+};
+
 // What a gang needs. Of jobs of one shape either all fit at a time or none does.
 struct GangShape {
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   int32_t ranks = 0;
   int32_t group = 1;  // WaitingJob::group
+  PlacementRule placement;
+  std::vector<std::string> reservations;
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -51,12 +71,17 @@ struct WaitingJob {
   // axis in the numbering of ranks.
   int32_t group = 1;
   int32_t stride = 1;
+  PlacementRule placement = {};
+  std::vector<AxisTraffic> traffic =
+      {};                      // empty: not known, and one ring of all ranks stands for it
+  bool traffic_known = false;  // AxisTraffic::bytes are bytes
+  std::vector<std::string> reservations = {};    // whose devices it may take, by name
   absl::Time not_before = absl::InfinitePast();  // end of its back-off
   // How long it trains once it has started; InfiniteDuration: not known.
   absl::Duration runtime = absl::InfiniteDuration();
 
   QueueOrder order() const { return {priority, submit_sequence}; }
-  GangShape shape() const { return {device, ranks, group}; }
+  GangShape shape() const { return {device, ranks, group, placement, reservations}; }
 };
 
 // Value type. Thread: one at a time. Adding and removing take O(log jobs).

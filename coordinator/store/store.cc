@@ -32,6 +32,12 @@ const char* Name(Table table) {
       return "loss_points";
     case Table::kLog:
       return "log";
+    case Table::kUsage:
+      return "usage";
+    case Table::kTokens:
+      return "tokens";
+    case Table::kAudit:
+      return "audit";
     case Table::kTableCount:
       break;
   }

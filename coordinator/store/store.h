@@ -31,6 +31,9 @@ enum class Table : uint8_t {
   kCheckpoints,  // (job, epoch, step) -> CheckpointRecord
   kCurves,       // (job, step) -> LossPoint
   kLog,          // index (big endian) -> LogEntry
+  kUsage,        // "fleet" -> FleetAccount, sequence (big endian) -> UsageRow
+  kTokens,       // id -> TokenRow
+  kAudit,        // sequence (big endian) -> AuditEntry
   kTableCount,
 };
 const char* Name(Table table);

@@ -51,8 +51,8 @@ FLEET = [
               {"queued": f'sum(muster_coordinator_jobs{{{C}, state="queued"}})'}, "stat", 3, 4),
         panel("Longest wait", "How long the job that has waited longest has waited.", "s",
               {"longest wait": f"muster_coordinator_queue_oldest_seconds{{{C}}}"}, "stat", 3, 4),
-        panel("Goodput", "Share of the time of allocated devices, over the last hour, that went into training that "
-              "lasts: without starts, checkpoints, recoveries and work lost to failures.", "percentunit",
+        panel("Goodput", "Share of the time of devices in use, over the last hour, that went into new steps: without "
+              "starts, checkpoints, hangs, releases and steps trained twice.", "percentunit",
               {"goodput": f"muster:goodput:ratio_rate1h{{{C}}}"}, "stat", 6, 4),
     ]),
     ("Use", [
@@ -63,16 +63,20 @@ FLEET = [
               {"wanted {{device}}": f"muster_coordinator_slots_wanted{{{C}}}",
                "allocated {{device}}": f"muster_coordinator_slots_allocated{{{C}}}",
                "usable {{device}}": f'sum by (device) (muster_coordinator_devices{{{C}, state="usable"}})'}),
-        panel("Allocated but not training", "Devices held by attempts that start, save, evaluate, recover or stop.", "none",
-              {"{{activity}}": f'sum by (activity) (rate(muster_coordinator_slot_seconds_total{{{C}, activity!="training"}}[$__rate_interval]))'},
+        panel("In use but not productive", "Devices held by attempts that are launched or initialised, wait for a save, "
+              "train steps once more, hang, or are released.", "none",
+              {"{{class}}": f'sum by (class) (rate(muster_device_seconds_total{{{C}, class!~"productive|idle|spare|away"}}[$__rate_interval]))'},
               stack=True),
-        panel("What devices are used for", "Devices by what their job does.", "none",
-              {"{{activity}}": f"sum by (activity) (rate(muster_coordinator_slot_seconds_total{{{C}}}[$__rate_interval]))"},
+        panel("What devices are used for", "All devices, each in exactly one class.", "none",
+              {"{{class}}": f"sum by (class) (rate(muster_device_seconds_total{{{C}}}[$__rate_interval]))"},
               stack=True),
         panel("Goodput over time", "Over one and over six hours.", "percentunit",
               {"1 h": f"muster:goodput:ratio_rate1h{{{C}}}", "6 h": f"muster:goodput:ratio_rate6h{{{C}}}"}, max=1),
-        panel("Work lost to failures", "Device seconds of steps behind the last checkpoint when attempts ended early.", "s",
-              {"lost": f"increase(muster_coordinator_lost_slot_seconds_total{{{C}}}[$__range])"}),
+        panel("Goodput of each queue", "Over six hours. Below 0.8 for the whole fleet an alert fires.", "percentunit",
+              {"{{queue}}": f"muster:goodput_of_queue:ratio_rate6h{{{C}}}"}, max=1),
+        panel("Steps trained twice", "Device seconds in which steps were trained once more that an earlier attempt had "
+              "finished behind its last checkpoint.", "s",
+              {"{{queue}}": f'sum by (queue) (increase(muster_device_seconds_total{{{C}, class="replayed"}}[$__range]))'}),
     ]),
     ("Jobs and queue", [
         panel("Jobs by state", "Jobs that the coordinator keeps, by state.", "none",

@@ -13,6 +13,8 @@ using google::protobuf::Duration;
 using google::protobuf::util::TimeUtil;
 
 constexpr int32_t kPriority = 50;
+constexpr int64_t kPreemptionGraceSeconds = 60;
+constexpr int64_t kMinRuntimeSeconds = 30;
 constexpr double kWeight = 1.0;
 constexpr double kWeightDecay = 0.1;
 constexpr double kBeta1 = 0.9;
@@ -245,6 +247,13 @@ void ApplyDefaults(v1::JobSpec& spec) {
     spec.mutable_checkpoint()->set_storage(v1::CHECKPOINT_STORAGE_SHARED);
   }
   DefaultRestart(*spec.mutable_restart());
+  v1::PreemptionSpec& preemption = *spec.mutable_preemption();
+  if (!preemption.has_grace()) {
+    *preemption.mutable_grace() = TimeUtil::SecondsToDuration(kPreemptionGraceSeconds);
+  }
+  if (!preemption.has_min_runtime()) {
+    *preemption.mutable_min_runtime() = TimeUtil::SecondsToDuration(kMinRuntimeSeconds);
+  }
 }
 
 }  // namespace muster::spec

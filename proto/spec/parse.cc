@@ -191,7 +191,12 @@ class Converter {
       ConvertMap(node, path, field, message);
     } else if (field.is_repeated()) {
       if (node.kind != Node::Kind::kList) {
-        Add(node, path, absl::StrCat("expected a list, got ", Describe(node)));
+        Add(node, path,
+            absl::StrCat("expected a list, got ", Describe(node),
+                         field.name() == "command" && node.kind == Node::Kind::kScalar
+                             ? "; a command is [PROGRAM, ARGUMENT, ...], a line for the shell "
+                               "[sh, -c, \"LINE\"]"
+                             : ""));
         return;
       }
       for (size_t i = 0; i < node.items.size() && problems_.size() < kProblemsMax; ++i) {
@@ -320,10 +325,18 @@ class Converter {
     Store(field, message, static_cast<T>(value), set, add);
   }
 
+  // Arguments and variables of a command are texts whatever they look like.
+  static bool TakesNumbersAsText(const FieldDescriptor& field) {
+    return field.full_name() == "muster.v1.JobSpec.command" ||
+           field.full_name() == "muster.v1.JobSpec.EnvEntry.value";
+  }
+
   void ConvertText(const Node& node, const std::string& path, const FieldDescriptor& field,
                    Message* message) {
     if (node.kind != Node::Kind::kScalar) return Expected("text", node, path);
-    if (node.plain && (IsNull(node.text) || IsBool(node.text) || IsNumber(node.text))) {
+    const bool verbatim = TakesNumbersAsText(field) && !IsNull(node.text);
+    if (node.plain && !verbatim &&
+        (IsNull(node.text) || IsBool(node.text) || IsNumber(node.text))) {
       Add(node, path,
           absl::StrCat("expected text, got the ", IsBool(node.text) ? "value " : "number ",
                        node.text.substr(0, 80), "; put it in quotes"));

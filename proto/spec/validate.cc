@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
+#include "proto/spec/dependencies.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
@@ -24,7 +26,17 @@ constexpr size_t kNameLengthMax = 63;
 constexpr int64_t kRanksMax = 65536;
 constexpr int kLabelsMax = 32;
 constexpr size_t kLabelBytesMax = 63;
+constexpr int kAfterMax = 16;
+constexpr size_t kNotesBytesMax = 4 << 10;
+constexpr absl::Duration kTimeLimitMax = absl::Hours(24 * 3650);
 constexpr size_t kProblemsMax = 100;
+
+bool IsWellFormed(const google::protobuf::Duration& proto) {
+  constexpr int32_t kNanosMax = 999'999'999;
+  return proto.nanos() >= -kNanosMax && proto.nanos() <= kNanosMax &&
+         (proto.seconds() >= 0 || proto.nanos() <= 0) &&
+         (proto.seconds() <= 0 || proto.nanos() >= 0);
+}
 
 bool IsName(const std::string& name) {
   if (name.empty() || name.size() > kNameLengthMax) return false;
@@ -69,6 +81,8 @@ void CheckKnown(const Message& message, const std::string& path, Checker& check)
   }
 }
 
+constexpr int32_t kPriorityMax = 1000;
+
 void CheckHead(const v1::JobSpec& spec, Checker& check) {
   if (spec.name().empty()) {
     check.Add("name", "required");
@@ -81,8 +95,8 @@ void CheckHead(const v1::JobSpec& spec, Checker& check) {
   if (spec.queue() != "default") {
     check.Add("queue", "there is no queue ", Quoted(spec.queue()), "; the only one is 'default'");
   }
-  if (spec.priority() < 0 || spec.priority() > 100) {
-    check.Add("priority", spec.priority(), " is out of range; 0 to 100");
+  if (spec.priority() < 0 || spec.priority() > kPriorityMax) {
+    check.Add("priority", spec.priority(), " is out of range; 0 to ", kPriorityMax);
   }
   if (!spec.working_directory().empty() &&
       check.PathText("working_directory", spec.working_directory()) &&
@@ -106,10 +120,60 @@ void CheckHead(const v1::JobSpec& spec, Checker& check) {
   }
 }
 
+void CheckAfter(const v1::JobSpec& spec, Checker& check) {
+  if (spec.after_size() > kAfterMax) {
+    check.Add("after", spec.after_size(), " jobs; at most ", kAfterMax);
+    return;
+  }
+  for (int i = 0; i < spec.after_size(); ++i) {
+    if (ParseDependency(spec.after(i)).has_value()) continue;
+    check.Add(absl::StrCat("after[", i, "]"), Quoted(spec.after(i)),
+              " is not NAME:succeeded, NAME:failed or NAME:ended, with the name or id of a job");
+  }
+}
+
+void CheckTimeLimit(const v1::JobSpec& spec, Checker& check) {
+  if (!spec.has_time_limit()) return;
+  const absl::Duration limit = FromProto(spec.time_limit());
+  if (IsWellFormed(spec.time_limit()) && limit >= absl::Seconds(1) && limit <= kTimeLimitMax)
+    return;
+  check.Add("time_limit", absl::FormatDuration(limit), " is out of range; 1s to ",
+            absl::FormatDuration(kTimeLimitMax));
+}
+
 void CheckResources(const v1::ResourceSpec& resources, Checker& check) {
   check.InRange("resources.ranks", resources.ranks(), 1, kRanksMax);
   check.NotNegative("resources.threads_per_rank",
                     static_cast<int64_t>(resources.threads_per_rank()));
+}
+
+void CheckPlacement(const v1::JobSpec& spec, Checker& check) {
+  const v1::PlacementSpec& placement = spec.placement();
+  const auto name = [](v1::TopologyLevel level) { return EnumName(level); };
+  const v1::TopologyLevel within = std::max(placement.required(), placement.preferred());
+  if (placement.required() != 0 && placement.preferred() != 0) {
+    check.Add("placement.preferred", "cannot be given together with required; keep one of both");
+  }
+  const int64_t tensor = std::max(1, spec.engine().parallel().tensor());
+  const int64_t ranks = spec.resources().ranks();
+  const int64_t segment = placement.segment();
+  if (segment != 0 && (segment < 0 || ranks % segment != 0 || segment % tensor != 0)) {
+    check.Add("placement.segment", segment, " is not a divisor of resources.ranks (", ranks,
+              ") and a multiple of engine.parallel.tensor (", tensor, ")");
+  } else if (segment != 0 && within == 0) {
+    check.Add("placement.segment", "needs required or preferred: the level that holds a segment");
+  }
+  if (placement.spread() == 0) return;
+  if (placement.spread() == v1::TOPOLOGY_LEVEL_CLUSTER) {
+    check.Add("placement.spread", "there is one cluster; choose host, nvlink_domain, rack, block ",
+              "or zone");
+  } else if (segment != 0 && placement.spread() != within) {
+    check.Add("placement.spread", "with a segment it is the level that holds one, ", name(within),
+              ", not ", name(placement.spread()));
+  } else if (segment == 0 && within != 0 && placement.spread() >= within) {
+    check.Add("placement.spread", name(placement.spread()), " is not narrower than ", name(within),
+              ", in one of which the gang is to be");
+  }
 }
 
 void CheckCheckpoint(const v1::JobSpec& spec, Checker& check) {
@@ -119,14 +183,10 @@ void CheckCheckpoint(const v1::JobSpec& spec, Checker& check) {
 }
 
 // True, with the duration in `duration`, when it is one from 0 to 24 hours.
-bool CheckBackoff(const std::string& path, const google::protobuf::Duration& proto,
-                  absl::Duration* duration, Checker& check) {
-  constexpr int32_t kNanosMax = 999'999'999;
+bool CheckDuration(const std::string& path, const google::protobuf::Duration& proto,
+                   absl::Duration* duration, Checker& check) {
   *duration = FromProto(proto);
-  const bool well_formed = proto.nanos() >= -kNanosMax && proto.nanos() <= kNanosMax &&
-                           (proto.seconds() >= 0 || proto.nanos() <= 0) &&
-                           (proto.seconds() <= 0 || proto.nanos() >= 0);
-  if (well_formed && *duration >= absl::ZeroDuration() && *duration <= absl::Hours(24)) {
+  if (IsWellFormed(proto) && *duration >= absl::ZeroDuration() && *duration <= absl::Hours(24)) {
     return true;
   }
   check.Add(path, absl::FormatDuration(*duration), " is out of range; 0s to 24h");
@@ -137,12 +197,21 @@ void CheckRestart(const v1::RestartSpec& restart, Checker& check) {
   check.NotNegative("restart.max_failures", static_cast<int64_t>(restart.max_failures()));
   absl::Duration initial, max;
   const bool initial_ok =
-      CheckBackoff("restart.backoff.initial", restart.backoff().initial(), &initial, check);
-  const bool max_ok = CheckBackoff("restart.backoff.max", restart.backoff().max(), &max, check);
+      CheckDuration("restart.backoff.initial", restart.backoff().initial(), &initial, check);
+  const bool max_ok = CheckDuration("restart.backoff.max", restart.backoff().max(), &max, check);
   if (initial_ok && max_ok && initial > max) {
     check.Add("restart.backoff.initial", absl::FormatDuration(initial), " is longer than max (",
               absl::FormatDuration(max), ")");
   }
+}
+
+void CheckPreemption(const v1::PreemptionSpec& preemption, Checker& check) {
+  absl::Duration grace, min_runtime;
+  if (CheckDuration("preemption.grace", preemption.grace(), &grace, check) &&
+      grace < absl::Seconds(1)) {
+    check.Add("preemption.grace", absl::FormatDuration(grace), " is out of range; 1s to 24h");
+  }
+  CheckDuration("preemption.min_runtime", preemption.min_runtime(), &min_runtime, check);
 }
 
 }  // namespace
@@ -189,19 +258,36 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   Checker check;
   CheckKnown(spec, "", check);
   CheckHead(spec, check);
-  if (spec.has_engine()) {
+  if (spec.has_engine() && spec.command_size() > 0) {
+    check.Add("command", "only one of 'engine' and 'command' may be given");
+  } else if (spec.has_engine()) {
     CheckEngine(spec, check);
+  } else if (spec.command_size() > 0) {
+    CheckCommand(spec, check);
   } else {
-    check.Add("engine", "required: says what to train");
+    check.Add("engine", "required: says what to train; or give 'command', a program to run");
+  }
+  if (spec.command_size() == 0 && !spec.env().empty()) {
+    check.Add("env", "is for 'command', which is not given");
   }
   CheckResources(spec.resources(), check);
+  CheckPlacement(spec, check);
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);
-  // Lists and texts are bounded one by one; only data sources can be many and long at once.
+  CheckPreemption(spec.preemption(), check);
+  CheckTimeLimit(spec, check);
+  CheckAfter(spec, check);
+  if (spec.notes().size() > kNotesBytesMax) {
+    check.Add("notes", "is ", spec.notes().size(), " bytes long; at most ", kNotesBytesMax);
+  }
+  // Lists and texts are bounded one by one; only data sources, or the texts of a command, can be
+  // many and long at once.
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kSpecBytesMax) {
-    check.Add("engine.data", "the spec takes ", bytes,
+    const bool command = spec.command_size() > 0;
+    check.Add(command ? "command" : "engine.data", "the spec takes ", bytes,
               " bytes, and every host gets a copy; at most ", kSpecBytesMax,
-              ": blend fewer data sets, or give them shorter paths");
+              command ? ": put long texts into a file that the command reads"
+                      : ": blend fewer data sets, or give them shorter paths");
   }
   std::vector<Problem> problems = std::move(check.problems());
   if (problems.size() > kProblemsMax) problems.resize(kProblemsMax);

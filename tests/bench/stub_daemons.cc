@@ -27,11 +27,14 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/proc.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
+#include "security/credentials.h"
+#include "security/pki.h"
 #include "tests/support/job_spec.h"
 
 extern char** environ;
@@ -187,7 +190,8 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
 // A muster-coordinator of this run.
 class Coordinator {
  public:
-  Coordinator(const std::string& binary, const std::string& directory) {
+  Coordinator(const std::string& binary, const std::string& directory,
+              const security::TlsFiles& tls) {
     int out[2];
     CHECK(pipe(out) == 0);
     posix_spawn_file_actions_t actions;
@@ -196,6 +200,10 @@ class Coordinator {
     posix_spawn_file_actions_addclose(&actions, out[0]);
     std::vector<std::string> words = {binary,  "--listen",   "127.0.0.1:0", "--log-level",
                                       "error", "--data-dir", directory};
+    if (tls.any()) {
+      words.insert(words.end(), {"--tls-cert", tls.certificate, "--tls-key", tls.key, "--tls-ca",
+                                 tls.authorities});
+    }
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -257,6 +265,7 @@ void AwaitState(v1::JobService::Stub& jobs, const std::string& name, v1::JobStat
 int Main(int argc, char** argv) {
   int daemons = 10'000, slots = 8, ranks = 4096, times = 10;
   double idle = 10;
+  bool tls = false;
   std::string binary =
       (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "muster-coordinator")
           .string();
@@ -267,19 +276,38 @@ int Main(int argc, char** argv) {
   app.add_option("--times", times, "How often the gang starts and stops")->capture_default_str();
   app.add_option("--idle", idle, "Seconds of heartbeats alone")->capture_default_str();
   app.add_option("--coordinator", binary, "muster-coordinator")->capture_default_str();
+  app.add_flag("--tls", tls, "Over mutual TLS, all daemons with one certificate");
   CLI11_PARSE(app, argc, argv);
   std::string directory =
       (std::filesystem::temp_directory_path() / "muster-bench-daemons-XXXXXX").string();
   CHECK(mkdtemp(directory.data()) != nullptr);
   {
-    Coordinator coordinator(binary, directory);
+    security::TlsFiles server, worker, user;
+    if (tls) {
+      security::Pki pki(directory + "/pki", absl::Now());
+      constexpr absl::Duration kDay = absl::Hours(24);
+      CHECK_OK(pki.Init("bench", {"localhost"}, kDay).status());
+      const auto files = [&](const absl::StatusOr<security::Issued>& issued) {
+        CHECK_OK(issued.status());
+        return security::TlsFiles{issued->certificate, issued->key, directory + "/pki/ca.crt"};
+      };
+      server = {directory + "/pki/coordinator.crt", directory + "/pki/coordinator.key",
+                directory + "/pki/ca.crt"};
+      worker = files(pki.IssueWorker("*", kDay));
+      user = files(pki.IssueUser("bench", {{security::Role::kAdmin, ""}}, kDay));
+    }
+    const auto credentials = [&](const security::TlsFiles& files) {
+      return tls ? security::ChannelCredentials(files) : grpc::InsecureChannelCredentials();
+    };
+    Coordinator coordinator(binary, directory + "/data", server);
     Fleet fleet;
+    const auto worker_credentials = credentials(worker);
     std::vector<std::unique_ptr<v1::WorkerService::Stub>> services;
     for (int i = 0; i < 32; ++i) {
       grpc::ChannelArguments arguments;
       arguments.SetInt("channel", i);  // a connection of its own
-      services.push_back(v1::WorkerService::NewStub(grpc::CreateCustomChannel(
-          coordinator.address(), grpc::InsecureChannelCredentials(), arguments)));
+      services.push_back(v1::WorkerService::NewStub(
+          grpc::CreateCustomChannel(coordinator.address(), worker_credentials, arguments)));
     }
     const double begin = Now();
     std::vector<std::unique_ptr<Stub>> stubs;
@@ -315,8 +343,7 @@ int Main(int argc, char** argv) {
     };
     const double idle_cores =
         cores([&] { std::this_thread::sleep_for(std::chrono::duration<double>(idle)); });
-    const auto channel =
-        grpc::CreateChannel(coordinator.address(), grpc::InsecureChannelCredentials());
+    const auto channel = grpc::CreateChannel(coordinator.address(), credentials(user));
     const auto jobs = v1::JobService::NewStub(channel);
     const double gang_begin = Now();
     const double gang_cores = cores([&] {
@@ -347,14 +374,15 @@ int Main(int argc, char** argv) {
     done = true;
     heartbeats.join();
     std::printf(
-        "{\"benchmark\":\"daemons\",\"daemons\":%d,\"slots\":%d,\"ranks\":%d,\"times\":%d,"
+        "{\"benchmark\":\"daemons\",\"tls\":%s,\"daemons\":%d,\"slots\":%d,\"ranks\":%d,\"times\":%"
+        "d,"
         "\"join_seconds\":%.2f,\"cores_idle\":%.3f,\"cores_gangs\":%.3f,\"peak_mib\":%.0f,"
         "\"seconds_per_gang\":%.2f,\"prepare_ms\":[%.0f,%.0f],\"run_ms\":[%.0f,%.0f],"
         "\"stop_ms\":[%.0f,%.0f],\"streams_lost\":%d}\n",
-        daemons, slots, ranks, times, joined, idle_cores, gang_cores, coordinator.PeakMiB(),
-        gang_seconds, fleet.prepare.Percentile(0.5), fleet.prepare.Percentile(0.99),
-        fleet.run.Percentile(0.5), fleet.run.Percentile(0.99), fleet.stop.Percentile(0.5),
-        fleet.stop.Percentile(0.99), fleet.closed.load());
+        tls ? "true" : "false", daemons, slots, ranks, times, joined, idle_cores, gang_cores,
+        coordinator.PeakMiB(), gang_seconds, fleet.prepare.Percentile(0.5),
+        fleet.prepare.Percentile(0.99), fleet.run.Percentile(0.5), fleet.run.Percentile(0.99),
+        fleet.stop.Percentile(0.5), fleet.stop.Percentile(0.99), fleet.closed.load());
     std::fflush(stdout);
     for (const auto& stub : stubs) stub->Cancel();
     while (fleet.closed < daemons) std::this_thread::sleep_for(std::chrono::milliseconds(5));

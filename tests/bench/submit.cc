@@ -1,8 +1,11 @@
 // Measures durable submissions per second: clients over gRPC on loopback, the real core, RocksDB in
 // a directory of this run, and no worker, so that the queue only grows. Prints one line of JSON:
-// the rate, the rate of the second half (does it hold when the queue is long?), and the median of
-// one scheduling pass over the whole queue. Server and clients share this machine.
+// the rate, the rate of the second half (does it hold when the queue is long?), how long calls
+// took, the processor time of server and clients, and the median of one scheduling pass over the
+// whole queue. Server and clients share this machine. With --tls rounds without and with mutual TLS
+// take turns, and a last line has the ratios of their medians.
 #include <grpcpp/grpcpp.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +21,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
@@ -28,6 +32,8 @@
 #include "coordinator/shell.h"
 #include "coordinator/store/store.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "security/credentials.h"
+#include "security/pki.h"
 #include "tests/support/job_spec.h"
 
 namespace muster::coordinator {
@@ -37,13 +43,16 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Submits `jobs` jobs; each client sends its own one after the other. Returns the times of the
-// answers in ascending order.
-std::vector<double> SubmitAll(const std::string& address, int jobs, int clients) {
+struct Call {
+  double answered, took;  // seconds
+};
+
+// Submits `jobs` jobs; each client sends its own one after the other. Returns the calls in the
+// order of their answers.
+std::vector<Call> SubmitAll(const std::shared_ptr<grpc::Channel>& channel, int jobs, int clients) {
   std::atomic<int> next{0};
-  std::vector<std::vector<double>> answered(static_cast<size_t>(clients));
+  std::vector<std::vector<Call>> answered(static_cast<size_t>(clients));
   std::vector<std::thread> threads;
-  const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   for (int i = 0; i < clients; ++i) {
     threads.emplace_back([&, i] {
       const auto stub = v1::JobService::NewStub(channel);
@@ -53,24 +62,45 @@ std::vector<double> SubmitAll(const std::string& address, int jobs, int clients)
         v1::SubmitResponse response;
         *request.mutable_spec() = testing::SmallJobSpec(absl::StrCat("job-", job));
         request.set_request_id(absl::StrCat("request-", job));
+        const double begin = Now();
         const grpc::Status status = stub->Submit(&context, request, &response);
         CHECK(status.ok()) << status.error_message();
         CHECK(response.job().has_waiting());
-        answered[static_cast<size_t>(i)].push_back(Now());
+        const double end = Now();
+        answered[static_cast<size_t>(i)].push_back({end, end - begin});
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  std::vector<double> all;
+  std::vector<Call> all;
   for (const auto& of_one : answered) all.insert(all.end(), of_one.begin(), of_one.end());
-  std::sort(all.begin(), all.end());
+  std::sort(all.begin(), all.end(),
+            [](const Call& a, const Call& b) { return a.answered < b.answered; });
   return all;
+}
+
+double ProcessorSeconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 
 // Milliseconds of one scheduling pass in which no job can start.
 double PlanMilliseconds(int jobs) {
   SlotIndex slots;
-  const std::map<JobId, RunningJob> running = {{JobId("holder"), {.name = "holder"}}};
+  RunningJobs running;
+  RunningJob holder;
+  holder.name = "holder";
+  running.Put(JobId("holder"), holder);
+  const KeptSlots kept;
   for (int i = 0; i < 128; ++i) {
     WorkerView worker{.id = WorkerId(absl::StrCat("worker-", i)), .ready = true};
     for (int slot = 0; slot < 8; ++slot) {
@@ -91,24 +121,25 @@ double PlanMilliseconds(int jobs) {
   std::vector<double> took;
   for (int i = 0; i < 101; ++i) {
     const double begin = Now();
-    CHECK(Plan({slots, running}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
+    CHECK(
+        Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
     took.push_back(1e3 * (Now() - begin));
   }
   std::sort(took.begin(), took.end());
   return took[took.size() / 2];
 }
 
-int Main(int argc, char** argv) {
-  int jobs = 10'000;
-  int clients = 64;
-  CLI::App app("Durable submissions per second over gRPC");
-  app.add_option("--jobs", jobs, "Jobs to submit")->capture_default_str();
-  app.add_option("--clients", clients, "Clients, each with one call at a time")
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+struct Result {
+  double submits_per_second, p99_ms, processor_seconds;
+};
+
+// One round on a coordinator of its own; prints its line.
+Result Measure(int jobs, int clients, const security::TlsFiles& server_files,
+               const security::TlsFiles& client_files) {
   std::string directory =
       (std::filesystem::temp_directory_path() / "muster-bench-submit-XXXXXX").string();
   CHECK(mkdtemp(directory.data()) != nullptr);
+  Result result = {};
   {
     RealClock clock;
     const std::shared_ptr<Logger> log = Logger::Discard();
@@ -123,21 +154,85 @@ int Main(int argc, char** argv) {
         },
         nullptr);
     CHECK_OK(shell.status());
-    auto server = RpcServer::Start(**shell, {.listen = "127.0.0.1:0", .version = "bench"});
+    auto server = RpcServer::Start(**shell, {.listen = "127.0.0.1:0",
+                                             .version = "bench",
+                                             .tls = server_files,
+                                             .gate = {.calls_per_second = 0}});
     CHECK_OK(server.status());
-    const double begin = Now();
-    const std::vector<double> answered = SubmitAll((*server)->address(), jobs, clients);
-    const size_t half = answered.size() / 2;
+    const bool tls = client_files.any();
+    const auto channel =
+        grpc::CreateChannel((*server)->address(), tls ? security::ChannelCredentials(client_files)
+                                                      : grpc::InsecureChannelCredentials());
+    const double begin = Now(), processor = ProcessorSeconds();
+    const std::vector<Call> calls = SubmitAll(channel, jobs, clients);
+    result.processor_seconds = ProcessorSeconds() - processor;
+    const double seconds = calls.back().answered - begin;
+    const size_t half = calls.size() / 2;
+    std::vector<double> took;
+    for (const Call& call : calls) took.push_back(1e3 * call.took);
+    std::sort(took.begin(), took.end());
+    result.submits_per_second = jobs / seconds;
+    result.p99_ms = took[took.size() * 99 / 100];
     std::printf(
-        "{\"benchmark\":\"submit\",\"jobs\":%d,\"clients\":%d,\"seconds\":%.3f,"
+        "{\"benchmark\":\"submit\",\"tls\":%s,\"jobs\":%d,\"clients\":%d,\"seconds\":%.3f,"
         "\"submits_per_second\":%.0f,\"submits_per_second_second_half\":%.0f,"
-        "\"plan_ms_median\":%.3f}\n",
-        jobs, clients, answered.back() - begin, jobs / (answered.back() - begin),
-        static_cast<double>(answered.size() - half) / (answered.back() - answered[half - 1]),
-        PlanMilliseconds(jobs));
+        "\"call_ms\":[%.2f,%.2f],\"processor_seconds\":%.2f,\"plan_ms_median\":%.3f}\n",
+        tls ? "true" : "false", jobs, clients, seconds, result.submits_per_second,
+        static_cast<double>(calls.size() - half) /
+            (calls.back().answered - calls[half - 1].answered),
+        took[took.size() / 2], result.p99_ms, result.processor_seconds, PlanMilliseconds(jobs));
+    std::fflush(stdout);
     (*server)->Stop(absl::Seconds(2));
   }
   std::filesystem::remove_all(directory);
+  return result;
+}
+
+void CompareTls(int jobs, int clients, int rounds) {
+  std::string directory =
+      (std::filesystem::temp_directory_path() / "muster-bench-pki-XXXXXX").string();
+  CHECK(mkdtemp(directory.data()) != nullptr);
+  security::Pki pki(directory + "/pki", absl::Now());
+  CHECK_OK(pki.Init("bench", {"localhost"}, absl::Hours(24)).status());
+  CHECK_OK(pki.IssueUser("bench", {{security::Role::kSubmitter, ""}}, absl::Hours(24)).status());
+  const auto path = [&](const char* name) { return absl::StrCat(directory, "/pki/", name); };
+  const security::TlsFiles server{path("coordinator.crt"), path("coordinator.key"), path("ca.crt")};
+  const security::TlsFiles client{path("user-bench.crt"), path("user-bench.key"), path("ca.crt")};
+  std::vector<double> rate[2], p99[2], processor[2];
+  for (int round = 0; round < rounds; ++round) {
+    for (const int tls : {0, 1}) {
+      const Result result =
+          tls == 1 ? Measure(jobs, clients, server, client) : Measure(jobs, clients, {}, {});
+      rate[tls].push_back(result.submits_per_second);
+      p99[tls].push_back(result.p99_ms);
+      processor[tls].push_back(result.processor_seconds);
+    }
+  }
+  std::printf(
+      "{\"benchmark\":\"submit_tls_over_plain\",\"rounds\":%d,\"submits_per_second\":%.3f,"
+      "\"p99\":%.3f,\"processor_seconds\":%.3f}\n",
+      rounds, Median(rate[1]) / Median(rate[0]), Median(p99[1]) / Median(p99[0]),
+      Median(processor[1]) / Median(processor[0]));
+  std::filesystem::remove_all(directory);
+}
+
+int Main(int argc, char** argv) {
+  int jobs = 10'000;
+  int clients = 64;
+  int rounds = 5;
+  bool tls = false;
+  CLI::App app("Durable submissions per second over gRPC");
+  app.add_option("--jobs", jobs, "Jobs to submit")->capture_default_str();
+  app.add_option("--clients", clients, "Clients, each with one call at a time")
+      ->capture_default_str();
+  app.add_flag("--tls", tls, "Rounds without and with mutual TLS, in turn");
+  app.add_option("--rounds", rounds, "How many of each, with --tls")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  if (tls) {
+    CompareTls(jobs, clients, rounds);
+  } else {
+    Measure(jobs, clients, {}, {});
+  }
   return 0;
 }
 

@@ -2,6 +2,7 @@
 #include "cli/app.h"
 #include "base/mutex.h"
 #include "cli/reconnect.h"
+#include "cli/top.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -62,6 +63,18 @@ class FakeService : public v1::JobService::Service {
     for (const v1::Worker& worker : workers) *reply->add_workers() = worker;
     return grpc::Status::OK;
   }
+  grpc::Status GetUsage(grpc::ServerContext*, const v1::GetUsageRequest* request,
+                        v1::GetUsageResponse* reply) override {
+    MutexLock lock(&mutex);
+    usage_asked = *request;
+    *reply = usage;
+    return grpc::Status::OK;
+  }
+  grpc::Status GetRankMaps(grpc::ServerContext*, const v1::GetRankMapsRequest*,
+                           v1::GetRankMapsResponse* reply) override {
+    *reply = rank_maps;
+    return grpc::Status::OK;
+  }
   grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest*,
                           v1::ListEventsResponse* reply) override {
     for (const v1::Event& event : events) *reply->add_events() = event;
@@ -100,6 +113,12 @@ class FakeService : public v1::JobService::Service {
     chunk.set_epoch(1);
     chunk.set_rank(request->rank());
     chunk.set_data("abc");
+    for (const auto& [offset, seconds] : log_times[request->rank()]) {
+      v1::LogMark& mark = *chunk.add_marks();
+      mark.set_offset(offset);
+      mark.mutable_time()->set_seconds(seconds);
+    }
+    logs_since = request->since().seconds();
     writer->Write(chunk);
     if (request->follow() && ++log_streams == 1) return {grpc::StatusCode::UNAVAILABLE, "x"};
     chunk.set_offset(3);
@@ -115,6 +134,12 @@ class FakeService : public v1::JobService::Service {
   int submit_failures = 0;
   int log_streams = 0;
   std::string log_end = "def\n";  // behind "abc"
+  std::map<int32_t, std::vector<std::pair<int64_t, int64_t>>>
+      log_times;  // offset, seconds; by rank
+  int64_t logs_since = 0;
+  v1::GetUsageRequest usage_asked;
+  v1::GetUsageResponse usage;
+  v1::GetRankMapsResponse rank_maps;
   std::vector<v1::SubmitRequest> submitted;
   std::vector<std::string> watched;
   std::vector<v1::ExplainRequest> explained;
@@ -260,6 +285,120 @@ TEST_F(App, LogsOfAllRanks_AreLinesWithTheirRank) {
             "[rank 1] abcdef\n[rank 1] second\n[rank 1] no end\n");
 }
 
+TEST_F(App, LogsOfAllRanks_AreInOrderOfTime) {
+  service_.job.mutable_spec()->mutable_resources()->set_ranks(2);
+  service_.log_end = "def\nsecond\nno end";
+  service_.log_times[0] = {{0, 1000}, {7, 1030}};
+  service_.log_times[1] = {{0, 1010}, {7, 1020}, {14, 1040}};
+  EXPECT_EQ(RunApp({"logs", "gpt", "--all-ranks", "--since", "2001-09-09T01:46:40Z"}), 0)
+      << err_.str();
+  EXPECT_EQ(out_.str(),
+            "[rank 0] abcdef\n[rank 1] abcdef\n[rank 1] second\n"
+            "[rank 0] second\n[rank 0] no end\n[rank 1] no end\n");
+  EXPECT_EQ(service_.logs_since, 1'000'000'000);
+  EXPECT_EQ(RunApp({"logs", "gpt", "--since", "yesterday"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("--since 'yesterday': give how long ago"));
+}
+
+TEST_F(App, Usage_HasALineForEachKeyAndAColumnForEachClass) {
+  const auto add = [this](const std::string& queue, v1::UsageClass usage_class, double hours) {
+    v1::UsageTotal& row = *service_.usage.add_rows();
+    row.set_queue(queue);
+    row.set_usage_class(usage_class);
+    row.set_device_seconds(3600 * hours);
+  };
+  add("", v1::USAGE_CLASS_IDLE, 2);
+  add("research", v1::USAGE_CLASS_PRODUCTIVE, 3);
+  add("research", v1::USAGE_CLASS_REPLAYED, 1);
+  service_.usage.set_goodput(0.75);
+  EXPECT_EQ(RunApp({"usage", "--since", "2h", "--by", "queue"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("goodput 75.0 % of the device-hours in use"));
+  EXPECT_THAT(out_.str(),
+              HasSubstr("QUEUE     DEVICE-HOURS  GOODPUT  IDLE    PRODUCTIVE  REPLAYED\n"
+                        "research  4.0000        75.0 %   -       3.0000      1.0000\n"
+                        "-         2.0000        -        2.0000  -           -\n"
+                        "all       6.0000        75.0 %   2.0000  3.0000      1.0000\n"));
+  EXPECT_THAT(service_.usage_asked.by(),
+              ::testing::ElementsAre(v1::USAGE_KEY_QUEUE, v1::USAGE_KEY_CLASS));
+  EXPECT_EQ(RunApp({"usage", "gpt", "--by", "job,cause", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["rows"].size(), 3u);
+  EXPECT_EQ(service_.usage_asked.job(), "gpt");
+  EXPECT_EQ(service_.usage_asked.by_size(), 3);
+  EXPECT_EQ(RunApp({"usage", "--by", "colour"}), 2);
+}
+
+TEST_F(App, DiffRankMap_ShowsTheRanksThatMoved) {
+  service_.rank_maps.set_job_id("gpt-abcde");
+  for (const uint64_t epoch : {3, 7, 8}) {
+    v1::RankMap& map = *service_.rank_maps.add_maps();
+    map.set_epoch(epoch);
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::Placement& placement = *map.add_placements();
+      placement.set_rank(rank);
+      placement.set_worker(rank == 1 && epoch == 8 ? "w9" : "w1");
+      placement.set_device(absl::StrCat("cuda:", rank));
+    }
+  }
+  EXPECT_EQ(RunApp({"diff-rankmap", "gpt"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(),
+            "gpt-abcde: 1 of 2 ranks moved between epoch 7 and 8\n"
+            "RANK  EPOCH 7    EPOCH 8\n"
+            "1     w1 cuda:1  w9 cuda:1\n");
+  EXPECT_EQ(RunApp({"diff-rankmap", "gpt", "3", "7"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(), "gpt-abcde: 0 of 2 ranks moved between epoch 3 and 7\n");
+  EXPECT_EQ(RunApp({"diff-rankmap", "gpt", "4", "8"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("nothing is known of epoch 4; known are 3, 7, 8"));
+}
+
+TEST_F(App, TopOnce_ShowsJobsWorkersAndWhatDevicesDo) {
+  service_.job.set_state(v1::JOB_STATE_RUNNING);
+  service_.job.mutable_spec()->set_queue("research");
+  v1::ClassTime& time = *service_.job.mutable_usage()->add_times();
+  time.set_usage_class(v1::USAGE_CLASS_PRODUCTIVE);
+  time.set_device_seconds(90);
+  time.set_devices(2);
+  v1::Worker worker;
+  worker.set_name("w1");
+  worker.set_state(v1::WORKER_STATE_READY);
+  worker.add_devices();
+  worker.add_devices();
+  service_.workers = {worker};
+  EXPECT_EQ(RunApp({"top", "--once"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("workers  1 ready\n"),
+                                HasSubstr("devices  2: 2 held (2 productive), 0 free\n"),
+                                HasSubstr("1 training, 0 waiting"), HasSubstr("research"),
+                                HasSubstr("gpt  running  2        productive  10/10")));
+  EXPECT_EQ(RunApp({"top", "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(Json::parse(out_.str())["jobs"][0]["name"], "gpt");
+}
+
+TEST(TopFrame, FitsTheTerminal) {
+  TopData data;
+  for (int i = 0; i < 200; ++i) {
+    v1::Job& job = data.jobs.emplace_back();
+    job.set_name(absl::StrCat("job-", 100 + i, std::string(60, 'x')));
+    job.set_tokens_per_second(i);
+    data.workers.emplace_back().set_name(absl::StrCat("w", i));
+  }
+  for (const int lines : {1, 2, 5, 24, 60}) {
+    for (const int columns : {1, 20, 80, 300}) {
+      TopView view{.columns = columns, .lines = lines, .keys = true};
+      const std::vector<std::string> frame = TopFrame(data, view, absl::UnixEpoch());
+      EXPECT_LE(frame.size(), static_cast<size_t>(std::max(2, lines)));
+      for (const std::string& line : frame) EXPECT_LE(line.size(), static_cast<size_t>(columns));
+    }
+  }
+  const auto first = [&](TopView view) {
+    for (const std::string& line : TopFrame(data, view, absl::UnixEpoch())) {
+      if (line.starts_with("job-")) return line.substr(0, 7);
+    }
+    return std::string();
+  };
+  EXPECT_EQ(first({.columns = 200, .lines = 40, .sort = "tokens"}), "job-299");
+  EXPECT_EQ(first({.columns = 200, .lines = 40, .sort = "tokens", .reversed = true}), "job-100");
+  EXPECT_EQ(first({.columns = 200, .lines = 40, .workers = true}), "");
+}
+
 TEST_F(App, LogsWithGrep_AreTheLinesThatMatch) {
   service_.log_end = "def\nsecond\nno end";
   EXPECT_EQ(RunApp({"logs", "gpt", "--grep", "^(a.*f|no end)$"}), 0) << err_.str();
@@ -303,6 +442,36 @@ TEST_F(App, GetWorkers_SaysWhyAGpuGetsNoRank) {
                     HasSubstr("\n\nw1 cuda:1 GPU-1 gets no rank: a row of its memory is "
                               "damaged; reset the device\n"),
                     ::testing::Not(HasSubstr("GPU-0"))));
+}
+
+TEST_F(App, WorkersAsATree_HaveTheirDomains) {
+  const auto add = [this](const std::string& name, const std::string& rack, int free) {
+    v1::Worker worker;
+    worker.set_name(name);
+    worker.set_state(v1::WORKER_STATE_READY);
+    worker.set_slots(2);
+    worker.set_slots_free(free);
+    if (!rack.empty()) {
+      worker.add_domains()->set_level(v1::TOPOLOGY_LEVEL_RACK);
+      worker.mutable_domains(0)->set_name(rack);
+      worker.add_domains()->set_level(v1::TOPOLOGY_LEVEL_ZONE);
+      worker.mutable_domains(1)->set_name("a");
+    }
+    service_.workers.push_back(worker);
+  };
+  add("w1", "r1", 1);
+  add("w2", "r1", 2);
+  add("w3", "", 0);
+  service_.workers[1].mutable_cordon()->set_drain(true);
+  service_.workers[1].mutable_cordon()->set_drained(true);
+  EXPECT_EQ(RunApp({"workers", "--tree"}), 0) << err_.str();
+  EXPECT_EQ(out_.str(),
+            "cluster  3 of 6 slots free, 3 workers\n"
+            "|-- zone a  3 of 4 slots free, 2 workers\n"
+            "|   `-- rack r1  3 of 4 slots free, 2 workers\n"
+            "|       |-- w1  1 of 2 slots free, ready\n"
+            "|       `-- w2  2 of 2 slots free, ready, drained\n"
+            "`-- w3  0 of 2 slots free, ready\n");
 }
 
 TEST_F(App, EventsOfAnAttemptThatEndedBetweenTwoWorkers_NameThem) {

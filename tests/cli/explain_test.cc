@@ -59,6 +59,49 @@ TEST(WaitText, ClusterTooSmall_SaysWhatToAddOrLower) {
   EXPECT_THAT(ChangeText(reason), HasSubstr("`muster get workers`"));
 }
 
+TEST(WaitText, OutsideItsDomains_SaysWhichHoldsMostAndWhatWouldHelp) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_DOMAINS_FULL);
+  reason.set_level(v1::TOPOLOGY_LEVEL_RACK);
+  reason.set_segment(4);
+  reason.set_slots_free(6);
+  reason.set_domain("r7");
+  reason.set_domain_slots(3);
+  reason.set_slots_reserved(2);
+  v1::JobSlots& job = *reason.mutable_change()->add_jobs_end();
+  job.set_job_name("gpt");
+  job.set_slots(1);
+  reason.mutable_change()->set_level_at_least(v1::TOPOLOGY_LEVEL_BLOCK);
+  EXPECT_EQ(
+      WaitText(reason),
+      "needs 4 cpu slots inside one rack; 6 are free in all, but rack r7 holds most, 3; 2 more "
+      "are reserved for other jobs; starts when job gpt (1 slot) ends, or with "
+      "placement.required: block");
+  reason.set_code(v1::WAIT_CODE_DOMAINS_TOO_SMALL);
+  reason.set_segment(2);
+  reason.clear_domain();
+  reason.clear_change();
+  EXPECT_EQ(WaitText(reason),
+            "needs 2 runs of 2 cpu slots, each inside one rack, which the cluster never has: no "
+            "worker says in which rack it is; add workers to one of these domains");
+}
+
+TEST(CostText, SaysWhereAllRanksAreAndWhatTheAxesCost) {
+  v1::PlacementCost cost;
+  cost.set_level(v1::TOPOLOGY_LEVEL_RACK);
+  cost.set_domain("r7");
+  cost.set_total(1800);
+  v1::AxisCost& axis = *cost.add_axes();
+  axis.set_axis(v1::MESH_AXIS_DATA);
+  axis.set_degree(4);
+  axis.set_bytes(400);
+  axis.set_distance(4.5);
+  axis.set_farthest(v1::TOPOLOGY_LEVEL_RACK);
+  axis.set_cost(1800);
+  EXPECT_THAT(CostText(cost), HasSubstr("all ranks in rack r7; cost 1.8k (weights of axes"));
+  EXPECT_EQ(CostRows(cost)[1],
+            (std::vector<std::string>{"data", "4", "400", "4.50", "across a rack", "1.8k"}));
+}
+
 TEST(WaitText, TensorGroups_AreCounted) {
   v1::WaitReason reason = Reason(v1::WAIT_CODE_SLOTS_SCATTERED);
   reason.set_group(2);
@@ -94,6 +137,7 @@ TEST(WaitText, JobsInFront_AreNamedOrCounted) {
 
 TEST(WaitText, OfEveryCode_SaysSomething) {
   for (int code = 1; code < v1::WaitCode_ARRAYSIZE; ++code) {
+    if (!v1::WaitCode_IsValid(code)) continue;
     EXPECT_EQ(WhyText(Reason(static_cast<v1::WaitCode>(code))).find("does not know"),
               std::string::npos)
         << v1::WaitCode_Name(static_cast<v1::WaitCode>(code));

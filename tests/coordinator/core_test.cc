@@ -124,6 +124,7 @@ TEST_F(CoreTest, HeadOfALongQueueStarts_OnlyJobsNearTheFrontChange) {
   for (int i = 0; i < 1000; ++i) {
     v1::JobSpec spec = Spec();
     spec.set_name(absl::StrCat("waiting-", i));
+    spec.mutable_preemption()->mutable_min_runtime()->set_seconds(3600);  // is not stopped below
     Take(core_->Handle(SubmitEvent{CallId(1), spec, ""}, now_));
   }
   const std::map<int, v1::Cause> done = {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}};

@@ -140,22 +140,11 @@ TEST_F(MetricsTest, RunningJob_HasItsStateItsSpecAndItsCheckpoint) {
   EXPECT_EQ(registry_.Value("muster_job_last_checkpoint_timestamp_seconds{a}"), 1'000'100);
 }
 
-TEST_F(MetricsTest, EarlyEnd_IsCountedByCauseAndAsLostWork) {
+TEST_F(MetricsTest, EarlyEnd_IsCountedByCause) {
   Publish("a", v1::JOB_STATE_RUNNING, v1::ATTEMPT_STATE_TRAINING, "training");
   jobs_["a"].set_last_committed_step(50);
   EndAttempt("a", 1, v1::CAUSE_CRASH, 70);
   Publish("a", v1::JOB_STATE_RECOVERING, v1::ATTEMPT_STATE_STOPPING);
-  EXPECT_EQ(registry_.Value("muster_job_attempts_ended{a,crash}"), 1);
-  // 20 steps of half a second on four devices.
-  EXPECT_EQ(registry_.Value("muster_coordinator_lost_slot_seconds_total{}"), 40);
-  Publish("a", v1::JOB_STATE_QUEUED, v1::ATTEMPT_STATE_RELEASED);
-  EXPECT_EQ(registry_.Value("muster_coordinator_lost_slot_seconds_total{}"), 40);
-}
-
-TEST_F(MetricsTest, EndsOfBeforeTheStart_AreNoWorkLostNow) {
-  EndAttempt("a", 1, v1::CAUSE_CRASH, 70);
-  Publish("a", v1::JOB_STATE_QUEUED, v1::ATTEMPT_STATE_RELEASED);
-  EXPECT_EQ(registry_.Value("muster_coordinator_lost_slot_seconds_total{}"), 0);
   EXPECT_EQ(registry_.Value("muster_job_attempts_ended{a,crash}"), 1);
 }
 
@@ -186,25 +175,67 @@ TEST_F(MetricsTest, Devices_AreCountedByTheStateOfDeviceAndWorker) {
   EXPECT_EQ(registry_.Value("muster_coordinator_devices{cpu,usable}"), 0);
 }
 
-TEST_F(MetricsTest, Activity_IsThatOfTheStateAndThePhase) {
-  const auto activity = [](v1::JobState state, v1::AttemptState attempt, const std::string& phase) {
-    v1::Job job;
-    job.set_state(state);
-    job.set_attempt_state(attempt);
-    job.set_phase(phase);
-    JobView view;
-    view[JobPart::kState] = std::make_shared<const v1::Job>(job);
-    return ActivityOf(view);
+v1::Usage UsageOf(v1::UsageClass usage_class, double seconds, int64_t devices, absl::Time as_of) {
+  v1::Usage usage;
+  *usage.mutable_as_of() = ToProto(as_of);
+  v1::ClassTime& time = *usage.add_times();
+  time.set_usage_class(usage_class);
+  time.set_device_seconds(seconds);
+  time.set_devices(devices);
+  return usage;
+}
+
+TEST(DeviceTimeCounter, GrowsWithTheDevices_AndNeverGoesBack) {
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  const auto productive = v1::USAGE_CLASS_PRODUCTIVE;
+  DeviceTimeCounter counter;
+  DeviceTimeCounter::Growth growth;
+  // What the job had spent when the coordinator started is not counted.
+  counter.Add("a", "q", UsageOf(productive, 50, 4, start), start, /*begins=*/true, growth);
+  EXPECT_TRUE(growth.empty());
+  counter.Add("a", "q", UsageOf(productive, 50, 4, start), start + absl::Seconds(2), false, growth);
+  EXPECT_DOUBLE_EQ((growth[{"q", productive}]), 8);
+  // A job that is new counts whole.
+  counter.Add("b", "q", UsageOf(productive, 3, 0, start), start, false, growth);
+  EXPECT_DOUBLE_EQ((growth[{"q", productive}]), 11);
+  // A second of what was taken for productive was not: it is made up for later.
+  growth.clear();
+  counter.Add("a", "q", UsageOf(productive, 54, 0, start), start, false, growth);
+  EXPECT_TRUE(growth.empty());
+  counter.Add("a", "q", UsageOf(productive, 60, 0, start), start, false, growth);
+  EXPECT_DOUBLE_EQ((growth[{"q", productive}]), 2);
+}
+
+TEST(DeviceTimeCounter, JobThatIsGone_IsAskedForOnceMore) {
+  DeviceTimeCounter counter;
+  DeviceTimeCounter::Growth growth;
+  const auto none = UsageOf(v1::USAGE_CLASS_HELD, 0, 0, absl::UnixEpoch());
+  counter.Add("a", "q", none, absl::UnixEpoch(), false, growth);
+  counter.Add("b", "q", none, absl::UnixEpoch(), false, growth);
+  std::vector<std::string> gone;
+  const auto last = [&](const std::string& id) {
+    gone.push_back(id);
+    counter.Add(id, "q", none, absl::UnixEpoch(), false, growth);
   };
-  const auto training = v1::ATTEMPT_STATE_TRAINING;
-  EXPECT_EQ(activity(v1::JOB_STATE_RUNNING, training, "training"), "training");
-  EXPECT_EQ(activity(v1::JOB_STATE_RUNNING, training, "saving 12.5 %"), "saving");
-  EXPECT_EQ(activity(v1::JOB_STATE_RUNNING, training, "evaluating"), "evaluating");
-  EXPECT_EQ(activity(v1::JOB_STATE_RUNNING, training, "measuring"), "starting");
-  EXPECT_EQ(activity(v1::JOB_STATE_STARTING, v1::ATTEMPT_STATE_BOOTSTRAPPING, ""), "starting");
-  EXPECT_EQ(activity(v1::JOB_STATE_RECOVERING, v1::ATTEMPT_STATE_STOPPING, ""), "recovering");
-  EXPECT_EQ(activity(v1::JOB_STATE_RECOVERING, v1::ATTEMPT_STATE_RELEASED, ""), "");
-  EXPECT_EQ(activity(v1::JOB_STATE_QUEUED, v1::ATTEMPT_STATE_UNSPECIFIED, ""), "");
+  counter.Forget(last);
+  EXPECT_TRUE(gone.empty());
+  counter.Add("b", "q", none, absl::UnixEpoch(), false, growth);
+  counter.Forget(last);
+  counter.Forget(last);
+  EXPECT_THAT(gone, ElementsAre("a", "b"));
+}
+
+TEST_F(MetricsTest, DeviceSeconds_HaveABoundedNumberOfQueues) {
+  metrics_.DeviceSeconds(v1::USAGE_CLASS_PRODUCTIVE, "q", 2);
+  EXPECT_EQ(registry_.Value("muster_device_seconds_total{productive,q}"), 2);
+  EXPECT_EQ(registry_.Value("muster_device_seconds_total{replayed,q}"), 0);
+  EXPECT_EQ(registry_.Value("muster_device_seconds_total{idle,}"), 0);
+  for (int i = 0; i < 100; ++i) {
+    metrics_.DeviceSeconds(v1::USAGE_CLASS_HELD, absl::StrCat("queue-", i), 1);
+  }
+  EXPECT_EQ(registry_.Value("muster_device_seconds_total{held,queue-10}"), 1);
+  EXPECT_FALSE(registry_.Has("muster_device_seconds_total{held,queue-90}"));
+  EXPECT_GT(registry_.Value("muster_device_seconds_total{held,other}"), 30);
 }
 
 TEST_F(MetricsTest, Targets_AreTheCoordinatorItsWorkersAndRunningRanks) {

@@ -3,6 +3,7 @@
 
 #include "coordinator/state_tools.h"
 #include "muster/v1/admin_service.grpc.pb.h"
+#include "proto/time.h"
 #include "tests/coordinator/rpc_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -39,6 +40,43 @@ TEST_F(AdminTest, RemoveWorker_ChecksTheNameAndForgetsTheWorker) {
   v1::ListWorkersResponse workers;
   ASSERT_TRUE(stub_->ListWorkers(Context().get(), {}, &workers).ok());
   EXPECT_EQ(workers.workers_size(), 0);
+}
+
+TEST_F(AdminTest, Fleet_IsChangedAndReturned) {
+  v1::FleetResponse response;
+  v1::CordonRequest cordon;
+  cordon.add_workers("w");
+  EXPECT_EQ(admin_->Cordon(Context().get(), cordon, &response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  Daemon daemon(*coordinator_, "w", 1);
+  daemon.ReadUntil([](const auto& message) { return message.has_welcome(); });
+  cordon.set_reason("new fans");
+  ASSERT_TRUE(admin_->Cordon(Context().get(), cordon, &response).ok());
+  ASSERT_EQ(response.workers_size(), 1);
+  EXPECT_EQ(response.workers(0).cordon().reason(), "new fans");
+  EXPECT_THAT(response.workers(0).cordon().actor(), HasSubstr("client "));
+  v1::DrainRequest drain;
+  drain.add_workers("w");
+  ASSERT_TRUE(admin_->Drain(Context().get(), drain, &response).ok());
+  EXPECT_TRUE(response.workers(0).cordon().drain());
+  v1::UncordonRequest uncordon;
+  uncordon.add_workers("w");
+  ASSERT_TRUE(admin_->Uncordon(Context().get(), uncordon, &response).ok());
+  EXPECT_FALSE(response.workers(0).has_cordon());
+  v1::ReserveRequest reserve;
+  EXPECT_EQ(admin_->Reserve(Context().get(), reserve, &response).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  reserve.mutable_reservation()->set_name("r");
+  reserve.mutable_reservation()->set_queue("default");
+  *reserve.mutable_reservation()->mutable_until() = ToProto(absl::Now() + absl::Hours(1));
+  reserve.add_workers()->set_worker("w");
+  ASSERT_TRUE(admin_->Reserve(Context().get(), reserve, &response).ok());
+  EXPECT_EQ(response.workers(0).reservations_size(), 1);
+  v1::UnreserveRequest unreserve;
+  unreserve.set_name("r");
+  EXPECT_TRUE(admin_->Unreserve(Context().get(), unreserve, &response).ok());
+  EXPECT_EQ(admin_->Unreserve(Context().get(), unreserve, &response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdminTest, Backup_IsRestoredToANewDirectoryAndNeverOverAState) {

@@ -21,11 +21,13 @@
 #include "base/rng.h"
 #include "coordinator/core/core.h"
 #include "coordinator/metrics.h"
+#include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/server.h"
 #include "coordinator/shell.h"
 #include "coordinator/store/store.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
+#include "security/tls_files.h"
 #include "tests/support/job_spec.h"
 #include "tests/support/seed.h"
 
@@ -38,8 +40,13 @@ constexpr absl::Duration kGrace = absl::Seconds(60);
 class Coordinator {
  public:
   explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5),
-                       absl::Duration hello_timeout = kHelloTimeout)
-      : directory_(std::move(directory)), keepalive_(keepalive), hello_timeout_(hello_timeout) {
+                       absl::Duration hello_timeout = kHelloTimeout, security::TlsFiles tls = {},
+                       GateOptions gate = {})
+      : directory_(std::move(directory)),
+        keepalive_(keepalive),
+        hello_timeout_(hello_timeout),
+        tls_(std::move(tls)),
+        gate_(std::move(gate)) {
     Start();
   }
   ~Coordinator() { Stop(); }
@@ -61,7 +68,9 @@ class Coordinator {
                                              .earlier_port = port_,
                                              .backups = directory_ + "/backups",
                                              .keepalive = keepalive_,
-                                             .hello_timeout = hello_timeout_});
+                                             .hello_timeout = hello_timeout_,
+                                             .tls = tls_,
+                                             .gate = gate_});
     CHECK_OK(server);
     server_ = *std::move(server);
     CHECK(absl::SimpleAtoi(address().substr(address().rfind(':') + 1), &port_));
@@ -81,17 +90,21 @@ class Coordinator {
   const std::string& address() const { return server_->address(); }
   int port() const { return port_; }
   std::shared_ptr<grpc::Channel> Channel() const { return ChannelTo(address()); }
-  static std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
+  static std::shared_ptr<grpc::Channel> ChannelTo(
+      const std::string& address, const std::shared_ptr<grpc::ChannelCredentials>& credentials =
+                                      grpc::InsecureChannelCredentials()) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+    return grpc::CreateCustomChannel(address, credentials, arguments);
   }
 
  private:
   const std::string directory_;
   const absl::Duration keepalive_;
   const absl::Duration hello_timeout_;
+  const security::TlsFiles tls_;
+  const GateOptions gate_;
   int port_ = 0;
   RealClock clock_;
   std::shared_ptr<Logger> log_ = Logger::Discard();

@@ -45,12 +45,22 @@ struct ClusterView {
 struct State {
   explicit State(const ClusterView& cluster = {}) {
     for (const WorkerView& worker : cluster.workers) slots.Put(worker);
-    running[JobId("holder")].name = "the-holder";
+    RunningJob holder;
+    holder.name = "the-holder";
+    holder.queue = "elsewhere";
+    running.Put(JobId("holder"), holder);
   }
-  Snapshot snapshot() { return {slots, running}; }
+  Snapshot snapshot() { return {slots, running, kept}; }
+  void EndsAt(const JobId& id, absl::Time at) {
+    const RunningJob* known = running.Find(id);
+    RunningJob job = known == nullptr ? RunningJob() : *known;
+    job.ends_at = at;
+    running.Put(id, job);
+  }
 
   SlotIndex slots;
-  std::map<JobId, RunningJob> running;
+  RunningJobs running;
+  KeptSlots kept;
 };
 
 WaitingQueue QueueOf(const std::vector<WaitingJob>& jobs) {
@@ -415,7 +425,7 @@ TEST(SlotIndex, PlanLeavesItAsItWas) {
   const Schedule first = Plan(state.snapshot(), queue, SchedulePolicy(), absl::UnixEpoch());
   EXPECT_EQ(first.decisions.size(), 4u);
   EXPECT_EQ(state.slots, before);
-  state.running[JobId("holder")].ends_at = absl::UnixEpoch() + absl::Hours(1);
+  state.EndsAt(JobId("holder"), absl::UnixEpoch() + absl::Hours(1));
   Explain(state.snapshot(), queue, SchedulePolicy(), absl::UnixEpoch(), jobs[4].id);
   EXPECT_EQ(state.slots, before);
   const Schedule again = Plan(state.snapshot(), queue, SchedulePolicy(), absl::UnixEpoch());
@@ -443,7 +453,7 @@ TEST(Scheduler, JobBeyondTheHorizon_IsExplainedWhenAsked) {
 
 TEST(Scheduler, EstimatedStart_IsWhenTheJobsInFrontHaveRun) {
   State state({{MakeWorker(0, 4, /*busy=*/4)}});
-  state.running[JobId("holder")].ends_at = absl::UnixEpoch() + absl::Seconds(100);
+  state.EndsAt(JobId("holder"), absl::UnixEpoch() + absl::Seconds(100));
   WaitingJob front = MakeJob(0, 4);
   front.runtime = absl::Seconds(30);
   const WaitingQueue queue = QueueOf({front, MakeJob(1, 1), MakeJob(2, 4)});
@@ -478,7 +488,7 @@ TEST(Scheduler, EstimatedStart_IsWhenPlansStartIt) {
       }
       state.slots.Put(worker);
     }
-    for (const auto& [job, end] : ends) state.running[job].ends_at = end;
+    for (const auto& [job, end] : ends) state.EndsAt(job, end);
     std::vector<WaitingJob> jobs;
     for (int i = 0; i < 6; ++i) {
       jobs.push_back(

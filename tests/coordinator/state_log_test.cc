@@ -128,7 +128,7 @@ TEST_F(StateLogTest, RestoredState_GoesOnWithIndicesThatNobodyUsed) {
 TEST_F(StateLogTest, EntriesAndEvents_SayWhoAsked) {
   Hello();
   SubmitEvent submit{CallId(1), Spec(), "r"};
-  submit.actor = "client ipv4:10.0.0.7";
+  submit.caller = "client ipv4:10.0.0.7";
   Handle(submit);
   EXPECT_EQ(Entries().back().actor(), "client ipv4:10.0.0.7");
   for (const EventAppended& appended : Actions<EventAppended>()) {

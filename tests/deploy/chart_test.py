@@ -58,6 +58,8 @@ MATRIX = {
                                 {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone",
                                  "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}]}},
         "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}]}},
+    "tls": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls", "revocations": True,
+                    "accessConfigMap": "access"}},
     "claim of the user": {"coordinator": {"storage": {"existingClaim": "old"}}},
 }
 # Objects of the Prometheus operator have no schema here: their required parts.
@@ -179,6 +181,17 @@ class Chart(unittest.TestCase):
         egress = next(p for p in policies if p["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "worker")
         dns = [q for rule in egress["egress"] for q in rule.get("ports", []) if q["port"] == 53]
         self.assertEqual({q["protocol"] for q in dns}, {"UDP", "TCP"})
+
+    def test_tls_is_given_to_both_ends_and_insecure_said_where_it_is_not(self):
+        for values, secure in (({}, False), (MATRIX["tls"], True)):
+            for item, template in pod_templates(chart.render(values)):
+                if item["kind"] == "Pod":
+                    continue
+                container = template["spec"]["containers"][0]
+                self.assertEqual("--insecure" in container["args"], not secure)
+                self.assertEqual("--tls-cert=/etc/muster/tls/tls.crt" in container["args"], secure)
+                mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+                self.assertEqual(mounted.get("tls"), "/etc/muster/tls" if secure else None)
 
     def test_gpu_workers_ask_for_gpus_and_one_node_each(self):
         workload = next(item for item in chart.render(MATRIX["gpus"]) if item["kind"] == "DaemonSet")

@@ -116,7 +116,11 @@ class Sbatch(unittest.TestCase):
         return (self.home / f"job-{number}.out").read_text()
 
     def muster(self, number, name):
-        self.cluster.environment["MUSTER_COORDINATOR"] = f"file:{self.home}/.muster-{number}/coordinator/address"
+        state = f"{self.home}/.muster-{number}"
+        self.cluster.environment.update({
+            "MUSTER_COORDINATOR": f"file:{state}/coordinator/address", "MUSTER_TLS_SERVER_NAME": "localhost",
+            "MUSTER_TLS_CA": f"{state}/pki/ca.crt", "MUSTER_TLS_CERT": f"{state}/pki/user-slurm.crt",
+            "MUSTER_TLS_KEY": f"{state}/pki/user-slurm.key"})
         return self.cluster.job(name)
 
     def test_1_job_that_ends_completes_its_allocation(self):

@@ -3,6 +3,7 @@
 Every test drives the CLI alone. Waiting is polling with a deadline; nothing sleeps for a fixed time.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -227,6 +228,66 @@ class Failures(Scene):
         self.assertEqual(job["causes"][0]["rank"], 1)
         self.assertIn("9", job["causes"][0]["message"])
 
+    def test_device_time_adds_up_over_a_killed_rank_and_a_killed_coordinator(self):
+        slots = sum(worker["slots"] for worker in self.cluster.json("get", "workers"))
+        before = self.cluster.json("usage")
+        self.disturbed()
+        kill(self.training()["ranks"][1]["pid"])
+        self.cluster.wait_for("tiny", "the next attempt", lambda j: j["epoch"] == 2 and j["step"] > 0)
+        kill(self.cluster.status()["coordinator"]["pid"])
+        self.cluster.up()
+        self.assert_recovered(self.cluster.finish("tiny"), attempts=2)
+        after = self.cluster.json("usage")
+        passed = timestamp(after["until"]) - timestamp(before["until"])
+        spent = after["deviceSeconds"] - before["deviceSeconds"]
+        self.assertAlmostEqual(spent / (slots * passed), 1, delta=0.001)
+        mine = self.cluster.json("usage", "tiny", "--by", "cause")["rows"]
+        classes = {row["usageClass"] for row in mine}
+        self.assertIn("USAGE_CLASS_PRODUCTIVE", classes)
+        self.assertNotIn("USAGE_CLASS_IDLE", classes)
+        self.assertGreater(sum(row["deviceSeconds"] for row in mine if row["cause"] == "crash"), 0)
+        self.assertIn("(crash)", self.cluster.run("describe", "job", "tiny").stdout)
+        self.assertIn("PRODUCTIVE", self.cluster.run("usage", "tiny", "--by", "cause").stdout)
+        self.assertIn("worker-1", self.cluster.run("top", "--once").stdout)
+        moved = self.cluster.run("diff-rankmap", "tiny").stdout
+        self.assertIn("ranks moved between epoch 1 and 2", moved)
+
+    def test_top_gives_the_terminal_back_however_it_ends(self):
+        import pty
+        import termios
+
+        def top(end):
+            """What `muster top` wrote to a terminal until `end` made it end, its status, and how the terminal was
+            before and is after it."""
+            terminal, inside = pty.openpty()
+            before = termios.tcgetattr(inside)
+            process = subprocess.Popen([BIN / "muster", "top", "--interval", "0.5"], stdin=inside, stdout=inside,
+                                       stderr=inside, env=self.cluster.environment)
+            text = b""
+            while b"WORKER" not in text and b"QUEUE" not in text:
+                text += os.read(terminal, 65536)
+            self.assertNotEqual(termios.tcgetattr(inside)[3], before[3], "keys are read one by one")
+            end(process, terminal)
+            status = process.wait(20)
+            os.set_blocking(terminal, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    text += os.read(terminal, 65536)
+            after = termios.tcgetattr(inside)
+            os.close(terminal)
+            os.close(inside)
+            self.assertEqual(after, before)
+            self.assertIn(b"\x1b[?1049h", text)
+            self.assertTrue(text.endswith(b"\x1b[?25h\x1b[?1049l"), text[-80:])
+            return text, status
+
+        text, status = top(lambda process, terminal: os.write(terminal, b"wsrq"))
+        self.assertEqual(status, 0)
+        self.assertIn(b"sort: name, reversed", text)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            _, status = top(lambda process, terminal, number=number: process.send_signal(number))
+            self.assertEqual(status, -number)
+
     def exits(self):
         return [e for e in self.events("tiny") if e["kind"] == "rank_exited"]
 
@@ -418,7 +479,7 @@ class Queueing(Scene):
     slots = 2
 
     def test_waiting_jobs_say_why_and_start_by_priority(self):
-        self.submit("holder", steps=100 * STEPS)
+        self.submit("holder", steps=100 * STEPS, priority=90)
         self.training("holder", step=1)
         self.submit("low", steps=5, priority=10)
         self.submit("high", steps=5, priority=90)
@@ -440,6 +501,57 @@ class Queueing(Scene):
         self.assertEqual(self.cluster.job("huge")["state"], "queued")
         self.cluster.run("cancel", "huge")
         self.assertEqual(self.cluster.finish("huge")["state"], "cancelled")
+
+
+class Preemption(Scene):
+    workers = 1
+    slots = 2
+
+    def submit_victim(self, steps):
+        return self.submit("victim", steps=steps, edits=[
+            ("restart:", "preemption: {grace: 60s, min_runtime: 0s}\nrestart:")])
+
+    def assert_nothing_was_lost(self, job, end):
+        """What the attempt that ended so had trained was saved before it ended."""
+        self.assertEqual((end["cause"], end["counted"]), ("preempted", False), json.dumps(end))
+        saved = [e["step"] for e in self.events(job["name"])
+                 if e["kind"] == "checkpoint_committed" and e["epoch"] == end["epoch"]]
+        self.assertEqual(max(saved), end["step"])
+        self.assertEqual(job["failures"], 0)
+
+    def test_larger_priority_gets_the_devices_and_the_victim_resumes_with_the_same_bits(self):
+        self.submit("calm", steps=LONG)
+        calm = self.cluster.finish("calm")
+        self.submit_victim(LONG)
+        self.training("victim")
+        self.submit("urgent", steps=20, priority=900)
+        urgent = self.cluster.finish("urgent")
+        self.assertEqual((urgent["state"], urgent["attempts"]), ("succeeded", 1))
+        victim = self.cluster.finish("victim")
+        self.assertEqual((victim["state"], victim["attempts"]), ("succeeded", 2),
+                         json.dumps(victim, indent=1))
+        self.assert_nothing_was_lost(victim, victim["causes"][0])
+        self.assertEqual((victim["trainLoss"], victim["validationLoss"]),
+                         (calm["trainLoss"], calm["validationLoss"]))
+        self.assertEqual(victim["losses"], calm["losses"])
+        kept = [e for e in self.events("urgent") if e["kind"] == "slots_kept"]
+        self.assertIn("stopped for it: job victim (priority 50)", kept[0]["message"])
+
+    def test_suspended_job_goes_on_where_it_stopped_when_it_is_resumed(self):
+        self.submit_victim(LONG)
+        self.training("victim")
+        said = self.cluster.run("suspend", "victim", "--reason", "maintenance").stdout
+        self.assertIn("victim is preempting", said)
+        held = self.cluster.wait_for("victim", "it is held", lambda j: j["state"] == "held")
+        self.assertEqual(held["waiting"]["code"], "WAIT_CODE_HELD")
+        self.assert_nothing_was_lost(held, held["causes"][0])
+        self.assertIn("held by client", self.cluster.run("explain", "victim").stdout)
+        self.cluster.run("resume", "victim")
+        job = self.cluster.finish("victim")
+        self.assertEqual((job["state"], job["attempts"]), ("succeeded", 2))
+        refused = self.cluster.run("preempt", "victim", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("it has ended", refused.stderr)
 
 
 class BadInput(Scene):

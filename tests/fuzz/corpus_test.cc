@@ -78,6 +78,9 @@ TEST(FuzzCorpus, TiktokenRanks_AreRefusedOrEncode) { RunAll("tiktoken_ranks", Ti
 TEST(FuzzCorpus, SentencePieceModel_IsRefusedOrEncodes) {
   RunAll("sentence_piece_model", SentencePieceModel);
 }
+TEST(FuzzCorpus, TopologyFile_IsRefusedOrHoldsGangs) { RunAll("topology_file", TopologyFile); }
+
+TEST(FuzzCorpus, CallerText_IsRefusedOrRead) { RunAll("caller_text", CallerText); }
 TEST(FuzzCorpus, JsonLine_IsReadAsAParserOfAllJsonReadsIt) { RunAll("json_line", JsonLine); }
 
 }  // namespace

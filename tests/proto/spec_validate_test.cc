@@ -56,6 +56,41 @@ TEST(SpecValidate, ZeroBubbleWithRecompute_IsRefused) {
   }
 }
 
+// What is wrong with `placement` of a job of 8 ranks in tensor groups of 2; empty: nothing.
+std::string PlacementProblem(const std::string& placement) {
+  absl::StatusOr<v1::JobSpec> spec =
+      Parse(kExample, "f",
+            {"resources.ranks=8", "engine.parallel={tensor: 2}", "placement=" + placement});
+  if (!spec.ok()) return std::string(spec.status().message());
+  ApplyDefaults(*spec);
+  for (const Problem& problem : FindProblems(*spec)) {
+    if (problem.path.rfind("placement", 0) == 0) return problem.path + ": " + problem.message;
+  }
+  return "";
+}
+
+TEST(SpecValidate, Placement_IsAcceptedWhereItCanBeKept) {
+  for (const char* sound :
+       {"{required: rack}", "{preferred: nvlink_domain}", "{required: zone, spread: rack}",
+        "{required: rack, segment: 4}", "{preferred: rack, segment: 2, spread: rack}",
+        "{spread: host}", "{required: cluster}"}) {
+    EXPECT_EQ(PlacementProblem(sound), "") << sound;
+  }
+  EXPECT_THAT(PlacementProblem("{required: row}"),
+              HasSubstr("host, nvlink_domain, rack, block, zone, cluster"));
+  EXPECT_THAT(PlacementProblem("{required: rack, preferred: zone}"), HasSubstr("keep one of both"));
+  EXPECT_THAT(PlacementProblem("{required: rack, segment: 3}"),
+              HasSubstr("3 is not a divisor of resources.ranks (8) and a multiple of "
+                        "engine.parallel.tensor (2)"));
+  EXPECT_THAT(PlacementProblem("{required: rack, segment: -4}"), HasSubstr("placement.segment"));
+  EXPECT_THAT(PlacementProblem("{segment: 4}"), HasSubstr("needs required or preferred"));
+  EXPECT_THAT(PlacementProblem("{required: rack, spread: rack}"),
+              HasSubstr("rack is not narrower than rack"));
+  EXPECT_THAT(PlacementProblem("{required: rack, segment: 4, spread: host}"),
+              HasSubstr("the level that holds one, rack, not host"));
+  EXPECT_THAT(PlacementProblem("{spread: cluster}"), HasSubstr("there is one cluster"));
+}
+
 struct Bad {
   const char* override_text;
   const char* message;
@@ -85,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"name=1a", "name: '1a'"}, Bad{"name=a-", "name: 'a-'"}, Bad{"name=a_b", "name: "},
         Bad{"name=a234567890123456789012345678901234567890123456789012345678901234", "name: "},
         Bad{"name='../x'", "name: '../x'"}, Bad{"queue=gold", "there is no queue 'gold'"},
-        Bad{"priority=101", "priority: 101 is out of range; 0 to 100"},
+        Bad{"priority=1001", "priority: 1001 is out of range; 0 to 1000"},
         Bad{"priority=-1", "priority: -1"}, Bad{"engine.model=null", "engine.model: required"},
         Bad{"engine.model.family=null", "engine.model.family: required; one of gpt2, llama"},
         Bad{"engine.model.layers=0", "engine.model.layers: required; 1 to 1024"},

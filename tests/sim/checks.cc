@@ -1,13 +1,18 @@
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "base/check.h"
+#include "coordinator/core/schema.h"
 #include "coordinator/core/state_log.h"
 #include "muster/v1/stored.pb.h"
 #include "proto/job_state.h"
+#include "proto/time.h"
 #include "tests/sim/world.h"
 
 namespace muster::sim {
@@ -15,6 +20,20 @@ namespace muster::sim {
 using coordinator::Core;
 using coordinator::CoreConfig;
 using coordinator::CoreOutput;
+
+namespace {
+
+double DeviceSecondsAt(absl::Time now, const v1::Usage& usage) {
+  const double since =
+      usage.has_as_of() ? std::max(0.0, absl::ToDoubleSeconds(now - FromProto(usage.as_of()))) : 0;
+  double sum = 0;
+  for (const v1::ClassTime& time : usage.times()) {
+    sum += time.device_seconds() + static_cast<double>(time.devices()) * since;
+  }
+  return sum;
+}
+
+}  // namespace
 
 void World::Violate(const std::string& what) {
   if (!result_.violation.empty()) return;
@@ -100,6 +119,10 @@ void World::CheckReplay(const Process& process, int64_t replayed) {
   // Commits on a lost worker do not reach the coordinator.
   if (lost_.count(before) > 0 && options_.faults == Faults::kAll) return;
   if (options_.faults == Faults::kRestore) return;  // commits since the backup are forgotten
+  if (stopped_.count(before) > 0 && replayed > 0) {
+    Violate(absl::StrCat(ToString(process.key), " replays ", replayed,
+                         " steps of an attempt that had saved them before it stopped"));
+  }
   // The step that completes an interval is saved in the event that finishes it.
   if (replayed >= spec.checkpoint().every_steps()) {
     Violate(absl::StrCat(ToString(process.key), " replays ", replayed, " steps of at most ",
@@ -114,6 +137,32 @@ void World::CheckFencing(const v1::Event& event) {
   if (event.kind() == v1::EVENT_KIND_CHECKPOINT_COMMITTED && event.epoch() <= ended) {
     Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " committed step ",
                          event.step(), " although epoch ", ended, " had ended"));
+  }
+}
+
+// A cordoned worker gets no ranks, and one that is drained has none.
+void World::CheckCordons(const v1::Event& event) {
+  switch (event.kind()) {
+    case v1::EVENT_KIND_WORKER_CORDONED:
+    case v1::EVENT_KIND_WORKER_DRAINING:
+      cordoned_.insert(event.worker());
+      return;
+    case v1::EVENT_KIND_WORKER_UNCORDONED:
+      cordoned_.erase(event.worker());
+      return;
+    default:
+      break;
+  }
+  if (event.kind() != v1::EVENT_KIND_ATTEMPT_STATE || !event.from().empty()) return;
+  // "2 rank(s) on w1, w2".
+  const std::string& message = event.message();
+  const size_t begin = message.find(" on ");
+  if (begin == std::string::npos) return Violate(absl::StrCat("no workers in: ", message));
+  for (const absl::string_view worker : absl::StrSplit(message.substr(begin + 4), ", ")) {
+    if (cordoned_.contains(std::string(worker))) {
+      Violate(absl::StrCat(event.job_id(), " epoch ", event.epoch(), " was placed on ", worker,
+                           ", which is cordoned"));
+    }
   }
 }
 
@@ -132,6 +181,7 @@ void World::CheckBudget(const v1::Job& job) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
                            v1::Cause_Name(end.cause()), " between ", absl::StrJoin(pair, ", ")));
     }
+    if (end.cause() == v1::CAUSE_MAINTENANCE) Count("ended for maintenance");
     int64_t before = 0, during = 0;
     for (const v1::CheckpointRecord& record : job.checkpoints()) {
       if (record.damaged()) return;  // then the committed step has gone back meanwhile
@@ -141,9 +191,9 @@ void World::CheckBudget(const v1::Job& job) {
     }
     // Causes outside the job, and causes that are not retried.
     static const std::set<v1::Cause> kNotCounted = {
-        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED, v1::CAUSE_LAUNCH,
-        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,   v1::CAUSE_USER_ERROR,
-        v1::CAUSE_DATA,        v1::CAUSE_NUMERIC,   v1::CAUSE_COORDINATOR};
+        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,   v1::CAUSE_LAUNCH,      v1::CAUSE_PREEMPTED,
+        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,     v1::CAUSE_USER_ERROR,  v1::CAUSE_DATA,
+        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE, v1::CAUSE_TIME_LIMIT};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
@@ -186,6 +236,13 @@ void World::CheckJob(const v1::Job& job) {
     violate(absl::StrCat(job.failures(), " failures, but ", counted, " causes count"));
   }
   CheckBudget(job);
+  for (const std::string& after : job.spec().after()) {
+    const std::string other = after.substr(0, after.find(':'));
+    const absl::StatusOr<v1::Job> dependency = core_->GetJob(other);
+    if (job.attempts() > 0 && (!dependency.ok() || !IsFinal(dependency->state()))) {
+      violate(absl::StrCat("started before job ", other, " had ended"));
+    }
+  }
   const bool poisoned = job.spec().labels().count("poisoned") > 0;
   switch (job.state()) {
     case v1::JOB_STATE_SUCCEEDED:
@@ -194,7 +251,13 @@ void World::CheckJob(const v1::Job& job) {
       }
       break;
     case v1::JOB_STATE_FAILED:
-      if (job.failures() <= job.spec().restart().max_failures() && !poisoned) {
+      if (!job.causes().empty() && job.causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT) {
+        Count("ran for its time limit");
+        if (!job.spec().has_time_limit() ||
+            FromProto(job.ran()) < FromProto(job.spec().time_limit())) {
+          violate("failed for its time limit, which it has not reached");
+        }
+      } else if (job.failures() <= job.spec().restart().max_failures() && !poisoned) {
         violate(absl::StrCat("failed with ", job.failures(), " of ",
                              job.spec().restart().max_failures(), " failures: ", job.message()));
       }
@@ -223,6 +286,7 @@ void World::CheckRecovery() {
   for (const std::string& difference : replayed->differences) {
     Violate(absl::StrCat("the state is not the fold of its log: ", difference));
   }
+  CheckLedger();
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> other =
       Core::Recover(CoreConfig(), *store_, Rng(1), CoreNow(), &output);
@@ -233,6 +297,11 @@ void World::CheckRecovery() {
     if (!twin.ok()) {
       Violate(absl::StrCat(job.id(), " is not durable"));
       continue;
+    }
+    if (const double mine = DeviceSecondsAt(CoreNow(), job.usage()),
+        theirs = DeviceSecondsAt(CoreNow(), twin->usage());
+        std::abs(mine - theirs) > 0.01) {
+      Violate(absl::StrCat(job.id(), ": ", mine, " device-seconds, after recovery ", theirs));
     }
     v1::Job mine = job;
     // Progress is persisted only about once a second, and the state of rank processes not at all.
@@ -245,6 +314,7 @@ void World::CheckRecovery() {
       both->clear_step_seconds();
       both->clear_consumed_tokens();
       both->clear_losses();
+      both->clear_usage();  // the time is compared above; which class it is of is told late
       both->clear_phase();
       both->clear_waiting();
       for (v1::RankStatus& rank : *both->mutable_ranks()) {
@@ -256,9 +326,120 @@ void World::CheckRecovery() {
         rank.clear_memory();
       }
     }
-    if (mine.SerializeAsString() != twin->SerializeAsString()) {
+    if (coordinator::schema::Serialize(mine) != coordinator::schema::Serialize(*twin)) {
       Violate(absl::StrCat(job.id(), " differs after recovery:\n", mine.DebugString(),
                            "--- durable\n", twin->DebugString()));
+    }
+  }
+}
+
+namespace {
+
+struct Stored {
+  v1::FleetAccount fleet;
+  int64_t sum_ms = 0;
+  std::map<v1::UsageClass, int64_t> by_class;
+
+  void Add(const v1::UsageRow& row) {
+    for (const v1::AccountEntry& entry : row.entries()) {
+      sum_ms += entry.period_ms();
+      by_class[entry.usage_class()] += entry.period_ms();
+    }
+  }
+  // Time of the period that is not over.
+  void Add(const v1::Account& account) {
+    for (const v1::AccountEntry& entry : account.entries()) {
+      const int64_t ms =
+          entry.period_ms() + entry.devices() * (fleet.clock_ms() - account.clock_ms());
+      sum_ms += ms;
+      by_class[entry.usage_class()] += ms;
+    }
+  }
+};
+
+// What the log alone tells: how many devices the workers had, and for how long by the clock of the
+// coordinators that wrote it.
+int64_t DeviceMsOf(coordinator::Store& store) {
+  std::map<std::string, int> devices;
+  int64_t all = 0, sum = 0, before = 0;
+  CHECK_OK(store.Scan(
+      coordinator::Table::kLog, "", "", [&](const std::string&, const std::string& value) {
+        v1::LogEntry entry;
+        CHECK(entry.ParseFromString(value));
+        for (const v1::RowChange& change : entry.changes()) {
+          v1::FleetAccount fleet;
+          if (change.table() != "usage" || change.key() != coordinator::schema::kFleetAccount) {
+            continue;
+          }
+          CHECK(fleet.ParseFromString(change.value()));
+          if (before != 0) sum += all * std::max<int64_t>(0, fleet.wall_ms() - before);
+          before = fleet.wall_ms();
+        }
+        for (const v1::RowChange& change : entry.changes()) {
+          if (change.table() != "workers") continue;
+          v1::Worker worker;
+          if (change.has_value()) CHECK(worker.ParseFromString(change.value()));
+          int& known = devices[change.key()];
+          all += worker.devices_size() - known;
+          known = worker.devices_size();
+        }
+        return true;
+      }));
+  return sum;
+}
+
+}  // namespace
+
+void World::CheckLedger() {
+  Stored stored;
+  const auto fleet =
+      store_->Get(coordinator::Table::kUsage, coordinator::schema::kFleetAccount).value();
+  if (!fleet.has_value() || !stored.fleet.ParseFromString(*fleet)) {
+    return Violate("the fleet has no account");
+  }
+  stored.Add(stored.fleet.account());
+  uint64_t rows = 0;
+  CHECK_OK(store_->Scan(coordinator::Table::kUsage, "", coordinator::schema::kFleetAccount,
+                        [&](const std::string&, const std::string& value) {
+                          v1::UsageRow row;
+                          CHECK(row.ParseFromString(value));
+                          stored.Add(row);
+                          ++rows;
+                          return true;
+                        }));
+  if (rows != stored.fleet.last_row()) {
+    Violate(absl::StrCat(rows, " rows of device time, the newest is ", stored.fleet.last_row()));
+  }
+  CHECK_OK(store_->Scan(coordinator::Table::kStates, "", "",
+                        [&](const std::string&, const std::string& value) {
+                          v1::StateRow state;
+                          CHECK(state.ParseFromString(value));
+                          stored.Add(state.account());
+                          return true;
+                        }));
+  if (stored.sum_ms != stored.fleet.device_ms()) {
+    Violate(absl::StrCat("the classes have ", stored.sum_ms, " device-milliseconds, the devices ",
+                         stored.fleet.device_ms()));
+  }
+  if (const int64_t logged = DeviceMsOf(*store_); logged != stored.fleet.device_ms()) {
+    Violate(absl::StrCat("the devices have ", stored.fleet.device_ms(),
+                         " device-milliseconds, the log ", logged));
+  }
+  for (const auto& [usage_class, ms] : stored.by_class) {
+    if (ms < 0) Violate(absl::StrCat(v1::UsageClass_Name(usage_class), ": ", ms, " ms"));
+    if (ms > 0) Count(v1::UsageClass_Name(usage_class));
+    if (ms > 0 && options_.faults == Faults::kNone &&
+        (usage_class == v1::USAGE_CLASS_REPLAYED || usage_class == v1::USAGE_CLASS_HUNG)) {
+      Violate(absl::StrCat(v1::UsageClass_Name(usage_class), " without a fault: ", ms, " ms"));
+    }
+  }
+  if (options_.faults == Faults::kNone) {
+    int64_t slots = 0;
+    for (const auto& [name, machine] : machines_) slots += machine.slots;
+    const int64_t wall = stored.fleet.wall_ms() - 1'000'000'000'000;
+    if (std::abs(stored.fleet.device_ms() - slots * wall) > slots * (wall / 1000 + 100)) {
+      Violate(absl::StrCat(stored.fleet.device_ms(), " device-milliseconds of ", slots,
+                           " slots in ", wall, " ms"));
     }
   }
 }
@@ -278,12 +459,20 @@ void World::CheckEnd() {
       continue;
     }
     Count(v1::JobState_Name(ended->second));
-    if (ended->second == v1::JOB_STATE_FAILED && !submission.poisoned) Count("sound job failed");
+    if (ended->second == v1::JOB_STATE_FAILED && !submission.poisoned) {
+      const absl::StatusOr<v1::Job> job = core_ == nullptr
+                                              ? absl::UnavailableError("no coordinator")
+                                              : core_->GetJob(submission.id);
+      const bool limited = job.ok() && !job->causes().empty() &&
+                           job->causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT;
+      Count(limited ? "time limit reached" : "sound job failed");
+    }
     if (ended->second == v1::JOB_STATE_CANCELLED && !submission.cancel) {
       Violate(absl::StrCat(submission.id, " was cancelled, though no user asked for it"));
     }
   }
-  if (!Finished()) Violate("the cluster did not finish all work");
+  if (!Finished()) return Violate("the cluster did not finish all work");
+  CheckLedger();
 }
 
 }  // namespace muster::sim

@@ -255,6 +255,7 @@ void World::SeeEvent(const v1::Event& event) {
   }
   if (event.kind() == v1::EVENT_KIND_RANKS_GIVEN_UP) lost_.emplace(event.job_id(), event.epoch());
   CheckFencing(event);
+  CheckCordons(event);
   Count(v1::EventKind_Name(event.kind()));
 }
 

@@ -25,6 +25,7 @@ void World::StartDaemon(Machine& machine) {
   config.hello.set_boot_id("boot-" + machine.name);
   config.hello.set_address(absl::StrCat("10.0.0.", machine.name.substr(1)));
   config.hello.set_pid(1);
+  (*config.hello.mutable_labels())["rack"] = machine.rack;
   for (int slot = 0; slot < machine.slots; ++slot) {
     v1::Device* device = config.hello.add_devices();
     device->set_name(absl::StrCat("cpu:", slot));
@@ -191,15 +192,12 @@ void World::Do(Machine& machine, const worker::SignalRank& action) {
     End(process, v1::CAUSE_CRASH, -1, 9, "killed by signal 9");
     return;
   }
-  process.terminating = true;
-  // Most ranks end soon; some ignore the signal and must be killed.
+  // Most ranks heed the signal; some ignore it and must be killed.
   if (rng_.Chance(0.2)) return;
   queue_.After(absl::Milliseconds(rng_.Below(200)),
                [this, key = action.rank, generation = process.generation] {
                  Process* p = Find(key);
-                 if (p != nullptr && p->alive && p->generation == generation) {
-                   End(*p, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
-                 }
+                 if (p != nullptr && p->alive && p->generation == generation) AskToStop(*p);
                });
 }
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "proto/spec/spec.h"
+#include "proto/time.h"
 #include "tests/sim/world.h"
 #include "tests/support/job_spec.h"
 
@@ -24,6 +25,7 @@ World::World(const Options& options) : options_(options), rng_(options.seed) {
     Machine& machine = machines_[absl::StrCat("w", i)];
     machine.name = absl::StrCat("w", i);
     machine.slots = 1 + static_cast<int>(rng_.Below(3));
+    machine.rack = absl::StrCat("r", (i - 1) / (options.large ? 8 : 2));
   }
 }
 
@@ -41,6 +43,19 @@ void World::Submit(int number) {
                         ? 1 + static_cast<int>(rng_.Below(options_.large ? 16 : slots))
                         : slots + 1;
   training->set_global_batch(ranks);
+  std::map<std::string, int> racks;
+  for (const auto& [name, machine] : machines_) racks[machine.rack] += machine.slots;
+  const bool fits_a_rack = std::any_of(racks.begin(), racks.end(),
+                                       [ranks](const auto& rack) { return rack.second >= ranks; });
+  v1::PlacementSpec& placement = *spec.mutable_placement();
+  if (fits_a_rack && rng_.Chance(0.2)) {
+    placement.set_required(v1::TOPOLOGY_LEVEL_RACK);
+  } else if (rng_.Chance(0.1)) {
+    placement.set_preferred(v1::TOPOLOGY_LEVEL_RACK);
+  } else if (rng_.Chance(0.1)) {
+    placement.set_spread(v1::TOPOLOGY_LEVEL_HOST);
+  }
+  if (rng_.Chance(0.3)) (*spec.mutable_labels())["team"] = "vision";
   spec.mutable_resources()->set_ranks(ranks);
   if (rng_.Chance(0.9)) {
     spec.mutable_checkpoint()->set_path("/checkpoints");
@@ -49,15 +64,39 @@ void World::Submit(int number) {
   spec.mutable_restart()->set_max_failures(static_cast<int32_t>(rng_.Below(6)));
   spec.mutable_restart()->mutable_backoff()->mutable_initial()->set_nanos(200'000'000);
   spec.mutable_restart()->mutable_backoff()->mutable_max()->set_seconds(5);
+  spec.mutable_preemption()->mutable_grace()->set_seconds(1 + static_cast<int64_t>(rng_.Below(4)));
+  // Where only some faults happen, tests count the attempts that are repeated.
+  google::protobuf::Duration& min_runtime = *spec.mutable_preemption()->mutable_min_runtime();
+  if (options_.faults == Faults::kAll) {
+    min_runtime.set_nanos(static_cast<int32_t>(rng_.Below(900'000'000)));
+  } else {
+    min_runtime.set_seconds(86'400);
+  }
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   submission.poisoned = rng_.Chance(0.05);
   if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
+  AddBounds(number, spec);
   spec::ApplyDefaults(spec);
   CHECK_OK(spec::Validate(spec));
   submission.request_id = absl::StrCat("request-", number);
   const std::string id = submission.request_id;
   submissions_[id] = submission;
   TrySubmit(id, spec);
+}
+
+// Some jobs may run for a while only, and some wait for the end of another one. A restored backup
+// may have forgotten that one.
+void World::AddBounds(int number, v1::JobSpec& spec) {
+  Rng rng(options_.seed * 1000 + static_cast<uint64_t>(number));
+  if (rng.Chance(0.15)) spec.mutable_time_limit()->set_seconds(2 + static_cast<int>(rng.Below(20)));
+  if (options_.faults == Faults::kRestore || !rng.Chance(0.25)) return;
+  std::vector<std::string> known;
+  for (const auto& [request, other] : submissions_) {
+    if (!other.id.empty()) known.push_back(other.id);
+  }
+  if (known.empty()) return;
+  spec.add_after(absl::StrCat(known[rng.Below(known.size())], ":ended"));
+  Count("waits for the end of another job");
 }
 
 // Submits again and again with the same request id until a reply arrives; replies can get lost.
@@ -78,6 +117,44 @@ void World::TryCancel(const std::string& id) {
   queue_.After(absl::Seconds(2), [this, id] { TryCancel(id); });
 }
 
+// Users change when jobs run: all of them are let go when the faults are over.
+void World::ScheduleChange() {
+  queue_.After(absl::Milliseconds(rng_.Below(4000)), [this] {
+    if (!faults_on_) return;
+    ChangeSomeJob();
+    ScheduleChange();
+  });
+}
+
+void World::ChangeSomeJob() {
+  using Change = coordinator::ChangeJobEvent::Change;
+  std::vector<std::string> live;
+  for (const auto& [request, submission] : submissions_) {
+    if (!submission.id.empty() && final_states_.count(submission.id) == 0) {
+      live.push_back(submission.id);
+    }
+  }
+  if (live.empty() || core_ == nullptr) return;
+  coordinator::ChangeJobEvent event;
+  event.call = coordinator::CallId(next_id_++);
+  event.job = live[rng_.Below(live.size())];
+  event.change = std::vector<Change>{Change::kPreempt, Change::kSuspend, Change::kHold,
+                                     Change::kRelease, Change::kRequeue}[rng_.Below(5)];
+  Feed(event);
+}
+
+void World::TryRelease(const std::string& id) {
+  if (final_states_.count(id) > 0) return;
+  if (core_ != nullptr) {
+    coordinator::ChangeJobEvent event;
+    event.call = coordinator::CallId(next_id_++);
+    event.job = id;
+    event.change = coordinator::ChangeJobEvent::Change::kRelease;
+    Feed(event);
+  }
+  queue_.After(absl::Seconds(10), [this, id] { TryRelease(id); });
+}
+
 void World::ScheduleFault() {
   queue_.After(absl::Milliseconds(rng_.Below(options_.large ? 600 : 6000)), [this] {
     if (!faults_on_) return;
@@ -96,7 +173,8 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  uint64_t kind = rng_.Below(13);
+  uint64_t kind = rng_.Below(options_.faults == Faults::kAll ? 16 : 13);
+  if (kind >= 13) return DisturbFleet(machine, kind);
   if (options_.faults == Faults::kServices) kind %= 2;
   if (options_.faults == Faults::kReachability) kind = 9 + kind % 2;
   if (options_.faults == Faults::kRestore) {
@@ -178,6 +256,55 @@ void World::InjectFault() {
   }
 }
 
+void World::DisturbFleet(Machine& machine, uint64_t kind) {
+  const std::string name = machine.name;
+  if (kind == 13) {
+    Count("cordon");
+    v1::CordonRequest request;
+    request.add_workers(name);
+    AskFleet(request);
+  } else if (kind == 14) {
+    Count("drain");
+    v1::DrainRequest request;
+    request.add_workers(name);
+    request.mutable_timeout()->set_seconds(static_cast<int64_t>(rng_.Below(20)));
+    AskFleet(request);
+  } else {
+    Count("reservation");
+    v1::ReserveRequest request;
+    request.mutable_reservation()->set_name("r" + name);
+    request.mutable_reservation()->set_label("team=vision");
+    *request.mutable_reservation()->mutable_until() =
+        ToProto(CoreNow() + absl::Seconds(1 + static_cast<int64_t>(rng_.Below(20))));
+    v1::ReservedDevices& devices = *request.add_workers();
+    devices.set_worker(name);
+    if (rng_.Chance(0.5)) devices.add_devices("cpu:0");
+    AskFleet(request);
+  }
+  queue_.After(absl::Milliseconds(rng_.Below(25000)), [this, name] {
+    v1::UncordonRequest request;
+    request.add_workers(name);
+    AskFleet(request);
+  });
+}
+
+void World::AskFleet(coordinator::FleetEvent::Request request) {
+  if (core_ == nullptr) return;
+  Feed(coordinator::FleetEvent{coordinator::CallId(next_id_++), std::move(request)});
+}
+
+void World::OpenFleet() {
+  for (const auto& [name, machine] : machines_) {
+    v1::UncordonRequest uncordon;
+    uncordon.add_workers(name);
+    AskFleet(uncordon);
+    v1::UnreserveRequest unreserve;
+    unreserve.set_name("r" + name);
+    AskFleet(unreserve);
+  }
+  queue_.After(absl::Seconds(3), [this] { OpenFleet(); });
+}
+
 void World::CutOff(Machine& machine, absl::Duration time, Cut cut) {
   Trace(absl::StrCat(machine.name, " is cut off for ", absl::FormatDuration(time)));
   machine.partitioned = true;
@@ -205,6 +332,11 @@ void World::Heal() {
   store_->FailWrites(false);
   crash_in_write_ = false;
   slow_disk_until_ = absl::InfinitePast();
+  if (options_.faults == Faults::kAll) OpenFleet();
+  if (options_.faults != Faults::kAll) return;
+  for (const auto& [request, submission] : submissions_) {
+    if (!submission.id.empty()) TryRelease(submission.id);
+  }
 }
 
 bool World::Finished() const {
@@ -231,6 +363,7 @@ Result World::Play() {
   }
   const absl::Time quiet = queue_.now() + kFaultsFor;
   if (options_.faults != Faults::kNone) ScheduleFault();
+  if (options_.faults == Faults::kAll) ScheduleChange();
   while (result_.violation.empty() && queue_.Step(quiet)) {
     ++result_.events;
     CheckAll();

@@ -111,6 +111,10 @@ void World::TryStep(const JobEpoch& gang) {
   if (any.step == any.assignment.spec().engine().training().steps()) {
     return Finish(gang);  // restored from the checkpoint of the last step
   }
+  // A collective that never ends.
+  if (options_.faults == Faults::kAll && faults_on_ && any.step > 0 && rng_.Chance(0.004)) {
+    return Count("gang hung");
+  }
   const int64_t next = any.step + 1;
   queue_.After(absl::Milliseconds(40 + rng_.Below(80)),
                [this, gang, next] { FinishStep(gang, next); });
@@ -138,10 +142,37 @@ void World::FinishStep(const JobEpoch& gang, int64_t step) {
     process->progress.set_tokens_per_second(1000);
     Report(*process);
   }
-  if (spec.has_checkpoint() && (last || step % spec.checkpoint().every_steps() == 0)) {
+  // The ranks agree on the step after which they stop.
+  const bool stop = !last && std::any_of(ranks.begin(), ranks.end(), [](const Process* process) {
+    return process->terminating;
+  });
+  if (spec.has_checkpoint() && (last || stop || step % spec.checkpoint().every_steps() == 0)) {
     Save(gang, step);
   }
+  if (stop) return StopAtBoundary(gang);
   last ? Finish(gang) : TryStep(gang);
+}
+
+void World::StopAtBoundary(const JobEpoch& gang) {
+  Count("stopped at a step boundary");
+  stopped_.insert(gang);
+  for (Process* process : Gang(gang)) {
+    process->stopped = true;
+    const RankKey key = process->key;
+    queue_.After(absl::Milliseconds(rng_.Below(300)),
+                 [this, key, generation = process->generation] {
+                   Process* p = Find(key);
+                   if (p == nullptr || !p->alive || p->generation != generation) return;
+                   End(*p, v1::CAUSE_PREEMPTED, 3, 0, "asked to stop");
+                 });
+  }
+}
+
+void World::AskToStop(Process& process) {
+  if (process.terminating) return;
+  process.terminating = true;
+  // Before it trains there is no step at whose end it could stop.
+  if (!process.bootstrapped) End(process, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
 }
 
 void World::Finish(const JobEpoch& gang) {
@@ -222,10 +253,7 @@ void World::Answered(const RankKey& key, const worker::RankRequest& request,
     process->bootstrapped = true;
     TryStep(GangOf(key));
   } else if (const auto* report = std::get_if<v1::ReportResponse>(&*response)) {
-    if (report->stop() && !process->terminating) {
-      process->terminating = true;
-      End(*process, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
-    }
+    if (report->stop()) AskToStop(*process);
   }
 }
 
@@ -247,7 +275,7 @@ void World::End(Process& process, v1::Cause cause, int code, int signal,
   // Its peers notice it in their next collective.
   const int64_t steps = process.assignment.spec().engine().training().steps();
   for (Process* peer : Gang(GangOf(key))) {
-    if (!peer->alive || peer->step == steps) continue;
+    if (!peer->alive || peer->step == steps || peer->stopped) continue;
     queue_.After(absl::Milliseconds(5 + rng_.Below(400)),
                  [this, peer_key = peer->key, generation = peer->generation, key] {
                    Process* p = Find(peer_key);

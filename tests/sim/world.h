@@ -5,10 +5,10 @@
 //
 // The faults are those that the design promises to survive: crashes of any process at any time
 // (also between a write and its sync), hosts that go down, networks that break, delay, repeat and
-// reorder messages, or carry them in one direction alone, links between ranks that break during
-// bootstrap or training, disks that refuse writes or are slow, hosts that come back with an empty
-// disk, daemons of an older version, and clocks that differ and step. A sync that returned is
-// durable.
+// reorder messages, or carry them in one direction alone, operators that cordon, drain and reserve,
+// links between ranks that break during bootstrap or training, disks that refuse writes or are
+// slow, hosts that come back with an empty disk, daemons of an older version, and clocks that
+// differ and step. A sync that returned is durable.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -76,6 +76,7 @@ struct Process {
   int64_t pid = 0;
   bool alive = true;
   bool terminating = false;  // got SIGTERM: ends at the next step boundary
+  bool stopped = false;      // at a step boundary, together with its gang
   bool stray = false;        // a child that survived its rank until the release is verified
   v1::RankExit exit;
   v1::RankProgress progress;
@@ -88,6 +89,7 @@ struct Process {
 struct Machine {
   std::string name;
   int slots = 0;
+  std::string rack;
   std::map<std::string, std::string> disk;       // the daemon's records
   std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
   std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
@@ -176,6 +178,8 @@ class World {
   void TryStep(const JobEpoch& gang);
   void FinishStep(const JobEpoch& gang, int64_t step);
   void Finish(const JobEpoch& gang);
+  void StopAtBoundary(const JobEpoch& gang);
+  void AskToStop(Process& process);
   void Save(const JobEpoch& gang, int64_t step);
   void Report(Process& process);
   // Calls the daemon until it has answered OK, as DaemonClient does.
@@ -190,8 +194,17 @@ class World {
 
   // ---- users and faults (play.cc)
   void Submit(int number);
+  void AddBounds(int number, v1::JobSpec& spec);
   void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
   void TryCancel(const std::string& id);
+  void ScheduleChange();
+  void ChangeSomeJob();
+  void TryRelease(const std::string& id);
+  // What operators do: some worker is cordoned, drained or reserved for a while.
+  void DisturbFleet(Machine& machine, uint64_t kind);
+  void AskFleet(coordinator::FleetEvent::Request request);
+  // Asks again and again that every worker gets ranks of every job.
+  void OpenFleet();
   void ScheduleFault();
   void InjectFault();
   // What the machine sends, what it would receive, or both is lost for `time`.
@@ -211,9 +224,12 @@ class World {
   void CheckDesired(const std::string& worker, const v1::Desired& desired);
   void CheckReplay(const Process& process, int64_t replayed);
   void CheckFencing(const v1::Event& event);
+  void CheckCordons(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
   void CheckJob(const v1::Job& job);
   void CheckRecovery();
+  // The device time that is stored is that of all devices, to the millisecond.
+  void CheckLedger();
   void CheckEnd();
   void Violate(const std::string& what);
 
@@ -270,11 +286,13 @@ class World {
   std::map<std::string, uint64_t> ended_epochs_;      // job id -> newest whose end was published
   std::map<std::string, uint64_t> epochs_;            // job id -> newest epoch seen by anybody
   std::map<JobEpoch, int64_t> restored_;              // step an attempt started from
+  std::set<JobEpoch> stopped_;                        // attempts that stopped at a step boundary
   std::set<JobEpoch> lost_;                           // attempts with a rank on a lost worker
   std::map<JobEpoch, int64_t> reached_;               // step an attempt got to
   std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
   std::map<std::string, v1::JobState> final_states_;  // job id -> as first acknowledged
   std::set<JobEpoch> allocated_;                      // every attempt that ever was
+  std::set<std::string> cordoned_;                    // workers, by the events
   uint64_t last_event_ = 0;
   bool faults_on_ = true;
   uint64_t hash_ = 14695981039346656037ull;  // FNV-1a

@@ -204,7 +204,7 @@ TEST_F(DaemonCoreTest, Identity_IsKeptAndTheIncarnationGrowsWithEachStart) {
   };
   EXPECT_EQ(hello(1).incarnation(), 1u);
   EXPECT_EQ(hello(2).hello().identity(), "identity");
-  EXPECT_EQ(hello(3).hello().protocol_version(), 1u);
+  EXPECT_EQ(hello(3).hello().protocol_version(), 2u);
   EXPECT_EQ(hello(4).hello().leader_term(), 0u);
   Connect();
   for (uint64_t start = 2; start <= 4; ++start) {

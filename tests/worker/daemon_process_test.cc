@@ -20,10 +20,12 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
 #include "base/proc.h"
@@ -42,6 +44,8 @@ using ::muster::testing::IsOk;
 using ::muster::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
@@ -443,14 +447,42 @@ TEST_F(ProcessTest, LogWriter_Reopened_GoesOnAtItsOffset) {
   const std::string log = directory_ + "/log";
   {
     ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 9}));
-    ASSERT_THAT(writer.Append("0123456789abc"), IsOk());
+    ASSERT_THAT(writer.Append("0123456789abc", absl::FromUnixSeconds(100)), IsOk());
   }
   ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 9}));
   EXPECT_EQ(writer.offset(), 13);
-  ASSERT_THAT(writer.Append("defghijklm"), IsOk());
+  ASSERT_THAT(writer.Append("defghijklm", absl::FromUnixSeconds(200)), IsOk());
   ASSERT_OK_AND_ASSIGN(const LogChunk chunk, ReadLog(log, 5, 12));
   EXPECT_EQ(chunk.data, "56789abcdefg");
   EXPECT_THAT(ReadLog(directory_ + "/none", 0, 1).status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ProcessTest, LogFiles_TellWhenTheirBytesCame) {
+  const std::string log = directory_ + "/log";
+  ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 2}));
+  const absl::Time start = absl::FromUnixSeconds(100);
+  ASSERT_THAT(writer.Append("0123", start), IsOk());
+  ASSERT_THAT(writer.Append("45", start + absl::Milliseconds(50)), IsOk());  // of the same mark
+  ASSERT_THAT(writer.Append("6789abc", start + absl::Seconds(1)), IsOk());   // in two files
+  const auto marks = [&log](int64_t begin, int64_t end) {
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const LogTime& mark : ReadLogTimes(log, begin, end)) {
+      found.emplace_back(mark.offset, absl::ToUnixMillis(mark.time));
+    }
+    return found;
+  };
+  EXPECT_THAT(marks(0, 13), ElementsAre(Pair(0, 100'000), Pair(6, 101'000), Pair(10, 101'000)));
+  EXPECT_THAT(marks(5, 8), ElementsAre(Pair(0, 100'000), Pair(6, 101'000)));
+  EXPECT_EQ(LogOffsetAt(log, start), 0);
+  EXPECT_EQ(LogOffsetAt(log, start + absl::Milliseconds(500)), 6);
+  EXPECT_EQ(LogOffsetAt(log, start + absl::Seconds(5)), 13);
+  // What is removed takes its marks along; a clock that was set back is no reason to stop.
+  ASSERT_THAT(writer.Append("0123456789", start), IsOk());
+  EXPECT_THAT(marks(0, 30), ElementsAre(Pair(10, 101'000), Pair(13, 100'000), Pair(20, 100'000)));
+  // A log of an earlier version has none.
+  std::filesystem::remove_all(log + ".times");
+  EXPECT_THAT(marks(0, 30), IsEmpty());
+  EXPECT_EQ(LogOffsetAt(log, start), 0);
 }
 
 TEST_F(ProcessTest, OldRunDirectories_ArePrunedButNeverHeldOnes) {

@@ -253,6 +253,30 @@ TEST_F(DaemonTest, Hello_TellsWhoItIs) {
   EXPECT_FALSE(hello.boot_id().empty());
 }
 
+TEST_F(DaemonTest, TopologyFile_FillsInDevicesAndLabels) {
+  daemon_.reset();
+  DaemonOptions options = Options();
+  options.topology_file = "t.yaml";
+  ASSERT_OK_AND_ASSIGN(options.topology,
+                       spec::ParseMachineTopology("labels: {rack: r1, zone: a}\n"
+                                                  "devices: [{name: \"cpu:1\", numa: 1}]",
+                                                  "t.yaml"));
+  options.labels["rack"] = "r2";
+  ASSERT_OK_AND_ASSIGN(daemon_, Daemon::Start(options, clock_, *metrics_, Logger::Discard()));
+  const auto labelled = [](const auto& message) {
+    return message.has_hello() && message.hello().labels_size() > 0;
+  };
+  const v1::Hello hello = coordinator_->Await(labelled).hello();
+  EXPECT_EQ(hello.labels().at("zone"), "a");
+  EXPECT_EQ(hello.labels().at("rack"), "r2") << "the flag goes before the file";
+  EXPECT_EQ(hello.devices(1).numa_node(), 1);
+  daemon_.reset();
+  options.topology.devices[0].set_name("cpu:7");
+  EXPECT_THAT(Daemon::Start(options, clock_, *metrics_, Logger::Discard()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("t.yaml: devices[0].name: this worker offers no device 'cpu:7'")));
+}
+
 TEST_F(DaemonTest, Attempt_FromRunningToReleased) {
   const v1::ObservedRank running = RunRank();
   EXPECT_GT(running.pid(), 0);

@@ -51,8 +51,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   std::unique_ptr<Daemon> daemon(
       new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state), probes));
   DaemonOutput recovered;
-  ASSIGN_OR_RETURN(daemon->core_, DaemonCore::Recover(daemon->Config(/*upgraded=*/!records.empty()),
-                                                      records, daemon->Now(), &recovered));
+  DaemonCoreConfig config = daemon->Config(/*upgraded=*/!records.empty());
+  const DaemonOptions& own = daemon->options_;
+  RETURN_IF_ERROR(
+      spec::ApplyTopology(own.topology, own.topology_file, *config.hello.mutable_devices()));
+  ASSIGN_OR_RETURN(daemon->core_, DaemonCore::Recover(config, records, daemon->Now(), &recovered));
   RETURN_IF_ERROR(CheckPortRange(daemon->options_.rank_ports, daemon->devices_));
   daemon->log_requests_ = std::make_unique<LogRequests>(daemon->state_->attempts(),
                                                         daemon->options_.name, *daemon->core_);
@@ -118,6 +121,9 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   events.down = [this](SessionId session, absl::Status) { Handle(SessionDown{session}); };
   SessionClientOptions session;
   session.coordinator = options_.coordinator;
+  session.tls = options_.tls;
+  session.server_name = options_.tls_server_name;
+  session.insecure = options_.insecure;
   session.locate = [choice = options_.address](const std::string& coordinator) {
     return FindAddress(NetworkView::OfThisMachine(), choice, coordinator);
   };
@@ -158,6 +164,9 @@ DaemonCoreConfig Daemon::Config(bool upgraded) {
   config.hello.set_host_id(options_.host_id.empty() ? BootId() : options_.host_id);
   config.hello.set_version(options_.version);
   config.hello.set_metrics_address(options_.metrics_address);
+  for (const auto* labels : {&options_.topology.labels, &options_.labels}) {
+    for (const auto& [name, value] : *labels) (*config.hello.mutable_labels())[name] = value;
+  }
   for (v1::Device& device : CpuSlots(options_.slots)) {
     *config.hello.add_devices() = std::move(device);
   }
@@ -260,26 +269,35 @@ void Daemon::CountAndLog(const DaemonEvent& event) {
     if (!found_again) device_errors_.Clear(core_->DeviceOf(started->rank));
     metrics_.GetCounter(found_again ? kReattached : kRankStarts).Increment();
     log_->Info(found_again ? "found a rank again" : "started a rank",
-               {{"rank", ToString(started->rank)}, {"pid", started->pid}});
+               {{"job", started->rank.attempt.job.value()},
+                {"epoch", started->rank.attempt.epoch.value()},
+                {"rank", started->rank.rank},
+                {"pid", started->pid}});
   } else if (const auto* exited = std::get_if<RankExited>(&event)) {
     attaching_.erase(exited->rank);
     const std::optional<v1::RankExit> exit = core_->ExitOf(exited->rank);
     if (!exit.has_value()) return;
     const std::string cause = LowerName(v1::Cause_Name(exit->cause()), sizeof("CAUSE"));
     metrics_.GetCounter(kRankExits, {cause}).Increment();
-    log_->Info("a rank ended",
-               {{"rank", ToString(exited->rank)}, {"cause", cause}, {"why", exit->message()}});
+    log_->Info("a rank ended", {{"job", exited->rank.attempt.job.value()},
+                                {"epoch", exited->rank.attempt.epoch.value()},
+                                {"rank", exited->rank.rank},
+                                {"cause", cause},
+                                {"why", exit->message()}});
   } else if (const auto* prepared = std::get_if<AttemptPrepared>(&event)) {
     if (prepared->status.ok()) return;
     metrics_.GetCounter(kRefusals).Increment();
-    log_->Warning("refused an attempt",
-                  {{"attempt", ToString(prepared->attempt)}, {"why", prepared->status.ToString()}});
+    log_->Warning("refused an attempt", {{"job", prepared->attempt.job.value()},
+                                         {"epoch", prepared->attempt.epoch.value()},
+                                         {"why", prepared->status.ToString()}});
   } else if (const auto* not_started = std::get_if<RankNotStarted>(&event)) {
     attaching_.erase(not_started->rank);
     if (not_started->why.ok()) return;
     metrics_.GetCounter(kRefusals).Increment();
-    log_->Warning("could not start a rank",
-                  {{"rank", ToString(not_started->rank)}, {"why", not_started->why.ToString()}});
+    log_->Warning("could not start a rank", {{"job", not_started->rank.attempt.job.value()},
+                                             {"epoch", not_started->rank.attempt.epoch.value()},
+                                             {"rank", not_started->rank.rank},
+                                             {"why", not_started->why.ToString()}});
   }
 }
 

@@ -3,6 +3,7 @@
 #define MUSTER_WORKER_DAEMON_DAEMON_OPTIONS_H_
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "muster/v1/rank.pb.h"
+#include "proto/spec/topology_file.h"
+#include "security/tls_files.h"
 #include "worker/daemon/gpus.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/network.h"
@@ -19,6 +22,9 @@ namespace muster::worker {
 struct DaemonOptions {
   std::string name;         // 1-63 characters of [a-z0-9-.], unique in the cluster
   std::string coordinator;  // SessionClientOptions::coordinator
+  security::TlsFiles tls;   // SessionClientOptions::tls, and what follows
+  std::string tls_server_name;
+  bool insecure = false;
   std::string state_directory;
   int slots = 1;  // CPU slots
   // Where to look for GPUs; no value: none are offered.
@@ -26,8 +32,11 @@ struct DaemonOptions {
   std::string version;
   std::string metrics_address;  // told to the coordinator
   AddressChoice address;
-  std::string rank_ports;  // "20000-20999"; empty = any
-  std::string host_id;     // v1::Hello.host_id; empty = the machine's boot id
+  std::string rank_ports;                     // "20000-20999"; empty = any
+  std::string host_id;                        // v1::Hello.host_id; empty = the machine's boot id
+  std::map<std::string, std::string> labels;  // v1::Hello.labels, before those of the file
+  std::string topology_file;                  // where `topology` was read, for messages
+  spec::MachineTopology topology = {};        // of the file; its labels give way to `labels`
   std::string shim_binary;
   std::string rank_binary;
   // ProcessHostOptions::command.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -25,6 +26,35 @@ absl::Status Failed(absl::string_view what, const std::string& path, int error) 
 
 std::string FilePath(const std::string& directory, int64_t start) {
   return absl::StrCat(directory, "/", absl::StrFormat("%020d", start));
+}
+
+constexpr char kTimes[] = ".times";  // a directory of its own, so that what is beside a log is log
+// Two marks of a log are at least so far apart.
+constexpr absl::Duration kMarkInterval = absl::Milliseconds(100);
+constexpr size_t kLogMarksMax = 4096;
+
+std::string TimesPath(const std::string& directory, int64_t start) {
+  return FilePath(directory + kTimes, start);
+}
+
+// All marks of one file. A record that was cut off by a full disk is left out, and so is what
+// follows it.
+std::vector<LogTime> TimesOf(const std::string& directory, int64_t start) {
+  std::vector<LogTime> times;
+  const UniqueFd file(::open(TimesPath(directory, start).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return times;
+  std::string bytes;
+  char buffer[64 * 1024];
+  for (ssize_t got; (got = ::read(file.get(), buffer, sizeof(buffer))) > 0;) {
+    bytes.append(buffer, static_cast<size_t>(got));
+  }
+  int64_t record[2];
+  for (size_t at = 0; at + sizeof(record) <= bytes.size(); at += sizeof(record)) {
+    std::memcpy(record, bytes.data() + at, sizeof(record));
+    if (!times.empty() && record[0] < times.back().offset) break;
+    times.push_back({record[0], absl::FromUnixMillis(record[1])});
+  }
+  return times;
 }
 
 // Start offset -> size.
@@ -48,6 +78,7 @@ std::map<int64_t, int64_t> ListFiles(const std::string& directory) {
 absl::StatusOr<LogWriter> LogWriter::Open(const std::string& directory, const LogLimits& limits) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
+  if (!error) std::filesystem::create_directories(directory + kTimes, error);
   if (error) return Failed("create", directory, error.value());
   LogWriter writer(directory, limits);
   const std::map<int64_t, int64_t> files = ListFiles(directory);
@@ -61,19 +92,32 @@ absl::Status LogWriter::OpenFile(int64_t start) {
   const std::string path = FilePath(directory_, start);
   file_.Reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!file_.valid()) return Failed("open", path, errno);
+  times_.Reset(::open(TimesPath(directory_, start).c_str(),
+                      O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  marked_ = absl::InfinitePast();  // each file begins with a mark
   start_ = start;
   size_ = 0;
   std::map<int64_t, int64_t> files = ListFiles(directory_);
   while (static_cast<int>(files.size()) > std::max(1, limits_.files_max)) {
     ::unlink(FilePath(directory_, files.begin()->first).c_str());
+    ::unlink(TimesPath(directory_, files.begin()->first).c_str());
     files.erase(files.begin());
   }
   return absl::OkStatus();
 }
 
-absl::Status LogWriter::Append(absl::string_view bytes) {
+void LogWriter::Mark(absl::Time now) {
+  // A clock that was set back does not stop the marks.
+  if (now >= marked_ && now - marked_ < kMarkInterval) return;
+  marked_ = now;
+  const int64_t record[2] = {offset(), absl::ToUnixMillis(now)};
+  (void)!::write(times_.get(), record, sizeof(record));
+}
+
+absl::Status LogWriter::Append(absl::string_view bytes, absl::Time now) {
   while (!bytes.empty()) {
     if (size_ >= limits_.bytes_max) RETURN_IF_ERROR(OpenFile(start_ + size_));
+    Mark(now);
     const size_t space = static_cast<size_t>(std::max<int64_t>(1, limits_.bytes_max - size_));
     const ssize_t written = ::write(file_.get(), bytes.data(), std::min(bytes.size(), space));
     if (written < 0) {
@@ -113,6 +157,38 @@ absl::StatusOr<LogChunk> ReadLog(const std::string& directory, int64_t offset, i
   }
   chunk.end = chunk.offset + static_cast<int64_t>(chunk.data.size()) >= total;
   return chunk;
+}
+
+std::vector<LogTime> ReadLogTimes(const std::string& directory, int64_t begin, int64_t end) {
+  const std::map<int64_t, int64_t> files = ListFiles(directory);
+  std::vector<LogTime> found;
+  if (files.empty()) return found;
+  auto file = files.upper_bound(begin);
+  if (file != files.begin()) --file;
+  for (; file != files.end() && file->first < end; ++file) {
+    for (const LogTime& mark : TimesOf(directory, file->first)) {
+      if (mark.offset >= end) break;
+      if (mark.offset <= begin) found.clear();
+      found.push_back(mark);
+    }
+  }
+  if (found.size() <= kLogMarksMax) return found;
+  const size_t stride = (found.size() + kLogMarksMax - 1) / kLogMarksMax;
+  std::vector<LogTime> some;
+  for (size_t i = 0; i < found.size(); i += stride) some.push_back(found[i]);
+  return some;
+}
+
+int64_t LogOffsetAt(const std::string& directory, absl::Time since) {
+  const std::map<int64_t, int64_t> files = ListFiles(directory);
+  bool marked = false;
+  for (const auto& [start, size] : files) {
+    for (const LogTime& mark : TimesOf(directory, start)) {
+      marked = true;
+      if (mark.time >= since) return mark.offset;
+    }
+  }
+  return files.empty() || !marked ? 0 : files.rbegin()->first + files.rbegin()->second;
 }
 
 int64_t LogBytesKept(const std::string& directory) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/time.h"
 #include "worker/daemon/core/limits.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/run_files.h"
@@ -43,8 +44,10 @@ v1::LogReply LogRequests::Answer(const v1::LogRequest& request) const {
   reply.set_request(request.request());
   // Asked before the log is read, so that a closed log is read whole.
   const bool closed = ReadShimExit(run_directory).has_value();
-  absl::StatusOr<LogChunk> chunk =
-      ReadLog(run_directory + kLogDirectory, request.offset(), LengthOf(request.length_max()));
+  const std::string directory = run_directory + kLogDirectory;
+  const int64_t offset =
+      request.has_since() ? LogOffsetAt(directory, FromProto(request.since())) : request.offset();
+  absl::StatusOr<LogChunk> chunk = ReadLog(directory, offset, LengthOf(request.length_max()));
   if (!chunk.ok()) {
     const bool may_write = core_.Holds(key.attempt) && !closed;
     if (!may_write || !absl::IsNotFound(chunk.status())) {
@@ -56,6 +59,12 @@ v1::LogReply LogRequests::Answer(const v1::LogRequest& request) const {
   reply.set_offset(chunk->offset);
   reply.set_end(chunk->end);
   reply.set_closed(closed);
+  const int64_t behind = chunk->offset + static_cast<int64_t>(chunk->data.size());
+  for (const LogTime& time : ReadLogTimes(directory, chunk->offset, behind)) {
+    v1::LogMark& mark = *reply.add_marks();
+    mark.set_offset(time.offset);
+    *mark.mutable_time() = ToProto(time.time);
+  }
   *reply.mutable_data() = std::move(chunk->data);
   return reply;
 }

@@ -1,5 +1,6 @@
 // muster-worker: the daemon of one machine. Builds the objects, prints where it is, waits for a
 // signal. Run as `muster-worker shim ...` (by the daemon itself) it supervises one rank instead, as
+// `muster-worker command ...` (by a shim) it is a rank that runs a command (command_rank.h), as
 // `muster-worker supervise ...` it is pid 1 of a container (supervise.h).
 #include <signal.h>
 #include <unistd.h>
@@ -19,11 +20,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "base/probes.h"
+#include "security/tls_files.h"
+#include "worker/command/command_rank.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
@@ -37,6 +42,7 @@ struct Flags {
   DaemonOptions daemon;
   std::string metrics = "127.0.0.1:0";
   std::string gpus = "all";
+  std::vector<std::string> labels;
   std::string log_level = "info";
   double stop_grace_s = 10;
   bool stop_ranks_on_exit = false;
@@ -49,6 +55,24 @@ void Declare(CLI::App& app, Flags& flags) {
                  "Coordinator: HOST:PORT, or file:PATH of a file that holds it (read again before "
                  "each connection)")
       ->envname("MUSTER_COORDINATOR");
+  app.add_option("--tls-cert", flags.daemon.tls.certificate,
+                 "This worker's certificate, PEM, which names it; read again when it changes "
+                 "(docs/security.md)")
+      ->envname("MUSTER_TLS_CERT")
+      ->type_name("FILE");
+  app.add_option("--tls-key", flags.daemon.tls.key, "Its private key, PEM")
+      ->envname("MUSTER_TLS_KEY")
+      ->type_name("FILE");
+  app.add_option("--tls-ca", flags.daemon.tls.authorities,
+                 "Authorities that sign the coordinator's certificate, PEM; read again")
+      ->envname("MUSTER_TLS_CA")
+      ->type_name("FILE");
+  app.add_option("--tls-server-name", flags.daemon.tls_server_name,
+                 "Name in the coordinator's certificate [default: the host of --coordinator]")
+      ->envname("MUSTER_TLS_SERVER_NAME");
+  app.add_flag("--insecure", flags.daemon.insecure,
+               "Without TLS obey a coordinator on another machine, too: anybody on the way may run "
+               "programs here");
   app.add_option("--name", flags.daemon.name,
                  "Name of this worker, unique in the cluster and stable over restarts "
                  "[default: the host's name]");
@@ -72,6 +96,16 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--host-id", flags.daemon.host_id,
                  "Ranks share memory and GPU links only with ranks of the same id "
                  "[default: the machine's boot id]");
+  app.add_option("--label", flags.labels,
+                 "NAME=VALUE: a label of this worker; may be repeated. zone, block, rack and "
+                 "nvlink-domain say where it is, so that gangs are placed close together")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+  app.add_option("--topology", flags.daemon.topology_file,
+                 "YAML file with labels and with the links of this machine's devices, where the "
+                 "driver does not tell them (docs/topology.md)")
+      ->type_name("FILE");
   app.add_option("--metrics", flags.metrics,
                  "HOST:PORT for HTTP: Prometheus metrics at /metrics, and /livez, /readyz, "
                  "/startupz; port 0 = the system picks")
@@ -126,14 +160,37 @@ int Serve(Flags& flags, const std::string& self) {
     flags.daemon.rank_binary = std::filesystem::path(self).parent_path() / "muster-rank";
   }
   flags.daemon.shim_binary = self;
+  if (flags.daemon.tls.any()) {
+    absl::Status files = security::CheckClientFiles(flags.daemon.tls, absl::Now());
+    if (files.ok() && flags.daemon.tls.certificate.empty()) {
+      files = absl::InvalidArgumentError(
+          "--tls-ca needs --tls-cert and --tls-key beside it: a worker's certificate names it");
+    }
+    if (!files.ok()) return Complain(std::string(files.message()));
+  }
   absl::StatusOr<std::optional<GpuOptions>> gpus = ParseGpus(flags.gpus);
   if (!gpus.ok()) return Complain(std::string(gpus.status().message()));
   flags.daemon.gpus = *std::move(gpus);
+  for (const std::string& label : flags.labels) {
+    const size_t cut = label.find('=');
+    if (cut == 0 || cut == std::string::npos) {
+      return Complain("--label: '" + label + "' is not NAME=VALUE");
+    }
+    flags.daemon.labels[label.substr(0, cut)] = label.substr(cut + 1);
+  }
+  if (const std::string& path = flags.daemon.topology_file; !path.empty()) {
+    const absl::StatusOr<std::string> text = PosixFileSystem()->Read(path);
+    if (!text.ok()) return Complain("--topology: " + std::string(text.status().message()));
+    absl::StatusOr<spec::MachineTopology> topology = spec::ParseMachineTopology(*text, path);
+    if (!topology.ok()) return Complain("--topology: " + std::string(topology.status().message()));
+    flags.daemon.topology = *std::move(topology);
+  }
   flags.daemon.version = MUSTER_VERSION;
   flags.daemon.stop_grace = absl::Seconds(flags.stop_grace_s);
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.ok()) return Complain(std::string(level.status().message()));
-  const std::shared_ptr<Logger> log = Logger::ToStderr(*level);
+  const std::shared_ptr<Logger> log =
+      Logger::ToStderr(*level, {.component = "worker", .worker = flags.daemon.name});
   const RealClock clock;
   absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> metrics =
       metrics::PrometheusServer::Start(flags.metrics);
@@ -179,6 +236,7 @@ int Serve(Flags& flags, const std::string& self) {
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "shim") return RunShim(ParseShimArguments(arguments));
+  if (arguments.size() == 2 && arguments[0] == "command") return RunCommandRank(arguments[1]);
 
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();

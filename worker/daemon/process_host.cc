@@ -59,6 +59,8 @@ std::string LastLine(const std::string& path) {
   return last;
 }
 
+bool RunsCommand(const v1::RankAssignment& rank) { return rank.spec().command_size() > 0; }
+
 class Host : public ProcessHost {
  public:
   Host(ProcessHostOptions options, const Clock& clock, std::shared_ptr<Logger> log,
@@ -151,7 +153,8 @@ void Host::Prepare(const PrepareAttempt& action) {
       answer.cause = v1::CAUSE_USER_ERROR;
       break;
     }
-    if (!options_.command && ::access(options_.rank_binary.c_str(), X_OK) != 0) {
+    if (!options_.command && !RunsCommand(rank) &&
+        ::access(options_.rank_binary.c_str(), X_OK) != 0) {
       answer.status = absl::NotFoundError(absl::StrCat(
           "worker ", options_.worker, " has no rank program at ", options_.rank_binary));
       answer.cause = v1::CAUSE_LAUNCH;
@@ -194,9 +197,13 @@ absl::Status Host::Launch(const StartRank& action) {
   shim.working_directory = action.assignment.spec().working_directory();
   if (shim.working_directory.empty()) shim.working_directory = run_directory;
   shim.log = options_.log;
-  shim.command = options_.command ? options_.command(action.assignment)
-                                  : std::vector<std::string>{options_.rank_binary, "--assignment",
-                                                             assignment_path};
+  if (options_.command) {
+    shim.command = options_.command(action.assignment);
+  } else if (RunsCommand(action.assignment)) {
+    shim.command = {options_.shim_binary, "command", assignment_path};
+  } else {
+    shim.command = {options_.rank_binary, "--assignment", assignment_path};
+  }
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::UnavailableError(absl::StrCat("socketpair: ", std::strerror(errno)));
@@ -299,8 +306,10 @@ void Host::LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look) {
     const absl::Status written =
         PosixFileSystem()->WriteAtomically(RunDirectory(key) + kHeldFile, held.SerializeAsString());
     if (!written.ok()) {
-      log_->Warning("cannot record what a rank holds",
-                    {{"rank", ToString(key)}, {"status", written.ToString()}});
+      log_->Warning("cannot record what a rank holds", {{"job", key.attempt.job.value()},
+                                                        {"epoch", key.attempt.epoch.value()},
+                                                        {"rank", key.rank},
+                                                        {"status", written.ToString()}});
     }
   }
   look = std::min(look + 1, std::size(kLooks) - 1);

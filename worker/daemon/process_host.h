@@ -24,7 +24,8 @@ struct ProcessHostOptions {
   std::string attempts_directory;
   std::string shim_binary;  // run as `BINARY shim ...`
   std::string rank_binary;
-  // What a rank runs; empty = {rank_binary, "--assignment", RUN_DIR/assignment.pb}.
+  // What a rank runs; empty = {rank_binary, "--assignment", RUN_DIR/assignment.pb}, or of a job
+  // with a command {shim_binary, "command", RUN_DIR/assignment.pb}.
   std::function<std::vector<std::string>(const v1::RankAssignment&)> command;
   LogLimits log;
   std::string worker;  // for messages

@@ -2,30 +2,52 @@
 
 #include <string.h>
 
+#include <algorithm>
 #include <csignal>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/proc.h"
 #include "worker/daemon/core/limits.h"
+#include "worker/daemon/log_files.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/run_files.h"
 
 namespace muster::worker {
 namespace {
 
+constexpr int64_t kLastOutputBytes = 500;
+
 std::string SignalName(int number) {
   const char* name = ::sigabbrev_np(number);
   return name == nullptr ? absl::StrCat(number) : absl::StrCat(number, " (SIG", name, ")");
 }
 
+// What the rank printed last; empty when it printed nothing.
+std::string LastOutput(const std::string& run_directory) {
+  const absl::StatusOr<LogChunk> tail =
+      ReadLog(run_directory + kLogDirectory, -kLastOutputBytes, kLastOutputBytes);
+  if (!tail.ok()) return "";
+  std::string text(absl::StripAsciiWhitespace(tail->data));
+  if (const size_t end = text.rfind('\n'); end != std::string::npos) text.erase(0, end + 1);
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) { return absl::ascii_iscntrl(static_cast<unsigned char>(c)); }, ' ');
+  return text;
+}
+
 }  // namespace
 
 RankEnd ExplainEnd(const EndedRank& rank) {
-  const std::string who =
-      absl::StrCat(ToString(rank.key), " (pid ", rank.pid, ", worker ", rank.worker, ")");
   const std::string log = absl::StrCat("; log: ", rank.run_directory, kLogDirectory);
   const std::optional<v1::ShimExit> shim = ReadShimExit(rank.run_directory);
   const std::optional<v1::RankExitReport> report = ReadRankExitReport(rank.run_directory);
+  const int64_t command =
+      report.has_value() ? report->progress().command_pid() : 0;  // 0: it was none
+  const std::string who =
+      absl::StrCat(ToString(rank.key), " (pid ", command > 0 ? command : rank.pid, ", worker ",
+                   rank.worker, ")");
   RankEnd end;
   v1::RankExit& exit = end.exit;
   exit.set_code(shim.has_value() ? shim->code() : -1);
@@ -58,6 +80,12 @@ RankEnd ExplainEnd(const EndedRank& rank) {
             : "";
     exit.set_message(
         absl::StrCat(who, " was ended by signal ", SignalName(shim->signal()), hint, log));
+  } else if (shim->code() != 0 && command > 0) {
+    exit.set_cause(v1::CAUSE_CRASH);
+    const std::string said =
+        report->message().empty() ? LastOutput(rank.run_directory) : report->message();
+    exit.set_message(absl::StrCat(who, " exited with status ", shim->code(),
+                                  said.empty() ? "" : ": ", said, log));
   } else if (shim->code() != 0) {
     exit.set_cause(v1::CAUSE_CRASH);
     exit.set_message(

@@ -30,7 +30,7 @@ struct RankEnd {
 // The rank's own report counts before all else; without it the cause is worker lost (the machine
 // went down), launch (its program could not be run), out of memory (the kernel killed it), crash
 // (a signal or a status other than 0) or completed. The message names the rank, its pid, the worker
-// and where its log is.
+// and where its log is, and of a command that failed the line that it printed last.
 RankEnd ExplainEnd(const EndedRank& rank);
 
 }  // namespace muster::worker

@@ -15,8 +15,10 @@
 #include "base/check.h"
 #include "base/file_system.h"
 #include "base/mutex.h"
+#include "base/network.h"
 #include "base/status_macros.h"
 #include "muster/v1/worker_service.grpc.pb.h"
+#include "security/credentials.h"
 #include "worker/daemon/core/limits.h"
 #include "worker/daemon/outgoing_queue.h"
 
@@ -36,9 +38,26 @@ absl::StatusOr<std::string> ResolveAddress(const std::string& coordinator) {
   return address;
 }
 
+// kFailedPrecondition: without TLS the coordinator must be on this machine.
+absl::Status CheckLink(const std::string& address, const SessionClientOptions& options) {
+  if (options.tls.any() || options.insecure) return absl::OkStatus();
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  const std::string host = parsed.ok() ? parsed->host : address;
+  if (IsLoopbackAddress(host) || host == "localhost") return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the coordinator at ", address,
+      " is another machine, and without TLS anybody on the way may run programs here: give "
+      "--tls-cert, --tls-key and --tls-ca (`muster admin pki issue-worker` makes them; "
+      "docs/security.md), or --insecure where the network lets nobody else in"));
+}
+
 std::shared_ptr<grpc::Channel> Dial(const std::string& address,
+                                    const std::shared_ptr<grpc::ChannelCredentials>& credentials,
                                     const SessionClientOptions& options) {
   grpc::ChannelArguments arguments;
+  if (!options.server_name.empty()) {
+    arguments.SetString(GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, options.server_name);
+  }
   // Every dial makes a connection of its own, and the back-off is ours, not the channel's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
@@ -54,7 +73,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address,
                    static_cast<int>(absl::ToInt64Milliseconds(options.connect_timeout)));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.connect_timeout)));
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
 // One stream. Owns itself from Start until OnDone, which hands it to `ended`. It must not be
@@ -154,6 +173,8 @@ class GrpcSessionClient : public SessionClient {
         rng_(rng),
         log_(std::move(log)),
         events_(std::move(events)),
+        credentials_(options_.tls.any() ? security::ChannelCredentials(options_.tls)
+                                        : grpc::InsecureChannelCredentials()),
         backoff_(options_.backoff_initial) {}
 
   ~GrpcSessionClient() override {
@@ -194,6 +215,10 @@ class GrpcSessionClient : public SessionClient {
       LogFailure(address.status());
       return ConnectLater();
     }
+    if (const absl::Status link = CheckLink(*address, options_); !link.ok()) {
+      LogFailure(link);
+      return ConnectLater();
+    }
     if (!options_.locate) return Open(*address, {});
     MutexLock lock(&mutex_);
     if (stopped_) return;
@@ -214,7 +239,7 @@ class GrpcSessionClient : public SessionClient {
       session_ = session = SessionId(++last_session_);
       ++open_streams_;
       stream_ = new Stream(
-          Dial(address, options_),
+          Dial(address, credentials_, options_),
           [this, session](v1::FromCoordinator message) {
             loop_.Post([this, session, message = std::move(message)]() mutable {
               OnMessage(session, std::move(message));
@@ -281,6 +306,7 @@ class GrpcSessionClient : public SessionClient {
   Rng rng_;
   const std::shared_ptr<Logger> log_;
   const SessionEvents events_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   absl::Duration backoff_;
   std::string last_failure_;
   uint64_t last_session_ = 0;

@@ -14,6 +14,7 @@
 #include "base/loop.h"
 #include "base/rng.h"
 #include "muster/v1/session.pb.h"
+#include "security/tls_files.h"
 #include "worker/daemon/core/events.h"
 #include "worker/daemon/network.h"
 
@@ -23,6 +24,12 @@ struct SessionClientOptions {
   // HOST:PORT, or file:PATH of a file that holds it; read again before each dial, so a coordinator
   // that comes back on another port is found.
   std::string coordinator;
+  // The daemon's certificate, which names it, and the authority of the coordinator's. Empty: no
+  // TLS, and only a coordinator on loopback is dialled, since it tells this machine what to run.
+  // Requires: passed security::CheckClientFiles.
+  security::TlsFiles tls;
+  std::string server_name;  // in the coordinator's certificate; empty: the host that is dialled
+  bool insecure = false;    // without TLS dial other machines, too
   // Between dials: doubles from the first to the last, with a jitter of half its length, and starts
   // over after a session that was welcomed.
   absl::Duration backoff_initial = absl::Milliseconds(50);

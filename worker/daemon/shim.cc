@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "base/proc.h"
 #include "base/status_macros.h"
 #include "muster/v1/daemon_state.pb.h"
@@ -176,7 +177,7 @@ void Shim::CopyOutput() {
     const ssize_t got = ::read(output_.read.get(), buffer, sizeof(buffer));
     if (got > 0) {
       // A full disk must not stop the rank: what cannot be written is dropped.
-      (void)log_->Append(absl::string_view(buffer, static_cast<size_t>(got))).ok();
+      (void)log_->Append(absl::string_view(buffer, static_cast<size_t>(got)), absl::Now()).ok();
     } else if (got == 0) {
       output_.read.Reset();
     } else if (errno != EINTR) {
@@ -197,8 +198,9 @@ void Shim::ReapChildren() {
     exit_->set_code(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
     exit_->set_signal(WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     exit_->set_error(exec_error_);
-    exit_->set_out_of_memory(exit_->signal() == SIGKILL &&
-                             OutOfMemoryKills() > oom_kills_at_start_);
+    // A shell whose command was killed exits with 128 and the number of the signal.
+    const bool killed = exit_->signal() == SIGKILL || exit_->code() == 128 + SIGKILL;
+    exit_->set_out_of_memory(killed && OutOfMemoryKills() > oom_kills_at_start_);
   }
 }
 

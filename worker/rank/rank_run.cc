@@ -110,7 +110,12 @@ int RunRank(const std::string& path) {
       {.address = assignment->address(), .host_id = assignment->host_id()});
   ExitReporter exit(assignment->run_directory());
   StopSignals signals(exit);
-  const std::shared_ptr<Logger> logger = Logger::ToStderr(LogLevel::kInfo);
+  const std::shared_ptr<Logger> logger =
+      Logger::ToStderr(LogLevel::kInfo, {.component = "rank",
+                                         .worker = assignment->worker(),
+                                         .job = assignment->job_id(),
+                                         .epoch = assignment->epoch(),
+                                         .rank = assignment->rank()});
 
   const std::unique_ptr<metrics::Registry> discard = metrics::DiscardRegistry();
   const auto server = TryToServeMetrics(*assignment, *logger);
@@ -140,10 +145,7 @@ int RunRank(const std::string& path) {
                     flight.recorder());
   ProgressReporter reporter(*assignment, signals, {**client, exit, rank_metrics, profiler, *logger},
                             metrics_address);
-  logger->Info("rank starts", {{"job", assignment->job_id()},
-                               {"epoch", assignment->epoch()},
-                               {"rank", assignment->rank()},
-                               {"world_size", assignment->world_size()},
+  logger->Info("rank starts", {{"world_size", assignment->world_size()},
                                {"pid", static_cast<int64_t>(getpid())},
                                {"metrics", metrics_address}});
 

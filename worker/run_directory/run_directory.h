@@ -38,6 +38,10 @@ constexpr char kCommitDirectory[] = "/commits";
 inline std::string CommitFile(int64_t step) {
   return absl::StrCat(kCommitDirectory, "/", step, ".pb");
 }
+// Written by a command (JobSpec.command) for its rank process: what it says of its progress.
+constexpr char kCommandProgressFile[] = "/progress.json";
+// Written by a command for the daemon: why it failed, as PyTorch's @record writes it.
+constexpr char kCommandErrorFile[] = "/error.json";
 // Written by the rank for people: its collectives when it failed.
 constexpr char kCollectivesLogFile[] = "/collectives.log";
 // Written by the rank for the daemon: a v1::CollectiveRecord, the answer to the request of this

@@ -55,7 +55,7 @@ class HostsCluster(Cluster):
         port = self.address.rsplit(":", 1)[1] if self.address else 0
         line = self._start("coordinator", self.head, self.binaries / "muster-coordinator",
                            "--listen", f"{bracketed}:{port}", "--metrics", f"{bracketed}:0",
-                           "--data-dir", self.directory / "coordinator", *self.coordinator_flags)
+                           "--data-dir", self.directory / "coordinator", "--insecure", *self.coordinator_flags)
         self.address = line["address"]
         self.environment["MUSTER_COORDINATOR"] = self.address
 
@@ -63,7 +63,7 @@ class HostsCluster(Cluster):
         options = self.worker_options[host]
         return self._start(f"worker-{host}", host, self.binaries / "muster-worker",
                            "--coordinator", options.get("coordinator", self.address),
-                           "--name", f"worker-{host}",
+                           "--name", f"worker-{host}", "--insecure",
                            "--state-dir", self.directory / f"state-{host}",
                            "--slots", options.get("slots", 1),
                            # The hosts of a test share the kernel and its boot id.

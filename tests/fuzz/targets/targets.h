@@ -27,6 +27,12 @@ void TiktokenRanks(const std::string& bytes);
 void SentencePieceModel(const std::string& bytes);
 // A line of JSON, whose field is read as a parser of all JSON reads it.
 void JsonLine(const std::string& bytes);
+// A topology file, as the coordinator's and as a daemon's. Workers of one that is accepted are an
+// index of slots on which gangs are placed.
+void TopologyFile(const std::string& bytes);
+// What a caller shows and an operator writes: tokens, identity tokens, key sets, access files,
+// certificates, revocation lists.
+void CallerText(const std::string& bytes);
 
 }  // namespace muster::fuzz
 

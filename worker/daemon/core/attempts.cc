@@ -12,7 +12,7 @@ namespace {
 // By the rank's own account it is past its bootstrap.
 bool Trains(const v1::RankProgress& progress) {
   constexpr const char* kBefore[] = {"", "starting", "balancing", "bootstrapping", "allocating"};
-  return progress.step() > 0 ||
+  return progress.step() > 0 || progress.command_pid() > 0 ||
          std::find(std::begin(kBefore), std::end(kBefore), progress.phase()) == std::end(kBefore);
 }
 

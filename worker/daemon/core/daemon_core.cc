@@ -15,8 +15,8 @@ namespace {
 
 constexpr char kClusterRecord[] = "cluster";
 constexpr char kIdentityRecord[] = "identity";
-// 1: takes the spec and the checkpoints of an attempt from DesiredAttempt.
-constexpr uint32_t kProtocolVersion = 1;
+// 1: takes the spec and the checkpoints of an attempt from DesiredAttempt. 2: runs commands.
+constexpr uint32_t kProtocolVersion = 2;
 
 }  // namespace
 

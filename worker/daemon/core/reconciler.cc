@@ -264,10 +264,16 @@ void Reconciler::On(const RankExited& event) {
   if (event.pid != 0) rank->stored.set_pid(event.pid);
   v1::RankExit& exit = *rank->stored.mutable_exit();
   exit = event.exit;
-  if (exit.signal() != 0 && (rank->killed || rank->kill_at.has_value())) {
-    exit.set_cause(v1::CAUSE_CANCELLED);
-    exit.set_message(absl::StrCat(ToString(event.rank), " was ended by signal ", exit.signal(),
-                                  " as the coordinator asked"));
+  if (rank->killed || rank->kill_at.has_value()) {
+    if (exit.signal() != 0) {
+      exit.set_cause(v1::CAUSE_CANCELLED);
+      exit.set_message(absl::StrCat(ToString(event.rank), " was ended by signal ", exit.signal(),
+                                    " as the coordinator asked"));
+    } else if (exit.cause() == v1::CAUSE_CRASH) {
+      exit.set_cause(v1::CAUSE_CANCELLED);
+      exit.set_message(absl::StrCat(ToString(event.rank), " exited with status ", exit.code(),
+                                    " when the coordinator asked it to end"));
+    }
   }
   if (event.progress.has_value()) rank->progress = *event.progress;
   *rank->stored.mutable_progress() = rank->progress;

@@ -1,0 +1,94 @@
+#include "coordinator/core/traffic.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "coordinator/scheduler/gang_layout.h"
+
+namespace muster::coordinator {
+namespace {
+
+// What a ring all-reduce of `bytes` sends from each of n ranks.
+double AllReduce(double bytes, double n) { return 2 * bytes * (n - 1) / n; }
+
+double BytesAlong(v1::MeshAxis axis, const v1::JobSpec& spec) {
+  const v1::ModelSpec& model = spec.engine().model();
+  const v1::TrainingSpec& training = spec.engine().training();
+  const v1::ParallelSpec& parallel = spec.engine().parallel();
+  const double tensor = std::max(1, parallel.tensor());
+  const double context = std::max(1, parallel.context());
+  const double data = std::max(1, parallel.data());
+  const double stages = std::max(1, parallel.pipeline());
+  const bool half =
+      training.precision() == v1::PRECISION_BF16 || training.precision() == v1::PRECISION_FP16;
+  const double width = half ? 2 : 4;  // bytes of an activation
+  const double layers = model.layers() / stages;
+  const double hidden = model.hidden();
+  const double samples = static_cast<double>(training.global_batch()) / data;
+  // Hidden states of a rank's share of a step.
+  const double states = samples * model.sequence_length() / context * hidden * width;
+  switch (axis) {
+    case v1::MESH_AXIS_TENSOR:
+      return AllReduce(4 * layers * states, tensor);
+    case v1::MESH_AXIS_CONTEXT: {
+      const double share = model.heads() > 0 && model.kv_heads() > 0
+                               ? static_cast<double>(model.kv_heads()) / model.heads()
+                               : 1;
+      return 3 * 2 * layers * states * share / tensor * (context - 1);
+    }
+    case v1::MESH_AXIS_DATA: {
+      const double per_layer =
+          (model.family() == v1::MODEL_FAMILY_MAMBA2 ? 6 : 12) * hidden * hidden;
+      const double parameters =
+          (per_layer * layers + double{1} * model.vocab() * hidden / stages) / tensor;
+      const double gradient = training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16 ? 2 : 4;
+      const double gathers = parallel.zero() >= 3 ? 1 : 0;  // once more for the forward pass
+      return AllReduce(parameters * gradient, data) + gathers * parameters * width;
+    }
+    default:
+      return 2 * states * std::max(1, parallel.pipeline_chunks());
+  }
+}
+
+int32_t DegreeOf(v1::MeshAxis axis, const v1::ParallelSpec& parallel) {
+  switch (axis) {
+    case v1::MESH_AXIS_TENSOR:
+      return std::max(1, parallel.tensor());
+    case v1::MESH_AXIS_CONTEXT:
+      return std::max(1, parallel.context());
+    case v1::MESH_AXIS_DATA:
+      return std::max(1, parallel.data());
+    case v1::MESH_AXIS_PIPELINE:
+      return std::max(1, parallel.pipeline());
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+void AddTraffic(const v1::JobSpec& spec, WaitingJob& job) {
+  const v1::ParallelSpec& parallel = spec.engine().parallel();
+  std::vector<v1::MeshAxis> order;
+  for (const int axis : parallel.order()) order.push_back(static_cast<v1::MeshAxis>(axis));
+  if (order.empty()) {
+    order = {v1::MESH_AXIS_TENSOR, v1::MESH_AXIS_CONTEXT, v1::MESH_AXIS_DATA,
+             v1::MESH_AXIS_PIPELINE};
+  }
+  job.traffic_known = spec.has_engine() && spec.engine().model().hidden() > 0;
+  int64_t stride = 1;
+  for (const v1::MeshAxis axis : order) {
+    const int32_t degree = DegreeOf(axis, parallel);
+    if (degree > 1 && stride <= job.ranks) {
+      job.traffic.push_back({axis, degree, static_cast<int32_t>(stride),
+                             job.traffic_known ? BytesAlong(axis, spec) : WeightOf(axis)});
+    }
+    stride *= degree;
+  }
+  if (stride == job.ranks) return;
+  job.traffic.clear();
+  job.traffic_known = false;
+}
+
+}  // namespace muster::coordinator

@@ -1,0 +1,268 @@
+#include "coordinator/scheduler/preemption.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "coordinator/scheduler/placement.h"
+
+namespace muster::coordinator {
+namespace {
+
+struct Candidate {
+  JobId id;
+  bool waits = false;  // slots are kept for it
+  double cost = 0;
+  int32_t priority = 0;
+};
+
+// Slots taken from their holders for a while; all are given back when it is destroyed.
+class Taken {
+ public:
+  explicit Taken(SlotIndex& index) : index_(index) {}
+  ~Taken() {
+    for (const auto& [slot, holder] : before_) Set(slot, holder);
+  }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+  void Set(const Slot& slot, const JobId& holder) {
+    index_.SetHolder(slot.worker, slot.device, holder);
+  }
+  void Change(const Slot& slot, const JobId& before, const JobId& holder) {
+    before_.emplace(slot, before);
+    Set(slot, holder);
+  }
+  std::vector<Slot> SlotsOf(const JobId& job) const {
+    std::vector<Slot> slots;
+    for (const WorkerId& id : index_.WorkersOf(job)) {
+      for (const SlotView& slot : index_.Find(id)->slots) {
+        if (slot.held_by == job) slots.push_back({id, slot.device});
+      }
+    }
+    return slots;
+  }
+  void Free(const JobId& job) {
+    std::vector<Slot>& slots = of_[job];
+    slots = SlotsOf(job);
+    for (const Slot& slot : slots) Change(slot, job, JobId());
+  }
+  // Undoes Free.
+  void Return(const JobId& job) {
+    for (const Slot& slot : of_[job]) Set(slot, job);
+  }
+
+ private:
+  SlotIndex& index_;
+  std::map<Slot, JobId> before_;
+  std::map<JobId, std::vector<Slot>> of_;
+};
+
+class Search {
+ public:
+  Search(const EvictionSearch& search, const WaitingJob& job)
+      : search_(search), job_(job), taken_(search.slots) {
+    for (const auto& [id, kept] : search.kept) {
+      if (id == job.id) continue;
+      for (const Slot& slot : kept.slots) kept_for_.emplace(slot, id);
+    }
+  }
+
+  std::optional<Eviction> Run(absl::Time& retry_at) {
+    const int64_t gained = FindCandidates(retry_at);
+    if (candidates_.empty() || gained < job_.ranks) return std::nullopt;
+    FreeWhatIsReleased();
+    if (Fits()) return std::nullopt;
+    std::optional<Choice> best;
+    for (const std::vector<const Candidate*>& order : {Cheapest(), ByWorker()}) {
+      std::optional<Choice> choice = Choose(order);
+      if (!choice.has_value()) return std::nullopt;  // not even with all of them
+      if (!best.has_value() || choice->cost < best->cost) best = std::move(choice);
+    }
+    return Result(*std::move(best));
+  }
+
+ private:
+  struct Choice {
+    std::vector<const Candidate*> victims;
+    std::vector<Slot> slots;
+    double cost = 0;
+  };
+
+  // Returns an upper bound of the slots that the job can get.
+  int64_t FindCandidates(absl::Time& retry_at) {
+    int64_t slots = search_.slots.Of(job_.device).free;
+    for (const auto& [id, kept] : search_.kept) {
+      if (kept.device != job_.device) continue;
+      if (id == job_.id) {
+        slots += static_cast<int64_t>(kept.slots.size());
+      } else if (kept.queue == job_.queue && kept.priority < job_.priority) {
+        candidates_.push_back({id, true, 0, kept.priority});
+        slots += static_cast<int64_t>(kept.slots.size());
+      }
+    }
+    slots += search_.running.Stopping(job_.device).ranks;
+    for (const auto& [priority, peers] : search_.running.Of(job_.device, job_.queue)) {
+      if (priority >= job_.priority) break;
+      slots += peers.ranks;
+    }
+    if (slots < job_.ranks) return slots;
+    for (const auto& [priority, peers] : search_.running.Of(job_.device, job_.queue)) {
+      if (priority >= job_.priority) break;
+      for (const JobId& id : peers.jobs) {
+        if (search_.stopped.contains(id)) continue;
+        const RunningJob& running = *search_.running.Find(id);
+        const absl::Time from = running.started_at + running.min_runtime;
+        if (search_.now < from) {
+          retry_at = std::min(retry_at, from);
+          slots -= running.ranks;
+          continue;
+        }
+        const absl::Duration lost = std::max(absl::ZeroDuration(), search_.now - running.saved_at);
+        candidates_.push_back(
+            {id, false, absl::ToDoubleSeconds(lost + kRestartCost) * running.ranks, priority});
+      }
+    }
+    return slots;
+  }
+
+  // Slots of jobs that are being stopped, unless they are kept for another job.
+  void FreeWhatIsReleased() {
+    std::set<JobId> stopping = search_.running.Stopping(job_.device).jobs;
+    stopping.insert(search_.stopped.begin(), search_.stopped.end());
+    for (const JobId& id : stopping) {
+      for (const Slot& slot : taken_.SlotsOf(id)) {
+        const auto kept = kept_for_.find(slot);
+        taken_.Change(slot, id, kept == kept_for_.end() ? JobId() : kept->second);
+      }
+    }
+    taken_.Free(job_.id);
+  }
+
+  bool Fits() {
+    if (search_.slots.Of(job_.device).free < job_.ranks) return false;
+    SlotIndex::Trial trial(search_.slots);
+    return PlaceGang(trial, job_).has_value();
+  }
+
+  std::vector<const Candidate*> Cheapest() const {
+    std::vector<const Candidate*> order;
+    for (const Candidate& candidate : candidates_) order.push_back(&candidate);
+    std::sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
+      return std::make_tuple(!a->waits, a->cost, a->priority, a->id) <
+             std::make_tuple(!b->waits, b->cost, b->priority, b->id);
+    });
+    return order;
+  }
+
+  // Those that share the cheapest worker first, so that slots beside each other become free.
+  std::vector<const Candidate*> ByWorker() const {
+    std::map<WorkerId, std::pair<double, std::vector<const Candidate*>>> workers;
+    for (const Candidate* candidate : Cheapest()) {
+      for (const WorkerId& id : search_.slots.WorkersOf(candidate->id)) {
+        auto& [cost, here] = workers[id];
+        cost += candidate->cost;
+        here.push_back(candidate);
+      }
+    }
+    std::vector<std::tuple<double, WorkerId>> ranking;
+    for (const auto& [id, of] : workers) {
+      ranking.emplace_back(of.first / TotalSlots(*search_.slots.Find(id), job_.device), id);
+    }
+    std::sort(ranking.begin(), ranking.end());
+    std::vector<const Candidate*> order;
+    std::set<JobId> known;
+    for (const auto& [cost, id] : ranking) {
+      for (const Candidate* candidate : workers[id].second) {
+        if (known.insert(candidate->id).second) order.push_back(candidate);
+      }
+    }
+    // A job that waits may have no slot yet.
+    for (const Candidate* candidate : Cheapest()) {
+      if (known.insert(candidate->id).second) order.push_back(candidate);
+    }
+    return order;
+  }
+
+  // Candidates in this order until the gang fits, without those that it does not take.
+  std::optional<Choice> Choose(const std::vector<const Candidate*>& order) {
+    std::vector<const Candidate*> freed;
+    bool fits = false;
+    for (const Candidate* candidate : order) {
+      taken_.Free(candidate->id);
+      freed.push_back(candidate);
+      fits = Fits();
+      if (fits) break;
+    }
+    std::optional<Choice> choice;
+    if (fits) {
+      choice.emplace();
+      std::stable_sort(freed.begin(), freed.end(), [](const Candidate* a, const Candidate* b) {
+        return std::make_pair(!a->waits, a->cost) > std::make_pair(!b->waits, b->cost);
+      });
+      for (const Candidate* candidate : freed) {
+        taken_.Return(candidate->id);
+        if (Fits()) continue;
+        taken_.Free(candidate->id);
+        choice->victims.push_back(candidate);
+        choice->cost += candidate->cost;
+      }
+      choice->slots = Placed();
+      freed = choice->victims;
+    }
+    for (const Candidate* candidate : freed) taken_.Return(candidate->id);
+    return choice;
+  }
+
+  std::vector<Slot> Placed() {
+    SlotIndex::Trial trial(search_.slots);
+    const auto placements = PlaceGang(trial, job_);
+    std::vector<Slot> slots;
+    for (const v1::Placement& placement : *placements) {
+      slots.push_back({WorkerId(placement.worker()), placement.device()});
+    }
+    return slots;
+  }
+
+  static Eviction Result(Choice choice) {
+    Eviction eviction;
+    for (const Candidate* candidate : choice.victims) {
+      (candidate->waits ? eviction.outbid : eviction.stopped).push_back(candidate->id);
+    }
+    std::sort(eviction.stopped.begin(), eviction.stopped.end());
+    std::sort(eviction.outbid.begin(), eviction.outbid.end());
+    eviction.slots = std::move(choice.slots);
+    return eviction;
+  }
+
+  const EvictionSearch& search_;
+  const WaitingJob& job_;
+  Taken taken_;
+  std::vector<Candidate> candidates_;
+  std::map<Slot, JobId> kept_for_;
+};
+
+}  // namespace
+
+std::optional<Eviction> ChooseVictims(const EvictionSearch& search, const WaitingJob& job,
+                                      absl::Time& retry_at) {
+  return Search(search, job).Run(retry_at);
+}
+
+bool StillKept(const EvictionSearch& search, const JobId& job, const Kept& kept) {
+  for (const Slot& slot : kept.slots) {
+    const WorkerView* worker = search.slots.Find(slot.worker);
+    if (worker == nullptr) return false;
+    const auto view = std::find_if(worker->slots.begin(), worker->slots.end(),
+                                   [&](const SlotView& s) { return s.device == slot.device; });
+    if (view == worker->slots.end() || !view->usable) return false;
+    if (!view->held() || view->held_by == job) continue;
+    const RunningJob* holder = search.running.Find(view->held_by);
+    if (holder == nullptr || !(holder->stopping || search.stopped.contains(view->held_by))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace muster::coordinator

@@ -1,0 +1,75 @@
+// Which running jobs are stopped so that one that waits can start.
+#ifndef MUSTER_COORDINATOR_SCHEDULER_PREEMPTION_H_
+#define MUSTER_COORDINATOR_SCHEDULER_PREEMPTION_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "coordinator/scheduler/running_jobs.h"
+#include "coordinator/scheduler/slot_index.h"
+#include "coordinator/scheduler/waiting_queue.h"
+
+namespace muster::coordinator {
+
+struct Slot {
+  WorkerId worker;
+  std::string device;
+
+  friend bool operator<(const Slot& a, const Slot& b) {
+    return a.worker != b.worker ? a.worker < b.worker : a.device < b.device;
+  }
+  friend bool operator==(const Slot&, const Slot&) = default;
+};
+
+// Slots that are kept for a job that waits, until it starts. In the index of slots the job holds
+// those that are free; the others are still held by jobs that are being stopped.
+struct Kept {
+  std::string queue;
+  int32_t priority = 0;
+  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  std::set<Slot> slots;
+
+  friend bool operator==(const Kept&, const Kept&) = default;
+};
+using KeptSlots = std::map<JobId, Kept>;  // by the job for which they are kept
+
+// What it takes to start a job.
+struct Eviction {
+  std::vector<JobId> stopped;  // running jobs to stop, in order of id
+  std::vector<JobId> outbid;   // jobs that wait and lose the slots kept for them, in order of id
+  std::vector<Slot> slots;     // to keep for the job, by rank
+};
+
+struct EvictionSearch {
+  SlotIndex& slots;  // changed during the search, and left as it was
+  const RunningJobs& running;
+  const KeptSlots& kept;
+  const std::set<JobId>& stopped;  // jobs that the same plan stops already
+  absl::Time now;
+};
+
+// The smallest cost at which the job gets slots for its whole gang: of its queue only jobs of a
+// smaller priority are stopped, each after its min_runtime. A job costs its work since its last
+// checkpoint and a restart (kRestartCost), times its ranks. None is stopped in vain: if one of them
+// were left alone, the gang would not fit. Slots that are being released anyway come first, and if
+// they are enough nothing is to be done: no value, as when the gang does not fit in any way.
+// `retry_at` is set to the time at which another candidate's min_runtime is over, if that is
+// earlier. Pure.
+// O(candidates x (slots of each + one placement)); O(1) where candidates have too few slots.
+std::optional<Eviction> ChooseVictims(const EvictionSearch& search, const WaitingJob& job,
+                                      absl::Time& retry_at);
+constexpr absl::Duration kRestartCost = absl::Minutes(1);
+
+// Whether the slots kept for a job are still to be had: each is free, held by it or by a job that
+// is being stopped.
+bool StillKept(const EvictionSearch& search, const JobId& job, const Kept& kept);
+
+}  // namespace muster::coordinator
+
+#endif  // MUSTER_COORDINATOR_SCHEDULER_PREEMPTION_H_

@@ -1,0 +1,29 @@
+// The files of one end of a TLS link, checked before they are used, so that a mistake is told with
+// the name of its file and not as a failed handshake.
+#ifndef MUSTER_SECURITY_TLS_FILES_H_
+#define MUSTER_SECURITY_TLS_FILES_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace muster::security {
+
+struct TlsFiles {
+  std::string certificate;  // PEM, with those between it and the authority behind it
+  std::string key;
+  std::string authorities;  // PEM: those that signed the other end's certificate
+
+  bool any() const { return !certificate.empty() || !key.empty() || !authorities.empty(); }
+};
+
+// kInvalidArgument: a file is missing, cannot be read, is not what it should be, or the certificate
+// has ended; says which file and what to do. A client needs the authorities alone; a server all
+// three.
+absl::Status CheckServerFiles(const TlsFiles& files, absl::Time now);
+absl::Status CheckClientFiles(const TlsFiles& files, absl::Time now);
+
+}  // namespace muster::security
+
+#endif  // MUSTER_SECURITY_TLS_FILES_H_

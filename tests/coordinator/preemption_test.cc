@@ -1,0 +1,304 @@
+#include "coordinator/scheduler/preemption.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/rng.h"
+#include "coordinator/scheduler/placement.h"
+#include "coordinator/scheduler/scheduler.h"
+#include "tests/support/seed.h"
+
+namespace muster::coordinator {
+namespace {
+
+const absl::Time kNow = absl::FromUnixSeconds(100'000);
+
+// Workers with CPU slots, and jobs that hold some of them.
+struct Cluster {
+  void AddWorker(int slots) {
+    WorkerView worker;
+    worker.id = WorkerId(absl::StrCat("w", slots_of.size()));
+    worker.ready = true;
+    for (int i = 0; i < slots; ++i) {
+      SlotView slot;
+      slot.device = absl::StrCat("cpu:", i);
+      worker.slots.push_back(slot);
+    }
+    index.Put(worker);
+    slots_of.push_back(slots);
+  }
+  // A job that has run for an hour and saved its work so long ago.
+  void Run(const std::string& name, int32_t priority, const std::vector<Slot>& slots,
+           absl::Duration unsaved = absl::ZeroDuration(), const std::string& queue = "default") {
+    RunningJob job;
+    job.name = name;
+    job.queue = queue;
+    job.priority = priority;
+    job.ranks = static_cast<int32_t>(slots.size());
+    job.started_at = kNow - absl::Hours(1);
+    job.saved_at = kNow - unsaved;
+    running.Put(JobId(name), job);
+    for (const Slot& slot : slots) index.SetHolder(slot.worker, slot.device, JobId(name));
+  }
+  void Change(const std::string& name, void (*change)(RunningJob&)) {
+    RunningJob job = *running.Find(JobId(name));
+    change(job);
+    running.Put(JobId(name), job);
+  }
+  // What a coordinator does with the decision.
+  void CarryOut(const Preempt& preempt, const WaitingJob& job) {
+    for (const JobId& id : preempt.eviction.outbid) Drop(id);
+    Kept& mine = kept[job.id];
+    mine = {job.queue, job.priority, job.device, {}};
+    for (const Slot& slot : preempt.eviction.slots) mine.slots.insert(slot);
+    for (const JobId& id : preempt.eviction.stopped) {
+      Change(id.value(), [](RunningJob& stopped) { stopped.stopping = true; });
+    }
+    HoldKept();
+  }
+  void Drop(const JobId& id) {
+    for (const Slot& slot : kept[id].slots) {
+      if (HolderOf(slot) == id) index.SetHolder(slot.worker, slot.device, JobId());
+    }
+    kept.erase(id);
+  }
+  // The job has released its slots.
+  void Release(const std::string& name) {
+    for (const auto& [id, worker] : std::map<WorkerId, WorkerView>(index.workers())) {
+      for (const SlotView& slot : worker.slots) {
+        if (slot.held_by == JobId(name)) index.SetHolder(id, slot.device, JobId());
+      }
+    }
+    running.Remove(JobId(name));
+    HoldKept();
+  }
+  void HoldKept() {
+    for (const auto& [id, of] : kept) {
+      for (const Slot& slot : of.slots) {
+        if (HolderOf(slot) == JobId()) index.SetHolder(slot.worker, slot.device, id);
+      }
+    }
+  }
+  JobId HolderOf(const Slot& slot) const {
+    for (const SlotView& view : index.Find(slot.worker)->slots) {
+      if (view.device == slot.device) return view.held_by;
+    }
+    return JobId();
+  }
+  Schedule Plan(const std::vector<WaitingJob>& jobs, absl::Time now = kNow) {
+    WaitingQueue queue;
+    for (const WaitingJob& job : jobs) queue.Add(job);
+    const SlotIndex before = index;
+    Schedule plan = coordinator::Plan({index, running, kept}, queue, SchedulePolicy(), now);
+    EXPECT_EQ(index, before) << "a plan leaves the slots as they were";
+    return plan;
+  }
+
+  SlotIndex index;
+  RunningJobs running;
+  KeptSlots kept;
+  std::vector<int> slots_of;
+};
+
+Slot At(int worker, int device) {
+  return {WorkerId(absl::StrCat("w", worker)), absl::StrCat("cpu:", device)};
+}
+
+WaitingJob Wants(const std::string& name, int ranks, int32_t priority) {
+  static uint64_t sequence = 0;
+  WaitingJob job;
+  job.id = JobId(name);
+  job.name = name;
+  job.queue = "default";
+  job.ranks = ranks;
+  job.priority = priority;
+  job.submit_sequence = ++sequence;
+  return job;
+}
+
+std::vector<std::string> Stopped(const Schedule& plan) {
+  std::vector<std::string> names;
+  for (const Decision& decision : plan.decisions) {
+    const auto* preempt = std::get_if<Preempt>(&decision);
+    if (preempt == nullptr) continue;
+    for (const JobId& id : preempt->eviction.stopped) names.push_back(id.value());
+  }
+  return names;
+}
+
+TEST(Preemption, OfJobsWithASmallerPriority_TheOneThatLosesLeastIsStopped) {
+  Cluster cluster;
+  cluster.AddWorker(2);
+  cluster.AddWorker(2);
+  cluster.Run("long-unsaved", 10, {At(0, 0), At(0, 1)}, absl::Minutes(20));
+  cluster.Run("just-saved", 20, {At(1, 0), At(1, 1)}, absl::Seconds(5));
+  const Schedule plan = cluster.Plan({Wants("urgent", 2, 90)});
+  EXPECT_EQ(Stopped(plan), std::vector<std::string>{"just-saved"});
+  ASSERT_EQ(plan.explanations.size(), 1u);
+  const v1::WaitReason& reason = plan.explanations[0].reason;
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_KEPT);
+  ASSERT_EQ(reason.stopping_size(), 1);
+  EXPECT_EQ(reason.stopping(0).job_name(), "just-saved");
+  EXPECT_EQ(reason.stopping(0).slots(), 2);
+}
+
+TEST(Preemption, EqualPriorityOrAnotherQueue_IsLeftAlone) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("equal", 50, {At(0, 0), At(0, 1)});
+  cluster.Run("elsewhere", 10, {At(0, 2), At(0, 3)}, absl::ZeroDuration(), "other");
+  const Schedule plan = cluster.Plan({Wants("job", 2, 50)});
+  EXPECT_TRUE(plan.decisions.empty());
+  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+}
+
+TEST(Preemption, JobThatHasJustStarted_IsStoppedOnlyAfterItsMinRuntime) {
+  Cluster cluster;
+  cluster.AddWorker(1);
+  cluster.Run("young", 10, {At(0, 0)});
+  cluster.Change("young", [](RunningJob& job) {
+    job.started_at = kNow - absl::Seconds(10);
+    job.min_runtime = absl::Seconds(30);
+  });
+  const WaitingJob urgent = Wants("urgent", 1, 90);
+  const Schedule early = cluster.Plan({urgent});
+  EXPECT_TRUE(early.decisions.empty());
+  EXPECT_EQ(early.wake_at, kNow + absl::Seconds(20));
+  EXPECT_EQ(Stopped(cluster.Plan({urgent}, early.wake_at)), std::vector<std::string>{"young"});
+}
+
+TEST(Preemption, SlotsThatAreReleasedAnyway_AreWaitedForWithoutStoppingMore) {
+  Cluster cluster;
+  cluster.AddWorker(2);
+  cluster.Run("ends", 10, {At(0, 0)});
+  cluster.Run("goes-on", 10, {At(0, 1)});
+  cluster.Change("ends", [](RunningJob& job) { job.stopping = true; });
+  const WaitingJob one = Wants("one", 1, 90), two = Wants("two", 2, 90);
+  EXPECT_TRUE(cluster.Plan({one}).decisions.empty());
+  EXPECT_EQ(Stopped(cluster.Plan({two})), std::vector<std::string>{"goes-on"});
+}
+
+TEST(Preemption, KeptSlots_GoToTheWinnerAndToNobodyElse) {
+  Cluster cluster;
+  cluster.AddWorker(2);
+  cluster.Run("victim", 10, {At(0, 0)});  // the other slot is free
+  const WaitingJob winner = Wants("winner", 2, 90);
+  WaitingJob other = Wants("other", 1, 95);
+  other.queue = "other";
+  const Schedule plan = cluster.Plan({winner});
+  ASSERT_EQ(Stopped(plan), std::vector<std::string>{"victim"});
+  cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), winner);
+  const Schedule meanwhile = cluster.Plan({winner, other});
+  EXPECT_TRUE(meanwhile.decisions.empty()) << "one slot is free, and kept";
+  cluster.Release("victim");
+  WaitingJob victim = Wants("victim-again", 1, 10);
+  victim.queue = "other";
+  const Schedule then = cluster.Plan({winner, other, victim});
+  ASSERT_EQ(then.decisions.size(), 1u);
+  EXPECT_EQ(std::get<Start>(then.decisions[0]).job, winner.id);
+}
+
+TEST(Preemption, LargerPriority_TakesOverWhatIsKept) {
+  Cluster cluster;
+  cluster.AddWorker(2);
+  cluster.Run("victim", 10, {At(0, 0), At(0, 1)});
+  const WaitingJob first = Wants("first", 2, 50), second = Wants("second", 2, 90);
+  const Schedule plan = cluster.Plan({first});
+  cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), first);
+  const Schedule over = cluster.Plan({first, second});
+  ASSERT_EQ(over.decisions.size(), 1u);
+  const Eviction& eviction = std::get<Preempt>(over.decisions[0]).eviction;
+  EXPECT_TRUE(eviction.stopped.empty());
+  EXPECT_EQ(eviction.outbid, std::vector<JobId>{first.id});
+}
+
+TEST(Preemption, WorkerOfKeptSlotsThatIsGone_MakesTheWinnerChooseAgain) {
+  Cluster cluster;
+  cluster.AddWorker(1);
+  cluster.AddWorker(1);
+  cluster.Run("cheap", 10, {At(0, 0)});
+  cluster.Run("dear", 10, {At(1, 0)}, absl::Hours(1));
+  const WaitingJob winner = Wants("winner", 1, 90);
+  const Schedule plan = cluster.Plan({winner});
+  ASSERT_EQ(Stopped(plan), std::vector<std::string>{"cheap"});
+  cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), winner);
+  cluster.index.Remove(WorkerId("w0"));
+  cluster.running.Remove(JobId("cheap"));
+  const Schedule again = cluster.Plan({winner});
+  ASSERT_EQ(again.decisions.size(), 2u);
+  EXPECT_EQ(std::get<GiveUpKept>(again.decisions[0]).job, winner.id);
+  EXPECT_EQ(Stopped(again), std::vector<std::string>{"dear"});
+}
+
+// Whether the job fits once these have released their slots.
+bool FitsWithout(SlotIndex index, const std::vector<JobId>& gone, const WaitingJob& job) {
+  SlotIndex::Trial trial(index);
+  for (const JobId& id : gone) trial.Release(id);
+  return PlaceGang(trial, job).has_value();
+}
+
+// On random clusters: nobody of an equal or larger priority is stopped, nobody in vain, and jobs
+// are stopped exactly when that lets the gang start.
+TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
+  Rng rng(testing::TestSeed());
+  int preempted = 0, several = 0;
+  for (int round = 0; round < 3000; ++round) {
+    Cluster cluster;
+    std::vector<Slot> slots;
+    const int workers = 1 + static_cast<int>(rng.Below(4));
+    for (int worker = 0; worker < workers; ++worker) {
+      const int count = 1 + static_cast<int>(rng.Below(6));
+      cluster.AddWorker(count);
+      for (int i = 0; i < count; ++i) slots.push_back(At(worker, i));
+    }
+    std::map<std::string, std::vector<Slot>> held;
+    for (const Slot& slot : slots) {
+      if (rng.Below(5) > 0) held[absl::StrCat("running-", rng.Below(6))].push_back(slot);
+    }
+    for (const auto& [name, of] : held) {
+      cluster.Run(name, static_cast<int32_t>(rng.Below(4)) * 10, of,
+                  absl::Seconds(static_cast<int64_t>(rng.Below(1000))));
+    }
+    WaitingJob job = Wants(absl::StrCat("job-", round), 1 + static_cast<int>(rng.Below(8)),
+                           static_cast<int32_t>(rng.Below(4)) * 10);
+    job.group = rng.Below(2) == 0 ? 1 : 2;
+    job.ranks *= job.group;
+    std::vector<JobId> evictable;
+    for (const auto& [name, of] : held) {
+      if (cluster.running.Find(JobId(name))->priority < job.priority) {
+        evictable.push_back(JobId(name));
+      }
+    }
+    const Schedule plan = cluster.Plan({job});
+    const bool could = FitsWithout(cluster.index, evictable, job);
+    if (FitsWithout(cluster.index, {}, job)) {
+      ASSERT_EQ(plan.decisions.size(), 1u);
+      ASSERT_TRUE(std::holds_alternative<Start>(plan.decisions[0])) << "round " << round;
+      continue;
+    }
+    ASSERT_EQ(!plan.decisions.empty(), could) << "round " << round;
+    if (!could) continue;
+    const Eviction& eviction = std::get<Preempt>(plan.decisions[0]).eviction;
+    ++preempted;
+    several += eviction.stopped.size() > 1;
+    ASSERT_EQ(eviction.slots.size(), static_cast<size_t>(job.ranks));
+    ASSERT_TRUE(FitsWithout(cluster.index, eviction.stopped, job)) << "round " << round;
+    for (const JobId& id : eviction.stopped) {
+      ASSERT_LT(cluster.running.Find(id)->priority, job.priority) << "round " << round;
+      std::vector<JobId> others = eviction.stopped;
+      std::erase(others, id);
+      ASSERT_FALSE(FitsWithout(cluster.index, others, job))
+          << "round " << round << ": " << id << " is stopped in vain";
+    }
+  }
+  EXPECT_GT(preempted, 100);
+  EXPECT_GT(several, 20);
+}
+
+}  // namespace
+}  // namespace muster::coordinator

@@ -1,0 +1,456 @@
+"""The set-ups of docs/security.md as they are written there, with real processes: each of its commands is run with other
+names, ports and folders. And bad callers of the programs themselves. Waiting is polling with a deadline."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BIN = None
+SPEC = """\
+name: {name}
+engine:
+  model: {{family: gpt2, layers: 1, hidden: 32, heads: 2, vocab: 256, sequence_length: 32}}
+  data: {{train: [{{path: {data}}}]}}
+  training: {{steps: {steps}, global_batch: 4, micro_batch: 4, precision: fp32, optimizer: {{adamw: {{lr: 1.0e-3}}}}}}
+resources: {{device: cpu, ranks: {ranks}}}
+checkpoint: {{path: {directory}/checkpoints/{name}, every_steps: {every}}}
+"""
+
+
+def blocks():
+    """{tag: commands} of the page: "<!-- own: issue -->" stands above a block."""
+    text = (ROOT / "docs/security.md").read_text()
+    found = re.findall(r"^<!-- (\w+: \w+) -->\n```(?:sh|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class SetUp(unittest.TestCase):
+    """One coordinator in a directory of its own, for which the page's names stand."""
+
+    used = set()
+
+    def setUp(self):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="muster-security-"))
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.port = free_port()
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
+        self.environment["PATH"] = f"{BIN}:{self.environment['PATH']}"
+        self.environment["HOME"] = str(self.directory)
+        self.running = []
+        self.addCleanup(self.stop)
+
+    def stop(self):
+        for process in reversed(self.running):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.running:
+            process.wait(60)
+            process.stdout.close()
+
+    def words(self, tag):
+        """The block with this test's names for those of the page."""
+        self.used.add(tag)
+        text = blocks()[tag]
+        for page, own in (("head.example.org", "localhost"), ("0.0.0.0", "127.0.0.1"), ("7600", str(self.port)),
+                          ("/var/lib/", f"{self.directory}/var-"), ("/etc/muster", f"{self.directory}/etc"),
+                          ("muster-worker --", "muster-worker --slots 2 --gpus none --stop-ranks-on-exit --")):
+            text = text.replace(page, own)
+        return text
+
+    def sh(self, tag, check=True, **variables):
+        ran = subprocess.run(["bash", "-euc", self.words(tag)], cwd=self.directory, text=True, capture_output=True,
+                             env={**self.environment, **variables})
+        if check:
+            self.assertEqual(ran.returncode, 0, f"{tag}\n{ran.stdout}\n{ran.stderr}")
+        return ran
+
+    def start(self, tag, name="gpu-1"):
+        """Starts the block's program, and waits for the line that says it is ready."""
+        log = open(self.directory / f"{tag.replace(': ', '-')}.log", "a", encoding="utf-8")
+        process = subprocess.Popen(["bash", "-euc", "exec " + self.words(tag).replace("--name gpu-1", f"--name {name}")],
+                                   cwd=self.directory, env=self.environment, text=True, stdout=subprocess.PIPE,
+                                   stderr=log)
+        self.running.append(process)
+        log.close()
+        line = process.stdout.readline()
+        self.assertTrue(line, (self.directory / f"{tag.replace(': ', '-')}.log").read_text())
+        return process
+
+    def muster(self, *arguments, user=None, token=None, ca="pki/ca.crt", check=True, pki="pki"):
+        command = ["muster", "--coordinator", f"localhost:{self.port}", *map(str, arguments)]
+        if ca:
+            command += ["--tls-ca", ca]
+        if user:
+            command += ["--tls-cert", f"{pki}/{user}.crt", "--tls-key", f"{pki}/{user}.key"]
+        environment = {**self.environment, **({"MUSTER_TOKEN": token} if token else {})}
+        ran = subprocess.run(command, cwd=self.directory, text=True, capture_output=True, env=environment)
+        if check:
+            self.assertEqual(ran.returncode, 0, f"{arguments}: {ran.stdout}{ran.stderr}")
+        return ran
+
+    def poll(self, what, read, condition, seconds=60):
+        deadline = time.monotonic() + seconds
+        value = None
+        while time.monotonic() < deadline:
+            value = read()
+            if condition(value):
+                return value
+            time.sleep(0.1)
+        self.fail(f"not within {seconds} s: {what}; last: {value}")
+
+    def wait_for_worker(self, name="gpu-1", user="user-alice"):
+        self.poll(f"{name} is ready", lambda: self.muster("get", "workers", user=user, check=False).stdout,
+                  lambda out: re.search(rf"^{name} +ready", out, re.MULTILINE))
+
+    def make_job(self, name, steps, ranks=1, every=1000):
+        if not (self.directory / "tokens.idx").exists():
+            (self.directory / "text.txt").write_text("the dog ran over the green hill.\n" * 2000)
+            self.muster("data", "tokenize", "--input", "text.txt", "--output", "tokens", "--tokenizer", "bytes")
+        path = self.directory / f"{name}.yaml"
+        path.write_text(SPEC.format(name=name, data=self.directory / "tokens", directory=self.directory, steps=steps,
+                                    ranks=ranks, every=every))
+        return path
+
+    def audit(self, user="user-alice"):
+        return json.loads(self.muster("audit", "-o", "json", user=user).stdout)
+
+    def refused(self, ran, says, code=None, method=None):
+        """The command failed for this reason; where a code is given, the audit log has it."""
+        self.assertEqual(ran.returncode, 1, ran.stdout)
+        self.assertIn(says, ran.stderr)
+        if code is not None:
+            self.poll(f"an entry of {method} with code {code}", self.audit,
+                      lambda entries: any(e["statusCode"] == code and e["method"] == method and
+                                          "127.0.0.1" in e["address"] for e in entries))
+
+
+class OwnAuthority(SetUp):
+    def setUp(self):
+        super().setUp()
+        self.sh("own: issue")
+        for name in ("coordinator", "worker-gpu-1", "user-alice", "ca"):
+            self.assertEqual((self.directory / f"pki/{name}.key").stat().st_mode & 0o777, 0o600)
+        self.start("own: coordinator")
+
+    def test_from_nothing_to_a_job_of_a_user_with_a_token(self):
+        self.start("own: worker")
+        self.wait_for_worker()
+        said = self.sh("own: user").stdout
+        self.assertIn("you are user bob, with submitter", said)
+        self.assertRegex(said, r"gpu-1 +ready")
+        listed = self.sh("own: token").stdout
+        self.assertRegex(listed, r"carol +submitter@default +valid")
+        self.assertIn("you are user carol, with submitter@default", self.sh("own: carol").stdout)
+        token = (self.directory / "carol.token").read_text().strip()
+        out = self.muster("submit", self.make_job("job", 20), "--watch", token=token).stdout
+        self.assertIn("succeeded", out)
+        self.assertEqual(json.loads(self.muster("get", "job", "job", "-o", "json", token=token).stdout)["owner"], "carol")
+        # What it left in the audit log; the token in none of it.
+        text = self.muster("audit", "-o", "json", user="user-alice").stdout
+        self.assertNotIn(token.rsplit("_", 1)[1], text)
+        submitted = [e for e in json.loads(text) if e["method"] == "JobService.Submit"]
+        self.assertEqual([(e["who"], e["statusCode"]) for e in submitted], [("user carol", 0)])
+        self.assertTrue(submitted[0]["proof"].startswith("token "))
+        self.assertIn("user carol", self.muster("audit", "--since", "1h", user="user-alice").stdout)
+        # And revoked.
+        self.muster("admin", "token", "revoke", token.split("_")[1], user="user-alice")
+        self.refused(self.muster("get", "jobs", token=token, check=False), "was revoked", 16, "JobService.ListJobs")
+
+    def test_bad_callers_are_refused_with_the_reason_and_audited(self):
+        self.muster("admin", "pki", "issue-user", "early", "--lifetime", "60s")
+        self.muster("admin", "pki", "init", "--pki-dir", "other", "--host", "localhost")
+        self.muster("admin", "pki", "issue-user", "alice", "--role", "admin", "--pki-dir", "other")
+        listing = "JobService.ListJobs"
+        self.refused(self.muster("get", "jobs", check=False), "--tls-cert", 16, listing)
+        self.refused(self.muster("get", "jobs", user="user-alice", pki="other", check=False), "certificate of", 16,
+                     listing)
+        self.refused(self.muster("get", "jobs", token="muster_x", check=False), "malformed", 16, listing)
+        self.refused(self.muster("get", "jobs", user="user-early", check=False), "has no role", 7, listing)
+        self.refused(self.muster("admin", "backup", user="user-bob", check=False), "needs the role admin", 7,
+                     "AdminService.Backup")
+        self.refused(self.muster("audit", user="user-bob", check=False), "needs the role admin", 7,
+                     "AdminService.ListAudit")
+        # Who cannot prove the coordinator is the coordinator does not talk to it.
+        self.refused(self.muster("get", "jobs", ca="other/ca.crt", user="user-alice", check=False), "must speak TLS")
+        self.refused(self.muster("get", "jobs", ca=None, check=False), "give --tls-ca")
+        self.refused(self.muster("get", "jobs", ca="pki/none.crt", check=False), "--tls-ca: cannot read")
+        # Another worker's name.
+        worker = self.start("own: worker", name="gpu-2")
+        self.poll("the refusal of gpu-2", self.audit, lambda entries: any(
+            e["method"] == "WorkerService.Session" and e["who"] == "worker gpu-1" and e["target"] == "gpu-2" and
+            e["statusCode"] == 7 for e in entries))
+        self.assertIn("--name gpu-1", (self.directory / "own-worker.log").read_text())
+        self.assertIsNone(worker.poll())
+
+    def test_certificates_and_authority_are_replaced_under_a_running_job(self):
+        self.start("own: worker")
+        self.wait_for_worker()
+        self.muster("submit", self.make_job("long", 1_000_000, every=100_000), user="user-bob")
+
+        def job():
+            return json.loads(self.muster("get", "job", "long", "-o", "json", user="user-alice").stdout)
+        before = self.poll("it trains", job, lambda now: now["step"] > 0)
+        self.sh("own: rotate")
+        text = self.words("own: authority").splitlines()
+        for command in text:
+            subprocess.run(["bash", "-euc", command], cwd=self.directory, env=self.environment, check=True,
+                           capture_output=True)
+            # The programs look again within seconds; meanwhile a caller may have to call again.
+            self.poll("the coordinator answers", lambda: self.muster("get", "workers", user="user-alice", check=False),
+                      lambda ran: ran.returncode == 0 and " ready " in ran.stdout)
+        self.poll("it trains on", job, lambda now: now["step"] > before["step"] + 10)
+        after = job()
+        self.assertEqual((after["epoch"], after["attempts"], after["causes"]), (before["epoch"], 1, []))
+        # The end of a certificate: bob's is revoked while alice's job list stays open.
+        self.sh("own: revoke")
+        start = time.monotonic()
+        self.poll("bob is refused", lambda: self.muster("get", "jobs", user="user-bob", check=False),
+                  lambda ran: ran.returncode == 1 and "revoked" in ran.stderr, seconds=10)
+        print(f"\na revoked certificate was refused after {time.monotonic() - start:.1f} s", file=sys.stderr)
+        self.muster("cancel", "long", user="user-alice")
+
+    def test_a_revoked_worker_is_let_go_while_its_ranks_train_on(self):
+        self.start("own: worker")
+        self.wait_for_worker()
+        self.muster("submit", self.make_job("long", 1_000_000, every=100_000), user="user-alice")
+        self.muster("admin", "pki", "revoke", "pki/worker-gpu-1.crt")
+        self.poll("the worker is refused", self.audit, lambda entries: any(
+            e["method"] == "WorkerService.Session" and e["statusCode"] == 16 and "revoked" in e["message"]
+            for e in entries), seconds=20)
+        # A new certificate under the same name, put where the old one was, brings it back by itself.
+        for suffix in ("crt", "key"):
+            (self.directory / f"pki/worker-gpu-1.{suffix}").rename(self.directory / f"old.{suffix}")
+        self.muster("admin", "pki", "issue-worker", "gpu-1")
+        self.wait_for_worker()
+        self.assertEqual(json.loads(self.muster("get", "job", "long", "-o", "json", user="user-alice").stdout)["attempts"],
+                         1)
+
+
+class RotatedFiles(SetUp):
+    """Certificates of another tool (openssl), in a folder that is a link to the newest version."""
+
+    def issue(self, name, subject, extension, folder, serial):
+        key, request = self.directory / f"{name}.key", self.directory / f"{name}.csr"
+        version = folder.parent / f"..{folder.name}-{serial}"
+        version.mkdir(parents=True)
+        (self.directory / "extensions").write_text(extension)
+
+        def openssl(*arguments):
+            subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+        openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, "-subj", subject)
+        openssl("x509", "-req", "-in", request, "-CA", self.directory / "ca.crt", "-CAkey", self.directory / "ca.key",
+                "-set_serial", serial, "-days", "1", "-extfile", self.directory / "extensions", "-out",
+                version / "tls.crt")
+        shutil.move(key, version / "tls.key")
+        shutil.copy(self.directory / "ca.crt", version / "ca.crt")
+        fresh = folder.parent / f".{folder.name}.new"
+        fresh.symlink_to(version.name)
+        fresh.rename(folder)
+
+    def test_files_of_another_tool_are_read_again(self):
+        if not shutil.which("openssl"):
+            self.skipTest("openssl makes the certificates of this test")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.directory / "ca.key",
+                        "-out", self.directory / "ca.crt", "-subj", "/CN=Site CA", "-days", "2"], check=True,
+                       capture_output=True)
+        etc = self.directory / "etc"
+        server = "subjectAltName=DNS:localhost\nextendedKeyUsage=serverAuth\n"
+        client = "subjectAltName=URI:spiffe://example.org/worker/gpu-1\nextendedKeyUsage=clientAuth\n"
+        self.issue("head", "/CN=head", server, etc / "tls", 1)
+        self.issue("worker", "/CN=node", client, etc / "worker", 2)
+        self.issue("ada", "/O=ml-platform/CN=ada", "extendedKeyUsage=clientAuth\n", etc / "ada", 3)
+        (etc / "access.yaml").write_text("groups:\n  ml-platform: [submitter]\n")
+        self.start("files: coordinator")
+        self.start("files: worker")
+
+        def muster(*arguments, check=True):
+            return self.muster(*arguments, "--tls-cert", etc / "ada/tls.crt", "--tls-key", etc / "ada/tls.key",
+                               ca=etc / "ada/ca.crt", check=check)
+        self.poll("gpu-1 is ready", lambda: muster("get", "workers", check=False).stdout, lambda out: " ready " in out)
+        self.assertIn("you are user ada, with submitter", muster("version").stdout)
+
+        def served():
+            said = subprocess.run(["openssl", "s_client", "-connect", f"localhost:{self.port}", "-alpn", "h2"],
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            shown = subprocess.run(["openssl", "x509", "-noout", "-serial"], input=said.stdout, capture_output=True,
+                                   text=True)
+            return shown.stdout.strip()
+        self.assertEqual(served(), "serial=01")
+        self.issue("head", "/CN=head", server, etc / "tls", 17)
+        self.poll("the new certificate is served", served, lambda serial: serial == "serial=11")
+        self.assertIn(" ready ", muster("get", "workers").stdout)
+        # A role is taken away.
+        (etc / "access.new").write_text("groups: {}\n")
+        (etc / "access.new").rename(etc / "access.yaml")
+        self.poll("ada has no role any more", lambda: muster("get", "jobs", check=False),
+                  lambda ran: ran.returncode == 1 and "has no role" in ran.stderr, seconds=10)
+
+
+class IdentityTokens(SetUp):
+    skipped_blocks = ()  # beginnings of their tags
+
+    def skip(self, why):
+        IdentityTokens.skipped_blocks = ("oidc",)
+        self.skipTest(why)
+
+    def test_tokens_of_an_issuer_for_users_beside_certificates_for_workers(self):
+        try:
+            import jwt
+            from cryptography.hazmat.primitives.asymmetric import ec, rsa
+        except ImportError:
+            self.skip("python3-jwt and python3-cryptography make the tokens of this test")
+        rsa_key, ec_key, foreign = (rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP256R1()),
+                                    rsa.generate_private_key(65537, 2048))
+
+        def public(key, kid):
+            algorithm = jwt.algorithms.RSAAlgorithm if hasattr(key, "private_numbers") and isinstance(
+                key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+            if algorithm is jwt.algorithms.RSAAlgorithm:
+                one = json.loads(algorithm.to_jwk(key.public_key()))
+            else:
+                numbers = key.public_key().public_numbers()
+                text = [jwt.utils.base64url_encode(n.to_bytes(32, "big")).decode() for n in (numbers.x, numbers.y)]
+                one = {"kty": "EC", "crv": "P-256", "x": text[0], "y": text[1]}
+            return {**one, "kid": kid, "use": "sig"}
+
+        def publish(*keys):
+            fresh = self.directory / "jwks.new"
+            fresh.write_text(json.dumps({"keys": list(keys)}))
+            fresh.rename(self.directory / "jwks.json")
+        publish(public(rsa_key, "one"), public(ec_key, "two"))
+        (self.directory / "access.yaml").write_text(blocks()["oidc: access"])
+        self.used.add("oidc: access")
+        self.sh("own: issue")
+        log = self.directory / "oidc-coordinator.log"
+        try:
+            self.start("oidc: coordinator")
+        except AssertionError:
+            if "no libjwt" in log.read_text():
+                self.skip("this build has no libjwt")
+            raise
+        self.start("own: worker")
+        self.wait_for_worker()
+        now = int(time.time())
+
+        def token(key=rsa_key, kid="one", algorithm="RS256", drop=(), **claims):
+            body = {"iss": "https://login.example.org", "aud": "muster", "exp": now + 600, "iat": now,
+                    "email": "grace@example.org", "groups": ["ml-platform", "muster:admin"], **claims}
+            return jwt.encode({k: v for k, v in body.items() if k not in drop}, key, algorithm=algorithm,
+                              headers={"kid": kid} if kid else None)
+        (self.directory / "identity.token").write_text(token())
+        said = self.sh("oidc: user").stdout
+        # Roles are those of the access file; a group cannot be called admin into being one.
+        self.assertIn("you are user grace@example.org, with viewer, submitter\n", said)
+        self.assertIn("grace", self.muster("version", token=token(ec_key, "two", "ES256", aud=["x", "muster"])).stdout)
+        out = self.muster("submit", self.make_job("job", 10), "--watch", token=token()).stdout
+        self.assertIn("succeeded", out)
+        plain = "eyJhbGciOiJub25lIiwia2lkIjoib25lIn0." + token().split(".")[1] + "."
+        secret = json.dumps(public(rsa_key, "one"))
+        tampered = token().split(".")
+        tampered[1] = token(email="root@example.org").split(".")[1]
+        for bad, says in (
+                (plain, "algorithm 'none'"), (token(secret, algorithm="HS256"), "algorithm 'HS256'"),
+                (token(kid="three"), "key 'three' is not in"), (token(kid=None), "key '' is not in"),
+                (token(foreign), "signature"), (".".join(tampered), "signature"),
+                (token(ec_key, "one", "ES256"), "algorithm is not that of its key"),
+                (token(aud="other"), "audience"), (token(drop=["aud"]), "audience"),
+                (token(iss="https://evil.example.org"), "issuer"), (token(exp=now - 120), "expired"),
+                (token(drop=["exp"]), "no end"), (token(nbf=now + 300), "not valid yet"),
+                (token(iat=now + 300), "not valid yet"), (token(drop=["email"]), "claim email"),
+                (token(email="a b"), "claim email"), (token() + ".x", "malformed"), ("a.b.c", "malformed")):
+            self.refused(self.muster("get", "jobs", token=bad, check=False), says)
+        self.assertEqual(self.muster("get", "jobs", token=token(exp=now - 20), check=False).returncode, 0,
+                         "within the clock skew")
+        self.poll("refusals are audited", self.audit, lambda entries: sum(
+            e["who"] == "nobody" and e["statusCode"] == 16 for e in entries) >= 15)
+        # The issuer rotates its keys.
+        publish(public(foreign, "three"))
+        self.poll("the new key counts", lambda: self.muster("get", "jobs", token=token(foreign, "three"), check=False),
+                  lambda ran: ran.returncode == 0, seconds=10)
+        self.refused(self.muster("get", "jobs", token=token(), check=False), "key 'one' is not in")
+
+
+class Defaults(SetUp):
+    def refuse(self, *command, says):
+        ran = subprocess.run([str(part) for part in command], cwd=self.directory, env=self.environment, text=True,
+                             capture_output=True, timeout=60)
+        self.assertNotEqual(ran.returncode, 0)
+        self.assertIn(says, ran.stderr)
+
+    def test_nothing_listens_for_other_machines_by_accident(self):
+        coordinator = (BIN / "muster-coordinator", "--data-dir", self.directory / "data")
+        self.refuse(*coordinator, "--listen", "0.0.0.0:0", says="--insecure")
+        self.refuse(*coordinator, "--listen", "[::]:0", says="docs/security.md")
+        self.refuse(*coordinator, "--listen", "127.0.0.1:0", "--tls-cert", "x.crt", says="all three")
+        self.refuse(*coordinator, "--listen", "127.0.0.1:0", "--access", "x", says="--tls-cert")
+        self.muster("admin", "pki", "init", "--host", "localhost")
+        self.refuse(*coordinator, "--listen", "127.0.0.1:0", "--tls-cert", "pki/coordinator.crt", "--tls-key",
+                    "pki/ca.key", "--tls-ca", "pki/ca.crt", says="not that of the certificate")
+        self.refuse(BIN / "muster-worker", "--state-dir", self.directory / "w", "--coordinator", "localhost:1",
+                    "--tls-ca", "pki/ca.crt", says="--tls-cert")
+        again = self.muster("admin", "pki", "init", "--host", "localhost", check=False)
+        self.assertIn("not overwritten", again.stderr)
+
+    def test_a_daemon_obeys_no_coordinator_elsewhere_without_tls(self):
+        with open(self.directory / "worker.log", "w", encoding="utf-8") as log:
+            process = subprocess.Popen([BIN / "muster-worker", "--name", "w", "--state-dir", self.directory / "w",
+                                        "--gpus", "none", "--coordinator", "192.0.2.1:7600"], env=self.environment,
+                                       text=True, stdout=subprocess.PIPE, stderr=log)
+        self.running.append(process)
+        self.poll("it says so", (self.directory / "worker.log").read_text, lambda text: "--insecure" in text)
+
+    def test_a_token_is_not_sent_without_tls(self):
+        ran = subprocess.run([BIN / "muster", "--coordinator", "192.0.2.1:7600", "get", "jobs"], text=True,
+                             env={**self.environment, "MUSTER_TOKEN": "muster_abc"}, capture_output=True, timeout=60)
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("a token is not sent to 192.0.2.1:7600 without TLS", ran.stderr)
+
+
+class Page(unittest.TestCase):
+    def test_every_block_of_the_page_is_run(self):
+        skipped = {tag for tag in blocks() if tag.startswith(IdentityTokens.skipped_blocks)}
+        self.assertEqual(SetUp.used | skipped, set(blocks()), "blocks of docs/security.md that no test runs")
+
+
+def find_jwt():
+    """Starts again under the system's Python where only that has the library that makes tokens."""
+    try:
+        import jwt  # noqa: F401
+    except ImportError:
+        system = "/usr/bin/python3"
+        if os.path.exists(system) and not os.environ.get("MUSTER_SECURITY_TEST"):
+            os.environ["MUSTER_SECURITY_TEST"] = "1"
+            os.execv(system, [system, "-B", *sys.argv])
+
+
+if __name__ == "__main__":
+    find_jwt()
+    at = sys.argv.index("--bin")
+    BIN = pathlib.Path(sys.argv[at + 1]).resolve()
+    del sys.argv[at:at + 2]
+    suite = unittest.TestSuite()
+    names = sys.argv[1:]
+    loader = unittest.TestLoader()
+    if names:
+        suite.addTests(loader.loadTestsFromNames(names, sys.modules[__name__]))
+    else:
+        for case in (OwnAuthority, RotatedFiles, IdentityTokens, Defaults, Page):
+            suite.addTests(loader.loadTestsFromTestCase(case))
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    sys.exit(not result.wasSuccessful())
