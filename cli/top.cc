@@ -341,13 +341,13 @@ std::vector<std::string> TopFrame(const TopData& data, const TopView& view, absl
   if (view.workers || view.lines == 0) add(WorkerRows(data, now));
   if (!view.workers || view.lines == 0) add(JobRows(data, view, now));
   if (view.lines > 0) {
-    const size_t room = static_cast<size_t>(std::max(1, view.lines - (view.keys ? 1 : 0)));
-    if (lines.size() > room) {
-      const size_t left_out = lines.size() - room + 1;
-      lines.resize(room - 1);
+    const size_t limit = static_cast<size_t>(std::max(1, view.lines - (view.keys ? 1 : 0)));
+    if (lines.size() > limit) {
+      const size_t left_out = lines.size() - limit + 1;
+      lines.resize(limit - 1);
       lines.push_back(absl::StrCat("(", left_out, " more)"));
     }
-    while (view.keys && lines.size() < room) lines.emplace_back();
+    while (view.keys && lines.size() < limit) lines.emplace_back();
     if (view.keys) {
       lines.push_back(absl::StrCat("q quit  s sort: ", view.sort, view.reversed ? ", reversed" : "",
                                    "  r reverse  w ", view.workers ? "jobs" : "workers"));
