@@ -256,8 +256,9 @@ class JobService : public v1::JobService::CallbackService {
         return;
       }
       absl::StatusOr<v1::GetUsageResponse> usage = SumUsage(shell_.store(), *open, asked);
-      if (usage.ok()) *response = *std::move(usage);
-      Finish(reactor, "GetUsage", usage.status());
+      const absl::Status summed = usage.status();
+      if (summed.ok()) *response = *std::move(usage);
+      Finish(reactor, "GetUsage", summed);
     });
     return reactor;
   }

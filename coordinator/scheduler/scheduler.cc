@@ -140,7 +140,8 @@ class Planner {
       const WaitingJob* job = queue.Find(id);
       if (job != nullptr) jobs.emplace(job->order(), job);
     }
-    for (const auto& [order, job] : jobs) {
+    for (const auto& [order, waiting] : jobs) {
+      const WaitingJob* const job = waiting;  // a lambda cannot hold a structured binding
       if (auto placements = TryPlace(*job); placements.has_value()) {
         settled_.insert(job->id);
         kept_.erase(job->id);
