@@ -193,7 +193,8 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   const std::string address = Advertised(server->address(), outside);
   const std::string metrics_address = Advertised(prometheus->address(), outside);
   RETURN_IF_ERROR(files->WriteAtomically(address_file, address + "\n"));
-  const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir);
+  const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir, flags.tls,
+                        flags.gate.crl);
   metrics::Pages pages = probes.Pages();
   pages["/targets"] = [&shell, &metrics_address] {
     return metrics::PageReply{

@@ -155,6 +155,18 @@ const Family kStateDisk = {Kind::kGauge,
                            "muster_coordinator_state_disk_bytes",
                            "Size of the file system of --data-dir in bytes",
                            {}};
+const Family kCertificateBegin = {
+    Kind::kGauge,
+    "muster_coordinator_certificate_not_before_timestamp_seconds",
+    "When the newest certificate, or revocation list, in the file of a flag (tls-cert, tls-ca, "
+    "tls-crl) begins; 0 while it cannot be read",
+    {"file"}};
+const Family kCertificateEnd = {
+    Kind::kGauge,
+    "muster_coordinator_certificate_not_after_timestamp_seconds",
+    "When the first certificate, or revocation list, in the file of a flag (tls-cert, tls-ca, "
+    "tls-crl) ends; 0 while it cannot be read",
+    {"file"}};
 const Family kBuildInfo = {
     Kind::kGauge, "muster_coordinator_build_info", "1, with the version", {"version"}};
 
@@ -267,6 +279,8 @@ std::vector<const Family*> Metrics::Catalogue() {
                                     &kStateBytes,
                                     &kStateDiskFree,
                                     &kStateDisk,
+                                    &kCertificateBegin,
+                                    &kCertificateEnd,
                                     &kLoopDelay,
                                     &kLeaderTerm,
                                     &kRecovery,
@@ -502,6 +516,14 @@ void Metrics::StateDisk(int64_t state_bytes, int64_t free_bytes, int64_t total_b
   registry_.GetGauge(kStateBytes).Set(static_cast<double>(state_bytes));
   registry_.GetGauge(kStateDiskFree).Set(static_cast<double>(free_bytes));
   registry_.GetGauge(kStateDisk).Set(static_cast<double>(total_bytes));
+}
+
+void Metrics::CertificateFile(const std::string& flag, absl::Time not_before,
+                              absl::Time not_after) {
+  registry_.GetGauge(kCertificateBegin, {flag})
+      .Set(absl::ToDoubleSeconds(not_before - absl::UnixEpoch()));
+  registry_.GetGauge(kCertificateEnd, {flag})
+      .Set(absl::ToDoubleSeconds(not_after - absl::UnixEpoch()));
 }
 
 void Metrics::LoopDelay(absl::Duration delay) {

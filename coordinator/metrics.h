@@ -55,6 +55,8 @@ class Metrics {
   // Empty `queue`: of devices that no attempt holds.
   void DeviceSeconds(v1::UsageClass usage_class, const std::string& queue, double seconds);
   void StateDisk(int64_t state_bytes, int64_t free_bytes, int64_t total_bytes);
+  // What the file of a flag holds: both the Unix epoch where it cannot be read.
+  void CertificateFile(const std::string& flag, absl::Time not_before, absl::Time not_after);
   void LoopDelay(absl::Duration delay);
   void Version(const std::string& version);
   void RpcTook(absl::string_view method, absl::Duration took);

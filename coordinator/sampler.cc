@@ -60,13 +60,17 @@ void DeviceTimeCounter::Forget(const std::function<void(const std::string&)>& la
   }
 }
 
-Sampler::Sampler(const Parts& parts, std::string data_dir)
+Sampler::Sampler(const Parts& parts, std::string data_dir, security::TlsFiles tls,
+                 std::string revocations)
     : parts_(parts),
       data_dir_(std::move(data_dir)),
+      tls_(std::move(tls)),
+      revocations_(std::move(revocations)),
       wall_ahead_(parts.clock.Now() - (absl::UnixEpoch() + parts.clock.Monotonic())),
       loop_(parts.clock) {
   loop_.Post([this] { SampleJobs(); });
   if (!data_dir_.empty()) loop_.Post([this] { SampleDisk(); });
+  if (tls_.any()) loop_.Post([this] { SampleCertificates(); });
 }
 
 void Sampler::SampleJobs() {
@@ -131,6 +135,13 @@ void Sampler::SampleDisk() {
                              static_cast<int64_t>(disk.capacity));
   }
   loop_.PostAfter(kDiskSampleInterval, [this] { SampleDisk(); });
+}
+
+void Sampler::SampleCertificates() {
+  for (const auto& [flag, validity] : security::ReadValidities(tls_, revocations_)) {
+    parts_.metrics.CertificateFile(flag, validity.not_before, validity.not_after);
+  }
+  loop_.PostAfter(kDiskSampleInterval, [this] { SampleCertificates(); });
 }
 
 }  // namespace muster::coordinator

@@ -1,5 +1,5 @@
 // Measures once a second what no single event tells: what the queue wants and for how long it has
-// waited, how the time of devices grows, and how full the disk is.
+// waited, how the time of devices grows, how full the disk is, and when certificates end.
 #ifndef MUSTER_COORDINATOR_SAMPLER_H_
 #define MUSTER_COORDINATOR_SAMPLER_H_
 
@@ -15,6 +15,7 @@
 #include "coordinator/core/job_view.h"
 #include "coordinator/metrics.h"
 #include "coordinator/published_state.h"
+#include "security/tls_files.h"
 
 namespace muster::coordinator {
 
@@ -47,17 +48,22 @@ class Sampler {
     const PublishedState& published;
     Metrics& metrics;
   };
-  // `data_dir`: where the durable state is; empty = the disk is not measured.
-  Sampler(const Parts& parts, std::string data_dir);
+  // `data_dir`: where the durable state is; empty = the disk is not measured. `tls`, `revocations`:
+  // files whose ends are told; empty ones have none.
+  Sampler(const Parts& parts, std::string data_dir, security::TlsFiles tls = {},
+          std::string revocations = "");
   ~Sampler() { loop_.Stop(); }
 
  private:
   void SampleJobs();
   void CountDeviceTime(const std::vector<JobView>& jobs, absl::Time now);
   void SampleDisk();
+  void SampleCertificates();
 
   const Parts parts_;
   const std::string data_dir_;
+  const security::TlsFiles tls_;
+  const std::string revocations_;
   DeviceTimeCounter device_time_;
   bool first_sample_ = true;
   // The time of usage follows the wall clock at the start and then never jumps, as the shell's.

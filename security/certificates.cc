@@ -1,5 +1,6 @@
 #include "security/certificates.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -134,6 +135,26 @@ absl::StatusOr<Certificate> ReadCertificate(const std::string& pem) {
   GENERAL_NAMES_free(alternatives);
   ERR_clear_error();
   return out;
+}
+
+absl::StatusOr<Validity> ReadValidity(const std::string& pem) {
+  Validity all = {absl::InfinitePast(), absl::InfiniteFuture()};
+  const auto narrow = [&all](const ASN1_TIME* begin, const ASN1_TIME* end) {
+    all.not_before = std::max(all.not_before, TimeOf(begin));
+    if (end != nullptr) all.not_after = std::min(all.not_after, TimeOf(end));
+  };
+  for (const X509Ptr& certificate : ReadAll(pem)) {
+    narrow(X509_get0_notBefore(certificate.get()), X509_get0_notAfter(certificate.get()));
+  }
+  const BioPtr reader = Reader(pem);
+  while (const CrlPtr list{PEM_read_bio_X509_CRL(reader.get(), nullptr, NoPassphrase, nullptr)}) {
+    narrow(X509_CRL_get0_lastUpdate(list.get()), X509_CRL_get0_nextUpdate(list.get()));
+  }
+  ERR_clear_error();  // the end is an error, too
+  if (all.not_after == absl::InfiniteFuture()) {
+    return absl::InvalidArgumentError("no certificate or revocation list that ends");
+  }
+  return all;
 }
 
 absl::Status CheckKeyPair(const std::string& certificate_pem, const std::string& key_pem) {

@@ -24,6 +24,12 @@ struct Certificate {
 };
 // Of the first certificate in PEM text. kInvalidArgument: there is none that can be read.
 absl::StatusOr<Certificate> ReadCertificate(const std::string& pem);
+// When the first of several certificates, or revocation lists, ends and the last one begins.
+struct Validity {
+  absl::Time not_before, not_after;
+};
+// Of all certificates and revocation lists in PEM text. kInvalidArgument: there is none.
+absl::StatusOr<Validity> ReadValidity(const std::string& pem);
 // kInvalidArgument when the private key is not that of the certificate, or either cannot be read;
 // says which.
 absl::Status CheckKeyPair(const std::string& certificate_pem, const std::string& key_pem);

@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
-#include "security/certificates.h"
 
 namespace muster::security {
 namespace {
@@ -64,6 +63,21 @@ absl::Status CheckClientFiles(const TlsFiles& files, absl::Time now) {
   }
   if (!files.certificate.empty()) RETURN_IF_ERROR(CheckPair(files, now));
   return CheckAuthorities(files);
+}
+
+std::map<std::string, Validity> ReadValidities(const TlsFiles& files,
+                                               const std::string& revocations) {
+  std::map<std::string, Validity> out;
+  const auto add = [&out](const char* flag, const std::string& path) {
+    if (path.empty()) return;
+    const absl::StatusOr<std::string> text = PosixFileSystem()->Read(path);
+    out[flag] = (text.ok() ? ReadValidity(*text) : text.status())
+                    .value_or(Validity{absl::UnixEpoch(), absl::UnixEpoch()});
+  };
+  add("tls-cert", files.certificate);
+  add("tls-ca", files.authorities);
+  add("tls-crl", revocations);
+  return out;
 }
 
 }  // namespace muster::security

@@ -3,10 +3,12 @@
 #ifndef MUSTER_SECURITY_TLS_FILES_H_
 #define MUSTER_SECURITY_TLS_FILES_H_
 
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "security/certificates.h"
 
 namespace muster::security {
 
@@ -23,6 +25,11 @@ struct TlsFiles {
 // three.
 absl::Status CheckServerFiles(const TlsFiles& files, absl::Time now);
 absl::Status CheckClientFiles(const TlsFiles& files, absl::Time now);
+
+// When what these files hold begins and ends, by the flags that name them ("tls-cert", "tls-ca",
+// "tls-crl"), of those that are given. Both times are the Unix epoch where a file cannot be read.
+std::map<std::string, Validity> ReadValidities(const TlsFiles& files,
+                                               const std::string& revocations = "");
 
 }  // namespace muster::security
 

@@ -174,6 +174,26 @@ TEST_F(PkiTest, AuthoritiesAreReplacedWithoutAMomentOfDistrust) {
   for (const char* name : {"user-alice.crt", "user-bob.crt"}) EXPECT_OK(Verify(Read(name), kNow));
 }
 
+TEST_F(PkiTest, FilesTellWhenTheFirstOfThemEnds) {
+  ASSERT_OK(At(kNow).IssueWorker("w", 2 * kDay).status());
+  ASSERT_OK(At(kNow).IssueUser("u", {}, kDay).status());
+  const auto both = ReadValidity(Read("worker-w.crt") + Read("user-u.crt"));
+  ASSERT_OK(both.status());
+  EXPECT_EQ(both->not_after, kNow + kDay);
+  EXPECT_LE(both->not_before, kNow);
+  EXPECT_GT(both->not_before, kNow - kDay);
+  EXPECT_EQ(ReadValidity("none").status().code(), absl::StatusCode::kInvalidArgument);
+
+  const std::string absent = directory_ / "absent";
+  const auto files = ReadValidities({Path() + "/worker-w.crt", Path() + "/worker-w.key", absent},
+                                    Path() + "/ca.crl");
+  ASSERT_EQ(files.size(), 3u);
+  EXPECT_EQ(files.at("tls-cert").not_after, kNow + 2 * kDay);
+  EXPECT_EQ(files.at("tls-ca").not_after, absl::UnixEpoch());
+  EXPECT_GT(files.at("tls-crl").not_after, kNow);
+  EXPECT_EQ(ReadValidities({"", "", Path() + "/ca.crt"}).size(), 1u);
+}
+
 TEST_F(PkiTest, LifetimesEndBeforeTheAuthority) {
   EXPECT_THAT(At(kNow).IssueUser("a", {}, 3651 * kDay),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("end of the authority")));

@@ -99,6 +99,7 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
     outputs_->Add(std::move(recovered));
     UpdateGauges();
     MeasureDisk();
+    MeasureCertificates();
     TellProbes();
     host_->Prune(core_->HeldDirectories());
   });
@@ -413,6 +414,16 @@ void Daemon::MeasureDisk() {
     metrics_.GetGauge(kStateDisk).Set(static_cast<double>(disk.capacity));
   }
   loop_->PostAfter(kMeasureDiskEvery, [this] { MeasureDisk(); });
+}
+
+void Daemon::MeasureCertificates() {
+  for (const auto& [flag, validity] : security::ReadValidities(options_.tls)) {
+    metrics_.GetGauge(kCertificateBegin, {flag})
+        .Set(absl::ToDoubleSeconds(validity.not_before - absl::UnixEpoch()));
+    metrics_.GetGauge(kCertificateEnd, {flag})
+        .Set(absl::ToDoubleSeconds(validity.not_after - absl::UnixEpoch()));
+  }
+  loop_->PostAfter(kMeasureDiskEvery, [this] { MeasureCertificates(); });
 }
 
 }  // namespace muster::worker

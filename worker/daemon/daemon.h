@@ -89,6 +89,7 @@ class Daemon {
   // Every second.
   void TellProbes();
   void MeasureDisk();
+  void MeasureCertificates();
 
   const DaemonOptions options_;
   const Clock& clock_;

@@ -78,6 +78,20 @@ inline const metrics::Family kStateDisk = {metrics::Kind::kGauge,
                                            "muster_worker_state_disk_bytes",
                                            "Size of the file system of --state-dir in bytes.",
                                            {}};
+inline const metrics::Family kCertificateBegin = {
+    metrics::Kind::kGauge,
+    "muster_worker_certificate_not_before_timestamp_seconds",
+    "When the newest certificate in the file of a flag (tls-cert, tls-ca) begins; 0 while it "
+    "cannot "
+    "be read.",
+    {"file"}};
+inline const metrics::Family kCertificateEnd = {
+    metrics::Kind::kGauge,
+    "muster_worker_certificate_not_after_timestamp_seconds",
+    "When the first certificate in the file of a flag (tls-cert, tls-ca) ends; 0 while it cannot "
+    "be "
+    "read.",
+    {"file"}};
 inline const metrics::Family kBuildInfo = {
     metrics::Kind::kGauge, "muster_worker_build_info", "1, with the version.", {"version"}};
 inline const metrics::Family kPersistSeconds = {
@@ -90,10 +104,12 @@ inline const metrics::Family kPersistSeconds = {
 // The catalogue behind --describe-metrics and docs/metrics.md.
 inline std::vector<const metrics::Family*> WorkerFamilies() {
   std::vector<const metrics::Family*> all = {
-      &kSlots,          &kSlotsUsed,     &kAttempts,       &kRanks,           &kRankStarts,
-      &kRankExits,      &kGpuErrors,     &kReattached,     &kRefusals,        &kSessionUp,
-      &kSessions,       &kDials,         &kCommitsPending, &kKeyValuePending, &kLogBytes,
-      &kPersistSeconds, &kStateDiskFree, &kStateDisk,      &kBuildInfo};
+      &kSlots,          &kSlotsUsed,       &kAttempts,         &kRanks,
+      &kRankStarts,     &kRankExits,       &kGpuErrors,        &kReattached,
+      &kRefusals,       &kSessionUp,       &kSessions,         &kDials,
+      &kCommitsPending, &kKeyValuePending, &kLogBytes,         &kPersistSeconds,
+      &kStateDiskFree,  &kStateDisk,       &kCertificateBegin, &kCertificateEnd,
+      &kBuildInfo};
   for (const metrics::Family* family : GpuFamilies()) all.push_back(family);
   return all;
 }
