@@ -1,13 +1,17 @@
 // The environment variables that Muster sets for a command and a spec's `env` may not: those of
-// torchrun, and its own. worker/command sets them.
+// torchrun, and its own. worker/command sets them. And what stands for a secret there.
 #ifndef MUSTER_PROTO_SPEC_COMMAND_VARIABLES_H_
 #define MUSTER_PROTO_SPEC_COMMAND_VARIABLES_H_
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace muster::spec {
 
@@ -38,6 +42,21 @@ inline bool IsReservedVariable(absl::string_view name) {
   return absl::StartsWith(name, kMusterVariablePrefix) ||
          std::find(kTorchrunVariables.begin(), kTorchrunVariables.end(), name) !=
              kTorchrunVariables.end();
+}
+
+// The name in "${secret:NAME}", for which the worker puts the value of its secret NAME; no value:
+// `value` is something else. A name has letters, digits, '-', '_' and '.', does not start with '.',
+// and is at most 253 bytes long.
+constexpr absl::string_view kSecretPrefix = "${secret:";
+inline std::optional<std::string> SecretIn(absl::string_view value) {
+  if (!absl::ConsumePrefix(&value, kSecretPrefix) || !absl::ConsumeSuffix(&value, "}")) {
+    return std::nullopt;
+  }
+  const bool plain = std::all_of(value.begin(), value.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+  });
+  if (!plain || value.empty() || value[0] == '.' || value.size() > 253) return std::nullopt;
+  return std::string(value);
 }
 
 }  // namespace muster::spec

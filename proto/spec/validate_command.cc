@@ -2,6 +2,7 @@
 #include <string>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/spec/checker.h"
 #include "proto/spec/command_variables.h"
@@ -64,6 +65,11 @@ void CheckVariables(const v1::JobSpec& spec, Checker& check) {
       check.Add(path, "Muster sets this variable itself (docs/commands.md)");
     } else if (HasNul(value)) {
       check.Add(path, Quoted(value), " contains a zero byte");
+    } else if (absl::StartsWith(value, kSecretPrefix) && !SecretIn(value).has_value()) {
+      check.Add(
+          path, Quoted(value),
+          " is not ${secret:NAME} with a name of letters, digits, '-', '_' and '.', as a file "
+          "in --secrets of the workers has (docs/commands.md)");
     } else if (name.size() + value.size() + 2 > kArgumentBytesMax) {
       check.Add(path, Quoted(value), " is longer than ", kArgumentBytesMax - name.size() - 2,
                 " bytes");

@@ -127,6 +127,15 @@ TEST(CommandEnvironment, EveryVariableOfTorchrun_IsSetAndCannotBeGiven) {
   }
 }
 
+TEST(CommandEnvironment, SecretsAreThoseThatTheDaemonGave) {
+  v1::RankAssignment assignment = Rank();
+  (*assignment.mutable_spec()->mutable_env())["TOKEN"] = "${secret:hf-token}";
+  (*assignment.mutable_spec()->mutable_env())["OTHER"] = "${secret:none}";
+  const auto all = AsMap(CommandEnvironment(assignment, kStart, {"TOKEN=value"}));
+  EXPECT_EQ(all.at("TOKEN"), "value");
+  EXPECT_FALSE(all.contains("OTHER"));
+}
+
 TEST(CommandEnvironment, EnvWinsOverTheDaemonsEnvironment_AndMusterOverBoth) {
   v1::RankAssignment assignment = Rank();
   (*assignment.mutable_spec()->mutable_env())["PATH"] = "/mine";

@@ -119,6 +119,7 @@ class ProcessTest : public ::testing::Test {
     options.rank_binary = "/nonexistent/muster-rank";
     options.worker = "w0";
     options.log = log_;
+    options.files = files_;
     options.command = [this](const v1::RankAssignment&) { return command_; };
     options.device_bytes = [this](const std::string& device) -> std::optional<int64_t> {
       if (device != "cuda:1") return std::nullopt;
@@ -167,6 +168,7 @@ class ProcessTest : public ::testing::Test {
   RealClock clock_;
   std::string directory_;
   LogLimits log_;
+  JobFilePolicy files_;
   std::atomic<int64_t> device_bytes_ = 1 << 30;
   absl::Duration device_patience_ = absl::Hours(1);
   std::vector<std::string> command_;
@@ -418,6 +420,46 @@ TEST_F(ProcessTest, WorkingDirectory_Missing_IsTheUsersError) {
   const AttemptPrepared prepared = events_.Next<AttemptPrepared>();
   EXPECT_EQ(prepared.cause, v1::CAUSE_USER_ERROR);
   EXPECT_THAT(prepared.status, StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nonexistent")));
+}
+
+TEST_F(ProcessTest, SecretsAreInTheEnvironmentOfTheRank_AndInNoFileOfTheDaemon) {
+  const std::string secrets = directory_ + "-secrets";
+  std::filesystem::create_directory(secrets);
+  ASSERT_OK(PosixFileSystem()->WriteAtomically(secrets + "/token", "v4lu3-0f-t0k3n"));
+  ASSERT_EQ(::chmod((secrets + "/token").c_str(), 0400), 0);
+  files_.secrets_directory = secrets;
+  NewHost();
+  Script("[ \"$TOKEN\" = v4lu3-0f-t0k3n ] && echo it is there");
+  v1::RankAssignment assignment = Assignment();
+  (*assignment.mutable_spec()->mutable_env())["TOKEN"] = "${secret:token}";
+  host_->Carry(PrepareAttempt{kRank.attempt, {assignment}});
+  EXPECT_OK(events_.Next<AttemptPrepared>().status);
+  host_->Carry(StartRank{kRank, assignment});
+  EXPECT_EQ(events_.NextExit().exit.code(), 0);
+  EXPECT_EQ(Log(), "it is there\n");
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+    if (!entry.is_regular_file()) continue;
+    const absl::StatusOr<std::string> text = PosixFileSystem()->Read(entry.path().string());
+    ASSERT_OK(text.status());
+    EXPECT_EQ(text->find("v4lu3"), std::string::npos) << entry.path();
+  }
+  std::filesystem::remove_all(secrets);
+  host_->Carry(PrepareAttempt{kRank.attempt, {assignment}});
+  const AttemptPrepared gone = events_.Next<AttemptPrepared>();
+  EXPECT_EQ(gone.cause, v1::CAUSE_USER_ERROR);
+  EXPECT_THAT(gone.status, StatusIs(absl::StatusCode::kNotFound, HasSubstr("worker w0")));
+}
+
+TEST_F(ProcessTest, WorkingDirectoryOutsideTheAllowedOnes_IsTheUsersError) {
+  files_.allowed_paths = {directory_};
+  NewHost();
+  v1::RankAssignment assignment = Assignment();
+  assignment.mutable_spec()->set_working_directory("/usr");
+  host_->Carry(PrepareAttempt{kRank.attempt, {assignment}});
+  const AttemptPrepared prepared = events_.Next<AttemptPrepared>();
+  EXPECT_EQ(prepared.cause, v1::CAUSE_USER_ERROR);
+  EXPECT_THAT(prepared.status,
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--allow-path")));
 }
 
 TEST_F(ProcessTest, Output_LongerThanTheFiles_KeepsTheNewestUnderTheirOffsets) {

@@ -112,7 +112,10 @@ std::vector<std::string> CommandEnvironment(const v1::RankAssignment& assignment
   // What a command prints is seen at once, and not when a buffer is full.
   variables.emplace("PYTHONUNBUFFERED", "1");
   variables.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-  for (const auto& [name, value] : assignment.spec().env()) variables[name] = value;
+  for (const auto& [name, value] : assignment.spec().env()) {
+    // The daemon has put the secret's value into this process's environment.
+    if (!spec::SecretIn(value).has_value()) variables[name] = value;
+  }
   for (auto& [name, value] : VariablesOf(assignment, start)) variables[name] = value;
   std::vector<std::string> environment;
   for (const auto& [name, value] : variables) {

@@ -29,7 +29,7 @@ constexpr char kCommandStartKey[] = "command/start";
 
 // "NAME=value" of every variable. `inherited` is the environment of the daemon's child; in order of
 // increasing weight: inherited, defaults such as PYTHONUNBUFFERED, the spec's env, what Muster
-// sets.
+// sets. A variable of env that refers to a secret is inherited.
 std::vector<std::string> CommandEnvironment(const v1::RankAssignment& assignment,
                                             const CommandStart& start,
                                             const std::vector<std::string>& inherited);

@@ -87,7 +87,8 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   outputs.failed = [this](const absl::Status& status) { OnWriteFailed(status); };
   outputs_ = std::make_unique<OutputQueue>(*loop_, std::move(outputs));
   ProcessHostOptions host = {state_->attempts(),    options_.shim_binary, options_.rank_binary,
-                             options_.rank_command, options_.log,         options_.name};
+                             options_.rank_command, options_.log,         options_.files,
+                             options_.name};
   if (gpu_memory_ != nullptr) {
     host.device_bytes = [this](const std::string& device) {
       return gpu_memory_->UsedBytes(device);

@@ -32,6 +32,12 @@ absl::Status CheckOptions(const DaemonOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("--host-id: '", options.host_id.substr(0, 80),
                                                    "' is not 1-64 characters of [A-Za-z0-9._-]"));
   }
+  for (const std::string& path : options.files.allowed_paths) {
+    if (path.empty() || path[0] != '/') {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--allow-path: '", path, "' is not an absolute path"));
+    }
+  }
   // A flag that names nothing of this machine is a mistake. Without one the route to the
   // coordinator decides, which need not be there yet.
   if (!options.address.address.empty() || !options.address.interface.empty()) {

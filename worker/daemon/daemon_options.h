@@ -14,6 +14,7 @@
 #include "proto/spec/topology_file.h"
 #include "security/tls_files.h"
 #include "worker/daemon/gpus.h"
+#include "worker/daemon/job_files.h"
 #include "worker/daemon/log_files.h"
 #include "worker/daemon/network.h"
 
@@ -42,6 +43,7 @@ struct DaemonOptions {
   // ProcessHostOptions::command.
   std::function<std::vector<std::string>(const v1::RankAssignment&)> rank_command;
   LogLimits log;
+  JobFilePolicy files;
   absl::Duration stop_grace = absl::Seconds(10);
   // Called once, on the daemon's loop, for a failure that the daemon cannot go on from.
   std::function<void(absl::Status)> on_fatal;

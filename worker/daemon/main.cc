@@ -106,6 +106,18 @@ void Declare(CLI::App& app, Flags& flags) {
                  "YAML file with labels and with the links of this machine's devices, where the "
                  "driver does not tell them (docs/topology.md)")
       ->type_name("FILE");
+  app.add_option("--secrets", flags.daemon.files.secrets_directory,
+                 "Directory with a file for each secret that jobs may refer to as ${secret:NAME}, "
+                 "of mode 0400; in folders named after queues for their jobs alone "
+                 "(docs/security.md)")
+      ->type_name("DIR");
+  app.add_option("--allow-path", flags.daemon.files.allowed_paths,
+                 "Directory in which a job's working_directory and checkpoint.path may lie, links "
+                 "followed; may be repeated [default: anywhere]")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false)
+      ->type_name("DIR");
   app.add_option("--metrics", flags.metrics,
                  "HOST:PORT for HTTP: Prometheus metrics at /metrics, and /livez, /readyz, "
                  "/startupz; port 0 = the system picks")

@@ -153,6 +153,11 @@ void Host::Prepare(const PrepareAttempt& action) {
       answer.cause = v1::CAUSE_USER_ERROR;
       break;
     }
+    if (const absl::Status files = CheckJobFiles(options_.files, rank.spec()); !files.ok()) {
+      answer.status = Annotate(files, absl::StrCat("worker ", options_.worker));
+      answer.cause = v1::CAUSE_USER_ERROR;
+      break;
+    }
     if (!options_.command && !RunsCommand(rank) &&
         ::access(options_.rank_binary.c_str(), X_OK) != 0) {
       answer.status = absl::NotFoundError(absl::StrCat(
@@ -195,7 +200,12 @@ absl::Status Host::Launch(const StartRank& action) {
   ShimOptions shim;
   shim.run_directory = run_directory;
   shim.working_directory = action.assignment.spec().working_directory();
-  if (shim.working_directory.empty()) shim.working_directory = run_directory;
+  if (shim.working_directory.empty()) {
+    shim.working_directory = run_directory;
+  } else {
+    // Where its links led when it was allowed.
+    ASSIGN_OR_RETURN(shim.working_directory, AllowedPath(options_.files, shim.working_directory));
+  }
   shim.log = options_.log;
   if (options_.command) {
     shim.command = options_.command(action.assignment);
@@ -204,6 +214,7 @@ absl::Status Host::Launch(const StartRank& action) {
   } else {
     shim.command = {options_.rank_binary, "--assignment", assignment_path};
   }
+  ASSIGN_OR_RETURN(const auto secrets, ReadSecrets(options_.files, action.assignment.spec()));
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::UnavailableError(absl::StrCat("socketpair: ", std::strerror(errno)));
@@ -213,7 +224,7 @@ absl::Status Host::Launch(const StartRank& action) {
   process.handshake.Reset(sockets[0]);
   const UniqueFd theirs(sockets[1]);
   ASSIGN_OR_RETURN(const pid_t pid,
-                   SpawnShim(options_.shim_binary, shim, theirs.get(), action.assignment));
+                   SpawnShim(options_.shim_binary, shim, theirs.get(), action.assignment, secrets));
   WatchShim(pid);
   process.watch =
       thread_.Watch(process.handshake.get(), [this, key = action.rank] { ReadHandshake(key); });

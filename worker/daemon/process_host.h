@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/daemon/core/events.h"
+#include "worker/daemon/job_files.h"
 #include "worker/daemon/log_files.h"
 
 namespace muster::worker {
@@ -28,6 +29,7 @@ struct ProcessHostOptions {
   // with a command {shim_binary, "command", RUN_DIR/assignment.pb}.
   std::function<std::vector<std::string>(const v1::RankAssignment&)> command;
   LogLimits log;
+  JobFilePolicy files;
   std::string worker;  // for messages
   // The bytes in use of a device ("cuda:0"), by whomever; no value where that is not known. Called
   // on the host's thread.

@@ -17,9 +17,10 @@ namespace muster::worker {
 namespace {
 
 // Libraries size their thread pools from these; without them each rank would take every core.
-std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment) {
+std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment,
+                                         const std::map<std::string, std::string>& secrets) {
   const std::string threads = absl::StrCat(assignment.threads());
-  const std::map<std::string, std::string> ours = {
+  std::map<std::string, std::string> ours = {
       {"OMP_NUM_THREADS", threads},
       {"OPENBLAS_NUM_THREADS", threads},
       {"MKL_NUM_THREADS", threads},
@@ -29,6 +30,7 @@ std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment) {
       {"MUSTER_EPOCH", absl::StrCat(assignment.epoch())},
       {"MUSTER_RANK", absl::StrCat(assignment.rank())},
   };
+  for (const auto& [name, value] : secrets) ours[name] = value;
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry);
@@ -48,8 +50,9 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
 }  // namespace
 
 absl::StatusOr<pid_t> SpawnShim(const std::string& binary, const ShimOptions& shim, int socket,
-                                const v1::RankAssignment& assignment) {
-  const std::vector<std::string> environment = RankEnvironment(assignment);
+                                const v1::RankAssignment& assignment,
+                                const std::map<std::string, std::string>& secrets) {
+  const std::vector<std::string> environment = RankEnvironment(assignment, secrets);
   std::vector<std::string> arguments = ShimArguments(shim);
   arguments.insert(arguments.begin(), binary);
   posix_spawn_file_actions_t files;

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <map>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -14,11 +15,13 @@ namespace muster::worker {
 
 // Runs `binary shim ...` in a session of its own. It inherits `socket` as kShimSocket and no other
 // descriptor, no signal handler or mask, and this process's environment with what the rank of
-// `assignment` needs: its thread count, the order of devices, and its job, epoch and rank. stdout
+// `assignment` needs: its thread count, the order of devices, its job, epoch and rank, and
+// `secrets`, variables with their values. stdout
 // and stderr go to shim.log in the run directory. Returns the process id, which the caller has to
 // reap. kUnavailable names the program.
 absl::StatusOr<pid_t> SpawnShim(const std::string& binary, const ShimOptions& shim, int socket,
-                                const v1::RankAssignment& assignment);
+                                const v1::RankAssignment& assignment,
+                                const std::map<std::string, std::string>& secrets);
 
 }  // namespace muster::worker
 
